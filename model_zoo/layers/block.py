@@ -73,8 +73,11 @@ class Block(_TwoParts):
         attended = self.attention(x if self.attn_norm is None else self.attn_norm(x), step)
         if self.post_attention_norm is not None:
             attended = self.post_attention_norm(attended)
-        x = add_(attended, step.kept(x), scale=self.residual_scale)
-        added = self.feed_forward(x if self.ffn_norm is None else self.ffn_norm(x))
+        if self.ffn_norm is None:
+            seen = add_(attended, step.kept(x), scale=self.residual_scale)
+        else:
+            seen = self.ffn_norm.of_sum(attended, step.kept(x), scale=self.residual_scale)
+        x, added = attended, self.feed_forward(seen)
         if self.post_ffw_norm is not None:
             added = self.post_ffw_norm(added)
         return add_(added, x, scale=self.residual_scale)
@@ -106,8 +109,8 @@ class PostNormBlock(_TwoParts):
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """x [tokens, hidden] -> the same, or [outputs, hidden] of `step.rows` alone."""
-        x = self.attn_output_norm(add_(self.attention(x, step), step.kept(x)))
-        return self.layer_output_norm(add_(self.feed_forward(x), x))
+        x = self.attn_output_norm.of_sum(self.attention(x, step), step.kept(x))
+        return self.layer_output_norm.of_sum(self.feed_forward(x), x)
 
 
 @dataclass(frozen=True, slots=True)

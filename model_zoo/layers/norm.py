@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from runtime.kernels.pointwise import layer_norm, rms_norm
+from runtime.kernels.pointwise import add_norm_, layer_norm, rms_norm
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -16,6 +16,10 @@ class RMSNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
+
+    def of_sum(self, x: Tensor, y: Tensor, *, scale: float = 1.0) -> Tensor:
+        """The norm of x * scale + y [tokens, size], which replaces x."""
+        return add_norm_(x, y, self.weight, None, self.eps, scale=scale)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,3 +42,7 @@ class LayerNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         return layer_norm(x, self.weight, self.bias, self.eps)
+
+    def of_sum(self, x: Tensor, y: Tensor, *, scale: float = 1.0) -> Tensor:
+        """As of `RMSNorm`."""
+        return add_norm_(x, y, self.weight, self.bias, self.eps, scale=scale)

@@ -169,6 +169,26 @@ def add_(x: Tensor, y: Tensor, *, scale: float = 1.0) -> Tensor:
     return x
 
 
+def add_norm_(
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    scale: float = 1.0,
+) -> Tensor:
+    """`add_` of x and y, like x [rows, n], then the `rms_norm` of x, or its `layer_norm` if there
+    is a bias: one launch on CUDA devices."""
+    if has_kernels(x.device) and x.dim() == 2 and x.stride(1) == y.stride(1) == 1:
+        return _triton().add_norm_(x, y, weight, bias, eps, scale=scale)
+    add_(x, y, scale=scale)
+    if bias is None:
+        return rms_norm(x, weight, eps)
+    assert weight is not None
+    return layer_norm(x, weight, bias, eps)
+
+
 def scale_(x: Tensor, scale: float | Tensor) -> Tensor:
     """x [tokens, n] * scale in place; on devices, scale may be a tensor, float32 []."""
     fits = x.is_contiguous() and x.dtype == torch.float32 and isinstance(scale, float)

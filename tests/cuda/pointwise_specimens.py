@@ -13,7 +13,13 @@ from runtime.kernels.triton.delta import (
     convolution_kernel,
     delta_kernel,
 )
-from runtime.kernels.triton.pointwise import ELEMENTS, gate_kernel, norm_kernel, rope_kernel
+from runtime.kernels.triton.pointwise import (
+    ELEMENTS,
+    add_norm_kernel,
+    gate_kernel,
+    norm_kernel,
+    rope_kernel,
+)
 from runtime.kv.cache_types import CacheType
 from tests.cuda.compiled import Specimen
 
@@ -35,6 +41,16 @@ def norm(*, layer: bool) -> Specimen:
         },
         {"PARTS": 1, "N": HIDDEN, "PADDED": HIDDEN, "LAYER": layer, "WEIGHTED": True},
         STRIDES, warps=8,
+    )  # fmt: skip
+
+
+def add_norm(*, layer: bool) -> Specimen:
+    pointers = dict.fromkeys(("x", "y", "result"), "*bf16") | {"weight": "*fp32", "bias": "*fp32"}
+    return Specimen(
+        add_norm_kernel,
+        pointers | {"x_stride": "i32", "y_stride": "i32", "scale": "fp32", "eps": "fp32"},
+        {"N": HIDDEN, "PADDED": HIDDEN, "LAYER": layer, "WEIGHTED": True},
+        ("x_stride", "y_stride"), warps=8,
     )  # fmt: skip
 
 
@@ -130,6 +146,8 @@ def convolution() -> Specimen:
 SPECIMENS = {
     "rms norm": norm(layer=False),
     "layer norm": norm(layer=True),
+    "rms norm of a sum": add_norm(layer=False),
+    "layer norm of a sum": add_norm(layer=True),
     "silu gate": gate(0),
     "gelu erf gate": gate(2),
     "softcap": gate(5),

@@ -56,6 +56,25 @@ def test_norms(x: Tensor, dtype: torch.dtype, launches: list[str]) -> None:
     assert launches == ["norm_kernel"] * 3
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.22])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("make", [noise, parts])
+def test_norms_of_sums(make, dtype: torch.dtype, scale: float, launches: list[str]) -> None:
+    x, y, weight, bias = make(3, 100).to(dtype), make(3, 100).to(dtype), noise(100), noise(100)
+    added = pointwise.add_twin_(x.clone(), y, scale=scale)
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-3, "atol": 1e-3}
+    for factors, expected in (
+        ((weight, None), pointwise.rms_norm_twin(added, weight, 1e-5)),
+        ((None, None), pointwise.rms_norm_twin(added, None, 1e-5)),
+        ((weight, bias), pointwise.layer_norm_twin(added, weight, bias, 1e-5)),
+    ):
+        total = torch.empty_strided(x.shape, x.stride(), dtype=dtype).copy_(x)
+        got = pointwise.add_norm_(total, y, *factors, 1e-5, scale=scale)
+        assert torch.equal(total, added)
+        torch.testing.assert_close(got, expected, **close)
+    assert launches == ["add_norm_kernel"] * 3
+
+
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_erf", "gelu_quick", "sigmoid"])
 @pytest.mark.parametrize("make", [noise, parts])
 def test_gates(name: str, make, launches: list[str]) -> None:

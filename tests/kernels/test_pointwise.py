@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from runtime.kernels import pointwise
 from runtime.kernels.pointwise import (
     add_,
+    add_norm_,
     add_twin_,
     contiguous,
     joined,
@@ -194,6 +195,20 @@ def test_sums_are_those_of_torch_to_the_bit(scale: float, shape: tuple[int, ...]
     assert add_(x, y, scale=scale) is x
     assert torch.equal(x, expected)
     assert torch.equal(scale_(x, scale), expected.mul_(scale))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_norm_of_a_sum_has_the_bits_of_both_steps(dtype: torch.dtype) -> None:
+    x, y = torch.randn(3, 70).to(dtype), torch.randn(3, 70).to(dtype)
+    weight, bias, added = torch.randn(70), torch.randn(70), add_(x.clone(), y, scale=0.22)
+    for factors, expected in (
+        ((weight, None), rms_norm(added, weight, 1e-5)),
+        ((None, None), rms_norm(added, None, 1e-5)),
+        ((weight, bias), layer_norm(added, weight, bias, 1e-5)),
+    ):
+        total = x.clone()
+        assert torch.equal(add_norm_(total, y, *factors, 1e-5, scale=0.22), expected)
+        assert torch.equal(total, added)
 
 
 @DTYPES

@@ -17,12 +17,39 @@ def norm_kernel(
     PARTS: tl.constexpr, N: tl.constexpr, PADDED: tl.constexpr, LAYER: tl.constexpr,
     WEIGHTED: tl.constexpr,
 ):  # fmt: skip
-    """One norm: RMS or, with LAYER, of the differences from the mean and with a bias."""
+    """One norm."""
     number = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, PADDED)
     exists = index < N
     at = number // PARTS * row_stride + number % PARTS * part_stride
     value = tl.load(x + at + index, mask=exists, other=0.0).to(tl.float32)
+    value = _normed(value, weight, bias, index, eps, N, LAYER, WEIGHTED)
+    tl.store(result + number * N + index, value.to(result.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def add_norm_kernel(
+    x, y, weight, bias, result, x_stride, y_stride, scale, eps,
+    N: tl.constexpr, PADDED: tl.constexpr, LAYER: tl.constexpr, WEIGHTED: tl.constexpr,
+):  # fmt: skip
+    """x = x * scale + y of one row, rounded after each step as by torch, and its norm."""
+    row, index = tl.program_id(0).to(tl.int64), tl.arange(0, PADDED)
+    exists, at = index < N, x + row * x_stride + index
+    scaled = (tl.load(at, mask=exists, other=0.0).to(tl.float32) * scale).to(x.dtype.element_ty)
+    other = tl.load(y + row * y_stride + index, mask=exists, other=0.0).to(tl.float32)
+    sum = (scaled.to(tl.float32) + other).to(x.dtype.element_ty)
+    tl.store(at, sum, mask=exists)
+    value = _normed(sum.to(tl.float32), weight, bias, index, eps, N, LAYER, WEIGHTED)
+    tl.store(result + row * N + index, value.to(result.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def _normed(
+    value, weight, bias, index, eps, N: tl.constexpr, LAYER: tl.constexpr, WEIGHTED: tl.constexpr
+):  # fmt: skip
+    """float32 [padded], zeros from N on: RMS or, with LAYER, of the differences from the mean and
+    with a bias."""
+    exists = index < N
     if LAYER:
         value = tl.where(exists, value - tl.sum(value, 0) / N, 0.0)
     value = value * tl.math.rsqrt(tl.sum(value * value, 0) / N + eps)
@@ -30,7 +57,7 @@ def norm_kernel(
         value *= tl.load(weight + index, mask=exists, other=0.0).to(tl.float32)
     if LAYER:
         value += tl.load(bias + index, mask=exists, other=0.0).to(tl.float32)
-    tl.store(result + number * N + index, value.to(result.dtype.element_ty), mask=exists)
+    return value
 
 
 @triton.jit
@@ -97,7 +124,22 @@ def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> T
     launch(
         norm_kernel, (x.numel() // n,), rows, weight, bias, result, *strides, eps,
         PARTS=x.shape[1] if x.dim() == 3 else 1, N=n, PADDED=padded, LAYER=bias is not None,
-        WEIGHTED=weight is not None, num_warps=min(32, max(1, padded // 512)), device=x.device,
+        WEIGHTED=weight is not None, num_warps=_norm_warps(padded), device=x.device,
+    )  # fmt: skip
+    return result
+
+
+def add_norm_(
+    x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *, scale: float
+) -> Tensor:
+    """x [rows, n] = x * scale + y in place, adjacent elements in rows of both; its `norm`."""
+    rows, n = x.shape
+    result = x.new_empty(x.shape)
+    padded = triton.next_power_of_2(n)
+    launch(
+        add_norm_kernel, (rows,), x, y, weight, bias, result, x.stride(0), y.stride(0), scale, eps,
+        N=n, PADDED=padded, LAYER=bias is not None, WEIGHTED=weight is not None,
+        num_warps=_norm_warps(padded), enable_fp_fusion=False, device=x.device,
     )  # fmt: skip
     return result
 
@@ -135,6 +177,10 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
 def _has_regular_rows(x: Tensor) -> bool:
     """Whether two strides or fewer say where the rows are."""
     return x.is_contiguous() or (x.dim() in (2, 3) and x.stride(-1) == 1)
+
+
+def _norm_warps(padded: int) -> int:
+    return min(32, max(1, padded // 512))
 
 
 def _matrix(x: Tensor) -> Tensor:
