@@ -55,9 +55,7 @@ def expert_vectors(
     return result.view(*chosen.shape, outs)
 
 
-def _rounded(
-    x: Tensor, compute: Compute, factors: Tensor | None = None, share: int = 1
-) -> Rounded:
+def _rounded(x: Tensor, compute: Compute, factors: Tensor | None = None, share: int = 1) -> Rounded:
     x = x if x.stride(-1) == 1 else x.contiguous()
     return rounded(x, 1 if compute is Compute.FAST else 2, factors, share)
 
