@@ -1,0 +1,58 @@
+"""`python -m tools.gpu_check SECTION... --json OUT`: checks and measures what computes on a GPU.
+
+From the tree, on a machine with a CUDA device, torch, triton, numpy, pillow, pytest and
+transformers; `--wheels` has gguf and what else is missing (llguidance, sentencepiece). A call takes
+at most ten minutes. `--dry-run` computes tiny sizes on a CPU and gives no figures.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from tools.gpu_check.sections import SECTIONS, TOTAL_S, run_sections
+from tools.gpu_check.summary import summary
+from tools.gpu_check.wheels import BESIDE, unpack
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.gpu_check", description=__doc__)
+    parser.add_argument("sections", nargs="+", choices=list(SECTIONS), metavar="SECTION")
+    parser.add_argument("--json", type=Path, required=True, help="the file for everything")
+    parser.add_argument("--wheels", type=Path, help=f"a folder of wheels (default: {BESIDE.name})")
+    parser.add_argument("--seconds", type=float, default=TOTAL_S, help="for all sections together")
+    parser.add_argument("--dry-run", action="store_true")
+    chosen = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="gpu-check-wheels-") as place:
+        folder = chosen.wheels or (BESIDE if BESIDE.is_dir() else None)
+        paths = [] if folder is None else unpack(folder, Path(place))
+        found = run_sections(
+            chosen.sections, dry=chosen.dry_run, paths=paths, total_s=chosen.seconds
+        )
+    machine = _machine()
+    everything = {"machine": machine, "dry_run": chosen.dry_run, "sections": found}
+    chosen.json.write_text(json.dumps(everything, indent=1))
+    print(summary(found, machine, str(chosen.json)))
+    return 0 if all(result["state"] == "passed" for result in found.values()) else 1
+
+
+def _machine() -> str:
+    """Versions and time; devices are with the checks and figures."""
+    versions = ", ".join(f"{name} {_version(name)}" for name in ("torch", "triton", "transformers"))
+    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    return f"Python {platform.python_version()}, {versions}, {now}"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "absent"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

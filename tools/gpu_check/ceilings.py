@@ -1,0 +1,52 @@
+"""What the device can do at most: bytes and operations a second; and how calls are timed."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from tools.gpu_check.report import Task
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """bytes_s: read and written by a copy; operations_s: of a bfloat16 product."""
+
+    bytes_s: float
+    operations_s: float
+
+
+def run(task: Task) -> None:
+    found = measure(task)
+    task.report.figure("copy, read and written", found.bytes_s / 1e12, "TB/s")
+    task.report.figure("bfloat16 product", found.operations_s / 1e12, "TFLOP/s")
+
+
+def measure(task: Task) -> Ceilings:
+    nbytes, side = (1 << 16, 32) if task.dry else (4 << 30, 8192)
+    source = torch.ones(nbytes, dtype=torch.uint8, device=task.device)
+    target = torch.empty_like(source)
+    copying = seconds(lambda: target.copy_(source), task.device)
+    task.report.check("a copy is exact", bool(torch.equal(source, target)))
+    one = torch.randn(side, side, device=task.device, dtype=torch.bfloat16)
+    multiplying = seconds(lambda: one @ one, task.device)
+    return Ceilings(2 * nbytes / copying, 2 * side**3 / multiplying)
+
+
+def seconds(call: Callable[[], object], device: torch.device, *, times: int = 20) -> float:
+    """The median of single calls. On CUDA between events on the stream."""
+    if device.type != "cuda":
+        began = time.perf_counter()
+        call()
+        return time.perf_counter() - began
+    for _ in range(3):
+        call()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(times + 1)]
+    events[0].record()
+    for event in events[1:]:
+        call()
+        event.record()
+    torch.cuda.synchronize()
+    return median(a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False)) / 1e3

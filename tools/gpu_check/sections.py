@@ -1,0 +1,112 @@
+"""The sections, and how each is run: in a process of its own, within a time limit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TOTAL_S = 570.0  # of a call
+_LEAST_S = 5.0  # a section with less is not started
+_OUTPUT_CHARACTERS = 3000
+
+
+@dataclass(frozen=True)
+class Section:
+    """module: has `run(task)`; limit_s: of the process, its imports included."""
+
+    module: str
+    limit_s: float
+
+
+SECTIONS: Mapping[str, Section] = {
+    "ceilings": Section("tools.gpu_check.ceilings", 90),
+    "build": Section("tools.gpu_check.build", 560),
+    "kernels": Section("tools.gpu_check.kernels", 560),
+    "models": Section("tools.gpu_check.models", 560),
+    "speed": Section("tools.gpu_check.speed", 560),
+    "experts": Section("tools.gpu_check.experts", 400),
+}
+
+
+def run_sections(
+    names: Sequence[str],
+    *,
+    sections: Mapping[str, Section] = SECTIONS,
+    dry: bool,
+    paths: Sequence[Path] = (),
+    total_s: float = TOTAL_S,
+) -> dict[str, dict[str, Any]]:
+    """By name: `state` ("passed" or why not), `seconds`, `rows` and the end of the output.
+
+    paths: added to PYTHONPATH.
+    """
+    ends, found = time.monotonic() + total_s, {}
+    for name in names:
+        limit_s = min(sections[name].limit_s, ends - time.monotonic())
+        if limit_s < min(_LEAST_S, sections[name].limit_s):
+            found[name] = _result("not started: no time left in this call", 0.0)
+        else:
+            found[name] = _run(sections[name].module, limit_s, dry=dry, paths=paths)
+    return found
+
+
+def _run(module: str, limit_s: float, *, dry: bool, paths: Sequence[Path]) -> dict[str, Any]:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as place:
+        rows, output = Path(place) / "rows.jsonl", Path(place) / "output"
+        rows.touch()
+        command = [sys.executable, "-m", "tools.gpu_check.child", module, place]
+        with output.open("wb") as log:
+            child = subprocess.Popen(
+                command + ["--dry-run"] * dry, cwd=ROOT, env=_environment(dry, paths), stdout=log,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+            state = _wait(child, limit_s)
+        lines = [json.loads(line) for line in rows.read_text().splitlines(keepends=True)
+                 if line.endswith("\n")]  # fmt: skip
+        tail = output.read_text(errors="replace")[-_OUTPUT_CHARACTERS:]
+    failures = sum(not row.get("passed", True) for row in lines)
+    if state == "passed" and failures:
+        state = f"{failures} checks failed"
+    return _result(state, time.monotonic() - began, lines, tail)
+
+
+def _wait(child: subprocess.Popen[bytes], limit_s: float) -> str:
+    """Ends the process group of the child in any case: it may have started others."""
+    try:
+        status = child.wait(limit_s)
+        return "passed" if status == 0 else f"ended with status {status}"
+    except subprocess.TimeoutExpired:
+        return f"exceeded its limit of {limit_s:.0f} s"
+    finally:
+        try:
+            os.killpg(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        child.wait()
+
+
+def _environment(dry: bool, paths: Sequence[Path]) -> dict[str, str]:
+    added = [os.fspath(path) for path in (ROOT, *paths)]
+    before = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*added, before] if before else added),
+        "TRITON_INTERPRET": "1" if dry else "0",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # what deterministic algorithms of torch ask for
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def _result(
+    state: str, seconds: float, rows: Sequence[Mapping[str, Any]] = (), output: str = ""
+) -> dict[str, Any]:
+    return {"state": state, "seconds": round(seconds, 1), "rows": list(rows), "output": output}

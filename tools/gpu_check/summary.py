@@ -1,0 +1,51 @@
+"""What is printed: states of sections, failed checks, figures."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MOST_CHARACTERS = 12_000
+_MOST_FAILURES = 12  # of a section
+_LINE = 300
+
+
+def summary(found: Mapping[str, Mapping[str, Any]], machine: str, path: str) -> str:
+    """At most MOST_CHARACTERS; states come first, so that only figures are cut off."""
+    kept, length = list[str](), 0
+    lines = [machine, *_states(found), *_failures(found), *_figures(found)]
+    for line in lines:
+        length += len(line[:_LINE]) + 1
+        if length > MOST_CHARACTERS - 100 - len(path):
+            kept.append(f"... {len(lines) - len(kept)} lines more")
+            break
+        kept.append(line[:_LINE])
+    return "\n".join([*kept, f"all of it: {path}"])
+
+
+def _states(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for name, result in found.items():
+        checks = [row for row in result["rows"] if row["kind"] == "check"]
+        passed = sum(row["passed"] for row in checks)
+        counted = f"{passed} of {len(checks)} checks passed, {result['seconds']} s"
+        yield f"{name}: {result['state']} ({counted})"
+
+
+def _failures(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for name, result in found.items():
+        failed = [row for row in result["rows"] if not row.get("passed", True)]
+        for row in failed[:_MOST_FAILURES]:
+            facts = {k: v for k, v in row.items() if k not in ("kind", "name", "passed", "device")}
+            yield f"  FAILED {name}: {row['name']}: {facts}"
+        if len(failed) > _MOST_FAILURES:
+            yield f"  FAILED {name}: {len(failed) - _MOST_FAILURES} checks more"
+        if result["state"].startswith(("ended", "exceeded")):
+            last = result["output"].strip().splitlines()[-1:]
+            yield f"  {name}: last line of its output: {''.join(last)}"
+
+
+def _figures(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Each with its device."""
+    for name, result in found.items():
+        for row in result["rows"]:
+            if row["kind"] == "figure":
+                value = "no figure" if row["value"] is None else f"{row['value']:g} {row['unit']}"
+                yield f"  {name}: {row['name']}: {value} (device {row['device']})"
