@@ -13,6 +13,7 @@ from runtime.vision.image_rows import AXES, axes_of
 from runtime.worker.model import AttentionPlan, Batch, DecoderModel, ImageWrite, RowSpan
 
 PAGE_TOKENS = 8
+CPU = torch.device("cpu")
 
 
 class PagedDecoder:
@@ -25,8 +26,9 @@ class PagedDecoder:
         slots: int = 2,
         pages_per_sequence: int = 16,
         type: CacheType = CacheType.FLOAT32,
+        device: torch.device = CPU,
     ) -> None:
-        self._decoder = decoder
+        self._decoder, self._device = decoder, device
         self._layout = CacheLayout.of(decoder.cache_layers, page_tokens=PAGE_TOKENS)
         widths = self._layout.capacity_pages(pages_per_sequence * PAGE_TOKENS)
         self.cache = KVPool(
@@ -35,7 +37,7 @@ class PagedDecoder:
             slots=slots,
             pages_per_sequence=pages_per_sequence,
             type=type,
-            device=torch.device("cpu"),
+            device=device,
         )
         generator = torch.Generator().manual_seed(0)
         for table in self.cache.page_tables:
@@ -102,7 +104,7 @@ class PagedDecoder:
             image_rows,
             inserted,
             self._axes(spans) if self._decoder.position_axes == AXES else None,
-        )
+        ).to(self._device)
 
     def _plan(self, kind: CacheKind, table: Tensor, spans: Sequence[RowSpan]) -> AttentionPlan:
         begins: list[int] = []

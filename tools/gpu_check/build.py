@@ -8,6 +8,7 @@ from importlib import import_module
 
 import torch
 
+from runtime.kernels.triton.groups import FORMS
 from tests.cuda.compiled import Compiled, Specimen, compile_specimen
 from tools.gpu_check.report import Task
 
@@ -41,9 +42,7 @@ def specimens_of(module: str) -> Mapping[str, Specimen]:
     """Every kernel of a module of specimens, of products for all types of weights."""
     found = import_module(module)
     if module == _PRODUCTS:
-        from runtime.quant.block_types import PLANAR_TYPES
-
-        return found.specimens(PLANAR_TYPES)
+        return found.specimens(FORMS)
     if module == _ATTENTION:
         makers = {"decode": found.decode, "merge": found.merge, "prefill": found.prefill}
         return {

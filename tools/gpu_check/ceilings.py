@@ -1,5 +1,6 @@
 """What the device can do at most: bytes and operations a second; and how calls are timed."""
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,4 +50,4 @@ def seconds(call: Callable[[], object], device: torch.device, *, times: int = 20
         call()
         event.record()
     torch.cuda.synchronize()
-    return median(a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False)) / 1e3
+    return median(a.elapsed_time(b) for a, b in itertools.pairwise(events)) / 1e3

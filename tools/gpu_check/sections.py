@@ -1,5 +1,6 @@
 """The sections, and how each is run: in a process of its own, within a time limit."""
 
+import contextlib
 import json
 import os
 import signal
@@ -87,10 +88,8 @@ def _wait(child: subprocess.Popen[bytes], limit_s: float) -> str:
     except subprocess.TimeoutExpired:
         return f"exceeded its limit of {limit_s:.0f} s"
     finally:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         child.wait()
 
 

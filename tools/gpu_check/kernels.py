@@ -1,0 +1,168 @@
+"""Every kernel on the device: against float64, with poisoned results, alone and in batches."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from runtime.kernels import pointwise as twins
+from runtime.kernels.selection import highest_twin
+from runtime.kernels.triton import delta as delta_kernels
+from runtime.kernels.triton import pointwise
+from runtime.kernels.triton.attention import paged_attention
+from runtime.kernels.triton.selection import highest
+from runtime.kv.cache_types import CacheType
+from runtime.worker.model import LayerPages
+from tests.kernels import test_attention as scenes
+from tests.kernels import test_delta as delta
+from tools.gpu_check.products import check_experts, check_products
+from tools.gpu_check.report import Task
+
+# (batch, shape, window, options) of tests/kernels/test_attention.py
+SCENES = (
+    ("decoding", "three share, odd sizes", None, "plain"),
+    ("decoding", "four share", 20, "capped, sinks"),
+    ("decoding far away", "four share", None, "sinks"),
+    ("prefill", "four share", None, "sinks"),
+    ("prefill and decode", "all share, tiny", 33, "capped"),
+)
+HEADS = ((64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512), (576, 512))
+# Largest error, of numbers of about 1.
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+Pointwise = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+
+
+def run(task: Task) -> None:
+    with poisoned():
+        check_products(task)
+        check_experts(task)
+        _check_attention(task)
+        _check_pointwise(task)
+        _check_delta(task)
+        with task.report.guarding("highest"):
+            values = torch.randn(7, 128, generator=torch.Generator().manual_seed(0)).round(
+                decimals=1
+            )
+            got = highest(values.to(task.device), 8).cpu()
+            task.report.check("highest", torch.equal(got, highest_twin(values, 8)))
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """What kernels leave unwritten is NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        assert torch.ones(1).new_empty(3).isnan().all()
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def _check_attention(task: Task) -> None:
+    types = [CacheType.FLOAT32] if task.dry else list(CacheType)
+    for batch, shape, window, options in SCENES[: 1 if task.dry else None]:
+        for type in types:
+            _check_scene(task, batch, shape, window, options, type)
+    for dims in HEADS[: 1 if task.dry else None]:
+        with patch.dict(scenes.SHAPES, {f"dims {dims}": (4, 2, *dims, 16)}):
+            for batch in ("decoding",) if task.dry else ("decoding", "prefill"):
+                _check_scene(task, batch, f"dims {dims}", None, "plain", CacheType.FLOAT16)
+
+
+def _check_scene(
+    task: Task, batch: str, shape: str, window: int | None, options: str, type: CacheType
+) -> None:
+    name = f"attention, {batch}, {shape}, {options}, {type.value}"
+    with task.report.guarding(name):
+        queries, pages, plan = scenes.scene(batch, shape, window=window, type=type)
+        chosen = scenes.options_of(options, queries.shape[1])
+        narrow = torch.float16 if type is CacheType.FLOAT16 else torch.bfloat16
+        dtypes = [torch.float32] if type is CacheType.FLOAT32 else [torch.float32, narrow]
+        for dtype in dtypes[-1:] if task.dry else dtypes:
+            rounded = queries.to(dtype)
+            expected = scenes.by_definition(rounded, pages, plan, **chosen)
+            sinks = None if chosen["sinks"] is None else chosen["sinks"].to(task.device)
+            moved = _moved(pages, task.device), plan.to(task.device)
+            got = paged_attention(rounded.to(task.device), *moved, **chosen | {"sinks": sinks})
+            _check_close(task, f"{name}, {dtype}", got, expected)
+
+
+def _moved(pages: LayerPages, device: torch.device) -> LayerPages:
+    return LayerPages(pages.keys.to(device), pages.values.to(device), pages.group, pages.quantized)
+
+
+def _check_close(task: Task, name: str, got: Tensor, expected: Tensor) -> None:
+    """NaN is not close to anything."""
+    scale = max(1.0, expected.abs().max().item())
+    error = (got.cpu().double() - expected.double()).abs().max().item() / scale
+    task.report.check(name, error <= TOLERANCES[got.dtype], error=error)
+
+
+def _check_pointwise(task: Task) -> None:
+    """Norms, gates, rotations, with rows that are parts of longer ones."""
+    draw = torch.Generator().manual_seed(3)
+    weight, bias = torch.randn(1500, generator=draw), torch.randn(1500, generator=draw)
+    cos, sin = torch.randn(9, 20, generator=draw), torch.randn(9, 20, generator=draw)
+    calls: dict[str, Pointwise] = {
+        "rms norm": (
+            lambda x: pointwise.norm(x, weight.to(x.device), None, 1e-5),
+            lambda x: twins.rms_norm_twin(x, weight, 1e-5),
+        ),
+        "layer norm": (
+            lambda x: pointwise.norm(x, weight.to(x.device), bias.to(x.device), 1e-5),
+            lambda x: twins.layer_norm_twin(x, weight, bias, 1e-5),
+        ),
+        "silu gate": (
+            lambda x: twins.silu_mul(x, x.flip(1)), lambda x: twins.silu_mul_twin(x, x.flip(1)),
+        ),
+        "gelu gate": (
+            lambda x: twins.gelu_mul(x, x.flip(1)), lambda x: twins.gelu_mul_twin(x, x.flip(1)),
+        ),
+        "softcap": (lambda x: twins.softcap(x, 3.0), lambda x: twins.softcap_twin(x, 3.0)),
+        "rope": (
+            lambda x: pointwise.rope(
+                x.unflatten(1, (15, 100)), cos.to(x.device), sin.to(x.device), halves=True
+            ),
+            lambda x: twins.rope_halves_twin(x.unflatten(1, (15, 100)), cos, sin),
+        ),
+        "rope, interleaved": (
+            lambda x: pointwise.rope(
+                x.unflatten(1, (15, 100)), cos.to(x.device), sin.to(x.device), halves=False
+            ),
+            lambda x: twins.rope_interleaved_twin(x.unflatten(1, (15, 100)), cos, sin),
+        ),
+    }  # fmt: skip
+    for dtype in (torch.float32,) if task.dry else tuple(TOLERANCES):
+        x = torch.randn(9, 1503, generator=draw).to(dtype)
+        for name, (kernel, twin) in calls.items():
+            with task.report.guarding(name), _as_on_a_device(task):
+                wide = x.to(task.device)
+                expected = twin(x[:, :1500].float())
+                _check_close(task, f"{name}, {dtype}", kernel(wide[:, :1500]), expected)
+
+
+@contextmanager
+def _as_on_a_device(task: Task) -> Iterator[None]:
+    """In a dry run the CPU counts as a device with kernels."""
+    if not task.dry:
+        yield
+        return
+    with patch.object(twins, "library", lambda: None):
+        with patch.object(twins, "has_kernels", lambda device: True):
+            yield
+
+
+def _check_delta(task: Task) -> None:
+    """Recurrent layers against `transformers`, in steps of several sequences."""
+    kernels = (delta_kernels.short_convolution, delta_kernels.gated_delta)
+    for shape in ("one_head",) if task.dry else delta.SHAPES:
+        with task.report.guarding(f"delta, {shape}"), patch.dict(delta.KERNELS, {"gpu": kernels}):
+            sequences = delta.Sequences(shape, [7, 3], device=str(task.device))
+            parts = [sequences.step({0: 4}, "gpu"), sequences.step({1: 3, 0: 3}, "gpu")]
+            rows = (torch.cat(pair) for pair in zip(parts[0][0], parts[1][0], strict=True))
+            for number, found in ((0, tuple(rows)), (1, parts[1][1])):
+                expected = sequences.expected(number)
+                for name, one, other in zip(("convolution", "rule"), found, expected, strict=True):
+                    _check_close(task, f"delta, {shape}, {number}, {name}", one, other)

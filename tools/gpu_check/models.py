@@ -1,0 +1,167 @@
+"""Tiny models of several families: logits, tokens, memory and waiting, against the CPU."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.reader import GGUFFile
+from model_zoo.gguf.scope import ScopeOptions, TensorScope
+from model_zoo.registry import class_for
+from runtime.engine.assembly import EngineOptions, assemble
+from runtime.engine.async_engine import AsyncEngine
+from runtime.engine.memory_plan import MemoryPlan
+from runtime.kv.cache_types import CacheType
+from runtime.quant.block_types import Compute
+from runtime.worker.model import DecoderModel
+from runtime.worker.runner import DeviceRunner
+from tests.families.agreement import random_tokens
+from tests.families.engine_runs import answers, mixed_requests
+from tests.families.paged_decoder import PagedDecoder
+from tests.families.text_families import TEXT_MODELS
+from tests.tiny_models import tiny_tokenizer, write_tiny
+from tools.gpu_check.report import Task
+
+# Dense, experts, sliding windows, sinks, compressed keys, recurrent layers.
+FAMILIES = ("llama", "qwen3moe", "gemma3", "gpt-oss", "deepseek2", "qwen35moe")
+TOLERANCE = 1e-3  # of log-probabilities in float32
+CONTEXT, SEQUENCES = 256, 8
+CPU = torch.device("cpu")
+
+
+def run(task: Task) -> None:
+    for family in FAMILIES[: 1 if task.dry else None]:
+        with task.report.guarding(family):
+            _check_family(task, family)
+
+
+def load_decoder(
+    path: Path, device: torch.device, dtype: torch.dtype, compute: Compute = Compute.EXACT
+) -> DecoderModel:
+    file = GGUFFile.open(path)
+    metadata = Metadata(file.metadata, path=path)
+    scope = TensorScope(file, device=device, dtype=dtype, options=ScopeOptions(compute=compute))
+    decoder = class_for(metadata)(scope, metadata)
+    scope.check()
+    return decoder
+
+
+def _check_family(task: Task, name: str) -> None:
+    """Plain weights, and quantised ones where rows are long enough."""
+    family = TEXT_MODELS[name]
+    path = task.folder / f"{name}.gguf"
+    family.write(path)
+    paths = {name: path}
+    if family.wide is not None and not family.keys:
+        paths[f"{name}, quantised"] = task.folder / f"{name}-q4_k_m.gguf"
+        wide = family.wide_config()
+        write_tiny(paths[f"{name}, quantised"], wide, type="q4_k_m", **family.options)
+    for label, path in list(paths.items())[-1 if task.dry else 0 :]:
+        with task.report.guarding(label):
+            _check_model(task, label, path)
+
+
+def _check_model(task: Task, name: str, path: Path) -> None:
+    before = _begin_peak(task)
+    decoder = load_decoder(path, task.device, torch.float32)
+    expected = load_decoder(path, CPU, torch.float32)
+    _check_logits(task, name, decoder, expected)
+    requests = mixed_requests(tiny_tokenizer().get_vocab_size())[:: 12 if task.dry else 1]
+    found = {}
+    for depth, together in product((1, 2), (False, True)):
+        with _never_waiting(task.device) as steps:
+            engine, memory = _engine(decoder, task.device, depth=depth)
+            try:
+                deltas = answers(engine, requests, together=together)
+            finally:
+                engine.close()
+        found[depth, together] = [delta.tokens for delta in deltas]
+        errors = [delta.error for delta in deltas if delta.error]
+        launched = f"{name}, depth {depth}, {'together' if together else 'alone'}, never waits"
+        task.report.check(launched, not errors and steps.count > 0, errors=errors[:1])
+    _check_peak(task, name, memory, before)
+    reference, _ = _engine(expected, CPU, depth=1)
+    try:
+        on_cpu = [delta.tokens for delta in answers(reference, requests, together=True)]
+    finally:
+        reference.close()
+    for label, one, other in (
+        ("tokens of the CPU", found[1, True], on_cpu),
+        ("alone as together", found[1, False], found[1, True]),
+        ("depth 1 as 2", found[1, True], found[2, True]),
+    ):
+        equal = sum(a == b for a, b in zip(one, other, strict=True))
+        whole = equal == len(requests) and all(one)
+        task.report.check(f"{name}, {label}", whole, equal=equal, requests=len(requests))
+
+
+def _check_logits(task: Task, name: str, decoder: DecoderModel, expected: DecoderModel) -> None:
+    """Of a prompt beside another one, and of a step of both."""
+    one, two = random_tokens(41, seed=1), random_tokens(23, seed=2)
+    on_device, on_cpu = PagedDecoder(decoder, device=task.device), PagedDecoder(expected)
+    worst = 0.0
+    for tokens in ({0: one, 1: two}, {1: [5], 0: [7]}):
+        got, right = (
+            paged.feed(tokens).cpu()[:, : tiny_tokenizer().get_vocab_size()].log_softmax(-1)
+            for paged in (on_device, on_cpu)
+        )
+        worst = max(worst, (got - right).nan_to_num(nan=torch.inf).abs().max().item())
+    task.report.check(f"{name}, logits", worst <= TOLERANCE, error=worst)
+
+
+def _engine(
+    decoder: DecoderModel, device: torch.device, *, depth: int
+) -> tuple[AsyncEngine, MemoryPlan]:
+    """Started."""
+    options = EngineOptions(
+        CONTEXT, SEQUENCES, step_tokens=32, cache_tokens=SEQUENCES * CONTEXT,
+        kv_dtype=CacheType.FLOAT32, depth=depth,
+    )  # fmt: skip
+    engine, memory = assemble(decoder, lambda token: b"t", device=device, options=options)
+    engine.start()
+    return engine, memory
+
+
+@dataclass
+class Steps:
+    count: int = 0
+
+
+@contextmanager
+def _never_waiting(device: torch.device) -> Iterator[Steps]:
+    """A launch in which torch waits for the device raises an error and fails its requests."""
+    steps, launch = Steps(), DeviceRunner.launch
+
+    def checked(runner: DeviceRunner, plan):
+        steps.count += 1
+        if device.type != "cuda":
+            return launch(runner, plan)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return launch(runner, plan)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    with patch.object(DeviceRunner, "launch", checked):
+        yield steps
+
+
+def _begin_peak(task: Task) -> int:
+    """Bytes that are allocated already."""
+    if task.dry:
+        return 0
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(task.device)
+    return torch.cuda.memory_allocated(task.device)
+
+
+def _check_peak(task: Task, name: str, memory: MemoryPlan, before: int) -> None:
+    """What was allocated at most against what was planned. On a CPU torch does not count."""
+    planned = memory.weight_bytes + memory.step_bytes + memory.cache_bytes
+    peak = 0 if task.dry else torch.cuda.max_memory_allocated(task.device) - before
+    task.report.check(f"{name}, peak memory", peak <= planned, planned=planned, peak=peak)
