@@ -149,9 +149,9 @@ def _as_on_a_device(task: Task) -> Iterator[None]:
     if not task.dry:
         yield
         return
-    with patch.object(twins, "library", lambda: None):
-        with patch.object(twins, "has_kernels", lambda device: True):
-            yield
+    without_library = patch.object(twins, "library", lambda: None)
+    with without_library, patch.object(twins, "has_kernels", lambda device: True):
+        yield
 
 
 def _check_delta(task: Task) -> None:

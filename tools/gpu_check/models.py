@@ -1,5 +1,6 @@
 """Tiny models of several families: logits, tokens, memory and waiting, against the CPU."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from model_zoo.registry import class_for
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.memory_plan import MemoryPlan
+from runtime.engine.request import GenerationRequest
 from runtime.kv.cache_types import CacheType
 from runtime.quant.block_types import Compute
 from runtime.worker.model import DecoderModel
@@ -67,29 +69,16 @@ def _check_family(task: Task, name: str) -> None:
 
 
 def _check_model(task: Task, name: str, path: Path) -> None:
-    before = _begin_peak(task)
     decoder = load_decoder(path, task.device, torch.float32)
     expected = load_decoder(path, CPU, torch.float32)
     _check_logits(task, name, decoder, expected)
     requests = mixed_requests(tiny_tokenizer().get_vocab_size())[:: 12 if task.dry else 1]
-    found = {}
-    for depth, together in product((1, 2), (False, True)):
-        with _never_waiting(task.device) as steps:
-            engine, memory = _engine(decoder, task.device, depth=depth)
-            try:
-                deltas = answers(engine, requests, together=together)
-            finally:
-                engine.close()
-        found[depth, together] = [delta.tokens for delta in deltas]
-        errors = [delta.error for delta in deltas if delta.error]
-        launched = f"{name}, depth {depth}, {'together' if together else 'alone'}, never waits"
-        task.report.check(launched, not errors and steps.count > 0, errors=errors[:1])
-    _check_peak(task, name, memory, before)
-    reference, _ = _engine(expected, CPU, depth=1)
-    try:
+    found = {
+        (depth, together): _tokens(task, name, decoder, requests, depth=depth, together=together)
+        for depth, together in product((1, 2), (False, True))
+    }
+    with _engine(expected, CPU, depth=1) as (reference, _):
         on_cpu = [delta.tokens for delta in answers(reference, requests, together=True)]
-    finally:
-        reference.close()
     for label, one, other in (
         ("tokens of the CPU", found[1, True], on_cpu),
         ("alone as together", found[1, False], found[1, True]),
@@ -114,17 +103,49 @@ def _check_logits(task: Task, name: str, decoder: DecoderModel, expected: Decode
     task.report.check(f"{name}, logits", worst <= TOLERANCE, error=worst)
 
 
+def _tokens(
+    task: Task,
+    name: str,
+    decoder: DecoderModel,
+    requests: list[GenerationRequest],
+    *,
+    depth: int,
+    together: bool,
+) -> list[tuple[int, ...]]:
+    """Of each request. No launch may wait for the device, and no more memory be used than planned
+    beside the weights."""
+    name = f"{name}, depth {depth}, {'together' if together else 'alone'}"
+    allocated = _begin_peak(task)
+    with _never_waiting(task.device) as steps:
+        with _engine(decoder, task.device, depth=depth) as (engine, memory):
+            deltas = answers(engine, requests, together=together)
+    errors = [delta.error for delta in deltas if delta.error]
+    task.report.check(f"{name}, never waits", not errors and steps.count > 0, errors=errors[:1])
+    planned = memory.step_bytes + memory.cache_bytes
+    peak = 0 if task.dry else torch.cuda.max_memory_allocated(task.device) - allocated
+    task.report.check(f"{name}, peak memory", peak <= planned, planned=planned, peak=peak)
+    return [delta.tokens for delta in deltas]
+
+
+@contextmanager
 def _engine(
     decoder: DecoderModel, device: torch.device, *, depth: int
-) -> tuple[AsyncEngine, MemoryPlan]:
+) -> Iterator[tuple[AsyncEngine, MemoryPlan]]:
     """Started."""
     options = EngineOptions(
-        CONTEXT, SEQUENCES, step_tokens=32, cache_tokens=SEQUENCES * CONTEXT,
-        kv_dtype=CacheType.FLOAT32, depth=depth,
-    )  # fmt: skip
+        CONTEXT,
+        SEQUENCES,
+        step_tokens=32,
+        cache_tokens=SEQUENCES * CONTEXT,
+        kv_dtype=CacheType.FLOAT32,
+        depth=depth,
+    )
     engine, memory = assemble(decoder, lambda token: b"t", device=device, options=options)
     engine.start()
-    return engine, memory
+    try:
+        yield engine, memory
+    finally:
+        engine.close()
 
 
 @dataclass
@@ -152,16 +173,9 @@ def _never_waiting(device: torch.device) -> Iterator[Steps]:
 
 
 def _begin_peak(task: Task) -> int:
-    """Bytes that are allocated already."""
+    """Bytes that are allocated already. On a CPU torch does not count them."""
     if task.dry:
         return 0
-    torch.cuda.empty_cache()
+    gc.collect()  # engines before
     torch.cuda.reset_peak_memory_stats(task.device)
     return torch.cuda.memory_allocated(task.device)
-
-
-def _check_peak(task: Task, name: str, memory: MemoryPlan, before: int) -> None:
-    """What was allocated at most against what was planned. On a CPU torch does not count."""
-    planned = memory.weight_bytes + memory.step_bytes + memory.cache_bytes
-    peak = 0 if task.dry else torch.cuda.max_memory_allocated(task.device) - before
-    task.report.check(f"{name}, peak memory", peak <= planned, planned=planned, peak=peak)

@@ -1,0 +1,40 @@
+"""A mixture of experts of Qwen3-30B-A3B's shape with fewer layers: as `speed`."""
+
+from dataclasses import replace
+
+import torch
+
+from bench.make_model import MOE, MOE_SHAPE
+from runtime.kernels.triton.products import experts_product
+from runtime.quant.block_types import Compute, block_type
+from tests.kernels.random_weights import random_weight
+from tools.gpu_check import speed
+from tools.gpu_check.ceilings import measure, seconds
+from tools.gpu_check.report import Task
+
+
+def run(task: Task) -> None:
+    small = replace(speed.TINY, experts=4, experts_used=2)
+    shape = small if task.dry else MOE_SHAPE
+    speed.measure_model(task, f"experts, {shape.layers} layers", shape, MOE)
+    ceilings = measure(task)
+    flat = random_weight(block_type("Q4_K"), shape.experts * shape.feed_forward, shape.hidden)
+    weight = replace(flat.unflatten(shape.experts), compute=Compute.FINE)
+    planar = weight.in_planes(task.device)
+    draw = torch.Generator().manual_seed(1)
+    for tokens in (1,) if task.dry else (1, 8, 64, 256):
+        name = f"gate of experts Q4_K, {tokens} tokens"
+        with task.report.guarding(name):
+            x = torch.randn(tokens, shape.hidden, device=task.device).to(speed.dtype_of(task))
+            scores = torch.rand(tokens, shape.experts, generator=draw)
+            chosen = scores.topk(shape.experts_used).indices
+            used = len(chosen.unique()) / shape.experts
+            places = chosen.to(task.device)
+            taken = seconds(
+                lambda x=x, places=places: experts_product(x, planar, places, None, None),
+                task.device,
+            )
+            operations = 2 * chosen.numel() * shape.feed_forward * shape.hidden
+            nbytes = used * planar.nbytes
+            least = max(nbytes / ceilings.bytes_s, operations / ceilings.operations_s)
+            task.report.figure(f"{name}, share of the ceiling", least / taken, "")
