@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
+from unittest.mock import patch
 
 import torch
 
@@ -25,9 +26,10 @@ def run(task: Task) -> None:
         major, minor = torch.cuda.get_device_capability(task.device)
         capability = 10 * major + minor
     kernels = [(module, name) for module in modules for name in specimens_of(module)]
-    os.environ["TRITON_INTERPRET"] = "0"  # of the processes that compile
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1 if task.dry else os.cpu_count(), mp_context=context) as pool:
+    workers = 1 if task.dry else os.cpu_count()
+    compiling = patch.dict(os.environ, TRITON_INTERPRET="0")  # of the processes that do
+    with compiling, ProcessPoolExecutor(workers, mp_context=context) as pool:
         waiting = [(name, pool.submit(_compiled, m, name, capability)) for m, name in kernels]
         for name, future in waiting:
             with task.report.guarding(name):

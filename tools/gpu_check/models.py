@@ -116,9 +116,9 @@ def _tokens(
     beside the weights."""
     name = f"{name}, depth {depth}, {'together' if together else 'alone'}"
     allocated = _begin_peak(task)
-    with _never_waiting(task.device) as steps:
-        with _engine(decoder, task.device, depth=depth) as (engine, memory):
-            deltas = answers(engine, requests, together=together)
+    serving = _engine(decoder, task.device, depth=depth)
+    with _never_waiting(task.device) as steps, serving as (engine, memory):
+        deltas = answers(engine, requests, together=together)
     errors = [delta.error for delta in deltas if delta.error]
     task.report.check(f"{name}, never waits", not errors and steps.count > 0, errors=errors[:1])
     planned = memory.step_bytes + memory.cache_bytes

@@ -98,6 +98,7 @@ def _environment(dry: bool, paths: Sequence[Path]) -> dict[str, str]:
     before = os.environ.get("PYTHONPATH")
     return {
         **os.environ,
+        **({"OMP_NUM_THREADS": "1"} if dry else {}),
         "PYTHONPATH": os.pathsep.join([*added, before] if before else added),
         "TRITON_INTERPRET": "1" if dry else "0",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # what deterministic algorithms of torch ask for
