@@ -18,7 +18,8 @@ def run(task: Task) -> None:
     shape = small if task.dry else MOE_SHAPE
     speed.measure_model(task, f"experts, {shape.layers} layers", shape, MOE)
     ceilings = measure(task)
-    flat = random_weight(block_type("Q4_K"), shape.experts * shape.feed_forward, shape.hidden)
+    outs = 2 if task.dry else shape.feed_forward
+    flat = random_weight(block_type("Q4_K"), shape.experts * outs, shape.hidden)
     weight = replace(flat.unflatten(shape.experts), compute=Compute.FINE)
     planar = weight.in_planes(task.device)
     draw = torch.Generator().manual_seed(1)
@@ -34,7 +35,7 @@ def run(task: Task) -> None:
                 lambda x=x, places=places: experts_product(x, planar, places, None, None),
                 task.device,
             )
-            operations = 2 * chosen.numel() * shape.feed_forward * shape.hidden
+            operations = 2 * chosen.numel() * outs * shape.hidden
             nbytes = used * planar.nbytes
             least = max(nbytes / ceilings.bytes_s, operations / ceilings.operations_s)
             task.report.figure(f"{name}, share of the ceiling", least / taken, "")
