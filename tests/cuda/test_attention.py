@@ -46,7 +46,12 @@ def with_short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def with_shape(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Makes "given" a shape of a scene."""
-    return lambda *shape: monkeypatch.setitem(scenes.SHAPES, "given", shape)
+
+    def make(*shape: int) -> None:
+        monkeypatch.setitem(scenes.SHAPES, "given", shape)
+        scenes.unlimited_scene.cache_clear()  # it knows shapes by their names
+
+    return make
 
 
 def occupy(monkeypatch: pytest.MonkeyPatch, programs: int) -> None:
