@@ -43,6 +43,10 @@ class SamplingParams:
 
     `logit_bias`: token ids, each once, and what is added to their logits before the penalties.
     `barred` tokens are not sampled at positions before `barred_until`.
+
+    The samplers below `barred_until` are those of llama.cpp; typical_p 1, top_n_sigma 0,
+    xtc_probability 0 and dynatemp_range 0 disable them. With any of them (`chained`) the samplers
+    follow each other as in llama.cpp, with the temperature last; without, it comes first.
     """
 
     temperature: float = 0.8
@@ -59,6 +63,22 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     barred: tuple[int, ...] = ()
     barred_until: int = 0
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+
+    @property
+    def chained(self) -> bool:
+        """Whether a sampler of runtime/worker/sampler_chain.py applies."""
+        return (
+            self.typical_p < 1
+            or self.top_n_sigma > 0
+            or (self.xtc_probability > 0 and self.xtc_threshold <= 0.5)
+            or self.dynatemp_range > 0
+        )
 
     @property
     def biased(self) -> bool:

@@ -28,6 +28,7 @@ from runtime.worker.pinned_buffer import ALIGNMENT, PinnedBuffer
 from runtime.worker.pooling import PooledStep, plan_pooling
 from runtime.worker.prompt_scores import ScoredStep, plan_scores
 from runtime.worker.sampler import FLOATS, INTS, Draws, LoadedSlots, Path, Sampler
+from runtime.worker.sampler_chain import LoadedChains, chain_bytes, chain_rows
 from runtime.worker.slot_requests import SlotRequests
 
 _INT32, _INT64 = torch.int32, torch.int64
@@ -198,6 +199,7 @@ class InputPreparer:
             buffer.put(floats, torch.float32),
             buffer.put(ints, _INT64),
             _write_biases(buffer, [load for load in loads if load.sampling.biased]),
+            _write_chains(buffer, [load for load in loads if load.sampling.chained]),
         )
 
 
@@ -213,8 +215,9 @@ def buffer_bytes(layout: CacheLayout, limits: StepLimits) -> int:
     tables = (8 + 4) * slots * sum(held)
     loads = slots * (4 * limits.context_tokens + 8 + 4 * FLOATS + 8 * INTS)
     biases = table_bytes(slots) + 8 * slots
-    parts = 21 + 5 * groups + slots
-    return rows + images + draws + tables + loads + biases + ALIGNMENT * parts
+    chains = chain_bytes(slots) + 8 * slots
+    parts = 23 + 5 * groups + slots
+    return rows + images + draws + tables + loads + biases + chains + ALIGNMENT * parts
 
 
 def _write_biases(buffer: PinnedBuffer, loads: Sequence[SlotLoad]) -> LoadedBiases | None:
@@ -226,6 +229,15 @@ def _write_biases(buffer: PinnedBuffer, loads: Sequence[SlotLoad]) -> LoadedBias
         buffer.put(tokens, _INT32),
         buffer.put(values, torch.float32),
         buffer.put(untils, _INT32),
+    )
+
+
+def _write_chains(buffer: PinnedBuffer, loads: Sequence[SlotLoad]) -> LoadedChains | None:
+    if not loads:
+        return None
+    return LoadedChains(
+        buffer.put([load.slot for load in loads], _INT64),
+        buffer.put(chain_rows([load.sampling for load in loads]), torch.float32),
     )
 
 

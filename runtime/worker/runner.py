@@ -252,6 +252,7 @@ class DeviceRunner:
             repeat_last_n=None,
             logprobs=MAX_TOP_LOGPROBS,
             logit_bias=((0, 1.0),),
+            typical_p=0.5,
         )
         left = rows - slots
         chunks, loads = [], []

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,12 +16,21 @@ from runtime.engine.request import SamplingParams
 from runtime.kernels.draws import draw_top, forbid
 from runtime.worker.logit_biases import BiasedRows, BiasTable, LoadedBiases, table_bytes
 from runtime.worker.prompt_scores import PromptScores
+from runtime.worker.sampler_chain import (
+    COLDEST,
+    ONE,
+    XTC_STREAM,
+    ChainRows,
+    ChainTable,
+    LoadedChains,
+    chain_bytes,
+    odds_of,
+)
+from runtime.worker.token_order import CHUNK, sorted_tokens, top_tokens
 
 TOP_LIMIT = 256  # a larger top_k takes the sorting path
 SORT_BLOCK = 8  # rows sorted at once; bounds the memory of that path
 
-_CHUNK = 64
-_ONE = 2.0**40  # weight of the most likely token: 2**18 tokens of it still fit into int64
 FLOATS = 6  # temperature, top_p, min_p, repeat, presence, frequency
 INTS = 4  # seed, top_k, repeat_last_n, counted_from
 
@@ -34,10 +42,13 @@ class Path(IntEnum):
     TOP = 1  # the top_k largest logits
     SORTED = 2  # all logits sorted, for top_p
     WHOLE = 3  # all logits unsorted
+    CHAIN = 4  # all logits sorted, for the samplers of runtime/worker/sampler_chain.py
 
 
 def path_of(sampling: SamplingParams, vocab_size: int) -> Path:
     """The cheapest path for these parameters."""
+    if sampling.chained:
+        return Path.CHAIN
     if sampling.temperature <= 0:
         return Path.GREEDY
     if 0 < sampling.top_k <= TOP_LIMIT:
@@ -56,6 +67,7 @@ class LoadedSlots:
     floats: Tensor
     ints: Tensor
     biases: LoadedBiases | None = None
+    chains: LoadedChains | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +128,20 @@ class Sampler:
         self._floats = torch.zeros((slots, FLOATS), dtype=torch.float32, device=device)
         self._ints = torch.zeros((slots, INTS), dtype=torch.int64, device=device)
         self._biases = BiasTable(slots=slots, device=device)
+        self._chains = ChainTable(slots=slots, device=device)
 
     @staticmethod
     def state_bytes(*, slots: int, context_tokens: int) -> int:
-        return slots * (4 * context_tokens + 4 * FLOATS + 8 * INTS) + table_bytes(slots)
+        tables = table_bytes(slots) + chain_bytes(slots)
+        return slots * (4 * context_tokens + 4 * FLOATS + 8 * INTS) + tables
 
     @staticmethod
     def workspace_bytes(*, slots: int, context_tokens: int, vocab_size: int) -> int:
         """The most that `sample` allocates: for sorting, raw logits of scores, penalties."""
-        sorting = 96 * min(slots, SORT_BLOCK) * vocab_size
+        sorting = 128 * min(slots, SORT_BLOCK) * vocab_size
         scores = 8 * slots * vocab_size
         penalties = 64 * slots * context_tokens
-        candidates = 64 * slots * min(TOP_LIMIT * _CHUNK, vocab_size + _CHUNK)
+        candidates = 64 * slots * min(TOP_LIMIT * CHUNK, vocab_size + CHUNK)
         masks = 12 * slots * vocab_size
         return max(sorting, penalties, candidates, masks, 3 * table_bytes(slots)) + scores
 
@@ -139,6 +153,8 @@ class Sampler:
         self._ints.index_copy_(0, loaded.slots, loaded.ints)
         if loaded.biases is not None:
             self._biases.load(loaded.biases)
+        if loaded.chains is not None:
+            self._chains.load(loaded.chains)
 
     def parameter_rows(
         self, sampling: Sequence[SamplingParams]
@@ -146,7 +162,7 @@ class Sampler:
         """The floats and integers of `LoadedSlots`, one row for each slot."""
         floats = [
             [
-                max(s.temperature, 1e-7),
+                max(s.temperature, COLDEST),
                 min(max(s.top_p, 0.0), 1.0),
                 min(max(s.min_p, 0.0), 1.0),
                 s.repeat_penalty,
@@ -232,6 +248,8 @@ class Sampler:
             if path is Path.WHOLE:
                 peak = rows.amax(dim=1)
                 token = _pick_unsorted(rows, peak, temperature[part], min_p[part], noise)
+            elif path is Path.CHAIN:
+                peak, token = self._draw_chain(rows, draws.slots[part], draws.positions[part])
             else:
                 values, ids = (
                     top_tokens(rows, draws.width) if path is Path.TOP else sorted_tokens(rows)
@@ -243,6 +261,22 @@ class Sampler:
                 token = ids.gather(1, column[:, None])[:, 0]
             parts.append((token, torch.isfinite(peak)))
         return parts
+
+    def _draw_chain(
+        self, logits: Tensor, slots: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The largest logits and the tokens of rows that draw by `odds_of`: [rows] each."""
+        floats, ints = self._floats[slots], self._ints[slots]
+        rows = ChainRows(
+            *(floats[:, i : i + 1] for i in range(3)),
+            top_k=ints[:, 1:2],
+            chain=self._chains.rows(slots),
+            chance=uniforms(ints[:, 0] ^ XTC_STREAM, positions)[:, None],
+        )
+        values, ids = sorted_tokens(logits)
+        sums = (odds_of(values, rows) * ONE).long().cumsum(dim=1)
+        column = _column(sums, sums[:, -1], uniforms(ints[:, 0], positions))
+        return values[:, 0], ids.gather(1, column[:, None])[:, 0]
 
     def _penalise(self, logits: Tensor, draws: Draws) -> None:
         """Repeat, frequency and presence penalties in place, as llama.cpp defines them.
@@ -280,43 +314,6 @@ def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
     return _shifted(_mixed(state), 11).double() * 2.0**-53
 
 
-def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row, larger first, the smaller id first among equals.
-
-    logits [rows, vocab] -> values [rows, count], ids [rows, count]. Only the `count` chunks with
-    the largest maxima can contain them: each of these has at least one element that ranks above
-    all elements of the other chunks.
-    """
-    rows, vocab = logits.shape
-    count = min(count, vocab)
-    if vocab % _CHUNK:
-        logits = torch.nn.functional.pad(logits, (0, -vocab % _CHUNK), value=-torch.inf)
-    chunked = logits.view(rows, logits.shape[1] // _CHUNK, _CHUNK)
-    peaks = chunked.amax(dim=2)
-    numbers = torch.arange(peaks.shape[1], device=logits.device)
-    best = _rank(peaks, numbers).topk(min(count, peaks.shape[1]), dim=1).indices
-    candidates = chunked.gather(1, best[:, :, None].expand(-1, -1, _CHUNK)).flatten(1)
-    inside = torch.arange(_CHUNK, device=logits.device)
-    ids = (best[:, :, None] * _CHUNK + inside).flatten(1)
-    top = _rank(candidates, ids).topk(count, dim=1).indices
-    return candidates.gather(1, top), ids.gather(1, top)
-
-
-def sorted_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """All of each row, larger first, the smaller id first among equals."""
-    ids = torch.arange(logits.shape[1], device=logits.device)
-    keys = _ascending(-_rank(logits, ids))
-    ids = 0xFFFFFFFF - (-keys & 0xFFFFFFFF)
-    return logits.gather(1, ids), ids
-
-
-def _ascending(keys: Tensor) -> Tensor:
-    """Each row of int64 sorted; on a CPU numpy's vectorised sort is 30 times as fast as torch's."""
-    if keys.device.type == "cpu":
-        return torch.from_numpy(np.sort(keys.numpy(), axis=1))
-    return keys.sort(dim=1).values
-
-
 def _pick_sorted(
     values: Tensor, top_k: Tensor, temperature: Tensor, top_p: Tensor, min_p: Tensor, noise: Tensor
 ) -> Tensor:
@@ -326,7 +323,7 @@ def _pick_sorted(
     """
     odds = torch.exp((values - values[:, :1]) / temperature)
     ranks = torch.arange(values.shape[1], device=values.device)
-    weights = (odds * _ONE).long() * (ranks < top_k)
+    weights = (odds * ONE).long() * (ranks < top_k)
     sums = weights.cumsum(dim=1)
     limit = (sums[:, -1:].double() * top_p.double()).long()
     kept = (sums - weights <= limit) & (odds >= min_p)
@@ -338,7 +335,7 @@ def _pick_unsorted(
 ) -> Tensor:
     """The column that each row draws from its unsorted values [rows, vocab]."""
     odds = torch.exp((values - peak[:, None]) / temperature)
-    sums = ((odds * _ONE).long() * (odds >= min_p)).cumsum(dim=1)
+    sums = ((odds * ONE).long() * (odds >= min_p)).cumsum(dim=1)
     return _column(sums, sums[:, -1], noise)
 
 
@@ -366,18 +363,10 @@ def _blocks(counts: tuple[int, ...]) -> list[tuple[Path, int, int]]:
     blocks, begin = [], 0
     for path, count in zip(Path, counts, strict=True):
         end = begin + count
-        step = SORT_BLOCK if path in (Path.SORTED, Path.WHOLE) else max(count, 1)
+        step = max(count, 1) if path in (Path.GREEDY, Path.TOP) else SORT_BLOCK
         blocks += [(path, at, min(at + step, end)) for at in range(begin, end, step)]
         begin = end
     return blocks
-
-
-def _rank(values: Tensor, ids: Tensor) -> Tensor:
-    """Integers in the order of (value, smaller id first), NaN above all; float32, ids < 2**32."""
-    bits = (values + 0.0).view(torch.int32).long()  # + 0.0: minus zero equals zero
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    ordered = ordered.masked_fill(values.isnan(), 0x7FFFFFFF)
-    return (ordered << 32) + (0xFFFFFFFF - ids)
 
 
 def _signed(value: int) -> int:

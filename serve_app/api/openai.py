@@ -17,7 +17,14 @@ from serve_app.api.fields import Body, harmless, unserved
 from serve_app.api.output_forms import openai_form
 from serve_app.api.refusals import Refusal
 from serve_app.api.tenant import tenant_id
-from serve_app.config.options import OPENAI_BOUNDS, OPENAI_DEFAULTS, Options, number, stop_strings
+from serve_app.config.options import (
+    CHAIN_BOUNDS,
+    OPENAI_BOUNDS,
+    OPENAI_DEFAULTS,
+    Options,
+    number,
+    stop_strings,
+)
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.listing import ListedModel
 from serve_app.gateway.model_card import ModelCard
@@ -37,6 +44,7 @@ _SAMPLING = {
     "top_k": "top_k",
     "min_p": "min_p",
     "repetition_penalty": "repeat_penalty",
+    **{name: name for name in CHAIN_BOUNDS},
 }
 
 
@@ -76,7 +84,18 @@ class VllmExtras(Body):
     request_id: Any = harmless()
 
 
-class Common(VllmExtras):
+class LlamaExtras(Body):
+    """Fields that llama.cpp's server adds to both completion endpoints."""
+
+    typical_p: Any = None
+    top_n_sigma: Any = None
+    xtc_probability: Any = None
+    xtc_threshold: Any = None
+    dynatemp_range: Any = None
+    dynatemp_exponent: Any = None
+
+
+class Common(VllmExtras, LlamaExtras):
     """Fields of both completion endpoints."""
 
     model: str = ""

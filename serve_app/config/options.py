@@ -40,6 +40,12 @@ class Options:
     num_keep: int | None = None
     num_ctx: int | None = None
     stop: tuple[str, ...] | None = None
+    typical_p: float | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
 
     def over(self, base: Self) -> Self:
         """These options, with those of `base` where none is given."""
@@ -90,6 +96,15 @@ class Bounds:
         return " and ".join(filter(None, (low, high)))
 
 
+# The names of llama.cpp's server, in every protocol that has options of sampling.
+CHAIN_BOUNDS: Mapping[str, Bounds] = {
+    "typical_p": Bounds(float, 0, 1, above=True),
+    "top_n_sigma": Bounds(float, -1, LARGEST),
+    "xtc_probability": Bounds(float, 0, 1),
+    "xtc_threshold": Bounds(float, 0, 1),
+    "dynatemp_range": Bounds(float, 0, LARGEST),
+    "dynatemp_exponent": Bounds(float, 0, 100),
+}
 BOUNDS: Mapping[str, Bounds] = {
     "temperature": Bounds(float, 0, LARGEST),
     "top_k": Bounds(int, -1, LONGEST),
@@ -103,6 +118,7 @@ BOUNDS: Mapping[str, Bounds] = {
     "num_predict": Bounds(int, -2, LONGEST),
     "num_keep": Bounds(int, -SEED_LIMIT, LONGEST),
     "num_ctx": Bounds(int, -1, LONGEST),
+    **CHAIN_BOUNDS,
 }
 OPENAI_BOUNDS: Mapping[str, Bounds] = {
     "temperature": Bounds(float, 0, 2),
@@ -118,6 +134,7 @@ OPENAI_BOUNDS: Mapping[str, Bounds] = {
     "min_tokens": Bounds(int, 0, LONGEST),
     "top_logprobs": Bounds(int, 0, MAX_TOP_LOGPROBS),
     "logprobs": Bounds(int, 0, MAX_TOP_LOGPROBS),
+    **CHAIN_BOUNDS,
 }
 
 # Accepted without effect: loading and performance are configured on the server.
@@ -126,8 +143,6 @@ _HARMLESS = frozenset(
     | {"low_vram", "f16_kv", "logits_all", "vocab_only", "use_mlock", "penalize_newline"}
     | {"embedding_only", "mirostat_tau", "mirostat_eta", "draft_num_predict"}
 )
-# Unsupported options that would change the answer, with the value that turns them off.
-UNSERVED: Mapping[str, Any] = {"typical_p": 1}
 # Options that Ollama has removed and ignores, with the value that turns them off.
 _REMOVED: Mapping[str, Any] = {"tfs_z": 1, "mirostat": 0}
 
@@ -149,9 +164,6 @@ def read_options(raw: Mapping[str, Any], *, unknown: Callable[[str], None] = _re
             values["stop"] = stop_strings(value)
         elif name in BOUNDS:
             values[name] = number(name, value, BOUNDS[name], noun="option")
-        elif name in UNSERVED:
-            if value != UNSERVED[name]:
-                raise RequestError(f'option "{name}" is not served yet (only {UNSERVED[name]} is)')
         elif name not in _REMOVED or value != _REMOVED[name]:
             unknown(name)
     if values.get("num_ctx", 1) < 1:  # clients send 0 and -1 for the server's default

@@ -13,7 +13,6 @@ _KEPT: Mapping[str, Bounds] = {
     "main_gpu": Bounds(int),
     "num_thread": Bounds(int),
     "draft_num_predict": Bounds(int),
-    "typical_p": Bounds(float),
     "tfs_z": Bounds(float),
     "mirostat": Bounds(int),
     "mirostat_tau": Bounds(float),

@@ -149,7 +149,7 @@ def test_outputs_are_the_last_rows_of_the_chunks_that_draw_ordered_by_path(prepa
     assert draws.slots.tolist() == [2, 3, 0]
     assert draws.positions.tolist() == [10, 5, 4]
     counts = dict(zip(Path, draws.counts, strict=True))
-    assert counts == {Path.GREEDY: 1, Path.TOP: 1, Path.SORTED: 1, Path.WHOLE: 0}
+    assert counts == {Path.GREEDY: 1, Path.TOP: 1, Path.SORTED: 1, Path.WHOLE: 0, Path.CHAIN: 0}
     assert draws.width == 13
 
 

@@ -26,10 +26,10 @@ from runtime.worker.sampler import (
     Path,
     Sampler,
     path_of,
-    sorted_tokens,
-    top_tokens,
     uniforms,
 )
+from runtime.worker.sampler_chain import LoadedChains, chain_rows
+from runtime.worker.token_order import sorted_tokens, top_tokens
 
 CPU = torch.device("cpu")
 CONTEXT = 128
@@ -56,7 +56,9 @@ def sample(
     given = tuple(
         (slot, torch.tensor(ids, dtype=torch.int32)) for slot, ids in enumerate(tokens or [])
     )
-    sampler.load(LoadedSlots(given, torch.arange(rows), torch.tensor(floats), torch.tensor(ints)))
+    slots = torch.arange(rows)
+    chains = LoadedChains(slots, torch.tensor(chain_rows(sampling)))
+    sampler.load(LoadedSlots(given, slots, torch.tensor(floats), torch.tensor(ints), chains=chains))
     if positions is None:
         positions = [len(given) for given in tokens] if tokens else [1] * rows
     order = sorted(range(rows), key=lambda row: path_of(sampling[row], vocab))
@@ -245,6 +247,9 @@ def company(vocab: int) -> list[SamplingParams]:
             SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.01, seed=seed),
             SamplingParams(repeat_penalty=1.3, repeat_last_n=1 + seed, seed=seed),
             SamplingParams(frequency_penalty=0.5, repeat_last_n=None, top_k=vocab, seed=seed),
+            SamplingParams(typical_p=0.9, top_k=0, repeat_penalty=1.1, seed=seed),
+            SamplingParams(top_n_sigma=1.5, dynatemp_range=0.5, dynatemp_exponent=1.3, seed=seed),
+            SamplingParams(xtc_probability=0.7, xtc_threshold=0.02, top_k=0, min_p=0.01, seed=seed),
         ]
     return rows
 

@@ -13,7 +13,6 @@ from openai.types.chat import ChatCompletionContentPartParam
 
 from serve_app.api.openapi import NOT_SERVED
 from serve_app.api.operations import OPERATIONS, Protocol
-from serve_app.config.options import UNSERVED
 from tests.checkout import ROOT
 from tests.unit.serve_app.api.operations import (
     DOCUMENT,
@@ -64,8 +63,6 @@ def unserved_in(schema: dict[str, Any], place: str = "") -> Iterator[str]:
     """The places of the fields that a schema and those it refers to mark as not served."""
     if "$ref" in schema:
         name = schema["$ref"].removeprefix("#/components/schemas/")
-        if name == "OllamaOptions":
-            yield from (f"{place}.{option}" for option in UNSERVED)
         schema = DOCUMENT["components"]["schemas"][name]
     if schema.get("description") == NOT_SERVED:
         yield place

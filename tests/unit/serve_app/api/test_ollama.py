@@ -189,7 +189,12 @@ BAD = [
     ({"options": {"stop": "x"}}, 'option "stop" must be of type array'),
     ({"options": {"stop": [1]}}, 'option "stop" must be of an array of strings'),
     ({"options": {"stop": [""]}}, "empty string"),
-    ({"options": {"typical_p": 0.5}}, 'option "typical_p" is not served yet'),
+    ({"options": {"typical_p": 0}}, 'option "typical_p" is 0; it must be above 0 and at most 1'),
+    ({"options": {"top_n_sigma": -2}}, 'option "top_n_sigma" is -2'),
+    ({"options": {"xtc_probability": 1.1}}, 'option "xtc_probability" is 1.1'),
+    ({"options": {"xtc_threshold": "x"}}, 'option "xtc_threshold" must be of type float32'),
+    ({"options": {"dynatemp_range": 1e9}}, 'option "dynatemp_range" is 1000000000.0'),
+    ({"options": {"dynatemp_exponent": -1}}, 'option "dynatemp_exponent" is -1'),
 ]
 
 

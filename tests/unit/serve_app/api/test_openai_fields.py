@@ -34,6 +34,32 @@ async def test_the_sampling_options_that_vllm_adds_reach_the_engine(path, body):
     assert (sampling.repeat_last_n, task.penalise_prompt) == (None, False)
 
 
+CHAIN = {
+    "typical_p": 0.5, "top_n_sigma": 1.5, "xtc_probability": 0.25, "xtc_threshold": 0.2,
+    "dynatemp_range": 0.75, "dynatemp_exponent": 2.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": USER, **CHAIN}),
+        (TEXT, {"prompt": "p", **CHAIN}),
+        ("/api/chat", {"messages": USER, "options": CHAIN}),
+    ],
+)
+async def test_the_samplers_of_llama_cpp_reach_the_engine(path, body):
+    sampling = (await task_of(path, body)).sampling
+    assert {name: getattr(sampling, name) for name in CHAIN} == CHAIN
+
+
+@pytest.mark.parametrize("name", CHAIN)
+async def test_a_value_outside_the_range_of_a_sampler_is_refused(name):
+    response = await post(CHAT, {"messages": USER, name: -2})
+    assert response.status_code == 400
+    assert f'field "{name}" is -2' in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": USER}), (TEXT, {"prompt": "p"})])
 async def test_biases_and_the_rules_of_the_end_reach_the_engine(path, body):
     extra = {

@@ -81,7 +81,6 @@ async def test_other_endpoints_ignore_them_too(path):
 
 
 KNOWN = [
-    (NATIVE, {"messages": USER, "options": {"typical_p": 0.5}}, '"typical_p" is not served yet'),
     (NATIVE, {"messages": USER, "options": {"top_k": "x"}}, "must be of type integer"),
     (OPENAI, {"messages": USER, "best_of": 2}, '"best_of" is not served yet'),
     (

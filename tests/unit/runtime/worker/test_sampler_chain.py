@@ -1,0 +1,167 @@
+"""The samplers of llama.cpp: probabilities against its definitions, one token after the other."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import TypicalLogitsWarper
+
+from runtime.engine.request import SamplingParams
+from runtime.worker.sampler import Path, path_of
+from runtime.worker.sampler_chain import ChainRows, chain_rows, odds_of
+from runtime.worker.token_order import sorted_tokens
+from tests.unit.runtime.worker.test_sampler import chi_square, critical, sample
+
+VOCAB = 300
+PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0)
+CASES = [
+    replace(PLAIN, **case)
+    for case in (
+        {"typical_p": 0.3},
+        {"typical_p": 0.9, "temperature": 0.7},
+        {"typical_p": 0.6, "top_k": 30, "top_p": 0.8, "min_p": 0.05, "temperature": 2.0},
+        {"top_n_sigma": 0.5},
+        {"top_n_sigma": 1.5, "top_p": 0.9, "temperature": 1.4},
+        {"top_n_sigma": 1.0, "top_k": 5},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.05},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.01, "min_p": 0.02, "temperature": 0.5},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.5},
+        {"dynatemp_range": 0.5},
+        {"dynatemp_range": 3.0, "dynatemp_exponent": 2.0, "top_k": 50},
+        {"dynatemp_range": 0.4, "dynatemp_exponent": 0.0, "temperature": 0.5},
+        {
+            "top_n_sigma": 2.0, "typical_p": 0.9, "top_p": 0.95, "min_p": 0.01, "temperature": 0.8,
+            "xtc_probability": 1.0, "xtc_threshold": 0.02, "dynatemp_range": 0.3,
+        },
+    )
+]  # fmt: skip
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    odds = np.exp(logits - logits.max())
+    return odds / odds.sum()
+
+
+def entropy(chances: np.ndarray) -> float:
+    return float(-sum(p * np.log(p) for p in chances if p > 0))
+
+
+def reference(logits: np.ndarray, s: SamplingParams, *, excluding: bool = True) -> np.ndarray:
+    """logits [vocab] -> probabilities, by llama.cpp's default chain. `excluding`: whether the
+    random number of XTC is below its probability."""
+    ids = np.argsort(-logits, kind="stable")
+    ids = ids[np.isfinite(logits[ids])]
+    if s.top_n_sigma > 0:
+        ids = ids[logits[ids] >= logits[ids].max() - s.top_n_sigma * logits[ids].std()]
+    if s.top_k:
+        ids = ids[: s.top_k]
+    if s.typical_p < 1:
+        chances = softmax(logits[ids])
+        order = np.argsort(np.abs(-np.log(chances) - entropy(chances)), kind="stable")
+        sums = np.cumsum(chances[order])
+        ids = np.sort(order[: int((sums <= s.typical_p).sum()) + 1])  # ranks, most likely first
+        ids = np.argsort(-logits, kind="stable")[ids]
+    if s.top_p < 1:
+        ids = ids[: int((np.cumsum(softmax(logits[ids])) < s.top_p).sum()) + 1]
+    ids = ids[softmax(logits[ids]) >= s.min_p * softmax(logits[ids])[0]]
+    if s.xtc_probability > 0 and excluding:
+        above = int((softmax(logits[ids]) >= s.xtc_threshold).sum())
+        ids = ids[max(above - 1, 0) :]
+    temperature = s.temperature
+    if s.dynatemp_range > 0 and len(ids) > 1:
+        low, high = max(0.0, temperature - s.dynatemp_range), temperature + s.dynatemp_range
+        share = entropy(softmax(logits[ids])) / np.log(len(ids))
+        temperature = low + (high - low) * share**s.dynatemp_exponent
+    result = np.zeros(len(logits))
+    result[ids] = softmax(logits[ids] / temperature)
+    return result
+
+
+def probabilities(
+    logits: torch.Tensor, sampling: list[SamplingParams], chance: float
+) -> np.ndarray:
+    """logits [rows, vocab] -> probabilities [rows, vocab]."""
+    columns = torch.tensor([[s.temperature, s.top_p, s.min_p, s.top_k or VOCAB] for s in sampling])
+    temperature, top_p, min_p, top_k = columns.split(1, dim=1)
+    chances = torch.full((len(sampling), 1), chance, dtype=torch.float64)
+    chain = torch.tensor(chain_rows(sampling))
+    values, ids = sorted_tokens(logits)
+    odds = odds_of(values, ChainRows(temperature, top_p, min_p, top_k.long(), chain, chances))
+    found = torch.zeros_like(odds, dtype=torch.float64).scatter_(1, ids, odds.double())
+    return (found / found.sum(dim=1, keepdim=True)).numpy()
+
+
+@pytest.mark.parametrize("width", [0.5, 3.0, 12.0])
+def test_probabilities_are_those_of_llama_cpp(width):
+    """All kinds of rows in one step, half of them with forbidden tokens."""
+    torch.manual_seed(7)
+    sampling = CASES * 6
+    logits = torch.randn(len(sampling), VOCAB) * width
+    logits[::2, torch.randperm(VOCAB)[:100]] = -torch.inf
+    found = probabilities(logits, sampling, 0.5)
+    plain = np.stack([softmax(row) for row in logits.double().numpy()])
+    for row, s in enumerate(sampling):
+        expected = reference(logits[row].double().numpy(), s)
+        np.testing.assert_allclose(found[row], expected, rtol=1e-4, atol=1e-9, err_msg=repr(s))
+    assert (np.abs(found - plain).max(axis=1) > 1e-3).mean() > 0.5
+
+
+@pytest.mark.parametrize("mass", [0.2, 0.7, 0.95])
+def test_typical_sampling_is_that_of_transformers(mass):
+    torch.manual_seed(8)
+    logits = torch.randn(40, VOCAB) * 3
+    found = probabilities(logits, [replace(PLAIN, typical_p=mass)] * 40, 0.5)
+    expected = TypicalLogitsWarper(mass)(torch.zeros(40, 1, dtype=torch.long), logits)
+    np.testing.assert_allclose(found, expected.softmax(dim=1).numpy(), rtol=1e-4, atol=1e-7)
+
+
+def test_xtc_excludes_the_likely_tokens_with_its_probability():
+    rows = 8_000
+    torch.manual_seed(9)
+    logits = torch.randn(VOCAB) * 3
+    sampling = replace(PLAIN, xtc_probability=0.3, xtc_threshold=0.05)
+    row = logits.double().numpy()
+    with_xtc, without = (reference(row, sampling, excluding=each) for each in (True, False))
+    assert np.abs(with_xtc - without).max() > 0.1
+    expected = rows * (0.3 * with_xtc + 0.7 * without)
+    drawn = sample(logits.repeat(rows, 1), [replace(sampling, seed=n) for n in range(rows)])
+    observed = np.bincount(drawn.tokens.numpy(), minlength=VOCAB)
+    common = expected >= 5
+    observed = np.append(observed[common], observed[~common].sum())
+    expected = np.append(expected[common], expected[~common].sum())
+    assert chi_square(observed, expected) < critical(len(expected) - 1)
+
+
+def test_temperature_zero_takes_the_most_likely_candidate():
+    """XTC leaves the second of two likely tokens; typical_p drops a token that is too likely."""
+    logits = torch.log(torch.tensor([[0.4, 0.01, 0.4, *[0.19 / 297] * 297]])).repeat(2, 1)
+    logits[1] = torch.log(torch.tensor([0.5, *[0.5 / 299] * 299]))
+    cold = replace(PLAIN, temperature=0.0)
+    sampling = [
+        replace(cold, xtc_probability=1.0, xtc_threshold=0.1, seed=4),
+        replace(cold, typical_p=0.2, seed=5),
+    ]
+    expected = [int(reference(row.numpy(), replace(s, temperature=1e-3)).argmax())
+                for row, s in zip(logits.double(), sampling, strict=True)]  # fmt: skip
+    assert expected[0] == 2
+    assert sample(logits.clone(), sampling).tokens.tolist() == expected
+
+
+def test_logits_that_are_not_finite_disturb_no_other_row():
+    torch.manual_seed(10)
+    logits = torch.randn(len(CASES), VOCAB)
+    sampling = [replace(s, seed=n) for n, s in enumerate(CASES)]
+    expected = sample(logits.clone(), sampling).tokens
+    broken = torch.cat([logits, torch.full((2, VOCAB), torch.nan)])
+    broken[-1] = -torch.inf
+    drawn = sample(broken, [*sampling, *sampling[:2]])
+    assert torch.equal(drawn.tokens[:-2], expected)
+    assert drawn.finite.tolist() == [True] * len(CASES) + [False] * 2
+    assert (drawn.tokens >= 0).all() and (drawn.tokens < VOCAB).all()
+
+
+def test_only_parameters_that_change_something_leave_the_cheaper_paths():
+    off = replace(PLAIN, top_n_sigma=-1.0, xtc_probability=1.0, xtc_threshold=0.6)
+    assert path_of(off, VOCAB) is Path.WHOLE
+    assert {path_of(s, VOCAB) for s in CASES} == {Path.CHAIN}
