@@ -276,16 +276,16 @@ def _sampler_bytes(model: PlannedModel, layout: CacheLayout, limits: StepLimits)
     tables, and buffers of inputs and masks: one on the device and two on the host, which take twice
     one here; and the masks of all slots while they are computed."""
     slots, context_tokens = limits.slots, limits.context_tokens
-
-    state = Sampler.state_bytes(slots=slots, context_tokens=context_tokens)
+    vocab_size = model.vocab_size
+    state = Sampler.state_bytes(slots=slots, context_tokens=context_tokens, vocab_size=vocab_size)
     workspace = Sampler.workspace_bytes(
-        slots=slots, context_tokens=context_tokens, vocab_size=model.vocab_size
+        slots=slots, context_tokens=context_tokens, vocab_size=vocab_size
     )
     tables = slots * sum(layout.capacity_pages(context_tokens))
     sums = 4 * slots * model.hidden_size
     results = 2 * result_bytes(limits, hidden=model.hidden_size)
-    masks = mask_bytes(slots=slots, vocab_size=model.vocab_size)
-    inputs = buffer_bytes(layout, limits)
+    masks = mask_bytes(slots=slots, vocab_size=vocab_size)
+    inputs = buffer_bytes(layout, limits, vocab_size)
     return state + workspace + sums + results + 2 * inputs + 3 * masks + 4 * tables
 
 

@@ -47,6 +47,10 @@ class SamplingParams:
     The samplers below `barred_until` are those of llama.cpp; typical_p 1, top_n_sigma 0,
     xtc_probability 0 and dynatemp_range 0 disable them. With any of them (`chained`) the samplers
     follow each other as in llama.cpp, with the temperature last; without, it comes first.
+
+    dry_multiplier 0 disables DRY, which follows the penalties; dry_penalty_last_n -1 reads the
+    whole sequence. `dry_breakers`: bit `token % 32` of the 32-bit word `token // 32` is set for the
+    tokens that contain one of `dry_sequence_breakers`, which the engine does not read.
     """
 
     temperature: float = 0.8
@@ -69,6 +73,17 @@ class SamplingParams:
     xtc_threshold: float = 0.1
     dynatemp_range: float = 0.0
     dynatemp_exponent: float = 1.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    dry_breakers: bytes = b""
+
+    @property
+    def repetitive(self) -> bool:
+        """Whether DRY applies."""
+        return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
 
     @property
     def chained(self) -> bool:

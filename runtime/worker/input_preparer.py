@@ -27,6 +27,7 @@ from runtime.worker.model import ImageWrite, RowSpan
 from runtime.worker.pinned_buffer import ALIGNMENT, PinnedBuffer
 from runtime.worker.pooling import PooledStep, plan_pooling
 from runtime.worker.prompt_scores import ScoredStep, plan_scores
+from runtime.worker.repetition import LoadedRepetitions, RepeatingRows, repetition_bytes
 from runtime.worker.sampler import FLOATS, INTS, Draws, LoadedSlots, Path, Sampler
 from runtime.worker.sampler_chain import LoadedChains, chain_bytes, chain_rows
 from runtime.worker.slot_requests import SlotRequests
@@ -115,7 +116,7 @@ class InputPreparer:
         self._sampler = sampler
         self._context_tokens, self._slots = limits.context_tokens, limits.slots
         self._requests = SlotRequests(slots=limits.slots, vocab_size=sampler.vocab_size)
-        nbytes, device_bytes = buffer_bytes(layout, limits), None
+        nbytes, device_bytes = buffer_bytes(layout, limits, sampler.vocab_size), None
         if device.type == "cuda":
             device_bytes = torch.empty(nbytes, dtype=torch.uint8, device=device)
         self._buffers = [PinnedBuffer(nbytes, device_bytes) for _ in range(2)]
@@ -188,6 +189,31 @@ class InputPreparer:
             scored=buffer.put(scored, _INT64),
             alternatives=int(requests.alternatives[slots].max(initial=0)),
             biased=BiasedRows(buffer.put(biased, _INT64), width) if width else None,
+            repeating=self._write_repeating(buffer, slots, ends),
+        )
+
+    def _write_repeating(
+        self, buffer: PinnedBuffer, slots: NDArray[np.int64], ends: Sequence[int]
+    ) -> RepeatingRows | None:
+        """`slots` and `ends` [drawn]: as in `_write_draws`."""
+        repeats = self._requests.repeats[slots]
+        rows = np.flatnonzero(repeats >= 0)
+        if not len(rows):
+            return None
+        window = max(ends[row] for row in rows.tolist())
+        return RepeatingRows(buffer.put(rows, _INT64), window, int(repeats.max()))
+
+    def _write_repetitions(
+        self, buffer: PinnedBuffer, loads: Sequence[SlotLoad]
+    ) -> LoadedRepetitions | None:
+        if not loads:
+            return None
+        floats, ints, words = self._sampler.repetition_rows([load.sampling for load in loads])
+        return LoadedRepetitions(
+            buffer.put([load.slot for load in loads], _INT64),
+            buffer.put(floats, torch.float32),
+            buffer.put(ints, _INT64),
+            buffer.put(words, _INT32),
         )
 
     def _write_loads(self, buffer: PinnedBuffer, loads: Sequence[SlotLoad]) -> LoadedSlots:
@@ -200,10 +226,11 @@ class InputPreparer:
             buffer.put(ints, _INT64),
             _write_biases(buffer, [load for load in loads if load.sampling.biased]),
             _write_chains(buffer, [load for load in loads if load.sampling.chained]),
+            self._write_repetitions(buffer, [load for load in loads if load.sampling.repetitive]),
         )
 
 
-def buffer_bytes(layout: CacheLayout, limits: StepLimits) -> int:
+def buffer_bytes(layout: CacheLayout, limits: StepLimits, vocab_size: int) -> int:
     """Bytes that the largest plan takes."""
     slots, groups = limits.slots, len(layout.groups)
     by_image = sum(kind.by_image for kind in layout.kinds)
@@ -216,8 +243,11 @@ def buffer_bytes(layout: CacheLayout, limits: StepLimits) -> int:
     loads = slots * (4 * limits.context_tokens + 8 + 4 * FLOATS + 8 * INTS)
     biases = table_bytes(slots) + 8 * slots
     chains = chain_bytes(slots) + 8 * slots
-    parts = 23 + 5 * groups + slots
-    return rows + images + draws + tables + loads + biases + chains + ALIGNMENT * parts
+    repetitions = repetition_bytes(slots, vocab_size) + 2 * 8 * slots
+    parts = 28 + 5 * groups + slots
+    return (
+        rows + images + draws + tables + loads + biases + chains + repetitions + ALIGNMENT * parts
+    )
 
 
 def _write_biases(buffer: PinnedBuffer, loads: Sequence[SlotLoad]) -> LoadedBiases | None:

@@ -9,13 +9,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.engine.request import SamplingParams
 from runtime.kernels.draws import draw_top, forbid
 from runtime.worker.logit_biases import BiasedRows, BiasTable, LoadedBiases, table_bytes
 from runtime.worker.prompt_scores import PromptScores
+from runtime.worker.repetition import (
+    LoadedRepetitions,
+    RepeatingRows,
+    RepetitionTable,
+    repetition_bytes,
+    repetition_rows,
+)
 from runtime.worker.sampler_chain import (
     COLDEST,
     ONE,
@@ -68,6 +77,7 @@ class LoadedSlots:
     ints: Tensor
     biases: LoadedBiases | None = None
     chains: LoadedChains | None = None
+    repetitions: LoadedRepetitions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +100,7 @@ class Draws:
     scored: Tensor
     alternatives: int
     biased: BiasedRows | None = None
+    repeating: RepeatingRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +140,11 @@ class Sampler:
         self._ints = torch.zeros((slots, INTS), dtype=torch.int64, device=device)
         self._biases = BiasTable(slots=slots, device=device)
         self._chains = ChainTable(slots=slots, device=device)
+        self._repetitions = RepetitionTable(slots=slots, vocab_size=vocab_size, device=device)
 
     @staticmethod
-    def state_bytes(*, slots: int, context_tokens: int) -> int:
-        tables = table_bytes(slots) + chain_bytes(slots)
+    def state_bytes(*, slots: int, context_tokens: int, vocab_size: int) -> int:
+        tables = table_bytes(slots) + chain_bytes(slots) + repetition_bytes(slots, vocab_size)
         return slots * (4 * context_tokens + 4 * FLOATS + 8 * INTS) + tables
 
     @staticmethod
@@ -140,7 +152,7 @@ class Sampler:
         """The most that `sample` allocates: for sorting, raw logits of scores, penalties."""
         sorting = 128 * min(slots, SORT_BLOCK) * vocab_size
         scores = 8 * slots * vocab_size
-        penalties = 64 * slots * context_tokens
+        penalties = slots * (96 * context_tokens + 12 * vocab_size)
         candidates = 64 * slots * min(TOP_LIMIT * CHUNK, vocab_size + CHUNK)
         masks = 12 * slots * vocab_size
         return max(sorting, penalties, candidates, masks, 3 * table_bytes(slots)) + scores
@@ -155,6 +167,8 @@ class Sampler:
             self._biases.load(loaded.biases)
         if loaded.chains is not None:
             self._chains.load(loaded.chains)
+        if loaded.repetitions is not None:
+            self._repetitions.load(loaded.repetitions)
 
     def parameter_rows(
         self, sampling: Sequence[SamplingParams]
@@ -183,6 +197,14 @@ class Sampler:
         ]
         return floats, ints
 
+    def repetition_rows(
+        self, sampling: Sequence[SamplingParams]
+    ) -> tuple[list[list[float]], list[list[int]], NDArray[np.int32]]:
+        """The floats, integers and words of `LoadedRepetitions`, one row for each slot."""
+        return repetition_rows(
+            sampling, context_tokens=self._tokens.shape[1], vocab_size=self.vocab_size
+        )
+
     def tokens_at(self, slots: Tensor, positions: Tensor) -> Tensor:
         """The tokens at these positions of these slots, from prompts or drawn: [n] int64."""
         return self._tokens[slots, positions].long()
@@ -199,6 +221,10 @@ class Sampler:
             self._biases.apply(logits, draws.biased, draws.slots, draws.positions)
         if draws.penalised.shape[0]:
             self._penalise(logits, draws)
+        if draws.repeating is not None:
+            self._repetitions.apply(
+                logits, draws.repeating, draws.slots, draws.positions, self._tokens
+            )
         if masks is not None:
             forbid(logits, masks.rows, masks.words, masks.count)
         tokens, finite = self._draw(logits, draws)
@@ -268,7 +294,9 @@ class Sampler:
         """The largest logits and the tokens of rows that draw by `odds_of`: [rows] each."""
         floats, ints = self._floats[slots], self._ints[slots]
         rows = ChainRows(
-            *(floats[:, i : i + 1] for i in range(3)),
+            temperature=floats[:, 0:1],
+            top_p=floats[:, 1:2],
+            min_p=floats[:, 2:3],
             top_k=ints[:, 1:2],
             chain=self._chains.rows(slots),
             chance=uniforms(ints[:, 0] ^ XTC_STREAM, positions)[:, None],

@@ -9,6 +9,7 @@ from runtime.engine import scheduler
 from runtime.engine.request import GenerationRequest
 from runtime.engine.scheduler import Chunk
 from runtime.worker.logit_biases import used_entries
+from runtime.worker.repetition import longest_repeat
 from runtime.worker.sampler import Path, path_of
 
 
@@ -16,8 +17,9 @@ class SlotRequests:
     """Columns [slots], which are written when a request enters a slot, not in each step.
 
     draws: tokens are sampled; path: how; top_k: in path TOP, else 0; penalised: with penalties;
-    alternatives: of log-probabilities, -1 for none; biases: number of biased tokens; plain: no
-    images, no pooling and no log-probabilities of the prompt.
+    alternatives: of log-probabilities, -1 for none; biases: number of biased tokens; repeats: the
+    longest repetition that DRY reads, -1 without it; plain: no images, no pooling and no
+    log-probabilities of the prompt.
     """
 
     def __init__(self, *, slots: int, vocab_size: int) -> None:
@@ -25,6 +27,7 @@ class SlotRequests:
         self._sequences: list[Callable[[], scheduler.Sequence | None]] = [_nothing] * slots
         self.draws, self.penalised, self.plain = np.zeros((3, slots), np.bool_)
         self.path, self.top_k, self.alternatives, self.biases = np.zeros((4, slots), np.int64)
+        self.repeats = np.full(slots, -1, np.int64)
 
     def update(self, chunks: Sequence[Chunk]) -> None:
         """Before the columns are read for the slots of `chunks`."""
@@ -43,6 +46,7 @@ class SlotRequests:
         self.penalised[slot] = sampling.penalised
         self.alternatives[slot] = -1 if sampling.logprobs is None else sampling.logprobs
         self.biases[slot] = used_entries(sampling) if sampling.biased else 0
+        self.repeats[slot] = longest_repeat(sampling) if sampling.repetitive else -1
         plain = request.pooling is None and request.prompt_logprobs is None
         self.plain[slot] = plain and not request.spans
 

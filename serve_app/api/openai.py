@@ -23,6 +23,7 @@ from serve_app.config.options import (
     OPENAI_DEFAULTS,
     Options,
     number,
+    sequence_breakers,
     stop_strings,
 )
 from serve_app.gateway.backend import ChatBackend
@@ -93,6 +94,11 @@ class LlamaExtras(Body):
     xtc_threshold: Any = None
     dynatemp_range: Any = None
     dynatemp_exponent: Any = None
+    dry_multiplier: Any = None
+    dry_base: Any = None
+    dry_allowed_length: Any = None
+    dry_penalty_last_n: Any = None
+    dry_sequence_breakers: Any = None
 
 
 class Common(VllmExtras, LlamaExtras):
@@ -147,10 +153,14 @@ def configured(body: Body, model: ServedModel, max_tokens: int | None) -> Option
     }
     stop = getattr(body, "stop", None)
     stop = [stop] if isinstance(stop, str) else stop
+    breakers = getattr(body, "dry_sequence_breakers", None)
     given = Options(
         **values,  # type: ignore[arg-type]
         num_predict=max_tokens,
         stop=None if stop is None else stop_strings(stop, noun="field"),
+        dry_sequence_breakers=None
+        if breakers is None
+        else sequence_breakers(breakers, noun="field"),
     )
     return given.over(model.options.over(OPENAI_DEFAULTS))
 

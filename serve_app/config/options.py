@@ -46,6 +46,11 @@ class Options:
     xtc_threshold: float | None = None
     dynatemp_range: float | None = None
     dynatemp_exponent: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: tuple[str, ...] | None = None
 
     def over(self, base: Self) -> Self:
         """These options, with those of `base` where none is given."""
@@ -104,6 +109,10 @@ CHAIN_BOUNDS: Mapping[str, Bounds] = {
     "xtc_threshold": Bounds(float, 0, 1),
     "dynatemp_range": Bounds(float, 0, LARGEST),
     "dynatemp_exponent": Bounds(float, 0, 100),
+    "dry_multiplier": Bounds(float, 0, 100),
+    "dry_base": Bounds(float, 1, 100),
+    "dry_allowed_length": Bounds(int, 0, 512),
+    "dry_penalty_last_n": Bounds(int, -1, LONGEST),
 }
 BOUNDS: Mapping[str, Bounds] = {
     "temperature": Bounds(float, 0, LARGEST),
@@ -162,6 +171,8 @@ def read_options(raw: Mapping[str, Any], *, unknown: Callable[[str], None] = _re
             continue
         if name == "stop":
             values["stop"] = stop_strings(value)
+        elif name == "dry_sequence_breakers":
+            values[name] = sequence_breakers(value, noun="option")
         elif name in BOUNDS:
             values[name] = number(name, value, BOUNDS[name], noun="option")
         elif name not in _REMOVED or value != _REMOVED[name]:
@@ -190,6 +201,18 @@ def number(name: str, value: Any, bounds: Bounds, *, noun: str = "field") -> int
     if value != value or value not in bounds:
         raise RequestError(f'{noun} "{name}" is {str(value)[:40]}; it must be {bounds}')
     return bounds.type(value)
+
+
+def sequence_breakers(value: Any, *, noun: str) -> tuple[str, ...]:
+    """ASCII characters, each of which is within one token in every vocabulary."""
+    given = value if isinstance(value, list) else [None]
+    if len(given) > 128 or not all(
+        isinstance(each, str) and len(each) == 1 and each.isascii() for each in given
+    ):
+        raise RequestError(
+            f'{noun} "dry_sequence_breakers" must be a list of at most 128 single ASCII characters'
+        )
+    return tuple(sorted(set(given)))
 
 
 def stop_strings(value: Any, *, noun: str = "option", name: str = "stop") -> tuple[str, ...]:

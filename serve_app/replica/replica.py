@@ -43,6 +43,7 @@ from serve_app.replica.prompt_defaults import PromptDefaults
 from serve_app.replica.prompt_preparation import PromptPreparer
 from serve_app.replica.prompt_tokens import echoed, token_logprob, tokenized
 from serve_app.replica.reply_forms import ReplyForms
+from serve_app.replica.sequence_breakers import SequenceBreakers
 from serve_app.replica.served_files import ServedFiles
 from serve_app.replica.text_embedder import TextEmbedder
 from serve_app.replica.thinking_tokens import ThinkingCounter
@@ -76,6 +77,7 @@ class ModelReplica:
         self._trace_file = trace_file
         self._preparer = PromptPreparer(model, image_cache, name=card.name)
         self._reply_forms = ReplyForms(model.tokenizer)
+        self._breakers = SequenceBreakers(model.tokenizer)
         self._embedder = TextEmbedder(model, engine, name=card.name)
         self._request_numbers = itertools.count()
         self._clamping_logged = False
@@ -102,6 +104,7 @@ class ModelReplica:
                 )
                 return
             grammar = await self._reply_forms.grammar(task, prompt)
+            task = await self._with_breakers(task)
             request = self._request(task, prompt, limit, grammar)
             async with aclosing(self._reply(task, prompt, request)) as deltas:
                 async for delta in deltas:
@@ -191,6 +194,14 @@ class ModelReplica:
             parts = (prompt.markup.get(token) or token_bytes(token) for token in task.resume.tokens)
             counter.count(b"".join(parts).decode(errors="ignore"), 0)
         return counter
+
+    async def _with_breakers(self, task: ChatTask) -> ChatTask:
+        """The task with the tokens that are sequence breakers, if DRY applies."""
+        sampling = task.sampling
+        if not sampling.repetitive:
+            return task
+        words = await asyncio.to_thread(self._breakers.words, sampling.dry_sequence_breakers)
+        return dataclasses.replace(task, sampling=dataclasses.replace(sampling, dry_breakers=words))
 
     def _request(
         self, task: ChatTask, prompt: Prompt, limit: int, grammar: Grammar | None

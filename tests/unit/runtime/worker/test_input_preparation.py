@@ -198,7 +198,11 @@ def test_loads_carry_tokens_and_parameters_exactly(preparer, odd):
     sampling = SamplingParams(
         temperature=0.3, top_k=7, top_p=0.4, min_p=0.1, seed=2**63 - 3, repeat_last_n=5
     )
-    everything = SamplingParams(top_k=0, seed=-9, repeat_last_n=None)
+    everything = SamplingParams(
+        top_k=0, seed=-9, repeat_last_n=None, typical_p=0.5, top_n_sigma=1.5, xtc_probability=0.25,
+        xtc_threshold=0.2, dynatemp_range=0.75, dynatemp_exponent=2.0, dry_multiplier=0.5,
+        dry_base=8.0, dry_allowed_length=3, dry_breakers=bytes([0, 0, 0, 128]),
+    )  # fmt: skip
     loads = [SlotLoad(1, tuple(range(900, 910 + odd)), sampling), SlotLoad(3, (7,), everything)]
     inputs = preparer.prepare(plan(chunk(1, 9, 1), loads=loads))
     assert inputs.loads is not None
@@ -208,6 +212,14 @@ def test_loads_carry_tokens_and_parameters_exactly(preparer, odd):
     expected = torch.tensor([0.3, 0.4, 0.1, 1.0, 0.0, 0.0])
     torch.testing.assert_close(inputs.loads.floats[0], expected)
     assert inputs.loads.ints.tolist() == [[2**63 - 3, 7, 5, 0], [-9, VOCAB, CONTEXT, 0]]
+    repetitions = inputs.loads.repetitions
+    assert repetitions is not None and repetitions.slots.tolist() == [3]
+    assert repetitions.floats.tolist() == [[0.5, 8.0]]
+    assert repetitions.ints.tolist() == [[3, CONTEXT, 42]]  # 8**42 is the largest float32
+    assert repetitions.words[0, :2].tolist() == [-(2**31), 0]
+    chains = inputs.loads.chains
+    assert chains is not None and chains.slots.tolist() == [3]
+    torch.testing.assert_close(chains.values, torch.tensor([[1.5, 0.5, 0.25, 0.2, 0.75, 2.0]]))
 
 
 def test_inputs_stay_valid_while_the_next_step_is_prepared(preparer):
@@ -226,7 +238,7 @@ def test_the_largest_plan_fits_into_the_buffers(kinds):
         PageWrite(g, s, i, 0) for g, pages in enumerate(most) for s in range(SLOTS)
         for i in range(pages)
     ]  # fmt: skip
-    everything = SamplingParams(repeat_penalty=2.0, logprobs=20)
+    everything = SamplingParams(repeat_penalty=2.0, logprobs=20, typical_p=0.5, dry_multiplier=1.0)
     loads = [SlotLoad(s, (1,) * CONTEXT, everything) for s in range(SLOTS)]
     chunks = [chunk(s, 0, STEP_TOKENS // SLOTS, sampling=everything) for s in range(1, SLOTS)]
     images = tuple(ImageSpan(n, 1, False, b"a", 30) for n in range(2))

@@ -28,6 +28,7 @@ from runtime.worker.sampler import (
     path_of,
     uniforms,
 )
+from runtime.worker.repetition import LoadedRepetitions, RepeatingRows, longest_repeat
 from runtime.worker.sampler_chain import LoadedChains, chain_rows
 from runtime.worker.token_order import sorted_tokens, top_tokens
 
@@ -58,7 +59,16 @@ def sample(
     )
     slots = torch.arange(rows)
     chains = LoadedChains(slots, torch.tensor(chain_rows(sampling)))
-    sampler.load(LoadedSlots(given, slots, torch.tensor(floats), torch.tensor(ints), chains=chains))
+    numbers, counts, words = sampler.repetition_rows(sampling)
+    repetitions = LoadedRepetitions(
+        slots, torch.tensor(numbers), torch.tensor(counts), torch.from_numpy(words)
+    )
+    sampler.load(
+        LoadedSlots(
+            given, slots, torch.tensor(floats), torch.tensor(ints), chains=chains,
+            repetitions=repetitions,
+        )
+    )  # fmt: skip
     if positions is None:
         positions = [len(given) for given in tokens] if tokens else [1] * rows
     order = sorted(range(rows), key=lambda row: path_of(sampling[row], vocab))
@@ -93,7 +103,14 @@ def draws_of(
         window=max(windows, default=0),
         scored=torch.tensor([s.logprobs is not None for s in ordered]).nonzero()[:, 0],
         alternatives=max(s.logprobs or 0 for s in ordered),
+        repeating=repeating_rows(ordered),
     )
+
+
+def repeating_rows(sampling: list[SamplingParams]) -> RepeatingRows | None:
+    rows = [row for row, s in enumerate(sampling) if s.repetitive]
+    longest = max((longest_repeat(sampling[row]) for row in rows), default=0)
+    return RepeatingRows(torch.tensor(rows), CONTEXT, longest) if rows else None
 
 
 def splitmix64(state: int):
@@ -247,6 +264,7 @@ def company(vocab: int) -> list[SamplingParams]:
             SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.01, seed=seed),
             SamplingParams(repeat_penalty=1.3, repeat_last_n=1 + seed, seed=seed),
             SamplingParams(frequency_penalty=0.5, repeat_last_n=None, top_k=vocab, seed=seed),
+            SamplingParams(dry_multiplier=1.0, dry_allowed_length=0, seed=seed),
             SamplingParams(typical_p=0.9, top_k=0, repeat_penalty=1.1, seed=seed),
             SamplingParams(top_n_sigma=1.5, dynatemp_range=0.5, dynatemp_exponent=1.3, seed=seed),
             SamplingParams(xtc_probability=0.7, xtc_threshold=0.02, top_k=0, min_p=0.01, seed=seed),

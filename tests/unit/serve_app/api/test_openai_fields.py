@@ -34,23 +34,37 @@ async def test_the_sampling_options_that_vllm_adds_reach_the_engine(path, body):
     assert (sampling.repeat_last_n, task.penalise_prompt) == (None, False)
 
 
+BREAKERS = {"dry_sequence_breakers": [".", "\n", "."]}
 CHAIN = {
     "typical_p": 0.5, "top_n_sigma": 1.5, "xtc_probability": 0.25, "xtc_threshold": 0.2,
-    "dynatemp_range": 0.75, "dynatemp_exponent": 2.0,
+    "dynatemp_range": 0.75, "dynatemp_exponent": 2.0, "dry_multiplier": 0.5, "dry_base": 2.0,
+    "dry_allowed_length": 3, "dry_penalty_last_n": 64,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        (CHAT, {"messages": USER, **CHAIN}),
-        (TEXT, {"prompt": "p", **CHAIN}),
-        ("/api/chat", {"messages": USER, "options": CHAIN}),
+        (CHAT, {"messages": USER, **CHAIN, **BREAKERS}),
+        (TEXT, {"prompt": "p", **CHAIN, **BREAKERS}),
+        ("/api/chat", {"messages": USER, "options": {**CHAIN, **BREAKERS}}),
     ],
 )
 async def test_the_samplers_of_llama_cpp_reach_the_engine(path, body):
     sampling = (await task_of(path, body)).sampling
     assert {name: getattr(sampling, name) for name in CHAIN} == CHAIN
+    assert sampling.dry_sequence_breakers == ("\n", ".")
+
+
+@pytest.mark.parametrize("value", ["x", ["ab"], [""], ["é"], [1], ["x"] * 129])
+async def test_sequence_breakers_are_single_characters(value):
+    for path, body in (
+        (CHAT, {"messages": USER, "dry_sequence_breakers": value}),
+        ("/api/chat", {"messages": USER, "options": {"dry_sequence_breakers": value}}),
+    ):
+        response = await post(path, body)
+        assert response.status_code == 400
+        assert "dry_sequence_breakers" in response.text
 
 
 @pytest.mark.parametrize("name", CHAIN)
