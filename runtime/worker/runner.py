@@ -253,6 +253,8 @@ class DeviceRunner:
             logprobs=MAX_TOP_LOGPROBS,
             logit_bias=((0, 1.0),),
             typical_p=0.5,
+            dry_multiplier=1.0,
+            dry_base=100.0,
         )
         left = rows - slots
         chunks, loads = [], []

@@ -18,6 +18,7 @@ from transformers import (
 
 from runtime.engine.request import SamplingParams
 from runtime.worker import sampler
+from runtime.worker.repetition import LoadedRepetitions, RepeatingRows, longest_repeat
 from runtime.worker.sampler import (
     TOP_LIMIT,
     Drawn,
@@ -28,7 +29,6 @@ from runtime.worker.sampler import (
     path_of,
     uniforms,
 )
-from runtime.worker.repetition import LoadedRepetitions, RepeatingRows, longest_repeat
 from runtime.worker.sampler_chain import LoadedChains, chain_rows
 from runtime.worker.token_order import sorted_tokens, top_tokens
 

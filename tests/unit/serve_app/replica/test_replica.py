@@ -232,6 +232,21 @@ async def test_additive_penalties_count_the_prompt_or_only_the_answer(penalise_p
     assert engine.requests[0].sampling.counted_from == begin
 
 
+async def test_sequence_breakers_become_tokens_only_for_dry():
+    model = FakeModel()
+    model.tokenizer = FakeTokenizer()
+    model.tokenizer.vocab_size = 4  # the last three are a, b and c
+    for multiplier, words in ((0.0, b""), (1.0, b"\x04\0\0\0")):
+        sampling = dataclasses.replace(
+            TASK.sampling, dry_multiplier=multiplier, dry_sequence_breakers=("b",)
+        )
+        engine = FakeEngine(END)
+        replica = ModelReplica(model, engine, CARD)
+        async for _ in replica.generate(dataclasses.replace(TASK, sampling=sampling)):
+            pass
+        assert engine.requests[0].sampling.dry_breakers == words
+
+
 async def test_template_variables_are_kept_with_prompt_defaults():
     model, variables = FakeModel(), {"enable_thinking": False}
     conversation = Conversation((Message("user", "hi"),), variables=variables)
