@@ -22,6 +22,9 @@ SAMPLINGS = {
     "top": SamplingParams(top_k=9, logprobs=3),
     "sorted": SamplingParams(top_k=0, top_p=0.5, repeat_penalty=1.1, logit_bias=((3, 1.0),)),
     "whole": SamplingParams(top_k=0, top_p=1.0, presence_penalty=0.5, repeat_last_n=None),
+    "chain": SamplingParams(
+        typical_p=0.9, top_n_sigma=2.0, xtc_probability=0.5, dynatemp_range=0.5, dry_multiplier=1.0
+    ),
 }
 # Positions before the rows of each sequence, and their number.
 PREFILL = [(0, 40), (30, 30), (0, 1)]
@@ -45,7 +48,7 @@ def steps_of(family: str, path: Path, fake: FakeCuda) -> FakeSteps:
 def test_steps_of_a_family_never_wait(family: str, tmp_path: Path, fake: FakeCuda) -> None:
     """With rows of all paths of the sampler together."""
     steps = steps_of(family, tmp_path / "model.gguf", fake)
-    paths = [*SAMPLINGS.values(), SAMPLINGS["top"]]
+    paths = list(SAMPLINGS.values())
     for scene in (MIXED, DECODING):
         rows = [Rows(*place, sampling) for place, sampling in zip(scene, paths, strict=True)]
         assert steps.launch(rows).launches
