@@ -12,7 +12,8 @@ from torch import Tensor
 
 from runtime.engine.request import SamplingParams
 
-LONGEST_REPEAT = 1024  # tokens of a repetition that count
+# Tokens of a repetition that count; comparing takes time for each.
+LONGEST_REPEAT = 256
 _LARGEST_LOG = 88.7228391  # the logarithm of the largest float32
 _LARGEST_PENALTY = 1e30
 _FLOATS = 2  # multiplier, base

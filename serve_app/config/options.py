@@ -111,7 +111,7 @@ CHAIN_BOUNDS: Mapping[str, Bounds] = {
     "dynatemp_exponent": Bounds(float, 0, 100),
     "dry_multiplier": Bounds(float, 0, 100),
     "dry_base": Bounds(float, 1, 100),
-    "dry_allowed_length": Bounds(int, 0, 512),
+    "dry_allowed_length": Bounds(int, 0, 128),
     "dry_penalty_last_n": Bounds(int, -1, LONGEST),
 }
 BOUNDS: Mapping[str, Bounds] = {
