@@ -24,6 +24,7 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSc
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 # Formats that llguidance enforces. The specification lets others be annotations.
 _FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
+_TYPES = ["null", "boolean", "number", "string", "array", "object"]
 # As in llama.cpp: small models do not stop writing white space by themselves.
 _OPTIONS = {"whitespace_pattern": r" |\n{1,2}[ \t]{0,20}", "lenient": False}
 # With separators instead of white space, it may stand beside other rules that begin alike.
@@ -112,7 +113,7 @@ def compilable(schema: Any, *, merged: bool = False) -> Any:
     As in llama.cpp, an object with properties has no others, unless the schema says so: models
     would invent more and more of them.
     """
-    changed = _mapped(schema, _without_annotations)
+    changed = _mapped(_mapped(schema, _without_annotations), _with_integers)
     if not _combines(changed):
         changed = _mapped(changed, closed)
     if not isinstance(changed, dict):
@@ -181,6 +182,18 @@ def _without_annotations(schema: Schema) -> Schema:
     if schema.get("uniqueItems") is False:
         dropped.add("uniqueItems")
     return {key: value for key, value in schema.items() if key not in dropped}
+
+
+def _with_integers(schema: Schema) -> Schema:
+    """Multiples of an integer as integers. llguidance does not find the end of such a `number` with
+    bounds, and fails if only a control token may follow it."""
+    divisor, types = schema.get("multipleOf"), schema.get("type", _TYPES)
+    types = [types] if isinstance(types, str) else types
+    integral = isinstance(divisor, int | float) and divisor % 1 == 0
+    if not (integral and isinstance(types, list) and "number" in types):
+        return schema
+    others = [each for each in types if each not in ("integer", "number")]
+    return {**schema, "type": ["integer", *others]}
 
 
 def _combines(schema: Any) -> bool:

@@ -170,6 +170,36 @@ def test_objects_have_further_properties_only_where_the_schema_says_so(schema, t
     assert mask[end // 8] >> end % 8 & 1
 
 
+EVEN, UNTIL_47 = {"multipleOf": 2}, {"maximum": 47}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number", **EVEN, **UNTIL_47},
+        {"type": ["number", "null"], "multipleOf": 2.0, "minimum": 1, "exclusiveMaximum": 47},
+        {**EVEN, **UNTIL_47},
+        {"type": "number", **UNTIL_47, "allOf": [EVEN]},
+        {"allOf": [{"type": "number", **EVEN}, {"multipleOf": 0.5, **UNTIL_47}]},
+        {"type": "number", "anyOf": [{**EVEN, **UNTIL_47}, {"type": "null"}]},
+        {"$defs": {"a": {"type": ["number", "string"], **UNTIL_47}}, "$ref": "#/$defs/a", **EVEN},
+    ],
+)
+def test_a_control_token_may_follow_a_bounded_multiple(schema) -> None:
+    tokenizer = ByteTokenizer("<tool>")
+    tool = tokenizer.vocabulary.control["<tool>"]
+    lark = {"lark_grammar": f"start: @value <[{tool}]>"}
+    source = json.dumps({"grammars": [lark, {"name": "value", "json_schema": compilable(schema)}]})
+    grammar = TokenGrammars(tokenizer).compile(source)  # type: ignore[arg-type]
+    for value in (36, 3):
+        follows = jsonschema.Draft202012Validator(schema).is_valid(value)
+        matcher, mask = grammar.matcher(), bytearray(4 * grammar.words)
+        for token in tokenizer.encode(str(value)):
+            matcher.accept(token)
+        matcher.allowed(memoryview(mask))
+        assert bool(mask[tool // 8] >> tool % 8 & 1) == follows == (value == 36)
+
+
 def test_annotations_do_not_prevent_compilation_and_options_are_ours() -> None:
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
