@@ -21,6 +21,7 @@ from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.chat.formats.reply_grammar import reply_grammar
 from model_zoo.grammars.json_schema import compilable
 from model_zoo.grammars.token_grammar import GrammarError, TokenGrammar, TokenGrammars, check
+from runtime.errors import GenerationFailedError
 from tests.byte_tokenizer import TOKEN, ByteTokenizer
 from tests.reply_parsing import parsed, replied
 from tests.unit.model_zoo.chat.test_reply_grammars import TEMPLATES
@@ -109,15 +110,16 @@ def test_every_call_follows_its_schema(name: str) -> None:
         except UnwritableArguments as error:
             counts[f"refused: {error}"] += 1
             return
-        reply = family.reply(grammar, zlib.crc32(json.dumps(schema).encode()))
-        if reply is None:
-            counts["unfinished"] += 1
-            return
+        reply = None
         try:
+            reply = family.reply(grammar, zlib.crc32(json.dumps(schema).encode()))
+            if reply is None:
+                counts["unfinished"] += 1
+                return
             arguments = family.call(reply, schema)
             jsonschema.validate(arguments, schema, jsonschema.Draft202012Validator)
             counts["validated"] += 1
-        except (AssertionError, jsonschema.ValidationError) as error:
+        except (AssertionError, GenerationFailedError, jsonschema.ValidationError) as error:
             wrong.append((schema, reply, str(error)))
 
     follow()
