@@ -91,7 +91,7 @@ class StartReport:
                 self._say(f"{model}: starting")
             case "device":
                 kernels = f", kernels {event['kernels']}" if event.get("kernels") else ""
-                self._say(f"device {event.get('kind')}{kernels}")
+                self._say(f"device {event.get('name') or event.get('kind')}{kernels}")
             case "loading":
                 self._loading(model, float(event.get("percent", 0)))
             case "ready":

@@ -43,6 +43,7 @@ def test_the_last_line_of_a_start_has_the_loading_and_warm_up_times(capsys):
     optional = {"loading", "compiling kernels", "kernels compiled"}
     assert [line["event"] for line in lines if line["event"] not in optional] == [
         "device",
+        "versions",
         "model",
         "vision",
         "ready",
