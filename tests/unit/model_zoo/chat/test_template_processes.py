@@ -24,10 +24,11 @@ ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% 
 
 
 def children(pid: int) -> list[int]:
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(FileNotFoundError):  # a thread that has ended
-            found += map(int, (task / "children").read_text().split())
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            facts = (process / "stat").read_text().rpartition(")")[2].split()
+            found += [int(process.name)] * (int(facts[1]) == pid)
     return found
 
 
