@@ -41,7 +41,7 @@ def check(path: Path) -> list[str]:
 
     Raises a CaravanError for the first bad setting, API key file or model file.
     """
-    settings = [read_settings(args) for args in _arguments(_config(path))]
+    settings = [read_settings(args) for args in application_arguments(read_config(path))]
     for each in settings:
         read_keys(each.api_keys_file, os.environ)
     models = [model for each in settings for model in each.models]
@@ -50,7 +50,7 @@ def check(path: Path) -> list[str]:
 
 def check_port(path: Path) -> None:
     """Raises ConfigurationError if the HTTP port is in use or may not be bound."""
-    options = _config(path).get("http_options") or {}
+    options = read_config(path).get("http_options") or {}
     host, port = options.get("host", "127.0.0.1"), options.get("port", 8000)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -63,7 +63,8 @@ def check_port(path: Path) -> None:
             ) from error
 
 
-def _config(path: Path) -> Mapping[str, Any]:
+def read_config(path: Path) -> Mapping[str, Any]:
+    """The configuration of Serve. Raises ConfigurationError if it cannot be read."""
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -71,7 +72,8 @@ def _config(path: Path) -> Mapping[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def _arguments(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def application_arguments(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """`args` of each application of this project. Raises ConfigurationError."""
     applications = config.get("applications")
     if not isinstance(applications, list):
         raise ConfigurationError("`applications` is missing or not a list.")

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from serve_app.cli.server import Server
 from serve_app.cli.terminal import harmless, harmless_lines
 
 
+@dataclass(eq=False)
 class Conversation:
     """The turns so far, and how the next one is requested.
 
@@ -21,29 +23,16 @@ class Conversation:
     or is interrupted before its first word leaves no message behind.
     """
 
-    def __init__(
-        self,
-        server: Server,
-        model: str,
-        *,
-        system: str | None = None,
-        form: Any = None,
-        think: bool | str | None = None,
-        hides_thinking: bool = False,
-        options: dict[str, Any] | None = None,
-        keep_alive: str | None = None,
-        verbose: bool = False,
-    ) -> None:
-        self.server = server
-        self.model = model
-        self.system = system
-        self.form = form
-        self.think = think
-        self.hides_thinking = hides_thinking
-        self.options = options or {}
-        self.keep_alive = keep_alive
-        self.verbose = verbose
-        self.messages: list[dict[str, Any]] = []
+    server: Server
+    model: str
+    system: str | None = None
+    form: Any = None
+    think: bool | str | None = None
+    hides_thinking: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    keep_alive: str | None = None
+    verbose: bool = False
+    messages: list[dict[str, Any]] = field(default_factory=list, init=False)
 
     def ask(self, text: str, images: Sequence[Path] = ()) -> None:
         """Print the answer. Raises ServerError, and OSError for images."""

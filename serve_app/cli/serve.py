@@ -16,7 +16,13 @@ import click
 import yaml
 
 from runtime.errors import ConfigurationError
-from serve_app.check import IMPORT_PATH, check, check_port
+from serve_app.check import (
+    IMPORT_PATH,
+    application_arguments,
+    check,
+    check_port,
+    read_config,
+)
 from serve_app.cli.serve_output import StartReport
 from serve_app.cli.terminal import harmless
 from serve_app.config.settings import read_settings
@@ -172,12 +178,8 @@ def _name(source: str) -> str:
     return source.partition("://")[2].partition("@")[0].rpartition("/")[2] or source
 
 
-def _config(path: Path) -> Mapping[str, Any]:
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
-
-
 def _address(path: Path) -> str:
-    options = _config(path).get("http_options") or {}
+    options = read_config(path).get("http_options") or {}
     host = options.get("host", "127.0.0.1")
     shown = "localhost" if host in ("0.0.0.0", "127.0.0.1", "::", "::1") else host
     return f"http://{shown}:{options.get('port', 8000)}"
@@ -185,13 +187,13 @@ def _address(path: Path) -> str:
 
 def _expected(path: Path) -> frozenset[str]:
     """The models of which a replica starts at once."""
-    names = set()
-    for application in _config(path)["applications"]:
-        if application.get("import_path") != IMPORT_PATH:
-            continue
-        for model in read_settings(application.get("args") or {}).models:
-            if model.autoscaling is None or model.autoscaling.min_replicas:
-                names.add(model.name)
-    if not names and not _config(path)["applications"]:
+    config = read_config(path)
+    names = {
+        model.name
+        for args in application_arguments(config)
+        for model in read_settings(args).models
+        if model.autoscaling is None or model.autoscaling.min_replicas
+    }
+    if not config["applications"]:
         raise ConfigurationError("`applications` is empty.")
     return frozenset(names)

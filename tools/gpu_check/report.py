@@ -28,7 +28,7 @@ class Report:
 
     @contextmanager
     def guarding(self, name: str) -> Iterator[None]:
-        """An exception is a check that fails; the section goes on."""
+        """Record an exception as a failed check, and continue the section."""
         try:
             yield
         except Exception as error:
