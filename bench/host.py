@@ -18,7 +18,8 @@ from bench.sections import HOST, with_section
 from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.engine import Engine, EngineLimits
 from runtime.engine.request import GenerationRequest, Result, SamplingParams, StopRules
-from runtime.engine.scheduler import Scheduler, StepPlan
+from runtime.engine.scheduler import Scheduler
+from runtime.engine.step_plan import StepPlan
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool

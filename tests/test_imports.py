@@ -14,6 +14,8 @@ PURE_CORE = (
     "runtime.engine.fairness",
     "runtime.engine.request",
     "runtime.engine.scheduler",
+    "runtime.engine.sequence",
+    "runtime.engine.step_plan",
     "runtime.engine.text_stream",
     "runtime.engine.throughput",
     "runtime.engine.tracing",

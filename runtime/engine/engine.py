@@ -21,7 +21,9 @@ from runtime.engine.request import (
     Scored,
     Usage,
 )
-from runtime.engine.scheduler import Advance, ImageNeed, Scheduler, Sequence, StepPlan
+from runtime.engine.scheduler import Advance, ImageNeed, Scheduler
+from runtime.engine.sequence import Sequence
+from runtime.engine.step_plan import StepPlan
 from runtime.engine.text_stream import TextStream
 from runtime.engine.throughput import Throughput
 from runtime.engine.tracing import Deliver, Tracer, TraceSink

@@ -1,4 +1,4 @@
-"""Sequences, and the plan of each step.
+"""The plan of each step.
 
 There are no phases. A sequence's launched count catches up with its token count; chunked prefill,
 prefix hits, decoding and resumption after preemption are the same mechanism.
@@ -7,179 +7,24 @@ prefix hits, decoding and resumption after preemption are the same mechanism.
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum, auto
-from typing import NamedTuple
 
 from runtime.engine.fairness import FairQueue
 from runtime.engine.request import (
     FinishReason,
     GenerationRequest,
-    ImageSpan,
     LateMask,
-    Matcher,
     Outcome,
     Pooled,
     Result,
     Sampled,
-    SamplingParams,
     Scored,
 )
-from runtime.kv.cache_manager import KVCacheManager, PageGrant, PageKey
+from runtime.engine.sequence import Sequence, SequenceState
+from runtime.engine.step_plan import Chunk, PageWrite, SlotLoad, StepPlan
+from runtime.kv.cache_manager import KVCacheManager, PageGrant
 
 # Whether the features of the image with this digest are available.
 FeaturesReady = Callable[[bytes], bool]
-_NO_ROWS = range(0)
-
-
-class SequenceState(Enum):
-    WAITING = auto()
-    RUNNING = auto()
-    FINISHED = auto()
-
-
-@dataclass(eq=False, slots=True, weakref_slot=True)
-class Sequence:
-    """A request from arrival to its end. Only the scheduler changes it."""
-
-    request: GenerationRequest
-    tokens: list[int]  # prompt and answer, as far as the host knows them
-    state: SequenceState = SequenceState.WAITING
-    slot: int | None = None
-    launched: int = 0  # positions in launched steps
-    confirmed: int = 0  # positions in retired steps
-    pending: int = 0  # tokens sampled on the device and not yet read back
-    epoch: int = 0  # incremented by preemption; marks results of earlier steps as stale
-    cached: int = 0  # prompt tokens found in the prefix cache at first admission
-    prompt_logprobs: list[Sampled] = field(default_factory=list)  # not taken yet
-    scored: int = 0  # positions whose rows have scored the next token of the prompt
-    page_keys: list[PageKey] = field(default_factory=list)
-    late_mask: LateMask | None = None  # which its next token needs
-    awaited: tuple[bytes, ...] | None = None  # images of its first chunk; None: not yet known
-    spans: tuple[ImageSpan, ...] = field(init=False)
-    cache_salt: bytes = field(init=False)
-    inserted: tuple[ImageSpan, ...] = field(init=False)  # those whose features replace embeddings
-    # False for a prompt that needs the states of all rows; a pooled one may also look ahead.
-    shares_pages: bool = field(init=False)
-    matcher: Matcher | None = field(init=False)  # None without a grammar
-    most_tokens: int = field(init=False)  # no step computes for a sequence of this length
-
-    def __post_init__(self) -> None:
-        self.spans, self.cache_salt = self.request.spans, self.request.cache_salt
-        images = {image.digest for image in self.request.images}
-        inserted = (s for s in self.spans if s.digest in images and not s.cross_rows)
-        self.inserted = tuple(inserted)
-        self.shares_pages = self.request.pooling is None and self.request.prompt_logprobs is None
-        self.most_tokens = len(self.request.prompt) + max(1, self.request.stop.max_tokens)
-        grammar = self.request.grammar
-        self.matcher = None if grammar is None else grammar.matcher()
-        if self.matcher is not None:
-            for token in self.tokens[len(self.request.prompt) :]:
-                self.matcher.accept(token)
-
-    @property
-    def resumes(self) -> bool:
-        """True after a preemption, or if the request was running on another replica."""
-        state = self.request.resume
-        return self.epoch > 0 or (state is not None and state.had_turn)
-
-    @property
-    def length(self) -> int:
-        """Number of tokens, including those that only the device knows."""
-        return len(self.tokens) + self.pending
-
-    @property
-    def remaining(self) -> int:
-        """Tokens that are in no launched step."""
-        return self.length - self.launched
-
-    def scores_in(self, start: int, end: int) -> range:
-        """The positions of [start, end) whose rows are to score the next token of the prompt."""
-        if self.request.prompt_logprobs is None:
-            return _NO_ROWS
-        return range(max(start, self.scored), min(end, len(self.request.prompt) - 1))
-
-    def add_scores(self, positions: range, logprobs: tuple[Sampled, ...]) -> None:
-        """The results of a chunk; positions that were computed twice count once."""
-        self.prompt_logprobs += logprobs[max(0, self.scored - positions.start) :]
-        self.scored = max(self.scored, positions.stop)
-
-    def take_scores(self) -> tuple[Sampled, ...]:
-        """Those that were not taken before; all of them once the prompt is computed."""
-        if not self.prompt_logprobs:
-            return ()
-        taken, self.prompt_logprobs = tuple(self.prompt_logprobs), []
-        return taken
-
-    @property
-    def waits_for_token(self) -> bool:
-        """Whether its next token depends on one that only the device knows."""
-        return self.matcher is not None and self.pending > 0
-
-    def append(self, token: int) -> None:
-        self.tokens.append(token)
-        self.late_mask = None
-        if self.matcher is not None:
-            self.matcher.accept(token)
-
-    def may_end_at(self, position: int) -> bool:
-        """Whether a step may end before `position`: not inside an image that must stay whole."""
-        return not any(s.whole and s.start < position < s.end for s in self.spans)
-
-    def cut_to_whole_images(self, count: int) -> int:
-        """`count` tokens from `launched` on, fewer if the step would split a whole image."""
-        end = self.launched + count
-        for span in self.spans:
-            if span.whole and span.start < end < span.end:
-                return max(0, span.start - self.launched)
-        return count
-
-
-@dataclass(frozen=True, slots=True)
-class PageWrite:
-    """Entry `index` of the slot's page table in `group` becomes `page`."""
-
-    group: int
-    slot: int
-    index: int
-    page: int
-
-
-@dataclass(frozen=True, slots=True)
-class SlotLoad:
-    """A sequence enters a slot: its tokens so far, from position 0, and its sampling parameters."""
-
-    slot: int
-    tokens: tuple[int, ...]
-    sampling: SamplingParams
-
-
-class Chunk(NamedTuple):  # which is made faster: each step makes one for every sequence
-    """Positions [start, start + length) of one sequence in one step.
-
-    `known`: their token ids. If `feedback`, `known` is empty and the chunk is one position long:
-    its token is the slot's last sampled one, which only the device knows so far. `samples`: the
-    last row samples the token at position start + length. `scores`: positions whose rows score the
-    next token of the prompt.
-    """
-
-    sequence: Sequence
-    epoch: int
-    slot: int
-    start: int
-    length: int
-    known: tuple[int, ...]
-    feedback: bool
-    samples: bool
-    scores: range = _NO_ROWS
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """One step of the device: page table entries, slots to load, and rows to compute."""
-
-    chunks: tuple[Chunk, ...]
-    page_writes: tuple[PageWrite, ...]
-    slot_loads: tuple[SlotLoad, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from runtime.engine.request import Delta, GenerationRequest
-from runtime.engine.scheduler import Chunk, Sequence, StepPlan
+from runtime.engine.sequence import Sequence
+from runtime.engine.step_plan import Chunk, StepPlan
 
 Deliver = Callable[[Delta], None]
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.engine.request import ImageSpan
-from runtime.engine.scheduler import Chunk
+from runtime.engine.step_plan import Chunk
 from runtime.worker.model import RowSpan
 
 AXES = 3  # time, row, column

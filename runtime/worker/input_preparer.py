@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.engine.request import SamplingParams
-from runtime.engine.scheduler import Chunk, SlotLoad, StepPlan
+from runtime.engine.step_plan import Chunk, SlotLoad, StepPlan
 from runtime.kv.pool import PagePool
 from runtime.kv.spec import CacheKind, CacheLayout
 from runtime.vision.image_rows import AXES, FeatureRows, Insertions, axes_of, plan_insertions

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from runtime.engine.request import DrawFailure, LateMask, Matcher
-from runtime.engine.scheduler import Chunk
+from runtime.engine.step_plan import Chunk
 from runtime.errors import GenerationFailedError
 from runtime.worker.pinned_buffer import ALIGNMENT, PinnedBuffer
 from runtime.worker.sampler import TokenMasks

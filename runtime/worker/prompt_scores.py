@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from runtime.engine.request import Alternative, Sampled
-from runtime.engine.scheduler import Chunk
+from runtime.engine.step_plan import Chunk
 from runtime.worker.model import RowSpan
 
 

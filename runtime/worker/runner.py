@@ -15,7 +15,8 @@ from runtime.engine.request import (
     SamplingParams,
     StopRules,
 )
-from runtime.engine.scheduler import Chunk, Sequence, SlotLoad, StepPlan
+from runtime.engine.sequence import Sequence
+from runtime.engine.step_plan import Chunk, SlotLoad, StepPlan
 from runtime.errors import DoesNotFitError, ModelFileError
 from runtime.kv.pool import PagePool
 from runtime.kv.spec import CacheLayout

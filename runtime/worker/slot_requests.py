@@ -5,9 +5,9 @@ from weakref import ref
 
 import numpy as np
 
-from runtime.engine import scheduler
+from runtime.engine import sequence
 from runtime.engine.request import GenerationRequest
-from runtime.engine.scheduler import Chunk
+from runtime.engine.step_plan import Chunk
 from runtime.worker.logit_biases import used_entries
 from runtime.worker.repetition import longest_repeat
 from runtime.worker.sampler import Path, path_of
@@ -24,7 +24,7 @@ class SlotRequests:
 
     def __init__(self, *, slots: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._sequences: list[Callable[[], scheduler.Sequence | None]] = [_nothing] * slots
+        self._sequences: list[Callable[[], sequence.Sequence | None]] = [_nothing] * slots
         self.draws, self.penalised, self.plain = np.zeros((3, slots), np.bool_)
         self.path, self.top_k, self.alternatives, self.biases = np.zeros((4, slots), np.int64)
         self.repeats = np.full(slots, -1, np.int64)

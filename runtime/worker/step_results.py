@@ -15,7 +15,7 @@ from runtime.engine.request import (
     Sampled,
     Scored,
 )
-from runtime.engine.scheduler import Chunk
+from runtime.engine.step_plan import Chunk
 from runtime.worker.input_preparer import StepLimits
 from runtime.worker.mask_worker import Unmasked
 from runtime.worker.prompt_scores import PromptScores, ScoredStep, by_chunk

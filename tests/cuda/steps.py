@@ -12,9 +12,9 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.unread import UnreadFile
 from model_zoo.registry import class_for
-from runtime.engine import scheduler
+from runtime.engine import sequence as sequences
 from runtime.engine.request import GenerationRequest, SamplingParams, StopRules
-from runtime.engine.scheduler import Chunk, PageWrite, SlotLoad, StepPlan
+from runtime.engine.step_plan import Chunk, PageWrite, SlotLoad, StepPlan
 from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheLayout
@@ -103,7 +103,7 @@ class FakeSteps:
             prompt = (1,) * end
             request = GenerationRequest(f"{slot}", prompt, StopRules(8), rows.sampling)
             known = prompt[rows.start :]
-            sequence = scheduler.Sequence(request, list(prompt))
+            sequence = sequences.Sequence(request, list(prompt))
             chunks.append(Chunk(sequence, 0, slot, rows.start, rows.length, known, False, True))
             if rows.start == 0:
                 loads.append(SlotLoad(slot, prompt, rows.sampling))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from runtime.engine.request import Sampled
-from runtime.engine.scheduler import StepPlan
+from runtime.engine.step_plan import StepPlan
 
 VOCABULARY = 97
 

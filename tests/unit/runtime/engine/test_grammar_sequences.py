@@ -12,7 +12,7 @@ from runtime.engine.request import (
     Sampled,
     StopRules,
 )
-from runtime.engine.scheduler import Chunk, StepPlan
+from runtime.engine.step_plan import Chunk, StepPlan
 from tests.unit.runtime.engine.fake_runner import PretendRunner, answer
 from tests.unit.runtime.engine.test_engine import make_engine, run, whole
 from tests.unit.runtime.engine.test_scheduler import request, results, scheduler_of, shape

@@ -10,7 +10,9 @@ from collections import deque
 import pytest
 
 from runtime.engine.request import GenerationRequest, Sampled, StopRules
-from runtime.engine.scheduler import Scheduler, Sequence, SequenceState, StepPlan
+from runtime.engine.scheduler import Scheduler
+from runtime.engine.sequence import Sequence, SequenceState
+from runtime.engine.step_plan import StepPlan
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import CacheLayout, Full, LayerCache, Sliding
 from runtime.kv.states import Recurrent, StateCache

@@ -14,7 +14,9 @@ from functools import cache
 import pytest
 
 from runtime.engine.request import GenerationRequest, ImageSpan, ResumeState, Sampled, StopRules
-from runtime.engine.scheduler import Scheduler, SequenceState, StepPlan
+from runtime.engine.scheduler import Scheduler
+from runtime.engine.sequence import SequenceState
+from runtime.engine.step_plan import StepPlan
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import CacheKind, Chunked, Cross, Full, Sliding
 

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from runtime.engine.request import FinishReason, GenerationRequest, ImageSpan, Sampled, StopRules
-from runtime.engine.scheduler import PageWrite, Scheduler, Sequence, SequenceState, StepPlan
+from runtime.engine.scheduler import Scheduler
+from runtime.engine.sequence import Sequence, SequenceState
+from runtime.engine.step_plan import PageWrite, StepPlan
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import Cross, Full, Sliding
 

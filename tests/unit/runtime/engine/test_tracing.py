@@ -6,7 +6,8 @@ import pytest
 
 from runtime.engine.engine import Engine
 from runtime.engine.request import FinishReason, ImageSpan, ResumeState
-from runtime.engine.scheduler import Scheduler, Sequence
+from runtime.engine.scheduler import Scheduler
+from runtime.engine.sequence import Sequence
 from runtime.engine.tracing import TraceEvent, Tracer
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import Full

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from runtime.engine.request import GenerationRequest, StopRules
-from runtime.engine.scheduler import Sequence
+from runtime.engine.sequence import Sequence
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool, cache_bytes

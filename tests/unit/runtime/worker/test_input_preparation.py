@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from runtime.engine.request import GenerationRequest, ImageSpan, SamplingParams, StopRules
-from runtime.engine.scheduler import Chunk, PageWrite, Sequence, SlotLoad, StepPlan
+from runtime.engine.sequence import Sequence
+from runtime.engine.step_plan import Chunk, PageWrite, SlotLoad, StepPlan
 from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout, Chunked, Cross, Full, LayerCache, Sliding

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from runtime.engine.request import GenerationRequest, Pooling, SamplingParams, StopRules
-from runtime.engine.scheduler import Chunk, Sequence
+from runtime.engine.sequence import Sequence
+from runtime.engine.step_plan import Chunk
 from runtime.worker.input_preparer import StepLimits
 from runtime.worker.prompt_scores import PromptScores, ScoredChunk, ScoredStep
 from runtime.worker.sampler import Drawn

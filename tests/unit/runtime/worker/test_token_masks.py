@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from runtime.engine.request import DrawFailure, SamplingParams
-from runtime.engine.scheduler import Chunk, Sequence
+from runtime.engine.sequence import Sequence
+from runtime.engine.step_plan import Chunk
 from runtime.errors import GenerationFailedError
 from runtime.kernels.draws import forbid_twin
 from runtime.worker import mask_worker, sampler

@@ -1,0 +1,55 @@
+"""What one step of the device computes, as the scheduler plans it and the runner executes it."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from runtime.engine.request import SamplingParams
+from runtime.engine.sequence import NO_ROWS, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PageWrite:
+    """Entry `index` of the slot's page table in `group` becomes `page`."""
+
+    group: int
+    slot: int
+    index: int
+    page: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLoad:
+    """A sequence enters a slot: its tokens so far, from position 0, and its sampling parameters."""
+
+    slot: int
+    tokens: tuple[int, ...]
+    sampling: SamplingParams
+
+
+class Chunk(NamedTuple):  # which is made faster: each step makes one for every sequence
+    """Positions [start, start + length) of one sequence in one step.
+
+    `known`: their token ids. If `feedback`, `known` is empty and the chunk is one position long:
+    its token is the slot's last sampled one, which only the device knows so far. `samples`: the
+    last row samples the token at position start + length. `scores`: positions whose rows score the
+    next token of the prompt.
+    """
+
+    sequence: Sequence
+    epoch: int
+    slot: int
+    start: int
+    length: int
+    known: tuple[int, ...]
+    feedback: bool
+    samples: bool
+    scores: range = NO_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step of the device: page table entries, slots to load, and rows to compute."""
+
+    chunks: tuple[Chunk, ...]
+    page_writes: tuple[PageWrite, ...]
+    slot_loads: tuple[SlotLoad, ...]
