@@ -3,7 +3,9 @@
 import ast
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.checkout import ROOT
@@ -31,6 +33,14 @@ RAY_FILES = {
     "serve_app/replica/rank_actors.py",
     "serve_app/routing/replica_set.py",
 }
+FAMILIES = "model_zoo/models"  # whose modules and classes have the same names in every family
+COMMANDS = "serve_app/cli"  # whose modules are named after the commands
+# Folders whose modules do the same for different parents, and have the same names.
+MIRRORED = (
+    {"runtime/kernels", "runtime/kernels/triton", "model_zoo/layers"},
+    {"runtime/quant/formats", "model_zoo/convert/quantizers"},
+    {"model_zoo/tokenizers", "model_zoo/convert/vocabularies"},
+)
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 50
 
@@ -54,13 +64,18 @@ def sources(*folders: str) -> list[Path]:
     return found
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def named(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
 def imports_of(path: Path) -> Iterator[str]:
     """The full names of a file's imports, `from a import b` as `a.b`."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -112,9 +127,31 @@ def test_every_module_has_a_docstring() -> None:
     missing = [
         named(path)
         for path in sources(*PACKAGES, "bench", "tools")
-        if path.name != "__init__.py" and not ast.get_docstring(ast.parse(path.read_text()))
+        if path.name != "__init__.py" and not ast.get_docstring(parsed(path))
     ]
     assert missing == []
+
+
+def test_no_two_modules_have_the_same_name() -> None:
+    folders: defaultdict[str, set[str]] = defaultdict(set)
+    for path in sources(*PACKAGES):
+        folder = named(path.parent)
+        if path.name != "__init__.py" and folder != COMMANDS and not folder.startswith(FAMILIES):
+            folders[path.stem].add(folder)
+    assert {"runtime/kernels", "model_zoo/layers"} <= folders["attention"]
+    twins = {stem: found for stem, found in folders.items() if len(found) > 1}
+    assert {s: f for s, f in twins.items() if not any(f <= group for group in MIRRORED)} == {}
+
+
+def test_no_two_public_classes_have_the_same_name() -> None:
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for path in sources(*PACKAGES):
+        if not named(path).startswith(FAMILIES):
+            for node in parsed(path).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places[node.name].append(named(path))
+    assert places["ChatBody"] == ["serve_app/api/ollama.py"]
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_files_are_not_too_long() -> None:
@@ -130,7 +167,7 @@ def test_functions_are_not_too_long_except_kernels() -> None:
         f"{named(path)}: {node.name}": node.end_lineno - node.lineno + 1
         for path in sources(*PACKAGES, "bench", "tools")
         if not named(path).startswith("runtime/kernels/")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
     assert {name: lines for name, lines in long.items() if lines > MAX_FUNCTION_LINES} == {}

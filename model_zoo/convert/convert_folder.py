@@ -21,7 +21,7 @@ from model_zoo.convert.plan import Target, plan
 from model_zoo.convert.quantizers.rows import quantize, row_groups
 from model_zoo.convert.recipes import Facts, recipe_named, tensor_type
 from model_zoo.convert.tables import tables_by_model_type, text_tables, vision_tables
-from model_zoo.convert.writer import Field, GGUFOutput, PlannedTensor, field, gguf_output
+from model_zoo.convert.writer import GGUFOutput, MetadataField, PlannedTensor, field, gguf_output
 from runtime.errors import ConfigurationError, UnsupportedModelError
 
 Progress = Callable[[int, int], None]
@@ -76,7 +76,7 @@ class _File:
     """A file to write."""
 
     path: Path
-    metadata: Mapping[str, Field]
+    metadata: Mapping[str, MetadataField]
     targets: Sequence[Target]
     planned: Sequence[PlannedTensor]
 

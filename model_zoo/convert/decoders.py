@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import OUTPUT, Computed, Key, Rule, Transform
-from model_zoo.convert.pooling import POOLING
+from model_zoo.convert.sentence_transformer import POOLING
 from model_zoo.convert.transforms import interleaved, plus_one
 
 # Tensors of vision and audio models, which the table of a text model ignores.

@@ -8,14 +8,14 @@ from typing import Any
 from gguf import GGUFValueType
 
 from model_zoo.convert.vocabularies.files import TokenizerFiles
-from model_zoo.convert.writer import Field
+from model_zoo.convert.writer import MetadataField
 
 _SNAPSHOT = re.compile(r"models--(?:.+--)?(?P<name>.+)")
 _LICENSE = re.compile(r"^license:[ \t]*[\"']?(?P<license>[\w.+-]+)[\"']?[ \t]*$", re.MULTILINE)
 _FRONT_MATTER = re.compile(r"\A---\n(?P<matter>.*?)\n---", re.DOTALL)
 _SAMPLING: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "temperature": ("temp", float),
-    "top_k": ("top_k", lambda count: Field(int(count), GGUFValueType.INT32)),
+    "top_k": ("top_k", lambda count: MetadataField(int(count), GGUFValueType.INT32)),
     "top_p": ("top_p", float),
     "min_p": ("min_p", float),
     "repetition_penalty": ("penalty_repeat", float),

@@ -10,7 +10,7 @@ from model_zoo.convert.mapping import Conversion, Key
 from model_zoo.convert.recipes import file_type, recipe_named
 from model_zoo.convert.vocabularies.choice import tokenizer_keys
 from model_zoo.convert.vocabularies.files import TokenizerFiles
-from model_zoo.convert.writer import Field, field
+from model_zoo.convert.writer import MetadataField, field
 
 _GLOBAL = ("general.", "tokenizer.")
 _LARGEST, _LARGEST_FLOAT = 1 << 32, 3.4e38
@@ -18,7 +18,7 @@ _LARGEST, _LARGEST_FLOAT = 1 << 32, 3.4e38
 
 def metadata_of(
     conversion: Conversion, config: Configuration, *, flavour: str, recipe: str, rows: int
-) -> Mapping[str, Field]:
+) -> Mapping[str, MetadataField]:
     """Full key names and values; `rows`: of the embedding; `recipe`: of the weights."""
     folder = config.path.parent
     architecture = conversion.architecture_for(flavour)
@@ -32,7 +32,7 @@ def metadata_of(
 
 def projector_metadata(
     conversion: Conversion, config: Configuration, *, flavour: str, recipe: str
-) -> Mapping[str, Field]:
+) -> Mapping[str, MetadataField]:
     """The same for a file with a vision model alone; `config`: of the vision model."""
     folder = config.path.parent
     files = TokenizerFiles(folder, config.model)

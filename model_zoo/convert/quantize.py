@@ -9,7 +9,7 @@ from gguf import GGUFValueType
 
 from model_zoo.convert.quantizers.rows import quantize, row_groups
 from model_zoo.convert.recipes import Facts, file_type, recipe_named, tensor_type
-from model_zoo.convert.writer import Field, GGUFOutput, PlannedTensor, gguf_output
+from model_zoo.convert.writer import GGUFOutput, MetadataField, PlannedTensor, gguf_output
 from model_zoo.gguf.header import MetadataValue, TensorInfo
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import ConfigurationError, ModelFileError
@@ -137,7 +137,7 @@ def _write(file: GGUFFile, tensor: PlannedTensor, output: GGUFOutput) -> Iterato
         yield chunk.numel()
 
 
-def _fields(file: GGUFFile, recipe: str) -> dict[str, Field]:
+def _fields(file: GGUFFile, recipe: str) -> dict[str, MetadataField]:
     """The file's metadata with unchanged value types, and the new file type.
 
     Empty arrays are left out: `gguf.GGUFWriter` cannot write them.
@@ -147,14 +147,14 @@ def _fields(file: GGUFFile, recipe: str) -> dict[str, Field]:
         for key, value in file.metadata.items()
         if key not in _LAYOUT_KEYS and not (isinstance(value, list | np.ndarray) and not len(value))
     }
-    fields["general.file_type"] = Field(file_type(recipe), GGUFValueType.UINT32)
-    version = Field(_QUANTIZATION_VERSION, GGUFValueType.UINT32)
+    fields["general.file_type"] = MetadataField(file_type(recipe), GGUFValueType.UINT32)
+    version = MetadataField(_QUANTIZATION_VERSION, GGUFValueType.UINT32)
     fields["general.quantization_version"] = version
     return fields
 
 
-def _field(value: MetadataValue, kind: int) -> Field:
+def _field(value: MetadataValue, kind: int) -> MetadataField:
     if isinstance(value, np.ndarray):
-        return Field(value.tolist(), GGUFValueType.ARRAY, _ELEMENTS[value.dtype])
+        return MetadataField(value.tolist(), GGUFValueType.ARRAY, _ELEMENTS[value.dtype])
     element = GGUFValueType.STRING if isinstance(value, list) else None
-    return Field(value, GGUFValueType(kind), element)
+    return MetadataField(value, GGUFValueType(kind), element)

@@ -25,7 +25,7 @@ ALIGNMENT = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class MetadataField:
     """A metadata value and its type; `element`: type of an array's elements."""
 
     value: Any
@@ -46,19 +46,19 @@ class PlannedTensor:
         return prod(self.shape[:-1]) * block_type(self.type).row_bytes(self.shape[-1])
 
 
-def field(value: Any) -> Field:
+def field(value: Any) -> MetadataField:
     """`value` with the type that readers expect: text, boolean, uint32, float32, int32 in arrays.
 
     All elements of an array have one type. An empty array is an error: GGUFWriter writes none.
     """
-    if isinstance(value, Field):
+    if isinstance(value, MetadataField):
         return value
     if isinstance(value, list | tuple):
         element = _scalar_type(value[0])
         if element is GGUFValueType.UINT32:
             element = GGUFValueType.INT32
-        return Field(list(value), GGUFValueType.ARRAY, element)
-    return Field(value, _scalar_type(value))
+        return MetadataField(list(value), GGUFValueType.ARRAY, element)
+    return MetadataField(value, _scalar_type(value))
 
 
 class GGUFOutput:
@@ -105,7 +105,7 @@ class GGUFOutput:
 @contextmanager
 def gguf_output(
     path: Path,
-    metadata: Mapping[str, Field],
+    metadata: Mapping[str, MetadataField],
     tensors: Sequence[PlannedTensor],
     *,
     split_bytes: int | None = None,
@@ -157,7 +157,9 @@ def _part_path(path: Path, number: int, count: int) -> Path:
     )
 
 
-def _begin(path: Path, fields: Mapping[str, Field], tensors: Sequence[PlannedTensor]) -> _PartFile:
+def _begin(
+    path: Path, fields: Mapping[str, MetadataField], tensors: Sequence[PlannedTensor]
+) -> _PartFile:
     """Creates the partial file with its header."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -171,14 +173,14 @@ def _begin(path: Path, fields: Mapping[str, Field], tensors: Sequence[PlannedTen
 
 
 def _part_fields(
-    metadata: Mapping[str, Field], number: int, count: int, tensors: int
-) -> Mapping[str, Field]:
+    metadata: Mapping[str, MetadataField], number: int, count: int, tensors: int
+) -> Mapping[str, MetadataField]:
     """Metadata of a part: only the first has the model's."""
     fields = dict(metadata) if number == 0 else {}
     if count > 1:
-        fields["split.no"] = Field(number, GGUFValueType.UINT16)
-        fields["split.count"] = Field(count, GGUFValueType.UINT16)
-        fields["split.tensors.count"] = Field(tensors, GGUFValueType.INT32)
+        fields["split.no"] = MetadataField(number, GGUFValueType.UINT16)
+        fields["split.count"] = MetadataField(count, GGUFValueType.UINT16)
+        fields["split.tensors.count"] = MetadataField(tensors, GGUFValueType.INT32)
     return fields
 
 
@@ -199,7 +201,7 @@ def _groups(
 
 
 def _write_header(
-    path: Path, fields: Mapping[str, Field], tensors: Sequence[PlannedTensor]
+    path: Path, fields: Mapping[str, MetadataField], tensors: Sequence[PlannedTensor]
 ) -> None:
     writer = GGUFWriter(path, arch="")
     writer.kv_data[0].clear()  # `fields` has the architecture, and only in the first part

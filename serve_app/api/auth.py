@@ -6,7 +6,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.api.access import key_of, set_key
-from serve_app.api.errors import error_response, route_path
+from serve_app.api.error_bodies import error_response, route_path
 from serve_app.api.keys import ApiKey, key_hash
 from serve_app.api.refusals import Refusal
 from serve_app.api.tenant import set_tenant

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.api.auth import OPEN_PATHS
-from serve_app.api.errors import error_response, route_path
+from serve_app.api.error_bodies import error_response, route_path
 from serve_app.api.refusals import Refusal
 from serve_app.logs import get_logger
 

@@ -49,7 +49,7 @@ class OlderBody(_NativeBody):
     prompt: str = ""
 
 
-class OpenAIBody(Body):
+class EmbeddingsBody(Body):
     model: str = ""
     input: Any = None
     dimensions: int | None = Field(default=None, ge=1)
@@ -96,7 +96,7 @@ class Embeddings:
         return Reply(computed(self._backend, tasks), _native(older_reply), stream=False)
 
     async def openai(self, request: Request) -> Response:
-        body = await self._bodies.read(OpenAIBody, request)
+        body = await self._bodies.read(EmbeddingsBody, request)
         model = await self._backend.model(body.model, allowed_models(request))
         encoding = body.encoding_format.lower()
         if encoding not in ("float", "base64"):

@@ -26,7 +26,7 @@ from serve_app.api.cross_site import (
     origin_pattern,
 )
 from serve_app.api.embeddings import Embeddings
-from serve_app.api.errors import on_error, on_http_error
+from serve_app.api.error_bodies import on_error, on_http_error
 from serve_app.api.fields import BodyReader
 from serve_app.api.keys import ApiKey
 from serve_app.api.limits import Limiter, Limits
@@ -38,7 +38,6 @@ from serve_app.api.openai_chat import OpenAIChat
 from serve_app.api.openai_completions import OpenAICompletions
 from serve_app.api.openapi import encoded_document
 from serve_app.api.pages import page_routes
-from serve_app.api.prompt_tokens import Tokenization
 from serve_app.api.rate_limiting import HEADERS as RATE_LIMIT_HEADERS
 from serve_app.api.rate_limiting import LimitRequests
 from serve_app.api.request_images import ImageReader, ImageRules
@@ -47,6 +46,7 @@ from serve_app.api.responses import OpenAIResponses
 from serve_app.api.responses_history import ResponseHistory
 from serve_app.api.tenant import TenantByAddress
 from serve_app.api.through_proxy import ThroughProxy
+from serve_app.api.tokenization import Tokenization
 from serve_app.api.traced import PermitTraces
 from serve_app.config.settings import AppSettings
 from serve_app.gateway.backend import ChatBackend

@@ -51,15 +51,15 @@ DEFAULT_NUM_KEEP = 4  # as in Ollama
 Context = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], FirstError()]
 
 
-class CalledFunction(Body):
+class ChatFunction(Body):
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
     index: Any = harmless()
 
 
-class MessageCall(Body):
+class ChatCall(Body):
     id: str | None = None
-    function: CalledFunction
+    function: ChatFunction
     type: Any = harmless()
 
 
@@ -68,7 +68,7 @@ class ChatMessage(Body):
     content: str = ""
     thinking: str | None = None
     images: Items[str] = Field(default_factory=list)
-    tool_calls: Items[MessageCall] = Field(default_factory=list)
+    tool_calls: Items[ChatCall] = Field(default_factory=list)
     tool_name: str | None = None
     tool_call_id: str | None = None
 

@@ -77,19 +77,19 @@ PART: dict[str, Any] = {
 }
 
 
-class CalledFunction(Body):
+class ChatCompletionFunction(Body):
     name: str
     arguments: str = "{}"
 
 
-class MessageCall(Body):
+class ChatCompletionCall(Body):
     id: str | None = None
-    function: CalledFunction
+    function: ChatCompletionFunction
     type: Any = harmless()
     index: Any = harmless()
 
 
-class ChatMessage(Body):
+class ChatCompletionMessage(Body):
     role: str
     content: Annotated[str | Items[Any], Objects(PART)] = ""
     name: str | None = None
@@ -99,7 +99,7 @@ class ChatMessage(Body):
     reasoning: str | None = None
     reasoning_content: str | None = None
     function_call: Any = unserved()
-    tool_calls: Items[MessageCall] = Field(default_factory=list)
+    tool_calls: Items[ChatCompletionCall] = Field(default_factory=list)
     tool_call_id: str | None = None
 
     @property
@@ -114,9 +114,9 @@ class ChatMessage(Body):
         return sum(len(url) for url in self.images if isinstance(url, str))
 
 
-class ChatBody(Common):
+class ChatCompletionBody(Common):
     holds_images: ClassVar[bool] = True
-    messages: Items[ChatMessage]
+    messages: Items[ChatCompletionMessage]
     max_completion_tokens: Any = None
     best_of: Any = unserved(1)
     logprobs: bool = False
@@ -158,7 +158,7 @@ class OpenAIChat:
         self._bodies = bodies
 
     async def complete(self, request: Request) -> Response:
-        body = await self._bodies.read(ChatBody, request)
+        body = await self._bodies.read(ChatCompletionBody, request)
         model = await self._backend.served(body.model, allowed_models(request))
         options, logprobs = configured(body, model, _max_tokens(body)), _logprobs(body)
         count = choice_count("n", body.n)
@@ -258,7 +258,7 @@ class ChatChoice:
         return choice
 
 
-def drafts_of(messages: Sequence[ChatMessage], images: ImageReader) -> list[Draft]:
+def drafts_of(messages: Sequence[ChatCompletionMessage], images: ImageReader) -> list[Draft]:
     """The messages with the calls that they make and answer. Raises RequestError that names what is
     wrong.
     """
@@ -287,13 +287,13 @@ def _whole_call(call: Call) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _call(place: str, call: MessageCall) -> ToolCall:
+def _call(place: str, call: ChatCompletionCall) -> ToolCall:
     arguments = decoded_arguments(f"{place}.function.arguments", call.function.arguments)
     return ToolCall(call.function.name, arguments, call.id)
 
 
 def _draft(
-    index: int, message: ChatMessage, calls: tuple[ToolCall, ...], names: dict[str, str]
+    index: int, message: ChatCompletionMessage, calls: tuple[ToolCall, ...], names: dict[str, str]
 ) -> Draft:
     """`names`: the functions' names by the ids of the calls so far."""
     role = message.role.lower()
@@ -357,7 +357,7 @@ def _image(place: str, image: Any) -> Unread:
     return from_url(place, url)
 
 
-def _max_tokens(body: ChatBody) -> int | None:
+def _max_tokens(body: ChatCompletionBody) -> int | None:
     """The newer field wins; both are validated."""
     values = [
         int(number(name, value, OPENAI_BOUNDS[name]))
@@ -367,7 +367,7 @@ def _max_tokens(body: ChatBody) -> int | None:
     return values[0] if values else None
 
 
-def _thinking(body: ChatBody) -> bool | str | None:
+def _thinking(body: ChatCompletionBody) -> bool | str | None:
     """Whether and how much to think; `reasoning.effort` wins over `reasoning_effort`."""
     return thinking_for(body.reasoning.get("effort", body.reasoning_effort))
 
@@ -394,7 +394,7 @@ def template_variables(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _logprobs(body: ChatBody) -> int | None:
+def _logprobs(body: ChatCompletionBody) -> int | None:
     if body.top_logprobs is None:
         return 0 if body.logprobs else None
     top = int(number("top_logprobs", body.top_logprobs, OPENAI_BOUNDS["top_logprobs"]))

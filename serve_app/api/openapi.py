@@ -10,7 +10,7 @@ import msgspec
 from pydantic.json_schema import models_json_schema
 
 from serve_app.api.fields import NEUTRAL, OFF
-from serve_app.api.operations import BINARY, JSON, OPERATIONS, Operation, Protocol
+from serve_app.api.openapi_operations import BINARY, JSON, OPERATIONS, Operation, Protocol
 from serve_app.config.options import BOUNDS, LONGEST, OPENAI_BOUNDS, Bounds
 
 _DESCRIPTION = (

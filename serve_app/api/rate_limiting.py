@@ -10,7 +10,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api.auth import needs_no_key
-from serve_app.api.errors import error_response, route_path
+from serve_app.api.error_bodies import error_response, route_path
 from serve_app.api.limits import Bucket, Limiter, Reached, TenantLimits
 from serve_app.api.refusals import RETRY_AFTER_S, Refusal
 from serve_app.gateway.tasks import ChatDelta

@@ -25,7 +25,7 @@ from serve_app.api.tenant import tenant_id
 from serve_app.config.options import Bounds, number
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.tasks import Conversation, Truncation
-from serve_app.responses.store import StoredResponse
+from serve_app.responses.response_store import StoredResponse
 
 LIST_LIMIT = Bounds(int, 1, 100)
 DEFAULT_LIST_LIMIT = 20

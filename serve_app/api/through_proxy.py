@@ -9,7 +9,7 @@ import hmac
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve_app.api.errors import error_response, route_path
+from serve_app.api.error_bodies import error_response, route_path
 from serve_app.api.refusals import Refusal
 from serve_app.haproxy import CLIENT_HEADER, SECRET_HEADER
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from runtime.errors import CaravanError
-from serve_app.cli.conversation import Conversation, parse_option, parse_think
+from serve_app.cli.chat_session import ChatSession, parse_option, parse_think
 from serve_app.cli.terminal import harmless, print_error, print_pairs
 
 FIRST, NEXT = ">>> ", "... "
@@ -36,21 +36,21 @@ HELP = (
 )
 
 
-def chat(conversation: Conversation) -> None:
+def chat(session: ChatSession) -> None:
     """Read and answer messages until the end of the input. Raises ServerError if the model cannot
     be loaded; later errors are printed."""
-    conversation.load()
+    session.load()
     _keep_history()
-    click.echo(harmless(f"{conversation.model}: /? shows the commands."), err=True)
+    click.echo(harmless(f"{session.model}: /? shows the commands."), err=True)
     while (text := read_message()) is not None:
         if text.startswith("/"):
             words = text[1:].split(None, 1)
             name = words[0] if words else "?"
             if name in ("bye", "exit", "quit"):
                 return
-            COMMANDS.get(name, _unknown)(conversation, words[1] if len(words) > 1 else "")
+            COMMANDS.get(name, _unknown)(session, words[1] if len(words) > 1 else "")
         elif text.strip():
-            _ask(conversation, text)
+            _ask(session, text)
 
 
 def read_message() -> str | None:
@@ -86,12 +86,12 @@ def pictures_in(text: str) -> tuple[str, list[Path]]:
     return _PICTURE.sub(taken, text).strip() if text else "", found
 
 
-def _ask(conversation: Conversation, text: str) -> None:
+def _ask(session: ChatSession, text: str) -> None:
     content, images = pictures_in(text)
     for image in images:
         click.echo(harmless(f"(with {image})"), err=True)
     try:
-        conversation.ask(content, images)
+        session.ask(content, images)
     except KeyboardInterrupt:
         click.echo()
     except CaravanError as error:
@@ -100,86 +100,86 @@ def _ask(conversation: Conversation, text: str) -> None:
         print_error(f"{error.filename}: {error.strerror}")
 
 
-def _set(conversation: Conversation, text: str) -> None:
+def _set(session: ChatSession, text: str) -> None:
     what, _, value = (part.strip() for part in text.partition(" "))
     setter = SETTERS.get(what)
     if setter is None:
         print_error(f"/set knows {', '.join(SETTERS)}")
     else:
-        setter(conversation, value.strip('"') if what == "system" else value)
+        setter(session, value.strip('"') if what == "system" else value)
 
 
-def _set_option(conversation: Conversation, text: str) -> None:
+def _set_option(session: ChatSession, text: str) -> None:
     name, _, value = (part.strip() for part in text.partition(" "))
     if not name:
         print_error("/set parameter needs a name")
     elif value:
-        conversation.options |= [parse_option(name, value)]
+        session.options |= [parse_option(name, value)]
     else:
-        conversation.options.pop(name, None)
+        session.options.pop(name, None)
 
 
-def _set_format(conversation: Conversation, value: str) -> None:
+def _set_format(session: ChatSession, value: str) -> None:
     if value not in ("json", "off"):
         print_error("/set format knows json and off")
         return
-    conversation.form = "json" if value == "json" else None
+    session.form = "json" if value == "json" else None
 
 
-def _set_verbose(conversation: Conversation, value: str) -> None:
-    conversation.verbose = value != "off"
+def _set_verbose(session: ChatSession, value: str) -> None:
+    session.verbose = value != "off"
 
 
-def _set_think(conversation: Conversation, value: str) -> None:
-    conversation.think = parse_think(value) if value else None
+def _set_think(session: ChatSession, value: str) -> None:
+    session.think = parse_think(value) if value else None
 
 
-def _set_system(conversation: Conversation, value: str) -> None:
-    conversation.system = value or None
+def _set_system(session: ChatSession, value: str) -> None:
+    session.system = value or None
 
 
-def _show(conversation: Conversation, text: str) -> None:
+def _show(session: ChatSession, text: str) -> None:
     try:
-        shown = conversation.server.post("/api/show", {"model": conversation.model})
+        shown = session.server.post("/api/show", {"model": session.model})
     except CaravanError as error:
         print_error(str(error))
         return
     details = shown["details"]
     print_pairs(
         (
-            ("model", conversation.model),
-            ("server", conversation.server.host),
+            ("model", session.model),
+            ("server", session.server.host),
             ("family", str(details.get("family", "?"))),
             ("parameters", str(details.get("parameter_size", "?"))),
             ("quantisation", str(details.get("quantization_level", "?"))),
             ("capabilities", ", ".join(shown.get("capabilities", ()))),
-            ("system", conversation.system or "-"),
-            ("options", ", ".join(f"{k}={v}" for k, v in conversation.options.items()) or "-"),
-            ("messages", str(len(conversation.messages))),
+            ("system", session.system or "-"),
+            ("options", ", ".join(f"{k}={v}" for k, v in session.options.items()) or "-"),
+            ("messages", str(len(session.messages))),
         )
     )
 
 
-def _clear(conversation: Conversation, text: str) -> None:
-    conversation.messages.clear()
+def _clear(session: ChatSession, text: str) -> None:
+    session.messages.clear()
 
 
-def _help(conversation: Conversation, text: str) -> None:
+def _help(session: ChatSession, text: str) -> None:
     print_pairs(HELP)
 
 
-def _unknown(conversation: Conversation, text: str) -> None:
+def _unknown(session: ChatSession, text: str) -> None:
     print_error("no such command; /? shows those that exist")
 
 
-SETTERS: dict[str, Callable[[Conversation, str], None]] = {
+SETTERS: dict[str, Callable[[ChatSession, str], None]] = {
     "system": _set_system,
     "parameter": _set_option,
     "format": _set_format,
     "think": _set_think,
     "verbose": _set_verbose,
 }
-COMMANDS: dict[str, Callable[[Conversation, str], None]] = {
+COMMANDS: dict[str, Callable[[ChatSession, str], None]] = {
     "set": _set,
     "show": _show,
     "clear": _clear,

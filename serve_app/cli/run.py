@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from serve_app.cli.conversation import Conversation, parse_option, parse_think
+from serve_app.cli.chat_session import ChatSession, parse_option, parse_think
 from serve_app.cli.prompt import chat
 from serve_app.cli.server import Server, server_options
 
@@ -51,7 +51,7 @@ Examples:
 @click.option("--verbose", is_flag=True, help="Show numbers of tokens and speed.")
 def run(server: Server, model: str, prompt: tuple[str, ...], **given: Any) -> None:  # fmt: skip
     """Ask MODEL, or without PROMPT talk with it. Standard input follows the prompt."""
-    conversation = Conversation(
+    session = ChatSession(
         server,
         model,
         system=given["system"],
@@ -67,9 +67,9 @@ def run(server: Server, model: str, prompt: tuple[str, ...], **given: Any) -> No
         piped = sys.stdin.read(_LARGEST_INPUT)
         text = f"{text}\n\n{piped}" if text and piped.strip() else text or piped
     if text or given["images"]:
-        conversation.ask(text, given["images"])
+        session.ask(text, given["images"])
     else:
-        chat(conversation)
+        chat(session)
 
 
 def named_value(text: str) -> tuple[str, Any]:

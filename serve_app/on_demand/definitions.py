@@ -13,7 +13,7 @@ from model_zoo.store.manifest import check_digest
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.modelfile import ROLES, Command, parse_modelfile
 from runtime.errors import RequestError, SourceError
-from serve_app.config.parameters import check_parameters, parameter_of
+from serve_app.config.model_parameters import check_parameters, parameter_of
 from serve_app.config.settings import ModelSettings
 
 _BLOB = re.compile(r"@(sha256)[:-]([0-9a-f]{64})")

@@ -39,8 +39,8 @@ from serve_app.config.model_sources import requested_source, sound_name
 from serve_app.logs import get_logger
 from serve_app.on_demand.definitions import blob_digest
 from serve_app.on_demand.model_pool import ModelPool
-from serve_app.on_demand.operations import Operations
 from serve_app.on_demand.report import CallResult, PoolReport
+from serve_app.on_demand.store_operations import Operations
 from serve_app.on_demand.stored_models import StoredModels
 from serve_app.on_demand.uploads import Uploads
 from serve_app.transport import wire

@@ -33,7 +33,7 @@ from serve_app.on_demand.pool_settings import OnDemandSettings
 from serve_app.on_demand.processes import PoolDirectory
 from serve_app.on_demand.report import CallResult, PoolReport
 from serve_app.replica.unserved import UnservedReplica
-from serve_app.responses.store import (
+from serve_app.responses.response_store import (
     Copy,
     ResponseStore,
     Selection,

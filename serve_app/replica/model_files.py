@@ -11,8 +11,8 @@ from model_zoo.sources.pull import PullProgress
 from model_zoo.sources.reference import PathSource, parse_source
 from model_zoo.sources.resolve import ResolvedModel, resolve, resolve_stored, stored_model
 from model_zoo.store.store import Store, StoredModel, default_root
+from serve_app.config.model_parameters import known_parameters
 from serve_app.config.options import Options, served_options
-from serve_app.config.parameters import known_parameters
 from serve_app.config.settings import ModelSettings, source_path
 from serve_app.gateway.model_card import ModelCard
 from serve_app.logs import get_logger

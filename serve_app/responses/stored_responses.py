@@ -14,7 +14,7 @@ from typing import Any
 from runtime.errors import OverloadedError
 from serve_app.gateway.replica_calls import ReplicaBroadcast
 from serve_app.logs import get_logger
-from serve_app.responses.store import Copy, ResponseStore, Selection, StoredResponse
+from serve_app.responses.response_store import Copy, ResponseStore, Selection, StoredResponse
 
 TIMEOUT_S = 10.0
 COPY_S = 60.0

@@ -14,7 +14,7 @@ from transformers import Idefics3Config, PreTrainedConfig
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import CLIP
-from model_zoo.images.tiles import best_canvas
+from model_zoo.images.tiling import best_canvas
 from model_zoo.models.gemma3 import vision as gemma3
 from model_zoo.models.gemma4 import vision as gemma4
 from model_zoo.models.idefics3 import multimodal as idefics3_files

@@ -13,7 +13,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 
 from model_zoo.images.normalise import CLIP
 from model_zoo.images.prepared import ImageProcessor
-from model_zoo.images.tiles import best_grid, fitting
+from model_zoo.images.tiling import best_grid, fitting
 from model_zoo.models.gemma4.image_processor import Gemma4Processor
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
 from model_zoo.models.internvl.image_processor import InternVLProcessor

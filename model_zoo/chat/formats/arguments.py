@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from model_zoo.chat.formats.lark import LINE_END, LarkGrammar, NoValue, Pieces, Unwritable
 from model_zoo.chat.formats.members import Members, Names, besides, of_objects
-from model_zoo.chat.formats.parameters import CDATA, CDATA_END, Parameters
+from model_zoo.chat.formats.parameter_calls import CDATA, CDATA_END, Parameters
 from model_zoo.chat.formats.plain_schemas import CONSTRAINTS
 from model_zoo.chat.formats.schema_place import Place, Reading
 from model_zoo.chat.formats.text_patterns import strings_of

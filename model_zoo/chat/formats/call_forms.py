@@ -11,7 +11,7 @@ from model_zoo.chat.formats.arguments import Arguments, JsonArguments, Parameter
 from model_zoo.chat.formats.elements import ElementArguments
 from model_zoo.chat.formats.lark import LINE_END, Match, Maybe, Pieces
 from model_zoo.chat.formats.literals import GemmaArguments, PythonArguments, PythonLiteral
-from model_zoo.chat.formats.parameters import Parameters
+from model_zoo.chat.formats.parameter_calls import Parameters
 
 _ID, _DIGITS = "[a-zA-Z0-9]{9}", "[0-9]{1,3}"
 _JSON = JsonArguments()

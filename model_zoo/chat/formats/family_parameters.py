@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from model_zoo.chat.formats.parameters import Parameters
+from model_zoo.chat.formats.parameter_calls import Parameters
 
 
 def _invocations(closer: str, prefix: str = "") -> Parameters:

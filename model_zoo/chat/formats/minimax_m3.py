@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from model_zoo.chat.formats.calls import Calls
-from model_zoo.chat.formats.parameters import reader_of
+from model_zoo.chat.formats.parameter_calls import reader_of
 from model_zoo.chat.formats.schema_place import Place, Reading
 from model_zoo.chat.formats.source import MAX_DEPTH, Emit, Malformed, Source, Steps
 

@@ -23,8 +23,8 @@ from model_zoo.chat.formats.calls import (
     json_sequence,
 )
 from model_zoo.chat.formats.family_calls import tool_call_tag
-from model_zoo.chat.formats.parameters import Parameters
-from model_zoo.chat.formats.parser import ReplyParser
+from model_zoo.chat.formats.parameter_calls import Parameters
+from model_zoo.chat.formats.reply_parser import ReplyParser
 from model_zoo.chat.formats.source import Steps
 from model_zoo.chat.formats.tagged import (
     BareCalls,

@@ -7,24 +7,24 @@ reads `messages`, `tools` and the other variables of chat templates. For text to
 
 from collections.abc import Iterator, Mapping
 
-from model_zoo.chat.go_templates.parser import parse
 from model_zoo.chat.go_templates.syntax import (
-    Action,
-    Branch,
-    Call,
+    ActionNode,
+    BranchNode,
     Dot,
-    Field,
-    Function,
+    FieldAccess,
+    FunctionName,
     GoTemplate,
-    Jump,
+    JumpNode,
     Literal,
     Node,
     Operand,
     Pipeline,
-    Text,
+    TemplateNode,
+    TextNode,
     Variable,
     refuse,
 )
+from model_zoo.chat.go_templates.template_parser import parse
 
 # Fields of Ollama's values at the top by their names here.
 _ROOT_FIELDS: Mapping[str, str] = {
@@ -80,7 +80,7 @@ def jinja_source(source: str) -> str:
     fields = set(_fields(template))
     by_turns = "Messages" not in fields
     if by_turns and "Response" not in fields:
-        response = Action(Pipeline(((Field(Dot(), "Response"),),)))
+        response = ActionNode(Pipeline(((FieldAccess(Dot(), "Response"),),)))
         template = GoTemplate((*template.main, response), template.defined)
     writer = _Writer(template)
     writer.macro("main", template.main)
@@ -113,15 +113,15 @@ def _until_response(nodes: tuple[Node, ...]) -> tuple[tuple[Node, ...], bool]:
     for node in nodes:
         found = False
         match node:
-            case Action(pipeline):
+            case ActionNode(pipeline):
                 found = _has_response(pipeline)
-            case Branch(kind, pipeline, body, otherwise):
+            case BranchNode(kind, pipeline, body, otherwise):
                 body, found = _until_response(body)
                 if found:
                     otherwise = ()
                 else:
                     otherwise, found = _until_response(otherwise)
-                node = Branch(kind, pipeline, body, otherwise)
+                node = BranchNode(kind, pipeline, body, otherwise)
         kept.append(node)
         if found:
             return tuple(kept), True
@@ -130,9 +130,9 @@ def _until_response(nodes: tuple[Node, ...]) -> tuple[tuple[Node, ...], bool]:
 
 def _has_response(operand: Operand) -> bool:
     match operand:
-        case Field(Dot(), name):
+        case FieldAccess(Dot(), name):
             return name == "Response"
-        case Field(Field() as of, name):
+        case FieldAccess(FieldAccess() as of, name):
             return name == "Response" or _has_response(of)
         case Pipeline(commands):
             return any(_has_response(each) for command in commands for each in command)
@@ -147,15 +147,15 @@ def _fields(template: GoTemplate) -> Iterator[str]:
 
 def _fields_of(item: Node | Operand) -> Iterator[str]:
     match item:
-        case Field(of, name):
+        case FieldAccess(of, name):
             yield name
             yield from _fields_of(of)
-        case Action(pipeline) | Call(_, Pipeline() as pipeline):
+        case ActionNode(pipeline) | TemplateNode(_, Pipeline() as pipeline):
             yield from _fields_of(pipeline)
         case Pipeline(commands):
             for operand in (each for command in commands for each in command):
                 yield from _fields_of(operand)
-        case Branch(_, pipeline, body, otherwise):
+        case BranchNode(_, pipeline, body, otherwise):
             for each in (pipeline, *body, *otherwise):
                 yield from _fields_of(each)
 
@@ -193,17 +193,17 @@ class _Writer:
     def _write(self, nodes: tuple[Node, ...]) -> None:
         for node in nodes:
             match node:
-                case Text(text):
+                case TextNode(text):
                     self.print(_constant(text))
-                case Action(pipeline):
+                case ActionNode(pipeline):
                     self._write_action(pipeline)
-                case Branch("range"):
+                case BranchNode("range"):
                     self._write_range(node)
-                case Branch():
+                case BranchNode():
                     self._write_condition(node)
-                case Call(name, pipeline, line):
+                case TemplateNode(name, pipeline, line):
                     self._write_call(name, pipeline, line)
-                case Jump(kind, line):
+                case JumpNode(kind, line):
                     if not self._loops:
                         refuse(line, f"`{kind}` outside `range`")
                     self.tag(kind)
@@ -220,7 +220,7 @@ class _Writer:
             self._scopes[-1][name] = self._new_variable()
         self.tag(f"set {self._variable(name, pipeline.line)} = {value}")
 
-    def _write_condition(self, node: Branch) -> None:
+    def _write_condition(self, node: BranchNode) -> None:
         pipeline, dot = node.pipeline, self._dot
         condition = self._value(pipeline)
         self._scopes.append({})
@@ -239,7 +239,7 @@ class _Writer:
         self.tag("endif")
         self._scopes.pop()
 
-    def _write_range(self, node: Branch) -> None:
+    def _write_range(self, node: BranchNode) -> None:
         pipeline, dot = node.pipeline, self._dot
         values = self._value(pipeline)
         self._count += 1
@@ -291,7 +291,7 @@ class _Writer:
     def _result(self, command: tuple[Operand, ...], last: str | None, line: int) -> str:
         """`last`: the result of the command before, the last argument of this one."""
         first, *operands = command
-        if not isinstance(first, Function):
+        if not isinstance(first, FunctionName):
             if operands or last is not None:
                 refuse(line, "only functions take arguments")
             return self._operand(first, line)
@@ -306,9 +306,9 @@ class _Writer:
                 return self._dot
             case Variable(name):
                 return self._variable(name, line)
-            case Function(name):
+            case FunctionName(name):
                 return _called(name, [], line)
-            case Field(of, name):
+            case FieldAccess(of, name):
                 value = self._operand(of, line)
                 if name in _ROOT_FIELDS:
                     return f"go_root_field({value}, {_constant(_ROOT_FIELDS[name])})"

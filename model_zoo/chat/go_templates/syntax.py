@@ -30,12 +30,12 @@ class Variable:
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class FunctionName:
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class FieldAccess:
     """`name` of the value of `of`."""
 
     of: "Operand"
@@ -55,23 +55,23 @@ class Pipeline:
     line: int = 0
 
 
-Operand = Literal | Dot | Variable | Function | Field | Pipeline
+Operand = Literal | Dot | Variable | FunctionName | FieldAccess | Pipeline
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextNode:
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class ActionNode:
     """Prints the value of its pipeline, unless that sets a variable."""
 
     pipeline: Pipeline
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class BranchNode:
     """`kind`: "if", "with" or "range"."""
 
     kind: str
@@ -81,7 +81,7 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TemplateNode:
     """`{{ template "name" pipeline }}`."""
 
     name: str
@@ -90,14 +90,14 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Jump:
+class JumpNode:
     """`kind`: "break" or "continue"."""
 
     kind: str
     line: int
 
 
-Node = Text | Action | Branch | Call | Jump
+Node = TextNode | ActionNode | BranchNode | TemplateNode | JumpNode
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from gguf import GGUFValueType
 from model_zoo.convert.vocabularies.files import TokenizerFiles, listed, parts
 from model_zoo.convert.vocabularies.sentencepiece import prefixes
 from model_zoo.convert.vocabularies.tokens import TokenTable
-from model_zoo.convert.writer import Field
+from model_zoo.convert.writer import MetadataField
 from model_zoo.tokenizers.vocabulary import TokenType
 from runtime.errors import UnsupportedModelError
 
@@ -27,7 +27,7 @@ def unigram(files: TokenizerFiles) -> tuple[TokenTable, dict[str, Any]]:
     charsmap = _characters(files)
     if charsmap:
         kinds = GGUFValueType.ARRAY, GGUFValueType.UINT8
-        keys["precompiled_charsmap"] = Field(list(charsmap), *kinds)
+        keys["precompiled_charsmap"] = MetadataField(list(charsmap), *kinds)
     return table, keys | {"add_sep_token": _separates(files)}
 
 

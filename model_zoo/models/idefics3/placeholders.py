@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from model_zoo.images.tiles import with_whole
+from model_zoo.images.tiling import with_whole
 from model_zoo.multimodal.placeholders import Outlined, Piece, PlaceholderRows, required_token
 from model_zoo.tokenizers.tokenizer import Tokenizer
 

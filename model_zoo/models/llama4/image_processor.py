@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from model_zoo.images.normalise import STANDARD, Normalisation
 from model_zoo.images.prepared import ImageOutline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, resized
-from model_zoo.images.tiles import best_grid, cut, fitting, on_canvas, with_whole
+from model_zoo.images.tiling import best_grid, cut, fitting, on_canvas, with_whole
 from runtime.vision.encoder import PreparedImage
 
 

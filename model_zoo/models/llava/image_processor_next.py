@@ -10,7 +10,15 @@ from numpy.typing import NDArray
 from model_zoo.images.normalise import CLIP, Normalisation
 from model_zoo.images.prepared import ImageOutline, as_outlined, digest_of
 from model_zoo.images.resize import Filter, resized
-from model_zoo.images.tiles import Grid, Size, best_canvas, canvas_grid, canvas_rows, cut, on_canvas
+from model_zoo.images.tiling import (
+    Grid,
+    Size,
+    best_canvas,
+    canvas_grid,
+    canvas_rows,
+    cut,
+    on_canvas,
+)
 from runtime.vision.encoder import PreparedImage
 
 

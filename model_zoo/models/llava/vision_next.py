@@ -8,7 +8,7 @@ from torch import Tensor
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.prepared import ImageOutline, blank
-from model_zoo.images.tiles import Grid, Size, best_canvas, canvas_grid, canvas_rows, unpadded
+from model_zoo.images.tiling import Grid, Size, best_canvas, canvas_grid, canvas_rows, unpadded
 from model_zoo.layers.vision.vision_sizes import CHANNELS
 from model_zoo.models.llava.vision import ASPECT_KEY, ProjectedClip
 from runtime.errors import UnsupportedModelError

@@ -7,7 +7,7 @@ from torch import Tensor
 from model_zoo.gguf.metadata import MAX_LAYERS, Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.prepared import ImageOutline, blank
-from model_zoo.images.tiles import grids
+from model_zoo.images.tiling import grids
 from model_zoo.layers.vision.image_attention import AttentionSpan, ImageBatch, slabs, whole
 from model_zoo.layers.vision.names import LayerNames, first_table
 from model_zoo.layers.vision.patches import patch_embedding, squares

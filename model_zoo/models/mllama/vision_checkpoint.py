@@ -8,7 +8,7 @@ from model_zoo.convert import checks, towers
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import OLLAMA, Conversion, Key, Rule, Transform
 from model_zoo.convert.transforms import interleaved
-from model_zoo.images.tiles import grids
+from model_zoo.images.tiling import grids
 from model_zoo.models.mllama.vision import EPS, KEPT_LAYERS, TILES
 from runtime.errors import UnsupportedModelError
 

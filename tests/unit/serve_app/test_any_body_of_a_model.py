@@ -8,7 +8,7 @@ import pytest
 
 from serve_app.api.bodies import BodyLimits
 from serve_app.api.ingress import IngressOptions, ingress_app
-from serve_app.api.operations import SSE, Operation
+from serve_app.api.openapi_operations import SSE, Operation
 from serve_app.api.request_images import ImageRules
 from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from model_zoo.chat.formats import minimax_m3
 from model_zoo.chat.formats.events import CallAborted, CallArguments, Text, Thinking
-from model_zoo.chat.formats.parameters import MAX_LITERAL
+from model_zoo.chat.formats.parameter_calls import MAX_LITERAL
 from model_zoo.chat.formats.reply_format import format_of
 from tests.reply_parsing import TOOLS, Parsed, parsed, replied
 from tests.reply_transcripts import REPLIES

@@ -12,7 +12,7 @@ from model_zoo.images import resize as resizing
 from model_zoo.images.normalise import CLIP, STANDARD, Normalisation
 from model_zoo.images.prepared import ImageProcessor
 from model_zoo.images.resize import Filter, resized
-from model_zoo.images.tiles import cut, on_canvas
+from model_zoo.images.tiling import cut, on_canvas
 from model_zoo.models.gemma3.image_processor import SquareProcessor
 from model_zoo.models.gemma4.image_processor import Gemma4Processor
 from model_zoo.models.idefics3.image_processor import Idefics3Processor

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from serve_app.api.operations import Operation
+from serve_app.api.openapi_operations import Operation
 from tests.patience import PatientLoop
 from tests.unit.serve_app.api.operations import (
     DOCUMENT,

@@ -102,8 +102,8 @@ async def test_no_more_of_a_refused_body_is_read():
 @pytest.mark.parametrize(
     ("kind", "raw"),
     [
-        (openai_chat.ChatBody, {"messages": [{}] * MAX_ITEMS}),
-        (openai_chat.ChatBody, {"messages": [{"role": "user"}] * (MAX_ITEMS + 1)}),
+        (openai_chat.ChatCompletionBody, {"messages": [{}] * MAX_ITEMS}),
+        (openai_chat.ChatCompletionBody, {"messages": [{"role": "user"}] * (MAX_ITEMS + 1)}),
         (ollama.ChatBody, {"messages": [{"role": "user", "images": [1] * MAX_ITEMS}] * 9}),
         (ollama.GenerateBody, {"context": ["x"] * MAX_VALUES}),
         (ollama_management.CreateBody, {"messages": [{}] * MAX_ITEMS}),

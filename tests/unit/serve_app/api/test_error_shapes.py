@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from runtime.errors import GenerationFailedError, ModelUnavailableError, OverloadedError
-from serve_app.api.operations import NDJSON, OPERATIONS, SSE, Operation, Protocol
+from serve_app.api.openapi_operations import NDJSON, OPERATIONS, SSE, Operation, Protocol
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.api.operations import (
     AnyReplica,

@@ -11,7 +11,7 @@ import pytest
 
 from serve_app.api.fields import INLINE_OBJECTS, MAX_ITEMS
 from serve_app.api.large_bodies import LargeBodies, configure_process
-from serve_app.api.openai_chat import ChatBody
+from serve_app.api.openai_chat import ChatCompletionBody
 from tests.unit.serve_app.api.test_bodies import SkippingLoop
 from tests.unit.serve_app.fake_replicas import PretendReplica, http_client
 
@@ -142,7 +142,7 @@ def test_large_bodies_cause_few_collections_of_the_oldest_generation(process):
 
     before = collections()
     body = {"messages": [calling([CALL, CALL])] * MAX_ITEMS}
-    kept = [ChatBody.model_validate(body) for _ in range(10)]
+    kept = [ChatCompletionBody.model_validate(body) for _ in range(10)]
     assert collections() - before <= 1
     assert len(kept) == 10
 

@@ -12,7 +12,7 @@ from anthropic.types import ContentBlockParam
 from openai.types.chat import ChatCompletionContentPartParam
 
 from serve_app.api.openapi import NOT_SERVED
-from serve_app.api.operations import OPERATIONS, Protocol
+from serve_app.api.openapi_operations import OPERATIONS, Protocol
 from tests.checkout import ROOT
 from tests.unit.serve_app.api.operations import (
     DOCUMENT,

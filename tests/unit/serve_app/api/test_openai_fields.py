@@ -16,8 +16,8 @@ from openai.types.chat import (
 from openai.types.completion_create_params import CompletionCreateParamsStreaming
 
 from model_zoo.chat.messages import Message
-from serve_app.api.embeddings import OpenAIBody
-from serve_app.api.openai_chat import MAX_VARIABLES_BYTES, ChatBody, ChatMessage
+from serve_app.api.embeddings import EmbeddingsBody
+from serve_app.api.openai_chat import MAX_VARIABLES_BYTES, ChatCompletionBody, ChatCompletionMessage
 from serve_app.api.openai_completions import CompletionBody
 from serve_app.gateway.tasks import Conversation, EndRules
 from tests.unit.serve_app.api.test_openai import CHAT, TEXT, USER, post, task_of
@@ -136,18 +136,18 @@ async def test_fields_at_their_neutral_values_and_those_without_effect_are_known
 
 def test_every_field_of_the_official_client_is_known():
     chat = completion_create_params.CompletionCreateParamsStreaming.__annotations__
-    assert not chat.keys() - ChatBody.model_fields
+    assert not chat.keys() - ChatCompletionBody.model_fields
     text = CompletionCreateParamsStreaming.__annotations__
     assert not text.keys() - CompletionBody.model_fields
     embeddings = EmbeddingCreateParams.__annotations__
-    assert not embeddings.keys() - OpenAIBody.model_fields
+    assert not embeddings.keys() - EmbeddingsBody.model_fields
     messages = [
         ChatCompletionUserMessageParam, ChatCompletionSystemMessageParam,
         ChatCompletionDeveloperMessageParam, ChatCompletionAssistantMessageParam,
         ChatCompletionToolMessageParam, ChatCompletionFunctionMessageParam,
     ]  # fmt: skip
     for message in messages:
-        assert not message.__annotations__.keys() - ChatMessage.model_fields
+        assert not message.__annotations__.keys() - ChatCompletionMessage.model_fields
 
 
 async def test_a_participants_name_reaches_the_template():

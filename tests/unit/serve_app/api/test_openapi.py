@@ -13,7 +13,7 @@ from runtime.errors import RequestError
 from serve_app.api.auth import PAGE_PATH
 from serve_app.api.fields import BodyReader
 from serve_app.api.ingress import VERSION
-from serve_app.api.operations import OPERATIONS, Operation
+from serve_app.api.openapi_operations import OPERATIONS, Operation
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.api.operations import (
     DOCUMENT,
@@ -47,7 +47,7 @@ async def test_the_document_describes_exactly_the_routes():
         served = set(routes(app))
     described = {(each.method, each.path) for each in OPERATIONS}
     missing = served - described
-    assert not missing, f"add an Operation for {missing} to serve_app/api/operations.py"
+    assert not missing, f"add an Operation for {missing} to serve_app/api/openapi_operations.py"
     assert not described - served
     assert len(described) == len(OPERATIONS)
     documented = {(m.upper(), path) for path, item in DOCUMENT["paths"].items() for m in item}

@@ -12,7 +12,7 @@ from model_zoo.chat.messages import ImagePart, Message, ToolCall
 from serve_app.api.bodies import BodyLimits
 from serve_app.api.responses_history import READS_AT_ONCE, ResponseHistory
 from serve_app.api.responses_input import new_response_id
-from serve_app.responses.store import ResponseStore, Selection, StoredResponse, StoreLimits
+from serve_app.responses.response_store import ResponseStore, Selection, StoredResponse, StoreLimits
 from serve_app.responses.stored_responses import StoredResponses
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.api.test_response_input import answered

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from serve_app.responses.store import ResponseStore, StoreLimits
+from serve_app.responses.response_store import ResponseStore, StoreLimits
 from serve_app.responses.stored_responses import StoredResponses
 
 LIMITS = StoreLimits(max_bytes=2**20, tenant_bytes=2**19, max_age_s=60.0)

@@ -4,7 +4,7 @@ import pytest
 
 from runtime.errors import OverloadedError
 from serve_app.responses import stored_responses
-from serve_app.responses.store import ResponseStore, StoredResponse
+from serve_app.responses.response_store import ResponseStore, StoredResponse
 from serve_app.responses.stored_responses import StoredResponses, copy_from
 from tests.unit.serve_app.responses.fake_processes import LIMITS, FakeProcesses
 

@@ -13,7 +13,7 @@ from runtime.errors import RequestError
 from serve_app.api.access import allowed_models
 from serve_app.api.fields import Body, BodyReader, Items, token_ids, unserved
 from serve_app.api.openai import encoded, error_body
-from serve_app.api.openai_chat import ChatMessage, drafts_of, template_variables
+from serve_app.api.openai_chat import ChatCompletionMessage, drafts_of, template_variables
 from serve_app.api.reply import Reply, WholeEncoder
 from serve_app.api.request_images import ImageReader
 from serve_app.api.tenant import tenant_id
@@ -37,7 +37,7 @@ class TokenizeBody(Body):
     model: str = ""
     prompt: str | None = None
     add_special_tokens: bool = True  # of a text; templates decide themselves
-    messages: Items[ChatMessage] | None = None
+    messages: Items[ChatCompletionMessage] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     tools: Items[Tool] = Field(default_factory=list)

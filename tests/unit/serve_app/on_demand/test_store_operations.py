@@ -7,7 +7,7 @@ import pytest
 
 from model_zoo.sources.pull import PullProgress
 from runtime.errors import ModelNotFoundError, OverloadedError, SourceError
-from serve_app.on_demand.operations import Operations
+from serve_app.on_demand.store_operations import Operations
 from tests.patience import HANG_S, wait_until
 
 

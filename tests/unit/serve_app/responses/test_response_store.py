@@ -4,7 +4,12 @@ import random
 
 import pytest
 
-from serve_app.responses.store import ENTRY_BYTES, ResponseStore, StoredResponse, StoreLimits
+from serve_app.responses.response_store import (
+    ENTRY_BYTES,
+    ResponseStore,
+    StoredResponse,
+    StoreLimits,
+)
 
 ENTRY = 10_000
 LIMITS = StoreLimits(max_bytes=8 * ENTRY, tenant_bytes=4 * ENTRY, max_age_s=60.0)

@@ -12,10 +12,10 @@ from serve_app.api import (
     reranking,
 )
 from serve_app.api.fields import Body
-from serve_app.api.openai_chat import ChatBody
+from serve_app.api.openai_chat import ChatCompletionBody
 from serve_app.api.openai_completions import CompletionBody
-from serve_app.api.prompt_tokens import DetokenizeBody, TokenizeBody
 from serve_app.api.responses_body import ResponsesBody
+from serve_app.api.tokenization import DetokenizeBody, TokenizeBody
 
 JSON, NDJSON, SSE = "application/json", "application/x-ndjson", "text/event-stream"
 TEXT, BINARY = "text/plain", "application/octet-stream"
@@ -82,9 +82,11 @@ OPERATIONS = (
     Operation(
         "POST", "/api/push", _OLLAMA, "Push a model", ollama_management.TransferBody, (NDJSON, JSON)
     ),
-    Operation("POST", "/v1/chat/completions", _OPENAI, "Answer a chat", ChatBody, (JSON, SSE)),
+    Operation(
+        "POST", "/v1/chat/completions", _OPENAI, "Answer a chat", ChatCompletionBody, (JSON, SSE)
+    ),
     Operation("POST", "/v1/completions", _OPENAI, "Continue a text", CompletionBody, (JSON, SSE)),
-    Operation("POST", "/v1/embeddings", _OPENAI, "Embed texts", embeddings.OpenAIBody),
+    Operation("POST", "/v1/embeddings", _OPENAI, "Embed texts", embeddings.EmbeddingsBody),
     Operation("POST", "/v1/rerank", _OPENAI, "Rank documents", reranking.RerankBody),
     Operation("POST", "/v1/score", _OPENAI, "Score pairs of texts", reranking.ScoreBody),
     Operation("POST", "/tokenize", _OPENAI, "List the tokens of a prompt", TokenizeBody),

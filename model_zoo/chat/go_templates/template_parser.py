@@ -4,19 +4,19 @@ from collections.abc import Iterator
 
 from model_zoo.chat.go_templates.lexer import ActionPiece, TextPiece, Token, pieces
 from model_zoo.chat.go_templates.syntax import (
-    Action,
-    Branch,
-    Call,
+    ActionNode,
+    BranchNode,
     Dot,
-    Field,
-    Function,
+    FieldAccess,
+    FunctionName,
     GoTemplate,
-    Jump,
+    JumpNode,
     Literal,
     Node,
     Operand,
     Pipeline,
-    Text,
+    TemplateNode,
+    TextNode,
     Variable,
     refuse,
 )
@@ -50,7 +50,7 @@ class _Parser:
         nodes: list[Node] = []
         for piece in self._pieces:
             if isinstance(piece, TextPiece):
-                nodes.append(Text(piece.text))
+                nodes.append(TextNode(piece.text))
                 continue
             self._line = piece.line
             tokens = _Tokens(piece)
@@ -67,17 +67,17 @@ class _Parser:
             tokens.take()
             return self._branch(str(word), tokens, depth)
         if word in ("break", "continue") and tokens.left == 1:
-            return Jump(str(word), tokens.line)
+            return JumpNode(str(word), tokens.line)
         if word in ("define", "block"):
             tokens.take()
             return self._definition(str(word), tokens, depth)
         if word == "template":
             tokens.take()
             name = tokens.name()
-            return Call(name, tokens.whole_pipeline() if tokens.left else None, tokens.line)
-        return Action(tokens.whole_pipeline())
+            return TemplateNode(name, tokens.whole_pipeline() if tokens.left else None, tokens.line)
+        return ActionNode(tokens.whole_pipeline())
 
-    def _branch(self, kind: str, tokens: "_Tokens", depth: int) -> Branch:
+    def _branch(self, kind: str, tokens: "_Tokens", depth: int) -> BranchNode:
         pipeline = tokens.whole_pipeline(most_variables=2 if kind == "range" else 1)
         body, end = self._nodes(depth + 1)
         otherwise: tuple[Node, ...] = ()
@@ -94,7 +94,7 @@ class _Parser:
                 refuse(end.line, f"`else {following or ''}` after `{kind}` is not supported")
         else:
             self._expect_end(end)
-        return Branch(kind, pipeline, body, otherwise)
+        return BranchNode(kind, pipeline, body, otherwise)
 
     def _definition(self, word: str, tokens: "_Tokens", depth: int) -> Node | None:
         name = tokens.name()
@@ -108,7 +108,7 @@ class _Parser:
         if name in self._defined:
             refuse(tokens.line, f"the template {name[:40]!r} is defined twice")
         self._defined[name] = body
-        return Call(name, pipeline, tokens.line) if word == "block" else None
+        return TemplateNode(name, pipeline, tokens.line) if word == "block" else None
 
     def _expect_end(self, end: "_Tokens | None") -> None:
         if end is None:
@@ -191,10 +191,10 @@ class _Tokens:
     def _operand(self, depth: int) -> Operand:
         operand = self._term(depth)
         while (token := self._next()) is not None and token.kind == "field" and not token.spaced:
-            if isinstance(operand, Function | Literal | Dot):
+            if isinstance(operand, FunctionName | Literal | Dot):
                 refuse(self.line, f"unexpected {str(token.value)[:40]!r}")
             self.take()
-            operand = Field(operand, str(token.value)[1:])
+            operand = FieldAccess(operand, str(token.value)[1:])
         return operand
 
     def _term(self, depth: int) -> Operand:
@@ -205,10 +205,10 @@ class _Tokens:
             case "variable":
                 return Variable(str(token.value))
             case "field":
-                return Field(Dot(), str(token.value)[1:])
+                return FieldAccess(Dot(), str(token.value)[1:])
             case "word":
                 word = str(token.value)
-                return Literal(_CONSTANTS[word]) if word in _CONSTANTS else Function(word)
+                return Literal(_CONSTANTS[word]) if word in _CONSTANTS else FunctionName(word)
         if token.value == ".":
             return Dot()
         if token.value == "(":

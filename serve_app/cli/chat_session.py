@@ -16,7 +16,7 @@ from serve_app.cli.terminal import harmless, harmless_lines
 
 
 @dataclass(eq=False)
-class Conversation:
+class ChatSession:
     """The turns so far, and how the next one is requested.
 
     `form`: None, "json" or a JSON schema. `think`: None leaves it to the model. A turn that fails
