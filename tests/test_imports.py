@@ -32,6 +32,7 @@ RAY_FILES = {
     "serve_app/replica/deployments.py",
     "serve_app/replica/rank_actors.py",
     "serve_app/routing/replica_set.py",
+    "serve_app/telemetry/ray_meter.py",
 }
 FAMILIES = "model_zoo/models"  # whose modules and classes have the same names in every family
 COMMANDS = "serve_app/cli"  # whose modules are named after the commands

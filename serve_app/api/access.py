@@ -4,6 +4,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from serve_app.api.keys import ALL_MODELS, AllowedModels, ApiKey
+from serve_app.telemetry.request_context import current_request
 
 _STATE = "api_key"
 _TRACED = "traced"
@@ -11,6 +12,9 @@ _TRACED = "traced"
 
 def set_key(scope: Scope, key: ApiKey) -> None:
     scope.setdefault("state", {})[_STATE] = key
+    context = current_request.get()
+    if context is not None:
+        context.key = key.name
 
 
 def key_of(scope: Scope) -> ApiKey | None:

@@ -30,6 +30,8 @@ from serve_app.api.error_bodies import on_error, on_http_error
 from serve_app.api.fields import BodyReader
 from serve_app.api.keys import ApiKey
 from serve_app.api.limits import Limiter, Limits
+from serve_app.api.monitoring import Exposition, Monitoring
+from serve_app.api.observing import ObserveRequests
 from serve_app.api.ollama import OllamaChat
 from serve_app.api.ollama_management import OllamaManagement
 from serve_app.api.ollama_models import OllamaModels
@@ -52,11 +54,21 @@ from serve_app.config.settings import AppSettings
 from serve_app.gateway.backend import ChatBackend
 from serve_app.on_demand.management import ModelManagement
 from serve_app.responses.stored_responses import StoredResponses
+from serve_app.telemetry.exposition import no_exposition
+from serve_app.telemetry.meter import Meter, NoMeter
 
 VERSION = "0.1.0"
 # The Ollama release whose API is served. Clients require a minimum: 0.6.4 (VS Code), 0.13.4
 # (Codex). 0.13.5 is the last release without /v1/messages, which is served here too.
 OLLAMA_VERSION = "0.13.5"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    """What the ingress reports of itself. `exposition`: the text of `/metrics`."""
+
+    meter: Meter
+    exposition: Exposition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +115,10 @@ def ingress_app(
     options: IngressOptions,
     management: ModelManagement | None = None,
     stored: StoredResponses | None = None,
+    telemetry: Telemetry | None = None,
 ) -> Starlette:
     """The ASGI application of one ingress process."""
+    telemetry = telemetry or Telemetry(meter=NoMeter(), exposition=no_exposition)
     api_keys, concurrent_requests = options.api_keys, options.concurrent_requests
     limits = {key.name: key.limits(concurrent_requests) for key in api_keys or ()}
     default = Limits(concurrent_requests=concurrent_requests)
@@ -119,11 +133,13 @@ def ingress_app(
             *_plain_routes(),
             *_ollama_routes(backend, images, bodies),
             *_management_routes(management, bodies, keyed=api_keys is not None),
+            *_monitoring_routes(Monitoring(telemetry.exposition), keyed=api_keys is not None),
             *_openai_routes(backend, images, bodies),
             *_responses_routes(OpenAIResponses(backend, images, bodies, history)),
             *_anthropic_routes(backend, images, bodies),
         ],
         middleware=[
+            Middleware(ObserveRequests, meter=telemetry.meter),
             *([] if secret is None else [Middleware(ThroughProxy, secret=secret)]),
             *_middleware(api_keys, limiter, options.allowed_origins, options.allowed_hosts),
             Middleware(PermitTraces, without_keys=options.trace_without_keys),
@@ -196,10 +212,7 @@ def _management_routes(
     whatever `allowed_origins` permits.
     """
     models = OllamaManagement(management, bodies)
-    remedy = "without API keys only local pages may manage models"
-    allowed = origin_pattern(LOCAL_ORIGINS)
-    local = Middleware(RefuseForeignOrigin, allowed=allowed, remedy=remedy)
-    guard = [Middleware(RequireManagementKey) if keyed else local]
+    guard = _management_guard(keyed=keyed)
     return [
         Route(path, endpoint, methods=[method], middleware=guard)
         for method, path, endpoint in (
@@ -212,6 +225,18 @@ def _management_routes(
             ("POST", "/api/push", models.push),
         )
     ]
+
+
+def _monitoring_routes(monitoring: Monitoring, *, keyed: bool) -> list[Route]:
+    """The metrics have the names of all keys and models."""
+    return [Route("/metrics", monitoring.metrics, middleware=_management_guard(keyed=keyed))]
+
+
+def _management_guard(*, keyed: bool) -> list[Middleware]:
+    remedy = "without API keys only local pages may manage models"
+    allowed = origin_pattern(LOCAL_ORIGINS)
+    local = Middleware(RefuseForeignOrigin, allowed=allowed, remedy=remedy)
+    return [Middleware(RequireManagementKey) if keyed else local]
 
 
 def _openai_routes(backend: ChatBackend, images: ImageReader, bodies: BodyReader) -> list[Route]:

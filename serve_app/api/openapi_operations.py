@@ -52,6 +52,7 @@ OPERATIONS = (
     Operation("GET", "/", _OLLAMA, "Greet clients", media_types=(TEXT,)),
     Operation("GET", "/healthz", _OLLAMA, "Show that the ingress is running"),
     Operation("GET", "/openapi.json", _OLLAMA, "Describe the HTTP interface"),
+    Operation("GET", "/metrics", _OLLAMA, "Export metrics to Prometheus", media_types=(TEXT,)),
     Operation("GET", "/api/version", _OLLAMA, "Show the versions of the API and the server"),
     Operation("POST", "/api/chat", _OLLAMA, "Answer a chat", ollama.ChatBody, (NDJSON, JSON)),
     Operation(

@@ -21,6 +21,9 @@ from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.model_registry import ModelRegistry, ServedModel
 from serve_app.gateway.tasks import ChatDelta, EmbeddingTask, Task
 from serve_app.logs import get_logger
+from serve_app.telemetry import metrics
+from serve_app.telemetry.meter import Meter, NoMeter
+from serve_app.telemetry.replies import recorded
 from serve_app.transport.client import StreamClient
 from serve_app.transport.wire import Address, ConnectionLost, Heartbeat
 
@@ -36,7 +39,7 @@ class ChatBackend:
     """Sends each task to a replica, and to further ones if that is lost, drained or overloaded.
 
     `start_timeout_s`: how long a task may be without a replica, each time. `private_caches`:
-    cached prefixes and images are not shared between tenants.
+    cached prefixes and images are not shared between tenants. `meter`: records the answers.
     """
 
     def __init__(
@@ -46,8 +49,10 @@ class ChatBackend:
         start_timeout_s: float,
         failover: FailoverRules | None = None,
         private_caches: bool = False,
+        meter: Meter | None = None,
     ) -> None:
         self.registry = registry
+        self._meter: Meter = meter or NoMeter()
         self._start_timeout_s = start_timeout_s
         self._failover = failover or FailoverRules()
         self._private_caches = private_caches
@@ -92,6 +97,13 @@ class ChatBackend:
         if not isinstance(task, EmbeddingTask):
             salt = task.tenant if self._private_caches else ""
             task = replace(task, now=datetime.now(), cache_salt=salt)
+        with recorded(self._meter, task) as record:
+            async with aclosing(self._deltas(task)) as deltas:
+                async for delta in deltas:
+                    record.note(delta)
+                    yield delta
+
+    async def _deltas(self, task: Task) -> AsyncGenerator[ChatDelta, None]:
         failover = FailoverState(task, self._failover)
         budget = _WaitBudget(self._start_timeout_s)
         ended = False
@@ -132,11 +144,16 @@ class ChatBackend:
                             return
             except OverloadedError as refusal:
                 failover.record_refusal(refusal)
+                self._count(failover, "refused")
             except (ConnectionLost, EngineDeadError, ReplicaLostError) as lost:
                 at_work = isinstance(lost, ReplicaLostError) or getattr(lost, "at_work", False)
                 if at_work:
                     log.info("replica lost", **failover.log_fields, reason=str(lost))
+                    self._count(failover, "lost")
                 failover.lose_replica(str(lost), at_work=at_work)
+
+    def _count(self, failover: FailoverState, cause: str) -> None:
+        self._meter.add(metrics.FAILOVERS, 1, failover.model, cause)
 
     async def _moved(self, failover: FailoverState) -> bool:
         """True if a queued task continues on another replica, which will start it far earlier."""
@@ -150,6 +167,7 @@ class ChatBackend:
         if address is None:
             return False
         log.info("moved", **failover.log_fields, to=address.replica)
+        self._count(failover, "moved")
         failover.hand_over(address)
         return True
 
@@ -165,6 +183,7 @@ class ChatBackend:
             failover.skip(address.replica)
             return False
         log.info("replica drained", **failover.log_fields)
+        self._count(failover, "drained")
         failover.hand_over(address)
         return True
 

@@ -19,6 +19,10 @@ class RayCluster:
     async def view(self) -> ClusterView:
         return await asyncio.to_thread(self._view)
 
+    async def metrics_urls(self) -> list[str]:
+        """Where Ray's agent of each node exports the metrics of its processes."""
+        return await asyncio.to_thread(_metrics_urls)
+
     def _view(self) -> ClusterView:
         status = serve.status().applications.get(self._application)
         deployments = {} if status is None else status.deployments
@@ -36,3 +40,11 @@ class RayCluster:
             starting={name: each.get(STARTING, 0) for name, each in states.items()},
             messages={name: each.message for name, each in deployments.items()},
         )
+
+
+def _metrics_urls() -> list[str]:
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    hosts = (node["NodeManagerAddress"] for node in alive)
+    hosts = (f"[{host}]" if ":" in host else host for host in hosts)
+    ports = (node["MetricsExportPort"] for node in alive)
+    return [f"http://{host}:{port}/metrics" for host, port in zip(hosts, ports, strict=True)]

@@ -168,6 +168,11 @@ class ModelPool:
         residents = (entry.resident(now) for entry in self._all())
         return tuple(resident for resident in residents if resident is not None)
 
+    def statistics(self) -> dict[str, EngineStatistics]:
+        """Of the loaded models, by name."""
+        entries = self._entries.items()
+        return {name: each.replica.statistics() for name, each in entries if each.replica}
+
     @property
     def free_bytes(self) -> int:
         """Bytes that may be loaded without unloading anything."""

@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from runtime.collector import collector_paused
 from serve_app import haproxy
 from serve_app.api import http_server, large_bodies
-from serve_app.api.ingress import IngressOptions, ingress_app
+from serve_app.api.ingress import IngressOptions, Telemetry, ingress_app
 from serve_app.api.keys import ApiKey
 from serve_app.api.refusals import explained
 from serve_app.autoscaling.serve_policy import encoder_metrics, engine_metrics
@@ -43,6 +43,11 @@ from serve_app.responses.response_store import (
 from serve_app.responses.stored_responses import StoredResponses, copy_from
 from serve_app.routing.load_reports import LoadReporter
 from serve_app.routing.replica_set import ReplicaSet
+from serve_app.telemetry import metrics
+from serve_app.telemetry.exposition import ClusterExposition
+from serve_app.telemetry.metrics import Metric
+from serve_app.telemetry.published import ENCODER, ENGINE, StatisticsPublisher, publish_regularly
+from serve_app.telemetry.ray_meter import RayMeter
 from serve_app.transport.generation import generation_server
 
 if TYPE_CHECKING:
@@ -78,6 +83,8 @@ class ModelDeployment:
         self._opened.push_async_callback(server.close, drain_s=DRAIN_S)
         address = await server.start(ray.util.get_node_ip_address())
         self._address = dataclasses.replace(address, model=self._replica.identity)
+        statistics = self._replica.statistics
+        _publish(self._opened, ENGINE, lambda: {settings.name: statistics()})
 
     async def _loaded(
         self, settings: ModelSettings, encoders: DeploymentHandle | None
@@ -131,9 +138,16 @@ class VisionEncoder:
         with _logged(f"the vision encoder of model {settings.name}"):
             self._encoder = await asyncio.to_thread(load_encoder, settings)
         self._opened.push_async_callback(asyncio.to_thread, self._encoder.close)
-        server = feature_server(self._encoder)
+        meter = RayMeter()
+
+        def observe(seconds: float) -> None:
+            meter.observe(metrics.ENCODER_SECONDS, seconds, settings.name)
+
+        server = feature_server(self._encoder, observe=observe)
         self._opened.push_async_callback(server.close, drain_s=DRAIN_S)
         self._address = await server.start(ray.util.get_node_ip_address())
+        statistics = self._encoder.statistics
+        _publish(self._opened, ENCODER, lambda: {settings.name: statistics()})
 
     async def record_replica_metadata(self) -> dict[str, Any]:
         return dataclasses.asdict(self._address)
@@ -172,6 +186,7 @@ class OnDemandDeployment:
             self._store_manager = await open_store_manager(
                 settings, self._opened, host, replica.unique_id
             )
+        _publish(self._opened, ENGINE, self._store_manager.pool.statistics)
 
     async def report(self) -> PoolReport:
         return await self._store_manager.report()
@@ -261,7 +276,8 @@ class Ingress:
         http_server.configure(os.environ)
         http_server.return_large_allocations()
         large_bodies.configure_process()
-        schedulability = Schedulability(self._plan.needs, RayCluster())
+        cluster, meter = RayCluster(), RayMeter()
+        schedulability = Schedulability(self._plan.needs, cluster)
         self._watching.add(asyncio.create_task(schedulability.watch()))
         pool = None if self._on_demand is None else PoolDirectory(Replicas(self._on_demand))
         registry = ModelRegistry(
@@ -280,6 +296,7 @@ class Ingress:
             start_timeout_s=settings.start_timeout_s,
             failover=settings.failover.rules,
             private_caches=settings.caches_are_private(keyed=self._keys is not None),
+            meter=meter,
         )
         management = None
         if pool is not None and settings.models_are_managed(keyed=self._keys is not None):
@@ -288,7 +305,21 @@ class Ingress:
         options = IngressOptions.of(settings, self._keys, proxy_secret=secret)
         responses = self._responses
         stored = None if responses is None else StoredResponses(Replicas(responses))
-        return ingress_app(backend, options, management, stored)
+        exposition = ClusterExposition(cluster.metrics_urls)
+        telemetry = Telemetry(meter=meter, exposition=exposition)
+        return ingress_app(backend, options, management, stored, telemetry)
+
+
+def _publish(
+    opened: AsyncExitStack,
+    fields: Mapping[str, Metric],
+    statistics: Callable[[], Mapping[str, Any]],
+) -> None:
+    """Publishes the statistics of this replica until `opened` is closed."""
+    replica = serve.get_replica_context().replica_id.unique_id
+    publisher = StatisticsPublisher(RayMeter(), fields, replica)
+    publishing = asyncio.create_task(publish_regularly(publisher, statistics))
+    opened.callback(publishing.cancel)
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """Features of images: what an encoder's server answers, and the model replica's client."""
 
 import asyncio
+import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -22,9 +24,15 @@ DTYPES: dict[wire.FeatureType, torch.dtype] = {
 FEATURE_BYTES = torch.bfloat16.itemsize
 
 
-def feature_server(encoder: EncoderReplica, *, stall_s: float = STALL_S) -> StreamServer:
+def feature_server(
+    encoder: EncoderReplica,
+    *,
+    stall_s: float = STALL_S,
+    observe: Callable[[float], None] = lambda seconds: None,
+) -> StreamServer:
     """Serves the features of `encoder`. `stall_s`: the longest time in which a caller may send no
-    byte of its pixels or read no byte of its features."""
+    byte of its pixels or read no byte of its features. `observe`: called with the seconds from each
+    request to its features."""
 
     async def encode(request: wire.EncodeRequest, connection: FramedConnection) -> None:
         async def receive_pixels() -> Tensor:
@@ -34,7 +42,9 @@ def feature_server(encoder: EncoderReplica, *, stall_s: float = STALL_S) -> Stre
                 await connection.receive_into(raw(pixels))
             return pixels
 
+        begun = time.monotonic()
         features = await encoder.features(request, receive_pixels)
+        observe(time.monotonic() - begun)
         async with encoder.sending:
             connection.send(announcement(features))
             with connection.silence_limit(stall_s):

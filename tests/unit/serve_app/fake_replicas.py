@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from runtime.engine.request import FinishReason, Usage
 from runtime.errors import CaravanError, GenerationFailedError
 from serve_app.api.bodies import BodyLimits
-from serve_app.api.ingress import IngressOptions, ingress_app
+from serve_app.api.ingress import IngressOptions, Telemetry, ingress_app
 from serve_app.api.keys import ApiKey
 from serve_app.api.request_images import ImageRules
 from serve_app.config.options import Options
@@ -129,6 +129,7 @@ def backend_of(
     start_timeout_s: float = HANG_S,
     failover: FailoverRules | None = None,
     private_caches: bool = False,
+    telemetry: Telemetry | None = None,
 ) -> ChatBackend:
     """A backend of configured models, by default one without options, that share `replicas`."""
     models = models or (ServedModel("demo", Options()),)
@@ -137,6 +138,7 @@ def backend_of(
         start_timeout_s=start_timeout_s,
         failover=failover,
         private_caches=private_caches,
+        meter=None if telemetry is None else telemetry.meter,
     )
 
 
@@ -193,6 +195,7 @@ async def ingress(
     proxy_secret: str | None = None,
     private_caches: bool = False,
     stored: Any = None,
+    telemetry: Telemetry | None = None,
     **limits: Any,
 ) -> AsyncIterator[Starlette]:
     """The whole ingress, with `replica` behind a real direct stream; `limits` as the ingress has
@@ -200,7 +203,7 @@ async def ingress(
     server = generation_server(replica.generate)
     replicas = OneReplica(await server.start("127.0.0.1"), card)
     model = ServedModel("demo", options or Options())
-    backend = backend_of(replicas, model, private_caches=private_caches)
+    backend = backend_of(replicas, model, private_caches=private_caches, telemetry=telemetry)
     try:
         yield ingress_app(
             backend,
@@ -216,6 +219,7 @@ async def ingress(
             ),
             management,
             stored,
+            telemetry,
         )
     finally:
         backend.close()

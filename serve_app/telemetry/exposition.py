@@ -1,0 +1,109 @@
+"""The text of `/metrics`: this application's part of what Ray's agents of all nodes export."""
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+import httpx
+
+from serve_app.telemetry.metrics import NODES_UNREACHABLE
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+AGENT_TIMEOUT_S = 5.0
+AGENTS_AT_ONCE = 16
+MAX_AGENT_BYTES = 64 * 2**20
+# Ray's processes report to their agents every 10 s, so more frequent readers get the same text.
+KEPT_S = 1.0
+_PREFIX = "ray_caravan_"
+# Labels that Ray adds and that are equal in all series.
+_CONSTANT = re.compile(r"otel_scope_\w+|Component|SessionName|Version")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_SAMPLE = re.compile(rf"ray_(\w+)(?:\{{((?:{_LABEL.pattern},?)*)\}})? (.*)")
+
+AgentUrls = Callable[[], Awaitable[Sequence[str]]]
+
+
+class ClusterExposition:
+    """Asks the agents of all nodes. `urls`: of their texts."""
+
+    def __init__(self, urls: AgentUrls) -> None:
+        self._urls = urls
+        self._client = httpx.AsyncClient(timeout=AGENT_TIMEOUT_S, trust_env=False)
+        self._asking = asyncio.Lock()
+        self._places = asyncio.Semaphore(AGENTS_AT_ONCE)
+        self._text, self._asked_at = "", float("-inf")
+
+    async def __call__(self) -> str:
+        """Concurrent callers share the answers, which are at most `KEPT_S` old."""
+        async with self._asking:
+            if time.monotonic() - self._asked_at > KEPT_S:
+                self._text = await self._asked()
+                self._asked_at = time.monotonic()
+            return self._text
+
+    async def _asked(self) -> str:
+        answers = await asyncio.gather(*(self._agent(url) for url in await self._urls()))
+        texts = [answer for answer in answers if answer is not None]
+        missing = len(answers) - len(texts)
+        return await asyncio.to_thread(merged, texts) + _own(missing)
+
+    async def _agent(self, url: str) -> str | None:
+        """None if the agent does not answer, or with more than `MAX_AGENT_BYTES`."""
+        try:
+            async with (
+                self._places,
+                asyncio.timeout(AGENT_TIMEOUT_S),
+                self._client.stream("GET", url) as response,
+            ):
+                response.raise_for_status()
+                data = bytearray()
+                async for part in response.aiter_bytes():
+                    data += part
+                    if len(data) > MAX_AGENT_BYTES:
+                        return None
+                return data.decode()
+        except (httpx.HTTPError, TimeoutError, UnicodeDecodeError):
+            return None
+
+
+async def no_exposition() -> str:
+    """For an ingress without Ray."""
+    return _own(0)
+
+
+def merged(texts: Iterable[str]) -> str:
+    """This application's metrics in the texts of several agents, each metric once, by its name
+    without Ray's prefix and with the labels that differ."""
+    heads: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for text in texts:
+        family = ""
+        for line in text.splitlines():
+            if line.startswith("# "):
+                _, what, name, *_ = line.split(" ", 3)
+                family = name if name.startswith(_PREFIX) else ""
+                head = heads.setdefault(family, [])
+                if family and not any(each.startswith(f"# {what} ") for each in head):
+                    head.append(line.replace(_PREFIX, "caravan_", 1))
+            elif family and line.startswith(_PREFIX):
+                samples.setdefault(family, []).append(_sample(line))
+    lines = (line for family in sorted(samples) for line in (*heads[family], *samples[family]))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _sample(line: str) -> str:
+    found = _SAMPLE.fullmatch(line)
+    assert found is not None, "an agent of Ray writes the text format"
+    name, labels, value = found[1], found[2] or "", found[5]
+    kept = (
+        f'{label}="{text}"'
+        for label, text in _LABEL.findall(labels)
+        if not _CONSTANT.fullmatch(label)
+    )
+    return f"{name}{{{','.join(kept)}}} {value}"
+
+
+def _own(missing: int) -> str:
+    name = NODES_UNREACHABLE.name
+    return f"# HELP {name} {NODES_UNREACHABLE.description}\n# TYPE {name} gauge\n{name} {missing}\n"

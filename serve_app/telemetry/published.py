@@ -1,0 +1,84 @@
+"""Metrics of engines and vision encoders: their statistics, published at intervals."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from serve_app.telemetry import metrics
+from serve_app.telemetry.meter import Meter
+from serve_app.telemetry.metrics import Kind, Metric
+
+PUBLISH_S = 2.0
+
+# By field of EngineStatistics.
+ENGINE: Mapping[str, Metric] = {
+    "waiting": metrics.WAITING,
+    "running": metrics.RUNNING,
+    "slots": metrics.SLOTS,
+    "queued_tokens": metrics.QUEUED_TOKENS,
+    "pages_total": metrics.PAGES,
+    "pages_owned": metrics.PAGES_USED,
+    "tokens_per_s": metrics.PREFILL_SPEED,
+    "images_waiting": metrics.ENGINE_IMAGES_WAITING,
+    "steps_total": metrics.STEPS,
+    "computed_tokens_total": metrics.COMPUTED_TOKENS,
+    "prompt_tokens_total": metrics.ENGINE_PROMPT_TOKENS,
+    "cached_tokens_total": metrics.ENGINE_CACHED_TOKENS,
+    "completion_tokens_total": metrics.ENGINE_COMPLETION_TOKENS,
+    "preemptions_total": metrics.PREEMPTIONS,
+    "images_encoded_total": metrics.ENGINE_IMAGES,
+}
+# By field of EncoderStatistics.
+ENCODER: Mapping[str, Metric] = {
+    "images_waiting": metrics.ENCODER_WAITING,
+    "images_encoded_total": metrics.ENCODER_IMAGES,
+    "images_known_total": metrics.ENCODER_KNOWN,
+    "batches_total": metrics.ENCODER_BATCHES,
+}
+
+
+class StatisticsPublisher:
+    """Publishes the fields of statistics as metrics, for each name the differences of its totals.
+
+    `replica`: this process. A name whose statistics are missing, such as that of a model that was
+    unloaded, has gauges of 0; when it returns, its totals begin at 0.
+    """
+
+    def __init__(self, meter: Meter, fields: Mapping[str, Metric], replica: str) -> None:
+        self._meter = meter
+        self._fields = fields
+        self._replica = replica
+        self._published: dict[str, dict[str, float]] = {}  # totals by name and field
+
+    def publish(self, statistics: Mapping[str, Any]) -> None:
+        """`statistics`: by the name of a model or encoder."""
+        for name in self._published.keys() - statistics.keys():
+            del self._published[name]
+            self._set_gauges(name, None)
+        for name, values in statistics.items():
+            self._set_gauges(name, values)
+            self._add_totals(name, values)
+
+    def _set_gauges(self, name: str, values: Any) -> None:
+        for field, metric in self._fields.items():
+            if metric.kind is Kind.GAUGE:
+                value = None if values is None else getattr(values, field)
+                self._meter.set(metric, float(value or 0), name, self._replica)
+
+    def _add_totals(self, name: str, values: Any) -> None:
+        before = self._published.setdefault(name, {})
+        for field, metric in self._fields.items():
+            if metric.kind is Kind.COUNTER:
+                total = getattr(values, field)
+                # A smaller total is that of the model's next engine.
+                known = before.get(field, 0) if before.get(field, 0) <= total else 0
+                self._meter.add(metric, total - known, name, self._replica)
+                before[field] = total
+
+
+async def publish_regularly(
+    publisher: StatisticsPublisher, statistics: Callable[[], Mapping[str, Any]]
+) -> None:
+    while True:
+        publisher.publish(statistics())
+        await asyncio.sleep(PUBLISH_S)

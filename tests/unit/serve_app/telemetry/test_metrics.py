@@ -1,0 +1,155 @@
+"""The list of metrics: names, documents, dashboard and alerts agree."""
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from runtime.engine.engine import EngineStatistics
+from serve_app.telemetry.exposition import merged
+from serve_app.telemetry.meter import OTHER, LabelValues
+from serve_app.telemetry.metrics import METRICS, REPLIES, Kind
+from serve_app.telemetry.published import ENCODER, ENGINE, StatisticsPublisher
+from serve_app.vision.encoder_replica import EncoderStatistics
+from tests.checkout import ROOT
+from tests.unit.serve_app.telemetry.recording_meter import RecordingMeter
+
+FILES = ROOT / "configs" / "observability"
+NAMED = re.compile(r"caravan_[a-z_]+")
+PROMTOOL = shutil.which("promtool")
+# Fields of EngineStatistics that repeat others or serve routing and autoscaling only.
+NOT_EXPORTED = {"waiting_tokens", "kv_occupancy", "cacheable_tokens", "first_tokens_total"}
+
+
+def series() -> set[str]:
+    """The names under which Prometheus stores the metrics."""
+    suffixes = ("_bucket", "_sum", "_count")
+    return {
+        f"{metric.name}{suffix}"
+        for metric in METRICS
+        for suffix in (suffixes if metric.kind is Kind.HISTOGRAM else ("",))
+    }
+
+
+def test_names_follow_the_conventions_of_prometheus():
+    assert len({metric.name for metric in METRICS}) == len(METRICS) > 30
+    for metric in METRICS:
+        assert NAMED.fullmatch(metric.name), metric
+        assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER), metric
+        assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM), metric
+        assert list(metric.buckets) == sorted(set(metric.buckets)), metric
+        if metric.kind is Kind.HISTOGRAM:
+            assert metric.name.endswith("_seconds"), metric
+        assert metric.description.endswith("."), metric
+
+
+def test_the_document_lists_every_metric_with_its_labels():
+    rows = re.findall(r"^\| `(caravan_\w+)` \| (\w+) \| ([^|]*)\|", document(), re.MULTILINE)
+    listed = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+    assert listed == {each.name: (each.kind.value, each.labels) for each in METRICS}
+
+
+def document() -> str:
+    return (ROOT / "docs" / "metrics.md").read_text()
+
+
+def expressions(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key in ("expr", "query") and isinstance(item, str):
+                yield item
+            else:
+                yield from expressions(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from expressions(item)
+
+
+def test_dashboard_and_alerts_name_exported_series_and_all_metrics_are_shown():
+    board = list(expressions(json.loads((FILES / "grafana-dashboard.json").read_text())))
+    alerts = list(expressions(yaml.safe_load((FILES / "alerts.yml").read_text())))
+    shown = {name for text in board for name in NAMED.findall(text)}
+    named = shown | {name for text in alerts for name in NAMED.findall(text)}
+    assert named <= series()
+    stems = {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown}
+    assert stems == {metric.name for metric in METRICS}
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian: prometheus)")
+def test_promtool_accepts_the_files(tmp_path: Path):
+    assert PROMTOOL is not None
+    board = json.loads((FILES / "grafana-dashboard.json").read_text())
+    queries = [text for panel in board["panels"] for text in expressions(panel)]
+    rules = [
+        {"record": f"panel:{index}", "expr": re.sub(r"\$__rate_interval", "5m", text)}
+        for index, text in enumerate(queries)
+    ]
+    panels = tmp_path / "panels.yml"
+    panels.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    for arguments in (
+        ["rules", FILES / "alerts.yml", panels],
+        ["config", FILES / "prometheus.yml"],
+    ):
+        done = subprocess.run([PROMTOOL, "check", *arguments], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_statistic_is_exported_or_left_out_on_purpose():
+    fields = {field.name for field in dataclasses.fields(EngineStatistics)}
+    assert ENGINE.keys() | NOT_EXPORTED == fields
+    assert not ENGINE.keys() & NOT_EXPORTED
+    encoder = {field.name for field in dataclasses.fields(EncoderStatistics)}
+    assert ENCODER.keys() == encoder - {"pid", "feature_bytes"}
+
+
+def test_published_totals_are_differences_that_survive_another_engine():
+    meter = RecordingMeter()
+    publisher = StatisticsPublisher(meter, ENGINE, "r")
+    steps = ("caravan_engine_steps_total", "a", "r")
+    running = ("caravan_engine_requests_running", "a", "r")
+    for statistics, total, gauge in (
+        ({"a": EngineStatistics(steps_total=5, running=2)}, 5, 2),
+        ({"a": EngineStatistics(steps_total=5, running=1)}, 5, 1),
+        ({"a": EngineStatistics(steps_total=9)}, 9, 0),
+        ({"a": EngineStatistics(steps_total=3, running=4)}, 12, 4),  # another engine
+        ({}, 12, 0),
+        ({"a": EngineStatistics(steps_total=4)}, 16, 0),
+    ):
+        publisher.publish(statistics)
+        assert (meter.totals[steps], meter.gauges[running]) == (total, gauge)
+
+
+def test_label_values_are_bounded():
+    values = LabelValues(most=2)
+    named = [values.named(REPLIES, (model, "", "stop"))["model"] for model in "abcab"]
+    assert named == ["a", "b", OTHER, "a", "b"]
+
+
+RAY = """\
+# HELP ray_tasks Ray's own
+# TYPE ray_tasks gauge
+ray_tasks{State="x"} 1.0
+# HELP ray_caravan_replies_total d
+# TYPE ray_caravan_replies_total counter
+ray_caravan_replies_total{Component="core_worker",NodeAddress="%s",SessionName="s",Version="2",\
+model="a,}\\"Version=\\"b\\\\",otel_scope_name="x",otel_scope_version=""} 2.0
+# HELP ray_caravan_nothing d
+# TYPE ray_caravan_nothing gauge
+"""
+
+
+def test_the_texts_of_several_nodes_become_one():
+    text = merged([RAY % "one", RAY % "two", ""])
+    (family,) = text_string_to_metric_families(text)
+    assert (family.name, family.type, family.documentation) == ("caravan_replies", "counter", "d")
+    assert [(sample.labels, sample.value) for sample in family.samples] == [
+        ({"NodeAddress": node, "model": 'a,}"Version="b\\'}, 2.0) for node in ("one", "two")
+    ]
