@@ -24,6 +24,8 @@ PURE_CORE = (
     "runtime.kv.spec",
     "runtime.kv.states",
     "runtime.kv.cache_manager",
+    "runtime.kv.checkpoints",
+    "runtime.kv.page_group",
 )
 RAY_FILES = {
     "serve_app/app.py",

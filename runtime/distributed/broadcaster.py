@@ -8,6 +8,7 @@ of integers that describes the rows. They need no sampler: the input tokens come
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.distributed.control_channel import ControlChannel, RankZero
+from runtime.kv.page_group import PageCopy
 from runtime.kv.pool import PagePool
 from runtime.vision.image_rows import AXES
 from runtime.worker.model import (
@@ -50,10 +52,15 @@ class Broadcaster:
     def __init__(self, rank_zero: RankZero, ranks: SupportsBroadcast) -> None:
         self._rank_zero, self._ranks = rank_zero, ranks
         self._table_writes: list[tuple[Tensor, Tensor]] = []
+        self._page_copies: list[PageCopy] = []
 
     def note_pages(self, cells: Tensor, pages: Tensor) -> None:
         """New page table entries, which are sent with the next batch."""
         self._table_writes.append((cells, pages))
+
+    def note_copies(self, copies: Sequence[PageCopy]) -> None:
+        """Copies of pages, which are sent with the next batch."""
+        self._page_copies += copies
 
     def send_logits(self, rows: int) -> None:
         self._send([_Command.LOGITS, rows])
@@ -61,7 +68,9 @@ class Broadcaster:
     def send_batch(self, batch: Batch) -> None:
         writes, self._table_writes = self._table_writes, []
         cells = [cells for cells, _ in writes]
-        self._send([_Command.STATES, *_sizes_of(batch, sum(map(len, cells)))])
+        sizes = _sizes_of(batch, sum(map(len, cells)))
+        copies, self._page_copies = self._page_copies, []
+        self._send([_Command.STATES, len(copies), *chain.from_iterable(copies), *sizes])
         pages = [pages for _, pages in writes]
         self._ranks.broadcast(_numbers(batch, [*cells, *pages]))
         if batch.image_features is not None:
@@ -129,6 +138,10 @@ class RankZeroPool:
     def write_pages(self, cells: Tensor, pages: Tensor) -> None:
         self._broadcaster.note_pages(cells.clone(), pages.clone())
         self._pool.write_pages(cells, pages)
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        self._broadcaster.note_copies(copies)
+        self._pool.copy_pages(copies)
 
 
 @torch.inference_mode()
@@ -198,7 +211,9 @@ def _numbers(batch: Batch, table_writes: Sequence[Tensor]) -> Tensor:
 def _received(
     head: "_MessageReader", pool: PagePool, ranks: SupportsBroadcast, device: torch.device
 ) -> Batch:
-    """The batch with the sizes in `head`; also updates the page tables."""
+    """The batch with the sizes in `head`; also copies pages and updates the page tables."""
+    (copies,) = head.take(1)
+    pool.copy_pages([PageCopy(*head.take(3)) for _ in range(copies)])
     rows, outputs, inserted, width, kind, axes, writes, chunks = head.take(8)
     spans = [RowSpan(*head.take(4)) for _ in range(chunks)]
     groups = [_GroupReader(head, spans, table) for table in pool.page_tables]

@@ -36,7 +36,8 @@ class EngineOptions:
     (None: as many as are useful and fit). `depth`: steps in flight (None: 1 on a CPU, where a
     launch computes at once, else 2). `memory_bytes`: what the engine may use (None: what is free).
     `image_cache_bytes`: for image features (None: for a few images of the largest size).
-    `set_aside_bytes`: part of the free memory that is left to others.
+    `set_aside_bytes`: part of the free memory that is left to others. `state_checkpoint_bytes`: for
+    checkpoints of recurrent states (None: a share of the cache's memory).
     """
 
     context_tokens: int
@@ -51,6 +52,7 @@ class EngineOptions:
     max_waiting: int = 512
     image_cache_bytes: int | None = None
     set_aside_bytes: int = 0
+    state_checkpoint_bytes: int | None = None
 
     @property
     def limits(self) -> StepLimits:
@@ -162,8 +164,9 @@ def _depth(options: EngineOptions, device: torch.device) -> int:
 
 def _rank_options(options: EngineOptions) -> dict[str, Any]:
     """The options that other ranks need, as JSON; see `_options_of`."""
-    names = ("context_tokens", "max_sequences", "step_tokens", "cache_tokens", "page_tokens")
-    plain = {name: getattr(options, name) for name in (*names, "memory_bytes", "depth")}
+    sizes = ("context_tokens", "max_sequences", "step_tokens", "cache_tokens", "page_tokens")
+    names = (*sizes, "memory_bytes", "depth", "prefix_cache", "state_checkpoint_bytes")
+    plain = {name: getattr(options, name) for name in names}
     return {**plain, "kv_dtype": options.kv_dtype.value}
 
 
@@ -195,6 +198,7 @@ def _plan_memory(
             vision=_vision_bytes(options, encoder),
             device_ranks=device_ranks,
             set_aside_bytes=options.set_aside_bytes,
+            state_checkpoint_bytes=options.state_checkpoint_bytes if options.prefix_cache else 0,
         ),
     )
 

@@ -82,6 +82,7 @@ class EngineStatistics:
     queued_tokens: int = 0
     pages_total: int = 0
     pages_owned: int = 0
+    checkpoints_held: int = 0  # of recurrent states
     kv_occupancy: float = 0.0
     cacheable_tokens: int = 0  # capacity of the prefix cache
     images_waiting: int = 0  # being encoded, or queued for it
@@ -94,6 +95,8 @@ class EngineStatistics:
     preemptions_total: int = 0
     steps_total: int = 0
     images_encoded_total: int = 0
+    checkpoints_taken_total: int = 0
+    checkpoint_hits_total: int = 0
 
 
 @dataclass(slots=True)
@@ -195,7 +198,7 @@ class Engine:
     def statistics(self) -> EngineStatistics:
         scheduler, cache_manager = self._scheduler, self._scheduler.cache_manager
         unfinished = [*scheduler.waiting, *scheduler.running]
-        throughput = self._throughput
+        throughput, checkpoints = self._throughput, cache_manager.checkpoints
         return EngineStatistics(
             **dataclasses.asdict(self._totals),
             waiting=len(scheduler.waiting),
@@ -207,6 +210,9 @@ class Engine:
             pages_owned=cache_manager.pages_owned,
             kv_occupancy=cache_manager.occupancy,
             cacheable_tokens=cache_manager.cacheable_tokens,
+            checkpoints_held=checkpoints.held if checkpoints else 0,
+            checkpoints_taken_total=checkpoints.taken if checkpoints else 0,
+            checkpoint_hits_total=checkpoints.hits if checkpoints else 0,
             preemptions_total=scheduler.preemptions,
             images_waiting=self.features.pending if self.features else 0,
             tokens_per_s=throughput.tokens_per_s,

@@ -10,7 +10,7 @@ import torch
 
 from runtime.errors import DoesNotFitError
 from runtime.kv.cache_types import CacheType
-from runtime.kv.pool import cache_bytes
+from runtime.kv.pool import cache_bytes, page_bytes
 from runtime.kv.spec import CacheLayout
 from runtime.worker.input_preparer import StepLimits, buffer_bytes
 from runtime.worker.mask_worker import buffer_bytes as mask_bytes
@@ -20,6 +20,8 @@ from runtime.worker.step_results import result_bytes
 
 # Share of the measured memory that stays free, for other processes and for fragmentation.
 LEFT_FREE = 0.1
+# By default, if an eighth of the cache's memory holds them.
+CHECKPOINTS_PER_SLOT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class MemoryOptions:
 
     `cache_tokens` None: the cache takes as much as is useful and free. `memory_bytes`: used to the
     last byte; None: the memory that is free, less `set_aside_bytes` for others and a tenth.
+    `state_checkpoint_bytes`: for checkpoints of recurrent states; None: a share of what is free.
     `device_ranks`: ranks that allocate from the same memory; each gets an equal share of what is
     measured. `depth`: steps in flight; until one retires, its sequences keep the pages that earlier
     rows could see.
@@ -95,6 +98,7 @@ class MemoryOptions:
     vision: VisionBytes = VisionBytes()
     device_ranks: int = 1
     set_aside_bytes: int = 0
+    state_checkpoint_bytes: int | None = 0
 
 
 class PlannedModel(Protocol):
@@ -133,7 +137,7 @@ def plan_memory(
         usable = int(available * (1 - LEFT_FREE))
     activations += recorded
     room = usable - weights - activations - vision.workspace - sampler
-    cache = _CacheSizes(layout, options)
+    cache = _CacheSizes(layout, options, checkpoints=_checkpoints(layout, options, room))
     tokens = cache.tokens_within(room) if options.cache_tokens is None else options.cache_tokens
     _check_one_context(tokens, limits.context_tokens)
     pages = cache.pages(tokens, room)
@@ -168,10 +172,11 @@ class _CacheSizes:
 
     A group with a window needs a bounded number of pages per sequence, so it stops growing once
     every slot has its bound; the steps in flight are shared by all slots. A group with one state
-    per sequence needs one page per slot, however short the sequences are.
+    per sequence needs one page per slot, however short the sequences are, and one for each of
+    `checkpoints`.
     """
 
-    def __init__(self, layout: CacheLayout, options: MemoryOptions) -> None:
+    def __init__(self, layout: CacheLayout, options: MemoryOptions, *, checkpoints: int) -> None:
         type, slots = options.kv_dtype, options.limits.slots
         context_tokens = options.limits.context_tokens
         in_flight = options.depth * options.limits.step_tokens
@@ -189,6 +194,7 @@ class _CacheSizes:
             for one, rest in zip(self._one, resting, strict=True)
         )
         self._by_sequence = tuple(kind.by_sequence for kind in layout.kinds)
+        self._states = slots + checkpoints
 
     @property
     def most_tokens(self) -> int:
@@ -228,7 +234,7 @@ class _CacheSizes:
     def _wanted(self, tokens: int) -> tuple[int, ...]:
         pages = -(-tokens // self._page_tokens)
         return tuple(
-            all_slots if fixed else min(all_slots, -(-whole * pages // self._context_pages))
+            self._states if fixed else min(all_slots, -(-whole * pages // self._context_pages))
             for all_slots, whole, fixed in zip(
                 self._all, self._whole, self._by_sequence, strict=True
             )
@@ -243,6 +249,19 @@ class _CacheSizes:
                 wanted, self._one, self._whole, self._by_sequence, strict=True
             )
         )
+
+
+def _checkpoints(layout: CacheLayout, options: MemoryOptions, room: int) -> int:
+    """How many checkpoints of the states of a sequence have memory; by default some per slot, in a
+    small part of the cache's `room`."""
+    groups = (number for number, kind in enumerate(layout.kinds) if kind.by_sequence)
+    nbytes = sum(page_bytes(layout, number, options.kv_dtype) for number in groups)
+    if not nbytes:
+        return 0
+    budget = options.state_checkpoint_bytes
+    if budget is None:
+        budget = min(max(0, room) // 8, CHECKPOINTS_PER_SLOT * options.limits.slots * nbytes)
+    return budget // nbytes
 
 
 def _refusal(plan: MemoryPlan, device: torch.device, usable: int, set_aside: int) -> str:

@@ -22,6 +22,7 @@ from runtime.engine.request import (
 from runtime.engine.sequence import Sequence, SequenceState
 from runtime.engine.step_plan import Chunk, PageWrite, SlotLoad, StepPlan
 from runtime.kv.cache_manager import KVCacheManager, PageGrant
+from runtime.kv.page_group import PageCopy
 
 # Whether the features of the image with this digest are available.
 FeaturesReady = Callable[[bytes], bool]
@@ -58,6 +59,7 @@ class _Draft:
     chunks: list[Chunk] = field(default_factory=list)
     page_writes: list[PageWrite] = field(default_factory=list)
     slot_loads: list[SlotLoad] = field(default_factory=list)
+    page_copies: list[PageCopy] = field(default_factory=list)
     out_of_pages: bool = False
     lacks_mask: bool = False
     used: list[ImageNeed] = field(default_factory=list)  # images of its chunks
@@ -129,7 +131,12 @@ class Scheduler:
         self.image_needs = (*draft.used, *draft.ahead)
         if not draft.chunks:
             return None
-        return StepPlan(tuple(draft.chunks), tuple(draft.page_writes), tuple(draft.slot_loads))
+        return StepPlan(
+            tuple(draft.chunks),
+            tuple(draft.page_writes),
+            tuple(draft.slot_loads),
+            tuple(draft.page_copies),
+        )
 
     def retire(self, plan: StepPlan, results: tuple[Result, ...]) -> list[Advance]:
         """Apply the results of a launched step, in launch order. Results of finished sequences are
@@ -257,7 +264,9 @@ class Scheduler:
         if late is not None and not late.ready() and not draft.waits_for_masks:
             draft.lacks_mask = True
             return 0
-        count = min(length - sequence.launched, draft.budget)
+        start = sequence.launched
+        end = start + min(length - start, draft.budget)
+        count = self.cache_manager.chunk_end(sequence, start, end) - start
         if not sequence.spans:
             return count
         count = _cut_to_features(sequence, sequence.cut_to_whole_images(count), draft)
@@ -295,6 +304,12 @@ class Scheduler:
         )
         if grants:
             draft.page_writes += [PageWrite(g.group, slot, g.index, g.page) for g in grants]
+            draft.page_copies += [
+                PageCopy(g.group, g.copied_from, g.page)
+                for g in grants
+                if g.copied_from is not None
+            ]
+        draft.page_copies += self.cache_manager.checkpoint(sequence, start)
         draft.budget -= count
         if sequence.spans:
             draft.used += self._needs(sequence, start, end)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from runtime.engine.request import GenerationRequest, ImageSpan, LateMask, Matcher, Sampled
-from runtime.kv.cache_manager import PageKey
+from runtime.kv.page_group import PageKey
 
 NO_ROWS = range(0)
 

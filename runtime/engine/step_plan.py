@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from runtime.engine.request import SamplingParams
 from runtime.engine.sequence import NO_ROWS, Sequence
+from runtime.kv.page_group import PageCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,12 @@ class Chunk(NamedTuple):  # which is made faster: each step makes one for every 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step of the device: page table entries, slots to load, and rows to compute."""
+    """One step of the device: page table entries, slots to load, and rows to compute.
+
+    `page_copies` are made one after the other, after those of earlier steps and before the rows.
+    """
 
     chunks: tuple[Chunk, ...]
     page_writes: tuple[PageWrite, ...]
     slot_loads: tuple[SlotLoad, ...]
+    page_copies: tuple[PageCopy, ...] = ()

@@ -1,16 +1,14 @@
 """Pages of KV cache: their owners, sharing, and the prefix cache."""
 
-from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
 
 from runtime.engine.request import ImageSpan
+from runtime.kv.checkpoints import CheckpointRules, StateCheckpoints
+from runtime.kv.page_group import Held, PageCopy, PageGroup, PageKey
 from runtime.kv.spec import CacheKind
-
-PageKey = bytes
-_FAR = 2**62 - 1  # a position that no sequence has
 
 
 class Owner(Protocol):
@@ -37,83 +35,21 @@ class Owner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PageGrant:
-    """`page` of `group` now holds index `index` of the owner."""
+    """`page` of `group` now holds index `index` of the owner; if given, as a copy of page
+    `copied_from`."""
 
     group: int
     index: int
     page: int
-
-
-@dataclass(slots=True)
-class _Held:
-    """The pages of one sequence in one group: indices begin, begin + 1, ..."""
-
-    begin: int = 0
-    pages: list[int] = field(default_factory=list)
-    published: int = 0  # pages with lower indices have been published
-
-    @property
-    def end(self) -> int:
-        return self.begin + len(self.pages)
-
-    def items(self) -> Iterator[tuple[int, int]]:
-        return enumerate(self.pages, self.begin)
-
-
-class _PageGroup:
-    """The pages of one cache group. Invariant: a page is free, idle (cached, unowned) or owned."""
-
-    def __init__(self, kind: CacheKind, pages: int) -> None:
-        self.kind = kind
-        # Whether later rows may see less than earlier ones, so that pages are released meanwhile.
-        self.shrinks = kind.by_image or kind.first_visible(_FAR) > 0
-        self.free = deque(range(pages))
-        self.owners = [0] * pages
-        self.key_of: dict[int, PageKey] = {}
-        self.by_key: dict[PageKey, int] = {}
-        self.idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
-        self.held: dict[Owner, _Held] = {}
-
-    @property
-    def available(self) -> int:
-        return len(self.free) + len(self.idle)
-
-    def take(self) -> int:
-        """A free page; if there is none, the least recently used idle one is evicted."""
-        if self.free:
-            page = self.free.popleft()
-        else:
-            page, _ = self.idle.popitem(last=False)
-            del self.by_key[self.key_of.pop(page)]
-        assert self.owners[page] == 0
-        self.owners[page] = 1
-        return page
-
-    def share(self, page: int) -> None:
-        if self.owners[page] == 0:
-            del self.idle[page]
-        self.owners[page] += 1
-
-    def drop(self, page: int) -> None:
-        self.owners[page] -= 1
-        assert self.owners[page] >= 0
-        if self.owners[page] == 0:
-            if page in self.key_of:
-                self.idle[page] = None
-            else:
-                self.free.append(page)
-
-    def publish(self, page: int, key: PageKey) -> None:
-        if page not in self.key_of and key not in self.by_key:
-            self.key_of[page] = key
-            self.by_key[key] = page
+    copied_from: int | None = None
 
 
 class KVCacheManager:
     """Reserves, shares, publishes, trims and releases pages; knows nothing of tensors.
 
-    Pages hold a group's indices: positions, or image rows (see runtime/kv/spec.py). If a group has
-    one state per sequence, there is no prefix cache, because no state of a prefix is kept.
+    Pages hold a group's indices: positions, or image rows (see runtime/kv/spec.py). Groups with one
+    state per sequence share page numbers. A prefix of such a model is cached where a checkpoint of
+    its states is, too (runtime/kv/checkpoints.py).
 
     Pages are reused as soon as their owner releases them: device state changes only by launched
     plans, in order, so a later plan cannot overtake one that still reads the page.
@@ -126,11 +62,26 @@ class KVCacheManager:
         *,
         page_tokens: int,
         prefix_cache: bool = True,
+        checkpoint_rules: CheckpointRules | None = None,
     ) -> None:
-        self._groups = [_PageGroup(kind, count) for kind, count in zip(kinds, pages, strict=True)]
+        declared = list(zip(kinds, pages, strict=True))
+        self._paged = [
+            PageGroup(kind, count, (number,))
+            for number, (kind, count) in enumerate(declared)
+            if not kind.by_sequence
+        ]
+        self._states = _states_group(declared)
+        self._groups = [*self._paged, *([self._states] if self._states else [])]
         self._shrinking = [group for group in self._groups if group.shrinks]
         self._page_tokens = page_tokens
-        self._prefix_cache = prefix_cache and not any(kind.by_sequence for kind in kinds)
+        self._prefix_cache = prefix_cache
+        self.checkpoints: StateCheckpoints | None = None
+        if self._states is not None and prefix_cache:
+            self.checkpoints = StateCheckpoints(
+                self._states, page_tokens=page_tokens, rules=checkpoint_rules
+            )
+            for group in self._paged:
+                group.evicted = self._states.forget
         # Of owners without images: positions for which all groups have pages.
         self._reserved: dict[Owner, int] = {}
 
@@ -145,7 +96,7 @@ class KVCacheManager:
     @property
     def cacheable_tokens(self) -> int:
         """Capacity of the prefix cache in tokens; 0 without prefix cache."""
-        largest = max((len(group.owners) for group in self._groups), default=0)
+        largest = max((len(group.owners) for group in self._paged), default=0)
         return largest * self._page_tokens if self._prefix_cache else 0
 
     @property
@@ -182,16 +133,17 @@ class KVCacheManager:
         if any(len(w) > g.available for w, g in zip(wanted, self._groups, strict=True)):
             return None
         grants = []
-        for number, (indices, group) in enumerate(zip(wanted, self._groups, strict=True)):
+        for indices, group in zip(wanted, self._groups, strict=True):
             if not indices:
                 continue
-            held = group.held.setdefault(owner, _Held())
+            held = group.held.setdefault(owner, Held())
             if not held.pages:
                 held.begin = indices.start
             for index in indices:
                 page = group.take()
                 held.pages.append(page)
-                grants.append(PageGrant(number, index, page))
+                source = self._restored(group, owner)
+                grants += [PageGrant(number, index, page, source) for number in group.numbers]
         if not owner.spans:
             self._reserved[owner] = -(-end // self._page_tokens) * self._page_tokens
         return grants
@@ -201,34 +153,67 @@ class KVCacheManager:
 
         It excludes at least the last token, because a step must compute the next token's logits.
         """
-        found = self._longest(owner)
-        return (0, []) if found is None else (found.length, self._share(owner, found))
+        found, shared = self._longest(owner)
+        length = 0 if found is None else found.length
+        if self.checkpoints is not None:
+            self.checkpoints.admit(owner, begin=length, shared=shared)
+        return (0, []) if found is None else (length, self._share(owner, found))
 
     def cached_prefix(self, owner: Owner) -> int:
         """The number of tokens that `adopt` would share now."""
-        found = self._longest(owner)
+        found, _ = self._longest(owner)
         return 0 if found is None else found.length
 
-    def _longest(self, owner: Owner) -> "_Prefix | None":
+    def chunk_end(self, owner: Owner, start: int, end: int) -> int:
+        """`end`, or the first position between where the owner's state is to be checkpointed."""
+        return end if self.checkpoints is None else self.checkpoints.chunk_end(owner, start, end)
+
+    def checkpoint(self, owner: Owner, start: int) -> list[PageCopy]:
+        """The copies that keep the owner's state before `start`, where a step is about to go on."""
+        page = None if self.checkpoints is None else self.checkpoints.take(owner, start)
+        if page is None:
+            return []
+        assert self._states is not None
+        (source,) = self._states.held[owner].pages
+        return [PageCopy(number, source, page) for number in self._states.numbers]
+
+    def _longest(self, owner: Owner) -> "tuple[_Prefix | None, int]":
+        """The longest cached prefix, and the length of the longest whose pages are cached, although
+        there may be no state for it."""
+        shared = 0
         if not self._prefix_cache:
-            return None
+            return None, shared
         size = self._page_tokens
         full = self._extend_keys(owner, len(owner.tokens) - 1)
-        keys = [self._group_keys(group, owner, full * size) for group in self._groups]
-        runs = [_runs(group, some) for group, some in zip(self._groups, keys, strict=True)]
+        keys = [self._group_keys(group, owner, full * size) for group in self._paged]
+        runs = [_runs(group, some) for group, some in zip(self._paged, keys, strict=True)]
         for length in range(full * size, 0, -size):
-            needed = [self._pages_seen(group, owner, length) for group in self._groups]
-            if owner.may_end_at(length) and all(
-                run[pages.stop] <= pages.start for run, pages in zip(runs, needed, strict=True)
-            ):
-                return _Prefix(length, needed, keys)
-        return None
+            restorable = self._restorable(owner, length)
+            if not owner.may_end_at(length) or (shared and not restorable):
+                continue
+            needed = [self._pages_seen(group, owner, length) for group in self._paged]
+            if all(run[pages.stop] <= pages.start for run, pages in zip(runs, needed, strict=True)):
+                shared = shared or length
+                if restorable:
+                    return _Prefix(length, needed, keys), shared
+        return None, shared
+
+    def _restorable(self, owner: Owner, length: int) -> bool:
+        """Whether there are the states after a prefix, if the model has states."""
+        if self.checkpoints is None:
+            return self._states is None
+        return self.checkpoints.usable(owner.page_keys[length // self._page_tokens - 1])
+
+    def _restored(self, group: PageGroup, owner: Owner) -> int | None:
+        if self.checkpoints is None or group is not self._states:
+            return None
+        return self.checkpoints.restore(owner)
 
     def publish(self, owner: Owner) -> None:
         """Add the owner's full, confirmed pages to the prefix cache."""
         if not self._prefix_cache:
             return
-        for group in self._groups:
+        for group in self._paged:
             held = group.held.get(owner)
             if held is None:
                 continue
@@ -239,6 +224,9 @@ class KVCacheManager:
             for index in range(max(held.published, held.begin), full):
                 group.publish(held.pages[index - held.begin], self._key(group, owner, index))
             held.published = full
+        if self.checkpoints is not None and self.checkpoints.unpublished(owner):
+            self._extend_keys(owner, owner.confirmed)
+            self.checkpoints.publish(owner)
 
     def trim(self, owner: Owner) -> None:
         """Release pages that no later row of the owner can see. Publish first."""
@@ -258,6 +246,8 @@ class KVCacheManager:
     def release(self, owner: Owner) -> None:
         """Release all pages, those at the end first, so that prefixes stay cached longest."""
         self._reserved.pop(owner, None)
+        if self.checkpoints is not None:
+            self.checkpoints.release(owner)
         for group in self._groups:
             held = group.held.pop(owner, None)
             if held is not None:
@@ -269,37 +259,40 @@ class KVCacheManager:
         for group in self._groups:
             assert not any(group.owners) and not group.held, "a page is still owned"
             assert group.available == len(group.owners), "a page is lost"
+        if self.checkpoints is not None:
+            self.checkpoints.check_idle()
 
-    def _missing(self, group: _PageGroup, owner: Owner, end: int) -> range:
+    def _missing(self, group: PageGroup, owner: Owner, end: int) -> range:
         held = group.held.get(owner)
         first = held.end if held is not None and held.pages else self._first_page(group, owner)
         extent = group.kind.extent(end, owner.spans)
         return range(first, -(-extent // self._page_tokens))
 
-    def _first_page(self, group: _PageGroup, owner: Owner) -> int:
+    def _first_page(self, group: PageGroup, owner: Owner) -> int:
         return group.kind.first_visible(owner.confirmed, owner.spans) // self._page_tokens
 
-    def _pages_seen(self, group: _PageGroup, owner: Owner, length: int) -> range:
+    def _pages_seen(self, group: PageGroup, owner: Owner, length: int) -> range:
         """The full pages within `length` that the row at `length` or a later one can see."""
         first = group.kind.first_visible(length, owner.spans) // self._page_tokens
         return range(first, group.kind.extent(length, owner.spans) // self._page_tokens)
 
     def _share(self, owner: Owner, prefix: "_Prefix") -> list[PageGrant]:
         grants = []
-        for number, (group, indices) in enumerate(zip(self._groups, prefix.pages, strict=True)):
-            pages = [group.by_key[prefix.keys[number][index]] for index in indices]
+        parts = zip(self._paged, prefix.pages, prefix.keys, strict=True)
+        for group, indices, keys in parts:
+            pages = [group.by_key[keys[index]] for index in indices]
             for page in pages:
                 group.share(page)
-            group.held[owner] = _Held(indices.start, pages, published=indices.stop)
-            found = zip(indices, pages, strict=True)
+            group.held[owner] = Held(indices.start, pages, published=indices.stop)
+            found, (number,) = zip(indices, pages, strict=True), group.numbers
             grants += [PageGrant(number, index, page) for index, page in found]
         return grants
 
-    def _group_keys(self, group: _PageGroup, owner: Owner, length: int) -> list[PageKey]:
+    def _group_keys(self, group: PageGroup, owner: Owner, length: int) -> list[PageKey]:
         pages = group.kind.extent(length, owner.spans) // self._page_tokens
         return [self._key(group, owner, index) for index in range(pages)]
 
-    def _key(self, group: _PageGroup, owner: Owner, index: int) -> PageKey:
+    def _key(self, group: PageGroup, owner: Owner, index: int) -> PageKey:
         begin = index * self._page_tokens
         content = group.kind.content(begin, begin + self._page_tokens, owner.spans)
         if content is None:
@@ -331,6 +324,15 @@ class _Prefix:
     keys: Sequence[Sequence[PageKey]]
 
 
+def _states_group(declared: Sequence[tuple[CacheKind, int]]) -> PageGroup | None:
+    """The group for all kinds with one state per sequence."""
+    states = [(number, *each) for number, each in enumerate(declared) if each[0].by_sequence]
+    if not states:
+        return None
+    numbers, kinds, counts = zip(*states, strict=True)
+    return PageGroup(kinds[0], min(counts), numbers)
+
+
 def _content(owner: Owner, begin: int, end: int) -> bytes:
     """Unambiguous content of the positions: token ids, or an image's digest and row."""
     parts = [b"t%d" % token for token in owner.tokens[begin:end]]
@@ -343,7 +345,7 @@ def _content(owner: Owner, begin: int, end: int) -> bytes:
     return b",".join(parts)
 
 
-def _runs(group: _PageGroup, keys: Sequence[PageKey]) -> list[int]:
+def _runs(group: PageGroup, keys: Sequence[PageKey]) -> list[int]:
     """For each n: the smallest b such that pages b to n - 1 are all cached."""
     begins = [0]
     for index, key in enumerate(keys):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from runtime.kv.cache_types import CacheType
+from runtime.kv.page_group import PageCopy
 from runtime.kv.spec import CacheLayout, LayerCache
 from runtime.worker.model import LayerPages, QuantizedRows
 
@@ -24,6 +25,8 @@ class PagePool(Protocol):
     def table_cell(self, group: int, slot: int, index: int) -> int: ...
 
     def write_pages(self, cells: Tensor, pages: Tensor) -> None: ...
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None: ...
 
 
 class KVPool:
@@ -57,6 +60,7 @@ class KVPool:
         for table, count in zip(self._tables, pages, strict=True):
             table.fill_(count)
         self._layers: dict[int, LayerPages] = {}
+        self._members = tuple(group.layers for group in layout.groups)
         for number, (group, count) in enumerate(zip(layout.groups, pages, strict=True)):
             cache = group.cache
             stored = _stored_type(cache, type)
@@ -91,6 +95,14 @@ class KVPool:
     def write_pages(self, cells: Tensor, pages: Tensor) -> None:
         """Write `pages` [n] int32 to the page table entries `cells` [n] int64, all different."""
         self._cells.index_copy_(0, cells, pages)
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Copy pages one after the other, in the order of launched work; nothing waits."""
+        for copy in copies:
+            for index in self._members[copy.group]:
+                pages = self._layers[index]
+                for part in (pages.keys, pages.values):
+                    part[copy.target].copy_(part[copy.source])
 
 
 def cache_bytes(layout: CacheLayout, pages: Sequence[int], type: CacheType) -> int:

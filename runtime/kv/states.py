@@ -11,8 +11,8 @@ class Recurrent:
     """A sequence has one page, index 0, with its current state.
 
     Steps run in order; each continues from the state of the previous one, and a step at position 0
-    starts from zeros. The state belongs to one length of the sequence, so it cannot serve as a
-    prefix, and a preempted sequence is computed again.
+    starts from zeros. The state belongs to one length of the sequence, so only a copy of it can
+    serve as a prefix (runtime/kv/checkpoints.py).
     """
 
     by_image: ClassVar[bool] = False
@@ -43,7 +43,7 @@ class Recurrent:
         return 1
 
     def content(self, begin: int, end: int, images: Images) -> bytes | None:
-        raise AssertionError("states are not shared")
+        raise AssertionError("checkpoints are named by their prefix")
 
     def lead_in_key(self, images: Images) -> bytes:
         return b""

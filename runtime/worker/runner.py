@@ -98,6 +98,8 @@ class DeviceRunner:
         inputs = self._preparer.prepare(plan)
         if inputs.pages.shape[0]:
             self._pool.write_pages(inputs.page_cells, inputs.pages)
+        if plan.page_copies:
+            self._pool.copy_pages(plan.page_copies)
         if inputs.loads is not None:
             self._sampler.load(inputs.loads)
         batch = self._batch(inputs)

@@ -69,9 +69,10 @@ class EngineSettings(Section):
     """How a model is computed, and default options of its requests. None: chosen from the model
     file and the machine.
 
-    `max_image_pixels` and `max_image_frames`: limits of one image. `image_cache_bytes`: device
-    memory for image features. `image_memory_bytes`: host memory for files and pixels of images, of
-    requests and of recent ones that may recur. `trace`, `trace_folder`, `trace_bytes`: see
+    `state_checkpoint_bytes`: device memory for checkpoints of recurrent states. `max_image_pixels`
+    and `max_image_frames`: limits of one image. `image_cache_bytes`: device memory for image
+    features. `image_memory_bytes`: host memory for files and pixels of images, of requests and of
+    recent ones that may recur. `trace`, `trace_folder`, `trace_bytes`: see
     `serve_app.replica.trace_file`; with `trace` each request is traced.
     """
 
@@ -86,6 +87,7 @@ class EngineSettings(Section):
     cache_tokens: int | None = Count
     page_tokens: int = Field(default=16, ge=1)
     prefix_cache: bool = True
+    state_checkpoint_bytes: int | None = Field(default=None, ge=0)
     image_cache_bytes: int | None = Count
     image_memory_bytes: int | None = Count
     max_image_pixels: int = Field(default=2**26, ge=1)

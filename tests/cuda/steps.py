@@ -1,7 +1,7 @@
 """Steps of the real runner on a fake device."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from runtime.engine import sequence as sequences
 from runtime.engine.request import GenerationRequest, SamplingParams, StopRules
 from runtime.engine.step_plan import Chunk, PageWrite, SlotLoad, StepPlan
 from runtime.kv.cache_types import CacheType
+from runtime.kv.page_group import PageCopy
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheLayout
 from runtime.quant.block_types import Compute
@@ -68,12 +69,12 @@ class FakeSteps:
         limits = StepLimits(slots, slots * context_tokens, context_tokens)
         self._runner = DeviceRunner(model, self._pool, self._layout, limits, device=DEVICE)
 
-    def launch(self, step: Sequence[Rows]) -> Counts:
+    def launch(self, step: Sequence[Rows], copies: tuple[PageCopy, ...] = ()) -> Counts:
         """What a step with these rows, slot after slot, does on the device."""
         for part, nbytes in self._visible(step):
             self._fake.use_partly(part, nbytes)
         with self._fake.counting() as counts:
-            launched = self._runner.launch(self._plan(step))
+            launched = self._runner.launch(replace(self._plan(step), page_copies=copies))
         results = self._runner.collect(launched)
         assert len(results) == len(step) and None not in results
         return counts

@@ -11,6 +11,7 @@ from runtime.engine.request import SamplingParams
 from runtime.kernels.selection import highest
 from runtime.kernels.triton.launch import launch
 from runtime.kernels.triton.selection import highest_kernel
+from runtime.kv.page_group import PageCopy
 from tests.cuda.fake_device import DEVICE, FakeCuda, Launch, fake_cuda
 from tests.cuda.steps import FakeSteps, Rows, load_on_device
 from tests.families.text_families import TEXT_MODELS
@@ -54,6 +55,15 @@ def test_steps_of_a_family_never_wait(family: str, tmp_path: Path, fake: FakeCud
         assert steps.launch(rows).launches
     with torch.inference_mode():
         assert steps.logits(2).dtype == torch.float32
+
+
+def test_copies_of_pages_never_wait(tmp_path: Path, fake: FakeCuda) -> None:
+    """Of keys and values in one layer, and of states in three."""
+    steps = steps_of("qwen35", tmp_path / "model.gguf", fake)
+    step = [Rows(40)]
+    counts = steps.launch(step, (PageCopy(0, 0, 1), PageCopy(1, 2, 3)))
+    more = counts.frequencies - steps.launch(step).frequencies
+    assert more == {"copy_": 2 * 4} and counts.uploads == steps.launch(step).uploads
 
 
 def test_steps_with_one_path_of_the_sampler_never_wait(tmp_path: Path, fake: FakeCuda) -> None:

@@ -15,16 +15,63 @@ def model(request, tmp_path_factory) -> ChatModel:
     return hybrid(*request.param, tmp_path_factory.mktemp("models"))[0]
 
 
-def test_a_follow_up_is_computed_anew_and_right(model) -> None:
-    """Of its prefix there is no state, so none of its pages may be taken for it."""
-    greedy = SamplingParams(temperature=0)
-    turn = GenerationRequest("a", tuple(range(50, 90)), StopRules(30), greedy)
-    with running(model) as engine:
-        [delta] = answers(engine, [turn], together=False)
-        again = GenerationRequest("b", turn.prompt + delta.tokens[:20], StopRules(10), greedy)
-        [rest] = answers(engine, [again], together=False)
-    assert rest.usage is not None and rest.usage.cached_tokens == 0
-    assert rest.tokens == delta.tokens[20:]
+def scored(number: str, prompt: tuple[int, ...], *, tokens: int = 10) -> GenerationRequest:
+    sampling = SamplingParams(temperature=0, logprobs=2)
+    return GenerationRequest(number, prompt, StopRules(tokens), sampling)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_second_turn_goes_on_from_a_checkpoint_with_the_numbers_of_a_fresh_one(
+    model, depth
+) -> None:
+    first = scored("a", tuple(range(50, 150)), tokens=40)
+    with running(model, depth=depth) as engine:
+        [delta] = answers(engine, [first], together=False)
+        # With the answer, as templates with thinking have it, and with too little of the prompt.
+        said = first.prompt + delta.tokens
+        turns = [
+            scored("b", (*said, 5, 6, 7)),
+            scored("c", (*first.prompt[:95], *range(20))),
+            scored("d", first.prompt[:79]),
+        ]
+        second = answers(engine, turns, together=False)
+        statistics = engine.statistics()
+    cached = [delta.usage.cached_tokens for delta in second if delta.usage is not None]
+    assert cached == [128, 80, 0]
+    computed = sum(len(each.prompt) for each in [first, *turns]) - 128 - 80
+    assert statistics.computed_tokens_total == computed
+    assert statistics.checkpoint_hits_total == 2
+    with running(model, prefix_cache=False) as engine:
+        fresh = answers(engine, turns, together=False)
+    assert [d.tokens for d in second] == [d.tokens for d in fresh]
+    assert [d.logprobs for d in second] == [d.logprobs for d in fresh]
+
+
+def test_conversations_that_share_prompts_get_the_answers_they_get_alone(model) -> None:
+    """Few pages make for preemption, whose victims also go on from checkpoints."""
+    r = random.Random(9)
+    base = tuple(r.randrange(300) for _ in range(110))
+    prompts = [base[: r.choice([70, 110])] + tuple(range(n, n + 30)) for n in range(8)]
+    prompts *= 2
+    requests = [scored(f"{n}", prompt, tokens=30) for n, prompt in enumerate(prompts)]
+    with running(model, prefix_cache=False, step_tokens=256) as engine:
+        alone = answers(engine, requests[:8], together=False)
+    with running(model, depth=2, cache_tokens=400) as engine:
+        together = answers(engine, requests, together=True)
+    statistics = engine.statistics()
+    assert [d.tokens for d in together] == [d.tokens for d in alone] * 2
+    assert [d.logprobs for d in together] == [d.logprobs for d in alone] * 2
+    assert statistics.preemptions_total > 0 and statistics.cached_tokens_total > 0
+    assert statistics.pages_owned == 0
+
+
+def test_without_bytes_for_checkpoints_only_unused_states_are_checkpoints(model) -> None:
+    turn = scored("a", tuple(range(50, 150)))
+    for sequences, cached in ((1, 0), (2, 80)):
+        sizes = {"max_sequences": sequences, "state_checkpoint_bytes": 0}
+        with running(model, **sizes) as engine:
+            *_, again = answers(engine, [turn, turn], together=False)
+            assert again.usage is not None and again.usage.cached_tokens == cached
 
 
 @pytest.mark.parametrize("pooling", [Pooling.LAST, Pooling.MEAN])

@@ -1,11 +1,12 @@
-"""States of sequences: the cache kind, and random schedules on a fake device.
+"""States of sequences: the cache kind, checkpoints, and random schedules on a fake device.
 
 The device runs launched plans late. A page must hold just what the sequence's own tokens before the
-step make of it, whatever was preempted, ended or handed on in between.
+step make of it, whatever was preempted, ended, copied or handed on in between.
 """
 
 import random
-from collections import deque
+from collections import Counter, deque
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,9 @@ from runtime.engine.scheduler import Scheduler
 from runtime.engine.sequence import Sequence, SequenceState
 from runtime.engine.step_plan import StepPlan
 from runtime.kv.cache_manager import KVCacheManager
-from runtime.kv.spec import CacheLayout, Full, LayerCache, Sliding
+from runtime.kv.checkpoints import CheckpointRules
+from runtime.kv.page_group import PageCopy
+from runtime.kv.spec import CacheKind, CacheLayout, Full, LayerCache, Sliding
 from runtime.kv.states import Recurrent, StateCache
 
 VOCABULARY, LONGEST, SEEDS = 50, 40, 150
@@ -39,23 +42,138 @@ def test_layers_with_other_sizes_form_separate_groups() -> None:
     assert len(CacheLayout.of([STATE, other, plain, STATE], page_tokens=4).groups) == 3
 
 
-def sequence_of(tokens: range) -> Sequence:
-    return Sequence(GenerationRequest("a", tuple(tokens), StopRules(1)), list(tokens))
+RULES = CheckpointRules(margin=3, least=8, sparse=32, spacing=8)
 
 
-@pytest.mark.parametrize("kinds", [[Full()], [Full(), Recurrent()]], ids=["full", "hybrid"])
-def test_no_prefix_is_cached_if_a_group_has_states(kinds) -> None:
-    cache_manager = KVCacheManager(kinds, [20] * len(kinds), page_tokens=4)
-    first, second = sequence_of(range(20)), sequence_of(range(20))
-    assert cache_manager.reserve(first, 20) is not None
-    first.confirmed = 20
-    cache_manager.publish(first)
-    cache_manager.trim(first)
-    assert cache_manager.cached_prefix(second) == (16 if len(kinds) == 1 else 0)
-    assert cache_manager.adopt(second)[0] == (16 if len(kinds) == 1 else 0)
-    for sequence in (first, second):
-        cache_manager.release(sequence)
-    cache_manager.check_idle()
+def managed(kinds: list[CacheKind], *, states: int = 8, pages: int = 20) -> KVCacheManager:
+    counts = [states if kind.by_sequence else pages for kind in kinds]
+    return KVCacheManager(kinds, counts, page_tokens=4, checkpoint_rules=RULES)
+
+
+def sequence_of(tokens: range | list[int], salt: bytes = b"") -> Sequence:
+    request = GenerationRequest("a", tuple(tokens), StopRules(40), cache_salt=salt)
+    return Sequence(request, list(tokens))
+
+
+def computed(manager: KVCacheManager, sequence: Sequence, *, answer: int = 0) -> list[int]:
+    """Computes a sequence as a scheduler does, one step at a time: the ends of the chunks."""
+    sequence.confirmed, _ = manager.adopt(sequence)
+    ends = []
+    while len(sequence.tokens) <= len(sequence.request.prompt) + answer:
+        start = sequence.confirmed
+        end = manager.chunk_end(sequence, start, len(sequence.tokens))
+        assert manager.reserve(sequence, end) is not None
+        manager.checkpoint(sequence, start)
+        if end == len(sequence.tokens):
+            sequence.tokens.append(7)
+        sequence.confirmed = end
+        manager.publish(sequence)
+        manager.trim(sequence)
+        ends.append(end)
+    return ends
+
+
+KINDS = {"hybrid": [Full(), Recurrent()], "two": [Recurrent(), Full(), Recurrent(), Sliding(9)]}
+
+
+@pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
+def test_a_second_turn_starts_at_the_end_of_the_first_prompt_or_of_its_answer(kinds) -> None:
+    manager = managed(kinds)
+    first = sequence_of(range(30))
+    assert computed(manager, first, answer=15) == [24, *range(30, 46)]
+    manager.release(first)
+    # The last boundary in the answer, and the one before the end of the prompt.
+    for turn, cached in (([*first.tokens, 99], 40), ([*range(28), 99], 24), ([*range(23)], 0)):
+        assert manager.cached_prefix(sequence_of(turn)) == cached
+    manager.check_idle()
+
+
+def test_pages_without_a_checkpoint_are_no_prefix_and_vice_versa() -> None:
+    first, again = sequence_of(range(30)), sequence_of([*range(29), 99])
+    roomy = managed([Full(), Recurrent()])
+    computed(roomy, first)
+    assert roomy.cached_prefix(again) == 24
+    roomy.release(first)
+    other = sequence_of(range(100, 177))
+    assert roomy.reserve(other, 77) is not None  # all pages but the first of `first`
+    assert roomy.cached_prefix(again) == 0
+    assert roomy.checkpoints is not None and roomy.checkpoints.held == 0
+    roomy.release(other)
+    roomy.check_idle()
+    alone = managed([Full(), Recurrent()], states=1)
+    computed(alone, first := sequence_of(range(30)))
+    assert alone.cached_prefix(again) == 0, "there was no page for a checkpoint"
+    alone.release(first)
+    alone.check_idle()
+
+
+def test_where_prompts_diverge_the_second_leaves_a_checkpoint_for_the_third() -> None:
+    manager, system = managed([Full(), Recurrent()]), list(range(22))
+    ends = []
+    for number in (100, 200, 300):
+        ends.append(computed(manager, one := sequence_of(system + list(range(number, number + 9)))))
+        manager.release(one)
+    assert ends == [[28, 31], [20, 28, 31], [28, 31]]
+    assert one.confirmed == 31 and manager.cached_prefix(sequence_of([*system, 1])) == 20
+
+
+def test_another_salt_finds_neither_pages_nor_checkpoints_and_takes_as_many_steps() -> None:
+    """Nor does the router take such a model for one without a prefix cache."""
+    manager = managed([Full(), Recurrent()])
+    assert manager.cacheable_tokens == 80
+    ends = [computed(manager, sequence_of(range(30), salt)) for salt in (b"a", b"b", b"a")]
+    assert ends == [[24, 30], [24, 30], [30]]
+
+
+def test_no_more_states_are_kept_than_there_are_pages_and_the_oldest_go_first() -> None:
+    manager = managed([Full(), Recurrent()], states=3, pages=60)
+    prompts = [list(range(number, number + 20)) for number in (100, 200, 300, 400)]
+    for prompt in prompts:
+        computed(manager, one := sequence_of(prompt))
+        manager.release(one)
+    assert [manager.cached_prefix(sequence_of(prompt)) for prompt in prompts] == [0, 0, 16, 16]
+    assert manager.checkpoints is not None
+    assert (manager.checkpoints.held, manager.checkpoints.taken, manager.checkpoints.hits) == (
+        2,
+        4,
+        0,
+    )
+
+
+def test_the_state_is_copied_from_the_checkpoint_and_to_it_on_all_groups() -> None:
+    manager = managed([Recurrent(), Full(), Recurrent()])
+    computed(manager, first := sequence_of(range(30)))
+    manager.release(first)
+    second = sequence_of([*range(26), 99])
+    length, _ = manager.adopt(second)
+    grants = manager.reserve(second, 27)
+    assert length == 24 and grants is not None
+    copied = [g for g in grants if g.copied_from is not None]
+    assert [(g.group, g.index) for g in copied] == [(0, 0), (2, 0)]
+    assert copied[0].page == copied[1].page != copied[0].copied_from
+    second.confirmed, second.tokens = 32, [*range(40)]
+    copies = manager.checkpoint(second, 32)
+    assert copies == [PageCopy(n, copied[0].page, copies[0].target) for n in (0, 2)]
+    assert manager.checkpoint(second, 34) == []
+    manager.release(second)  # before the copy was confirmed
+    manager.check_idle()
+
+
+@pytest.mark.parametrize(
+    ("length", "begin", "shared", "most", "positions"),
+    [
+        (10, 0, 0, 40, []),  # too little to spare
+        (60, 0, 0, 40, [32, 56]),
+        (60, 48, 56, 40, [56]),
+        (60, 52, 52, 40, []),
+        (60, 12, 28, 40, [28, 32, 56]),
+        (59, 12, 16, 40, [32, 56]),
+        (300, 0, 0, 8, [148, 296]),  # two sparse ones of eight
+    ],
+)
+def test_places_in_prompts(length, begin, shared, most, positions) -> None:
+    found = RULES.in_prompt(length, begin=begin, shared=shared, page_tokens=4, most=most)
+    assert found == positions
 
 
 def grown(state: int, token: int) -> int:
@@ -75,33 +193,62 @@ def answer_alone(request: GenerationRequest) -> list[int]:
 
 
 class PretendDevice:
-    """The pages of group `number`: the number of tokens of each state, and its value."""
+    """Pages of states: the number of their tokens, and what those have made of it. Pages of
+    positions: the token of each cell."""
 
-    def __init__(self, number: int, pages: int, slots: int) -> None:
-        self.number = number
-        self.pages = [(-1, -1)] * pages
-        self.tables = [-1] * slots
+    def __init__(self, kinds: list[CacheKind], pages: list[int], size: int, slots: int) -> None:
+        self.kinds, self.size = kinds, size
+        self.pages: list[list] = [
+            [(-1, -1) if kind.by_sequence else [-1] * size for _ in range(count)]
+            for kind, count in zip(kinds, pages, strict=True)
+        ]
+        self.tables: list[list[dict[int, int]]] = [[{} for _ in range(slots)] for _ in kinds]
         self.last = [-1] * slots
 
     def execute(self, plan: StepPlan) -> tuple[Sampled | None, ...]:
         for write in plan.page_writes:
-            if write.group == self.number:
-                assert write.index == 0
-                self.tables[write.slot] = write.page
-        written = [self.tables[chunk.slot] for chunk in plan.chunks]
-        assert len(set(written)) == len(written), "two sequences have one page"
+            self.tables[write.group][write.slot][write.index] = write.page
+        for group, source, target in plan.page_copies:
+            self.pages[group][target] = self.pages[group][source]
+        for number, kind in enumerate(self.kinds):
+            if kind.by_sequence:
+                written = [self.tables[number][chunk.slot][0] for chunk in plan.chunks]
+                assert len(set(written)) == len(written), "two sequences have one page"
         return tuple(map(self._advance, plan.chunks))
 
     def _advance(self, chunk) -> Sampled | None:
-        page = self.tables[chunk.slot]
-        length, state = self.pages[page] if chunk.start else (0, 0)
-        assert length == chunk.start, "the state is that of another length"
-        for token in [self.last[chunk.slot]] if chunk.feedback else chunk.known:
-            state = grown(state, token)
-        self.pages[page] = (chunk.start + chunk.length, state)
+        tokens = [self.last[chunk.slot]] if chunk.feedback else list(chunk.known)
+        states = {
+            self._advance_state(number, chunk, tokens)
+            for number, kind in enumerate(self.kinds)
+            if kind.by_sequence
+        }
+        for number, kind in enumerate(self.kinds):
+            if not kind.by_sequence:
+                self._fill(number, chunk, tokens)
+        (state,) = states
         if chunk.samples:
             self.last[chunk.slot] = state % VOCABULARY
         return Sampled(state % VOCABULARY) if chunk.samples else None
+
+    def _advance_state(self, number: int, chunk, tokens: list[int]) -> int:
+        page = self.tables[number][chunk.slot][0]
+        length, state = self.pages[number][page] if chunk.start else (0, 0)
+        assert length == chunk.start, "the state is that of another length"
+        for token in tokens:
+            state = grown(state, token)
+        self.pages[number][page] = (chunk.start + chunk.length, state)
+        return state
+
+    def _fill(self, number: int, chunk, tokens: list[int]) -> None:
+        """Also checks that the rows see the sequence's own tokens, as far as they are known."""
+        table, end = self.tables[number][chunk.slot], chunk.start + chunk.length
+        for position, token in enumerate(tokens, chunk.start):
+            self.pages[number][table[position // self.size]][position % self.size] = token
+        begins, ends = self.kinds[number].seen(chunk.start, end)
+        for position in range(min(begins), min(max(ends), len(chunk.sequence.tokens))):
+            cell = self.pages[number][table[position // self.size]][position % self.size]
+            assert cell == chunk.sequence.tokens[position]
 
 
 def random_request(r: random.Random, number: int, base: tuple[int, ...]) -> GenerationRequest:
@@ -113,24 +260,43 @@ def random_request(r: random.Random, number: int, base: tuple[int, ...]) -> Gene
     return GenerationRequest(str(number), base[:cut] + own, stop)
 
 
-def trial(seed: int, depth: int) -> tuple[int, int]:
-    """The number of right answers, and of preemptions."""
+def follow_up(
+    r: random.Random, first: GenerationRequest, second: GenerationRequest
+) -> GenerationRequest:
+    """The first one's conversation goes on with the second one's prompt."""
+    said = answer_alone(first)
+    prompt = (*said[: r.randint(len(first.prompt), len(said))], *second.prompt)[: LONGEST - 2]
+    return replace(second, prompt=prompt, stop=StopRules(r.randint(1, LONGEST - len(prompt))))
+
+
+def requests_of(r: random.Random) -> list[GenerationRequest]:
+    base = tuple(r.randrange(1, VOCABULARY) for _ in range(24))
+    made: list[GenerationRequest] = []
+    for number in range(r.randint(3, 14)):
+        request = random_request(r, number, base)
+        made.append(follow_up(r, r.choice(made), request) if made and r.random() < 0.4 else request)
+    return [replace(request, cache_salt=r.choice([b"", b"a"])) for request in made]
+
+
+def trial(seed: int, depth: int, tally: Counter[str]) -> None:
     r = random.Random(seed)
     size, slots, budget = r.choice([2, 4]), r.choice([2, 4, 6]), r.choice([8, 12, 20])
     kinds = [Full(), Recurrent(), *([Sliding(5)] if r.random() < 0.3 else [])]
+    kinds += [Recurrent()] if r.random() < 0.3 else []
     r.shuffle(kinds)
-    few = LONGEST // size + 1
-    pages = [r.randint(1, slots) if kind.by_sequence else r.randint(few, 3 * few) for kind in kinds]
-    cache_manager = KVCacheManager(kinds, pages, page_tokens=size)
+    few, states = LONGEST // size + 1, r.randint(1, 3 * slots)
+    pages = [states if kind.by_sequence else r.randint(few, 3 * few) for kind in kinds]
+    rules = CheckpointRules(
+        r.choice([1, 3]), least=r.choice([2, 6]), sparse=r.choice([6, 12]), spacing=r.choice([4, 8])
+    )
+    cache_manager = KVCacheManager(kinds, pages, page_tokens=size, checkpoint_rules=rules)
     scheduler = Scheduler(cache_manager, slots=slots, step_tokens=budget)
-    number = kinds.index(Recurrent())
-    device = PretendDevice(number, pages[number], slots)
-    base = tuple(r.randrange(1, VOCABULARY) for _ in range(24))
-    todo = [random_request(r, number, base) for number in range(r.randint(3, 14))]
+    device = PretendDevice(kinds, pages, size, slots)
+    todo = requests_of(r)
     sequences, aborted, in_flight = [], set(), deque()
     while todo or scheduler.running or scheduler.waiting or in_flight:
         while todo and r.random() < 0.5:
-            sequences.append(scheduler.add(todo.pop()))
+            sequences.append(scheduler.add(todo.pop(0)))
         if sequences and r.random() < 0.02:
             victim = r.choice(sequences)
             if victim.state is not SequenceState.FINISHED:
@@ -145,13 +311,21 @@ def trial(seed: int, depth: int) -> tuple[int, int]:
     finished = [sequence for sequence in sequences if sequence not in aborted]
     for sequence in finished:
         assert sequence.tokens == answer_alone(sequence.request), (seed, depth)
-        assert sequence.cached == 0
     cache_manager.check_idle()
-    return len(finished), scheduler.preemptions
+    assert cache_manager.checkpoints is not None
+    tally.update(
+        finished=len(finished),
+        preempted=scheduler.preemptions,
+        cached=sum(sequence.cached for sequence in finished),
+        taken=cache_manager.checkpoints.taken,
+        hits=cache_manager.checkpoints.hits,
+    )
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_every_sequence_gets_the_tokens_it_gets_alone(depth: int) -> None:
-    tallies = [trial(seed, depth) for seed in range(SEEDS)]
-    assert sum(right for right, _ in tallies) > SEEDS
-    assert sum(preempted for _, preempted in tallies) > 0
+    tally: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        trial(seed, depth, tally)
+    assert min(tally["finished"], tally["cached"], tally["taken"], tally["hits"]) > SEEDS, tally
+    assert tally["preempted"] > 0

@@ -7,6 +7,7 @@ from runtime.engine.request import GenerationRequest, StopRules
 from runtime.engine.sequence import Sequence
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.cache_types import CacheType
+from runtime.kv.page_group import PageCopy
 from runtime.kv.pool import KVPool, cache_bytes
 from runtime.kv.spec import CacheLayout, Full, LayerCache, Sliding
 
@@ -53,6 +54,18 @@ def test_page_writes_reach_their_group_slot_and_index_only(layout):
     for place, page in writes.items():
         expected[place] = page
     assert torch.equal(torch.stack(pool.page_tables), expected)
+
+
+def test_copies_of_pages_are_made_in_order_in_all_layers_of_their_group(layout):
+    pool = pool_of(layout)
+    for index in range(4):
+        for part in (pool.layer(index).keys, pool.layer(index).values):
+            part.copy_(torch.arange(len(part)).view(-1, 1, 1, 1).expand_as(part))
+    pool.copy_pages([PageCopy(0, 3, 5), PageCopy(0, 5, 1), PageCopy(0, 4, 5), PageCopy(1, 8, 0)])
+    for index, expected in ((0, [0, 3, 2, 3, 4, 4, 6, 7]), (1, [8, *range(1, 10)])):
+        for part in (pool.layer(index).keys, pool.layer(index).values):
+            assert part[:, 0, 0, 0].tolist() == expected
+    assert torch.equal(pool.layer(2).keys, pool.layer(0).keys)
 
 
 def test_tables_begin_with_the_page_that_no_sequence_gets(layout):

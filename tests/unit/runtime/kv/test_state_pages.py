@@ -42,6 +42,23 @@ def test_every_slot_has_a_state_even_where_the_cache_holds_one_context() -> None
     assert plan(layers=layers).pages == (4 * 16, 4)
 
 
+def test_checkpoints_take_the_bytes_they_are_given_or_a_share_of_the_cache() -> None:
+    layers = (FULL, WIDE, WIDE)
+    one = page_bytes(CacheLayout.of(layers, page_tokens=16), 1, CacheType.FLOAT32)
+    plain = plan(layers=layers, cache_tokens=250)
+    for nbytes, more in ((0, 0), (one - 1, 0), (5 * one, 5)):
+        given = plan(layers=layers, cache_tokens=250, state_checkpoint_bytes=nbytes)
+        assert given.pages == (16, 4 + more)
+        assert given.cache_bytes == plain.cache_bytes + more * one
+    assert plan(layers=layers, state_checkpoint_bytes=None).pages == (4 * 16, 4 + 16)
+    needed = plain.available_bytes - plain.headroom_bytes
+    little = {"memory_bytes": needed + 2 * one, "cache_tokens": 250, "layers": layers}
+    eighth = (2 * one + plain.cache_bytes) // 8 // one
+    assert plan(state_checkpoint_bytes=None, **little).pages == (16, 4 + eighth)
+    assert plan(state_checkpoint_bytes=9 * one, **little).pages == (16, 4 + 2)
+    assert plan(layers=(FULL,), state_checkpoint_bytes=10**6) == plan(layers=(FULL,))
+
+
 def test_short_of_memory_fewer_sequences_run_at_once_before_a_context_is_refused() -> None:
     layers, context = (FULL, WIDE, WIDE), {"context_tokens": 4000, "slots": 8}
     roomy = plan(layers=layers, cache_tokens=4000, **context)

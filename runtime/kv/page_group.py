@@ -1,0 +1,100 @@
+"""The pages of one cache group: free, cached or owned."""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from runtime.kv.spec import CacheKind
+
+PageKey = bytes
+_FAR = 2**62 - 1  # a position that no sequence has
+
+
+class PageCopy(NamedTuple):
+    """The content of page `target` of `group`, in all of its layers, becomes that of `source`."""
+
+    group: int
+    source: int
+    target: int
+
+
+@dataclass(slots=True)
+class Held:
+    """The pages of one sequence in one group: indices begin, begin + 1, ..."""
+
+    begin: int = 0
+    pages: list[int] = field(default_factory=list)
+    published: int = 0  # pages with lower indices have been published
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.pages)
+
+    def items(self) -> Iterator[tuple[int, int]]:
+        return enumerate(self.pages, self.begin)
+
+
+class PageGroup:
+    """The pages of cache groups with the same page numbers. `numbers`: those of the groups.
+
+    Invariant: a page is free, idle (cached, unowned) or owned. `evicted` is called with the key of
+    each idle page that is taken.
+    """
+
+    def __init__(self, kind: CacheKind, pages: int, numbers: tuple[int, ...]) -> None:
+        self.kind, self.numbers = kind, numbers
+        # Whether later rows may see less than earlier ones, so that pages are released meanwhile.
+        self.shrinks = kind.by_image or kind.first_visible(_FAR) > 0
+        self.free = deque(range(pages))
+        self.owners = [0] * pages
+        self.key_of: dict[int, PageKey] = {}
+        self.by_key: dict[PageKey, int] = {}
+        self.idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self.held: dict[object, Held] = {}
+        self.evicted: Callable[[PageKey], None] = lambda key: None
+
+    @property
+    def available(self) -> int:
+        return len(self.free) + len(self.idle)
+
+    def take(self) -> int:
+        """A free page; if there is none, the least recently used idle one is evicted."""
+        if self.free:
+            page = self.free.popleft()
+        else:
+            page, _ = self.idle.popitem(last=False)
+            key = self.key_of.pop(page)
+            del self.by_key[key]
+            self.evicted(key)
+        assert self.owners[page] == 0
+        self.owners[page] = 1
+        return page
+
+    def share(self, page: int) -> None:
+        if self.owners[page] == 0:
+            del self.idle[page]
+        self.owners[page] += 1
+
+    def drop(self, page: int) -> None:
+        self.owners[page] -= 1
+        assert self.owners[page] >= 0
+        if self.owners[page] == 0:
+            if page in self.key_of:
+                self.idle[page] = None
+            else:
+                self.free.append(page)
+
+    def publish(self, page: int, key: PageKey) -> None:
+        if page not in self.key_of and key not in self.by_key:
+            self.key_of[page] = key
+            self.by_key[key] = page
+
+    def forget(self, key: PageKey) -> None:
+        """Remove the key from the cache, if it is there; an idle page becomes free."""
+        page = self.by_key.pop(key, None)
+        if page is not None:
+            del self.key_of[page]
+            if self.owners[page] == 0:
+                del self.idle[page]
+                self.free.append(page)
