@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -57,7 +58,7 @@ from serve_app.responses.stored_responses import StoredResponses
 from serve_app.telemetry.exposition import no_exposition
 from serve_app.telemetry.meter import Meter, NoMeter
 
-VERSION = "0.1.0"
+VERSION = version("caravan")
 # The Ollama release whose API is served. Clients require a minimum: 0.6.4 (VS Code), 0.13.4
 # (Codex). 0.13.5 is the last release without /v1/messages, which is served here too.
 OLLAMA_VERSION = "0.13.5"
