@@ -13,6 +13,7 @@ from tests.checkout import ROOT
 PACKAGES = ("runtime", "model_zoo", "serve_app")
 PURE_CORE = (
     "runtime.errors",
+    "runtime.engine.context_shift",
     "runtime.engine.fairness",
     "runtime.engine.request",
     "runtime.engine.scheduler",

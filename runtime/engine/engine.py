@@ -1,10 +1,9 @@
 """The engine loop: plan and launch a step, retire the previous one, deliver its deltas."""
 
-import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from runtime.engine.fairness import may_enter
@@ -93,6 +92,7 @@ class EngineStatistics:
     cached_tokens_total: int = 0
     completion_tokens_total: int = 0
     preemptions_total: int = 0
+    shifts_total: int = 0
     steps_total: int = 0
     images_encoded_total: int = 0
     checkpoints_taken_total: int = 0
@@ -200,7 +200,7 @@ class Engine:
         unfinished = [*scheduler.waiting, *scheduler.running]
         throughput, checkpoints = self._throughput, cache_manager.checkpoints
         return EngineStatistics(
-            **dataclasses.asdict(self._totals),
+            **asdict(self._totals),
             waiting=len(scheduler.waiting),
             running=len(scheduler.running),
             slots=scheduler.slots,
@@ -214,6 +214,7 @@ class Engine:
             checkpoints_taken_total=checkpoints.taken if checkpoints else 0,
             checkpoint_hits_total=checkpoints.hits if checkpoints else 0,
             preemptions_total=scheduler.preemptions,
+            shifts_total=scheduler.shifts,
             images_waiting=self.features.pending if self.features else 0,
             tokens_per_s=throughput.tokens_per_s,
             computed_tokens_total=throughput.computed_tokens,
@@ -315,9 +316,9 @@ class Engine:
         stop = request.stop
         if ended and not (stop.keep_match and sampled.token in stop.reported):
             return "", ()
-        produced = len(live.sequence.tokens) - len(request.prompt)
+        late_enough = live.sequence.answered > stop.min_tokens
         piece = self._bytes_of(request, sampled.token)
-        return live.text.push(piece, sampled, may_stop=produced > stop.min_tokens and not ended)
+        return live.text.push(piece, sampled, may_stop=late_enough and not ended)
 
     def _bytes_of(self, request: GenerationRequest, token: int) -> bytes:
         markup = request.markup.get(token)
@@ -342,13 +343,12 @@ class Engine:
     def _usage(self, live: _Live) -> Usage:
         now = self._clock()
         sequence = live.sequence
-        prompt = len(sequence.request.prompt)
         first_step = now if live.first_step is None else live.first_step
         first_token = now if live.first_token is None else live.first_token
         return Usage(
-            prompt_tokens=prompt,
+            prompt_tokens=len(sequence.request.prompt),
             cached_tokens=sequence.cached,
-            completion_tokens=len(sequence.tokens) - prompt,
+            completion_tokens=sequence.answered,
             queue_ns=first_step - live.arrived,
             prompt_ns=first_token - first_step,
             decode_ns=now - first_token,
@@ -358,7 +358,8 @@ class Engine:
 def admissible(
     request: GenerationRequest, limits: EngineLimits, *, live: int, own: int = 0
 ) -> GenerationRequest:
-    """The request with `max_tokens` cut to the context. Raises RequestError or OverloadedError.
+    """The request with `max_tokens`, or the context of its shift, cut to the context of the engine.
+    Raises RequestError or OverloadedError.
 
     `live`: running and waiting requests; `own`: those of the request's tenant among them.
     """
@@ -370,10 +371,14 @@ def admissible(
             f"The prompt has a token id outside the vocabulary of {limits.vocab_size:,} tokens."
         )
     _check_tokens(request, limits)
-    room = limits.context_tokens - length
+    shift, context_tokens = request.shift, limits.context_tokens
+    if shift is not None:
+        context_tokens = min(context_tokens, shift.context_tokens)
+        request = replace(request, shift=replace(shift, context_tokens=context_tokens))
+    room = context_tokens - length
     if room < request.draws:
         raise PromptTooLongError(
-            f"The prompt has {length:,} tokens; the context holds {limits.context_tokens:,}"
+            f"The prompt has {length:,} tokens; the context holds {context_tokens:,}"
             f"{', one of them for the answer' if request.draws else ''}. Shorten the prompt or "
             "raise `context_tokens`."
         )
@@ -390,13 +395,15 @@ def admissible(
         _check_capacity(limits, live, own)
     if not request.draws:
         return request
-    stop = dataclasses.replace(request.stop, max_tokens=min(request.stop.max_tokens, room))
+    stop = request.stop
+    if shift is None:
+        stop = replace(stop, max_tokens=min(stop.max_tokens, room))
     sampled = len(request.known) - length
     if sampled >= stop.max_tokens:
         raise RequestError(
             f"The answer already has {sampled:,} tokens; it may have {stop.max_tokens:,}."
         )
-    return dataclasses.replace(request, stop=stop)
+    return replace(request, stop=stop)
 
 
 def _check_tokens(request: GenerationRequest, limits: EngineLimits) -> None:

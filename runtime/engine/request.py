@@ -44,6 +44,9 @@ class SamplingParams:
     `logit_bias`: token ids, each once, and what is added to their logits before the penalties.
     `barred` tokens are not sampled at positions before `barred_until`.
 
+    `dropped`: tokens that have left the context before the first position (`ContextShift`); they
+    count in the position that a random number depends on. Penalties read the context only.
+
     The samplers below `barred_until` are those of llama.cpp; typical_p 1, top_n_sigma 0,
     xtc_probability 0 and dynatemp_range 0 disable them. With any of them (`chained`) the samplers
     follow each other as in llama.cpp, with the temperature last; without, it comes first.
@@ -79,6 +82,7 @@ class SamplingParams:
     dry_penalty_last_n: int = -1
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     dry_breakers: bytes = b""
+    dropped: int = 0
 
     @property
     def repetitive(self) -> bool:
@@ -125,6 +129,16 @@ class StopRules:
     reported: frozenset[int] = frozenset()
     min_tokens: int = 0
     keep_match: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ContextShift:
+    """An answer goes on when prompt and answer fill a context of `context_tokens`: the oldest half
+    of the tokens after the first `keep`, below 0 the whole prompt, leaves the context
+    (runtime/engine/context_shift.py)."""
+
+    context_tokens: int
+    keep: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +241,8 @@ class GenerationRequest:
     computed, so such a sequence does not take part in consecutive steps in flight.
 
     `trace`: report its events to the engine's `TraceSink` (runtime/engine/tracing.py).
+
+    `shift`: None: the answer ends when the context is full.
     """
 
     id: str
@@ -243,6 +259,7 @@ class GenerationRequest:
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
     trace: bool = False
+    shift: ContextShift | None = None
 
     @property
     def draws(self) -> bool:

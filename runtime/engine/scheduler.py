@@ -70,9 +70,12 @@ class Scheduler:
     """Continuous batching over a fixed number of slots and a token budget per step.
 
     Sequences that resume after a preemption or on another replica are admitted first, the others in
-    turn over their tenants (`FairQueue`). Nothing is preempted for fairness. `step_image_rows`: the
-    most image rows that a step fills, as many as one sequence may have. `image_needs`: images of
-    the last plan, then those of the chunks that may follow, the most urgent first.
+    turn over their tenants (`FairQueue`). Nothing is preempted for fairness. A sequence that fills
+    its context drops tokens, leaves its slot and is the first to resume (`ContextShift`).
+
+    `step_image_rows`: the most image rows that a step fills, as many as one sequence may have.
+    `image_needs`: images of the last plan, then those of the chunks that may follow, the most
+    urgent first.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class Scheduler:
         self._resuming: deque[Sequence] = deque()
         self._arriving: FairQueue[Sequence] = FairQueue()
         self.running: list[Sequence] = []
-        self.preemptions = 0
+        self.preemptions = self.shifts = 0
         self.image_needs: tuple[ImageNeed, ...] = ()
         self.slots = slots
         self.step_tokens = step_tokens
@@ -168,6 +171,8 @@ class Scheduler:
                 advances.append(Advance(sequence, outcome, finish, sequence.take_scores()))
                 if finish is not None:
                     self.finish(sequence)
+                elif sequence.fills_context:
+                    self._shift(sequence)
         return advances
 
     def finish(self, sequence: Sequence) -> None:
@@ -251,7 +256,7 @@ class Scheduler:
         sequence.slot = slot = self._free_slots.pop()
         if sequence.epoch == 0:
             sequence.cached = min(hit, len(sequence.request.prompt))
-        draft.slot_loads.append(SlotLoad(slot, tuple(sequence.tokens), sequence.request.sampling))
+        draft.slot_loads.append(SlotLoad(slot, tuple(sequence.tokens), sequence.sampling))
         self._launch(sequence, count, shared + grants, draft)
         return True
 
@@ -320,6 +325,19 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Release the slot and pages of a running sequence; its sampled tokens stay valid."""
         self.preemptions += 1
+        self._wait(sequence)
+
+    def _shift(self, sequence: Sequence) -> None:
+        """Drop tokens of a full context; the others are computed again, without those dropped."""
+        assert not sequence.pending, "a full context has no room for more tokens"
+        self.shifts += 1
+        if sequence.state is SequenceState.RUNNING:
+            self._wait(sequence)
+        sequence.shift()
+        sequence.awaited = None
+
+    def _wait(self, sequence: Sequence) -> None:
+        """Return a running sequence to the queue, before all others."""
         self._leave_slot(sequence)
         sequence.state = SequenceState.WAITING
         sequence.launched = sequence.confirmed = 0
@@ -352,7 +370,7 @@ def _cut_to_features(sequence: Sequence, count: int, draft: _Draft) -> int:
 def _finish_reason(sequence: Sequence, outcome: Outcome) -> FinishReason | None:
     if isinstance(outcome, Sampled):
         ended = outcome.token in sequence.request.stop.end_tokens
-        full = len(sequence.tokens) >= sequence.most_tokens
+        full = len(sequence.tokens) >= sequence.most_tokens and not sequence.fills_context
         return FinishReason.STOP if ended else FinishReason.LENGTH if full else None
     if isinstance(outcome, Pooled):
         return FinishReason.STOP

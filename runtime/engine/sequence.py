@@ -3,7 +3,15 @@
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from runtime.engine.request import GenerationRequest, ImageSpan, LateMask, Matcher, Sampled
+from runtime.engine.context_shift import cut_of
+from runtime.engine.request import (
+    GenerationRequest,
+    ImageSpan,
+    LateMask,
+    Matcher,
+    Sampled,
+    SamplingParams,
+)
 from runtime.kv.page_group import PageKey
 
 NO_ROWS = range(0)
@@ -20,20 +28,21 @@ class Sequence:
     """A request from arrival to its end. Only the scheduler changes it."""
 
     request: GenerationRequest
-    tokens: list[int]  # prompt and answer, as far as the host knows them
+    tokens: list[int]  # those of prompt and answer in the context, as far as the host knows them
     state: SequenceState = SequenceState.WAITING
     slot: int | None = None
     launched: int = 0  # positions in launched steps
     confirmed: int = 0  # positions in retired steps
     pending: int = 0  # tokens sampled on the device and not yet read back
-    epoch: int = 0  # incremented by preemption; marks results of earlier steps as stale
+    epoch: int = 0  # incremented when it leaves its slot; marks results of earlier steps as stale
     cached: int = 0  # prompt tokens found in the prefix cache at first admission
     prompt_logprobs: list[Sampled] = field(default_factory=list)  # not taken yet
     scored: int = 0  # positions whose rows have scored the next token of the prompt
     page_keys: list[PageKey] = field(default_factory=list)
     late_mask: LateMask | None = None  # which its next token needs
     awaited: tuple[bytes, ...] | None = None  # images of its first chunk; None: not yet known
-    spans: tuple[ImageSpan, ...] = field(init=False)
+    spans: tuple[ImageSpan, ...] = field(init=False)  # of the context
+    sampling: SamplingParams = field(init=False)  # with positions of the context
     cache_salt: bytes = field(init=False)
     inserted: tuple[ImageSpan, ...] = field(init=False)  # those whose features replace embeddings
     # False for a prompt that needs the states of all rows; a pooled one may also look ahead.
@@ -42,21 +51,57 @@ class Sequence:
     most_tokens: int = field(init=False)  # no step computes for a sequence of this length
 
     def __post_init__(self) -> None:
-        self.spans, self.cache_salt = self.request.spans, self.request.cache_salt
-        images = {image.digest for image in self.request.images}
-        inserted = (s for s in self.spans if s.digest in images and not s.cross_rows)
-        self.inserted = tuple(inserted)
+        self.sampling, self.cache_salt = self.request.sampling, self.request.cache_salt
+        self._set_spans(self.request.spans)
         self.shares_pages = self.request.pooling is None and self.request.prompt_logprobs is None
-        self.most_tokens = len(self.request.prompt) + max(1, self.request.stop.max_tokens)
+        self._set_most_tokens()
         grammar = self.request.grammar
         self.matcher = None if grammar is None else grammar.matcher()
         if self.matcher is not None:
             for token in self.tokens[len(self.request.prompt) :]:
                 self.matcher.accept(token)
+        while self.fills_context:  # as it did on another replica
+            self.shift()
+
+    @property
+    def answered(self) -> int:
+        """Tokens of the answer, as far as the host knows them."""
+        return self.sampling.dropped + len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def fills_context(self) -> bool:
+        """Whether it can go on only if tokens leave the context."""
+        shift = self.request.shift
+        return (
+            shift is not None
+            and len(self.tokens) >= shift.context_tokens
+            and self.answered < self.request.stop.max_tokens
+        )
+
+    def shift(self) -> None:
+        """Drop tokens of a full context. The sequence has no slot and no pages."""
+        assert self.request.shift is not None and self.slot is None
+        cut = cut_of(self.request.shift, len(self.request.prompt), self.spans)
+        del self.tokens[cut.begin : cut.end]
+        self.page_keys.clear()
+        self.sampling = cut.sampling(self.sampling)
+        self._set_spans(cut.spans(self.spans))
+        self._set_most_tokens()
+
+    def _set_spans(self, spans: tuple[ImageSpan, ...]) -> None:
+        images = {image.digest for image in self.request.images}
+        self.spans = spans
+        self.inserted = tuple(s for s in spans if s.digest in images and not s.cross_rows)
+
+    def _set_most_tokens(self) -> None:
+        request = self.request
+        whole = len(request.prompt) + max(1, request.stop.max_tokens) - self.sampling.dropped
+        context = whole if request.shift is None else request.shift.context_tokens
+        self.most_tokens = min(whole, context)
 
     @property
     def resumes(self) -> bool:
-        """True after a preemption, or if the request was running on another replica."""
+        """True after it has left a slot, or if the request was running on another replica."""
         state = self.request.resume
         return self.epoch > 0 or (state is not None and state.had_turn)
 

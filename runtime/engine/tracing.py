@@ -23,6 +23,8 @@ class TraceEvent:
     - `chunk`: a step computes the positions [start, start + length); if `samples`, also the token
       after them.
     - `preempted`: its pages are released; `admitted` follows again.
+    - `shifted`: `dropped_tokens` have left its full context, in which `kept_tokens` remain;
+      `admitted` follows again.
     - `delta`: sampled tokens, and the text that they make certain; the last one has `finish`.
     """
 
@@ -31,6 +33,14 @@ class TraceEvent:
     at_ns: int
     tokens: tuple[int, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the trace has of a sequence: its dropped tokens, and its epoch if it has a slot."""
+
+    dropped: int
+    epoch: int | None = None
 
 
 class TraceSink(Protocol):
@@ -51,13 +61,12 @@ class Tracer:
         self._sink = sink
         self._clock = clock
         self.every = sink is not None and sink.every
-        # The traced sequences, with the epoch of those that have a slot.
-        self.live: dict[Sequence, int | None] = {}
+        self.live: dict[Sequence, _Seen] = {}
 
     def begin(self, sequence: Sequence, deliver: Deliver) -> Deliver:
         """Traces a queued sequence until the last delta passes through the returned function."""
         request = sequence.request
-        self.live[sequence] = None
+        self.live[sequence] = _Seen(sequence.sampling.dropped)
         self._write(request, "request", request.prompt, _request_facts(request))
 
         def traced(delta: Delta) -> None:
@@ -69,21 +78,31 @@ class Tracer:
         return traced
 
     def planned(self, plan: StepPlan | None) -> None:
-        """After `Scheduler.plan`, which may also have preempted sequences."""
-        for sequence, epoch in self.live.items():
-            if epoch is not None and epoch < sequence.epoch:
-                facts = {"preemptions": sequence.epoch, "kept_tokens": len(sequence.tokens)}
-                self._write(sequence.request, "preempted", (), facts)
-                self.live[sequence] = None
+        """After `Scheduler.plan`, which may also have preempted sequences; shifts are those of
+        `Scheduler.retire`."""
+        for sequence, seen in self.live.items():
+            self._interrupted(sequence, seen)
         for chunk in plan.chunks if plan is not None else ():
             if chunk.sequence in self.live:
                 self._launched(chunk)
 
+    def _interrupted(self, sequence: Sequence, seen: "_Seen") -> None:
+        dropped = sequence.sampling.dropped - seen.dropped
+        left_slot = seen.epoch is not None and seen.epoch < sequence.epoch
+        if not dropped and not left_slot:
+            return
+        facts = {"kept_tokens": len(sequence.tokens)}
+        kind = "preempted"
+        if dropped:
+            kind, facts = "shifted", facts | {"dropped_tokens": dropped}
+        self._write(sequence.request, kind, (), facts)
+        self.live[sequence] = _Seen(sequence.sampling.dropped)
+
     def _launched(self, chunk: Chunk) -> None:
         sequence, start = chunk.sequence, chunk.start
-        if self.live[sequence] is None:
-            self.live[sequence] = chunk.epoch
-            facts = {"slot": chunk.slot, "cached_tokens": start, "preemptions": chunk.epoch}
+        if self.live[sequence].epoch is None:
+            self.live[sequence] = _Seen(sequence.sampling.dropped, chunk.epoch)
+            facts = {"slot": chunk.slot, "cached_tokens": start}
             self._write(sequence.request, "admitted", (), facts)
         facts = {"start": start, "length": chunk.length, "samples": chunk.samples}
         self._write(sequence.request, "chunk", (), facts)

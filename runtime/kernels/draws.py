@@ -34,7 +34,7 @@ def draw_top(
     at most 256, for the others.
 
     logits float32 [rows, vocab]; slots, positions int64 [rows]; floats float32 [slots, 6] and ints
-    int64 [slots, 4] as in `Sampler`; history int32 [slots, positions], to which the tokens are
+    int64 [slots, 5] as in `Sampler`; history int32 [slots, positions], to which the tokens are
     written. -> tokens int64 [rows], finite bool [rows]; None without native kernels.
     """
     kernels = library() if logits.device.type == "cpu" else None

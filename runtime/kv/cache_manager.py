@@ -12,7 +12,8 @@ from runtime.kv.spec import CacheKind
 
 
 class Owner(Protocol):
-    """What the cache manager needs to know of a sequence. It alone writes `page_keys`.
+    """What the cache manager needs to know of a sequence. It alone appends to `page_keys`, which
+    the owner clears when it changes `tokens` other than at the end.
 
     Prefixes are shared only among owners with equal `cache_salt`, at most 64 bytes.
     """

@@ -175,7 +175,7 @@ class InputPreparer:
         ends = [chunk.start + chunk.length for chunk in drawn]
         counts = np.bincount(requests.path[slots], minlength=len(Path))
         penalised = np.flatnonzero(requests.penalised[slots])
-        params = ((drawn[row].sequence.request.sampling, ends[row]) for row in penalised.tolist())
+        params = ((drawn[row].sequence.sampling, ends[row]) for row in penalised.tolist())
         scored = np.flatnonzero(requests.alternatives[slots] >= 0)
         biased = np.flatnonzero(requests.biases[slots])
         width = int(requests.biases[slots].max(initial=0))

@@ -41,7 +41,7 @@ TOP_LIMIT = 256  # a larger top_k takes the sorting path
 SORT_BLOCK = 8  # rows sorted at once; bounds the memory of that path
 
 FLOATS = 6  # temperature, top_p, min_p, repeat, presence, frequency
-INTS = 4  # seed, top_k, repeat_last_n, counted_from
+INTS = 5  # seed, top_k, repeat_last_n, counted_from, dropped
 
 
 class Path(IntEnum):
@@ -192,6 +192,7 @@ class Sampler:
                 s.top_k if 0 < s.top_k < self.vocab_size else self.vocab_size,
                 everything if s.repeat_last_n is None else min(s.repeat_last_n, everything),
                 s.counted_from,
+                s.dropped,
             ]
             for s in sampling
         ]
@@ -264,7 +265,7 @@ class Sampler:
         if greedy == len(logits):
             return parts
         floats, ints = self._floats[draws.slots], self._ints[draws.slots]
-        uniform = uniforms(ints[:, 0], draws.positions)
+        uniform = uniforms(ints[:, 0], draws.positions + ints[:, 4])
         temperature, top_p, min_p = (floats[:, i : i + 1] for i in range(3))
         for path, begin, end in _blocks(draws.counts):
             if begin < max(first, greedy):
@@ -293,17 +294,18 @@ class Sampler:
     ) -> tuple[Tensor, Tensor]:
         """The largest logits and the tokens of rows that draw by `odds_of`: [rows] each."""
         floats, ints = self._floats[slots], self._ints[slots]
+        numbers = positions + ints[:, 4]
         rows = ChainRows(
             temperature=floats[:, 0:1],
             top_p=floats[:, 1:2],
             min_p=floats[:, 2:3],
             top_k=ints[:, 1:2],
             chain=self._chains.rows(slots),
-            chance=uniforms(ints[:, 0] ^ XTC_STREAM, positions)[:, None],
+            chance=uniforms(ints[:, 0] ^ XTC_STREAM, numbers)[:, None],
         )
         values, ids = sorted_tokens(logits)
         sums = (odds_of(values, rows) * ONE).long().cumsum(dim=1)
-        column = _column(sums, sums[:, -1], uniforms(ints[:, 0], positions))
+        column = _column(sums, sums[:, -1], uniforms(ints[:, 0], numbers))
         return values[:, 0], ids.gather(1, column[:, None])[:, 0]
 
     def _penalise(self, logits: Tensor, draws: Draws) -> None:

@@ -18,7 +18,7 @@ from model_zoo.multimodal.image_tags import with_images
 from runtime.engine.request import MAX_TOP_LOGPROBS
 from runtime.errors import RequestError
 from serve_app.api.access import allowed_models, is_traced
-from serve_app.api.fields import Body, BodyReader, FirstError, Items, harmless, unserved
+from serve_app.api.fields import Body, BodyReader, FirstError, Items, harmless
 from serve_app.api.json_lines import json_line
 from serve_app.api.json_values import check_value
 from serve_app.api.keys import AllowedModels
@@ -88,7 +88,7 @@ class _Generation(Body):
     top_logprobs: int = 0
     format: Any = None
     truncate: bool = True
-    shift: Any = unserved(False)  # generation ends when the context is full
+    shift: bool = True
 
 
 class ChatBody(_Generation):
@@ -220,6 +220,7 @@ class OllamaChat:
             truncation=_truncation(body, options.num_keep),
             output=ollama_form(body.format),
             trace=is_traced(request),
+            shift_keep=_keep(options.num_keep) if body.shift else None,
         )
 
     def _reply(
@@ -396,7 +397,11 @@ def _truncation(body: _Generation, keep: int | None) -> Truncation | None:
         return Truncation(turns=True)
     if body.images or body.suffix:
         return None
-    return Truncation(keep=DEFAULT_NUM_KEEP if keep is None else keep)
+    return Truncation(keep=_keep(keep))
+
+
+def _keep(keep: int | None) -> int:
+    return DEFAULT_NUM_KEEP if keep is None else keep
 
 
 def _logprob(entry: TokenLogprob) -> dict[str, Any]:

@@ -22,9 +22,9 @@ MAX_STOP_CHARACTERS = 1024
 class Options:
     """Options of sampling and of the end of an answer; None: not given.
 
-    `num_predict` below 1: until the context is full. `num_keep`: tokens at the beginning that stay
-    when a prompt is truncated, below 0 as many as possible. `num_ctx` is at least 1. `seed` -1:
-    random. `repeat_last_n` -1: the whole sequence. `top_k` 0 or -1: all tokens.
+    `num_predict` below 1: no limit of its own. `num_keep`: tokens at the beginning that stay when a
+    prompt is truncated or the context shifts, below 0 as many as possible. `num_ctx` is at least 1.
+    `seed` -1: random. `repeat_last_n` -1: the whole sequence. `top_k` 0 or -1: all tokens.
     """
 
     temperature: float | None = None

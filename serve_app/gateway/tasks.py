@@ -116,6 +116,9 @@ class ChatTask:
     `output`: the form of the text; `calls`: how tools may be called. None: not constrained.
 
     `trace`: the replica writes a trace of the request.
+
+    `shift_keep`: an answer that fills the context goes on without the oldest tokens after the first
+    `shift_keep`, below 0 after the prompt (`ContextShift`), for 10 contexts. None: it ends.
     """
 
     id: str
@@ -138,6 +141,7 @@ class ChatTask:
     output: OutputForm | None = None
     calls: CallRule | None = None
     trace: bool = False
+    shift_keep: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

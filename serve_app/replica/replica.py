@@ -17,6 +17,7 @@ from model_zoo.multimodal.image_cache import ImageCache
 from runtime.engine.async_engine import AsyncEngine, failure
 from runtime.engine.engine import EngineStatistics
 from runtime.engine.request import (
+    ContextShift,
     Delta,
     FinishReason,
     GenerationRequest,
@@ -48,6 +49,9 @@ from serve_app.replica.served_files import ServedFiles
 from serve_app.replica.text_embedder import TextEmbedder
 from serve_app.replica.thinking_tokens import ThinkingCounter
 from serve_app.replica.trace_file import TraceFile
+
+# An answer that shifts the context has at most so many times its tokens, as in Ollama.
+SHIFTED_CONTEXTS = 10
 
 log = get_logger()
 
@@ -209,7 +213,8 @@ class ModelReplica:
         room = limit - len(prompt.tokens)
         if room < _answers(task):
             raise self._too_long(f"{len(prompt.tokens):,}", limit)
-        stop = self._stop_rules(task, prompt, room)
+        most = room if task.shift_keep is None else SHIFTED_CONTEXTS * limit
+        stop = self._stop_rules(task, prompt, most)
         scored = task.echo and (task.sampling.logprobs is not None or task.max_tokens == 0)
         return GenerationRequest(
             # A retried task may arrive while its earlier attempt is still being aborted.
@@ -226,13 +231,14 @@ class ModelReplica:
             grammar=grammar,
             prompt_logprobs=task.sampling.logprobs or 0 if scored else None,
             trace=task.trace,
+            shift=None if task.shift_keep is None else ContextShift(limit, task.shift_keep),
         )
 
-    def _stop_rules(self, task: ChatTask, prompt: Prompt, room: int) -> StopRules:
+    def _stop_rules(self, task: ChatTask, prompt: Prompt, most: int) -> StopRules:
         ending = task.ending
         own = self._model.tokenizer.end_tokens | prompt.end_tokens
         return StopRules(
-            max_tokens=room if task.max_tokens is None else min(task.max_tokens, room),
+            max_tokens=most if task.max_tokens is None else min(task.max_tokens, most),
             end_tokens=frozenset(ending.tokens) | (frozenset() if ending.ignore_model else own),
             strings=task.stop,
             reported=frozenset(ending.tokens),

@@ -9,7 +9,7 @@
 #define ONE 0x1p40 /* weight of the most likely token */
 
 enum { TEMPERATURE, TOP_P, MIN_P, FLOATS = 6 };
-enum { SEED, TOP_K, INTS = 4 };
+enum { SEED, TOP_K, DROPPED = 4, INTS };
 
 typedef struct {
     const float *logits;  /* [rows][vocab] */
@@ -89,8 +89,9 @@ static void draw_row(const job *j, int row) {
     select_top(logits, j->vocab, count, ranks);
     qsort(ranks, count, sizeof *ranks, descending);
     const int finite = isfinite(logits[id_of(ranks[0])]);
+    const double noise = uniform(ints[SEED], position + ints[DROPPED]);
     const int column = !finite || row < j->greedy ? 0
-                       : pick(logits, ranks, count, j->floats + slot * FLOATS, uniform(ints[SEED], position));
+                       : pick(logits, ranks, count, j->floats + slot * FLOATS, noise);
     j->tokens[row] = id_of(ranks[column]);
     j->finite[row] = (uint8_t)finite;
     j->history[slot * j->history_stride + position] = (int32_t)j->tokens[row];

@@ -225,3 +225,19 @@ async def test_long_chats_are_shortened_for_ollamas_clients_only(replica):
         assert 0 < answer.prompt_eval_count < CONTEXT_TOKENS
         with pytest.raises(openai.BadRequestError, match="exceeds the context length"):
             await each.oai.chat.completions.create(model="demo", messages=talk)
+
+
+@pytest.mark.parametrize("shift", [None, False])
+async def test_a_chat_goes_on_when_the_context_is_full(replica, shift):
+    """For 10 contexts, as in Ollama, within one value of JSON."""
+    number = {"type": "integer", "minimum": 0, "maximum": 999}
+    array = {"type": "array", "items": number, "minItems": 2000}
+    body = {"model": "demo", "messages": QUESTION, "stream": False, "format": array}
+    async with clients(replica) as to:
+        reply = (await to.raw.post("/api/chat", json=body | {"shift": shift})).json()
+    left = CONTEXT_TOKENS - reply["prompt_eval_count"]
+    assert reply["eval_count"] == (10 * CONTEXT_TOKENS if shift is None else left)
+    assert reply["done_reason"] == "length"
+    first, *others = reply["message"]["content"].split(",")
+    assert first.startswith("[") and len(others) > reply["eval_count"] // 9
+    assert all(int(other) <= 999 for other in others[:-1])

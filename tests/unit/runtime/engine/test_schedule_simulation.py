@@ -3,7 +3,8 @@
 Every sequence must get exactly the tokens that it gets alone, recomputed from scratch, and no row
 may see a cell that does not hold what this row's own sequence has at that index. In half of the
 trials an encoder has to come first: late, in any order, for few images at a time, and it may fail.
-Requests belong to a few tenants; test_fair_scheduling.py checks in which order they are admitted.
+Some requests go on in a shifted context. Requests belong to a few tenants; test_fair_scheduling.py
+checks in which order they are admitted.
 """
 
 import random
@@ -13,9 +14,17 @@ from functools import cache
 
 import pytest
 
-from runtime.engine.request import GenerationRequest, ImageSpan, ResumeState, Sampled, StopRules
+from runtime.engine.context_shift import cut_of
+from runtime.engine.request import (
+    ContextShift,
+    GenerationRequest,
+    ImageSpan,
+    ResumeState,
+    Sampled,
+    StopRules,
+)
 from runtime.engine.scheduler import Scheduler
-from runtime.engine.sequence import SequenceState
+from runtime.engine.sequence import Sequence, SequenceState
 from runtime.engine.step_plan import StepPlan
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import CacheKind, Chunked, Cross, Full, Sliding
@@ -33,6 +42,7 @@ Row = tuple[bytes, int]
 class Tally:
     checked: int = 0
     preemptions: int = 0
+    shifts: int = 0
     reused: int = 0
     images_reused: int = 0
     encoded: int = 0
@@ -93,25 +103,31 @@ def padding_of(span: ImageSpan) -> list[Row]:
 
 
 def answer_alone(request: GenerationRequest, kinds: list[CacheKind]) -> tuple[int, ...]:
-    return whole_text(request.prompt, request.spans, request.stop, tuple(kinds))
+    return whole_answer(request.prompt, request.spans, request.stop, request.shift, tuple(kinds))
 
 
 @cache  # requests of a trial are the same in all tests
-def whole_text(
+def whole_answer(
     prompt: tuple[int, ...],
     spans: tuple[ImageSpan, ...],
     stop: StopRules,
+    shift: ContextShift | None,
     kinds: tuple[CacheKind, ...],
 ) -> tuple[int, ...]:
     tokens = list(prompt)
+    answer: list[int] = []
     for _ in range(stop.max_tokens):
+        if shift is not None and len(tokens) == shift.context_tokens:
+            cut = cut_of(shift, len(prompt), spans)
+            tokens, spans = tokens[: cut.begin] + tokens[cut.end :], cut.spans(spans)
         x = [mix("e", identity(spans, tokens, i)) for i in range(len(tokens))]
         for number, kind in enumerate(kinds):
             x = answer_of_layer(number, kind, spans, x)
         tokens.append(x[-1] % VOCABULARY)
+        answer.append(tokens[-1])
         if tokens[-1] in stop.end_tokens:
             break
-    return tuple(tokens)
+    return tuple(answer)
 
 
 def answer_of_layer(
@@ -161,17 +177,17 @@ class PretendDevice:
         return tuple(results)
 
     def _embed(self, chunk) -> list[int]:
-        request = chunk.sequence.request
+        sequence = chunk.sequence
         tokens = list(chunk.known)
         if chunk.feedback:
             assert chunk.length == 1 and not tokens
             tokens = [self.last[chunk.slot]]
         assert len(tokens) == chunk.length
         loaded = self.loaded[chunk.slot]
-        assert loaded is not None and loaded[: len(request.prompt)] == request.prompt
+        assert loaded is not None and list(loaded) == sequence.tokens[: len(loaded)]
         padded = [0] * chunk.start + tokens
         return [
-            mix("e", identity(request.spans, padded, i))
+            mix("e", identity(sequence.spans, padded, i))
             for i in range(chunk.start, chunk.start + chunk.length)
         ]
 
@@ -246,7 +262,7 @@ class PretendEncoder:
         if not self.coming or not (must or self.r.random() < self.eager):
             return None
         digest = self.coming.pop(self.r.randrange(len(self.coming)))
-        if self.r.random() < 0.04:
+        if self.r.random() < 0.06:
             self.tally.failed += 1
             return digest
         self.tally.encoded += 1
@@ -264,8 +280,12 @@ def random_request(
     ends = frozenset([r.randrange(VOCABULARY)]) if r.random() < 0.7 else frozenset()
     stop = StopRules(max_tokens=r.randint(1, LONGEST - length), end_tokens=ends)
     images = tuple(Picture(digest) for digest in {span.digest for span in spans})
+    shift = None
+    if r.random() < 0.3:
+        shift = ContextShift(r.randint(length + 1, LONGEST), r.choice([-1, 0, 4, length]))
+        stop = replace(stop, max_tokens=r.randint(1, 4 * LONGEST))
     return GenerationRequest(
-        str(number), prompt, stop, spans=spans, images=images, tenant=r.choice(TENANTS)
+        str(number), prompt, stop, spans=spans, images=images, tenant=r.choice(TENANTS), shift=shift
     )
 
 
@@ -275,14 +295,17 @@ def follow_up(
     """The second one's text behind the first one's, with the first one's images."""
     prompt = (first.prompt + second.prompt)[: r.randint(len(first.prompt), LONGEST - 2)]
     stop = StopRules(r.randint(1, LONGEST - len(prompt)), second.stop.end_tokens)
-    return replace(second, prompt=prompt, stop=stop, spans=first.spans, images=first.images)
+    shift = None if second.shift is None else replace(second.shift, context_tokens=LONGEST)
+    return replace(
+        second, prompt=prompt, stop=stop, spans=first.spans, images=first.images, shift=shift
+    )
 
 
 def resumed(
     r: random.Random, request: GenerationRequest, kinds: list[CacheKind]
 ) -> GenerationRequest:
     """The request as another engine left it, somewhere in its answer."""
-    drawn = answer_alone(request, kinds)[len(request.prompt) :]
+    drawn = answer_alone(request, kinds)
     return replace(request, resume=ResumeState(drawn[: r.randrange(len(drawn))]))
 
 
@@ -335,11 +358,12 @@ def trial(seed: int, depth: int, prefix_cache: bool, tally: Tally) -> None:
     if r.random() < 0.5:
         encoder.there = [bytes([kind, size]) for kind in range(3) for size in range(1, 6)]
         encoder.room = len(encoder.there)
-    sequences, aborted = drive(r, scheduler, device, encoder, todo, depth)
-    for sequence in sequences:
+    answers, aborted = drive(r, scheduler, device, encoder, todo, depth)
+    for sequence, answer in answers.items():
         if sequence in aborted:
             continue
-        assert tuple(sequence.tokens) == answer_alone(sequence.request, kinds), (seed, depth)
+        assert tuple(answer) == answer_alone(sequence.request, kinds), (seed, depth)
+        assert sequence.answered == len(answer)
         tally.checked += 1
         tally.reused += sequence.cached
         if beside:
@@ -347,16 +371,20 @@ def trial(seed: int, depth: int, prefix_cache: bool, tally: Tally) -> None:
     cache_manager.check_idle()
     assert cache_manager.pages_owned == 0
     tally.preemptions += scheduler.preemptions
+    tally.shifts += scheduler.shifts
 
 
 def drive(r, scheduler, device, encoder, todo, depth):
-    sequences, aborted, in_flight, idle = [], set(), deque(), 0
+    answers: dict[Sequence, list[int]] = {}
+    aborted, in_flight, idle = set(), deque(), 0
     plan: StepPlan | None = None
     while todo or scheduler.running or scheduler.waiting or in_flight:
         while todo and r.random() < 0.5:
-            sequences.append(scheduler.add(todo.pop()))
-        if sequences and r.random() < 0.02:
-            victim = r.choice(sequences)
+            request = todo.pop()
+            begun = () if request.resume is None else request.resume.tokens
+            answers[scheduler.add(request)] = list(begun)
+        if answers and r.random() < 0.02:
+            victim = r.choice(list(answers))
             if victim.state is not SequenceState.FINISHED:
                 scheduler.finish(victim)
                 aborted.add(victim)
@@ -375,11 +403,12 @@ def drive(r, scheduler, device, encoder, todo, depth):
             check_waiting(scheduler, encoder)
         if in_flight and (len(in_flight) >= depth or plan is None):
             oldest = in_flight.popleft()
-            scheduler.retire(oldest, device.execute(oldest))
+            for advance in scheduler.retire(oldest, device.execute(oldest)):
+                answers[advance.sequence].append(advance.outcome.token)
         idle = idle + 1 if plan is None and not (in_flight or todo or encoder.coming) else 0
         assert idle < 50, "the scheduler is stuck"
     assert scheduler.plan() is None and scheduler.image_needs == (), "no sequence needs the image"
-    return sequences, aborted
+    return answers, aborted
 
 
 def check_features(plan: StepPlan, encoder: PretendEncoder, kinds: list[CacheKind]) -> None:
@@ -411,6 +440,7 @@ def test_every_sequence_gets_the_tokens_it_gets_alone(depth: int, prefix_cache: 
         trial(seed, depth, prefix_cache, tally)
     assert tally.checked > SEEDS
     assert tally.preemptions > 0, "the trials never ran short of pages, so they show too little"
+    assert tally.shifts > SEEDS
     assert (tally.reused > 0) == prefix_cache
     assert (tally.images_reused > 0) == prefix_cache
     assert min(tally.encoded, tally.failed, tally.waits) > SEEDS // 25

@@ -197,7 +197,7 @@ def test_page_writes_are_those_of_the_pool(preparer):
 @pytest.mark.parametrize("odd", [0, 1])  # 64-bit values after an odd number of 32-bit ones
 def test_loads_carry_tokens_and_parameters_exactly(preparer, odd):
     sampling = SamplingParams(
-        temperature=0.3, top_k=7, top_p=0.4, min_p=0.1, seed=2**63 - 3, repeat_last_n=5
+        temperature=0.3, top_k=7, top_p=0.4, min_p=0.1, seed=2**63 - 3, repeat_last_n=5, dropped=6
     )
     everything = SamplingParams(
         top_k=0, seed=-9, repeat_last_n=None, typical_p=0.5, top_n_sigma=1.5, xtc_probability=0.25,
@@ -212,7 +212,7 @@ def test_loads_carry_tokens_and_parameters_exactly(preparer, odd):
     assert inputs.loads.slots.tolist() == [1, 3]
     expected = torch.tensor([0.3, 0.4, 0.1, 1.0, 0.0, 0.0])
     torch.testing.assert_close(inputs.loads.floats[0], expected)
-    assert inputs.loads.ints.tolist() == [[2**63 - 3, 7, 5, 0], [-9, VOCAB, CONTEXT, 0]]
+    assert inputs.loads.ints.tolist() == [[2**63 - 3, 7, 5, 0, 6], [-9, VOCAB, CONTEXT, 0, 0]]
     repetitions = inputs.loads.repetitions
     assert repetitions is not None and repetitions.slots.tolist() == [3]
     assert repetitions.floats.tolist() == [[0.5, 8.0]]

@@ -243,6 +243,17 @@ def test_every_token_is_the_one_a_row_by_row_reference_draws():
     assert sample(logits, sampling, positions=positions).tokens.tolist() == expected
 
 
+@pytest.mark.parametrize("xtc", [0.0, 0.5])
+def test_random_numbers_go_on_where_tokens_have_left_the_context(xtc):
+    logits = torch.randn(1, 700, generator=torch.Generator().manual_seed(3)).repeat(60, 1)
+    rules = SamplingParams(top_k=40, top_p=0.95, seed=5, xtc_probability=xtc, xtc_threshold=0.01)
+    whole = sample(logits.clone(), [rules] * 60, positions=[*range(60)]).tokens
+    shifted = [replace(rules, dropped=20 * (row > 30)) for row in range(60)]
+    places = [row - shifted[row].dropped for row in range(60)]
+    assert torch.equal(sample(logits.clone(), shifted, positions=places).tokens, whole)
+    assert whole.unique().numel() > 5
+
+
 def test_temperature_zero_takes_the_first_maximum_for_any_other_options():
     logits = torch.zeros(3, 200)
     logits[1, [150, 63, 64]] = 2.0

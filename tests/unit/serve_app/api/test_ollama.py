@@ -219,7 +219,7 @@ async def test_deep_nesting_is_a_bad_request(depth):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"shift": True}, 'field "shift" is not served yet'),
+        ({"shift": "on"}, 'field "shift" must be'),
         ({"suffix": 1}, 'field "suffix" must be'),
         ({"template": []}, 'field "template" must be'),
         ({"truncate": "yes"}, 'field "truncate" must be'),
@@ -264,6 +264,23 @@ async def test_suffix_and_template_reach_the_replica(body, prompt):
 )
 async def test_long_prompts_are_truncated_unless_the_request_disables_it(path, body, truncation):
     assert (await task_of(path, body)).truncation == truncation
+
+
+@pytest.mark.parametrize(
+    ("body", "keep"),
+    [
+        ({}, 4),
+        ({"shift": None}, 4),
+        ({"shift": True, "options": {"num_keep": -1}}, -1),
+        ({"shift": True, "options": {"num_keep": 0}}, 0),
+        ({"shift": False, "options": {"num_keep": 9}}, None),
+    ],
+)
+@pytest.mark.parametrize(
+    ("path", "prompt"), [("/api/chat", {"messages": USER}), ("/api/generate", {"prompt": "p"})]
+)
+async def test_a_full_context_shifts_unless_the_request_disables_it(path, prompt, body, keep):
+    assert (await task_of(path, prompt | body)).shift_keep == keep
 
 
 @pytest.mark.parametrize("stream", [True, False])

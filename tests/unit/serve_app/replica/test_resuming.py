@@ -12,7 +12,7 @@ from model_zoo.chat.messages import Message
 from runtime.engine.request import FinishReason, SamplingParams
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.failover import FailoverRules, FailoverState
-from serve_app.gateway.tasks import ChatDelta, ChatTask, Conversation, RawText, merge
+from serve_app.gateway.tasks import ChatDelta, ChatTask, Conversation, EndRules, RawText, merge
 from serve_app.replica.loading import load_replica
 from serve_app.replica.replica import ModelReplica
 from serve_app.transport.wire import Address
@@ -113,6 +113,14 @@ async def test_a_resumed_answer_ends_with_the_context(replicas):
         if whole.usage.prompt_tokens + len(whole.tokens) == 40:
             return
     raise AssertionError("no answer was long enough")
+
+
+@pytest.mark.parametrize("how", ["the whole vocabulary", "penalties", "logprobs"])
+async def test_an_answer_of_several_contexts_is_the_same(replicas, how):
+    ending = EndRules(ignore_model=True)
+    task = dataclasses.replace(TASK, sampling=SAMPLINGS[how], max_tokens=150, ending=ending)
+    whole = await check_cuts(replicas, dataclasses.replace(task, context_tokens=48, shift_keep=4))
+    assert len(whole.tokens) == 150
 
 
 async def test_the_returned_context_is_the_same(replicas):
