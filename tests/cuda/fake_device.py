@@ -37,6 +37,8 @@ _WITHOUT_KERNEL = frozenset(
 _GATHERING = frozenset("index_select gather embedding index _unsafe_index".split())
 # They write as many bytes of their first argument as their last one has.
 _SCATTERING = frozenset("index_copy_ index_put_ _index_put_impl_ index_add_ scatter_".split())
+# They write to a few rows of the tensors of which others read what is visible.
+_WRITING_KERNELS = frozenset("prepare_kernel write_kernel".split())
 # They read nothing of the argument that they are given for its shape.
 _FILLING = frozenset("fill_ zero_ full_like zeros_like ones_like copy_".split())
 
@@ -85,7 +87,7 @@ class FakeCuda(TorchDispatchMode):
         self._counts = Counts()
         self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self._pinned: WeakSet[torch.UntypedStorage] = WeakSet()
-        self._parts: WeakKeyDictionary[torch.UntypedStorage, int] = WeakKeyDictionary()
+        self._parts: WeakKeyDictionary[torch.UntypedStorage, tuple[int, int]] = WeakKeyDictionary()
 
     @contextmanager
     def counting(self) -> Iterator[Counts]:
@@ -94,10 +96,10 @@ class FakeCuda(TorchDispatchMode):
         yield self._counts
         self._counts = Counts()
 
-    def use_partly(self, tensor: Tensor, nbytes: int) -> None:
-        """Triton kernels read or write `nbytes` of `tensor`, as of the pages that rows see; of
-        other arguments they are taken to read or write all."""
-        self._parts[tensor.untyped_storage()] = nbytes
+    def use_partly(self, tensor: Tensor, nbytes: int, *, written: int | None = None) -> None:
+        """Triton kernels read or write `nbytes` of `tensor`, as of the pages that rows see, and
+        those that write to pages only `written`; of other arguments they read or write all."""
+        self._parts[tensor.untyped_storage()] = nbytes, nbytes if written is None else written
 
     def start(
         self, kernel: Any, grid: Sequence[int], arguments: Sequence[object], options: object
@@ -106,7 +108,12 @@ class FakeCuda(TorchDispatchMode):
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
         for tensor in tensors:
             assert tensor.device == DEVICE, f"{kernel.__name__} has an argument on {tensor.device}"
-        nbytes = sum(self._parts.get(t.untyped_storage(), _nbytes(t)) for t in tensors)
+        writes = kernel.__name__ in _WRITING_KERNELS
+        # Some kernels have one tensor twice, as numbers of another type.
+        distinct = {
+            (t.untyped_storage(), t.storage_offset() * t.itemsize, _nbytes(t)) for t in tensors
+        }
+        nbytes = sum(self._parts.get(part, (n, n))[writes] for part, _, n in distinct)
         self._counts.launches.append(Launch(kernel.__name__, nbytes))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

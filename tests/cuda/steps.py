@@ -71,8 +71,10 @@ class FakeSteps:
 
     def launch(self, step: Sequence[Rows], copies: tuple[PageCopy, ...] = ()) -> Counts:
         """What a step with these rows, slot after slot, does on the device."""
+        rows = sum(rows.length for rows in step)
         for part, nbytes in self._visible(step):
-            self._fake.use_partly(part, nbytes)
+            written = rows * prod(part.shape[2:]) * part.element_size()
+            self._fake.use_partly(part, nbytes, written=written)
         with self._fake.counting() as counts:
             launched = self._runner.launch(replace(self._plan(step), page_copies=copies))
         results = self._runner.collect(launched)
