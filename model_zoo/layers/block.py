@@ -8,6 +8,7 @@ from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.norm import LayerNorm, RMSNorm
+from model_zoo.layers.residual import Residual
 from model_zoo.layers.step import Step
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import add_
@@ -70,17 +71,18 @@ class Block(_TwoParts):
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """x [tokens, hidden] -> the same, or [outputs, hidden] of `step.rows` alone."""
-        attended = self.attention(x if self.attn_norm is None else self.attn_norm(x), step)
+        return self.unadded(Residual(x), step).computed()
+
+    def unadded(self, residual: Residual, step: Step) -> Residual:
+        """As a call, with sums that the norms before and after it compute."""
+        attended = self.attention(residual.normed(self.attn_norm), step)
         if self.post_attention_norm is not None:
             attended = self.post_attention_norm(attended)
-        if self.ffn_norm is None:
-            seen = add_(attended, step.kept(x), scale=self.residual_scale)
-        else:
-            seen = self.ffn_norm.of_sum(attended, step.kept(x), scale=self.residual_scale)
-        x, added = attended, self.feed_forward(seen)
+        residual = Residual(attended, step.kept(residual.x), self.residual_scale)
+        added = self.feed_forward(residual.normed(self.ffn_norm))
         if self.post_ffw_norm is not None:
             added = self.post_ffw_norm(added)
-        return add_(added, x, scale=self.residual_scale)
+        return Residual(added, residual.x, self.residual_scale)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from model_zoo.layers.block import Block
 from model_zoo.layers.dividing import local_cache
+from model_zoo.layers.residual import Residual
 from model_zoo.layers.rope import Rotary, Rotation
 from model_zoo.layers.step import Step
 from runtime.distributed.layer_placement import LayerPlacement
@@ -137,17 +139,22 @@ class LayerStack:
         carried = {main: _Carried(batch, rotations, inputs)}
         added = _added_rows(batch, x.shape[1])
         assert len(added) < len(self._layers), "the last layer may have dropped the rows"
-        x = x if self._streams is None else self._streams.spread(x)
+        residual = Residual(x if self._streams is None else self._streams.spread(x))
+        del x  # replaced by what layers return
         for index, layer in enumerate(self._layers):
             here = main if self._layer_placement is None else self._layer_placement.layers[index]
             if here not in carried:
                 carried[here] = carried[main].to(here)
-            x = layer.block(x.to(here), self._step(index, carried[here], cache))
+            residual, step = residual.to(here), self._step(index, carried[here], cache)
+            if isinstance(layer.block, Block):
+                residual = layer.block.unadded(residual, step)
+            else:
+                residual = Residual(layer.block(residual.computed(), step))
             if index < len(added):
-                rows = carried[here].batch.image_rows
+                rows, x = carried[here].batch.image_rows, residual.computed()
                 assert rows is not None
                 x.index_add_(0, rows, added[index].to(x))
-        x = x.to(main)
+        x = residual.computed().to(main)
         return x if self._streams is None else self._streams.gather(x)
 
     def _step(self, index: int, carried: "_Carried", cache: KVCache) -> Step:

@@ -1,0 +1,42 @@
+"""The residual stream between layers."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model_zoo.layers.norm import LayerNorm, RMSNorm
+from runtime.kernels.pointwise import add_
+
+
+@dataclass(slots=True, eq=False)
+class Residual:
+    """x, or x * scale + y if there is a y, [tokens, hidden] each.
+
+    A sum is computed once, in place of x, by the next norm if there is one; y is then released.
+    """
+
+    x: Tensor
+    y: Tensor | None = None
+    scale: float = 1.0
+
+    def computed(self) -> Tensor:
+        """[tokens, hidden]."""
+        if self.y is not None:
+            add_(self.x, self.y, scale=self.scale)
+            self.y = None
+        return self.x
+
+    def normed(self, norm: RMSNorm | LayerNorm | None) -> Tensor:
+        """The norm of the sum; without one, the sum itself."""
+        if norm is None or self.y is None:
+            x = self.computed()
+            return x if norm is None else norm(x)
+        y, self.y = self.y, None
+        return norm.of_sum(self.x, y, scale=self.scale)
+
+    def to(self, device: torch.device) -> "Residual":
+        """`self` if it is on the device."""
+        if self.x.device == device:
+            return self
+        return Residual(self.computed().to(device))
