@@ -17,16 +17,17 @@ SLAB_ELEMENTS = 1 << 24
 EXPANDED_ELEMENTS = 1 << 16
 
 
-def matmul(x: Tensor, weight: Weight) -> Tensor:
+def matmul(x: Tensor, weight: Weight, *, operands: torch.dtype | None = None) -> Tensor:
     """x [tokens, in] of float32, bfloat16 or float16, weight (out, in) -> [tokens, out] like x.
 
     With kernels it is computed as `weight.compute` says, accumulated in float32. With C kernels the
-    bits of a row do not depend on other rows.
+    bits of a row do not depend on other rows. `operands`: the type to which CUDA devices may round
+    x and weights where they multiply with tensor cores; None for that of x.
     """
     if weight.type.blocks is not None and has_kernels(x.device):
         from runtime.kernels.triton.products import product
 
-        return product(x, weight)
+        return product(x, weight, operands)
     kernels = library() if x.device.type == "cpu" else None
     if kernels is None:
         return matmul_twin(x, weight)

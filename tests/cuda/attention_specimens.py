@@ -82,10 +82,11 @@ def _specimen(kernel, types: dict[str, str], options: dict) -> Specimen:
     )  # fmt: skip
 
 
-SPECIMENS = {
-    "decode": decode(SHAPES["8B"]),
-    "decode in parts": decode(SHAPES["8B"], whole=False),
-    "merge": merge(SHAPES["8B"]),
-    "decode q8_0": decode(SHAPES["8B, q8_0"]),
-    "prefill": prefill(SHAPES["8B"]),
-}
+def specimens(capability: int) -> dict[str, Specimen]:
+    return {
+        "decode": decode(SHAPES["8B"]),
+        "decode in parts": decode(SHAPES["8B"], whole=False),
+        "merge": merge(SHAPES["8B"]),
+        "decode q8_0": decode(SHAPES["8B, q8_0"]),
+        "prefill": prefill(SHAPES["8B"]),
+    }

@@ -58,8 +58,8 @@ class Compiled:
 
 
 def compile_all(module: str, capability: int) -> dict[str, Compiled]:
-    """Everything in `SPECIMENS`, a dict by name, of this module, compiled by another process: here
-    kernels are interpreted."""
+    """What the function `specimens` of this module returns by name for the capability, compiled by
+    another process: here kernels are interpreted."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", __name__, module, str(capability)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -133,7 +133,7 @@ def _run(tool: str, *arguments: str) -> str:
 
 def main(module: str, capability: str) -> None:
     """Print what `compile_all` returns, as JSON."""
-    specimens = import_module(module).SPECIMENS
+    specimens = import_module(module).specimens(int(capability))
     compiled = {name: compile_specimen(s, int(capability)) for name, s in specimens.items()}
     print(json.dumps({name: vars(result) for name, result in compiled.items()}))
 

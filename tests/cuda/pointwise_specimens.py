@@ -143,22 +143,23 @@ def convolution() -> Specimen:
     )  # fmt: skip
 
 
-SPECIMENS = {
-    "rms norm": norm(layer=False),
-    "layer norm": norm(layer=True),
-    "rms norm of a sum": add_norm(layer=False),
-    "layer norm of a sum": add_norm(layer=True),
-    "silu gate": gate(0),
-    "gelu erf gate": gate(2),
-    "softcap": gate(5),
-    "rope halves": rope(halves=True),
-    "rope interleaved": rope(halves=False),
-    "write bfloat16": write(CacheType.BFLOAT16),
-    "write q8_0": write(CacheType.Q8_0),
-    "write q4_0": write(CacheType.Q4_0),
-    "norms, rope, write": prepare(norms=2),
-    "rope, write": prepare(norms=0),
-    "convolution": convolution(),
-    "delta rule, a row": delta(single=True),
-    "delta rule, rows": delta(single=False),
-}
+def specimens(capability: int) -> dict[str, Specimen]:
+    return {
+        "rms norm": norm(layer=False),
+        "layer norm": norm(layer=True),
+        "rms norm of a sum": add_norm(layer=False),
+        "layer norm of a sum": add_norm(layer=True),
+        "silu gate": gate(0),
+        "gelu erf gate": gate(2),
+        "softcap": gate(5),
+        "rope halves": rope(halves=True),
+        "rope interleaved": rope(halves=False),
+        "write bfloat16": write(CacheType.BFLOAT16),
+        "write q8_0": write(CacheType.Q8_0),
+        "write q4_0": write(CacheType.Q4_0),
+        "norms, rope, write": prepare(norms=2),
+        "rope, write": prepare(norms=0),
+        "convolution": convolution(),
+        "delta rule, a row": delta(single=True),
+        "delta rule, rows": delta(single=False),
+    }

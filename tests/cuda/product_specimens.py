@@ -10,11 +10,10 @@ from runtime.kernels.triton.groups import FORMS
 from tests.cuda.compiled import Compiled, Specimen
 
 _COUNTS = ("rows", "outs", "groups", "row_stride")
-_NUMBERS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _MULTIPLES = ("row_stride", "expert_stride", "x_stride", "groups", "outs")
 
 
-def specimens(types: Iterable[str]) -> dict[str, Specimen]:
+def specimens_of(types: Iterable[str], capability: int) -> dict[str, Specimen]:
     """By name; one that ends in the name of a type is for weights of this type."""
     found = {
         "round": _rounding(1),
@@ -41,10 +40,13 @@ def specimens(types: Iterable[str]) -> dict[str, Specimen]:
         for columns in (1, 8):
             found[f"vector of {columns} {type}"] = _vector(type, columns)
         found[f"vector of experts {type}"] = _vector(type, 1, experts=True)
-        for rows in (16, 64):
-            found[f"tile of {rows} {type}"] = _tile(type, "bf16", rows)
-        found[f"tile of 32 floats {type}"] = _tile(type, "fp32", 32)
-        found[f"tile of experts {type}"] = _tile(type, "bf16", 64, experts=True)
+        for tiling in tiles.tilings(torch.bfloat16, divmod(capability, 10)):
+            if tiling.rows != 32:
+                found[f"tile of {tiling.rows} {type}"] = _tile(type, "bf16", tiling)
+            if tiling.rows == 64:
+                found[f"tile of experts {type}"] = _tile(type, "bf16", tiling, experts=True)
+        floats = tiles.tilings(torch.float32, divmod(capability, 10))[-1]
+        found[f"tile of {floats.rows} floats {type}"] = _tile(type, "fp32", floats)
     return found
 
 
@@ -85,19 +87,19 @@ def _vector(type: str, columns: int, *, experts: bool = False) -> Specimen:
     return Specimen(vector.vector_kernel, types, constants, _MULTIPLES)
 
 
-def _tile(type: str, number: str, rows: int, *, experts: bool = False) -> Specimen:
+def _tile(type: str, number: str, tiling: tiles.Tiling, *, experts: bool = False) -> Specimen:
     pointer, absent = _grid(type)
     types = {"x": f"*{number}", "data": "*u8", "result": f"*{number}", "x_stride": "i32"}
     types |= pointer | dict.fromkeys(_COUNTS, "i32")
-    constants = {"TYPE": type, "ROWS": rows, "OUTS": tiles.OUTS, "SPLITS": 1} | absent
-    constants["GROUPS"], warps = tiles.tiles_of(_NUMBERS[number])[rows]
+    constants = {"TYPE": type, "ROWS": tiling.rows, "OUTS": tiling.outs, "SPLITS": 1} | absent
+    constants["GROUPS"] = tiling.groups
     if experts:
         types |= {"experts": "*i32", "pairs": "*i32", "factors": "*fp32", "bias": "*fp32"}
         types |= {"expert_stride": "i32", "share": "i32"}
     else:
         constants |= dict.fromkeys(("experts", "pairs", "factors", "bias"))
         constants |= {"expert_stride": 1, "share": 1}
-    return Specimen(tiles.tile_kernel, types, constants, _MULTIPLES, warps)
+    return Specimen(tiles.tile_kernel, types, constants, _MULTIPLES, tiling.warps, tiling.stages)
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,8 @@ CEILINGS = {
     "vector of 8": Ceiling(168, 2 << 10, 14),
     "tile of 16": Ceiling(168, 48 << 10, 14),
     "tile of 64": Ceiling(255, 99 << 10, 26),
+    "tile of 128": Ceiling(255, 99 << 10, 26),
+    "tile of 256": Ceiling(255, 99 << 10, 26),
     "tile of 32 floats": Ceiling(255, 99 << 10, 50),
     "tile of experts": Ceiling(255, 99 << 10, 26),
 }
@@ -151,13 +155,14 @@ def per_weight(name: str, found: Compiled) -> float:
     """Instructions in the loop of a thread for each of its weights; 0 without a loop."""
     if name.startswith("vector"):
         return found.loop / (32 * vector.OUTS[8 if name.startswith("vector of 8") else 1])
-    groups = 4 if name.startswith("tile of 16") else 2  # of a thread for every four warps
-    return found.loop / (tiles.OUTS * groups / 4)
+    # of a thread: 64 outputs of 128 inputs for 128 threads, or 64 for 256
+    return found.loop / (64 if name.startswith("tile of 16") else 32)
 
 
-# All kernels for one type, and those that differ most for a table and a grid.
-SPECIMENS = specimens(["Q4_K"]) | {
-    name: specimen
-    for name, specimen in specimens(["MXFP4", "IQ2_XS"]).items()
-    if name.startswith(("dequantize", "vector of 1"))
-}
+def specimens(capability: int) -> dict[str, Specimen]:
+    """All kernels for one type, and those that differ most for a table and a grid."""
+    return specimens_of(["Q4_K"], capability) | {
+        name: specimen
+        for name, specimen in specimens_of(["MXFP4", "IQ2_XS"], capability).items()
+        if name.startswith(("dequantize", "vector of 1"))
+    }

@@ -97,7 +97,7 @@ def test_tile_product_agrees_with_the_twin(type: BlockType) -> None:
     assert relative_error(tile_product(x, planar), x, weight) < 1e-6
 
 
-@pytest.mark.parametrize("rows", [1, 9, 33, 64, 70])
+@pytest.mark.parametrize("rows", [1, 9, 33, 64, 70, 128, 130, 257])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_tiles_of_odd_sizes_agree_with_the_twin(rows: int, dtype: torch.dtype) -> None:
     weight, planar = pair(block_type("Q5_0"), 67, 9)
@@ -122,6 +122,16 @@ def test_many_rows_are_multiplied_by_dequantised_slabs(monkeypatch: pytest.Monke
     x = random_rows(65, weight.shape[1])
     assert relative_error(product(x, planar), x, weight) < 1e-6
     assert product(x[:0], planar).shape == (0, 9)
+
+
+@pytest.mark.parametrize("rows", [1, 9, 70])
+def test_operands_are_rounded_and_results_are_not(rows: int) -> None:
+    weight, planar = pair(block_type("Q6_K"), 5, 1, Compute.FINE)
+    x = random_rows(rows, weight.shape[1])
+    got = product(x, planar, torch.bfloat16)
+    assert got.dtype == torch.float32 and not torch.equal(got, got.bfloat16().float())
+    assert torch.equal(got, product(x, planar)) == (rows <= vector.MOST_ROWS)
+    assert relative_error(got, x, weight) < 2**-9
 
 
 def test_bundles_have_every_pair_once_and_one_expert_each() -> None:

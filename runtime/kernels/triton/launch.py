@@ -12,6 +12,8 @@ import torch
 
 # The first with bfloat16 in tensor cores and asynchronous copies to shared memory (Ampere).
 LEAST_CAPABILITY = (8, 0)
+# The first whose tensor cores read operands from shared memory, which leaves registers for tiles.
+HOPPER = (9, 0)
 
 
 @cache
@@ -19,7 +21,13 @@ def has_kernels(device: torch.device) -> bool:
     """Whether Triton kernels compute for this device; else the torch twins do."""
     if device.type != "cuda" or find_spec("triton") is None:
         return False
-    return torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
+    return capability(device) >= LEAST_CAPABILITY
+
+
+@cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """Of a CUDA device; Triton's interpreter, on a CPU, computes what an H100 does."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else HOPPER
 
 
 def launch(

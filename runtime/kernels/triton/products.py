@@ -13,29 +13,26 @@ from torch import Tensor
 
 from runtime.kernels.triton.bundles import bundles_of
 from runtime.kernels.triton.dequantize import dequantized
-from runtime.kernels.triton.tiles import expert_tiles, tile_of, tile_product
+from runtime.kernels.triton.tiles import bundle_size, expert_tiles, most_rows, tile_product
 from runtime.kernels.triton.vector import MOST_ROWS, expert_vectors, vector_products
 from runtime.quant.block_types import Compute, Weight
 
-# Up to so many rows: beyond, all weights are dequantised before the product. By counts of
-# instructions: a tile takes 8 to 10 a weight, as many as vectors of MOST_ROWS rows.
-MOST_TILE_ROWS = 64
 # Mean pairs of an expert up to which each of them reads the matrix for itself.
 _VECTORS_PER_EXPERT = 2
 # Weights that are dequantised at once: at most 256 MiB.
 _SLAB_ELEMENTS = 1 << 26
 
 
-def product(x: Tensor, weight: Weight) -> Tensor:
+def product(x: Tensor, weight: Weight, operands: torch.dtype | None = None) -> Tensor:
     """As `matmul`; weight (out, in) in planes."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     if not len(x):
         return x.new_empty(0, weight.shape[0])
     if _by_vectors(x, weight):
         return vector_products(x, (weight,))[0]
-    if len(x) <= MOST_TILE_ROWS:
-        return tile_product(x, weight)
-    return _dense_product(x, weight)
+    if operands is not None and operands != x.dtype:
+        return tile_product(x.to(operands), weight, x.dtype)
+    return tile_product(x, weight) if len(x) <= most_rows(x) else _dense_product(x, weight)
 
 
 def products(x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
@@ -56,7 +53,7 @@ def experts_product(
     few = pairs <= _VECTORS_PER_EXPERT * experts
     if weight.compute is not Compute.EXACT and few:
         return expert_vectors(x, weight, chosen, bias, scale)
-    size = tile_of(x.dtype, triton.cdiv(pairs, experts))
+    size = bundle_size(x.dtype, triton.cdiv(pairs, experts))
     bundles = bundles_of(chosen.flatten(), experts, size)
     return expert_tiles(x, weight, bundles, chosen.shape, bias, scale)
 

@@ -5,7 +5,7 @@ numbers of 32 bits as sums of shorter ones. Where a weight has few outputs, prog
 inputs, and another launch adds what they computed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,31 +15,58 @@ from torch import Tensor
 
 from runtime.kernels.triton.dequantize import group_values
 from runtime.kernels.triton.groups import grid_of
-from runtime.kernels.triton.launch import launch
+from runtime.kernels.triton.launch import HOPPER, capability, launch
 from runtime.kernels.triton.words import multiplied
 from runtime.quant.block_types import Weight
 
-OUTS = 64  # of a program
-_PROGRAMS = 528  # four for each multiprocessor of an H100
 _SUMMED = 512
 
 
-# The numbers of rows that a program may have, the groups of 32 inputs that it then reads at once,
-# and its warps: what fits into the registers of a thread.
-_TILES = {16: (4, 4), 32: (4, 4), 64: (4, 8)}
-_TILES_OF_FLOATS = {16: (2, 4), 32: (2, 4)}
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """rows, outs: of a program; groups: of 32 inputs, which it reads at once; programs: so many
+    occupy an H100, with as many stages of loads in flight."""
+
+    rows: int
+    outs: int
+    groups: int
+    warps: int
+    programs: int = 528
+    stages: int = 3
+
+
+# What fits into the registers of a thread. Before Hopper, tensor cores read operands from registers
+# only, and 256 rows do not fit.
+_TILINGS = (Tiling(16, 64, 4, 4), Tiling(32, 64, 4, 4), Tiling(64, 64, 4, 8))
+_WIDE_TILINGS = (
+    *_TILINGS, Tiling(128, 128, 2, 8, programs=132), Tiling(256, 128, 2, 8, programs=132, stages=2),
+)  # fmt: skip
+_FLOAT_TILINGS = (Tiling(16, 64, 2, 4), Tiling(32, 64, 2, 4))
 _LEAST_GROUPS = 16  # of a program
 
 
-def tiles_of(dtype: torch.dtype) -> Mapping[int, tuple[int, int]]:
-    """Rows of a program, the fewest first, to the groups that it reads at once and its warps."""
-    return _TILES_OF_FLOATS if dtype == torch.float32 else _TILES
+def tilings(dtype: torch.dtype, capability: tuple[int, int]) -> tuple[Tiling, ...]:
+    """Of products of rows of this type, the fewest rows first."""
+    if dtype == torch.float32:
+        return _FLOAT_TILINGS
+    return _WIDE_TILINGS if capability >= HOPPER else _WIDE_TILINGS[:-1]
 
 
-def tile_of(dtype: torch.dtype, rows: int) -> int:
-    """The smallest tile with so many rows, else the largest."""
-    sizes = tiles_of(dtype)
-    return next((size for size in sizes if size >= rows), max(sizes))
+def most_rows(x: Tensor) -> int:
+    """Rows of two of the largest tiles. By counts of instructions and bytes, dequantising in each
+    of them takes as long as dequantising to memory first, from where as many bytes are read again.
+    """
+    return 2 * tilings(x.dtype, capability(x.device))[-1].rows
+
+
+def bundle_size(dtype: torch.dtype, rows: int) -> int:
+    """Rows of a tile of experts with so many rows each."""
+    return _tiling(_FLOAT_TILINGS if dtype == torch.float32 else _TILINGS, rows).rows
+
+
+def _tiling(known: Sequence[Tiling], rows: int) -> Tiling:
+    """The smallest with so many rows, else the largest."""
+    return next((tiling for tiling in known if tiling.rows >= rows), known[-1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,17 +80,28 @@ class Bundles:
     pairs: Tensor
 
 
-def tile_product(x: Tensor, weight: Weight) -> Tensor:
-    """x [rows, in], weight (out, in) in planes -> [rows, out] in x's type."""
-    rows, outs = len(x), weight.shape[0]
-    result = torch.empty(rows, outs, dtype=x.dtype, device=x.device)
-    tile, splits = tile_of(x.dtype, rows), _splits(weight)
-    tiles = triton.cdiv(rows, tile)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pairs:
+    """Rows that are pairs of a row of x, number // share, and an expert. factors: of each pair;
+    bias: of each expert."""
+
+    bundles: Bundles
+    share: int
+    factors: Tensor | None
+    bias: Tensor | None
+
+
+def tile_product(x: Tensor, weight: Weight, dtype: torch.dtype | None = None) -> Tensor:
+    """x [rows, in], weight (out, in) in planes -> [rows, out] in `dtype`, by default x's."""
+    (rows, _), outs, dtype = x.shape, weight.shape[0], dtype or x.dtype
+    tiling = _tiling(tilings(x.dtype, capability(x.device)), rows)
+    splits = _splits(weight, tiling)
+    result = torch.empty(rows, outs, dtype=dtype, device=x.device)
     if splits == 1:
-        _launch(x, weight, result, tiles, tile, 1)
+        _launch(x, weight, result, tiling)
         return result
     parts = torch.empty(splits, rows, outs, dtype=torch.float32, device=x.device)
-    _launch(x, weight, parts, tiles, tile, splits)
+    _launch(x, weight, parts, tiling, splits=splits)
     count = rows * outs
     launch(
         sum_kernel, (triton.cdiv(count, _SUMMED),), parts, result, count, SPLITS=splits,
@@ -81,18 +119,18 @@ def expert_tiles(
     scale: Tensor | None,
 ) -> Tensor:
     """As `expert_products`; `shape`: [tokens, used] of the pairs in the bundles."""
-    rows, share = x.flatten(0, -2), shape[1] if x.dim() == 2 else 1
     result = torch.empty(shape.numel(), weight.shape[1], dtype=x.dtype, device=x.device)
-    count, tile = bundles.pairs.shape
     factors = None if scale is None else scale.float().flatten()
-    _launch(rows, weight, result, count, tile, 1, bundles, share, factors, bias)
+    pairs = _Pairs(bundles, shape[1] if x.dim() == 2 else 1, factors, bias)
+    tiling = _tiling(tilings(x.dtype, capability(x.device)), bundles.pairs.shape[1])
+    _launch(x.flatten(0, -2), weight, result, tiling, pairs=pairs)
     return result.view(*shape, weight.shape[1])
 
 
-def _splits(weight: Weight) -> int:
-    """Depends on the shape only."""
-    outs, groups = triton.cdiv(weight.shape[0], OUTS), weight.shape[1] // 32
-    wanted = min(_PROGRAMS // max(1, outs), groups // _LEAST_GROUPS)
+def _splits(weight: Weight, tiling: Tiling) -> int:
+    """Depends on the shape and the tiling only."""
+    outs, groups = triton.cdiv(weight.shape[0], tiling.outs), weight.shape[1] // 32
+    wanted = min(tiling.programs // max(1, outs), groups // _LEAST_GROUPS)
     return 1 << max(0, wanted.bit_length() - 1)
 
 
@@ -100,24 +138,26 @@ def _launch(
     x: Tensor,
     weight: Weight,
     result: Tensor,
-    tiles: int,
-    tile: int,
-    splits: int,
-    bundles: Bundles | None = None,
-    share: int = 1,
-    factors: Tensor | None = None,
-    bias: Tensor | None = None,
+    tiling: Tiling,
+    *,
+    splits: int = 1,
+    pairs: _Pairs | None = None,
 ) -> None:
+    """result [rows, outs], or [splits, rows, outs]."""
     assert weight.type.blocks is not None and x.stride(1) == 1
     (outs, elements), data, type = weight.shape[-2:], weight.data, weight.type.blocks.name
-    places = (None, None) if bundles is None else (bundles.experts, bundles.pairs)
-    rows = len(x) if bundles is None else len(result)
-    groups, warps = tiles_of(x.dtype)[tile]
+    rows, tiles, share = len(x), triton.cdiv(len(x), tiling.rows), 1
+    optional: tuple[Tensor | None, ...] = (None, None, None, None)
+    if pairs is not None:
+        bundles, share = pairs.bundles, pairs.share
+        rows, tiles = result.shape[0], len(bundles.experts)
+        optional = bundles.experts, bundles.pairs, pairs.factors, pairs.bias
     launch(
-        tile_kernel, (triton.cdiv(outs, OUTS), tiles, splits), x, data, grid_of(type, data.device),
-        *places, factors, bias, result, rows, outs, elements // 32, x.stride(0), data.stride(-2),
-        data.stride(0), share, TYPE=type, ROWS=tile, OUTS=OUTS,
-        GROUPS=groups, SPLITS=splits, num_warps=warps, device=data.device,
+        tile_kernel, (tiles, triton.cdiv(outs, tiling.outs), splits), x, data,
+        grid_of(type, data.device), *optional, result, rows, outs, elements // 32, x.stride(0),
+        data.stride(-2), data.stride(0), share, TYPE=type, ROWS=tiling.rows, OUTS=tiling.outs,
+        GROUPS=tiling.groups, SPLITS=splits, num_warps=tiling.warps, num_stages=tiling.stages,
+        device=data.device,
     )  # fmt: skip
 
 
@@ -127,8 +167,11 @@ def tile_kernel(
     expert_stride, share, TYPE: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr,
     GROUPS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Rows are those of x or, with `pairs`, pairs of a row and an expert; `rows` counts either."""
-    tile, split = tl.program_id(1), tl.program_id(2)
+    """Rows are those of x or, with `pairs`, pairs of a row and an expert; `rows` counts either.
+
+    Programs of the same weights are neighbours, so that weights are read once from memory.
+    """
+    tile, first_out, split = tl.program_id(0), tl.program_id(1) * OUTS, tl.program_id(2)
     row = tile * ROWS + tl.arange(0, ROWS)
     if pairs is not None:
         if tl.load(pairs + tile * ROWS) == rows:
@@ -137,10 +180,10 @@ def tile_kernel(
         data += expert * expert_stride
         row = tl.load(pairs + row)
     source = x + (tl.minimum(row, rows - 1) // share).to(tl.int64) * x_stride
-    out = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
+    out = first_out + tl.arange(0, OUTS)
     # One group of 32 weights after the other, GROUPS of each row.
     index = tl.arange(0, OUTS * GROUPS)
-    weight_row = tl.minimum(tl.program_id(0) * OUTS + index // GROUPS, outs - 1)
+    weight_row = tl.minimum(first_out + index // GROUPS, outs - 1)
     weights = data + weight_row.to(tl.int64) * row_stride
     within = tl.arange(0, GROUPS * 32)
     total = tl.zeros([OUTS, ROWS], tl.float32)
