@@ -189,9 +189,9 @@ class TensorScope:
 
         `whole`: name of one tensor with the rows of all. `outs`: how ranks divide the outputs.
 
-        They are multiplied as one if that costs no memory: if they have one type and are contiguous
-        in the file, or are copied to a device anyway. On a CPU, joining others would copy pages of
-        the file, which the kernel can evict, to anonymous memory.
+        Those of one type are multiplied as one if that costs no memory: if all are contiguous in
+        the file, or neighbours in `shapes` are copied to a device anyway. On a CPU, joining others
+        would copy pages of the file, which the kernel can evict, to anonymous memory.
         """
         whole = whole if whole is not None and self.has(whole) else None
         if outs is not None and self.ranks.size > 1:
@@ -202,14 +202,15 @@ class TensorScope:
         if whole is not None:
             shape = sum(sizes), hidden
             weight = self._tensors.weight(self._full(whole), shape, self.device)
-            return FusedLinear((Linear(weight, self._bias(whole, shape[0])),), sizes, added)
+            return FusedLinear((Linear(weight, self._bias(whole, shape[0])),), (sizes,), added)
         weights = {self._full(name): shape for name, shape in shapes.items()}
-        biases = [self._bias(name, out) for name, (out, _) in shapes.items()]
-        joined = self._tensors.joined(weights, self.device)
-        if joined is None:
-            parts = [self._tensors.weight(name, s, self.device) for name, s in weights.items()]
-            return FusedLinear(tuple(map(Linear, parts, biases)), sizes, added)
-        return FusedLinear((Linear(joined, _joined_bias(biases, sizes)),), sizes, added)
+        biases = iter([self._bias(name, out) for name, (out, _) in shapes.items()])
+        parts, divided = [], []
+        for joined in self._tensors.joinable(weights, self.device):
+            divided.append(tuple(out for out, _ in joined.values()))
+            bias = _joined_bias([next(biases) for _ in joined], divided[-1])
+            parts.append(Linear(self._tensors.joined(joined, self.device), bias))
+        return FusedLinear(tuple(parts), tuple(divided), added)
 
     def merging_linear(self, name: str, *, shape: tuple[int, int], ins: Split) -> Merging:
         """The matrix `name` with inputs divided among ranks; ranks all-reduce the result.
@@ -230,11 +231,16 @@ class TensorScope:
     def gathered_linear(
         self, name: str, *, shape: Shape, alt: str | None = None
     ) -> AllGatherLinear:
-        """The matrix `name`, or else `alt`; ranks divide its outputs and all-gather the result."""
+        """The matrix `name`, or else `alt`; ranks divide its outputs and all-gather the result.
+
+        Its products may round their inputs to the type of the model.
+        """
         size = (self.shape(self._either(name, alt)) or (0,))[0]
         outs = evenly(size, self.ranks)
         linear = self.linear(name, shape=shape, alt=alt, outs=outs)
-        return AllGatherLinear(linear.weight, linear.bias, outs, None, self.ranks, linear.added)
+        return AllGatherLinear(
+            linear.weight, linear.bias, outs, None, self.ranks, linear.added, operands=self.dtype
+        )
 
     def embedding(self, name: str, *, shape: Shape, divided: bool = False) -> Embedding:
         """`divided`: each rank holds a part of the rows."""
@@ -414,8 +420,8 @@ class TensorScope:
         ]
         sizes, added = tuple(split.count for split in outs), self._fused_added(shapes, whole, outs)
         if len(weights) < len(pieces):
-            return FusedLinear((Linear(weights[0], _joined_bias(biases, sizes)),), sizes, added)
-        return FusedLinear(tuple(map(Linear, weights, biases)), sizes, added)
+            return FusedLinear((Linear(weights[0], _joined_bias(biases, sizes)),), (sizes,), added)
+        return FusedLinear(tuple(map(Linear, weights, biases)), tuple(zip(sizes)), added)
 
     def _added(
         self,

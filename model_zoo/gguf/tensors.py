@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from math import prod
 
 import torch
@@ -107,22 +108,34 @@ class Tensors:
         self.held[device] += data.nbytes
         return Weight(data, kind, shape)
 
-    def joined(self, shapes: Mapping[str, tuple[int, int]], device: torch.device) -> Weight | None:
-        """The rows of all matrices as one weight; None if joining is impossible or costs memory."""
+    def joinable(
+        self, shapes: Mapping[str, tuple[int, int]], device: torch.device
+    ) -> Sequence[Mapping[str, tuple[int, int]]]:
+        """`shapes`, neighbours together whose rows can be one weight at no cost of memory."""
         infos = [self.file.tensors.get(name) for name in shapes]
+        alone = [{name: shape} for name, shape in shapes.items()]
         if not all(info and info.shape == shapes[info.name] for info in infos):
-            return None
-        joined = self.file.adjacent_rows(list(shapes))
-        parts = [self.file.weight(name) for name in shapes]
-        if joined is None and (device.type == "cpu" or len({p.type for p in parts}) > 1):
-            return None
+            return alone
+        if self.file.adjacent_rows(list(shapes)) is not None:
+            return [shapes]
+        if device.type == "cpu":
+            return alone
+        runs = groupby(shapes, key=lambda name: self.file.tensors[name].type)
+        return [{name: shapes[name] for name in names} for _, names in runs]
+
+    def joined(self, shapes: Mapping[str, tuple[int, int]], device: torch.device) -> Weight:
+        """The rows of all matrices, which are `joinable`, as one weight."""
+        if len(shapes) == 1:
+            ((name, shape),) = shapes.items()
+            return self.weight(name, shape, device)
         for name, shape in shapes.items():
             self._claim(name, shape)
             self._fetch(name, device)
-        key = "joined", *shapes
-        if joined is None:
-            return self._copied(key, device, lambda: _stacked(parts, device))
-        return self._placed(key, device, joined)
+        key, whole = ("joined", *shapes), self.file.adjacent_rows(list(shapes))
+        if whole is not None:
+            return self._placed(key, device, whole)
+        parts = [self.file.weight(name) for name in shapes]
+        return self._copied(key, device, lambda: _stacked(parts, device))
 
     def rows(self, pieces: Sequence[RowRange], device: torch.device) -> list[Weight]:
         """The weight of each piece, or one weight with all rows if they are copied anyway."""

@@ -98,7 +98,7 @@ class SelfAttention:
         outputs = split.heads.times(cache.value_dim)
         shape = hidden, heads * cache.value_dim
         self._output = w.merging_linear(options.output, shape=shape, ins=outputs)
-        widths = sum(self._qkv.sizes) + outputs.count
+        widths = self._qkv.width + outputs.count
         self.row_elements = 4 * widths + self._output.row_elements
         self.matrix_elements = hidden * widths
 

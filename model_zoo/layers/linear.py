@@ -66,7 +66,7 @@ class AllReduceLinear:
 @dataclass(frozen=True, slots=True, eq=False)
 class AllGatherLinear:
     """weight (this rank's outputs, in) with its bias. Ranks gather their inputs, divided by `ins`,
-    and their outputs, divided by `outs`."""
+    and their outputs, divided by `outs`. operands: see `matmul`."""
 
     weight: Weight
     bias: Tensor | None
@@ -74,6 +74,7 @@ class AllGatherLinear:
     ins: Split | None
     ranks: Ranks
     added: tuple[LowRank, ...] = ()
+    operands: torch.dtype | None = None
 
     @property
     def row_elements(self) -> int:
@@ -90,7 +91,8 @@ class AllGatherLinear:
     def __call__(self, x: Tensor) -> Tensor:
         if self.ins is not None:
             x = self.ranks.all_gather(x, self.ins.widths)
-        result = _with_added(matmul(x, self.weight), x, self.added)
+        product = matmul(x, self.weight, operands=self.operands)
+        result = _with_added(product, x, self.added)
         if self.bias is not None:
             add_(result, self.bias)
         return self.ranks.all_gather(result, self.outs.widths)
@@ -98,23 +100,27 @@ class AllGatherLinear:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FusedLinear:
-    """Linears with the same input; one product if `parts` is a single weight with all rows.
+    """Linears with the same input, each with the rows of one or more matrices.
 
-    `added`: what adapters add to each result. x [tokens, in] -> one [tokens, size] for each of
-    `sizes`, possibly strided views.
+    `sizes`: of the matrices of each part; `added`: what adapters add to each result. x [tokens, in]
+    -> one [tokens, size] for each matrix, possibly strided views.
     """
 
     parts: tuple[Linear, ...]
-    sizes: tuple[int, ...]
+    sizes: tuple[tuple[int, ...], ...]
     added: tuple[tuple[LowRank, ...], ...]
+
+    @property
+    def width(self) -> int:
+        """Of all results together."""
+        return sum(map(sum, self.sizes))
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
         products = matmuls(x, [part.weight for part in self.parts])
-        results = tuple(
-            part.completed(product, x) for part, product in zip(self.parts, products, strict=True)
-        )
-        if len(results) == 1:
-            results = results[0].split(self.sizes, dim=1)
+        results = list[Tensor]()
+        for part, product, sizes in zip(self.parts, products, self.sizes, strict=True):
+            result = part.completed(product, x)
+            results += [result] if len(sizes) == 1 else result.split(sizes, dim=1)
         return tuple(
             _with_added(result, x, added) for result, added in zip(results, self.added, strict=True)
         )

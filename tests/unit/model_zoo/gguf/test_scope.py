@@ -240,6 +240,13 @@ def test_fused_linears_are_joined_on_other_devices(open_scope) -> None:
     assert w.unclaimed() == ("between.weight",)
 
 
+def test_neighbours_of_one_type_are_joined_on_other_devices(open_scope) -> None:
+    w = open_scope(device=META, a=MATRIX, between=BIAS, b=OTHER, c=(MATRIX, "F16"), d=OTHER)
+    fused = w.fused_linear({"a": (16, 32), "b": (3, 32), "c": (16, 32), "d": (3, 32)})
+    assert fused.sizes == ((16, 3), (16,), (3,)) and fused.width == 38
+    assert [part.weight.shape[0] for part in fused.parts] == [19, 16, 3]
+
+
 def test_one_tensor_may_have_the_rows_of_all_matrices(open_scope) -> None:
     w = open_scope(ab=np.concatenate([MATRIX, OTHER]))
     first, second = w.fused_linear({"a": (16, 32), "b": (3, 32)}, whole="ab")(X)
