@@ -82,7 +82,7 @@ class LocalReplicas:
     async def describe(self, *, verbose: bool) -> ModelCard:
         return self._replica.describe(verbose=verbose)
 
-    async def ask(self, method: str, *arguments: Any, timeout_s: float | None) -> list[Any]:
+    async def broadcast(self, method: str, *arguments: Any, timeout_s: float | None) -> list[Any]:
         return [LoadedModel.of(self._replica.describe())]
 
 

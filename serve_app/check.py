@@ -1,39 +1,22 @@
-"""`python -m serve_app.check CONFIG`: checks a configuration before Serve starts.
+"""Checks of a configuration before Serve starts.
 
 `serve run` checks the same, but only logs an error and keeps waiting.
 """
 
 import os
 import socket
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from runtime.errors import CaravanError, ConfigurationError
+from runtime.errors import ConfigurationError
 from serve_app.api.keys import read_keys
 from serve_app.config.settings import read_settings
 from serve_app.replica.loading import check_model
 
 IMPORT_PATH = "serve_app.app:build"
-
-
-def main(arguments: list[str]) -> int:
-    try:
-        (path,) = arguments
-    except ValueError:
-        print("usage: python -m serve_app.check CONFIG", file=sys.stderr)
-        return 2
-    try:
-        for note in check(Path(path)):
-            print(f"{path}: {note}")
-        check_port(Path(path))
-    except CaravanError as error:
-        print(f"{path}: {error}", file=sys.stderr)
-        return 1
-    return 0
 
 
 def check(path: Path) -> list[str]:
@@ -80,7 +63,3 @@ def application_arguments(config: Mapping[str, Any]) -> Iterator[Mapping[str, An
     for application in applications:
         if isinstance(application, dict) and application.get("import_path") == IMPORT_PATH:
             yield application.get("args") or {}
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -50,7 +50,9 @@ class ModelReplicas(Protocol):
 
     async def describe(self, *, verbose: bool) -> ModelCard: ...
 
-    async def ask(self, method: str, *arguments: Any, timeout_s: float | None) -> list[Any]: ...
+    async def broadcast(
+        self, method: str, *arguments: Any, timeout_s: float | None
+    ) -> list[Any]: ...
 
 
 class ModelRegistry:
@@ -229,7 +231,7 @@ def _has_images(task: Task) -> bool:
 async def _ask(replicas: ModelReplicas, method: str, *arguments: Any) -> list[Any] | None:
     """None if a replica does not answer in time."""
     try:
-        return await replicas.ask(method, *arguments, timeout_s=LISTING_TIMEOUT_S)
+        return await replicas.broadcast(method, *arguments, timeout_s=LISTING_TIMEOUT_S)
     except TimeoutError:
         return None
 

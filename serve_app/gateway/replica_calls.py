@@ -15,7 +15,9 @@ class Handle(Protocol):
 class ReplicaBroadcast(Protocol):
     """Calls all replicas of a deployment; see `Replicas`."""
 
-    async def ask(self, method: str, *arguments: Any, timeout_s: float | None) -> list[Any]: ...
+    async def broadcast(
+        self, method: str, *arguments: Any, timeout_s: float | None
+    ) -> list[Any]: ...
 
     async def await_one(self) -> None: ...
 
@@ -26,7 +28,7 @@ class Replicas:
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
 
-    async def ask(self, method: str, *arguments: Any, timeout_s: float | None) -> list[Any]:
+    async def broadcast(self, method: str, *arguments: Any, timeout_s: float | None) -> list[Any]:
         """The answers of all running replicas, without those that raise an exception.
 
         Raises TimeoutError if one of them does not answer in time.

@@ -115,7 +115,7 @@ class PoolDirectory:
         """Calls `method` of these processes' `StoreManager`; lost processes have no result."""
         if not replicas:
             return []
-        results = await self._processes.ask(
+        results = await self._processes.broadcast(
             "call", tuple(replicas), method, *arguments, timeout_s=None
         )
         return [result for result in results if isinstance(result, CallResult)]
@@ -200,7 +200,7 @@ class PoolDirectory:
     async def _request_reports(self) -> None:
         before, self._reported_at = self._reported_at, time.monotonic()
         try:
-            reports = await self._processes.ask("report", timeout_s=REPORT_TIMEOUT_S)
+            reports = await self._processes.broadcast("report", timeout_s=REPORT_TIMEOUT_S)
         except TimeoutError:
             return  # the earlier reports stay in use
         except asyncio.CancelledError:

@@ -56,10 +56,10 @@ class StoredResponses:
         answers: list[Any] = []
         with suppress(TimeoutError):
             async with asyncio.timeout(TIMEOUT_S):
-                answers = await self._processes.ask(method, *arguments, timeout_s=None)
+                answers = await self._processes.broadcast(method, *arguments, timeout_s=None)
                 if not answers:
                     await self._processes.await_one()
-                    answers = await self._processes.ask(method, *arguments, timeout_s=None)
+                    answers = await self._processes.broadcast(method, *arguments, timeout_s=None)
         if not answers:
             log.warning("response store does not answer", method=method)
             raise OverloadedError("the store of responses does not answer")
@@ -76,7 +76,7 @@ async def copy_from(processes: ReplicaBroadcast, store: ResponseStore) -> None:
     try:
         async with asyncio.timeout(COPY_S):
             await processes.await_one()
-            lists: list[list[str]] = await processes.ask("ids", timeout_s=None)
+            lists: list[list[str]] = await processes.broadcast("ids", timeout_s=None)
             await _copy(processes, store, max(lists, key=len, default=[]))
     except Exception as error:  # a store that has lost entries is better than none
         log.warning("responses not copied", reason=repr(error))
@@ -86,7 +86,9 @@ async def copy_from(processes: ReplicaBroadcast, store: ResponseStore) -> None:
 async def _copy(processes: ReplicaBroadcast, store: ResponseStore, ids: list[str]) -> None:
     while ids:
         page = ids[:COPY_IDS]
-        answers: list[list[Copy]] = await processes.ask("copies", page, COPY_BYTES, timeout_s=None)
+        answers: list[list[Copy]] = await processes.broadcast(
+            "copies", page, COPY_BYTES, timeout_s=None
+        )
         found = {each.stored.id: each for copies in answers for each in copies}
         ends = [page.index(copies[-1].stored.id) + 1 for copies in answers if copies]
         end = min(ends, default=len(page))

@@ -37,10 +37,10 @@ class DeploymentEncoders:
         return await asyncio.wrap_future(listing)
 
     async def _list(self) -> list[Address]:
-        found = await self._replicas.ask(ADDRESS, timeout_s=ANSWER_TIMEOUT_S)
+        found = await self._replicas.broadcast(ADDRESS, timeout_s=ANSWER_TIMEOUT_S)
         if not found:
             await self._replicas.await_one()
-            found = await self._replicas.ask(ADDRESS, timeout_s=ANSWER_TIMEOUT_S)
+            found = await self._replicas.broadcast(ADDRESS, timeout_s=ANSWER_TIMEOUT_S)
         return [Address(**each) for each in found]
 
 

@@ -118,7 +118,9 @@ class OneReplica:
     async def describe(self, *, verbose: bool) -> ModelCard:
         return self.card
 
-    async def ask(self, method: str, *arguments, timeout_s: float | None) -> list[LoadedModel]:
+    async def broadcast(
+        self, method: str, *arguments, timeout_s: float | None
+    ) -> list[LoadedModel]:
         assert method == "loaded"
         return [LoadedModel.of(self.card)]
 

@@ -7,8 +7,9 @@ import pytest
 import yaml
 from ray.serve.exceptions import RayServeException
 
+from runtime.errors import CaravanError, ConfigurationError
 from serve_app.app import build
-from serve_app.check import main
+from serve_app.check import check, check_port
 from tests.checkout import DEMO_MODEL
 from tests.unit.model_zoo.gguf.test_split import split_like_a_converter
 
@@ -105,49 +106,48 @@ def test_settings_that_contradict_each_other_are_refused(change, message):
         build(args(DEMO_MODEL, **change))
 
 
-def config(folder: Path, arguments: dict, port: int = 0) -> str:
+def config(folder: Path, arguments: dict, port: int = 0) -> Path:
     path = folder / "config.yaml"
     application = {"name": "a", "import_path": "serve_app.app:build", "args": arguments}
     http = {"host": "127.0.0.1", "port": port}
     path.write_text(yaml.safe_dump({"http_options": http, "applications": [application]}))
-    return str(path)
+    return path
 
 
-def test_a_port_in_use_is_named(tmp_path, capsys):
+def test_a_port_in_use_is_named(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert main([config(tmp_path, args(DEMO_MODEL), port)]) == 1
-    assert f"port {port} of 127.0.0.1" in capsys.readouterr().err
-    assert main([config(tmp_path, args(DEMO_MODEL), port)]) == 0
+        with pytest.raises(ConfigurationError, match=f"port {port} of 127.0.0.1"):
+            check_port(config(tmp_path, args(DEMO_MODEL), port))
+    check_port(config(tmp_path, args(DEMO_MODEL), port))
 
 
-def test_the_check_prints_nothing_for_a_valid_configuration(tmp_path, capsys):
-    assert main([config(tmp_path, args(DEMO_MODEL))]) == 0
-    assert capsys.readouterr().err == ""
+def test_the_check_notes_nothing_for_a_valid_configuration(tmp_path):
+    assert check(config(tmp_path, args(DEMO_MODEL))) == []
 
 
-def test_the_check_prints_one_line_and_fails(tmp_path, capsys):
-    assert main([config(tmp_path, args("nowhere.gguf"))]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "config.yaml: Model demo:" in line and "nowhere.gguf" in line
+def test_the_check_refuses_a_missing_file_in_one_line(tmp_path):
+    with pytest.raises(CaravanError, match=r"\AModel demo:.*nowhere\.gguf.*\Z"):
+        check(config(tmp_path, args("nowhere.gguf")))
 
 
-def test_the_check_reports_models_that_are_not_pulled(tmp_path, capsys, monkeypatch):
+def test_the_check_reports_models_that_are_not_pulled(tmp_path, monkeypatch):
     monkeypatch.setenv("CARAVAN_MODELS", str(tmp_path / "models"))
-    assert main([config(tmp_path, args("hf://org/repo:Q4_K_M"))]) == 0
-    said = capsys.readouterr()
-    assert "Model demo: hf://org/repo:Q4_K_M is not in the store" in said.out
-    assert said.err == "" and not (tmp_path / "models").exists()
+    (note,) = check(config(tmp_path, args("hf://org/repo:Q4_K_M")))
+    assert "Model demo: hf://org/repo:Q4_K_M is not in the store" in note
+    assert not (tmp_path / "models").exists()
 
 
-def test_the_check_refuses_an_invalid_source(tmp_path, capsys):
-    assert main([config(tmp_path, args("hf://org"))]) == 1
-    assert "args.models[0].source (model demo): hf://org is not" in capsys.readouterr().err
+def test_the_check_refuses_an_invalid_source(tmp_path):
+    with pytest.raises(
+        CaravanError, match=r"args\.models\[0\]\.source \(model demo\): hf://org is"
+    ):
+        check(config(tmp_path, args("hf://org")))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "applications: 5"])
-def test_the_check_requires_a_serve_config(tmp_path, capsys, text):
+def test_the_check_requires_a_serve_config(tmp_path, text):
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    assert main([str(path)]) == 1
-    assert str(path) in capsys.readouterr().err
+    with pytest.raises(ConfigurationError):
+        check(path)

@@ -11,7 +11,7 @@ from ray.serve.exceptions import RayServeException
 from runtime.errors import ConfigurationError
 from serve_app.api.keys import ENVIRONMENT, AllowedModels, ApiKey, key_hash, new_key, read_keys
 from serve_app.app import build
-from serve_app.check import main
+from serve_app.check import check
 from tests.checkout import DEMO_MODEL
 from tests.serve_configs import deployments
 from tests.unit.serve_app.cli.cli_runs import run, said
@@ -152,14 +152,13 @@ def test_keys_among_the_arguments_are_refused_without_being_shown():
     assert KEY not in str(caught.value)
 
 
-def test_the_check_reads_the_keys(keys_file, tmp_path, capsys):
+def test_the_check_reads_the_keys(keys_file, tmp_path):
     arguments = {"models": [MODEL], "api_keys_file": keys_file([ENTRY], 0o644)}
     application = {"name": "a", "import_path": "serve_app.app:build", "args": arguments}
     config = tmp_path / "config.yaml"
-    http = {"host": "127.0.0.1", "port": 0}
-    config.write_text(yaml.safe_dump({"http_options": http, "applications": [application]}))
-    assert main([str(config)]) == 1
-    assert "chmod 600" in capsys.readouterr().err
+    config.write_text(yaml.safe_dump({"applications": [application]}))
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        check(config)
 
 
 def test_a_new_key_is_printed_once_beside_its_entry(keys_file):

@@ -131,7 +131,7 @@ async def test_a_model_is_described_by_a_replica_that_has_loaded_it():
         async def describe(self, *, verbose):
             raise ModelUnavailableError("it does not fit")
 
-        async def ask(self, method, *arguments, timeout_s):
+        async def broadcast(self, method, *arguments, timeout_s):
             assert (method, arguments) == ("describe", (False,))
             return [CARD] if self.loaded else []
 
@@ -148,8 +148,8 @@ async def test_models_without_replicas_are_listed():
     class ScaledToZero(OneReplica):
         started = False
 
-        async def ask(self, method, *arguments, timeout_s):
-            return await super().ask(method, timeout_s=timeout_s) if self.started else []
+        async def broadcast(self, method, *arguments, timeout_s):
+            return await super().broadcast(method, timeout_s=timeout_s) if self.started else []
 
     replicas = ScaledToZero(UNREACHABLE)
     models = registry(replicas)
@@ -168,10 +168,10 @@ async def test_loaded_models_of_a_silent_replica_are_those_last_reported():
     class Frozen(OneReplica):
         frozen = False
 
-        async def ask(self, method, *arguments, timeout_s):
+        async def broadcast(self, method, *arguments, timeout_s):
             if self.frozen:
                 raise TimeoutError
-            return await super().ask(method, timeout_s=timeout_s)
+            return await super().broadcast(method, timeout_s=timeout_s)
 
     replicas = Frozen(UNREACHABLE)
     models = registry(replicas)

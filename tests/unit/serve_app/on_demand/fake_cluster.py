@@ -74,7 +74,7 @@ class Cluster:
         self.asked: dict[str, int] = {}
         self.awaited = 0
 
-    async def ask(self, method: str, *arguments: Any, timeout_s: float | None) -> list[Any]:
+    async def broadcast(self, method: str, *arguments: Any, timeout_s: float | None) -> list[Any]:
         self.asked[method] = self.asked.get(method, 0) + 1
         living = [process for process in self.processes if process.alive]
         if method == "report":

@@ -58,10 +58,13 @@ async def test_a_call_is_repeated_on_another_process_if_the_first_is_lost(roots,
 async def test_a_cancelled_caller_does_not_mark_old_reports_as_new(roots):
     async with cluster_of(*roots) as cluster:
         pool = PoolDirectory(cluster)
-        answers, cluster.ask = cluster.ask, AsyncMock(side_effect=asyncio.CancelledError)
+        answers, cluster.broadcast = (
+            cluster.broadcast,
+            AsyncMock(side_effect=asyncio.CancelledError),
+        )
         with pytest.raises(asyncio.CancelledError):
             await pool.loaded()
-        cluster.ask = answers
+        cluster.broadcast = answers
         async with asyncio.timeout(HANG_S):
             assert len(await pool.reports()) == 2
             assert cluster.awaited == 0, "they were there all the time"

@@ -16,7 +16,7 @@ class FakeProcesses:
         self.stores = list(stores)
         self.spare = spare
 
-    async def ask(self, method: str, *arguments: Any, timeout_s: float | None) -> list[Any]:
+    async def broadcast(self, method: str, *arguments: Any, timeout_s: float | None) -> list[Any]:
         return [getattr(store, method)(*arguments) for store in self.stores if store is not None]
 
     async def await_one(self) -> None:
