@@ -23,13 +23,12 @@ from typing import Any
 
 import httpx
 
+from bench.plain import OneReplica
 from serve_app.api.bodies import BodyLimits
 from serve_app.api.ingress import IngressOptions, ingress_app
 from serve_app.api.request_images import ImageRules
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.listing import LoadedModel
-from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.model_registry import ModelRegistry, ServedModel
 from serve_app.gateway.tasks import Task
 from serve_app.replica.loading import load_replica
@@ -60,11 +59,11 @@ HOPS = (
 KERNELS = str(ROOT / "runtime" / "kernels")
 
 
-class LocalReplicas:
-    """The replicas of a model, as `ReplicaSet` has them, without Ray's list of them."""
+class LocalReplicas(OneReplica):
+    """Chooses the only replica as `ReplicaSet` does, without Ray's list of replicas."""
 
     def __init__(self, replica: ModelReplica, address: Address) -> None:
-        self._replica = replica
+        super().__init__(replica)
         self._address = address
         self._policy = RoutingPolicy()
         self._policy.add(address.replica)
@@ -73,17 +72,6 @@ class LocalReplicas:
         now = asyncio.get_running_loop().time()
         self._policy.choose(prefix_hashes_of(task), now=now, avoid=avoid, request=task.id)
         return self._address
-
-    async def choose_earlier(
-        self, task: Task, *, avoid: frozenset[str] = frozenset()
-    ) -> Address | None:
-        return None
-
-    async def describe(self, *, verbose: bool) -> ModelCard:
-        return self._replica.describe(verbose=verbose)
-
-    async def broadcast(self, method: str, *arguments: Any, timeout_s: float | None) -> list[Any]:
-        return [LoadedModel.of(self._replica.describe())]
 
 
 class Recorder:

@@ -83,7 +83,7 @@ def write_model(path: Path, label: str, vocabulary: Vocabulary, shape: Shape) ->
     """
     random = np.random.default_rng(1)
     writer = GGUFWriter(path, "qwen3moe" if shape.experts else "llama")
-    _write_sizes(writer, shape, len(vocabulary.tokens))
+    write_sizes(writer, shape, len(vocabulary.tokens))
     write_vocabulary(writer, vocabulary)
     kind = kind_of(label, "token_embd", 0, shape.layers)
     embedding = _random_matrix(random, (len(vocabulary.tokens), shape.hidden), kind)
@@ -132,7 +132,7 @@ def _vectors(shape: Shape, random: Generator) -> dict[str, np.ndarray]:
     return vectors
 
 
-def _write_sizes(writer: GGUFWriter, shape: Shape, vocabulary_size: int) -> None:
+def write_sizes(writer: GGUFWriter, shape: Shape, vocabulary_size: int) -> None:
     writer.add_name(f"random-{shape.name}")
     writer.add_block_count(shape.layers)
     writer.add_context_length(shape.context)

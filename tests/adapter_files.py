@@ -8,6 +8,8 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType
 
+from tests.gguf_files import finish
+
 # GGUF names by those of `transformers`; `token_embd` has its first matrix transposed.
 _LAYER_NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -63,10 +65,7 @@ def write_tensors(
     for name, array in tensors.items():
         data, type_ = _blocks(array, kind)
         writer.add_tensor(name, data, raw_dtype=type_)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

@@ -1,4 +1,4 @@
-"""Writing a GGUF file again with some of it changed, by the format's own package."""
+"""Writing GGUF files, and changing them, by the format's own package."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,11 +52,28 @@ def rewrite(
         if array is not None:
             data, kind = array if isinstance(array, tuple) else (array, "F32")
             writer.add_tensor(name, data, raw_dtype=GGMLQuantizationType[kind])
+    finish(writer)
+    return target
+
+
+def write_tensors(path: Path, tensors: Mapping[str, np.ndarray | tuple[np.ndarray, str]]) -> Path:
+    """A file of llama's architecture without further metadata. `tensors`: numbers, with the block
+    type that they are stored in unless that is F32."""
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, array in tensors.items():
+        numbers, kind = array if isinstance(array, tuple) else (array, "F32")
+        stored = GGMLQuantizationType[kind]
+        writer.add_tensor(name, gguf.quants.quantize(numbers, stored), raw_dtype=stored)
+    finish(writer)
+    return path
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Writes what was added."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return target
 
 
 def matrices(path: Path) -> dict[str, np.ndarray]:

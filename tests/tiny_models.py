@@ -34,6 +34,7 @@ from transformers.utils import logging
 from model_zoo.convert.convert_folder import convert
 from runtime.quant.block_types import block_type
 from tests.block_samples import random_blocks, set_scales
+from tests.gguf_files import finish
 
 logging.disable_progress_bar()
 
@@ -262,10 +263,7 @@ def _write_retyped(
             )
             rows = _half_split(read, heads) if heads else read
             parameters[tensor.name].copy_(torch.from_numpy(rows))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def _parameters(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:

@@ -1,6 +1,6 @@
 """Parts of conversion tables that several vision models share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +21,17 @@ SIZES = (
     Key("vision.patch_size", "patch_size"),
 )
 IMAGE_SIZE = Key("vision.image_size", "image_size")
+# Modules of the layers of CLIP's and SigLIP's encoders, for `layers`.
+CLIP_MODULES = (
+    ("layer_norm1", "ln1"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.out_proj", "attn_out"),
+    ("layer_norm2", "ln2"),
+    ("mlp.fc1", "ffn_up"),
+    ("mlp.fc2", "ffn_down"),
+)
 
 
 def roots(*towers: str) -> tuple[str, ...]:
@@ -63,6 +74,24 @@ def both(
     return (
         Rule(source, llama_cpp, transform, flavours=(LLAMA_CPP,), **conditions),
         Rule(source, ollama, transform, flavours=(OLLAMA,), **conditions),
+    )
+
+
+def layers(source: str, modules: Iterable[tuple[str, ...]]) -> tuple[Rule, ...]:
+    """Rules for the modules of each layer. `modules`: the name after `source`, in llama.cpp's files
+    and, if it differs, in Ollama's."""
+    return tuple(
+        rule
+        for module, llama_cpp, *ollama in modules
+        for rule in (
+            both(
+                f"{source}.{module}.*",
+                f"v.blk.{{n}}.{llama_cpp}.*",
+                f"v.blk.{{n}}.{ollama[0]}.*",
+            )
+            if ollama
+            else (Rule(f"{source}.{module}.*", f"v.blk.{{n}}.{llama_cpp}.*"),)
+        )
     )
 
 

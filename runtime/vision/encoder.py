@@ -121,7 +121,7 @@ def max_pixel_elements(tower: VisionTower) -> int:
     return -(-largest.pixels.numel() * tower.limits.rows // largest.rows)
 
 
-class ImageEncoder(Protocol):
+class ImageEncoder(EncoderNeeds, Protocol):
     """Computes image features asynchronously, here or in another process.
 
     `weight_bytes`, `workspace_bytes`: memory on this engine's device. The future of `submit` has
@@ -133,15 +133,6 @@ class ImageEncoder(Protocol):
 
     @property
     def max_submitted(self) -> int | None: ...
-
-    @property
-    def limits(self) -> ImageLimits: ...
-
-    @property
-    def weight_bytes(self) -> int: ...
-
-    @property
-    def workspace_bytes(self) -> int: ...
 
     def warm_up(self) -> None: ...
 

@@ -1,15 +1,16 @@
 """A model of Llama 3.1 8B's shape in Q4_K_M, whose file has its full size and no contents."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
-from bench.make_model import Shape, kind_of
+from bench.make_model import Shape, kind_of, write_sizes
 
-SHAPE = Shape(hidden=4096, feed_forward=14336, head_dim=128)
+SHAPE = Shape(name="8b", hidden=4096, feed_forward=14336, head_dim=128)
 VOCABULARY = 128256
 EMBEDDING_BYTES = VOCABULARY * SHAPE.hidden // 256 * 144  # of which a step reads few rows
 _F32, _Q4_K, _Q6_K = (GGMLQuantizationType[name] for name in ("F32", "Q4_K", "Q6_K"))
@@ -18,15 +19,7 @@ _F32, _Q4_K, _Q6_K = (GGMLQuantizationType[name] for name in ("F32", "Q4_K", "Q6
 def write_large_model(path: Path, *, layers: int = 32) -> None:
     """Its 4.9 GB are a hole in the file, which takes a few kilobytes on the disk."""
     writer = GGUFWriter(path, "llama")
-    writer.add_block_count(layers)
-    writer.add_context_length(SHAPE.context)
-    writer.add_embedding_length(SHAPE.hidden)
-    writer.add_feed_forward_length(SHAPE.feed_forward)
-    writer.add_head_count(SHAPE.heads)
-    writer.add_head_count_kv(SHAPE.kv_heads)
-    writer.add_rope_dimension_count(SHAPE.head_dim)
-    writer.add_rope_freq_base(SHAPE.rope_base)
-    writer.add_layer_norm_rms_eps(1e-5)
+    write_sizes(writer, replace(SHAPE, layers=layers), VOCABULARY)
     data_bytes = 0
     for name, size, kind in _tensors(layers):
         elements, block_bytes = GGML_QUANT_SIZES[kind]

@@ -17,7 +17,7 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.models.llama.text import build_decoder
 from tests.families.paged_decoder import PagedDecoder
-from tests.gguf_files import block_types, values_with_types
+from tests.gguf_files import block_types, finish, values_with_types
 from tests.peers.llama_cpp_library import their_file, their_log_probabilities
 from tests.tiny_models import TinyLlama, write_tiny_llama
 
@@ -56,10 +56,7 @@ class Names:
         random = np.random.default_rng(0)
         for name, shape in self._shapes().items():
             writer.add_tensor(name, random.normal(size=shape).astype(np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        finish(writer)
         return path
 
     def _shapes(self) -> Mapping[str, tuple[int, ...]]:

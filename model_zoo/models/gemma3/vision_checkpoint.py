@@ -52,15 +52,7 @@ VISION = Conversion(
             "v.position_embd.weight",
             "v.position_embedding.weight",
         ),
-        *(
-            rule
-            for module, llama_cpp, ollama in _MODULES
-            for rule in towers.both(
-                f"encoder.layers.{{n}}.{module}.*",
-                f"v.blk.{{n}}.{llama_cpp}.*",
-                f"v.blk.{{n}}.{ollama}.*",
-            )
-        ),
+        *towers.layers("encoder.layers.{n}", _MODULES),
         *towers.both("post_layernorm.*", "v.post_ln.*", "v.post_layernorm.*"),
         *towers.both(
             "multi_modal_projector.mm_soft_emb_norm.weight",

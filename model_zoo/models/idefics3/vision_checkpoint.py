@@ -14,18 +14,6 @@ def _shuffle(config: Configuration) -> int:
     return int(config.model.get("scale_factor", SHUFFLED))
 
 
-_MODULES = (
-    ("layer_norm1", "ln1"),
-    ("self_attn.q_proj", "attn_q"),
-    ("self_attn.k_proj", "attn_k"),
-    ("self_attn.v_proj", "attn_v"),
-    ("self_attn.out_proj", "attn_out"),
-    ("layer_norm2", "ln2"),
-    ("mlp.fc1", "ffn_up"),
-    ("mlp.fc2", "ffn_down"),
-)
-
-
 VISION = Conversion(
     serves=("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
     architecture={LLAMA_CPP: "clip"},
@@ -40,10 +28,7 @@ VISION = Conversion(
     rules=(
         Rule("embeddings.patch_embedding.*", "v.patch_embd.*"),
         Rule("embeddings.position_embedding.weight", "v.position_embd.weight"),
-        *(
-            Rule(f"encoder.layers.{{n}}.{module}.*", f"v.blk.{{n}}.{name}.*")
-            for module, name in _MODULES
-        ),
+        *towers.layers("encoder.layers.{n}", towers.CLIP_MODULES),
         Rule("post_layernorm.*", "v.post_ln.*"),
         Rule("connector.modality_projection.proj.weight", "mm.model.fc.weight"),
     ),

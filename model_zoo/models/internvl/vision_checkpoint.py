@@ -68,10 +68,7 @@ VISION = Conversion(
         Rule("embeddings.patch_embeddings.projection.*", "v.patch_embd.*"),
         Rule("embeddings.cls_token", "v.class_embd", _class, keep=True),
         Rule("embeddings.position_embeddings", "v.position_embd.weight", _places),
-        *(
-            Rule(f"encoder.layer.{{n}}.{module}.*", f"v.blk.{{n}}.{name}.*")
-            for module, name in _MODULES
-        ),
+        *towers.layers("encoder.layer.{n}", _MODULES),
         *(
             Rule(
                 f"encoder.layer.{{n}}.attention.{part}_norm.weight",

@@ -53,15 +53,7 @@ VISION = Conversion(
         ),
         *towers.both("layernorm_pre.*", "v.pre_ln.*", "v.layernorm_pre.*"),
         *towers.both("layernorm_post.*", "v.post_ln.*", "v.layernorm_post.*"),
-        *(
-            rule
-            for module, llama_cpp, ollama in _MODULES
-            for rule in towers.both(
-                f"model.layers.{{n}}.{module}.*",
-                f"v.blk.{{n}}.{llama_cpp}.*",
-                f"v.blk.{{n}}.{ollama}.*",
-            )
-        ),
+        *towers.layers("model.layers.{n}", _MODULES),
         *(
             rule
             for number in (1, 2)

@@ -25,18 +25,6 @@ def _aspect(config: Configuration) -> str:
     return MIDDLE
 
 
-_MODULES = (
-    ("layer_norm1", "ln1"),
-    ("self_attn.q_proj", "attn_q"),
-    ("self_attn.k_proj", "attn_k"),
-    ("self_attn.v_proj", "attn_v"),
-    ("self_attn.out_proj", "attn_out"),
-    ("layer_norm2", "ln2"),
-    ("mlp.fc1", "ffn_up"),
-    ("mlp.fc2", "ffn_down"),
-)
-
-
 VISION = Conversion(
     serves=("LlavaForConditionalGeneration",),
     architecture={LLAMA_CPP: "clip"},
@@ -53,10 +41,7 @@ VISION = Conversion(
         Rule("embeddings.patch_embedding.weight", "v.patch_embd.weight"),
         Rule("embeddings.position_embedding.weight", "v.position_embd.weight"),
         Rule("pre_layrnorm.*", "v.pre_ln.*"),
-        *(
-            Rule(f"encoder.layers.{{n}}.{module}.*", f"v.blk.{{n}}.{name}.*")
-            for module, name in _MODULES
-        ),
+        *towers.layers("encoder.layers.{n}", towers.CLIP_MODULES),
         Rule("multi_modal_projector.linear_1.*", "mm.0.*"),
         Rule("multi_modal_projector.linear_2.*", "mm.2.*"),
     ),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from model_zoo.convert import checks, towers
 from model_zoo.convert.configuration import Configuration
-from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
+from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key
 from model_zoo.images.normalise import CLIP
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
 from model_zoo.models.qwen25vl.vision import (
@@ -73,7 +73,7 @@ VISION = Conversion(
             )
         ),
         *towers.split_qkv("blocks.{n}.attn.qkv.*", "v.blk.{n}.attn_{}.*", LLAMA_CPP, OLLAMA),
-        *(Rule(f"blocks.{{n}}.{module}.*", f"v.blk.{{n}}.{name}.*") for module, name in _MODULES),
+        *towers.layers("blocks.{n}", _MODULES),
         *towers.both("merger.ln_q.weight", "v.post_ln.weight", "v.merger.ln_q.weight"),
         *towers.both("merger.mlp.0.*", "mm.0.*", "v.merger.mlp.0.*"),
         *towers.both("merger.mlp.2.*", "mm.2.*", "v.merger.mlp.2.*"),

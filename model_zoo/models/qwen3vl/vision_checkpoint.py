@@ -90,15 +90,7 @@ VISION = Conversion(
         *towers.both("pos_embed.weight", "v.position_embd.weight", "v.pos_embed.weight"),
         Rule("blocks.{n}.attn.qkv.*", "v.blk.{n}.attn_qkv.*", flavours=(LLAMA_CPP,)),
         *towers.split_qkv("blocks.{n}.attn.qkv.*", "v.blk.{n}.attn_{}.*", OLLAMA),
-        *(
-            rule
-            for module, llama_cpp, ollama in _MODULES
-            for rule in towers.both(
-                f"blocks.{{n}}.{module}.*",
-                f"v.blk.{{n}}.{llama_cpp}.*",
-                f"v.blk.{{n}}.{ollama}.*",
-            )
-        ),
+        *towers.layers("blocks.{n}", _MODULES),
         *towers.both("merger.norm.*", "v.post_ln.*", "v.merger.norm.*"),
         *towers.both("merger.linear_fc1.*", "mm.0.*", "v.merger.linear_fc1.*"),
         *towers.both("merger.linear_fc2.*", "mm.2.*", "v.merger.linear_fc2.*"),

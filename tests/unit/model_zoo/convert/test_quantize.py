@@ -13,7 +13,7 @@ from model_zoo.convert.recipes import Facts
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import load
 from runtime.errors import ConfigurationError, ModelFileError
-from tests.gguf_files import block_types, matrices, rewrite, values_with_types
+from tests.gguf_files import block_types, finish, matrices, rewrite, values_with_types
 from tests.tiny_models import TinyLlama, write_tiny_llama
 
 WIDE = TinyLlama(hidden=256, layers=8, heads=8, kv_heads=2, head_dim=32, feed_forward=512)
@@ -49,10 +49,7 @@ def write_tensors(path: Path, tensors: dict[str, np.ndarray], *, alignment: int 
         writer.add_key_value(f"many.{kind.name}", [value, value], GGUFValueType.ARRAY, kind)
     for name, array in tensors.items():
         writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
@@ -115,10 +112,7 @@ def test_integers_and_bfloat16_of_two_byte_tensors_are_kept(tmp_path):
     writer.add_tensor("blk.0.ids.weight", np.arange(64, dtype=np.int32).reshape(2, 32))
     bf16 = gguf.quants.quantize(normal(2, 32), GGMLQuantizationType.BF16)
     writer.add_tensor("v.blk.0.attn_q.weight", bf16, raw_dtype=GGMLQuantizationType.BF16)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     out = quantize_file(tmp_path / "s.gguf", tmp_path / "q.gguf", "q8_0")
     assert block_types(out) == {"blk.0.ids.weight": "I32", "v.blk.0.attn_q.weight": "BF16"}
     assert (gguf.GGUFReader(out).tensors[0].data.ravel() == np.arange(64)).all()
@@ -135,10 +129,7 @@ def test_a_split_model_becomes_one_file(source, tmp_path):
             writer.add_key_value(key, field.contents(), kinds[0], kinds[1])
     for tensor in gguf.GGUFReader(source).tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     first = min(tmp_path.glob("m-00001-of-*.gguf"))
     out = quantize_file(first, tmp_path / "q.gguf", "q8_0")
     whole = quantize_file(source, tmp_path / "whole.gguf", "q8_0")

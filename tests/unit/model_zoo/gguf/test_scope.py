@@ -13,6 +13,7 @@ from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.tensors import META
 from runtime.errors import ModelFileError
 from runtime.quant.block_types import Compute
+from tests.gguf_files import write_tensors
 
 CPU = torch.device("cpu")
 RANDOM = np.random.default_rng(0)
@@ -35,18 +36,10 @@ def open_scope(tmp_path):
 
 
 def write(path: Path, tensors: dict) -> Path:
-    writer = gguf.GGUFWriter(path, "llama")
-    for name, array in tensors.items():
-        array, type = array if isinstance(array, tuple) else (array, "F32")
-        kind = gguf.GGMLQuantizationType[type]
-        name = name.replace("__", ".")
-        name = name if name.endswith("bias") else f"{name}.weight"
-        writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    dotted = {name.replace("__", "."): array for name, array in tensors.items()}
+    return write_tensors(
+        path, {n if n.endswith("bias") else f"{n}.weight": array for n, array in dotted.items()}
+    )
 
 
 def near(x: torch.Tensor, y: np.ndarray, tolerance: float = 1e-5) -> bool:

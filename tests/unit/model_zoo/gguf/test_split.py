@@ -15,6 +15,7 @@ import torch
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import load
 from runtime.errors import ModelFileError
+from tests.gguf_files import finish
 from tests.tiny_models import write_tiny_llama
 from tests.unit.model_zoo.gguf.gguf_bytes import STRING, U32, Parts, pair, tensor, text, u32
 
@@ -78,10 +79,7 @@ def split_like_a_converter(source: Path, folder: Path, *, tensors_each: int) -> 
             writer.add_key_value(name, entry.contents(), kinds[0], kinds[1])
     for entry in reader.tensors:
         writer.add_tensor(entry.name, entry.data, raw_dtype=entry.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return min(folder.glob("tiny-*.gguf"))
 
 
@@ -215,6 +213,7 @@ def test_invalid_split_keys_are_refused(tmp_path, key) -> None:
 
 OPEN_AND_MEASURE = """
 import re, sys, tracemalloc
+from tests.gguf_files import finish
 from model_zoo.gguf.reader import GGUFFile
 tracemalloc.start()
 file = GGUFFile.open(sys.argv[1])

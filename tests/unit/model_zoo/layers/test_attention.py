@@ -3,7 +3,6 @@
 import math
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -21,6 +20,7 @@ from model_zoo.layers.text_sizes import TextSizes
 from runtime.errors import ModelFileError
 from runtime.kv.spec import Full, LayerCache
 from runtime.worker.model import AttentionPlan, Batch, LayerPages, RowSpan
+from tests.gguf_files import write_tensors
 
 TOKENS, HIDDEN, HEADS, KV_HEADS, DIM = 20, 32, 4, 2, 8
 EPS = 1e-6
@@ -56,15 +56,11 @@ def scope(tmp_path):
     """A function from arrays to a scope over their file; names without a dot get the suffix."""
 
     def make(tensors: dict) -> TensorScope:
-        path = tmp_path / "attention.gguf"
-        writer = gguf.GGUFWriter(path, "llama")
-        for name, array in tensors.items():
-            full = name if "." in name or name == "attn_sinks" else f"{name}.weight"
-            writer.add_tensor(full, array.astype(np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        full = {
+            name if "." in name or name == "attn_sinks" else f"{name}.weight": array
+            for name, array in tensors.items()
+        }
+        path = write_tensors(tmp_path / "attention.gguf", full)
         return TensorScope(GGUFFile.open(path), device=torch.device("cpu"), dtype=torch.float32)
 
     return make

@@ -1,6 +1,5 @@
 """The decoder's frame: what its layers are handed, and what becomes of their result."""
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -19,6 +18,7 @@ from runtime.errors import ModelFileError
 from runtime.kv.cache_types import CacheType
 from runtime.kv.spec import Full, LayerCache, Sliding
 from tests.families.paged_decoder import PagedDecoder
+from tests.gguf_files import write_tensors
 
 HIDDEN, ROWS, TOKENS = 16, 11, [3, 9, 0, 4]
 EMBEDDING = np.random.default_rng(0).standard_normal((ROWS, HIDDEN), dtype=np.float32)
@@ -63,15 +63,8 @@ def make(tmp_path):
     def build(
         layers: list[TextLayer], *, keys=None, tensors=None, dtype=torch.float32, **options
     ) -> Decoder:
-        path = tmp_path / "tiny.gguf"
-        writer = gguf.GGUFWriter(path, "llama")
         arrays = {"token_embd": EMBEDDING, "output_norm": np.ones(HIDDEN)} | (tensors or {})
-        for name, array in arrays.items():
-            writer.add_tensor(f"{name}.weight", array.astype(np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        path = write_tensors(tmp_path / "tiny.gguf", {f"{n}.weight": arrays[n] for n in arrays})
         sizes = TextSizes.read(Metadata(KEYS | (keys or {}), path=path))
         w = TensorScope(GGUFFile.open(path), device=torch.device("cpu"), dtype=dtype)
         decoder = Decoder(w, sizes, layers, DecoderOptions(**options))

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -24,6 +23,7 @@ from runtime.kernels import experts as kernels
 from runtime.kernels.experts import clamped_swiglu
 from runtime.kernels.pointwise import gelu_mul
 from runtime.kernels.routing import Routing, Scores
+from tests.gguf_files import write_tensors
 from tests.memory_profile import peak_bytes
 
 CPU = torch.device("cpu")
@@ -50,15 +50,10 @@ X = torch.randn(30, HIDDEN, generator=torch.Generator().manual_seed(5))
 
 
 def write(path: Path, tensors: Mapping[str, np.ndarray], type: str = "F32") -> Path:
-    writer = gguf.GGUFWriter(path, "llama")
-    for name, array in tensors.items():
-        kind = gguf.GGMLQuantizationType["F32" if array.ndim == 1 or "inp" in name else type]
-        writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    plain = {name for name, array in tensors.items() if array.ndim == 1 or "inp" in name}
+    return write_tensors(
+        path, {name: (tensors[name], "F32" if name in plain else type) for name in tensors}
+    )
 
 
 def scope(path: Path, *, device: torch.device = CPU, dtype=torch.float32) -> TensorScope:
@@ -247,16 +242,8 @@ def test_an_odd_number_of_rows_cannot_be_gates_and_ups(tmp_path) -> None:
 
 
 def test_old_tensors_of_several_types_are_refused(tmp_path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
-    for expert, type in enumerate(("F32", "Q8_0")):
-        kind = gguf.GGMLQuantizationType[type]
-        stored = gguf.quants.quantize(UP[expert], kind)
-        writer.add_tensor(f"ffn_up.{expert}.weight", stored, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    w = scope(tmp_path / "a.gguf", device=META)
+    mixed = {f"ffn_up.{n}.weight": (UP[n], type) for n, type in enumerate(("F32", "Q8_0"))}
+    w = scope(write_tensors(tmp_path / "a.gguf", mixed), device=META)
     w.experts("ffn_up_exps", shape=(2, WIDTH, HIDDEN))
     with pytest.raises(ModelFileError, match=r"ffn_up\.0\.weight and its counterparts differ"):
         w.check()
@@ -306,14 +293,8 @@ def test_a_layer_allocates_no_more_than_it_declares(
 def test_experts_have_a_width(tmp_path) -> None:
     empty = {"ffn_gate_exps": (0, HIDDEN), "ffn_up_exps": (0, HIDDEN), "ffn_down_exps": (HIDDEN, 0)}
     nothing = {f"{n}.weight": np.empty((COUNT, *s), np.float32) for n, s in empty.items()}
-    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
-    for name, array in {"ffn_gate_inp.weight": ROUTER, **nothing}.items():
-        writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    w = scope(tmp_path / "a.gguf", device=META)
+    path = write_tensors(tmp_path / "a.gguf", {"ffn_gate_inp.weight": ROUTER, **nothing})
+    w = scope(path, device=META)
     Experts(w, HIDDEN, ExpertSizes(COUNT, USED, None))
     with pytest.raises(ModelFileError, match=r"ffn_gate_exps\.weight is 6 x 0 x 64"):
         w.check()

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -17,6 +16,7 @@ from model_zoo.layers.altup import AltUp
 from model_zoo.layers.delta_net import DeltaSizes, GatedDeltaNet
 from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
 from runtime.kernels.delta import DeltaGates
+from tests.gguf_files import write_tensors
 
 HIDDEN, ROWS = 64, 5
 Arrays = Mapping[str, np.ndarray]
@@ -27,14 +27,7 @@ def scope(tmp_path) -> Callable[[Arrays], TensorScope]:
     """A function from float32 tensors to a scope that computes in bfloat16."""
 
     def write(arrays: Arrays) -> TensorScope:
-        path = tmp_path / "layer.gguf"
-        writer = gguf.GGUFWriter(path, "llama")
-        for name, array in arrays.items():
-            writer.add_tensor(name, array.astype(np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        path = write_tensors(tmp_path / "layer.gguf", arrays)
         return TensorScope(GGUFFile.open(path), device=torch.device("cpu"), dtype=torch.bfloat16)
 
     return write

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -16,6 +15,7 @@ from model_zoo.gguf.tensors import META
 from model_zoo.layers.rope import Pairs, Rotary, axes_of
 from model_zoo.layers.rope_scaling import plain_frequencies, read_rotary
 from runtime.errors import ModelFileError, UnsupportedModelError
+from tests.gguf_files import write_tensors
 
 DIM, CONTEXT, ORIGINAL = 64, 4096, 512
 SHORT = np.linspace(1.0, 1.5, DIM // 2).tolist()
@@ -48,14 +48,8 @@ def read(tmp_path):
 
 
 def write(path: Path, tensors: dict[str, list[float]]) -> Path:
-    writer = gguf.GGUFWriter(path, "llama")
-    for name, values in (tensors | {"output_norm": [1.0]}).items():
-        writer.add_tensor(f"{name}.weight", np.array(values, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    lists = tensors | {"output_norm": [1.0]}
+    return write_tensors(path, {f"{name}.weight": np.array(lists[name]) for name in lists})
 
 
 def agrees(rotary: Rotary, parameters: dict, *, seq_len: int | None = None) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -25,7 +24,7 @@ from runtime.kernels.experts import expert_products
 from runtime.kernels.matmul import matmul, matmul_twin
 from runtime.kv.spec import CacheLayout, Full, LayerCache
 from runtime.quant.block_types import BLOCK_TYPES, BlockType, Weight
-from tests.gguf_files import rewrite
+from tests.gguf_files import rewrite, write_tensors
 from tests.kernels.random_weights import random_weight
 from tests.thread_ranks import Meeting
 from tests.tiny_models import write_tiny_llama
@@ -44,15 +43,9 @@ def rows(count: int, width: int, seed: int = 5) -> Tensor:
 
 
 def write(path: Path, tensors: Mapping[str, np.ndarray], type: str = "F32") -> Path:
-    writer = gguf.GGUFWriter(path, "llama")
-    for name, array in tensors.items():
-        kind = gguf.GGMLQuantizationType[type if array.ndim > 1 else "F32"]
-        writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return write_tensors(
+        path, {name: (array, type if array.ndim > 1 else "F32") for name, array in tensors.items()}
+    )
 
 
 def scope(path: Path, ranks: Ranks = ALONE, device: torch.device = CPU) -> TensorScope:

@@ -19,6 +19,7 @@ from model_zoo.store.manifest import ManifestLayer
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.errors import RequestError, SourceError, StoreError
+from tests.gguf_files import finish
 from tests.loopback import serving
 from tests.published import Registry
 from tests.tiny_models import write_tiny_llama
@@ -142,10 +143,7 @@ def projector(path: Path, **fields: object) -> Path:
     writer.add_bool("clip.has_vision_encoder", True)
     for name, value in fields.items():
         writer.add_string(f"general.{name}", str(value))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
