@@ -1,9 +1,20 @@
-"""Events of the transport for which tests wait."""
+"""Events of the transport for which tests wait, and refusals that do not wait."""
+
+from collections.abc import Iterator
 
 import pytest
 
+from serve_app.api import connections
 from serve_app.transport.connection import FramedConnection
 from serve_app.transport.wire import Heartbeat
+
+
+@pytest.fixture(scope="package", autouse=True)
+def undelayed() -> Iterator[None]:
+    """Refusals of unread bodies, which are delayed by half a second and more, come at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connections, "REFUSAL_DELAY_S", (0.0, 0.0))
+        yield
 
 
 @pytest.fixture

@@ -157,6 +157,7 @@ async def test_only_the_refusal_of_an_unread_large_body_is_delayed(monkeypatch):
         delays.append(seconds)
 
     monkeypatch.setattr(connections.asyncio, "sleep", sleep)
+    monkeypatch.setattr(connections, "REFUSAL_DELAY_S", REFUSAL_DELAY_S)  # as outside of tests
     sent = []
 
     async def send(message) -> None:
