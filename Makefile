@@ -28,14 +28,14 @@ export HF_HUB_OFFLINE := 1
 
 help:
 	@echo "make serve       serve $(CONFIG) on port 8000"
-	@echo "make test        lint, types, import rules, all tests; what failed is named at the end"
+	@echo "make test        all tests, lint, types, import rules; what failed is named at the end"
 	@echo "make test-peers  files and errors against llama-cpp-python, which it builds: minutes"
 	@echo "make test-clients  instructor, whose pins exclude what the other clients need"
 	@echo "make test-hosts  a cluster of two hosts, one of which is cut off; as root: two minutes"
 	@echo "make test-arm    kernels of arm64, cross compiled and run under qemu-user"
 	@echo "make test-cuda   kernels for CUDA, compiled for every kind of device, which it does not need"
 	@echo "make test-real   a real model file against llama.cpp and transformers"
-	@echo "make lint        the first three of these"
+	@echo "make lint        the last three of these"
 	@echo "make fuzz        search for model files that do harm, FUZZ_SECONDS=$(FUZZ_SECONDS) long"
 	@echo "make sanitize    kernels under sanitizers: their tests, damaged files for SANITIZE_SECONDS=$(SANITIZE_SECONDS)"
 	@echo "make attack      attack make serve, or the server at ATTACK=URL: 10 minutes"
@@ -52,16 +52,18 @@ help:
 serve: .venv/kernels
 	@exec $(BIN)/caravan serve $(CONFIG) $(if $(VERBOSE),--verbose)
 
-# Every part runs, whether or not those before it pass. Tests that start clusters run alone: each
-# cluster needs several processes at once.
+# Every part runs, whether or not those before it pass. Tests that start clusters run one after the
+# other, since each cluster needs several processes at once, and mostly wait: lint runs beside them.
 test: .venv/installed-test .venv/kernels
-	@trap 'exit 130' INT; failed=; \
+	@said=$$(mktemp); failed=; lint=; \
+	trap 'rm -f "$$said"' EXIT; trap 'kill $$lint 2>/dev/null; exit 130' INT; \
 	part() { echo "$$2"; sh -c "$$2" || failed="$$failed, $$1"; }; \
-	part lint "$(LINT)"; \
-	part "unit tests" "$(BIN)/pytest --ignore tests/serve --numprocesses $(WORKERS)"; \
+	part "unit tests" "$(BIN)/pytest --ignore tests/serve --numprocesses $(WORKERS) --dist worksteal"; \
+	sh -c "$(LINT)" > "$$said" 2>&1 & lint=$$!; \
 	part "cluster tests" "$(BIN)/pytest tests/serve"; \
+	echo "$(LINT)"; wait $$lint || failed="$$failed, lint"; cat "$$said"; \
 	if [ -n "$$failed" ]; then echo "make test: FAILED: $${failed#, }" >&2; exit 1; fi; \
-	echo "make test: passed: lint, unit tests, cluster tests"
+	echo "make test: passed: unit tests, cluster tests, lint"
 
 test-peers: .venv/installed-test .venv/installed-bench
 	$(BIN)/pytest tests/peers
