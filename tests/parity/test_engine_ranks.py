@@ -78,7 +78,6 @@ def write_experts(path: Path) -> None:
         (write_llama, 2, 1, 12),
         (write_llama, 4, 2, 6),
         (write_blocks, 2, 2, 6),
-        (write_blocks, 4, 1, 5),
         (write_sliding, 2, 2, 12),
         (write_experts, 4, 1, 5),
     ],

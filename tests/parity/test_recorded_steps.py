@@ -57,7 +57,7 @@ def answered(model: ChatModel, *, recorded: bool, monkeypatch, **options) -> lis
         if not recorded:
             patch.setattr(memory_plan, "recorded_bytes", lambda *_: 0)
         with running(model, **options) as engine:
-            requests = mixed_requests(model.tokenizer.vocab_size)[:12]
+            requests = mixed_requests(model.tokenizer.vocab_size)[:6]
             first = answers(engine, requests, together=True)
             turns = [
                 GenerationRequest(
@@ -66,7 +66,7 @@ def answered(model: ChatModel, *, recorded: bool, monkeypatch, **options) -> lis
                     StopRules(6),
                     SamplingParams(temperature=0, logprobs=2),
                 )
-                for request, delta in zip(requests[:6], first, strict=False)
+                for request, delta in zip(requests[:3], first, strict=False)
             ]
             return first + answers(engine, turns, together=True)
 
