@@ -130,6 +130,9 @@ ENGINE_COMPLETION_TOKENS = Metric(
 PREEMPTIONS = Metric(
     "caravan_engine_preemptions_total", _C, "Requests that lost their pages to others.", _ENGINE
 )
+SHIFTS = Metric(
+    "caravan_engine_shifts_total", _C, "Full contexts whose older half was dropped.", _ENGINE
+)
 ENGINE_IMAGES = Metric(
     "caravan_engine_images_encoded_total", _C, "Images whose features were computed.", _ENGINE
 )

@@ -26,6 +26,7 @@ ENGINE: Mapping[str, Metric] = {
     "cached_tokens_total": metrics.ENGINE_CACHED_TOKENS,
     "completion_tokens_total": metrics.ENGINE_COMPLETION_TOKENS,
     "preemptions_total": metrics.PREEMPTIONS,
+    "shifts_total": metrics.SHIFTS,
     "images_encoded_total": metrics.ENGINE_IMAGES,
 }
 # By field of EncoderStatistics.

@@ -3,6 +3,7 @@
 import contextlib
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ import torch
 from model_zoo.registry import load
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.async_engine import AsyncEngine
-from runtime.engine.request import GenerationRequest, SamplingParams, StopRules
+from runtime.engine.context_shift import cut_of
+from runtime.engine.request import ContextShift, GenerationRequest, SamplingParams, StopRules
 from runtime.errors import ConfigurationError, RequestError
 from runtime.vision.encoder import LocalEncoder
 from tests.families.engine_runs import answers
@@ -97,6 +99,30 @@ def test_greedy_answers_about_images_are_those_of_transformers(seeing) -> None:
         logits = logits_of_twin(twin, [*request.prompt, *delta.tokens], pictures)
         best = logits[len(request.prompt) - 1 : -1, :known].argmax(-1)
         assert list(delta.tokens) == best.tolist()
+
+
+def test_images_leave_a_full_context(seeing) -> None:
+    model, twin = seeing
+    pictures = [Picture(0, 3, b"\x00"), Picture(1, 1, b"\x01"), Picture(30, 2, b"\x02")]
+    prompt = conversation(list(range(60, 100)), pictures, twin.config.vocab_size)
+    request = about(pictures, "a", prompt, StopRules(120), SamplingParams(temperature=0))
+    shift, known = ContextShift(52, keep=1), model.tokenizer.vocab_size
+    with running(model) as engine:
+        [delta] = answers(engine, [replace(request, shift=shift)], together=False)
+    context, begin, held = list(prompt), 0, []
+    while begin < len(delta.tokens):
+        if len(context) == 52:
+            cut = cut_of(shift, len(prompt), [picture.span for picture in pictures])
+            del context[cut.begin : cut.end]
+            stay = [p for p in pictures if not cut.begin <= p.position < cut.end]
+            pictures = [replace(p, position=cut.moved(p.position)) for p in stay]
+        given, held = len(context), [*held, [p.position for p in pictures]]
+        context += delta.tokens[begin : begin + 52 - given]
+        best = logits_of_twin(twin, context, pictures)[given - 1 : -1, :known].argmax(-1)
+        assert context[given:] == best.tolist(), f"after {begin} tokens"
+        begin += len(best)
+    assert held[:3] == [[0, 1, 30], [0, 6], [0]]
+    assert engine.statistics().pages_owned == 0
 
 
 @pytest.fixture(scope="module")

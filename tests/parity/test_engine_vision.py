@@ -3,13 +3,15 @@
 import contextlib
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.async_engine import AsyncEngine
-from runtime.engine.request import GenerationRequest, SamplingParams, StopRules
+from runtime.engine.context_shift import cut_of
+from runtime.engine.request import ContextShift, GenerationRequest, SamplingParams, StopRules
 from runtime.errors import ConfigurationError, DoesNotFitError
 from runtime.vision.encoder import LocalEncoder
 from tests.families.engine_runs import answers
@@ -123,6 +125,31 @@ def test_greedy_answers_about_images_are_those_of_transformers(tiny) -> None:
         results = answers(engine, requests, together=True)
     for request, delta in zip(requests, results, strict=True):
         assert list(delta.tokens) == best_by_transformers(tiny, request, delta.tokens)
+
+
+def test_images_leave_a_full_context_as_a_whole(tiny) -> None:
+    text, places = list(range(40, 66)), {3: 2, 6: 1, 12: 3, 20: 2}
+    request = about(tiny, "a", text, places, stop=StopRules(120))
+    shift = ContextShift(len(request.prompt) + 9, keep=4)
+    with running(tiny) as engine:
+        [delta] = answers(engine, [replace(request, shift=shift)], together=False)
+    context, spans, begin, held = list(request.prompt), request.spans, 0, []
+    while begin < len(delta.tokens):
+        if len(context) == shift.context_tokens:
+            cut = cut_of(shift, len(request.prompt), spans)
+            del context[cut.begin : cut.end]
+            spans = cut.spans(spans)
+        given, held = len(context), [*held, len(spans)]
+        context += delta.tokens[begin : begin + shift.context_tokens - given]
+        best = best_by_transformers(
+            tiny,
+            replace(request, prompt=tuple(context[:given]), spans=spans),
+            tuple(context[given:]),
+        )
+        assert context[given:] == best, f"after {begin} tokens"
+        begin += len(best)
+    assert held[0] == 4 and 0 < held[1] < 4 and held[-1] == 0
+    assert engine.statistics().pages_owned == 0
 
 
 @pytest.fixture(scope="module")
