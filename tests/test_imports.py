@@ -26,6 +26,7 @@ PURE_CORE = (
     "runtime.kv.states",
     "runtime.kv.cache_manager",
     "runtime.kv.checkpoints",
+    "runtime.kv.host_store",
     "runtime.kv.page_group",
 )
 RAY_FILES = {

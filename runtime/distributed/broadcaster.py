@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.distributed.control_channel import ControlChannel, RankZero
-from runtime.kv.page_group import PageCopy
+from runtime.kv.page_group import CopyKind, PageCopy
 from runtime.kv.pool import PagePool
 from runtime.vision.image_rows import AXES
 from runtime.worker.model import (
@@ -213,7 +213,7 @@ def _received(
 ) -> Batch:
     """The batch with the sizes in `head`; also copies pages and updates the page tables."""
     (copies,) = head.take(1)
-    pool.copy_pages([PageCopy(*head.take(3)) for _ in range(copies)])
+    pool.copy_pages([_page_copy(*head.take(4)) for _ in range(copies)])
     rows, outputs, inserted, width, kind, axes, writes, chunks = head.take(8)
     spans = [RowSpan(*head.take(4)) for _ in range(chunks)]
     groups = [_GroupReader(head, spans, table) for table in pool.page_tables]
@@ -241,6 +241,10 @@ def _received(
         image_features,
         places.view(AXES, rows) if axes else None,
     )
+
+
+def _page_copy(group: int, source: int, target: int, kind: int) -> PageCopy:
+    return PageCopy(group, source, target, CopyKind(kind))
 
 
 class _MessageReader:

@@ -11,12 +11,14 @@ from runtime.distributed.device_memory import plan_memory_per_device
 from runtime.distributed.rank_group import Member, RankGroup
 from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.engine import Engine, EngineLimits
+from runtime.engine.host_memory import host_page_counts, measured_host_pages
 from runtime.engine.memory_plan import MemoryOptions, MemoryPlan, VisionBytes, plan_memory
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.tracing import TraceSink
 from runtime.errors import ConfigurationError, DoesNotFitError
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.cache_types import CacheType
+from runtime.kv.host_store import HostPages
 from runtime.kv.pool import KVPool, PagePool
 from runtime.kv.spec import CacheLayout
 from runtime.vision.encoder import EncoderNeeds, ImageEncoder
@@ -37,7 +39,8 @@ class EngineOptions:
     launch computes at once, else 2). `memory_bytes`: what the engine may use (None: what is free).
     `image_cache_bytes`: for image features (None: for a few images of the largest size).
     `set_aside_bytes`: part of the free memory that is left to others. `state_checkpoint_bytes`: for
-    checkpoints of recurrent states (None: a share of the cache's memory).
+    checkpoints of recurrent states (None: a share of the cache's memory). `host_cache_bytes`: host
+    memory for pages that the prefix cache evicts (None: see `host_page_counts`).
     """
 
     context_tokens: int
@@ -53,6 +56,7 @@ class EngineOptions:
     image_cache_bytes: int | None = None
     set_aside_bytes: int = 0
     state_checkpoint_bytes: int | None = None
+    host_cache_bytes: int | None = None
 
     @property
     def limits(self) -> StepLimits:
@@ -78,12 +82,9 @@ def assemble(
     model.
     """
     layout, options = _resolved(decoder, device, options, encoder)
-    device_ranks = 1 if rank_group is None else rank_group.device_ranks
-    memory = _plan_memory(decoder, layout, device, options, encoder, device_ranks=device_ranks)
-    if rank_group is not None:
-        memory = rank_group.agree(memory, layout, options.kv_dtype, _rank_options(options))
+    memory, host = _agreed_memory(decoder, layout, device, options, encoder, rank_group)
     features = _feature_store(encoder, options)
-    pool = _pool(layout, memory, device, options, decoder.cache_devices)
+    pool = _pool(layout, memory, device, options, decoder.cache_devices, host_pages=host)
     model, pages = _broadcasting(decoder, pool, rank_group)
     runner = DeviceRunner(
         model,
@@ -100,7 +101,7 @@ def assemble(
     if encoder is not None:
         _warm_up(encoder, device)
     engine = Engine(
-        _scheduler(layout, memory, options),
+        _scheduler(layout, memory, options, _host_costs(layout, host, pool, device, options)),
         runner,
         token_bytes=token_bytes,
         limits=_request_limits(decoder, layout, options, encoder),
@@ -109,6 +110,32 @@ def assemble(
         trace_sink=trace_sink,
     )
     return AsyncEngine(engine, peers=rank_group), memory
+
+
+def _agreed_memory(
+    decoder: DecoderModel,
+    layout: CacheLayout,
+    device: torch.device,
+    options: EngineOptions,
+    encoder: ImageEncoder | None,
+    rank_group: RankGroup | None,
+) -> tuple[MemoryPlan, tuple[int, ...]]:
+    """The memory of this rank, and the pages of each cache group in host memory, which all ranks
+    have."""
+    device_ranks = 1 if rank_group is None else rank_group.device_ranks
+    memory = _plan_memory(decoder, layout, device, options, encoder, device_ranks=device_ranks)
+    host = host_page_counts(
+        layout,
+        memory.pages,
+        options.kv_dtype,
+        device=device,
+        budget_bytes=options.host_cache_bytes if options.prefix_cache else 0,
+        machine_ranks=1 if rank_group is None else rank_group.machine_ranks,
+    )
+    if rank_group is not None:
+        sent = _rank_options(options, host)
+        memory = rank_group.agree(memory, layout, options.kv_dtype, sent)
+    return memory, host
 
 
 def _broadcasting(
@@ -135,11 +162,13 @@ def plan_engine_memory(
 
 def compute_part(decoder: DecoderModel, member: Member, *, device: torch.device) -> None:
     """Compute the part of a rank other than 0 in every step, until rank 0 ends."""
-    options = _options_of(member.control_channel.receive_json())
+    received = member.control_channel.receive_json()
+    host_pages = received.pop("host_pages")
+    options = _options_of(received)
     layout = CacheLayout.of(decoder.cache_layers, page_tokens=options.page_tokens)
     memory = _plan_memory(decoder, layout, device, options, None, device_ranks=member.device_ranks)
     memory = member.agree(memory, layout, options.kv_dtype)
-    pool = _pool(layout, memory, device, options)
+    pool = _pool(layout, memory, device, options, host_pages=host_pages)
     follow(decoder, pool, member.control_channel, member.ranks, device)
 
 
@@ -162,12 +191,12 @@ def _depth(options: EngineOptions, device: torch.device) -> int:
     return options.depth or (1 if device.type == "cpu" else 2)
 
 
-def _rank_options(options: EngineOptions) -> dict[str, Any]:
-    """The options that other ranks need, as JSON; see `_options_of`."""
+def _rank_options(options: EngineOptions, host_pages: Sequence[int]) -> dict[str, Any]:
+    """The options that other ranks need, as JSON; see `_options_of` and `compute_part`."""
     sizes = ("context_tokens", "max_sequences", "step_tokens", "cache_tokens", "page_tokens")
     names = (*sizes, "memory_bytes", "depth", "prefix_cache", "state_checkpoint_bytes")
     plain = {name: getattr(options, name) for name in names}
-    return {**plain, "kv_dtype": options.kv_dtype.value}
+    return {**plain, "kv_dtype": options.kv_dtype.value, "host_pages": list(host_pages)}
 
 
 def _options_of(received: Mapping[str, Any]) -> EngineOptions:
@@ -197,10 +226,27 @@ def _plan_memory(
             depth=_depth(options, device),
             vision=_vision_bytes(options, encoder),
             device_ranks=device_ranks,
-            set_aside_bytes=options.set_aside_bytes,
+            set_aside_bytes=options.set_aside_bytes + _host_bytes(options, device),
             state_checkpoint_bytes=options.state_checkpoint_bytes if options.prefix_cache else 0,
         ),
     )
+
+
+def _host_bytes(options: EngineOptions, device: torch.device) -> int:
+    """The part of the device's memory that the host's pages take."""
+    return 0 if device.type == "cuda" else options.host_cache_bytes or 0
+
+
+def _host_costs(
+    layout: CacheLayout,
+    counts: Sequence[int],
+    pool: KVPool,
+    device: torch.device,
+    options: EngineOptions,
+) -> HostPages | None:
+    if not any(counts):
+        return None
+    return measured_host_pages(layout, counts, options.kv_dtype, pool=pool, device=device)
 
 
 def _options_for_images(
@@ -273,12 +319,18 @@ def _request_limits(
     )
 
 
-def _scheduler(layout: CacheLayout, memory: MemoryPlan, options: EngineOptions) -> Scheduler:
+def _scheduler(
+    layout: CacheLayout,
+    memory: MemoryPlan,
+    options: EngineOptions,
+    host_pages: HostPages | None,
+) -> Scheduler:
     cache_manager = KVCacheManager(
         layout.kinds,
         memory.pages,
         page_tokens=options.page_tokens,
         prefix_cache=options.prefix_cache,
+        host_pages=host_pages,
     )
     return Scheduler(
         cache_manager,
@@ -294,6 +346,8 @@ def _pool(
     device: torch.device,
     options: EngineOptions,
     layer_devices: Sequence[torch.device] | None = None,
+    *,
+    host_pages: Sequence[int],
 ) -> KVPool:
     return KVPool(
         layout,
@@ -303,6 +357,7 @@ def _pool(
         type=options.kv_dtype,
         device=device,
         layer_devices=layer_devices,
+        host_pages=host_pages,
     )
 
 

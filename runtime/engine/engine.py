@@ -97,6 +97,8 @@ class EngineStatistics:
     images_encoded_total: int = 0
     checkpoints_taken_total: int = 0
     checkpoint_hits_total: int = 0
+    host_pages_stored_total: int = 0
+    host_pages_restored_total: int = 0
 
 
 @dataclass(slots=True)
@@ -199,6 +201,7 @@ class Engine:
         scheduler, cache_manager = self._scheduler, self._scheduler.cache_manager
         unfinished = [*scheduler.waiting, *scheduler.running]
         throughput, checkpoints = self._throughput, cache_manager.checkpoints
+        host_store = cache_manager.host_store
         return EngineStatistics(
             **asdict(self._totals),
             waiting=len(scheduler.waiting),
@@ -213,6 +216,8 @@ class Engine:
             checkpoints_held=checkpoints.held if checkpoints else 0,
             checkpoints_taken_total=checkpoints.taken if checkpoints else 0,
             checkpoint_hits_total=checkpoints.hits if checkpoints else 0,
+            host_pages_stored_total=host_store.stored if host_store else 0,
+            host_pages_restored_total=host_store.restored if host_store else 0,
             preemptions_total=scheduler.preemptions,
             shifts_total=scheduler.shifts,
             images_waiting=self.features.pending if self.features else 0,
@@ -271,6 +276,7 @@ class Engine:
         results = self._runner.collect(launched)
         now = self._clock()
         self._throughput.retire(now)
+        self._scheduler.cache_manager.note_prefill_speed(self._throughput.tokens_per_s)
         for advance in self._scheduler.retire(plan, results):
             self._deliver(advance, now)
         self._totals.steps_total += 1

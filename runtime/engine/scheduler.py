@@ -22,7 +22,6 @@ from runtime.engine.request import (
 from runtime.engine.sequence import Sequence, SequenceState
 from runtime.engine.step_plan import Chunk, PageWrite, SlotLoad, StepPlan
 from runtime.kv.cache_manager import KVCacheManager, PageGrant
-from runtime.kv.page_group import PageCopy
 
 # Whether the features of the image with this digest are available.
 FeaturesReady = Callable[[bytes], bool]
@@ -59,7 +58,6 @@ class _Draft:
     chunks: list[Chunk] = field(default_factory=list)
     page_writes: list[PageWrite] = field(default_factory=list)
     slot_loads: list[SlotLoad] = field(default_factory=list)
-    page_copies: list[PageCopy] = field(default_factory=list)
     out_of_pages: bool = False
     lacks_mask: bool = False
     used: list[ImageNeed] = field(default_factory=list)  # images of its chunks
@@ -138,7 +136,7 @@ class Scheduler:
             tuple(draft.chunks),
             tuple(draft.page_writes),
             tuple(draft.slot_loads),
-            tuple(draft.page_copies),
+            self.cache_manager.take_copies(),
         )
 
     def retire(self, plan: StepPlan, results: tuple[Result, ...]) -> list[Advance]:
@@ -309,12 +307,7 @@ class Scheduler:
         )
         if grants:
             draft.page_writes += [PageWrite(g.group, slot, g.index, g.page) for g in grants]
-            draft.page_copies += [
-                PageCopy(g.group, g.copied_from, g.page)
-                for g in grants
-                if g.copied_from is not None
-            ]
-        draft.page_copies += self.cache_manager.checkpoint(sequence, start)
+        self.cache_manager.checkpoint(sequence, start)
         draft.budget -= count
         if sequence.spans:
             draft.used += self._needs(sequence, start, end)

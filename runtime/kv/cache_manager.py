@@ -7,6 +7,7 @@ from typing import Protocol
 
 from runtime.engine.request import ImageSpan
 from runtime.kv.checkpoints import CheckpointRules, StateCheckpoints
+from runtime.kv.host_store import HostPages, HostStore
 from runtime.kv.page_group import Held, PageCopy, PageGroup, PageKey
 from runtime.kv.spec import CacheKind
 
@@ -36,13 +37,11 @@ class Owner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PageGrant:
-    """`page` of `group` now holds index `index` of the owner; if given, as a copy of page
-    `copied_from`."""
+    """`page` of `group` now holds index `index` of the owner."""
 
     group: int
     index: int
     page: int
-    copied_from: int | None = None
 
 
 class KVCacheManager:
@@ -53,7 +52,9 @@ class KVCacheManager:
     its states is, too (runtime/kv/checkpoints.py).
 
     Pages are reused as soon as their owner releases them: device state changes only by launched
-    plans, in order, so a later plan cannot overtake one that still reads the page.
+    plans, in order, so a later plan cannot overtake one that still reads the page. The copies of
+    pages that the next plan has to make are collected by `take_copies`. With `host_pages`, evicted
+    pages go to a store in host memory, from which prefixes are restored.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class KVCacheManager:
         page_tokens: int,
         prefix_cache: bool = True,
         checkpoint_rules: CheckpointRules | None = None,
+        host_pages: HostPages | None = None,
     ) -> None:
         declared = list(zip(kinds, pages, strict=True))
         self._paged = [
@@ -81,8 +83,14 @@ class KVCacheManager:
             self.checkpoints = StateCheckpoints(
                 self._states, page_tokens=page_tokens, rules=checkpoint_rules
             )
-            for group in self._paged:
-                group.evicted = self._states.forget
+        self._copies: list[PageCopy] = []
+        self.host_store: HostStore | None = None
+        if host_pages is not None and any(host_pages.counts) and prefix_cache:
+            self.host_store = HostStore(
+                self._groups, host_pages, self._copies, page_tokens=page_tokens
+            )
+        for group in self._groups:
+            group.evicted = self._evicted
         # Of owners without images: positions for which all groups have pages.
         self._reserved: dict[Owner, int] = {}
 
@@ -143,8 +151,8 @@ class KVCacheManager:
             for index in indices:
                 page = group.take()
                 held.pages.append(page)
-                source = self._restored(group, owner)
-                grants += [PageGrant(number, index, page, source) for number in group.numbers]
+                grants += [PageGrant(number, index, page) for number in group.numbers]
+        self._copy_checkpoint(owner)
         if not owner.spans:
             self._reserved[owner] = -(-end // self._page_tokens) * self._page_tokens
         return grants
@@ -155,6 +163,8 @@ class KVCacheManager:
         It excludes at least the last token, because a step must compute the next token's logits.
         """
         found, shared = self._longest(owner)
+        if self.host_store is not None and found is not None:
+            self.host_store.restore(self._wanted(owner, found))
         length = 0 if found is None else found.length
         if self.checkpoints is not None:
             self.checkpoints.admit(owner, begin=length, shared=shared)
@@ -169,27 +179,71 @@ class KVCacheManager:
         """`end`, or the first position between where the owner's state is to be checkpointed."""
         return end if self.checkpoints is None else self.checkpoints.chunk_end(owner, start, end)
 
-    def checkpoint(self, owner: Owner, start: int) -> list[PageCopy]:
-        """The copies that keep the owner's state before `start`, where a step is about to go on."""
+    def checkpoint(self, owner: Owner, start: int) -> None:
+        """Keep the owner's state before `start`, where the next step goes on, if that is due."""
         page = None if self.checkpoints is None else self.checkpoints.take(owner, start)
-        if page is None:
-            return []
+        if page is not None:
+            self._copy_state(self._state_page(owner), page)
+
+    def take_copies(self) -> tuple[PageCopy, ...]:
+        """The copies that the next plan has to make before anything else, in this order."""
+        copies = tuple(self._copies)
+        self._copies.clear()
+        return copies
+
+    def note_prefill_speed(self, tokens_per_s: float | None) -> None:
+        """As measured; decides whether pages are copied to the host and back."""
+        if self.host_store is not None:
+            self.host_store.tokens_per_s = tokens_per_s
+
+    def _copy_checkpoint(self, owner: Owner) -> None:
+        """If the owner starts from a checkpoint and has got its own page for the state."""
+        page = None if self.checkpoints is None else self.checkpoints.restore(owner)
+        if page is not None:
+            self._copy_state(page, self._state_page(owner))
+
+    def _copy_state(self, source: int, target: int) -> None:
         assert self._states is not None
-        (source,) = self._states.held[owner].pages
-        return [PageCopy(number, source, page) for number in self._states.numbers]
+        self._copies += [PageCopy(number, source, target) for number in self._states.numbers]
+
+    def _state_page(self, owner: Owner) -> int:
+        assert self._states is not None
+        (page,) = self._states.held[owner].pages
+        return page
+
+    def _evicted(self, group: PageGroup, page: int, key: PageKey) -> None:
+        store = self.host_store
+        if store is not None:
+            store.store(group, page, key)
+        if self._states is not None and (store is None or not store.has(group, key)):
+            self._states.forget(key)  # a checkpoint that is useless without the page
 
     def _longest(self, owner: Owner) -> "tuple[_Prefix | None, int]":
-        """The longest cached prefix, and the length of the longest whose pages are cached, although
-        there may be no state for it."""
-        shared = 0
+        """The longest prefix that `adopt` would share, with pages of the host if that pays, and the
+        length of the longest whose pages are cached on the device, although there may be no state
+        for it."""
         if not self._prefix_cache:
-            return None, shared
+            return None, 0
+        found, shared = self._search(owner)
+        wider = None if self.host_store is None else self._search(owner, also=self.host_store)[0]
+        if self.host_store is not None and wider is not None:
+            more = wider.length - (found.length if found is not None else 0)
+            if more and self.host_store.affords(self._wanted(owner, wider), tokens=more):
+                found = wider
+        return found, shared
+
+    def _search(
+        self, owner: Owner, *, also: HostStore | None = None
+    ) -> "tuple[_Prefix | None, int]":
+        """The longest prefix on the device, or there and in host memory, and the length of the
+        longest without regard to states."""
+        shared = 0
         size = self._page_tokens
         full = self._extend_keys(owner, len(owner.tokens) - 1)
         keys = [self._group_keys(group, owner, full * size) for group in self._paged]
-        runs = [_runs(group, some) for group, some in zip(self._paged, keys, strict=True)]
+        runs = [_runs(group, some, also) for group, some in zip(self._paged, keys, strict=True)]
         for length in range(full * size, 0, -size):
-            restorable = self._restorable(owner, length)
+            restorable = self._restorable(owner, length, also)
             if not owner.may_end_at(length) or (shared and not restorable):
                 continue
             needed = [self._pages_seen(group, owner, length) for group in self._paged]
@@ -199,16 +253,23 @@ class KVCacheManager:
                     return _Prefix(length, needed, keys), shared
         return None, shared
 
-    def _restorable(self, owner: Owner, length: int) -> bool:
+    def _restorable(self, owner: Owner, length: int, also: HostStore | None) -> bool:
         """Whether there are the states after a prefix, if the model has states."""
-        if self.checkpoints is None:
+        if self._states is None or self.checkpoints is None:
             return self._states is None
-        return self.checkpoints.usable(owner.page_keys[length // self._page_tokens - 1])
+        key = owner.page_keys[length // self._page_tokens - 1]
+        return self.checkpoints.usable(key) or (also is not None and also.has(self._states, key))
 
-    def _restored(self, group: PageGroup, owner: Owner) -> int | None:
-        if self.checkpoints is None or group is not self._states:
-            return None
-        return self.checkpoints.restore(owner)
+    def _wanted(self, owner: Owner, prefix: "_Prefix") -> list[tuple[PageGroup, list[PageKey]]]:
+        """The keys of the pages, and of the states, that the prefix needs on the device."""
+        wanted = [
+            (group, list(keys[pages.start : pages.stop]))
+            for group, pages, keys in zip(self._paged, prefix.pages, prefix.keys, strict=True)
+        ]
+        if self._states is not None:
+            last = prefix.length // self._page_tokens - 1
+            wanted.append((self._states, [owner.page_keys[last]]))
+        return wanted
 
     def publish(self, owner: Owner) -> None:
         """Add the owner's full, confirmed pages to the prefix cache."""
@@ -262,6 +323,8 @@ class KVCacheManager:
             assert group.available == len(group.owners), "a page is lost"
         if self.checkpoints is not None:
             self.checkpoints.check_idle()
+        if self.host_store is not None:
+            self.host_store.check()
 
     def _missing(self, group: PageGroup, owner: Owner, end: int) -> range:
         held = group.held.get(owner)
@@ -346,9 +409,10 @@ def _content(owner: Owner, begin: int, end: int) -> bytes:
     return b",".join(parts)
 
 
-def _runs(group: PageGroup, keys: Sequence[PageKey]) -> list[int]:
+def _runs(group: PageGroup, keys: Sequence[PageKey], also: HostStore | None) -> list[int]:
     """For each n: the smallest b such that pages b to n - 1 are all cached."""
     begins = [0]
     for index, key in enumerate(keys):
-        begins.append(begins[-1] if key in group.by_key else index + 1)
+        cached = key in group.by_key or (also is not None and also.has(group, key))
+        begins.append(begins[-1] if cached else index + 1)
     return begins

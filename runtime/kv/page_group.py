@@ -3,6 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import NamedTuple
 
 from runtime.kv.spec import CacheKind
@@ -11,12 +12,21 @@ PageKey = bytes
 _FAR = 2**62 - 1  # a position that no sequence has
 
 
+class CopyKind(IntEnum):
+    """Where the pages of a copy are; the host has page numbers of its own."""
+
+    ON_DEVICE = 0
+    TO_HOST = 1
+    FROM_HOST = 2
+
+
 class PageCopy(NamedTuple):
     """The content of page `target` of `group`, in all of its layers, becomes that of `source`."""
 
     group: int
     source: int
     target: int
+    kind: CopyKind = CopyKind.ON_DEVICE
 
 
 @dataclass(slots=True)
@@ -38,8 +48,8 @@ class Held:
 class PageGroup:
     """The pages of cache groups with the same page numbers. `numbers`: those of the groups.
 
-    Invariant: a page is free, idle (cached, unowned) or owned. `evicted` is called with the key of
-    each idle page that is taken.
+    Invariant: a page is free, idle (cached, unowned) or owned. `evicted` is called with each
+    idle page that is taken, and its key.
     """
 
     def __init__(self, kind: CacheKind, pages: int, numbers: tuple[int, ...]) -> None:
@@ -52,7 +62,7 @@ class PageGroup:
         self.by_key: dict[PageKey, int] = {}
         self.idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self.held: dict[object, Held] = {}
-        self.evicted: Callable[[PageKey], None] = lambda key: None
+        self.evicted: Callable[[PageGroup, int, PageKey], None] = lambda *_: None
 
     @property
     def available(self) -> int:
@@ -66,7 +76,7 @@ class PageGroup:
             page, _ = self.idle.popitem(last=False)
             key = self.key_of.pop(page)
             del self.by_key[key]
-            self.evicted(key)
+            self.evicted(self, page, key)
         assert self.owners[page] == 0
         self.owners[page] = 1
         return page

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from runtime.kv.cache_types import CacheType
-from runtime.kv.page_group import PageCopy
+from runtime.kv.page_group import CopyKind, PageCopy
 from runtime.kv.spec import CacheLayout, LayerCache
 from runtime.worker.model import LayerPages, QuantizedRows
+from runtime.worker.pinned_buffer import ALIGNMENT
 
 
 class PagePool(Protocol):
@@ -36,7 +37,8 @@ class KVPool:
     tables have it until `write_pages`, so rows of warm-up and padding are written there.
     `pages_per_sequence`: pages of a full context. `type`: that of all layers but `exact` ones. All
     memory is allocated and written here. `layer_devices`: the device of each layer's pages; None:
-    all are on `device`, as the page tables are.
+    all are on `device`, as the page tables are. `host_pages`: of each group, in host memory, for
+    copies; () for none.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class KVPool:
         type: CacheType,
         device: torch.device,
         layer_devices: Sequence[torch.device] | None = None,
+        host_pages: Sequence[int] = (),
     ) -> None:
         assert len(pages) == len(layout.groups)
         self._widths = layout.capacity_pages(pages_per_sequence * layout.page_tokens)
@@ -77,6 +80,26 @@ class KVPool:
                     torch.zeros(shape, dtype=stored.dtype, device=place) for shape in shapes
                 )
                 self._layers[index] = LayerPages(keys, values, number, quantized)
+        self._host = self._host_tensors(host_pages) if any(host_pages) else {}
+
+    def _host_tensors(self, pages: Sequence[int]) -> dict[int, tuple[Tensor, Tensor]]:
+        """Of each layer: keys and values [host pages, ...], in one allocation, pinned for CUDA."""
+        parts = [
+            (index, part, pages[layer.group] * part[0].numel() * part.itemsize)
+            for index, layer in self._layers.items()
+            for part in (layer.keys, layer.values)
+        ]
+        sizes = [-(-nbytes // ALIGNMENT) * ALIGNMENT for *_, nbytes in parts]
+        pinned = any(part.is_cuda for _, part, _ in parts)
+        whole = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=pinned)
+        if not pinned:
+            whole.zero_()  # so that it is allocated now
+        views: dict[int, list[Tensor]] = {}
+        for (index, part, nbytes), piece in zip(parts, whole.split(sizes), strict=True):
+            views.setdefault(index, []).append(
+                piece[:nbytes].view(part.dtype).view(-1, *part.shape[1:])
+            )
+        return {index: (keys, values) for index, (keys, values) in views.items()}
 
     @property
     def page_tables(self) -> tuple[Tensor, ...]:
@@ -101,8 +124,12 @@ class KVPool:
         for copy in copies:
             for index in self._members[copy.group]:
                 pages = self._layers[index]
-                for part in (pages.keys, pages.values):
-                    part[copy.target].copy_(part[copy.source])
+                device = (pages.keys, pages.values)
+                host = self._host[index] if copy.kind is not CopyKind.ON_DEVICE else device
+                sources = host if copy.kind is CopyKind.FROM_HOST else device
+                targets = host if copy.kind is CopyKind.TO_HOST else device
+                for source, target in zip(sources, targets, strict=True):
+                    target[copy.target].copy_(source[copy.source], non_blocking=True)
 
 
 def cache_bytes(layout: CacheLayout, pages: Sequence[int], type: CacheType) -> int:

@@ -69,7 +69,8 @@ class EngineSettings(Section):
     """How a model is computed, and default options of its requests. None: chosen from the model
     file and the machine.
 
-    `state_checkpoint_bytes`: device memory for checkpoints of recurrent states. `max_image_pixels`
+    `state_checkpoint_bytes`: device memory for checkpoints of recurrent states. `host_cache_bytes`:
+    host memory for pages that the prefix cache evicts. `max_image_pixels`
     and `max_image_frames`: limits of one image. `image_cache_bytes`: device memory for image
     features. `image_memory_bytes`: host memory for files and pixels of images, of requests and of
     recent ones that may recur. `trace`, `trace_folder`, `trace_bytes`: see
@@ -88,6 +89,7 @@ class EngineSettings(Section):
     page_tokens: int = Field(default=16, ge=1)
     prefix_cache: bool = True
     state_checkpoint_bytes: int | None = Field(default=None, ge=0)
+    host_cache_bytes: int | None = Field(default=None, ge=0)
     image_cache_bytes: int | None = Count
     image_memory_bytes: int | None = Count
     max_image_pixels: int = Field(default=2**26, ge=1)

@@ -385,6 +385,7 @@ def _engine_options(
         kv_dtype=cache_type(settings.kv_dtype, device, generates=generates),
         prefix_cache=settings.prefix_cache,
         state_checkpoint_bytes=settings.state_checkpoint_bytes,
+        host_cache_bytes=settings.host_cache_bytes,
         memory_bytes=settings.memory_bytes,
         max_waiting=settings.max_waiting,
         image_cache_bytes=settings.image_cache_bytes,

@@ -136,6 +136,24 @@ SHIFTS = Metric(
 ENGINE_IMAGES = Metric(
     "caravan_engine_images_encoded_total", _C, "Images whose features were computed.", _ENGINE
 )
+CHECKPOINTS = Metric(
+    "caravan_engine_state_checkpoints", _G, "Checkpoints of recurrent states held.", _ENGINE
+)
+CHECKPOINTS_TAKEN = Metric(
+    "caravan_engine_state_checkpoints_taken_total", _C, "Checkpoints taken.", _ENGINE
+)
+CHECKPOINT_HITS = Metric(
+    "caravan_engine_state_checkpoint_hits_total",
+    _C,
+    "Sequences that started from a checkpoint.",
+    _ENGINE,
+)
+HOST_PAGES_STORED = Metric(
+    "caravan_engine_host_pages_stored_total", _C, "Cache pages copied to host memory.", _ENGINE
+)
+HOST_PAGES_RESTORED = Metric(
+    "caravan_engine_host_pages_restored_total", _C, "Cache pages copied back from it.", _ENGINE
+)
 
 # ---- of vision encoders with a deployment of their own
 

@@ -28,6 +28,11 @@ ENGINE: Mapping[str, Metric] = {
     "preemptions_total": metrics.PREEMPTIONS,
     "shifts_total": metrics.SHIFTS,
     "images_encoded_total": metrics.ENGINE_IMAGES,
+    "checkpoints_held": metrics.CHECKPOINTS,
+    "checkpoints_taken_total": metrics.CHECKPOINTS_TAKEN,
+    "checkpoint_hits_total": metrics.CHECKPOINT_HITS,
+    "host_pages_stored_total": metrics.HOST_PAGES_STORED,
+    "host_pages_restored_total": metrics.HOST_PAGES_RESTORED,
 }
 # By field of EncoderStatistics.
 ENCODER: Mapping[str, Metric] = {

@@ -65,6 +65,7 @@ class FakeSteps:
             pages_per_sequence=-(-context_tokens // PAGE_TOKENS),
             type=CacheType.BFLOAT16,
             device=DEVICE,
+            host_pages=[2] * len(self._layout.groups),
         )
         limits = StepLimits(slots, slots * context_tokens, context_tokens)
         self._runner = DeviceRunner(model, self._pool, self._layout, limits, device=DEVICE)

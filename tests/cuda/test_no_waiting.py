@@ -11,7 +11,7 @@ from runtime.engine.request import SamplingParams
 from runtime.kernels.selection import highest
 from runtime.kernels.triton.launch import launch
 from runtime.kernels.triton.selection import highest_kernel
-from runtime.kv.page_group import PageCopy
+from runtime.kv.page_group import CopyKind, PageCopy
 from tests.cuda.fake_device import DEVICE, FakeCuda, Launch, fake_cuda
 from tests.cuda.steps import FakeSteps, Rows, load_on_device
 from tests.families.text_families import TEXT_MODELS
@@ -61,9 +61,14 @@ def test_copies_of_pages_never_wait(tmp_path: Path, fake: FakeCuda) -> None:
     """Of keys and values in one layer, and of states in three."""
     steps = steps_of("qwen35", tmp_path / "model.gguf", fake)
     step = [Rows(40)]
+    plain = steps.launch(step)
     counts = steps.launch(step, (PageCopy(0, 0, 1), PageCopy(1, 2, 3)))
-    more = counts.frequencies - steps.launch(step).frequencies
-    assert more == {"copy_": 2 * 4} and counts.uploads == steps.launch(step).uploads
+    assert counts.frequencies - plain.frequencies == {"copy_": 2 * 4}
+    assert counts.uploads == plain.uploads
+    to, back = PageCopy(0, 4, 0, CopyKind.TO_HOST), PageCopy(1, 1, 2, CopyKind.FROM_HOST)
+    counts = steps.launch(step, (to, back))
+    assert counts.uploads - plain.uploads + counts.downloads - plain.downloads == 2 * 4
+    assert counts.pageable_uploads == plain.pageable_uploads
 
 
 def test_steps_with_one_path_of_the_sampler_never_wait(tmp_path: Path, fake: FakeCuda) -> None:

@@ -1,6 +1,7 @@
 """The whole engine on tiny models against `transformers`, alone and in batches."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -92,6 +93,22 @@ def test_requests_in_a_batch_get_the_answers_they_get_alone(
     assert recurrent or statistics.cached_tokens_total > 0  # the shared parts are short
     assert (statistics.preemptions_total > 0) == (cache_tokens is not None)
     assert statistics.pages_owned == 0
+
+
+def test_pages_that_went_to_the_host_and_back_give_the_same_answers(each, alone) -> None:
+    """With copies that always pay, so that preempted sequences go on from them."""
+    model, *_ = each
+    sizes = {"cache_tokens": 256, "host_cache_bytes": 2**24, "depth": 2}
+    with running(model, **sizes) as engine:
+        requests = mixed_requests(model.tokenizer.vocab_size)
+        together = answers(engine, requests, together=True)
+        again = [replace(each, id=f"{each.id} again") for each in requests[:4]]
+        second = answers(engine, again, together=False)
+    statistics = engine.statistics()
+    assert [d.tokens for d in together] == [d.tokens for d in alone]
+    assert [d.tokens for d in second] == [d.tokens for d in alone[:4]]
+    assert statistics.preemptions_total > 0 and statistics.pages_owned == 0
+    assert statistics.host_pages_stored_total > 0 and statistics.host_pages_restored_total > 0
 
 
 def test_a_follow_up_reuses_the_conversation_s_pages(tiny) -> None:

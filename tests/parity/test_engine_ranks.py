@@ -101,19 +101,24 @@ def test_requests_in_a_batch_get_the_answers_of_one_rank(
         assert statistics.cached_tokens_total > 0 and statistics.preemptions_total > 0
 
 
-def test_checkpoints_of_states_are_copied_on_all_ranks(tmp_path, three) -> None:
+def test_checkpoints_and_pages_of_the_host_are_copied_on_all_ranks(tmp_path, three) -> None:
     path = tmp_path / "tiny.gguf"
     TEXT_MODELS["qwen35"].write(path)
+    prompts = [(50, 100), (50, 110), (150, 120), (20, 120), (50, 120)]
     turns = [
-        GenerationRequest(str(n), tuple(range(50, 50 + n)), StopRules(8), SamplingParams(seed=n))
-        for n in (100, 110, 120)
+        GenerationRequest(
+            str(number), tuple(range(a, a + n)), StopRules(8), SamplingParams(seed=number)
+        )
+        for number, (a, n) in enumerate(prompts)
     ]
+    options = {"cache_tokens": 256, "host_cache_bytes": 2**22}
     with divided_engine(path, []) as (_, engine):
         alone = answers(engine, turns, together=False)
-    with divided_engine(path, three[:1]) as (_, engine):
+    with divided_engine(path, three[:1], **options) as (_, engine):
         divided = answers(engine, turns, together=False)
     assert [d.tokens for d in divided] == [d.tokens for d in alone]
-    assert [d.usage.cached_tokens for d in divided if d.usage] == [0, 80, 80]
+    assert [d.usage.cached_tokens for d in divided if d.usage] == [0, 80, 0, 0, 80]
+    assert engine.statistics().host_pages_restored_total > 0
 
 
 def test_scores_of_prompts_are_those_of_one_rank(tmp_path, three) -> None:

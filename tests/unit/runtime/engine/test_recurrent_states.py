@@ -6,6 +6,7 @@ step make of it, whatever was preempted, ended, copied or handed on in between.
 
 import random
 from collections import Counter, deque
+from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -16,9 +17,10 @@ from runtime.engine.sequence import Sequence, SequenceState
 from runtime.engine.step_plan import StepPlan
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.checkpoints import CheckpointRules
-from runtime.kv.page_group import PageCopy
+from runtime.kv.page_group import CopyKind, PageCopy
 from runtime.kv.spec import CacheKind, CacheLayout, Full, LayerCache, Sliding
 from runtime.kv.states import Recurrent, StateCache
+from tests.unit.runtime.engine.test_schedule_simulation import random_host_pages
 
 VOCABULARY, LONGEST, SEEDS = 50, 40, 150
 STATE = StateCache(Recurrent(), kv_heads=3, key_dim=4, value_dim=5, channels=7, taps=2)
@@ -145,16 +147,19 @@ def test_the_state_is_copied_from_the_checkpoint_and_to_it_on_all_groups() -> No
     computed(manager, first := sequence_of(range(30)))
     manager.release(first)
     second = sequence_of([*range(26), 99])
+    kept = manager.take_copies()
+    assert kept == tuple(PageCopy(n, kept[0].source, kept[0].target) for n in (0, 2))
     length, _ = manager.adopt(second)
     grants = manager.reserve(second, 27)
     assert length == 24 and grants is not None
-    copied = [g for g in grants if g.copied_from is not None]
-    assert [(g.group, g.index) for g in copied] == [(0, 0), (2, 0)]
-    assert copied[0].page == copied[1].page != copied[0].copied_from
+    own = next(grant.page for grant in grants if grant.group == 0)
+    assert manager.take_copies() == tuple(PageCopy(n, kept[0].target, own) for n in (0, 2))
     second.confirmed, second.tokens = 32, [*range(40)]
-    copies = manager.checkpoint(second, 32)
-    assert copies == [PageCopy(n, copied[0].page, copies[0].target) for n in (0, 2)]
-    assert manager.checkpoint(second, 34) == []
+    manager.checkpoint(second, 32)
+    copies = manager.take_copies()
+    assert copies == tuple(PageCopy(n, own, copies[0].target) for n in (0, 2))
+    manager.checkpoint(second, 34)
+    assert manager.take_copies() == ()
     manager.release(second)  # before the copy was confirmed
     manager.check_idle()
 
@@ -202,14 +207,17 @@ class PretendDevice:
             [(-1, -1) if kind.by_sequence else [-1] * size for _ in range(count)]
             for kind, count in zip(kinds, pages, strict=True)
         ]
+        self.host: list[dict[int, object]] = [{} for _ in kinds]
         self.tables: list[list[dict[int, int]]] = [[{} for _ in range(slots)] for _ in kinds]
         self.last = [-1] * slots
 
     def execute(self, plan: StepPlan) -> tuple[Sampled | None, ...]:
         for write in plan.page_writes:
             self.tables[write.group][write.slot][write.index] = write.page
-        for group, source, target in plan.page_copies:
-            self.pages[group][target] = self.pages[group][source]
+        for group, source, target, kind in plan.page_copies:
+            sources = self.host if kind is CopyKind.FROM_HOST else self.pages
+            targets = self.host if kind is CopyKind.TO_HOST else self.pages
+            targets[group][target] = copy(sources[group][source])
         for number, kind in enumerate(self.kinds):
             if kind.by_sequence:
                 written = [self.tables[number][chunk.slot][0] for chunk in plan.chunks]
@@ -289,7 +297,13 @@ def trial(seed: int, depth: int, tally: Counter[str]) -> None:
     rules = CheckpointRules(
         r.choice([1, 3]), least=r.choice([2, 6]), sparse=r.choice([6, 12]), spacing=r.choice([4, 8])
     )
-    cache_manager = KVCacheManager(kinds, pages, page_tokens=size, checkpoint_rules=rules)
+    cache_manager = KVCacheManager(
+        kinds,
+        pages,
+        page_tokens=size,
+        checkpoint_rules=rules,
+        host_pages=random_host_pages(r, kinds) if r.random() < 0.5 else None,
+    )
     scheduler = Scheduler(cache_manager, slots=slots, step_tokens=budget)
     device = PretendDevice(kinds, pages, size, slots)
     todo = requests_of(r)
@@ -319,6 +333,7 @@ def trial(seed: int, depth: int, tally: Counter[str]) -> None:
         cached=sum(sequence.cached for sequence in finished),
         taken=cache_manager.checkpoints.taken,
         hits=cache_manager.checkpoints.hits,
+        restored=cache_manager.host_store.restored if cache_manager.host_store else 0,
     )
 
 
@@ -328,4 +343,4 @@ def test_every_sequence_gets_the_tokens_it_gets_alone(depth: int) -> None:
     for seed in range(SEEDS):
         trial(seed, depth, tally)
     assert min(tally["finished"], tally["cached"], tally["taken"], tally["hits"]) > SEEDS, tally
-    assert tally["preempted"] > 0
+    assert tally["preempted"] > 0 and tally["restored"] > SEEDS // 4

@@ -27,6 +27,8 @@ from runtime.engine.scheduler import Scheduler
 from runtime.engine.sequence import Sequence, SequenceState
 from runtime.engine.step_plan import StepPlan
 from runtime.kv.cache_manager import KVCacheManager
+from runtime.kv.host_store import HostPages, TransferCosts
+from runtime.kv.page_group import CopyKind
 from runtime.kv.spec import CacheKind, Chunked, Cross, Full, Sliding
 
 VOCABULARY = 50
@@ -48,6 +50,7 @@ class Tally:
     encoded: int = 0
     failed: int = 0
     waits: int = 0
+    restored: int = 0
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,7 @@ class PretendDevice:
     def __init__(self, kinds: list[CacheKind], pages: list[int], size: int, slots: int) -> None:
         self.kinds, self.size = kinds, size
         self.memory = [[[None] * size for _ in range(count)] for count in pages]
+        self.host: list[dict[int, list]] = [{} for _ in kinds]
         self.tables: list[list[dict[int, int]]] = [[{} for _ in range(slots)] for _ in kinds]
         self.last: list[int | None] = [None] * slots
         self.loaded: list[tuple[int, ...] | None] = [None] * slots
@@ -155,6 +159,10 @@ class PretendDevice:
     def execute(self, plan: StepPlan) -> tuple[Sampled | None, ...]:
         for write in plan.page_writes:
             self.tables[write.group][write.slot][write.index] = write.page
+        for group, source, target, kind in plan.page_copies:
+            sources = self.host if kind is CopyKind.FROM_HOST else self.memory
+            targets = self.host if kind is CopyKind.TO_HOST else self.memory
+            targets[group][target] = list(sources[group][source])
         for load in plan.slot_loads:
             self.loaded[load.slot] = load.tokens
         rows = [self._embed(chunk) for chunk in plan.chunks]
@@ -337,13 +345,26 @@ def random_kinds(r: random.Random, page_tokens: int) -> list[CacheKind]:
     return kinds[: r.choice([2, 3, 4, 4])]
 
 
+def random_host_pages(r: random.Random, kinds: list[CacheKind]) -> HostPages:
+    """Copies pay if they are few; then recomputation is the other way to go on."""
+    few = r.choice([2, 10, 30])
+    return HostPages([r.randint(0, few) for _ in kinds], [1] * len(kinds), TransferCosts(4.0))
+
+
 def trial(seed: int, depth: int, prefix_cache: bool, tally: Tally) -> None:
     r = random.Random(seed)
     size, slots, budget = r.choice([2, 4]), r.choice([2, 4, 6]), r.choice([8, 12, 20])
     kinds = random_kinds(r, size)
     beside = any(isinstance(kind, Cross) for kind in kinds)
     pages = [-(-(kind.capacity(LONGEST) + 2) // size) + r.randint(1, 30) for kind in kinds]
-    cache_manager = KVCacheManager(kinds, pages, page_tokens=size, prefix_cache=prefix_cache)
+    cache_manager = KVCacheManager(
+        kinds,
+        pages,
+        page_tokens=size,
+        prefix_cache=prefix_cache,
+        host_pages=random_host_pages(r, kinds) if r.random() < 0.5 else None,
+    )
+    cache_manager.note_prefill_speed(r.choice([None, 1.0]))
     scheduler = Scheduler(
         cache_manager, slots=slots, step_tokens=budget, step_image_rows=IMAGES * IMAGE_ROWS
     )
@@ -372,6 +393,8 @@ def trial(seed: int, depth: int, prefix_cache: bool, tally: Tally) -> None:
     assert cache_manager.pages_owned == 0
     tally.preemptions += scheduler.preemptions
     tally.shifts += scheduler.shifts
+    if cache_manager.host_store is not None:
+        tally.restored += cache_manager.host_store.restored
 
 
 def drive(r, scheduler, device, encoder, todo, depth):
@@ -443,4 +466,5 @@ def test_every_sequence_gets_the_tokens_it_gets_alone(depth: int, prefix_cache: 
     assert tally.shifts > SEEDS
     assert (tally.reused > 0) == prefix_cache
     assert (tally.images_reused > 0) == prefix_cache
+    assert (tally.restored > SEEDS // 4) == prefix_cache
     assert min(tally.encoded, tally.failed, tally.waits) > SEEDS // 25
