@@ -34,8 +34,10 @@ def outputs(shape: str, steps: list[dict[int, int]], **options) -> list[list[tor
     return [[torch.cat(p) for p in zip(*parts[n], strict=True)] for n in range(len(LENGTHS))]
 
 
-@pytest.mark.parametrize("shape", ["one_head", "groups", "odd_sizes"])
-@pytest.mark.parametrize("tiled", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "tiled"),
+    [("one_head", False), ("groups", False), ("groups", True), ("odd_sizes", True)],
+)
 def test_steps_of_any_length_give_the_result_of_the_whole_sequence(shape: str, tiled: bool) -> None:
     got = outputs(shape, STEPS, tiled=tiled)
     for number, results in enumerate(got):

@@ -24,6 +24,16 @@ OPTIONS = {
     "capped, sinks": (3.0, True),
 }
 every_option = pytest.mark.parametrize("options", OPTIONS)
+# Every option, with windows from one row to none.
+VISIBLE = (
+    ("plain", None),
+    ("plain", 1),
+    ("capped", 20),
+    ("sinks", 64),
+    ("capped, sinks", None),
+    ("capped, sinks", 20),
+)
+every_view = pytest.mark.parametrize(("options", "window"), VISIBLE)
 # (slot, start, rows) per sequence: prefill, decode, and both in one batch.
 BATCHES = {
     "one decoding row": ((0, 0, 1),),
@@ -145,8 +155,7 @@ def rows_of(plan: AttentionPlan, begin: int, end: int) -> AttentionPlan:
     )  # fmt: skip
 
 
-@every_option
-@pytest.mark.parametrize("window", [None, 20])
+@every_view
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_twin_is_softmax_attention(
@@ -168,8 +177,7 @@ def test_the_twin_gives_the_same_in_small_pieces(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(pieces, whole, rtol=1e-5, atol=1e-5)
 
 
-@every_option
-@pytest.mark.parametrize("window", [None, 1, 20, 64])
+@every_view
 @pytest.mark.parametrize("type", CacheType)
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("shape", SHAPES)

@@ -47,6 +47,7 @@ def qwen_limits(family: str, flavour: str) -> Iterator[Limits]:
     yield {least: None, most: None}
     for area in (1, square - 1, 53 * square, 211 * square, 211 * square + 1, 65_537):
         yield {least: None, most: area}
+    for area in (square - 1, 211 * square + 1):
         yield {least: 1, most: area}
     for area in (square, 30 * square, 100 * square + 1):
         yield {least: area, most: area}

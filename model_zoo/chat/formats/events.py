@@ -54,4 +54,3 @@ class CallAborted:
 
 
 Event = Text | Thinking | CallBegin | CallArguments | CallEnd | CallAborted
-CallEvent = CallBegin | CallArguments | CallEnd | CallAborted

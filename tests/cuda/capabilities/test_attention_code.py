@@ -4,6 +4,7 @@ import pytest
 
 from tests.cuda.compiled import CAPABILITIES, compile_all
 from tests.cuda.test_attention_code import assert_attention_code, assert_other_code
+from tests.cuda.test_selection import assert_selection_code
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -20,3 +21,8 @@ def test_other_kernels_need_no_stack_and_load_widely(capability: int) -> None:
     for name, kernel in code.items():
         print(capability, name, kernel)
     assert_other_code(code)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_selection_keeps_a_row_in_registers(capability: int) -> None:
+    assert_selection_code(capability)
