@@ -3,11 +3,12 @@
 import hashlib
 import json
 import re
+import secrets
 import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from unittest import mock
@@ -22,9 +23,12 @@ PIECE = 16 << 10
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 on which nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
+    """A port of 127.0.0.1 on which nothing listens. It is none of those that the kernel chooses,
+    one of which another process could get before it is used."""
+    while True:
+        port = 20_000 + secrets.randbelow(10_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def digest(data: bytes) -> str:
