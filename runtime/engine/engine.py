@@ -296,6 +296,7 @@ class Engine:
         if not isinstance(sampled, Sampled):
             self._end(live, Delta(error=sampled.reason), FinishReason.FAILED)
             return
+        self._totals.completion_tokens_total += 1
         text, shown = self._push(live, sampled, ended=finish is FinishReason.STOP)
         if live.text.stopped:
             finish = FinishReason.STOP
@@ -339,11 +340,8 @@ class Engine:
         )
         del self._live[live.sequence.request.id]
         del self._by_sequence[live.sequence]
-        totals, resume = self._totals, live.sequence.request.resume
-        totals.prompt_tokens_total += usage.prompt_tokens
-        totals.cached_tokens_total += usage.cached_tokens
-        totals.completion_tokens_total += usage.completion_tokens
-        totals.completion_tokens_total -= len(resume.tokens) if resume else 0
+        self._totals.prompt_tokens_total += usage.prompt_tokens
+        self._totals.cached_tokens_total += usage.cached_tokens
         live.deliver(delta.merged(last))
 
     def _usage(self, live: _Live) -> Usage:

@@ -12,13 +12,15 @@ from serve_app.api.refusals import Refusal
 from serve_app.api.tenant import set_tenant
 
 OPEN_PATHS = frozenset({"/healthz"})
-# The chat page, which asks for a key, is below this path and at "/".
+# The pages, which ask for a key if they need one: their files are below the first path, the chat
+# page is at "/", the others are `PAGES`.
 PAGE_PATH = "/page"
+PAGES = ("/status", "/docs")
 
 
 def needs_no_key(path: str) -> bool:
     """Whether a path of the application shows nothing that a key protects."""
-    return path in OPEN_PATHS or path == "/" or path.startswith(f"{PAGE_PATH}/")
+    return path in (*OPEN_PATHS, "/", *PAGES) or path.startswith(f"{PAGE_PATH}/")
 
 
 class RequireKey:

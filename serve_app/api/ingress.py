@@ -134,7 +134,9 @@ def ingress_app(
             *_plain_routes(),
             *_ollama_routes(backend, images, bodies),
             *_management_routes(management, bodies, keyed=api_keys is not None),
-            *_monitoring_routes(Monitoring(telemetry.exposition), keyed=api_keys is not None),
+            *_monitoring_routes(
+                Monitoring(telemetry.exposition, backend.registry), keyed=api_keys is not None
+            ),
             *_openai_routes(backend, images, bodies),
             *_responses_routes(OpenAIResponses(backend, images, bodies, history)),
             *_anthropic_routes(backend, images, bodies),
@@ -230,7 +232,10 @@ def _management_routes(
 
 def _monitoring_routes(monitoring: Monitoring, *, keyed: bool) -> list[Route]:
     """The metrics have the names of all keys and models."""
-    return [Route("/metrics", monitoring.metrics, middleware=_management_guard(keyed=keyed))]
+    return [
+        Route("/metrics", monitoring.metrics, middleware=_management_guard(keyed=keyed)),
+        Route("/status.json", monitoring.status),
+    ]
 
 
 def _management_guard(*, keyed: bool) -> list[Middleware]:

@@ -18,7 +18,7 @@ from serve_app.api.responses_body import ResponsesBody
 from serve_app.api.tokenization import DetokenizeBody, TokenizeBody
 
 JSON, NDJSON, SSE = "application/json", "application/x-ndjson", "text/event-stream"
-TEXT, BINARY = "text/plain", "application/octet-stream"
+TEXT, HTML, BINARY = "text/plain", "text/html", "application/octet-stream"
 
 
 class Protocol(StrEnum):
@@ -52,6 +52,9 @@ OPERATIONS = (
     Operation("GET", "/", _OLLAMA, "Greet clients", media_types=(TEXT,)),
     Operation("GET", "/healthz", _OLLAMA, "Show that the ingress is running"),
     Operation("GET", "/openapi.json", _OLLAMA, "Describe the HTTP interface"),
+    Operation("GET", "/status", _OLLAMA, "Show the status page", media_types=(HTML,)),
+    Operation("GET", "/status.json", _OLLAMA, "Show the state of models and replicas"),
+    Operation("GET", "/docs", _OLLAMA, "Show this document as a page", media_types=(HTML,)),
     Operation("GET", "/metrics", _OLLAMA, "Export metrics to Prometheus", media_types=(TEXT,)),
     Operation("GET", "/api/version", _OLLAMA, "Show the versions of the API and the server"),
     Operation("POST", "/api/chat", _OLLAMA, "Answer a chat", ollama.ChatBody, (NDJSON, JSON)),

@@ -1,4 +1,4 @@
-"""The chat page: the static files of `serve_app/page`, which hold no secrets."""
+"""The pages for browsers: the static files of `serve_app/page`, which hold no secrets."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.api.auth import PAGE_PATH
+from serve_app.api.auth import PAGE_PATH, PAGES
 
 GREETING = "Ollama is running"
 _FILES = Path(str(files("serve_app.page")))
@@ -46,6 +46,7 @@ def page_routes() -> list[BaseRoute]:
     secured = [Middleware(_Secured)]
     return [
         Route("/", _root, middleware=secured),
+        *(Route(path, _page, middleware=secured) for path in PAGES),
         Mount(PAGE_PATH, StaticFiles(directory=_FILES), middleware=secured),
     ]
 
@@ -56,3 +57,7 @@ async def _root(request: Request) -> Response:
     if "text/html" in request.headers.get("accept", ""):
         return FileResponse(_FILES / "index.html", headers=vary)
     return PlainTextResponse(GREETING, headers=vary)
+
+
+async def _page(request: Request) -> Response:
+    return FileResponse(_FILES / f"{request.url.path.rsplit('/', 1)[-1]}.html")

@@ -128,7 +128,7 @@ class StartReport:
         names = ", ".join(sorted(self._served_models)) or "none of the models yet"
         self._say(
             f"Caravan serves {names} at {self._address} after {seconds:.0f} s: chat page /, "
-            f"API /openapi.json. Log: {self._log}. Ctrl-C stops it."
+            f"status /status, APIs /docs. Log: {self._log}. Ctrl-C stops it."
         )
 
     def _stop_bars(self) -> None:

@@ -12,6 +12,7 @@ from serve_app.config.options import Options
 from serve_app.config.settings import canonical_name
 from serve_app.gateway.listing import ListedModel, LoadedModel, merge_loaded, unpulled_model
 from serve_app.gateway.model_card import ModelCard
+from serve_app.gateway.replica_status import ReplicaStatus
 from serve_app.gateway.schedulability import Plan, Schedulability
 from serve_app.gateway.tasks import ChatTask, Conversation, RawText, Task
 from serve_app.logs import get_logger
@@ -84,6 +85,10 @@ class ModelRegistry:
         self._schedulability = schedulability
         self._unload_logged: set[str] = set()
 
+    @property
+    def configured(self) -> list[str]:
+        return [*self._replicas]
+
     async def find(self, name: str, allowed: AllowedModels) -> ServedModel:
         """Raises the same ModelNotFoundError for unknown models and for those that are not allowed,
         so that a client cannot detect which models exist."""
@@ -109,6 +114,17 @@ class ModelRegistry:
         if self._pool is not None:
             loaded += await self._pool.loaded()
         return merge_loaded(each for each in loaded if each.model.name in allowed)
+
+    async def statuses(self) -> list[ReplicaStatus]:
+        """Of all replicas and processes with models on demand. Those of a deployment are missing if
+        one of them does not answer in time."""
+        calls = [_ask(replicas, "status") for replicas in self._replicas.values()]
+        if self._pool is not None:
+            calls.append(self._pool.statuses())
+        answers = await asyncio.gather(*calls)
+        return [
+            each for found in answers for each in found or () if isinstance(each, ReplicaStatus)
+        ]
 
     async def choose(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address:
         """The replica for the task; waits until there is one.

@@ -120,6 +120,13 @@ class PoolDirectory:
         )
         return [result for result in results if isinstance(result, CallResult)]
 
+    async def statuses(self) -> list[Any] | None:
+        """A ReplicaStatus of each process; None if one of them does not answer in time."""
+        try:
+            return await self._processes.broadcast("status", timeout_s=REPORT_TIMEOUT_S)
+        except TimeoutError:
+            return None
+
     def forget(self) -> None:
         """The state has changed: the next caller requests new reports and lists."""
         self._reported_at = self._listed_at = float("-inf")

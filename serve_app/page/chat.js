@@ -2,13 +2,13 @@
 
 import * as conversation from "./conversation.js";
 import { messageNode, updateAnswer } from "./messages.js";
+import { askKey, setUp } from "./preferences.js";
 import * as server from "./server.js";
 import { allChats, deleteChat, saveChat } from "./store.js";
 
 const $ = (id) => document.getElementById(id);
 const IMAGES = new Set(["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"]);
 const MODEL = "caravan-model"; // keys of localStorage
-const THEME = "caravan-theme";
 const BOTTOM = 80; // pixels from the end that count as the end, when following an answer
 
 let chats = [];
@@ -19,7 +19,10 @@ let capabilities = new Set();
 let models = null; // settled when the list of models has been requested
 
 async function start() {
-  document.documentElement.dataset.theme = localStorage.getItem(THEME) ?? "";
+  setUp(() => {
+    problem("");
+    models = loadModels();
+  });
   chats = await allChats();
   open(chats[0] ?? conversation.newChat("", {}));
   $("text").focus();
@@ -307,7 +310,7 @@ function drawAttached() {
   );
 }
 
-// ---- settings, key, export
+// ---- settings, export
 
 const NUMBERS = ["temperature", "top_k", "top_p", "seed", "num_predict"];
 const THINK = { on: true, off: false };
@@ -343,21 +346,6 @@ function saveSettings(event) {
     NUMBERS.filter((name) => fields[name].value !== "").map((name) => [name, Number(fields[name].value)]),
   );
   if (chats.includes(chat)) store();
-}
-
-function askKey(reason) {
-  const fields = $("key").querySelector("form").elements;
-  $("key-reason").textContent = reason;
-  fields.key.value = server.apiKey();
-  $("key").showModal();
-}
-
-function saveKey(event) {
-  if (event.submitter?.value !== "save") return;
-  const { key, remember } = event.target.elements;
-  server.setApiKey(key.value.trim(), remember.checked);
-  problem("");
-  models = loadModels();
 }
 
 function save() {
@@ -426,8 +414,6 @@ $("new-chat").addEventListener("click", () => {
 $("export").addEventListener("click", save);
 $("open-settings").addEventListener("click", openSettings);
 $("settings").querySelector("form").addEventListener("submit", saveSettings);
-$("open-key").addEventListener("click", () => askKey("Needed only if the server asks for one."));
-$("key").querySelector("form").addEventListener("submit", saveKey);
 $("open-side").addEventListener("click", () => {
   $("side").classList.add("open");
   $("close-side").focus();
@@ -435,12 +421,6 @@ $("open-side").addEventListener("click", () => {
 $("close-side").addEventListener("click", () => {
   $("side").classList.remove("open");
   $("open-side").focus();
-});
-$("theme").addEventListener("click", () => {
-  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const now = document.documentElement.dataset.theme || (dark ? "dark" : "light");
-  document.documentElement.dataset.theme = now === "dark" ? "light" : "dark";
-  localStorage.setItem(THEME, document.documentElement.dataset.theme);
 });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !document.querySelector("dialog[open]")) {

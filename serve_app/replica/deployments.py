@@ -26,6 +26,7 @@ from serve_app.gateway.listing import LoadedModel
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.model_registry import ModelRegistry, ServedModel
 from serve_app.gateway.replica_calls import Replicas
+from serve_app.gateway.replica_status import ReplicaStatus
 from serve_app.gateway.schedulability import Plan, Schedulability
 from serve_app.logs import get_logger
 from serve_app.on_demand.management import ModelManagement
@@ -69,6 +70,7 @@ class ModelDeployment:
         self, settings: ModelSettings, encoders: DeploymentHandle | None = None
     ) -> None:
         log.info("starting", model=settings.name)
+        self._settings = settings
         self._opened = AsyncExitStack()
         self._replica: ModelReplica | UnservedReplica
         try:
@@ -115,6 +117,9 @@ class ModelDeployment:
 
     async def statistics(self) -> "EngineStatistics":
         return self._replica.statistics()
+
+    async def status(self) -> ReplicaStatus:
+        return _status({self._settings.name: self._replica.statistics()})
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return engine_metrics(self._replica.statistics())
@@ -198,6 +203,9 @@ class OnDemandDeployment:
         if self._store_manager.address.replica not in replicas:
             return None
         return await self._store_manager.call(method, *arguments)
+
+    async def status(self) -> ReplicaStatus:
+        return _status(self._store_manager.pool.statistics())
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return self._store_manager.pool.measures()
@@ -308,6 +316,14 @@ class Ingress:
         exposition = ClusterExposition(cluster.metrics_urls)
         telemetry = Telemetry(meter=meter, exposition=exposition)
         return ingress_app(backend, options, management, stored, telemetry)
+
+
+def _status(engines: "Mapping[str, EngineStatistics]") -> ReplicaStatus:
+    """As plain numbers: the ingress does not import the engine."""
+    return ReplicaStatus(
+        serve.get_replica_context().replica_id.unique_id,
+        {model: dataclasses.asdict(statistics) for model, statistics in engines.items()},
+    )
 
 
 def _publish(

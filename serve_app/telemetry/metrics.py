@@ -125,7 +125,7 @@ ENGINE_CACHED_TOKENS = Metric(
     _ENGINE,
 )
 ENGINE_COMPLETION_TOKENS = Metric(
-    "caravan_engine_completion_tokens_total", _C, "Tokens generated for ended requests.", _ENGINE
+    "caravan_engine_completion_tokens_total", _C, "Tokens generated.", _ENGINE
 )
 PREEMPTIONS = Metric(
     "caravan_engine_preemptions_total", _C, "Requests that lost their pages to others.", _ENGINE

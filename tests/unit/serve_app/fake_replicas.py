@@ -22,6 +22,7 @@ from serve_app.gateway.failover import FailoverRules
 from serve_app.gateway.listing import LoadedModel
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.model_registry import ModelRegistry, ServedModel
+from serve_app.gateway.replica_status import ReplicaStatus
 from serve_app.gateway.tasks import (
     Candidate,
     ChatDelta,
@@ -107,6 +108,7 @@ class OneReplica:
         self.address = address
         self.card = card
         self.choices = 0
+        self.statuses: list[ReplicaStatus] = []
 
     async def choose(self, task, *, avoid: frozenset[str] = frozenset()) -> Address:
         self.choices += 1
@@ -118,11 +120,8 @@ class OneReplica:
     async def describe(self, *, verbose: bool) -> ModelCard:
         return self.card
 
-    async def broadcast(
-        self, method: str, *arguments, timeout_s: float | None
-    ) -> list[LoadedModel]:
-        assert method == "loaded"
-        return [LoadedModel.of(self.card)]
+    async def broadcast(self, method: str, *arguments, timeout_s: float | None) -> list[Any]:
+        return {"loaded": [LoadedModel.of(self.card)], "status": self.statuses}[method]
 
 
 def backend_of(
@@ -198,12 +197,14 @@ async def ingress(
     private_caches: bool = False,
     stored: Any = None,
     telemetry: Telemetry | None = None,
+    statuses: list[ReplicaStatus] | None = None,
     **limits: Any,
 ) -> AsyncIterator[Starlette]:
     """The whole ingress, with `replica` behind a real direct stream; `limits` as the ingress has
-    them."""
+    them. `statuses`: what the replicas tell about their engines."""
     server = generation_server(replica.generate)
     replicas = OneReplica(await server.start("127.0.0.1"), card)
+    replicas.statuses = [] if statuses is None else statuses
     model = ServedModel("demo", options or Options())
     backend = backend_of(replicas, model, private_caches=private_caches, telemetry=telemetry)
     try:

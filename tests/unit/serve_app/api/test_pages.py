@@ -1,4 +1,4 @@
-"""The files of the chat page."""
+"""The pages for browsers and their files."""
 
 import pytest
 
@@ -25,9 +25,17 @@ async def test_browsers_get_the_page_and_other_clients_the_greeting(keys):
         )
 
 
-async def test_the_page_may_use_its_own_server_only():
+@pytest.mark.parametrize(("path", "title"), [("/status", "status"), ("/docs", "APIs")])
+async def test_the_other_pages_need_no_key_and_are_found_below_a_prefix(path, title):
+    async with http_client(PretendReplica(), api_keys=(api_key("one"),), prefix="/app") as client:
+        page = await client.get(path)
+    assert page.headers["content-type"].startswith("text/html")
+    assert f"<title>Caravan: {title}</title>" in page.text
+
+
+async def test_the_pages_may_use_their_own_server_only():
     async with http_client(PretendReplica()) as client:
-        for path in ("/", "/page/chat.js"):
+        for path in ("/", "/status", "/docs", "/page/chat.js"):
             headers = (await client.get(path, headers=BROWSER)).headers
             policy = dict(
                 part.split(" ", 1) for part in headers["content-security-policy"].split("; ")

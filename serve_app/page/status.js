@@ -1,0 +1,147 @@
+// The status page: asks /status.json at intervals and plots what has changed.
+
+import { element, number, Plot } from "./plots.js";
+import { askKey, setUp } from "./preferences.js";
+import * as server from "./server.js";
+
+const EVERY_MS = 2000;
+const POINTS = 150;
+const SPAN = "the last five minutes";
+const $ = (id) => document.getElementById(id);
+const models = new Map(); // a ModelSection by name
+let paused = false;
+let asking = false;
+
+const COLUMNS = [
+  ["Replica", (one) => one.id],
+  ["Running", (one) => `${number(one.running)} of ${number(one.slots)}`],
+  ["Waiting", (one) => number(one.waiting)],
+  ["Queued tokens", (one) => number(one.queued_tokens)],
+  ["Cache pages", (one) => `${number(one.pages_owned)} of ${number(one.pages_total)}`],
+  ["Images waiting", (one) => number(one.images_waiting)],
+  ["Tokens generated", (one) => number(one.completion_tokens_total)],
+  ["Preemptions", (one) => number(one.preemptions_total)],
+];
+
+class ModelSection {
+  constructor(name) {
+    this.name = name;
+    this.before = null; // { at, replicas: by id }
+    this.node = element("section");
+    this.heading = element("h2", name);
+    this.facts = element("p");
+    this.plots = {
+      speed: new Plot("Tokens per second", ["generated", "prompts"], { span: POINTS }),
+      requests: new Plot("Requests", ["running", "waiting"], { span: POINTS }),
+      queue: new Plot("Prompt tokens in the queue", ["tokens"], { span: POINTS }),
+      cache: new Plot("Cache", ["used", "prefix hits"], { unit: "%", span: POINTS, most: 100 }),
+    };
+    const grid = element("div");
+    grid.className = "plots";
+    grid.append(...Object.values(this.plots).map((plot) => plot.figure));
+    Object.values(this.plots).forEach((plot) => plot.showSpan(SPAN));
+    this.body = element("tbody");
+    this.node.append(this.heading, this.facts, grid, this.#table());
+  }
+
+  update(at, replicas) {
+    const changed = this.#changes(at, replicas);
+    const sum = (field) => replicas.reduce((total, one) => total + one[field], 0);
+    this.plots.speed.add([changed.completion_tokens_total, changed.computed_tokens_total], this.name);
+    this.plots.requests.add([sum("running"), sum("waiting")], this.name);
+    this.plots.queue.add([sum("queued_tokens")], this.name);
+    const prompts = sum("prompt_tokens_total");
+    const hits = prompts ? (100 * sum("cached_tokens_total")) / prompts : null;
+    const pages = sum("pages_total");
+    this.plots.cache.add([pages ? (100 * sum("pages_owned")) / pages : null, hits], this.name);
+    this.facts.textContent = replicas.length
+      ? `${replicas.length} ${replicas.length === 1 ? "replica" : "replicas"}, ${number(sum("slots"))} slots, ` +
+        `${number(sum("completion_tokens_total"))} tokens generated since they started`
+      : "No replica answers.";
+    this.body.replaceChildren(...replicas.map(row));
+    this.body.closest("table").hidden = !replicas.length;
+  }
+
+  // Totals per second since the last answer, of replicas that were in both.
+  #changes(at, replicas) {
+    const before = this.before;
+    const known = new Map(replicas.map((one) => [one.id, one]));
+    this.before = { at, known };
+    if (!before || at <= before.at) return { completion_tokens_total: null, computed_tokens_total: null };
+    const rate = (field) => {
+      let change = 0;
+      for (const [id, one] of known) change += Math.max(0, one[field] - (before.known.get(id) ?? one)[field]);
+      return change / (at - before.at);
+    };
+    return Object.fromEntries(["completion_tokens_total", "computed_tokens_total"].map((f) => [f, rate(f)]));
+  }
+
+  #table() {
+    const around = element("div");
+    around.className = "table";
+    around.tabIndex = 0; // scrolls
+    around.setAttribute("role", "region");
+    around.setAttribute("aria-label", `Replicas of ${this.name}`);
+    const table = element("table");
+    const head = element("tr");
+    for (const [title] of COLUMNS) {
+      const cell = element("th", title);
+      cell.scope = "col";
+      head.append(cell);
+    }
+    table.append(element("thead"), this.body);
+    table.tHead.append(head);
+    around.append(table);
+    return around;
+  }
+}
+
+function row(replica) {
+  const made = element("tr");
+  made.append(...COLUMNS.map(([, text]) => element("td", text(replica))));
+  return made;
+}
+
+function show({ at, models: listed }) {
+  const names = new Set(listed.map(({ name }) => name));
+  for (const [name, section] of models) {
+    if (!names.has(name)) {
+      section.node.remove();
+      models.delete(name);
+    }
+  }
+  for (const { name, replicas } of listed) {
+    if (!models.has(name)) {
+      models.set(name, new ModelSection(name));
+      $("models").append(models.get(name).node);
+    }
+    models.get(name).update(at, replicas);
+  }
+  const replicas = listed.flatMap((model) => model.replicas);
+  const total = (field) => number(replicas.reduce((sum, one) => sum + one[field], 0));
+  $("summary").textContent =
+    `Models: ${listed.length}. Replicas: ${replicas.length}. ` +
+    `Requests: ${total("running")} running, ${total("waiting")} waiting.`;
+}
+
+async function ask() {
+  if (asking || document.hidden || $("key").open) return;
+  asking = true;
+  try {
+    show(await server.get("/status.json"));
+    $("problem").textContent = "";
+  } catch (error) {
+    if (error.status === 401) askKey("This server needs an API key.");
+    else $("problem").textContent = `The server does not answer: ${error.message}`;
+  } finally {
+    asking = false;
+  }
+}
+
+$("pause").addEventListener("click", () => {
+  paused = !paused;
+  $("pause").setAttribute("aria-pressed", String(paused));
+});
+setUp(ask);
+setInterval(() => paused || ask(), EVERY_MS);
+ask();

@@ -1,0 +1,141 @@
+"""The status page in Chromium, with replicas whose state the test sets."""
+
+import dataclasses
+
+import pytest
+from axe_playwright_python.async_playwright import Axe
+
+from runtime.engine.engine import EngineStatistics
+from serve_app.api import monitoring
+from serve_app.gateway.replica_status import ReplicaStatus
+from tests.unit.serve_app.api.api_keys import api_key
+from tests.unit.serve_app.fake_replicas import PretendReplica
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+KEY = "key-of-a-test"
+ENGINE = EngineStatistics(
+    running=3,
+    waiting=2,
+    slots=16,
+    pages_total=200,
+    pages_owned=50,
+    queued_tokens=900,
+    prompt_tokens_total=1000,
+    cached_tokens_total=400,
+    computed_tokens_total=600,
+    completion_tokens_total=5000,
+)
+
+
+def state(engine: EngineStatistics, replica: str = "abcd1234") -> ReplicaStatus:
+    return ReplicaStatus(replica, {"demo": dataclasses.asdict(engine)})
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """Each request of the page reaches the replicas."""
+    monkeypatch.setattr(monitoring, "KEPT_S", 0.0)
+
+
+async def test_numbers_and_plots_follow_the_replicas(visiting, fresh):
+    statuses = [state(ENGINE)]
+    async with visiting(PretendReplica(), statuses=statuses) as visit:
+        page = visit.page
+        await page.goto(f"{visit.address}/status")
+        await page.get_by_text("Models: 1. Replicas: 1. Requests: 3 running, 2 waiting.").wait_for()
+        cells = await page.locator("tbody td").all_inner_texts()
+        assert cells == ["abcd1234", "3 of 16", "2", "900", "50 of 200", "0", "5,000", "0"]
+        await page.get_by_role(
+            "img", name="Cache of demo: now used 25%, prefix hits 40%"
+        ).wait_for()
+        statuses[0] = state(dataclasses.replace(ENGINE, completion_tokens_total=6000, running=9))
+        await page.get_by_role("img", name="Requests of demo: now running 9").wait_for()
+        await page.locator("tbody").get_by_text("6,000").wait_for()
+        outline = page.locator("figure", has_text="Requests").locator(".line-0").last
+        assert "L" in (await outline.get_attribute("d"))
+        statuses.append(state(ENGINE, "second"))
+        await page.get_by_text("2 replicas, 32 slots").wait_for()
+        statuses.clear()
+        await page.get_by_text("No replica answers.").wait_for()
+        assert visit.problems == []
+
+
+async def test_the_speed_is_what_was_generated_between_two_answers(visiting, fresh):
+    statuses = [state(ENGINE)]
+    async with visiting(PretendReplica(), statuses=statuses) as visit:
+        page = visit.page
+        await page.goto(f"{visit.address}/status")
+        plot = page.locator("figure", has_text="Tokens per second").get_by_role("img")
+        await page.get_by_role("img", name="generated 0,").wait_for()
+        statuses[0] = state(dataclasses.replace(ENGINE, completion_tokens_total=10_000))
+        await page.wait_for_function(
+            "(plot) => !plot.ariaLabel.endsWith('highest 0')", arg=await plot.element_handle()
+        )
+
+
+async def test_pause_stops_the_requests(visiting, fresh):
+    count = "window.asked = 0; const ask = fetch; window.fetch = (...a) => (asked++, ask(...a)); 0"
+    async with visiting(PretendReplica(), statuses=[state(ENGINE)]) as visit:
+        page = visit.page
+        await page.clock.install()
+        await page.goto(f"{visit.address}/status")
+        await page.get_by_text("Requests: 3 running").wait_for()
+        pause = page.get_by_role("button", name="Pause")
+        await pause.click()
+        await page.evaluate(count)
+        assert await pause.get_attribute("aria-pressed") == "true"
+        await page.clock.run_for(10_000)
+        assert await page.evaluate("asked") == 0
+        await pause.click()
+        await page.clock.run_for(3000)
+        assert await page.evaluate("asked") > 0
+
+
+async def test_a_server_with_keys_asks_for_one(visiting, fresh):
+    keys = (api_key(KEY),)
+    async with visiting(PretendReplica(), api_keys=keys, statuses=[state(ENGINE)]) as visit:
+        await visit.page.goto(f"{visit.address}/status")
+        await visit.page.get_by_text("This server needs an API key.").wait_for()
+        await visit.page.get_by_label("Key", exact=True).fill(KEY)
+        await visit.page.get_by_role("button", name="Save").click()
+        await visit.page.get_by_text("Requests: 3 running").wait_for()
+
+
+@pytest.mark.parametrize("path", ["/status", "/docs"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_axe_finds_nothing_serious_on_a_phone(visiting, path, scheme):
+    options = {"color_scheme": scheme, "viewport": {"width": 360, "height": 740}}
+    async with visiting(PretendReplica(), context=options, statuses=[state(ENGINE)]) as visit:
+        page = visit.page
+        await page.goto(f"{visit.address}{path}")
+        await page.get_by_text("demo" if path == "/status" else "Answer a chat").first.wait_for()
+        if path == "/docs":
+            await page.get_by_text("/v1/chat/completions").click()
+        found = (await Axe().run(page)).response["violations"]
+        assert [each for each in found if each["impact"] in ("serious", "critical")] == []
+        assert await page.evaluate("document.documentElement.scrollWidth") == 360
+        assert visit.problems == []
+
+
+async def test_everything_can_be_reached_with_the_keyboard(visiting, fresh):
+    focused = "document.activeElement.ariaLabel ?? document.activeElement.textContent.trim()"
+    async with visiting(PretendReplica(), statuses=[state(ENGINE)]) as visit:
+        page = visit.page
+        await page.goto(f"{visit.address}/status")
+        await page.get_by_text("Requests: 3 running").wait_for()
+        reached = set()
+        for _ in range(12):
+            await page.keyboard.press("Tab")
+            reached.add(await page.evaluate(focused))
+        assert {
+            "Skip to the content", "Chat", "Status", "APIs", "Pause", "Dark or light", "API key",
+            "Replicas of demo",
+        } <= reached  # fmt: skip
+
+
+async def test_the_theme_is_that_of_the_other_pages(visiting, fresh):
+    async with visiting(PretendReplica(), context={"color_scheme": "light"}) as visit:
+        page = visit.page
+        await page.get_by_role("button", name="Dark or light").click()
+        await page.goto(f"{visit.address}/status")
+        await page.wait_for_function("document.documentElement.dataset.theme === 'dark'")
