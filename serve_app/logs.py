@@ -1,10 +1,25 @@
-"""Structured log lines of the application: one JSON object per line, on standard error."""
+"""Structured log lines of the application on standard error, by default one JSON object each.
 
+`CARAVAN_LOG_FORMAT=text` writes lines for people instead; `CARAVAN_LOG_LEVEL` is `info` unless it
+is `debug`, which adds a line for each request, or `warning`. Lines of a request have its id. No
+line has a text of a user or a key.
+"""
+
+import logging
+import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
+from traceback import format_tb
 from typing import Any
 
 import structlog
+
+from serve_app.telemetry.request_context import current_request
+
+FORMAT, LEVEL = "CARAVAN_LOG_FORMAT", "CARAVAN_LOG_LEVEL"
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
+_PACKAGES = ("runtime", "model_zoo", "serve_app")
+MOST_CAUSES = 8
 
 
 class _StandardError:
@@ -13,20 +28,70 @@ class _StandardError:
     def info(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    warning = error = info
+    debug = warning = error = info
 
 
-def get_logger() -> structlog.stdlib.BoundLogger:
+def get_logger(environment: Mapping[str, str] = os.environ) -> structlog.stdlib.BoundLogger:
     """A logger without global configuration, so that it is the same in every Ray process."""
+    level = _LEVELS.get(environment.get(LEVEL, ""), logging.INFO)
+    text = environment.get(FORMAT) == "text"
     return structlog.wrap_logger(
         _StandardError(),
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
-            _event_first,
-            structlog.processors.JSONRenderer(ensure_ascii=False),
+            _add_request,
+            *([] if text else [_event_first]),
+            structlog.dev.ConsoleRenderer(colors=False)
+            if text
+            else structlog.processors.JSONRenderer(ensure_ascii=False),
         ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
     )
+
+
+class StructuredHandler(logging.Handler):
+    """Writes records of `logging` like lines of `get_logger`."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        super().__init__()
+        self._log = get_logger(environment)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        facts: dict[str, Any] = {"logger": record.name}
+        if record.exc_info and record.exc_info[1] is not None:
+            facts |= without_texts(record.exc_info[1])
+        self._log.log(min(record.levelno, logging.ERROR), record.getMessage(), **facts)
+
+
+def structure_records() -> None:
+    """From now on, records of this project's modules are lines like those of `get_logger`."""
+    for name in _PACKAGES:
+        logger = logging.getLogger(name)
+        if not any(isinstance(each, StructuredHandler) for each in logger.handlers):
+            logger.addHandler(StructuredHandler())
+
+
+def without_texts(error: BaseException) -> dict[str, str]:
+    """The types and places of an unforeseen exception and its causes. Their texts may quote what a
+    user wrote."""
+    kinds: list[str] = []
+    frames: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(kinds) < MOST_CAUSES:
+        kinds.append(type(cause).__name__)
+        frames += [*format_tb(cause.__traceback__), f"{kinds[-1]}\n"]
+        cause = cause.__cause__ or cause.__context__
+    return {"error": " from ".join(kinds), "traceback": "".join(frames)}
+
+
+def _add_request(
+    logger: Any, method: str, line: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    context = current_request.get()
+    if context is not None and context.id:
+        line.setdefault("request", context.id)
+    return line
 
 
 def _event_first(

@@ -13,6 +13,17 @@ MAX_BARRED_TOKENS = 212
 MAX_PROMPT_LOGPROBS = 2**17
 
 
+@dataclass(frozen=True, slots=True)
+class RequestOrigin:
+    """The HTTP request that work belongs to. `id`: for logs; clients may choose it, so it is not
+    unique. Empty: unknown."""
+
+    id: str = ""
+
+
+NO_ORIGIN = RequestOrigin()
+
+
 class FinishReason(Enum):
     """Why a request ended."""
 

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from runtime.engine.request import NO_ORIGIN, RequestOrigin
 from runtime.errors import UnsupportedModelError
 
 # Batch size by device type; on a CPU batches are not faster, and delay each image.
@@ -23,8 +24,8 @@ class PreparedImage:
     `pixels`: float32 on the host, contiguous; processor and tower define the shape. `grid`: rows
     and columns that the tower needs besides that shape, of the rectangle of feature rows or of
     tiles; (1, 1) if it needs none. `digest` identifies the features: pixels, processor settings and
-    projector together. `rows`: feature rows, including padding, which comes last. `tenant`: on
-    whose behalf the image is encoded.
+    projector together. `rows`: feature rows, including padding, which comes last. `tenant`,
+    `origin`: on whose behalf the image is encoded.
     """
 
     pixels: Tensor
@@ -32,6 +33,7 @@ class PreparedImage:
     digest: bytes
     rows: int
     tenant: str = ""
+    origin: RequestOrigin = NO_ORIGIN
 
     def batches_with(self, other: "PreparedImage") -> bool:
         """Whether both may be encoded in one batch."""

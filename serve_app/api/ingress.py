@@ -66,10 +66,12 @@ OLLAMA_VERSION = "0.13.5"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Telemetry:
-    """What the ingress reports of itself. `exposition`: the text of `/metrics`."""
+    """What the ingress reports of itself. `exposition`: the text of `/metrics`. `ids_echoed`: see
+    `ObserveRequests`."""
 
     meter: Meter
     exposition: Exposition
+    ids_echoed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +144,7 @@ def ingress_app(
             *_anthropic_routes(backend, images, bodies),
         ],
         middleware=[
-            Middleware(ObserveRequests, meter=telemetry.meter),
+            Middleware(ObserveRequests, meter=telemetry.meter, echoed=telemetry.ids_echoed),
             *([] if secret is None else [Middleware(ThroughProxy, secret=secret)]),
             *_middleware(api_keys, limiter, options.allowed_origins, options.allowed_hosts),
             Middleware(PermitTraces, without_keys=options.trace_without_keys),

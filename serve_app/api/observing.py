@@ -2,13 +2,15 @@
 
 import time
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api.access import key_of
 from serve_app.api.error_bodies import route_path
+from serve_app.logs import get_logger
 from serve_app.telemetry import metrics
 from serve_app.telemetry.meter import Meter
-from serve_app.telemetry.request_context import RequestContext, current_request
+from serve_app.telemetry.request_context import HEADER, RequestContext, current_request, request_id
 
 # nginx's status for requests whose client left before the response.
 CLIENT_LEFT = 499
@@ -21,34 +23,43 @@ _PROTOCOLS = (
     ("/api/", "ollama"),
 )
 
+log = get_logger()
+
 
 class ObserveRequests:
-    """Middleware, the outermost."""
+    """Middleware, the outermost. The header `x-request-id` of the response has the request's id.
 
-    def __init__(self, app: ASGIApp, meter: Meter) -> None:
+    `echoed`: the server sends that header of a request back itself, as Serve does.
+    """
+
+    def __init__(self, app: ASGIApp, meter: Meter, *, echoed: bool) -> None:
         self._app = app
         self._meter = meter
+        self._echoed = echoed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         scope.setdefault("state", {})  # shared with copies of the scope
-        context = RequestContext(time.monotonic())
+        given = Headers(scope=scope).get(HEADER)
+        context = RequestContext(request_id(given))
         status = CLIENT_LEFT
 
         async def noted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if not self._echoed or context.id != given:
+                    MutableHeaders(scope=message)[HEADER] = context.id
             await send(message)
 
         token = current_request.set(context)
         try:
             await self._app(scope, receive, noted)
         finally:
-            current_request.reset(token)
             self._record(scope, status, time.monotonic() - context.arrived)
+            current_request.reset(token)
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         path, key = route_path(scope), key_of(scope)
@@ -56,3 +67,5 @@ class ObserveRequests:
         protocol, name = next(named, "other"), "" if key is None else key.name
         self._meter.add(metrics.REQUESTS, 1, protocol, str(status), name)
         self._meter.observe(metrics.REQUEST_SECONDS, seconds, protocol)
+        facts = {"protocol": protocol, "status": status, "key": name or None}
+        log.debug("request", method=scope["method"], **facts, seconds=round(seconds, 3))

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve_app.api.access import key_of
 from serve_app.api.auth import needs_no_key
 from serve_app.api.error_bodies import error_response, route_path
 from serve_app.api.limits import Bucket, Limiter, Reached, TenantLimits
@@ -48,7 +49,8 @@ class LimitRequests:
         send = _with_headers(send, state)
         if reached is not None:
             if state.log_due():
-                log.info("limit reached", client=tenant, limit=reached.limit)
+                key = key_of(scope)  # without keys, the tenant is an address, which is not logged
+                log.info("limit reached", client=key and key.name, limit=reached.limit)
             response = error_response(route_path(scope), _refusal(tenant, reached))
             await response(scope, receive, send)
             return

@@ -7,7 +7,6 @@ too, send meaningless bytes while they wait; their status is then 200.
 """
 
 import asyncio
-import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
@@ -22,6 +21,7 @@ from serve_app.api.connections import through_proxy
 from serve_app.api.rate_limiting import metered
 from serve_app.api.refusals import Refusal, refusal
 from serve_app.gateway.tasks import ChatDelta, merge
+from serve_app.logs import get_logger, without_texts
 
 JSON = "application/json; charset=utf-8"
 # A stream that was silent for this long sends a heartbeat.
@@ -33,7 +33,7 @@ HEARTBEAT_S = 1.0
 # Common proxies (nginx, AWS load balancers) close connections that are silent for a minute.
 PROXY_QUIET_S = 45.0
 
-logger = logging.getLogger(__name__)
+log = get_logger()
 
 
 class ReplyEncoder(Protocol):
@@ -278,7 +278,7 @@ async def _send_complete(
 
 def _logged_refusal(error: Exception) -> Refusal:
     if not isinstance(error, CaravanError):
-        logger.error("a request failed", exc_info=error)
+        log.error("request failed", **without_texts(error))
     return refusal(error)
 
 

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
 
+from runtime.engine.request import RequestOrigin
 from runtime.errors import (
     CaravanError,
     EngineDeadError,
@@ -24,6 +25,7 @@ from serve_app.logs import get_logger
 from serve_app.telemetry import metrics
 from serve_app.telemetry.meter import Meter, NoMeter
 from serve_app.telemetry.replies import recorded
+from serve_app.telemetry.request_context import current_request
 from serve_app.transport.client import StreamClient
 from serve_app.transport.wire import Address, ConnectionLost, Heartbeat
 
@@ -97,6 +99,9 @@ class ChatBackend:
         if not isinstance(task, EmbeddingTask):
             salt = task.tenant if self._private_caches else ""
             task = replace(task, now=datetime.now(), cache_salt=salt)
+        context = current_request.get()
+        if context is not None:
+            task = replace(task, origin=RequestOrigin(context.id))
         with recorded(self._meter, task) as record:
             async with aclosing(self._deltas(task)) as deltas:
                 async for delta in deltas:

@@ -106,7 +106,7 @@ class FailoverState:
 
     @property
     def log_fields(self) -> dict[str, Any]:
-        fields = {"request": self._task.id, "model": self.model, "replica": self.replica}
+        fields = {"task": self._task.id, "model": self.model, "replica": self.replica}
         return {**fields, "tokens": len(self._tokens)}
 
     def can_continue_on(self, address: Address) -> bool:

@@ -11,7 +11,14 @@ import msgspec
 from model_zoo.chat.formats.reply_format import ReplyFormat
 from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.grammars.constraint import CallRule, OutputForm
-from runtime.engine.request import FinishReason, ResumeState, SamplingParams, Usage
+from runtime.engine.request import (
+    NO_ORIGIN,
+    FinishReason,
+    RequestOrigin,
+    ResumeState,
+    SamplingParams,
+    Usage,
+)
 
 # The prompts are msgspec structs, because a union on the wire needs tags.
 
@@ -115,7 +122,7 @@ class ChatTask:
 
     `output`: the form of the text; `calls`: how tools may be called. None: not constrained.
 
-    `trace`: the replica writes a trace of the request.
+    `trace`: the replica writes a trace of the request. `origin`: the HTTP request.
 
     `shift_keep`: an answer that fills the context goes on without the oldest tokens after the first
     `shift_keep`, below 0 after the prompt (`ContextShift`), for 10 contexts. None: it ends.
@@ -142,6 +149,7 @@ class ChatTask:
     calls: CallRule | None = None
     trace: bool = False
     shift_keep: int | None = None
+    origin: RequestOrigin = NO_ORIGIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +169,7 @@ class PromptTask:
     keep_alive_s: float | None = None
     tenant: str = ""
     cache_salt: str = ""
+    origin: RequestOrigin = NO_ORIGIN
     # The whole prompt is wanted.
     truncation: ClassVar[None] = None
     max_tokens: ClassVar[None] = None
@@ -183,6 +192,7 @@ class EmbeddingTask:
     keep_alive_s: float | None = None
     tenant: str = ""
     queries: tuple[RawText, ...] = ()
+    origin: RequestOrigin = NO_ORIGIN
 
 
 Task = ChatTask | EmbeddingTask | PromptTask

@@ -28,7 +28,7 @@ from serve_app.gateway.model_registry import ModelRegistry, ServedModel
 from serve_app.gateway.replica_calls import Replicas
 from serve_app.gateway.replica_status import ReplicaStatus
 from serve_app.gateway.schedulability import Plan, Schedulability
-from serve_app.logs import get_logger
+from serve_app.logs import get_logger, structure_records
 from serve_app.on_demand.management import ModelManagement
 from serve_app.on_demand.pool_settings import OnDemandSettings
 from serve_app.on_demand.processes import PoolDirectory
@@ -69,6 +69,7 @@ class ModelDeployment:
     async def __init__(  # type: ignore[misc]
         self, settings: ModelSettings, encoders: DeploymentHandle | None = None
     ) -> None:
+        structure_records()
         log.info("starting", model=settings.name)
         self._settings = settings
         self._opened = AsyncExitStack()
@@ -139,6 +140,7 @@ class VisionEncoder:
         from serve_app.replica.loading import load_encoder
         from serve_app.transport.features import feature_server
 
+        structure_records()
         self._opened = AsyncExitStack()
         with _logged(f"the vision encoder of model {settings.name}"):
             self._encoder = await asyncio.to_thread(load_encoder, settings)
@@ -185,6 +187,7 @@ class OnDemandDeployment:
     async def __init__(self, settings: OnDemandSettings) -> None:  # type: ignore[misc]
         from serve_app.on_demand.start import open_store_manager
 
+        structure_records()
         self._opened = AsyncExitStack()
         host, replica = ray.util.get_node_ip_address(), serve.get_replica_context().replica_id
         with _logged("models on demand"):
@@ -279,6 +282,7 @@ class Ingress:
 
     async def __serve_build_asgi_app__(self) -> "Starlette":
         settings = self._settings
+        structure_records()
         for risk in haproxy.risks(os.environ):
             log.warning("haproxy", text=risk)
         http_server.configure(os.environ)
@@ -314,7 +318,7 @@ class Ingress:
         responses = self._responses
         stored = None if responses is None else StoredResponses(Replicas(responses))
         exposition = ClusterExposition(cluster.metrics_urls)
-        telemetry = Telemetry(meter=meter, exposition=exposition)
+        telemetry = Telemetry(meter=meter, exposition=exposition, ids_echoed=True)
         return ingress_app(backend, options, management, stored, telemetry)
 
 

@@ -138,6 +138,8 @@ class ModelReplica:
                 # The token ids of a prompt with images do not contain the images.
                 if task.prompt_wanted and reply.finish is not None and not prompt.spans:
                     reply = dataclasses.replace(reply, prompt=prompt.tokens)
+                if delta.finish is not None:
+                    log.debug("answered", engine_request=request.id, finish=delta.finish.value)
                 yield reply
 
     def describe(self, *, verbose: bool = False) -> ModelCard:
@@ -218,12 +220,15 @@ class ModelReplica:
         scored = task.echo and (task.sampling.logprobs is not None or task.max_tokens == 0)
         return GenerationRequest(
             # A retried task may arrive while its earlier attempt is still being aborted.
-            f"{task.id}/{next(self._request_numbers)}",
+            f"{task.origin.id or task.id}/{next(self._request_numbers)}",
             prompt.tokens,
             stop,
             _sampling(task, stop, len(prompt.tokens)),
             spans=prompt.spans,
-            images=tuple(dataclasses.replace(i, tenant=task.tenant) for i in prompt.images),
+            images=tuple(
+                dataclasses.replace(image, tenant=task.tenant, origin=task.origin)
+                for image in prompt.images
+            ),
             resume=task.resume,
             tenant=task.tenant,
             cache_salt=task.cache_salt.encode(),

@@ -46,7 +46,7 @@ class ReplyRecord:
 @contextmanager
 def recorded(meter: Meter, task: Task, clock: Clock = time.monotonic) -> Iterator[ReplyRecord]:
     """Records the answer when the context ends, for any reason."""
-    context = current_request.get() or RequestContext(clock())
+    context = current_request.get() or RequestContext("", clock())
     record = ReplyRecord(clock)
     outcome = "error"
     try:

@@ -1,15 +1,34 @@
-"""The HTTP request that the current asyncio task works for."""
+"""The HTTP request that the current asyncio task works for; its id is in every log line."""
 
+import re
+import time
+import uuid
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from runtime.engine.request import RequestOrigin
+
+HEADER = "x-request-id"
+_SANE = re.compile(r"[A-Za-z0-9._:+/=@-]{1,128}")
 
 
 @dataclass(slots=True)
 class RequestContext:
     """`arrived`: by `time.monotonic`. `key`: the name of the API key, empty without one."""
 
-    arrived: float
+    id: str
+    arrived: float = field(default_factory=time.monotonic)
     key: str = ""
 
 
 current_request: ContextVar[RequestContext | None] = ContextVar("current_request", default=None)
+
+
+def request_id(given: str | None) -> str:
+    """The client's id if it has a usual form, else a new one."""
+    return given if given is not None and _SANE.fullmatch(given) else uuid.uuid4().hex
+
+
+def begin_work(origin: RequestOrigin) -> None:
+    """The current asyncio task works for this request of an ingress until it ends."""
+    current_request.set(RequestContext(origin.id))

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from runtime.vision.encoder import ImageLimits, PreparedImage
+from serve_app.logs import get_logger
+from serve_app.telemetry.request_context import begin_work
 from serve_app.transport import wire
 from serve_app.transport.client import SILENCE_S, StreamClient
 from serve_app.transport.connection import FramedConnection
@@ -22,6 +24,8 @@ DTYPES: dict[wire.FeatureType, torch.dtype] = {
     "float16": torch.float16,
 }
 FEATURE_BYTES = torch.bfloat16.itemsize
+
+log = get_logger()
 
 
 def feature_server(
@@ -42,9 +46,12 @@ def feature_server(
                 await connection.receive_into(raw(pixels))
             return pixels
 
+        begin_work(request.origin)
         begun = time.monotonic()
         features = await encoder.features(request, receive_pixels)
-        observe(time.monotonic() - begun)
+        seconds = time.monotonic() - begun
+        observe(seconds)
+        log.debug("image encoded", rows=request.rows, seconds=round(seconds, 3))
         async with encoder.sending:
             connection.send(announcement(features))
             with connection.silence_limit(stall_s):
@@ -89,7 +96,13 @@ class FeatureClient:
         async with self._client.exchange(address) as connection:
             connection.send(
                 wire.EncodeRequest(
-                    self._tower, image.digest, shape, image.grid, image.rows, image.tenant
+                    self._tower,
+                    image.digest,
+                    shape,
+                    image.grid,
+                    image.rows,
+                    image.tenant,
+                    image.origin,
                 )
             )
             reply = await _reply(connection)

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from serve_app.gateway.tasks import ChatDelta, Task
+from serve_app.telemetry.request_context import begin_work
 from serve_app.transport import wire
 from serve_app.transport.connection import FramedConnection
 from serve_app.transport.stream_server import Handler, StreamServer
@@ -43,6 +44,7 @@ class AnswerHandler:
         self._generate = generate
 
     async def __call__(self, request: wire.TaskRequest, connection: FramedConnection) -> None:
+        begin_work(request.task.origin)
         async with aclosing(self._generate(request.task)) as deltas:
             async for delta in deltas:
                 connection.send(wire.DeltaMessage(delta))

@@ -10,11 +10,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from runtime import tls
+from serve_app.logs import get_logger, without_texts
 from serve_app.transport import authentication, wire
 from serve_app.transport.connection import FramedConnection
 from serve_app.transport.sockets import accept, accept_all, listening_socket
 
 logger = logging.getLogger(__name__)
+log = get_logger()
 
 # Sends the replies to a request. An error that it raises is sent as `Failed`.
 Handler = Callable[[Any, FramedConnection], Awaitable[None]]
@@ -139,9 +141,7 @@ class StreamServer:
         except Exception as error:
             failed = wire.failed(error)
             if failed.kind == wire.CaravanError.__name__:
-                task = getattr(request, "task", None)
-                name = type(request).__name__ if task is None else f"request {task.id}"
-                logger.exception("%s failed", name)
+                log.error("work failed", what=type(request).__name__, **without_texts(error))
             connection.send(failed)
             await connection.drain()
         finally:

@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from runtime.distributed.handshake import DIGEST_BYTES, NONCE_BYTES
+from runtime.engine.request import NO_ORIGIN, RequestOrigin
 from runtime.errors import (
     CaravanError,
     EngineDeadError,
@@ -103,7 +104,8 @@ class TokenizeRequest(msgspec.Struct, frozen=True, tag="tokenize"):
 
 class EncodeRequest(msgspec.Struct, frozen=True, tag="encode"):
     """`shape` of the pixels, `grid`, `digest` and `rows`: as in PreparedImage. `tower`: the digest
-    of the file with the weights. `tenant`: the digest of the tenant's name."""
+    of the file with the weights. `tenant`: the digest of the tenant's name. `origin`: the request
+    that the image is from."""
 
     tower: FileDigest
     digest: FileDigest
@@ -111,6 +113,7 @@ class EncodeRequest(msgspec.Struct, frozen=True, tag="encode"):
     grid: tuple[Size, Size]
     rows: Size
     tenant: Annotated[str, msgspec.Meta(max_length=MAX_TENANT_CHARACTERS)] = ""
+    origin: RequestOrigin = NO_ORIGIN
 
 
 class Watch(msgspec.Struct, frozen=True, tag="watch"):

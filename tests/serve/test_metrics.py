@@ -30,3 +30,18 @@ def test_the_ingress_exports_what_ingress_and_engine_have_counted(application: A
     assert found["caravan_engine_steps_total"] >= 1
     assert found["caravan_nodes_unreachable"] == 0
     assert not [name for name in found if not name.startswith("caravan_")]
+
+
+def test_a_response_has_the_id_of_its_request_once(application: Application):
+    for given in ({}, {"x-request-id": "one"}):
+        answer = httpx.get(f"{application.url}/api/version", headers=given, timeout=HANG_S)
+        (id,) = answer.headers.get_list("x-request-id")
+        assert id == given.get("x-request-id", id)
+        assert id
+
+
+def test_the_status_shows_the_engine_of_each_replica(application: Application):
+    (model,) = httpx.get(f"{application.url}/status.json", timeout=HANG_S).json()["models"]
+    (replica,) = model["replicas"]
+    assert (model["name"], replica["slots"]) == ("demo", 32)
+    assert replica["pages_total"] == application.statistics().pages_total

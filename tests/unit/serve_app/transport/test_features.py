@@ -1,6 +1,7 @@
 """Transfer of images and features, and callers and encoders that break the protocol."""
 
 import asyncio
+import json
 import struct
 import threading
 from dataclasses import replace
@@ -8,8 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from runtime.engine.request import RequestOrigin
 from runtime.errors import GenerationFailedError, RequestError
-from serve_app.transport import authentication, wire
+from serve_app.logs import LEVEL, get_logger
+from serve_app.transport import authentication, features, wire
 from serve_app.transport.connection import PIECE_BYTES, FramedConnection
 from serve_app.transport.features import FeatureClient, feature_server
 from serve_app.transport.wire import ConnectionLost
@@ -55,6 +58,17 @@ async def test_pixels_are_sent_only_if_the_encoder_needs_them(monkeypatch) -> No
             assert torch.equal(await client().features(address, picture(5)), rounded(picture(5)))
     pixels, features = 3 * 4, 3 * 16 * 2
     assert sent == [pixels, features, features, features]
+
+
+async def test_the_encoder_logs_the_request_that_an_image_is_from(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(features, "log", get_logger({LEVEL: "debug"}))
+    image = replace(picture(5), origin=RequestOrigin("one"))
+    async with served(encoder_of(PretendTower())) as (_, address):
+        await client().features(address, image)
+        await client().features(address, picture(6))
+    first, second = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (first["event"], first["request"]) == ("image encoded", "one")
+    assert "request" not in second
 
 
 class WideTower(PretendTower):
