@@ -16,9 +16,11 @@ MAX_PROMPT_LOGPROBS = 2**17
 @dataclass(frozen=True, slots=True)
 class RequestOrigin:
     """The HTTP request that work belongs to. `id`: for logs; clients may choose it, so it is not
-    unique. Empty: unknown."""
+    unique. `traceparent`: the span that asks for the work, as W3C Trace Context writes it. Empty:
+    unknown."""
 
     id: str = ""
+    traceparent: str = ""
 
 
 NO_ORIGIN = RequestOrigin()

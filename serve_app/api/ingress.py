@@ -31,8 +31,8 @@ from serve_app.api.error_bodies import on_error, on_http_error
 from serve_app.api.fields import BodyReader
 from serve_app.api.keys import ApiKey
 from serve_app.api.limits import Limiter, Limits
-from serve_app.api.monitoring import Exposition, Monitoring
-from serve_app.api.observing import ObserveRequests
+from serve_app.api.monitoring import Monitoring
+from serve_app.api.observing import ObserveRequests, Telemetry
 from serve_app.api.ollama import OllamaChat
 from serve_app.api.ollama_management import OllamaManagement
 from serve_app.api.ollama_models import OllamaModels
@@ -56,22 +56,12 @@ from serve_app.gateway.backend import ChatBackend
 from serve_app.on_demand.management import ModelManagement
 from serve_app.responses.stored_responses import StoredResponses
 from serve_app.telemetry.exposition import no_exposition
-from serve_app.telemetry.meter import Meter, NoMeter
+from serve_app.telemetry.meter import NoMeter
 
 VERSION = version("caravan")
 # The Ollama release whose API is served. Clients require a minimum: 0.6.4 (VS Code), 0.13.4
 # (Codex). 0.13.5 is the last release without /v1/messages, which is served here too.
 OLLAMA_VERSION = "0.13.5"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Telemetry:
-    """What the ingress reports of itself. `exposition`: the text of `/metrics`. `ids_echoed`: see
-    `ObserveRequests`."""
-
-    meter: Meter
-    exposition: Exposition
-    ids_echoed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +134,7 @@ def ingress_app(
             *_anthropic_routes(backend, images, bodies),
         ],
         middleware=[
-            Middleware(ObserveRequests, meter=telemetry.meter, echoed=telemetry.ids_echoed),
+            Middleware(ObserveRequests, telemetry=telemetry),
             *([] if secret is None else [Middleware(ThroughProxy, secret=secret)]),
             *_middleware(api_keys, limiter, options.allowed_origins, options.allowed_hosts),
             Middleware(PermitTraces, without_keys=options.trace_without_keys),

@@ -1,16 +1,21 @@
 """Records each HTTP request: its metrics, and its context for what works for it."""
 
 import time
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api.access import key_of
 from serve_app.api.error_bodies import route_path
+from serve_app.api.monitoring import Exposition
+from serve_app.api.openapi_operations import OPERATIONS
 from serve_app.logs import get_logger
 from serve_app.telemetry import metrics
 from serve_app.telemetry.meter import Meter
 from serve_app.telemetry.request_context import HEADER, RequestContext, current_request, request_id
+from serve_app.telemetry.spans import HEADER as TRACE_HEADER
+from serve_app.telemetry.spans import SpanKind, Spans
 
 # nginx's status for requests whose client left before the response.
 CLIENT_LEFT = 499
@@ -22,36 +27,69 @@ _PROTOCOLS = (
     ("/detokenize", "openai"),
     ("/api/", "ollama"),
 )
+# Paths without parameters, which could be texts of users.
+_ROUTES = frozenset(each.path for each in OPERATIONS if "{" not in each.path)
 
 log = get_logger()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    """What the ingress reports of itself. `exposition`: the text of `/metrics`. `ids_echoed`: the
+    server sends the header `x-request-id` of a request back itself, as Serve does."""
+
+    meter: Meter
+    exposition: Exposition
+    ids_echoed: bool = False
+    spans: Spans | None = None
+
+
 class ObserveRequests:
-    """Middleware, the outermost. The header `x-request-id` of the response has the request's id.
+    """Middleware, the outermost. The headers `x-request-id` and, with spans, `traceparent` of the
+    response have the request's id and span."""
 
-    `echoed`: the server sends that header of a request back itself, as Serve does.
-    """
-
-    def __init__(self, app: ASGIApp, meter: Meter, *, echoed: bool) -> None:
+    def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
         self._app = app
-        self._meter = meter
-        self._echoed = echoed
+        self._meter, self._spans = telemetry.meter, telemetry.spans
+        self._ids_echoed = telemetry.ids_echoed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         scope.setdefault("state", {})  # shared with copies of the scope
-        given = Headers(scope=scope).get(HEADER)
-        context = RequestContext(request_id(given))
-        status = CLIENT_LEFT
+        headers = Headers(scope=scope)
+        context = RequestContext(request_id(headers.get(HEADER)))
+        if self._spans is None:
+            await self._observe(scope, receive, send, context)
+            return
+        path, method = route_path(scope), scope["method"]
+        route = path if path in _ROUTES else None
+        name = method if route is None else f"{method} {route}"
+        parent = headers.get(TRACE_HEADER, "")
+        with self._spans.span(name, SpanKind.SERVER, parent) as span:
+            context.traceparent = span.traceparent
+            span.set(http__request__method=method, http__route=route)
+            status = await self._observe(scope, receive, send, context)
+            span.set(http__response__status_code=status)
+            if status >= 500:
+                span.fail(str(status))
+
+    async def _observe(
+        self, scope: Scope, receive: Receive, send: Send, context: RequestContext
+    ) -> int:
+        """The status of the response."""
+        status, given = CLIENT_LEFT, Headers(scope=scope).get(HEADER)
 
         async def noted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                if not self._echoed or context.id != given:
-                    MutableHeaders(scope=message)[HEADER] = context.id
+                headers = MutableHeaders(scope=message)
+                if not self._ids_echoed or context.id != given:
+                    headers[HEADER] = context.id
+                if context.traceparent:
+                    headers[TRACE_HEADER] = context.traceparent
             await send(message)
 
         token = current_request.set(context)
@@ -60,6 +98,7 @@ class ObserveRequests:
         finally:
             self._record(scope, status, time.monotonic() - context.arrived)
             current_request.reset(token)
+        return status
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         path, key = route_path(scope), key_of(scope)

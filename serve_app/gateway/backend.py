@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
 
-from runtime.engine.request import RequestOrigin
 from runtime.errors import (
     CaravanError,
     EngineDeadError,
@@ -25,7 +24,8 @@ from serve_app.logs import get_logger
 from serve_app.telemetry import metrics
 from serve_app.telemetry.meter import Meter, NoMeter
 from serve_app.telemetry.replies import recorded
-from serve_app.telemetry.request_context import current_request
+from serve_app.telemetry.request_spans import task_span
+from serve_app.telemetry.spans import Spans
 from serve_app.transport.client import StreamClient
 from serve_app.transport.wire import Address, ConnectionLost, Heartbeat
 
@@ -41,7 +41,7 @@ class ChatBackend:
     """Sends each task to a replica, and to further ones if that is lost, drained or overloaded.
 
     `start_timeout_s`: how long a task may be without a replica, each time. `private_caches`:
-    cached prefixes and images are not shared between tenants. `meter`: records the answers.
+    cached prefixes and images are not shared between tenants. `meter`, `spans`: record the answers.
     """
 
     def __init__(
@@ -52,9 +52,11 @@ class ChatBackend:
         failover: FailoverRules | None = None,
         private_caches: bool = False,
         meter: Meter | None = None,
+        spans: Spans | None = None,
     ) -> None:
         self.registry = registry
         self._meter: Meter = meter or NoMeter()
+        self._spans = spans
         self._start_timeout_s = start_timeout_s
         self._failover = failover or FailoverRules()
         self._private_caches = private_caches
@@ -99,11 +101,11 @@ class ChatBackend:
         if not isinstance(task, EmbeddingTask):
             salt = task.tenant if self._private_caches else ""
             task = replace(task, now=datetime.now(), cache_salt=salt)
-        context = current_request.get()
-        if context is not None:
-            task = replace(task, origin=RequestOrigin(context.id))
-        with recorded(self._meter, task) as record:
-            async with aclosing(self._deltas(task)) as deltas:
+        with (
+            recorded(self._meter, task) as record,
+            task_span(self._spans, task, record) as originated,
+        ):
+            async with aclosing(self._deltas(originated)) as deltas:
                 async for delta in deltas:
                     record.note(delta)
                     yield delta

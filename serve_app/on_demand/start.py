@@ -11,6 +11,8 @@ from serve_app.on_demand.model_pool import ModelPool, PoolLimits
 from serve_app.on_demand.pool_settings import OnDemandSettings
 from serve_app.on_demand.store_manager import StoreManager, TransferRules
 from serve_app.on_demand.uploads import UploadLimits, Uploads
+from serve_app.telemetry.request_spans import spanned_replies
+from serve_app.telemetry.spans import configured_spans
 from serve_app.transport.generation import generation_server
 
 DRAIN_S = 20.0
@@ -29,7 +31,7 @@ async def open_store_manager(
     )
     pool = ModelPool(loader, limits)
     opened.push_async_callback(pool.close)
-    server = generation_server(pool.generate)
+    server = generation_server(spanned_replies(configured_spans(os.environ), pool.generate))
     opened.push_async_callback(server.close, drain_s=DRAIN_S)
     address = dataclasses.replace(await server.start(host), replica=replica)
     store = Store(default_root(os.environ))

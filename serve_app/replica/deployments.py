@@ -14,8 +14,9 @@ from ray.serve.handle import DeploymentHandle
 from runtime.collector import collector_paused
 from serve_app import haproxy
 from serve_app.api import http_server, large_bodies
-from serve_app.api.ingress import IngressOptions, Telemetry, ingress_app
+from serve_app.api.ingress import IngressOptions, ingress_app
 from serve_app.api.keys import ApiKey
+from serve_app.api.observing import Telemetry
 from serve_app.api.refusals import explained
 from serve_app.autoscaling.serve_policy import encoder_metrics, engine_metrics
 from serve_app.config.sections import ResponseStoreSettings
@@ -49,6 +50,8 @@ from serve_app.telemetry.exposition import ClusterExposition
 from serve_app.telemetry.metrics import Metric
 from serve_app.telemetry.published import ENCODER, ENGINE, StatisticsPublisher, publish_regularly
 from serve_app.telemetry.ray_meter import RayMeter
+from serve_app.telemetry.request_spans import spanned_replies
+from serve_app.telemetry.spans import configured_spans
 from serve_app.transport.generation import generation_server
 
 if TYPE_CHECKING:
@@ -70,6 +73,7 @@ class ModelDeployment:
         self, settings: ModelSettings, encoders: DeploymentHandle | None = None
     ) -> None:
         structure_records()
+        spans = configured_spans(os.environ)
         log.info("starting", model=settings.name)
         self._settings = settings
         self._opened = AsyncExitStack()
@@ -81,7 +85,8 @@ class ModelDeployment:
             reason = str(explained(f"Model {settings.name}", error))
             self._replica = UnservedReplica(settings.name, reason)
         self._opened.push_async_callback(asyncio.to_thread, self._replica.close)
-        reporter = LoadReporter(self._replica.generate, self._replica.statistics)
+        generate = spanned_replies(spans, self._replica.generate)
+        reporter = LoadReporter(generate, self._replica.statistics)
         server = generation_server(reporter.generate, report=reporter.report)
         self._opened.push_async_callback(server.close, drain_s=DRAIN_S)
         address = await server.start(ray.util.get_node_ip_address())
@@ -150,7 +155,8 @@ class VisionEncoder:
         def observe(seconds: float) -> None:
             meter.observe(metrics.ENCODER_SECONDS, seconds, settings.name)
 
-        server = feature_server(self._encoder, observe=observe)
+        spans = configured_spans(os.environ)
+        server = feature_server(self._encoder, observe=observe, spans=spans)
         self._opened.push_async_callback(server.close, drain_s=DRAIN_S)
         self._address = await server.start(ray.util.get_node_ip_address())
         statistics = self._encoder.statistics
@@ -288,7 +294,7 @@ class Ingress:
         http_server.configure(os.environ)
         http_server.return_large_allocations()
         large_bodies.configure_process()
-        cluster, meter = RayCluster(), RayMeter()
+        cluster, meter, spans = RayCluster(), RayMeter(), configured_spans(os.environ)
         schedulability = Schedulability(self._plan.needs, cluster)
         self._watching.add(asyncio.create_task(schedulability.watch()))
         pool = None if self._on_demand is None else PoolDirectory(Replicas(self._on_demand))
@@ -309,6 +315,7 @@ class Ingress:
             failover=settings.failover.rules,
             private_caches=settings.caches_are_private(keyed=self._keys is not None),
             meter=meter,
+            spans=spans,
         )
         management = None
         if pool is not None and settings.models_are_managed(keyed=self._keys is not None):
@@ -318,7 +325,7 @@ class Ingress:
         responses = self._responses
         stored = None if responses is None else StoredResponses(Replicas(responses))
         exposition = ClusterExposition(cluster.metrics_urls)
-        telemetry = Telemetry(meter=meter, exposition=exposition, ids_echoed=True)
+        telemetry = Telemetry(meter=meter, exposition=exposition, ids_echoed=True, spans=spans)
         return ingress_app(backend, options, management, stored, telemetry)
 
 

@@ -19,6 +19,7 @@ class RequestContext:
     id: str
     arrived: float = field(default_factory=time.monotonic)
     key: str = ""
+    traceparent: str = ""  # of the request's span
 
 
 current_request: ContextVar[RequestContext | None] = ContextVar("current_request", default=None)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from runtime.vision.encoder import ImageLimits, PreparedImage
 from serve_app.logs import get_logger
 from serve_app.telemetry.request_context import begin_work
+from serve_app.telemetry.spans import Span, SpanKind, Spans
 from serve_app.transport import wire
 from serve_app.transport.client import SILENCE_S, StreamClient
 from serve_app.transport.connection import FramedConnection
@@ -33,10 +35,11 @@ def feature_server(
     *,
     stall_s: float = STALL_S,
     observe: Callable[[float], None] = lambda seconds: None,
+    spans: Spans | None = None,
 ) -> StreamServer:
     """Serves the features of `encoder`. `stall_s`: the longest time in which a caller may send no
     byte of its pixels or read no byte of its features. `observe`: called with the seconds from each
-    request to its features."""
+    request to its features. `spans`: of images."""
 
     async def encode(request: wire.EncodeRequest, connection: FramedConnection) -> None:
         async def receive_pixels() -> Tensor:
@@ -48,7 +51,8 @@ def feature_server(
 
         begin_work(request.origin)
         begun = time.monotonic()
-        features = await encoder.features(request, receive_pixels)
+        with _image_span(spans, request):
+            features = await encoder.features(request, receive_pixels)
         seconds = time.monotonic() - begun
         observe(seconds)
         log.debug("image encoded", rows=request.rows, seconds=round(seconds, 3))
@@ -60,6 +64,14 @@ def feature_server(
     return StreamServer(
         {wire.EncodeRequest: encode}, max_request_bytes=wire.MAX_ENCODE_REQUEST_BYTES
     )
+
+
+def _image_span(
+    spans: Spans | None, request: wire.EncodeRequest
+) -> AbstractContextManager[Span | None]:
+    if spans is None:
+        return nullcontext()
+    return spans.span("encode image", SpanKind.SERVER, request.origin.traceparent)
 
 
 class FeatureClient:

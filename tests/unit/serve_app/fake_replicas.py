@@ -13,8 +13,9 @@ from starlette.applications import Starlette
 from runtime.engine.request import FinishReason, Usage
 from runtime.errors import CaravanError, GenerationFailedError
 from serve_app.api.bodies import BodyLimits
-from serve_app.api.ingress import IngressOptions, Telemetry, ingress_app
+from serve_app.api.ingress import IngressOptions, ingress_app
 from serve_app.api.keys import ApiKey
+from serve_app.api.observing import Telemetry
 from serve_app.api.request_images import ImageRules
 from serve_app.config.options import Options
 from serve_app.gateway.backend import ChatBackend
@@ -30,6 +31,7 @@ from serve_app.gateway.tasks import (
     ReplyOpening,
     TokenLogprob,
 )
+from serve_app.telemetry.request_spans import spanned_replies
 from serve_app.transport.generation import generation_server
 from serve_app.transport.wire import Address
 from tests.patience import HANG_S
@@ -140,6 +142,7 @@ def backend_of(
         failover=failover,
         private_caches=private_caches,
         meter=None if telemetry is None else telemetry.meter,
+        spans=None if telemetry is None else telemetry.spans,
     )
 
 
@@ -202,7 +205,8 @@ async def ingress(
 ) -> AsyncIterator[Starlette]:
     """The whole ingress, with `replica` behind a real direct stream; `limits` as the ingress has
     them. `statuses`: what the replicas tell about their engines."""
-    server = generation_server(replica.generate)
+    spans = None if telemetry is None else telemetry.spans
+    server = generation_server(spanned_replies(spans, replica.generate))
     replicas = OneReplica(await server.start("127.0.0.1"), card)
     replicas.statuses = [] if statuses is None else statuses
     model = ServedModel("demo", options or Options())

@@ -6,7 +6,7 @@ import pytest
 
 from runtime.engine.request import RequestOrigin
 from serve_app import logs
-from serve_app.api.ingress import Telemetry
+from serve_app.api.observing import Telemetry
 from serve_app.telemetry.exposition import no_exposition
 from serve_app.telemetry.meter import NoMeter
 from serve_app.telemetry.request_context import begin_work, current_request

@@ -3,7 +3,7 @@
 import pytest
 
 from runtime.errors import OverloadedError, RequestError
-from serve_app.api.ingress import Telemetry
+from serve_app.api.observing import Telemetry
 from serve_app.telemetry import metrics
 from serve_app.telemetry.exposition import no_exposition
 from tests.unit.serve_app.api.api_keys import api_key

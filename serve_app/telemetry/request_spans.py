@@ -1,0 +1,104 @@
+"""The spans of a request: of its tasks in the ingress, and of the work of replica and encoder.
+
+Attributes follow OpenTelemetry's conventions for generative AI where those have names.
+"""
+
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+
+from runtime.engine.request import RequestOrigin, Usage
+from serve_app.gateway.tasks import ChatDelta, ChatTask, Conversation, EmbeddingTask, Task
+from serve_app.telemetry.replies import ReplyRecord
+from serve_app.telemetry.request_context import current_request
+from serve_app.telemetry.spans import Attribute, SpanKind, Spans
+
+Generate = Callable[[Task], AsyncGenerator[ChatDelta, None]]
+
+
+@contextmanager
+def task_span(spans: Spans | None, task: Task, record: ReplyRecord) -> Iterator[Task]:
+    """The task with its origin, whose parent is a span of the ingress for all its attempts."""
+    context = current_request.get()
+    origin = RequestOrigin() if context is None else RequestOrigin(context.id, context.traceparent)
+    task = replace(task, origin=origin)
+    if spans is None:
+        yield task
+        return
+    name = f"{_operation(task)} {task.model}"
+    with spans.span(name, SpanKind.CLIENT, origin.traceparent) as span:
+        span.set(**_asked(task))
+        try:
+            yield replace(task, origin=replace(origin, traceparent=span.traceparent))
+        finally:
+            span.set(**_answered(record))
+
+
+def spanned_replies(spans: Spans | None, generate: Generate) -> Generate:
+    """`generate` with a span for each task, and spans of its time in the queue, in prefill and in
+    decode; without `spans`, `generate` itself."""
+    if spans is None:
+        return generate
+
+    async def spanned(task: Task) -> AsyncGenerator[ChatDelta, None]:
+        name = f"replica {task.model}"
+        with spans.span(name, SpanKind.SERVER, task.origin.traceparent) as span:
+            usage: Usage | None = None
+            origin = replace(task.origin, traceparent=span.traceparent)
+            try:
+                async with aclosing(generate(replace(task, origin=origin))) as deltas:
+                    async for delta in deltas:
+                        usage = delta.usage or usage
+                        yield delta
+            finally:
+                if usage is not None and isinstance(task, ChatTask):
+                    _add_phases(spans, span.traceparent, usage)
+
+    return spanned
+
+
+def _add_phases(spans: Spans, parent: str, usage: Usage) -> None:
+    """By the engine's own times, backwards from now."""
+    ended_ns = time.time_ns()
+    for name, took_ns in (
+        ("decode", usage.decode_ns),
+        ("prefill", usage.prompt_ns),
+        ("queue", usage.queue_ns),
+    ):
+        spans.past(name, parent, ended_ns - took_ns, ended_ns)
+        ended_ns -= took_ns
+
+
+def _operation(task: Task) -> str:
+    match task:
+        case ChatTask(prompt=Conversation()):
+            return "chat"
+        case ChatTask():
+            return "text_completion"
+        case EmbeddingTask():
+            return "embeddings"
+    return "tokenize"
+
+
+def _asked(task: Task) -> dict[str, Attribute | None]:
+    asked: dict[str, Attribute | None] = {
+        "gen_ai__operation__name": _operation(task),
+        "gen_ai__provider__name": "caravan",
+        "gen_ai__request__model": task.model,
+        "caravan__request__id": task.origin.id or None,
+    }
+    if isinstance(task, ChatTask):
+        asked["gen_ai__request__max_tokens"] = task.max_tokens
+        asked["gen_ai__request__temperature"] = task.sampling.temperature
+    return asked
+
+
+def _answered(record: ReplyRecord) -> dict[str, Attribute | None]:
+    usage = record.usage
+    return {
+        "gen_ai__response__finish_reasons": None if record.finish is None else (record.finish,),
+        "gen_ai__usage__input_tokens": None if usage is None else usage.prompt_tokens,
+        "gen_ai__usage__output_tokens": record.tokens if usage is None else usage.completion_tokens,
+        "caravan__usage__cached_tokens": None if usage is None else usage.cached_tokens,
+    }
