@@ -12,7 +12,8 @@ from bench.machine import describe_machine
 from bench.make_model import LABELS, MOE, MOE_SHAPE, Shape, ensure_model
 from bench.measure import Plan, against_peer, against_rest, long_context_row, sampler_shares
 from bench.report import Results, Row, results_page
-from bench.sections import HOST, kept_sections, with_section
+from bench.sections import HOST, SPECULATION, kept_sections, with_section
+from bench.speculation import speculation_section
 from bench.start import start_rows
 from bench.streams import DEMO, stream_rows
 from bench.vision_model import VisionModelShape, ensure_vision_model
@@ -29,6 +30,8 @@ def main() -> None:
     plan = Plan(arguments.rounds, setting)
     page = results_page(_measure(arguments, plan))
     page = with_section(page, HOST, host_section(plan.rounds))
+    section = speculation_section(None, arguments.threads, plan.rounds)
+    page = with_section(page, SPECULATION, section)
     print(page)
     if not arguments.quick:
         RESULTS.write_text(page + kept_sections(RESULTS.read_text()))

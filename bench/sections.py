@@ -5,6 +5,7 @@ TEMPLATES = "# Chat templates"
 ROUTING = "# Routing, simulated"
 REAL = "# A real file"
 HOST = "# Host time of a step"
+SPECULATION = "# Speculative decoding"
 
 
 def with_section(page: str, heading: str, section: str) -> str:

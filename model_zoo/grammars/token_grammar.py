@@ -130,8 +130,7 @@ class TokenMatcher:
         accepted, self._accepted = self._accepted, []
         if not self._matcher.consume_tokens(accepted):
             self._fail()
-        words = np.frombuffer(mask, np.int32)[: self._words]
-        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self._compute(self._matcher, mask)
         if self._matcher.is_error():
             self._fail()
         earned_s = TOKEN_S * len(accepted)
@@ -141,6 +140,26 @@ class TokenMatcher:
             raise GenerationFailedError(
                 "The required form of the reply costs too much time to enforce. Simplify it."
             )
+
+    def acceptable(self, tokens: Sequence[int]) -> int:
+        return self._copy().validate_tokens(list(tokens))
+
+    def look_ahead(self, tokens: Sequence[int], masks: Sequence[memoryview]) -> None:
+        """The answer, which may never have these tokens, does not pay for the time."""
+        ahead = self._copy()
+        for token, mask in zip(tokens, masks, strict=True):
+            if not ahead.try_consume_tokens([token]):
+                break
+            self._compute(ahead, mask)
+
+    def _copy(self) -> LLMatcher:
+        copy = self._matcher.deep_copy()
+        copy.consume_tokens(self._accepted)
+        return copy
+
+    def _compute(self, matcher: LLMatcher, mask: memoryview) -> None:
+        words = np.frombuffer(mask, np.int32)[: self._words]
+        matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
 
     def _fail(self) -> None:
         reason = _brief(self._matcher.get_error())

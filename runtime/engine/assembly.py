@@ -14,6 +14,7 @@ from runtime.engine.engine import Engine, EngineLimits
 from runtime.engine.host_memory import host_page_counts, measured_host_pages
 from runtime.engine.memory_plan import MemoryOptions, MemoryPlan, VisionBytes, plan_memory
 from runtime.engine.scheduler import Scheduler
+from runtime.engine.speculation import Speculation
 from runtime.engine.tracing import TraceSink
 from runtime.errors import ConfigurationError, DoesNotFitError
 from runtime.kv.cache_manager import KVCacheManager
@@ -40,7 +41,8 @@ class EngineOptions:
     `image_cache_bytes`: for image features (None: for a few images of the largest size).
     `set_aside_bytes`: part of the free memory that is left to others. `state_checkpoint_bytes`: for
     checkpoints of recurrent states (None: a share of the cache's memory). `host_cache_bytes`: host
-    memory for pages that the prefix cache evicts (None: see `host_page_counts`).
+    memory for pages that the prefix cache evicts (None: see `host_page_counts`). `proposed_tokens`:
+    the most that speculation proposes for a sequence and a step, 0 for none.
     """
 
     context_tokens: int
@@ -57,10 +59,13 @@ class EngineOptions:
     set_aside_bytes: int = 0
     state_checkpoint_bytes: int | None = None
     host_cache_bytes: int | None = None
+    proposed_tokens: int = 0
 
     @property
     def limits(self) -> StepLimits:
-        return StepLimits(self.max_sequences, self.step_tokens, self.context_tokens)
+        return StepLimits(
+            self.max_sequences, self.step_tokens, self.context_tokens, self.proposed_tokens
+        )
 
 
 def assemble(
@@ -179,9 +184,11 @@ def _resolved(
     encoder: EncoderNeeds | None,
 ) -> tuple[CacheLayout, EngineOptions]:
     """The cache layout, and the options without None for `depth` and, with images, for their
-    cache."""
+    cache. States of recurrent layers cannot be taken back, so there is no speculation with them."""
     check_options(options, decoder)
     layout = CacheLayout.of(decoder.cache_layers, page_tokens=options.page_tokens)
+    if any(kind.by_sequence for kind in layout.kinds) or not decoder.generates:
+        options = replace(options, proposed_tokens=0)
     if encoder is not None:
         options = _options_for_images(options, layout, encoder)
     return layout, replace(options, depth=_depth(options, device))
@@ -194,8 +201,8 @@ def _depth(options: EngineOptions, device: torch.device) -> int:
 def _rank_options(options: EngineOptions, host_pages: Sequence[int]) -> dict[str, Any]:
     """The options that other ranks need, as JSON; see `_options_of` and `compute_part`."""
     sizes = ("context_tokens", "max_sequences", "step_tokens", "cache_tokens", "page_tokens")
-    names = (*sizes, "memory_bytes", "depth", "prefix_cache", "state_checkpoint_bytes")
-    plain = {name: getattr(options, name) for name in names}
+    others = ("memory_bytes", "depth", "prefix_cache", "state_checkpoint_bytes", "proposed_tokens")
+    plain = {name: getattr(options, name) for name in (*sizes, *others)}
     return {**plain, "kv_dtype": options.kv_dtype.value, "host_pages": list(host_pages)}
 
 
@@ -337,7 +344,16 @@ def _scheduler(
         slots=options.max_sequences,
         step_tokens=options.step_tokens,
         step_image_rows=layout.image_rows,
+        speculation=_speculation(options),
     )
+
+
+def _speculation(options: EngineOptions) -> Speculation | None:
+    most = min(options.proposed_tokens, options.limits.draws - 1)
+    if most < 1:
+        return None
+    overlaps = options.depth is None or options.depth > 1
+    return Speculation(most=most, draws=options.limits.draws, overlaps=overlaps)
 
 
 def _pool(

@@ -99,6 +99,8 @@ class EngineStatistics:
     checkpoint_hits_total: int = 0
     host_pages_stored_total: int = 0
     host_pages_restored_total: int = 0
+    proposed_tokens_total: int = 0  # by speculation
+    accepted_tokens_total: int = 0
 
 
 @dataclass(slots=True)
@@ -225,6 +227,8 @@ class Engine:
             computed_tokens_total=throughput.computed_tokens,
             first_tokens_total=throughput.first_tokens,
             images_encoded_total=self.features.encoded if self.features else 0,
+            proposed_tokens_total=scheduler.proposed_tokens,
+            accepted_tokens_total=scheduler.accepted_tokens,
         )
 
     def _queued(self, sequence: Sequence) -> int:
@@ -275,8 +279,10 @@ class Engine:
     def _retire(self, plan: StepPlan, launched: Any) -> None:
         results = self._runner.collect(launched)
         now = self._clock()
-        self._throughput.retire(now)
+        took_ns = self._throughput.retire(now)
         self._scheduler.cache_manager.note_prefill_speed(self._throughput.tokens_per_s)
+        if self._scheduler.speculation is not None:
+            self._scheduler.speculation.observe(plan, took_ns)
         for advance in self._scheduler.retire(plan, results):
             self._deliver(advance, now)
         self._totals.steps_total += 1

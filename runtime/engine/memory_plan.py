@@ -125,7 +125,7 @@ def plan_memory(
     """
     limits, vision, set_aside = options.limits, options.vision, options.set_aside_bytes
     weights = model.weight_bytes + vision.weights
-    activations = model.activation_bytes(limits.step_tokens, limits.slots)
+    activations = model.activation_bytes(limits.step_tokens, limits.draws)
     recorded = recorded_bytes(model, layout, limits, device)
     sampler = _sampler_bytes(model, layout, limits)
     if options.memory_bytes is not None:
@@ -293,17 +293,17 @@ def _check_one_context(cache_tokens: int, context_tokens: int) -> None:
 def _sampler_bytes(model: PlannedModel, layout: CacheLayout, limits: StepLimits) -> int:
     """Slot state, the largest workspace, sums of pooled states, results and their packed copy, page
     tables, and buffers of inputs and masks: one on the device and two on the host, which take twice
-    one here; and the masks of all slots while they are computed."""
+    one here; and the masks of all rows while they are computed."""
     slots, context_tokens = limits.slots, limits.context_tokens
     vocab_size = model.vocab_size
     state = Sampler.state_bytes(slots=slots, context_tokens=context_tokens, vocab_size=vocab_size)
     workspace = Sampler.workspace_bytes(
-        slots=slots, context_tokens=context_tokens, vocab_size=vocab_size
+        rows=limits.draws, context_tokens=context_tokens, vocab_size=vocab_size
     )
     tables = slots * sum(layout.capacity_pages(context_tokens))
     sums = 4 * slots * model.hidden_size
     results = 2 * result_bytes(limits, hidden=model.hidden_size)
-    masks = mask_bytes(slots=slots, vocab_size=vocab_size)
+    masks = mask_bytes(rows=limits.draws, vocab_size=vocab_size)
     inputs = buffer_bytes(layout, limits, vocab_size)
     return state + workspace + sums + results + 2 * inputs + 3 * masks + 4 * tables
 

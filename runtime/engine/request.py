@@ -1,6 +1,6 @@
 """Input and output of the engine, as plain values: requests and deltas."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -202,6 +202,13 @@ class Matcher(Protocol):
         It may take long and runs on another thread than `accept`, never at the same time. Raises
         GenerationFailedError if the answer does not follow the grammar or costs too much to match.
         """
+
+    def acceptable(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` may follow, one after the other. The state stays as it is."""
+
+    def look_ahead(self, tokens: Sequence[int], masks: Sequence[memoryview]) -> None:
+        """As `allowed`, after each of `tokens` as far as they may follow; the masks after those
+        that may not are left as they are. Called after `allowed`, whose state stays as it is."""
 
 
 class Grammar(Protocol):

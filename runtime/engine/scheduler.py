@@ -20,6 +20,7 @@ from runtime.engine.request import (
     Scored,
 )
 from runtime.engine.sequence import Sequence, SequenceState
+from runtime.engine.speculation import Speculation
 from runtime.engine.step_plan import Chunk, PageWrite, SlotLoad, StepPlan
 from runtime.kv.cache_manager import KVCacheManager, PageGrant
 
@@ -58,6 +59,7 @@ class _Draft:
     chunks: list[Chunk] = field(default_factory=list)
     page_writes: list[PageWrite] = field(default_factory=list)
     slot_loads: list[SlotLoad] = field(default_factory=list)
+    proposals: list[Chunk] = field(default_factory=list)
     out_of_pages: bool = False
     lacks_mask: bool = False
     used: list[ImageNeed] = field(default_factory=list)  # images of its chunks
@@ -73,7 +75,8 @@ class Scheduler:
 
     `step_image_rows`: the most image rows that a step fills, as many as one sequence may have.
     `image_needs`: images of the last plan, then those of the chunks that may follow, the most
-    urgent first.
+    urgent first. `speculation` proposes tokens for running sequences; `proposed_tokens`: those that
+    were launched, `accepted_tokens`: those of them that turned out to be right.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Scheduler:
         slots: int,
         step_tokens: int,
         step_image_rows: int = 0,
+        speculation: Speculation | None = None,
     ) -> None:
         assert 0 < slots <= step_tokens
         self.cache_manager = cache_manager
@@ -90,6 +94,8 @@ class Scheduler:
         self._arriving: FairQueue[Sequence] = FairQueue()
         self.running: list[Sequence] = []
         self.preemptions = self.shifts = 0
+        self.proposed_tokens = self.accepted_tokens = 0
+        self.speculation = speculation
         self.image_needs: tuple[ImageNeed, ...] = ()
         self.slots = slots
         self.step_tokens = step_tokens
@@ -121,6 +127,9 @@ class Scheduler:
         No chunk contains an image that is not `ready`: the chunk ends before it, or its sequence is
         left out. The sequences whose masks are late are left out if there are others.
         """
+        if self.speculation is not None:
+            waiting = len(self._resuming) + len(self._arriving)
+            self.speculation.propose(self.running, joining=min(waiting, len(self._free_slots)))
         for waits_for_masks in (False, True):
             draft = _Draft(self.step_tokens, self._step_image_rows, ready, waits_for_masks)
             for sequence in list(self.running):
@@ -137,17 +146,23 @@ class Scheduler:
             tuple(draft.page_writes),
             tuple(draft.slot_loads),
             self.cache_manager.take_copies(),
+            tuple(draft.proposals),
         )
 
-    def retire(self, plan: StepPlan, results: tuple[Result, ...]) -> list[Advance]:
-        """Apply the results of a launched step, in launch order. Results of finished sequences are
-        dropped."""
-        advances = []
+    def retire(self, plan: StepPlan, results: tuple[Result, ...]) -> Iterator[Advance]:
+        """Apply the results of a launched step, in launch order, each when it is iterated. Results
+        of finished sequences, and of tokens that were proposed wrongly, are dropped."""
         for chunk, outcome in zip(plan.chunks, results, strict=True):
             sequence = chunk.sequence
             if sequence.state is SequenceState.FINISHED:
                 continue
-            sequence.pending -= chunk.samples
+            if chunk.proposed:
+                sequence.proposing -= 1
+                if not _is_right(chunk):
+                    continue
+                self.accepted_tokens += 1
+            else:
+                sequence.pending -= chunk.samples
             if isinstance(outcome, Scored):
                 sequence.add_scores(chunk.scores, outcome.prompt)
                 if sequence.request.draws or not chunk.samples:
@@ -160,18 +175,20 @@ class Scheduler:
                 sequence.append(outcome.token)
             if chunk.epoch == sequence.epoch:
                 sequence.confirmed = chunk.start + computed
-                sequence.launched -= chunk.length - computed
+                if chunk.proposed:
+                    sequence.launched = sequence.confirmed
+                else:
+                    sequence.launched -= chunk.length - computed
                 if sequence.shares_pages:
                     self.cache_manager.publish(sequence)
                 self.cache_manager.trim(sequence)
             if outcome is not None:
                 finish = _finish_reason(sequence, outcome)
-                advances.append(Advance(sequence, outcome, finish, sequence.take_scores()))
                 if finish is not None:
                     self.finish(sequence)
                 elif sequence.fills_context:
                     self._shift(sequence)
-        return advances
+                yield Advance(sequence, outcome, finish, sequence.take_scores())
 
     def finish(self, sequence: Sequence) -> None:
         """End a sequence for any reason; its slot and pages are free immediately."""
@@ -192,7 +209,11 @@ class Scheduler:
         count = self._chunk_tokens(sequence, draft)
         if count == 0:
             return
-        grants = self.cache_manager.reserve(sequence, start + count)
+        proposed = sequence.proposed[: draft.budget - count]
+        grants = self.cache_manager.reserve(sequence, start + count + len(proposed))
+        if grants is None and proposed:
+            proposed = ()
+            grants = self.cache_manager.reserve(sequence, start + count)
         while grants is None:
             draft.out_of_pages = True
             victim = self.running[-1]  # the latest admitted; never one with a chunk in the draft
@@ -203,6 +224,8 @@ class Scheduler:
                 return
             grants = self.cache_manager.reserve(sequence, start + count)
         self._launch(sequence, count, grants, draft)
+        if proposed:
+            self._launch_proposed(sequence, proposed, draft)
 
     def _admit_waiting(self, draft: _Draft) -> None:
         """Admit in turn. A sequence that lacks image features does not hold up the next ones; the
@@ -315,6 +338,17 @@ class Scheduler:
         sequence.launched = end
         sequence.pending += samples
 
+    def _launch_proposed(self, sequence: Sequence, tokens: tuple[int, ...], draft: _Draft) -> None:
+        """Behind the chunk with the sequence's last token."""
+        assert sequence.slot is not None and sequence.launched == len(sequence.tokens)
+        for start, token in enumerate(tokens, sequence.launched):
+            place = (sequence, sequence.epoch, sequence.slot, start)
+            draft.proposals.append(Chunk(*place, 1, (token,), False, True, proposed=True))
+        draft.chunks += draft.proposals[-len(tokens) :]
+        draft.budget -= len(tokens)
+        sequence.proposing = len(tokens)
+        self.proposed_tokens += len(tokens)
+
     def _preempt(self, sequence: Sequence) -> None:
         """Release the slot and pages of a running sequence; its sampled tokens stay valid."""
         self.preemptions += 1
@@ -358,6 +392,12 @@ def _cut_to_features(sequence: Sequence, count: int, draft: _Draft) -> int:
         if span.start < end and start < span.end and not draft.ready(span.digest):
             return max(0, span.start - start)
     return count
+
+
+def _is_right(chunk: Chunk) -> bool:
+    """Whether its sequence ends with the proposed token, at its place."""
+    tokens = chunk.sequence.tokens
+    return len(tokens) == chunk.start + 1 and tokens[-1] == chunk.known[0]
 
 
 def _finish_reason(sequence: Sequence, outcome: Outcome) -> FinishReason | None:

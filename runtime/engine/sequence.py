@@ -40,6 +40,9 @@ class Sequence:
     scored: int = 0  # positions whose rows have scored the next token of the prompt
     page_keys: list[PageKey] = field(default_factory=list)
     late_mask: LateMask | None = None  # which its next token needs
+    proposed: tuple[int, ...] = ()  # tokens that may follow, for the next plan
+    proposing: int = 0  # rows of proposed tokens in launched steps
+    waits_to_propose: bool = False  # until its last token is known
     awaited: tuple[bytes, ...] | None = None  # images of its first chunk; None: not yet known
     spans: tuple[ImageSpan, ...] = field(init=False)  # of the context
     sampling: SamplingParams = field(init=False)  # with positions of the context
@@ -135,8 +138,15 @@ class Sequence:
 
     @property
     def waits_for_token(self) -> bool:
-        """Whether its next token depends on one that only the device knows."""
-        return self.matcher is not None and self.pending > 0
+        """Whether its next step depends on a token that only the device knows."""
+        if not self.pending:
+            return False
+        return self.matcher is not None or self.proposing > 0 or self.waits_to_propose
+
+    @property
+    def may_propose(self) -> bool:
+        """Whether its next step only computes its last token, whose mask is not late."""
+        return self.remaining == 1 and not self.proposing and self.late_mask is None
 
     def append(self, token: int) -> None:
         self.tokens.append(token)

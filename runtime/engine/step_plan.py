@@ -33,7 +33,9 @@ class Chunk(NamedTuple):  # which is made faster: each step makes one for every 
     `known`: their token ids. If `feedback`, `known` is empty and the chunk is one position long:
     its token is the slot's last sampled one, which only the device knows so far. `samples`: the
     last row samples the token at position start + length. `scores`: positions whose rows score the
-    next token of the prompt.
+    next token of the prompt. `proposed`: the chunk is one position long, behind another one of the
+    sequence in this step, and its known token is only proposed (runtime/engine/speculation.py). It
+    samples, and its result counts if the token turns out to be right.
     """
 
     sequence: Sequence
@@ -45,6 +47,7 @@ class Chunk(NamedTuple):  # which is made faster: each step makes one for every 
     feedback: bool
     samples: bool
     scores: range = NO_ROWS
+    proposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,11 @@ class StepPlan:
     """One step of the device: page table entries, slots to load, and rows to compute.
 
     `page_copies` are made one after the other, after those of earlier steps and before the rows.
+    `proposals`: the chunks that are `proposed`, again.
     """
 
     chunks: tuple[Chunk, ...]
     page_writes: tuple[PageWrite, ...]
     slot_loads: tuple[SlotLoad, ...]
     page_copies: tuple[PageCopy, ...] = ()
+    proposals: tuple[Chunk, ...] = ()

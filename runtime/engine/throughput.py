@@ -32,8 +32,9 @@ class Throughput:
         prompts = sum(length for length in chunks if length > 1)
         self._launched.append((now_ns, sum(chunks), prompts))
 
-    def retire(self, now_ns: int) -> None:
-        """The oldest launched step has ended; it had the device since the previous one ended."""
+    def retire(self, now_ns: int) -> int:
+        """The oldest launched step has ended; it had the device since the previous one ended, which
+        is returned in nanoseconds."""
         launched_ns, tokens, prompts = self._launched.popleft()
         took_ns = now_ns - max(launched_ns, self._retired_ns)
         self._retired_ns = now_ns
@@ -41,3 +42,4 @@ class Throughput:
         if prompts and 2 * tokens >= self._step_tokens and took_ns > 0:
             self._tokens = MEMORY * self._tokens + prompts
             self._seconds = MEMORY * self._seconds + took_ns / SECOND_NS
+        return took_ns

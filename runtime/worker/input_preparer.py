@@ -28,7 +28,15 @@ from runtime.worker.pinned_buffer import ALIGNMENT, PinnedBuffer
 from runtime.worker.pooling import PooledStep, plan_pooling
 from runtime.worker.prompt_scores import ScoredStep, plan_scores
 from runtime.worker.repetition import LoadedRepetitions, RepeatingRows, repetition_bytes
-from runtime.worker.sampler import FLOATS, INTS, Draws, LoadedSlots, Path, Sampler
+from runtime.worker.sampler import (
+    FLOATS,
+    INTS,
+    Draws,
+    LoadedSlots,
+    Path,
+    ProposedTokens,
+    Sampler,
+)
 from runtime.worker.sampler_chain import LoadedChains, chain_bytes, chain_rows
 from runtime.worker.slot_requests import SlotRequests
 
@@ -39,11 +47,18 @@ _NOTHING = Insertions((), ()), ScoredStep((), ()), PooledStep((), (), ())
 @dataclass(frozen=True, slots=True)
 class StepLimits:
     """The largest step: rows of `slots` sequences with up to `context_tokens` positions each,
-    `step_tokens` rows in total."""
+    `step_tokens` rows in total. `proposed_tokens`: of one sequence in a step, at most, if the rows
+    that draw are enough for them."""
 
     slots: int
     step_tokens: int
     context_tokens: int
+    proposed_tokens: int = 0
+
+    @property
+    def draws(self) -> int:
+        """The most rows that draw a token."""
+        return min(max(self.slots, 1 + self.proposed_tokens), self.step_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +109,7 @@ class DeviceInputs:
     page_cells: Tensor
     pages: Tensor
     loads: LoadedSlots | None
+    proposed: ProposedTokens | None
 
 
 class InputPreparer:
@@ -114,7 +130,7 @@ class InputPreparer:
         self._needs_axes = position_axes == AXES
         self._pool = pool
         self._sampler = sampler
-        self._context_tokens, self._slots = limits.context_tokens, limits.slots
+        self._context_tokens, self._draws = limits.context_tokens, limits.draws
         self._requests = SlotRequests(slots=limits.slots, vocab_size=sampler.vocab_size)
         nbytes, device_bytes = buffer_bytes(layout, limits, sampler.vocab_size), None
         if device.type == "cuda":
@@ -124,7 +140,7 @@ class InputPreparer:
     def prepare(self, plan: StepPlan) -> DeviceInputs:
         """Write and upload one plan. Waits only if the upload before the last is in progress."""
         self._buffers.reverse()
-        buffer, chunks, room = self._buffers[0], plan.chunks, self._slots
+        buffer, chunks, room = self._buffers[0], plan.chunks, self._draws
         buffer.clear()
         self._requests.update(chunks)
         slots = np.fromiter((chunk.slot for chunk in chunks), np.int64, len(chunks))
@@ -156,6 +172,7 @@ class InputPreparer:
             buffer.put([cell(w.group, w.slot, w.index) for w in plan.page_writes], _INT64),
             buffer.put([write.page for write in plan.page_writes], _INT32),
             self._write_loads(buffer, plan.slot_loads) if plan.slot_loads else None,
+            _write_proposals(buffer, plan.proposals) if plan.proposals else None,
         )
         buffer.upload()
         return inputs
@@ -171,7 +188,7 @@ class InputPreparer:
         self, buffer: PinnedBuffer, drawn: Sequence[Chunk], slots: NDArray[np.int64]
     ) -> Draws:
         """`slots` [drawn]: those of the chunks."""
-        requests, room = self._requests, self._slots
+        requests, room = self._requests, self._draws
         ends = [chunk.start + chunk.length for chunk in drawn]
         counts = np.bincount(requests.path[slots], minlength=len(Path))
         penalised = np.flatnonzero(requests.penalised[slots])
@@ -237,16 +254,24 @@ def buffer_bytes(layout: CacheLayout, limits: StepLimits, vocab_size: int) -> in
     # positions, axes, image rows, and scored or pooled rows; slots; begin and end; after_image
     rows = limits.step_tokens * (8 * (3 + AXES) + 4 + 8 * groups + by_image)
     images = 2 * 8 * by_image * layout.image_rows
-    draws = 6 * 8 * slots
+    draws = (6 + 3) * 8 * limits.draws
     held = layout.held_pages(limits.context_tokens, limits.step_tokens)
     tables = (8 + 4) * slots * sum(held)
     loads = slots * (4 * limits.context_tokens + 8 + 4 * FLOATS + 8 * INTS)
     biases = table_bytes(slots) + 8 * slots
     chains = chain_bytes(slots) + 8 * slots
     repetitions = repetition_bytes(slots, vocab_size) + 2 * 8 * slots
-    parts = 28 + 5 * groups + slots
+    parts = 31 + 5 * groups + slots
     return (
         rows + images + draws + tables + loads + biases + chains + repetitions + ALIGNMENT * parts
+    )
+
+
+def _write_proposals(buffer: PinnedBuffer, chunks: Sequence[Chunk]) -> ProposedTokens:
+    return ProposedTokens(
+        buffer.put([chunk.slot for chunk in chunks], _INT64),
+        buffer.put([chunk.start for chunk in chunks], _INT64),
+        buffer.put([chunk.known[0] for chunk in chunks], _INT32),
     )
 
 

@@ -27,16 +27,21 @@ Unmasked = dict[int, DrawFailure | LateMask]
 
 
 @dataclass(eq=False, slots=True)
-class _Mask:
-    """The words of a mask, once `work` is done; its result is why they are missing."""
+class _Masks:
+    """The words [1 + proposed, words] of the masks of a sequence, for its next token and after each
+    of its proposed tokens, once `work` is done; its result is why they are missing."""
 
     matcher: Matcher
     words: NDArray[np.int32]
+    proposed: list[int]
     work: Future[DrawFailure | None] = field(default_factory=Future)
 
     def compute(self) -> None:
         try:
-            self.matcher.allowed(self.words.data)
+            first, *others = (words.data for words in self.words)
+            self.matcher.allowed(first)
+            if others:
+                self.matcher.look_ahead(self.proposed, others)
             self.work.set_result(None)
         except GenerationFailedError as error:
             self.work.set_result(DrawFailure(str(error)))
@@ -51,15 +56,15 @@ class _Mask:
 class _Table:
     """Rows and words of the masks of one step, on the host and on the device."""
 
-    def __init__(self, slots: int, words: int, device: torch.device) -> None:
-        nbytes, device_bytes = buffer_bytes(slots=slots, vocab_size=_BITS * words), None
+    def __init__(self, rows: int, words: int, device: torch.device) -> None:
+        nbytes, device_bytes = buffer_bytes(rows=rows, vocab_size=_BITS * words), None
         if device.type == "cuda":
             device_bytes = torch.empty(nbytes, dtype=torch.uint8, device=device)
         self._buffer = PinnedBuffer(nbytes, device_bytes)
-        self._rows, rows = self._buffer.take(slots, torch.int64)
-        host, device_words = self._buffer.take(slots * words, torch.int32)
-        self._words: NDArray[np.int32] = host.reshape(slots, words)
-        self._masks = rows, device_words.view(slots, words)
+        self._rows, device_rows = self._buffer.take(rows, torch.int64)
+        host, device_words = self._buffer.take(rows * words, torch.int32)
+        self._words: NDArray[np.int32] = host.reshape(rows, words)
+        self._masks = device_rows, device_words.view(rows, words)
 
     def uploaded(self, masks: dict[int, NDArray[np.int32]]) -> TokenMasks:
         """The masks of some rows."""
@@ -73,19 +78,24 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class PendingMasks:
-    """The masks of one step, by the index of the drawn row, while they are computed."""
+    """The masks of one step, by the index of the drawn row, while they are computed: those of its
+    sequence, and which of them."""
 
-    _masks: dict[int, _Mask]
+    _masks: dict[int, tuple[_Masks, int]]
     _worker: "MaskWorker"
     _step_chunks: int
 
     def uploaded(self) -> tuple[TokenMasks, Unmasked]:
         """Waits for the masks, as `MaskWorker.wait` does for those that take long."""
-        masks = self._masks.values()
-        if not all(mask.work.done() for mask in masks):
-            self._worker.wait([mask.work for mask in masks], alone=len(masks) == self._step_chunks)
-        missing = {row: mask.missing() for row, mask in self._masks.items()}
-        found = {row: self._masks[row].words for row, why in missing.items() if why is None}
+        works = [masks.work for masks, _ in self._masks.values()]
+        if not all(work.done() for work in works):
+            self._worker.wait(works, alone=len(works) == self._step_chunks)
+        missing = {row: masks.missing() for row, (masks, _) in self._masks.items()}
+        found = {
+            row: masks.words[index]
+            for row, (masks, index) in self._masks.items()
+            if missing[row] is None
+        }
         unmasked = {row: why for row, why in missing.items() if why is not None}
         return self._worker.table().uploaded(found), unmasked
 
@@ -95,28 +105,37 @@ class MaskWorker:
     `InputPreparer`. `waits`: for every mask, however long it takes."""
 
     def __init__(
-        self, *, slots: int, vocab_size: int, device: torch.device, waits: bool = False
+        self, *, rows: int, vocab_size: int, device: torch.device, waits: bool = False
     ) -> None:
         self._words, self._waits = -(-vocab_size // _BITS), waits
-        self._tables = [_Table(slots, self._words, device) for _ in range(2)]
+        self._tables = [_Table(rows, self._words, device) for _ in range(2)]
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="masks")
-        self._queue: deque[_Mask] = deque()
+        self._queue: deque[_Masks] = deque()
 
     def begin(self, drawn: Sequence[Chunk], *, step_chunks: int) -> PendingMasks | None:
         """Starts computing the masks of the drawn rows whose sequences have a grammar, of a step
         with so many chunks."""
-        masks, new = {}, []
+        masks, groups = {}, list[list[int]]()
         for row, chunk in enumerate(drawn):
-            matcher, late = chunk.sequence.matcher, chunk.sequence.late_mask
-            if late is not None:
-                masks[row] = late.mask
-            elif matcher is not None:
-                masks[row] = _Mask(matcher, np.zeros(self._words, np.int32))
-                new.append(masks[row])
+            if chunk.sequence.late_mask is not None:
+                masks[row] = chunk.sequence.late_mask.mask, 0
+            elif chunk.proposed and chunk.sequence.matcher is not None:
+                groups[-1].append(row)  # behind the other rows of its sequence
+            elif chunk.sequence.matcher is not None:
+                groups.append([row])
+        new = [self._new(drawn, rows) for rows in groups]
+        for rows, each in zip(groups, new, strict=True):
+            masks |= {row: (each, index) for index, row in enumerate(rows)}
         if new:
             self._queue.extend(new)
             self._threads.submit(self._compute)
         return PendingMasks(masks, self, step_chunks) if masks else None
+
+    def _new(self, drawn: Sequence[Chunk], rows: Sequence[int]) -> _Masks:
+        matcher = drawn[rows[0]].sequence.matcher
+        assert matcher is not None
+        proposed = [drawn[row].known[0] for row in rows[1:]]
+        return _Masks(matcher, np.zeros((len(rows), self._words), np.int32), proposed)
 
     def wait(self, works: list[Future[DrawFailure | None]], *, alone: bool) -> None:
         """Until the masks are known, or late. `alone`: the step is of no use without one."""
@@ -142,6 +161,6 @@ class MaskWorker:
             mask.compute()
 
 
-def buffer_bytes(*, slots: int, vocab_size: int) -> int:
-    """Bytes of the masks of all slots."""
-    return slots * (_ROW_BYTES + _WORD_BYTES * -(-vocab_size // _BITS)) + 2 * ALIGNMENT
+def buffer_bytes(*, rows: int, vocab_size: int) -> int:
+    """Bytes of the masks of so many rows."""
+    return rows * (_ROW_BYTES + _WORD_BYTES * -(-vocab_size // _BITS)) + 2 * ALIGNMENT

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class RecordedSteps:
-    """The states of steps with one row per sequence and one output per row.
+    """The states of steps with one row per span and one output per row.
 
     The first step of a number of rows is recorded; later ones copy their inputs to the recorded
     addresses and repeat the calls. If a model is not recordable, which is logged once, it computes
@@ -34,12 +34,12 @@ class RecordedSteps:
         cache: KVCache,
         *,
         groups: int,
-        slots: int,
+        rows: int,
         nbytes: int,
         stateful: bool,
     ) -> None:
         self._model, self._cache = model, cache
-        self._inputs = _Inputs(min(slots, MOST_ROWS), groups, model.position_axes)
+        self._inputs = _Inputs(min(rows, MOST_ROWS), groups, model.position_axes)
         self._arena, self._stateful = Arena(nbytes), stateful
         self._recordings: dict[int, Recording] = {}
         self._recordable = True
@@ -84,7 +84,7 @@ def recorded_bytes(
     varies = any(kind.by_image for kind in layout.kinds)
     if device.type != "cpu" or varies or library() is None:
         return 0
-    return model.activation_bytes(min(limits.slots, MOST_ROWS), 0)
+    return model.activation_bytes(min(limits.draws, MOST_ROWS), 0)
 
 
 def _is_decoding(batch: Batch) -> bool:

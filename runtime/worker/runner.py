@@ -1,6 +1,7 @@
 """Launches planned steps on the device and reads back their results."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as Several
 from dataclasses import dataclass
 
 import torch
@@ -65,7 +66,9 @@ class DeviceRunner:
             slots=slots, context_tokens=limits.context_tokens, vocab_size=vocab_size, device=device
         )
         stateful = any(kind.by_sequence for kind in self._kinds)  # no position is computed twice
-        self._masks = MaskWorker(slots=slots, vocab_size=vocab_size, device=device, waits=stateful)
+        self._masks = MaskWorker(
+            rows=limits.draws, vocab_size=vocab_size, device=device, waits=stateful
+        )
         self._preparer = InputPreparer(
             layout,
             pool,
@@ -80,7 +83,7 @@ class DeviceRunner:
                 model,
                 pool,
                 groups=len(layout.groups),
-                slots=slots,
+                rows=limits.draws,
                 nbytes=recorded_bytes,
                 stateful=stateful,
             ).states
@@ -102,6 +105,8 @@ class DeviceRunner:
             self._pool.copy_pages(plan.page_copies)
         if inputs.loads is not None:
             self._sampler.load(inputs.loads)
+        if inputs.proposed is not None:
+            self._sampler.propose(inputs.proposed)
         batch = self._batch(inputs)
         # Last, because the thread of the masks and this one wait for each other outside kernels.
         drawn_chunks = [plan.chunks[index] for index in inputs.drawing]
@@ -143,13 +148,13 @@ class DeviceRunner:
         if images is not None and not any(kind.by_image for kind in self._kinds):
             row = torch.zeros(1, images.width, dtype=images.dtype, device=self._device)
             self._scratch = row.expand(limits.context_tokens, -1)
-        steps = [(limits.step_tokens, limits.slots), (limits.slots, limits.slots), (1, 1)]
+        steps = [(limits.step_tokens, limits.draws), (limits.draws, limits.draws), (1, 1)]
         try:
             if workspace_bytes is not None:
                 torch.empty(workspace_bytes, dtype=torch.uint8, device=self._device)
                 steps = steps[-1:]
-            for rows, slots in steps:
-                if NOT_FINITE in self.collect(self.launch(self._scratch_plan(rows, slots))):
+            for rows, draws in steps:
+                if NOT_FINITE in self.collect(self.launch(self._scratch_plan(rows, draws))):
                     raise ModelFileError(f"The model cannot compute: {NOT_FINITE.reason}")
         except (RuntimeError, MemoryError) as error:
             if not is_lack_of_memory(error):
@@ -167,7 +172,7 @@ class DeviceRunner:
         draws = len(inputs.drawing)
         rows = inputs.output_rows[draws : draws + len(states)]
         slots, positions = inputs.row_slot[rows].long(), inputs.positions[rows] + 1
-        blocks, step = [], self._limits.slots
+        blocks, step = [], self._limits.draws
         for begin in range(0, len(states), step):
             block = slice(begin, begin + step)
             logits = self._model.logits(states[block])
@@ -242,10 +247,11 @@ class DeviceRunner:
             features.record_stream(torch.cuda.current_stream(self._device))
         return features
 
-    def _scratch_plan(self, rows: int, slots: int) -> StepPlan:
-        """One row at the end of each slot's context; the remaining rows fill slot after slot.
+    def _scratch_plan(self, rows: int, draws: int) -> StepPlan:
+        """`draws` chunks, in one slot after the other, of one row at the end of the context; the
+        remaining rows lengthen one chunk after the other.
 
-        Each row uses every option of the sampler.
+        Each chunk uses every option of the sampler.
         """
         room = self._limits.context_tokens - 1  # one position for the token drawn last
         sampling = SamplingParams(
@@ -259,16 +265,18 @@ class DeviceRunner:
             dry_multiplier=1.0,
             dry_base=100.0,
         )
-        left = rows - slots
+        left = rows - draws
         chunks, loads = [], []
-        for slot in range(slots):
+        for number in range(draws):
+            slot = number % self._limits.slots
             length = min(room, 1 + left)
             left -= length - 1
             start = room - length if self._model.causal else 0
             sequence = self._scratch_sequence(slot, start, length, sampling)
             known = (0,) * length
             chunks.append(Chunk(sequence, 0, slot, start, length, known, False, True))
-            loads.append(SlotLoad(slot, (0,) * room, sampling))
+            if slot == number:
+                loads.append(SlotLoad(slot, (0,) * room, sampling))
         return StepPlan(tuple(chunks), (), tuple(loads))
 
 
@@ -289,6 +297,13 @@ class _AnyToken:
 
     def allowed(self, mask: memoryview) -> None:
         mask.cast("B")[:] = b"\xff" * mask.nbytes
+
+    def acceptable(self, tokens: Several[int]) -> int:
+        return len(tokens)
+
+    def look_ahead(self, tokens: Several[int], masks: Several[memoryview]) -> None:
+        for mask in masks:
+            self.allowed(mask)
 
 
 def is_lack_of_memory(error: Exception) -> bool:

@@ -81,10 +81,21 @@ class LoadedSlots:
 
 
 @dataclass(frozen=True, slots=True)
+class ProposedTokens:
+    """Tokens [n] int32 at `positions` of `slots`, [n] int64 each, that a step reads as if they had
+    been drawn. Those that it draws instead replace them."""
+
+    slots: Tensor
+    positions: Tensor
+    tokens: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Draws:
     """How the rows of the logits draw.
 
-    slots, positions [rows] int64: the slot of each row's sequence, and the index of the new token.
+    slots, positions [rows] int64: the slot of each row's sequence, and the index of the new token,
+    which is different for rows of one slot.
     Rows are ordered by path; `counts` has the number of rows of each path. `width`: the largest
     top_k among the TOP rows. penalised, scored [...] int64: indices of the rows with penalties,
     which read at most `window` earlier tokens, and of those with log-probabilities, of at most
@@ -148,14 +159,14 @@ class Sampler:
         return slots * (4 * context_tokens + 4 * FLOATS + 8 * INTS) + tables
 
     @staticmethod
-    def workspace_bytes(*, slots: int, context_tokens: int, vocab_size: int) -> int:
+    def workspace_bytes(*, rows: int, context_tokens: int, vocab_size: int) -> int:
         """The most that `sample` allocates: for sorting, raw logits of scores, penalties."""
-        sorting = 128 * min(slots, SORT_BLOCK) * vocab_size
-        scores = 8 * slots * vocab_size
-        penalties = slots * (96 * context_tokens + 12 * vocab_size)
-        candidates = 64 * slots * min(TOP_LIMIT * CHUNK, vocab_size + CHUNK)
-        masks = 12 * slots * vocab_size
-        return max(sorting, penalties, candidates, masks, 3 * table_bytes(slots)) + scores
+        sorting = 128 * min(rows, SORT_BLOCK) * vocab_size
+        scores = 8 * rows * vocab_size
+        penalties = rows * (96 * context_tokens + 12 * vocab_size)
+        candidates = 64 * rows * min(TOP_LIMIT * CHUNK, vocab_size + CHUNK)
+        masks = 12 * rows * vocab_size
+        return max(sorting, penalties, candidates, masks, 3 * table_bytes(rows)) + scores
 
     def load(self, loaded: LoadedSlots) -> None:
         """Sequences enter slots: their tokens from position 0, and their parameters."""
@@ -169,6 +180,9 @@ class Sampler:
             self._chains.load(loaded.chains)
         if loaded.repetitions is not None:
             self._repetitions.load(loaded.repetitions)
+
+    def propose(self, proposed: ProposedTokens) -> None:
+        self._tokens[proposed.slots, proposed.positions] = proposed.tokens
 
     def parameter_rows(
         self, sampling: Sequence[SamplingParams]

@@ -86,10 +86,11 @@ class ResultCopier:
 
 
 def result_bytes(limits: StepLimits, *, hidden: int) -> int:
-    """The most that a step returns: a token, scores and a vector for each slot, and scores of
-    prompts."""
+    """The most that a step returns: a token with scores for each row that draws, a vector for each
+    slot, and scores of prompts."""
     scored = 4 + (8 + 4) * MAX_TOP_LOGPROBS
-    return limits.slots * (8 + 1 + scored + 4 * hidden) + limits.step_tokens * scored
+    drawn = limits.draws * (8 + 1 + scored)
+    return drawn + limits.slots * 4 * hidden + limits.step_tokens * scored
 
 
 def outcomes(launched: Launched) -> tuple[Result, ...]:

@@ -65,6 +65,21 @@ class ResponseStoreSettings(Section):
         return self
 
 
+class SpeculationSettings(Section):
+    """Tokens that a step computes before they are known to follow. The answers are the same.
+
+    `ngram`: propose what followed the last tokens where they occurred before in the conversation.
+    `tokens`: of one proposal at most; fewer, or none, where they do not pay.
+    """
+
+    ngram: bool = True
+    tokens: int = Field(default=8, ge=1, le=64)
+
+    @property
+    def proposed_tokens(self) -> int:
+        return self.tokens if self.ngram else 0
+
+
 class EngineSettings(Section):
     """How a model is computed, and default options of its requests. None: chosen from the model
     file and the machine.
@@ -95,6 +110,7 @@ class EngineSettings(Section):
     max_image_pixels: int = Field(default=2**26, ge=1)
     max_image_frames: int = Field(default=1000, ge=1)
     threads: int | None = Count
+    speculation: SpeculationSettings = SpeculationSettings()
     trace: bool = False
     trace_folder: str | None = None
     trace_bytes: int = Field(default=64 * 2**20, ge=2**16)

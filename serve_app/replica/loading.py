@@ -390,6 +390,7 @@ def _engine_options(
         max_waiting=settings.max_waiting,
         image_cache_bytes=settings.image_cache_bytes,
         set_aside_bytes=set_aside_bytes(settings, model, image_cache, device),
+        proposed_tokens=settings.speculation.proposed_tokens,
     )
 
 

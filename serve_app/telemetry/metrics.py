@@ -133,6 +133,12 @@ PREEMPTIONS = Metric(
 SHIFTS = Metric(
     "caravan_engine_shifts_total", _C, "Full contexts whose older half was dropped.", _ENGINE
 )
+PROPOSED_TOKENS = Metric(
+    "caravan_engine_proposed_tokens_total", _C, "Tokens proposed by speculation.", _ENGINE
+)
+ACCEPTED_TOKENS = Metric(
+    "caravan_engine_accepted_tokens_total", _C, "Those of them that were sampled.", _ENGINE
+)
 ENGINE_IMAGES = Metric(
     "caravan_engine_images_encoded_total", _C, "Images whose features were computed.", _ENGINE
 )

@@ -27,6 +27,8 @@ ENGINE: Mapping[str, Metric] = {
     "completion_tokens_total": metrics.ENGINE_COMPLETION_TOKENS,
     "preemptions_total": metrics.PREEMPTIONS,
     "shifts_total": metrics.SHIFTS,
+    "proposed_tokens_total": metrics.PROPOSED_TOKENS,
+    "accepted_tokens_total": metrics.ACCEPTED_TOKENS,
     "images_encoded_total": metrics.ENGINE_IMAGES,
     "checkpoints_held": metrics.CHECKPOINTS,
     "checkpoints_taken_total": metrics.CHECKPOINTS_TAKEN,

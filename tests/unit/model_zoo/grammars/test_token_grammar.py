@@ -71,6 +71,39 @@ def test_matchers_of_one_grammar_are_independent() -> None:
     assert (allowed(first), allowed(second)) == ({"b"}, {"a"})
 
 
+@pytest.mark.parametrize(
+    ("texts", "count"), [("bcc", 3), ("bxc", 1), ("x", 0), ("bc!" + END, 4), ("bc!ab", 3)]
+)
+def test_masks_ahead_are_those_of_the_tokens_and_change_nothing(texts: str, count: int) -> None:
+    grammar = GRAMMARS.compile('start: "a" "b" "c"* "!"')
+    matcher, tokens = grammar.matcher(), TOKENIZER.encode(texts, parse_special=True)
+    accept(matcher, "a")
+    assert matcher.acceptable(tokens) == count
+    before = allowed(matcher)
+    masks = [memoryview(bytearray(4 * 9)) for _ in tokens]
+    matcher.look_ahead(tokens, masks)
+    assert allowed(matcher) == before == {"b"}
+    follower = grammar.matcher()
+    accept(follower, "a")
+    allowed(follower)
+    for token, mask in zip(tokens[:count], masks, strict=False):
+        if token in TOKENIZER.end_tokens:
+            break
+        follower.accept(token)
+        expected = memoryview(bytearray(4 * 9))
+        follower.allowed(expected)
+        assert mask == expected
+    assert not any(any(mask) for mask in masks[count:])
+
+
+def test_an_answer_does_not_pay_for_masks_ahead() -> None:
+    matcher, tokens = matcher_of("start: /[a-z]{50}/"), TOKENIZER.encode("abc")
+    allowed(matcher)
+    saved_s = matcher._budget_s
+    matcher.look_ahead(tokens, [memoryview(bytearray(36)) for _ in tokens])
+    assert matcher._budget_s == saved_s
+
+
 def test_a_grammar_whose_first_mask_costs_too_much_is_refused(monkeypatch) -> None:
     monkeypatch.setattr(token_grammar, "BURST_S", 0.02)
     with pytest.raises(GrammarError, match="costs too much"):

@@ -227,7 +227,7 @@ def test_a_shifted_sequence_can_end_before_it_is_admitted_again() -> None:
     sequence = scheduler.add(asked(100))
     while not scheduler.shifts:
         plan = scheduler.plan()
-        scheduler.retire(plan, results(plan))
+        list(scheduler.retire(plan, results(plan)))
     assert scheduler.waiting == (sequence,) and sequence.slot is None
     scheduler.finish(sequence)
     assert scheduler.waiting == () and scheduler.plan() is None

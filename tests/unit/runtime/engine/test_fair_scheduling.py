@@ -24,7 +24,7 @@ def step(scheduler: Scheduler) -> list[str]:
     if plan is None:
         return []
     admitted = [s.request.id for s in scheduler.running if s not in before]
-    scheduler.retire(plan, results(plan))
+    list(scheduler.retire(plan, results(plan)))
     return admitted
 
 
@@ -172,7 +172,7 @@ def trial(seed: int, depth: int) -> tuple[int, int]:
             in_flight.append(plan)
         if in_flight and (plan is None or len(in_flight) >= depth):
             oldest = in_flight.popleft()
-            scheduler.retire(oldest, results(oldest))
+            list(scheduler.retire(oldest, results(oldest)))
         idle = 0 if plan is not None or in_flight or todo else idle + 1
         assert idle < 10, "the scheduler is stuck"
     assert all(sequence.state is SequenceState.FINISHED for sequence in live)

@@ -45,9 +45,9 @@ def test_a_sequence_with_a_grammar_waits_for_its_token_and_others_do_not() -> No
     assert shape(second) == [("bb", 3, 1, True)]
     assert shape(third) == [("bb", 4, 1, True)]
     assert first is not None and second is not None
-    scheduler.retire(first, results(first))
+    list(scheduler.retire(first, results(first)))
     assert shape(scheduler.plan()) == [("a", 3, 1, True), ("bb", 5, 1, True)]
-    scheduler.retire(second, results(second))
+    list(scheduler.retire(second, results(second)))
     assert shape(scheduler.plan()) == [("bb", 6, 1, True)]
 
 
@@ -70,7 +70,7 @@ def test_a_resumed_answer_is_accepted_before_new_tokens() -> None:
     assert grammar.accepted == [1, 2]
     plan = scheduler.plan()
     assert plan is not None
-    scheduler.retire(plan, results(plan))
+    list(scheduler.retire(plan, results(plan)))
     assert grammar.accepted == [1, 2, 9]
 
 
@@ -107,12 +107,12 @@ def test_a_late_mask_delays_its_own_sequence_only() -> None:
     for start in (3, 4):
         plan = scheduler.plan()
         assert shape(plan) == [("bb", start, 1, True)]
-        scheduler.retire(plan, results(plan))
+        list(scheduler.retire(plan, results(plan)))
     known = True
     plan = scheduler.plan()
     assert shape(plan) == [("a", 2, 1, True), ("bb", 5, 1, True)]
     assert plan.chunks[0].sequence.late_mask is late
-    scheduler.retire(plan, results(plan))
+    list(scheduler.retire(plan, results(plan)))
     plan = scheduler.plan()
     assert shape(plan) == [("a", 3, 1, True), ("bb", 6, 1, True)]
     assert plan.chunks[0].sequence.late_mask is None
@@ -123,15 +123,15 @@ def test_a_step_without_other_sequences_waits_for_late_masks() -> None:
     scheduler.add(request("a", 3, grammar=Recorded()))
     scheduler.add(request("bb", 3, grammar=Recorded()))
     first, late = scheduler.plan(), LateMask(lambda: False, None)
-    scheduler.retire(first, (late, late))
+    list(scheduler.retire(first, (late, late)))
     second = scheduler.plan()
     assert shape(second) == [("a", 2, 1, True), ("bb", 2, 1, True)]
     assert scheduler.plan() is None
-    scheduler.retire(second, (Sampled(9), late))
+    list(scheduler.retire(second, (Sampled(9), late)))
     third = scheduler.plan()
     assert shape(third) == [("a", 3, 1, True)]
     assert scheduler.plan() is None  # until the step in flight retires
-    scheduler.retire(third, results(third))
+    list(scheduler.retire(third, results(third)))
     assert shape(scheduler.plan()) == [("a", 4, 1, True)]
 
 

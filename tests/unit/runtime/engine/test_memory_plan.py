@@ -281,11 +281,10 @@ def run(scheduler: Scheduler, depth: int) -> None:
         assert flying, "nothing in flight and nothing to launch: too few pages"
         if step is None or len(flying) >= depth:
             first = flying.pop(0)
-            scheduler.retire(
-                first, tuple(Sampled(1) if chunk.samples else None for chunk in first.chunks)
-            )
+            drawn = tuple(Sampled(1) if chunk.samples else None for chunk in first.chunks)
+            list(scheduler.retire(first, drawn))
     for step in flying:  # orphans
-        scheduler.retire(step, tuple(Sampled(1) if c.samples else None for c in step.chunks))
+        list(scheduler.retire(step, tuple(Sampled(1) if c.samples else None for c in step.chunks)))
 
 
 def test_available_memory_is_a_plausible_number_of_bytes():

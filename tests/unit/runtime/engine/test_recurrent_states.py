@@ -321,7 +321,7 @@ def trial(seed: int, depth: int, tally: Counter[str]) -> None:
             in_flight.append(plan)
         if in_flight and (len(in_flight) >= depth or plan is None):
             oldest = in_flight.popleft()
-            scheduler.retire(oldest, device.execute(oldest))
+            list(scheduler.retire(oldest, device.execute(oldest)))
     finished = [sequence for sequence in sequences if sequence not in aborted]
     for sequence in finished:
         assert sequence.tokens == answer_alone(sequence.request), (seed, depth)

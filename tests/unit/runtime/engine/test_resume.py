@@ -151,7 +151,7 @@ def test_a_request_that_was_running_elsewhere_precedes_waiting_ones() -> None:
     scheduler.add(request("ccc", 3, resume=ResumeState((8,))))
     plan = scheduler.plan()
     assert shape(plan) == [("ccc", 0, 4, True)]
-    scheduler.retire(plan, results(plan))
+    list(scheduler.retire(plan, results(plan)))
 
 
 def test_a_request_that_was_waiting_elsewhere_waits_behind_local_ones() -> None:

@@ -4,7 +4,7 @@ Every sequence must get exactly the tokens that it gets alone, recomputed from s
 may see a cell that does not hold what this row's own sequence has at that index. In half of the
 trials an encoder has to come first: late, in any order, for few images at a time, and it may fail.
 Some requests go on in a shifted context. Requests belong to a few tenants; test_fair_scheduling.py
-checks in which order they are admitted.
+checks in which order they are admitted. In half of the trials tokens are proposed, right and wrong.
 """
 
 import random
@@ -30,6 +30,7 @@ from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.host_store import HostPages, TransferCosts
 from runtime.kv.page_group import CopyKind
 from runtime.kv.spec import CacheKind, Chunked, Cross, Full, Sliding
+from tests.unit.runtime.engine.random_proposals import RandomProposals
 
 VOCABULARY = 50
 LONGEST = 40
@@ -51,6 +52,8 @@ class Tally:
     failed: int = 0
     waits: int = 0
     restored: int = 0
+    proposed: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True)
@@ -145,14 +148,14 @@ def answer_of_layer(
 
 
 class PretendDevice:
-    """Pages as lists of what each cell holds and its value; each slot's last token stays here."""
+    """Pages as lists of what each cell holds and its value; each slot's drawn tokens stay here."""
 
     def __init__(self, kinds: list[CacheKind], pages: list[int], size: int, slots: int) -> None:
         self.kinds, self.size = kinds, size
         self.memory = [[[None] * size for _ in range(count)] for count in pages]
         self.host: list[dict[int, list]] = [{} for _ in kinds]
         self.tables: list[list[dict[int, int]]] = [[{} for _ in range(slots)] for _ in kinds]
-        self.last: list[int | None] = [None] * slots
+        self.drawn: list[dict[int, int]] = [{} for _ in range(slots)]
         self.loaded: list[tuple[int, ...] | None] = [None] * slots
         self.filled: set[tuple[object, ...]] = set()
 
@@ -180,7 +183,7 @@ class PretendDevice:
         for chunk, x in zip(plan.chunks, rows, strict=True):
             token = x[-1] % VOCABULARY
             if chunk.samples:
-                self.last[chunk.slot] = token
+                self.drawn[chunk.slot][chunk.start + chunk.length] = token
             results.append(Sampled(token) if chunk.samples else None)
         return tuple(results)
 
@@ -189,7 +192,7 @@ class PretendDevice:
         tokens = list(chunk.known)
         if chunk.feedback:
             assert chunk.length == 1 and not tokens
-            tokens = [self.last[chunk.slot]]
+            tokens = [self.drawn[chunk.slot][chunk.start]]
         assert len(tokens) == chunk.length
         loaded = self.loaded[chunk.slot]
         assert loaded is not None and list(loaded) == sequence.tokens[: len(loaded)]
@@ -365,8 +368,14 @@ def trial(seed: int, depth: int, prefix_cache: bool, tally: Tally) -> None:
         host_pages=random_host_pages(r, kinds) if r.random() < 0.5 else None,
     )
     cache_manager.note_prefill_speed(r.choice([None, 1.0]))
+    draws = slots + r.randint(0, budget - slots)
+    speculation = RandomProposals(r, draws=draws, right=lambda asked: answer_alone(asked, kinds))
     scheduler = Scheduler(
-        cache_manager, slots=slots, step_tokens=budget, step_image_rows=IMAGES * IMAGE_ROWS
+        cache_manager,
+        slots=slots,
+        step_tokens=budget,
+        step_image_rows=IMAGES * IMAGE_ROWS,
+        speculation=speculation if r.random() < 0.5 else None,
     )
     device = PretendDevice(kinds, pages, size, slots)
     base = tuple(r.randrange(1, VOCABULARY) for _ in range(24))
@@ -379,7 +388,7 @@ def trial(seed: int, depth: int, prefix_cache: bool, tally: Tally) -> None:
     if r.random() < 0.5:
         encoder.there = [bytes([kind, size]) for kind in range(3) for size in range(1, 6)]
         encoder.room = len(encoder.there)
-    answers, aborted = drive(r, scheduler, device, encoder, todo, depth)
+    answers, aborted = drive(r, scheduler, device, encoder, todo, depth, draws)
     for sequence, answer in answers.items():
         if sequence in aborted:
             continue
@@ -393,11 +402,13 @@ def trial(seed: int, depth: int, prefix_cache: bool, tally: Tally) -> None:
     assert cache_manager.pages_owned == 0
     tally.preemptions += scheduler.preemptions
     tally.shifts += scheduler.shifts
+    tally.proposed += scheduler.proposed_tokens
+    tally.accepted += scheduler.accepted_tokens
     if cache_manager.host_store is not None:
         tally.restored += cache_manager.host_store.restored
 
 
-def drive(r, scheduler, device, encoder, todo, depth):
+def drive(r, scheduler, device, encoder, todo, depth, draws):
     answers: dict[Sequence, list[int]] = {}
     aborted, in_flight, idle = set(), deque(), 0
     plan: StepPlan | None = None
@@ -421,6 +432,8 @@ def drive(r, scheduler, device, encoder, todo, depth):
         encoder.provide([want.digest for want in scheduler.image_needs])
         if plan is not None:
             check_features(plan, encoder, device.kinds)
+            assert sum(chunk.samples for chunk in plan.chunks) <= draws
+            assert sum(chunk.length for chunk in plan.chunks) <= scheduler.step_tokens
             in_flight.append(plan)
         elif not in_flight:
             check_waiting(scheduler, encoder)
@@ -468,3 +481,4 @@ def test_every_sequence_gets_the_tokens_it_gets_alone(depth: int, prefix_cache: 
     assert (tally.images_reused > 0) == prefix_cache
     assert (tally.restored > SEEDS // 4) == prefix_cache
     assert min(tally.encoded, tally.failed, tally.waits) > SEEDS // 25
+    assert SEEDS < tally.accepted < tally.proposed - SEEDS

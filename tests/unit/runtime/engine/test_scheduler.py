@@ -35,10 +35,10 @@ def test_a_long_prompt_is_cut_to_the_budget_and_decoding_rides_along() -> None:
     scheduler.add(request("bb", 14))
     first = scheduler.plan()
     assert shape(first) == [("a", 0, 3, True), ("bb", 0, 5, False)]
-    scheduler.retire(first, results(first))
+    list(scheduler.retire(first, results(first)))
     second = scheduler.plan()
     assert shape(second) == [("a", 3, 1, True), ("bb", 5, 7, False)]
-    scheduler.retire(second, results(second))
+    list(scheduler.retire(second, results(second)))
     assert shape(scheduler.plan()) == [("a", 4, 1, True), ("bb", 12, 2, True)]
 
 
@@ -50,8 +50,8 @@ def test_the_next_token_is_planned_before_the_host_knows_it() -> None:
     assert second is not None
     [chunk] = second.chunks
     assert chunk.feedback and chunk.known == () and chunk.start == 3
-    scheduler.retire(first, results(first))
-    scheduler.retire(second, results(second))
+    list(scheduler.retire(first, results(first)))
+    list(scheduler.retire(second, results(second)))
     third = scheduler.plan()
     assert third is not None and not third.chunks[0].feedback
     assert third.chunks[0].known == (9,)
@@ -64,7 +64,7 @@ def test_planning_ahead_never_exceeds_max_tokens() -> None:
     assert plans[2] is None
     for plan in plans[:2]:
         assert plan is not None
-        advances = scheduler.retire(plan, results(plan))
+        advances = list(scheduler.retire(plan, results(plan)))
     assert advances[0].finish is FinishReason.LENGTH
     assert sequence.state is SequenceState.FINISHED
 
@@ -92,7 +92,7 @@ def test_the_latest_admitted_is_preempted_and_resumes_with_its_tokens() -> None:
         if plan is None:
             break
         loads += plan.slot_loads
-        scheduler.retire(plan, results(plan))
+        list(scheduler.retire(plan, results(plan)))
     assert scheduler.preemptions == 1
     resumed = loads[2]
     assert resumed.tokens[:3] == (200, 201, 202)
@@ -104,9 +104,9 @@ def test_the_last_step_of_a_finished_sequence_is_dropped() -> None:
     sequence = scheduler.add(request("a", 3))
     first, second = scheduler.plan(), scheduler.plan()
     assert first is not None and second is not None
-    scheduler.retire(first, results(first))
+    list(scheduler.retire(first, results(first)))
     scheduler.finish(sequence)
-    assert scheduler.retire(second, results(second)) == []
+    assert list(scheduler.retire(second, results(second))) == []
     assert sequence.tokens[3:] == [9]
     scheduler.cache_manager.check_idle()
 
@@ -120,7 +120,7 @@ def test_a_chunk_never_ends_inside_a_whole_image() -> None:
         plan = scheduler.plan()
         starts += shape(plan)
         assert plan is not None
-        scheduler.retire(plan, results(plan))
+        list(scheduler.retire(plan, results(plan)))
     assert [(start, length) for _, start, length, _ in starts] == [(0, 5), (5, 7), (12, 1)]
 
 
@@ -148,9 +148,9 @@ def test_a_sequence_waits_for_its_own_steps_rather_than_lose_its_pages() -> None
     first, second = scheduler.plan(), scheduler.plan()
     assert shape(first) == [("a", 0, 8, False)] and shape(second) == [("a", 8, 8, False)]
     assert scheduler.plan() is None, "all four pages hold what steps in flight see"
-    scheduler.retire(first, results(first))
+    list(scheduler.retire(first, results(first)))
     assert scheduler.preemptions == 0
-    scheduler.retire(second, results(second))
+    list(scheduler.retire(second, results(second)))
     assert shape(scheduler.plan()) == [("a", 16, 8, False)]
 
 
@@ -176,7 +176,7 @@ def test_a_sequence_without_its_first_image_does_not_delay_others() -> None:
     assert shape(plan) == [("text", 0, 3, True)]
     assert wanted(scheduler) == [("image", b"x")]
     assert scheduler.plan(lambda digest: True) is None, "there is no slot"
-    scheduler.retire(plan, results(plan))
+    list(scheduler.retire(plan, results(plan)))
     assert shape(scheduler.plan(lambda digest: True)) == [("image", 0, 6, True)]
 
 
@@ -229,7 +229,7 @@ def test_a_cached_image_is_not_needed() -> None:
     image = ImageSpan(1, 5, False, b"x")
     scheduler.add(looking("a", 10, image))
     plan = scheduler.plan()
-    scheduler.retire(plan, results(plan))
+    list(scheduler.retire(plan, results(plan)))
     scheduler.finish(scheduler.running[0])
     scheduler.add(looking("a", 12, image))
     assert shape(scheduler.plan(lambda digest: False)) == [("a", 8, 4, True)]

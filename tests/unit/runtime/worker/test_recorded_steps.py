@@ -33,7 +33,7 @@ def batch(rows: int) -> Batch:
 
 def steps(model: Model, *, stateful: bool) -> RecordedSteps:
     require_native_kernels()
-    return RecordedSteps(model, None, groups=1, slots=4, nbytes=1 << 12, stateful=stateful)  # type: ignore[arg-type]
+    return RecordedSteps(model, None, groups=1, rows=4, nbytes=1 << 12, stateful=stateful)  # type: ignore[arg-type]
 
 
 def test_a_recorded_number_of_rows_is_not_computed_again() -> None:

@@ -133,7 +133,7 @@ def run(model: MixedModel, requests: list[GenerationRequest], **sizes) -> tuple[
             flying.append((plan, runner.launch(plan)))
         if plan is None or len(flying) >= settings["depth"]:
             oldest, launched = flying.popleft()
-            scheduler.retire(oldest, runner.collect(launched))
+            list(scheduler.retire(oldest, runner.collect(launched)))
     answers = [s.tokens[len(s.request.prompt) :] for s in sequences]
     return list(zip(answers, [s.cached for s in sequences], strict=True)), scheduler
 

@@ -441,4 +441,4 @@ def test_workspace_of_the_widest_step_is_within_what_is_reserved():
             live += event.nbytes()
             peak = max(peak, live)
     assert peak > 8 * vocab
-    assert peak <= Sampler.workspace_bytes(slots=rows, context_tokens=CONTEXT, vocab_size=vocab)
+    assert peak <= Sampler.workspace_bytes(rows=rows, context_tokens=CONTEXT, vocab_size=vocab)

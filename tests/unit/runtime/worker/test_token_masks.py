@@ -1,6 +1,9 @@
 """Masks of a grammar: which tokens are drawn, and that other rows are not affected."""
 
+import itertools
+import random
 import threading
+from collections.abc import Sequence as Several
 from concurrent import futures
 from dataclasses import replace
 
@@ -18,6 +21,7 @@ from runtime.worker import mask_worker, sampler
 from runtime.worker.mask_worker import MaskWorker
 from runtime.worker.sampler import Drawn, LoadedSlots, Sampler, TokenMasks, path_of
 from tests.patience import HANG_S
+from tests.unit.runtime.engine.random_proposals import RandomProposals
 from tests.unit.runtime.worker.test_runner import GREEDY, VOCAB, Bench, TinyModel, prompt_of
 from tests.unit.runtime.worker.test_runner import request as request_of
 from tests.unit.runtime.worker.test_sampler import CPU, draws_of
@@ -121,6 +125,18 @@ class Ascending:
     def tokens_allowed(self) -> list[int]:
         last = self.tokens[-1] if self.tokens else 0
         return [(last + step) % VOCAB for step in range(1, 11)]
+
+    def acceptable(self, tokens: Several[int]) -> int:
+        return len(tokens)  # whatever they are
+
+    def look_ahead(self, tokens: Several[int], masks: Several[memoryview]) -> None:
+        ahead = Ascending()
+        ahead.tokens = list(self.tokens)
+        for token, mask in zip(tokens, masks, strict=True):
+            if token not in ahead.tokens_allowed():
+                break
+            ahead.accept(token)
+            ahead.allowed(mask)
 
     def allowed(self, mask: memoryview) -> None:
         if len(self.tokens) == self.fails_at:
@@ -234,8 +250,35 @@ def test_a_model_that_computes_no_position_twice_waits_for_slow_masks(monkeypatc
     sequence = Sequence(replace(request_of("slow", [1], 3), grammar=Slow(released)), [1, 2, 3])
     chunk = Chunk(sequence, 0, 0, 2, 1, (3,), feedback=False, samples=True)
     for waits in (False, True):
-        worker = MaskWorker(slots=2, vocab_size=VOCAB, device=CPU, waits=waits)
+        worker = MaskWorker(rows=2, vocab_size=VOCAB, device=CPU, waits=waits)
         pending = worker.begin([chunk], step_chunks=2)
         assert pending is not None
         masks, unmasked = pending.uploaded()
         assert (masks.count, len(unmasked)) == ((1, 0) if waits else (0, 1))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_answers_follow_their_grammars_with_proposals(depth: int) -> None:
+    """Also while a mask is late: its sequence then has neither its token nor the proposed ones."""
+    model, released = TinyModel(), threading.Event()
+    requests = [
+        replace(request_of(f"r{n}", prompt_of(n, 9 + n), 25), grammar=Ascending()) for n in range(2)
+    ]
+    requests.append(replace(request_of("slow", prompt_of(5, 9), 25), grammar=Slow(released)))
+    answers = {r.id: masked_answer(model, list(r.prompt), 25) for r in requests}
+    bench = Bench(model, depth=depth, slots=12)
+    bench.scheduler.speculation = RandomProposals(
+        random.Random(3), draws=12, right=lambda r: answers[r.id]
+    )
+    steps = itertools.count()
+    retire = bench._retire
+
+    def noted(plan, launched) -> None:
+        retire(plan, launched)
+        if next(steps) == 5:
+            released.set()
+
+    bench._retire = noted  # type: ignore[method-assign]
+    assert bench.run(*requests) == [answers[r.id] for r in requests]
+    scheduler = bench.scheduler
+    assert 20 < scheduler.accepted_tokens < scheduler.proposed_tokens - 5

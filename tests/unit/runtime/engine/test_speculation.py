@@ -1,0 +1,158 @@
+"""When tokens are proposed, and how many: by acceptance, by the measured cost of rows, by load."""
+
+import random
+
+import pytest
+
+from runtime.engine import speculation
+from runtime.engine.request import GenerationRequest, Sampled, StopRules
+from runtime.engine.scheduler import Scheduler
+from runtime.engine.sequence import Sequence
+from runtime.engine.speculation import Speculation, StepCosts
+from runtime.kv.cache_manager import KVCacheManager
+from runtime.kv.spec import Full
+
+MOST, DRAWS = 8, 16
+
+
+class Decoding:
+    """One engine's schedule without a device: each sequence gets the tokens of its `text`, and a
+    step of n rows takes `cost(n)` ns."""
+
+    def __init__(self, *texts: list[int], cost, depth: int = 1, slots: int = DRAWS) -> None:
+        self.cost, self.depth = cost, depth
+        self.speculation = Speculation(most=MOST, draws=max(slots, MOST + 1), overlaps=depth > 1)
+        manager = KVCacheManager([Full()], [4000], page_tokens=16)
+        self.scheduler = Scheduler(
+            manager, slots=slots, step_tokens=4096, speculation=self.speculation
+        )
+        self.texts: dict[Sequence, list[int]] = {}
+        for number, text in enumerate(texts):
+            request = GenerationRequest(f"{number}", tuple(text[:100]), StopRules(len(text) - 100))
+            self.texts[self.scheduler.add(request)] = text
+        self.lengths: list[int] = []  # proposed tokens of each decode step
+        self.time = self.tokens = 0
+
+    def run(self) -> "Decoding":
+        flying: list = []
+        while self.scheduler.running or self.scheduler.waiting:
+            plan = self.scheduler.plan()
+            if plan is not None:
+                flying.append(plan)
+            if plan is None or len(flying) >= self.depth:
+                self._retire(flying.pop(0))
+        return self
+
+    def _retire(self, plan) -> None:
+        rows = sum(chunk.length for chunk in plan.chunks)
+        if rows == len(plan.chunks):
+            self.lengths.append(len(plan.proposals))
+            self.time += self.cost(rows)
+        self.speculation.observe(plan, self.cost(rows))
+        results = tuple(
+            Sampled(self.texts[c.sequence][c.start + c.length]) if c.samples else None
+            for c in plan.chunks
+        )
+        for advance in self.scheduler.retire(plan, results):
+            self.tokens += 1
+            if advance.finish is not None:
+                expected = self.texts[advance.sequence]
+                assert advance.sequence.tokens == expected
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.time
+
+
+def repeated(length: int = 600) -> list[int]:
+    r = random.Random(1)
+    return [r.randrange(1000) for _ in range(60)] * (length // 60)
+
+
+def unrelated(seed: int = 2, length: int = 600) -> list[int]:
+    """Runs of three tokens recur, and what follows them does not."""
+    r = random.Random(seed)
+    return [r.randrange(4) for _ in range(length)]
+
+
+def nearly_free(rows: int) -> int:
+    return 1000 + 20 * rows
+
+
+def test_copied_text_takes_few_steps() -> None:
+    decoding = Decoding(repeated(), cost=nearly_free).run()
+    assert len(decoding.lengths) < 500 / 6
+    assert max(decoding.lengths) == MOST
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_copied_text_takes_few_steps_although_steps_overlap(depth: int) -> None:
+    decoding = Decoding(repeated(), cost=nearly_free, depth=depth).run()
+    assert len(decoding.lengths) < 500 / 6
+
+
+def test_text_that_cannot_be_foretold_is_nearly_as_fast_as_without_proposals() -> None:
+    for seed in range(5):
+        decoding = Decoding(unrelated(seed, 1500), cost=lambda rows: 1000 + 300 * rows).run()
+        assert sum(decoding.lengths) > 0
+        assert decoding.speed > 0.97 / 1300
+
+
+def test_pauses_grow_while_proposals_are_wrong() -> None:
+    lengths = Decoding(unrelated(length=3000), cost=lambda rows: 1000 + 300 * rows).run().lengths
+    tries = [step for step, length in enumerate(lengths) if length]
+    assert 0 < len([step for step in tries if step > 1500]) < 12 and len(tries) < 90
+
+
+def test_proposals_return_when_the_text_can_be_foretold_again() -> None:
+    text = unrelated(length=1200)
+    text += repeated(1800)
+    lengths = Decoding(text, cost=nearly_free).run().lengths
+    assert sum(length == MOST for length in lengths) > 1500 / 9 / 2
+
+
+def test_nothing_is_proposed_where_rows_are_not_cheaper_together() -> None:
+    lengths = Decoding(repeated(), cost=lambda rows: 1000 * rows).run().lengths
+    assert sum(lengths) < 60
+
+
+def test_many_running_sequences_propose_nothing_once_rows_are_not_free() -> None:
+    """Up to eight rows take no time of their own."""
+
+    def cost(rows: int) -> int:
+        return 1000 + 1000 * max(0, rows - 8)
+
+    crowd = Decoding(*(repeated() for _ in range(12)), cost=cost).run()
+    assert sum(crowd.lengths) < 0.1 * crowd.tokens
+    one = Decoding(repeated(), cost=cost).run()
+    assert sum(length >= 6 for length in one.lengths) > 40
+
+
+def test_sequences_that_wait_to_be_admitted_have_their_rows() -> None:
+    decoding = Decoding(*(repeated() for _ in range(20)), cost=nearly_free, slots=4)
+    decoding.run()
+    assert decoding.tokens == 20 * 500
+
+
+def test_costs_follow_what_is_measured() -> None:
+    costs, r = StepCosts(), random.Random(1)
+    for rows in range(1, 13):
+        costs.observe(rows, 1e6)  # what prepares for later steps
+    for _ in range(200):
+        rows = r.randint(1, 12)
+        costs.observe(rows, 500 + 100 * rows + r.randrange(-20, 20))
+    assert costs.of(1) == pytest.approx(600, rel=0.1)
+    assert costs.of(9) == pytest.approx(1400, rel=0.1)
+    for _ in range(300):
+        costs.observe(1, 900)
+    assert costs.of(1) == pytest.approx(900, rel=0.05)
+    costs.observe(1, 1e9)  # the machine had something else to do
+    assert costs.of(1) < 1000
+
+
+def test_records_end_with_their_sequences() -> None:
+    decoding = Decoding(repeated(), cost=nearly_free).run()
+    assert len(decoding.speculation._records) == 1
+    decoding.texts.clear()
+    assert len(decoding.speculation._records) == 0
+    assert speculation.LONGEST_PAUSE < 10_000
