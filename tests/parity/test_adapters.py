@@ -4,7 +4,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import peft
 import pytest
 import torch
 from torch import Tensor
@@ -48,6 +47,8 @@ def decoder_with(path: Path, *adapters: AdapterPath, ranks: Ranks = ALONE) -> De
 
 def adapted(twin, name: str, targets: list[str], *, rank: int, alpha: float, model=None):
     """The twin with a random adapter of that name, beside those that `model` has."""
+    import peft  # takes seconds, which processes without this test can do without
+
     torch.manual_seed(len(name))
     config = peft.LoraConfig(
         r=rank, lora_alpha=alpha, target_modules=targets, init_lora_weights=False
