@@ -28,6 +28,7 @@ PURE_CORE = (
     "runtime.kv.checkpoints",
     "runtime.kv.host_store",
     "runtime.kv.page_group",
+    "runtime.kv.page_shift",
 )
 RAY_FILES = {
     "serve_app/app.py",

@@ -13,7 +13,7 @@ from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import scale_, softcap
 from runtime.kernels.workspace import workspace_bytes
 from runtime.kv.spec import LayerCache
-from runtime.worker.model import Batch, KVCache
+from runtime.worker.model import Batch, KeyRotation, KVCache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,6 +86,10 @@ class Decoder:
     @property
     def cache_devices(self) -> Sequence[torch.device] | None:
         return self._layers.cache_devices
+
+    @property
+    def key_rotations(self) -> Sequence[KeyRotation | None] | None:
+        return self._layers.key_rotations
 
     @property
     def weight_bytes(self) -> int:

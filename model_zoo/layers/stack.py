@@ -10,12 +10,12 @@ from torch import Tensor
 from model_zoo.layers.block import Block
 from model_zoo.layers.dividing import local_cache
 from model_zoo.layers.residual import Residual
-from model_zoo.layers.rope import Rotary, Rotation
+from model_zoo.layers.rope import Pairs, Rotary, Rotation
 from model_zoo.layers.step import Step
 from runtime.distributed.layer_placement import LayerPlacement
 from runtime.distributed.ranks import ALONE, Ranks
 from runtime.kv.spec import LayerCache
-from runtime.worker.model import Batch, KVCache
+from runtime.worker.model import Batch, KeyRotation, KVCache
 
 # Kernels pad rows to multiples of this.
 PADDING = 512
@@ -66,12 +66,21 @@ class TextLayer:
     """A layer's computation, what it stores, and its rotary embedding.
 
     reads: number of the layer whose pages it uses instead of its own; `cache` is then that layer's.
+    rotated_from: the first dimension of its keys that `rotary` rotates.
     """
 
     block: LayerBlock
     cache: LayerCache
     rotary: Rotary | None = None
     reads: int | None = None
+    rotated_from: int = 0
+
+    @property
+    def key_rotation(self) -> KeyRotation | None:
+        if self.rotary is None:
+            return None
+        halves = self.rotary.pairs is Pairs.NEOX
+        return KeyRotation(self.rotary.frequencies, halves, self.rotated_from)
 
 
 class LayerStack:
@@ -103,6 +112,14 @@ class LayerStack:
         """The declaration of each layer that stores something, with the heads of this rank."""
         stored = (layer.cache for layer in self._layers if layer.reads is None)
         return tuple(local_cache(cache, self._ranks) for cache in stored)
+
+    @property
+    def key_rotations(self) -> tuple[KeyRotation | None, ...] | None:
+        """Of each of `caches`; None with layers that store something else than keys by position."""
+        stored = [layer for layer in self._layers if layer.reads is None]
+        if any(layer.cache.kind.by_sequence or layer.cache.kind.by_image for layer in stored):
+            return None
+        return tuple(layer.key_rotation for layer in stored)
 
     @property
     def cache_devices(self) -> tuple[torch.device, ...] | None:

@@ -46,6 +46,10 @@ class TextEncoder:
         return self._layers.caches
 
     @property
+    def key_rotations(self) -> None:
+        """What is cached serves one step."""
+
+    @property
     def cache_devices(self) -> Sequence[torch.device] | None:
         return self._layers.cache_devices
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.distributed.control_channel import ControlChannel, RankZero
-from runtime.kv.page_group import CopyKind, PageCopy
+from runtime.kv.page_group import CopyKind, KeyShift, PageCopy
 from runtime.kv.pool import PagePool
 from runtime.vision.image_rows import AXES
 from runtime.worker.model import (
@@ -53,6 +53,7 @@ class Broadcaster:
         self._rank_zero, self._ranks = rank_zero, ranks
         self._table_writes: list[tuple[Tensor, Tensor]] = []
         self._page_copies: list[PageCopy] = []
+        self._key_shifts: list[KeyShift] = []
 
     def note_pages(self, cells: Tensor, pages: Tensor) -> None:
         """New page table entries, which are sent with the next batch."""
@@ -62,6 +63,10 @@ class Broadcaster:
         """Copies of pages, which are sent with the next batch."""
         self._page_copies += copies
 
+    def note_shifts(self, shifts: Sequence[KeyShift]) -> None:
+        """Shifts of keys, which are sent with the next batch and follow its copies."""
+        self._key_shifts += shifts
+
     def send_logits(self, rows: int) -> None:
         self._send([_Command.LOGITS, rows])
 
@@ -69,8 +74,11 @@ class Broadcaster:
         writes, self._table_writes = self._table_writes, []
         cells = [cells for cells, _ in writes]
         sizes = _sizes_of(batch, sum(map(len, cells)))
-        copies, self._page_copies = self._page_copies, []
-        self._send([_Command.STATES, len(copies), *chain.from_iterable(copies), *sizes])
+        copies = [(*copy[:4], copy.cells or 0) for copy in self._page_copies]
+        changes = [len(copies), *chain.from_iterable(copies)]
+        changes += [len(self._key_shifts), *chain.from_iterable(self._key_shifts)]
+        self._page_copies, self._key_shifts = [], []
+        self._send([_Command.STATES, *changes, *sizes])
         pages = [pages for _, pages in writes]
         self._ranks.broadcast(_numbers(batch, [*cells, *pages]))
         if batch.image_features is not None:
@@ -100,6 +108,7 @@ class RankZeroModel:
         self.causal, self.generates = decoder.causal, decoder.generates
         self.position_axes, self.weight_bytes = decoder.position_axes, decoder.weight_bytes
         self.cache_layers, self.cache_devices = decoder.cache_layers, decoder.cache_devices
+        self.key_rotations = decoder.key_rotations
 
     def weight_bytes_on(self, device: torch.device) -> int:
         return self._decoder.weight_bytes_on(device)
@@ -142,6 +151,10 @@ class RankZeroPool:
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         self._broadcaster.note_copies(copies)
         self._pool.copy_pages(copies)
+
+    def shift_keys(self, shifts: Sequence[KeyShift]) -> None:
+        self._broadcaster.note_shifts(shifts)
+        self._pool.shift_keys(shifts)
 
 
 @torch.inference_mode()
@@ -213,7 +226,9 @@ def _received(
 ) -> Batch:
     """The batch with the sizes in `head`; also copies pages and updates the page tables."""
     (copies,) = head.take(1)
-    pool.copy_pages([_page_copy(*head.take(4)) for _ in range(copies)])
+    pool.copy_pages([_page_copy(*head.take(5)) for _ in range(copies)])
+    (shifts,) = head.take(1)
+    pool.shift_keys([KeyShift(*head.take(4)) for _ in range(shifts)])
     rows, outputs, inserted, width, kind, axes, writes, chunks = head.take(8)
     spans = [RowSpan(*head.take(4)) for _ in range(chunks)]
     groups = [_GroupReader(head, spans, table) for table in pool.page_tables]
@@ -243,8 +258,8 @@ def _received(
     )
 
 
-def _page_copy(group: int, source: int, target: int, kind: int) -> PageCopy:
-    return PageCopy(group, source, target, CopyKind(kind))
+def _page_copy(group: int, source: int, target: int, kind: int, cells: int) -> PageCopy:
+    return PageCopy(group, source, target, CopyKind(kind), cells or None)
 
 
 class _MessageReader:

@@ -89,7 +89,7 @@ def assemble(
     layout, options = _resolved(decoder, device, options, encoder)
     memory, host = _agreed_memory(decoder, layout, device, options, encoder, rank_group)
     features = _feature_store(encoder, options)
-    pool = _pool(layout, memory, device, options, decoder.cache_devices, host_pages=host)
+    pool = _pool(layout, memory, device, options, decoder, host_pages=host)
     model, pages = _broadcasting(decoder, pool, rank_group)
     runner = DeviceRunner(
         model,
@@ -105,8 +105,9 @@ def assemble(
     runner.warm_up(encoder.limits if encoder else None, workspace_bytes=planned)
     if encoder is not None:
         _warm_up(encoder, device)
+    costs = _host_costs(layout, host, pool, device, options)
     engine = Engine(
-        _scheduler(layout, memory, options, _host_costs(layout, host, pool, device, options)),
+        _scheduler(decoder, layout, memory, options, costs),
         runner,
         token_bytes=token_bytes,
         limits=_request_limits(decoder, layout, options, encoder),
@@ -173,7 +174,7 @@ def compute_part(decoder: DecoderModel, member: Member, *, device: torch.device)
     layout = CacheLayout.of(decoder.cache_layers, page_tokens=options.page_tokens)
     memory = _plan_memory(decoder, layout, device, options, None, device_ranks=member.device_ranks)
     memory = member.agree(memory, layout, options.kv_dtype)
-    pool = _pool(layout, memory, device, options, host_pages=host_pages)
+    pool = _pool(layout, memory, device, options, decoder, host_pages=host_pages)
     follow(decoder, pool, member.control_channel, member.ranks, device)
 
 
@@ -327,6 +328,7 @@ def _request_limits(
 
 
 def _scheduler(
+    decoder: DecoderModel,
     layout: CacheLayout,
     memory: MemoryPlan,
     options: EngineOptions,
@@ -338,6 +340,7 @@ def _scheduler(
         page_tokens=options.page_tokens,
         prefix_cache=options.prefix_cache,
         host_pages=host_pages,
+        moves_keys=decoder.key_rotations is not None,
     )
     return Scheduler(
         cache_manager,
@@ -361,7 +364,7 @@ def _pool(
     memory: MemoryPlan,
     device: torch.device,
     options: EngineOptions,
-    layer_devices: Sequence[torch.device] | None = None,
+    decoder: DecoderModel,
     *,
     host_pages: Sequence[int],
 ) -> KVPool:
@@ -372,8 +375,9 @@ def _pool(
         pages_per_sequence=-(-options.context_tokens // options.page_tokens),
         type=options.kv_dtype,
         device=device,
-        layer_devices=layer_devices,
+        layer_devices=decoder.cache_devices,
         host_pages=host_pages,
+        key_rotations=decoder.key_rotations,
     )
 
 

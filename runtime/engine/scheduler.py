@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from runtime.engine.context_shift import Cut, cut_of
 from runtime.engine.fairness import FairQueue
 from runtime.engine.request import (
     FinishReason,
@@ -23,6 +24,8 @@ from runtime.engine.sequence import Sequence, SequenceState
 from runtime.engine.speculation import Speculation
 from runtime.engine.step_plan import Chunk, PageWrite, SlotLoad, StepPlan
 from runtime.kv.cache_manager import KVCacheManager, PageGrant
+from runtime.kv.page_group import KeyShift
+from runtime.kv.page_shift import MovedPages
 
 # Whether the features of the image with this digest are available.
 FeaturesReady = Callable[[bytes], bool]
@@ -60,10 +63,19 @@ class _Draft:
     page_writes: list[PageWrite] = field(default_factory=list)
     slot_loads: list[SlotLoad] = field(default_factory=list)
     proposals: list[Chunk] = field(default_factory=list)
+    key_shifts: list[KeyShift] = field(default_factory=list)
     out_of_pages: bool = False
     lacks_mask: bool = False
     used: list[ImageNeed] = field(default_factory=list)  # images of its chunks
     ahead: list[ImageNeed] = field(default_factory=list)  # images of the chunks that may follow
+
+    def move(self, sequence: Sequence, moved: MovedPages) -> None:
+        """The pages of a running sequence have moved; the slot gets its tokens again."""
+        assert sequence.slot is not None
+        slot = sequence.slot
+        self.page_writes += [PageWrite(group, slot, *page) for group, *page in moved.pages]
+        self.key_shifts += moved.key_shifts
+        self.slot_loads.append(_load(sequence, slot))
 
 
 class Scheduler:
@@ -71,7 +83,8 @@ class Scheduler:
 
     Sequences that resume after a preemption or on another replica are admitted first, the others in
     turn over their tenants (`FairQueue`). Nothing is preempted for fairness. A sequence that fills
-    its context drops tokens, leaves its slot and is the first to resume (`ContextShift`).
+    its context drops tokens (`ContextShift`); what it has cached moves or, where it cannot, is
+    computed again: the sequence leaves its slot and is the first to resume.
 
     `step_image_rows`: the most image rows that a step fills, as many as one sequence may have.
     `image_needs`: images of the last plan, then those of the chunks that may follow, the most
@@ -96,6 +109,7 @@ class Scheduler:
         self.preemptions = self.shifts = 0
         self.proposed_tokens = self.accepted_tokens = 0
         self.speculation = speculation
+        self._moved: dict[Sequence, MovedPages] = {}  # since the last plan
         self.image_needs: tuple[ImageNeed, ...] = ()
         self.slots = slots
         self.step_tokens = step_tokens
@@ -110,7 +124,7 @@ class Scheduler:
         """Queue a request. Each of its whole spans, and all of its image rows, must fit a step."""
         assert request.prompt
         assert request.stop.max_tokens > 0 or request.prompt_logprobs is not None
-        sequence = Sequence(request, list(request.known))
+        sequence = Sequence(request, list(request.known), self._moving_cut(request))
         if request.spans:
             assert all(not s.whole or s.length <= self.step_tokens for s in request.spans)
             rows = self.cache_manager.image_rows(sequence, 0, len(request.prompt))
@@ -120,6 +134,16 @@ class Scheduler:
         else:
             self._arriving.add(request.tenant, sequence)
         return sequence
+
+    def _moving_cut(self, request: GenerationRequest) -> Cut | None:
+        """What leaves each full context of the request, if the rest can move. It depends on the
+        request only, since what has moved differs from what is computed again."""
+        scored = request.prompt_logprobs is not None
+        if request.shift is None or request.spans or scored:
+            return None
+        cut = cut_of(request.shift, len(request.prompt), ())
+        computed = request.shift.context_tokens - 1
+        return cut if self.cache_manager.can_shift(cut, computed) else None
 
     def plan(self, ready: FeaturesReady = lambda digest: True) -> StepPlan | None:
         """The next step, or None if nothing can be launched before another step retires.
@@ -141,12 +165,16 @@ class Scheduler:
         self.image_needs = (*draft.used, *draft.ahead)
         if not draft.chunks:
             return None
+        moved, self._moved = self._moved, {}
+        for sequence, pages in moved.items():
+            draft.move(sequence, pages)
         return StepPlan(
             tuple(draft.chunks),
             tuple(draft.page_writes),
             tuple(draft.slot_loads),
             self.cache_manager.take_copies(),
             tuple(draft.proposals),
+            tuple(draft.key_shifts),
         )
 
     def retire(self, plan: StepPlan, results: tuple[Result, ...]) -> Iterator[Advance]:
@@ -186,9 +214,9 @@ class Scheduler:
                 finish = _finish_reason(sequence, outcome)
                 if finish is not None:
                     self.finish(sequence)
-                elif sequence.fills_context:
-                    self._shift(sequence)
                 yield Advance(sequence, outcome, finish, sequence.take_scores())
+            if sequence.fills_context:
+                self._shift(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """End a sequence for any reason; its slot and pages are free immediately."""
@@ -277,20 +305,20 @@ class Scheduler:
         sequence.slot = slot = self._free_slots.pop()
         if sequence.epoch == 0:
             sequence.cached = min(hit, len(sequence.request.prompt))
-        draft.slot_loads.append(SlotLoad(slot, tuple(sequence.tokens), sequence.sampling))
+        draft.slot_loads.append(_load(sequence, slot))
         self._launch(sequence, count, shared + grants, draft)
         return True
 
     def _chunk_tokens(self, sequence: Sequence, draft: _Draft) -> int:
         """Length of the sequence's chunk in this step; 0 for none."""
-        length = sequence.length
-        if sequence.waits_for_token or length >= sequence.most_tokens:
+        start, most = sequence.launched, sequence.most_tokens - 1
+        length = min(sequence.length, most)
+        if sequence.waits_for_token or length <= start:
             return 0
         late = sequence.late_mask
         if late is not None and not late.ready() and not draft.waits_for_masks:
             draft.lacks_mask = True
             return 0
-        start = sequence.launched
         end = start + min(length - start, draft.budget)
         count = self.cache_manager.chunk_end(sequence, start, end) - start
         if not sequence.spans:
@@ -355,29 +383,38 @@ class Scheduler:
         self._wait(sequence)
 
     def _shift(self, sequence: Sequence) -> None:
-        """Drop tokens of a full context; the others are computed again, without those dropped."""
+        """Drop tokens of a full context. The others move, or are computed again without those
+        dropped."""
         assert not sequence.pending, "a full context has no room for more tokens"
-        self.shifts += 1
-        if sequence.state is SequenceState.RUNNING:
+        if sequence.moving_cut is not None:
+            moved = self.cache_manager.shift(sequence, sequence.moving_cut)
+            if moved is None:
+                self._preempt(sequence)
+                return
+            self._moved[sequence] = moved
+        elif sequence.state is SequenceState.RUNNING:
             self._wait(sequence)
+        self.shifts += 1
         sequence.shift()
-        sequence.awaited = None
 
     def _wait(self, sequence: Sequence) -> None:
         """Return a running sequence to the queue, before all others."""
         self._leave_slot(sequence)
         sequence.state = SequenceState.WAITING
-        sequence.launched = sequence.confirmed = 0
-        sequence.epoch += 1
-        sequence.awaited = None
+        sequence.restart()
         self._resuming.appendleft(sequence)
 
     def _leave_slot(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
         self.cache_manager.release(sequence)
+        self._moved.pop(sequence, None)
         self.running.remove(sequence)
         self._free_slots.append(sequence.slot)
         sequence.slot = None
+
+
+def _load(sequence: Sequence, slot: int) -> SlotLoad:
+    return SlotLoad(slot, tuple(sequence.tokens[: sequence.most_tokens]), sequence.sampling)
 
 
 def _lacking(sequence: Sequence, needed: tuple[bytes, ...], draft: _Draft) -> bool:
@@ -403,7 +440,7 @@ def _is_right(chunk: Chunk) -> bool:
 def _finish_reason(sequence: Sequence, outcome: Outcome) -> FinishReason | None:
     if isinstance(outcome, Sampled):
         ended = outcome.token in sequence.request.stop.end_tokens
-        full = len(sequence.tokens) >= sequence.most_tokens and not sequence.fills_context
+        full = sequence.answered >= sequence.request.stop.max_tokens
         return FinishReason.STOP if ended else FinishReason.LENGTH if full else None
     if isinstance(outcome, Pooled):
         return FinishReason.STOP

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from runtime.engine.context_shift import cut_of
+from runtime.engine.context_shift import Cut, cut_of
 from runtime.engine.request import (
     GenerationRequest,
     ImageSpan,
@@ -28,13 +28,16 @@ class Sequence:
     """A request from arrival to its end. Only the scheduler changes it."""
 
     request: GenerationRequest
-    tokens: list[int]  # those of prompt and answer in the context, as far as the host knows them
+    # Prompt and answer, as far as the host knows them, without what has left the context.
+    tokens: list[int]
+    # What leaves a full context while the rest moves; None: the rest is computed again.
+    moving_cut: Cut | None = None
     state: SequenceState = SequenceState.WAITING
     slot: int | None = None
     launched: int = 0  # positions in launched steps
     confirmed: int = 0  # positions in retired steps
     pending: int = 0  # tokens sampled on the device and not yet read back
-    epoch: int = 0  # incremented when it leaves its slot; marks results of earlier steps as stale
+    epoch: int = 0  # incremented by preemptions and shifts; marks earlier results as stale
     cached: int = 0  # prompt tokens found in the prefix cache at first admission
     prompt_logprobs: list[Sampled] = field(default_factory=list)  # not taken yet
     scored: int = 0  # positions whose rows have scored the next token of the prompt
@@ -44,6 +47,7 @@ class Sequence:
     proposing: int = 0  # rows of proposed tokens in launched steps
     waits_to_propose: bool = False  # until its last token is known
     awaited: tuple[bytes, ...] | None = None  # images of its first chunk; None: not yet known
+    left: list[int] = field(default_factory=list)  # tokens that have left by `moving_cut`
     spans: tuple[ImageSpan, ...] = field(init=False)  # of the context
     sampling: SamplingParams = field(init=False)  # with positions of the context
     cache_salt: bytes = field(init=False)
@@ -51,7 +55,7 @@ class Sequence:
     # False for a prompt that needs the states of all rows; a pooled one may also look ahead.
     shares_pages: bool = field(init=False)
     matcher: Matcher | None = field(init=False)  # None without a grammar
-    most_tokens: int = field(init=False)  # no step computes for a sequence of this length
+    most_tokens: int = field(init=False)  # of the context; no step computes the last one
 
     def __post_init__(self) -> None:
         self.sampling, self.cache_salt = self.request.sampling, self.request.cache_salt
@@ -63,7 +67,8 @@ class Sequence:
         if self.matcher is not None:
             for token in self.tokens[len(self.request.prompt) :]:
                 self.matcher.accept(token)
-        while self.fills_context:  # as it did on another replica
+        self.shares_pages &= self.moving_cut is None or len(self.tokens) < self.most_tokens
+        while self.moving_cut is None and self.fills_context:  # as it did on another replica
             self.shift()
 
     @property
@@ -73,23 +78,50 @@ class Sequence:
 
     @property
     def fills_context(self) -> bool:
-        """Whether it can go on only if tokens leave the context."""
+        """Whether it can go on only if tokens leave the context, of which those that move are
+        computed."""
         shift = self.request.shift
         return (
             shift is not None
+            and self.state is not SequenceState.FINISHED
             and len(self.tokens) >= shift.context_tokens
+            and (self.moving_cut is None or self.confirmed == shift.context_tokens - 1)
             and self.answered < self.request.stop.max_tokens
         )
 
     def shift(self) -> None:
-        """Drop tokens of a full context. The sequence has no slot and no pages."""
-        assert self.request.shift is not None and self.slot is None
-        cut = cut_of(self.request.shift, len(self.request.prompt), self.spans)
+        """Drop tokens of a full context. The sequence has no slot and no pages, or its pages have
+        moved."""
+        assert self.request.shift is not None
+        cut = self.moving_cut
+        if cut is None:
+            assert self.slot is None
+            cut = cut_of(self.request.shift, len(self.request.prompt), self.spans)
+            self.page_keys.clear()
+        else:
+            assert self.launched == self.confirmed
+            self.left += self.tokens[cut.begin : cut.end]
+            self.launched = self.confirmed = self.confirmed - cut.count
+            self.shares_pages = False
+            self.epoch += 1
         del self.tokens[cut.begin : cut.end]
-        self.page_keys.clear()
         self.sampling = cut.sampling(self.sampling)
         self._set_spans(cut.spans(self.spans))
         self._set_most_tokens()
+
+    def restart(self) -> None:
+        """It leaves its slot and its pages. What has moved depends on the tokens that have left, so
+        all are computed again, with the same shifts."""
+        self.launched = self.confirmed = 0
+        self.epoch += 1
+        self.awaited = None
+        if self.left:
+            assert self.moving_cut is not None
+            begin = self.moving_cut.begin
+            self.tokens[begin:begin] = self.left
+            self.left = []
+            self.sampling = self.request.sampling
+            self._set_most_tokens()
 
     def _set_spans(self, spans: tuple[ImageSpan, ...]) -> None:
         images = {image.digest for image in self.request.images}

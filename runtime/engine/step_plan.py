@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from runtime.engine.request import SamplingParams
 from runtime.engine.sequence import NO_ROWS, Sequence
-from runtime.kv.page_group import PageCopy
+from runtime.kv.page_group import KeyShift, PageCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ class StepPlan:
 
     `page_copies` are made one after the other, after those of earlier steps and before the rows.
     `proposals`: the chunks that are `proposed`, again.
+    `key_shifts` follow them.
     """
 
     chunks: tuple[Chunk, ...]
@@ -63,3 +64,4 @@ class StepPlan:
     slot_loads: tuple[SlotLoad, ...]
     page_copies: tuple[PageCopy, ...] = ()
     proposals: tuple[Chunk, ...] = ()
+    key_shifts: tuple[KeyShift, ...] = ()

@@ -24,7 +24,7 @@ class TraceEvent:
       after them.
     - `preempted`: its pages are released; `admitted` follows again.
     - `shifted`: `dropped_tokens` have left its full context, in which `kept_tokens` remain;
-      `admitted` follows again.
+      `admitted` follows again if these are computed again.
     - `delta`: sampled tokens, and the text that they make certain; the last one has `finish`.
     """
 
@@ -93,10 +93,11 @@ class Tracer:
             return
         facts = {"kept_tokens": len(sequence.tokens)}
         kind = "preempted"
-        if dropped:
+        if dropped > 0:
             kind, facts = "shifted", facts | {"dropped_tokens": dropped}
         self._write(sequence.request, kind, (), facts)
-        self.live[sequence] = _Seen(sequence.sampling.dropped)
+        epoch = sequence.epoch if dropped > 0 and sequence.left else None
+        self.live[sequence] = _Seen(sequence.sampling.dropped, epoch)
 
     def _launched(self, chunk: Chunk) -> None:
         sequence, start = chunk.sequence, chunk.start

@@ -9,6 +9,7 @@ from runtime.engine.request import ImageSpan
 from runtime.kv.checkpoints import CheckpointRules, StateCheckpoints
 from runtime.kv.host_store import HostPages, HostStore
 from runtime.kv.page_group import Held, PageCopy, PageGroup, PageKey
+from runtime.kv.page_shift import Leaving, MovedPages, can_move, move_pages
 from runtime.kv.spec import CacheKind
 
 
@@ -54,7 +55,8 @@ class KVCacheManager:
     Pages are reused as soon as their owner releases them: device state changes only by launched
     plans, in order, so a later plan cannot overtake one that still reads the page. The copies of
     pages that the next plan has to make are collected by `take_copies`. With `host_pages`, evicted
-    pages go to a store in host memory, from which prefixes are restored.
+    pages go to a store in host memory, from which prefixes are restored. `moves_keys`: a step can
+    shift keys to other positions.
     """
 
     def __init__(
@@ -66,7 +68,9 @@ class KVCacheManager:
         prefix_cache: bool = True,
         checkpoint_rules: CheckpointRules | None = None,
         host_pages: HostPages | None = None,
+        moves_keys: bool = False,
     ) -> None:
+        self._kinds, self._moves_keys = tuple(kinds), moves_keys
         declared = list(zip(kinds, pages, strict=True))
         self._paged = [
             PageGroup(kind, count, (number,))
@@ -304,6 +308,23 @@ class KVCacheManager:
                 group.drop(page)
             del held.pages[:gone]
             held.begin += gone
+
+    def can_shift(self, cut: Leaving, length: int) -> bool:
+        """Whether `shift` serves sequences without images from which these positions leave, of
+        `length` computed ones."""
+        return self._moves_keys and can_move(
+            self._kinds, cut, length, page_tokens=self._page_tokens
+        )
+
+    def shift(self, owner: Owner, cut: Leaving) -> MovedPages | None:
+        """Drop positions of the owner, and move those behind; None, and no change, without pages
+        for copies of shared ones. What has moved is not what is computed from its tokens alone, so
+        the owner must not `publish` any more."""
+        moved = move_pages(self._paged, owner, cut, page_tokens=self._page_tokens)
+        if moved is not None:
+            self._copies += moved.copies
+            self._reserved[owner] -= cut.end - cut.begin
+        return moved
 
     def release(self, owner: Owner) -> None:
         """Release all pages, those at the end first, so that prefixes stay cached longest."""

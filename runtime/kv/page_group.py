@@ -21,12 +21,23 @@ class CopyKind(IntEnum):
 
 
 class PageCopy(NamedTuple):
-    """The content of page `target` of `group`, in all of its layers, becomes that of `source`."""
+    """The content of page `target` of `group`, in all of its layers, becomes that of `source`; of
+    the first `cells` only, if given."""
 
     group: int
     source: int
     target: int
     kind: CopyKind = CopyKind.ON_DEVICE
+    cells: int | None = None
+
+
+class KeyShift(NamedTuple):
+    """The keys of `page` of `group`, from the cell `first` on, are now `by` positions further."""
+
+    group: int
+    page: int
+    first: int
+    by: int
 
 
 @dataclass(slots=True)

@@ -8,10 +8,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from runtime.kernels.key_shift import shift_keys
 from runtime.kv.cache_types import CacheType
-from runtime.kv.page_group import CopyKind, PageCopy
+from runtime.kv.page_group import CopyKind, KeyShift, PageCopy
 from runtime.kv.spec import CacheLayout, LayerCache
-from runtime.worker.model import LayerPages, QuantizedRows
+from runtime.worker.model import KeyRotation, LayerPages, QuantizedRows
 from runtime.worker.pinned_buffer import ALIGNMENT
 
 
@@ -29,6 +30,8 @@ class PagePool(Protocol):
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None: ...
 
+    def shift_keys(self, shifts: Sequence[KeyShift]) -> None: ...
+
 
 class KVPool:
     """The paged keys and values of every layer, and the page table of each slot.
@@ -38,7 +41,7 @@ class KVPool:
     `pages_per_sequence`: pages of a full context. `type`: that of all layers but `exact` ones. All
     memory is allocated and written here. `layer_devices`: the device of each layer's pages; None:
     all are on `device`, as the page tables are. `host_pages`: of each group, in host memory, for
-    copies; () for none.
+    copies; () for none. `key_rotations`: as of `DecoderModel`.
     """
 
     def __init__(
@@ -52,8 +55,10 @@ class KVPool:
         device: torch.device,
         layer_devices: Sequence[torch.device] | None = None,
         host_pages: Sequence[int] = (),
+        key_rotations: Sequence[KeyRotation | None] | None = None,
     ) -> None:
         assert len(pages) == len(layout.groups)
+        self._key_rotations = key_rotations or ()
         self._widths = layout.capacity_pages(pages_per_sequence * layout.page_tokens)
         sizes = [slots * width for width in self._widths]
         self._slots = slots
@@ -129,7 +134,17 @@ class KVPool:
                 sources = host if copy.kind is CopyKind.FROM_HOST else device
                 targets = host if copy.kind is CopyKind.TO_HOST else device
                 for source, target in zip(sources, targets, strict=True):
-                    target[copy.target].copy_(source[copy.source], non_blocking=True)
+                    rows = source[copy.source, : copy.cells]
+                    target[copy.target, : copy.cells].copy_(rows, non_blocking=True)
+
+    def shift_keys(self, shifts: Sequence[KeyShift]) -> None:
+        """Rotate keys to other positions, in the order of launched work; nothing waits."""
+        for group, members in enumerate(self._members):
+            moved = [shift for shift in shifts if shift.group == group]
+            for index in members if moved else ():
+                rotation = self._key_rotations[index]
+                if rotation is not None:
+                    shift_keys(self._layers[index], rotation, moved)
 
 
 def cache_bytes(layout: CacheLayout, pages: Sequence[int], type: CacheType) -> int:

@@ -154,6 +154,16 @@ class LayerPages:
         return self.quantized.key_dim, self.quantized.value_dim
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyRotation:
+    """How cached keys depend on their position: 2n dimensions from `first` on are rotated by
+    position * frequencies, float32 [n]. Pairs are (i, i + n) with `halves`, else (2i, 2i + 1)."""
+
+    frequencies: Tensor
+    halves: bool
+    first: int = 0
+
+
 class KVCache(Protocol):
     """The tensors behind the pages."""
 
@@ -169,7 +179,9 @@ class DecoderModel(Protocol):
     only in models that `generate`. Without `causal` attention, a prompt is one whole span.
     `position_axes`: 1, or 3 if the model needs `Batch.axes`. `cache_devices`: the device of each
     entry of `cache_layers`, None if all are on the model's device; `weight_bytes_on` is the part of
-    `weight_bytes` on a device. `activation_bytes(tokens, outputs)` bounds what `states` of that
+    `weight_bytes` on a device. `key_rotations`: of each entry of `cache_layers`, None for keys
+    without position; None if what is cached cannot move to other positions.
+    `activation_bytes(tokens, outputs)` bounds what `states` of that
     many tokens and `logits` of that many rows allocate.
     """
 
@@ -187,6 +199,9 @@ class DecoderModel(Protocol):
 
     @property
     def cache_devices(self) -> Sequence[torch.device] | None: ...
+
+    @property
+    def key_rotations(self) -> Sequence[KeyRotation | None] | None: ...
 
     @property
     def weight_bytes(self) -> int: ...

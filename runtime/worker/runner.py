@@ -103,6 +103,8 @@ class DeviceRunner:
             self._pool.write_pages(inputs.page_cells, inputs.pages)
         if plan.page_copies:
             self._pool.copy_pages(plan.page_copies)
+        if plan.key_shifts:
+            self._pool.shift_keys(plan.key_shifts)
         if inputs.loads is not None:
             self._sampler.load(inputs.loads)
         if inputs.proposed is not None:

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.registry import class_for
 from runtime.kernels.native import library
 from runtime.kv.cache_types import CacheType
-from runtime.worker.model import DecoderModel
+from runtime.worker.model import DecoderModel, KeyRotation
 from tests.families.paged_decoder import PagedDecoder
 from tests.gguf_files import matrices, rewrite
 from tests.memory_profile import peak_bytes
@@ -103,6 +103,46 @@ def check_long_prompt(pair: Pair) -> None:
     assert pair.worst(torch.cat(rows), pair.expected(tokens)) <= TOLERANCE
 
 
+def check_rotations_of_cached_keys(pair: Pair) -> None:
+    """Rows that see only themselves have keys that differ by their positions alone."""
+    rotations = pair.decoder.key_rotations
+    if rotations is None:
+        return
+    tokens, by = random_tokens(24, seed=9), 37
+    near, far = (PagedDecoder(pair.decoder) for _ in range(2))
+    far.feed({0: random_tokens(by, seed=10)}, outputs=[])
+    for paged in (near, far):
+        batch = paged.batch({0: tokens}, outputs=[])
+        alone = [
+            replace(
+                plan, visible_begin=batch.positions.int(), visible_end=batch.positions.int() + 1
+            )
+            for plan in batch.plans
+        ]
+        with torch.inference_mode():
+            pair.decoder.states(replace(batch, plans=tuple(alone)), paged.cache)
+    for layer, rotation in enumerate(rotations):
+        keys, moved = near.keys(0, layer)[: len(tokens)], far.keys(0, layer)[by:][: len(tokens)]
+        if rotation is not None:
+            assert (moved - keys).abs().max() > 0.01
+            moved = rotated(moved, rotation, -by)
+        assert torch.allclose(moved, keys, atol=2e-4 * keys.abs().max().item()), layer
+
+
+def rotated(keys: Tensor, rotation: KeyRotation, by: int) -> Tensor:
+    """keys [..., dim] moved by so many positions, with complex numbers."""
+    count, first = len(rotation.frequencies), rotation.first
+    part = keys[..., first : first + 2 * count].double()
+    pairs = part.unflatten(-1, (2, count) if rotation.halves else (count, 2))
+    pairs = pairs if not rotation.halves else pairs.transpose(-1, -2)
+    turn = torch.polar(torch.ones(count, dtype=torch.float64), rotation.frequencies.double() * by)
+    turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn)
+    turned = turned if not rotation.halves else turned.transpose(-1, -2)
+    whole = keys.clone()
+    whole[..., first : first + 2 * count] = turned.flatten(-2).to(keys)
+    return whole
+
+
 def check_memory_that_a_step_declares(pair: Pair) -> None:
     for tokens, outputs in ((1, 1), (LONG, 3), (LONG, LONG)):
         check_declared_memory(pair.decoder, tokens, outputs)
@@ -127,6 +167,7 @@ CHECKS: dict[str, Callable[[Pair], None]] = {
     "long_prompt": check_long_prompt,
     "bits_alone_and_in_a_batch": check_bits_alone_and_in_a_batch,
     "memory_that_a_step_declares": check_memory_that_a_step_declares,
+    "rotations_of_cached_keys": check_rotations_of_cached_keys,
 }
 
 

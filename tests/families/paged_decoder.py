@@ -1,11 +1,12 @@
 """A decoder with a small paged cache, fed sequence by sequence, for comparing logits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from runtime.engine.request import ImageSpan
+from runtime.kernels.cache_rows import decode_rows, encode_rows
 from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout
@@ -59,6 +60,27 @@ class PagedDecoder:
         assert self._lengths[slot] == 0
         self._images[slot] = tuple(span for span, _ in images)
         self._features |= {span.digest: features for span, features in images}
+
+    def keys(self, slot: int, layer: int) -> Tensor:
+        """[positions, kv_heads, key_dim] of all pages of a slot, float32."""
+        pages = self.cache.layer(layer)
+        stored = pages.keys[self.cache.page_tables[pages.group][slot].long()]
+        return decode_rows(stored, pages.type, pages.dims[0]).flatten(0, 1)
+
+    def drop(self, slot: int, begin: int, end: int, move: Callable[[int, Tensor], Tensor]) -> None:
+        """The positions [begin, end) leave; `move` of a layer makes keys of those behind."""
+        for layer in range(len(self._decoder.cache_layers)):
+            pages = self.cache.layer(layer)
+            table = self.cache.page_tables[pages.group][slot].long()
+            behind = move(layer, self.keys(slot, layer)[end:])
+            for part, rows in (
+                (pages.keys, encode_rows(behind, pages.type)),
+                (pages.values, pages.values[table].flatten(0, 1)[end:]),
+            ):
+                cells = part[table].flatten(0, 1)
+                cells[begin : begin + len(rows)] = rows
+                part[table] = cells.view(len(table), PAGE_TOKENS, *cells.shape[1:])
+        self._lengths[slot] -= end - begin
 
     def feed(
         self, tokens: Mapping[int, Sequence[int]], *, outputs: Sequence[int] | None = None

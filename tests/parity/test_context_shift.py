@@ -1,19 +1,24 @@
-"""Answers of 20 contexts: each token is the one that the model gives for what is kept.
+"""Answers of many contexts: each token is the one that the model gives for what is kept.
 
-The reference computes the context anew at each shift, without scheduler and runner: `transformers`,
-or the decoder itself.
+Without scheduler, runner and pages that move, the references compute the context anew at each
+shift, by `transformers` or the decoder itself; or drop positions of one cache, and rotate keys.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
 from model_zoo.registry import load
+from runtime.engine.context_shift import Cut
 from runtime.engine.request import ContextShift, GenerationRequest, SamplingParams, StopRules
+from runtime.kv.cache_types import CacheType
+from runtime.kv.page_shift import can_move
+from runtime.worker.model import DecoderModel
 from tests.checkout import DEMO_MODEL
-from tests.families.agreement import random_tokens
+from tests.families.agreement import random_tokens, rotated
 from tests.families.engine_runs import CPU, answers, running
 from tests.families.paged_decoder import PagedDecoder
 from tests.families.text_families import TEXT_MODELS
@@ -24,8 +29,8 @@ DROPPED = 8  # half of the tokens after the first 4
 TOLERANCE = 1e-3  # of logits, by which rounding may change the most likely token
 
 
-def shifting(prompt: list[int], context: int) -> GenerationRequest:
-    stop, greedy = StopRules(20 * context), SamplingParams(temperature=0)
+def shifting(prompt: list[int], context: int, *, count: int | None = None) -> GenerationRequest:
+    stop, greedy = StopRules(count or 20 * context), SamplingParams(temperature=0)
     return GenerationRequest("a", tuple(prompt), stop, greedy, shift=ContextShift(context, KEEP))
 
 
@@ -57,13 +62,48 @@ def check_answer(
     return shifts
 
 
+def check_moving_answer(
+    decoder: DecoderModel,
+    type: CacheType,
+    prompt: list[int],
+    answer: list[int],
+    *,
+    length: int,
+    dropped: int,
+) -> int:
+    """The same with one contiguous cache, whose keys are rotated at each shift."""
+    paged, rotations = PagedDecoder(decoder, slots=1, type=type), decoder.key_rotations
+    assert rotations is not None
+
+    def move(layer: int, keys: Tensor) -> Tensor:
+        rotation = rotations[layer]
+        return keys if rotation is None else rotated(keys, rotation, -dropped)
+
+    todo, begin, cached, shifts = list(prompt), 0, 0, 0
+    while True:
+        cached += len(todo)
+        below = [paged.feed({0: todo}, outputs=[len(todo) - 1])]
+        drawn = answer[begin : begin + length - cached]
+        begin += len(drawn)
+        below += [paged.feed({0: [token]}) for token in drawn[:-1]]
+        cached += len(drawn) - 1
+        found = torch.cat(below)
+        gaps = found.amax(dim=1) - found[range(len(drawn)), drawn]
+        assert gaps.max() <= TOLERANCE, f"after {begin} tokens and {shifts} shifts"
+        if begin == len(answer):
+            return shifts
+        paged.drop(0, KEEP, KEEP + dropped, move)
+        todo, cached, shifts = drawn[-1:], cached - dropped, shifts + 1
+
+
 @pytest.mark.parametrize("family", TEXT_MODELS)
-def test_each_family_goes_on_from_what_is_kept(tmp_path, family: str) -> None:
+def test_each_family_goes_on_from_what_is_computed_again(tmp_path, family: str) -> None:
     path = tmp_path / "tiny.gguf"
     twin, known = TEXT_MODELS[family].write(path), tiny_tokenizer().get_vocab_size()
     prompt = random_tokens(PROMPT, seed=2)
     model = load(path, device=CPU, dtype=torch.float32)
-    with running(model, context_tokens=CONTEXT, max_sequences=1, page_tokens=4) as engine:
+    # The tokens that leave do not fill a page, so none can move.
+    with running(model, context_tokens=CONTEXT, max_sequences=1, page_tokens=16) as engine:
         [delta] = answers(engine, [shifting(prompt, CONTEXT)], together=False)
     statistics = engine.statistics()
     assert len(delta.tokens) == 20 * CONTEXT
@@ -78,18 +118,56 @@ def test_each_family_goes_on_from_what_is_kept(tmp_path, family: str) -> None:
     assert statistics.pages_owned == 0
 
 
-def test_the_demo_model_goes_on_from_what_is_kept() -> None:
-    model = load(DEMO_MODEL, device=CPU, dtype=torch.float32)
-    prompt = list(model.tokenizer.encode("Tell me about the sea"))
-    with running(model, context_tokens=120, max_sequences=1) as engine:
-        [delta] = answers(engine, [shifting(prompt, 120)], together=False)
-    assert len(delta.tokens) == 20 * 120
-    shifts = check_answer(
-        lambda tokens: PagedDecoder(model.decoder).feed({0: tokens}),
-        prompt,
-        list(delta.tokens),
-        length=120,
-        dropped=56,  # half of the tokens after the first 4 is 58; a multiple of 8
+STAYING = {"llama4", "mllama", "qwen3next", "qwen35", "qwen35moe"}  # chunks, images, states
+CASES = [
+    *((family, "plain", CacheType.FLOAT32) for family in TEXT_MODELS),
+    ("phi3", "partial_rotation", CacheType.FLOAT16),
+    ("phi3", "window", CacheType.FLOAT16),
+    ("deepseek2", "plain", CacheType.FLOAT16),
+]
+
+
+@pytest.mark.parametrize(("family", "config", "type"), CASES)
+def test_what_is_cached_moves(tmp_path, family: str, config: str, type: CacheType) -> None:
+    path, length, dropped = tmp_path / "tiny.gguf", 60, 28
+    TEXT_MODELS[family].write(path, config)
+    model = load(path, device=CPU, dtype=torch.float32)
+    prompt = random_tokens(PROMPT, seed=2)
+    options = {"max_sequences": 1, "page_tokens": 4, "kv_dtype": type}
+    with running(model, context_tokens=length, **options) as engine:
+        [delta] = answers(engine, [shifting(prompt, length, count=200)], together=False)
+    kinds = [cache.kind for cache in model.decoder.cache_layers]
+    moves = model.decoder.key_rotations is not None and can_move(
+        kinds, Cut(KEEP, KEEP + dropped), length - 1, page_tokens=4
     )
+    assert moves == (family not in STAYING)
+    if moves:
+        answer = list(delta.tokens)
+        shifts = check_moving_answer(
+            model.decoder, type, prompt, answer, length=length, dropped=dropped
+        )
+        assert shifts == engine.statistics().shifts_total > 4
+    assert engine.statistics().pages_owned == 0
+
+
+@pytest.mark.parametrize("page_tokens", [8, 16])
+def test_the_demo_model_goes_on_from_what_is_kept(page_tokens: int) -> None:
+    model, dropped = load(DEMO_MODEL, device=CPU, dtype=torch.float32), 56
+    prompt = list(model.tokenizer.encode("Tell me about the sea"))
+    options = {"context_tokens": 120, "max_sequences": 1, "page_tokens": page_tokens}
+    with running(model, **options) as engine:
+        [delta] = answers(engine, [shifting(prompt, 120)], together=False)
+    answer = list(delta.tokens)
+    assert len(answer) == 20 * 120
+    if dropped % page_tokens:
+        logits = partial(_at_once, model.decoder)
+        shifts = check_answer(logits, prompt, answer, length=120, dropped=dropped)
+    else:
+        decoder, type = model.decoder, CacheType.FLOAT32
+        shifts = check_moving_answer(decoder, type, prompt, answer, length=120, dropped=dropped)
     assert shifts == engine.statistics().shifts_total > 40
     assert engine.statistics().pages_owned == 0
+
+
+def _at_once(decoder: DecoderModel, tokens: list[int]) -> Tensor:
+    return PagedDecoder(decoder).feed({0: tokens})

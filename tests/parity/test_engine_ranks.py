@@ -17,6 +17,7 @@ from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.distributed.control_channel import RankZero
 from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.request import (
+    ContextShift,
     Delta,
     FinishReason,
     GenerationRequest,
@@ -99,6 +100,23 @@ def test_requests_in_a_batch_get_the_answers_of_one_rank(
     assert [d.text for d in divided] == [d.text for d in alone]
     if count == 12:
         assert statistics.cached_tokens_total > 0 and statistics.preemptions_total > 0
+
+
+def test_pages_move_on_all_ranks(tmp_path, three) -> None:
+    write_sliding(tmp_path / "tiny.gguf")
+    model = load(tmp_path / "tiny.gguf", device=CPU, dtype=torch.float32)
+    shift, prompt = ContextShift(64, keep=5), tuple(range(50, 110))
+    requests = [
+        GenerationRequest(str(n), prompt, StopRules(90), SamplingParams(seed=n % 2), shift=shift)
+        for n in range(4)
+    ]
+    options = {"context_tokens": 64, "page_tokens": 4, "max_sequences": 3}
+    with running(model, **options) as engine:
+        alone = answers(engine, requests, together=True)
+    with divided_engine(tmp_path / "tiny.gguf", three[:1], **options) as (_, engine):
+        divided = answers(engine, requests, together=True)
+    assert [d.tokens for d in divided] == [d.tokens for d in alone]
+    assert engine.statistics().shifts_total >= 8 and engine.statistics().pages_owned == 0
 
 
 def test_checkpoints_and_pages_of_the_host_are_copied_on_all_ranks(tmp_path, three) -> None:

@@ -42,7 +42,7 @@ def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary, rotated
     scale = _scale(sizes.metadata, latent.query)
     attention = LatentAttention(w, latent, hidden=sizes.hidden, eps=sizes.eps, scale=scale)
     block = read_block(w, sizes, attention, _feed_forward(w, sizes, index))
-    return TextLayer(block, latent.cache(Full()), rotary)
+    return TextLayer(block, latent.cache(Full()), rotary, rotated_from=latent.latent)
 
 
 def _latent_sizes(w: TensorScope, sizes: TextSizes, index: int, rotated: int) -> LatentSizes:

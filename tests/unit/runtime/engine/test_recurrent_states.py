@@ -214,7 +214,7 @@ class PretendDevice:
     def execute(self, plan: StepPlan) -> tuple[Sampled | None, ...]:
         for write in plan.page_writes:
             self.tables[write.group][write.slot][write.index] = write.page
-        for group, source, target, kind in plan.page_copies:
+        for group, source, target, kind, _ in plan.page_copies:
             sources = self.host if kind is CopyKind.FROM_HOST else self.pages
             targets = self.host if kind is CopyKind.TO_HOST else self.pages
             targets[group][target] = copy(sources[group][source])

@@ -3,8 +3,9 @@
 Every sequence must get exactly the tokens that it gets alone, recomputed from scratch, and no row
 may see a cell that does not hold what this row's own sequence has at that index. In half of the
 trials an encoder has to come first: late, in any order, for few images at a time, and it may fail.
-Some requests go on in a shifted context. Requests belong to a few tenants; test_fair_scheduling.py
-checks in which order they are admitted. In half of the trials tokens are proposed, right and wrong.
+Some requests go on in a shifted context, in half of the trials with moved pages where they can.
+Requests belong to a few tenants; test_fair_scheduling.py checks in which order they are admitted.
+In half of the trials tokens are proposed, right and wrong.
 """
 
 import random
@@ -20,7 +21,6 @@ from runtime.engine.request import (
     GenerationRequest,
     ImageSpan,
     ResumeState,
-    Sampled,
     StopRules,
 )
 from runtime.engine.scheduler import Scheduler
@@ -28,17 +28,21 @@ from runtime.engine.sequence import Sequence, SequenceState
 from runtime.engine.step_plan import StepPlan
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.host_store import HostPages, TransferCosts
-from runtime.kv.page_group import CopyKind
 from runtime.kv.spec import CacheKind, Chunked, Cross, Full, Sliding
+from tests.unit.runtime.engine.pretend_device import (
+    VOCABULARY,
+    PretendDevice,
+    identity,
+    mix,
+    visible,
+    visible_rows,
+)
 from tests.unit.runtime.engine.random_proposals import RandomProposals
 
-VOCABULARY = 50
 LONGEST = 40
 IMAGES, IMAGE_ROWS = 3, 9
 SEEDS = 100
 TENANTS = ("one", "two", "three")
-
-Row = tuple[bytes, int]
 
 
 @dataclass
@@ -46,6 +50,7 @@ class Tally:
     checked: int = 0
     preemptions: int = 0
     shifts: int = 0
+    moved: int = 0
     reused: int = 0
     images_reused: int = 0
     encoded: int = 0
@@ -61,54 +66,19 @@ class Picture:
     digest: bytes
 
 
-def mix(*values: object) -> int:
-    return hash(values) & 0xFFFFFFFF
+def moves(scheduler: Scheduler, request: GenerationRequest) -> bool:
+    """Whether pages move, as another scheduler decides too."""
+    cut = request.shift and cut_of(request.shift, len(request.prompt), ())
+    computed = request.shift and request.shift.context_tokens - 1
+    return not request.spans and bool(cut and scheduler.cache_manager.can_shift(cut, computed))
 
 
-def identity(spans: tuple[ImageSpan, ...], tokens: list[int], position: int) -> object:
-    """What the pretend model sees at a position: a token, or a row of an image."""
-    for span in spans:
-        if span.start <= position < span.end:
-            return (int.from_bytes(span.digest, "big"), span.first_row + position - span.start)
-    return tokens[position]
-
-
-def visible(kind: CacheKind, position: int, spans: tuple[ImageSpan, ...]) -> range:
-    end = position
-    for span in spans:
-        inside = span.whole and span.start <= position < span.end
-        if inside and getattr(kind, "looks_ahead", True):
-            end = span.end - 1
-    match kind:
-        case Sliding(window):
-            return range(max(0, position - window + 1), end + 1)
-        case Chunked(chunk):
-            return range(position // chunk * chunk, end + 1)
-        case _:
-            return range(end + 1)
-
-
-def visible_rows(kind: Cross, position: int, spans: tuple[ImageSpan, ...]) -> list[Row]:
-    """The rows of images that a position sees: those of the last run before it, up to there."""
-    begun = [span for span in spans if span.start <= position]
-    if not begun:
-        everything = [row for s in spans for row in [*rows_of(s), *padding_of(s)]]
-        return everything if kind.lead_in else []
-    run = [begun[-1]]
-    while len(run) < len(begun) and begun[-1 - len(run)].end == run[0].start:
-        run.insert(0, begun[-1 - len(run)])
-    return [row for span in run for row in rows_of(span)]
-
-
-def rows_of(span: ImageSpan) -> list[Row]:
-    return [(span.digest, row) for row in range(span.cross_rows)]
-
-
-def padding_of(span: ImageSpan) -> list[Row]:
-    return [(span.digest, -1 - row) for row in range(span.cross_padding)]
-
-
-def answer_alone(request: GenerationRequest, kinds: list[CacheKind]) -> tuple[int, ...]:
+def answer_alone(
+    request: GenerationRequest, kinds: list[CacheKind], *, moves: bool
+) -> tuple[int, ...]:
+    if moves:
+        assert request.shift is not None
+        return moving_answer(request.prompt, request.stop, request.shift, tuple(kinds))
     return whole_answer(request.prompt, request.spans, request.stop, request.shift, tuple(kinds))
 
 
@@ -136,6 +106,30 @@ def whole_answer(
     return tuple(answer)
 
 
+@cache
+def moving_answer(
+    prompt: tuple[int, ...], stop: StopRules, shift: ContextShift, kinds: tuple[CacheKind, ...]
+) -> tuple[int, ...]:
+    """With contiguous caches that lose what leaves, and keep the rest as it was computed."""
+    cut = cut_of(shift, len(prompt), ())
+    stored: list[list[int]] = [[] for _ in kinds]
+    answer: list[int] = []
+    todo = list(prompt)
+    while True:
+        for token in todo:
+            x = mix("e", token)
+            for number, (kind, cells) in enumerate(zip(kinds, stored, strict=True)):
+                cells.append(mix(number, x))
+                x = mix(x, *sorted(cells[q] for q in visible(kind, len(cells) - 1, ())))
+        answer.append(x % VOCABULARY)
+        if len(answer) == stop.max_tokens or answer[-1] in stop.end_tokens:
+            return tuple(answer)
+        todo = answer[-1:]
+        if len(stored[0]) == shift.context_tokens - 1:
+            for cells in stored:
+                del cells[cut.begin : cut.end]
+
+
 def answer_of_layer(
     number: int, kind: CacheKind, spans: tuple[ImageSpan, ...], x: list[int]
 ) -> list[int]:
@@ -145,101 +139,6 @@ def answer_of_layer(
         stored = [mix(number, value) for value in x]
         seen = [[stored[q] for q in visible(kind, p, spans)] for p in range(len(x))]
     return [mix(value, *sorted(some)) for value, some in zip(x, seen, strict=True)]
-
-
-class PretendDevice:
-    """Pages as lists of what each cell holds and its value; each slot's drawn tokens stay here."""
-
-    def __init__(self, kinds: list[CacheKind], pages: list[int], size: int, slots: int) -> None:
-        self.kinds, self.size = kinds, size
-        self.memory = [[[None] * size for _ in range(count)] for count in pages]
-        self.host: list[dict[int, list]] = [{} for _ in kinds]
-        self.tables: list[list[dict[int, int]]] = [[{} for _ in range(slots)] for _ in kinds]
-        self.drawn: list[dict[int, int]] = [{} for _ in range(slots)]
-        self.loaded: list[tuple[int, ...] | None] = [None] * slots
-        self.filled: set[tuple[object, ...]] = set()
-
-    def execute(self, plan: StepPlan) -> tuple[Sampled | None, ...]:
-        for write in plan.page_writes:
-            self.tables[write.group][write.slot][write.index] = write.page
-        for group, source, target, kind in plan.page_copies:
-            sources = self.host if kind is CopyKind.FROM_HOST else self.memory
-            targets = self.host if kind is CopyKind.TO_HOST else self.memory
-            targets[group][target] = list(sources[group][source])
-        for load in plan.slot_loads:
-            self.loaded[load.slot] = load.tokens
-        rows = [self._embed(chunk) for chunk in plan.chunks]
-        for group, kind in enumerate(self.kinds):
-            for chunk, x in zip(plan.chunks, rows, strict=True):
-                if isinstance(kind, Cross):
-                    self._fill_images(group, kind, chunk)
-                else:
-                    self._fill_positions(group, chunk, x)
-            rows = [
-                self._attend(group, kind, chunk, x)
-                for chunk, x in zip(plan.chunks, rows, strict=True)
-            ]
-        results: list[Sampled | None] = []
-        for chunk, x in zip(plan.chunks, rows, strict=True):
-            token = x[-1] % VOCABULARY
-            if chunk.samples:
-                self.drawn[chunk.slot][chunk.start + chunk.length] = token
-            results.append(Sampled(token) if chunk.samples else None)
-        return tuple(results)
-
-    def _embed(self, chunk) -> list[int]:
-        sequence = chunk.sequence
-        tokens = list(chunk.known)
-        if chunk.feedback:
-            assert chunk.length == 1 and not tokens
-            tokens = [self.drawn[chunk.slot][chunk.start]]
-        assert len(tokens) == chunk.length
-        loaded = self.loaded[chunk.slot]
-        assert loaded is not None and list(loaded) == sequence.tokens[: len(loaded)]
-        padded = [0] * chunk.start + tokens
-        return [
-            mix("e", identity(sequence.spans, padded, i))
-            for i in range(chunk.start, chunk.start + chunk.length)
-        ]
-
-    def _fill_positions(self, group: int, chunk, x: list[int]) -> None:
-        for position, value in enumerate(x, chunk.start):
-            page, cell = self._cell(group, chunk.slot, position)
-            page[cell] = (position, mix(group, value))
-
-    def _fill_images(self, group: int, kind: Cross, chunk) -> None:
-        sequence = chunk.sequence
-        for place in kind.filled_images(chunk.start, chunk.start + chunk.length, sequence.spans):
-            once = (group, sequence.request.id, chunk.epoch, place.image.start)
-            assert once not in self.filled, "an image's rows are filled again"
-            self.filled.add(once)
-            named = zip(place.rows, rows_of(place.image), strict=True)
-            assert len(place.padding) in (0, place.image.cross_padding)
-            padding = zip(place.padding, padding_of(place.image), strict=False)
-            for index, row in [*named, *padding]:
-                page, cell = self._cell(group, chunk.slot, index)
-                page[cell] = (row, mix(group, row))
-
-    def _attend(self, group: int, kind: CacheKind, chunk, x: list[int]) -> list[int]:
-        spans, end = chunk.sequence.spans, chunk.start + chunk.length
-        begins, ends = kind.seen(chunk.start, end, spans)
-        answers = []
-        for offset, (begin, stop) in enumerate(zip(begins, ends, strict=True)):
-            cells = [self._cell(group, chunk.slot, index) for index in range(begin, stop)]
-            held = [page[cell] for page, cell in cells]
-            position = chunk.start + offset
-            expected = (
-                visible_rows(kind, position, spans)
-                if isinstance(kind, Cross)
-                else list(visible(kind, position, spans))
-            )
-            assert sorted(what for what, _ in held) == sorted(expected)
-            answers.append(mix(x[offset], *sorted(value for _, value in held)))
-        return answers
-
-    def _cell(self, group: int, slot: int, index: int):
-        page = self.tables[group][slot][index // self.size]
-        return self.memory[group][page], index % self.size
 
 
 class PretendEncoder:
@@ -282,19 +181,19 @@ class PretendEncoder:
 
 
 def random_request(
-    r: random.Random, number: int, base: tuple[int, ...], beside: bool
+    r: random.Random, number: int, base: tuple[int, ...], beside: bool, *, moving: bool
 ) -> GenerationRequest:
     length = r.randint(1, 24)
     cut = r.randint(0, length)
     prompt = base[:cut] + tuple(r.randrange(1, VOCABULARY) for _ in range(length - cut))
-    spans = random_spans(r, length, beside) if r.random() < 0.6 else ()
+    spans = random_spans(r, length, beside) if r.random() < (0.2 if moving else 0.6) else ()
     ends = frozenset([r.randrange(VOCABULARY)]) if r.random() < 0.7 else frozenset()
     stop = StopRules(max_tokens=r.randint(1, LONGEST - length), end_tokens=ends)
     images = tuple(Picture(digest) for digest in {span.digest for span in spans})
     shift = None
-    if r.random() < 0.3:
+    if r.random() < (0.7 if moving else 0.3):
         shift = ContextShift(r.randint(length + 1, LONGEST), r.choice([-1, 0, 4, length]))
-        stop = replace(stop, max_tokens=r.randint(1, 4 * LONGEST))
+        stop = StopRules(r.randint(1, 4 * LONGEST), frozenset() if moving else ends)
     return GenerationRequest(
         str(number), prompt, stop, spans=spans, images=images, tenant=r.choice(TENANTS), shift=shift
     )
@@ -313,10 +212,10 @@ def follow_up(
 
 
 def resumed(
-    r: random.Random, request: GenerationRequest, kinds: list[CacheKind]
+    r: random.Random, request: GenerationRequest, kinds: list[CacheKind], *, moves: bool
 ) -> GenerationRequest:
     """The request as another engine left it, somewhere in its answer."""
-    drawn = answer_alone(request, kinds)
+    drawn = answer_alone(request, kinds, moves=moves)
     return replace(request, resume=ResumeState(drawn[: r.randrange(len(drawn))]))
 
 
@@ -336,7 +235,7 @@ def random_spans(r: random.Random, length: int, beside: bool) -> tuple[ImageSpan
     return tuple(spans)
 
 
-def random_kinds(r: random.Random, page_tokens: int) -> list[CacheKind]:
+def random_kinds(r: random.Random, page_tokens: int, *, moving: bool) -> list[CacheKind]:
     alignment = page_tokens * r.choice([1, 1, 2, 4])
     kinds: list[CacheKind] = [
         Full(looks_ahead=r.random() < 0.7),
@@ -344,6 +243,8 @@ def random_kinds(r: random.Random, page_tokens: int) -> list[CacheKind]:
         Chunked(r.choice([3, 4, 8])),
         Cross(IMAGES, IMAGE_ROWS, lead_in=r.random() < 0.5, alignment=alignment),
     ]
+    if moving:  # with chunks, pages can move by multiples of them only
+        return kinds[r.choice([0, 0, 0, 1]) : r.choice([2, 2, 3])]
     r.shuffle(kinds)
     return kinds[: r.choice([2, 3, 4, 4])]
 
@@ -357,7 +258,8 @@ def random_host_pages(r: random.Random, kinds: list[CacheKind]) -> HostPages:
 def trial(seed: int, depth: int, prefix_cache: bool, tally: Tally) -> None:
     r = random.Random(seed)
     size, slots, budget = r.choice([2, 4]), r.choice([2, 4, 6]), r.choice([8, 12, 20])
-    kinds = random_kinds(r, size)
+    moving = r.random() < 0.4
+    kinds = random_kinds(r, size, moving=moving)
     beside = any(isinstance(kind, Cross) for kind in kinds)
     pages = [-(-(kind.capacity(LONGEST) + 2) // size) + r.randint(1, 30) for kind in kinds]
     cache_manager = KVCacheManager(
@@ -365,11 +267,16 @@ def trial(seed: int, depth: int, prefix_cache: bool, tally: Tally) -> None:
         pages,
         page_tokens=size,
         prefix_cache=prefix_cache,
+        moves_keys=moving,
         host_pages=random_host_pages(r, kinds) if r.random() < 0.5 else None,
     )
     cache_manager.note_prefill_speed(r.choice([None, 1.0]))
     draws = slots + r.randint(0, budget - slots)
-    speculation = RandomProposals(r, draws=draws, right=lambda asked: answer_alone(asked, kinds))
+
+    def right(asked: GenerationRequest) -> tuple[int, ...]:
+        return answer_alone(asked, kinds, moves=moves(scheduler, asked))
+
+    speculation = RandomProposals(r, draws=draws, right=right)
     scheduler = Scheduler(
         cache_manager,
         slots=slots,
@@ -381,9 +288,11 @@ def trial(seed: int, depth: int, prefix_cache: bool, tally: Tally) -> None:
     base = tuple(r.randrange(1, VOCABULARY) for _ in range(24))
     todo: list[GenerationRequest] = []
     for number in range(r.randint(3, 14)):
-        asked = random_request(r, number, base, beside)
+        asked = random_request(r, number, base, beside, moving=moving)
         asked = follow_up(r, r.choice(todo), asked) if number and r.random() < 0.4 else asked
-        todo.append(resumed(r, asked, kinds) if r.random() < 0.2 else asked)
+        if r.random() < 0.2:
+            asked = resumed(r, asked, kinds, moves=moves(scheduler, asked))
+        todo.append(asked)
     encoder = PretendEncoder(r, r.randint(IMAGES if beside else 1, 4), tally)
     if r.random() < 0.5:
         encoder.there = [bytes([kind, size]) for kind in range(3) for size in range(1, 6)]
@@ -392,7 +301,9 @@ def trial(seed: int, depth: int, prefix_cache: bool, tally: Tally) -> None:
     for sequence, answer in answers.items():
         if sequence in aborted:
             continue
-        assert tuple(answer) == answer_alone(sequence.request, kinds), (seed, depth)
+        moved = sequence.moving_cut is not None
+        assert tuple(answer) == answer_alone(sequence.request, kinds, moves=moved), (seed, depth)
+        tally.moved += moved and len(answer) > sequence.request.shift.context_tokens
         assert sequence.answered == len(answer)
         tally.checked += 1
         tally.reused += sequence.cached
@@ -476,9 +387,31 @@ def test_every_sequence_gets_the_tokens_it_gets_alone(depth: int, prefix_cache: 
         trial(seed, depth, prefix_cache, tally)
     assert tally.checked > SEEDS
     assert tally.preemptions > 0, "the trials never ran short of pages, so they show too little"
-    assert tally.shifts > SEEDS
+    assert tally.shifts > SEEDS and tally.moved > SEEDS // 5
     assert (tally.reused > 0) == prefix_cache
     assert (tally.images_reused > 0) == prefix_cache
     assert (tally.restored > SEEDS // 4) == prefix_cache
     assert min(tally.encoded, tally.failed, tally.waits) > SEEDS // 25
     assert SEEDS < tally.accepted < tally.proposed - SEEDS
+
+
+@pytest.mark.parametrize("pages", [21, 40, 60])
+def test_shared_pages_are_copied_before_they_move(pages: int) -> None:
+    kinds: list[CacheKind] = [Full(), Sliding(7)]
+    cache_manager = KVCacheManager(kinds, [pages, 60], page_tokens=2, moves_keys=True)
+    scheduler = Scheduler(cache_manager, slots=4, step_tokens=40)
+    device = PretendDevice(kinds, [pages, 60], 2, 4)
+    prompt = tuple(range(3, 37))  # the last pages of which move
+    shift = ContextShift(LONGEST, keep=5)
+    todo = [
+        GenerationRequest(str(n), prompt, StopRules(20 * (n + 1)), shift=shift) for n in range(4)
+    ]
+    r = random.Random(1)
+    encoder = PretendEncoder(r, 1, Tally())
+    drive(r, scheduler, device, encoder, [GenerationRequest("first", prompt, StopRules(1))], 2, 40)
+    answers, aborted = drive(r, scheduler, device, encoder, todo, 2, 40)
+    for sequence, answer in answers.items():
+        if sequence not in aborted:
+            assert tuple(answer) == answer_alone(sequence.request, kinds, moves=True)
+    assert (device.copied > 0, scheduler.preemptions > 0) == (pages > 21, pages < 60)
+    cache_manager.check_idle()

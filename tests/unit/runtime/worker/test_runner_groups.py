@@ -18,7 +18,7 @@ from runtime.kv.spec import CacheKind, CacheLayout, Chunked, Cross, Full, LayerC
 from runtime.worker.input_preparer import StepLimits
 from runtime.worker.model import Batch, KVCache
 from runtime.worker.runner import DeviceRunner
-from tests.unit.runtime.engine.test_schedule_simulation import visible, visible_rows
+from tests.unit.runtime.engine.pretend_device import visible, visible_rows
 
 VOCAB, WIDTH, HEADS, CONTEXT, PAGE_TOKENS = 61, 16, 2, 160, 4
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
