@@ -242,7 +242,8 @@ def _plan_memory(
 
 def _host_bytes(options: EngineOptions, device: torch.device) -> int:
     """The part of the device's memory that the host's pages take."""
-    return 0 if device.type == "cuda" else options.host_cache_bytes or 0
+    unused = device.type == "cuda" or not options.prefix_cache
+    return 0 if unused else options.host_cache_bytes or 0
 
 
 def _host_costs(

@@ -108,9 +108,13 @@ class KVCacheManager:
 
     @property
     def cacheable_tokens(self) -> int:
-        """Capacity of the prefix cache in tokens; 0 without prefix cache."""
-        largest = max((len(group.owners) for group in self._paged), default=0)
-        return largest * self._page_tokens if self._prefix_cache else 0
+        """Capacity of the prefix cache in tokens, host memory included; 0 without prefix cache."""
+        store = self.host_store
+        capacities = (
+            len(group.owners) + (store.capacity(group) if store is not None else 0)
+            for group in self._paged
+        )
+        return max(capacities, default=0) * self._page_tokens if self._prefix_cache else 0
 
     @property
     def pages_owned(self) -> int:
@@ -228,12 +232,13 @@ class KVCacheManager:
         for it."""
         if not self._prefix_cache:
             return None, 0
-        found, shared = self._search(owner)
-        wider = None if self.host_store is None else self._search(owner, also=self.host_store)[0]
-        if self.host_store is not None and wider is not None:
-            more = wider.length - (found.length if found is not None else 0)
-            if more and self.host_store.affords(self._wanted(owner, wider), tokens=more):
-                found = wider
+        (found, shared), store = self._search(owner), self.host_store
+        if store is None or not store.held:
+            return found, shared
+        wider, _ = self._search(owner, also=store)
+        more = 0 if wider is None else wider.length - (found.length if found is not None else 0)
+        if wider is not None and more and store.affords(self._wanted(owner, wider), tokens=more):
+            found = wider
         return found, shared
 
     def _search(

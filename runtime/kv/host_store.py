@@ -70,6 +70,10 @@ class HostStore:
     def held(self) -> int:
         return sum(len(store.by_key) for store in self._stores.values())
 
+    def capacity(self, group: PageGroup) -> int:
+        """Pages."""
+        return self._stores[group].total
+
     def has(self, group: PageGroup, key: PageKey) -> bool:
         return key in self._stores[group].by_key
 

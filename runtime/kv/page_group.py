@@ -107,9 +107,14 @@ class PageGroup:
                 self.free.append(page)
 
     def publish(self, page: int, key: PageKey) -> None:
-        if page not in self.key_of and key not in self.by_key:
-            self.key_of[page] = key
-            self.by_key[key] = page
+        """Add an owned page to the cache. It replaces an idle one of the same content, which would
+        be evicted before the pages that follow it."""
+        known = self.by_key.get(key)
+        if page in self.key_of or (known is not None and self.owners[known]):
+            return
+        self.forget(key)
+        self.key_of[page] = key
+        self.by_key[key] = page
 
     def forget(self, key: PageKey) -> None:
         """Remove the key from the cache, if it is there; an idle page becomes free."""

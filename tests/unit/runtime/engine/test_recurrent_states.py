@@ -109,6 +109,16 @@ def test_pages_without_a_checkpoint_are_no_prefix_and_vice_versa() -> None:
     alone.check_idle()
 
 
+def test_pages_that_were_computed_again_are_not_evicted_before_those_that_follow_them() -> None:
+    manager = managed([Full(), Recurrent()], pages=13)
+    # The second starts at 28 and computes the eighth page again; the third takes one cached page.
+    for prompt in (range(34), range(40), range(500, 515)):
+        computed(manager, one := sequence_of(prompt))
+        manager.release(one)
+    assert manager.cached_prefix(sequence_of(range(41))) == 36
+    manager.check_idle()
+
+
 def test_where_prompts_diverge_the_second_leaves_a_checkpoint_for_the_third() -> None:
     manager, system = managed([Full(), Recurrent()]), list(range(22))
     ends = []

@@ -41,6 +41,7 @@ def compute_in_turn(manager: KVCacheManager, prompts: list[list[int]], salt: byt
 def test_as_many_evicted_pages_come_back_as_the_host_has_room_for(host, cached) -> None:
     """18 pages were published, and 7 of them, the ends of prompts last, are on the device."""
     manager = managed(host)
+    assert manager.cacheable_tokens == 4 * (8 + host)
     compute_in_turn(manager, PROMPTS)
     again = [manager.cached_prefix(sequence_of(prompt)) for prompt in PROMPTS]
     assert again == cached
