@@ -62,6 +62,15 @@ class Caravan:
         request = self._request(prompt, tokens, SamplingParams(temperature=0.0))
         return [token for delta in asyncio.run(self._deltas(request)) for token in delta.tokens]
 
+    def turns(
+        self, prompt: Sequence[int], answer_tokens: int, more: Sequence[int]
+    ) -> tuple[float, float]:
+        """Seconds to the first token of two turns of a conversation: `prompt`, then `prompt`, its
+        answer and `more`."""
+        first = asyncio.run(self._first_token(prompt))
+        answer = self.answer(prompt, answer_tokens)
+        return first, asyncio.run(self._first_token([*prompt, *answer, *more]))
+
     def close(self) -> None:
         self._engine.close()
 

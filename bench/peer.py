@@ -86,6 +86,20 @@ class LlamaCpp:
             self._run([(answer[-1], len(prompt) + len(answer) - 1, 0, True)])
         return answer
 
+    def turns(
+        self, prompt: Sequence[int], answer_tokens: int, more: Sequence[int]
+    ) -> tuple[float, float]:
+        """As `Caravan.turns`; the second turn continues the first one's sequence, as llama.cpp's
+        server does."""
+        first = self.prefill(prompt)
+        answer = self.answer(prompt, answer_tokens)
+        end = len(prompt) + len(answer)
+        begin = time.perf_counter()
+        last = len(more) - 1
+        self._run([(token, end + i, 0, i == last) for i, token in enumerate(more)])
+        self._sample(-1)
+        return first, time.perf_counter() - begin
+
     def close(self) -> None:
         llama_cpp.llama_sampler_free(self._sampler)
         llama_cpp.llama_batch_free(self._batch)

@@ -6,6 +6,7 @@ ROUTING = "# Routing, simulated"
 REAL = "# A real file"
 HOST = "# Host time of a step"
 SPECULATION = "# Speculative decoding"
+TURNS = "# Second turns"
 
 
 def with_section(page: str, heading: str, section: str) -> str:
@@ -24,4 +25,6 @@ def section_of(page: str, heading: str) -> str:
 
 def kept_sections(page: str) -> str:
     """The sections that `make bench` does not measure."""
-    return "".join(section_of(page, heading) for heading in (REAL, GRAMMARS, TEMPLATES, ROUTING))
+    return "".join(
+        section_of(page, heading) for heading in (REAL, GRAMMARS, TEMPLATES, TURNS, ROUTING)
+    )

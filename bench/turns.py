@@ -1,0 +1,160 @@
+"""`python -m bench.turns`: the first token of a conversation's second turn."""
+
+import argparse
+import os
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+)
+
+from bench.contender import Isolated, Setting
+from bench.machine import describe_processor
+from bench.ours import Caravan
+from bench.peer import LlamaCpp
+from bench.report import Row, comparison
+from bench.sections import TURNS, with_section
+from model_zoo.convert.convert_folder import convert
+from runtime.kernels.build import cache_directory
+from tools.demo_model import CHAT_TEMPLATE, END, END_OF_TEXT, train_tokenizer
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+CACHE = cache_directory(os.environ) / "bench"
+CONTEXT_TOKENS, STEP_TOKENS = 2048, 512
+INTRODUCTION = f"""{TURNS}
+
+Written by `python -m bench.turns`: the time to the first token of a conversation's second turn
+relative to that of its first, in random models in Q8_0: one whose layers have attention, and one
+with recurrent layers in three of four, whose states are restored from a checkpoint. llama.cpp goes
+on with the sequence of the first turn. Lower is better; without reuse it would be above 1.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Tokens of the first prompt, of its answer, and of what the second turn adds."""
+
+    prompt: int = 512
+    answer: int = 70
+    more: int = 32
+
+
+def configurations(*, layers: int = 12, hidden: int = 1024) -> Mapping[str, PreTrainedConfig]:
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": 3 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": hidden // 8,
+        "max_position_embeddings": CONTEXT_TOKENS,
+        "tie_word_embeddings": True,
+    }
+    return {"attention": Qwen3Config(**sizes), "recurrent": Qwen3_5TextConfig(**sizes)}
+
+
+@torch.no_grad()
+def ensure_model(path: Path, config: PreTrainedConfig) -> Path:
+    """The path of a random model, which is written if it does not exist."""
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(1)
+    tokenizer = train_tokenizer(1)
+    config.vocab_size = tokenizer.get_vocab_size()
+    config.bos_token_id = config.pad_token_id = tokenizer.token_to_id(END_OF_TEXT)
+    config.eos_token_id = tokenizer.token_to_id(END)
+    with TemporaryDirectory() as place:
+        folder = Path(place) / "random"
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        saved = PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END
+        )
+        saved.chat_template = CHAT_TEMPLATE
+        saved.save_pretrained(folder)
+        (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+        convert(folder, path.with_suffix(".part"), type="q8_0", flavour="llama.cpp")
+    path.with_suffix(".part").rename(path)
+    return path
+
+
+class Converses(Protocol):
+    def turns(
+        self, prompt: Sequence[int], answer_tokens: int, more: Sequence[int]
+    ) -> tuple[float, float]:
+        """As of `Caravan`."""
+
+
+class _Isolated(Isolated):
+    def turns(
+        self, prompt: Sequence[int], answer_tokens: int, more: Sequence[int]
+    ) -> tuple[float, float]:
+        return self._call("turns", prompt, answer_tokens, more)
+
+
+def turn_row(label: str, contender: Converses, turns: Turns, rounds: int) -> Row:
+    r = random.Random(1)
+
+    def tokens(count: int) -> list[int]:
+        return [r.randrange(1, 250) for _ in range(count)]
+
+    contender.turns(tokens(turns.prompt), turns.answer, tokens(turns.more))  # warm
+    pairs = [
+        contender.turns(tokens(turns.prompt), turns.answer, tokens(turns.more))
+        for _ in range(rounds)
+    ]
+    first, second = ([1000 * each for each in times] for times in zip(*pairs, strict=True))
+    return Row(label, "first token", "ms", tuple(second), tuple(first))
+
+
+def turn_rows(folder: Path, turns: Turns, threads: int, rounds: int) -> list[Row]:
+    setting = Setting(threads, CONTEXT_TOKENS, sequences=4, step_tokens=STEP_TOKENS)
+    rows = []
+    for name, config in configurations().items():
+        path = ensure_model(folder / f"turns-{name}.gguf", config)
+        with closing(_Isolated(Caravan, path, setting)) as ours:
+            rows.append(turn_row(name, ours, turns, rounds))
+        if name == "attention":
+            with closing(_Isolated(LlamaCpp, path, setting)) as peer:
+                rows.append(turn_row(f"{name}, in llama.cpp", peer, turns, rounds))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.turns", description=__doc__)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--write", action="store_true", help="into bench/RESULTS.md")
+    arguments = parser.parse_args()
+    load_average, turns = os.getloadavg()[0], Turns()
+    rows = turn_rows(CACHE, turns, arguments.threads, arguments.rounds)
+    section = "\n".join(
+        [
+            INTRODUCTION,
+            f"- date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+            f"- {describe_processor()}; load average when it began: {load_average:.1f}",
+            f"- prompt of {turns.prompt} tokens, answer of {turns.answer}, then {turns.more} more",
+            "",
+            comparison(rows, "second turn", "first turn"),
+            "",
+        ]
+    )
+    print(section)
+    if arguments.write:
+        RESULTS.write_text(with_section(RESULTS.read_text(), TURNS, section))
+
+
+if __name__ == "__main__":
+    main()
