@@ -24,7 +24,7 @@ export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # all installs go into one environment
-.PHONY: help serve test test-peers test-clients test-hosts test-arm test-cuda test-real lint fuzz sanitize attack bench bench-real chaos package audit train-demo clean
+.PHONY: help serve test test-peers test-clients test-hosts test-arm test-cuda test-real lint fuzz sanitize attack bench bench-real chaos package audit docs train-demo clean
 
 help:
 	@echo "make serve       serve $(CONFIG) on port 8000"
@@ -43,6 +43,7 @@ help:
 	@echo "make bench-real  the same with a real file, and its accuracy: BENCH='--source PATH' or hf://..."
 	@echo "make chaos       kill parts of a cluster under 64 streams; fails if one is lost: 3 minutes"
 	@echo "make package     wheel, source distribution and bill of materials into dist, and their tests: minutes"
+	@echo "make docs        the documents as a site, into .cache/site"
 	@echo "make audit       known vulnerabilities of the packages that the product needs"
 	@echo "make train-demo  train models/demo.gguf again"
 	@echo "make clean       remove .venv and caches"
@@ -131,6 +132,10 @@ package: .venv/installed-test .venv/installed-package
 # Asks PyPI, so it needs the network; packages of CUDA builds are in the second file.
 audit: .venv/installed-package
 	$(BIN)/pip-audit --disable-pip --require-hashes -r k8s/requirements.lock -r k8s/requirements-cuda.lock
+
+# Into .cache/site.
+docs: .venv/installed-test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 train-demo: .venv/installed-train
 	@mkdir -p .cache

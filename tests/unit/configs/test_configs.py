@@ -94,3 +94,58 @@ def test_an_unknown_key_of_ours_is_detected():
 def test_the_readme_documents_every_key(section: type[BaseModel]):
     documented = set(re.findall(r"`([a-z0-9_]+)", (ROOT / "configs" / "README.md").read_text()))
     assert set(section.model_fields) <= documented
+
+
+# By the text before a table of keys: its settings, and keys whose defaults are told in words.
+TABLES = {
+    "Keys of `args`:": (AppSettings, {"models"}),
+    "Keys of each model": (
+        ModelSettings,
+        {"context_tokens", "max_image_pixels", "max_image_frames"},
+    ),
+    "Keys of an entry:": (ApiKey, {"concurrent_requests"}),
+    "Keys of `on_demand`:": (OnDemandSettings, {"replicas", "autoscaling"}),
+}
+
+
+def written(default: object) -> str:
+    """As the tables write a default."""
+    match default:
+        case None:
+            return "null"
+        case bool():
+            return str(default).lower()
+        case int() | float():
+            for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+                if default and default % size == 0:
+                    return f"{default // size} {unit}"
+            return f"{default:g}"
+        case tuple():
+            return ", ".join(default) or "[]"
+        case dict() | BaseModel():
+            return "{}"
+    return str(default)
+
+
+@pytest.mark.parametrize("heading", TABLES)
+def test_the_readme_states_the_defaults(heading: str):
+    settings, in_words = TABLES[heading]
+    _, _, after = (ROOT / "configs" / "README.md").read_text().partition(heading)
+    table = re.split(r"\n\n(?!\|)", after.partition("\n\n")[2])[0]
+    documented = {}
+    for line in table.splitlines()[2:]:
+        names, cell = line.strip("| ").split(" | ")[:2]
+        keys = re.findall(r"`([a-z0-9_]+)`", names)
+        each = cell.split(", ")
+        documented |= dict(
+            zip(keys, each if len(each) == len(keys) else [cell] * len(keys), strict=True)
+        )
+    expected = {
+        name: "required"
+        if field.is_required()
+        else written(field.get_default(call_default_factory=True))
+        for name, field in settings.model_fields.items()
+    }
+    assert {n: d for n, d in documented.items() if n not in in_words} == {
+        n: d for n, d in expected.items() if n not in in_words
+    }

@@ -1,4 +1,4 @@
-"""README's tables of what is not served, against the types and the official clients."""
+"""The tables of what is not served, against the types and the official clients."""
 
 import re
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ CLIENTS = {
 
 def rows(protocol: Protocol) -> list[tuple[list[str], list[str], str]]:
     """Endpoints, fields and reason of each row of the protocol's table."""
-    _, _, text = (ROOT / "README.md").read_text().partition(f"## {SECTION}\n")
+    _, _, text = (ROOT / "docs" / "protocols.md").read_text().partition(f"## {SECTION}\n")
     _, _, text = text.partition(f"### {protocol}'s protocol")
     lines = re.split(r"\n#", text)[0].splitlines()
     cells = [line.strip("|").split("|") for line in lines if line.startswith("| `")]
@@ -105,7 +105,7 @@ async def test_the_table_lists_exactly_the_fields_that_are_not_served(protocol: 
                 if operation.path in CONTENT:
                     found += await refused_content(client, operation.path)
                 expected |= {(operation.path, field) for field in found}
-    where = f"README, '{SECTION}', table of {protocol}"
+    where = f"docs/protocols.md, '{SECTION}', table of {protocol}"
     assert not expected - listed, f"{where}: add {sorted(expected - listed)}"
     assert not listed - expected, f"{where}: remove {sorted(listed - expected)}"
 
@@ -120,7 +120,9 @@ def test_the_table_lists_the_paths_of_the_official_client_that_are_not_served(pr
     assert called
     known = [*listed_paths(protocol), *(operation.path for operation in OPERATIONS)]
     missing = {path for path in called if not any(f"{k}/".startswith(f"{path}/") for k in known)}
-    assert not missing, f"README, '{SECTION}', table of {protocol}: add {sorted(missing)}"
+    assert not missing, (
+        f"docs/protocols.md, '{SECTION}', table of {protocol}: add {sorted(missing)}"
+    )
 
 
 @PROTOCOLS
