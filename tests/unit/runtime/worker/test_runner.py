@@ -97,6 +97,7 @@ class Bench:
         step_tokens: int = 64,
         pages: int = 100,
         depth: int = 1,
+        proposed_tokens: int = 0,
     ) -> None:
         layout = CacheLayout.of(model.cache_layers, page_tokens=PAGE_TOKENS)
         self.pool = KVPool(
@@ -111,7 +112,7 @@ class Bench:
             model,
             self.pool,
             layout,
-            StepLimits(slots, step_tokens, CONTEXT),
+            StepLimits(slots, step_tokens, CONTEXT, proposed_tokens),
             device=CPU,
         )
         cache_manager = KVCacheManager(model.kinds, (pages, pages), page_tokens=PAGE_TOKENS)
@@ -277,6 +278,14 @@ def test_warming_up_runs_the_largest_step_and_leaves_no_trace(model):
     for index in range(2):
         pages = bench.pool.layer(index)
         assert pages.keys[:-1].abs().sum() == pages.values[:-1].abs().sum() == 0
+    requests = crowd()
+    assert bench.run(*requests) == [plain_answer(model, asked) for asked in requests]
+
+
+def test_warming_up_draws_as_many_rows_as_proposals_may_need(model):
+    bench = Bench(model, slots=2, step_tokens=40, proposed_tokens=6)
+    bench.runner.warm_up()
+    assert model.batches == [(40, 7), (7, 7), (1, 1)]
     requests = crowd()
     assert bench.run(*requests) == [plain_answer(model, asked) for asked in requests]
 

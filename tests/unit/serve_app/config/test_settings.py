@@ -54,6 +54,20 @@ def test_images_are_fetched_only_from_allowed_hosts():
     assert settings.image_urls is not None and not settings.image_urls.allow_private
 
 
+@pytest.mark.parametrize(
+    ("given", "most"), [({}, 8), ({"tokens": 3}, 3), ({"ngram": False, "tokens": 3}, 0)]
+)
+def test_tokens_are_proposed_unless_it_is_turned_off(given, most):
+    (model,) = read_settings(with_model(speculation=given)).models
+    assert model.speculation.proposed_tokens == most
+
+
+@pytest.mark.parametrize("given", [{"tokens": 0}, {"tokens": 65}, {"draft": "models/demo.gguf"}])
+def test_proposals_have_limits(given):
+    with pytest.raises(ConfigurationError, match="speculation"):
+        read_settings(with_model(speculation=given))
+
+
 def test_responses_are_stored_unless_the_store_is_null():
     stored = read_settings({**with_model(), "responses": {"replicas": 2}}).responses
     assert stored is not None and stored.tenant_bytes < stored.max_bytes
