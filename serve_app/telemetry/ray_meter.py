@@ -5,9 +5,6 @@ from ray.util.metrics import Counter, Gauge, Histogram
 from serve_app.telemetry.meter import LabelValues
 from serve_app.telemetry.metrics import Metric
 
-# Ray puts this before the names.
-EXPORTED_PREFIX = "ray_"
-
 
 class RayMeter:
     """See Meter. For one process that is part of a Ray cluster; a call takes some microseconds."""

@@ -158,7 +158,7 @@ def planned_by_follower(*, device: torch.device = CUDA, **ranks: int) -> MemoryP
     told = {
         name: getattr(OPTIONS, name) for name in ("context_tokens", "max_sequences", "step_tokens")
     }
-    told |= {"depth": 2, "kv_dtype": "q8_0"}
+    told |= {"depth": 2, "kv_dtype": "q8_0", "host_pages": []}
     control_channel = SimpleNamespace(receive_json=lambda: told)
     member: Any = SimpleNamespace(agree=stop, control_channel=control_channel, **ranks)
     decoder: Any = DECODER

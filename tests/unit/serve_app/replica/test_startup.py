@@ -38,6 +38,8 @@ def done(monkeypatch) -> list[str]:
 
     monkeypatch.setattr(DeviceRunner, "warm_up", warming_up)
     monkeypatch.setattr(StreamServer, "start", starting)
+    # Metrics name the replica, which only Serve gives a name.
+    monkeypatch.setattr("serve_app.replica.deployments._publish", lambda *arguments: None)
     return done
 
 
