@@ -31,7 +31,7 @@ integer_product integer_product_of(int type) {
 }
 
 /* 32 floats at x times `factor`; with an infinity or NaN among them, the scale is NaN. */
-INLINE void write_group(const int planes, int offset, int halves, int base, const float *x, float factor,
+INLINE void write_group(const int planes, int wide, int offset, int halves, int base, const float *x, float factor,
                         uint8_t *to) {
     const int largest = planes == 2 ? 127 * 128 : 127, parts = GROUP / LANES;
     floats scaled[GROUP / LANES];
@@ -52,10 +52,16 @@ INLINE void write_group(const int planes, int offset, int halves, int base, cons
     UNROLL(8)
     for (int i = 0; i < parts; i++) {
         const ints q = valid ? i_round(scaled[i] * f_all(inverse)) : i_all(0);
+        sums[i * LANES / 16] += q;
+#ifdef WIDE_CODES
+        if (wide) {
+            store_wide(to + 2 * i * LANES, q);
+            continue;
+        }
+#endif
         const ints high = planes == 2 ? (q + 64) >> 7 : q;
         i_store_bytes(to + i * LANES, high);
         if (planes == 2) i_store_bytes(to + GROUP + i * LANES, q - (high << 7));
-        sums[i * LANES / 16] += q;
     }
     int32_t both[2] = {i_sum(sums[0]), i_sum(sums[1])};
     if (halves == 1) both[0] += both[1];
@@ -72,9 +78,9 @@ INLINE void pack(const int planes, int type, const float *x, float factor, int e
     const int groups = elements / GROUP, first = row / ROWS_AT_ONCE * ROWS_AT_ONCE;
     const int some = rows - first < ROWS_AT_ONCE ? rows - first : ROWS_AT_ONCE;
     uint8_t *to = (uint8_t *)packed + ((ptrdiff_t)first * groups + row - first) * group_bytes(planes);
-    const int offset = code_offset(type), halves = group_scales(type), base = has_base(type);
+    const int offset = code_offset(type), halves = group_scales(type), base = has_base(type), wide = is_wide(type, planes);
     for (int i = 0; i < groups; i++, to += some * group_bytes(planes))
-        write_group(planes, offset, halves, base, x + i * GROUP, factor, to);
+        write_group(planes, wide, offset, halves, base, x + i * GROUP, factor, to);
 }
 
 static void pack_fine(int type, const float *x, float factor, int elements, int rows, int row, void *packed) {

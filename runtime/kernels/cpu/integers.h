@@ -1,9 +1,9 @@
 /* Activations of 8 or 15 bits times quantised rows, by integer products.
  *
  * Each group of 32 activations of a row becomes integers and one scale. Integers of 15 bits are two
- * planes of bytes: high * 128 + low. Invariant: the result of an output adds its groups in the order of
- * add_tile by float operations that do not depend on other rows or outputs, and all other sums are exact;
- * so the bits of a row depend on nothing else, not even on the instruction set. */
+ * planes of bytes, high * 128 + low, or numbers of 16 bits. Invariant: the result of an output adds its
+ * groups in the order of add_tile by float operations that do not depend on other rows or outputs, and all
+ * other sums are exact; so the bits of a row depend on nothing else, not even on the instruction set. */
 #ifndef CARAVAN_INTEGERS_H
 #define CARAVAN_INTEGERS_H
 
@@ -28,6 +28,27 @@ typedef struct {
     float *y;         /* [row][tiles * LANES] */
 } tile_rows;
 
+/* Whether the integers of activations are numbers of 16 bits in place of two planes. */
+INLINE int is_wide(const int type, const int planes) {
+#ifdef WIDE_CODES
+    return planes == 2 && largest_code(type) > WIDE_CODES;
+#else
+    (void)type, (void)planes;
+    return 0;
+#endif
+}
+
+/* What is subtracted for the offset of the codes of a half. */
+INLINE ints start_of(const int type, const uint8_t *numbers, const int h) {
+    return i_all(code_offset(type) ? int_at(numbers + 4 + 4 * h) : 0);
+}
+
+/* `all` with the sum of half `h` of a group. */
+INLINE floats add_half(const int type, const group *g, const uint8_t *numbers, const int h, ints sum, floats all) {
+    all = h ? f_fma(f_from(sum), g->scale[h], all) : f_from(sum) * g->scale[h];
+    return has_base(type) ? f_fma(f_all(float_at(numbers + 4 + 4 * h)), g->base[h], all) : all;
+}
+
 /* A group of a row times those of `tiles` adjacent tiles. */
 INLINE void add_row(const int type, const int planes, const int tiles, const group *g, const uint8_t *x, float *y) {
     const int halves = group_scales(type), n = 8 / halves;
@@ -36,7 +57,7 @@ INLINE void add_row(const int type, const int planes, const int tiles, const gro
     UNROLL(2)
     for (int h = 0; h < halves; h++) {
         const int8_t *const at = (const int8_t *)x + 16 * h;
-        const ints start = i_all(code_offset(type) ? int_at(numbers + 4 + 4 * h) : 0);
+        const ints start = start_of(type, numbers, h);
         const bytes *w[TILES];
         ints sum[TILES], high[TILES];
         UNROLL(2)
@@ -46,16 +67,54 @@ INLINE void add_row(const int type, const int planes, const int tiles, const gro
         UNROLL(2)
         for (int t = 0; t < tiles; t++) {
             if (planes == 2) sum[t] += high[t] << 7;
-            all[t] = h ? f_fma(f_from(sum[t]), g[t].scale[h], all[t]) : f_from(sum[t]) * g[t].scale[h];
-            if (has_base(type)) all[t] = f_fma(f_all(float_at(numbers + 4 + 4 * h)), g[t].base[h], all[t]);
+            all[t] = add_half(type, g + t, numbers, h, sum[t], all[t]);
         }
     }
     UNROLL(2)
     for (int t = 0; t < tiles; t++, y += LANES) f_store(y, f_fma(all[t], f_all(float_at(numbers)), f_load(y)));
 }
 
+#ifdef WIDE_CODES
+
+/* A group of `rows` rows, as numbers of 16 bits, times that of a tile, which has one scale. */
+INLINE void add_wide_rows(const int type, const int rows, const group *g, const shorts *v, const uint8_t *x, float *y) {
+    const int each = group_bytes(2);
+    const uint8_t *numbers = x + 2 * GROUP;
+    ints sum[WIDE_ROWS];
+    UNROLL(4)
+    for (int r = 0; r < rows; r++) sum[r] = start_of(type, numbers + r * each, 0);
+    UNROLL(16)
+    for (int i = 0; i < 16; i++)
+        UNROLL(4)
+        for (int r = 0; r < rows; r++) add_wide_dot(v[i], x + r * each + 4 * i, sum + r);
+    UNROLL(4)
+    for (int r = 0; r < rows; r++, numbers += each, y += LANES) {
+        const floats all = add_half(type, g, numbers, 0, sum[r], (floats){0});
+        f_store(y, f_fma(all, f_all(float_at(numbers)), f_load(y)));
+    }
+}
+
+INLINE void add_wide_group(const int type, const group *g, int index, const tile_rows *to) {
+    const uint8_t *x = to->x + (ptrdiff_t)index * to->rows * group_bytes(2);
+    float *y = to->y;
+    shorts v[16];
+    int r = 0;
+    widen(g->w, v);
+    for (; r + WIDE_ROWS <= to->rows; r += WIDE_ROWS, x += WIDE_ROWS * group_bytes(2), y += WIDE_ROWS * LANES)
+        add_wide_rows(type, WIDE_ROWS, g, v, x, y);
+    for (; r < to->rows; r++, x += group_bytes(2), y += LANES) add_wide_rows(type, 1, g, v, x, y);
+}
+
+#endif
+
 INLINE void add_group(const int type, const int planes, const int tiles, const group *g, int index,
                       const tile_rows *to) {
+#ifdef WIDE_CODES
+    if (is_wide(type, planes)) {
+        add_wide_group(type, g, index, to);
+        return;
+    }
+#endif
     const uint8_t *x = to->x + (ptrdiff_t)index * to->rows * group_bytes(planes);
     float *y = to->y;
     for (int r = 0; r < to->rows; r++, x += group_bytes(planes), y += tiles * LANES)

@@ -122,6 +122,32 @@ INLINE bytes from_signed(bytes b) { return b ^ 0x80; }
 #else
 #define SIGNED_OFFSET 0
 INLINE bytes from_signed(bytes b) { return b; }
+#define IN_ORDER(v) __asm__("" : "+x"(v)) /* or gcc adds integers in an order that needs more registers */
+#define WIDE_CODES 63 /* with larger ones, sums of two products exceed 16 bits */
+#define WIDE_ROWS 4   /* that share the loads of codes */
+typedef int16_t shorts __attribute__((vector_size(32)));
+
+/* Signed codes of a group in numbers of 16 bits: of each four bytes 0 and 2, then 1 and 3. */
+INLINE void widen(const bytes *w, shorts *v) {
+    UNROLL(8)
+    for (int i = 0; i < 8; i++) {
+        v[2 * i] = (shorts)w[i] << 8 >> 8;
+        v[2 * i + 1] = (shorts)w[i] >> 8;
+    }
+}
+
+/* Eight integers of 16 bits in that order. */
+INLINE void store_wide(uint8_t *p, ints i) {
+    typedef int16_t few_shorts __attribute__((vector_size(16)));
+    const few_shorts s = __builtin_convertvector((ints)_mm256_shuffle_epi32((__m256i)i, 0xd8), few_shorts);
+    memcpy(p, &s, sizeof s);
+}
+
+/* Adds the sum of the two products in each lane. */
+INLINE void add_wide_dot(shorts v, const uint8_t *x, ints *sum) {
+    *sum += (ints)_mm256_madd_epi16((__m256i)v, _mm256_set1_epi32(int_at(x)));
+    IN_ORDER(*sum);
+}
 #endif
 
 INLINE floats f_fma(floats a, floats b, floats c) {
