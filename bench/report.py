@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from bench.goals import goal
+
 INTRODUCTION = """\
 Written by `make bench`. A random model of Llama-3.2-1B's shape with a vocabulary of 128k;
 sampling with top_k 40, top_p 0.9, temperature 0.8. The two contenders of a row are measured in
@@ -90,7 +92,7 @@ def results_page(results: Results) -> str:
         results.machine,
         "## Against llama.cpp",
         AGAINST_PEER,
-        comparison(results.against_peer, "caravan", "llama.cpp"),
+        with_goals(results.against_peer),
         "Largest difference between the two engines' log-probabilities of the most likely next "
         f"tokens, in nats: {agreement}.",
         "## What HTTP and Ray cost",
@@ -125,6 +127,15 @@ def comparison(rows: Sequence[Row], first: str, second: str) -> str:
         for row in rows
     ]
     return "\n".join(lines)
+
+
+def with_goals(rows: Sequence[Row]) -> str:
+    """The comparison with llama.cpp, with the goal beside each ratio."""
+    head, line, *body = comparison(rows, "caravan", "llama.cpp").splitlines()
+    goals = [
+        f"{each} {goal(row.model, row.task):.1f} |" for each, row in zip(body, rows, strict=True)
+    ]
+    return "\n".join([f"{head} goal |", f"{line}---:|", *goals])
 
 
 def parts_table(rows: Sequence[Row], first: str, second: str) -> str:
