@@ -19,10 +19,15 @@ from tests.serve.application import (
 )
 from tests.serve.fragile_replicas import fragile_replicas
 from tests.serve.node_scaling import node_scaling_report
+from tests.serve.quickstart import quickstart_report
 from tests.serve.three_nodes import three_nodes_report
 
 # By the fixtures that return their reports. Each has a cluster of its own.
-PROGRAMS = {"node_scaling": node_scaling_report, "three_nodes": three_nodes_report}
+PROGRAMS = {
+    "node_scaling": node_scaling_report,
+    "quickstart": quickstart_report,
+    "three_nodes": three_nodes_report,
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -66,6 +71,11 @@ def three_nodes(programs: Mapping[str, Future[dict[str, Any]]]) -> dict[str, Any
 @pytest.fixture(scope="package")
 def node_scaling(programs: Mapping[str, Future[dict[str, Any]]]) -> dict[str, Any]:
     return programs["node_scaling"].result()
+
+
+@pytest.fixture(scope="package")
+def quickstart(programs: Mapping[str, Future[dict[str, Any]]]) -> dict[str, Any]:
+    return programs["quickstart"].result()
 
 
 @pytest.fixture

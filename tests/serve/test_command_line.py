@@ -1,88 +1,10 @@
 """`caravan serve configs/quickstart.yaml`, from the first token to a clean end."""
 
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
-
-import ollama
-import pytest
-import yaml
-
-from tests.checkout import ROOT
-from tests.loopback import free_port
-from tests.patience import HANG_S
-from tests.serve.application import await_http, eventually, short_folder
-
-CARAVAN = Path(sys.executable).with_name("caravan")
-OTHER_PORTS = (
-    "RAY_SERVE_HAPROXY_METRICS_PORT",
-    "RAY_SERVE_HAPROXY_STATS_PORT",
-    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
-)
+from typing import Any
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with short_folder() as path:
-        yield path
-
-
-def quickstart(folder: Path, port: int) -> Path:
-    """The quickstart configuration on free ports."""
-    config = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
-    config["http_options"]["port"] = port
-    environment = config["controller_options"]["runtime_env"]["env_vars"]
-    environment.update({name: str(free_port()) for name in OTHER_PORTS})
-    path = folder / "quickstart.yaml"
-    path.write_text(yaml.safe_dump(config))
-    return path
-
-
-def processes_of(folder: Path) -> list[str]:
-    """Command lines of the processes whose files of Ray are in this folder."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"RAY_TMPDIR={folder}".encode() in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_text())
-        except OSError:
-            continue  # it has ended, or is somebody else's
-    return [command for command in found if command]
-
-
-def test_the_quickstart_answers_and_an_interrupt_ends_all_processes(folder: Path):
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    environment = {**os.environ, "RAY_TMPDIR": str(folder), "XDG_STATE_HOME": str(folder)}
-    shown = folder / "shown"
-    with shown.open("wb") as log:
-        server = subprocess.Popen(
-            [CARAVAN, "serve", quickstart(folder, port)],
-            cwd=ROOT,
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            # Whoever starts tests in the background has interrupts ignored.
-            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-        )
-    try:
-        await_http(url)
-        pieces = list(
-            ollama.Client(host=url, timeout=HANG_S).chat(
-                "demo",
-                [{"role": "user", "content": "Who are you?"}],
-                stream=True,
-                options={"temperature": 0},
-            )
-        )
-        assert "Caravan" in "".join(piece.message.content for piece in pieces)
-        assert '"event": "model"' in (folder / "caravan" / "serve.log").read_text()
-        eventually(lambda: f"Caravan serves demo at http://localhost:{port}" in shown.read_text())
-    finally:
-        server.send_signal(signal.SIGINT)
-        server.wait(timeout=HANG_S)
-    eventually(lambda: processes_of(folder) == [])
+def test_the_quickstart_answers_and_an_interrupt_ends_all_processes(
+    quickstart: dict[str, Any],
+) -> None:
+    assert "Caravan" in quickstart["answer"]
+    assert '"event": "model"' in quickstart["logged"]

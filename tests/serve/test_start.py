@@ -17,7 +17,7 @@ def test_the_error_of_a_model_that_does_not_fit_names_the_missing_memory(applica
         await_http(url)
         refused = httpx.post(f"{url}/api/chat", json=request, timeout=HANG_S)
     finally:
-        serve.delete("giant")
+        serve.delete("giant", _blocking=False)
     assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
     reason = refused.json()["error"]
     assert "giant" in reason and "The model needs" in reason

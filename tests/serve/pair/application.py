@@ -23,7 +23,7 @@ def running(application: Application) -> Iterator[str]:
         await_http(f"{application.url}{PATH}")
         yield f"{application.url}{PATH}"
     finally:
-        serve.delete(NAME)
+        serve.delete(NAME, _blocking=False)
 
 
 def deploy(**change: Any) -> None:

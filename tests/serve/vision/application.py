@@ -50,7 +50,7 @@ def running(application: Application, pictures: Server, folder: Path) -> Iterato
         await_http(f"{application.url}{PATH}")
         yield f"{application.url}{PATH}"
     finally:
-        serve.delete(NAME)
+        serve.delete(NAME, _blocking=False)
 
 
 def models(folder: Path) -> list[dict[str, Any]]:
