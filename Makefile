@@ -6,6 +6,8 @@ WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
 FUZZ_SECONDS ?= 600
 FUZZ_RUNS ?= 100000
 SANITIZE_SECONDS ?= 600
+SOAK_SECONDS ?= 1800
+SOAK_SEED ?= 1
 SANITIZE_FILES ?= 100000
 
 BIN := .venv/bin
@@ -24,7 +26,7 @@ export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # all installs go into one environment
-.PHONY: help serve test test-peers test-clients test-hosts test-arm test-cuda test-real lint fuzz sanitize attack bench bench-real chaos package audit docs train-demo clean
+.PHONY: help serve test test-peers test-clients test-hosts test-arm test-cuda test-real lint fuzz sanitize soak attack bench bench-real chaos package audit docs train-demo clean
 
 help:
 	@echo "make serve       serve $(CONFIG) on port 8000"
@@ -38,6 +40,7 @@ help:
 	@echo "make lint        the last three of these"
 	@echo "make fuzz        search for model files that do harm, FUZZ_SECONDS=$(FUZZ_SECONDS) long"
 	@echo "make sanitize    kernels under sanitizers: their tests, damaged files for SANITIZE_SECONDS=$(SANITIZE_SECONDS)"
+	@echo "make soak        random requests, aborted ones too, against answers alone: SOAK_SECONDS=$(SOAK_SECONDS)"
 	@echo "make attack      attack make serve, or the server at ATTACK=URL: 10 minutes"
 	@echo "make bench       measure against llama-cpp-python, write bench/RESULTS.md"
 	@echo "make bench-real  the same with a real file, and its accuracy: BENCH='--source PATH' or hf://..."
@@ -100,6 +103,10 @@ fuzz: .venv/installed-fuzz
 # .cache/sanitize/found.
 sanitize: .venv/installed-test
 	$(BIN)/python -m tests.fuzz.sanitize $(SANITIZE_SECONDS) $(SANITIZE_FILES) .cache/sanitize
+
+# Ends after SOAK_SECONDS; what fails names its seed.
+soak: .venv/installed-test .venv/kernels
+	$(BIN)/python -m tests.soak $(SOAK_SECONDS) $(SOAK_SEED)
 
 attack: export CARAVAN_MAKE := $(MAKE)
 attack: .venv/kernels

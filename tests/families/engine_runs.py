@@ -60,11 +60,16 @@ def running(model: ChatModel, **options) -> Iterator[AsyncEngine]:
         engine.close()
 
 
-async def collect(engine: AsyncEngine, request: GenerationRequest) -> Delta:
-    merged = Delta()
-    async with contextlib.aclosing(engine.stream(request)) as deltas:
-        async for delta in deltas:
-            merged = merged.merged(delta)
+async def collect(
+    engine: AsyncEngine, request: GenerationRequest, deltas: int | None = None
+) -> Delta:
+    """The answer; of a client that leaves after so many `deltas`, its beginning."""
+    merged, count = Delta(), 0
+    async with contextlib.aclosing(engine.stream(request)) as stream:
+        async for delta in stream:
+            merged, count = merged.merged(delta), count + 1
+            if count == deltas:
+                break
     return merged
 
 
