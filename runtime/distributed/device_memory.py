@@ -19,7 +19,7 @@ def plan_memory_per_device(
     other devices reserve. `memory_bytes` applies to each device.
     """
     assert model.cache_devices is not None and options.device_ranks == 1
-    options = replace(options, set_aside_bytes=0)
+    options = replace(options, set_aside_bytes=0, cuda_graphs=False)
     without_vision = replace(options, vision=VisionBytes())
     devices = [device, *(d for d in dict.fromkeys(model.cache_devices) if d != device)]
     layouts = [_layout_on(layout, model.cache_devices, each) for each in devices]

@@ -42,7 +42,8 @@ class EngineOptions:
     `set_aside_bytes`: part of the free memory that is left to others. `state_checkpoint_bytes`: for
     checkpoints of recurrent states (None: a share of the cache's memory). `host_cache_bytes`: host
     memory for pages that the prefix cache evicts (None: see `host_page_counts`). `proposed_tokens`:
-    the most that speculation proposes for a sequence and a step, 0 for none.
+    the most that speculation proposes for a sequence and a step, 0 for none. `cuda_graphs`: decode
+    steps on a CUDA device are captured (`step_graphs`), unless several devices or ranks compute.
     """
 
     context_tokens: int
@@ -60,6 +61,7 @@ class EngineOptions:
     state_checkpoint_bytes: int | None = None
     host_cache_bytes: int | None = None
     proposed_tokens: int = 0
+    cuda_graphs: bool = False
 
     @property
     def limits(self) -> StepLimits:
@@ -86,7 +88,7 @@ def assemble(
     device has too little memory, ConfigurationError when the options contradict each other or the
     model.
     """
-    layout, options = _resolved(decoder, device, options, encoder)
+    layout, options = _resolved(decoder, device, options, encoder, alone=rank_group is None)
     memory, host = _agreed_memory(decoder, layout, device, options, encoder, rank_group)
     features = _feature_store(encoder, options)
     pool = _pool(layout, memory, device, options, decoder, host_pages=host)
@@ -183,16 +185,20 @@ def _resolved(
     device: torch.device,
     options: EngineOptions,
     encoder: EncoderNeeds | None,
+    *,
+    alone: bool = True,
 ) -> tuple[CacheLayout, EngineOptions]:
     """The cache layout, and the options without None for `depth` and, with images, for their
-    cache. States of recurrent layers cannot be taken back, so there is no speculation with them."""
+    cache, and without graphs where they cannot be. States of recurrent layers cannot be taken back,
+    so there is no speculation with them. `alone`: without other ranks."""
     check_options(options, decoder)
     layout = CacheLayout.of(decoder.cache_layers, page_tokens=options.page_tokens)
     if any(kind.by_sequence for kind in layout.kinds) or not decoder.generates:
         options = replace(options, proposed_tokens=0)
     if encoder is not None:
         options = _options_for_images(options, layout, encoder)
-    return layout, replace(options, depth=_depth(options, device))
+    graphs = options.cuda_graphs and alone and decoder.cache_devices is None
+    return layout, replace(options, depth=_depth(options, device), cuda_graphs=graphs)
 
 
 def _depth(options: EngineOptions, device: torch.device) -> int:
@@ -233,6 +239,7 @@ def _plan_memory(
             memory_bytes=options.memory_bytes,
             depth=_depth(options, device),
             vision=_vision_bytes(options, encoder),
+            cuda_graphs=options.cuda_graphs,
             device_ranks=device_ranks,
             set_aside_bytes=options.set_aside_bytes + _host_bytes(options, device),
             state_checkpoint_bytes=options.state_checkpoint_bytes if options.prefix_cache else 0,
@@ -372,7 +379,7 @@ def _pool(
     return KVPool(
         layout,
         pages=memory.pages,
-        slots=options.max_sequences,
+        slots=options.max_sequences + 1,  # the last one is that of padding
         pages_per_sequence=-(-options.context_tokens // options.page_tokens),
         type=options.kv_dtype,
         device=device,

@@ -87,7 +87,7 @@ class MemoryOptions:
     `state_checkpoint_bytes`: for checkpoints of recurrent states; None: a share of what is free.
     `device_ranks`: ranks that allocate from the same memory; each gets an equal share of what is
     measured. `depth`: steps in flight; until one retires, its sequences keep the pages that earlier
-    rows could see.
+    rows could see. `cuda_graphs`: memory for `step_graphs`.
     """
 
     limits: StepLimits
@@ -96,6 +96,7 @@ class MemoryOptions:
     memory_bytes: int | None = None
     depth: int = 2
     vision: VisionBytes = VisionBytes()
+    cuda_graphs: bool = False
     device_ranks: int = 1
     set_aside_bytes: int = 0
     state_checkpoint_bytes: int | None = 0
@@ -126,7 +127,7 @@ def plan_memory(
     limits, vision, set_aside = options.limits, options.vision, options.set_aside_bytes
     weights = model.weight_bytes + vision.weights
     activations = model.activation_bytes(limits.step_tokens, limits.draws)
-    recorded = recorded_bytes(model, layout, limits, device)
+    recorded = recorded_bytes(model, layout, limits, device, cuda_graphs=options.cuda_graphs)
     sampler = _sampler_bytes(model, layout, limits)
     if options.memory_bytes is not None:
         available = usable = options.memory_bytes
@@ -291,16 +292,16 @@ def _check_one_context(cache_tokens: int, context_tokens: int) -> None:
 
 
 def _sampler_bytes(model: PlannedModel, layout: CacheLayout, limits: StepLimits) -> int:
-    """Slot state, the largest workspace, sums of pooled states, results and their packed copy, page
-    tables, and buffers of inputs and masks: one on the device and two on the host, which take twice
-    one here; and the masks of all rows while they are computed."""
+    """State of slots and of one for padding, the largest workspace, sums of pooled states, results
+    and their packed copy, page tables, and buffers of inputs and masks: one on the device and two
+    on the host, which take twice one here; and the masks of all rows while they are computed."""
     slots, context_tokens = limits.slots, limits.context_tokens
-    vocab_size = model.vocab_size
-    state = Sampler.state_bytes(slots=slots, context_tokens=context_tokens, vocab_size=vocab_size)
+    vocab_size, padded = model.vocab_size, limits.slots + 1
+    state = Sampler.state_bytes(slots=padded, context_tokens=context_tokens, vocab_size=vocab_size)
     workspace = Sampler.workspace_bytes(
         rows=limits.draws, context_tokens=context_tokens, vocab_size=vocab_size
     )
-    tables = slots * sum(layout.capacity_pages(context_tokens))
+    tables = padded * sum(layout.capacity_pages(context_tokens))
     sums = 4 * slots * model.hidden_size
     results = 2 * result_bytes(limits, hidden=model.hidden_size)
     masks = mask_bytes(rows=limits.draws, vocab_size=vocab_size)

@@ -108,19 +108,23 @@ def record(computation: Callable[[], Tensor], arena: Arena) -> Recording:
     return Recording(recorder.calls, recorder.names, recorder.kept, result)
 
 
-class _Recorder(TorchDispatchMode):
-    def __init__(self, arena: Arena) -> None:
-        super().__init__()
-        self._allocator = _Allocator(arena.memory)
-        self.calls: list[_Call] = []
-        self.names: list[str] = []
-        self.kept: list[Any] = []
+class OperationMode(TorchDispatchMode):
+    """Sees the operations of torch."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """As TorchDispatchMode documents it: nothing here is compiled, and disabling the compiler
         would import it, which takes 75 MB and a second."""
         return False
+
+
+class _Recorder(OperationMode):
+    def __init__(self, arena: Arena) -> None:
+        super().__init__()
+        self._allocator = _Allocator(arena.memory)
+        self.calls: list[_Call] = []
+        self.names: list[str] = []
+        self.kept: list[Any] = []
 
     def add(self, function: Any, arguments: Sequence[Any], status: Any) -> None:
         name = function.__name__

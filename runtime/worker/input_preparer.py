@@ -3,9 +3,10 @@
 Everything that a step uploads is written to one host buffer and copied at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -90,11 +91,15 @@ class DeviceInputs:
     """One step's upload, on the device; valid until the step after the next one is prepared.
 
     positions [rows] int64; row_slot [rows] int32; page_cells [n] int64, pages [n] int32.
+    one_row_each: one row and one output of each chunk, without images; such steps with the same
+    number of rows are at the same addresses. More rows than chunks are padding: position 0 of
+    the slot after the last, which see nothing; outputs are padded with row 0.
     output_rows [draws + scored + pooled rows] int64: first the rows that draw, of the chunks in
     `drawing`, then those that `scored` and `pooled` read. image_rows [n] int64: the rows of
     `images`, concatenated. axes [3, rows] int64: as in `Batch`.
     """
 
+    one_row_each: bool
     positions: Tensor
     axes: Tensor | None
     row_slot: Tensor
@@ -112,8 +117,15 @@ class DeviceInputs:
     proposed: ProposedTokens | None
 
 
+def unpadded(count: int) -> int:
+    return count
+
+
 class InputPreparer:
-    """Writes plans to two host buffers (pinned for CUDA) in turn and uploads them."""
+    """Writes plans to two host buffers (pinned for CUDA) in turn and uploads them.
+
+    padded_rows: how many rows a step with one row of each of so many sequences is to have.
+    """
 
     def __init__(
         self,
@@ -124,13 +136,16 @@ class InputPreparer:
         *,
         device: torch.device,
         position_axes: int = 1,
+        padded_rows: Callable[[int], int] = unpadded,
     ) -> None:
         assert position_axes in (1, AXES)
+        self._padded_rows = padded_rows
         self._kinds = layout.kinds
         self._needs_axes = position_axes == AXES
         self._pool = pool
         self._sampler = sampler
         self._context_tokens, self._draws = limits.context_tokens, limits.draws
+        self._slots = limits.slots
         self._requests = SlotRequests(slots=limits.slots, vocab_size=sampler.vocab_size)
         nbytes, device_bytes = buffer_bytes(layout, limits, sampler.vocab_size), None
         if device.type == "cuda":
@@ -151,15 +166,20 @@ class InputPreparer:
             insertions = plan_insertions(chunks, rows)
             scored, pooled = plan_scores(chunks, rows), plan_pooling(chunks, rows)
         drawing = self._drawing_order(chunks, slots)
-        drawn_rows = [rows[index].end - 1 for index in drawing]
+        output_rows = [*(rows[index].end - 1 for index in drawing), *scored.rows, *pooled.rows]
         cell = self._pool.table_cell
+        single = len(chunks) == rows[-1].end == len(output_rows) and not insertions.rows
+        count = self._padded_rows(len(chunks)) if single else rows[-1].end
+        space = _Space(count, room, self._slots)
         # Steps of up to `room` rows, each of which draws, have these parts at the same offsets.
-        positions, row_slot = _write_rows(buffer, chunks, slots, room)
-        groups = tuple(_write_group(buffer, k, chunks, rows, plain, room) for k in self._kinds)
-        outputs = buffer.put([*drawn_rows, *scored.rows, *pooled.rows], _INT64, room=room)
+        positions, row_slot = _write_rows(buffer, chunks, slots, space)
+        groups = tuple(_write_group(buffer, k, chunks, rows, plain, space) for k in self._kinds)
+        output_rows += [0] * (space.rows - len(output_rows) if single else 0)
+        outputs = buffer.put(output_rows, _INT64, room=room)
         inputs = DeviceInputs(
+            single,
             positions,
-            _write_axes(buffer, chunks, rows, room) if self._needs_axes else None,
+            _write_axes(buffer, chunks, rows, space) if self._needs_axes else None,
             row_slot,
             buffer.put(insertions.rows, _INT64),
             insertions.parts,
@@ -311,27 +331,38 @@ def _row_spans(chunks: Sequence[Chunk]) -> list[RowSpan]:
     ]
 
 
+class _Space(NamedTuple):
+    """The rows of a step, with padding; the `room` that parts have at least; the slot of padding."""
+
+    rows: int
+    room: int
+    padding_slot: int
+
+
 def _write_rows(
-    buffer: PinnedBuffer, chunks: Sequence[Chunk], chunk_slots: NDArray[np.int64], room: int
+    buffer: PinnedBuffer, chunks: Sequence[Chunk], chunk_slots: NDArray[np.int64], space: _Space
 ) -> tuple[Tensor, Tensor]:
     """The position and the slot of each row."""
     lengths = np.fromiter((chunk.length for chunk in chunks), np.int64, len(chunks))
     starts = np.fromiter((chunk.start for chunk in chunks), np.int64, len(chunks))
     count = int(lengths.sum())
-    position_array, positions = buffer.take(count, _INT64, room=room)
-    slot_array, slots = buffer.take(count, _INT32, room=room)
+    position_array, positions = buffer.take(space.rows, _INT64, room=space.room)
+    slot_array, slots = buffer.take(space.rows, _INT32, room=space.room)
     begins = lengths.cumsum() - lengths
-    position_array[:] = np.repeat(starts - begins, lengths)
-    position_array += np.arange(count)
-    slot_array[:] = np.repeat(chunk_slots, lengths)
+    position_array[:count] = np.repeat(starts - begins, lengths)
+    position_array[:count] += np.arange(count)
+    position_array[count:] = 0
+    slot_array[:count] = np.repeat(chunk_slots, lengths)
+    slot_array[count:] = space.padding_slot
     return positions, slots
 
 
 def _write_axes(
-    buffer: PinnedBuffer, chunks: Sequence[Chunk], rows: Sequence[RowSpan], room: int
+    buffer: PinnedBuffer, chunks: Sequence[Chunk], rows: Sequence[RowSpan], space: _Space
 ) -> Tensor:
-    array, axes = buffer.take(AXES * rows[-1].end, _INT64, room=AXES * room)
+    array, axes = buffer.take(AXES * space.rows, _INT64, room=AXES * space.room)
     written = array.reshape(AXES, -1)
+    written[:, rows[-1].end :] = 0
     for chunk, span in zip(chunks, rows, strict=True):
         end = chunk.start + chunk.length
         written[:, span.begin : span.end] = axes_of(chunk.sequence.spans, chunk.start, end)
@@ -344,11 +375,11 @@ def _write_group(
     chunks: Sequence[Chunk],
     rows: Sequence[RowSpan],
     plain: Sequence[bool],
-    room: int,
+    space: _Space,
 ) -> DeviceGroup:
     """`plain`: as in `SlotRequests`, of each chunk."""
-    begin_array, begin = buffer.take(rows[-1].end, _INT32, room=room)
-    end_array, end = buffer.take(rows[-1].end, _INT32, room=room)
+    begin_array, begin = buffer.take(space.rows, _INT32, room=space.room)
+    end_array, end = buffer.take(space.rows, _INT32, room=space.room)
     begins: list[int] = []
     ends: list[int] = []
     spans = []
@@ -364,7 +395,9 @@ def _write_group(
             begins += some_begins
             ends += some_ends
         spans.append(RowSpan(span.begin, span.end, span.slot, span.start, first, last))
-    begin_array[:], end_array[:] = begins, ends
+    count = rows[-1].end
+    begin_array[:count], end_array[:count] = begins, ends
+    begin_array[count:] = end_array[count:] = 0
     images = _write_images(buffer, kind, chunks, rows) if kind.by_image else None
     return DeviceGroup(tuple(spans), begin, end, images)
 

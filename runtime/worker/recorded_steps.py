@@ -1,7 +1,11 @@
-"""Decode steps on a CPU, whose kernel calls are recorded once for each number of rows."""
+"""Decode steps whose computation is recorded once for each number of rows, and then repeated by one
+call: of native kernels on a CPU, of CUDA graphs (`step_graphs`) on a GPU."""
 
+import ctypes
 import logging
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -10,7 +14,8 @@ from torch import Tensor
 from runtime.kernels.native import library
 from runtime.kernels.recording import Arena, NotRecordableError, Recording, record
 from runtime.kv.spec import CacheLayout
-from runtime.worker.input_preparer import StepLimits
+from runtime.worker import step_graphs
+from runtime.worker.input_preparer import DeviceInputs, StepLimits
 from runtime.worker.model import AttentionPlan, Batch, DecoderModel, KVCache
 
 # With more rows, a step takes so long that recording it gains little.
@@ -19,83 +24,158 @@ MOST_ROWS = 64
 _log = logging.getLogger(__name__)
 
 
-class RecordedSteps:
-    """The states of steps with one row per span and one output per row.
+class StepRecording(Protocol):
+    """A computation with inputs and a result at fixed addresses."""
 
-    The first step of a number of rows is recorded; later ones copy their inputs to the recorded
-    addresses and repeat the calls. If a model is not recordable, which is logged once, it computes
-    every step itself. With states of sequences (`stateful`), a step must not be computed twice, so
-    that only the first, which is one of the warm-up, may turn out not to be recordable.
+    def replay(self) -> Tensor: ...
+
+
+class StepRecorder(Protocol):
+    """How computations are recorded on a device.
+
+    `rows`: how many rows a recorded step has for `count` spans: as many, or more for padding;
+    None if it is not recorded. `fixed`: the function that makes a batch, as one whose tensors are
+    at fixed addresses; called for each step. `record` runs a computation, and returns how to repeat
+    it and its result; raises NotRecordableError, possibly when part of it is done.
+    """
+
+    def rows(self, count: int) -> int | None: ...
+
+    def fixed(self, make: Callable[[], Batch]) -> Callable[[], Batch]: ...
+
+    def record(self, computation: Callable[[], Tensor]) -> tuple[StepRecording, Tensor]: ...
+
+
+class RecordedSteps:
+    """The states of steps, of which those with one row and one output per span are recorded.
+
+    The first step of a number of rows is recorded, so that only numbers which occur take time and
+    memory. If a model is not recordable, which is logged once, it computes every step itself. With
+    states of sequences (`stateful`), a step must not be computed twice, so that only the first,
+    which is one of the warm-up, may turn out not to be recordable.
     """
 
     def __init__(
-        self,
-        model: DecoderModel,
-        cache: KVCache,
-        *,
-        groups: int,
-        rows: int,
-        nbytes: int,
-        stateful: bool,
+        self, model: DecoderModel, cache: KVCache, recorder: StepRecorder, *, stateful: bool
     ) -> None:
         self._model, self._cache = model, cache
-        self._inputs = _Inputs(min(rows, MOST_ROWS), groups, model.position_axes)
-        self._arena, self._stateful = Arena(nbytes), stateful
-        self._recordings: dict[int, Recording] = {}
+        self._recorder, self._stateful = recorder, stateful
+        self._recordings: dict[int, StepRecording] = {}
         self._recordable = True
 
     @property
-    def recordings(self) -> dict[int, Recording]:
+    def recordings(self) -> dict[int, StepRecording]:
         """By number of rows."""
         return self._recordings
 
-    def states(self, batch: Batch) -> Tensor:
-        """As `DecoderModel.states`; valid until the next call."""
-        rows, kernels = len(batch.tokens), library()
-        if not self._recordable or kernels is None or not _is_decoding(batch):
-            return self._model.states(batch, self._cache)
-        fixed = self._inputs.copied(batch)
+    def rows(self, count: int) -> int:
+        """The rows that a step of `count` spans is to have, with padding."""
+        return (self._recorder.rows(count) if self._recordable else None) or count
+
+    def prepared(
+        self, inputs: DeviceInputs, make: Callable[[DeviceInputs], Batch]
+    ) -> Callable[[], Tensor]:
+        """Computes the states of the batch that `make` makes of the inputs, as
+        `DecoderModel.states`; they are valid until those of the next step are computed."""
+        rows, of_inputs = len(inputs.positions), partial(make, inputs)
+        recorded = self._recordable and inputs.one_row_each
+        if not recorded or self._recorder.rows(rows) != rows:
+            return partial(self._model.states, of_inputs(), self._cache)
+        return partial(self._states, rows, self._recorder.fixed(of_inputs), of_inputs)
+
+    def _states(
+        self, rows: int, fixed: Callable[[], Batch], of_inputs: Callable[[], Batch]
+    ) -> Tensor:
         found = self._recordings.get(rows)
         if found is not None:
-            return found.replay(kernels)
+            return found.replay()
         try:
-            recording = record(lambda: self._model.states(fixed, self._cache), self._arena)
+            recording, result = self._recorder.record(
+                lambda: self._model.states(_without_spans(fixed()), self._cache)
+            )
         except NotRecordableError as error:
             if self._stateful and self._recordings:
                 raise RuntimeError(f"A step of {rows} rows cannot be recorded: {error}") from error
             _log.info("Decode steps are not recorded, because of their computation: %s.", error)
             self._recordable = False
-            return self._model.states(batch, self._cache)
+            return self._model.states(of_inputs(), self._cache)
         self._recordings[rows] = recording
-        return recording.result
+        return result
 
 
 class RecordedModel(Protocol):
     """What `recorded_bytes` needs to know of a model; see `DecoderModel`."""
 
+    @property
+    def hidden_size(self) -> int: ...
+
     def activation_bytes(self, tokens: int, outputs: int) -> int: ...
 
 
 def recorded_bytes(
-    model: RecordedModel, layout: CacheLayout, limits: StepLimits, device: torch.device
+    model: RecordedModel,
+    layout: CacheLayout,
+    limits: StepLimits,
+    device: torch.device,
+    *,
+    cuda_graphs: bool,
 ) -> int:
     """What the computation of `RecordedSteps` needs; 0 if steps of the model are not recorded,
     since images make every step different."""
-    varies = any(kind.by_image for kind in layout.kinds)
-    if device.type != "cpu" or varies or library() is None:
+    if any(kind.by_image for kind in layout.kinds):
+        return 0
+    if device.type == "cuda":
+        return step_graphs.graph_bytes(model, limits.draws) if cuda_graphs else 0
+    if device.type != "cpu" or library() is None:
         return 0
     return model.activation_bytes(min(limits.draws, MOST_ROWS), 0)
 
 
-def _is_decoding(batch: Batch) -> bool:
-    rows = len(batch.tokens)
-    return (
-        rows <= MOST_ROWS
-        and rows == len(batch.output_rows)
-        and all(len(plan.spans) == rows for plan in batch.plans)
-        and batch.image_rows is None
-        and not batch.cross_features
+def recorder_of(
+    model: DecoderModel,
+    layout: CacheLayout,
+    limits: StepLimits,
+    device: torch.device,
+    *,
+    nbytes: int,
+) -> StepRecorder:
+    """For a device; `nbytes` as of `recorded_bytes`."""
+    if device.type == "cuda":
+        return step_graphs.GraphRecorder(limits.draws, device)
+    return CallRecorder(
+        limits.draws, groups=len(layout.groups), axes=model.position_axes, nbytes=nbytes
     )
+
+
+class CallRecorder:
+    """Records calls of native kernels on a CPU; a batch is copied to fixed addresses."""
+
+    def __init__(self, rows: int, *, groups: int, axes: int, nbytes: int) -> None:
+        self._most = min(rows, MOST_ROWS)
+        self._inputs = _Inputs(self._most, groups, axes)
+        self._arena = Arena(nbytes)
+
+    def rows(self, count: int) -> int | None:
+        return count if count <= self._most else None
+
+    def fixed(self, make: Callable[[], Batch]) -> Callable[[], Batch]:
+        batch = self._inputs.copied(make())
+        return lambda: batch
+
+    def record(self, computation: Callable[[], Tensor]) -> tuple[StepRecording, Tensor]:
+        kernels = library()
+        assert kernels is not None, "`recorded_bytes` is 0 without kernels"
+        recording = record(computation, self._arena)
+        return _RecordedCalls(recording, kernels), recording.result
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordedCalls:
+    recording: Recording
+    kernels: ctypes.CDLL
+
+    def replay(self) -> Tensor:
+        return self.recording.replay(self.kernels)
 
 
 class _HostOnly(tuple[Any, ...]):
@@ -105,6 +185,11 @@ class _HostOnly(tuple[Any, ...]):
         raise NotRecordableError("it reads the spans of rows")
 
     __len__ = __getitem__ = __iter__  # type: ignore[assignment]
+
+
+def _without_spans(batch: Batch) -> Batch:
+    plans = (replace(plan, spans=_HostOnly(), one_row_each=True) for plan in batch.plans)
+    return replace(batch, plans=tuple(plans))
 
 
 class _Inputs:
@@ -146,6 +231,4 @@ def _plan_copied(
         visible_begin=begin.copy_(plan.visible_begin),
         visible_end=end.copy_(plan.visible_end),
         write_cell=cells.copy_(plan.write_cell),
-        spans=_HostOnly(),
-        one_row_each=True,
     )

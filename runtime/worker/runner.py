@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,12 +24,12 @@ from runtime.kv.pool import PagePool
 from runtime.kv.spec import CacheLayout
 from runtime.vision.encoder import ImageLimits
 from runtime.vision.image_rows import FeatureRows
-from runtime.worker.input_preparer import DeviceInputs, InputPreparer, StepLimits
+from runtime.worker.input_preparer import DeviceInputs, InputPreparer, StepLimits, unpadded
 from runtime.worker.mask_worker import MaskWorker, Unmasked
 from runtime.worker.model import AttentionPlan, Batch, DecoderModel, ImageWrite
 from runtime.worker.pooling import Pooler
 from runtime.worker.prompt_scores import PromptScores
-from runtime.worker.recorded_steps import RecordedSteps
+from runtime.worker.recorded_steps import RecordedSteps, recorder_of
 from runtime.worker.sampler import Sampler
 from runtime.worker.step_results import NOT_FINITE, Launched, ResultCopier, outcomes
 
@@ -62,13 +63,20 @@ class DeviceRunner:
         self._limits = limits
         self._device = device
         slots, vocab_size = limits.slots, model.vocab_size
-        self._sampler = Sampler(
-            slots=slots, context_tokens=limits.context_tokens, vocab_size=vocab_size, device=device
+        self._sampler = Sampler(  # with a slot of padding
+            slots=slots + 1,
+            context_tokens=limits.context_tokens,
+            vocab_size=vocab_size,
+            device=device,
         )
         stateful = any(kind.by_sequence for kind in self._kinds)  # no position is computed twice
         self._masks = MaskWorker(
             rows=limits.draws, vocab_size=vocab_size, device=device, waits=stateful
         )
+        self._recorded: RecordedSteps | None = None
+        if recorded_bytes:
+            recorder = recorder_of(model, layout, limits, device, nbytes=recorded_bytes)
+            self._recorded = RecordedSteps(model, pool, recorder, stateful=stateful)
         self._preparer = InputPreparer(
             layout,
             pool,
@@ -76,17 +84,8 @@ class DeviceRunner:
             limits,
             device=device,
             position_axes=model.position_axes,
+            padded_rows=self._recorded.rows if self._recorded else unpadded,
         )
-        self._states: Callable[[Batch], Tensor] = lambda batch: model.states(batch, pool)
-        if recorded_bytes:
-            self._states = RecordedSteps(
-                model,
-                pool,
-                groups=len(layout.groups),
-                rows=limits.draws,
-                nbytes=recorded_bytes,
-                stateful=stateful,
-            ).states
         self._pooler = Pooler(slots=slots, hidden=model.hidden_size, device=device)
         self._copier = None
         if device.type == "cuda":
@@ -109,11 +108,11 @@ class DeviceRunner:
             self._sampler.load(inputs.loads)
         if inputs.proposed is not None:
             self._sampler.propose(inputs.proposed)
-        batch = self._batch(inputs)
+        states_of = self._prepared(inputs)
         # Last, because the thread of the masks and this one wait for each other outside kernels.
         drawn_chunks = [plan.chunks[index] for index in inputs.drawing]
         pending = self._masks.begin(drawn_chunks, step_chunks=len(plan.chunks))
-        states = self._states(batch)
+        states = states_of()
         draws, scored = len(inputs.drawing), inputs.scored
         pooled_at = draws + len(scored.rows)
         vectors = self._pooler.take(states[pooled_at:], inputs.pooled.parts)
@@ -139,9 +138,10 @@ class DeviceRunner:
     ) -> None:
         """Run the largest step before any other, so that a lack of memory is found at start.
 
-        Then the largest decode step and the smallest, which may use other kernels. All rows write
-        to the page that no sequence has; slots are loaded before use. `images`: limits of the
-        images that any row may belong to. `workspace_bytes`: what the largest step takes on a
+        Then the largest decode step and the smallest, which may use other kernels; if they are
+        recorded, the largest first, whose memory the others use. All rows write to the page that no
+        sequence has; slots are loaded before use. `images`: limits of the images that any row of
+        the largest step may belong to. `workspace_bytes`: what the largest step takes on a
         device that does not keep the memory of a step and has the same kernels for all: so much is
         allocated and freed instead, and only the smallest step is run.
         """
@@ -158,6 +158,7 @@ class DeviceRunner:
             for rows, draws in steps:
                 if NOT_FINITE in self.collect(self.launch(self._scratch_plan(rows, draws))):
                     raise ModelFileError(f"The model cannot compute: {NOT_FINITE.reason}")
+                self._scratch = None  # steps that decode have no images
         except (RuntimeError, MemoryError) as error:
             if not is_lack_of_memory(error):
                 raise
@@ -166,7 +167,7 @@ class DeviceRunner:
                 f"fit in the memory left on {self._device}: {error} Lower `step_tokens`, "
                 "`max_sequences` or `cache_tokens`."
             ) from error
-        self._fresh, self._scratch = True, None
+        self._fresh = True
 
     def _score(self, states: Tensor, inputs: DeviceInputs) -> PromptScores:
         """The scores of states [rows, hidden], in blocks of as many rows as a step may draw from,
@@ -184,6 +185,12 @@ class DeviceRunner:
                 )
             )
         return PromptScores.joined(blocks)
+
+    def _prepared(self, inputs: DeviceInputs) -> Callable[[], Tensor]:
+        """Computes the states of `output_rows`."""
+        if self._recorded is not None:
+            return self._recorded.prepared(inputs, self._batch)
+        return partial(self._model.states, self._batch(inputs), self._pool)
 
     def _batch(self, inputs: DeviceInputs) -> Batch:
         positions, slots = inputs.positions, inputs.row_slot.long()

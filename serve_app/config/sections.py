@@ -84,6 +84,7 @@ class EngineSettings(Section):
     """How a model is computed, and default options of its requests. None: chosen from the model
     file and the machine.
 
+    `cuda_graphs`: on a GPU, the host starts all kernels of a decode step at once.
     `state_checkpoint_bytes`: device memory for checkpoints of recurrent states. `host_cache_bytes`:
     host memory for pages that the prefix cache evicts. `max_image_pixels`
     and `max_image_frames`: limits of one image. `image_cache_bytes`: device memory for image
@@ -105,6 +106,7 @@ class EngineSettings(Section):
     prefix_cache: bool = True
     state_checkpoint_bytes: int | None = Field(default=None, ge=0)
     host_cache_bytes: int | None = Field(default=None, ge=0)
+    cuda_graphs: bool = True
     image_cache_bytes: int | None = Count
     image_memory_bytes: int | None = Count
     max_image_pixels: int = Field(default=2**26, ge=1)

@@ -386,6 +386,7 @@ def _engine_options(
         prefix_cache=settings.prefix_cache,
         state_checkpoint_bytes=settings.state_checkpoint_bytes,
         host_cache_bytes=settings.host_cache_bytes,
+        cuda_graphs=settings.cuda_graphs,
         memory_bytes=settings.memory_bytes,
         max_waiting=settings.max_waiting,
         image_cache_bytes=settings.image_cache_bytes,

@@ -47,6 +47,10 @@ class SynchronisationError(AssertionError):
     """An operation makes the host wait for the device."""
 
 
+class CaptureError(AssertionError):
+    """A graph cannot have captured what happened."""
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One kernel, and the bytes that it reads and writes."""
@@ -59,10 +63,11 @@ class Launch:
 class Counts:
     """What happened on the device.
 
-    An operation of torch counts as one launch, even if it takes several kernels (sorting, sums). A
-    tensor counts with its elements, but not with repetitions of one that is expanded. Copies
-    between host and device are counted by direction; `pageable_uploads` are those from host memory
-    that is not pinned: the driver copies it first and may wait.
+    An operation of torch counts as one launch, even if it takes several kernels (sorting, sums),
+    and so does a CUDA graph, with the bytes of all its kernels. A tensor counts with its elements,
+    but not with repetitions of one that is expanded. Copies between host and device are counted by
+    direction; `pageable_uploads` are those from host memory that is not pinned: the driver copies
+    it first and may wait.
     """
 
     launches: list[Launch] = field(default_factory=list)
@@ -79,11 +84,40 @@ class Counts:
         return Counter(each.name for each in self.launches)
 
 
+class FakeGraph:
+    """Stands for `torch.cuda.CUDAGraph`: what is captured is counted when it is replayed."""
+
+    def __init__(self, fake: "FakeCuda") -> None:
+        self._fake = fake
+        self.pool: object = None
+        self.launches: list[Launch] = []
+        self.calls: list[Callable[[], object]] = []  # of devices that compute
+        self.replays = 0
+
+    def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+        assert capture_error_mode == "thread_local", "other threads use the device"
+        self.pool = pool
+        self._fake.begin_capture(self)
+
+    def capture_end(self) -> None:
+        self._fake.end_capture()
+
+    def replay(self) -> None:
+        self.replays += 1
+        self._fake.replay(self)
+
+
 class FakeCuda(TorchDispatchMode):
-    """Runs operations on host tensors, and counts those on tensors of `DEVICE`."""
+    """Runs operations on host tensors, and counts those on tensors of `DEVICE`.
+
+    During a capture, only operations on the device are possible: no copies from or to the host, and
+    no pinned memory, which the device's allocator does not have.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.graphs: list[FakeGraph] = []
+        self._capturing: FakeGraph | None = None
         self._counts = Counts()
         self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self._pinned: WeakSet[torch.UntypedStorage] = WeakSet()
@@ -114,7 +148,28 @@ class FakeCuda(TorchDispatchMode):
             (t.untyped_storage(), t.storage_offset() * t.itemsize, _nbytes(t)) for t in tensors
         }
         nbytes = sum(self._parts.get(part, (n, n))[writes] for part, _, n in distinct)
-        self._counts.launches.append(Launch(kernel.__name__, nbytes))
+        self._note(Launch(kernel.__name__, nbytes))
+
+    def begin_capture(self, graph: FakeGraph) -> None:
+        assert self._capturing is None
+        self._capturing = graph
+        self.graphs.append(graph)
+
+    def end_capture(self) -> None:
+        self._capturing = None
+
+    def replay(self, graph: FakeGraph) -> None:
+        self._note(Launch("graph", sum(each.nbytes for each in graph.launches)))
+
+    def _note(self, launch: Launch) -> None:
+        within = self._counts if self._capturing is None else self._capturing
+        within.launches.append(launch)
+
+    def _computed(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """After an operation on the device."""
+
+    def event(self) -> Any:
+        return _Inert()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:
@@ -126,6 +181,7 @@ class FakeCuda(TorchDispatchMode):
         if not to_device and not any(isinstance(tensor, FakeTensor) for tensor in tensors):
             result = func(*args, **kwargs)
             if pinned:
+                self._forbid_in_captures("allocates pinned memory")
                 self._pinned.add(result.untyped_storage())
             return result
         if _is_composite(func):
@@ -134,7 +190,9 @@ class FakeCuda(TorchDispatchMode):
         if name == "_local_scalar_dense":
             raise SynchronisationError("the host reads an element of a tensor on the device")
         if name == "copy_" and len({tensor.device for tensor in tensors}) > 1:
-            return self._copied(*args[:2], *args[2:], **kwargs)
+            result = self._copied(*args[:2], *args[2:], **kwargs)
+            self._computed(func, args, kwargs, result)
+            return result
         if name == "_to_copy" and kwargs.get("device") is not None and not to_device:
             raise SynchronisationError("the host waits for a copy of a tensor on the device")
         uploads = to_device and any(tensor.device.type == "cpu" for tensor in tensors)
@@ -144,6 +202,7 @@ class FakeCuda(TorchDispatchMode):
             result = func(*args, **kwargs)
         if not (uploads or func.is_view or name in _WITHOUT_KERNEL):
             self._note_launch(name, tensors, result)
+        self._computed(func, args, kwargs, result)
         return result
 
     def _copied(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
@@ -154,10 +213,16 @@ class FakeCuda(TorchDispatchMode):
             return target
         if not non_blocking or target.untyped_storage() not in self._pinned:
             raise SynchronisationError("the host waits for a copy of a tensor on the device")
+        self._forbid_in_captures("copies to the host")
         self._counts.downloads += 1
         return target.fill_(1)
 
+    def _forbid_in_captures(self, what: str) -> None:
+        if self._capturing is not None:
+            raise CaptureError(f"a captured computation {what}")
+
     def _note_upload(self, source: Tensor) -> None:
+        self._forbid_in_captures("copies from the host")
         self._counts.uploads += 1
         self._counts.pageable_uploads += source.untyped_storage() not in self._pinned
 
@@ -173,18 +238,23 @@ class FakeCuda(TorchDispatchMode):
             read[0], written = 0, read[-1]
         elif name in _FILLING:
             read[0] = 0
-        self._counts.launches.append(Launch(name, sum(read) + written))
+        self._note(Launch(name, sum(read) + written))
 
 
 @contextmanager
-def fake_cuda() -> Iterator[FakeCuda]:
-    """Tensors may be made on `DEVICE`; events and streams of torch do nothing."""
+def fake_cuda(
+    fake: FakeCuda | None = None, capability: tuple[int, int] = CAPABILITY
+) -> Iterator[FakeCuda]:
+    """Tensors may be made on `DEVICE`; streams of torch do nothing."""
     _set_device_guard()
-    names = ("_lazy_init", "Event", "Stream", "current_stream", "device", "synchronize")
+    fake = fake or FakeCuda()
+    names = ("_lazy_init", "Stream", "current_stream", "stream", "device", "synchronize")
     torchs: dict[str, Callable[..., Any]] = dict.fromkeys(names, _Inert)
-    torchs["get_device_capability"] = lambda device: CAPABILITY
+    torchs["Event"] = lambda **options: fake.event()
+    torchs["CUDAGraph"] = lambda: FakeGraph(fake)
+    torchs["graph_pool_handle"] = object
+    torchs["get_device_capability"] = lambda device: capability
     torchs["get_device_properties"] = lambda device: PROPERTIES
-    fake = FakeCuda()
     has_kernels.cache_clear()
     lifts = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor` copies to the device by an operation

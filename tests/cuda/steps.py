@@ -53,7 +53,13 @@ class FakeSteps:
     """A model, its cache of bfloat16, and a runner that launches steps one by one."""
 
     def __init__(
-        self, fake: FakeCuda, model: DecoderModel, *, slots: int, context_tokens: int
+        self,
+        fake: FakeCuda,
+        model: DecoderModel,
+        *,
+        slots: int,
+        context_tokens: int,
+        graphs: bool = False,
     ) -> None:
         self._fake, self._model = fake, model
         self._layout = CacheLayout.of(model.cache_layers, page_tokens=PAGE_TOKENS)
@@ -61,14 +67,16 @@ class FakeSteps:
         self._pool = KVPool(
             self._layout,
             pages=[slots * n for n in self._layout.capacity_pages(context_tokens)],
-            slots=slots,
+            slots=slots + 1,
             pages_per_sequence=-(-context_tokens // PAGE_TOKENS),
             type=CacheType.BFLOAT16,
             device=DEVICE,
             host_pages=[2] * len(self._layout.groups),
         )
         limits = StepLimits(slots, slots * context_tokens, context_tokens)
-        self._runner = DeviceRunner(model, self._pool, self._layout, limits, device=DEVICE)
+        self._runner = DeviceRunner(
+            model, self._pool, self._layout, limits, device=DEVICE, recorded_bytes=int(graphs)
+        )
 
     def launch(self, step: Sequence[Rows], copies: tuple[PageCopy, ...] = ()) -> Counts:
         """What a step with these rows, slot after slot, does on the device."""

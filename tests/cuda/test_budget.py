@@ -46,6 +46,26 @@ SCENES = {
 }
 
 
+# Launches by the host beside the graph of a step, by the number of streams: head, sampler, results.
+GRAPHS = {1: 13, 256: 13}
+
+
+@pytest.mark.parametrize("streams", GRAPHS)
+def test_the_host_launches_little_beside_a_graph(streams: int, tmp_path: Path) -> None:
+    path, step = tmp_path / "8b.gguf", [Rows(CONTEXT - 1)] * streams
+    write_large_model(path, layers=1)
+    with fake_cuda() as fake:
+        model = load_on_device(path, context_tokens=CONTEXT)
+        steps = FakeSteps(fake, model, slots=streams, context_tokens=CONTEXT, graphs=True)
+        steps.launch(step)
+        counts = steps.launch(step)
+    (graph,) = fake.graphs
+    launched = counts.frequencies
+    assert launched.pop("graph") == graph.replays == 1 and len(graph.launches) > 20
+    assert sum(launched.values()) <= GRAPHS[streams], launched
+    assert (counts.uploads, counts.downloads, counts.pageable_uploads) == (1, 1, 0)
+
+
 @pytest.mark.parametrize("name", SCENES)
 def test_step_of_a_large_model_stays_within_its_budget(name: str, tmp_path: Path) -> None:
     scene, path = SCENES[name], tmp_path / "8b.gguf"

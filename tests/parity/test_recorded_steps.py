@@ -55,7 +55,7 @@ def answered(model: ChatModel, *, recorded: bool, monkeypatch, **options) -> lis
     """With log-probabilities, which show differences of one bit."""
     with monkeypatch.context() as patch:
         if not recorded:
-            patch.setattr(memory_plan, "recorded_bytes", lambda *_: 0)
+            patch.setattr(memory_plan, "recorded_bytes", lambda *_, **__: 0)
         with running(model, **options) as engine:
             requests = mixed_requests(model.tokenizer.vocab_size)[:6]
             first = answers(engine, requests, together=True)
@@ -118,7 +118,7 @@ def test_a_growing_context_crosses_pages_and_windows(tmp_path, monkeypatch, reco
     def tokens(*, recorded: bool) -> list[tuple]:
         with monkeypatch.context() as patch:
             if not recorded:
-                patch.setattr(memory_plan, "recorded_bytes", lambda *_: 0)
+                patch.setattr(memory_plan, "recorded_bytes", lambda *_, **__: 0)
             with running(model, max_sequences=2) as engine:
                 return contents(answers(engine, [ask], together=False))
 

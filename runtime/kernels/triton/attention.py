@@ -241,7 +241,7 @@ def _extents(
     plan: AttentionPlan, rows: int
 ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
     """From the first to the last row of spans with one row, and of spans with more."""
-    if len(plan.spans) == rows > 0:
+    if plan.one_row_each or len(plan.spans) == rows > 0:
         return (0, rows), None
     found: list[tuple[int, int] | None] = [None, None]
     for span in plan.spans:

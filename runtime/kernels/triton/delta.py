@@ -136,13 +136,12 @@ def short_convolution(x: Tensor, weight: Tensor, pages: LayerPages, plan: Attent
     """As `runtime.kernels.delta.short_convolution`."""
     x = x if x.stride(1) == 1 else x.contiguous()
     result, (rows, n) = x.new_empty(x.shape), x.shape
-    single = len(plan.spans) == rows
-    longest = 1 if single else max(span.end - span.begin for span in plan.spans)
+    spans, longest = _spans(plan, rows)
     launch(
-        convolution_kernel, (len(plan.spans), triton.cdiv(n, CHANNELS), triton.cdiv(longest, ROWS)),
+        convolution_kernel, (spans, triton.cdiv(n, CHANNELS), triton.cdiv(longest, ROWS)),
         x, weight, pages.keys, plan.row_slot, plan.visible_end, plan.write_cell, result,
         rows, x.stride(0), n, TAPS=weight.shape[0] - 1, CHANNELS=CHANNELS, ROWS=ROWS,
-        SINGLE=single, device=x.device,
+        SINGLE=spans == rows, device=x.device,
     )  # fmt: skip
     return result
 
@@ -162,13 +161,21 @@ def gated_delta(
     )
     _, heads, key_dim, value_dim = pages.values.shape
     result = mixed.new_empty(len(mixed), heads, value_dim)
+    spans, _ = _spans(plan, len(mixed))
     launch(
-        delta_kernel, (len(plan.spans), heads, triton.cdiv(value_dim, COLUMNS)),
+        delta_kernel, (spans, heads, triton.cdiv(value_dim, COLUMNS)),
         mixed, alphas, betas, gates.rates, gates.offsets, pages.values, plan.row_slot,
         plan.visible_end, plan.write_cell, result,
         len(mixed), mixed.stride(0), alphas.stride(0), betas.stride(0), key_dim**-0.5, NORM_EPS,
         HEADS=heads, KEY_HEADS=key_heads, KEY_DIM=key_dim, VALUE_DIM=value_dim,
         KEYS_PADDED=triton.next_power_of_2(key_dim), COLUMNS=COLUMNS, TILED=tiled,
-        SINGLE=len(plan.spans) == len(mixed), num_warps=1, device=mixed.device,
+        SINGLE=spans == len(mixed), num_warps=1, device=mixed.device,
     )  # fmt: skip
     return result
+
+
+def _spans(plan: AttentionPlan, rows: int) -> tuple[int, int]:
+    """The number of spans, and the rows of the longest."""
+    if plan.one_row_each:
+        return rows, 1
+    return len(plan.spans), max(span.end - span.begin for span in plan.spans)

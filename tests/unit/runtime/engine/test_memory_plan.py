@@ -62,7 +62,7 @@ def plan(
 
 @pytest.fixture(autouse=True)
 def nothing_recorded(monkeypatch) -> None:
-    monkeypatch.setattr(memory_plan, "recorded_bytes", lambda *_: 0)
+    monkeypatch.setattr(memory_plan, "recorded_bytes", lambda *_, **__: 0)
 
 
 def test_with_room_to_spare_every_slot_gets_a_full_context():
@@ -348,7 +348,7 @@ def test_a_plan_is_a_value():
 
 def test_recorded_steps_are_part_of_the_activations(monkeypatch):
     before = plan()
-    monkeypatch.setattr(memory_plan, "recorded_bytes", lambda *_: 12345)
+    monkeypatch.setattr(memory_plan, "recorded_bytes", lambda *_, **__: 12345)
     memory = plan()
     assert memory.recorded_bytes == 12345
     assert memory.activation_bytes == before.activation_bytes + 12345

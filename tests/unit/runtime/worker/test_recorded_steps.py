@@ -1,12 +1,15 @@
 """When decode steps are recorded; tests/parity compares the results with computed ones."""
 
+from collections.abc import Callable
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
 
 from runtime.kernels.pointwise import rms_norm
 from runtime.worker.model import AttentionPlan, Batch, KVCache, RowSpan
-from runtime.worker.recorded_steps import RecordedSteps
+from runtime.worker.recorded_steps import CallRecorder, RecordedSteps
 from tests.kernels.native_kernels import require_native_kernels
 
 
@@ -31,33 +34,51 @@ def batch(rows: int) -> Batch:
     return Batch(wide, wide, wide, (plan,))
 
 
-def steps(model: Model, *, stateful: bool) -> RecordedSteps:
+def steps(model: Model, *, stateful: bool) -> Callable[[int], Tensor]:
+    """The states of a step with so many rows."""
     require_native_kernels()
-    return RecordedSteps(model, None, groups=1, rows=4, nbytes=1 << 12, stateful=stateful)  # type: ignore[arg-type]
+    recorder = CallRecorder(4, groups=1, axes=1, nbytes=1 << 12)
+    recorded = RecordedSteps(model, None, recorder, stateful=stateful)  # type: ignore[arg-type]
+
+    def step(rows: int, *, one_row_each: bool = True) -> Tensor:
+        assert recorded.rows(rows) == rows  # nothing is padded on a CPU
+        inputs = SimpleNamespace(positions=range(rows), one_row_each=one_row_each)
+        return recorded.prepared(inputs, lambda _: batch(rows))()  # type: ignore[arg-type]
+
+    step.recordings = recorded.recordings  # type: ignore[attr-defined]
+    return step
 
 
 def test_a_recorded_number_of_rows_is_not_computed_again() -> None:
     recorded = steps(model := Model(None), stateful=True)
     for rows in (1, 2, 1, 2, 2):
-        recorded.states(batch(rows))
+        recorded(rows)
     assert model.computed == 2 and set(recorded.recordings) == {1, 2}
+
+
+def test_other_steps_and_more_rows_than_sequences_are_computed() -> None:
+    recorded = steps(model := Model(None), stateful=True)
+    for _ in range(2):
+        recorded(2, one_row_each=False)
+        recorded(5)
+    assert model.computed == 4 and not recorded.recordings
 
 
 @pytest.mark.parametrize("stateful", [False, True])
 def test_a_model_whose_first_step_is_not_recordable_computes_its_steps(stateful: bool) -> None:
     recorded = steps(model := Model(1), stateful=stateful)
     for rows in (1, 2, 1):
-        assert len(recorded.states(batch(rows))) == rows
+        assert len(recorded(rows)) == rows
     assert model.computed == 4 and not recorded.recordings
 
 
 def test_a_later_step_is_computed_twice_only_if_there_are_no_states_of_sequences() -> None:
     recorded = steps(model := Model(2), stateful=False)
     for rows in (1, 2, 1):
-        assert len(recorded.states(batch(rows))) == rows
+        assert len(recorded(rows)) == rows
     assert model.computed == 4
     recorded = steps(model := Model(2), stateful=True)
-    recorded.states(batch(1))
+    recorded(1)
     with pytest.raises(RuntimeError, match="2 rows cannot be recorded"):
-        recorded.states(batch(2))
+        recorded(2)
     assert model.computed == 2

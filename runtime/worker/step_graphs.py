@@ -1,0 +1,126 @@
+"""Decode steps on a CUDA device as CUDA graphs: the host starts all kernels of a step at once.
+
+The inputs of a step are at fixed addresses as they are uploaded. A single copy of them on the
+device is enough for any number of steps in flight: the upload of a step and its graph are on one
+stream, so that the next upload begins when the graph has read the last.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from runtime.kernels.recording import NotRecordableError, OperationMode
+from runtime.worker.model import Batch
+
+# With more rows, kernels take longer than the host needs to start them.
+MOST_ROWS = 256
+_STEP = 8  # rows between two sizes, from this one on; below, powers of two
+# What the driver holds for a graph of some 500 kernels, an estimate; and the workspace that torch
+# gives cuBLAS on the stream of captures.
+_DRIVER_BYTES, _LIBRARY_BYTES = 4 << 20, 32 << 20
+
+
+class GraphModel(Protocol):
+    """What `graph_bytes` needs to know of a model; see `DecoderModel`."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    def activation_bytes(self, tokens: int, outputs: int) -> int: ...
+
+
+def padded_rows(count: int, most: int) -> int | None:
+    """The rows of the graph for `count` rows of at most `most`; None if there is none."""
+    most = min(most, MOST_ROWS)
+    if count > most:
+        return None
+    power, multiple = 1 << (count - 1).bit_length(), -(-count // _STEP) * _STEP
+    return min(most, power if count <= _STEP else multiple)
+
+
+def graph_sizes(most: int) -> tuple[int, ...]:
+    """The rows of all graphs."""
+    counts = range(1, min(most, MOST_ROWS) + 1)
+    return tuple(sorted({rows for count in counts if (rows := padded_rows(count, most))}))
+
+
+def graph_bytes(model: GraphModel, most: int) -> int:
+    """What all graphs need: one pool for their activations, since one runs after the other, their
+    results in float32 at most, and what driver and libraries allocate."""
+    sizes = graph_sizes(most)
+    activations = model.activation_bytes(max(sizes), 0)
+    return (
+        activations
+        + 4 * model.hidden_size * sum(sizes)
+        + len(sizes) * _DRIVER_BYTES
+        + _LIBRARY_BYTES
+    )
+
+
+class GraphRecorder:
+    """Captures computations of one device; see `StepRecorder`.
+
+    What a batch is made of beside the inputs of a step, such as the cells of pages, is computed
+    inside of the graph.
+    """
+
+    def __init__(self, most: int, device: torch.device) -> None:
+        self._most = most
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+
+    def rows(self, count: int) -> int | None:
+        return padded_rows(count, self._most)
+
+    def fixed(self, make: Callable[[], Batch]) -> Callable[[], Batch]:
+        return make
+
+    def record(self, computation: Callable[[], Tensor]) -> tuple["StepGraph", Tensor]:
+        result = computation()  # kernels are compiled and loaded, which no capture may do
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.stream(self._stream), self._capturing(graph), _NoHostTensors():
+                captured = computation()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise NotRecordableError(f"it cannot be captured: {error}") from error
+        return StepGraph(graph, captured), result
+
+    @contextmanager
+    def _capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        """Unlike `torch.cuda.graph`, does not wait for the device, and lets other threads, which
+        encode images, use it."""
+        graph.capture_begin(self._pool, capture_error_mode="thread_local")
+        try:
+            yield
+        finally:
+            graph.capture_end()
+
+
+class StepGraph:
+    """A graph, and its result, which keeps its address in the pool."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, result: Tensor) -> None:
+        self._graph, self._result = graph, result
+
+    def replay(self) -> Tensor:
+        self._graph.replay()
+        return self._result
+
+
+class _NoHostTensors(OperationMode):
+    """Refuses operations on tensors of the host, which a graph would read again when they have
+    changed. Those without dimensions are numbers, which become part of the graph."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor) and leaf.device.type == "cpu" and leaf.dim():
+                raise NotRecordableError(f"it uses the torch operation {func} with host memory")
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,242 @@
+"""Decode steps as CUDA graphs give the tokens that they give without, on a device that computes as
+late as possible; and what a capture refuses."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.engine.assembly import EngineOptions, assemble
+from runtime.engine.engine import Engine
+from runtime.engine.request import Delta, GenerationRequest, SamplingParams, StopRules
+from runtime.engine.step_plan import StepPlan
+from runtime.kernels import attention
+from runtime.kv.cache_types import CacheType
+from runtime.kv.spec import CacheKind, Full, LayerCache, Sliding
+from runtime.worker.model import AttentionPlan, Batch, KVCache, LayerPages
+from runtime.worker.pinned_buffer import PinnedBuffer
+from runtime.worker.step_graphs import graph_sizes, padded_rows
+from runtime.worker.step_results import Launched
+from tests.cuda.computing_device import ComputingCuda
+from tests.cuda.fake_device import DEVICE, CaptureError, FakeCuda, fake_cuda
+from tests.families.text_families import TEXT_MODELS
+from tools.gpu_check.models import load_decoder
+
+VOCABULARY, WIDTH, CONTEXT, SLOTS = 61, 8, 96, 6
+WITHOUT_KERNELS = (7, 0)  # a capability for which the torch twins compute
+
+
+def attention_by_rows(
+    queries: Tensor, pages: LayerPages, plan: AttentionPlan, *, scale: float, softcap=None,
+    sinks=None,
+) -> Tensor:  # fmt: skip
+    """As the twin, but without the spans of rows on the host."""
+    row = torch.arange(len(queries), device=queries.device).unsqueeze(1)
+    width = plan.page_table.shape[1]
+    indices = torch.arange(width, device=queries.device).expand(len(queries), width)
+    scoring = attention._Scoring(scale, softcap, sinks)
+    return attention._attend(queries[row], pages, plan, row, indices, scoring)[:, 0]
+
+
+@pytest.fixture(autouse=True)
+def without_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "paged_attention_twin", attention_by_rows)
+
+
+@pytest.fixture
+def fake() -> Iterator[ComputingCuda]:
+    with fake_cuda(ComputingCuda(), WITHOUT_KERNELS) as device:
+        assert isinstance(device, ComputingCuda)
+        yield device
+
+
+class TinyModel:
+    """Two attention layers, one of them with a window."""
+
+    vocab_size, hidden_size, context_length, position_axes = VOCABULARY, WIDTH, CONTEXT, 1
+    causal = generates = True
+    weight_bytes = 1000
+    kinds: tuple[CacheKind, ...] = (Full(), Sliding(7))
+    cache_layers = tuple(LayerCache(kind, 1, WIDTH, WIDTH) for kind in kinds)
+    cache_devices = None
+
+    def __init__(self) -> None:
+        draw = torch.Generator().manual_seed(9)
+        sizes = (VOCABULARY, WIDTH), (CONTEXT, WIDTH), (WIDTH, VOCABULARY)
+        parts = [torch.randn(*size, generator=draw).to(DEVICE) for size in sizes]
+        self.embedding, self.places, self.head = parts
+
+    def states(self, batch: Batch, cache: KVCache) -> Tensor:
+        x = self.embedding[batch.tokens] + self.places[batch.positions]
+        for index in range(2):
+            pages = cache.layer(index)
+            plan = batch.plans[pages.group]
+            heads = x.unsqueeze(1)
+            attention.write_cache_twin(heads, heads.roll(1, dims=2), pages, plan)
+            x = x + attention_by_rows(heads, pages, plan, scale=0.5)[:, 0]
+        return x[batch.output_rows]
+
+    def logits(self, states: Tensor) -> Tensor:
+        return states @ self.head
+
+    def weight_bytes_on(self, device: torch.device) -> int:
+        return self.weight_bytes
+
+    def activation_bytes(self, tokens: int, outputs: int) -> int:
+        return 1000 * (tokens + outputs)
+
+
+@dataclass
+class Answers:
+    """By request; and what the schedule was like."""
+
+    tokens: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    cached: int = 0
+    rows: list[int] = field(default_factory=list)
+
+    def add(self, name: str, delta: Delta) -> None:
+        assert delta.error is None
+        self.tokens[name] = self.tokens.get(name, ()) + delta.tokens
+        if delta.finish is not None:
+            self.cached += delta.usage.cached_tokens
+
+
+def engine_of(model, *, graphs: bool, depth: int = 2, **options) -> Engine:
+    given = {
+        "context_tokens": CONTEXT, "max_sequences": SLOTS, "step_tokens": 24, "page_tokens": 4,
+        "cache_tokens": CONTEXT, "memory_bytes": 1 << 34, "kv_dtype": CacheType.FLOAT32,
+        "host_cache_bytes": 0,
+    }  # fmt: skip
+    engine, memory = assemble(
+        model, lambda token: b"t", device=DEVICE,
+        options=EngineOptions(**given | options, depth=depth, cuda_graphs=graphs),
+    )  # fmt: skip
+    assert (memory.recorded_bytes > 0) == graphs
+    return engine._engine
+
+
+def requests_of(count: int, vocabulary: int) -> list[GenerationRequest]:
+    """Prompts that share prefixes, and every path of the sampler."""
+    draw = random.Random(5)
+    ways = [
+        SamplingParams(temperature=0),
+        SamplingParams(top_k=5, seed=1, logprobs=2),
+        SamplingParams(top_k=0, top_p=0.8, seed=2, repeat_penalty=1.2),
+        SamplingParams(top_k=0, top_p=1.0, seed=3),
+    ]
+    shared = [draw.randrange(vocabulary) for _ in range(20)]
+    made = []
+    for number in range(count):
+        own = [draw.randrange(vocabulary) for _ in range(draw.randint(1, 8))]
+        prompt = (*shared[: draw.choice([0, 8])], *own)
+        stop = StopRules(draw.randint(1, 24))
+        made.append(GenerationRequest(f"{number}", prompt, stop, draw.choice(ways)))
+    return made
+
+
+def run(engine: Engine, requests: list[GenerationRequest]) -> Answers:
+    """The requests arrive while others are answered, in bursts."""
+    draw, found, waiting = random.Random(11), Answers(), list(requests)
+    launch = engine._runner.launch
+
+    def noted(plan: StepPlan) -> Launched:
+        found.rows.append(sum(chunk.length for chunk in plan.chunks))
+        return launch(plan)
+
+    engine._runner.launch = noted
+    while engine.unfinished or waiting:
+        for _ in range(draw.choice([0, 0, 0, 1, 4]) if engine.unfinished else 3):
+            if waiting:
+                request = waiting.pop()
+                deliver = lambda delta, name=request.id: found.add(name, delta)  # noqa: E731
+                engine.add(request, deliver, arrived=0)
+        engine.step()
+    return found
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_tokens_are_those_without_graphs(depth: int, fake: ComputingCuda) -> None:
+    """With sequences that join, end, are preempted and have cached prefixes."""
+    model, requests = TinyModel(), requests_of(12, VOCABULARY)
+    expected = run(engine_of(model, graphs=False, depth=depth), requests)
+    assert not fake.graphs
+    engine = engine_of(model, graphs=True, depth=depth)
+    assert [graph.replays for graph in fake.graphs] == [0, 0]  # the warm-up's: all slots, and one
+    found = run(engine, requests)
+    assert found.tokens == expected.tokens and len(found.tokens) == len(requests)
+    assert found.cached == expected.cached > 0 and engine.statistics().preemptions_total > 0
+    assert len(fake.graphs) == len(graph_sizes(SLOTS)) == 4  # each size once
+    assert all(graph.replays for graph in fake.graphs)
+    assert len({graph.pool for graph in fake.graphs}) == 1
+    assert {3, 5} <= set(found.rows)  # steps with a row of padding
+
+
+def test_a_device_that_is_late_shows_inputs_that_are_overwritten(
+    fake: ComputingCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If nothing waits for the uploads of earlier steps: the test above can fail."""
+    model, requests = TinyModel(), requests_of(3, VOCABULARY)
+    expected = run(engine_of(model, graphs=True, depth=3), requests)
+    monkeypatch.setattr(PinnedBuffer, "wait", lambda buffer: None)
+    try:
+        found = run(engine_of(model, graphs=True, depth=3), requests)
+    except IndexError:  # a page that does not exist
+        return
+    assert found.tokens != expected.tokens
+
+
+def test_a_family_has_its_tokens(tmp_path: Path, fake: ComputingCuda) -> None:
+    TEXT_MODELS["gemma3"].write(tmp_path / "model.gguf")
+    model = load_decoder(tmp_path / "model.gguf", DEVICE, torch.float32)
+    requests = requests_of(2, model.vocab_size)
+    found = [run(engine_of(model, graphs=graphs), requests) for graphs in (False, True)]
+    assert found[0].tokens == found[1].tokens
+    assert sum(graph.replays for graph in fake.graphs) > 2
+
+
+def test_a_computation_that_reads_host_memory_is_not_captured(
+    fake: ComputingCuda, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, requests = TinyModel(), requests_of(2, VOCABULARY)
+    expected = run(engine_of(model, graphs=False), requests)
+    states, one = model.states, torch.ones(1)
+    model.states = lambda batch, cache: states(batch, cache) * one.to(DEVICE, non_blocking=True)
+    caplog.set_level("INFO")
+    assert run(engine_of(model, graphs=True), requests).tokens == expected.tokens
+    assert not any(graph.replays for graph in fake.graphs)
+    assert [record.message for record in caplog.records if "host memory" in record.message]
+
+
+@pytest.mark.parametrize(
+    "forbidden",
+    [
+        lambda x: x.cpu(),
+        lambda x: x.sum().item(),
+        lambda x: x.add_(torch.ones(4).to(DEVICE)),
+        lambda x: x.copy_(torch.ones(4, pin_memory=True), non_blocking=True),
+    ],
+)
+def test_the_fake_device_captures_no_copies_and_no_waiting(forbidden) -> None:
+    with fake_cuda() as device, torch.inference_mode():
+        x, graph = torch.ones(4, device=DEVICE), torch.cuda.CUDAGraph()
+        graph.capture_begin(torch.cuda.graph_pool_handle(), "thread_local")
+        with pytest.raises((CaptureError, AssertionError)):
+            forbidden(x)
+        graph.capture_end()
+        assert isinstance(device, FakeCuda)
+
+
+def test_sizes_are_few_and_close() -> None:
+    assert graph_sizes(1) == (1,) and graph_sizes(6) == (1, 2, 4, 6)
+    assert graph_sizes(20) == (1, 2, 4, 8, 16, 20)
+    for slots in (1, 16, 100, 256, 1000):
+        sizes = graph_sizes(slots)
+        for count in range(1, max(sizes) + 1):
+            rows = padded_rows(count, slots)
+            assert rows is not None and count <= rows < count + 8 and rows in sizes
+            assert padded_rows(rows, slots) == rows
+    assert padded_rows(257, 1000) is None and len(graph_sizes(1000)) == 35
