@@ -93,6 +93,11 @@ class DeviceRunner:
         self._fresh = True
         self._scratch: Tensor | None = None  # features during warm-up
 
+    @property
+    def recorded_rows(self) -> frozenset[int]:
+        """The numbers of rows of which a step is recorded."""
+        return frozenset(self._recorded.recordings if self._recorded else ())
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
         """Enqueue one step; on CUDA nothing here waits for the device."""

@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from unittest.mock import patch
@@ -77,12 +77,14 @@ def _check_model(task: Task, name: str, path: Path) -> None:
         (depth, together): _tokens(task, name, decoder, requests, depth=depth, together=together)
         for depth, together in product((1, 2), (False, True))
     }
+    graphs = _tokens(task, name, decoder, requests, depth=2, together=True, graphs=True)
     with _engine(expected, CPU, depth=1) as (reference, _):
         on_cpu = [delta.tokens for delta in answers(reference, requests, together=True)]
     for label, one, other in (
         ("tokens of the CPU", found[1, True], on_cpu),
         ("alone as together", found[1, False], found[1, True]),
         ("depth 1 as 2", found[1, True], found[2, True]),
+        ("graphs as none", graphs, found[2, True]),
     ):
         equal = sum(a == b for a, b in zip(one, other, strict=True))
         whole = equal == len(requests) and all(one)
@@ -111,14 +113,18 @@ def _tokens(
     *,
     depth: int,
     together: bool,
+    graphs: bool = False,
 ) -> list[tuple[int, ...]]:
     """Of each request. No launch may wait for the device, and no more memory be used than planned
-    beside the weights."""
-    name = f"{name}, depth {depth}, {'together' if together else 'alone'}"
+    beside the weights. graphs: decode steps must be captured, on a GPU."""
+    name = f"{name}, depth {depth}, {'together' if together else 'alone'}{', graphs' * graphs}"
     allocated = _begin_peak(task)
-    serving = _engine(decoder, task.device, depth=depth)
+    serving = _engine(decoder, task.device, depth=depth, graphs=graphs)
     with _never_waiting(task.device) as steps, serving as (engine, memory):
         deltas = answers(engine, requests, together=together)
+        sizes = sorted(steps.recordings)
+    if graphs:
+        task.report.check(f"{name}, are captured", task.dry or len(sizes) > 1, sizes=sizes)
     errors = [delta.error for delta in deltas if delta.error]
     task.report.check(f"{name}, never waits", not errors and steps.count > 0, errors=errors[:1])
     planned = memory.step_bytes + memory.cache_bytes
@@ -129,7 +135,7 @@ def _tokens(
 
 @contextmanager
 def _engine(
-    decoder: DecoderModel, device: torch.device, *, depth: int
+    decoder: DecoderModel, device: torch.device, *, depth: int, graphs: bool = False
 ) -> Iterator[tuple[AsyncEngine, MemoryPlan]]:
     """Started."""
     options = EngineOptions(
@@ -139,6 +145,7 @@ def _engine(
         cache_tokens=SEQUENCES * CONTEXT,
         kv_dtype=CacheType.FLOAT32,
         depth=depth,
+        cuda_graphs=graphs,
     )
     engine, memory = assemble(decoder, lambda token: b"t", device=device, options=options)
     engine.start()
@@ -150,7 +157,10 @@ def _engine(
 
 @dataclass
 class Steps:
+    """recordings: the rows of recorded steps."""
+
     count: int = 0
+    recordings: set[int] = field(default_factory=set)
 
 
 @contextmanager
@@ -160,6 +170,7 @@ def _never_waiting(device: torch.device) -> Iterator[Steps]:
 
     def checked(runner: DeviceRunner, plan):
         steps.count += 1
+        steps.recordings |= runner.recorded_rows
         if device.type != "cuda":
             return launch(runner, plan)
         torch.cuda.set_sync_debug_mode("error")

@@ -71,12 +71,15 @@ def measure_model(task: Task, name: str, shape: Shape, label: str) -> None:
     write_model(path, label, _vocabulary(task), shape)
     decoder = load_decoder(path, task.device, torch.bfloat16, Compute.FINE)
     path.unlink()
-    with _engine(task, decoder, load.prompt + load.answer, max(load.streams), load) as engine:
-        for streams in load.streams:
-            with task.report.guarding(f"{name}, {streams} streams"):
-                _measure_decoding(task, name, engine, streams, load)
-        with task.report.guarding(f"{name}, launches"):
-            _measure_launches(task, name, engine)
+    context_tokens, most = load.prompt + load.answer, max(load.streams)
+    for graphs in (False, True):
+        label = f"{name}, graphs" if graphs else name
+        with _engine(task, decoder, context_tokens, most, load, graphs=graphs) as engine:
+            for streams in load.streams:
+                with task.report.guarding(f"{label}, {streams} streams"):
+                    _measure_decoding(task, label, engine, streams, load)
+            with task.report.guarding(f"{label}, launches"):
+                _measure_launches(task, label, engine)
     with _engine(task, decoder, max(load.prefills) + 16, 1, load) as engine:
         for length in load.prefills:
             with task.report.guarding(f"{name}, prefill of {length}"):
@@ -93,7 +96,13 @@ def _vocabulary(task: Task) -> Vocabulary:
 
 @contextmanager
 def _engine(
-    task: Task, decoder: DecoderModel, context_tokens: int, sequences: int, load: Load
+    task: Task,
+    decoder: DecoderModel,
+    context_tokens: int,
+    sequences: int,
+    load: Load,
+    *,
+    graphs: bool = False,
 ) -> Iterator[AsyncEngine]:
     options = EngineOptions(
         context_tokens,
@@ -101,6 +110,7 @@ def _engine(
         load.step_tokens,
         kv_dtype=CacheType.BFLOAT16,
         prefix_cache=False,
+        cuda_graphs=graphs,
     )
     engine, _ = assemble(decoder, lambda token: b"t", device=task.device, options=options)
     engine.start()
