@@ -332,7 +332,7 @@ def _row_spans(chunks: Sequence[Chunk]) -> list[RowSpan]:
 
 
 class _Space(NamedTuple):
-    """The rows of a step, with padding; the `room` that parts have at least; the slot of padding."""
+    """The rows of a step, with padding; the `room` that parts have at least."""
 
     rows: int
     room: int

@@ -27,6 +27,8 @@ SCENES = {
 }
 # (slot, start, rows): short spans, which share a tile, and rows alone between them.
 SHORT = ((0, 5, 3), (2, 40, 1), (1, 17, 2), (3, 0, 1), (4, 9, 7))
+# The rows of one slot in spans of their own, as of proposed tokens.
+PROPOSED = ((0, 5, 3), (3, 0, 1), (2, 40, 1), (2, 41, 1))
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +43,7 @@ def poisoned() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def with_short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(scenes.BATCHES, "short", SHORT)
+    monkeypatch.setitem(scenes.BATCHES, "proposed", PROPOSED)
 
 
 @pytest.fixture
@@ -137,6 +140,10 @@ def test_short_spans_and_single_rows_share_a_tile(with_shape) -> None:
     with_shape(4, 2, 64, 64, 16)
     queries, pages, plan = scene("short", "given")
     assert_as_the_twin(queries, pages, plan, scale=SCALE)
+
+
+def test_adjacent_spans_of_one_slot_are_computed_beside_a_longer_one() -> None:
+    assert_as_the_twin(*scene("proposed", "four share"), scale=SCALE)
 
 
 def test_queries_need_not_be_contiguous() -> None:

@@ -6,6 +6,8 @@ Rows that are alone in their span are computed by `decode_kernel`, those of long
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -240,12 +242,15 @@ def _processors(device: torch.device) -> int:
 def _extents(
     plan: AttentionPlan, rows: int
 ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-    """From the first to the last row of spans with one row, and of spans with more."""
+    """From the first to the last row that is alone, and of the others: those of longer spans, and
+    of adjacent spans of one slot, which the kernels cannot tell from them."""
     if plan.one_row_each or len(plan.spans) == rows > 0:
         return (0, rows), None
     found: list[tuple[int, int] | None] = [None, None]
-    for span in plan.spans:
-        which = span.end - span.begin > 1
+    for _, adjacent in groupby(plan.spans, key=attrgetter("slot")):
+        spans = list(adjacent)
+        begin, end = spans[0].begin, spans[-1].end
+        which = end - begin > 1
         seen = found[which]
-        found[which] = (span.begin if seen is None else seen[0], span.end)
+        found[which] = (begin if seen is None else seen[0], end)
     return found[0], found[1]
