@@ -33,7 +33,18 @@ DOCUMENTS = sorted(
 FENCE = re.compile(r"^( *)```(\S*)[^\n]*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 IMAGE = re.compile(r"'\$\(base64 [^)]*\)'")  # the contents of a file within a quoted argument
 # Programs of others, whose arguments are not checked.
-OTHERS = {"chmod", "docker", "export", "helm", "kubectl", "openssl", "password=", "pip", "sleep"}
+OTHERS = {
+    "chmod",
+    "docker",
+    "export",
+    "helm",
+    "kubectl",
+    "mkdir",
+    "openssl",
+    "password=",
+    "pip",
+    "sleep",
+}
 
 
 def blocks(path: Path) -> Iterator[tuple[str, str, int]]:
