@@ -23,6 +23,7 @@ from serve_app.check import (
     check_port,
     read_config,
 )
+from serve_app.cli.log_file import log_path
 from serve_app.cli.serve_output import StartReport
 from serve_app.cli.terminal import harmless
 from serve_app.config.settings import read_settings
@@ -104,12 +105,6 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
         SECRET_VARIABLE: secrets.token_hex(_SECRET_BYTES),
     }
     return {**made, **own}
-
-
-def log_path(own: Mapping[str, str]) -> Path:
-    """The file with all output of the server."""
-    state = own.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "caravan" / "serve.log"
 
 
 def _serve(path: Path, *, verbose: bool) -> int:

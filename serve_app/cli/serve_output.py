@@ -1,6 +1,5 @@
 """What `caravan serve` shows of the output of Ray Serve."""
 
-import json
 import re
 import sys
 import time
@@ -11,11 +10,9 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from serve_app.cli.log_lines import split_source, structured
 from serve_app.cli.terminal import harmless, shortened
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
-# Ray writes "(actor pid=123)" before the lines of other processes, with "ip=..." on other nodes.
-_PREFIX = re.compile(r"^\(([^()]*) pid=[^()]*\) ")
 _KEPT_LINES = 400
 _LONGEST_LINE = 400
 _TROUBLE = re.compile(r"(?:ERROR|Error|Exception|CRITICAL|FATAL)\b")
@@ -58,13 +55,12 @@ class StartReport:
 
     def read(self, line: str) -> None:
         """One line of output."""
-        plain = _ANSI.sub("", line).rstrip("\n")
-        text = _PREFIX.sub("", plain)
-        event = _event(text)
+        source, text = split_source(line)
+        event = structured(text)
         if event is not None:
             self._event(event)
         else:
-            self._kept = [*self._kept, plain][-_KEPT_LINES:]
+            self._kept = [*self._kept, f"({source}) {text}" if source else text][-_KEPT_LINES:]
             if "Importing and building app" in text:
                 self._say("reading the configuration")
             elif "Started HTTP server" in text:
@@ -141,13 +137,3 @@ class StartReport:
             self._bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
             click.secho(line, err=True, fg="red" if problem else None)
-
-
-def _event(text: str) -> dict[str, Any] | None:
-    """A structured line of the application."""
-    if not text.startswith('{"event"'):
-        return None
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from serve_app.check import check
-from serve_app.cli.serve import config_of, environment, log_path
+from serve_app.cli.log_file import log_path
+from serve_app.cli.serve import config_of, environment
 from serve_app.cli.serve_output import StartReport
 from serve_app.config.settings import read_settings
 from tests.loopback import free_port

@@ -1,0 +1,43 @@
+"""The file with the output of `caravan serve`: its place, and its lines as they are written."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from serve_app.cli.log_lines import LogFilter, LogLine, parse_line
+
+# Longer ones are read as several.
+_LONGEST_LINE = 2**20
+
+
+def log_path(own: Mapping[str, str]) -> Path:
+    """The file with all output of the server."""
+    state = own.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "caravan" / "serve.log"
+
+
+def last_lines(file: BinaryIO, chosen: LogFilter, count: int) -> list[LogLine]:
+    """The last `count` of the complete lines that the filter selects; reads up to the end."""
+    selected = (line for line in _complete_lines(file) if chosen.selects(line))
+    return list(deque(selected, maxlen=count))
+
+
+def new_lines(file: BinaryIO, chosen: LogFilter, wait: Callable[[], None]) -> Iterator[LogLine]:
+    """Selected lines that are written from now on, without end; `wait` is called when there are
+    none. A server that starts empties the file, which is then read from its beginning."""
+    while True:
+        yield from (line for line in _complete_lines(file) if chosen.selects(line))
+        wait()
+        if os.fstat(file.fileno()).st_size < file.tell():
+            file.seek(0)
+
+
+def _complete_lines(file: BinaryIO) -> Iterator[LogLine]:
+    """Up to the end, or the beginning of a line that is still being written."""
+    while raw := file.readline(_LONGEST_LINE):
+        if not raw.endswith(b"\n") and len(raw) < _LONGEST_LINE:
+            file.seek(-len(raw), os.SEEK_CUR)
+            return
+        yield parse_line(raw.decode(errors="replace"))

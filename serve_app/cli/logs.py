@@ -1,0 +1,92 @@
+"""`caravan logs`: the log of `caravan serve` on this machine."""
+
+import json
+import os
+import sys
+import time
+
+import click
+
+from runtime.errors import ConfigurationError
+from serve_app.cli.log_file import last_lines, log_path, new_lines
+from serve_app.cli.log_lines import LEVELS, LogFilter, LogLine
+from serve_app.cli.terminal import harmless, harmless_lines, plain
+
+_PAUSE_S = 0.2
+_COLOURS = {"warning": "yellow", "error": "red"}
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  caravan logs
+  caravan logs --follow --level warning
+  caravan logs --model demo --lines 200
+  caravan logs --request 3f2a9c
+"""
+)
+@click.option("-f", "--follow", is_flag=True, help="Show new lines until Ctrl-C.")
+@click.option(
+    "-n",
+    "--lines",
+    "count",
+    type=click.IntRange(0, 10**6),
+    default=50,
+    show_default=True,
+    help="How many of the last lines to show.",
+)
+@click.option(
+    "--level",
+    type=click.Choice(LEVELS),
+    default=LEVELS[0],
+    help="Only lines of this level and above; default: all.",
+)
+@click.option("--model", help="Only lines that name this model.")
+@click.option("--request", metavar="ID", help="Only lines of the request with this x-request-id.")
+def logs(follow: bool, count: int, level: str, model: str | None, request: str | None) -> None:
+    """Show the log of the latest `caravan serve` on this machine.
+
+    It is in ~/.local/state/caravan/serve.log, or in $XDG_STATE_HOME. With `--verbose`, `caravan
+    serve` writes to the terminal instead.
+    """
+    path = log_path(os.environ)
+    chosen = LogFilter(level=level, model=model, request=request)
+    if not path.exists():
+        raise ConfigurationError(f"{path} does not exist; `caravan serve` writes it.")
+    with path.open("rb") as file:
+        for line in last_lines(file, chosen, count):
+            show(line)
+        if follow:
+            for line in new_lines(file, chosen, pause):
+                show(line)
+
+
+def pause() -> None:
+    """Wait before the file is read again."""
+    sys.stdout.flush()
+    time.sleep(_PAUSE_S)
+
+
+def show(line: LogLine) -> None:
+    """Print a line; what would control the terminal is escaped."""
+    if line.level is None:
+        click.echo(f"    {harmless(line.event)}")
+        return
+    facts = dict(line.facts)
+    traceback = str(facts.pop("traceback", ""))
+    words = [
+        line.when,
+        click.style(f"{line.level.upper():<7}", fg=_COLOURS.get(line.level)),
+        *([click.style(harmless(line.source), fg="cyan")] if line.source else []),
+        click.style(harmless(line.event), bold=bool(facts)),
+        *(f"{click.style(harmless(name), dim=True)}={_shown(facts[name])}" for name in facts),
+    ]
+    click.echo(" ".join(filter(None, words)))
+    for further in harmless_lines(traceback.rstrip()) if traceback else ():
+        click.echo(f"    {further}")
+
+
+def _shown(value: object) -> str:
+    return harmless(
+        value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
+    )
