@@ -25,12 +25,20 @@ ARRIVALS = 8
 ARRIVAL_TOKENS = 4
 CONTEXT_TOKENS = 2048
 PATIENCE_S = 600.0
+TARGET_GAP_MS = 250.0
+TARGETED = f"longest gap beside prompts, `target_gap_ms: {TARGET_GAP_MS:.0f}`, otherwise null"
 
 
 class VisionReplica:
     """A replica of a vision model that runs text streams while other requests arrive."""
 
-    def __init__(self, path: Path, threads: int, shape: VisionModelShape) -> None:
+    def __init__(
+        self,
+        path: Path,
+        threads: int,
+        shape: VisionModelShape,
+        target_gap_ms: float | None = None,
+    ) -> None:
         self._shape = shape
         self._replica = load_replica(
             ModelSettings(
@@ -41,6 +49,7 @@ class VisionReplica:
                 context_tokens=CONTEXT_TOKENS,
                 max_sequences=STREAMS + ARRIVALS,
                 prefix_cache=False,
+                target_gap_ms=target_gap_ms,
             )
         )
         self._seeds = itertools.count()
@@ -151,18 +160,25 @@ class _IsolatedVisionReplica(Isolated):
 
 
 def gap_rows(path: Path, threads: int, shape: VisionModelShape, rounds: int) -> list[Row]:
-    """The longest gap with images, relative to that with nothing and with prompts."""
+    """The longest gap with images, relative to that with nothing and with prompts; and with
+    prompts under a target, relative to that without one."""
     print("longest gaps: streams of text while images arrive", flush=True)
-    images, alone, prompts = [], [], []
-    with closing(_IsolatedVisionReplica(VisionReplica, path, threads, shape)) as replica:
+    images, alone, prompts, limited = [], [], [], []
+    setting = (VisionReplica, path, threads, shape)
+    with (
+        closing(_IsolatedVisionReplica(*setting)) as replica,
+        closing(_IsolatedVisionReplica(*setting, TARGET_GAP_MS)) as targeted,
+    ):
         for _ in range(rounds):
             gap, seconds = replica.gap_beside_images()
             images.append(1000 * gap)
             alone.append(1000 * replica.gap_alone(seconds))
             prompts.append(1000 * replica.gap_beside_prompts())
+            limited.append(1000 * targeted.gap_beside_prompts())
     return [
         Row("Q8_0", "longest gap, otherwise nothing", "ms", tuple(images), tuple(alone)),
         Row("Q8_0", "longest gap, otherwise prompts", "ms", tuple(images), tuple(prompts)),
+        Row("Q8_0", TARGETED, "ms", tuple(limited), tuple(prompts)),
     ]
 
 

@@ -35,7 +35,8 @@ BESIDE_IMAGES = """\
 Eight streams of text from a random Gemma 3 with vision (a decoder of 0.2 billion weights behind
 SigLIP's base tower, 1024 patches per image), and the longest gap of any of them while eight
 requests with large images arrived at the same time, relative to the longest gap without other
-requests, and with eight prompts of as many tokens. Lower is better."""
+requests, and with eight prompts of as many tokens. The last row has these prompts with a target
+for the gap, and without. Lower is better."""
 SAMPLER = """\
 top_k 40 over 128,256 tokens, relative to the fastest decode step above. The limit is 5%."""
 

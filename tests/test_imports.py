@@ -18,6 +18,7 @@ PURE_CORE = (
     "runtime.engine.request",
     "runtime.engine.scheduler",
     "runtime.engine.sequence",
+    "runtime.engine.step_budget",
     "runtime.engine.step_plan",
     "runtime.engine.text_stream",
     "runtime.engine.throughput",

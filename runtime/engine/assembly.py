@@ -15,6 +15,7 @@ from runtime.engine.host_memory import host_page_counts, measured_host_pages
 from runtime.engine.memory_plan import MemoryOptions, MemoryPlan, VisionBytes, plan_memory
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.speculation import Speculation
+from runtime.engine.step_budget import StepBudget
 from runtime.engine.tracing import TraceSink
 from runtime.errors import ConfigurationError, DoesNotFitError
 from runtime.kv.cache_manager import KVCacheManager
@@ -44,6 +45,7 @@ class EngineOptions:
     memory for pages that the prefix cache evicts (None: see `host_page_counts`). `proposed_tokens`:
     the most that speculation proposes for a sequence and a step, 0 for none. `cuda_graphs`: decode
     steps on a CUDA device are captured (`step_graphs`), unless several devices or ranks compute.
+    `target_gap_ms`: see `StepBudget` (None: prompts fill steps).
     """
 
     context_tokens: int
@@ -62,6 +64,7 @@ class EngineOptions:
     host_cache_bytes: int | None = None
     proposed_tokens: int = 0
     cuda_graphs: bool = False
+    target_gap_ms: float | None = None
 
     @property
     def limits(self) -> StepLimits:
@@ -356,7 +359,14 @@ def _scheduler(
         step_tokens=options.step_tokens,
         step_image_rows=layout.image_rows,
         speculation=_speculation(options),
+        step_budget=_step_budget(options),
     )
+
+
+def _step_budget(options: EngineOptions) -> StepBudget | None:
+    if options.target_gap_ms is None:
+        return None
+    return StepBudget(int(1e6 * options.target_gap_ms), step_tokens=options.step_tokens)
 
 
 def _speculation(options: EngineOptions) -> Speculation | None:

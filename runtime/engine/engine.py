@@ -152,7 +152,7 @@ class Engine:
         self._by_sequence: dict[Sequence, _Live] = {}
         self._in_flight: deque[tuple[StepPlan, Any]] = deque()
         self._totals = _Totals()
-        self._throughput = Throughput(scheduler.step_tokens)
+        self._throughput = Throughput()
         self._tracer = Tracer(trace_sink, clock)
 
     def add(self, request: GenerationRequest, deliver: Deliver, *, arrived: int) -> None:
@@ -267,7 +267,8 @@ class Engine:
             live = self._by_sequence[chunk.sequence]
             if live.first_step is None:
                 live.first_step = now
-        self._throughput.launch([chunk.length for chunk in plan.chunks], now)
+        lengths = [chunk.length for chunk in plan.chunks]
+        self._throughput.launch(lengths, now, offered=self._scheduler.offered_rows)
 
     def _note_first_token(self, live: _Live, now: int) -> None:
         """Requests with images, and resumed ones, do not count: they wait for more than a slot."""
@@ -283,6 +284,8 @@ class Engine:
         self._scheduler.cache_manager.note_prefill_speed(self._throughput.tokens_per_s)
         if self._scheduler.speculation is not None:
             self._scheduler.speculation.observe(plan, took_ns)
+        if self._scheduler.step_budget is not None:
+            self._scheduler.step_budget.observe(plan, took_ns, now)
         for advance in self._scheduler.retire(plan, results):
             self._deliver(advance, now)
         self._totals.steps_total += 1

@@ -22,6 +22,7 @@ from runtime.engine.request import (
 )
 from runtime.engine.sequence import Sequence, SequenceState
 from runtime.engine.speculation import Speculation
+from runtime.engine.step_budget import StepBudget
 from runtime.engine.step_plan import Chunk, PageWrite, SlotLoad, StepPlan
 from runtime.kv.cache_manager import KVCacheManager, PageGrant
 from runtime.kv.page_group import KeyShift
@@ -56,6 +57,7 @@ class _Draft:
     """A plan under construction: its remaining budgets and its contents."""
 
     budget: int  # rows
+    prompt_rows: int  # those of them that may be of prompts
     image_rows: int
     ready: FeaturesReady
     waits_for_masks: bool = False
@@ -68,6 +70,12 @@ class _Draft:
     lacks_mask: bool = False
     used: list[ImageNeed] = field(default_factory=list)  # images of its chunks
     ahead: list[ImageNeed] = field(default_factory=list)  # images of the chunks that may follow
+
+    def take(self, sequence: Sequence, count: int) -> None:
+        """Rows for the next positions of the sequence."""
+        self.budget -= count
+        if sequence.remaining > 1:
+            self.prompt_rows = max(0, self.prompt_rows - count)
 
     def move(self, sequence: Sequence, moved: MovedPages) -> None:
         """The pages of a running sequence have moved; the slot gets its tokens again."""
@@ -89,7 +97,8 @@ class Scheduler:
     `step_image_rows`: the most image rows that a step fills, as many as one sequence may have.
     `image_needs`: images of the last plan, then those of the chunks that may follow, the most
     urgent first. `speculation` proposes tokens for running sequences; `proposed_tokens`: those that
-    were launched, `accepted_tokens`: those of them that turned out to be right.
+    were launched, `accepted_tokens`: those of them that turned out to be right. `step_budget`
+    limits prompts in steps that have streams too; `offered_rows`: of the last plan, with its limit.
     """
 
     def __init__(
@@ -100,6 +109,7 @@ class Scheduler:
         step_tokens: int,
         step_image_rows: int = 0,
         speculation: Speculation | None = None,
+        step_budget: StepBudget | None = None,
     ) -> None:
         assert 0 < slots <= step_tokens
         self.cache_manager = cache_manager
@@ -109,6 +119,8 @@ class Scheduler:
         self.preemptions = self.shifts = 0
         self.proposed_tokens = self.accepted_tokens = 0
         self.speculation = speculation
+        self.step_budget = step_budget
+        self.offered_rows = step_tokens
         self._moved: dict[Sequence, MovedPages] = {}  # since the last plan
         self.image_needs: tuple[ImageNeed, ...] = ()
         self.slots = slots
@@ -154,8 +166,9 @@ class Scheduler:
         if self.speculation is not None:
             waiting = len(self._resuming) + len(self._arriving)
             self.speculation.propose(self.running, joining=min(waiting, len(self._free_slots)))
+        rows, prompt_rows = self.step_tokens, self._offer()
         for waits_for_masks in (False, True):
-            draft = _Draft(self.step_tokens, self._step_image_rows, ready, waits_for_masks)
+            draft = _Draft(rows, prompt_rows, self._step_image_rows, ready, waits_for_masks)
             for sequence in list(self.running):
                 if sequence.state is SequenceState.RUNNING:  # not preempted in this loop
                     self._continue(sequence, draft)
@@ -176,6 +189,15 @@ class Scheduler:
             tuple(draft.proposals),
             tuple(draft.key_shifts),
         )
+
+    def _offer(self) -> int:
+        """Rows for prompts in the next step."""
+        prompt_rows = self.step_tokens
+        streams = sum(s.remaining <= 1 and s.request.draws for s in self.running)
+        if self.step_budget is not None and streams:
+            prompt_rows = self.step_budget.prompt_tokens
+        self.offered_rows = min(self.step_tokens, streams + prompt_rows)
+        return prompt_rows
 
     def retire(self, plan: StepPlan, results: tuple[Result, ...]) -> Iterator[Advance]:
         """Apply the results of a launched step, in launch order, each when it is iterated. Results
@@ -262,7 +284,8 @@ class Scheduler:
             return
         admitting = True
         for index, sequence in enumerate(self._in_turn()):
-            admitting &= bool(self._free_slots and draft.budget and not draft.out_of_pages)
+            rows = min(draft.budget, draft.prompt_rows)
+            admitting &= bool(self._free_slots and rows and not draft.out_of_pages)
             if not admitting and index >= self.slots:
                 return
             lacks = sequence.request.images and self._lacks_features(sequence, draft, admitting)
@@ -319,7 +342,10 @@ class Scheduler:
         if late is not None and not late.ready() and not draft.waits_for_masks:
             draft.lacks_mask = True
             return 0
-        end = start + min(length - start, draft.budget)
+        rows = draft.budget
+        if length - start > 1:
+            rows = min(rows, draft.prompt_rows and max(draft.prompt_rows, sequence.least_tokens))
+        end = start + min(length - start, rows)
         count = self.cache_manager.chunk_end(sequence, start, end) - start
         if not sequence.spans:
             return count
@@ -359,7 +385,7 @@ class Scheduler:
         if grants:
             draft.page_writes += [PageWrite(g.group, slot, g.index, g.page) for g in grants]
         self.cache_manager.checkpoint(sequence, start)
-        draft.budget -= count
+        draft.take(sequence, count)
         if sequence.spans:
             draft.used += self._needs(sequence, start, end)
             draft.image_rows -= self.cache_manager.image_rows(sequence, start, end)

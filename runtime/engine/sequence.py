@@ -190,6 +190,12 @@ class Sequence:
         """Whether a step may end before `position`: not inside an image that must stay whole."""
         return not any(s.whole and s.start < position < s.end for s in self.spans)
 
+    @property
+    def least_tokens(self) -> int:
+        """Of a step: one, or an image that must stay whole."""
+        start = self.launched
+        return next((s.end - start for s in self.spans if s.whole and s.start == start), 1)
+
     def cut_to_whole_images(self, count: int) -> int:
         """`count` tokens from `launched` on, fewer if the step would split a whole image."""
         end = self.launched + count

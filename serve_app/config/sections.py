@@ -85,6 +85,7 @@ class EngineSettings(Section):
     file and the machine.
 
     `cuda_graphs`: on a GPU, the host starts all kernels of a decode step at once.
+    `target_gap_ms`: between tokens of streams, while prompts are computed (`StepBudget`).
     `state_checkpoint_bytes`: device memory for checkpoints of recurrent states. `host_cache_bytes`:
     host memory for pages that the prefix cache evicts. `max_image_pixels`
     and `max_image_frames`: limits of one image. `image_cache_bytes`: device memory for image
@@ -101,6 +102,7 @@ class EngineSettings(Section):
     max_sequences: int = Field(default=16, ge=1)
     max_waiting: int = Field(default=512, ge=0)
     step_tokens: int = Field(default=512, ge=1)
+    target_gap_ms: float | None = Field(default=None, ge=1, le=60_000)
     cache_tokens: int | None = Count
     page_tokens: int = Field(default=16, ge=1)
     prefix_cache: bool = True

@@ -392,6 +392,7 @@ def _engine_options(
         image_cache_bytes=settings.image_cache_bytes,
         set_aside_bytes=set_aside_bytes(settings, model, image_cache, device),
         proposed_tokens=settings.speculation.proposed_tokens,
+        target_gap_ms=settings.target_gap_ms,
     )
 
 

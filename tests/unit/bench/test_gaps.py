@@ -13,7 +13,7 @@ TINY = VisionModelShape(
 
 def test_every_arriving_image_is_encoded_while_the_streams_run(tmp_path):
     path = ensure_vision_model(tmp_path / "vision.gguf", TINY)
-    with closing(VisionReplica(path, 1, TINY)) as replica:
+    with closing(VisionReplica(path, 1, TINY, target_gap_ms=100.0)) as replica:
         gap, seconds = replica.gap_beside_images()
         assert 0 < gap <= seconds
         assert replica.gap_alone(0.2) > 0
