@@ -58,7 +58,7 @@ serve: .venv/kernels
 
 # Every part runs, whether or not those before it pass. Tests that start clusters run one after the
 # other, since each cluster needs several processes at once, and mostly wait: lint runs beside them.
-test: .venv/installed-test .venv/kernels
+test: .venv/installed-test .venv/kernels .cache/helm/helm
 	@said=$$(mktemp); failed=; lint=; \
 	trap 'rm -f "$$said"' EXIT; trap 'kill $$lint 2>/dev/null; exit 130' INT; \
 	part() { echo "$$2"; sh -c "$$2" || failed="$$failed, $$1"; }; \
@@ -68,6 +68,10 @@ test: .venv/installed-test .venv/kernels
 	echo "$(LINT)"; wait $$lint || failed="$$failed, lint"; cat "$$said"; \
 	if [ -n "$$failed" ]; then echo "make test: FAILED: $${failed#, }" >&2; exit 1; fi; \
 	echo "make test: passed: unit tests, cluster tests, lint"
+
+# Without it, the tests of the chart are skipped.
+.cache/helm/helm: | .venv/installed-test
+	-$(BIN)/python -m tools.helm
 
 test-peers: .venv/installed-test .venv/installed-bench
 	$(BIN)/pytest tests/peers
