@@ -4,7 +4,6 @@ late as possible; and what a capture refuses."""
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,8 +22,6 @@ from runtime.worker.step_graphs import graph_sizes, padded_rows
 from runtime.worker.step_results import Launched
 from tests.cuda.computing_device import ComputingCuda
 from tests.cuda.fake_device import DEVICE, CaptureError, FakeCuda, fake_cuda
-from tests.families.text_families import TEXT_MODELS
-from tools.gpu_check.models import load_decoder
 
 VOCABULARY, WIDTH, CONTEXT, SLOTS = 61, 8, 96, 6
 WITHOUT_KERNELS = (7, 0)  # a capability for which the torch twins compute
@@ -62,7 +59,7 @@ class TinyModel:
     weight_bytes = 1000
     kinds: tuple[CacheKind, ...] = (Full(), Sliding(7))
     cache_layers = tuple(LayerCache(kind, 1, WIDTH, WIDTH) for kind in kinds)
-    cache_devices = None
+    cache_devices = key_rotations = None
 
     def __init__(self) -> None:
         draw = torch.Generator().manual_seed(9)
@@ -187,15 +184,6 @@ def test_a_device_that_is_late_shows_inputs_that_are_overwritten(
     except IndexError:  # a page that does not exist
         return
     assert found.tokens != expected.tokens
-
-
-def test_a_family_has_its_tokens(tmp_path: Path, fake: ComputingCuda) -> None:
-    TEXT_MODELS["gemma3"].write(tmp_path / "model.gguf")
-    model = load_decoder(tmp_path / "model.gguf", DEVICE, torch.float32)
-    requests = requests_of(2, model.vocab_size)
-    found = [run(engine_of(model, graphs=graphs), requests) for graphs in (False, True)]
-    assert found[0].tokens == found[1].tokens
-    assert sum(graph.replays for graph in fake.graphs) > 2
 
 
 def test_a_computation_that_reads_host_memory_is_not_captured(
