@@ -4,13 +4,14 @@ import click
 
 from model_zoo.store import creation
 from model_zoo.store.store import Store
+from serve_app.cli.completion import stored_models
 from serve_app.cli.remove import stored_name
 from serve_app.cli.shared_options import json_option, store_option
 from serve_app.cli.terminal import harmless, print_json
 
 
 @click.command("cp")
-@click.argument("source", metavar="NAME")
+@click.argument("source", metavar="NAME", shell_complete=stored_models)
 @click.argument("destination", metavar="NEW")
 @store_option
 @json_option

@@ -2,6 +2,7 @@
 
 import click
 
+from serve_app.cli.completion import loaded_models
 from serve_app.cli.server import Server, server_options
 from serve_app.cli.shared_options import json_option
 from serve_app.cli.terminal import byte_size, print_json, print_table
@@ -39,7 +40,7 @@ def ps(server: Server, as_json: bool) -> None:
 
 @click.command()
 @server_options
-@click.argument("model")
+@click.argument("model", shell_complete=loaded_models)
 def stop(server: Server, model: str) -> None:
     """Unload a model that the server loads on demand."""
     server.post("/api/generate", {"model": model, "keep_alive": 0, "stream": False})

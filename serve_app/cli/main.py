@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from runtime.errors import CaravanError
 from serve_app.cli.shared_options import wants_json
@@ -41,6 +42,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "create": ("serve_app.cli.create:create", "Create a model from a Modelfile."),
         "cp": ("serve_app.cli.copying:copy", "Give a model a second name."),
         "rm": ("serve_app.cli.remove:remove", "Remove models from the store."),
+        "completion": (
+            "serve_app.cli.completion:completion",
+            "Print the script that completes commands in a shell.",
+        ),
         "key": ("serve_app.cli.keys:key", "Create API keys for a server."),
     }
 )
@@ -74,7 +79,8 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+        unknown = self.get_command(ctx, args[0]) is None and not args[0].startswith("-")
+        if unknown and not ctx.resilient_parsing:
             near = get_close_matches(args[0], [*COMMANDS, *ALIASES], n=1)
             hint = f"; did you mean `{near[0]}`?" if near else "."
             ctx.fail(f"No such command: {harmless(args[0])!r}{hint}")
@@ -83,6 +89,12 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, what) for name, (_, what) in COMMANDS.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """Commands and options, without an import of the commands' modules."""
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        begun = [name for name in COMMANDS if name.startswith(incomplete)]
+        return [*(CompletionItem(name, help=COMMANDS[name][1]) for name in begun), *options]
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

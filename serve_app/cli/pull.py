@@ -6,6 +6,7 @@ from model_zoo.sources import pull as pulling
 from model_zoo.sources.reference import PathSource, RemoteSource, parse_source
 from model_zoo.store.store import Store
 from runtime.errors import CaravanError, SourceError
+from serve_app.cli.completion import stored_models
 from serve_app.cli.progress import progress_reporter
 from serve_app.cli.shared_options import json_option, store_option
 from serve_app.cli.terminal import byte_size, harmless, print_error, print_json
@@ -13,7 +14,9 @@ from serve_app.config.model_sources import named_source
 
 
 @click.command("pull")
-@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
+@click.argument(
+    "sources", metavar="SOURCE...", nargs=-1, required=True, shell_complete=stored_models
+)
 @store_option
 @json_option
 def pull(sources: tuple[str, ...], store: Store, as_json: bool) -> None:

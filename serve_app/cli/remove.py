@@ -6,12 +6,13 @@ from model_zoo.sources.reference import PathSource, parse_source
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.errors import CaravanError
+from serve_app.cli.completion import stored_models
 from serve_app.cli.shared_options import json_option, store_option
 from serve_app.cli.terminal import byte_size, harmless, print_error, print_json
 
 
 @click.command("rm")
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=stored_models)
 @store_option
 @json_option
 def remove(names: tuple[str, ...], store: Store, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from serve_app.cli.chat_session import ChatSession, parse_option, parse_think
+from serve_app.cli.completion import served_models
 from serve_app.cli.prompt import chat
 from serve_app.cli.server import Server, server_options
 
@@ -25,7 +26,7 @@ Examples:
 """
 )
 @server_options
-@click.argument("model")
+@click.argument("model", shell_complete=served_models)
 @click.argument("prompt", nargs=-1)
 @click.option("--system", metavar="TEXT", help="System prompt.")
 @click.option(

@@ -23,6 +23,7 @@ from serve_app.check import (
     check_port,
     read_config,
 )
+from serve_app.cli.completion import stored_models
 from serve_app.cli.log_file import log_path
 from serve_app.cli.serve_output import StartReport
 from serve_app.cli.terminal import harmless
@@ -54,7 +55,13 @@ Examples:
   caravan serve configs/laptop.yaml --verbose
 """
 )
-@click.argument("models", nargs=-1, required=True, metavar="MODEL...|CONFIG")
+@click.argument(
+    "models",
+    nargs=-1,
+    required=True,
+    metavar="MODEL...|CONFIG",
+    shell_complete=stored_models,
+)
 @click.option("--port", type=click.IntRange(1, 65535), help="Default: 8000.")
 @click.option("--listen", metavar="ADDRESS", help="Default: 127.0.0.1; 0.0.0.0 for all.")
 @click.option("--context", type=click.IntRange(1), help="Tokens of a conversation.")

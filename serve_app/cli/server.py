@@ -31,10 +31,11 @@ class Server:
             base_url=self.host, headers=headers, timeout=timeout, follow_redirects=False
         )
 
-    def get(self, path: str) -> Any:
+    def get(self, path: str, *, timeout_s: float | None = None) -> Any:
         """The JSON document of a path. Raises ServerError."""
+        timeout = self._client.timeout if timeout_s is None else httpx.Timeout(timeout_s)
         with self._errors():
-            return _checked(self._client.get(path)).json()
+            return _checked(self._client.get(path, timeout=timeout)).json()
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """The JSON document that answers `body`. Raises ServerError."""
@@ -83,7 +84,10 @@ def server_options(command: Any) -> Any:
     """`server`: the Server that the command uses."""
 
     def made(context: click.Context, parameter: click.Parameter, host: str) -> Server:
-        return Server(host, os.environ.get("CARAVAN_API_KEY") or None)
+        try:
+            return Server(host, os.environ.get("CARAVAN_API_KEY") or None)
+        except httpx.InvalidURL as error:
+            raise click.BadParameter(f"{host!r} is no URL: {error}.") from None
 
     return click.option(
         "--host",

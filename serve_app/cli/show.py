@@ -14,6 +14,7 @@ from model_zoo.gguf.header import MetadataValue
 from model_zoo.sources.resolve import resolve_stored
 from model_zoo.store.store import Store
 from runtime.errors import CaravanError, ModelFileError
+from serve_app.cli.completion import stored_models
 from serve_app.cli.facts import LocatedModel, ModelFacts, locate, tensor_list, texts_of
 from serve_app.cli.serving_memory import ServingMemory, serving_memory
 from serve_app.cli.shared_options import json_option, store_option
@@ -37,7 +38,7 @@ _SHOWN_ELEMENTS = 4
 
 
 @click.command("show")
-@click.argument("model", metavar="NAME|PATH|SOURCE")
+@click.argument("model", metavar="NAME|PATH|SOURCE", shell_complete=stored_models)
 @click.option(
     "--context",
     "context_tokens",

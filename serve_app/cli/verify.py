@@ -11,6 +11,7 @@ from model_zoo.store.manifest import ManifestLayer
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.errors import CaravanError
+from serve_app.cli.completion import stored_models
 from serve_app.cli.progress import progress_reporter
 from serve_app.cli.remove import stored_name
 from serve_app.cli.shared_options import json_option, store_option
@@ -29,7 +30,7 @@ class Finding:
 
 
 @click.command("verify")
-@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=stored_models)
 @click.option("--repair", is_flag=True, help="Remove damaged files; the next pull downloads them.")
 @store_option
 @json_option

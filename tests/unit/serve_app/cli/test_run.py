@@ -88,6 +88,7 @@ async def test_errors_are_one_line_and_a_status():
         assert "model 'nope' not found" in unknown.stderr
         assert "NAME=VALUE" in (await caravan(host, "run", "demo", "--set", "x", status=2)).stderr
     assert "no server answers at" in (await caravan(host, "ps", status=1)).stderr
+    assert "is no URL" in (await caravan("http://x:y", "ps", status=2)).stderr
 
 
 async def test_a_key_is_read_from_the_environment(monkeypatch):
