@@ -1,6 +1,7 @@
 """Fair queueing over tenants: the order of service, and each tenant's share of a bounded queue."""
 
 import heapq
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Generic, TypeVar
 
@@ -71,6 +72,43 @@ class FairQueue(Generic[T]):
     def _end_turn(self, tenant: str) -> None:
         self._turns[tenant] = self._next_turn
         self._next_turn += 1
+
+
+class PriorityQueue(Generic[T]):
+    """Items of the lowest priority number are served first; within each, as in a `FairQueue`."""
+
+    def __init__(self) -> None:
+        self._queues: dict[int, FairQueue[T]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def __iter__(self) -> Iterator[T]:
+        return (item for _, item in self.in_turn({}))
+
+    def add(self, tenant: str, item: T, priority: int) -> None:
+        self._queues.setdefault(priority, FairQueue()).add(tenant, item)
+
+    def serve(self, tenant: str, item: T, priority: int) -> None:
+        """Remove an item that is being served, and end its tenant's turn."""
+        self._queues[priority].serve(tenant, item)
+        self._forget_empty(priority)
+
+    def remove(self, tenant: str, item: T, priority: int) -> None:
+        self._queues[priority].remove(tenant, item)
+        self._forget_empty(priority)
+
+    def in_turn(self, running: Mapping[str, int]) -> Iterator[tuple[str, T]]:
+        """As `FairQueue.in_turn`."""
+        served = Counter(running)
+        for _, queue in sorted(self._queues.items()):
+            for tenant, item in queue.in_turn(served):
+                yield tenant, item
+                served[tenant] += 1
+
+    def _forget_empty(self, priority: int) -> None:
+        if not self._queues[priority]:
+            del self._queues[priority]
 
 
 def may_enter(own: int, total: int, limit: int, *, reserved: int = 0) -> bool:

@@ -263,6 +263,8 @@ class GenerationRequest:
     `trace`: report its events to the engine's `TraceSink` (runtime/engine/tracing.py).
 
     `shift`: None: the answer ends when the context is full.
+
+    `priority`: waiting requests with lower numbers are admitted first.
     """
 
     id: str
@@ -280,6 +282,7 @@ class GenerationRequest:
     grammar: Grammar | None = None
     trace: bool = False
     shift: ContextShift | None = None
+    priority: int = 0
 
     @property
     def draws(self) -> bool:

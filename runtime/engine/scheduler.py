@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from runtime.engine.context_shift import Cut, cut_of
-from runtime.engine.fairness import FairQueue
+from runtime.engine.fairness import PriorityQueue
 from runtime.engine.request import (
     FinishReason,
     GenerationRequest,
@@ -89,10 +89,10 @@ class _Draft:
 class Scheduler:
     """Continuous batching over a fixed number of slots and a token budget per step.
 
-    Sequences that resume after a preemption or on another replica are admitted first, the others in
-    turn over their tenants (`FairQueue`). Nothing is preempted for fairness. A sequence that fills
-    its context drops tokens (`ContextShift`); what it has cached moves or, where it cannot, is
-    computed again: the sequence leaves its slot and is the first to resume.
+    Sequences that resume after a preemption or on another replica are admitted first, the others
+    by priority, then in turn over their tenants (`PriorityQueue`). Nothing is preempted for either.
+    A sequence that fills its context drops tokens (`ContextShift`); what it has cached moves or,
+    where it cannot, is computed again: the sequence leaves its slot and is the first to resume.
 
     `step_image_rows`: the most image rows that a step fills, as many as one sequence may have.
     `image_needs`: images of the last plan, then those of the chunks that may follow, the most
@@ -114,7 +114,7 @@ class Scheduler:
         assert 0 < slots <= step_tokens
         self.cache_manager = cache_manager
         self._resuming: deque[Sequence] = deque()
-        self._arriving: FairQueue[Sequence] = FairQueue()
+        self._arriving: PriorityQueue[Sequence] = PriorityQueue()
         self.running: list[Sequence] = []
         self.preemptions = self.shifts = 0
         self.proposed_tokens = self.accepted_tokens = 0
@@ -144,7 +144,7 @@ class Scheduler:
         if sequence.resumes:
             self._resuming.appendleft(sequence)
         else:
-            self._arriving.add(request.tenant, sequence)
+            self._arriving.add(request.tenant, sequence, request.priority)
         return sequence
 
     def _moving_cut(self, request: GenerationRequest) -> Cut | None:
@@ -249,7 +249,8 @@ class Scheduler:
         elif sequence.resumes:
             self._resuming.remove(sequence)
         else:
-            self._arriving.remove(sequence.request.tenant, sequence)
+            request = sequence.request
+            self._arriving.remove(request.tenant, sequence, request.priority)
         sequence.state = SequenceState.FINISHED
 
     def _continue(self, sequence: Sequence, draft: _Draft) -> None:
@@ -322,7 +323,8 @@ class Scheduler:
         if sequence.resumes:
             self._resuming.remove(sequence)
         else:
-            self._arriving.serve(sequence.request.tenant, sequence)
+            request = sequence.request
+            self._arriving.serve(request.tenant, sequence, request.priority)
         self.running.append(sequence)
         sequence.state = SequenceState.RUNNING
         sequence.slot = slot = self._free_slots.pop()

@@ -55,7 +55,7 @@ class ApiKey(Section):
     """The permissions of one key. `sha256` is the hash of the key in hexadecimal.
 
     `manage` permits pulling, creating, copying and deleting models, `trace` the header of
-    `serve_app.api.traced`. `models` are patterns as in
+    `serve_app.api.traced`, `priority` the field of that name. `models` are patterns as in
     AllowedModels. The limits are those of `serve_app.api.limits`, over all ingress processes.
     """
 
@@ -63,6 +63,7 @@ class ApiKey(Section):
     sha256: str
     manage: bool = False
     trace: bool = False
+    priority: bool = False
     models: tuple[Annotated[str, Field(pattern=MODEL_PATTERN)], ...] | None = Field(
         default=None, min_length=1
     )

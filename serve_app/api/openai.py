@@ -81,7 +81,7 @@ class VllmExtras(Body):
     cache_salt: Any = unserved()
     spaces_between_special_tokens: Any = harmless()
     length_penalty: Any = harmless()  # beam search
-    priority: Any = harmless()
+    priority: Any = None
     request_id: Any = harmless()
 
 

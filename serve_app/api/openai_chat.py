@@ -19,7 +19,7 @@ from model_zoo.chat.formats.events import (
 from model_zoo.chat.messages import Message, ToolCall
 from runtime.engine.request import FinishReason
 from runtime.errors import RequestError
-from serve_app.api.access import allowed_models
+from serve_app.api.access import allowed_models, key_of
 from serve_app.api.choices import choice_count, choice_tasks, generate_choices
 from serve_app.api.fields import Body, BodyReader, Items, Objects, harmless, unserved
 from serve_app.api.json_values import check_value
@@ -176,7 +176,7 @@ class OpenAIChat:
         task = task_for(
             model, options, prompt, logprobs=logprobs, request=request, output=output, calls=calls
         )
-        task = with_extras(task, body)
+        task = with_extras(task, body, key_of(request.scope))
         choices = [ChatChoice(index, ReplyReader(tools)) for index in range(count)]
         encoder = ChoicesEncoder(KIND, body.model, task.id, choices, usage_wanted=body.usage_wanted)
         deltas = generate_choices(self._backend, choice_tasks(task, [prompt], count), count)

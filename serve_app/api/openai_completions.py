@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
-from serve_app.api.access import allowed_models
+from serve_app.api.access import allowed_models, key_of
 from serve_app.api.choices import BestOf, choice_count, choice_tasks, generate_choices
 from serve_app.api.fields import BodyReader, harmless, token_ids
 from serve_app.api.openai import (
@@ -71,7 +71,7 @@ class OpenAICompletions:
             request=request,
             output=body.output_form(),
         )
-        task = with_extras(task, body)
+        task = with_extras(task, body, key_of(request.scope))
         if body.echo:
             task = replace(task, echo=True, max_tokens=0 if most == 0 else task.max_tokens)
         encoder = ChoicesEncoder(

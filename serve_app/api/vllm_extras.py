@@ -1,4 +1,4 @@
-"""Logit biases, and the rules of the end of an answer that vLLM adds to OpenAI's."""
+"""Logit biases, and the priority and the rules of the end of an answer that vLLM adds."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,7 +6,9 @@ from typing import Any
 from runtime.engine.request import MAX_LOGIT_BIASES
 from runtime.errors import RequestError
 from serve_app.api.fields import token_ids
+from serve_app.api.keys import ApiKey
 from serve_app.api.openai import Common
+from serve_app.api.refusals import ForbiddenError
 from serve_app.config.options import OPENAI_BOUNDS, Bounds, number
 from serve_app.gateway.tasks import ChatTask, EndRules
 
@@ -14,8 +16,9 @@ MAX_STOP_TOKENS = 128
 _BIAS = Bounds(float, -100, 100)
 
 
-def with_extras(task: ChatTask, body: Common) -> ChatTask:
-    """`task` with those of the request. Raises RequestError that names the field."""
+def with_extras(task: ChatTask, body: Common, key: ApiKey | None) -> ChatTask:
+    """`task` with those of the request, which has this API key. Raises RequestError that names the
+    field."""
     least = 0
     if body.min_tokens is not None:
         least = int(number("min_tokens", body.min_tokens, OPENAI_BOUNDS["min_tokens"]))
@@ -33,7 +36,22 @@ def with_extras(task: ChatTask, body: Common) -> ChatTask:
             ignore_model=body.ignore_eos,
             keep_match=body.include_stop_str_in_output,
         ),
+        priority=_priority(body.priority, key),
     )
+
+
+def _priority(given: Any, key: ApiKey | None) -> int:
+    if given is None:
+        return 0
+    priority = int(number("priority", given, OPENAI_BOUNDS["priority"]))
+    if priority and (key is None or not key.priority):
+        reason = (
+            "without API keys, all requests have the same priority"
+            if key is None
+            else f"the entry of API key '{key.name}' lacks `priority: true`"
+        )
+        raise ForbiddenError(f'field "priority" must be 0: {reason}')
+    return priority
 
 
 def _logit_bias(given: Any) -> tuple[tuple[int, float], ...]:

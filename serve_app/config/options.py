@@ -141,6 +141,7 @@ OPENAI_BOUNDS: Mapping[str, Bounds] = {
     "max_tokens": Bounds(int, 1, LONGEST),
     "max_completion_tokens": Bounds(int, 1, LONGEST),
     "min_tokens": Bounds(int, 0, LONGEST),
+    "priority": Bounds(int, -1000, 1000),
     "top_logprobs": Bounds(int, 0, MAX_TOP_LOGPROBS),
     "logprobs": Bounds(int, 0, MAX_TOP_LOGPROBS),
     **CHAIN_BOUNDS,

@@ -126,6 +126,8 @@ class ChatTask:
 
     `shift_keep`: an answer that fills the context goes on without the oldest tokens after the first
     `shift_keep`, below 0 after the prompt (`ContextShift`), for 10 contexts. None: it ends.
+
+    `priority`: in a replica, waiting tasks with lower numbers are admitted first.
     """
 
     id: str
@@ -150,6 +152,7 @@ class ChatTask:
     trace: bool = False
     shift_keep: int | None = None
     origin: RequestOrigin = NO_ORIGIN
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,6 +237,7 @@ class ModelReplica:
             prompt_logprobs=task.sampling.logprobs or 0 if scored else None,
             trace=task.trace,
             shift=None if task.shift_keep is None else ContextShift(limit, task.shift_keep),
+            priority=task.priority,
         )
 
     def _stop_rules(self, task: ChatTask, prompt: Prompt, most: int) -> StopRules:

@@ -42,6 +42,51 @@ def test_528_requests_of_one_tenant_delay_another_by_one_free_slot() -> None:
     assert admitted[0] == "other"
 
 
+def longest_wait(flood: int) -> int:
+    """Steps until the first token of any of 20 requests of a tenant, which has one at a time while
+    another one always has `flood`, all with prompts of more than a step."""
+    cache_manager = KVCacheManager([Full()], [1000], page_tokens=4, prefix_cache=False)
+    scheduler = Scheduler(cache_manager, slots=8, step_tokens=64)
+    heavy: deque[Sequence] = deque()
+    waits: list[int] = []
+    light, waited = None, 0
+    while len(waits) < 20:
+        while len(heavy) < flood:
+            heavy.append(scheduler.add(request("f", 100, count=20, tenant="flood")))
+        if light is None or light.state is SequenceState.FINISHED:
+            light, waited = scheduler.add(request("other", 100, count=5, tenant="other")), 0
+        waited += 1
+        step(scheduler)
+        if light.answered == 1:
+            waits.append(waited)
+        heavy = deque(s for s in heavy if s.state is not SequenceState.FINISHED)
+    return max(waits)
+
+
+def test_the_wait_of_a_light_tenant_does_not_grow_with_the_queue_of_a_heavy_one() -> None:
+    assert longest_wait(1000) == longest_wait(100) <= 2 * longest_wait(10)
+
+
+def test_higher_priority_is_admitted_first_but_after_what_resumes() -> None:
+    scheduler = scheduler_of(slots=1)
+    scheduler.add(request("a", 3, count=1, tenant="a"))
+    scheduler.add(request("late", 3, count=1, tenant="b", priority=7))
+    scheduler.add(request("first", 3, count=1, tenant="a", priority=-2))
+    aborted = scheduler.add(request("aborted", 3, count=1, tenant="a", priority=-9))
+    scheduler.finish(aborted)
+    scheduler.add(request("old", 3, tenant="c", resume=ResumeState((8,)), priority=9))
+    assert ids(scheduler) == ["old", "first", "a", "late"]
+    assert step(scheduler) == ["old"]
+
+
+def test_a_running_sequence_is_not_preempted_for_priority() -> None:
+    scheduler = scheduler_of(slots=1)
+    scheduler.add(request("a", 3, count=3, tenant="a"))
+    assert step(scheduler) == ["a"]
+    scheduler.add(request("b", 3, count=1, tenant="b", priority=-1000))
+    assert [step(scheduler) for _ in range(3)] == [[], [], ["b"]]
+
+
 def test_a_tenant_with_few_running_sequences_gets_the_next_slot() -> None:
     scheduler = scheduler_of(slots=3, step_tokens=30)
     scheduler.add(request("a1", 3, count=9, tenant="a"))

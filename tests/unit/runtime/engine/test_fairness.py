@@ -3,7 +3,7 @@
 import random
 from collections import Counter, deque
 
-from runtime.engine.fairness import FairQueue, may_enter
+from runtime.engine.fairness import FairQueue, PriorityQueue, may_enter
 
 
 def queue_of(*items: tuple[str, int]) -> FairQueue[tuple[str, int]]:
@@ -88,6 +88,21 @@ def test_a_tenant_without_running_items_waits_for_at_most_one_item_of_each_other
                     overtaken_by_others += 1
                     assert counts[chosen] == 1, (other, chosen)
     assert overtaken_by_others > 100
+
+
+def test_lower_priority_numbers_come_first_and_tenants_take_turns_within_them() -> None:
+    queue: PriorityQueue[str] = PriorityQueue()
+    for item, priority in (("a1", 0), ("a2", 0), ("b1", 0), ("c1", 5), ("a3", -1), ("b2", -1)):
+        queue.add(item[0], item, priority)
+    order = ["a3", "b2", "a1", "b1", "a2", "c1"]
+    assert (list(queue), len(queue)) == (order, 6)
+    running = [item for _, item in queue.in_turn({"a": 1})]
+    assert running == ["b2", "a3", "b1", "a1", "a2", "c1"]
+    seen = []
+    for tenant, item in queue.in_turn({}):
+        seen.append(item)
+        queue.serve(tenant, item, {"a3": -1, "b2": -1, "c1": 5}.get(item, 0))
+    assert (seen, list(queue), len(queue)) == (order, [], 0)
 
 
 def filled_by_one(limit: int, *, others: int = 0, reserved: int = 0) -> int:

@@ -118,7 +118,7 @@ OFF = {
     "include_stop_str_in_output": False, "use_beam_search": False, "skip_special_tokens": True,
     "spaces_between_special_tokens": True, "length_penalty": 1.0, "prompt_logprobs": None,
     "add_generation_prompt": True, "continue_final_message": False, "echo": False,
-    "add_special_tokens": False, "documents": None, "return_token_ids": False, "priority": 3,
+    "add_special_tokens": False, "documents": None, "return_token_ids": False, "priority": 0,
     "request_id": "r", "include_reasoning": True, "parallel_tool_calls": True, "user": "u",
     "store": True, "metadata": {"a": "b"}, "service_tier": "flex", "prompt_cache_key": "k",
     "safety_identifier": "s", "verbosity": "high", "prediction": {"type": "content"},

@@ -126,6 +126,12 @@ async def answered(engine: FakeEngine, task: ChatTask = TASK):
         return merge([delta async for delta in deltas])
 
 
+async def test_the_priority_of_a_task_reaches_the_engine() -> None:
+    engine = FakeEngine(END)
+    await answered(engine, dataclasses.replace(TASK, priority=-3))
+    assert engine.requests[0].priority == -3
+
+
 @pytest.mark.parametrize(
     ("source", "tokens"),
     [
