@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "run": ("serve_app.cli.run:run", "Ask a model of a server, or talk with it."),
         "ps": ("serve_app.cli.loaded:ps", "List the models that a server has loaded."),
         "stop": ("serve_app.cli.loaded:stop", "Unload a model."),
+        "bench": ("serve_app.cli.bench:bench", "Measure a server under load."),
         "logs": ("serve_app.cli.logs:logs", "Show the log of `caravan serve`."),
         "pull": ("serve_app.cli.pull:pull", "Fetch models into the store."),
         "import": (

@@ -25,10 +25,10 @@ class Server:
 
     def __init__(self, host: str, key: str | None) -> None:
         self.host = with_scheme(host)
-        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        self.headers = {} if key is None else {"authorization": f"Bearer {key}"}
         timeout = httpx.Timeout(None, connect=CONNECT_S)
         self._client = httpx.Client(
-            base_url=self.host, headers=headers, timeout=timeout, follow_redirects=False
+            base_url=self.host, headers=self.headers, timeout=timeout, follow_redirects=False
         )
 
     def get(self, path: str, *, timeout_s: float | None = None) -> Any:

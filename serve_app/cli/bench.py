@@ -1,0 +1,226 @@
+"""`caravan bench`: measures a server under load."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from serve_app.cli.completion import served_models
+from serve_app.cli.server import CONNECT_S, Server, server_options
+from serve_app.cli.terminal import plain, print_error, print_pairs, print_table, print_title
+from serve_app.load_test.charts import cumulative_svg, histogram, seconds
+from serve_app.load_test.measuring import Load, LoadClient, Sample, run_load
+from serve_app.load_test.summary import LoadSummary, summarise, values_of
+from serve_app.load_test.workload import (
+    LengthRange,
+    LoadRequest,
+    arrivals,
+    random_requests,
+    requests_of_file,
+)
+
+_COLUMNS = ("measure", "mean>", "p50>", "p90>", "p99>", "most>")
+_PLOTTED = ("first token", "between parts", "latency")
+_SHOWN_ERRORS = 5
+_MOST_REQUESTS = 100_000
+
+
+class _Length(click.ParamType):
+    """`N`, or `N-M`: a range from which each length is drawn."""
+
+    name = "length"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> LengthRange:
+        least, _, most = str(value).partition("-")
+        if not (least.isdecimal() and (most or least).isdecimal()):
+            self.fail(f"{value!r} is neither N nor N-M.", param, ctx)
+        made = LengthRange(int(least), int(most or least))
+        if not 1 <= made.least <= made.most <= 10**6:
+            self.fail(f"{value!r} is not within 1 to 1000000, the smaller first.", param, ctx)
+        return made
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  caravan bench demo
+  caravan bench demo --concurrency 16 --requests 200 --answer-tokens 128 --ignore-eos
+  caravan bench demo --rate 2.5 --prompt-words 50-500 --max-seconds 60
+  caravan bench demo --prompts prompts.jsonl --json samples.json --plot latency.svg
+"""
+)
+@server_options
+@click.argument("model", shell_complete=served_models)
+@click.option(
+    "--requests",
+    "count",
+    type=click.IntRange(1, _MOST_REQUESTS),
+    default=50,
+    show_default=True,
+    help="How many are measured.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 10_000),
+    help="Most requests at a time; default: 4, or no limit with --rate.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, min_open=True),
+    help="Requests per second, in a Poisson process.",
+)
+@click.option(
+    "--prompt-words",
+    type=_Length(),
+    default="100",
+    show_default=True,
+    metavar="N|N-M",
+    help="Length of random prompts.",
+)
+@click.option(
+    "--prompts",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="JSON lines with `prompt` or `messages`, and perhaps `max_tokens`.",
+)
+@click.option(
+    "--answer-tokens",
+    type=_Length(),
+    default="64",
+    show_default=True,
+    metavar="N|N-M",
+    help="Most tokens of an answer.",
+)
+@click.option("--ignore-eos", is_flag=True, help="Always generate so many; not all servers can.")
+@click.option(
+    "--warm-up",
+    type=click.IntRange(0, _MOST_REQUESTS),
+    default=2,
+    show_default=True,
+    help="Requests before those that are measured.",
+)
+@click.option(
+    "--max-seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=600,
+    show_default=True,
+    help="When the test ends at the latest, and the warm-up.",
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Of prompts, lengths and starts."
+)
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write all samples to this file.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the distributions to this SVG file.",
+)
+def bench(
+    server: Server, model: str, json_file: Path | None, plot: Path | None, **given: Any
+) -> None:
+    """Measure a server that answers many requests for MODEL.
+
+    Times are measured here, in OpenAI's protocol: to the first token, between the parts of an
+    answer, per token, and to the end. The exit status is 1 if no answer is complete.
+    """
+    began = datetime.now(UTC)
+    samples = asyncio.run(_run(server, model, given))
+    if not samples:
+        raise click.ClickException("No request was sent within --max-seconds.")
+    summary = summarise(samples)
+    _print(summary, samples)
+    if json_file is not None:
+        document: dict[str, Any] = {"model": model, "host": server.host}
+        document |= {
+            "begun": began.isoformat(),
+            "options": {name: _stated(value) for name, value in given.items()},
+        }
+        document |= {"summary": asdict(summary), "samples": [asdict(each) for each in samples]}
+        json_file.write_text(json.dumps(plain(document), allow_nan=False) + "\n")
+    if plot is not None:
+        panels = {name: values for name in _PLOTTED if (values := values_of(samples, name))}
+        plot.write_text(cumulative_svg(f"{model}: share of values up to x", panels))
+    if not summary.complete:
+        raise click.exceptions.Exit(1)
+
+
+def _requests(given: dict[str, Any]) -> Iterator[LoadRequest]:
+    if given["prompts"] is not None:
+        return requests_of_file(given["prompts"], given["answer_tokens"], given["seed"])
+    return random_requests(given["prompt_words"], given["answer_tokens"], given["seed"])
+
+
+async def _run(server: Server, model: str, given: dict[str, Any]) -> list[Sample]:
+    """The samples after the warm-up."""
+    requests, max_s = _requests(given), given["max_seconds"]
+    concurrency = given["concurrency"] or (None if given["rate"] else 4)
+    load = Load(concurrency, arrivals(given["rate"], given["seed"]), max_s)
+    async with httpx.AsyncClient(
+        base_url=server.host,
+        headers=server.headers,
+        timeout=httpx.Timeout(None, connect=CONNECT_S),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+    ) as http:
+        client = LoadClient(http, model, ignore_eos=given["ignore_eos"])
+        if given["warm_up"]:
+            first = Load(concurrency or given["warm_up"], repeat(0.0), max_s)
+            await run_load(client, requests, given["warm_up"], first, lambda sample: None)
+        with Progress(
+            TextColumn("measuring"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            disable=not sys.stderr.isatty(),
+        ) as bars:
+            task = bars.add_task("", total=given["count"])
+            return await run_load(
+                client, requests, given["count"], load, lambda sample: bars.advance(task)
+            )
+
+
+def _print(summary: LoadSummary, samples: Sequence[Sample]) -> None:
+    print_pairs(
+        [
+            (
+                "requests",
+                f"{summary.complete} complete of {summary.requests} in {seconds(summary.seconds)}",
+            ),
+            ("rate", f"{summary.requests_per_s:.2f} requests/s"),
+            ("prompts", f"{summary.prompt_tokens} tokens, {summary.prompt_tokens_per_s:.1f} per s"),
+            ("answers", f"{summary.answer_tokens} tokens, {summary.answer_tokens_per_s:.1f} per s"),
+        ]
+    )
+    if summary.spreads:
+        click.echo()
+        rows = [(name, *map(seconds, asdict(s).values())) for name, s in summary.spreads.items()]
+        print_table(_COLUMNS, rows)
+    for name in _PLOTTED:
+        if values := values_of(samples, name):
+            click.echo()
+            print_title(name)
+            for line in histogram(values):
+                click.echo(f"  {line}")
+    for error, count in list(summary.errors.items())[:_SHOWN_ERRORS]:
+        print_error(f"{count} × {error}")
+
+
+def _stated(value: Any) -> Any:
+    """An option in JSON."""
+    if isinstance(value, LengthRange):
+        return [value.least, value.most]
+    return str(value) if isinstance(value, Path) else value
