@@ -12,7 +12,13 @@ from serve_app.cli.shared_options import json_option
 from serve_app.cli.terminal import print_written
 
 
-@click.command("convert")
+@click.command(
+    "convert",
+    epilog="""\b
+Example:
+  caravan convert ~/models/Qwen3-8B qwen3-8b.gguf --type q8_0
+""",
+)
 @click.argument("folder", metavar="HF_FOLDER", type=click.Path(path_type=Path))
 @click.argument("out", metavar="OUT.gguf", type=click.Path(path_type=Path))
 @click.option(

@@ -10,7 +10,13 @@ from serve_app.cli.shared_options import json_option, store_option
 from serve_app.cli.terminal import harmless, print_json
 
 
-@click.command("cp")
+@click.command(
+    "cp",
+    epilog="""\b
+Example:
+  caravan cp llama3.2:1b mine
+""",
+)
 @click.argument("source", metavar="NAME", shell_complete=stored_models)
 @click.argument("destination", metavar="NEW")
 @store_option

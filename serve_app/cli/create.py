@@ -22,7 +22,14 @@ from serve_app.cli.terminal import byte_size, harmless, print_json
 from serve_app.on_demand.definitions import definition_from_modelfile, named_base
 
 
-@click.command("create")
+@click.command(
+    "create",
+    epilog="""\b
+Examples:
+  caravan create mine
+  caravan create mine -f Modelfile --quantize q4_k_m
+""",
+)
 @click.argument("name", metavar="NAME")
 @click.option(
     "-f",

@@ -18,7 +18,14 @@ from serve_app.cli.terminal import harmless, print_json
 SERVICE_FOLDER = Path("/usr/share/ollama/.ollama/models")
 
 
-@click.command("import")
+@click.command(
+    "import",
+    epilog="""\b
+Examples:
+  caravan import
+  caravan import /mnt/ollama/models llama3.2:1b
+""",
+)
 @click.argument("arguments", metavar="[FOLDER] [NAME]...", nargs=-1)
 @store_option
 @json_option

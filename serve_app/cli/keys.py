@@ -9,12 +9,24 @@ from serve_app.cli.shared_options import json_option
 from serve_app.cli.terminal import print_json
 
 
-@click.group("key")
+@click.group(
+    "key",
+    epilog="""\b
+Example:
+  caravan key new alice >> keys.yaml
+""",
+)
 def key() -> None:
     """Create API keys for the file that `api_keys_file` names."""
 
 
-@key.command("new")
+@key.command(
+    "new",
+    epilog="""\b
+Example:
+  caravan key new alice >> keys.yaml
+""",
+)
 @click.argument("name")
 @json_option
 def new(name: str, as_json: bool) -> None:

@@ -26,7 +26,14 @@ _COLUMNS = ("name", "id", "size>", "architecture", "quantisation", "modified")
 _SHOWN_DIGITS = 12
 
 
-@click.command("list")
+@click.command(
+    "list",
+    epilog="""\b
+Examples:
+  caravan list
+  caravan list --json
+""",
+)
 @store_option
 @json_option
 def list_(store: Store, as_json: bool) -> None:

@@ -13,7 +13,13 @@ _SHOWN_DIGITS = 12
 _FOREVER = "2300"
 
 
-@click.command()
+@click.command(
+    epilog="""\b
+Examples:
+  caravan ps
+  caravan ps --host gpu-1:8000 --json
+"""
+)
 @server_options
 @json_option
 def ps(server: Server, as_json: bool) -> None:
@@ -38,7 +44,12 @@ def ps(server: Server, as_json: bool) -> None:
     )
 
 
-@click.command()
+@click.command(
+    epilog="""\b
+Example:
+  caravan stop llama3.2:1b
+"""
+)
 @server_options
 @click.argument("model", shell_complete=loaded_models)
 def stop(server: Server, model: str) -> None:

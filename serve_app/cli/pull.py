@@ -13,7 +13,14 @@ from serve_app.cli.terminal import byte_size, harmless, print_error, print_json
 from serve_app.config.model_sources import named_source
 
 
-@click.command("pull")
+@click.command(
+    "pull",
+    epilog="""\b
+Examples:
+  caravan pull llama3.2:1b
+  caravan pull hf://org/repo:Q4_K_M
+""",
+)
 @click.argument(
     "sources", metavar="SOURCE...", nargs=-1, required=True, shell_complete=stored_models
 )

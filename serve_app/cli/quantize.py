@@ -11,7 +11,13 @@ from serve_app.cli.shared_options import json_option
 from serve_app.cli.terminal import print_written
 
 
-@click.command("quantize")
+@click.command(
+    "quantize",
+    epilog="""\b
+Example:
+  caravan quantize f16.gguf small.gguf --type q4_k_m
+""",
+)
 @click.argument("source", metavar="IN.gguf", type=click.Path(path_type=Path))
 @click.argument("out", metavar="OUT.gguf", type=click.Path(path_type=Path))
 @click.option(

@@ -11,7 +11,13 @@ from serve_app.cli.shared_options import json_option, store_option
 from serve_app.cli.terminal import byte_size, harmless, print_error, print_json
 
 
-@click.command("rm")
+@click.command(
+    "rm",
+    epilog="""\b
+Example:
+  caravan rm llama3.2:1b mine
+""",
+)
 @click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=stored_models)
 @store_option
 @json_option

@@ -37,7 +37,14 @@ _LONGEST_REASON = 400
 _SHOWN_ELEMENTS = 4
 
 
-@click.command("show")
+@click.command(
+    "show",
+    epilog="""\b
+Examples:
+  caravan show llama3.2:1b
+  caravan show models/demo.gguf --context 8192 --slots 4
+""",
+)
 @click.argument("model", metavar="NAME|PATH|SOURCE", shell_complete=stored_models)
 @click.option(
     "--context",

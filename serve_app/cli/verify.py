@@ -29,7 +29,14 @@ class Finding:
     problem: str
 
 
-@click.command("verify")
+@click.command(
+    "verify",
+    epilog="""\b
+Examples:
+  caravan verify
+  caravan verify llama3.2:1b --repair
+""",
+)
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=stored_models)
 @click.option("--repair", is_flag=True, help="Remove damaged files; the next pull downloads them.")
 @store_option

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import itertools
 import json
 import re
 import shlex
@@ -19,7 +20,7 @@ import yaml
 
 from serve_app.api.openapi_operations import OPERATIONS
 from serve_app.check import application_arguments
-from serve_app.cli.main import caravan
+from serve_app.cli.main import COMMANDS, caravan
 from serve_app.config.settings import read_settings
 from tests.checkout import ROOT
 from tests.serve_configs import parsed
@@ -36,6 +37,7 @@ IMAGE = re.compile(r"'\$\(base64 [^)]*\)'")  # the contents of a file within a q
 OTHERS = {
     "chmod",
     "docker",
+    "echo",
     "export",
     "helm",
     "kubectl",
@@ -89,7 +91,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def check_caravan(words: list[str]) -> None:
-    words = words[: words.index(">>")] if ">>" in words else words
+    words = list(itertools.takewhile(lambda word: word not in (">", ">>"), words))
     command: click.Command = caravan
     arguments = words[1:]
     context = click.Context(command)
@@ -158,6 +160,21 @@ def test_commands(text: str) -> None:
         if name not in OTHERS:
             assert name in PROGRAMS, f"unknown program: {words}"
             PROGRAMS[name](words)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_in_help(name: str) -> None:
+    context = click.Context(caravan)
+    command = caravan.get_command(context, name)
+    assert command is not None and command.epilog
+    for words in commands(command.epilog.partition(":")[2]):
+        if words[0] == "caravan":
+            check_caravan(words)
+
+
+def test_the_page_of_the_command_line_has_every_command() -> None:
+    _, listed, _ = next(blocks(ROOT / "docs/command-line.md"))
+    assert {words[1] for words in commands(listed)} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("text", cases("yaml"))

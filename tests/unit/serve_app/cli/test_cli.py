@@ -69,7 +69,8 @@ def test_errors_are_json_with_the_option_json(tmp_path):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_and_is_listed(name):
-    assert "--help" in run(name, "--help").stdout
+    shown = run(name, "--help").stdout
+    assert "--help" in shown and f"  caravan {name}" in shown.partition("Example")[2]
     assert f"  {name} " in run("--help").stdout
 
 
