@@ -19,6 +19,7 @@ BUFFER_BYTES = 16 * 1024
 # A silent end is lost after this many checks: one check alone may only show that this process was
 # late.
 SILENCE_CHECKS = 4
+HOST_LOST = "The other host does not answer."
 
 
 class FramedConnection(asyncio.BufferedProtocol):
@@ -178,7 +179,9 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._lose("The other end closed the connection.")
+        # By the kernel, which has asked the other host's one whether it is there.
+        gone = isinstance(exc, TimeoutError)
+        self._lose(HOST_LOST if gone else "The other end closed the connection.")
 
     def _next_message(self) -> WireMessage | None:
         """The next message, if all of it has arrived."""

@@ -15,6 +15,9 @@ from serve_app.transport.wire import MAX_REPLY_BYTES, Address, ConnectionLost, W
 CONNECT_TIMEOUT_S = 2.0
 # A host that is gone is noticed by sent data that remains unacknowledged for this long.
 UNACKNOWLEDGED_S = 20
+# A caller whose connection is idle asks the other host's kernel whether it is there, so that a lost
+# host is noticed after three seconds, and a process that is merely busy is not taken for one.
+_KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 2}
 BACKLOG = 128
 _PAUSE_S = 1.0  # after a connection could not be accepted
 
@@ -91,6 +94,7 @@ async def _connected(address: Address) -> FramedConnection:
     connecting = socket.socket(_family(address.host), socket.SOCK_STREAM)
     try:
         connecting.setblocking(False)
+        _notice_lost_host(connecting)
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await loop.sock_connect(connecting, (address.host, address.port))
     except BaseException:
@@ -104,6 +108,13 @@ async def _connected(address: Address) -> FramedConnection:
         ssl_handshake_timeout=authentication.CALLER_TIMEOUT_S if context else None,
     )
     return connection
+
+
+def _notice_lost_host(connecting: socket.socket) -> None:
+    connecting.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):  # not all of them on every system
+            connecting.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _reason(error: Exception) -> str:

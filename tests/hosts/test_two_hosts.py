@@ -133,7 +133,7 @@ def test_streams_of_a_disconnected_host_continue_on_the_other(cluster) -> None:
         finally:
             other.plug_in()
     assert [said for said, _ in told] == undisturbed
-    assert max(gap_s for _, gap_s in told) > 5, "none was there when it was cut off"
+    assert max(gap_s for _, gap_s in told) > 2, "none was there when it was cut off"
 
 
 def serves_http(host: Host) -> bool:

@@ -1,0 +1,45 @@
+"""What callers ask of the kernel, and what they say of connections that it ends."""
+
+import socket
+import sys
+
+import pytest
+
+from serve_app.transport import sockets
+from serve_app.transport.connection import HOST_LOST, FramedConnection
+from serve_app.transport.generation import generation_server
+from serve_app.transport.wire import ConnectionLost
+from tests.unit.serve_app.fake_replicas import PretendReplica
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the options are Linux's")
+async def test_the_kernel_looks_for_a_lost_host_within_three_seconds():
+    server = generation_server(PretendReplica().generate)
+    connection = await sockets.connect(await server.start("127.0.0.1"))
+    assert connection._transport is not None
+    connected: socket.socket = connection._transport.get_extra_info("socket")
+    assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    idle, every, count = (
+        connected.getsockopt(socket.IPPROTO_TCP, option)
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+    )
+    assert idle + every * count == 3
+    # It would also end connections to a busy process whose buffers are full.
+    assert not connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    connection.close()
+    await server.close(drain_s=0)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (TimeoutError(110, "Connection timed out"), HOST_LOST),
+        (ConnectionResetError(104, "reset"), "The other end closed the connection."),
+        (None, "The other end closed the connection."),
+    ],
+)
+async def test_the_reason_of_a_lost_connection_is_named(error, reason):
+    connection = FramedConnection()
+    connection.connection_lost(error)
+    with pytest.raises(ConnectionLost, match=reason):
+        await connection.receive()
