@@ -71,6 +71,7 @@ def test_each_config_enables_haproxy(path: Path):
     schema = parsed(path.read_text())
     environment = schema.controller_options.runtime_env["env_vars"]
     assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+    assert environment["RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"] == "1"
     assert schema.http_options.host in ("127.0.0.1", "0.0.0.0")
 
 

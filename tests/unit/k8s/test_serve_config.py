@@ -14,7 +14,11 @@ from tests.serve_configs import arguments, deployments, on_demo, parsed
 from tests.unit.k8s.manifests import container, groups, pod, ray_service
 from tests.unit.serve_app.cli.cli_runs import run
 
-HAPROXY = ("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", "RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S")
+HAPROXY = (
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S",
+    "RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +123,6 @@ def test_all_pods_have_the_same_serve_environment():
         assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
         assert environment["RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"] == "0"
         for name in HAPROXY:
-            assert environment[name] == quickstart[name], "streams end as late as elsewhere"
+            assert environment[name] == quickstart[name], "as elsewhere"
         mounts = {mount["mountPath"]: mount for mount in container(group)["volumeMounts"]}
         assert environment["CARAVAN_MODELS"] in mounts
