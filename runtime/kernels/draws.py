@@ -1,4 +1,4 @@
-"""Forbidding tokens, and drawing them on a CPU, for which the sampler's torch code is the twin."""
+"""Forbidding tokens, and drawing them, for which the sampler's torch code is the twin."""
 
 import ctypes
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.native import address, library
+from runtime.kernels.triton.launch import has_kernels
 
 
 class _DrawJob(ctypes.Structure):
@@ -29,14 +30,22 @@ def draw_top(
     history: Tensor,
     *,
     greedy: int,
+    width: int,
 ) -> tuple[Tensor, Tensor] | None:
     """Draw a token for each row: the most likely one for the first `greedy` rows, one of the top_k,
     at most 256, for the others.
 
     logits float32 [rows, vocab]; slots, positions int64 [rows]; floats float32 [slots, 6] and ints
     int64 [slots, 5] as in `Sampler`; history int32 [slots, positions], to which the tokens are
-    written. -> tokens int64 [rows], finite bool [rows]; None without native kernels.
+    written. width: the largest top_k of a row. -> tokens int64 [rows], finite bool [rows]; None
+    without kernels.
     """
+    if has_kernels(logits.device):
+        from runtime.kernels.triton import draws
+
+        return draws.draw_top(
+            logits, slots, positions, floats, ints, history, greedy=greedy, width=width
+        )
     kernels = library() if logits.device.type == "cpu" else None
     if kernels is None:
         return None

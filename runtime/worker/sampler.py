@@ -258,7 +258,7 @@ class Sampler:
         top = draws.counts[Path.GREEDY] + draws.counts[Path.TOP]
         native = draw_top(
             logits[:top], draws.slots[:top], draws.positions[:top], self._floats, self._ints,
-            self._tokens, greedy=draws.counts[Path.GREEDY],
+            self._tokens, greedy=draws.counts[Path.GREEDY], width=draws.width,
         )  # fmt: skip
         if native is not None and top == len(logits):
             return native

@@ -40,9 +40,9 @@ class Scene:
 
 
 SCENES = {
-    "one stream": Scene([Rows(CONTEXT - 1)], 32, Budget(498, 1.02), Budget(498, 1.02)),
-    "many streams": Scene([Rows(CONTEXT - 1)] * 256, 2, Budget(60, 1.15), Budget(60, 1.24)),
-    "prefill": Scene([Rows(CONTEXT - 512, 512)], 4, Budget(87, 2.3), Budget(87, 2.3)),
+    "one stream": Scene([Rows(CONTEXT - 1)], 32, Budget(491, 1.02), Budget(491, 1.02)),
+    "many streams": Scene([Rows(CONTEXT - 1)] * 256, 2, Budget(53, 1.15), Budget(53, 1.24)),
+    "prefill": Scene([Rows(CONTEXT - 512, 512)], 4, Budget(80, 2.3), Budget(80, 2.3)),
 }
 
 

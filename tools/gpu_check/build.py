@@ -17,6 +17,7 @@ _MODULES = (
     "tests.cuda.capabilities.specimens",
     "tests.cuda.capabilities.attention_specimens",
     "tests.cuda.pointwise_specimens",
+    "tests.cuda.draw_specimens",
     "tests.cuda.selection_specimens",
 )
 
