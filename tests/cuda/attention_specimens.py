@@ -1,5 +1,7 @@
 """Kernels of paged attention to be compiled: the head sizes and caches of real models."""
 
+from dataclasses import replace
+
 import torch
 
 from runtime.kernels.triton.attention import Shape
@@ -37,6 +39,12 @@ SHAPES = {
     "512": shape(8, 1, 512),
     "576/512": shape(128, 1, 576, 512),
 }
+
+
+def shapes(capability: int) -> dict[str, Shape]:
+    """For a kind of device."""
+    of = divmod(capability, 10)
+    return {name: replace(shape, capability=of) for name, shape in SHAPES.items()}
 
 
 def decode(shape: Shape, *, whole: bool = True) -> Specimen:
@@ -83,10 +91,11 @@ def _specimen(kernel, types: dict[str, str], options: dict) -> Specimen:
 
 
 def specimens(capability: int) -> dict[str, Specimen]:
+    found = shapes(capability)
     return {
-        "decode": decode(SHAPES["8B"]),
-        "decode in parts": decode(SHAPES["8B"], whole=False),
-        "merge": merge(SHAPES["8B"]),
-        "decode q8_0": decode(SHAPES["8B, q8_0"]),
-        "prefill": prefill(SHAPES["8B"]),
+        "decode": decode(found["8B"]),
+        "decode in parts": decode(found["8B"], whole=False),
+        "merge": merge(found["8B"]),
+        "decode q8_0": decode(found["8B, q8_0"]),
+        "prefill": prefill(found["8B"]),
     }

@@ -21,7 +21,7 @@ from runtime.kernels.triton.attention_kernels import (
     prefill_kernel,
 )
 from runtime.kernels.triton.cache_rows import BLOCK_BYTES
-from runtime.kernels.triton.launch import launch
+from runtime.kernels.triton.launch import BLACKWELL, HOPPER, capability, launch
 from runtime.kv.cache_types import CacheType
 from runtime.worker.model import AttentionPlan, LayerPages
 
@@ -51,7 +51,7 @@ def paged_attention(
     result = queries.new_empty(rows, heads, value_dim)
     shape = Shape(
         heads, kv_heads, key_dim, value_dim, pages.keys.shape[1], pages.type, queries.dtype,
-        softcap is not None, sinks is not None,
+        softcap is not None, sinks is not None, capability(queries.device),
     )  # fmt: skip
     call = _Call(shape, queries, pages, plan, sinks, result, _factors(scale, softcap))
     single, several = _extents(plan, rows)
@@ -75,6 +75,7 @@ class Shape:
     dtype: torch.dtype
     capped: bool = False
     sinks: bool = False
+    capability: tuple[int, int] = HOPPER
 
     @property
     def group(self) -> int:
@@ -104,7 +105,20 @@ class Shape:
     @property
     def prefill_heads(self) -> int:
         """Pairs of a row and a query head that a program of prefill computes."""
-        return 128 if self.row_bytes <= 256 else 64 if self.row_bytes <= 512 else 32
+        rows = 128 if self.row_bytes <= 256 else 64 if self.row_bytes <= 512 else 32
+        return rows // 2 if self._wide_on_blackwell else rows
+
+    @property
+    def _prefill_positions(self) -> int:
+        """Of a block. Before Hopper, tensor cores read its keys and values from registers."""
+        if self.type.quantized:
+            return 16
+        return self.positions if self.capability >= HOPPER else max(16, self.positions // 2)
+
+    @property
+    def _wide_on_blackwell(self) -> bool:
+        """Whether products of float32, which its tensor cores do not compute, fill registers."""
+        return self.capability >= BLACKWELL and self.dtype == torch.float32
 
     @property
     def constants(self) -> dict[str, object]:
@@ -128,9 +142,10 @@ class Shape:
 
     @property
     def decode_options(self) -> dict[str, Any]:
+        decodes_blocks = self.type.quantized and self.capability >= BLACKWELL
         return self.read_constants | self._division | {
             "M": self.decode_heads, "num_stages": 3,
-            "num_warps": 4 if self.row_bytes <= 1024 else 8,
+            "num_warps": 8 if decodes_blocks or self.row_bytes > 1024 else 4,
         }  # fmt: skip
 
     @property
@@ -140,9 +155,9 @@ class Shape:
     @property
     def prefill_options(self) -> dict[str, Any]:
         return self.read_constants | {
-            "M": self.prefill_heads, "N": 16 if self.type.quantized else self.positions,
+            "M": self.prefill_heads, "N": self._prefill_positions,
             "HEADS_AT_ONCE": min(self.group, self.prefill_heads),
-            "num_warps": 8, "num_stages": 2,
+            "num_warps": 4 if self._wide_on_blackwell else 8, "num_stages": 2,
         }  # fmt: skip
 
     @property

@@ -14,6 +14,7 @@ import torch
 LEAST_CAPABILITY = (8, 0)
 # The first whose tensor cores read operands from shared memory, which leaves registers for tiles.
 HOPPER = (9, 0)
+BLACKWELL = (10, 0)
 
 
 @cache
