@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.soak.rounds import peak_bytes, play, soak_models
+from tests.soak.rounds import play, resident_bytes, soak_models
 
 # Rounds before memory is compared: the allocator has met every shape by then.
 WARM_UP = 40
@@ -23,11 +23,11 @@ def main(seconds: float, seed: int) -> None:
             totals += play(models[rounds % len(models)], seed + rounds)
             rounds += 1
             if rounds == WARM_UP:
-                first = peak_bytes()
+                first = resident_bytes()
     counts = ", ".join(f"{name} {count:,}" for name, count in totals.items())
     print(f"{rounds} rounds from seed {seed}: {counts}")
     if first:
-        growth = peak_bytes() - first
+        growth = resident_bytes() - first
         print(f"memory grew by {growth / 2**20:.1f} MiB after round {WARM_UP}")
         assert growth <= MOST_GROWTH, "memory is leaked"
 

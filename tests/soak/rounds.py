@@ -7,6 +7,8 @@ host memory. Each answer has to be the one that a plain engine gives to the requ
 
 import asyncio
 import contextlib
+import ctypes
+import gc
 import json
 import resource
 from collections import Counter
@@ -114,9 +116,12 @@ def play(soaked: SoakModel, seed: int, *, requests: int = REQUESTS) -> Counter[s
     )
 
 
-def peak_bytes() -> int:
-    """The most memory that this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def resident_bytes() -> int:
+    """Memory of this process, without what is free in its heaps."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
 
 
 def _options(random: Random) -> EngineOptions:
