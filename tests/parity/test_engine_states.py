@@ -35,7 +35,7 @@ def test_a_second_turn_goes_on_from_a_checkpoint_with_the_numbers_of_a_fresh_one
             scored("d", first.prompt[:79]),
         ]
         second = answers(engine, turns, together=False)
-        statistics = engine.statistics()
+    statistics = engine.statistics()  # of the closed engine: the last step has retired
     cached = [delta.usage.cached_tokens for delta in second if delta.usage is not None]
     assert cached == [128, 80, 0]
     computed = sum(len(each.prompt) for each in [first, *turns]) - 128 - 80
