@@ -53,18 +53,15 @@ class FailingReplica(AnyReplica):
 
 
 @pytest.fixture(autouse=True)
-def everything_logged(monkeypatch) -> Iterator[None]:
-    """All lines, and all records of `logging` as the processes of the application write them."""
+def everything_logged(monkeypatch) -> None:
+    """All lines, and all records of `logging` as the processes of the application write them, once
+    each: replicas of other tests in this process may have added the handler, too."""
     for module in LOGGING:
         monkeypatch.setattr(module, "log", logs.get_logger(DEBUG))
     handler = StructuredHandler(DEBUG)
-    packages = [logging.getLogger(name) for name in ("runtime", "model_zoo", "serve_app")]
-    for logger in packages:
+    for logger in map(logging.getLogger, ("runtime", "model_zoo", "serve_app")):
         monkeypatch.setattr(logger, "level", logging.DEBUG)
-        logger.addHandler(handler)
-    yield
-    for logger in packages:
-        logger.removeHandler(handler)
+        monkeypatch.setattr(logger, "handlers", [handler])
 
 
 def lines(capsys) -> list[dict[str, Any]]:
@@ -119,5 +116,9 @@ def test_records_of_logging_have_no_texts_of_exceptions(capsys):
         raise Unforeseen(CANARY)
     except Unforeseen:
         logger.exception("the engine loop failed")
-    (line,) = (line for line in lines(capsys) if line["event"] == "the engine loop failed")
-    assert (line["level"], line["error"]) == ("error", "Unforeseen")
+    (line,) = lines(capsys)
+    assert (line["event"], line["level"], line["error"]) == (
+        "the engine loop failed",
+        "error",
+        "Unforeseen",
+    )
