@@ -50,7 +50,7 @@ class NGramIndex:
             if longest == LONGEST_MATCH:
                 break
             place = self._earlier[place & self._mask]
-        # What reaches the end of the tokens goes on with its own beginning.
+        # A continuation that reaches the end of the tokens repeats from its first token.
         period = end - found
         return tuple(tokens[found + n % period] for n in range(most)) if found else ()
 

@@ -146,8 +146,8 @@ class StopRules:
 
 @dataclass(frozen=True, slots=True)
 class ContextShift:
-    """An answer goes on when prompt and answer fill a context of `context_tokens`: the oldest half
-    of the tokens after the first `keep`, below 0 the whole prompt, leaves the context
+    """How an answer continues when prompt and answer fill a context of `context_tokens`: the oldest
+    half of the tokens after the first `keep`, below 0 the whole prompt, leaves the context
     (runtime/engine/context_shift.py)."""
 
     context_tokens: int

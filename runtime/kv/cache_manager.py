@@ -188,7 +188,7 @@ class KVCacheManager:
         return end if self.checkpoints is None else self.checkpoints.chunk_end(owner, start, end)
 
     def checkpoint(self, owner: Owner, start: int) -> None:
-        """Keep the owner's state before `start`, where the next step goes on, if that is due."""
+        """Keep the owner's state before `start`, where the next step begins, if that is due."""
         page = None if self.checkpoints is None else self.checkpoints.take(owner, start)
         if page is not None:
             self._copy_state(self._state_page(owner), page)

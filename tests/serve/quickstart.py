@@ -43,7 +43,7 @@ def processes_of(folder: Path) -> list[str]:
             if f"RAY_TMPDIR={folder}".encode() in (process / "environ").read_bytes():
                 found.append((process / "cmdline").read_text())
         except OSError:
-            continue  # it has ended, or is somebody else's
+            continue  # it has ended, or belongs to another user
     return [command for command in found if command]
 
 
