@@ -52,24 +52,33 @@ ALL_MODELS = AllowedModels()
 
 
 class ApiKey(Section):
-    """The permissions of one key. `sha256` is the hash of the key in hexadecimal.
-
-    `manage` permits pulling, creating, copying and deleting models, `trace` the header of
-    `serve_app.api.traced`, `priority` the field of that name. `models` are patterns as in
-    AllowedModels. The limits are those of `serve_app.api.limits`, over all ingress processes.
-    """
+    """The permissions of one key. Its limits apply over all ingress processes."""
 
     name: str = Field(pattern=NAME_PATTERN)
+    """The client's name in limits, queues and logs."""
     sha256: str
+    """SHA-256 of the key."""
     manage: bool = False
+    """Whether the key may pull, push, create, copy and delete models and upload files for these;
+    other keys get 403."""
     trace: bool = False
+    """Whether requests of the key may have the header `x-caravan-trace: 1`; others get 403; see
+    "Traces"."""
     priority: bool = False
+    """Whether completions of the key may have vLLM's field `priority`, -1000 to 1000, other than 0;
+    others get 403. Of the requests that wait in a replica, those with lower numbers are admitted
+    first, before any turns."""
     models: tuple[Annotated[str, Field(pattern=MODEL_PATTERN)], ...] | None = Field(
         default=None, min_length=1
     )
+    """Names of the models that the key may use, `*` for any text (`qwen3:*`); other models are 404
+    for it and not listed; null: all. Not with `manage`."""
     requests_per_minute: int | None = Count
+    """Limit of POST and DELETE requests."""
     tokens_per_minute: int | None = Count
+    """Limit of tokens of prompts and answers."""
     concurrent_requests: int | None = Count
+    """Limit of concurrent requests; null: as in `args`."""
 
     @field_validator("sha256")
     @classmethod

@@ -11,31 +11,38 @@ Count = Field(default=None, ge=1)
 
 
 class Section(BaseModel):
-    """A section of the configuration. Unknown keys are errors."""
+    """A section of the configuration. Unknown keys are errors.
+
+    The docstrings of its keys are the tables of configs/README.md (`tools.config_reference`).
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
 class AutoscalingSettings(Section):
-    """The number of replicas follows the load.
-
-    Targets of one replica: `target_queue_s`, the time that queued prompts (of a vision encoder:
-    images) take; `target_sequence_occupancy`, the share of `max_sequences` that running and waiting
-    requests take; `target_kv_occupancy`, the used share of the KV cache's pages. Replicas are added
-    once a target has been exceeded for `upscale_delay_s`, and stopped once fewer have been enough
-    for `downscale_delay_s`; the last one is stopped after `downscale_to_zero_delay_s` without work
-    (null: `downscale_delay_s`), at least 7 intervals. Replicas report every `metrics_interval_s`.
-    """
+    """The number of replicas follows the load. The targets are those of one replica."""
 
     min_replicas: int = Field(default=1, ge=0)
+    """The least number of replicas."""
     max_replicas: int = Field(default=1, ge=1)
+    """The largest number of replicas."""
     target_queue_s: float = Field(default=5.0, gt=0)
+    """Time that queued prompts take at the measured prefill speed; of a vision encoder: queued
+    images."""
     target_sequence_occupancy: float = Field(default=0.9, gt=0, le=1)
+    """Running and waiting requests as a share of `max_sequences`."""
     target_kv_occupancy: float = Field(default=0.9, gt=0, le=1)
+    """Used share of the KV cache."""
     upscale_delay_s: float = Field(default=4.0, ge=0)
+    """How long a target must be exceeded before replicas are added."""
     downscale_delay_s: float = Field(default=300.0, ge=0)
+    """How long fewer replicas, at three quarters of the targets, must be enough before some are
+    stopped."""
     downscale_to_zero_delay_s: float | None = Field(default=None, ge=0)
+    """Time without work before the last replica is stopped, at least 7 intervals; null:
+    `downscale_delay_s`."""
     metrics_interval_s: float = Field(default=2.0, ge=0.1, le=60)
+    """Interval of the reports."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -47,16 +54,17 @@ class AutoscalingSettings(Section):
 class ResponseStoreSettings(Section):
     """Where responses of OpenAI's protocol are stored, to be continued or retrieved; see
     `serve_app.responses.stored_responses`.
-
-    `replicas`: processes, of which each holds all responses. `max_bytes`: of each process;
-    `tenant_bytes`: of one API key or client address in it. `max_age_s`: since a response was stored
-    or last used.
     """
 
     replicas: int = Field(default=1, ge=1, le=8)
+    """Processes, each with all responses and about 230 MB of its own."""
     max_bytes: int = Field(default=256 * 2**20, ge=2**16)
+    """Limit of the responses in each process; beyond it, the least recently used ones are
+    removed."""
     tenant_bytes: int = Field(default=64 * 2**20, ge=2**16)
+    """The same limit for one API key or client address."""
     max_age_s: float = Field(default=86_400.0, gt=0)
+    """How long a response is kept after it was stored or last used."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -66,14 +74,13 @@ class ResponseStoreSettings(Section):
 
 
 class SpeculationSettings(Section):
-    """Tokens that a step computes before they are known to follow. The answers are the same.
-
-    `ngram`: propose what followed the last tokens where they occurred before in the conversation.
-    `tokens`: of one proposal at most; fewer, or none, where they do not pay.
-    """
+    """Tokens that a step computes before they are known to follow. The answers are the same."""
 
     ngram: bool = True
+    """Propose the tokens that followed the last ones where these occurred before in the
+    conversation."""
     tokens: int = Field(default=8, ge=1, le=64)
+    """Limit of one proposal; fewer, or none, are proposed where they do not pay."""
 
     @property
     def proposed_tokens(self) -> int:
@@ -83,42 +90,80 @@ class SpeculationSettings(Section):
 class EngineSettings(Section):
     """How a model is computed, and default options of its requests. None: chosen from the model
     file and the machine.
-
-    `cuda_graphs`: on a GPU, the host starts all kernels of a decode step at once.
-    `target_gap_ms`: between tokens of streams, while prompts are computed (`StepBudget`).
-    `state_checkpoint_bytes`: device memory for checkpoints of recurrent states. `host_cache_bytes`:
-    host memory for pages that the prefix cache evicts. `max_image_pixels`
-    and `max_image_frames`: limits of one image. `image_cache_bytes`: device memory for image
-    features. `image_memory_bytes`: host memory for files and pixels of images, of requests and of
-    recent ones that may recur. `trace`, `trace_folder`, `trace_bytes`: see
-    `serve_app.replica.trace_file`; with `trace` each request is traced.
     """
 
     context_tokens: int | None = Field(default=None, ge=2)
+    """Limit of prompt and answer together; a larger `num_ctx` of a request is clamped to it. null:
+    4096, or the model's own if less."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model is computed: `cpu`, `cuda` or `auto`, on a GPU if the cluster has any."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of activations: `float32`, `bfloat16`, `float16` or `auto`, which is float32 on a CPU
+    and bfloat16 on CUDA."""
     compute: Literal["auto", "exact", "fine", "fast"] = "auto"
+    """How activations enter products with quantised weights: `exact`, in float32; `fine`, as
+    integers of 15 bits per group of 32 with one scale; `fast`, of 8 bits, as in llama.cpp. `auto`
+    is `fine`. Plain types, and on a CPU those of IQ1, IQ2, IQ3, TQ and NVFP4, are always computed
+    exactly. On CUDA devices, more than eight rows, and `exact`, are multiplied in the model's own
+    type."""
     kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "q8_0", "q4_0"] = "auto"
+    """Type of the KV cache: `float32`, `float16`, `bfloat16`, `q8_0` or `q4_0`; `auto` is float16
+    on a CPU (float32 for models that only embed or rank) and bfloat16 on CUDA. It is Ollama's
+    `OLLAMA_KV_CACHE_TYPE`, whose `f16` is `float16`; see "Types of the KV cache"."""
     max_sequences: int = Field(default=16, ge=1)
+    """Requests that run at a time; more wait."""
     max_waiting: int = Field(default=512, ge=0)
+    """Requests that may wait; more get 503. One client may hold as many of these places as are
+    still free, which is 256 while it is the only one; see "Several clients"."""
     step_tokens: int = Field(default=512, ge=1)
+    """Limit of tokens per step: larger values prefill faster, smaller ones keep streams
+    steadier."""
     target_gap_ms: float | None = Field(default=None, ge=1, le=60_000)
+    """While streams run, a step computes as many prompt tokens as its measured time allows within
+    this gap between tokens (in most steps, at the 99th percentile; at least 16 tokens, and whole
+    images that must not be divided). Prompts then start later. Answers with a grammar may take two
+    steps per token on CUDA devices. null: prompts fill `step_tokens`."""
     cache_tokens: int | None = Count
+    """Capacity of the KV cache in tokens."""
     page_tokens: int = Field(default=16, ge=1)
+    """Tokens per cache page."""
     prefix_cache: bool = True
+    """Reuse the KV cache of common prefixes."""
     state_checkpoint_bytes: int | None = Field(default=None, ge=0)
+    """Memory for copies of recurrent states (Qwen3-Next, Qwen 3.5), from which later turns of a
+    conversation continue; null: four per sequence, in at most an eighth of the cache's memory."""
     host_cache_bytes: int | None = Field(default=None, ge=0)
+    """Host memory of each process for pages that the prefix cache of the device evicts, also those
+    of preempted requests; they are copied back when that is faster than computing them. null: up to
+    4 GiB, at most a sixteenth of what is free, for a CUDA device (rounded down to a power of two),
+    0 on a CPU. It is not part of `memory_bytes`."""
     cuda_graphs: bool = True
+    """On a GPU, the host starts all kernels of a decode step at once; not where several devices
+    compute a model, nor with cross-attention to images."""
     image_cache_bytes: int | None = Count
+    """Memory for image features; null: four images of the largest size."""
     image_memory_bytes: int | None = Count
+    """Host memory for the images of requests (files and pixels) and for recent images that may
+    recur in the next turn; null: 1 GiB, or four images of the largest size. A model on a CPU
+    subtracts it, and the memory of decoding, from the free memory. A request that exceeds it alone
+    gets 400, one that does not fit beside others 503."""
     max_image_pixels: int = Field(default=2**26, ge=1)
+    """Limit of one image; decoding takes up to 17 bytes per pixel, for two images at a time."""
     max_image_frames: int = Field(default=1000, ge=1)
+    """Limit of the frames of one image."""
     threads: int | None = Count
+    """CPU threads; null: one for each CPU that the process may use."""
     speculation: SpeculationSettings = SpeculationSettings()
+    """Tokens that are computed before they are known to follow; see "Speculation"."""
     trace: bool = False
+    """Whether all requests are traced; see "Traces"."""
     trace_folder: str | None = None
+    """The absolute path of the folder for traces, on the node of each replica; null: no traces."""
     trace_bytes: int = Field(default=64 * 2**20, ge=2**16)
+    """Limit of a file of traces; a full file replaces its predecessor."""
     defaults: dict[str, Any] = Field(default_factory=dict)
+    """Default options of requests, by Ollama's names (`temperature`, `top_k`, `num_predict`,
+    ...)."""
 
     @model_validator(mode="after")
     def _traceable(self) -> Self:

@@ -44,29 +44,30 @@ HOST_PATTERN = (
 
 
 class ImageUrlSettings(Section):
-    """Fetching of images by URL; without these settings it is refused.
-
-    `allowed_hosts`: names or addresses, `*.name` for all subdomains, with `:port` for a port other
-    than the scheme's default. `timeout_s`: for one image, including redirects. `allow_private`
-    permits private and loopback addresses.
-    """
+    """Fetching of images by URL; without these settings it is refused."""
 
     allowed_hosts: tuple[Annotated[str, Field(pattern=HOST_PATTERN)], ...] = Field(min_length=1)
+    """Names or addresses of hosts: `*.name` for all subdomains, `:port` for another port than the
+    scheme's default."""
     max_bytes: int = Field(default=8 * 2**20, ge=1, le=MAX_IMAGE_BYTES)
+    """Limit of one image."""
     timeout_s: float = Field(default=10.0, gt=0, le=MAX_FETCH_S)
+    """Time limit of one image, including redirects."""
     max_redirects: int = Field(default=3, ge=0, le=20)
+    """Limit of redirects, each of which must lead to an allowed host."""
     allow_private: bool = False
+    """Whether private and loopback addresses are permitted; use it only for your own hosts."""
 
 
 class FailoverSettings(Section):
-    """Failover of requests to other replicas.
-
-    `max_retries`: how many replicas a request may lose in a row without progress. `silence_s`:
-    time without a heartbeat, sent every second, after which a replica counts as lost.
-    """
+    """Failover of requests to other replicas."""
 
     max_retries: int = Field(default=2, ge=0)
+    """How many replicas a request may lose in a row without progress (three new tokens); in total
+    it may lose five times as many. 0: the loss of a replica fails all its requests."""
     silence_s: float = Field(default=10.0, ge=3)
+    """Time without a heartbeat, sent every second, after which a replica counts as lost. A host
+    that is gone is noticed after 3 s."""
 
     @property
     def rules(self) -> FailoverRules:
@@ -74,27 +75,35 @@ class FailoverSettings(Section):
 
 
 class VisionSettings(Section):
-    """Where a model's images are encoded.
-
-    `placement`: "local", in each replica; "pool", by separate encoders that all replicas share;
-    "auto", "pool" if any other key is given. `timeout_s`: of one image in the pool, shorter than
-    the time after which a waiting engine counts as dead. The other keys configure the encoders:
-    `replicas`, or `autoscaling` by the queue of images; `device` auto is CUDA if `num_gpus` is
-    given; `cache_bytes` for cached features; at most `batch_images` per call.
-    """
+    """Where a model's images are encoded. All keys but `placement` configure a pool."""
 
     placement: Literal["auto", "local", "pool"] = "auto"
+    """`local`, in each replica, or `pool`, by separate encoders that all replicas share; `auto` is
+    `pool` if any other key is given."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`cpu`, `cuda` or `auto`, which is CUDA if `num_gpus` is given."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """As for models: `auto`, `float32`, `bfloat16` or `float16`."""
     replicas: int | None = Count
+    """A fixed number of encoders."""
     autoscaling: AutoscalingSettings | None = None
+    """As for models; `target_queue_s` is the time that queued images take."""
     num_cpus: float | None = Field(default=None, ge=0)
+    """CPUs that Ray reserves for an encoder; null: 1."""
     num_gpus: float | None = Field(default=None, ge=0)
+    """GPUs that Ray reserves for an encoder; null: one if `device` is cuda, else none."""
     threads: int | None = Count
+    """CPU threads of an encoder, as for models."""
     memory_bytes: int | None = Count
+    """As for models."""
     cache_bytes: int | None = Count
+    """Host memory for cached features of an encoder; null: 16 images of the largest size."""
     batch_images: int | None = Count
+    """Limit of waiting images of equal size that are encoded together; null: 1 on a CPU, 4 on
+    CUDA."""
     timeout_s: float = Field(default=120.0, gt=0, le=280)
+    """Time limit of an image in the pool, including waiting and retries, at most 280; then its
+    request fails."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -120,24 +129,23 @@ class VisionSettings(Section):
 
 
 class ParallelSettings(Section):
-    """Tensor parallelism of each replica.
-
-    `tensor`: the number of ranks, each with a part of every large matrix and of the KV cache.
-    `placement`: Ray's placement strategy: as few nodes as possible, as many, or strictly so.
-    """
+    """Tensor parallelism of each replica."""
 
     tensor: int = Field(default=1, ge=1, le=MAX_RANKS)
+    """The number of processes of a replica, each with a part of every large matrix and of the KV
+    cache."""
     placement: Literal["pack", "spread", "strict_pack", "strict_spread"] = "pack"
+    """Ray's placement strategy for these processes: `pack`, on few nodes, `spread`, on many, or
+    strictly so, `strict_pack` and `strict_spread`."""
 
 
 class AdapterSettings(Section):
-    """A LoRA adapter of a model.
-
-    `source`: the path of a GGUF file or hf://org/repo/file.gguf. `scale`: multiplies its changes.
-    """
+    """A LoRA adapter of a model."""
 
     source: str = Field(min_length=1)
+    """The path of a GGUF file or `hf://org/repo/file.gguf`."""
     scale: float = Field(default=1.0, allow_inf_nan=False)
+    """Factor of the adapter's changes."""
 
     @field_validator("source")
     @classmethod
@@ -146,30 +154,43 @@ class AdapterSettings(Section):
 
 
 class ModelSettings(EngineSettings):
-    """One configured model. None: chosen from the model file and the machine.
-
-    `system`: system prompt of conversations without one; "" disables the model's own.
-    `tensor_split`, `num_gpu`, `main_gpu`: see `serve_app.replica.device_map.DeviceMapOptions`.
-    `spm_infill`: see `ChatModel.suffix_first`.
-    `adapters`: instead of the model's own; [] for none.
-    """
+    """One configured model. None: chosen from the model file and the machine."""
 
     name: str = Field(pattern=NAME_PATTERN)
+    """The name in requests."""
     source: str = Field(min_length=1)
+    """The path of a GGUF file, `hf://…` or `ollama://…`."""
     projector: str | None = None
+    """The file of the vision model, if it is separate: a path or `hf://org/repo/file.gguf`; a
+    pulled model's own projector is used by default."""
     adapters: tuple[AdapterSettings, ...] | None = Field(default=None, max_length=MAX_ADAPTERS)
+    """LoRA adapters instead of the model's own, up to 16; [] for none."""
     system: str | None = None
+    """System prompt of conversations without a system message; "" disables the model's own."""
     vision: VisionSettings = VisionSettings()
+    """Where images are encoded; see "Vision encoders"."""
     memory_bytes: int | None = Count
+    """Memory limit of the engine, without the images of requests."""
     num_cpus: float | None = Field(default=None, ge=0)
+    """CPUs that Ray reserves for a replica; null: 1."""
     num_gpus: float | None = Field(default=None, ge=0)
+    """GPUs that Ray reserves for a replica; null: as many as it uses."""
     replicas: int | None = Count
+    """A fixed number of replicas."""
     autoscaling: AutoscalingSettings | None = None
+    """A number of replicas that follows the load; see "Autoscaling"."""
     parallel: ParallelSettings = ParallelSettings()
+    """Tensor parallelism; see "Models larger than a device"."""
     tensor_split: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(None, min_length=1)
+    """Shares of the layers on several GPUs of one process; see "Models larger than a device"."""
     num_gpu: int | None = Field(default=None, ge=0)
+    """How many layers are on GPUs, the last ones; the host computes the others. null: as many as
+    fit."""
     main_gpu: int = Field(default=0, ge=0)
+    """The GPU for models that fit on one."""
     spm_infill: bool = False
+    """Whether text with a `suffix` is inserted by tokens in the order suffix, prefix, answer
+    instead of prefix, suffix, answer; as llama.cpp's option of this name."""
 
     @field_validator("source")
     @classmethod
@@ -206,40 +227,55 @@ class ModelSettings(EngineSettings):
 
 
 class AppSettings(Section):
-    """The whole application.
-
-    `max_images`: of one request. `strict_fields`: refuse unknown fields and options instead of
-    ignoring them. `manage_models`: whether clients may pull, create, copy and delete models; None:
-    only with API keys. `api_keys_file`: see `serve_app.api.keys`. `concurrent_requests`: of an API
-    key without its own limit or, without keys, of a client address. `allowed_origins`: web origins
-    that may use the server besides local ones. `allowed_hosts`: host names of the server besides
-    names that cannot be registered; None: only these, or any with API keys. See
-    `serve_app.api.cross_site`. `share_caches`: whether API keys share cached prefixes and images.
-    `trace_without_keys`: whether clients of a server without API keys may have requests traced.
-    `max_text_bytes`, `body_budget_bytes`: see `serve_app.api.bodies.BodyLimits`. `responses` None:
-    no response is stored.
-    """
+    """The whole application."""
 
     on_demand: OnDemandSettings | None = None
+    """If given, all other models of the store are loaded on demand; see "Models on demand"."""
     models: tuple[ModelSettings, ...] = Field(default=(), validate_default=True)
+    """Configured models, each with the keys below; at least one is required without `on_demand`."""
     manage_models: bool | None = None
+    """Whether clients may pull, push, create, copy and delete models; null: only with API keys; see
+    "Who may manage models"."""
     api_keys_file: str | None = Field(default=None, min_length=1)
+    """A file of API keys; if given, requests need one; see "API keys and limits"."""
     concurrent_requests: int | None = Field(default=256, ge=1)
+    """Concurrent requests of an API key without its own limit or, without keys, of a client
+    address; more get 429; null: unlimited."""
     share_caches: bool = False
+    """Whether all API keys share cached prompts and images; see "Several clients"."""
     trace_without_keys: bool = False
+    """Without API keys: whether any client may have its requests traced; see "Traces"."""
     allowed_origins: tuple[str, ...] = ()
+    """Web origins that may use the server besides local ones: `https://chat.example.org`,
+    `https://*.example.org:*`, `chrome-extension://ID`, `*`; see "Browsers"."""
     allowed_hosts: tuple[str, ...] | None = None
+    """Host names of this server (`llm.example.org`, `*.example.org`, `*` for any) besides local
+    ones; null: only local ones, or any with API keys; see "Without API keys"."""
     ingress_replicas: int = Field(default=1, ge=1)
+    """HTTP processes."""
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024, le=128 * 2**20)
+    """Limit of a request body, at most 128 MiB."""
     max_text_bytes: int = Field(default=8 * 2**20, ge=1024, le=32 * 2**20)
+    """Limit of a request body without its images, at most 32 MiB; see "Request bodies"."""
     body_budget_bytes: int | None = Field(default=None, ge=1024)
+    """Limit of all bodies that one process receives and decodes at a time; null: eight times
+    `max_body_bytes`."""
     strict_fields: bool = False
+    """Refuse requests with unknown fields or options (400) instead of ignoring these as Ollama and
+    vLLM do."""
     max_images: int = Field(default=16, ge=0)
+    """Limit of images per request."""
     max_image_bytes: int = Field(default=16 * 2**20, ge=1, le=MAX_IMAGE_BYTES)
+    """Limit of one image file, at most 32 MiB; all images of a request: 96 MiB."""
     image_urls: ImageUrlSettings | None = None
+    """If given, `image_url` may be a URL of the hosts that it allows."""
     start_timeout_s: float = Field(default=60.0, gt=0)
+    """How long a request, or a stream that has lost its replica, waits for a replica to start; with
+    `autoscaling`, how long a starting replica delays decisions."""
     failover: FailoverSettings = FailoverSettings()
+    """Failover of requests to other replicas."""
     responses: ResponseStoreSettings | None = ResponseStoreSettings()
+    """The store, in memory, of responses of `/v1/responses`. null: nothing is stored."""
 
     @model_validator(mode="before")
     @classmethod

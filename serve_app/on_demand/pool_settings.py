@@ -18,38 +18,51 @@ class OnDemandModelSettings(EngineSettings):
     """Engine settings of each model."""
 
     max_sequences: int = Field(default=4, ge=1)
+    """Requests that run at a time; more wait."""
 
 
 class OnDemandSettings(Section):
-    """Processes that each hold several models, the most recently used ones.
-
-    `max_loaded_bytes`: limit for weights and caches of the models of one process; None: the free
-    memory of the device at the start, of a GPU the share `num_gpus`. `max_models`: how many models
-    one process may hold; None: as many as fit. `keep_alive`: how long a model stays loaded after
-    its last request, unless a request sets another. `pull_hosts`: where clients may pull from.
-    `push_hosts`: where they may push to; None: `pull_hosts`. `hf_token_for`: repositories of the
-    Hub for which those pulls use the server's token, as `org/repo`, `org/*` or `*`.
-    `max_upload_bytes`: limit for one uploaded file. `upload_quota_bytes`: limit for a tenant's
-    uploads that no model uses yet.
-    """
+    """Processes that each hold several models, the most recently used ones."""
 
     replicas: int | None = Count
+    """Processes that load models; null: 1. A request goes to a process that has its model loaded,
+    else to the one with the most free memory; if requests for a model queue, another process loads
+    it too."""
     autoscaling: AutoscalingSettings | None = None
+    """A number of processes that follows the load instead. Processes are also added after models
+    were refused for lack of memory."""
     num_cpus: float | None = Field(default=None, ge=0)
+    """CPUs that Ray reserves for each process; null: 1."""
     num_gpus: float | None = Field(default=None, ge=0)
+    """GPUs that Ray reserves for each process; null: one if models are computed on GPUs."""
     max_loaded_bytes: int | None = Count
+    """Memory limit of the models of one process, weights and caches; null: the memory that is free
+    at its start, of a GPU the share in `num_gpus`. Set it if several processes share a machine."""
     max_models: int | None = Count
+    """Limit of loaded models in one process."""
     keep_alive: str | int | float = "5m"
+    """How long a model stays loaded after its last request: `10m`, seconds, -1 for ever, 0 not at
+    all. A request's own `keep_alive` overrides it. An empty request loads the model, one with
+    `keep_alive: 0` unloads it. A configured model stays loaded, but the reply is the same, so that
+    `ollama stop` succeeds."""
     pull_hosts: tuple[Annotated[str, Field(pattern=HOST_PATTERN)], ...] = (
         DEFAULT_HOST,
         HUB_HOST,
         HUB_REGISTRY,
     )
+    """Hosts from which clients may pull models."""
     push_hosts: tuple[Annotated[str, Field(pattern=HOST_PATTERN)], ...] | None = None
+    """Hosts to which clients may push models, without a login; null: `pull_hosts`."""
     hf_token_for: tuple[Annotated[str, Field(pattern=REPOSITORY_PATTERN)], ...] = ()
+    """Repositories of the Hugging Face Hub for which clients' pulls use the server's token:
+    `org/repo`, `org/*`, or `*` for all."""
     max_upload_bytes: int = Field(default=64 * 2**30, ge=1)
+    """Limit of one file that a client uploads for `/api/create`."""
     upload_quota_bytes: int = Field(default=256 * 2**30, ge=1)
+    """Limit of a client's uploaded files that no model uses yet. More gets 507, as does a full
+    disk. Each process counts from its start."""
     model: OnDemandModelSettings = OnDemandModelSettings()
+    """How each model is computed: the keys of models from `context_tokens` to `defaults`."""
 
     @field_validator("keep_alive")
     @classmethod

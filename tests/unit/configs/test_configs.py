@@ -1,41 +1,16 @@
 """Every file of configs/ is accepted by Serve and by this application."""
 
-import re
 from pathlib import Path
 
 import pytest
 import yaml
-from pydantic import BaseModel
 
 from runtime.errors import ConfigurationError
-from serve_app.api.keys import ApiKey
-from serve_app.config.sections import AutoscalingSettings
-from serve_app.config.settings import (
-    AppSettings,
-    FailoverSettings,
-    ImageUrlSettings,
-    ModelSettings,
-    ParallelSettings,
-    VisionSettings,
-    deployment_name,
-    read_settings,
-)
-from serve_app.on_demand.pool_settings import OnDemandSettings
+from serve_app.config.settings import deployment_name, read_settings
 from tests.checkout import ROOT
 from tests.serve_configs import arguments, deployments, on_demo, parsed
 from tests.tiny_vision_model import write_tiny_vision_model
 
-SECTIONS = (
-    ApiKey,
-    AppSettings,
-    AutoscalingSettings,
-    FailoverSettings,
-    ImageUrlSettings,
-    ModelSettings,
-    OnDemandSettings,
-    ParallelSettings,
-    VisionSettings,
-)
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
@@ -87,66 +62,3 @@ def test_an_unknown_key_of_ours_is_detected():
     args["models"][0]["context_token"] = 4096
     with pytest.raises(ConfigurationError, match="context_tokens"):
         read_settings(args)
-
-
-@pytest.mark.parametrize(
-    "section", [AppSettings, ModelSettings, *SECTIONS], ids=lambda s: s.__name__
-)
-def test_the_readme_documents_every_key(section: type[BaseModel]):
-    documented = set(re.findall(r"`([a-z0-9_]+)", (ROOT / "configs" / "README.md").read_text()))
-    assert set(section.model_fields) <= documented
-
-
-# By the text before a table of keys: its settings, and keys whose defaults are told in words.
-TABLES = {
-    "Keys of `args`:": (AppSettings, {"models"}),
-    "Keys of each model": (
-        ModelSettings,
-        {"context_tokens", "max_image_pixels", "max_image_frames"},
-    ),
-    "Keys of an entry:": (ApiKey, {"concurrent_requests"}),
-    "Keys of `on_demand`:": (OnDemandSettings, {"replicas", "autoscaling"}),
-}
-
-
-def written(default: object) -> str:
-    """As the tables write a default."""
-    match default:
-        case None:
-            return "null"
-        case bool():
-            return str(default).lower()
-        case int() | float():
-            for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
-                if default and default % size == 0:
-                    return f"{default // size} {unit}"
-            return f"{default:g}"
-        case tuple():
-            return ", ".join(default) or "[]"
-        case dict() | BaseModel():
-            return "{}"
-    return str(default)
-
-
-@pytest.mark.parametrize("heading", TABLES)
-def test_the_readme_states_the_defaults(heading: str):
-    settings, in_words = TABLES[heading]
-    _, _, after = (ROOT / "configs" / "README.md").read_text().partition(heading)
-    table = re.split(r"\n\n(?!\|)", after.partition("\n\n")[2])[0]
-    documented = {}
-    for line in table.splitlines()[2:]:
-        names, cell = line.strip("| ").split(" | ")[:2]
-        keys = re.findall(r"`([a-z0-9_]+)`", names)
-        each = cell.split(", ")
-        documented |= dict(
-            zip(keys, each if len(each) == len(keys) else [cell] * len(keys), strict=True)
-        )
-    expected = {
-        name: "required"
-        if field.is_required()
-        else written(field.get_default(call_default_factory=True))
-        for name, field in settings.model_fields.items()
-    }
-    assert {n: d for n, d in documented.items() if n not in in_words} == {
-        n: d for n, d in expected.items() if n not in in_words
-    }
