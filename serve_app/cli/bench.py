@@ -135,12 +135,13 @@ def bench(
     """Measure a server that answers many requests for MODEL.
 
     Times are measured here, in OpenAI's protocol: to the first token, between the parts of an
-    answer, per token, and to the end. The exit status is 1 if no answer is complete.
+    answer, per token, and to the end. Ctrl-C ends the test; what was measured until then is shown.
+    The exit status is 1 if no answer is complete.
     """
     began = datetime.now(UTC)
     samples = asyncio.run(_run(server, model, given))
     if not samples:
-        raise click.ClickException("No request was sent within --max-seconds.")
+        raise click.ClickException("The test ended before a request was sent.")
     summary = summarise(samples)
     _print(summary, samples)
     if json_file is not None:
@@ -179,6 +180,8 @@ async def _run(server: Server, model: str, given: dict[str, Any]) -> list[Sample
         if given["warm_up"]:
             first = Load(concurrency or given["warm_up"], repeat(0.0), max_s)
             await run_load(client, requests, given["warm_up"], first, lambda sample: None)
+            if (task := asyncio.current_task()) and task.cancelling():
+                return []
         with Progress(
             TextColumn("measuring"),
             BarColumn(),
@@ -187,9 +190,9 @@ async def _run(server: Server, model: str, given: dict[str, Any]) -> list[Sample
             transient=True,
             disable=not sys.stderr.isatty(),
         ) as bars:
-            task = bars.add_task("", total=given["count"])
+            bar = bars.add_task("", total=given["count"])
             return await run_load(
-                client, requests, given["count"], load, lambda sample: bars.advance(task)
+                client, requests, given["count"], load, lambda sample: bars.advance(bar)
             )
 
 

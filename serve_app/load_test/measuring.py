@@ -15,7 +15,7 @@ from serve_app.load_test.workload import LoadRequest
 PATH = "/v1/chat/completions"
 _LONGEST_ERROR = 300
 _LARGEST_ERROR_BODY = 64 * 2**10
-UNFINISHED = "unfinished: the time was up"
+UNFINISHED = "unfinished: the test was ended"
 
 
 @dataclass(slots=True)
@@ -105,8 +105,8 @@ async def run_load(
     load: Load,
     ended: Callable[[Sample], None],
 ) -> list[Sample]:
-    """The samples of `count` requests in the order of their starts, fewer if the time is up;
-    `ended` gets each at its end."""
+    """The samples of `count` requests in the order of their starts, fewer if the time is up or this
+    task is cancelled, which Ctrl-C does; `ended` gets each at its end."""
     begun_s = asyncio.get_running_loop().time()
     places = asyncio.Semaphore(load.concurrency or count)
     running: list[asyncio.Task[Sample]] = []
@@ -119,7 +119,7 @@ async def run_load(
         ended(sample)
         return sample
 
-    with suppress(TimeoutError):
+    with suppress(TimeoutError, asyncio.CancelledError):
         async with asyncio.timeout(load.max_s):
             for request, delay in islice(zip(requests, load.delays, strict=False), count):
                 await asyncio.sleep(delay)

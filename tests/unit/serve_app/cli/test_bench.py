@@ -2,14 +2,32 @@
 
 import asyncio
 import json
+import signal
+from collections.abc import AsyncGenerator
 from xml.etree import ElementTree
 
 import pytest
 
 from runtime.errors import GenerationFailedError
-from tests.unit.serve_app.cli.cli_runs import run
+from serve_app.gateway.tasks import ChatDelta, ChatTask
+from tests.unit.serve_app.cli.cli_runs import CARAVAN, run
 from tests.unit.serve_app.fake_replicas import PretendReplica, ingress
 from tests.unit.serve_app.sockets import listening
+
+
+class FourthWaits(PretendReplica):
+    """Its fourth answer does not end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = asyncio.Event()
+
+    async def generate(self, task: ChatTask) -> AsyncGenerator[ChatDelta, None]:
+        if len(self.tasks) == 3:
+            self.waits.clear()
+            self.reached.set()
+        async for delta in super().generate(task):
+            yield delta
 
 
 async def bench(replica, *arguments, **options):
@@ -42,6 +60,21 @@ async def test_errors_are_shown_and_no_answer_is_a_failure():
     result = await bench(replica, "--requests", 3, "--warm-up", 0, status=1)
     assert "0 complete of 3" in result.stdout
     assert "3 × " in result.stderr and "\\x1b[2J broke" in result.stderr
+
+
+@pytest.mark.parametrize(("warm_up", "shown"), [(0, b"3 complete of 4"), (9, b"")])
+async def test_an_interrupt_ends_the_test_and_shows_what_was_measured(warm_up, shown):
+    replica = FourthWaits()
+    async with ingress(replica) as app, listening(app) as port:
+        options = ("--host", f"127.0.0.1:{port}", "--concurrency", 1, "--warm-up", warm_up)
+        command = map(str, (*CARAVAN, "bench", "demo", *options))
+        process = await asyncio.create_subprocess_exec(*command, stdout=-1, stderr=-1)
+        await replica.reached.wait()
+        process.send_signal(signal.SIGINT)
+        out, err = await process.communicate()
+    assert shown in out
+    assert (process.returncode == 0) == bool(shown)
+    assert b"Traceback" not in err and (b"before a request was sent" in err) == (not shown)
 
 
 def test_a_server_that_cannot_be_reached_is_an_error():
