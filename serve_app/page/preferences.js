@@ -5,9 +5,23 @@ import { apiKey, setApiKey } from "./server.js";
 const THEME = "caravan-theme"; // key of localStorage
 const root = document.documentElement;
 const $ = (id) => document.getElementById(id);
+const KEY_DIALOG = `
+<dialog id="key" aria-labelledby="key-title">
+  <form method="dialog">
+    <h2 id="key-title">API key</h2>
+    <p id="key-reason"></p>
+    <label>Key<input name="key" type="password" autocomplete="off" spellcheck="false"></label>
+    <label class="line"><input name="remember" type="checkbox"> Keep it in this browser</label>
+    <div class="row end">
+      <button value="cancel" class="plain">Cancel</button>
+      <button value="save">Save</button>
+    </div>
+  </form>
+</dialog>`;
 
 // `onKey`: called when the user has changed the key.
 export function setUp(onKey) {
+  document.body.insertAdjacentHTML("beforeend", KEY_DIALOG);
   root.dataset.theme = localStorage.getItem(THEME) ?? "";
   $("theme").addEventListener("click", changeTheme);
   $("open-key").addEventListener("click", () => askKey("Needed only if the server asks for one."));
