@@ -16,6 +16,7 @@ PURE_CORE = (
     "runtime.engine.context_shift",
     "runtime.engine.fairness",
     "runtime.engine.request",
+    "runtime.engine.sampling_limits",
     "runtime.engine.scheduler",
     "runtime.engine.sequence",
     "runtime.engine.step_budget",

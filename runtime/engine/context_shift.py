@@ -37,12 +37,14 @@ class Cut:
         return tuple(replace(span, start=self.moved(span.start)) for span in stay)
 
     def sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """The parameters, with positions and random numbers of the moved tokens."""
+        """The parameters, with positions and random numbers of the moved tokens. What is in front
+        of the cut and what is behind it is no text."""
         return replace(
             sampling,
             counted_from=self.moved(sampling.counted_from),
             barred_until=max(0, sampling.barred_until - self.count),
             dropped=sampling.dropped + self.count,
+            words_from=max(self.begin, self.moved(sampling.words_from)),
         )
 
 

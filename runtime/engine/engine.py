@@ -8,9 +8,6 @@ from typing import Any, Protocol
 
 from runtime.engine.fairness import may_enter
 from runtime.engine.request import (
-    MAX_BARRED_TOKENS,
-    MAX_LOGIT_BIASES,
-    MAX_PROMPT_LOGPROBS,
     Delta,
     FinishReason,
     GenerationRequest,
@@ -20,6 +17,7 @@ from runtime.engine.request import (
     Scored,
     Usage,
 )
+from runtime.engine.sampling_limits import check_sampling
 from runtime.engine.scheduler import Advance, ImageNeed, Scheduler
 from runtime.engine.sequence import Sequence
 from runtime.engine.step_plan import StepPlan
@@ -383,7 +381,7 @@ def admissible(
         raise RequestError(
             f"The prompt has a token id outside the vocabulary of {limits.vocab_size:,} tokens."
         )
-    _check_tokens(request, limits)
+    check_sampling(request, limits.vocab_size)
     shift, context_tokens = request.shift, limits.context_tokens
     if shift is not None:
         context_tokens = min(context_tokens, shift.context_tokens)
@@ -417,34 +415,6 @@ def admissible(
             f"The answer already has {sampled:,} tokens; it may have {stop.max_tokens:,}."
         )
     return replace(request, stop=stop)
-
-
-def _check_tokens(request: GenerationRequest, limits: EngineLimits) -> None:
-    for name, tokens in (
-        ("logit_bias", [token for token, _ in request.sampling.logit_bias]),
-        ("stop_token_ids", request.stop.reported),
-    ):
-        outside = next((token for token in tokens if not 0 <= token < limits.vocab_size), None)
-        if outside is not None:
-            raise RequestError(
-                f'"{name}" has the token id {outside}, which is outside the vocabulary of '
-                f"{limits.vocab_size:,} tokens."
-            )
-    sampling = request.sampling
-    if len(sampling.logit_bias) > MAX_LOGIT_BIASES or len(sampling.barred) > MAX_BARRED_TOKENS:
-        raise RequestError(
-            f"The request biases {len(sampling.logit_bias):,} tokens and bars "
-            f"{len(sampling.barred):,}; at most {MAX_LOGIT_BIASES} and {MAX_BARRED_TOKENS} are "
-            "accepted."
-        )
-    if request.prompt_logprobs is None:
-        return
-    if len(request.prompt) * (1 + request.prompt_logprobs) > MAX_PROMPT_LOGPROBS:
-        raise RequestError(
-            f"The prompt has {len(request.prompt):,} tokens, of each of which "
-            f"{1 + request.prompt_logprobs} log-probabilities are requested; a request may have "
-            f"{MAX_PROMPT_LOGPROBS:,} in total. Request fewer alternatives or shorten the prompt."
-        )
 
 
 def _check_capacity(limits: EngineLimits, live: int, own: int) -> None:

@@ -9,6 +9,8 @@ MAX_TOP_LOGPROBS = 20
 # Biased tokens of a request, as in OpenAI's API, and tokens barred at the start of an answer.
 MAX_LOGIT_BIASES = 300
 MAX_BARRED_TOKENS = 212
+# Sequences of tokens, two for a word, and their lengths.
+MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 256, 32
 # Log-probabilities of a prompt: its tokens and their alternatives together.
 MAX_PROMPT_LOGPROBS = 2**17
 
@@ -67,6 +69,10 @@ class SamplingParams:
     dry_multiplier 0 disables DRY, which follows the penalties; dry_penalty_last_n -1 reads the
     whole sequence. `dry_breakers`: bit `token % 32` of the 32-bit word `token // 32` is set for the
     tokens that contain one of `dry_sequence_breakers`, which the engine does not read.
+
+    `allowed`: the only tokens that are sampled, in words like those of `dry_breakers`; empty: all.
+    `bad_words`: sequences of tokens of which none is completed by a token that is sampled; those
+    at positions before `words_from` do not count.
     """
 
     temperature: float = 0.8
@@ -96,6 +102,9 @@ class SamplingParams:
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     dry_breakers: bytes = b""
     dropped: int = 0
+    allowed: bytes = b""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    words_from: int = 0
 
     @property
     def repetitive(self) -> bool:
@@ -116,6 +125,11 @@ class SamplingParams:
     def biased(self) -> bool:
         """Whether logits of single tokens change."""
         return bool(self.logit_bias or self.barred)
+
+    @property
+    def restricted(self) -> bool:
+        """Whether some tokens may not be sampled, depending on those before or not."""
+        return bool(self.allowed or self.bad_words)
 
     @property
     def penalised(self) -> bool:

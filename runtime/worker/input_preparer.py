@@ -29,6 +29,12 @@ from runtime.worker.pinned_buffer import ALIGNMENT, PinnedBuffer
 from runtime.worker.pooling import PooledStep, plan_pooling
 from runtime.worker.prompt_scores import ScoredStep, plan_scores
 from runtime.worker.repetition import LoadedRepetitions, RepeatingRows, repetition_bytes
+from runtime.worker.restrictions import (
+    LoadedRestrictions,
+    RestrictedRows,
+    restriction_bytes,
+    restriction_rows,
+)
 from runtime.worker.sampler import (
     FLOATS,
     INTS,
@@ -227,6 +233,7 @@ class InputPreparer:
             alternatives=int(requests.alternatives[slots].max(initial=0)),
             biased=BiasedRows(buffer.put(biased, _INT64), width) if width else None,
             repeating=self._write_repeating(buffer, slots, ends),
+            restricted=self._write_restricted(buffer, slots),
         )
 
     def _write_repeating(
@@ -239,6 +246,18 @@ class InputPreparer:
             return None
         window = max(ends[row] for row in rows.tolist())
         return RepeatingRows(buffer.put(rows, _INT64), window, int(repeats.max()))
+
+    def _write_restricted(
+        self, buffer: PinnedBuffer, slots: NDArray[np.int64]
+    ) -> RestrictedRows | None:
+        words, limited = self._requests.words[slots], self._requests.limited[slots]
+        rows = np.flatnonzero(limited | (words > 0))
+        if not len(rows):
+            return None
+        longest = int(self._requests.word_tokens[slots].max())
+        return RestrictedRows(
+            buffer.put(rows, _INT64), int(words.max()), longest, bool(limited.any())
+        )
 
     def _write_repetitions(
         self, buffer: PinnedBuffer, loads: Sequence[SlotLoad]
@@ -264,6 +283,21 @@ class InputPreparer:
             _write_biases(buffer, [load for load in loads if load.sampling.biased]),
             _write_chains(buffer, [load for load in loads if load.sampling.chained]),
             self._write_repetitions(buffer, [load for load in loads if load.sampling.repetitive]),
+            self._write_restrictions(buffer, [load for load in loads if load.sampling.restricted]),
+        )
+
+    def _write_restrictions(
+        self, buffer: PinnedBuffer, loads: Sequence[SlotLoad]
+    ) -> LoadedRestrictions | None:
+        if not loads:
+            return None
+        sampling = [load.sampling for load in loads]
+        words, allowed = restriction_rows(sampling, self._sampler.vocab_size)
+        return LoadedRestrictions(
+            buffer.put([load.slot for load in loads], _INT64),
+            buffer.put([params.words_from for params in sampling], _INT64),
+            buffer.put(words, _INT32),
+            buffer.put(allowed, _INT32),
         )
 
 
@@ -274,17 +308,17 @@ def buffer_bytes(layout: CacheLayout, limits: StepLimits, vocab_size: int) -> in
     # positions, axes, image rows, and scored or pooled rows; slots; begin and end; after_image
     rows = limits.step_tokens * (8 * (3 + AXES) + 4 + 8 * groups + by_image)
     images = 2 * 8 * by_image * layout.image_rows
-    draws = (6 + 3) * 8 * limits.draws
+    draws = (7 + 3) * 8 * limits.draws
     held = layout.held_pages(limits.context_tokens, limits.step_tokens)
     tables = (8 + 4) * slots * sum(held)
     loads = slots * (4 * limits.context_tokens + 8 + 4 * FLOATS + 8 * INTS)
     biases = table_bytes(slots) + 8 * slots
     chains = chain_bytes(slots) + 8 * slots
     repetitions = repetition_bytes(slots, vocab_size) + 2 * 8 * slots
-    parts = 31 + 5 * groups + slots
-    return (
-        rows + images + draws + tables + loads + biases + chains + repetitions + ALIGNMENT * parts
-    )
+    restrictions = restriction_bytes(slots, vocab_size) + 8 * slots
+    parts = 36 + 5 * groups + slots
+    sampling = biases + chains + repetitions + restrictions
+    return rows + images + draws + tables + loads + sampling + ALIGNMENT * parts
 
 
 def _write_proposals(buffer: PinnedBuffer, chunks: Sequence[Chunk]) -> ProposedTokens:

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from runtime.engine.request import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
     MAX_TOP_LOGPROBS,
+    DrawFailure,
     GenerationRequest,
     ImageSpan,
     Pooling,
@@ -161,7 +164,8 @@ class DeviceRunner:
                 torch.empty(workspace_bytes, dtype=torch.uint8, device=self._device)
                 steps = steps[-1:]
             for rows, draws in steps:
-                if NOT_FINITE in self.collect(self.launch(self._scratch_plan(rows, draws))):
+                results = self.collect(self.launch(self._scratch_plan(rows, draws)))
+                if any(isinstance(result, DrawFailure) for result in results):
                     raise ModelFileError(f"The model cannot compute: {NOT_FINITE.reason}")
                 self._scratch = None  # steps that decode have no images
         except (RuntimeError, MemoryError) as error:
@@ -278,6 +282,8 @@ class DeviceRunner:
             typical_p=0.5,
             dry_multiplier=1.0,
             dry_base=100.0,
+            allowed=b"\xff" * 4,
+            bad_words=((1,) * MAX_BAD_WORD_TOKENS,) * MAX_BAD_WORDS,
         )
         left = rows - draws
         chunks, loads = [], []

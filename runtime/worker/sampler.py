@@ -25,6 +25,12 @@ from runtime.worker.repetition import (
     repetition_bytes,
     repetition_rows,
 )
+from runtime.worker.restrictions import (
+    LoadedRestrictions,
+    RestrictedRows,
+    RestrictionTable,
+    restriction_bytes,
+)
 from runtime.worker.sampler_chain import (
     COLDEST,
     ONE,
@@ -78,6 +84,7 @@ class LoadedSlots:
     biases: LoadedBiases | None = None
     chains: LoadedChains | None = None
     repetitions: LoadedRepetitions | None = None
+    restrictions: LoadedRestrictions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +119,7 @@ class Draws:
     alternatives: int
     biased: BiasedRows | None = None
     repeating: RepeatingRows | None = None
+    restricted: RestrictedRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +160,12 @@ class Sampler:
         self._biases = BiasTable(slots=slots, device=device)
         self._chains = ChainTable(slots=slots, device=device)
         self._repetitions = RepetitionTable(slots=slots, vocab_size=vocab_size, device=device)
+        self._restrictions = RestrictionTable(slots=slots, vocab_size=vocab_size, device=device)
 
     @staticmethod
     def state_bytes(*, slots: int, context_tokens: int, vocab_size: int) -> int:
         tables = table_bytes(slots) + chain_bytes(slots) + repetition_bytes(slots, vocab_size)
+        tables += restriction_bytes(slots, vocab_size)
         return slots * (4 * context_tokens + 4 * FLOATS + 8 * INTS) + tables
 
     @staticmethod
@@ -165,7 +175,7 @@ class Sampler:
         scores = 8 * rows * vocab_size
         penalties = rows * (96 * context_tokens + 12 * vocab_size)
         candidates = 64 * rows * min(TOP_LIMIT * CHUNK, vocab_size + CHUNK)
-        masks = 12 * rows * vocab_size
+        masks = 12 * rows * vocab_size + 3 * restriction_bytes(rows, vocab_size)
         return max(sorting, penalties, candidates, masks, 3 * table_bytes(rows)) + scores
 
     def load(self, loaded: LoadedSlots) -> None:
@@ -180,6 +190,8 @@ class Sampler:
             self._chains.load(loaded.chains)
         if loaded.repetitions is not None:
             self._repetitions.load(loaded.repetitions)
+        if loaded.restrictions is not None:
+            self._restrictions.load(loaded.restrictions)
 
     def propose(self, proposed: ProposedTokens) -> None:
         self._tokens[proposed.slots, proposed.positions] = proposed.tokens
@@ -239,6 +251,10 @@ class Sampler:
         if draws.repeating is not None:
             self._repetitions.apply(
                 logits, draws.repeating, draws.slots, draws.positions, self._tokens
+            )
+        if draws.restricted is not None:
+            self._restrictions.apply(
+                logits, draws.restricted, draws.slots, draws.positions, self._tokens
             )
         if masks is not None:
             forbid(logits, masks.rows, masks.words, masks.count)

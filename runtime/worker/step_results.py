@@ -22,6 +22,10 @@ from runtime.worker.prompt_scores import PromptScores, ScoredStep, by_chunk
 from runtime.worker.sampler import Drawn
 
 NOT_FINITE = DrawFailure("The model returned numbers that are not finite.")
+NO_TOKEN = DrawFailure(
+    "No token may follow: `allowed_token_ids`, `bad_words`, `min_tokens` and the form of the "
+    "answer exclude all of them, or the model returned numbers that are not finite."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +117,12 @@ def _store_drawn(launched: Launched, drawn: Drawn, results: list[Result]) -> Non
     scores = _Scores(drawn)
     rows = zip(launched.drawing, drawn.tokens.tolist(), drawn.finite.tolist(), strict=True)
     for row, (index, token, finite) in enumerate(rows):
-        wanted = launched.chunks[index].sequence.request.sampling.logprobs
+        request = launched.chunks[index].sequence.request
+        wanted = request.sampling.logprobs
         sampled = Sampled(token) if wanted is None else scores.next(token, wanted)
-        results[index] = launched.unmasked.get(row) or (sampled if finite else NOT_FINITE)
+        excludes = request.sampling.restricted or request.grammar is not None
+        failure = NO_TOKEN if excludes else NOT_FINITE
+        results[index] = launched.unmasked.get(row) or (sampled if finite else failure)
 
 
 class _Scores:

@@ -66,8 +66,8 @@ class VllmExtras(Body):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: Any = None
-    bad_words: Any = unserved()
-    allowed_token_ids: Any = unserved()
+    bad_words: Any = None
+    allowed_token_ids: Any = None
     logits_processors: Any = unserved()
     skip_special_tokens: Any = unserved(True)
     truncate_prompt_tokens: Any = unserved()

@@ -1,7 +1,10 @@
-"""Logit biases, and the priority and the rules of the end of an answer that vLLM adds."""
+"""Logit biases, and what vLLM adds: restrictions of tokens, the rules of the end of an answer, and
+the priority."""
 
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from runtime.engine.request import MAX_LOGIT_BIASES
 from runtime.errors import RequestError
@@ -13,6 +16,10 @@ from serve_app.config.options import OPENAI_BOUNDS, Bounds, number
 from serve_app.gateway.tasks import ChatTask, EndRules
 
 MAX_STOP_TOKENS = 128
+MAX_BAD_WORDS = 128  # as in vLLM
+MAX_BAD_WORD_CHARACTERS = 256
+MAX_ALLOWED_TOKENS = 2**18
+LARGEST_TOKEN = 2**20 - 1  # of no vocabulary; what is sent to replicas grows with it
 _BIAS = Bounds(float, -100, 100)
 
 
@@ -29,7 +36,12 @@ def with_extras(task: ChatTask, body: Common, key: ApiKey | None) -> ChatTask:
         )
     return replace(
         task,
-        sampling=replace(task.sampling, logit_bias=_logit_bias(body.logit_bias)),
+        sampling=replace(
+            task.sampling,
+            logit_bias=_logit_bias(body.logit_bias),
+            allowed=_allowed(body.allowed_token_ids),
+        ),
+        bad_words=_bad_words(body.bad_words),
         ending=EndRules(
             min_tokens=least,
             tokens=_stop_tokens(body.stop_token_ids),
@@ -72,6 +84,40 @@ def _token(key: str) -> int:
     if ids is None or str(ids[0]) != key:
         raise RequestError(f'field "logit_bias" has the key "{key[:80]}", which is no token id')
     return ids[0]
+
+
+def _allowed(given: Any) -> bytes:
+    """Little-endian 32-bit words, with bit `token % 32` of word `token // 32` for each token."""
+    if given is None:
+        return b""
+    ids = token_ids(given) if isinstance(given, list) else None
+    if ids is None:
+        raise RequestError(
+            'field "allowed_token_ids" must be a list of token ids, of which it needs at least one'
+        )
+    if len(ids) > MAX_ALLOWED_TOKENS or max(ids) > LARGEST_TOKEN:
+        raise RequestError(
+            f'field "allowed_token_ids" has {len(ids):,} tokens up to {max(ids):,}; at most '
+            f"{MAX_ALLOWED_TOKENS:,} up to {LARGEST_TOKEN:,} are accepted"
+        )
+    flags = np.zeros(-(-(max(ids) + 1) // 32) * 32, np.bool_)
+    flags[list(ids)] = True
+    return np.packbits(flags, bitorder="little").tobytes()
+
+
+def _bad_words(given: Any) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    if not isinstance(given, list) or not all(isinstance(word, str) for word in given):
+        raise RequestError('field "bad_words" must be a list of strings')
+    if not all(word.strip() for word in given):
+        raise RequestError('field "bad_words" has a string without a word')
+    if len(given) > MAX_BAD_WORDS or max(map(len, given), default=0) > MAX_BAD_WORD_CHARACTERS:
+        raise RequestError(
+            f'field "bad_words" may hold at most {MAX_BAD_WORDS} strings of '
+            f"{MAX_BAD_WORD_CHARACTERS} characters each"
+        )
+    return tuple(given)
 
 
 def _stop_tokens(given: Any) -> tuple[int, ...]:

@@ -128,6 +128,8 @@ class ChatTask:
     `shift_keep`, below 0 after the prompt (`ContextShift`), for 10 contexts. None: it ends.
 
     `priority`: in a replica, waiting tasks with lower numbers are admitted first.
+
+    `bad_words`: texts that the answer must not contain, as far as their usual tokens tell.
     """
 
     id: str
@@ -153,6 +155,7 @@ class ChatTask:
     shift_keep: int | None = None
     origin: RequestOrigin = NO_ORIGIN
     priority: int = 0
+    bad_words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

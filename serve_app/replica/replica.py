@@ -40,6 +40,7 @@ from serve_app.gateway.tasks import (
     TokenIds,
 )
 from serve_app.logs import get_logger
+from serve_app.replica.bad_words import bad_word_tokens
 from serve_app.replica.prompt_defaults import PromptDefaults
 from serve_app.replica.prompt_preparation import PromptPreparer
 from serve_app.replica.prompt_tokens import echoed, token_logprob, tokenized
@@ -108,7 +109,7 @@ class ModelReplica:
                 )
                 return
             grammar = await self._reply_forms.grammar(task, prompt)
-            task = await self._with_breakers(task)
+            task = await self._with_bad_words(await self._with_breakers(task))
             request = self._request(task, prompt, limit, grammar)
             async with aclosing(self._reply(task, prompt, request)) as deltas:
                 async for delta in deltas:
@@ -209,6 +210,14 @@ class ModelReplica:
         words = await asyncio.to_thread(self._breakers.words, sampling.dry_sequence_breakers)
         return dataclasses.replace(task, sampling=dataclasses.replace(sampling, dry_breakers=words))
 
+    async def _with_bad_words(self, task: ChatTask) -> ChatTask:
+        """The task with the tokens of its bad words."""
+        if not task.bad_words:
+            return task
+        words = await asyncio.to_thread(bad_word_tokens, self._model.tokenizer, task.bad_words)
+        sampling = dataclasses.replace(task.sampling, bad_words=words)
+        return dataclasses.replace(task, sampling=sampling)
+
     def _request(
         self, task: ChatTask, prompt: Prompt, limit: int, grammar: Grammar | None
     ) -> GenerationRequest:
@@ -292,6 +301,8 @@ def _answers(task: ChatTask | PromptTask) -> bool:
 def _sampling(task: ChatTask, stop: StopRules, prompt_tokens: int) -> SamplingParams:
     """The task's parameters with those that depend on the length of the prompt."""
     sampling = task.sampling
+    if sampling.bad_words:
+        sampling = dataclasses.replace(sampling, words_from=prompt_tokens)
     if not task.penalise_prompt:
         sampling = dataclasses.replace(sampling, counted_from=prompt_tokens)
     if not stop.min_tokens:

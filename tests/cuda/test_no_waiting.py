@@ -22,7 +22,14 @@ SAMPLINGS = {
     "greedy": SamplingParams(temperature=0.0, logprobs=2),
     "top": SamplingParams(top_k=9, logprobs=3),
     "sorted": SamplingParams(top_k=0, top_p=0.5, repeat_penalty=1.1, logit_bias=((3, 1.0),)),
-    "whole": SamplingParams(top_k=0, top_p=1.0, presence_penalty=0.5, repeat_last_n=None),
+    "whole": SamplingParams(
+        top_k=0,
+        top_p=1.0,
+        presence_penalty=0.5,
+        repeat_last_n=None,
+        allowed=b"\xff\0\0\0",
+        bad_words=((1, 2), (3,)),
+    ),
     "chain": SamplingParams(
         typical_p=0.9, top_n_sigma=2.0, xtc_probability=0.5, dynatemp_range=0.5, dry_multiplier=1.0
     ),

@@ -203,6 +203,7 @@ def test_loads_carry_tokens_and_parameters_exactly(preparer, odd):
         top_k=0, seed=-9, repeat_last_n=None, typical_p=0.5, top_n_sigma=1.5, xtc_probability=0.25,
         xtc_threshold=0.2, dynatemp_range=0.75, dynatemp_exponent=2.0, dry_multiplier=0.5,
         dry_base=8.0, dry_allowed_length=3, dry_breakers=bytes([0, 0, 0, 128]),
+        allowed=bytes([3, 0, 0, 128]), bad_words=((7, 8, 9), (6,)), words_from=4,
     )  # fmt: skip
     loads = [SlotLoad(1, tuple(range(900, 910 + odd)), sampling), SlotLoad(3, (7,), everything)]
     inputs = preparer.prepare(plan(chunk(1, 9, 1), loads=loads))
@@ -218,6 +219,11 @@ def test_loads_carry_tokens_and_parameters_exactly(preparer, odd):
     assert repetitions.floats.tolist() == [[0.5, 8.0]]
     assert repetitions.ints.tolist() == [[3, CONTEXT, 42]]  # 8**42 is the largest float32
     assert repetitions.words[0, :2].tolist() == [-(2**31), 0]
+    restrictions = inputs.loads.restrictions
+    assert restrictions is not None and restrictions.slots.tolist() == [3]
+    assert restrictions.begins.tolist() == [4]
+    assert restrictions.words[0, :3, :4].tolist() == [[9, 8, 7, -1], [6, *[-1] * 3], [-1] * 4]
+    assert restrictions.allowed[0, :2].tolist() == [3 - 2**31, 0]
     chains = inputs.loads.chains
     assert chains is not None and chains.slots.tolist() == [3]
     torch.testing.assert_close(chains.values, torch.tensor([[1.5, 0.5, 0.25, 0.2, 0.75, 2.0]]))
@@ -239,7 +245,9 @@ def test_the_largest_plan_fits_into_the_buffers(kinds):
         PageWrite(g, s, i, 0) for g, pages in enumerate(most) for s in range(SLOTS)
         for i in range(pages)
     ]  # fmt: skip
-    everything = SamplingParams(repeat_penalty=2.0, logprobs=20, typical_p=0.5, dry_multiplier=1.0)
+    everything = SamplingParams(
+        repeat_penalty=2.0, logprobs=20, typical_p=0.5, dry_multiplier=1.0, bad_words=((1,),)
+    )
     loads = [SlotLoad(s, (1,) * CONTEXT, everything) for s in range(SLOTS)]
     chunks = [chunk(s, 0, STEP_TOKENS // SLOTS, sampling=everything) for s in range(1, SLOTS)]
     images = tuple(ImageSpan(n, 1, False, b"a", 30) for n in range(2))

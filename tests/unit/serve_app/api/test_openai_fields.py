@@ -79,10 +79,13 @@ async def test_biases_and_the_rules_of_the_end_reach_the_engine(path, body):
     extra = {
         "logit_bias": {"5": -100, "17": 2.5}, "min_tokens": 2, "stop_token_ids": [9, 3],
         "ignore_eos": True, "include_stop_str_in_output": True, "max_tokens": 2,
+        "bad_words": ["sea", " blue sky"], "allowed_token_ids": [33, 2, 0, 2],
     }  # fmt: skip
     task = await task_of(path, {**body, **extra})
     assert task.sampling.logit_bias == ((5, -100.0), (17, 2.5))
     assert task.ending == EndRules(2, (9, 3), ignore_model=True, keep_match=True)
+    assert task.bad_words == ("sea", " blue sky")
+    assert task.sampling.allowed == bytes([5, 0, 0, 0, 2, 0, 0, 0])
 
 
 async def test_a_negative_top_k_keeps_all_tokens():
@@ -90,7 +93,7 @@ async def test_a_negative_top_k_keeps_all_tokens():
 
 
 UNSERVED = [
-    ("bad_words", ["x"]), ("allowed_token_ids", [1]), ("use_beam_search", True),
+    ("use_beam_search", True),
     ("skip_special_tokens", False), ("truncate_prompt_tokens", 5), ("prompt_logprobs", 1),
     ("logits_processors", ["x"]), ("return_token_ids", True), ("cache_salt", "x"),
 ]  # fmt: skip

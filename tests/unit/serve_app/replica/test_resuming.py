@@ -92,6 +92,17 @@ async def test_penalties_of_the_answer_alone_count_from_its_beginning(replicas):
     assert (await check_cuts(replicas, task)).tokens != other.tokens
 
 
+async def test_bad_words_of_several_tokens_are_not_completed_afterwards(replicas):
+    task = dataclasses.replace(TASK, sampling=SAMPLINGS["greedy"])
+    text = merge(await deltas_of(replicas[0], task)).text
+    for _ in range(3):
+        word = max(text.split(), key=len)
+        task = dataclasses.replace(task, bad_words=(*task.bad_words, word, word.strip(".")))
+        whole = await check_cuts(replicas, task)
+        assert word in text and word not in whole.text
+        text = whole.text
+
+
 async def test_a_stop_string_across_the_interruption_ends_the_text(replicas):
     with_logprobs = dataclasses.replace(TASK, sampling=SAMPLINGS["logprobs"])
     text = merge(await deltas_of(replicas[0], with_logprobs)).text
