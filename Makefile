@@ -2,7 +2,8 @@
 
 PYTHON ?= python3
 CONFIG ?= configs/quickstart.yaml
-WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
+# One more than processors, because a worker waits a fifth of its time.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 FUZZ_SECONDS ?= 600
 FUZZ_RUNS ?= 100000
 SANITIZE_SECONDS ?= 600
