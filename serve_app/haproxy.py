@@ -1,8 +1,8 @@
 """`caravan-haproxy`: runs Ray Serve's HAProxy with a configuration that is safe on shared hosts.
 
 Ray Serve starts the program in RAY_SERVE_HAPROXY_BINARY_PATH with the path of a generated
-configuration, and again with a new file at each reload. This command edits the file and executes
-HAProxy. Ray 2.60 has no settings for these edits:
+configuration, and again with a new file at each reload. This command edits the file and runs
+HAProxy (`haproxy_supervisor`). Ray 2.60 has no settings for these edits:
 
 - the admin socket gets mode 600 (Ray: 666), in a directory that only this user can access;
 - the statistics page listens on loopback, the metrics at the address of the HTTP frontend (Ray:
@@ -24,6 +24,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from serve_app.haproxy_supervisor import supervise
+
 COMMAND = "caravan-haproxy"
 HEADER_TIMEOUT_S = 30
 # One address gets half of the connections, because it may be a load balancer.
@@ -41,6 +43,7 @@ PATH_VARIABLES = (
     "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH",
 )
 
+_IN_FOREGROUND = "-db"  # as Ray starts it; other commands only check or print something
 _SECRET = re.compile(r"[A-Za-z0-9_-]{32,256}")
 # HAProxy reads the variable, so that the secret is in no file.
 _PROOF = f"""\
@@ -114,13 +117,16 @@ def _secret(environment: Mapping[str, str]) -> str | None:
 
 def main() -> None:
     arguments = sys.argv[1:]
+    config = Path(arguments[arguments.index("-f") + 1]) if "-f" in arguments else None
     try:
-        if "-f" in arguments:
-            secure(Path(arguments[arguments.index("-f") + 1]))
+        if config is not None:
+            secure(config)
     except (OSError, UnsafeError) as error:
         sys.exit(f"{COMMAND}: {error}")
     binary = _haproxy()
-    os.execv(binary, [binary, *arguments])
+    if config is None or _IN_FOREGROUND not in arguments:
+        os.execv(binary, [binary, *arguments])
+    sys.exit(supervise(binary, arguments, config))
 
 
 def secure(path: Path) -> None:

@@ -1,6 +1,5 @@
 """`caravan serve`: starts Ray Serve with models, and shows what matters of its output."""
 
-import ctypes
 import os
 import secrets
 import signal
@@ -23,6 +22,7 @@ from serve_app.check import (
     check_port,
     read_config,
 )
+from serve_app.child_process import end_with_parent
 from serve_app.cli.completion import stored_models
 from serve_app.cli.log_file import log_path
 from serve_app.cli.serve_output import StartReport
@@ -39,9 +39,10 @@ _SERVE_ENVIRONMENT = {
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
     "RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S": "10",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
 }
 _SECRET_BYTES = 32
-_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 # How often a thread of the CPU kernels looks for work before it sleeps. OpenMP's own 300,000 takes
 # the processor from other processes and slows replicas beside them down.
 _SPIN_COUNT = "1000"
@@ -154,7 +155,7 @@ def _serve(path: Path, *, verbose: bool) -> int:
 def _prepare_child() -> None:
     """The calling process gets SIGTERM when its parent ends, even if that is killed, and heeds
     interrupts, which processes that a shell starts in the background ignore."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -1,0 +1,263 @@
+"""Runs HAProxy as a child and starts it again when it is killed or crashes.
+
+Ray replaces a lost HAProxy by replacing the actor that started it, which takes ten seconds or more
+on a busy host; nothing listens meanwhile. Here HAProxy listens again after some ten milliseconds.
+
+Ray tells HAProxy processes apart by their ids: of the process that it has started, which is this
+one, and as the admin socket reports them. So this process answers on the socket that Ray knows and
+puts its own id into the replies, and passes on the signals by which Ray's next HAProxy replaces it.
+HAProxy's configuration is a copy, because Ray writes the next one to the same path.
+"""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from asyncio.subprocess import Process
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from serve_app.child_process import end_with_parent
+
+# Those of a soft stop, of a stop, and for a process whose successor cannot bind its ports yet.
+_STOPS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+_PASSED_ON = (*_STOPS, signal.SIGTTOU, signal.SIGTTIN)
+_READY_POLL_S = 0.02
+_COMMAND_TIMEOUT_S = 30.0
+# It is started again at once, after further failures with increasing pauses, and after so many in a
+# row not at all. One that has run for `STEADY_S` had started well.
+_FIRST_PAUSE_S = 0.05
+STEADY_S = 2.0
+MAX_FAILURES = 8
+_SOCKET = re.compile(r"^( *stats socket )(\S+) ", re.MULTILINE)
+_BIND = re.compile(r"^(frontend http_frontend\n +bind )\S+$", re.MULTILINE)
+_ROUTE = re.compile(r"^ *use_backend ", re.MULTILINE)
+_PID = re.compile(rb"^Pid: \d+$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files of one supervisor. `config`, `admin`: Ray's paths of the configuration and of the
+    admin socket; the others are HAProxy's own, named after the supervisor's process id."""
+
+    config: Path
+    admin: Path
+    pid: int
+
+    @property
+    def own_config(self) -> Path:
+        return self.config.with_name(f"{self.config.name}.{self.pid}")
+
+    @property
+    def own_admin(self) -> Path:
+        return self.admin.with_name(f"{self.admin.name}.{self.pid}")
+
+    @property
+    def unused(self) -> Path:
+        """What HAProxy listens on in place of the port, while another has that."""
+        return self.admin.with_name(f"{self.admin.name}.{self.pid}.http")
+
+    def of(self, pid: int) -> "Files":
+        return Files(self.config, self.admin, pid)
+
+    def remove(self) -> None:
+        for path in (self.own_config, self.own_admin, self.unused):
+            path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How HAProxy starts. `again`: the arguments after a crash; `first` also replace `replaced`,
+    the supervisors before."""
+
+    config: str
+    first: list[str]
+    again: list[str]
+
+
+def planned(config: str, arguments: Sequence[str], files: Files, orphans: Sequence[int]) -> Start:
+    """`arguments`: Ray's. `orphans`: supervisors whose actor was killed.
+
+    A new actor first starts HAProxy without routes. An orphan keeps the port and serves until the
+    configuration with the routes comes.
+    """
+    config = _SOCKET.sub(rf"\g<1>{files.own_admin} ", config)
+    again = [str(files.own_config) if each == str(files.config) else each for each in arguments]
+    replaced = [int(value) for value in _taken(again, "-sf")]
+    _taken(again, "-x")  # Ray's admin socket, from which no listening sockets can be had
+    listening = [files.of(pid).own_admin for pid in (*orphans, *replaced)]
+    if _ROUTE.search(config):
+        replaced = [*orphans, *replaced]
+    elif orphans:
+        config = _BIND.sub(rf"\g<1>unix@{files.unused} mode 600", config)
+    first = again.copy()
+    if replaced:
+        first += ["-sf", *map(str, replaced)]
+    first += next((["-x", str(path)] for path in listening if path.exists()), [])
+    return Start(config, first, again)
+
+
+def orphans_of(files: Files) -> list[int]:
+    """Supervisors of the same configuration that another process has started; removes the files of
+    those that have ended."""
+    found = []
+    others = files.config.parent.glob(f"{files.config.name}.*")
+    for pid in [int(path.suffix[1:]) for path in others if path.suffix[1:].isdigit()]:
+        parent = _parent_of(pid, files.config)
+        if parent is None:
+            files.of(pid).remove()
+        elif pid != files.pid and parent != os.getppid():
+            found.append(pid)
+    return found
+
+
+def supervise(binary: str, arguments: Sequence[str], config: Path) -> int:
+    """Runs HAProxy until it is told to stop or cannot be started; its exit status."""
+    text = config.read_text(encoding="utf-8")
+    (socket_path,) = {found[1] for found in _SOCKET.findall(text)}
+    files = Files(config, Path(socket_path), os.getpid())
+    start = planned(text, arguments, files, orphans_of(files))
+    files.own_config.touch(mode=0o600)
+    files.own_config.write_text(start.config, encoding="utf-8")
+    try:
+        return asyncio.run(Supervisor(binary, start, files).run())
+    finally:
+        files.remove()
+
+
+class Supervisor:
+    """`clock`, `sleep`: in seconds."""
+
+    def __init__(
+        self,
+        binary: str,
+        start: Start,
+        files: Files,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._binary = binary
+        self._start = start
+        self._files = files
+        self._clock = clock
+        self._sleep = sleep
+        self._process: Process | None = None
+        self._stopping = False
+        self._failures = 0  # in a row
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in _PASSED_ON:
+            loop.add_signal_handler(number, self._pass_on, number)
+        self._process = await self._started(self._start.first)
+        answering = asyncio.create_task(self._answer_admin())
+        try:
+            return await self._keep_running(self._process)
+        finally:
+            answering.cancel()
+
+    async def _keep_running(self, process: Process) -> int:
+        while True:
+            started = self._clock()
+            status = await process.wait()
+            if self._stopping or (status >= 0 and not self._failures):
+                return status if status >= 0 else 128 - status
+            self._failures = 1 if self._clock() - started > STEADY_S else self._failures + 1
+            _report(f"HAProxy has ended with status {status}")
+            if self._failures > MAX_FAILURES:
+                return 1
+            if self._failures > 1:
+                await self._sleep(_FIRST_PAUSE_S * 2 ** (self._failures - 2))
+            if self._stopping:
+                return 0
+            process = self._process = await self._started(self._start.again)
+
+    async def _started(self, arguments: Sequence[str]) -> Process:
+        return await asyncio.create_subprocess_exec(
+            self._binary, *arguments, preexec_fn=end_with_parent
+        )
+
+    def _pass_on(self, number: int) -> None:
+        self._stopping |= number in _STOPS
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+
+    async def _answer_admin(self) -> None:
+        """Takes over Ray's path of the admin socket once HAProxy has bound its ports."""
+        while True:
+            with suppress(OSError):
+                _, writer = await asyncio.open_unix_connection(self._files.own_admin)
+                writer.close()
+                break
+            await asyncio.sleep(_READY_POLL_S)
+        server = await asyncio.start_unix_server(self._forward, sock=_listening(self._files.admin))
+        async with server:
+            await server.serve_forever()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One command. HAProxy closes the connection after the reply."""
+        try:
+            with suppress(OSError, TimeoutError, ValueError):
+                async with asyncio.timeout(_COMMAND_TIMEOUT_S):
+                    reply = await self._asked(await reader.readline())
+                    writer.write(_PID.sub(b"Pid: %d" % self._files.pid, reply))
+                    await writer.drain()
+        finally:
+            writer.close()
+
+    async def _asked(self, command: bytes) -> bytes:
+        reader, writer = await asyncio.open_unix_connection(self._files.own_admin)
+        try:
+            writer.write(command)
+            return await reader.read()
+        finally:
+            writer.close()
+
+
+def _listening(path: Path) -> socket.socket:
+    """A socket that replaces the one at `path` in one step; only this user may connect."""
+    bound = path.with_name(f"{path.name}.{os.getpid()}.new")
+    bound.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX)
+    mask = os.umask(0o177)
+    try:
+        listening.bind(str(bound))
+    finally:
+        os.umask(mask)
+    listening.listen()
+    os.replace(bound, path)
+    return listening
+
+
+def _parent_of(pid: int, config: Path) -> int | None:
+    """Of a supervisor of this configuration; None if the process is none."""
+    process = Path("/proc") / str(pid)
+    try:
+        if str(config).encode() not in (process / "cmdline").read_bytes().split(b"\0"):
+            return None
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
+def _taken(arguments: list[str], option: str) -> list[str]:
+    """The values of an option, which is removed."""
+    if option not in arguments:
+        return []
+    begin = arguments.index(option)
+    end = begin + 1
+    while end < len(arguments) and not arguments[end].startswith("-"):
+        end += 1
+    values = arguments[begin + 1 : end]
+    del arguments[begin:end]
+    return values
+
+
+def _report(text: str) -> None:
+    print(f"caravan-haproxy: {text}", file=sys.stderr, flush=True)
