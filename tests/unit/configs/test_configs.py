@@ -47,6 +47,8 @@ def test_each_config_enables_haproxy(path: Path):
     environment = schema.controller_options.runtime_env["env_vars"]
     assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
     assert environment["RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"] == "1"
+    for limit in ("READY_CHECK_TIMEOUT_S", "HEALTH_CHECK_TIMEOUT_S"):
+        assert environment[f"RAY_SERVE_PROXY_{limit}"] == "60"
     assert schema.http_options.host in ("127.0.0.1", "0.0.0.0")
 
 
