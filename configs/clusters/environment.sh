@@ -20,4 +20,5 @@ export CARAVAN_MODELS="$HOME/caravan/models"
 
 # Threads of the CPU kernels sleep soon, as in `make serve`.
 export GOMP_SPINCOUNT=1000
+export RAY_worker_niceness=0
 export RAY_USAGE_STATS_ENABLED=0

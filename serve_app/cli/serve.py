@@ -46,6 +46,9 @@ _SECRET_BYTES = 32
 # How often a thread of the CPU kernels looks for work before it sleeps. OpenMP's own 300,000 takes
 # the processor from other processes and slows replicas beside them down.
 _SPIN_COUNT = "1000"
+# Ray's default of 15 puts replicas behind all else on the machine, also behind Ray's own processes
+# that start.
+_NICENESS = "0"
 
 
 @click.command(
@@ -111,6 +114,7 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
         # Lines of loading progress differ in their numbers only; Ray would fold them into one.
         "RAY_DEDUP_LOGS": "0",
         "GOMP_SPINCOUNT": _SPIN_COUNT,
+        "RAY_worker_niceness": _NICENESS,
         SECRET_VARIABLE: secrets.token_hex(_SECRET_BYTES),
     }
     return {**made, **own}

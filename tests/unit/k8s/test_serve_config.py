@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 import pytest
 from packaging.requirements import Requirement
 
+from serve_app.cli.serve import environment as serve_environment
 from serve_app.config.settings import deployment_name, read_settings
 from serve_app.replica.deployments import DRAIN_S
 from tests.checkout import ROOT
@@ -123,6 +124,7 @@ def test_all_pods_have_the_same_serve_environment():
     for group in groups().values():
         environment = {entry["name"]: entry.get("value") for entry in container(group)["env"]}
         assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+        assert environment["RAY_worker_niceness"] == serve_environment({})["RAY_worker_niceness"]
         assert environment["RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"] == "0"
         for name in HAPROXY:
             assert environment[name] == quickstart[name], "as elsewhere"
