@@ -45,7 +45,7 @@ help:
 	@echo "make attack      attack make serve, or the server at ATTACK=URL: 10 minutes"
 	@echo "make bench       measure against llama-cpp-python, write bench/RESULTS.md"
 	@echo "make bench-real  the same with a real file, and its accuracy: BENCH='--source PATH' or hf://..."
-	@echo "make chaos       kill parts of a cluster under 64 streams; fails if one is lost: 3 minutes"
+	@echo "make chaos       kill parts of a cluster under 64 streams; fails if one is lost: 3 minutes, or CHAOS='--hours 1'"
 	@echo "make package     wheel, source distribution and bill of materials into dist, and their tests: minutes"
 	@echo "make docs        the documents as a site, into .cache/site"
 	@echo "make audit       known vulnerabilities of the packages that the product needs"

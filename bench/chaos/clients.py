@@ -1,7 +1,6 @@
 """Clients that send requests continuously, measure gaps, and compare every answer."""
 
 import asyncio
-import contextlib
 import random
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -14,12 +13,16 @@ from bench.chaos.questions import Question, ServerError
 from bench.chaos.tally import Tally
 
 TIMEOUT = httpx.Timeout(120.0, connect=5.0)
-RETURN_S = 150.0  # after which an answer that was asked for again counts as broken
+RETURN_S = 150.0  # after its last cut an answer counts as broken
 PAUSE_S = 0.25
 
 
 class CutError(Exception):
-    """The connection was closed before the end of the answer."""
+    """The connection was closed before the end of the answer. `began`: after some output."""
+
+    def __init__(self, reason: str, *, began: bool = False) -> None:
+        super().__init__(reason)
+        self.began = began
 
 
 class Clients:
@@ -57,7 +60,7 @@ class Clients:
 
     async def _learn(self) -> None:
         for number, question in enumerate(self._questions):
-            self._known[number] = await self._answer(question, [])
+            self._known[number] = await self._answer(question)
 
     async def _ask_all(self, chances: list[random.Random]) -> None:
         try:
@@ -71,54 +74,66 @@ class Clients:
 
     async def _ask(self, number: int) -> None:
         self._tally.started += 1
-        gaps = [(0.0, self._tally.last_killed)]
         try:
-            answer = await self._answer(self._questions[number], gaps)
+            answer = await self._answer(self._questions[number])
         except ServerError as error:
-            self._tally.reasons.append(f"the server returned an error: {error}")
+            self._tally.note_broken(f"the server returned an error: {error}")
             return
         except CutError as cut:
             await self._ask_again(number, cut)
             return
         if answer != self._known[number]:
-            self._tally.reasons.append(f"another answer: {answer!r}, not {self._known[number]!r}")
+            self._tally.note_broken(f"another answer: {answer!r}, not {self._known[number]!r}")
             return
-        self._tally.note_finished(gaps)
+        self._tally.finished += 1
 
     async def _ask_again(self, number: int, cut: CutError) -> None:
         """Retries, as a client must after a lost connection."""
-        started = time.monotonic()
-        if started > self._tally.cuts_until:
-            self._tally.reasons.append(f"cut, though nothing on its way was killed: {cut}")
+        lost = time.monotonic()
+        if lost > self._tally.cuts_until:
+            self._tally.note_broken(f"cut, though nothing on its way was killed: {cut}")
             return
-        while time.monotonic() - started < RETURN_S:
+        while time.monotonic() - lost < RETURN_S:
             await asyncio.sleep(PAUSE_S)
-            with contextlib.suppress(CutError, ServerError):
-                if await self._answer(self._questions[number], []) == self._known[number]:
-                    self._tally.note_cut(time.monotonic() - started)
+            try:
+                answer = await self._answer(self._questions[number], lost)
+            except (CutError, ServerError) as again:
+                cut = CutError(str(again))
+                if isinstance(again, CutError) and again.began:
+                    lost = time.monotonic()
+            else:
+                if answer == self._known[number]:
+                    self._tally.cut += 1
                     return
-        self._tally.reasons.append(f"cut, and not answered within {RETURN_S:g} s: {cut}")
+                self._tally.note_broken(f"another answer to a second try: {answer!r}")
+                return
+        self._tally.note_broken(f"cut, and not answered within {RETURN_S:g} s: {cut}")
 
-    async def _answer(self, question: Question, gaps: list[tuple[float, str]]) -> str:
-        """The whole answer; the seconds between consecutive parts are recorded in `gaps`."""
-        parts = []
+    async def _answer(self, question: Question, lost: float | None = None) -> str:
+        """The whole answer; gaps are noted. `lost`: when the connection of the try before was."""
+        parts: list[str] = []
         stream, heard = object(), time.monotonic()
-        if question.body["stream"]:
+        streamed = question.body["stream"]
+        if streamed:
             self._received[stream] = heard
         try:
             async with self._client.stream("POST", question.path, json=question.body) as response:
                 async for line in self._lines(response):
+                    if not (piece := question.piece(line)):
+                        continue  # such as a comment that keeps the connection open
                     now = time.monotonic()
-                    if parts:
-                        gaps.append((now - heard, self._tally.last_killed))
+                    parts.append(piece)
+                    if len(parts) > 1:
+                        self._tally.note_gap(heard, now)
+                    elif lost is not None:
+                        self._tally.note_return(lost, now, streamed=streamed)
                     heard = now
-                    if stream in self._received:
+                    if streamed:
                         self._received[stream] = now
-                    parts.append(question.piece(line))
         except httpx.TransportError as error:
-            raise CutError(f"{type(error).__name__} {error}") from error
+            raise CutError(f"{type(error).__name__} {error}", began=bool(parts)) from error
         except ValueError as error:
-            raise CutError(f"a line ends early: {error}") from error
+            raise CutError(f"a line ends early: {error}", began=bool(parts)) from error
         finally:
             self._received.pop(stream, None)
         return "".join(parts)

@@ -16,14 +16,14 @@ import httpx
 import ray
 from ray import serve
 from ray.cluster_utils import Cluster
+from ray.serve.schema import ReplicaState
 
 from bench.server import free_port
 from serve_app.app import build
 
 NAME = "chaos"
 ROOT = Path(__file__).parents[2]
-NODES = 3  # beside the head, which has the proxy
-REPLICAS, INGRESSES, ENCODERS = 3, 2, 2
+FIRST_WAITING = 512
 STORE_BYTES = 80 * 2**20
 START_TIMEOUT_S = 120.0
 # As `make serve` sets them with configs/quickstart.yaml, except for ports and directories.
@@ -35,8 +35,20 @@ VARIABLES = {
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
     "RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S": "10",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
 }
 PORTS = ("HAPROXY_METRICS_PORT", "HAPROXY_STATS_PORT", "FALLBACK_PROXY_HTTP_PORT")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """`nodes`: beside the head, which has the proxy. Without encoders, replicas encode images."""
+
+    nodes: int
+    replicas: int
+    ingresses: int
+    encoders: int = 0
 
 
 @dataclass(slots=True)
@@ -45,6 +57,7 @@ class ChaosCluster:
 
     url: str
     nodes: Cluster
+    size: Size
 
     def lose_a_node(self, r: random.Random) -> None:
         """Kill all processes of a node, then start another node."""
@@ -54,6 +67,16 @@ class ChaosCluster:
             os.kill(pid, signal.SIGKILL)
         self.nodes.remove_node(node, allow_graceful=False)
         _add_node(self.nodes)
+
+    def running(self, deployment: str) -> int:
+        """How many replicas of it run, as far as Serve knows."""
+        states = serve.status().applications[NAME].deployments[deployment].replica_states
+        return states.get(ReplicaState.RUNNING, 0)
+
+    def is_whole(self) -> bool:
+        """Whether no replica of any deployment is missing, as far as Serve knows."""
+        deployments = serve.status().applications[NAME].deployments.values()
+        return all(set(each.replica_states) == {ReplicaState.RUNNING} for each in deployments)
 
     def await_answers(self) -> None:
         """Wait until the server answers HTTP."""
@@ -70,8 +93,8 @@ class ChaosCluster:
 
 
 @contextmanager
-def running_cluster(model: Path, *, vision: bool) -> Iterator[ChaosCluster]:
-    with TemporaryDirectory() as store, _cluster(store) as nodes:
+def running_cluster(model: Path, size: Size) -> Iterator[ChaosCluster]:
+    with TemporaryDirectory() as store, _cluster(store, size.nodes) as nodes:
         port = free_port()
         variables = VARIABLES | {f"RAY_SERVE_{name}": str(free_port()) for name in PORTS}
         try:
@@ -80,31 +103,36 @@ def running_cluster(model: Path, *, vision: bool) -> Iterator[ChaosCluster]:
                 http_options={"host": "127.0.0.1", "port": port},
                 controller_options={"runtime_env": {"env_vars": variables}},
             )
-            serve.run(build(_arguments(model, vision=vision)), name=NAME, route_prefix="/")
-            built = ChaosCluster(f"http://127.0.0.1:{port}", nodes)
+            deploy(model, size)
+            built = ChaosCluster(f"http://127.0.0.1:{port}", nodes, size)
             built.await_answers()
             yield built
         finally:
             serve.shutdown()
 
 
-def _arguments(model: Path, *, vision: bool) -> dict[str, Any]:
-    """With more retries than the default, because replicas are killed all the time."""
+def deploy(model: Path, size: Size, *, max_waiting: int = FIRST_WAITING) -> None:
+    """Deploy the application and wait until all of it runs. Another `max_waiting` changes nothing
+    that is measured, and replaces all replicas."""
     demo: dict[str, Any] = {"name": "demo", "source": str(model), "device": "cpu"}
-    demo |= {"replicas": REPLICAS, "num_cpus": 0.5, "threads": 1, "max_sequences": 32}
-    if vision:
-        demo["vision"] = {"placement": "pool", "replicas": ENCODERS, "num_cpus": 0.5, "threads": 1}
-    failover = {"max_retries": 20}
-    return {"models": [demo], "ingress_replicas": INGRESSES, "failover": failover}
+    demo |= {"replicas": size.replicas, "num_cpus": 0.5, "threads": 1, "max_sequences": 64}
+    demo |= {"max_waiting": max_waiting}
+    if size.encoders:
+        pool = {"placement": "pool", "replicas": size.encoders, "num_cpus": 0.5, "threads": 1}
+        demo["vision"] = pool
+    # More retries than the default, because replicas are lost all the time.
+    arguments = {"ingress_replicas": size.ingresses, "failover": {"max_retries": 20}}
+    serve.run(build({"models": [demo], **arguments}), name=NAME, route_prefix="/")
 
 
 @contextmanager
-def _cluster(store: str) -> Iterator[Cluster]:
+def _cluster(store: str, count: int) -> Iterator[Cluster]:
     os.environ.update(PYTHONPATH=str(ROOT), RAY_USAGE_STATS_ENABLED="0", CARAVAN_MODELS=store)
+    os.environ.setdefault("RAY_worker_niceness", "0")  # as `make serve` sets it
     head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": STORE_BYTES}
     nodes = Cluster(initialize_head=True, head_node_args=head)
     try:
-        for _ in range(NODES):
+        for _ in range(count):
             _add_node(nodes)
         ray.init(address=nodes.address, log_to_driver=False)
         yield nodes

@@ -1,59 +1,124 @@
 """The outcome of the streams, and the faults that were injected."""
 
+import math
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Fault:
+    """One injected fault, on the monotonic clock, and what clients saw of it, in seconds.
+
+    `gap_s`: the longest time without output of a stream that went on. `return_s`: the longest time
+    from the loss of a client's connection to the first output of its next request. `reply_s`: the
+    same to a whole reply, of requests that are not streamed.
+    """
+
+    kind: str
+    at: float
+    gap_s: float = 0.0
+    return_s: float = 0.0
+    reply_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Tally:
     """Each started stream ends as exactly one of: finished, cut, broken.
 
-    `cut`: its client was connected to the killed process; the client retried and received the whole
-    answer, at most `longest_return_s` later. A gap is the time that a surviving stream was without
-    output, with the kind of process that was killed last.
+    `cut`: its client was connected to the killed process; the client asked again and received the
+    whole answer.
     """
 
     started: int = 0
     finished: int = 0
     cut: int = 0
     reasons: list[str] = field(default_factory=list)  # one for each that is broken
-    killed: Counter[str] = field(default_factory=Counter)
-    last_killed: str = "nothing"
-    longest_gap: tuple[float, str] = (0.0, "nothing")  # and what had been killed last
-    longest_return_s: float = 0.0
+    faults: list[Fault] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
     cuts_until: float = 0.0  # on the monotonic clock: cuts are expected until then
 
     @property
     def broken(self) -> int:
         return len(self.reasons)
 
+    @property
+    def kinds(self) -> set[str]:
+        return {fault.kind for fault in self.faults}
+
     def expect_cuts(self, seconds: float) -> None:
         self.cuts_until = max(self.cuts_until, time.monotonic() + seconds)
 
-    def note_killed(self, kind: str) -> None:
-        self.killed[kind] += 1
-        self.last_killed = kind
+    def note_fault(self, kind: str) -> None:
+        """Call it just before the fault. Prints what clients saw of the one before."""
+        if self.faults:
+            print(self._line(self.faults[-1]), flush=True)
+        self.faults.append(Fault(kind, time.monotonic()))
 
-    def note_finished(self, gaps: list[tuple[float, str]]) -> None:
-        self.finished += 1
-        self.longest_gap = max((self.longest_gap, *gaps))
+    def note_broken(self, reason: str) -> None:
+        self.reasons.append(reason)
+        print(f"{time.monotonic() - self.began:8.1f} broken: {reason}", flush=True)
 
-    def note_cut(self, return_s: float) -> None:
-        self.cut += 1
-        self.longest_return_s = max(self.longest_return_s, return_s)
+    def note_gap(self, begin: float, end: float) -> None:
+        if fault := self._cause(begin):
+            fault.gap_s = max(fault.gap_s, end - begin)
+
+    def note_return(self, begin: float, end: float, *, streamed: bool) -> None:
+        """The first output of a client that asks again, after its connection was lost."""
+        if fault := self._cause(begin):
+            if streamed:
+                fault.return_s = max(fault.return_s, end - begin)
+            else:
+                fault.reply_s = max(fault.reply_s, end - begin)
 
     def page(self) -> str:
-        killed = ", ".join(f"{count} {what}" for what, count in sorted(self.killed.items()))
         lines = [
-            f"killed           {killed or 'nothing'}",
             f"streams started  {self.started}",
             f"        finished {self.finished}",
-            f"        cut      {self.cut} with the ingress or proxy that held their connection; "
-            f"all retries were answered, at most {self.longest_return_s:.1f} s later",
+            f"        cut      {self.cut}, with the process that held their connection; "
+            "asked again and answered",
             f"        broken   {self.broken}",
-            f"longest gap      {self.longest_gap[0]:.2f} s, in a surviving stream; killed last: "
-            f"{self.longest_gap[1]}",
+            "seconds, as median / 95th percentile / longest over the faults of a kind",
+            f"{'fault':<14}{'times':>6}   {'gap of a stream':<20}{'second try begins':<20}"
+            "whole reply",
+            *(self._row(kind, count) for kind, count in sorted(self._counts().items())),
             *(f"broken: {reason}" for reason in self.reasons),
         ]
         return "\n".join(lines)
+
+    def _counts(self) -> Counter[str]:
+        return Counter(fault.kind for fault in self.faults)
+
+    def _row(self, kind: str, count: int) -> str:
+        faults = [fault for fault in self.faults if fault.kind == kind]
+        columns = (
+            [fault.gap_s for fault in faults],
+            [fault.return_s for fault in faults if fault.return_s],
+            [fault.reply_s for fault in faults if fault.reply_s],
+        )
+        return f"{kind:<14}{count:>6}   " + "".join(f"{_spread(each):<20}" for each in columns)
+
+    def _line(self, fault: Fault) -> str:
+        seen = [f"{fault.at - self.began:8.1f} {fault.kind}: longest gap {fault.gap_s:.2f} s"]
+        if fault.return_s or fault.reply_s:
+            seen.append(f"second try {fault.return_s:.2f} s, whole reply {fault.reply_s:.2f} s")
+        return ", ".join(seen)
+
+    def _cause(self, begin: float) -> Fault | None:
+        """The first fault since then, else the last one before."""
+        found = None
+        for fault in reversed(self.faults):
+            if fault.at < begin:
+                return found or fault
+            found = fault
+        return found
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    """The median over the faults, the 95th percentile and the longest."""
+    if not seconds:
+        return "-"
+    ordered = sorted(seconds)
+    ranks = (math.ceil(share * len(ordered)) - 1 for share in (0.5, 0.95, 1.0))
+    return " / ".join(f"{ordered[rank]:.1f}" for rank in ranks)

@@ -9,21 +9,18 @@ from collections.abc import Callable
 from bench.chaos.cluster import NAME, ChaosCluster, descendants
 from bench.chaos.tally import Tally
 
-# Prefixes of their process titles.
-TITLES = {
-    "replica": f"ray::ServeReplica:{NAME}:demo",
-    "encoder": f"ray::ServeReplica:{NAME}:VisionEncoder",
-    "ingress": f"ray::ServeReplica:{NAME}:Ingress",
-}
+DEPLOYMENTS = {"replica": "demo", "encoder": "VisionEncoder:demo", "ingress": "Ingress"}
+# Beginnings of their process titles.
+TITLES = {kind: f"ray::ServeReplica:{NAME}:{name}" for kind, name in DEPLOYMENTS.items()}
 NODE, PROXY = "worker node", "proxy"
-# Killed repeatedly, as often as they are listed.
-AGAIN = ("replica", "replica", "replica", "encoder", "ingress")
-PAUSE_S = (5.0, 9.0)
+# How often each is killed, relative to the others.
+WEIGHTS = {"replica": 12, "encoder": 4, "ingress": 4, PROXY: 1, NODE: 1}
+PAUSE_S = (1.0, 3.0)
 LONGEST_PAUSE_S = 60.0
 # How much longer to wait for kinds that have not been killed yet.
 PATIENCE_S = 120.0
 # How long after the death of a process with client connections their loss counts as its effect.
-CUTS_S = {"ingress": 5.0, NODE: 15.0, PROXY: 60.0}
+CUTS_S = {"ingress": 5.0, NODE: 15.0, PROXY: 5.0}
 
 
 class Killer:
@@ -44,17 +41,18 @@ class Killer:
         self._r = r
         self._tally = tally
         self._recovered = recovered
+        self._present = [kind for kind in TITLES if self._processes(kind)]
 
     def run(self, seconds: float) -> None:
         """Run for this long, and until each kind has been killed."""
         end = time.monotonic() + seconds
-        present = [kind for kind in TITLES if self._processes(kind)]
-        first = [*present, NODE, PROXY]
+        first = [*self._present, NODE, PROXY]
+        kinds, weights = list(first), [WEIGHTS[kind] for kind in first]
         self._r.shuffle(first)
         while time.monotonic() < (end + PATIENCE_S if first else end):
             self._pause()
-            kind = first.pop() if first else self._r.choice([k for k in AGAIN if k in present])
-            if not self._kill(kind) and kind not in self._tally.killed:
+            kind = first.pop() if first else self._r.choices(kinds, weights)[0]
+            if not self._kill(kind) and kind not in self._tally.kinds:
                 first.insert(0, kind)  # its turn comes again
         self._pause()
         self._tally.reasons += [f"no {kind} came up to be killed" for kind in first]
@@ -66,21 +64,25 @@ class Killer:
             time.sleep(0.1)
 
     def _kill(self, kind: str) -> bool:
-        """False if there is none, because they are starting."""
+        """False while too many are being replaced: the loss of the only one is no failover."""
         there = [] if kind == NODE else self._processes(kind)
-        if not there and kind != NODE:
+        if not (self._cluster.is_whole() if kind == NODE else self._spare(kind, there)):
             return False
         if kind in CUTS_S:
             self._tally.expect_cuts(CUTS_S[kind])
+        self._tally.note_fault(kind)
         if kind == NODE:
             self._cluster.lose_a_node(self._r)
         for pid in there if kind == PROXY else there[:1]:
             os.kill(pid, signal.SIGKILL)
-        self._tally.note_killed(kind)
-        print(f"killed: {kind}{f', of {len(there)}' if there else ''}", flush=True)
         if kind == PROXY:
             self._cluster.await_answers()
         return True
+
+    def _spare(self, kind: str, there: list[int]) -> bool:
+        if kind == PROXY:
+            return bool(there)
+        return len(there) > 1 and self._cluster.running(DEPLOYMENTS[kind]) > 1
 
     def _processes(self, kind: str) -> list[int]:
         """Their process ids, in random order."""
