@@ -315,6 +315,7 @@ class Engine:
             usage=self._usage(live) if first else None,
             prompt_logprobs=scores,
             matched=_matched(live, sampled.token, finish),
+            mirostat_mus=() if sampled.mirostat_mu is None else (sampled.mirostat_mu,),
         )
         if finish is None:
             live.deliver(delta)

@@ -73,6 +73,10 @@ class SamplingParams:
     `allowed`: the only tokens that are sampled, in words like those of `dry_breakers`; empty: all.
     `bad_words`: sequences of tokens of which none is completed by a token that is sampled; those
     at positions before `words_from` do not count.
+
+    `mirostat` 1 or 2: that version of it takes the place of top_k, top_p, min_p and the samplers of
+    llama.cpp, after the temperature; `mirostat_tau`: its target in bits, `mirostat_eta`: its
+    learning rate. Its state follows from all tokens before.
     """
 
     temperature: float = 0.8
@@ -105,6 +109,9 @@ class SamplingParams:
     allowed: bytes = b""
     bad_words: tuple[tuple[int, ...], ...] = ()
     words_from: int = 0
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
 
     @property
     def repetitive(self) -> bool:
@@ -112,9 +119,14 @@ class SamplingParams:
         return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
 
     @property
+    def adaptive(self) -> bool:
+        """Whether Mirostat applies."""
+        return self.mirostat > 0 and self.temperature > 0
+
+    @property
     def chained(self) -> bool:
         """Whether a sampler of runtime/worker/sampler_chain.py applies."""
-        return (
+        return self.mirostat == 0 and (
             self.typical_p < 1
             or self.top_n_sigma > 0
             or (self.xtc_probability > 0 and self.xtc_threshold <= 0.5)
@@ -239,12 +251,14 @@ class ResumeState:
 
     With log-probabilities the client may have more text than that of `tokens`, which then end where
     the log-probabilities end: the tokens after them are sampled again. Without `had_turn` the
-    request was still waiting, and waits here too.
+    request was still waiting, and waits here too. `mirostat_mu`: the state of Mirostat after
+    `tokens`.
     """
 
     tokens: tuple[int, ...] = ()
     characters: int = 0
     had_turn: bool = True
+    mirostat_mu: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,11 +333,13 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The token that a step sampled for one sequence; log-probabilities only if requested."""
+    """The token that a step sampled for one sequence; log-probabilities only if requested.
+    `mirostat_mu`: the state of Mirostat after it, if it applies."""
 
     token: int
     logprob: float | None = None
     top: tuple[Alternative, ...] = ()
+    mirostat_mu: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +406,8 @@ class Delta:
     `logprobs` belong to the text of this delta; text cut off by a stop string has none. `usage`: in
     the first delta the usage so far, in the last one the total. `prompt_logprobs`: of the prompt's
     tokens from the second on, if requested, in the first delta. `matched`: in the last delta, the
-    stop string or the reported end token that has ended the answer.
+    stop string or the reported end token that has ended the answer. `mirostat_mus`: the states of
+    Mirostat after each of `tokens`, if it applies.
     """
 
     text: str = ""
@@ -402,6 +419,7 @@ class Delta:
     vector: bytes | None = None  # of a pooled prompt, as in `Pooled`
     prompt_logprobs: tuple[Sampled, ...] = ()
     matched: str | int | None = None
+    mirostat_mus: tuple[float, ...] = ()
 
     def merged(self, later: "Delta") -> "Delta":
         """This delta and the next one as one."""
@@ -415,4 +433,5 @@ class Delta:
             later.vector,
             self.prompt_logprobs + later.prompt_logprobs,
             later.matched,
+            self.mirostat_mus + later.mirostat_mus,
         )

@@ -222,7 +222,7 @@ class Scheduler:
             if isinstance(outcome, LateMask):
                 sequence.late_mask, outcome, computed = outcome, None, chunk.length - 1
             if isinstance(outcome, Sampled):
-                sequence.append(outcome.token)
+                sequence.append(outcome)
             if chunk.epoch == sequence.epoch:
                 sequence.confirmed = chunk.start + computed
                 if chunk.proposed:
@@ -442,7 +442,8 @@ class Scheduler:
 
 
 def _load(sequence: Sequence, slot: int) -> SlotLoad:
-    return SlotLoad(slot, tuple(sequence.tokens[: sequence.most_tokens]), sequence.sampling)
+    known = tuple(sequence.tokens[: sequence.most_tokens])
+    return SlotLoad(slot, known, sequence.sampling, sequence.mirostat_mu)
 
 
 def _lacking(sequence: Sequence, needed: tuple[bytes, ...], draft: _Draft) -> bool:

@@ -48,6 +48,7 @@ class Sequence:
     waits_to_propose: bool = False  # until its last token is known
     awaited: tuple[bytes, ...] | None = None  # images of its first chunk; None: not yet known
     left: list[int] = field(default_factory=list)  # tokens that have left by `moving_cut`
+    mirostat_mu: float | None = None  # after the last of `tokens`
     spans: tuple[ImageSpan, ...] = field(init=False)  # of the context
     sampling: SamplingParams = field(init=False)  # with positions of the context
     cache_salt: bytes = field(init=False)
@@ -59,6 +60,8 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.sampling, self.cache_salt = self.request.sampling, self.request.cache_salt
+        if self.request.resume is not None:
+            self.mirostat_mu = self.request.resume.mirostat_mu
         self._set_spans(self.request.spans)
         self.shares_pages = self.request.pooling is None and self.request.prompt_logprobs is None
         self._set_most_tokens()
@@ -177,14 +180,16 @@ class Sequence:
 
     @property
     def may_propose(self) -> bool:
-        """Whether its next step only computes its last token, whose mask is not late."""
-        return self.remaining == 1 and not self.proposing and self.late_mask is None
+        """Whether its next step only computes its last token, whose mask is not late. With
+        Mirostat, tokens are sampled one after the other."""
+        last = self.remaining == 1 and not self.proposing and self.late_mask is None
+        return last and not self.sampling.adaptive
 
-    def append(self, token: int) -> None:
-        self.tokens.append(token)
-        self.late_mask = None
+    def append(self, sampled: Sampled) -> None:
+        self.tokens.append(sampled.token)
+        self.mirostat_mu, self.late_mask = sampled.mirostat_mu, None
         if self.matcher is not None:
-            self.matcher.accept(token)
+            self.matcher.accept(sampled.token)
 
     def may_end_at(self, position: int) -> bool:
         """Whether a step may end before `position`: not inside an image that must stay whole."""

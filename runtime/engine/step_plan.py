@@ -20,11 +20,13 @@ class PageWrite:
 
 @dataclass(frozen=True, slots=True)
 class SlotLoad:
-    """A sequence enters a slot: its tokens so far, from position 0, and its sampling parameters."""
+    """A sequence enters a slot: its tokens so far, from position 0, its sampling parameters, and
+    the state of Mirostat after these tokens, None before the first one that it samples."""
 
     slot: int
     tokens: tuple[int, ...]
     sampling: SamplingParams
+    mirostat_mu: float | None = None
 
 
 class Chunk(NamedTuple):  # which is made faster: each step makes one for every sequence

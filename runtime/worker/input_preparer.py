@@ -24,6 +24,7 @@ from runtime.worker.logit_biases import (
     rows_of,
     table_bytes,
 )
+from runtime.worker.mirostat import LoadedMirostats, mirostat_bytes, mirostat_row
 from runtime.worker.model import ImageWrite, RowSpan
 from runtime.worker.pinned_buffer import ALIGNMENT, PinnedBuffer
 from runtime.worker.pooling import PooledStep, plan_pooling
@@ -284,6 +285,7 @@ class InputPreparer:
             _write_chains(buffer, [load for load in loads if load.sampling.chained]),
             self._write_repetitions(buffer, [load for load in loads if load.sampling.repetitive]),
             self._write_restrictions(buffer, [load for load in loads if load.sampling.restricted]),
+            _write_mirostats(buffer, [load for load in loads if load.sampling.adaptive]),
         )
 
     def _write_restrictions(
@@ -316,8 +318,9 @@ def buffer_bytes(layout: CacheLayout, limits: StepLimits, vocab_size: int) -> in
     chains = chain_bytes(slots) + 8 * slots
     repetitions = repetition_bytes(slots, vocab_size) + 2 * 8 * slots
     restrictions = restriction_bytes(slots, vocab_size) + 8 * slots
-    parts = 36 + 5 * groups + slots
-    sampling = biases + chains + repetitions + restrictions
+    mirostats = mirostat_bytes(slots) + 8 * slots
+    parts = 38 + 5 * groups + slots
+    sampling = biases + chains + repetitions + restrictions + mirostats
     return rows + images + draws + tables + loads + sampling + ALIGNMENT * parts
 
 
@@ -347,6 +350,17 @@ def _write_chains(buffer: PinnedBuffer, loads: Sequence[SlotLoad]) -> LoadedChai
     return LoadedChains(
         buffer.put([load.slot for load in loads], _INT64),
         buffer.put(chain_rows([load.sampling for load in loads]), torch.float32),
+    )
+
+
+def _write_mirostats(buffer: PinnedBuffer, loads: Sequence[SlotLoad]) -> LoadedMirostats | None:
+    if not loads:
+        return None
+    return LoadedMirostats(
+        buffer.put([load.slot for load in loads], _INT64),
+        buffer.put(
+            [mirostat_row(load.sampling, load.mirostat_mu) for load in loads], torch.float32
+        ),
     )
 
 

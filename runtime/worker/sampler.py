@@ -17,6 +17,13 @@ from torch import Tensor
 from runtime.engine.request import SamplingParams
 from runtime.kernels.draws import draw_top, forbid
 from runtime.worker.logit_biases import BiasedRows, BiasTable, LoadedBiases, table_bytes
+from runtime.worker.mirostat import (
+    LoadedMirostats,
+    MirostatTable,
+    kept_weights,
+    mirostat_bytes,
+    states_after,
+)
 from runtime.worker.prompt_scores import PromptScores
 from runtime.worker.repetition import (
     LoadedRepetitions,
@@ -58,10 +65,13 @@ class Path(IntEnum):
     SORTED = 2  # all logits sorted, for top_p
     WHOLE = 3  # all logits unsorted
     CHAIN = 4  # all logits sorted, for the samplers of runtime/worker/sampler_chain.py
+    MIROSTAT = 5  # the same, for runtime/worker/mirostat.py
 
 
 def path_of(sampling: SamplingParams, vocab_size: int) -> Path:
     """The cheapest path for these parameters."""
+    if sampling.adaptive:
+        return Path.MIROSTAT
     if sampling.chained:
         return Path.CHAIN
     if sampling.temperature <= 0:
@@ -85,6 +95,7 @@ class LoadedSlots:
     chains: LoadedChains | None = None
     repetitions: LoadedRepetitions | None = None
     restrictions: LoadedRestrictions | None = None
+    mirostats: LoadedMirostats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +148,8 @@ class Drawn:
     """The drawn tokens, on the device.
 
     tokens [rows] int64; finite [rows] bool: whether the largest logit is finite. Of the scored
-    rows: logprobs [scored] float32, top_tokens and top_logprobs [scored, alternatives].
+    rows: logprobs [scored] float32, top_tokens and top_logprobs [scored, alternatives]. Of the
+    rows of path MIROSTAT: mirostat_mus float32, the states after their tokens.
     """
 
     tokens: Tensor
@@ -145,6 +157,7 @@ class Drawn:
     logprobs: Tensor
     top_tokens: Tensor
     top_logprobs: Tensor
+    mirostat_mus: Tensor
 
 
 class Sampler:
@@ -160,12 +173,13 @@ class Sampler:
         self._biases = BiasTable(slots=slots, device=device)
         self._chains = ChainTable(slots=slots, device=device)
         self._repetitions = RepetitionTable(slots=slots, vocab_size=vocab_size, device=device)
+        self._mirostats = MirostatTable(slots=slots, device=device)
         self._restrictions = RestrictionTable(slots=slots, vocab_size=vocab_size, device=device)
 
     @staticmethod
     def state_bytes(*, slots: int, context_tokens: int, vocab_size: int) -> int:
         tables = table_bytes(slots) + chain_bytes(slots) + repetition_bytes(slots, vocab_size)
-        tables += restriction_bytes(slots, vocab_size)
+        tables += restriction_bytes(slots, vocab_size) + mirostat_bytes(slots)
         return slots * (4 * context_tokens + 4 * FLOATS + 8 * INTS) + tables
 
     @staticmethod
@@ -192,6 +206,8 @@ class Sampler:
             self._repetitions.load(loaded.repetitions)
         if loaded.restrictions is not None:
             self._restrictions.load(loaded.restrictions)
+        if loaded.mirostats is not None:
+            self._mirostats.load(loaded.mirostats)
 
     def propose(self, proposed: ProposedTokens) -> None:
         self._tokens[proposed.slots, proposed.positions] = proposed.tokens
@@ -260,7 +276,7 @@ class Sampler:
             forbid(logits, masks.rows, masks.words, masks.count)
         tokens, finite = self._draw(logits, draws)
         scores = _score(raw, tokens[draws.scored] if scored else tokens[:0], draws.alternatives)
-        return Drawn(tokens, finite, *scores)
+        return Drawn(tokens, finite, *scores, self._states_after(draws))
 
     def score(
         self, logits: Tensor, slots: Tensor, positions: Tensor, alternatives: int
@@ -307,6 +323,9 @@ class Sampler:
                 token = _pick_unsorted(rows, peak, temperature[part], min_p[part], noise)
             elif path is Path.CHAIN:
                 peak, token = self._draw_chain(rows, draws.slots[part], draws.positions[part])
+            elif path is Path.MIROSTAT:
+                place = draws.slots[part], draws.positions[part]
+                peak, token = self._draw_mirostat(rows, *place, temperature[part], noise)
             else:
                 values, ids = (
                     top_tokens(rows, draws.width) if path is Path.TOP else sorted_tokens(rows)
@@ -337,6 +356,26 @@ class Sampler:
         sums = (odds_of(values, rows) * ONE).long().cumsum(dim=1)
         column = _column(sums, sums[:, -1], uniforms(ints[:, 0], numbers))
         return values[:, 0], ids.gather(1, column[:, None])[:, 0]
+
+    def _states_after(self, draws: Draws) -> Tensor:
+        """`Drawn.mirostat_mus`."""
+        count = draws.counts[Path.MIROSTAT]
+        if not count:
+            return self._floats.new_empty(0)
+        return self._mirostats.states(draws.slots[-count:], draws.positions[-count:] + 1)
+
+    def _draw_mirostat(
+        self, logits: Tensor, slots: Tensor, positions: Tensor, temperature: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """As `_draw_chain`; the states of the slots change."""
+        rows = self._mirostats.rows(slots, positions)
+        values, ids = sorted_tokens(logits)
+        depths = (values[:, :1] - values) / temperature
+        sums = kept_weights(depths, rows).cumsum(dim=1)
+        column = _column(sums, sums[:, -1], noise)[:, None]
+        mus = states_after(depths.gather(1, column), sums[:, -1:], rows)
+        self._mirostats.store(slots, positions + 1, mus)
+        return values[:, 0], ids.gather(1, column)[:, 0]
 
     def _penalise(self, logits: Tensor, draws: Draws) -> None:
         """Repeat, frequency and presence penalties in place, as llama.cpp defines them.

@@ -90,10 +90,10 @@ class ResultCopier:
 
 
 def result_bytes(limits: StepLimits, *, hidden: int) -> int:
-    """The most that a step returns: a token with scores for each row that draws, a vector for each
-    slot, and scores of prompts."""
+    """The most that a step returns: a token with scores and a state of Mirostat for each row that
+    draws, a vector for each slot, and scores of prompts."""
     scored = 4 + (8 + 4) * MAX_TOP_LOGPROBS
-    drawn = limits.draws * (8 + 1 + scored)
+    drawn = limits.draws * (8 + 1 + 4 + scored)
     return drawn + limits.slots * 4 * hidden + limits.step_tokens * scored
 
 
@@ -114,12 +114,14 @@ def outcomes(launched: Launched) -> tuple[Result, ...]:
 
 
 def _store_drawn(launched: Launched, drawn: Drawn, results: list[Result]) -> None:
-    scores = _Scores(drawn)
-    rows = zip(launched.drawing, drawn.tokens.tolist(), drawn.finite.tolist(), strict=True)
-    for row, (index, token, finite) in enumerate(rows):
+    scores, mus = _Scores(drawn), drawn.mirostat_mus.tolist()
+    states = [None] * (len(drawn.tokens) - len(mus)) + mus
+    rows = zip(launched.drawing, drawn.tokens.tolist(), drawn.finite.tolist(), states, strict=True)
+    for row, (index, token, finite, mu) in enumerate(rows):
         request = launched.chunks[index].sequence.request
         wanted = request.sampling.logprobs
-        sampled = Sampled(token) if wanted is None else scores.next(token, wanted)
+        logprob, top = (None, ()) if wanted is None else scores.next(wanted)
+        sampled = Sampled(token, logprob, top, mu)
         excludes = request.sampling.restricted or request.grammar is not None
         failure = NO_TOKEN if excludes else NOT_FINITE
         results[index] = launched.unmasked.get(row) or (sampled if finite else failure)
@@ -136,10 +138,10 @@ class _Scores:
             strict=True,
         )
 
-    def next(self, token: int, alternatives: int) -> Sampled:
+    def next(self, alternatives: int) -> tuple[float, tuple[Alternative, ...]]:
         logprob, tokens, logprobs = next(self._rows)
         pairs = zip(tokens[:alternatives], logprobs[:alternatives], strict=True)
-        return Sampled(token, logprob, tuple(Alternative(*pair) for pair in pairs))
+        return logprob, tuple(Alternative(*pair) for pair in pairs)
 
 
 def _tensors(launched: Launched) -> list[Tensor]:

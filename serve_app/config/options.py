@@ -51,6 +51,9 @@ class Options:
     dry_allowed_length: int | None = None
     dry_penalty_last_n: int | None = None
     dry_sequence_breakers: tuple[str, ...] | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
 
     def over(self, base: Self) -> Self:
         """These options, with those of `base` where none is given."""
@@ -113,6 +116,9 @@ CHAIN_BOUNDS: Mapping[str, Bounds] = {
     "dry_base": Bounds(float, 1, 100),
     "dry_allowed_length": Bounds(int, 0, 128),
     "dry_penalty_last_n": Bounds(int, -1, LONGEST),
+    "mirostat": Bounds(int, 0, 2),
+    "mirostat_tau": Bounds(float, 0, 100),
+    "mirostat_eta": Bounds(float, 0, 10),
 }
 BOUNDS: Mapping[str, Bounds] = {
     "temperature": Bounds(float, 0, LARGEST),
@@ -151,10 +157,10 @@ OPENAI_BOUNDS: Mapping[str, Bounds] = {
 _HARMLESS = frozenset(
     {"num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "numa"}
     | {"low_vram", "f16_kv", "logits_all", "vocab_only", "use_mlock", "penalize_newline"}
-    | {"embedding_only", "mirostat_tau", "mirostat_eta", "draft_num_predict"}
+    | {"embedding_only", "draft_num_predict"}
 )
 # Options that Ollama has removed and ignores, with the value that turns them off.
-_REMOVED: Mapping[str, Any] = {"tfs_z": 1, "mirostat": 0}
+_REMOVED: Mapping[str, Any] = {"tfs_z": 1}
 
 
 def _refuse(name: str) -> None:

@@ -261,7 +261,7 @@ class ChatDelta:
     in that format. `choices`: of a request with several choices, deltas of single choices with
     their index; `tokens`, `usage` and `finish` are then those of all choices together. `echo`: in
     the first delta of a task with `echo`. `thinking_tokens`: those of `tokens` that are thinking.
-    `prompt_tokens`: of a `PromptTask`.
+    `prompt_tokens`: of a `PromptTask`. `mirostat_mus`: for the next replica.
     """
 
     text: str = ""
@@ -278,6 +278,7 @@ class ChatDelta:
     matched: str | int | None = None
     thinking_tokens: int = 0
     prompt_tokens: PromptTokens | None = None
+    mirostat_mus: tuple[float, ...] = ()
 
 
 def merge(deltas: list[ChatDelta]) -> ChatDelta:
@@ -298,6 +299,7 @@ def merge(deltas: list[ChatDelta]) -> ChatDelta:
         last.matched,
         sum(delta.thinking_tokens for delta in deltas),
         last.prompt_tokens,
+        tuple(chain.from_iterable(delta.mirostat_mus for delta in deltas)),
     )
 
 

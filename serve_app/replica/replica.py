@@ -290,6 +290,7 @@ class ModelReplica:
             delta.usage,
             delta.error,
             matched=delta.matched,
+            mirostat_mus=delta.mirostat_mus,
         )
 
 

@@ -33,6 +33,7 @@ SAMPLINGS = {
     "chain": SamplingParams(
         typical_p=0.9, top_n_sigma=2.0, xtc_probability=0.5, dynatemp_range=0.5, dry_multiplier=1.0
     ),
+    "mirostat": SamplingParams(mirostat=1, logprobs=1),
 }
 # Positions before the rows of each sequence, and their number.
 PREFILL = [(0, 40), (30, 30), (0, 1)]

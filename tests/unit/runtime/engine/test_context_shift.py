@@ -12,6 +12,7 @@ from runtime.engine.request import (
     FinishReason,
     GenerationRequest,
     ImageSpan,
+    Sampled,
     SamplingParams,
     StopRules,
 )
@@ -174,7 +175,7 @@ def test_a_resumed_sequence_has_the_state_of_the_first_one() -> None:
     drawn = []
     for number in range(300):
         drawn.append(number % 90)
-        first.append(drawn[-1])
+        first.append(Sampled(drawn[-1]))
         if first.fills_context:
             first.shift()
         resumed = Sequence(one, [*prompt, *drawn])

@@ -85,6 +85,7 @@ def sample(
         drawn.logprobs[scored_back],
         drawn.top_tokens[scored_back],
         drawn.top_logprobs[scored_back],
+        drawn.mirostat_mus,
     )
 
 

@@ -313,7 +313,7 @@ async def test_raw_excludes_system():
         {"tools": []}, {"format": ""}, {"format": None}, {"keep_alive": "5m"}, {"keep_alive": -1},
         {"think": False}, {"truncate": False}, {"truncate": True}, {"shift": False},
         {"keep_alive": 10**320}, {"options": None},
-        {"options": {"typical_p": 1.0, "mirostat": 0, "num_keep": 4}},
+        {"options": {"typical_p": 1.0, "tfs_z": 1, "num_keep": 4}},
     ],
 )  # fmt: skip
 async def test_fields_without_effect_are_accepted(extra):

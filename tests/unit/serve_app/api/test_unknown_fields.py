@@ -46,7 +46,7 @@ IGNORED = [
     (NATIVE, {"messages": USER, "temperature": 0.1, "top_p": 0.2}),
     (NATIVE, {"messages": USER, "colour": {"red": [1, None]}}),
     (NATIVE, {"messages": [{**USER[0], "name": "Bob", "colour": 1}]}),
-    (NATIVE, {"messages": USER, "options": {"warmth": "hot", "mirostat": 2, "tfs_z": 0.5}}),
+    (NATIVE, {"messages": USER, "options": {"warmth": "hot", "tfs_z": 0.5}}),
     ("/api/generate", {"prompt": "p", "num_predict": 50, "width": 512}),
     (OPENAI, {"messages": USER, "keep_alive": "10m"}),
     (OPENAI, {"messages": USER, "colour": "red", "_debug_render_only": True}),
@@ -105,7 +105,7 @@ STRICT = [
     (NATIVE, {"messages": USER, "num_predict": 50}, 'field "num_predict" is not known'),
     (NATIVE, {"messages": [*USER, {**USER[0], "colour": 1}]}, '"messages[1].colour" is not known'),
     (NATIVE, {"messages": USER, "options": {"warmth": 1}}, 'option "warmth" is not known'),
-    (NATIVE, {"messages": USER, "options": {"mirostat": 1}}, 'option "mirostat" is not known'),
+    (NATIVE, {"messages": USER, "options": {"tfs_z": 0.5}}, 'option "tfs_z" is not known'),
     (OPENAI, {"messages": USER, "keep_alive": 5}, 'field "keep_alive" is not known'),
     (
         OPENAI,
@@ -210,7 +210,7 @@ async def test_every_option_of_the_official_client_is_known():
 async def test_a_strict_server_accepts_all_known_fields():
     body = {"model": "demo", "messages": USER, "keep_alive": "5m", "truncate": True, "tools": None}
     async with http_client(PretendReplica(), strict_fields=True) as client:
-        response = await client.post(NATIVE, json={**body, "options": {"top_k": 4, "mirostat": 0}})
+        response = await client.post(NATIVE, json={**body, "options": {"top_k": 4, "tfs_z": 1}})
     assert response.status_code == 200, response.text
 
 

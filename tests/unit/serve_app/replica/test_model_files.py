@@ -25,7 +25,7 @@ from tests.tiny_vision_model import write_tiny_vision_model
 LAYERS = [
     ("model", DEMO_MODEL.read_bytes()),
     ("template", b"{{ .Prompt }}{{ .Color }}"),
-    ("params", b'{"temperature": 0.25, "num_ctx": 128, "stop": ["<end>"], "mirostat": 2}'),
+    ("params", b'{"temperature": 0.25, "num_ctx": 128, "stop": ["<end>"], "tfs_z": 2}'),
     ("system", b"Be brief."),
     ("license", b"MIT"),
 ]
@@ -82,7 +82,7 @@ def test_a_pulled_model_is_served_with_its_own_parameters(registry, capsys) -> N
     written = capsys.readouterr().err.splitlines()
     lines = [json.loads(line) for line in written if line.startswith("{")]
     unused = " ".join(line["what"] for line in lines if line["event"] == "not used")
-    assert 'option "mirostat" is not known' in unused
+    assert 'option "tfs_z" is not known' in unused
     assert "template: line 1: the field .Color is not supported" in unused
     pulled = [line for line in lines if line["event"] == "pull"]
     assert pulled[-1]["status"] == "success"
