@@ -20,7 +20,7 @@ TWIN_ELEMENTS = 1 << 25
 def write_cache(keys: Tensor, values: Tensor, pages: LayerPages, plan: AttentionPlan) -> None:
     """Write keys [tokens, kv_heads, key_dim] and values [.., value_dim] to their cells, in the type
     of the pages; see `encode_rows`."""
-    if keys.device.type == "cpu" and (kernels := library()) is not None:
+    if (kernels := _native_kernels(pages)) is not None:
         _write_cache_cpu(kernels, keys, values, pages, plan)
     elif has_kernels(keys.device):
         from runtime.kernels.triton import cache_write
@@ -34,7 +34,7 @@ def write_cache_twin(keys: Tensor, values: Tensor, pages: LayerPages, plan: Atte
     """The specification of `write_cache`."""
     for rows, stored in ((keys, pages.keys), (values, pages.values)):
         cells = stored.view(-1, *stored.shape[2:])
-        cells.index_copy_(0, plan.write_cell, encode_rows(rows, pages.type))
+        cells[plan.write_cell] = encode_rows(rows, pages.type)
 
 
 def paged_attention(
@@ -55,7 +55,7 @@ def paged_attention(
     that sees nothing is zero. With C and Triton kernels, the bits of a row do not depend on other
     rows, except that Triton kernels compute a row that is alone in its span with other sums.
     """
-    if queries.device.type == "cpu" and (kernels := library()) is not None:
+    if (kernels := _native_kernels(pages)) is not None:
         return _paged_attention_cpu(kernels, queries, pages, plan, scale, softcap, sinks)
     if has_kernels(queries.device):
         from runtime.kernels.triton import attention
@@ -217,8 +217,14 @@ class _WriteJob(ctypes.Structure):
     )
 
 
-# The numbers of cpu/cache_rows.h.
-_TYPE_NUMBERS = {type: number for number, type in enumerate(CacheType)}
+# The numbers of cpu/cache_rows.h, which has no FP8.
+_TYPE_NUMBERS = {type: number for number, type in enumerate(CacheType) if type is not CacheType.FP8}
+
+
+def _native_kernels(pages: LayerPages) -> ctypes.CDLL | None:
+    """The C kernels, if they know the type of these pages and their device."""
+    known = pages.keys.device.type == "cpu" and pages.type in _TYPE_NUMBERS
+    return library() if known else None
 
 
 def _paged_attention_cpu(

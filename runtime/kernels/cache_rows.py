@@ -13,6 +13,7 @@ RANGES = {
     CacheType.FLOAT16: _HALF_MOST,
     CacheType.Q8_0: 127 * _HALF_MOST,
     CacheType.Q4_0: 8 * _HALF_MOST,
+    CacheType.FP8: torch.finfo(torch.float8_e4m3fn).max,
 }
 
 

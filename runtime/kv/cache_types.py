@@ -6,13 +6,15 @@ import torch
 
 
 class CacheType(Enum):
-    """Floats, or blocks of 32 elements of a head: GGUF's Q8_0 and Q4_0, in bytes."""
+    """Floats, or blocks of 32 elements of a head: GGUF's Q8_0 and Q4_0, in bytes. FP8 is E4M3
+    without infinities and without a scale, vLLM's `fp8_e4m3`; its kernels are those of CUDA."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
     Q8_0 = "q8_0"
     Q4_0 = "q4_0"
+    FP8 = "fp8"
 
     @property
     def quantized(self) -> bool:
@@ -21,6 +23,8 @@ class CacheType(Enum):
     @property
     def dtype(self) -> torch.dtype:
         """The type of the tensors of pages."""
+        if self is CacheType.FP8:
+            return torch.float8_e4m3fn
         return torch.uint8 if self.quantized else getattr(torch, self.value)
 
     def width(self, dim: int) -> int:

@@ -106,10 +106,11 @@ class EngineSettings(Section):
     is `fine`. Plain types, and on a CPU those of IQ1, IQ2, IQ3, TQ and NVFP4, are always computed
     exactly. On CUDA devices, more than eight rows, and `exact`, are multiplied in the model's own
     type."""
-    kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "q8_0", "q4_0"] = "auto"
-    """Type of the KV cache: `float32`, `float16`, `bfloat16`, `q8_0` or `q4_0`; `auto` is float16
-    on a CPU (float32 for models that only embed or rank) and bfloat16 on CUDA. It is Ollama's
-    `OLLAMA_KV_CACHE_TYPE`, whose `f16` is `float16`; see "Types of the KV cache"."""
+    kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "q8_0", "q4_0", "fp8"] = "auto"
+    """Type of the KV cache: `float32`, `float16`, `bfloat16`, `q8_0`, `q4_0` or, on CUDA devices,
+    `fp8`; `auto` is float16 on a CPU (float32 for models that only embed or rank) and bfloat16 on
+    CUDA. It is Ollama's `OLLAMA_KV_CACHE_TYPE`, whose `f16` is `float16`; see "Types of the KV
+    cache"."""
     max_sequences: int = Field(default=16, ge=1)
     """Requests that run at a time; more wait."""
     max_waiting: int = Field(default=512, ge=0)

@@ -15,7 +15,7 @@ from runtime.kv.cache_types import CacheType
 from runtime.worker.model import DecoderModel
 from serve_app.config.settings import ModelSettings
 from serve_app.logs import get_logger
-from serve_app.replica.machine import cache_type, prepare_kernels
+from serve_app.replica.machine import cache_type, prepare_kernels, require_cache_type
 
 log = get_logger()
 
@@ -46,6 +46,8 @@ class DeviceMapOptions:
         devices = [torch.device("cuda", n) for n in range(torch.cuda.device_count())]
         layer_placement = self.place(devices, [available_bytes(d) for d in devices], files, outline)
         if layer_placement is not None:
+            for device in layer_placement.all:
+                require_cache_type(self.kv_dtype.value, device)
             log.info(
                 "layers", **{str(d): layer_placement.layers.count(d) for d in layer_placement.all}
             )

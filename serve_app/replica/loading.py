@@ -43,6 +43,7 @@ from serve_app.replica.machine import (
     computing_device,
     log_devices,
     number_type,
+    require_cache_type,
     share_threads,
 )
 from serve_app.replica.model_files import (
@@ -90,6 +91,8 @@ def check_model(settings: ModelSettings) -> str | None:
         files = local_files(settings, os.environ)
         if files is None:
             return pull_notice(settings, os.environ)
+        if settings.computing_device == "cpu":
+            require_cache_type(settings.kv_dtype, torch.device("cpu"))
         _plan(settings, files, META, torch.device("cpu"))
         return None
 
@@ -349,7 +352,9 @@ def _named_errors(settings: ModelSettings) -> Iterator[None]:
 
 def _main_device(settings: ModelSettings) -> torch.device:
     kind, main = settings.computing_device, settings.main_gpu
-    return computing_device(kind, settings.threads, main_gpu=main)
+    device = computing_device(kind, settings.threads, main_gpu=main)
+    require_cache_type(settings.kv_dtype, device)
+    return device
 
 
 def _requested_context(settings: ModelSettings, files: ModelFiles) -> int:

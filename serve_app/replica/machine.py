@@ -82,6 +82,15 @@ def compute_type(name: str) -> Compute:
     return Compute[name.upper()]
 
 
+def require_cache_type(name: str, device: torch.device) -> None:
+    """ConfigurationError if no kernel of the device reads a cache of this type."""
+    if name == CacheType.FP8.value and not has_kernels(device):
+        raise ConfigurationError(
+            f"`kv_dtype` is fp8, but some layers are computed on {device}; fp8 needs CUDA devices "
+            "of compute capability 8.0 or later. Choose q8_0, which takes 6 % more memory."
+        )
+
+
 def cache_type(name: str, device: torch.device, *, generates: bool) -> CacheType:
     """`generates`: whether the model answers."""
     return CacheType(name) if name != "auto" else default_cache_type(device, generates=generates)

@@ -9,7 +9,10 @@ from runtime.kernels.triton.attention_kernels import decode_kernel, merge_kernel
 from runtime.kv.cache_types import CacheType
 from tests.cuda.compiled import Specimen
 
-POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+POINTERS = {
+    torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32",
+    torch.float8_e4m3fn: "*u8",
+}  # fmt: skip
 BF16 = torch.bfloat16
 
 
@@ -29,6 +32,7 @@ SHAPES = {
     "8B": shape(32, 8, 128),
     "8B, q8_0": shape(32, 8, 128, type=CacheType.Q8_0),
     "8B, q4_0": shape(32, 8, 128, type=CacheType.Q4_0),
+    "8B, fp8": shape(32, 8, 128, type=CacheType.FP8),
     "8B, float16": shape(32, 8, 128, type=CacheType.FLOAT16),
     "8B, float32": shape(32, 8, 128, type=CacheType.FLOAT32),
     "64, sinks": shape(64, 8, 64, sinks=True),
@@ -96,6 +100,8 @@ def specimens(capability: int) -> dict[str, Specimen]:
         "decode": decode(found["8B"]),
         "decode in parts": decode(found["8B"], whole=False),
         "merge": merge(found["8B"]),
+        "decode fp8": decode(found["8B, fp8"]),
         "decode q8_0": decode(found["8B, q8_0"]),
         "prefill": prefill(found["8B"]),
+        "prefill fp8": prefill(found["8B, fp8"]),
     }

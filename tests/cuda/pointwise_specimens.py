@@ -82,7 +82,8 @@ def rope(*, halves: bool) -> Specimen:
 
 
 def write(type: CacheType) -> Specimen:
-    cache, halves = ("*u8", "*fp16") if type.quantized else ("*bf16", "*bf16")
+    cache = _pointer(type)
+    halves = "*fp16" if type.quantized else cache
     return Specimen(
         write_kernel,
         {
@@ -98,14 +99,19 @@ def write(type: CacheType) -> Specimen:
     )  # fmt: skip
 
 
-def prepare(*, norms: int) -> Specimen:
+def _pointer(type: CacheType) -> str:
+    return "*bf16" if type is CacheType.BFLOAT16 else "*u8"
+
+
+def prepare(*, norms: int, type: CacheType = CacheType.BFLOAT16) -> Specimen:
     """norms: of queries and keys, as the constants of the kernel."""
     floats = ("cos", "sin", "query_weight", "key_weight", "value_weight", "rotated_weight")
-    targets = ("queries", "keys", "values", "result", "key_target", "value_target")
+    rows, targets = ("queries", "keys", "values", "result"), ("key_target", "value_target")
     return Specimen(
         prepare_kernel,
         {
-            **dict.fromkeys(targets, "*bf16"), **dict.fromkeys(floats, "*fp32"), "cells": "*i64",
+            **dict.fromkeys(rows, "*bf16"), **dict.fromkeys(targets, _pointer(type)),
+            **dict.fromkeys(floats, "*fp32"), "cells": "*i64",
             **dict.fromkeys(INPUT_STRIDES, "i32"),
             **dict.fromkeys(("query_eps", "key_eps", "value_eps", "rotated_eps", "most"), "fp32"),
         },
@@ -155,9 +161,11 @@ def specimens(capability: int) -> dict[str, Specimen]:
         "rope halves": rope(halves=True),
         "rope interleaved": rope(halves=False),
         "write bfloat16": write(CacheType.BFLOAT16),
+        "write fp8": write(CacheType.FP8),
         "write q8_0": write(CacheType.Q8_0),
         "write q4_0": write(CacheType.Q4_0),
         "norms, rope, write": prepare(norms=2),
+        "norms, rope, write fp8": prepare(norms=2, type=CacheType.FP8),
         "rope, write": prepare(norms=0),
         "convolution": convolution(),
         "delta rule, a row": delta(single=True),

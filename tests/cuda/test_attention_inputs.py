@@ -46,7 +46,9 @@ def test_norms_rotation_and_write_are_those_of_the_twins(
     compare(CacheType.FLOAT32, norms_of(kinds, (80, 72)), rotation_of(pairs, rotated))
 
 
-@pytest.mark.parametrize("type", [CacheType.FLOAT16, CacheType.Q8_0, CacheType.Q4_0], ids=str)
+@pytest.mark.parametrize(
+    "type", [CacheType.FLOAT16, CacheType.Q8_0, CacheType.Q4_0, CacheType.FP8], ids=str
+)
 def test_every_type_of_cache_is_written(type: CacheType) -> None:
     compare(type, norms_of("wwwa", (80, 72)), rotation_of(Pairs.NEOX, 80))
 
@@ -62,6 +64,8 @@ def compare(type: CacheType, norms: HeadNorms, rotation: Rotation | None) -> Non
     torch.testing.assert_close(result, twin, rtol=1e-5, atol=1e-5)
     # A number at the boundary of two codes or halves may become either.
     close = {"rtol": 2e-3, "atol": 1} if type.quantized else {"rtol": 1e-3, "atol": 1e-5}
+    if type is CacheType.FP8:
+        close = {"rtol": 2.0**-3, "atol": 2.0**-9}
     for one, other in ((got.keys, expected.keys), (got.values, expected.values)):
         torch.testing.assert_close(one.float(), other.float(), **close)
     result = prepare_attention(queries, None, norms, rotation, got, plan)

@@ -46,7 +46,7 @@ class PagedDecoder:
         for layer in range(len(decoder.cache_layers)):
             pages = self.cache.layer(layer)
             for part in (pages.keys, pages.values):
-                part.fill_(255 if pages.type.quantized else 1e4)  # 255: blocks of NaN
+                part.fill_(255 if pages.type.quantized else 400)  # 255: blocks of NaN
         self._lengths = [0] * slots
         self._images: list[tuple[ImageSpan, ...]] = [()] * slots
         self._features: dict[bytes, Tensor] = {}

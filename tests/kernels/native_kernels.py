@@ -3,6 +3,9 @@
 import pytest
 
 from runtime.kernels.native import has_integer_products, library
+from runtime.kv.cache_types import CacheType
+
+NATIVE_TYPES = [type for type in CacheType if type is not CacheType.FP8]
 
 
 def require_native_kernels() -> None:

@@ -13,7 +13,7 @@ from runtime.kernels.cache_rows import decode_rows, encode_rows
 from runtime.kv.cache_types import CacheType
 from runtime.kv.spec import CacheKind, Chunked, Full, Sliding
 from runtime.worker.model import AttentionPlan, LayerPages, QuantizedRows, RowSpan
-from tests.kernels.native_kernels import require_native_kernels
+from tests.kernels.native_kernels import NATIVE_TYPES, require_native_kernels
 
 SCALE = 0.2
 # Scores reach about 8 here, so that a cap of 3 bends most of them.
@@ -178,7 +178,7 @@ def test_the_twin_gives_the_same_in_small_pieces(monkeypatch: pytest.MonkeyPatch
 
 
 @every_view
-@pytest.mark.parametrize("type", CacheType)
+@pytest.mark.parametrize("type", NATIVE_TYPES)
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_fast_path_agrees_with_the_twin(

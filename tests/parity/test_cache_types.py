@@ -25,6 +25,7 @@ BOUNDS = {
     CacheType.FLOAT16: (0.02, 0.002),
     CacheType.BFLOAT16: (0.6, 0.02),
     CacheType.Q8_0: (3.0, 0.08),
+    CacheType.FP8: (4.0, 0.3),
     CacheType.Q4_0: (6.0, 0.7),
 }
 FAMILIES = {

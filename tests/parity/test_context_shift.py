@@ -124,6 +124,7 @@ CASES = [
     ("phi3", "partial_rotation", CacheType.FLOAT16),
     ("phi3", "window", CacheType.FLOAT16),
     ("deepseek2", "plain", CacheType.FLOAT16),
+    ("llama", "plain", CacheType.FP8),
 ]
 
 

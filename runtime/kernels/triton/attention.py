@@ -20,7 +20,7 @@ from runtime.kernels.triton.attention_kernels import (
     merge_kernel,
     prefill_kernel,
 )
-from runtime.kernels.triton.cache_rows import BLOCK_BYTES
+from runtime.kernels.triton.cache_rows import BLOCK_BYTES, kernel_pages
 from runtime.kernels.triton.launch import BLACKWELL, HOPPER, capability, launch
 from runtime.kv.cache_types import CacheType
 from runtime.worker.model import AttentionPlan, LayerPages
@@ -215,12 +215,9 @@ class _Call:
         )  # fmt: skip
 
     def _reading(self) -> tuple[Tensor | None, ...]:
-        keys, values, plan = self.pages.keys, self.pages.values, self.plan
-        halves = keys, values
-        if self.shape.type.quantized:
-            halves = keys.view(torch.float16), values.view(torch.float16)
+        plan = self.plan
         return (
-            self.queries, keys, halves[0], values, halves[1], plan.page_table, plan.row_slot,
+            self.queries, *kernel_pages(self.pages), plan.page_table, plan.row_slot,
             plan.visible_begin, plan.visible_end, self.sinks, self.result,
         )  # fmt: skip
 

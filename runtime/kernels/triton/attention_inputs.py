@@ -6,7 +6,8 @@ from torch import Tensor
 
 from runtime.kernels.attention_inputs import HeadNorm, HeadNorms, HeadRotation
 from runtime.kernels.cache_rows import RANGES
-from runtime.kernels.triton.cache_write import clamp, write_cache
+from runtime.kernels.triton.cache_rows import kernel_pages
+from runtime.kernels.triton.cache_write import as_stored, write_cache
 from runtime.kernels.triton.launch import launch
 from runtime.worker.model import AttentionPlan, LayerPages
 
@@ -73,10 +74,10 @@ def _prepare(
         )  # fmt: skip
     type = target.dtype.element_ty
     if HALF > 0:
-        tl.store(target + first[None, :], clamp(a, most).to(type), mask=halves)
-        tl.store(target + second[None, :], clamp(b, most).to(type), mask=halves)
+        tl.store(target + first[None, :], as_stored(a, most, type), mask=halves)
+        tl.store(target + second[None, :], as_stored(b, most, type), mask=halves)
     if RESTS > 0:
-        tl.store(target + others[None, :], clamp(rest, most).to(type), mask=rests)
+        tl.store(target + others[None, :], as_stored(rest, most, type), mask=rests)
 
 
 @triton.jit
@@ -128,7 +129,7 @@ def prepare_attention(
     queries = _adjacent(queries)
     keys, values = (queries, queries) if stored is None else map(_adjacent, stored)
     result = queries.new_empty(queries.shape)
-    targets, to_cells = (pages.keys, pages.values), stored is not None
+    targets, to_cells = kernel_pages(pages)[::2], stored is not None
     if stored is not None and pages.type.quantized:
         targets, to_cells = (keys.new_empty(keys.shape), values.new_empty(values.shape)), False
     (tokens, heads, key_dim), (kv_heads, value_dim) = queries.shape, values.shape[1:]

@@ -1,12 +1,28 @@
 """Rows of the cache in registers: how kernels read what `write_cache` stored."""
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from runtime.kernels.triton.e4m3 import from_e4m3
 from runtime.kv.cache_types import CacheType
+from runtime.worker.model import LayerPages
 
-# Bytes of a block of 32 elements; 0 for caches of floats. The constant BLOCK of the kernels.
+# Bytes of a block of 32 elements; 0 for caches of floats. The constant BLOCK of the kernels, for
+# which floats in bytes are E4M3.
 BLOCK_BYTES = {type: type.width(1) if type.quantized else 0 for type in CacheType}
+
+
+def kernel_pages(pages: LayerPages) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Keys, the same as float16, values, the same as float16, for kernels; not as float16 if there
+    are no blocks, whose scales are read so."""
+    keys, values = pages.keys, pages.values
+    if pages.type is CacheType.FP8:  # Triton converts it on devices from 8.9 on only
+        keys, values = keys.view(torch.uint8), values.view(torch.uint8)
+    if not pages.type.quantized:
+        return keys, keys, values, values
+    return keys, keys.view(torch.float16), values, values.view(torch.float16)
 
 
 @triton.jit
@@ -32,8 +48,9 @@ def load_rows(
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`elements(START, WIDTH)` of rows [n] int64 -> [n, WIDTH], in the type of the cache, or in
-    float32 if it has blocks. Zero beyond DIM and where a row does not exist.
+    """`elements(START, WIDTH)` of rows [n] int64 -> [n, WIDTH], in the type of the cache; bytes of
+    E4M3 in that of `from_e4m3`, and blocks in float32. Zero beyond DIM and where a row does not
+    exist.
 
     halves: `stored` as float16.
     """
@@ -42,7 +59,9 @@ def load_rows(
         mask = exists[:, None]
         if START + WIDTH > DIM:
             mask = mask & (element < DIM)[None, :]
-        value = tl.load(stored + row[:, None] * DIM + element[None, :], mask=mask, other=0.0)
+        value = tl.load(stored + row[:, None] * DIM + element[None, :], mask=mask, other=0)
+        if stored.dtype.element_ty == tl.uint8:
+            value = from_e4m3(value)
     else:
         COUNT: tl.constexpr = (DIM + 31) // 32
         block = START // 32 + tl.arange(0, WIDTH // 32)

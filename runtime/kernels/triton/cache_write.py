@@ -1,12 +1,12 @@
 """Writes of keys and values to the cache on CUDA devices."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from runtime.kernels.cache_rows import RANGES
-from runtime.kernels.triton.cache_rows import BLOCK_BYTES
+from runtime.kernels.triton.cache_rows import BLOCK_BYTES, kernel_pages
+from runtime.kernels.triton.e4m3 import to_e4m3
 from runtime.kernels.triton.launch import launch
 from runtime.worker.model import AttentionPlan, LayerPages
 
@@ -19,6 +19,13 @@ def clamp(x, most):
     """NaN stays NaN."""
     x = tl.where(x > most, most, x)
     return tl.where(x < -most, -most, x)
+
+
+@triton.jit
+def as_stored(x, most, TYPE: tl.constexpr):
+    """float32 as a float of TYPE, at most `most`; bytes are E4M3."""
+    x = clamp(x, most)
+    return to_e4m3(x) if tl.uint8 == TYPE else x.to(TYPE)
 
 
 @triton.jit
@@ -85,7 +92,7 @@ def _write_row(
             exists = index < HEADS * DIM
             at = rows + row * row_stride + index // DIM * head_stride + index % DIM
             value = tl.load(at, mask=exists, other=0.0).to(tl.float32)
-            value = clamp(value, most).to(stored.dtype.element_ty)
+            value = as_stored(value, most, stored.dtype.element_ty)
             tl.store(stored + cell * (HEADS * DIM) + index, value, mask=exists)
     else:
         COUNT: tl.constexpr = (DIM + 31) // 32
@@ -137,13 +144,9 @@ def write_kernel(
 def write_cache(keys: Tensor, values: Tensor, pages: LayerPages, plan: AttentionPlan) -> None:
     """As `runtime.kernels.attention.write_cache`."""
     keys, values = (part if part.stride(2) == 1 else part.contiguous() for part in (keys, values))
-    halves = pages.keys, pages.values
-    if pages.type.quantized:
-        halves = pages.keys.view(torch.float16), pages.values.view(torch.float16)
     launch(
-        write_kernel, (len(keys), 2), keys, values, pages.keys, halves[0], pages.values, halves[1],
-        plan.write_cell, *keys.stride()[:2], *values.stride()[:2],
-        RANGES.get(pages.type, float("inf")),
+        write_kernel, (len(keys), 2), keys, values, *kernel_pages(pages), plan.write_cell,
+        *keys.stride()[:2], *values.stride()[:2], RANGES.get(pages.type, float("inf")),
         HEADS=pages.keys.shape[2], KEY_DIM=pages.dims[0], VALUE_DIM=pages.dims[1],
         BLOCK=BLOCK_BYTES[pages.type], AT_ONCE=ELEMENTS, device=keys.device,
     )  # fmt: skip

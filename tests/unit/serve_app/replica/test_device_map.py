@@ -1,5 +1,7 @@
 """Models larger than a device: settings, reserved resources, placement of layers."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -145,3 +147,18 @@ def test_cpu_kernels_are_compiled_if_the_host_computes_layers(
     options = DeviceMapOptions(**stated, **sizes, kv_dtype=CacheType.BFLOAT16)
     assert options(*outline) is not None
     assert len(calls) == compiled
+
+
+def test_fp8_keys_and_values_are_refused_where_the_host_computes_layers(
+    outline, monkeypatch
+) -> None:
+    monkeypatch.setattr("serve_app.replica.device_map.available_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(
+        "serve_app.replica.machine.has_kernels", lambda device: device.type == "cuda"
+    )
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    sizes = {"cache_tokens": 64, "step_tokens": 8, "sequences": 2, "kv_dtype": CacheType.FP8}
+    options = DeviceMapOptions(tensor_split=(1.0, 1.0), num_gpu=None, main_gpu=0, **sizes)
+    assert options(*outline) is not None
+    with pytest.raises(ConfigurationError, match=r"`kv_dtype` is fp8, but .* on cpu"):
+        replace(options, num_gpu=2)(*outline)

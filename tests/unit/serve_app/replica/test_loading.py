@@ -10,7 +10,7 @@ from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import ConfigurationError, DoesNotFitError, ModelFileError
 from runtime.kernels import native
 from serve_app.config.settings import ModelSettings
-from serve_app.replica.loading import load_replica
+from serve_app.replica.loading import check_model, load_replica
 from tests.checkout import DEMO_MODEL
 
 
@@ -100,6 +100,13 @@ def test_the_card_has_the_reserved_memory():
 def test_a_memory_error_names_the_model():
     with pytest.raises(DoesNotFitError, match=r"Model demo: .* 1,000,000"):
         load_replica(settings(memory_bytes=1_000_000))
+
+
+def test_fp8_keys_and_values_are_refused_on_a_cpu_before_the_weights_are_read() -> None:
+    for tried in (check_model, load_replica):
+        with pytest.raises(ConfigurationError, match=r"Model demo: `kv_dtype` is fp8.*q8_0"):
+            tried(settings(kv_dtype="fp8"))
+    check_model(settings(kv_dtype="fp8", device="cuda"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
