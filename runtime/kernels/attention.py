@@ -218,7 +218,9 @@ class _WriteJob(ctypes.Structure):
 
 
 # The numbers of cpu/cache_rows.h, which has no FP8.
-_TYPE_NUMBERS = {type: number for number, type in enumerate(CacheType) if type is not CacheType.FP8}
+_TYPE_NUMBERS: dict[CacheType, int] = {
+    type: number for number, type in enumerate(CacheType) if type is not CacheType.FP8
+}
 
 
 def _native_kernels(pages: LayerPages) -> ctypes.CDLL | None:
