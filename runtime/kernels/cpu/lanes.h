@@ -41,6 +41,15 @@ INLINE floats f_from(ints i) { return __builtin_convertvector(i, floats); }
 INLINE floats f_load(const float *p) { floats f; memcpy(&f, p, sizeof f); return f; }
 INLINE void f_store(float *p, floats f) { memcpy(p, &f, sizeof f); }
 
+#if LANES > 4
+INLINE __m128i four_ints(const uint8_t *p, ptrdiff_t stride) {
+    __m128i four = _mm_cvtsi32_si128(int_at(p));
+    four = _mm_insert_epi32(four, int_at(p + stride), 1);
+    four = _mm_insert_epi32(four, int_at(p + 2 * stride), 2);
+    return _mm_insert_epi32(four, int_at(p + 3 * stride), 3);
+}
+#endif
+
 #if LANES == 16
 
 /* Codes are unsigned; signed ones are moved by 128. */
@@ -74,6 +83,14 @@ INLINE void dots(const int largest, const int tiles, const bytes *const *w, cons
     }
     UNROLL(2)
     for (int t = 0; t < tiles; t++) sum[t] = (ints)_mm512_add_epi32(first[t], second[t]);
+}
+
+/* Four bytes at p of each row; by quarters, because insertions wait for each other. */
+INLINE ints ints_at(const uint8_t *p, ptrdiff_t stride) {
+    const uint8_t *const q = p + 8 * stride;
+    const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(four_ints(p, stride)), four_ints(p + 4 * stride, stride), 1);
+    const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(four_ints(q, stride)), four_ints(q + 4 * stride, stride), 1);
+    return (ints)_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
 /* Sixteen bytes of each of LANES rows: out[i] has bytes 4 i .. 4 i + 3 of row l in lane l. */
@@ -196,6 +213,11 @@ INLINE void dots(const int largest, const int tiles, const bytes *const *w, cons
     to[0] = (ints)sum;
 }
 
+INLINE ints ints_at(const uint8_t *p, ptrdiff_t stride) {
+    const __m128i low = four_ints(p, stride), high = four_ints(p + 4 * stride, stride);
+    return (ints)_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+}
+
 INLINE void transpose(const uint8_t *p, ptrdiff_t stride, bytes *out) {
     __m256i a[4];
     UNROLL(4)
@@ -250,6 +272,10 @@ INLINE void dots(const int largest, const int tiles, const bytes *const *w, cons
         sum[0] = (ints)vdotq_s32((int32x4_t)sum[0], (int8x16_t)w[0][i], (int8x16_t)vdupq_n_s32(int_at(x + 4 * i)));
 }
 
+INLINE ints ints_at(const uint8_t *p, ptrdiff_t stride) {
+    return (ints){int_at(p), int_at(p + stride), int_at(p + 2 * stride), int_at(p + 3 * stride)};
+}
+
 INLINE void transpose(const uint8_t *p, ptrdiff_t stride, bytes *out) {
     uint32x4_t a[4];
     UNROLL(4)
@@ -287,7 +313,7 @@ INLINE void i_store_bytes(uint8_t *p, ints i) {
 /* The upper half of each lane of a, then the lower half of that of b. */
 INLINE bytes join_halves(bytes a, bytes b) { return (bytes)(((ints)a >> 16 & 0xffff) | (ints)b << 16); }
 
-/* Two or four bytes at p of each row. */
+/* Two bytes at p of each row. */
 INLINE ints shorts_at(const uint8_t *p, ptrdiff_t stride) {
     ints i;
     UNROLL(16)
@@ -296,12 +322,6 @@ INLINE ints shorts_at(const uint8_t *p, ptrdiff_t stride) {
         memcpy(&h, p + l * stride, 2);
         i[l] = h;
     }
-    return i;
-}
-INLINE ints ints_at(const uint8_t *p, ptrdiff_t stride) {
-    ints i;
-    UNROLL(16)
-    for (int l = 0; l < LANES; l++) i[l] = int_at(p + l * stride);
     return i;
 }
 /* The float16 at p of each row. */

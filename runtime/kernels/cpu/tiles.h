@@ -71,10 +71,8 @@ INLINE void codes_tile(const int8_t *codes, int offset, const uint8_t *p, ptrdif
 
 /* power_at of each row. */
 INLINE floats powers_at(const uint8_t *p, ptrdiff_t stride) {
-    floats f;
-    UNROLL(16)
-    for (int l = 0; l < LANES; l++) f[l] = power_at(p + l * stride);
-    return f;
+    const ints e = ints_at(p, stride) & 255, small = e < 2;
+    return (floats)((small & (e + 1) << 21) | (~small & (e - 1) << 23));
 }
 
 /* As codes_tile for MXFP4, but with elements 2k and 2k + 1 in byte k. */
