@@ -13,12 +13,13 @@ EXPORT int caravan_has_integers(void) {
 #ifdef LANES
 
 #define PARTS_PER_THREAD 16
+#define LEAST_OUTS 16 /* so that outputs have the same bits whatever the vectors */
 #define TILES_OF_A_PART 16 /* at most, so that the threads end together */
 
-DEFINE_INTEGER(Q4_0, TILES)
-DEFINE_INTEGER(Q8_0, TILES)
-DEFINE_INTEGER(Q4_K, TILES)
-DEFINE_INTEGER(Q5_K, TILES)
+DEFINE_INTEGER(Q4_0, BYTE_TILES)
+DEFINE_INTEGER(Q8_0, BYTE_TILES)
+DEFINE_INTEGER(Q4_K, BYTE_TILES)
+DEFINE_INTEGER(Q5_K, BYTE_TILES)
 DEFINE_INTEGER(Q6_K, 1)
 
 static const integer_product common[] = {
@@ -31,7 +32,7 @@ integer_product integer_product_of(int type) {
 }
 
 /* 32 floats at x times `factor`; with an infinity or NaN among them, the scale is NaN. */
-INLINE void write_group(const int planes, int wide, int offset, int halves, int base, const float *x, float factor,
+INLINE void write_group(const int planes, int form, int offset, int halves, int base, const float *x, float factor,
                         uint8_t *to) {
     const int largest = planes == 2 ? 127 * 128 : 127, parts = GROUP / LANES;
     floats scaled[GROUP / LANES];
@@ -53,8 +54,8 @@ INLINE void write_group(const int planes, int wide, int offset, int halves, int 
     for (int i = 0; i < parts; i++) {
         const ints q = valid ? i_round(scaled[i] * f_all(inverse)) : i_all(0);
         sums[i * LANES / 16] += q;
-#ifdef WIDE_CODES
-        if (wide) {
+#ifdef WIDE_ROWS
+        if (form == WIDE) {
             store_wide(to + 2 * i * LANES, q);
             continue;
         }
@@ -78,9 +79,10 @@ INLINE void pack(const int planes, int type, const float *x, float factor, int e
     const int groups = elements / GROUP, first = row / ROWS_AT_ONCE * ROWS_AT_ONCE;
     const int some = rows - first < ROWS_AT_ONCE ? rows - first : ROWS_AT_ONCE;
     uint8_t *to = (uint8_t *)packed + ((ptrdiff_t)first * groups + row - first) * group_bytes(planes);
-    const int offset = code_offset(type), halves = group_scales(type), base = has_base(type), wide = is_wide(type, planes);
+    const int offset = code_offset(type), halves = group_scales(type), base = has_base(type);
+    const int form = form_of(type, planes, rows);
     for (int i = 0; i < groups; i++, to += some * group_bytes(planes))
-        write_group(planes, wide, offset, halves, base, x + i * GROUP, factor, to);
+        write_group(planes, form, offset, halves, base, x + i * GROUP, factor, to);
 }
 
 static void pack_fine(int type, const float *x, float factor, int elements, int rows, int row, void *packed) {
@@ -100,7 +102,7 @@ static int outs_at_once(int outs, int matrices, int threads) {
 
 method integer_method(int type, int compute, int outs, int matrices, int threads) {
     const integer_product p = integer_product_of(type);
-    if (outs < LANES) return (method){0};
+    if (outs < LEAST_OUTS) return (method){0};
     if (compute == FINE) return (method){p.fine, outs_at_once(outs, matrices, threads), pack_fine};
     if (compute == FAST) return (method){p.fast, outs_at_once(outs, matrices, threads), pack_fast};
     return (method){0};

@@ -28,13 +28,18 @@ typedef struct {
     float *y;         /* [row][tiles * LANES] */
 } tile_rows;
 
-/* Whether the integers of activations are numbers of 16 bits in place of two planes. */
-INLINE int is_wide(const int type, const int planes) {
-#ifdef WIDE_CODES
-    return planes == 2 && largest_code(type) > WIDE_CODES;
+/* How activations are stored: as one or two planes, or as numbers of 16 bits, which take the space of two. */
+enum { ONE_PLANE = 1, TWO_PLANES = 2, WIDE = 3 };
+
+INLINE int planes_of(const int form) { return form == ONE_PLANE ? 1 : 2; }
+
+/* The form of `planes` of so many rows. */
+INLINE int form_of(const int type, const int planes, int rows) {
+#ifdef WIDE_ROWS
+    return planes == 2 && (rows >= WIDE_ROWS || largest_code(type) > PAIRED_CODES) ? WIDE : planes;
 #else
-    (void)type, (void)planes;
-    return 0;
+    (void)type, (void)rows;
+    return planes;
 #endif
 }
 
@@ -74,49 +79,78 @@ INLINE void add_row(const int type, const int planes, const int tiles, const gro
     for (int t = 0; t < tiles; t++, y += LANES) f_store(y, f_fma(all[t], f_all(float_at(numbers)), f_load(y)));
 }
 
-#ifdef WIDE_CODES
+#ifdef WIDE_ROWS
 
-/* A group of `rows` rows, as numbers of 16 bits, times that of a tile, which has one scale. */
-INLINE void add_wide_rows(const int type, const int rows, const group *g, const shorts *v, const uint8_t *x, float *y) {
-    const int each = group_bytes(2);
+/* A group of `rows` rows, as numbers of 16 bits, times those of `tiles` adjacent tiles, whose codes are in v. */
+INLINE void add_wide_rows(const int type, const int rows, const int tiles, const group *g, shorts (*v)[16],
+                          const uint8_t *x, float *y) {
+    const int each = group_bytes(2), halves = group_scales(type), n = 16 / halves, sums = rows * tiles;
     const uint8_t *numbers = x + 2 * GROUP;
-    ints sum[WIDE_ROWS];
-    UNROLL(4)
-    for (int r = 0; r < rows; r++) sum[r] = start_of(type, numbers + r * each, 0);
-    UNROLL(16)
-    for (int i = 0; i < 16; i++)
-        UNROLL(4)
-        for (int r = 0; r < rows; r++) add_wide_dot(v[i], x + r * each + 4 * i, sum + r);
-    UNROLL(4)
-    for (int r = 0; r < rows; r++, numbers += each, y += LANES) {
-        const floats all = add_half(type, g, numbers, 0, sum[r], (floats){0});
-        f_store(y, f_fma(all, f_all(float_at(numbers)), f_load(y)));
+    floats all[WIDE_ROWS * TILES];
+    UNROLL(2)
+    for (int h = 0; h < halves; h++) {
+        ints sum[WIDE_ROWS * TILES];
+        UNROLL(8)
+        for (int k = 0; k < sums; k++) sum[k] = start_of(type, numbers + k / tiles * each, h);
+        UNROLL(16)
+        for (int i = n * h; i < n * h + n; i++) {
+            shorts first = v[0][i], second = v[tiles - 1][i];
+            if (rows > 1) IN_REGISTER(first);
+            if (tiles > 1) IN_REGISTER(second);
+            UNROLL(8)
+            for (int k = 0; k < sums; k++)
+                add_wide_dot(k % tiles ? second : first, i_all(int_at(x + k / tiles * each + 4 * i)), sum + k);
+        }
+        UNROLL(8)
+        for (int k = 0; k < sums; k++)
+            all[k] = add_half(type, g + k % tiles, numbers + k / tiles * each, h, sum[k], all[k]);
     }
+    UNROLL(8)
+    for (int k = 0; k < sums; k++, y += LANES)
+        f_store(y, f_fma(all[k], f_all(float_at(numbers + k / tiles * each)), f_load(y)));
 }
 
-INLINE void add_wide_group(const int type, const group *g, int index, const tile_rows *to) {
-    const uint8_t *x = to->x + (ptrdiff_t)index * to->rows * group_bytes(2);
+/* Not inlined, as a block of a K type would have it eight times, more than the cache of instructions. */
+#define DEFINE_WIDE_ROWS(type)                                                                               \
+    static __attribute__((noinline)) void add_wide_##type(const group *g, shorts (*v)[16], const uint8_t *x, \
+                                                          float *y, int rows) {                              \
+        const int each = group_bytes(2), width = TILES * LANES;                                              \
+        int r = 0;                                                                                           \
+        for (; r + WIDE_ROWS <= rows; r += WIDE_ROWS, x += WIDE_ROWS * each, y += WIDE_ROWS * width)         \
+            add_wide_rows(type, WIDE_ROWS, TILES, g, v, x, y);                                               \
+        for (; r < rows; r++, x += each, y += width) add_wide_rows(type, 1, TILES, g, v, x, y);              \
+    }
+
+DEFINE_WIDE_ROWS(Q4_0)
+DEFINE_WIDE_ROWS(Q4_K)
+DEFINE_WIDE_ROWS(Q6_K)
+DEFINE_WIDE_ROWS(Q2_K)
+
+INLINE void add_wide_group(const int type, const int tiles, const group *g, const uint8_t *x, const tile_rows *to) {
+    const int halves = group_scales(type);
     float *y = to->y;
-    shorts v[16];
-    int r = 0;
-    widen(g->w, v);
-    for (; r + WIDE_ROWS <= to->rows; r += WIDE_ROWS, x += WIDE_ROWS * group_bytes(2), y += WIDE_ROWS * LANES)
-        add_wide_rows(type, WIDE_ROWS, g, v, x, y);
-    for (; r < to->rows; r++, x += group_bytes(2), y += LANES) add_wide_rows(type, 1, g, v, x, y);
+    shorts v[TILES][16];
+    UNROLL(2)
+    for (int t = 0; t < tiles; t++) widen(has_signed_codes(type), g[t].w, v[t]);
+    if (tiles == 1)
+        for (int r = 0; r < to->rows; r++, x += group_bytes(2), y += LANES) add_wide_rows(type, 1, 1, g, v, x, y);
+    else if (has_base(type)) (halves == 1 ? add_wide_Q4_K : add_wide_Q2_K)(g, v, x, y, to->rows);
+    else (halves == 1 ? add_wide_Q4_0 : add_wide_Q6_K)(g, v, x, y, to->rows); /* an offset may be 0 */
 }
 
 #endif
 
-INLINE void add_group(const int type, const int planes, const int tiles, const group *g, int index,
+INLINE void add_group(const int type, const int form, const int tiles, const group *g, int index,
                       const tile_rows *to) {
-#ifdef WIDE_CODES
-    if (is_wide(type, planes)) {
-        add_wide_group(type, g, index, to);
+    const int planes = planes_of(form);
+    const uint8_t *x = to->x + (ptrdiff_t)index * to->rows * group_bytes(planes);
+    float *y = to->y;
+#ifdef WIDE_ROWS
+    if (form == WIDE) {
+        add_wide_group(type, tiles, g, x, to);
         return;
     }
 #endif
-    const uint8_t *x = to->x + (ptrdiff_t)index * to->rows * group_bytes(planes);
-    float *y = to->y;
     for (int r = 0; r < to->rows; r++, x += group_bytes(planes), y += tiles * LANES)
         add_row(type, planes, tiles, g, x, y);
 }
@@ -139,7 +173,7 @@ INLINE void foresee(foresight *f, const uint8_t *p, ptrdiff_t stride, const int 
 }
 
 /* The eight groups of 256 elements, from group `index` on. */
-INLINE void add_block(const int type, const int planes, const int tiles, const uint8_t *p, ptrdiff_t stride,
+INLINE void add_block(const int type, const int form, const int tiles, const uint8_t *p, ptrdiff_t stride,
                       int index, const tile_rows *to, foresight *f) {
     const int share = LANES / FETCHES * tiles, row_bytes = 256 / (16 * block_vectors(type)) * block_bytes(type);
     block b[TILES];
@@ -153,12 +187,12 @@ INLINE void add_block(const int type, const int planes, const int tiles, const u
         UNROLL(2)
         for (int t = 0; t < tiles; t++) block_group(type, p + t * LANES * stride, stride, k, b + t, g + t);
         IN_MEMORY(b); /* or gcc has too few registers for the loop over rows */
-        add_group(type, planes, tiles, g, index + nth_group(type, k), to);
+        add_group(type, form, tiles, g, index + nth_group(type, k), to);
     }
 }
 
 /* `tiles` times LANES outputs, from rows `stride` apart at p on. */
-INLINE void add_tile(const int type, const int planes, const int tiles, const uint8_t *p, ptrdiff_t stride,
+INLINE void add_tile(const int type, const int form, const int tiles, const uint8_t *p, ptrdiff_t stride,
                      int elements, foresight f, const tile_rows *to) {
     const int groups = elements / GROUP, at_once = block_groups(type);
     int i = 0;
@@ -166,26 +200,26 @@ INLINE void add_tile(const int type, const int planes, const int tiles, const ui
         for (int l = 0; l < tiles * LANES; l++) fetch(p + l * stride, AHEAD);
     if (at_once == 8)
         for (; i + 8 <= groups; i += 8, p += 256 / (16 * block_vectors(type)) * block_bytes(type))
-            add_block(type, planes, tiles, p, stride, i, to, &f);
+            add_block(type, form, tiles, p, stride, i, to, &f);
     if (block_vectors(type) == 16) return;
     for (; i < groups; i++, p += block_bytes(type)) {
         group g[TILES];
         foresee(&f, p, stride, tiles * LANES, block_bytes(type));
         UNROLL(2)
         for (int t = 0; t < tiles; t++) simple_group(type, p + t * LANES * stride, stride, g + t);
-        add_group(type, planes, tiles, g, i, to);
+        add_group(type, form, tiles, g, i, to);
     }
 }
 
 /* Outputs from `index` * outs_at_once on, a multiple of tiles * LANES, of at least so many in all. */
-INLINE void integer_part(const int type, const int planes, const int tiles, const job *j, int index, int next,
+INLINE void integer_part(const int type, const int form, const int tiles, const job *j, int index, int next,
                          int foreseen) {
     const int begin = index * j->outs_at_once, width = tiles * LANES;
     const int end = begin + j->outs_at_once < j->outs ? begin + j->outs_at_once : j->outs;
     float y[ROWS_AT_ONCE * TILES * LANES] __attribute__((aligned(64)));
     for (int row = 0; row < j->rows; row += ROWS_AT_ONCE) {
         const int rows = j->rows - row < ROWS_AT_ONCE ? j->rows - row : ROWS_AT_ONCE;
-        const ptrdiff_t row_bytes = (ptrdiff_t)(j->elements / GROUP) * group_bytes(planes);
+        const ptrdiff_t row_bytes = (ptrdiff_t)(j->elements / GROUP) * group_bytes(planes_of(form));
         const tile_rows to = {(const uint8_t *)j->x + row * row_bytes, rows, y};
         const int behind = row + rows < j->rows ? begin : next < 0 ? end - 1 : next * j->outs_at_once;
         for (int out = begin; out < end; out += width) {
@@ -195,7 +229,7 @@ INLINE void integer_part(const int type, const int planes, const int tiles, cons
             const uint8_t *const p = j->weight + first * j->row_bytes;
             const foresight f = {j->weight + then * j->row_bytes, out == begin && !row && !foreseen};
             memset(y, 0, (size_t)rows * width * sizeof *y);
-            add_tile(type, planes, tiles, p, j->row_bytes, j->elements, f, &to);
+            add_tile(type, form, tiles, p, j->row_bytes, j->elements, f, &to);
             for (int r = 0; r < rows; r++)
                 memcpy(results_of(j, row + r) + out, y + r * width + skipped,
                        (width - skipped) * sizeof *y);
@@ -210,11 +244,14 @@ integer_product integer_product_of(int type);
 integer_product rarer_integer_product(int type);
 
 #define MEMORY_BOUND 3 /* rows; with so few, one tile at a time, because the innermost cache holds the next one too */
-#define DEFINE_PART(name, type, planes, tiles)                               \
-    static void name(const job *j, int index, int next, int foreseen) {      \
-        if (tiles > 1 && j->rows > MEMORY_BOUND && j->outs >= tiles * LANES) \
-            integer_part(type, planes, tiles, j, index, next, foreseen);     \
-        else integer_part(type, planes, 1, j, index, next, foreseen);        \
+#define DEFINE_PART(name, type, planes, tiles)                                            \
+    static void name(const job *j, int index, int next, int foreseen) {                   \
+        const int form = form_of(type, planes, j->rows), few = j->rows <= MEMORY_BOUND;   \
+        if (form == WIDE && few) integer_part(type, WIDE, 1, j, index, next, foreseen);   \
+        else if (form == WIDE) integer_part(type, WIDE, TILES, j, index, next, foreseen); \
+        else if (tiles > 1 && !few && j->outs >= tiles * LANES)                           \
+            integer_part(type, planes, tiles, j, index, next, foreseen);                  \
+        else integer_part(type, planes, 1, j, index, next, foreseen);                     \
     }
 #define DEFINE_INTEGER(type, tiles)          \
     DEFINE_PART(type##_fine, type, 2, tiles) \

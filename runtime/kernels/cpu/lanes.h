@@ -11,13 +11,16 @@
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 #define LANES 16
 #define TILES 2 /* so many share the loads of activations */
+#define BYTE_TILES 2 /* as many, where these are bytes */
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define LANES 8
-#define TILES 1
+#define TILES 2
+#define BYTE_TILES 1
 #elif defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
 #define LANES 4
 #define TILES 1
+#define BYTE_TILES 1
 #endif
 
 #ifdef LANES
@@ -32,11 +35,7 @@ INLINE float float_at(const void *p) { float f; memcpy(&f, p, 4); return f; }
 INLINE bytes right(bytes b, const int n) { return (bytes)((words)b >> n); }
 INLINE bytes left(bytes b, const int n) { return (bytes)((words)b << n); }
 INLINE ints i_all(int32_t i) { return (ints){0} + i; }
-INLINE floats f_all(float f) {
-    floats all;
-    for (int l = 0; l < LANES; l++) all[l] = f;
-    return all;
-}
+INLINE floats f_all(float f) { return (floats)i_all(int_at(&f)); } /* gcc inserts floats one by one */
 INLINE floats f_from(ints i) { return __builtin_convertvector(i, floats); }
 INLINE floats f_load(const float *p) { floats f; memcpy(&f, p, sizeof f); return f; }
 INLINE void f_store(float *p, floats f) { memcpy(p, &f, sizeof f); }
@@ -87,9 +86,10 @@ INLINE void dots(const int largest, const int tiles, const bytes *const *w, cons
 
 /* Four bytes at p of each row; by quarters, because insertions wait for each other. */
 INLINE ints ints_at(const uint8_t *p, ptrdiff_t stride) {
-    const uint8_t *const q = p + 8 * stride;
-    const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(four_ints(p, stride)), four_ints(p + 4 * stride, stride), 1);
-    const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(four_ints(q, stride)), four_ints(q + 4 * stride, stride), 1);
+    const __m128i a = four_ints(p, stride), b = four_ints(p + 4 * stride, stride);
+    const __m128i c = four_ints(p + 8 * stride, stride), d = four_ints(p + 12 * stride, stride);
+    const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1);
+    const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(c), d, 1);
     return (ints)_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
@@ -139,17 +139,18 @@ INLINE bytes from_signed(bytes b) { return b ^ 0x80; }
 #else
 #define SIGNED_OFFSET 0
 INLINE bytes from_signed(bytes b) { return b; }
-#define IN_ORDER(v) __asm__("" : "+x"(v)) /* or gcc adds integers in an order that needs more registers */
-#define WIDE_CODES 63 /* with larger ones, sums of two products exceed 16 bits */
-#define WIDE_ROWS 4   /* that share the loads of codes */
+/* Without this, gcc loads codes again for each row, and adds integers in an order that needs more registers. */
+#define IN_REGISTER(v) __asm__("" : "+x"(v))
+#define WIDE_ROWS 4 /* of 16 bits that share the loads of codes, as two tiles share theirs */
+#define PAIRED_CODES 63 /* with larger ones, sums of two products of bytes exceed 16 bits */
 typedef int16_t shorts __attribute__((vector_size(32)));
 
-/* Signed codes of a group in numbers of 16 bits: of each four bytes 0 and 2, then 1 and 3. */
-INLINE void widen(const bytes *w, shorts *v) {
+/* Codes of a group in numbers of 16 bits: of each four bytes 0 and 2, then 1 and 3. */
+INLINE void widen(const int has_signs, const bytes *w, shorts *v) {
     UNROLL(8)
     for (int i = 0; i < 8; i++) {
-        v[2 * i] = (shorts)w[i] << 8 >> 8;
-        v[2 * i + 1] = (shorts)w[i] >> 8;
+        v[2 * i] = has_signs ? (shorts)w[i] << 8 >> 8 : (shorts)w[i] & 255;
+        v[2 * i + 1] = has_signs ? (shorts)w[i] >> 8 : (shorts)((words)w[i] >> 8);
     }
 }
 
@@ -161,9 +162,9 @@ INLINE void store_wide(uint8_t *p, ints i) {
 }
 
 /* Adds the sum of the two products in each lane. */
-INLINE void add_wide_dot(shorts v, const uint8_t *x, ints *sum) {
-    *sum += (ints)_mm256_madd_epi16((__m256i)v, _mm256_set1_epi32(int_at(x)));
-    IN_ORDER(*sum);
+INLINE void add_wide_dot(shorts v, ints pair, ints *sum) {
+    *sum += (ints)_mm256_madd_epi16((__m256i)v, (__m256i)pair);
+    IN_REGISTER(*sum);
 }
 #endif
 

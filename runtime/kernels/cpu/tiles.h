@@ -38,6 +38,8 @@ INLINE int largest_code(const int type) {
     }
 }
 
+INLINE int has_signed_codes(const int type) { return largest_code(type) == 255 && !SIGNED_OFFSET; }
+
 /* Scales of a group of 32 elements. */
 INLINE int group_scales(const int type) { return type == Q2_K || type == Q3_K || type == Q6_K ? 2 : 1; }
 
