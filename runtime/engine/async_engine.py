@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from runtime.engine.engine import Engine, EngineStatistics, admissible, engine_dead
+from runtime.engine.admission import admissible
+from runtime.engine.engine import Engine, EngineStatistics, engine_dead
 from runtime.engine.request import Delta, GenerationRequest
 from runtime.engine.tracing import Deliver
 from runtime.errors import (

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from runtime.engine.admission import admissible
 from runtime.engine.context_shift import Cut, cut_of
-from runtime.engine.engine import admissible
 from runtime.engine.request import (
     ContextShift,
     FinishReason,

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.engine.engine import Engine, EngineLimits, admissible
+from runtime.engine.admission import admissible
+from runtime.engine.engine import Engine, EngineLimits
 from runtime.engine.request import (
     Delta,
     FinishReason,

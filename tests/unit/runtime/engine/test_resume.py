@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from runtime.engine.engine import admissible
+from runtime.engine.admission import admissible
 from runtime.engine.request import (
     Delta,
     FinishReason,
