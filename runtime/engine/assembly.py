@@ -10,9 +10,13 @@ from runtime.distributed.broadcaster import RankZeroModel, RankZeroPool, follow
 from runtime.distributed.device_memory import plan_memory_per_device
 from runtime.distributed.rank_group import Member, RankGroup
 from runtime.engine.async_engine import AsyncEngine
+from runtime.engine.draft_assembly import DraftOptions, DraftPlan
+from runtime.engine.draft_proposals import DraftProposals
+from runtime.engine.drafter import Drafter
 from runtime.engine.engine import Engine, EngineLimits
 from runtime.engine.host_memory import host_page_counts, measured_host_pages
 from runtime.engine.memory_plan import MemoryOptions, MemoryPlan, VisionBytes, plan_memory
+from runtime.engine.ngram_proposals import NGramProposals
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.speculation import Speculation
 from runtime.engine.step_budget import StepBudget
@@ -43,7 +47,8 @@ class EngineOptions:
     `set_aside_bytes`: part of the free memory that is left to others. `state_checkpoint_bytes`: for
     checkpoints of recurrent states (None: a share of the cache's memory). `host_cache_bytes`: host
     memory for pages that the prefix cache evicts (None: see `host_page_counts`). `proposed_tokens`:
-    the most that speculation proposes for a sequence and a step, 0 for none. `cuda_graphs`: decode
+    the most that speculation proposes for a sequence and a step, 0 for none; `ngram`: also from
+    what precedes, not only those of a draft model. `cuda_graphs`: decode
     steps on a CUDA device are captured (`step_graphs`), unless several devices or ranks compute.
     `target_gap_ms`: see `StepBudget` (None: prompts fill steps).
     """
@@ -65,6 +70,7 @@ class EngineOptions:
     proposed_tokens: int = 0
     cuda_graphs: bool = False
     target_gap_ms: float | None = None
+    ngram: bool = True
 
     @property
     def limits(self) -> StepLimits:
@@ -82,17 +88,20 @@ def assemble(
     encoder: ImageEncoder | None = None,
     rank_group: RankGroup | None = None,
     trace_sink: TraceSink | None = None,
+    draft: DecoderModel | None = None,
 ) -> tuple[AsyncEngine, MemoryPlan]:
     """An engine that is ready to start, and the memory that it has reserved.
 
     `encoder`: computes image features; closed with the engine. `rank_group`: the ranks, if
     `decoder` is rank 0's part of a divided model; the others call `compute_part` and end with the
-    engine. `trace_sink`: receives the events of traced requests. Raises DoesNotFitError when the
+    engine. `trace_sink`: receives the events of traced requests. `draft`: a smaller model of the
+    same vocabulary, which proposes tokens; not with `rank_group`. Raises DoesNotFitError when the
     device has too little memory, ConfigurationError when the options contradict each other or the
     model.
     """
     layout, options = _resolved(decoder, device, options, encoder, alone=rank_group is None)
-    memory, host = _agreed_memory(decoder, layout, device, options, encoder, rank_group)
+    draft_plan = _draft_plan(decoder, draft, device, options, rank_group)
+    memory, host = _agreed_memory(decoder, layout, device, options, encoder, rank_group, draft_plan)
     features = _feature_store(encoder, options)
     pool = _pool(layout, memory, device, options, decoder, host_pages=host)
     model, pages = _broadcasting(decoder, pool, rank_group)
@@ -105,14 +114,12 @@ def assemble(
         image_features=features.lookup if features else None,
         recorded_bytes=0 if rank_group else memory.recorded_bytes,  # ranks exchange tensors
     )
-    # Other ranks check no plan before they compute, so they compute the largest step too.
-    planned = memory.step_bytes if device.type == "cpu" and rank_group is None else None
-    runner.warm_up(encoder.limits if encoder else None, workspace_bytes=planned)
-    if encoder is not None:
-        _warm_up(encoder, device)
+    _warm_up(runner, encoder, memory, device, alone=rank_group is None)
     costs = _host_costs(layout, host, pool, device, options)
+    drafter = draft_plan.build(memory) if draft_plan else None
+    scheduler = _scheduler(decoder, layout, memory, options, costs, drafter)
     engine = Engine(
-        _scheduler(decoder, layout, memory, options, costs),
+        scheduler,
         runner,
         token_bytes=token_bytes,
         limits=_request_limits(decoder, layout, options, encoder),
@@ -130,11 +137,14 @@ def _agreed_memory(
     options: EngineOptions,
     encoder: ImageEncoder | None,
     rank_group: RankGroup | None,
+    draft: DraftPlan | None,
 ) -> tuple[MemoryPlan, tuple[int, ...]]:
     """The memory of this rank, and the pages of each cache group in host memory, which all ranks
     have."""
     device_ranks = 1 if rank_group is None else rank_group.device_ranks
-    memory = _plan_memory(decoder, layout, device, options, encoder, device_ranks=device_ranks)
+    memory = _plan_memory(
+        decoder, layout, device, options, encoder, device_ranks=device_ranks, draft=draft
+    )
     host = host_page_counts(
         layout,
         memory.pages,
@@ -165,10 +175,12 @@ def plan_engine_memory(
     device: torch.device,
     options: EngineOptions,
     encoder: EncoderNeeds | None = None,
+    draft: DecoderModel | None = None,
 ) -> MemoryPlan:
     """What `assemble` would reserve; raises the same errors."""
     layout, options = _resolved(decoder, device, options, encoder)
-    return _plan_memory(decoder, layout, device, options, encoder)
+    draft_plan = _draft_plan(decoder, draft, device, options, None)
+    return _plan_memory(decoder, layout, device, options, encoder, draft=draft_plan)
 
 
 def compute_part(decoder: DecoderModel, member: Member, *, device: torch.device) -> None:
@@ -228,6 +240,7 @@ def _plan_memory(
     encoder: EncoderNeeds | None,
     *,
     device_ranks: int = 1,
+    draft: DraftPlan | None = None,
 ) -> MemoryPlan:
     """`device_ranks`: ranks, this one included, that allocate from the device's memory."""
     plan = plan_memory if decoder.cache_devices is None else plan_memory_per_device
@@ -246,8 +259,31 @@ def _plan_memory(
             device_ranks=device_ranks,
             set_aside_bytes=options.set_aside_bytes + _host_bytes(options, device),
             state_checkpoint_bytes=options.state_checkpoint_bytes if options.prefix_cache else 0,
+            draft=draft,
         ),
     )
+
+
+def _draft_plan(
+    decoder: DecoderModel,
+    draft: DecoderModel | None,
+    device: torch.device,
+    options: EngineOptions,
+    rank_group: RankGroup | None,
+) -> DraftPlan | None:
+    """`options`: those of `_resolved`."""
+    if draft is None:
+        return None
+    assert rank_group is None, "the other ranks have no draft model"
+    shared = DraftOptions(
+        limits=options.limits,
+        page_tokens=options.page_tokens,
+        kv_dtype=options.kv_dtype,
+        prefix_cache=options.prefix_cache,
+        depth=_depth(options, device),
+        cuda_graphs=options.cuda_graphs,
+    )
+    return DraftPlan(draft, decoder, device=device, options=shared)
 
 
 def _host_bytes(options: EngineOptions, device: torch.device) -> int:
@@ -297,7 +333,19 @@ def _feature_store(encoder: ImageEncoder | None, options: EngineOptions) -> Feat
     return FeatureStore(encoder, budget_bytes=options.image_cache_bytes)
 
 
-def _warm_up(encoder: ImageEncoder, device: torch.device) -> None:
+def _warm_up(
+    runner: DeviceRunner,
+    encoder: ImageEncoder | None,
+    memory: MemoryPlan,
+    device: torch.device,
+    *,
+    alone: bool,
+) -> None:
+    """Other ranks check no plan before they compute, so they compute the largest step too."""
+    planned = memory.step_bytes if device.type == "cpu" and alone else None
+    runner.warm_up(encoder.limits if encoder else None, workspace_bytes=planned)
+    if encoder is None:
+        return
     try:
         encoder.warm_up()
     except (RuntimeError, MemoryError) as error:
@@ -344,6 +392,7 @@ def _scheduler(
     memory: MemoryPlan,
     options: EngineOptions,
     host_pages: HostPages | None,
+    drafter: Drafter | None,
 ) -> Scheduler:
     cache_manager = KVCacheManager(
         layout.kinds,
@@ -358,7 +407,7 @@ def _scheduler(
         slots=options.max_sequences,
         step_tokens=options.step_tokens,
         step_image_rows=layout.image_rows,
-        speculation=_speculation(options),
+        speculation=_speculation(options, drafter),
         step_budget=_step_budget(options),
     )
 
@@ -369,12 +418,16 @@ def _step_budget(options: EngineOptions) -> StepBudget | None:
     return StepBudget(int(1e6 * options.target_gap_ms), step_tokens=options.step_tokens)
 
 
-def _speculation(options: EngineOptions) -> Speculation | None:
+def _speculation(options: EngineOptions, drafter: Drafter | None) -> Speculation | None:
     most = min(options.proposed_tokens, options.limits.draws - 1)
-    if most < 1:
+    if most < 1 or not (options.ngram or drafter):
         return None
-    overlaps = options.depth is None or options.depth > 1
-    return Speculation(most=most, draws=options.limits.draws, overlaps=overlaps)
+    return Speculation(
+        draws=options.limits.draws,
+        overlaps=options.depth is None or options.depth > 1,
+        ngram=NGramProposals(most=most) if options.ngram else None,
+        drafts=DraftProposals(drafter, most=most) if drafter else None,
+    )
 
 
 def _pool(

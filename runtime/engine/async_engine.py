@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from runtime.engine.admission import admissible
 from runtime.engine.engine import Engine, EngineStatistics, engine_dead
 from runtime.engine.request import Delta, GenerationRequest
+from runtime.engine.request_limits import admissible
 from runtime.engine.tracing import Deliver
 from runtime.errors import (
     CaravanError,

@@ -4,38 +4,26 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from runtime.engine.request import (
     Delta,
     FinishReason,
     GenerationRequest,
     Pooled,
-    Result,
     Sampled,
     Scored,
     Usage,
 )
 from runtime.engine.scheduler import Advance, ImageNeed, Scheduler
 from runtime.engine.sequence import Sequence
-from runtime.engine.step_plan import StepPlan
+from runtime.engine.step_plan import Runner, StepPlan
 from runtime.engine.text_stream import TextStream
 from runtime.engine.throughput import Throughput
 from runtime.engine.tracing import Deliver, Tracer, TraceSink
 from runtime.errors import EngineDeadError
 from runtime.vision.encoder import PreparedImage
 from runtime.vision.feature_cache import FeatureStore
-
-
-class Runner(Protocol):
-    """Executes plans on the device, in launch order; `collect` waits for one of them.
-
-    Results are aligned with the plan's chunks.
-    """
-
-    def launch(self, plan: StepPlan) -> Any: ...
-
-    def collect(self, launched: Any) -> tuple[Result, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +85,8 @@ class EngineStatistics:
     host_pages_restored_total: int = 0
     proposed_tokens_total: int = 0  # by speculation
     accepted_tokens_total: int = 0
+    drafted_tokens_total: int = 0  # those of the proposed tokens that are of a draft model
+    accepted_drafts_total: int = 0
 
 
 @dataclass(slots=True)
@@ -225,6 +215,8 @@ class Engine:
             images_encoded_total=self.features.encoded if self.features else 0,
             proposed_tokens_total=scheduler.proposed_tokens,
             accepted_tokens_total=scheduler.accepted_tokens,
+            drafted_tokens_total=scheduler.drafted_tokens,
+            accepted_drafts_total=scheduler.accepted_drafts,
         )
 
     def _queued(self, sequence: Sequence) -> int:

@@ -32,7 +32,7 @@ class MemoryPlan:
     `available_bytes`: all that the engine may use, weights included; `headroom_bytes` of it stay
     free. `cache_tokens`: positions that the cache holds in total. `others_bytes`: reserved by other
     processes, or on other devices, for the same model. `recorded_bytes`: the part of
-    `activation_bytes` for recorded steps.
+    `activation_bytes` for recorded steps. `draft_bytes`: of the draft model, its cache included.
     """
 
     weight_bytes: int
@@ -46,6 +46,7 @@ class MemoryPlan:
     cache_tokens: int
     others_bytes: int = 0
     recorded_bytes: int = 0
+    draft_bytes: int = 0
 
     @property
     def step_bytes(self) -> int:
@@ -78,6 +79,19 @@ class VisionBytes:
     workspace: int = 0
 
 
+class DraftNeeds(Protocol):
+    """What a draft model takes: bytes of weights, of them with the largest step, and of a cache for
+    as many tokens as that of the model has."""
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    @property
+    def fixed_bytes(self) -> int: ...
+
+    def cache_bytes(self, tokens: int) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryOptions:
     """What the plan depends on besides model and device.
@@ -100,6 +114,7 @@ class MemoryOptions:
     device_ranks: int = 1
     set_aside_bytes: int = 0
     state_checkpoint_bytes: int | None = 0
+    draft: DraftNeeds | None = None
 
 
 class PlannedModel(Protocol):
@@ -128,19 +143,22 @@ def plan_memory(
     weights = model.weight_bytes + vision.weights
     activations = model.activation_bytes(limits.step_tokens, limits.draws)
     recorded = recorded_bytes(model, layout, limits, device, cuda_graphs=options.cuda_graphs)
-    sampler = _sampler_bytes(model, layout, limits)
+    sampler, draft = sampler_bytes(model, layout, limits), options.draft
     if options.memory_bytes is not None:
         available = usable = options.memory_bytes
         set_aside = 0
     else:
-        measured = _measured(device, weights) - set_aside
+        measured = _measured(device, weights + (draft.weight_bytes if draft else 0)) - set_aside
         available = max(0, measured) // options.device_ranks
         usable = int(available * (1 - LEFT_FREE))
     activations += recorded
     room = usable - weights - activations - vision.workspace - sampler
-    cache = _CacheSizes(layout, options, checkpoints=_checkpoints(layout, options, room))
+    room -= draft.fixed_bytes if draft else 0
+    cache = CacheSizes(layout, options, checkpoints=_checkpoints(layout, options, room))
     tokens = cache.tokens_within(room) if options.cache_tokens is None else options.cache_tokens
     _check_one_context(tokens, limits.context_tokens)
+    beside = draft.cache_bytes(tokens) if draft else 0
+    room -= beside
     pages = cache.pages(tokens, room)
     plan = MemoryPlan(
         weights,
@@ -153,6 +171,7 @@ def plan_memory(
         pages,
         cache.held(tokens),
         recorded_bytes=recorded,
+        draft_bytes=draft.fixed_bytes + beside if draft else 0,
     )
     if plan.cache_bytes > room:
         raise DoesNotFitError(_refusal(plan, device, usable, set_aside))
@@ -168,7 +187,7 @@ def available_bytes(device: torch.device) -> int:
     return min((_machine_bytes(), *_control_group_bytes()))
 
 
-class _CacheSizes:
+class CacheSizes:
     """Pages of each cache group, and their bytes, for a number of cached tokens.
 
     A group with a window needs a bounded number of pages per sequence, so it stops growing once
@@ -196,6 +215,7 @@ class _CacheSizes:
         )
         self._by_sequence = tuple(kind.by_sequence for kind in layout.kinds)
         self._states = slots + checkpoints
+        self._draft = options.draft
 
     @property
     def most_tokens(self) -> int:
@@ -203,11 +223,14 @@ class _CacheSizes:
         return self._slots * self._context_pages * self._page_tokens
 
     def tokens_within(self, budget: int) -> int:
-        """The largest number of tokens whose pages fit into `budget`; at least one full context."""
+        """The largest number of tokens whose pages fit into `budget`, with those of a draft model;
+        at least one full context."""
         low, high = self._context_pages, self._slots * self._context_pages
         while low < high:
             middle = (low + high + 1) // 2
-            if self.nbytes(self._wanted(middle * self._page_tokens)) <= budget:
+            tokens = middle * self._page_tokens
+            beside = self._draft.cache_bytes(tokens) if self._draft else 0
+            if self.nbytes(self.wanted(tokens)) + beside <= budget:
                 low = middle
             else:
                 high = middle - 1
@@ -216,7 +239,7 @@ class _CacheSizes:
     def pages(self, tokens: int, budget: int) -> tuple[int, ...]:
         """Pages for `tokens`. If they exceed `budget` bytes, groups with a window or with states
         get fewer, down to the bound of one sequence."""
-        wanted = self._wanted(tokens)
+        wanted = self.wanted(tokens)
         low, high = 0, max(wanted)
         while low < high:
             middle = high - (high - low) // 2
@@ -232,7 +255,7 @@ class _CacheSizes:
     def nbytes(self, pages: Sequence[int]) -> int:
         return cache_bytes(self._layout, pages, self._type)
 
-    def _wanted(self, tokens: int) -> tuple[int, ...]:
+    def wanted(self, tokens: int) -> tuple[int, ...]:
         pages = -(-tokens // self._page_tokens)
         return tuple(
             self._states if fixed else min(all_slots, -(-whole * pages // self._context_pages))
@@ -273,10 +296,11 @@ def _refusal(plan: MemoryPlan, device: torch.device, usable: int, set_aside: int
         if set_aside
         else ""
     )
+    draft = f"{plan.draft_bytes:,} for the draft model, " if plan.draft_bytes else ""
     return (
         f"The model needs {needed:,} bytes on {device}: {plan.weight_bytes:,} for weights, "
         f"{plan.activation_bytes:,} for activations, {plan.vision_bytes:,} for images, "
-        f"{plan.sampler_bytes:,} for sampling, "
+        f"{plan.sampler_bytes:,} for sampling, {draft}"
         f"{plan.cache_bytes:,} for a cache of {plan.cache_tokens:,} tokens. It may use {usable:,} "
         f"of the {plan.available_bytes:,} bytes available{requests}. Lower `context_tokens`, "
         "`cache_tokens`, `max_sequences` or `step_tokens`, or free memory."
@@ -291,7 +315,7 @@ def _check_one_context(cache_tokens: int, context_tokens: int) -> None:
         )
 
 
-def _sampler_bytes(model: PlannedModel, layout: CacheLayout, limits: StepLimits) -> int:
+def sampler_bytes(model: PlannedModel, layout: CacheLayout, limits: StepLimits) -> int:
     """State of slots and of one for padding, the largest workspace, sums of pooled states, results
     and their packed copy, page tables, and buffers of inputs and masks: one on the device and two
     on the host, which take twice one here; and the masks of all rows while they are computed."""

@@ -97,8 +97,9 @@ class Scheduler:
     `step_image_rows`: the most image rows that a step fills, as many as one sequence may have.
     `image_needs`: images of the last plan, then those of the chunks that may follow, the most
     urgent first. `speculation` proposes tokens for running sequences; `proposed_tokens`: those that
-    were launched, `accepted_tokens`: those of them that turned out to be right. `step_budget`
-    limits prompts in steps that have streams too; `offered_rows`: of the last plan, with its limit.
+    were launched, `accepted_tokens`: those of them that turned out to be right; `drafted_tokens`
+    and `accepted_drafts`: the part of a draft model in them. `step_budget` limits prompts in steps
+    that have streams too; `offered_rows`: of the last plan, with its limit.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.preemptions = self.shifts = 0
         self.proposed_tokens = self.accepted_tokens = 0
+        self.drafted_tokens = self.accepted_drafts = 0
         self.speculation = speculation
         self.step_budget = step_budget
         self.offered_rows = step_tokens
@@ -211,6 +213,7 @@ class Scheduler:
                 if not _is_right(chunk):
                     continue
                 self.accepted_tokens += 1
+                self.accepted_drafts += sequence.drafted
             else:
                 sequence.pending -= chunk.samples
             if isinstance(outcome, Scored):
@@ -404,6 +407,7 @@ class Scheduler:
         draft.budget -= len(tokens)
         sequence.proposing = len(tokens)
         self.proposed_tokens += len(tokens)
+        self.drafted_tokens += len(tokens) * sequence.drafted
 
     def _preempt(self, sequence: Sequence) -> None:
         """Release the slot and pages of a running sequence; its sampled tokens stay valid."""

@@ -44,6 +44,7 @@ class Sequence:
     page_keys: list[PageKey] = field(default_factory=list)
     late_mask: LateMask | None = None  # which its next token needs
     proposed: tuple[int, ...] = ()  # tokens that may follow, for the next plan
+    drafted: bool = False  # whether the last ones proposed are those of a draft model
     proposing: int = 0  # rows of proposed tokens in launched steps
     waits_to_propose: bool = False  # until its last token is known
     awaited: tuple[bytes, ...] | None = None  # images of its first chunk; None: not yet known
@@ -184,6 +185,18 @@ class Sequence:
         Mirostat, tokens are sampled one after the other."""
         last = self.remaining == 1 and not self.proposing and self.late_mask is None
         return last and not self.sampling.adaptive
+
+    def propose(self, tokens: tuple[int, ...], *, drafted: bool = False) -> None:
+        """Tokens that may follow, for the next plan; it need not wait for any other."""
+        self.proposed, self.waits_to_propose = tokens, False
+        if tokens:
+            self.drafted = drafted
+
+    def acceptable(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """The first of the tokens, those that its grammar accepts, as far as that is known."""
+        if self.matcher is None or self.pending:
+            return tokens
+        return tokens[: self.matcher.acceptable(tokens)]
 
     def append(self, sampled: Sampled) -> None:
         self.tokens.append(sampled.token)

@@ -1,9 +1,9 @@
 """What one step of the device computes, as the scheduler plans it and the runner executes it."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from runtime.engine.request import SamplingParams
+from runtime.engine.request import Result, SamplingParams
 from runtime.engine.sequence import NO_ROWS, Sequence
 from runtime.kv.page_group import KeyShift, PageCopy
 
@@ -57,7 +57,8 @@ class StepPlan:
     """One step of the device: page table entries, slots to load, and rows to compute.
 
     `page_copies` are made one after the other, after those of earlier steps and before the rows.
-    `proposals`: the chunks that are `proposed`, again.
+    `proposals`: chunks whose known tokens are written to their slots first, because no earlier step
+    has drawn them; those of `chunks` that are `proposed`, again.
     `key_shifts` follow them.
     """
 
@@ -67,3 +68,14 @@ class StepPlan:
     page_copies: tuple[PageCopy, ...] = ()
     proposals: tuple[Chunk, ...] = ()
     key_shifts: tuple[KeyShift, ...] = ()
+
+
+class Runner(Protocol):
+    """Executes plans on the device, in launch order; `collect` waits for one of them.
+
+    Results are aligned with the plan's chunks.
+    """
+
+    def launch(self, plan: StepPlan) -> Any: ...
+
+    def collect(self, launched: Any) -> tuple[Result, ...]: ...

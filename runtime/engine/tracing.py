@@ -15,13 +15,13 @@ Deliver = Callable[[Delta], None]
 class TraceEvent:
     """One event of a request; `at_ns` by the engine's clock.
 
-    `tokens`: the prompt's ids in a `request`, sampled ids in a `delta`. `facts`: frozen dataclasses
-    and JSON values by name. The kinds, in order:
+    `tokens`: the prompt's ids in a `request`, sampled ids in a `delta`, the proposed id of a
+    `chunk`. `facts`: frozen dataclasses and JSON values by name. The kinds, in order:
 
     - `request`: it is queued.
     - `admitted`: it has a slot, and its first `cached_tokens` positions are in the prefix cache.
     - `chunk`: a step computes the positions [start, start + length); if `samples`, also the token
-      after them.
+      after them. With `proposed_by`, its token, which is in `tokens`, is a proposal of speculation.
     - `preempted`: its pages are released; `admitted` follows again.
     - `shifted`: `dropped_tokens` have left its full context, in which `kept_tokens` remain;
       `admitted` follows again if these are computed again.
@@ -105,8 +105,12 @@ class Tracer:
             self.live[sequence] = _Seen(sequence.sampling.dropped, chunk.epoch)
             facts = {"slot": chunk.slot, "cached_tokens": start}
             self._write(sequence.request, "admitted", (), facts)
-        facts = {"start": start, "length": chunk.length, "samples": chunk.samples}
-        self._write(sequence.request, "chunk", (), facts)
+        part = {"start": start, "length": chunk.length, "samples": chunk.samples}
+        if not chunk.proposed:
+            self._write(sequence.request, "chunk", (), part)
+            return
+        source = {"proposed_by": "draft" if sequence.drafted else "ngram"}
+        self._write(sequence.request, "chunk", chunk.known, part | source)
 
     def _write(
         self,

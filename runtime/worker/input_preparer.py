@@ -56,12 +56,14 @@ _NOTHING = Insertions((), ()), ScoredStep((), ()), PooledStep((), (), ())
 class StepLimits:
     """The largest step: rows of `slots` sequences with up to `context_tokens` positions each,
     `step_tokens` rows in total. `proposed_tokens`: of one sequence in a step, at most, if the rows
-    that draw are enough for them."""
+    that draw are enough for them. `written_tokens`: of each sequence, that are in no slot yet and
+    known to the host."""
 
     slots: int
     step_tokens: int
     context_tokens: int
     proposed_tokens: int = 0
+    written_tokens: int = 0
 
     @property
     def draws(self) -> int:
@@ -310,7 +312,8 @@ def buffer_bytes(layout: CacheLayout, limits: StepLimits, vocab_size: int) -> in
     # positions, axes, image rows, and scored or pooled rows; slots; begin and end; after_image
     rows = limits.step_tokens * (8 * (3 + AXES) + 4 + 8 * groups + by_image)
     images = 2 * 8 * by_image * layout.image_rows
-    draws = (7 + 3) * 8 * limits.draws
+    draws = 7 * 8 * limits.draws
+    written = 3 * 8 * max(limits.draws, slots * limits.written_tokens)
     held = layout.held_pages(limits.context_tokens, limits.step_tokens)
     tables = (8 + 4) * slots * sum(held)
     loads = slots * (4 * limits.context_tokens + 8 + 4 * FLOATS + 8 * INTS)
@@ -321,14 +324,14 @@ def buffer_bytes(layout: CacheLayout, limits: StepLimits, vocab_size: int) -> in
     mirostats = mirostat_bytes(slots) + 8 * slots
     parts = 38 + 5 * groups + slots
     sampling = biases + chains + repetitions + restrictions + mirostats
-    return rows + images + draws + tables + loads + sampling + ALIGNMENT * parts
+    return rows + images + draws + written + tables + loads + sampling + ALIGNMENT * parts
 
 
 def _write_proposals(buffer: PinnedBuffer, chunks: Sequence[Chunk]) -> ProposedTokens:
     return ProposedTokens(
-        buffer.put([chunk.slot for chunk in chunks], _INT64),
-        buffer.put([chunk.start for chunk in chunks], _INT64),
-        buffer.put([chunk.known[0] for chunk in chunks], _INT32),
+        buffer.put([chunk.slot for chunk in chunks for _ in chunk.known], _INT64),
+        buffer.put([chunk.start + n for chunk in chunks for n in range(len(chunk.known))], _INT64),
+        buffer.put([token for chunk in chunks for token in chunk.known], _INT32),
     )
 
 

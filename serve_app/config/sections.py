@@ -2,9 +2,10 @@
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from runtime.errors import RequestError
+from model_zoo.sources.reference import parse_source
+from runtime.errors import RequestError, SourceError
 from serve_app.config.options import Options, read_options
 
 Count = Field(default=None, ge=1)
@@ -79,12 +80,25 @@ class SpeculationSettings(Section):
     ngram: bool = True
     """Propose the tokens that followed the last ones where these occurred before in the
     conversation."""
+    draft: str | None = Field(default=None, min_length=1)
+    """A smaller model of the same vocabulary that proposes tokens where `ngram` has none: a source,
+    as of a model."""
     tokens: int = Field(default=8, ge=1, le=64)
     """Limit of one proposal; fewer, or none, are proposed where they do not pay."""
 
+    @field_validator("draft")
+    @classmethod
+    def _known_draft(cls, draft: str | None) -> str | None:
+        try:
+            if draft is not None:
+                parse_source(draft)
+        except SourceError as error:
+            raise ValueError(str(error)) from None
+        return draft
+
     @property
     def proposed_tokens(self) -> int:
-        return self.tokens if self.ngram else 0
+        return self.tokens if self.ngram or self.draft is not None else 0
 
 
 class EngineSettings(Section):

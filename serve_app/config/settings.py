@@ -24,6 +24,7 @@ from serve_app.config.sections import (
     EngineSettings,
     ResponseStoreSettings,
     Section,
+    SpeculationSettings,
 )
 from serve_app.gateway.failover import FailoverRules
 from serve_app.on_demand.pool_settings import OnDemandModelSettings, OnDemandSettings
@@ -212,6 +213,10 @@ class ModelSettings(EngineSettings):
         layer_keys = sorted(self.model_fields_set & {"tensor_split", "num_gpu", "main_gpu"})
         if layer_keys and self.parallel.tensor > 1:
             raise ValueError(f"parallel.tensor and {layer_keys[0]} exclude each other")
+        drafts = self.speculation.draft is not None
+        divided = "parallel.tensor" if self.parallel.tensor > 1 else next(iter(layer_keys), None)
+        if drafts and divided not in (None, "main_gpu"):
+            raise ValueError(f"speculation.draft and {divided} exclude each other")
         if layer_keys and self.device == "cpu":
             raise ValueError(f"device is cpu, but {layer_keys[0]} is for GPUs; remove one")
         return self
@@ -418,6 +423,7 @@ def _nearest(location: tuple[int | str, ...]) -> str:
         "on_demand": OnDemandSettings,
         "parallel": ParallelSettings,
         "responses": ResponseStoreSettings,
+        "speculation": SpeculationSettings,
         "vision": VisionSettings,
     }
     owner = owners.get(names[-2], AppSettings) if len(names) > 1 else AppSettings

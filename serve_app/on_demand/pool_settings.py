@@ -20,6 +20,12 @@ class OnDemandModelSettings(EngineSettings):
     max_sequences: int = Field(default=4, ge=1)
     """Requests that run at a time; more wait."""
 
+    @model_validator(mode="after")
+    def _without_draft(self) -> Self:
+        if self.speculation.draft is not None:
+            raise ValueError("speculation.draft belongs to one model; configure it under `models`")
+        return self
+
 
 class OnDemandSettings(Section):
     """Processes that each hold several models, the most recently used ones."""

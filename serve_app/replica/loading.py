@@ -22,6 +22,7 @@ from runtime.distributed.control_channel import RankInfo, RankZero
 from runtime.distributed.rank_group import Member, RankGroup
 from runtime.distributed.ranks import ALONE, Unconnected
 from runtime.engine.assembly import EngineOptions, assemble, check_options, compute_part
+from runtime.engine.draft_assembly import check_draft
 from runtime.engine.memory_plan import MemoryPlan
 from runtime.errors import (
     CaravanError,
@@ -35,6 +36,7 @@ from serve_app.api.refusals import explained
 from serve_app.config.settings import MAX_IMAGE_BYTES, ModelSettings
 from serve_app.gateway.model_card import ModelCard
 from serve_app.replica.device_map import device_map_options
+from serve_app.replica.draft_model import load_draft
 from serve_app.replica.image_memory import create_image_cache, set_aside_bytes
 from serve_app.replica.machine import (
     LoadingProgress,
@@ -193,6 +195,9 @@ def _plan(
     model, files = _load_model(settings, files, weight_device, dtype, loading)
     options = _engine_options(settings, files, model, device, create_image_cache(settings, model))
     check_options(options, model.decoder)
+    draft = _load_draft(settings, files, model, weight_device, LoadOptions(read=False))
+    if draft is not None:
+        check_draft(draft.decoder, model.decoder)
     _check_vision(settings, model)
     _check_default_context(settings, options.context_tokens)
     return ModelPlan(model, files, options, device)
@@ -218,7 +223,8 @@ def _load_replica(
     model, files = _load_model(settings, files, device, dtype, loading)
     # Weights on GPUs are copies; weights on the host stay in the mapped file.
     mapped = device.type == "cpu" or settings.num_gpu is not None
-    served_files = _served_files(settings, files, model, mapped=mapped)
+    draft = _load_draft(settings, files, model, device, LoadOptions(shared=shared))
+    served_files = _served_files(settings, files, model, mapped=mapped, draft=draft)
     if rank_group is not None:
         rank_group.wait_loaded(files_digest(files.path, files.adapters))
     image_cache = create_image_cache(settings, model)
@@ -235,6 +241,7 @@ def _load_replica(
         encoder=encoder,
         rank_group=rank_group,
         trace_sink=trace_file,
+        draft=None if draft is None else draft.decoder,
     )
     engine.start()
     log_model(settings.name, model, memory)
@@ -273,12 +280,19 @@ def _trace_file(settings: ModelSettings, model: ChatModel) -> TraceFile | None:
 
 
 def _served_files(
-    settings: ModelSettings, files: ModelFiles, model: ChatModel, *, mapped: bool
+    settings: ModelSettings,
+    files: ModelFiles,
+    model: ChatModel,
+    *,
+    mapped: bool,
+    draft: ChatModel | None = None,
 ) -> ServedFiles:
     """`mapped`: the weights in use are those in the mapped files."""
     paths = [files.path, *further_parts(files.path, model.description.metadata)]
     paths += [] if files.projector is None else [files.projector]
     paths += [adapter.path for adapter in files.adapters]
+    if files.draft is not None and draft is not None:
+        paths += [files.draft, *further_parts(files.draft, draft.description.metadata)]
     warn_if_writable(settings.name, paths, default_root(os.environ))
     if mapped:
         explain_bus_errors()
@@ -337,6 +351,26 @@ def _load_model(
         return model.with_template(files.template, origin="the model's own layer"), files
     except ModelFileError as error:
         return model, files.without("template", error)
+
+
+def _load_draft(
+    settings: ModelSettings,
+    files: ModelFiles,
+    model: ChatModel,
+    device: torch.device,
+    options: LoadOptions,
+) -> ChatModel | None:
+    """The draft model of `model`; `options`: as of `_load_model`."""
+    if files.draft is None:
+        return None
+    complete = dataclasses.replace(
+        options,
+        context_tokens=_requested_context(settings, files),
+        progress=LoadingProgress(f"{settings.name} (draft)") if options.read else None,
+        compute=compute_type(settings.compute),
+    )
+    dtype = number_type(settings.dtype, device)
+    return load_draft(files.draft, model, device=device, dtype=dtype, options=complete)
 
 
 @contextmanager
@@ -398,6 +432,7 @@ def _engine_options(
         set_aside_bytes=set_aside_bytes(settings, model, image_cache, device),
         proposed_tokens=settings.speculation.proposed_tokens,
         target_gap_ms=settings.target_gap_ms,
+        ngram=settings.speculation.ngram,
     )
 
 

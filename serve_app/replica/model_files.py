@@ -31,7 +31,8 @@ class ModelFiles:
     `projector_required`: it was configured, so loading fails without it. `options`,
     `context_tokens` and `template` are the model's own; `parameters` are all options that
     it states, also those that are not supported. `stored`: its entry in the store, None for a path.
-    `unused`: what the model states and is not used, with the reason, for the log.
+    `draft`: the draft model. `unused`: what the model states and is not used, with the reason, for
+    the log.
     """
 
     path: Path
@@ -46,6 +47,7 @@ class ModelFiles:
     stored: StoredModel | None = None
     unused: tuple[str, ...] = ()
     adapters: tuple[AdapterPath, ...] = ()
+    draft: Path | None = None
 
     def without(self, what: str, reason: Exception) -> "ModelFiles":
         """Without the "projector" or the "template", and with the reason in `unused`."""
@@ -115,7 +117,8 @@ def _local(text: str, store: Store) -> ResolvedModel | None:
 
 def _sources(settings: ModelSettings) -> list[str]:
     """Of the model, then of its other files."""
-    others = [] if settings.projector is None else [settings.projector]
+    single = (settings.projector, settings.speculation.draft)
+    others = [source for source in single if source is not None]
     return [settings.source, *others, *(each.source for each in settings.adapters or ())]
 
 
@@ -123,6 +126,7 @@ def _model_files(settings: ModelSettings, resolved: Mapping[str, ResolvedModel])
     """`resolved`: by the texts of their sources."""
     model = resolved[settings.source]
     projector = None if settings.projector is None else resolved[settings.projector]
+    draft = settings.speculation.draft
     adapters = model.adapters
     if settings.adapters is not None:
         adapters = tuple(AdapterPath(resolved[e.source].path, e.scale) for e in settings.adapters)
@@ -150,6 +154,7 @@ def _model_files(settings: ModelSettings, resolved: Mapping[str, ResolvedModel])
         stored=model.stored,
         unused=tuple(unused),
         adapters=adapters,
+        draft=None if draft is None else resolved[draft].path,
     )
 
 

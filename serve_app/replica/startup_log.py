@@ -36,6 +36,7 @@ def log_model(name: str, model: ChatModel, memory: MemoryPlan) -> None:
         cache_tokens=memory.cache_tokens,
         activation_bytes=memory.activation_bytes + memory.sampler_bytes,
         vision_bytes=memory.vision_bytes,
+        draft_bytes=memory.draft_bytes,
         headroom_bytes=memory.headroom_bytes,
     )
 

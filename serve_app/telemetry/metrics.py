@@ -139,6 +139,15 @@ PROPOSED_TOKENS = Metric(
 ACCEPTED_TOKENS = Metric(
     "caravan_engine_accepted_tokens_total", _C, "Those of them that were sampled.", _ENGINE
 )
+DRAFTED_TOKENS = Metric(
+    "caravan_engine_drafted_tokens_total",
+    _C,
+    "Those of the proposed tokens that a draft model proposed.",
+    _ENGINE,
+)
+ACCEPTED_DRAFTS = Metric(
+    "caravan_engine_accepted_drafts_total", _C, "Those of them that were sampled.", _ENGINE
+)
 ENGINE_IMAGES = Metric(
     "caravan_engine_images_encoded_total", _C, "Images whose features were computed.", _ENGINE
 )

@@ -29,6 +29,8 @@ ENGINE: Mapping[str, Metric] = {
     "shifts_total": metrics.SHIFTS,
     "proposed_tokens_total": metrics.PROPOSED_TOKENS,
     "accepted_tokens_total": metrics.ACCEPTED_TOKENS,
+    "drafted_tokens_total": metrics.DRAFTED_TOKENS,
+    "accepted_drafts_total": metrics.ACCEPTED_DRAFTS,
     "images_encoded_total": metrics.ENGINE_IMAGES,
     "checkpoints_held": metrics.CHECKPOINTS,
     "checkpoints_taken_total": metrics.CHECKPOINTS_TAKEN,

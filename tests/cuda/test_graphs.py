@@ -22,6 +22,7 @@ from runtime.worker.step_graphs import graph_sizes, padded_rows
 from runtime.worker.step_results import Launched
 from tests.cuda.computing_device import ComputingCuda
 from tests.cuda.fake_device import DEVICE, CaptureError, FakeCuda, fake_cuda
+from tests.unit.runtime.engine.flat_costs import Costs
 
 VOCABULARY, WIDTH, CONTEXT, SLOTS = 61, 8, 96, 6
 WITHOUT_KERNELS = (7, 0)  # a capability for which the torch twins compute
@@ -61,8 +62,8 @@ class TinyModel:
     cache_layers = tuple(LayerCache(kind, 1, WIDTH, WIDTH) for kind in kinds)
     cache_devices = key_rotations = None
 
-    def __init__(self) -> None:
-        draw = torch.Generator().manual_seed(9)
+    def __init__(self, seed: int = 9) -> None:
+        draw = torch.Generator().manual_seed(seed)
         sizes = (VOCABULARY, WIDTH), (CONTEXT, WIDTH), (WIDTH, VOCABULARY)
         parts = [torch.randn(*size, generator=draw).to(DEVICE) for size in sizes]
         self.embedding, self.places, self.head = parts
@@ -102,7 +103,7 @@ class Answers:
             self.cached += delta.usage.cached_tokens
 
 
-def engine_of(model, *, graphs: bool, depth: int = 2, **options) -> Engine:
+def engine_of(model, *, graphs: bool, depth: int = 2, draft=None, **options) -> Engine:
     given = {
         "context_tokens": CONTEXT, "max_sequences": SLOTS, "step_tokens": 24, "page_tokens": 4,
         "cache_tokens": CONTEXT, "memory_bytes": 1 << 34, "kv_dtype": CacheType.FLOAT32,
@@ -110,7 +111,7 @@ def engine_of(model, *, graphs: bool, depth: int = 2, **options) -> Engine:
     }  # fmt: skip
     engine, memory = assemble(
         model, lambda token: b"t", device=DEVICE,
-        options=EngineOptions(**given | options, depth=depth, cuda_graphs=graphs),
+        options=EngineOptions(**given | options, depth=depth, cuda_graphs=graphs), draft=draft,
     )  # fmt: skip
     assert (memory.recorded_bytes > 0) == graphs
     return engine._engine
@@ -170,6 +171,28 @@ def test_tokens_are_those_without_graphs(depth: int, fake: ComputingCuda) -> Non
     assert all(graph.replays for graph in fake.graphs)
     assert len({graph.pool for graph in fake.graphs}) == 1
     assert {3, 5} <= set(found.rows)  # steps with a row of padding
+
+
+@pytest.mark.parametrize(("graphs", "seed"), [(True, 9), (False, 2)])
+def test_tokens_are_those_without_a_draft_model(
+    graphs: bool, seed: int, fake: ComputingCuda
+) -> None:
+    """The steps of both models are on one stream. With the seed of the model, drafts are right."""
+    requests = requests_of(4, VOCABULARY)
+    expected = run(engine_of(TinyModel(), graphs=False), requests)
+    engine = engine_of(
+        TinyModel(), graphs=graphs, draft=TinyModel(seed), ngram=False, proposed_tokens=5,
+        max_sequences=2,
+    )  # fmt: skip
+    speculation = engine._scheduler.speculation
+    drafter = speculation._drafts.drafter
+    speculation._costs, drafter.costs = Costs(1.0), Costs(0.0)
+    assert run(engine, requests).tokens == expected.tokens
+    totals = engine.statistics()
+    accepted, drafted = totals.accepted_drafts_total, totals.drafted_tokens_total
+    assert accepted > 0.9 * drafted > 9 if seed == 9 else drafted > 2 * accepted
+    drafter.keep(())
+    drafter.cache_manager.check_idle()
 
 
 def test_a_device_that_is_late_shows_inputs_that_are_overwritten(

@@ -45,13 +45,16 @@ def hybrid(family: str, config: str, folder: Path) -> tuple:
 
 
 @contextlib.contextmanager
-def running(model: ChatModel, **options) -> Iterator[AsyncEngine]:
+def running(
+    model: ChatModel, *, draft: ChatModel | None = None, **options
+) -> Iterator[AsyncEngine]:
     settings = {"context_tokens": 256, "max_sequences": 8, "step_tokens": 32, **options}
     engine, _ = assemble(
         model.decoder,
         model.tokenizer.token_bytes,
         device=CPU,
         options=EngineOptions(**settings),
+        draft=None if draft is None else draft.decoder,
     )
     engine.start()
     try:

@@ -139,7 +139,12 @@ def test_answers_follow_their_grammar_with_proposals(sliding) -> None:
     lark = 'start: "[" item ("," item)* "]"\nitem: /"[a-z ]{2,9}"/ | /[1-9][0-9]{0,3}/'
     compiled = TokenGrammars(sliding.tokenizer).compile(lark)
     requests = [
-        replace(each, stop=StopRules(40, sliding.tokenizer.end_tokens), grammar=compiled)
+        replace(
+            each,
+            sampling=replace(each.sampling, allowed=b""),  # the grammar needs other tokens
+            stop=StopRules(40, sliding.tokenizer.end_tokens),
+            grammar=compiled,
+        )
         for each in requests_for(sliding.tokenizer.vocab_size)
     ]
     with running(sliding) as engine:

@@ -14,15 +14,14 @@ Row = tuple[bytes, int]
 
 
 class PretendDevice:
-    """Pages as lists of what each cell holds and its value; each slot's drawn tokens stay here."""
+    """Pages as lists of what each cell holds and its value, and the tokens of each slot."""
 
     def __init__(self, kinds: list[CacheKind], pages: list[int], size: int, slots: int) -> None:
         self.kinds, self.size = kinds, size
         self.memory = [[[None] * size for _ in range(count)] for count in pages]
         self.host: list[dict[int, list]] = [{} for _ in kinds]
         self.tables: list[list[dict[int, int]]] = [[{} for _ in range(slots)] for _ in kinds]
-        self.drawn: list[dict[int, int]] = [{} for _ in range(slots)]
-        self.loaded: list[tuple[int, ...] | None] = [None] * slots
+        self.tokens: list[dict[int, int]] = [{} for _ in range(slots)]
         self.filled: set[tuple[object, ...]] = set()
         self.copied = 0
 
@@ -41,7 +40,9 @@ class PretendDevice:
             cells = self.memory[group][page]
             cells[first:] = [cell and (cell[0] + by, cell[1]) for cell in cells[first:]]
         for load in plan.slot_loads:
-            self.loaded[load.slot] = load.tokens
+            self.tokens[load.slot] = dict(enumerate(load.tokens))
+        for chunk in plan.proposals:
+            self.tokens[chunk.slot].update(enumerate(chunk.known, chunk.start))
         rows = [self._embed(chunk) for chunk in plan.chunks]
         for group, kind in enumerate(self.kinds):
             for chunk, x in zip(plan.chunks, rows, strict=True):
@@ -55,23 +56,26 @@ class PretendDevice:
             ]
         results: list[Sampled | None] = []
         for chunk, x in zip(plan.chunks, rows, strict=True):
-            token = x[-1] % VOCABULARY
+            token = self._drawn(x[-1])
             if chunk.samples:
-                self.drawn[chunk.slot][chunk.start + chunk.length] = token
+                self.tokens[chunk.slot][chunk.start + chunk.length] = token
             results.append(Sampled(token) if chunk.samples else None)
         return tuple(results)
 
+    def _drawn(self, x: int) -> int:
+        return x % VOCABULARY
+
     def _embed(self, chunk) -> list[int]:
         sequence = chunk.sequence
-        tokens = list(chunk.known)
+        places = range(chunk.start, chunk.start + chunk.length)
+        tokens = [self.tokens[chunk.slot][place] for place in places]
         if chunk.feedback:
-            assert chunk.length == 1 and not tokens
-            tokens = [self.drawn[chunk.slot][chunk.start]]
-        assert len(tokens) == chunk.length
-        loaded = self.loaded[chunk.slot]
-        assert loaded is not None
-        from_host = loaded[chunk.start : chunk.start + chunk.length]
-        assert from_host == chunk.known[: len(from_host)]
+            assert chunk.length == 1 and not chunk.known
+        else:
+            assert tokens == list(chunk.known), "the slot has other tokens"
+        if chunk.epoch == sequence.epoch and not chunk.proposed:  # penalties read those before
+            for place, token in enumerate(sequence.tokens[: chunk.start]):
+                assert self.tokens[chunk.slot][place] == token, "the slot had other tokens"
         padded = [0] * chunk.start + tokens
         return [
             mix("e", identity(sequence.spans, padded, i))

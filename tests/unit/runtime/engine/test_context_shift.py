@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.engine.admission import admissible
 from runtime.engine.context_shift import Cut, cut_of
 from runtime.engine.request import (
     ContextShift,
@@ -16,6 +15,7 @@ from runtime.engine.request import (
     SamplingParams,
     StopRules,
 )
+from runtime.engine.request_limits import admissible
 from runtime.engine.sequence import Sequence
 from tests.unit.runtime.engine.fake_runner import next_token
 from tests.unit.runtime.engine.test_engine import LIMITS, make_engine, run, token_bytes, whole

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.engine.admission import admissible
 from runtime.engine.engine import Engine, EngineLimits
 from runtime.engine.request import (
     Delta,
@@ -14,6 +13,7 @@ from runtime.engine.request import (
     SamplingParams,
     StopRules,
 )
+from runtime.engine.request_limits import admissible
 from runtime.engine.scheduler import Scheduler
 from runtime.errors import OverloadedError, PromptTooLongError, RequestError
 from runtime.kv.cache_manager import KVCacheManager

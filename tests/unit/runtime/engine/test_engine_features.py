@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.engine.admission import admissible
 from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.engine import Engine, EngineLimits
 from runtime.engine.request import FinishReason, GenerationRequest, ImageSpan, StopRules
+from runtime.engine.request_limits import admissible
 from runtime.engine.scheduler import Scheduler
 from runtime.errors import EngineDeadError, RequestError
 from runtime.kv.cache_manager import KVCacheManager

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from runtime.engine.admission import admissible
 from runtime.engine.request import (
     Delta,
     FinishReason,
@@ -16,6 +15,7 @@ from runtime.engine.request import (
     SamplingParams,
     StopRules,
 )
+from runtime.engine.request_limits import admissible
 from runtime.engine.text_stream import TextStream
 from runtime.errors import OverloadedError, RequestError
 from tests.unit.runtime.engine import test_engine

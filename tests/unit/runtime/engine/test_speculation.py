@@ -4,11 +4,13 @@ import random
 
 import pytest
 
-from runtime.engine import speculation
+from runtime.engine.acceptance import LONGEST_PAUSE
+from runtime.engine.ngram_proposals import NGramProposals
 from runtime.engine.request import GenerationRequest, Sampled, StopRules
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.sequence import Sequence
-from runtime.engine.speculation import Speculation, StepCosts
+from runtime.engine.speculation import Speculation
+from runtime.engine.step_costs import StepCosts
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import Full
 
@@ -21,7 +23,10 @@ class Decoding:
 
     def __init__(self, *texts: list[int], cost, depth: int = 1, slots: int = DRAWS) -> None:
         self.cost, self.depth = cost, depth
-        self.speculation = Speculation(most=MOST, draws=max(slots, MOST + 1), overlaps=depth > 1)
+        self.ngram = NGramProposals(most=MOST)
+        self.speculation = Speculation(
+            draws=max(slots, MOST + 1), overlaps=depth > 1, ngram=self.ngram
+        )
         manager = KVCacheManager([Full()], [4000], page_tokens=16)
         self.scheduler = Scheduler(
             manager, slots=slots, step_tokens=4096, speculation=self.speculation
@@ -152,7 +157,7 @@ def test_costs_follow_what_is_measured() -> None:
 
 def test_records_end_with_their_sequences() -> None:
     decoding = Decoding(repeated(), cost=nearly_free).run()
-    assert len(decoding.speculation._records) == 1
+    assert len(decoding.ngram._records) == 1
     decoding.texts.clear()
-    assert len(decoding.speculation._records) == 0
-    assert speculation.LONGEST_PAUSE < 10_000
+    assert len(decoding.ngram._records) == 0
+    assert LONGEST_PAUSE < 10_000

@@ -1,6 +1,7 @@
 """A trace has what the engine computes for traced requests, and nothing of the others."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -12,6 +13,7 @@ from runtime.engine.tracing import TraceEvent, Tracer
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import Full
 from tests.unit.runtime.engine.fake_runner import PretendRunner, answer
+from tests.unit.runtime.engine.random_proposals import RandomProposals
 from tests.unit.runtime.engine.test_engine import LIMITS, request, run, token_bytes, whole
 
 
@@ -95,6 +97,30 @@ def test_preemptions_and_what_follows_are_shown(depth: int) -> None:
         sampled = [token for event in of if event.kind == "delta" for token in event.tokens]
         assert sampled == answer(prompt, 20)
     assert preempted == engine.statistics().preemptions_total > 0
+
+
+@pytest.mark.parametrize("source", ["ngram", "draft"])
+def test_proposed_tokens_are_shown_with_their_source(source: str) -> None:
+    events, prompt = Events(every=True), (1, 2, 3)
+
+    class Proposals(RandomProposals):
+        def propose(self, running, *, joining: int) -> None:
+            super().propose(running, joining=joining)
+            for sequence in running:
+                sequence.propose(sequence.proposed, drafted=source == "draft")
+
+    engine = make_engine(events, depth=1)
+    right = answer(prompt, 12)
+    engine._scheduler.speculation = Proposals(
+        Random(1), draws=8, right=lambda asked: right, wrong=0.0
+    )
+    run(engine, request("a", prompt, 12))
+    proposed = [event for event in events.of["a"] if "proposed_by" in event.facts]
+    assert len(proposed) > 2
+    for event in proposed:
+        assert (event.kind, event.facts["length"]) == ("chunk", 1)
+        assert event.facts["proposed_by"] == source
+        assert event.tokens == (right[event.facts["start"] - len(prompt)],)
 
 
 def test_an_aborted_request_ends_its_trace() -> None:

@@ -55,14 +55,22 @@ def test_images_are_fetched_only_from_allowed_hosts():
 
 
 @pytest.mark.parametrize(
-    ("given", "most"), [({}, 8), ({"tokens": 3}, 3), ({"ngram": False, "tokens": 3}, 0)]
+    ("given", "most"),
+    [
+        ({}, 8),
+        ({"tokens": 3}, 3),
+        ({"ngram": False, "tokens": 3}, 0),
+        ({"ngram": False, "draft": "models/demo.gguf"}, 8),
+    ],
 )
 def test_tokens_are_proposed_unless_it_is_turned_off(given, most):
     (model,) = read_settings(with_model(speculation=given)).models
     assert model.speculation.proposed_tokens == most
 
 
-@pytest.mark.parametrize("given", [{"tokens": 0}, {"tokens": 65}, {"draft": "models/demo.gguf"}])
+@pytest.mark.parametrize(
+    "given", [{"tokens": 0}, {"tokens": 65}, {"draft": ""}, {"draft": "ftp://a/b"}]
+)
 def test_proposals_have_limits(given):
     with pytest.raises(ConfigurationError, match="speculation"):
         read_settings(with_model(speculation=given))

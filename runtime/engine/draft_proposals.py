@@ -1,0 +1,147 @@
+"""Proposals of a draft model: for which sequences, and how many, pay for its steps."""
+
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from runtime.engine.acceptance import LEAST_GAIN, LONGEST_PAUSE, SHORTEST_PAUSE, Acceptance
+from runtime.engine.drafter import Drafter
+from runtime.engine.planned_step import PlannedStep
+from runtime.engine.sequence import Sequence
+
+
+@dataclass(slots=True)
+class _Record:
+    """Of a sequence while it has its slot."""
+
+    epoch: int
+    acceptance: Acceptance = field(default_factory=Acceptance)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A sequence that may propose up to `most` tokens."""
+
+    sequence: Sequence
+    acceptance: Acceptance
+    most: int
+
+
+class DraftProposals:
+    """All sequences draft together, so that what pays is decided for all of them at once.
+
+    `most`: tokens of a proposal. After sequences whose drafts did not pay, new ones draft later.
+    """
+
+    def __init__(self, drafter: Drafter, *, most: int) -> None:
+        self.drafter, self._most = drafter, most
+        self._records: WeakKeyDictionary[Sequence, _Record] = WeakKeyDictionary()
+        self._delay = 0  # tokens of a new sequence before its first draft
+        self._running = 0  # sequences
+
+    def keep(self, running: Several[Sequence]) -> None:
+        """Release what the draft model holds of other sequences."""
+        self.drafter.keep(running)
+
+    def propose(self, running: Several[Sequence], step: PlannedStep) -> None:
+        """Set what the sequences without proposals propose, or that they wait for their last token
+        to propose."""
+        if not step.costs.measured:  # nor is it known then whether drafts pay
+            return
+        found = (self._candidate(sequence, step) for sequence in running)
+        candidates = [each for each in found if each is not None]
+        candidates.sort(key=lambda each: each.acceptance.chance, reverse=True)
+        self._running = len(running)
+        depth, chosen = self._chosen(candidates[: max(0, step.room)], step)
+        wanted: dict[Sequence, int] = {}
+        for each in chosen:
+            if each.sequence.pending:
+                each.sequence.waits_to_propose = True
+            else:
+                wanted[each.sequence] = min(depth, each.most)
+        if not wanted:
+            return
+        drafts = self.drafter.draft(wanted)
+        for each in chosen:
+            if each.sequence in drafts:
+                self._set(each, drafts[each.sequence])
+
+    def _candidate(self, sequence: Sequence, step: PlannedStep) -> _Candidate | None:
+        if sequence.proposed or sequence.waits_to_propose or not sequence.may_propose:
+            return None
+        acceptance, length = self._record(sequence).acceptance, len(sequence.tokens)
+        if acceptance.review(sequence.tokens, self._most):
+            self._delay //= 2
+        room = min(sequence.most_tokens - sequence.length - 1, self.drafter.room(sequence))
+        most = min(acceptance.most, step.room, room)
+        if most <= 0 or length < acceptance.paused_until:
+            return None
+        return _Candidate(sequence, acceptance, most)
+
+    def _chosen(
+        self, candidates: list[_Candidate], step: PlannedStep
+    ) -> tuple[int, list[_Candidate]]:
+        """The length of the drafts and their sequences, without those least likely to be right if
+        that is better; they rest if drafts would not even pay for them alone. `candidates`: the
+        most likely first."""
+        while candidates:
+            depth, rate = self._best(candidates, step)
+            if depth and rate >= LEAST_GAIN * self._rate(candidates, 0, step):
+                *others, last = candidates
+                if others and self._rate(others, depth, step) > rate:
+                    self._leave_out(last, step)
+                    candidates = others
+                return depth, candidates
+            half = len(candidates) // 2
+            for each in candidates[half:]:
+                self._leave_out(each, step)
+            candidates = candidates[:half]
+        return 0, []
+
+    def _leave_out(self, candidate: _Candidate, step: PlannedStep) -> None:
+        costs, acceptance = step.costs, candidate.acceptance
+        gains = (
+            acceptance.expected(count) / (costs.of(1 + count) + count * self.drafter.costs.of(1))
+            for count in range(1, candidate.most + 1)
+        )
+        if max(gains) * costs.of(1) < LEAST_GAIN:
+            acceptance.rest(len(candidate.sequence.tokens))
+            self._delay = min(max(2 * self._delay, SHORTEST_PAUSE), LONGEST_PAUSE)
+
+    def _best(self, candidates: list[_Candidate], step: PlannedStep) -> tuple[int, float]:
+        """The length of drafts with which the step yields most per unit of time."""
+        deepest = max(each.most for each in candidates)
+        rates = [self._rate(candidates, depth, step) for depth in range(deepest + 1)]
+        return rates.index(max(rates)), max(rates)
+
+    def _rate(self, candidates: list[_Candidate], depth: int, step: PlannedStep) -> float:
+        """Tokens per unit of time, if each proposes up to `depth` tokens; 0 if that is too many."""
+        counts = [min(depth, each.most) for each in candidates]
+        if sum(counts) > step.room:
+            return 0.0
+        # Steps do not overlap while all sequences draft.
+        share = 1.0 if len(candidates) == self._running else step.share
+        tokens = step.tokens
+        for each, count in zip(candidates, counts, strict=True):
+            if count:
+                tokens += each.acceptance.expected(count) * share - 1
+        drafting = sum(
+            self.drafter.costs.of(sum(count > number for count in counts))
+            for number in range(depth)
+        )
+        return tokens / (step.costs.of(step.rows + sum(counts)) + step.delay_ns + drafting)
+
+    def _set(self, candidate: _Candidate, draft: tuple[int, ...]) -> None:
+        tokens, acceptance = candidate.sequence.acceptable(draft), candidate.acceptance
+        if not tokens:
+            acceptance.miss()
+            return
+        acceptance.propose(tokens, len(candidate.sequence.tokens))
+        candidate.sequence.propose(tokens, drafted=True)
+
+    def _record(self, sequence: Sequence) -> _Record:
+        found = self._records.get(sequence)
+        if found is None or found.epoch != sequence.epoch:
+            found = self._records[sequence] = _Record(sequence.epoch)
+            found.acceptance.paused_until = len(sequence.tokens) + self._delay
+        return found

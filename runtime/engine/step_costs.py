@@ -1,0 +1,52 @@
+"""How long decode steps take, as a function of their rows."""
+
+
+class StepCosts:
+    """The duration of decode steps as a linear function of their rows, fitted with forgetting."""
+
+    KEPT = 0.98  # of the weight of earlier steps, at each one
+    SLOPE_KEPT = 0.99  # at a step that says nothing about it, so that it is measured again
+    LONGEST = 1.5  # times the expected duration; what takes longer has other reasons
+
+    def __init__(self) -> None:
+        self._weight = self._rows = self._squares = self._times = self._products = 0.0
+        self._slope = 0.0
+        self._seen: set[int] = set()  # numbers of rows
+
+    def observe(self, rows: int, duration: float) -> None:
+        """The first step of a number of rows is not counted: it may prepare the others."""
+        if rows not in self._seen:
+            self._seen.add(rows)
+            return
+        if self._weight:
+            duration = min(duration, self.LONGEST * self.of(rows))
+        self._weight = self.KEPT * self._weight + 1
+        self._rows = self.KEPT * self._rows + rows
+        self._squares = self.KEPT * self._squares + rows * rows
+        self._times = self.KEPT * self._times + duration
+        self._products = self.KEPT * self._products + rows * duration
+        spread = self._spread
+        if spread > 1:
+            shared = self._products - self._rows * self._times / self._weight
+            self._slope = max(0.0, shared / spread)
+        else:
+            self._slope *= self.SLOPE_KEPT
+
+    def needs(self, rows: int) -> bool:
+        """Whether a step of so many rows should be measured: all recent ones had as many others."""
+        return self._spread <= 1 and self._rows > (rows + 0.5) * self._weight
+
+    @property
+    def measured(self) -> bool:
+        return self._weight > 0
+
+    @property
+    def _spread(self) -> float:
+        return self._squares - self._rows**2 / self._weight if self._weight else 0.0
+
+    def of(self, rows: int) -> float:
+        """The expected duration of a step; 1 before the first one."""
+        if not self._weight:
+            return 1.0
+        mean = self._rows / self._weight
+        return max(self._times / self._weight + self._slope * (rows - mean), self._slope * rows)

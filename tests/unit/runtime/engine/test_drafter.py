@@ -1,0 +1,175 @@
+"""Drafts are what the draft model draws alone, computed from scratch, whatever came before.
+
+Random schedules, as in test_schedule_simulation.py, on two pretend devices: the one of the draft
+model has few pages, and draws the same tokens as the other one except for some.
+"""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from runtime.engine.drafter import Drafter, DraftLimits
+from runtime.engine.request import GenerationRequest
+from runtime.engine.scheduler import Scheduler
+from runtime.engine.sequence import Sequence
+from runtime.engine.speculation import Speculation
+from runtime.engine.step_plan import StepPlan
+from runtime.kv.cache_manager import KVCacheManager
+from runtime.kv.spec import CacheKind, Chunked, Full, Sliding
+from tests.unit.runtime.engine.pretend_device import VOCABULARY, PretendDevice, identity, mix
+from tests.unit.runtime.engine.test_schedule_simulation import (
+    LONGEST,
+    PretendEncoder,
+    Tally,
+    answer_alone,
+    answer_of_layer,
+    drive,
+    follow_up,
+    moves,
+    random_request,
+    resumed,
+)
+
+SEEDS, MOST = 60, 4
+
+
+@dataclass
+class Drafts:
+    made: int = 0
+    tokens: int = 0
+    left_out: int = 0
+    accepted: int = 0
+    wrong: int = 0
+    preemptions: int = 0
+    shifts: int = 0
+
+
+def drawn_otherwise(x: int) -> int:
+    """As the other model does, but in one of four cases."""
+    return (x + (mix("other", x) % 4 == 0)) % VOCABULARY
+
+
+class DraftDevice(PretendDevice):
+    """A runner, which computes a step when its results are collected."""
+
+    def __init__(self, kinds: list[CacheKind], pages: list[int], size: int, slots: int) -> None:
+        super().__init__(kinds, pages, size, slots)
+        self.flying: list[StepPlan] = []
+        self.most_rows = self.most_draws = 0
+
+    def _drawn(self, x: int) -> int:
+        return drawn_otherwise(x)
+
+    def launch(self, plan: StepPlan) -> StepPlan:
+        self.most_rows = max(self.most_rows, sum(chunk.length for chunk in plan.chunks))
+        self.most_draws = max(self.most_draws, sum(chunk.samples for chunk in plan.chunks))
+        self.flying.append(plan)
+        return plan
+
+    def collect(self, plan: StepPlan):
+        assert self.flying.pop(0) is plan
+        return self.execute(plan)
+
+
+def alone(tokens: list[int], count: int, kinds: list[CacheKind]) -> tuple[int, ...]:
+    tokens, begin = list(tokens), len(tokens)
+    while len(tokens) < begin + count:
+        x = [mix("e", identity((), tokens, i)) for i in range(len(tokens))]
+        for number, kind in enumerate(kinds):
+            x = answer_of_layer(number, kind, (), x)
+        tokens.append(drawn_otherwise(x[-1]))
+    return tuple(tokens[begin:])
+
+
+class RandomDrafts(Speculation):
+    """Drafts of any length, at any time; some are not proposed, or not whole."""
+
+    def __init__(self, r, drafter: Drafter, kinds, *, draws: int, drafts: Drafts) -> None:
+        self.r, self.drafter, self.kinds, self.draws, self.drafts = r, drafter, kinds, draws, drafts
+        self.eager = r.choice([0.1, 0.5, 0.9])
+
+    def observe(self, plan: StepPlan, duration_ns: int) -> None:
+        pass
+
+    def propose(self, running, *, joining: int) -> None:
+        self.drafter.keep(running)
+        wanted: dict[Sequence, int] = {}
+        room = self.draws - len(running) - joining
+        for sequence in running:
+            sequence.propose(())
+            if not sequence.may_propose or self.r.random() > self.eager:
+                continue
+            if sequence.pending:
+                sequence.waits_to_propose = True
+                continue
+            most = min(
+                MOST, self.drafter.room(sequence), sequence.most_tokens - sequence.length - 1
+            )
+            if most > 0:
+                wanted[sequence] = self.r.randint(1, most)
+        found = self.drafter.draft(wanted)
+        self.drafts.left_out += len(wanted) - len(found)
+        for sequence, draft in found.items():
+            assert draft == alone(sequence.tokens, wanted[sequence], self.kinds)
+            kept = draft[: self.r.choice([0, 1, len(draft), len(draft)])][: max(0, room)]
+            sequence.propose(kept, drafted=True)
+            room -= len(kept)
+            self.drafts.made += 1
+            self.drafts.tokens += len(draft)
+
+
+def trial(seed: int, depth: int, drafts: Drafts) -> None:
+    r = random.Random(seed)
+    size, slots, budget = r.choice([2, 4]), r.choice([2, 4]), r.choice([8, 12])
+    kinds: list[CacheKind] = [Full(), Sliding(r.randint(2, 9)), Chunked(r.choice([4, 8]))]
+    kinds = r.sample(kinds, r.randint(1, 3))
+    own, less = ([LONGEST // size + n for _ in kinds] for n in (r.randint(2, 30), r.randint(2, 9)))
+    manager = KVCacheManager(kinds, own, page_tokens=size, moves_keys=r.random() < 0.5)
+    drafting = KVCacheManager(kinds, less, page_tokens=size, prefix_cache=r.random() < 0.7)
+    draws = slots + r.randint(0, budget - slots)
+    limits = DraftLimits(
+        step_tokens=r.choice([slots, budget]),
+        draws=slots,
+        context_tokens=r.choice([LONGEST, 25]),
+        written_tokens=r.choice([MOST + 2, MOST + 2, 1]),
+        vocab_size=VOCABULARY,
+        target_vocab_size=VOCABULARY,
+        depth=r.choice([1, 2]),
+    )
+    device = DraftDevice(kinds, less, size, slots)
+    drafter = Drafter(device, drafting, limits, clock=lambda: 0)
+    speculation = RandomDrafts(r, drafter, kinds, draws=draws, drafts=drafts)
+    scheduler = Scheduler(manager, slots=slots, step_tokens=budget, speculation=speculation)
+    base = tuple(r.randrange(1, VOCABULARY) for _ in range(24))
+    todo: list[GenerationRequest] = []
+    for number in range(r.randint(3, 10)):
+        asked = random_request(r, number, base, False, moving=True)
+        asked = follow_up(r, r.choice(todo), asked) if number and r.random() < 0.4 else asked
+        if r.random() < 0.2:
+            asked = resumed(r, asked, kinds, moves=moves(scheduler, asked))
+        todo.append(asked)
+    encoder = PretendEncoder(r, 3, Tally())
+    target = PretendDevice(kinds, own, size, slots)
+    answers, aborted = drive(r, scheduler, target, encoder, todo, depth, draws)
+    for sequence, answer in answers.items():
+        if sequence not in aborted:
+            moved = sequence.moving_cut is not None
+            assert tuple(answer) == answer_alone(sequence.request, kinds, moves=moved), seed
+    assert device.most_draws <= limits.draws and device.most_rows <= limits.step_tokens
+    assert not device.flying
+    drafting.check_idle()
+    drafts.accepted += scheduler.accepted_drafts
+    drafts.wrong += scheduler.drafted_tokens - scheduler.accepted_drafts
+    drafts.preemptions += scheduler.preemptions
+    drafts.shifts += scheduler.shifts
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_drafts_are_those_of_the_model_alone(depth: int) -> None:
+    drafts = Drafts()
+    for seed in range(SEEDS):
+        trial(seed, depth, drafts)
+    assert drafts.made > 8 * SEEDS and drafts.tokens > 1.5 * drafts.made
+    assert min(drafts.accepted, drafts.wrong) > 3 * SEEDS
+    assert min(drafts.left_out, drafts.shifts) > SEEDS and drafts.preemptions > SEEDS // 10
