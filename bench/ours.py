@@ -23,7 +23,7 @@ SAMPLING = SamplingParams(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P, see
 class Caravan:
     """An engine on the CPU threads of this process; by default it computes as a server does."""
 
-    def __init__(self, path: Path, setting: Setting, compute: Compute = Compute.FINE) -> None:
+    def __init__(self, path: Path, setting: Setting, compute: Compute = Compute.AUTO) -> None:
         torch.set_num_threads(setting.threads)
         device = torch.device("cpu")
         loading = LoadOptions(compute=compute)

@@ -97,14 +97,16 @@ class Compute(IntEnum):
     """How activations enter products with quantised weights.
 
     EXACT: in float32. FINE and FAST: each group of 32 activations of a row as integers of 15 and of
-    8 bits with one scale, so that products are sums of integers. Types without such kernels are
-    always EXACT. On CUDA devices it applies to up to eight rows; more of them, and EXACT, are
-    multiplied in their own type, to which the weights are rounded.
+    8 bits with one scale, so that products are sums of integers. FAST with BF16: rounded to
+    bfloat16. Other types without such kernels are always EXACT. AUTO: FAST for BF16 on a CPU that
+    multiplies bfloat16, else FINE. On CUDA devices it applies to up to eight rows; more of them,
+    and EXACT, are multiplied in their own type, to which the weights are rounded.
     """
 
     EXACT = 0
     FINE = 1
     FAST = 2
+    AUTO = 3
 
 
 # Bytes that are rearranged into planes at once.

@@ -117,9 +117,10 @@ class EngineSettings(Section):
     compute: Literal["auto", "exact", "fine", "fast"] = "auto"
     """How activations enter products with quantised weights: `exact`, in float32; `fine`, as
     integers of 15 bits per group of 32 with one scale; `fast`, of 8 bits, as in llama.cpp. `auto`
-    is `fine`. Plain types, and on a CPU those of IQ1, IQ2, IQ3, TQ and NVFP4, are always computed
-    exactly. On CUDA devices, more than eight rows, and `exact`, are multiplied in the model's own
-    type."""
+    is `fine`, but `fast` for BF16 where the processor multiplies bfloat16 (AVX512-BF16). BF16 on a
+    CPU: exactly with `fine`, activations rounded to bfloat16 with `fast`. Other plain types, and on
+    a CPU those of IQ1, IQ2, IQ3, TQ and NVFP4, are always computed exactly. On CUDA devices, more
+    than eight rows, and `exact`, are multiplied in the model's own type."""
     kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "q8_0", "q4_0", "fp8"] = "auto"
     """Type of the KV cache: `float32`, `float16`, `bfloat16`, `q8_0`, `q4_0` or, on CUDA devices,
     `fp8`; `auto` is float16 on a CPU (float32 for models that only embed or rank) and bfloat16 on

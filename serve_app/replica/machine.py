@@ -75,9 +75,7 @@ def number_type(name: str, device: torch.device) -> torch.dtype:
 
 def compute_type(name: str) -> Compute:
     """How activations enter products on a CPU."""
-    if name == "auto":
-        return Compute.FINE
-    if name != "exact" and not native.has_integer_products():
+    if name not in ("auto", "exact") and not native.has_integer_products():
         log.warning("computed exactly: no integer products on this processor", compute=name)
     return Compute[name.upper()]
 

@@ -12,7 +12,7 @@ from runtime.kernels import delta, experts, routing
 from runtime.kernels import matmul as matmul_room
 from runtime.kernels.attention import paged_attention, paged_attention_twin
 from runtime.kernels.matmul import matmul
-from runtime.quant.block_types import BLOCK_TYPES, MXFP4_PAIRS, Compute
+from runtime.quant.block_types import BLOCK_TYPES, MXFP4_PAIRS, Compute, block_type
 from tests.kernels import (
     test_attention,
     test_delta,
@@ -59,12 +59,15 @@ def check_kernels(kernels: ctypes.CDLL | Any, monkeypatch: pytest.MonkeyPatch) -
 def integer_products(
     kernels: ctypes.CDLL | Any, monkeypatch: pytest.MonkeyPatch
 ) -> dict[tuple[str, str], Tensor]:
-    """Products of every type with integers, whose bits are those of all instruction sets."""
+    """Products of every type with integers, and of rounded BF16, whose bits are those of all
+    instruction sets."""
     monkeypatch.setattr(matmul_room, "library", lambda: kernels)
     x, found = test_integers.random_rows(9, 512), {}
     for type, compute in product(test_integers.TYPES, (Compute.FINE, Compute.FAST)):
         weight = test_integers.integer_weight(type, 50, 512, compute)
         found[type.name, compute.name] = matmul(x, weight)
+    rounded = test_integers.integer_weight(block_type("BF16"), 50, 500, Compute.FAST)
+    found["BF16", "FAST"] = matmul(test_integers.random_rows(37, 500), rounded)
     return found
 
 

@@ -9,9 +9,13 @@
 /* The most floats of a block's scales. */
 #define SCALES 32
 
-/* Vectors of 16 elements per block; the plain types count 16 elements as a block. */
+/* Whether vectors are of 32 bfloat16, which are multiplied in pairs. */
+INLINE int is_paired(const int type) { return type == BF16_ROUNDED && HAS_BFLOAT_DOTS; }
+
+/* Vectors of 16 elements, or of 32 if paired, per block; the plain types count one or two vectors as a block. */
 INLINE int block_vectors(const int type) {
     switch (type) {
+    case BF16_ROUNDED: return is_paired(type) ? 1 : 2;
     case F32: case F16: case BF16: return 1;
     case Q4_0: case Q4_1: case Q5_0: case Q5_1: case Q8_0: case IQ4_NL: case MXFP4: case MXFP4_PAIRS:
         return 2;
@@ -20,6 +24,13 @@ INLINE int block_vectors(const int type) {
     }
 }
 
+/* Numbers, whose rows may end anywhere. */
+INLINE int is_plain(const int type) {
+    return type == F32 || type == F16 || type == BF16 || type == BF16_ROUNDED;
+}
+
+INLINE int block_elements(const int type) { return (is_paired(type) ? 32 : 16) * block_vectors(type); }
+
 /* A block is expanded in one part, or in four of 64 elements. */
 INLINE int block_parts(const int type) { return block_vectors(type) == 16 ? 4 : 1; }
 
@@ -27,7 +38,7 @@ INLINE int part_vectors(const int type) { return block_vectors(type) / block_par
 
 INLINE int block_bytes(const int type) {
     switch (type) {
-    case F32: return 64;
+    case F32: case BF16_ROUNDED: return 64;
     case Q4_0: return 18;
     case Q4_1: return 20;
     case Q5_0: return 22;
@@ -283,6 +294,14 @@ INLINE void q6_k_part(const uint8_t *p, const float *s, const int j, v16 *w) {
     }
 }
 
+/* 32 bfloat16: as they are, or the odd ones before the even ones. */
+INLINE void bfloat_pairs(const uint8_t *p, v16 *w) {
+    w[0] = v_load((const float *)p);
+    if (is_paired(BF16_ROUNDED)) return;
+    w[1] = v_even_bfloats(w[0]);
+    w[0] = v_odd_bfloats(w[0]);
+}
+
 /* Elements from 64 part on of the block at p into w, part_vectors(type) vectors; s from block_scales.
  * `type` and `part` are constants after inlining. */
 INLINE void expand_part(const int type, const uint8_t *p, const float *s, const int part, v16 *w) {
@@ -290,6 +309,7 @@ INLINE void expand_part(const int type, const uint8_t *p, const float *s, const 
     case F32: w[0] = v_load((const float *)p); break;
     case F16: w[0] = v_half(p); break;
     case BF16: w[0] = v_bfloat(p); break;
+    case BF16_ROUNDED: bfloat_pairs(p, w); break;
     case Q4_0: q4_0_block(p, w); break;
     case Q4_1: q4_1_block(p, w); break;
     case Q5_0: q5_0_block(p, w); break;
@@ -312,13 +332,11 @@ INLINE void expand_part(const int type, const uint8_t *p, const float *s, const 
     }
 }
 
-/* The last elements % 16 of a row of a plain type, then zeros. */
-INLINE v16 expand_tail(const int type, const uint8_t *p, int elements) {
+/* The last elements of a row of a plain type, fewer than a block, then zeros. */
+INLINE void expand_tail(const int type, const uint8_t *p, int elements, v16 *w) {
     uint8_t padded[64] = {0};
-    v16 w;
     memcpy(padded, p, elements * (type == F32 ? 4 : 2));
-    expand_part(type, padded, NULL, 0, &w);
-    return w;
+    expand_part(type, padded, NULL, 0, w);
 }
 
 #endif

@@ -16,9 +16,9 @@ INLINE void expand_into(const int type, const uint8_t *p, int elements, float *t
         }
     }
     if (tail) {
-        float last[16];
-        v_store(last, expand_tail(type, p, tail));
-        memcpy(to, last, tail * sizeof(float));
+        v16 last;
+        expand_tail(type, p, tail, &last);
+        memcpy(to, &last, tail * sizeof(float));
     }
 }
 

@@ -9,8 +9,9 @@
 
 #define WORTH_SHARING (1 << 17) /* products; with fewer, threads do not pay off */
 
-/* How activations enter products: as floats, as integers of 15 bits, or as integers of 8 bits. */
-enum { EXACT = 0, FINE = 1, FAST = 2 };
+/* How activations enter products: as floats, as integers of 15 bits, or as integers of 8 bits (for BF16: as
+ * bfloat16). AUTO: FAST for BF16 where the processor multiplies bfloat16, else FINE. */
+enum { EXACT = 0, FINE = 1, FAST = 2, AUTO = 3 };
 
 typedef struct {
     const uint8_t *weight;

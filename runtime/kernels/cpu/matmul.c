@@ -5,6 +5,7 @@
 DEFINE(F32)
 DEFINE(F16)
 DEFINE(BF16)
+DEFINE(BF16_ROUNDED)
 DEFINE(Q4_0)
 DEFINE(Q8_0)
 DEFINE(Q4_K)
@@ -12,8 +13,8 @@ DEFINE(Q5_K)
 DEFINE(Q6_K)
 
 static const product common[] = {
-    ENTRY(F32), ENTRY(F16), ENTRY(BF16), ENTRY(Q4_0),
-    ENTRY(Q8_0), ENTRY(Q4_K), ENTRY(Q5_K), ENTRY(Q6_K),
+    ENTRY(F32), ENTRY(F16), ENTRY(BF16), ENTRY(BF16_ROUNDED),
+    ENTRY(Q4_0), ENTRY(Q8_0), ENTRY(Q4_K), ENTRY(Q5_K), ENTRY(Q6_K),
 };
 
 const product *product_of(int type) {
@@ -21,33 +22,76 @@ const product *product_of(int type) {
     return found ? common + type : rarer_product(type);
 }
 
-static int padded(int elements) { return (elements + TILE_K - 1) / TILE_K * TILE_K; }
+static int padded(int elements) { return (elements + 31) / 32 * 32; }
 
-/* For few rows: rows one after the other, ends of vectors filled with zeros. */
-static void pack_few(int type, const float *x, float factor, int elements, int rows, int row, void *packed) {
-    (void)type, (void)rows;
-    float *const to = (float *)packed + (ptrdiff_t)row * padded(elements);
-    for (int k = 0; k < elements; k++) to[k] = x[k] * factor;
-    if (elements % 16) memset(to + elements, 0, (16 - elements % 16) * sizeof(float));
+/* The nearest bfloat16, ties to even, in the upper half of a word. */
+INLINE uint32_t bfloat_of(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    const uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
+    return ((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded) & 0xffff0000;
 }
 
-/* For many rows: [k block][row][TILE_K]. */
-static void pack_many(int type, const float *x, float factor, int elements, int rows, int row, void *packed) {
-    (void)type;
-    for (int k = 0; k < elements; k += TILE_K) {
-        const int some = elements - k < TILE_K ? elements - k : TILE_K;
-        float *const to = (float *)packed + ((ptrdiff_t)(k / TILE_K) * rows + row) * TILE_K;
-        for (int i = 0; i < some; i++) to[i] = x[k + i] * factor;
-        if (some % 16) memset(to + some, 0, (16 - some % 16) * sizeof(float));
+/* The vectors of a block of a plain type, `apart` floats from each other; zeros behind `elements`. */
+INLINE void pack_block(const int type, const float *x, float factor, int elements, float *to, ptrdiff_t apart) {
+    const int each = block_elements(type);
+    float all[32] = {0};
+    for (int i = 0; i < each && i < elements; i++) all[i] = x[i] * factor;
+    if (type != BF16_ROUNDED) {
+        memcpy(to, all, 16 * sizeof(float));
+        return;
+    }
+    for (int i = 0; i < 16; i++) {
+        const uint32_t odd = bfloat_of(all[2 * i + 1]), even = bfloat_of(all[2 * i]), both = odd | even >> 16;
+        memcpy(to + i, is_paired(type) ? &both : &odd, 4);
+        if (!is_paired(type)) memcpy(to + apart + i, &even, 4);
     }
 }
 
+/* For few rows: rows one after the other. */
+INLINE void pack_in_order(const int type, const float *x, float factor, int elements, int row, void *packed) {
+    const int each = block_elements(type);
+    float *to = (float *)packed + (ptrdiff_t)row * padded(elements);
+    for (int k = 0; k < elements; k += each, to += 16 * block_vectors(type))
+        pack_block(type, x + k, factor, elements - k, to, 16);
+}
+
+/* For many rows, as panels.h reads them. */
+INLINE void pack_in_panels(const int type, const float *x, float factor, int elements, int rows, int row, void *packed) {
+    const int vectors = row_vectors(type, elements), each = block_vectors(type), first = row / ROWS_TILE * ROWS_TILE;
+    const int some = rows - first < ROWS_TILE ? rows - first : ROWS_TILE;
+    for (int begin = 0; begin < vectors; begin += STEPS) {
+        const int steps = vectors - begin < STEPS ? vectors - begin : STEPS;
+        float *to = (float *)packed + ((ptrdiff_t)begin * rows + (ptrdiff_t)first * steps + row - first) * 16;
+        for (int s = begin; s < begin + steps; s += each, to += 16 * some * each) {
+            const int k = s / each * block_elements(type);
+            pack_block(type, x + k, factor, elements - k, to, 16 * some);
+        }
+    }
+}
+
+/* Activations are packed as F32 for all types but BF16_ROUNDED. */
+#define DEFINE_PACKS(type)                                                                                            \
+    static void type##_in_order(int t, const float *x, float factor, int elements, int rows, int row, void *packed) { \
+        (void)t, (void)rows;                                                                                          \
+        pack_in_order(type, x, factor, elements, row, packed);                                                        \
+    }                                                                                                                 \
+    static void type##_in_panels(int t, const float *x, float factor, int elements, int rows, int row,                \
+                                 void *packed) {                                                                      \
+        (void)t;                                                                                                      \
+        pack_in_panels(type, x, factor, elements, rows, row, packed);                                                 \
+    }
+DEFINE_PACKS(F32)
+DEFINE_PACKS(BF16_ROUNDED)
+
 method method_of(int type, int compute, int rows, int outs, int matrices, int threads) {
+    if (compute == AUTO) compute = type == BF16 && HAS_BFLOAT_DOTS ? FAST : FINE;
     const method integers = integer_method(type, compute, outs, matrices, threads);
     if (integers.run) return integers;
-    const product *const p = product_of(type);
-    if (rows > few_at_most(type) || !p->few) return (method){p->many, TILE_OUTS, pack_many};
-    return (method){p->few, FEW_CHUNK, pack_few};
+    const int rounded = type == BF16 && compute == FAST, few = rows <= few_at_most(type);
+    const product *const p = product_of(rounded ? BF16_ROUNDED : type);
+    if (few && p->few) return (method){p->few, FEW_CHUNK, rounded ? BF16_ROUNDED_in_order : F32_in_order};
+    return (method){p->many, TILE_OUTS, rounded ? BF16_ROUNDED_in_panels : F32_in_panels};
 }
 
 int64_t packed_row_bytes(int elements) { return (int64_t)padded(elements) * sizeof(float); }
@@ -95,7 +139,7 @@ EXPORT void caravan_matmul(const caravan_matmul_job *m, int threads) {
         .elements = m->elements, .outs_at_once = p.how.outs_at_once, .x = m->packed, .x_stride = padded(m->elements),
         .y = m->y, .y_stride = m->y_stride,
     }, p.how.run};
-    if (p.how.pack == pack_few && m->elements % 16 == 0) {
+    if (p.how.pack == F32_in_order && m->elements % 16 == 0) {
         all.j.x = m->x;
         all.j.x_stride = m->elements;
     } else {

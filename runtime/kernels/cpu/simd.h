@@ -101,7 +101,7 @@ INLINE uint16_t half_of(float f) {
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 
-/* Sums of 16 lanes kept in registers. */
+#define SUMS_AT_ONCE 24 /* of 16 lanes kept in registers */
 #define ROWS_TILE 4
 #define OUTS_TILE 6
 typedef __m512 v16;
@@ -123,6 +123,11 @@ INLINE v16 v_half(const void *p) {
 INLINE v16 v_bfloat(const void *p) {
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+/* Of 32 bfloat16. */
+INLINE v16 v_even_bfloats(v16 a) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a), 16)); }
+INLINE v16 v_odd_bfloats(v16 a) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32((int)0xffff0000)));
 }
 INLINE float v_sum(v16 a) {
     __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
@@ -183,10 +188,12 @@ INLINE b32 b_from_bits(uint32_t bits) { return (b32)_mm256_movm_epi8(bits); }
 
 #else /* eight or fewer lanes in hardware */
 
-#define ROWS_TILE 2
-#define OUTS_TILE 3
+#define SUMS_AT_ONCE 6
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+
+#define ROWS_TILE 4
+#define OUTS_TILE 3
 
 typedef struct { __m256 lo, hi; } v16;
 #define V_MAP2(name, op) INLINE v16 name(v16 a, v16 b) { return (v16){op(a.lo, b.lo), op(a.hi, b.hi)}; }
@@ -220,6 +227,12 @@ INLINE __m256 bfloats(const __m128i *p) {
 INLINE v16 v_bfloat(const void *p) {
     return (v16){bfloats((const __m128i *)p), bfloats((const __m128i *)p + 1)};
 }
+INLINE __m256 even_bfloats(__m256 a) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 16)); }
+INLINE v16 v_even_bfloats(v16 a) { return (v16){even_bfloats(a.lo), even_bfloats(a.hi)}; }
+INLINE v16 v_odd_bfloats(v16 a) {
+    const __m256 odd = _mm256_castsi256_ps(_mm256_set1_epi32((int)0xffff0000));
+    return (v16){_mm256_and_ps(a.lo, odd), _mm256_and_ps(a.hi, odd)};
+}
 INLINE float v_sum(v16 a) {
     __m256 b = _mm256_add_ps(a.lo, a.hi);
     __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
@@ -240,6 +253,8 @@ INLINE b32 b_spread(uint32_t fours) {
 
 #else /* plain C, with vectors that the compiler splits */
 
+#define ROWS_TILE 2
+#define OUTS_TILE 3
 #undef UNROLL
 #define UNROLL(n)
 typedef float v16 __attribute__((vector_size(64)));
@@ -271,6 +286,8 @@ INLINE v16 v_bfloat(const void *p) {
     EACH words[i] = (int32_t)((uint32_t)halves[i] << 16);
     return (v16)words;
 }
+INLINE v16 v_even_bfloats(v16 a) { return (v16)((i16)a << 16); }
+INLINE v16 v_odd_bfloats(v16 a) { return (v16)((i16)a & (int32_t)0xffff0000); }
 INLINE float v_sum(v16 a) {
     float f[16];
     v_store(f, a);
@@ -323,6 +340,33 @@ INLINE b32 b_from_bits(uint32_t bits) {
     return (b32)((b_spread(bits) & mask) == mask);
 }
 
+#endif
+
+/* Lanes of a vector that are summed in one register; each lane is a sum of its own. */
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define CHAIN 8
+typedef __m256 chain;
+INLINE chain c_zero(void) { return _mm256_setzero_ps(); }
+INLINE chain c_load(const float *p) { return _mm256_loadu_ps(p); }
+INLINE void c_store(float *p, chain a) { _mm256_storeu_ps(p, a); }
+INLINE chain c_fma(chain a, chain b, chain c) { return _mm256_fmadd_ps(a, b, c); }
+#else
+#define CHAIN 16
+typedef v16 chain;
+INLINE chain c_zero(void) { return v_zero(); }
+INLINE chain c_load(const float *p) { return v_load(p); }
+INLINE void c_store(float *p, chain a) { v_store(p, a); }
+INLINE chain c_fma(chain a, chain b, chain c) { return v_fma(a, b, c); }
+#endif
+
+/* Adds products of 32 bfloat16: in lane l of element 2 l + 1, then of 2 l, as two fused multiply-adds whose
+ * subnormal operands and results are zero. */
+#if defined(__AVX512BF16__)
+#define HAS_BFLOAT_DOTS 1
+INLINE v16 v_bfloat_dot(v16 a, v16 b, v16 sum) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
+#else
+#define HAS_BFLOAT_DOTS 0
+INLINE v16 v_bfloat_dot(v16 a, v16 b, v16 sum) { return v_fma(a, b, sum); } /* not used */
 #endif
 
 /* Sixteen halves, the nearest ones. */

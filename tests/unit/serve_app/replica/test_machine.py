@@ -18,7 +18,7 @@ from serve_app.replica.machine import compute_type, log_devices, processor_name
 @pytest.mark.parametrize(
     "name, expected",
     [
-        ("auto", Compute.FINE),
+        ("auto", Compute.AUTO),
         ("exact", Compute.EXACT),
         ("fine", Compute.FINE),
         ("fast", Compute.FAST),
