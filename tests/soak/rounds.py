@@ -7,10 +7,7 @@ host memory. Each answer has to be the one that a plain engine gives to the requ
 
 import asyncio
 import contextlib
-import ctypes
-import gc
 import json
-import resource
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -105,23 +102,17 @@ def play(soaked: SoakModel, seed: int, *, requests: int = REQUESTS) -> Counter[s
     engine._engine._scheduler.cache_manager.check_idle()
     return Counter(
         requests=len(asked),
+        schemas=sum(request.grammar is not None for request in asked),
         aborted=sum(one.finish is None for one in found),
         tokens=sum(len(one.tokens) for one in found),
         preemptions=statistics.preemptions_total,
         cached=statistics.cached_tokens_total,
         shifts=statistics.shifts_total,
+        proposed=statistics.proposed_tokens_total,
         accepted=statistics.accepted_tokens_total,
         restored=statistics.host_pages_restored_total,
         images=statistics.images_encoded_total,
     )
-
-
-def resident_bytes() -> int:
-    """Memory of this process, without what is free in its heaps."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
 
 
 def _options(random: Random) -> EngineOptions:
