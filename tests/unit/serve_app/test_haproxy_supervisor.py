@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from ray.serve._private import haproxy as ray_haproxy
 from ray.serve._private.common import RequestProtocol
-from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
-from ray.serve.config import HTTPOptions
+from ray.serve._private.haproxy import BackendConfig, HAProxyApi, ServerConfig
 
 from serve_app.haproxy_supervisor import (
     MAX_FAILURES,
@@ -25,8 +24,8 @@ from serve_app.haproxy_supervisor import (
     Supervisor,
     planned,
 )
-from tests.loopback import free_port
 from tests.patience import HANG_S, until
+from tests.unit.serve_app.proxy_configs import proxy_config
 
 COMMAND = f'#!/bin/sh\nexec "{sys.executable}" -m serve_app.haproxy "$@"\n'
 REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -41,16 +40,7 @@ def api(tmp_path, monkeypatch):
     monkeypatch.setattr(ray_haproxy, "RAY_SERVE_HAPROXY_BINARY_PATH", str(command))
     monkeypatch.setattr(ray_haproxy, "get_haproxy_binary", lambda: str(command))
     directory = tmp_path / "proxy"
-    config = HAProxyConfig(
-        http_options=HTTPOptions(host="127.0.0.1", port=free_port()),
-        socket_path=str(directory / "admin.sock"),
-        metrics_socket_path=str(directory / "metrics.sock"),
-        server_state_base=str(directory),
-        server_state_file=str(directory / "state"),
-        stats_port=free_port(),
-        metrics_port=free_port(),
-        maxconn=40,
-    )
+    config = proxy_config(directory)
     return HAProxyApi(config, config_file_path=str(directory / "haproxy.cfg"))
 
 
