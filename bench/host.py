@@ -77,7 +77,8 @@ class StubRunner:
         count = len(inputs.drawing)
         tokens, finite = torch.full((count,), 100), torch.ones(count, dtype=torch.bool)
         none = torch.zeros(0, 0)
-        drawn = Drawn(tokens, finite, none[:, :0].flatten(), none.long(), none)
+        empty = none.flatten()
+        drawn = Drawn(tokens, finite, empty, none.long(), none, empty)
         return Launched(plan.chunks, inputs.drawing, drawn, {}, (), none, inputs.scored, None, None)
 
     def collect(self, launched: Launched) -> tuple[Result, ...]:
