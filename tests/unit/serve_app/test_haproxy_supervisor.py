@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from ray.serve._private import haproxy as ray_haproxy
@@ -32,14 +33,21 @@ REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 @pytest.fixture
-def api(tmp_path, monkeypatch):
+def short_path():
+    """A folder whose name leaves room for sockets, which have 108 characters."""
+    with TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def api(tmp_path, short_path, monkeypatch):
     """Ray's manager of HAProxy, with this command as its program."""
     command = tmp_path / "haproxy"
     command.write_text(COMMAND)
     command.chmod(0o700)
     monkeypatch.setattr(ray_haproxy, "RAY_SERVE_HAPROXY_BINARY_PATH", str(command))
     monkeypatch.setattr(ray_haproxy, "get_haproxy_binary", lambda: str(command))
-    directory = tmp_path / "proxy"
+    directory = short_path / "proxy"
     config = proxy_config(directory)
     return HAProxyApi(config, config_file_path=str(directory / "haproxy.cfg"))
 
