@@ -117,7 +117,7 @@ def orphans_of(files: Files) -> list[int]:
 
 
 def supervise(binary: str, arguments: Sequence[str], config: Path) -> int:
-    """Runs HAProxy until it is told to stop or cannot be started; its exit status."""
+    """Runs HAProxy until a signal ends it or it cannot be started; its exit status."""
     text = config.read_text(encoding="utf-8")
     (socket_path,) = {found[1] for found in _SOCKET.findall(text)}
     files = Files(config, Path(socket_path), os.getpid())

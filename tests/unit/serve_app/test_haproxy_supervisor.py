@@ -161,7 +161,7 @@ async def test_a_new_manager_takes_over_from_one_that_was_killed(api):
     next_manager = HAProxyApi(api.cfg, config_file_path=api.config_file_path)
     async with backend(api):
         orphan = subprocess.Popen([sys.executable, "-c", START, *arguments_of(api)])
-        orphan.wait()  # its HAProxy goes on
+        orphan.wait()  # its HAProxy keeps running
         await until(lambda: is_answered(api))
         async with started(next_manager):
             assert await is_answered(next_manager)
