@@ -14,6 +14,7 @@ from runtime.engine.draft_assembly import DraftOptions, DraftPlan
 from runtime.engine.draft_proposals import DraftProposals
 from runtime.engine.drafter import Drafter
 from runtime.engine.engine import Engine, EngineLimits
+from runtime.engine.gated_runner import GatedRunner
 from runtime.engine.host_memory import host_page_counts, measured_host_pages
 from runtime.engine.memory_plan import MemoryOptions, MemoryPlan, VisionBytes, plan_memory
 from runtime.engine.ngram_proposals import NGramProposals
@@ -120,7 +121,7 @@ def assemble(
     scheduler = _scheduler(decoder, layout, memory, options, costs, drafter)
     engine = Engine(
         scheduler,
-        runner,
+        runner if encoder is None or encoder.gate is None else GatedRunner(runner, encoder.gate),
         token_bytes=token_bytes,
         limits=_request_limits(decoder, layout, options, encoder),
         depth=_depth(options, device),

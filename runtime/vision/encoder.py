@@ -1,7 +1,7 @@
 """Prepared images, and encoders that compute their features."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
@@ -12,9 +12,16 @@ from torch import Tensor
 
 from runtime.engine.request import NO_ORIGIN, RequestOrigin
 from runtime.errors import UnsupportedModelError
+from runtime.vision.step_gate import StepGate
 
 # Batch size by device type; on a CPU batches are not faster, and delay each image.
 _BATCH_IMAGES = {"cuda": 4}
+# What a tower calls between parts of its work; may wait.
+Pause = Callable[[], None]
+
+
+def no_pause() -> None:
+    """Continue at once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,8 +75,8 @@ class VisionTower(Protocol):
     more pixels per row. `activation_bytes(images)` bounds what `encode` allocates for that many
     images of any shape, including its result. `encode` takes images of one shape and grid, pixels
     [images, ...] float32 on its device, and returns [images, rows, width]; the features of an image
-    do not depend on the others. It does not synchronise the device, and may run in parallel to a
-    decoder in another thread.
+    do not depend on the others. It does not synchronise the device, may run in parallel to a
+    decoder in another thread, and calls `pause` between parts of its work.
     """
 
     limits: ImageLimits
@@ -81,7 +88,7 @@ class VisionTower(Protocol):
 
     def largest(self) -> PreparedImage: ...
 
-    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor: ...
+    def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor: ...
 
 
 class EncoderNeeds(Protocol):
@@ -130,11 +137,15 @@ class ImageEncoder(EncoderNeeds, Protocol):
     the features [rows, width] on that device; an image that is cancelled before its turn is not
     computed. `warm_up` fails at start if memory is missing. `max_submitted`: the most images that
     are submitted at once, None for any number; they are encoded in order, so a small number lets a
-    later, more urgent image come next.
+    later, more urgent image come next. `gate`: steps that encoding must not delay close it; None if
+    it does not compete with steps for processors.
     """
 
     @property
     def max_submitted(self) -> int | None: ...
+
+    @property
+    def gate(self) -> StepGate | None: ...
 
     def warm_up(self) -> None: ...
 
@@ -154,6 +165,7 @@ class LocalEncoder:
     ) -> None:
         self._tower, self._device = tower, device
         self.batch_images = batch_images or _BATCH_IMAGES.get(device.type, 1)
+        self.gate = StepGate() if device.type == "cpu" else None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._lock = Lock()
         self._queue: deque[_Encoding] = deque()
@@ -239,7 +251,8 @@ class LocalEncoder:
         """The features [rows, width] of each image."""
         with torch.cuda.stream(self._stream):
             pixels = torch.stack([image.pixels for image in images]).to(self._device)
-            features = self._tower.encode(pixels, images[0].grid)
+            pause = no_pause if self.gate is None else self.gate.pause
+            features = self._tower.encode(pixels, images[0].grid, pause)
             # Separate tensors, so that each can be freed alone.
             parts = [part.clone() for part in features] if len(images) > 1 else [features[0]]
         if self._stream is not None:

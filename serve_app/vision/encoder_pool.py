@@ -42,6 +42,7 @@ class PoolEncoder:
 
     weight_bytes = 0
     max_submitted = None  # encoders serve tenants in turn
+    gate = None  # they compute in other processes
 
     def __init__(
         self,

@@ -13,7 +13,14 @@ from torch import Tensor
 
 from runtime.engine.engine import engine_dead
 from runtime.errors import ConfigurationError, GenerationFailedError, RequestError
-from runtime.vision.encoder import LocalEncoder, PreparedImage, VisionTower, max_pixel_elements
+from runtime.vision.encoder import (
+    LocalEncoder,
+    Pause,
+    PreparedImage,
+    VisionTower,
+    max_pixel_elements,
+    no_pause,
+)
 from runtime.vision.feature_cache import FeatureStore
 from serve_app.gateway.fair_gate import FairGate
 from serve_app.transport.wire import EncodeRequest
@@ -247,10 +254,10 @@ class OutgoingTower:
     def largest(self) -> PreparedImage:
         return self._tower.largest()
 
-    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         self.batches += 1
         try:
-            features = self._tower.encode(pixels, grid)
+            features = self._tower.encode(pixels, grid, pause)
             return features.to(self.limits.dtype).to("cpu")
         except torch.AcceleratorError as error:
             self.broken = str(error)

@@ -11,7 +11,7 @@ from transformers import MllamaForCausalLM, MllamaTextConfig
 from transformers.models.mllama import modeling_mllama, processing_mllama
 
 from runtime.engine.request import ImageSpan
-from runtime.vision.encoder import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 from tests.gguf_files import rewrite
 from tests.tiny_models import write_tiny
 
@@ -99,7 +99,7 @@ class PictureTower:
     def largest(self) -> PreparedImage:
         return Picture(0, TILES, b"\xff").prepared
 
-    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         digests = [bytes([int(pixel)]) for pixel in pixels.flatten().tolist()]
         self.encoded += digests
         return torch.stack([Picture(0, TILES, digest).features for digest in digests])

@@ -68,8 +68,11 @@ def random_pixels(*shape: int, seed: int = 0) -> Tensor:
 
 
 def encoded(tower: VisionTower, pixels: Tensor, grid: tuple[int, int] = (1, 1)) -> Tensor:
+    paused: list[None] = []
     with torch.inference_mode():
-        return tower.encode(pixels, grid)
+        features = tower.encode(pixels, grid, lambda: paused.append(None))
+    assert paused, "the tower never pauses"
+    return features
 
 
 def worst(features: Tensor, expected: Tensor) -> float:

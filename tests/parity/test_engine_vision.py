@@ -237,7 +237,7 @@ def test_memory_for_images_is_planned_and_too_little_is_refused(tiny) -> None:
 def test_a_start_without_memory_for_the_largest_image_fails(tiny) -> None:
     tower = tower_of(tiny)
 
-    def encode(pixels, grid):
+    def encode(pixels, grid, pause):
         raise MemoryError
 
     tower.encode = encode

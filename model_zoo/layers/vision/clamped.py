@@ -15,6 +15,7 @@ from model_zoo.layers.rope import Rotation
 from model_zoo.layers.vision.image_attention import attend, slabs, whole
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from runtime.kernels.pointwise import gelu_mul
+from runtime.vision.encoder import Pause, no_pause
 
 BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 # The matrices of a layer, in the order in which some files list their bounds.
@@ -24,11 +25,12 @@ MATRICES = ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn
 @dataclass(frozen=True, slots=True, eq=False)
 class ClampedBatch:
     """A batch of images: `images` with equal numbers of rows, and the rotations of both halves of a
-    head."""
+    head. pause: as of `VisionTower.encode`."""
 
     images: int
     across: Rotation
     down: Rotation
+    pause: Pause = no_pause
 
     def rotated(self, x: Tensor, rows: slice) -> Tensor:
         """x [n, heads, dim] of these rows of the batch -> like x."""
@@ -86,7 +88,7 @@ class HeadNormedAttention:
     def __call__(self, x: Tensor, norm: RMSNorm, batch: ClampedBatch) -> Tensor:
         """x [rows of the batch, hidden], normed here -> the same, before the projection."""
         queries, keys, values = (torch.empty_like(x) for _ in range(3))
-        for rows in slabs(len(x)):
+        for rows in slabs(x, batch.pause):
             seen = norm(x[rows])
             rotated = batch.rotated(self._q_norm(self._split(self._queries(seen))), rows)
             queries[rows] = rotated.flatten(1).mul_(sqrt(self._head_dim))  # which scaling undoes
@@ -96,7 +98,7 @@ class HeadNormedAttention:
         each = len(x) // batch.images
         shape = (batch.images, each, self._heads, self._head_dim)
         queries, keys, values = (part.view(shape) for part in (queries, keys, values))
-        return attend(queries, keys, values, whole(each)).reshape(x.shape)
+        return attend(queries, keys, values, whole(each), batch.pause).reshape(x.shape)
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(1, (self._heads, self._head_dim))
@@ -142,7 +144,7 @@ class SandwichLayer:
         before, after = self._norms
         ffn_before, ffn_after = self._ffn_norms
         seen = self._attention(x, before, batch)
-        for rows in slabs(len(x)):
+        for rows in slabs(x, batch.pause):
             now = x[rows].add_(after(self._attention.project(seen[rows])))
             now.add_(ffn_after(self._feed_forward(ffn_before(now))))
         return x

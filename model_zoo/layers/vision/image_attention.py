@@ -10,15 +10,17 @@ from torch import Tensor
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.norm import LayerNorm, RMSNorm
 from model_zoo.layers.rope import Rotation
+from runtime.vision.encoder import Pause, no_pause
 
-# Row-wise work is done in slabs of this size, which bounds the memory that large images need.
-SLAB_ROWS = 1024
+# Row-wise work is done in slabs of so many rows, which bounds the memory that large images need; on
+# a CPU also the time between pauses.
+SLAB_ROWS, CPU_SLAB_ROWS = 1024, 256
 # What the fused kernel of torch allocates per thread on a CPU, in floats: a block of scores for
 # 256 queries and 512 keys, and sums for 256 heads.
 FUSED_SCORES, FUSED_QUERIES = 256 * 512, 256
 QK_EPS = 1e-6
-# Scores computed at a time where there is no fused kernel.
-UNFUSED_SCORES = 1 << 24
+# Scores computed at a time on a CPU, and where there is no fused kernel.
+SCORES_AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,14 @@ def whole(rows: int) -> tuple[AttentionSpan, ...]:
 class ImageBatch:
     """A batch of `images` with equal numbers of rows, which attend as `spans` state.
 
-    The spans cover all rows of an image, in order. rotation: of each row of the batch.
+    The spans cover all rows of an image, in order. rotation: of each row of the batch. pause: as of
+    `VisionTower.encode`.
     """
 
     images: int
     spans: Sequence[AttentionSpan]
     rotation: Rotation | None = None
+    pause: Pause = no_pause
 
     def rotated(self, x: Tensor, rows: slice) -> Tensor:
         """x [n, heads, dim] of these rows of the batch -> like x."""
@@ -92,7 +96,7 @@ class ImageAttention:
     def __call__(self, x: Tensor, norm: RMSNorm | LayerNorm, batch: ImageBatch) -> Tensor:
         """x [rows of the batch, hidden], normed here -> the same, before the projection."""
         kept = [torch.empty_like(x) for _ in range(3)]
-        for rows in slabs(len(x)):
+        for rows in slabs(x, batch.pause):
             queries, keys, values = self._qkv(norm(x[rows]))
             for buffer, part, own in zip(kept[:2], (queries, keys), self._norms, strict=True):
                 part = part if own is None else own(part)
@@ -100,40 +104,54 @@ class ImageAttention:
             kept[2][rows] = values
         shape = (batch.images, len(x) // batch.images, self._heads, -1)
         queries, keys, values = (part.view(shape) for part in kept)
-        return attend(queries, keys, values, batch.spans).reshape(x.shape)
+        return attend(queries, keys, values, batch.spans, batch.pause).reshape(x.shape)
 
 
-def slabs(rows: int) -> Iterator[slice]:
-    """[0, rows) in slices of at most SLAB_ROWS."""
-    for begin in range(0, rows, SLAB_ROWS):
-        yield slice(begin, min(begin + SLAB_ROWS, rows))
+def slabs(x: Tensor, pause: Pause = no_pause) -> Iterator[slice]:
+    """The rows of x in slices of at most `slab_rows`, with a pause before each."""
+    size = slab_rows(x.device)
+    for begin in range(0, len(x), size):
+        pause()
+        yield slice(begin, min(begin + size, len(x)))
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, spans: Sequence[AttentionSpan]) -> Tensor:
+def slab_rows(device: torch.device) -> int:
+    return CPU_SLAB_ROWS if device.type == "cpu" else SLAB_ROWS
+
+
+def attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    spans: Sequence[AttentionSpan],
+    pause: Pause = no_pause,
+) -> Tensor:
     """queries, keys, values [images, rows, heads, dim] -> attention outputs, likewise."""
     if len(spans) == 1:
-        return _seen(queries, keys, values, spans[0].parts)
+        return _seen(queries, keys, values, spans[0].parts, pause)
     result = torch.empty_like(queries)
     for span in spans:
         asking, seen = slice(span.begin, span.end), slice(span.seen_begin, span.seen_end)
-        result[:, asking] = _seen(queries[:, asking], keys[:, seen], values[:, seen], span.parts)
+        shown = keys[:, seen], values[:, seen]
+        result[:, asking] = _seen(queries[:, asking], *shown, span.parts, pause)
     return result
 
 
-def _seen(queries: Tensor, keys: Tensor, values: Tensor, parts: int) -> Tensor:
+def _seen(queries: Tensor, keys: Tensor, values: Tensor, parts: int, pause: Pause) -> Tensor:
     """Attention within each of `parts` equal parts of the rows."""
     q, k, v = (
         x.unflatten(1, (parts, -1)).flatten(0, 1).transpose(1, 2) for x in (queries, keys, values)
     )
-    if q.device.type == "cpu" or q.shape[-1] % 8 == 0:
-        seen = F.scaled_dot_product_attention(q, k, v)
-    else:
-        seen = _unfused(q, k, v)
+    groups = []
+    for group in q.split(_queries_at_once(q, k), dim=2):
+        pause()
+        groups.append(F.scaled_dot_product_attention(group, k, v))
+    seen = groups[0] if len(groups) == 1 else torch.cat(groups, dim=2)
     return seen.transpose(1, 2).reshape(queries.shape)
 
 
-def _unfused(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """For heads that the fused kernels refuse; UNFUSED_SCORES bounds the queries at a time."""
-    each = queries.shape[0] * queries.shape[1] * keys.shape[2]
-    groups = queries.split(max(1, UNFUSED_SCORES // each), dim=2)
-    return torch.cat([F.scaled_dot_product_attention(q, keys, values) for q in groups], dim=2)
+def _queries_at_once(queries: Tensor, keys: Tensor) -> int:
+    """All for the fused kernels of CUDA, which refuse some heads."""
+    if queries.device.type != "cpu" and queries.shape[-1] % 8 == 0:
+        return queries.shape[2]
+    return max(1, SCORES_AT_ONCE // (queries.shape[0] * queries.shape[1] * keys.shape[2]))

@@ -15,10 +15,10 @@ from model_zoo.layers.norm import LayerNorm, RMSNorm
 from model_zoo.layers.vision.image_attention import (
     FUSED_QUERIES,
     FUSED_SCORES,
-    SLAB_ROWS,
-    UNFUSED_SCORES,
+    SCORES_AT_ONCE,
     ImageAttention,
     ImageBatch,
+    slab_rows,
     slabs,
 )
 from model_zoo.layers.vision.names import LayerNames, known_as
@@ -60,7 +60,7 @@ class VisionLayer:
     def __call__(self, x: Tensor, batch: ImageBatch) -> Tensor:
         """x [rows of the batch, hidden] -> x, overwritten."""
         seen = self.attention(x, self.attn_norm, batch)
-        for rows in slabs(len(x)):
+        for rows in slabs(x, batch.pause):
             added = _weighed(self.attention.project(seen[rows]), self.attn_gate)
             now = x[rows].add_(added)
             now.add_(_weighed(self.feed_forward(self.ffn_norm(now)), self.ffn_gate))
@@ -147,7 +147,7 @@ def layers_bytes(
 
     All in float32, as kernels compute: five times the residual, and the widest step of a slab.
     """
-    slab = min(rows, SLAB_ROWS)
+    slab = min(rows, slab_rows(device))
     widest = max(layer.row_elements for layer in layers) + 2 * sizes.hidden + _PADDING
     kept = max(layer.kept_elements for layer in layers) + sizes.hidden
     matrix = max(layer.matrix_elements for layer in layers)
@@ -162,7 +162,7 @@ def kernel_bytes(device: torch.device, *, largest_matrix: int, head_dim: int) ->
         threads = torch.get_num_threads()
         fused = 4 * threads * (FUSED_SCORES + FUSED_QUERIES * (head_dim + 3))
     else:
-        fused = 12 * UNFUSED_SCORES
+        fused = 12 * SCORES_AT_ONCE
     known = device.type == "cpu" and library() is not None
     expanded = min(largest_matrix, EXPANDED_ELEMENTS if known else SLAB_ELEMENTS)
     return fused + TWIN_BYTES_PER_WEIGHT * expanded

@@ -13,6 +13,7 @@ from model_zoo.layers.vision.names import Names, first_table, known_as
 from model_zoo.layers.vision.patches import patch_embedding, squares
 from model_zoo.layers.vision.vision_layer import VisionLayer, layers_bytes
 from model_zoo.layers.vision.vision_sizes import VisionSizes
+from runtime.vision.encoder import Pause
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Vit:
         edges = rows * (2 * sizes.patch_elements + 4 * sizes.hidden)
         return 4 * edges + layers_bytes(self._device, sizes, self._layers, rows)
 
-    def __call__(self, pixels: Tensor) -> Tensor:
+    def __call__(self, pixels: Tensor, pause: Pause) -> Tensor:
         """pixels [images, 3, side, side] -> [images, patches, hidden], without the class row."""
         images, hidden = len(pixels), self._sizes.hidden
         patches = squares(pixels.to(self._dtype), self._sizes.patch)
@@ -80,7 +81,7 @@ class Vit:
         x = x.add_(self._places).view(-1, hidden)
         if self._pre_norm is not None:
             x = self._pre_norm(x)
-        batch = ImageBatch(images, whole(self.rows))
+        batch = ImageBatch(images, whole(self.rows), pause=pause)
         for layer in self._layers:
             x = layer(x, batch)
         if self._post_norm is not None:

@@ -18,7 +18,7 @@ from model_zoo.layers.vision.vision_layer import (
 from model_zoo.layers.vision.vision_sizes import CHANNELS, VisionSizes
 from model_zoo.layers.vision.vit import Vit, VitNames
 from runtime.kernels.pointwise import gelu
-from runtime.vision.encoder import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 EPS, SIDE = 1e-6, 896
 # The key for the side of pooled squares, and that for the rows of an image.
@@ -67,8 +67,8 @@ class GemmaTower:
         shape = (CHANNELS, self._side, self._side)
         return blank(ImageOutline(shape, (1, 1), self.limits.rows))
 
-    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
-        return self._pooled_norm(self._mean(self._vit(pixels))) @ self._projection
+    def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
+        return self._pooled_norm(self._mean(self._vit(pixels, pause))) @ self._projection
 
     def _mean(self, x: Tensor) -> Tensor:
         """x [images, patches, hidden] -> [images, rows, hidden], the means of squares of

@@ -16,7 +16,7 @@ from model_zoo.layers.vision.patches import patch_embedding, squares
 from model_zoo.layers.vision.rotary import coordinates
 from model_zoo.layers.vision.vision_layer import layers_bytes
 from model_zoo.layers.vision.vision_sizes import CHANNELS, VisionSizes
-from runtime.vision.encoder import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 EPS, POOLED, BASE, ROWS = 1e-6, 3, 100.0, 280
 POOLED_KEY, AREA_KEY = "vision.projector.scale_factor", "vision.image_max_pixels"
@@ -71,14 +71,15 @@ class PlaneTower:
         shape = (CHANNELS, rows * unit, columns * unit)
         return blank(ImageOutline(shape, grid, self.limits.rows))
 
-    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         images, (rows, columns) = len(pixels), (side * self.pooled for side in grid)
         patches = squares((2 * pixels - 1).to(self._dtype), self._sizes.patch)
         x = self._embed(patches.flatten(0, 1))
         down, across = coordinates(rows, columns, device=x.device)
         places = self._places[0][across] + self._places[1][down]
         x.view(images, rows * columns, -1).add_(places.to(x.dtype))
-        batch = ClampedBatch(images, self._angles(across, images), self._angles(down, images))
+        angles = self._angles(across, images), self._angles(down, images)
+        batch = ClampedBatch(images, *angles, pause)
         for layer in self._layers:
             x = layer(x, batch)
         merged = self._merged(x.view(images, rows, columns, -1)).flatten(0, 1).to(self._dtype)

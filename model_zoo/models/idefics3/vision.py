@@ -18,7 +18,7 @@ from model_zoo.layers.vision.vision_layer import (
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.layers.vision.vit import Vit
 from runtime.kernels.pointwise import gelu
-from runtime.vision.encoder import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 EDGE_KEY = "vision.preproc_image_size"
 
@@ -53,8 +53,8 @@ class ShuffledTower:
     def largest(self) -> PreparedImage:
         return blank(self._largest)
 
-    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
-        rows = self._vit(pixels.flatten(0, 1)).contiguous()
+    def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
+        rows = self._vit(pixels.flatten(0, 1), pause).contiguous()
         shuffled = shuffled_planes(rows, self._vit.across, self._shuffled)
         return self._projection(shuffled.flatten(0, 1)).view(len(pixels), -1, self.limits.width)
 

@@ -19,7 +19,7 @@ from model_zoo.layers.vision.vision_layer import (
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.layers.vision.vit import Vit
 from runtime.kernels.pointwise import gelu_erf
-from runtime.vision.encoder import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 EPS, PROJECTOR_EPS = 1e-6, 1e-5
 SHUFFLED = 2
@@ -64,8 +64,8 @@ class ScaledTower:
     def largest(self) -> PreparedImage:
         return blank(self._largest)
 
-    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
-        rows = self._vit(pixels.flatten(0, 1)).contiguous()
+    def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
+        rows = self._vit(pixels.flatten(0, 1), pause).contiguous()
         shuffled = shuffled_planes(rows, self._vit.across, self._shuffled).flatten(0, 1)
         features = self._second(gelu_erf(self._first(self._norm(shuffled))))
         return features.view(len(pixels), -1, self.limits.width)

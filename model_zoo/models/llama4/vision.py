@@ -22,7 +22,7 @@ from model_zoo.layers.vision.vision_layer import (
 )
 from model_zoo.layers.vision.vision_sizes import CHANNELS, MAX_SIDE, VisionSizes
 from runtime.kernels.pointwise import gelu_erf
-from runtime.vision.encoder import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 EPS, SIDE = 1e-5, 336
 # The side of the squares of patches that become one row.
@@ -77,14 +77,14 @@ class TileTower:
         shape = (MOST_TILES, CHANNELS, self._side, self._side)
         return blank(ImageOutline(shape, (1, MOST_TILES - 1), self.limits.rows))
 
-    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         tiles, (rows, hidden) = pixels.shape[0] * pixels.shape[1], self._places.shape
         patches = squares(pixels.flatten(0, 1).to(self._dtype), self._sizes.patch)
         embedded = self._embed(patches.flatten(0, 1)).view(tiles, rows - 1, hidden)
         last = self._class.expand(tiles, 1, hidden)
         x = torch.cat([embedded, last], dim=1).add_(self._places)
         x = self._pre_norm(x.view(-1, hidden))
-        batch = ImageBatch(tiles, whole(rows), repeated(self._rotation, tiles))
+        batch = ImageBatch(tiles, whole(rows), repeated(self._rotation, tiles), pause)
         for layer in self._layers:
             x = layer(x, batch)
         x = self._post_norm(x).view(tiles, rows, hidden)[:, :-1].contiguous()

@@ -19,7 +19,7 @@ from model_zoo.layers.vision.vision_sizes import CHANNELS, VisionSizes
 from model_zoo.layers.vision.vit import Vit, VitNames
 from runtime.errors import UnsupportedModelError
 from runtime.kernels.pointwise import gelu, gelu_erf, gelu_quick
-from runtime.vision.encoder import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 # How an image becomes a square: padded with the mean colour, or cropped.
 ASPECT_KEY = "vision.image_aspect_ratio"
@@ -65,9 +65,9 @@ class ProjectedClip:
         rows = squares * self.across**2
         return 4 * rows * (2 * self._sizes.hidden + 5 * self.width) + self._vit.nbytes(squares)
 
-    def __call__(self, pixels: Tensor) -> Tensor:
+    def __call__(self, pixels: Tensor, pause: Pause) -> Tensor:
         """pixels [squares, 3, side, side] -> [squares, across * across, width]"""
-        rows = self._vit(pixels).flatten(0, 1)
+        rows = self._vit(pixels, pause).flatten(0, 1)
         return self._second(gelu_erf(self._first(rows))).view(len(pixels), -1, self.width)
 
 
@@ -87,8 +87,8 @@ class LlavaTower:
         shape = (CHANNELS, self._clip.side, self._clip.side)
         return blank(ImageOutline(shape, (1, 1), self.limits.rows))
 
-    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
-        return self._clip(pixels)
+    def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
+        return self._clip(pixels, pause)
 
 
 def _layer(w: TensorScope, *, sizes: VisionSizes) -> VisionLayer:

@@ -12,7 +12,7 @@ from model_zoo.images.tiling import Grid, Size, best_canvas, canvas_grid, canvas
 from model_zoo.layers.vision.vision_sizes import CHANNELS
 from model_zoo.models.llava.vision import ASPECT_KEY, ProjectedClip
 from runtime.errors import UnsupportedModelError
-from runtime.vision.encoder import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 CANVASES_KEY, MERGE_KEY = "vision.image_grid_pinpoints", "vision.mm_patch_merge_type"
 TILED, MERGED = "anyres", "spatial_unpad"
@@ -53,9 +53,9 @@ class CanvasTower:
         shape = (squares, CHANNELS, side, side)
         return blank(ImageOutline(shape, self._largest, self._rows(self._largest)))
 
-    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         images, across, width = len(pixels), self.across, self.limits.width
-        squares = self._clip(pixels.flatten(0, 1)).view(images, -1, across**2, width)
+        squares = self._clip(pixels.flatten(0, 1), pause).view(images, -1, across**2, width)
         down, right = self._grid(best_canvas(*grid, self.canvases))
         tiles = squares[:, 1:].view(images, down, right, across, across, width)
         canvas = tiles.transpose(2, 3).reshape(images, down * across, right * across, width)

@@ -23,7 +23,7 @@ from model_zoo.layers.vision.vision_layer import (
 )
 from model_zoo.layers.vision.vision_sizes import CHANNELS, MAX_SIDE, VisionSizes
 from runtime.kernels.pointwise import gelu_erf, gelu_erf_mul, gelu_quick_mul, silu_mul
-from runtime.vision.encoder import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 EPS, SIDE, MERGED = 1e-5, 1540, 2
 PROJECTOR_EPS = "vision.projector.layer_norm_epsilon"
@@ -67,12 +67,12 @@ class PixtralTower:
         grid = (self._most, self._most)
         return blank(ImageOutline((CHANNELS, side, side), grid, self.limits.rows))
 
-    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         images, rows, columns = len(pixels), *(s // self._sizes.patch for s in pixels.shape[2:])
         patches = squares(pixels.to(self._dtype), self._sizes.patch)
         x = self._norm(self._embed(patches.flatten(0, 1)))
         rotation = repeated(self._rotary(*coordinates(rows, columns, device=x.device)), images)
-        batch = ImageBatch(images, whole(rows * columns), rotation)
+        batch = ImageBatch(images, whole(rows * columns), rotation, pause)
         for layer in self._layers:
             x = layer(x, batch)
         return self._projector(x.view(images, rows * columns, -1), rows, columns)

@@ -20,7 +20,7 @@ from model_zoo.layers.vision.vision_layer import (
 )
 from model_zoo.layers.vision.vision_sizes import CHANNELS, VisionSizes
 from runtime.kernels.pointwise import gelu_erf
-from runtime.vision.encoder import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 EPS, TILES = 1e-5, 4
 KEPT_LAYERS = (3, 7, 15, 23, 30)
@@ -75,10 +75,10 @@ class AspectTower:
         shape = (self._slots, CHANNELS, self._side, self._side)
         return blank(ImageOutline(shape, (1, self._slots), self.limits.rows))
 
-    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         images, hidden = len(pixels), self._sizes.hidden
         x = self._embedded(pixels, grid)
-        batch = ImageBatch(images, self._spans(grid[0] * grid[1], x.shape[1]))
+        batch = ImageBatch(images, self._spans(grid[0] * grid[1], x.shape[1]), pause=pause)
         x, kept = x.flatten(0, 1), []
         for index, layer in enumerate(self._local):
             if index in self._kept:
@@ -117,7 +117,7 @@ class AspectTower:
     def _projected(self, x: Tensor, kept: list[Tensor]) -> Tensor:
         """x and each of `kept` [rows, hidden] -> [rows, width]."""
         result = x.new_empty(len(x), self._width)
-        for rows in slabs(len(x)):
+        for rows in slabs(x):
             states = torch.stack([state[rows] for state in kept], dim=-1).flatten(1)
             result[rows] = self._projection(torch.cat([x[rows], states], dim=1))
         return result

@@ -19,7 +19,7 @@ from model_zoo.layers.vision.vision_layer import (
 from model_zoo.layers.vision.vision_sizes import MAX_MERGED, VisionSizes
 from model_zoo.layers.vision.windows import windows
 from runtime.kernels.pointwise import gelu_erf, silu_mul
-from runtime.vision.encoder import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 EPS, MERGED, WINDOW, FRAMES = 1e-6, 2, 112, 2
 FULL_LAYERS = (7, 15, 23, 31)
@@ -66,7 +66,7 @@ class QwenTower:
     def largest(self) -> PreparedImage:
         return blank(self._largest)
 
-    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         images, (rows, columns), each = len(pixels), grid, self._merge**2
         arrangement = windows(rows, columns, self._window, each=each, device=pixels.device)
         squares = pixels.to(self._dtype).unflatten(1, (rows * columns, each))
@@ -78,8 +78,8 @@ class QwenTower:
             arrangement.arranged(place.view(1, rows * columns, each)).flatten() for place in places
         )
         rotation = repeated(self._rotary(across, down), images)
-        near = ImageBatch(images, arrangement.spans, rotation)
-        far = ImageBatch(images, whole(rows * columns * each), rotation)
+        near = ImageBatch(images, arrangement.spans, rotation, pause)
+        far = ImageBatch(images, whole(rows * columns * each), rotation, pause)
         for index, layer in enumerate(self._layers):
             x = layer(x, far if index in self._full else near)
         return arrangement.restored(self._merger(x).view(images, rows * columns, -1))

@@ -23,7 +23,7 @@ from model_zoo.layers.vision.vision_layer import (
 )
 from model_zoo.layers.vision.vision_sizes import MAX_MERGED, VisionSizes
 from runtime.kernels.pointwise import gelu, gelu_erf
-from runtime.vision.encoder import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 EPS, MERGED, FRAMES, PLACES = 1e-6, 2, 2, 2304
 DEEP_LAYERS = (8, 16, 24)
@@ -75,14 +75,14 @@ class DeepTower:
     def largest(self) -> PreparedImage:
         return blank(self._largest)
 
-    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         images, (rows, columns) = len(pixels), (side * self._merge for side in grid)
         x = self._embed(pixels.to(self._dtype).flatten(0, 1))
         down, across = coordinates(rows, columns, block=self._merge, device=x.device)
         places = self._stretched(rows, columns)[down * columns + across]
         x.view(images, rows * columns, -1).add_(places.to(x.dtype))
         batch = ImageBatch(
-            images, whole(rows * columns), repeated(self._rotary(down, across), images)
+            images, whole(rows * columns), repeated(self._rotary(down, across), images), pause
         )
         deep = []
         for index, layer in enumerate(self._layers):

@@ -72,18 +72,20 @@ def test_rows_may_see_others_than_themselves() -> None:
     assert torch.allclose(seen, masked(queries, keys, values, visible), atol=1e-6)
 
 
-def test_heads_without_a_fused_kernel_are_computed_a_few_queries_at_a_time(monkeypatch) -> None:
-    queries, keys, values = (heads(2, 50, seed=seed).transpose(1, 2) for seed in range(3))
-    expected = F.scaled_dot_product_attention(queries, keys, values)
-    monkeypatch.setattr(image_attention, "UNFUSED_SCORES", 7 * 2 * 2 * 50)
-    seen = image_attention._unfused(queries, keys, values)
-    assert torch.allclose(seen, expected, atol=1e-6)
-    assert whole(50) == (AttentionSpan(0, 50, 0, 50),)
+def test_queries_are_computed_a_few_at_a_time_with_a_pause_before_each(monkeypatch) -> None:
+    queries, keys, values = (heads(2, 50, seed=seed) for seed in range(3))
+    expected = attend(queries, keys, values, whole(50))
+    scores = 2 * queries.shape[2] * 50
+    monkeypatch.setattr(image_attention, "SCORES_AT_ONCE", 7 * scores)
+    paused: list[None] = []
+    seen = attend(queries, keys, values, whole(50), lambda: paused.append(None))
+    assert len(paused) == 8
+    torch.testing.assert_close(seen, expected)
 
 
 def test_slabs_cover_all_rows_once() -> None:
-    rows = 2 * image_attention.SLAB_ROWS + 5
-    covered = [row for slab in slabs(rows) for row in range(slab.start, slab.stop)]
+    rows = 2 * image_attention.CPU_SLAB_ROWS + 5
+    covered = [row for slab in slabs(torch.empty(rows, 1)) for row in range(slab.start, slab.stop)]
     assert covered == list(range(rows))
 
 

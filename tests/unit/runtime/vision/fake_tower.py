@@ -5,7 +5,7 @@ import threading
 import torch
 from torch import Tensor
 
-from runtime.vision.encoder import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 from tests.patience import HANG_S
 
 
@@ -50,7 +50,7 @@ class PretendTower:
     def largest(self) -> PreparedImage:
         return picture(0, self.limits.rows)
 
-    def encode(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         numbers = [int(number) for number in pixels[:, 0].tolist()]
         self.threads.add(threading.get_ident())
         if numbers[0]:  # the worst one, at start, is never held up

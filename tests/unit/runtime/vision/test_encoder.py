@@ -8,7 +8,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from runtime.errors import UnsupportedModelError
-from runtime.vision.encoder import LocalEncoder, PlannedEncoder, PreparedImage
+from runtime.vision.encoder import LocalEncoder, Pause, PlannedEncoder, PreparedImage
 from tests.memory_profile import peak_bytes
 from tests.patience import HANG_S
 from tests.unit.runtime.vision.fake_tower import PretendTower, features_of, picture
@@ -106,7 +106,7 @@ def test_a_largest_image_beyond_the_planned_rows_is_refused_at_start(encoder_of)
 
 def test_features_of_another_shape_than_declared_are_refused_at_start(encoder_of) -> None:
     tower = PretendTower(rows=8)
-    tower.encode = lambda pixels, grid: pixels.new_zeros(len(pixels), 8, 15)
+    tower.encode = lambda pixels, grid, pause: pixels.new_zeros(len(pixels), 8, 15)
     with pytest.raises(UnsupportedModelError, match=r"an image of 8 rows .* of shape \(8, 15\)"):
         encoder_of(tower).warm_up()
 
@@ -128,7 +128,7 @@ def test_the_workspace_includes_the_pixels_of_a_batch(encoder_of) -> None:
         def activation_bytes(self, images: int) -> int:
             return 4 * images * 8 * self.limits.width
 
-        def encode(self, pixels: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+        def encode(self, pixels: torch.Tensor, grid: tuple[int, int], pause: Pause) -> torch.Tensor:
             return pixels.new_zeros(*pixels.shape[:2], self.limits.width)
 
     tower = Plain(rows=8)

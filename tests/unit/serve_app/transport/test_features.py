@@ -82,7 +82,7 @@ class WideTower(PretendTower):
         rows = len(self.pixels)
         return type(picture(1))(self.pixels, (1, rows), b"x", rows)
 
-    def encode(self, pixels, grid):
+    def encode(self, pixels, grid, pause):
         return pixels.view(1, *self.pixels.shape)[..., :1].expand(1, *self.pixels.shape) + 0.0
 
 

@@ -159,7 +159,7 @@ async def test_an_image_of_a_silent_encoder_is_encoded_by_another(monkeypatch) -
 
 async def test_images_of_a_failed_device_are_encoded_elsewhere() -> None:
     class Dead(PretendTower):
-        def encode(self, pixels, grid):
+        def encode(self, pixels, grid, pause):
             raise torch.AcceleratorError("unspecified launch failure")
 
     async with Pool(Dead(), PretendTower()) as pool, pool_of(pool.source, TOWER) as replica:
@@ -190,12 +190,12 @@ async def test_an_image_that_kills_encoders_fails_and_others_are_encoded() -> No
     """As if encoding crashed the process: the connection breaks once the pixels are received."""
 
     class Deadly(PretendTower):
-        def encode(self, pixels, grid):
+        def encode(self, pixels, grid, pause):
             if int(pixels[0, 0]) == 7:
                 self.batches.append([7])
                 loop.call_soon_threadsafe(self.cut)
                 self.over.wait(HANG_S)
-            return super().encode(pixels, grid)
+            return super().encode(pixels, grid, pause)
 
     loop = asyncio.get_running_loop()
     towers = [Deadly() for _ in range(5)]

@@ -206,7 +206,7 @@ async def test_an_image_that_cannot_be_encoded_fails_only_its_own_requests() -> 
 
 async def test_a_failed_device_fails_the_encoder() -> None:
     class FailingTower(PretendTower):
-        def encode(self, pixels, grid):
+        def encode(self, pixels, grid, pause):
             raise torch.AcceleratorError("unspecified launch failure")
 
     encoder = encoder_of(FailingTower())
@@ -269,7 +269,7 @@ def test_features_are_sent_in_16_bits(computed) -> None:
     tower = PretendTower()
     tower.limits = dataclasses.replace(tower.limits, dtype=computed)
     numbers = torch.tensor([[[1.0, -3e4, 2e-4], [1 + 2**-10, 7.0, 0.1]]]).to(computed)
-    tower.encode = lambda pixels, grid: numbers
+    tower.encode = lambda pixels, grid, pause: numbers
     outgoing = OutgoingTower(tower)
     found = outgoing.encode(torch.zeros(1, 2), (1, 2))
     assert found.dtype is outgoing.limits.dtype and found.dtype.itemsize == 2
@@ -281,7 +281,7 @@ def test_features_are_sent_in_16_bits(computed) -> None:
 
 def test_numbers_beyond_float16_stay_finite() -> None:
     tower = PretendTower()
-    tower.encode = lambda pixels, grid: torch.full((1, 1, 16), 1e6)
+    tower.encode = lambda pixels, grid, pause: torch.full((1, 1, 16), 1e6)
     assert OutgoingTower(tower).encode(torch.zeros(1, 1), (1, 1)).isfinite().all()
 
 
