@@ -1,193 +1,167 @@
-"""The longest gap of text streams while images, prompts or nothing arrive."""
+"""`python -m bench.gaps`: gaps of streams while images and prompts arrive, and first tokens."""
 
-import asyncio
-import io
-import itertools
-import time
-from collections.abc import Callable, Coroutine
-from contextlib import aclosing, closing
+import argparse
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from itertools import chain
 from pathlib import Path
-
-import numpy as np
-from PIL import Image
+from statistics import quantiles
 
 from bench.contender import Isolated
-from bench.report import Row
-from bench.vision_model import VisionModelShape
-from model_zoo.chat.messages import ImagePart, Message
-from runtime.engine.request import SamplingParams
-from serve_app.config.settings import ModelSettings
-from serve_app.gateway.tasks import ChatTask, Conversation, RawText
-from serve_app.replica.loading import load_replica
+from bench.gap_replica import MOST_ARRIVALS, STREAMS, EncoderProcess, GapReplica, Waits
+from bench.machine import describe_machine
+from bench.real_model import real_model
+from bench.report import Row, comparison
+from bench.sections import GAPS, with_section
+from bench.vision_model import VisionModelShape, ensure_vision_model
+from runtime.kernels.build import cache_directory
+from serve_app.transport.wire import Address
 
-STREAMS = 8
-ARRIVALS = 8
-ARRIVAL_TOKENS = 4
-CONTEXT_TOKENS = 2048
-PATIENCE_S = 600.0
-TARGET_GAP_MS = 250.0
-TARGETED = f"longest gap beside prompts, `target_gap_ms: {TARGET_GAP_MS:.0f}`, otherwise null"
+RESULTS = Path(__file__).with_name("RESULTS.md")
+CACHE = cache_directory(os.environ) / "bench"
+TARGET_GAP_MS = 100.0
+CLIENTS, PROMPTS_EACH, PROMPT_TOKENS = 2, 12, 1000
+# Tokens of a prompt with an image beside those of the image.
+QUESTION_TOKENS = 16
+ALONE_S = 3.0
+INTRODUCTION = f"""{GAPS}
 
+Written by `make bench` and `python -m bench.gaps`: {STREAMS} streams of text, and the longest gap
+between two outputs of one of them.
 
-class VisionReplica:
-    """A replica of a vision model that runs text streams while other requests arrive."""
-
-    def __init__(
-        self,
-        path: Path,
-        threads: int,
-        shape: VisionModelShape,
-        target_gap_ms: float | None = None,
-    ) -> None:
-        self._shape = shape
-        self._replica = load_replica(
-            ModelSettings(
-                name="replica",
-                source=str(path),
-                device="cpu",
-                threads=threads,
-                context_tokens=CONTEXT_TOKENS,
-                max_sequences=STREAMS + ARRIVALS,
-                prefix_cache=False,
-                target_gap_ms=target_gap_ms,
-            )
-        )
-        self._seeds = itertools.count()
-
-    def gap_beside_images(self) -> tuple[float, float]:
-        """The longest gap in seconds, and the time that the images took."""
-        return asyncio.run(self._longest_gap(self._images()))
-
-    def gap_beside_prompts(self) -> float:
-        """The same with prompts as long as those images."""
-        return asyncio.run(self._longest_gap(self._prompts()))[0]
-
-    def gap_alone(self, seconds: float) -> float:
-        """The longest gap without other requests, over this time."""
-        return asyncio.run(self._longest_gap(asyncio.sleep(seconds)))[0]
-
-    @property
-    def encoded(self) -> int:
-        """The number of images that have been encoded."""
-        return self._replica.statistics().images_encoded_total
-
-    def close(self) -> None:
-        self._replica.close()
-
-    async def _longest_gap(self, arrival: Coroutine[None, None, None]) -> tuple[float, float]:
-        """The longest gap of any stream, after the start of the last one."""
-        gaps = _Gaps(STREAMS)
-        streams = [asyncio.create_task(self._stream(gaps, index)) for index in range(STREAMS)]
-        async with asyncio.timeout(PATIENCE_S):
-            await gaps.all_begun.wait()
-            gaps.forget()
-            started = time.perf_counter()
-            await arrival
-            took = time.perf_counter() - started
-        longest = gaps.longest()
-        assert not any(stream.done() for stream in streams), "a stream was too short"
-        for stream in streams:
-            stream.cancel()
-        await asyncio.gather(*streams, return_exceptions=True)
-        return longest, took
-
-    async def _stream(self, gaps: "_Gaps", index: int) -> None:
-        task = self._task(RawText(f"Stream {index} of {next(self._seeds)}:"), None)
-        async with aclosing(self._replica.generate(task)) as deltas:
-            async for delta in deltas:
-                if delta.tokens:
-                    gaps.saw(index)
-
-    async def _images(self) -> None:
-        side = self._shape.image_side
-        await self._arrive(
-            lambda seed: Conversation((Message("user", (ImagePart(_photo(seed, side)), "What?")),))
-        )
-
-    async def _prompts(self) -> None:
-        await self._arrive(lambda seed: RawText(f"{seed} " * (self._shape.rows_per_image // 4)))
-
-    async def _arrive(self, prompt: Callable[[int], Conversation | RawText]) -> None:
-        async def ask() -> None:
-            task = self._task(prompt(10_000 + next(self._seeds)), ARRIVAL_TOKENS)
-            async with aclosing(self._replica.generate(task)) as deltas:
-                async for _ in deltas:
-                    pass
-
-        await asyncio.gather(*(ask() for _ in range(ARRIVALS)))
-
-    def _task(self, prompt: Conversation | RawText, tokens: int | None) -> ChatTask:
-        greedy = SamplingParams(temperature=0.0)
-        return ChatTask(str(next(self._seeds)), "replica", prompt, greedy, tokens)
+Images: large pictures arrive at a random Gemma 3 with vision (a decoder of 0.2 billion weights
+behind SigLIP's base tower, 1024 patches per image), one, or {MOST_ARRIVALS} at the same time. The
+gap is relative to that beside as many prompts of as many tokens, and to that beside nothing; the
+goal is at most 1.1 beside prompts. With an encoder in another process, each process has half of
+the processors. Medians of the rounds, ± the round farthest from it.
+"""
+LONG_PROMPTS = """\
+Long prompts: {clients} clients send {each} prompts of {tokens} tokens each, one after the other,
+to {name}. Milliseconds, of all rounds together.
+"""
 
 
-class _Gaps:
-    """The time of the last output of each stream."""
+class _Replica(Isolated):
+    def beside_images(self, count: int, side: int) -> Waits:
+        return self._call("beside_images", count, side)
 
-    def __init__(self, streams: int) -> None:
-        self.all_begun = asyncio.Event()
-        self._seen: dict[int, float] = {}
-        self._streams = streams
-        self._longest = 0.0
+    def beside_prompts(self, count: int, tokens: int) -> Waits:
+        return self._call("beside_prompts", count, tokens)
 
-    def saw(self, stream: int) -> None:
-        now = time.perf_counter()
-        self._longest = max(self._longest, now - self._seen.get(stream, now))
-        self._seen[stream] = now
-        if len(self._seen) == self._streams:
-            self.all_begun.set()
+    def beside_clients(self, clients: int, each: int, tokens: int) -> Waits:
+        return self._call("beside_clients", clients, each, tokens)
 
-    def forget(self) -> None:
-        """Ignore everything before this moment."""
-        self._seen = dict.fromkeys(self._seen, time.perf_counter())
-        self._longest = 0.0
-
-    def longest(self) -> float:
-        """Includes the gap that lasts until now."""
-        now = time.perf_counter()
-        return max((self._longest, *(now - seen for seen in self._seen.values())))
+    def alone(self, seconds: float) -> Waits:
+        return self._call("alone", seconds)
 
 
-class _IsolatedVisionReplica(Isolated):
-    def gap_beside_images(self) -> tuple[float, float]:
-        return self._call("gap_beside_images")
-
-    def gap_beside_prompts(self) -> float:
-        return self._call("gap_beside_prompts")
-
-    def gap_alone(self, seconds: float) -> float:
-        return self._call("gap_alone", seconds)
+class _Encoder(Isolated):
+    def address(self) -> Address:
+        return self._call("address")
 
 
-def gap_rows(path: Path, threads: int, shape: VisionModelShape, rounds: int) -> list[Row]:
-    """The longest gap with images, relative to that with nothing and with prompts; and with
-    prompts under a target, relative to that without one."""
-    print("longest gaps: streams of text while images arrive", flush=True)
-    images, alone, prompts, limited = [], [], [], []
-    setting = (VisionReplica, path, threads, shape)
-    with (
-        closing(_IsolatedVisionReplica(*setting)) as replica,
-        closing(_IsolatedVisionReplica(*setting, TARGET_GAP_MS)) as targeted,
-    ):
-        for _ in range(rounds):
-            gap, seconds = replica.gap_beside_images()
-            images.append(1000 * gap)
-            alone.append(1000 * replica.gap_alone(seconds))
-            prompts.append(1000 * replica.gap_beside_prompts())
-            limited.append(1000 * targeted.gap_beside_prompts())
-    return [
-        Row("Q8_0", "longest gap, otherwise nothing", "ms", tuple(images), tuple(alone)),
-        Row("Q8_0", "longest gap, otherwise prompts", "ms", tuple(images), tuple(prompts)),
-        Row("Q8_0", TARGETED, "ms", tuple(limited), tuple(prompts)),
+def gaps_section(source: str | None, threads: int, rounds: int) -> str:
+    """The section of bench/RESULTS.md. `source`: of the file for long prompts."""
+    cpus = sorted(os.sched_getaffinity(0))[:threads]
+    shape, path = VisionModelShape(), real_model(source)
+    machine = describe_machine(len(cpus))
+    vision = ensure_vision_model(CACHE / "random-vision.gguf", shape)
+    rows = image_rows(vision, shape, cpus, rounds)
+    vision.unlink()
+    names = {"clients": CLIENTS, "each": PROMPTS_EACH, "tokens": f"{PROMPT_TOKENS:,}"}
+    parts = [
+        INTRODUCTION,
+        machine,
+        f"- {rounds} rounds",
+        "",
+        comparison(rows, "beside images", "otherwise"),
+        "",
+        LONG_PROMPTS.format(**names, name=path.name),
+        long_prompts_table(path, cpus, rounds),
+        "",
     ]
+    return "\n".join(parts)
 
 
-def _photo(seed: int, side: int) -> bytes:
-    """A PNG of smooth colours with noise; all are different."""
-    random = np.random.default_rng(seed)
-    small = Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8))
-    smooth = np.asarray(small.resize((2 * side, side), Image.Resampling.BICUBIC), np.int16)
-    noise = random.integers(-8, 9, smooth.shape)
-    data = io.BytesIO()
-    Image.fromarray(np.clip(smooth + noise, 0, 255).astype(np.uint8)).save(data, "PNG")
-    return data.getvalue()
+def image_rows(path: Path, shape: VisionModelShape, cpus: Sequence[int], rounds: int) -> list[Row]:
+    """Of an engine that encodes images itself and, with two processors, of one with an encoder."""
+    print("gaps of streams beside images", flush=True)
+    half = len(cpus) // 2
+    with closing(_Replica(GapReplica, path, cpus)) as replica:
+        rows = _image_rows("own encoder", replica, shape, rounds)
+    if not half:
+        return rows
+    with ExitStack() as stack:
+        encoder = stack.enter_context(closing(_Encoder(EncoderProcess, path, cpus[half:])))
+        own = (GapReplica, path, cpus[:half], None, encoder.address())
+        replica = stack.enter_context(closing(_Replica(*own)))
+        return rows + _image_rows("encoder process", replica, shape, rounds)
+
+
+def _image_rows(label: str, replica: _Replica, shape: VisionModelShape, rounds: int) -> list[Row]:
+    rows = []
+    for count in (1, MOST_ARRIVALS):
+        images, prompts, nothing = [], [], []
+        for _ in range(rounds):
+            images.append(_longest_ms(replica.beside_images(count, shape.image_side)))
+            tokens = shape.rows_per_image + QUESTION_TOKENS
+            prompts.append(_longest_ms(replica.beside_prompts(count, tokens)))
+            nothing.append(_longest_ms(replica.alone(ALONE_S)))
+        for name, others in (("as many prompts", prompts), ("nothing", nothing)):
+            task = f"longest gap, {count} image{'s' * (count > 1)}, otherwise {name}"
+            rows.append(Row(label, task, "ms", tuple(images), tuple(others)))
+    return rows
+
+
+def long_prompts_table(path: Path, cpus: Sequence[int], rounds: int) -> str:
+    print("gaps of streams beside long prompts", flush=True)
+    targets = (None, TARGET_GAP_MS)
+    with ExitStack() as stack:
+        replicas = {
+            target: stack.enter_context(closing(_Replica(GapReplica, path, cpus, target)))
+            for target in targets
+        }
+        found: dict[float | None, list[Waits]] = {target: [] for target in targets}
+        for _ in range(rounds):
+            for target, replica in replicas.items():
+                load = replica.beside_clients(CLIENTS, PROMPTS_EACH, PROMPT_TOKENS)
+                found[target].append(load)
+    lines = [
+        "| `target_gap_ms` | first token p50 | p99 | gap p50 | p99 | longest |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for target, waits in found.items():
+        firsts = list(chain.from_iterable(each.first_tokens for each in waits))
+        gaps = list(chain.from_iterable(each.gaps for each in waits))
+        figures = [*_percentiles(firsts), *_percentiles(gaps), max(gaps)]
+        shown = " | ".join(f"{1000 * figure:.0f}" for figure in figures)
+        lines.append(f"| {'null' if target is None else f'{target:.0f}'} | {shown} |")
+    return "\n".join(lines)
+
+
+def _percentiles(values: Sequence[float]) -> tuple[float, float]:
+    """The 50th and the 99th."""
+    cuts = quantiles(values, n=100, method="inclusive")
+    return cuts[49], cuts[98]
+
+
+def _longest_ms(waits: Waits) -> float:
+    return 1000 * max(waits.gaps)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.gaps", description=__doc__)
+    parser.add_argument("--source", help="a path or hf:// source; default: Gemma 3 270M Q4_K_M")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--write", action="store_true", help="into bench/RESULTS.md")
+    arguments = parser.parse_args()
+    section = gaps_section(arguments.source, arguments.threads, arguments.rounds)
+    print(section)
+    if arguments.write:
+        RESULTS.write_text(with_section(RESULTS.read_text(), GAPS, section))
+
+
+if __name__ == "__main__":
+    main()

@@ -31,12 +31,6 @@ are the defaults, files are in the page cache, and kernels were compiled by an e
 START_ALONE = """\
 The engine alone, in one process, and llama.cpp with the same context: from process start to the
 first token, and the largest resident memory, mapped weights included. Lower is better."""
-BESIDE_IMAGES = """\
-Eight streams of text from a random Gemma 3 with vision (a decoder of 0.2 billion weights behind
-SigLIP's base tower, 1024 patches per image), and the longest gap of any of them while eight
-requests with large images arrived at the same time, relative to the longest gap without other
-requests, and with eight prompts of as many tokens. The last row has these prompts with a target
-for the gap, and without. Lower is better."""
 SAMPLER = """\
 top_k 40 over 128,256 tokens, relative to the fastest decode step above. The limit is 5%."""
 
@@ -80,7 +74,6 @@ class Results:
     streams: Sequence[Row]
     starts: Sequence[Row]
     starts_alone: Sequence[Row]
-    gaps: Sequence[Row]
     sampler: Sequence[SamplerShare]
     agreement: Mapping[str, float]
 
@@ -107,9 +100,6 @@ def results_page(results: Results) -> str:
         parts_table(results.starts, "through Ray", "plain uvicorn"),
         START_ALONE,
         comparison(results.starts_alone, "caravan", "llama.cpp"),
-        "## Text beside images",
-        BESIDE_IMAGES,
-        comparison(results.gaps, "beside images", "otherwise"),
         "## The sampler's share of a decode step",
         SAMPLER,
         sampler_table(results.sampler),

@@ -6,17 +6,17 @@ from pathlib import Path
 
 from bench.contender import Setting
 from bench.first_token import first_token_rows
-from bench.gaps import gap_rows
+from bench.gaps import gaps_section
 from bench.host import host_section
 from bench.machine import describe_machine
 from bench.make_model import LABELS, MOE, MOE_SHAPE, Shape, ensure_model
 from bench.measure import Plan, against_peer, against_rest, long_context_row, sampler_shares
 from bench.report import Results, Row, results_page
-from bench.sections import HOST, SPECULATION, kept_sections, with_section
+from bench.sections import GAPS, HOST, SPECULATION, TURNS, kept_sections, with_section
 from bench.speculation import speculation_section
 from bench.start import start_rows
 from bench.streams import DEMO, stream_rows
-from bench.vision_model import VisionModelShape, ensure_vision_model
+from bench.turns import turns_section
 from bench.vocabulary import find_vocabulary
 from runtime.kernels.build import cache_directory
 
@@ -32,6 +32,8 @@ def main() -> None:
     page = with_section(page, HOST, host_section(plan.rounds))
     section = speculation_section(None, arguments.threads, plan.rounds)
     page = with_section(page, SPECULATION, section)
+    page = with_section(page, GAPS, gaps_section(None, arguments.threads, plan.rounds))
+    page = with_section(page, TURNS, turns_section(arguments.threads, plan.rounds))
     print(page)
     if not arguments.quick:
         RESULTS.write_text(page + kept_sections(RESULTS.read_text()))
@@ -57,14 +59,10 @@ def _measure(arguments: argparse.Namespace, plan: Plan) -> Results:
             starts = start_rows(label, path, plan.setting.threads, plan.rounds)
         if not arguments.keep:
             path.unlink()
-    vision = ensure_vision_model(CACHE / "random-vision.gguf", VisionModelShape())
-    gaps = gap_rows(vision, plan.setting.threads, VisionModelShape(), plan.rounds)
-    if not arguments.keep:
-        vision.unlink()
     streams = stream_rows(plan.setting.threads, plan.rounds)
     starts = start_rows("demo", DEMO, plan.setting.threads, plan.rounds) + starts
     sampler = sampler_shares(rows, plan)
-    return Results(machine, rows, served, streams, starts, alone, gaps, sampler, agreement)
+    return Results(machine, rows, served, streams, starts, alone, sampler, agreement)
 
 
 def _arguments() -> argparse.Namespace:

@@ -7,6 +7,7 @@ REAL = "# A real file"
 HOST = "# Host time of a step"
 SPECULATION = "# Speculative decoding"
 TURNS = "# Second turns"
+GAPS = "# Gaps of streams"
 
 
 def with_section(page: str, heading: str, section: str) -> str:
@@ -25,6 +26,4 @@ def section_of(page: str, heading: str) -> str:
 
 def kept_sections(page: str) -> str:
     """The sections that `make bench` does not measure."""
-    return "".join(
-        section_of(page, heading) for heading in (REAL, GRAMMARS, TEMPLATES, TURNS, ROUTING)
-    )
+    return "".join(section_of(page, heading) for heading in (REAL, GRAMMARS, TEMPLATES, ROUTING))

@@ -35,10 +35,11 @@ CACHE = cache_directory(os.environ) / "bench"
 CONTEXT_TOKENS, STEP_TOKENS = 2048, 512
 INTRODUCTION = f"""{TURNS}
 
-Written by `python -m bench.turns`: the time to the first token of a conversation's second turn
-relative to that of its first, in random models in Q8_0: one whose layers have attention, and one
-with recurrent layers in three of four, whose states are restored from a checkpoint. llama.cpp goes
-on with the sequence of the first turn. Lower is better; without reuse it would be above 1.
+Written by `make bench` and `python -m bench.turns`: the time to the first token of a conversation's
+second turn relative to that of its first, in random models in Q8_0: one whose layers have
+attention, and one with recurrent layers in three of four, whose states are restored from a
+checkpoint. llama.cpp goes on with the sequence of the first turn. Lower is better; without reuse it
+would be above 1.
 """
 
 
@@ -132,25 +133,29 @@ def turn_rows(folder: Path, turns: Turns, threads: int, rounds: int) -> list[Row
     return rows
 
 
+def turns_section(threads: int, rounds: int) -> str:
+    """The section of bench/RESULTS.md."""
+    load_average, turns = os.getloadavg()[0], Turns()
+    rows = turn_rows(CACHE, turns, threads, rounds)
+    parts = [
+        INTRODUCTION,
+        f"- date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        f"- {describe_processor()}; load average when it began: {load_average:.1f}",
+        f"- prompt of {turns.prompt} tokens, answer of {turns.answer}, then {turns.more} more",
+        "",
+        comparison(rows, "second turn", "first turn"),
+        "",
+    ]
+    return "\n".join(parts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.turns", description=__doc__)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--write", action="store_true", help="into bench/RESULTS.md")
     arguments = parser.parse_args()
-    load_average, turns = os.getloadavg()[0], Turns()
-    rows = turn_rows(CACHE, turns, arguments.threads, arguments.rounds)
-    section = "\n".join(
-        [
-            INTRODUCTION,
-            f"- date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-            f"- {describe_processor()}; load average when it began: {load_average:.1f}",
-            f"- prompt of {turns.prompt} tokens, answer of {turns.answer}, then {turns.more} more",
-            "",
-            comparison(rows, "second turn", "first turn"),
-            "",
-        ]
-    )
+    section = turns_section(arguments.threads, arguments.rounds)
     print(section)
     if arguments.write:
         RESULTS.write_text(with_section(RESULTS.read_text(), TURNS, section))
