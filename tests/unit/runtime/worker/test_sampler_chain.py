@@ -1,6 +1,8 @@
 """The samplers of llama.cpp: probabilities against its definitions, one token after the other."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,6 +16,8 @@ from runtime.worker.token_order import sorted_tokens
 from tests.unit.runtime.worker.test_sampler import chi_square, critical, sample
 
 VOCAB = 300
+# logits [vocab] and parameters -> ids of the tokens that are left.
+Filter = Callable[[np.ndarray, SamplingParams], np.ndarray]
 PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0)
 CASES = [
     replace(PLAIN, **case)
@@ -47,35 +51,82 @@ def entropy(chances: np.ndarray) -> float:
     return float(-sum(p * np.log(p) for p in chances if p > 0))
 
 
-def reference(logits: np.ndarray, s: SamplingParams, *, excluding: bool = True) -> np.ndarray:
-    """logits [vocab] -> probabilities, by llama.cpp's default chain. `excluding`: whether the
-    random number of XTC is below its probability."""
+def descending(logits: np.ndarray) -> np.ndarray:
+    """The finite ones, as ids."""
     ids = np.argsort(-logits, kind="stable")
-    ids = ids[np.isfinite(logits[ids])]
-    if s.top_n_sigma > 0:
-        ids = ids[logits[ids] >= logits[ids].max() - s.top_n_sigma * logits[ids].std()]
-    if s.top_k:
-        ids = ids[: s.top_k]
-    if s.typical_p < 1:
-        chances = softmax(logits[ids])
-        order = np.argsort(np.abs(-np.log(chances) - entropy(chances)), kind="stable")
-        sums = np.cumsum(chances[order])
-        ids = np.sort(order[: int((sums <= s.typical_p).sum()) + 1])  # ranks, most likely first
-        ids = np.argsort(-logits, kind="stable")[ids]
-    if s.top_p < 1:
-        ids = ids[: int((np.cumsum(softmax(logits[ids])) < s.top_p).sum()) + 1]
-    ids = ids[softmax(logits[ids]) >= s.min_p * softmax(logits[ids])[0]]
-    if s.xtc_probability > 0 and excluding:
-        above = int((softmax(logits[ids]) >= s.xtc_threshold).sum())
-        ids = ids[max(above - 1, 0) :]
-    temperature = s.temperature
-    if s.dynatemp_range > 0 and len(ids) > 1:
-        low, high = max(0.0, temperature - s.dynatemp_range), temperature + s.dynatemp_range
-        share = entropy(softmax(logits[ids])) / np.log(len(ids))
-        temperature = low + (high - low) * share**s.dynatemp_exponent
-    result = np.zeros(len(logits))
-    result[ids] = softmax(logits[ids] / temperature)
-    return result
+    return ids[np.isfinite(logits[ids])]
+
+
+def top_n_sigma(logits: np.ndarray, s: SamplingParams) -> np.ndarray:
+    kept = logits[np.isfinite(logits)]
+    return descending(logits)[: int((kept >= kept.max() - s.top_n_sigma * kept.std()).sum())]
+
+
+def typical_p(logits: np.ndarray, s: SamplingParams) -> np.ndarray:
+    ids = descending(logits)
+    chances = softmax(logits[ids])
+    order = np.argsort(np.abs(-np.log(chances) - entropy(chances)), kind="stable")
+    sums = np.cumsum(chances[order])
+    return ids[order[: int((sums <= s.typical_p).sum()) + 1]]
+
+
+def top_p(logits: np.ndarray, s: SamplingParams) -> np.ndarray:
+    ids = descending(logits)
+    return ids[: int((np.cumsum(softmax(logits[ids])) < s.top_p).sum()) + 1]
+
+
+def min_p(logits: np.ndarray, s: SamplingParams) -> np.ndarray:
+    ids = descending(logits)
+    chances = softmax(logits[ids])
+    return ids[chances >= s.min_p * chances[0]]
+
+
+def xtc(logits: np.ndarray, s: SamplingParams) -> np.ndarray:
+    ids = descending(logits)
+    above = int((softmax(logits[ids]) >= s.xtc_threshold).sum())
+    return ids[max(above - 1, 0) :]
+
+
+# As in `common_params_sampling` of llama.cpp, behind penalties and DRY. What each leaves.
+FILTERS: dict[str, tuple[Callable[[SamplingParams], bool], Filter]] = {
+    "top_n_sigma": (lambda s: s.top_n_sigma > 0, top_n_sigma),
+    "top_k": (lambda s: s.top_k > 0, lambda logits, s: descending(logits)[: s.top_k]),
+    "typical_p": (lambda s: s.typical_p < 1, typical_p),
+    "top_p": (lambda s: s.top_p < 1, top_p),
+    "min_p": (lambda s: s.min_p > 0, min_p),
+    "xtc": (lambda s: s.xtc_probability > 0, xtc),
+}
+ORDER = (*FILTERS, "temperature")
+
+
+def reference(
+    logits: np.ndarray,
+    s: SamplingParams,
+    *,
+    excluding: bool = True,
+    order: Sequence[str] = ORDER,
+) -> np.ndarray:
+    """logits [vocab] -> probabilities, by llama.cpp's chain of samplers. `excluding`: whether the
+    random number of XTC is below its probability."""
+    for name in order:
+        if name == "temperature":
+            logits = logits / heat(logits, s)
+            continue
+        active, left = FILTERS[name]
+        if active(s) and (excluding or name != "xtc"):
+            kept = left(logits, s)
+            logits = np.where(np.isin(np.arange(len(logits)), kept), logits, -np.inf)
+    return softmax(logits)
+
+
+def heat(logits: np.ndarray, s: SamplingParams) -> float:
+    """The temperature, dynamic if that is requested."""
+    kept = logits[np.isfinite(logits)]
+    if s.dynatemp_range <= 0 or len(kept) < 2:
+        return s.temperature
+    low, high = max(0.0, s.temperature - s.dynatemp_range), s.temperature + s.dynatemp_range
+    share = entropy(softmax(kept)) / np.log(len(kept))
+    return low + (high - low) * share**s.dynatemp_exponent
 
 
 def probabilities(
@@ -105,6 +156,44 @@ def test_probabilities_are_those_of_llama_cpp(width):
         expected = reference(logits[row].double().numpy(), s)
         np.testing.assert_allclose(found[row], expected, rtol=1e-4, atol=1e-9, err_msg=repr(s))
     assert (np.abs(found - plain).max(axis=1) > 1e-3).mean() > 0.5
+
+
+@pytest.mark.parametrize(("first", "second"), list(pairwise(ORDER)))
+def test_samplers_have_the_order_of_llama_cpp(first: str, second: str) -> None:
+    """Of two neighbours alone, in which the other order gives other probabilities."""
+    active = {
+        "top_n_sigma": {"top_n_sigma": 1.2},
+        "top_k": {"top_k": 30},
+        "typical_p": {"typical_p": 0.7},
+        "top_p": {"top_p": 0.8},
+        "min_p": {"min_p": 0.1},
+        "xtc": {"xtc_probability": 1.0, "xtc_threshold": 0.04},
+        "temperature": {"temperature": 2.0},
+    }
+    torch.manual_seed(10)
+    logits = torch.randn(8, VOCAB) * 2
+    sampling = replace(PLAIN, **active[first], **active[second])
+    rows = logits.double().numpy()
+    expected = np.stack([reference(row, sampling) for row in rows])
+    found = probabilities(logits, [sampling] * len(rows), 0.5)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-9)
+    swapped = np.stack([reference(row, sampling, order=(second, first)) for row in rows])
+    assert np.abs(swapped - expected).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "lowered", [{"repeat_penalty": 2.0}, {"dry_multiplier": 2.0, "dry_allowed_length": 1}]
+)
+def test_penalties_and_dry_come_before_the_candidates_are_chosen(lowered: dict[str, float]) -> None:
+    """Token 1 has the highest logit, and has followed token 2 before."""
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 1], logits[0, 5] = 2.0, 1.5
+    history = [[2, 1, 7, 2]]
+    for chosen in ({"top_k": 1}, {"top_n_sigma": 0.1}, {"typical_p": 1e-6, "top_k": 2}):
+        sampling = replace(PLAIN, seed=3, **chosen)
+        assert sample(logits.clone(), [sampling], tokens=history).tokens.tolist() == [1]
+        sampling = replace(sampling, **lowered)
+        assert sample(logits.clone(), [sampling], tokens=history).tokens.tolist() == [5]
 
 
 @pytest.mark.parametrize("mass", [0.2, 0.7, 0.95])
