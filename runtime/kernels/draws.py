@@ -1,12 +1,17 @@
-"""Forbidding tokens, and drawing them, for which the sampler's torch code is the twin."""
+"""Forbidding tokens, and drawing them."""
 
 import ctypes
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from runtime.kernels.native import address, library
+from runtime.kernels.random_numbers import uniforms
+from runtime.kernels.token_order import row_blocks, sorted_tokens, top_tokens
 from runtime.kernels.triton.launch import has_kernels
+
+ONE = 2.0**40  # weight of the most likely token: 2**18 tokens of it still fit into int64
 
 
 class _DrawJob(ctypes.Structure):
@@ -31,14 +36,14 @@ def draw_top(
     *,
     greedy: int,
     width: int,
-) -> tuple[Tensor, Tensor] | None:
+) -> tuple[Tensor, Tensor]:
     """Draw a token for each row: the most likely one for the first `greedy` rows, one of the top_k,
     at most 256, for the others.
 
     logits float32 [rows, vocab]; slots, positions int64 [rows]; floats float32 [slots, 6] and ints
     int64 [slots, 5] as in `Sampler`; history int32 [slots, positions], to which the tokens are
-    written. width: the largest top_k of a row. -> tokens int64 [rows], finite bool [rows]; None
-    without kernels.
+    written. width: the largest top_k of a row. -> tokens int64 [rows], finite bool [rows]: whether
+    the largest logit is.
     """
     if has_kernels(logits.device):
         from runtime.kernels.triton import draws
@@ -48,7 +53,9 @@ def draw_top(
         )
     kernels = library() if logits.device.type == "cpu" else None
     if kernels is None:
-        return None
+        return draw_top_twin(
+            logits, slots, positions, floats, ints, history, greedy=greedy, width=width
+        )
     rows, vocab = logits.shape
     tokens, finite = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
     job = _DrawJob(
@@ -59,6 +66,124 @@ def draw_top(
     )  # fmt: skip
     kernels.caravan_draw(ctypes.byref(job), torch.get_num_threads())
     return tokens, finite
+
+
+def draw_top_twin(
+    logits: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    floats: Tensor,
+    ints: Tensor,
+    history: Tensor,
+    *,
+    greedy: int,
+    width: int,
+) -> tuple[Tensor, Tensor]:
+    """The specification of `draw_top`."""
+    peak, token = logits[:greedy].max(dim=1)  # NaN above all; of equal ones the first
+    if greedy < len(logits):
+        rows = _Rows.of(slots[greedy:], positions[greedy:], floats, ints)
+        values, ids = top_tokens(logits[greedy:], width)
+        drawn = ids.gather(1, _pick_ordered(values, rows))
+        peak, token = torch.cat([peak, values[:, 0]]), torch.cat([token, drawn[:, 0]])
+    return written(peak, token, slots, positions, history)
+
+
+def draw_all(
+    logits: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    floats: Tensor,
+    ints: Tensor,
+    history: Tensor,
+    *,
+    ordered: int,
+) -> tuple[Tensor, Tensor]:
+    """Draw a token for each row, of the whole vocabulary: by top_k, top_p and min_p, in the order
+    of logits, for the first `ordered` rows; by min_p, in the order of tokens, for the others.
+
+    Arguments and results as of `draw_top`.
+    """
+    return draw_all_twin(logits, slots, positions, floats, ints, history, ordered=ordered)
+
+
+def draw_all_twin(
+    logits: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    floats: Tensor,
+    ints: Tensor,
+    history: Tensor,
+    *,
+    ordered: int,
+) -> tuple[Tensor, Tensor]:
+    """The specification of `draw_all`."""
+    peaks, tokens = [], []
+    for begin, end in (*row_blocks(0, ordered), *row_blocks(ordered, len(logits))):
+        rows = _Rows.of(slots[begin:end], positions[begin:end], floats, ints)
+        values = logits[begin:end]
+        if begin < ordered:
+            values, ids = sorted_tokens(values)
+            peaks.append(values[:, 0])
+            tokens.append(ids.gather(1, _pick_ordered(values, rows))[:, 0])
+        else:
+            peaks.append(values.amax(dim=1))
+            tokens.append(_pick_unordered(values, peaks[-1], rows)[:, 0])
+    return written(torch.cat(peaks), torch.cat(tokens), slots, positions, history)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Parameters of rows [rows, 1], and the random number of each [rows]."""
+
+    temperature: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    top_k: Tensor
+    noise: Tensor
+
+    @classmethod
+    def of(cls, slots: Tensor, positions: Tensor, floats: Tensor, ints: Tensor) -> "_Rows":
+        floats, ints = floats[slots], ints[slots]
+        noise = uniforms(ints[:, 0], positions + ints[:, 4])
+        return cls(floats[:, 0:1], floats[:, 1:2], floats[:, 2:3], ints[:, 1:2], noise)
+
+
+def _pick_ordered(values: Tensor, rows: _Rows) -> Tensor:
+    """The column [rows, 1] that each row draws from its descending values [rows, n].
+
+    Each filter keeps a prefix of the row, so one cumulative sum serves all filters.
+    """
+    odds = torch.exp((values - values[:, :1]) / rows.temperature)
+    ranks = torch.arange(values.shape[1], device=values.device)
+    weights = (odds * ONE).long() * (ranks < rows.top_k)
+    sums = weights.cumsum(dim=1)
+    limit = (sums[:, -1:].double() * rows.top_p.double()).long()
+    kept = (sums - weights <= limit) & (odds >= rows.min_p)
+    return drawn_column(sums, (sums * kept).amax(dim=1), rows.noise)
+
+
+def _pick_unordered(values: Tensor, peak: Tensor, rows: _Rows) -> Tensor:
+    """The column [rows, 1] that each row draws from its values [rows, vocab], with peak [rows]."""
+    odds = torch.exp((values - peak[:, None]) / rows.temperature)
+    sums = ((odds * ONE).long() * (odds >= rows.min_p)).cumsum(dim=1)
+    return drawn_column(sums, sums[:, -1], rows.noise)
+
+
+def drawn_column(sums: Tensor, total: Tensor, noise: Tensor) -> Tensor:
+    """The first column [rows, 1] where the cumulative sums int64 [rows, n] exceed noise * total,
+    [rows] each."""
+    target = torch.minimum((noise * total.double()).long(), total - 1)
+    column = torch.searchsorted(sums, target[:, None], right=True)
+    return column.clamp_(max=sums.shape[1] - 1)  # rows that are not finite stay in range
+
+
+def written(
+    peak: Tensor, tokens: Tensor, slots: Tensor, positions: Tensor, history: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Writes tokens int64 [rows] to `history`. -> tokens, and whether `peak` [rows] is finite."""
+    history[slots, positions] = tokens.int()
+    return tokens, torch.isfinite(peak)
 
 
 def forbid(logits: Tensor, rows: Tensor, words: Tensor, count: int) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from runtime.engine.request import SamplingParams
-from runtime.worker.sampler_chain import ONE
+from runtime.kernels.draws import ONE
 
 _FLOATS = 4  # version, target, learning rate, mu
 _RANKED = 100  # the most likely tokens, from which version 1 estimates Zipf's exponent

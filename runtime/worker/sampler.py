@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.engine.request import SamplingParams
-from runtime.kernels.draws import draw_top, forbid
+from runtime.kernels.draws import ONE, draw_all, draw_top, drawn_column, forbid, written
+from runtime.kernels.random_numbers import signed, uniforms
+from runtime.kernels.token_order import CHUNK, SORT_BLOCK, row_blocks, sorted_tokens, top_tokens
 from runtime.worker.logit_biases import BiasedRows, BiasTable, LoadedBiases, table_bytes
 from runtime.worker.mirostat import (
     LoadedMirostats,
@@ -40,7 +42,6 @@ from runtime.worker.restrictions import (
 )
 from runtime.worker.sampler_chain import (
     COLDEST,
-    ONE,
     XTC_STREAM,
     ChainRows,
     ChainTable,
@@ -48,10 +49,8 @@ from runtime.worker.sampler_chain import (
     chain_bytes,
     odds_of,
 )
-from runtime.worker.token_order import CHUNK, sorted_tokens, top_tokens
 
-TOP_LIMIT = 256  # a larger top_k takes the sorting path
-SORT_BLOCK = 8  # rows sorted at once; bounds the memory of that path
+TOP_LIMIT = 256  # a larger top_k takes the path of all tokens
 
 FLOATS = 6  # temperature, top_p, min_p, repeat, presence, frequency
 INTS = 5  # seed, top_k, repeat_last_n, counted_from, dropped
@@ -62,8 +61,8 @@ class Path(IntEnum):
 
     GREEDY = 0
     TOP = 1  # the top_k largest logits
-    SORTED = 2  # all logits sorted, for top_p
-    WHOLE = 3  # all logits unsorted
+    SORTED = 2  # all logits in descending order, for top_p
+    WHOLE = 3  # all logits in the order of tokens
     CHAIN = 4  # all logits sorted, for the samplers of runtime/worker/sampler_chain.py
     MIROSTAT = 5  # the same, for runtime/worker/mirostat.py
 
@@ -190,7 +189,8 @@ class Sampler:
         penalties = rows * (96 * context_tokens + 12 * vocab_size)
         candidates = 64 * rows * min(TOP_LIMIT * CHUNK, vocab_size + CHUNK)
         masks = 12 * rows * vocab_size + 3 * restriction_bytes(rows, vocab_size)
-        return max(sorting, penalties, candidates, masks, 3 * table_bytes(rows)) + scores
+        tables = 3 * table_bytes(rows)
+        return max(sorting, penalties, candidates, masks, tables) + scores
 
     def load(self, loaded: LoadedSlots) -> None:
         """Sequences enter slots: their tokens from position 0, and their parameters."""
@@ -230,7 +230,7 @@ class Sampler:
         everything = self._tokens.shape[1]
         ints = [
             [
-                _signed(s.seed),
+                signed(s.seed),
                 s.top_k if 0 < s.top_k < self.vocab_size else self.vocab_size,
                 everything if s.repeat_last_n is None else min(s.repeat_last_n, everything),
                 s.counted_from,
@@ -287,61 +287,34 @@ class Sampler:
 
     def _draw(self, logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """Tokens [rows] int64, appended to those of their slots, and `Drawn.finite`."""
-        top = draws.counts[Path.GREEDY] + draws.counts[Path.TOP]
-        native = draw_top(
-            logits[:top], draws.slots[:top], draws.positions[:top], self._floats, self._ints,
-            self._tokens, greedy=draws.counts[Path.GREEDY], width=draws.width,
-        )  # fmt: skip
-        if native is not None and top == len(logits):
-            return native
-        parts = [] if native is None else [native]
-        parts += self._draw_parts(logits, draws, first=0 if native is None else top)
-        tokens, finite = (torch.cat(columns) for columns in zip(*parts, strict=True))
-        self._tokens[draws.slots, draws.positions] = tokens.int()
-        return tokens, finite
+        counts, tables = draws.counts, (self._floats, self._ints, self._tokens)
+        top = counts[Path.GREEDY] + counts[Path.TOP]
+        unchained = top + counts[Path.SORTED] + counts[Path.WHOLE]
+        chained = unchained + counts[Path.CHAIN]
 
-    def _draw_parts(
-        self, logits: Tensor, draws: Draws, *, first: int
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Tokens and `Drawn.finite` of the rows from `first` on, block by block, by torch."""
-        greedy, parts = draws.counts[Path.GREEDY], list[tuple[Tensor, Tensor]]()
-        if first < greedy:
-            peak, token = logits[:greedy].max(dim=1)  # NaN above all; of equal ones the first
-            parts.append((token, torch.isfinite(peak)))
-        if greedy == len(logits):
-            return parts
-        floats, ints = self._floats[draws.slots], self._ints[draws.slots]
-        uniform = uniforms(ints[:, 0], draws.positions + ints[:, 4])
-        temperature, top_p, min_p = (floats[:, i : i + 1] for i in range(3))
-        for path, begin, end in _blocks(draws.counts):
-            if begin < max(first, greedy):
-                continue
-            part = slice(begin, end)
-            rows, noise = logits[part], uniform[part]
-            if path is Path.WHOLE:
-                peak = rows.amax(dim=1)
-                token = _pick_unsorted(rows, peak, temperature[part], min_p[part], noise)
-            elif path is Path.CHAIN:
-                peak, token = self._draw_chain(rows, draws.slots[part], draws.positions[part])
-            elif path is Path.MIROSTAT:
-                place = draws.slots[part], draws.positions[part]
-                peak, token = self._draw_mirostat(rows, *place, temperature[part], noise)
-            else:
-                values, ids = (
-                    top_tokens(rows, draws.width) if path is Path.TOP else sorted_tokens(rows)
-                )
-                peak = values[:, 0]
-                column = _pick_sorted(
-                    values, ints[part, 1:2], temperature[part], top_p[part], min_p[part], noise
-                )
-                token = ids.gather(1, column[:, None])[:, 0]
-            parts.append((token, torch.isfinite(peak)))
-        return parts
+        def rows(begin: int, end: int) -> tuple[Tensor, Tensor, Tensor]:
+            return logits[begin:end], draws.slots[begin:end], draws.positions[begin:end]
+
+        parts = []
+        if top or not len(logits):
+            greedy = counts[Path.GREEDY]
+            parts.append(draw_top(*rows(0, top), *tables, greedy=greedy, width=draws.width))
+        if unchained > top:
+            whole = draw_all(*rows(top, unchained), *tables, ordered=counts[Path.SORTED])
+            parts.append(whole)
+        for block in row_blocks(unchained, chained):
+            parts.append(self._draw_chain(*rows(*block)))
+        for block in row_blocks(chained, len(logits)):
+            parts.append(self._draw_mirostat(*rows(*block)))
+        if len(parts) == 1:
+            return parts[0]
+        tokens, finite = (torch.cat(columns) for columns in zip(*parts, strict=True))
+        return tokens, finite
 
     def _draw_chain(
         self, logits: Tensor, slots: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The largest logits and the tokens of rows that draw by `odds_of`: [rows] each."""
+        """As `draw_all`, of rows that draw by `odds_of`."""
         floats, ints = self._floats[slots], self._ints[slots]
         numbers = positions + ints[:, 4]
         rows = ChainRows(
@@ -354,8 +327,8 @@ class Sampler:
         )
         values, ids = sorted_tokens(logits)
         sums = (odds_of(values, rows) * ONE).long().cumsum(dim=1)
-        column = _column(sums, sums[:, -1], uniforms(ints[:, 0], numbers))
-        return values[:, 0], ids.gather(1, column[:, None])[:, 0]
+        column = drawn_column(sums, sums[:, -1], uniforms(ints[:, 0], numbers))
+        return written(values[:, 0], ids.gather(1, column)[:, 0], slots, positions, self._tokens)
 
     def _states_after(self, draws: Draws) -> Tensor:
         """`Drawn.mirostat_mus`."""
@@ -365,17 +338,17 @@ class Sampler:
         return self._mirostats.states(draws.slots[-count:], draws.positions[-count:] + 1)
 
     def _draw_mirostat(
-        self, logits: Tensor, slots: Tensor, positions: Tensor, temperature: Tensor, noise: Tensor
+        self, logits: Tensor, slots: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """As `_draw_chain`; the states of the slots change."""
-        rows = self._mirostats.rows(slots, positions)
+        """As `draw_all`; the states of the slots change."""
+        ints, rows = self._ints[slots], self._mirostats.rows(slots, positions)
         values, ids = sorted_tokens(logits)
-        depths = (values[:, :1] - values) / temperature
+        depths = (values[:, :1] - values) / self._floats[slots, 0:1]
         sums = kept_weights(depths, rows).cumsum(dim=1)
-        column = _column(sums, sums[:, -1], noise)[:, None]
+        column = drawn_column(sums, sums[:, -1], uniforms(ints[:, 0], positions + ints[:, 4]))
         mus = states_after(depths.gather(1, column), sums[:, -1:], rows)
         self._mirostats.store(slots, positions + 1, mus)
-        return values[:, 0], ids.gather(1, column)[:, 0]
+        return written(values[:, 0], ids.gather(1, column)[:, 0], slots, positions, self._tokens)
 
     def _penalise(self, logits: Tensor, draws: Draws) -> None:
         """Repeat, frequency and presence penalties in place, as llama.cpp defines them.
@@ -403,48 +376,6 @@ class Sampler:
         logits[cells] = lower - (counts * frequency + (counts > 0) * presence)
 
 
-def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
-    """seeds, positions [n] int64 -> [n] float64 in [0, 1), a multiple of 2**-53.
-
-    Output number `position` of splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
-    generators", 2014), whose initial state is the mixed seed.
-    """
-    state = _mixed(seeds + _GOLDEN) + (positions + 1) * _GOLDEN
-    return _shifted(_mixed(state), 11).double() * 2.0**-53
-
-
-def _pick_sorted(
-    values: Tensor, top_k: Tensor, temperature: Tensor, top_p: Tensor, min_p: Tensor, noise: Tensor
-) -> Tensor:
-    """The column that each row draws from its descending values [rows, n].
-
-    Each filter keeps a prefix of the row, so one cumulative sum serves all filters.
-    """
-    odds = torch.exp((values - values[:, :1]) / temperature)
-    ranks = torch.arange(values.shape[1], device=values.device)
-    weights = (odds * ONE).long() * (ranks < top_k)
-    sums = weights.cumsum(dim=1)
-    limit = (sums[:, -1:].double() * top_p.double()).long()
-    kept = (sums - weights <= limit) & (odds >= min_p)
-    return _column(sums, (sums * kept).amax(dim=1), noise)
-
-
-def _pick_unsorted(
-    values: Tensor, peak: Tensor, temperature: Tensor, min_p: Tensor, noise: Tensor
-) -> Tensor:
-    """The column that each row draws from its unsorted values [rows, vocab]."""
-    odds = torch.exp((values - peak[:, None]) / temperature)
-    sums = ((odds * ONE).long() * (odds >= min_p)).cumsum(dim=1)
-    return _column(sums, sums[:, -1], noise)
-
-
-def _column(sums: Tensor, total: Tensor, noise: Tensor) -> Tensor:
-    """The first column whose cumulative sum exceeds noise * total."""
-    target = torch.minimum((noise * total.double()).long(), total - 1)
-    column = torch.searchsorted(sums, target[:, None], right=True)[:, 0]
-    return column.clamp_(max=sums.shape[1] - 1)  # rows that are not finite stay in range
-
-
 def _score(raw: Tensor, tokens: Tensor, alternatives: int) -> tuple[Tensor, Tensor, Tensor]:
     if not len(tokens):
         nothing = raw.new_zeros(0, alternatives)
@@ -455,35 +386,3 @@ def _score(raw: Tensor, tokens: Tensor, alternatives: int) -> tuple[Tensor, Tens
         return logprobs, tokens.new_zeros(len(tokens), 0), logprobs.new_zeros(len(tokens), 0)
     values, ids = top_tokens(raw, alternatives)
     return logprobs, ids, values - normaliser
-
-
-def _blocks(counts: tuple[int, ...]) -> list[tuple[Path, int, int]]:
-    """Row ranges [begin, end) of one path; those that sort are split to bound their memory."""
-    blocks, begin = [], 0
-    for path, count in zip(Path, counts, strict=True):
-        end = begin + count
-        step = max(count, 1) if path in (Path.GREEDY, Path.TOP) else SORT_BLOCK
-        blocks += [(path, at, min(at + step, end)) for at in range(begin, end, step)]
-        begin = end
-    return blocks
-
-
-def _signed(value: int) -> int:
-    """The low 64 bits as a signed integer."""
-    low = value & 0xFFFFFFFFFFFFFFFF
-    return low - (1 << 64) if low >> 63 else low
-
-
-def _shifted(values: Tensor, bits: int) -> Tensor:
-    """Logical right shift; torch's own keeps the sign."""
-    return (values >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _mixed(state: Tensor) -> Tensor:
-    """The finaliser of splitmix64, on wrapping int64."""
-    state = (state ^ _shifted(state, 30)) * _signed(0xBF58476D1CE4E5B9)
-    state = (state ^ _shifted(state, 27)) * _signed(0x94D049BB133111EB)
-    return state ^ _shifted(state, 31)
-
-
-_GOLDEN = _signed(0x9E3779B97F4A7C15)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from runtime.engine.request import SamplingParams
-from runtime.worker.token_order import ascending
+from runtime.kernels.draws import ONE
+from runtime.kernels.token_order import ascending
 
-ONE = 2.0**40  # weight of the most likely token: 2**18 tokens of it still fit into int64
 XTC_STREAM = 0x585443  # changes the seed for the random number of XTC
 
 COLDEST = 1e-7  # temperatures up to this one take the most likely candidate

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from runtime.engine.request import SamplingParams
+from runtime.kernels.draws import draw_top_twin
 from runtime.kernels.triton import draws
 from runtime.worker import sampler
 from tests.cuda.compiled import CAPABILITIES, compile_all
@@ -28,7 +29,7 @@ def both(
     """Drawn by the kernels and by torch."""
     monkeypatch.setattr(sampler, "draw_top", draws.draw_top)
     kernels = sample(logits.clone(), params, **options)
-    monkeypatch.setattr(sampler, "draw_top", lambda *_, **__: None)
+    monkeypatch.setattr(sampler, "draw_top", draw_top_twin)
     return kernels, sample(logits.clone(), params, **options)
 
 

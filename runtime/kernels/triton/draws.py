@@ -9,15 +9,24 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra import libdevice
 
+from runtime.kernels.draws import ONE
+from runtime.kernels.triton.curves import exponential
 from runtime.kernels.triton.launch import launch
+from runtime.kernels.triton.random_numbers import uniform
+from runtime.kernels.triton.token_ranks import (
+    LEAST_KEY,
+    LEAST_RANK,
+    key_in,
+    key_of,
+    logit_of,
+    rank_of,
+    token_in,
+)
 from runtime.kernels.triton.words import ASSEMBLY
 
 BLOCK = 8192  # tokens of a program
-_LEAST = tl.constexpr(-(2**31))
-_LEAST_RANK = tl.constexpr(-(2**63))
-_ONE = tl.constexpr(2.0**40)  # as in runtime/worker/sampler_chain.py
+_ONE = tl.constexpr(ONE)
 
 
 def draw_top(
@@ -57,19 +66,12 @@ def rank_kernel(
     logits, slots, ints, ranks, vocab, row_stride, greedy, int_columns,
     MOST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The tokens of a block that rank highest, in any order: as many as the row's top_k.
-
-    A rank has a logit as an integer of the same order, NaN above all, then the token, smaller ones
-    first.
-    """
+    """The tokens of a block that rank highest, in any order: as many as the row's top_k."""
     block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     token = block * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(logits + row * row_stride + token, mask=token < vocab, other=0.0) + 0.0
-    bits = value.to(tl.int32, bitcast=True)
-    key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    key = tl.where(value != value, 0x7FFFFFFF, key)
-    key = tl.where(token < vocab, key, _LEAST)
-    rank = (key.to(tl.int64) << 32) + (0xFFFFFFFF - token.to(tl.int64))
+    value = tl.load(logits + row * row_stride + token, mask=token < vocab, other=0.0)
+    key = tl.where(token < vocab, key_of(value), LEAST_KEY)
+    rank = rank_of(key, token)
     at = ranks + (row * tl.num_programs(0) + block) * MOST
     if row < greedy:
         tl.store(at, tl.max(rank, 0))
@@ -102,17 +104,19 @@ def draw_kernel(
     top_k = tl.load(ints + slot * int_columns + 1)
     held = tl.where(row < greedy, 1, tl.minimum(top_k, MOST))
     exists = (place // MOST < blocks) & (place % MOST < held)
-    rank = tl.load(ranks + row * blocks * MOST + place, mask=exists, other=_LEAST_RANK)
+    rank = tl.load(ranks + row * blocks * MOST + place, mask=exists, other=LEAST_RANK)
     best = tl.max(rank, 0)
-    peak = _logit(best)
-    token = _token(best)
+    peak = logit_of(key_in(best))
+    token = token_in(best)
     if row >= greedy:
         rank = _descending(rank)
         temperature = tl.load(floats + slot * float_columns)
         top_p = tl.load(floats + slot * float_columns + 1)
         min_p = tl.load(floats + slot * float_columns + 2)
-        odds = _exponential(tl.div_rn(_logit(rank) - peak, tl.zeros_like(peak) + temperature))
-        odds = tl.where(rank == _LEAST_RANK, 0.0, odds)
+        odds = exponential(
+            tl.div_rn(logit_of(key_in(rank)) - peak, tl.zeros_like(peak) + temperature)
+        )
+        odds = tl.where(rank == LEAST_RANK, 0.0, odds)
         weight = tl.where(place < top_k, (odds * _ONE).to(tl.int64), 0)
         sum = tl.cumsum(weight, 0)
         total = tl.sum(weight, 0)
@@ -120,26 +124,15 @@ def draw_kernel(
         kept = (sum - weight <= limit) & (odds >= min_p)
         total = tl.max(tl.where(kept, sum, 0), 0)
         seed, dropped = tl.load(ints + slot * int_columns), tl.load(ints + slot * int_columns + 4)
-        target = (_uniform(seed, position + dropped) * total).to(tl.int64)
+        target = (uniform(seed, position + dropped) * total).to(tl.int64)
         target = tl.minimum(target, total - 1)
         column = tl.sum((sum <= target).to(tl.int32), 0)
-        drawn = tl.max(tl.where(place == column, rank, _LEAST_RANK), 0)
-        token = _token(drawn)
+        drawn = tl.max(tl.where(place == column, rank, LEAST_RANK), 0)
+        token = token_in(drawn)
     token = tl.maximum(tl.minimum(token, vocab - 1), 0)  # of rows that are not finite, too
     tl.store(tokens + row, token)
     tl.store(finite + row, (peak == peak) & (tl.abs(peak) != float("inf")))
     tl.store(history + slot * history_stride + position, token.to(tl.int32))
-
-
-@triton.jit
-def _logit(rank):
-    key = (rank >> 32).to(tl.int32)
-    return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _token(rank):
-    return 0xFFFFFFFF - (rank & 0xFFFFFFFF)
 
 
 @triton.jit
@@ -151,32 +144,4 @@ def _descending(ranks):
         place = tl.sum((ranks[None, :] > ranks[:, None]).to(tl.int32), 1)
         index = tl.arange(0, ranks.shape[0])
         here = place[None, :] == index[:, None]
-        return tl.max(tl.where(here, ranks[None, :], _LEAST_RANK), 1)
-
-
-@triton.jit
-def _exponential(x):
-    """With the error of torch's, not of the approximation that `tl.exp` is."""
-    if ASSEMBLY:
-        return libdevice.exp(x)
-    else:
-        return tl.exp(x)
-
-
-@triton.jit
-def _uniform(seed, position):
-    """As `runtime.worker.sampler.uniforms`: float64."""
-    golden: tl.constexpr = 0x9E3779B97F4A7C15
-    state = _mixed(seed.to(tl.uint64) + golden)
-    state = _mixed(state + (position.to(tl.uint64) + 1) * golden)
-    return (state >> 11).to(tl.float64) * 1.1102230246251565e-16  # 2**-53
-
-
-@triton.jit
-def _mixed(state):
-    """The finaliser of splitmix64."""
-    first: tl.constexpr = 0xBF58476D1CE4E5B9
-    second: tl.constexpr = 0x94D049BB133111EB
-    state = (state ^ (state >> 30)) * first
-    state = (state ^ (state >> 27)) * second
-    return state ^ (state >> 31)
+        return tl.max(tl.where(here, ranks[None, :], LEAST_RANK), 1)

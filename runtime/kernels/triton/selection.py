@@ -6,8 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.kernels.triton.launch import launch
-
-_LEAST = tl.constexpr(-(2**31))
+from runtime.kernels.triton.token_ranks import LEAST_KEY, key_of
 
 
 def highest(values: Tensor, count: int) -> Tensor:
@@ -24,16 +23,13 @@ def highest(values: Tensor, count: int) -> Tensor:
 
 @triton.jit
 def highest_kernel(values, result, n, COUNT: tl.constexpr, PADDED: tl.constexpr):
-    """One row. Floats are compared as integers of the same order, NaN above all."""
+    """One row."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, PADDED)
-    value = tl.load(values + row * n + index, mask=index < n, other=0.0) + 0.0  # -0 equals 0
-    bits = value.to(tl.int32, bitcast=True)
-    key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    key = tl.where(value != value, 0x7FFFFFFF, key)
-    key = tl.where(index < n, key, _LEAST)
+    value = tl.load(values + row * n + index, mask=index < n, other=0.0)
+    key = tl.where(index < n, key_of(value), LEAST_KEY)
     for place in range(COUNT):
         best = tl.max(key, 0)
         first = tl.min(tl.where(key == best, index, PADDED), 0)
         tl.store(result + row * COUNT + place, first.to(tl.int64))
-        key = tl.where(index == first, _LEAST, key)
+        key = tl.where(index == first, LEAST_KEY, key)

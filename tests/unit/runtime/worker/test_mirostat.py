@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from runtime.engine.request import SamplingParams
-from runtime.worker import sampler
+from runtime.kernels import token_order
 from runtime.worker.mirostat import LoadedMirostats, mirostat_row
 from runtime.worker.sampler import Draws, LoadedSlots, Path, Sampler, path_of
 from tests.unit.runtime.worker.test_sampler import CONTEXT, CPU, chi_square, critical, draws_of
@@ -24,7 +24,7 @@ CASES = [
 
 @pytest.fixture(autouse=True)
 def in_few_blocks(monkeypatch) -> None:
-    monkeypatch.setattr(sampler, "SORT_BLOCK", 1000)
+    monkeypatch.setattr(token_order, "SORT_BLOCK", 1000)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ from runtime.engine.request import (
 )
 from runtime.engine.scheduler import Scheduler
 from runtime.errors import DoesNotFitError, ModelFileError
+from runtime.kernels.random_numbers import uniforms
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool
@@ -24,7 +25,6 @@ from runtime.kv.spec import CacheKind, CacheLayout, Full, LayerCache, Sliding
 from runtime.worker.input_preparer import StepLimits
 from runtime.worker.model import Batch, KVCache
 from runtime.worker.runner import DeviceRunner
-from runtime.worker.sampler import uniforms
 from tests.memory_profile import peak_bytes
 
 CPU = torch.device("cpu")

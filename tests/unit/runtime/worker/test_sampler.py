@@ -17,6 +17,9 @@ from transformers import (
 )
 
 from runtime.engine.request import SamplingParams
+from runtime.kernels.draws import draw_top_twin
+from runtime.kernels.random_numbers import uniforms
+from runtime.kernels.token_order import sorted_tokens, top_tokens
 from runtime.worker import sampler
 from runtime.worker.repetition import LoadedRepetitions, RepeatingRows, longest_repeat
 from runtime.worker.sampler import (
@@ -27,10 +30,8 @@ from runtime.worker.sampler import (
     Path,
     Sampler,
     path_of,
-    uniforms,
 )
 from runtime.worker.sampler_chain import LoadedChains, chain_rows
-from runtime.worker.token_order import sorted_tokens, top_tokens
 
 CPU = torch.device("cpu")
 CONTEXT = 128
@@ -40,7 +41,7 @@ CONTEXT = 128
 def drawing(request, monkeypatch) -> None:
     """Both ways to draw the most likely tokens."""
     if request.param == "torch":
-        monkeypatch.setattr(sampler, "draw_top", lambda *_, **__: None)
+        monkeypatch.setattr(sampler, "draw_top", draw_top_twin)
 
 
 def sample(

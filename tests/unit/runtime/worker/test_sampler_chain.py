@@ -10,9 +10,9 @@ import torch
 from transformers import TypicalLogitsWarper
 
 from runtime.engine.request import SamplingParams
+from runtime.kernels.token_order import sorted_tokens
 from runtime.worker.sampler import Path, path_of
 from runtime.worker.sampler_chain import ChainRows, chain_rows, odds_of
-from runtime.worker.token_order import sorted_tokens
 from tests.unit.runtime.worker.test_sampler import chi_square, critical, sample
 
 VOCAB = 300

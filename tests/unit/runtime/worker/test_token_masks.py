@@ -16,7 +16,7 @@ from runtime.engine.request import DrawFailure, SamplingParams
 from runtime.engine.sequence import Sequence
 from runtime.engine.step_plan import Chunk
 from runtime.errors import GenerationFailedError
-from runtime.kernels.draws import forbid_twin
+from runtime.kernels.draws import draw_top_twin, forbid_twin
 from runtime.worker import mask_worker, sampler
 from runtime.worker.mask_worker import MaskWorker
 from runtime.worker.sampler import Drawn, LoadedSlots, Sampler, TokenMasks, path_of
@@ -40,7 +40,7 @@ CONTEXT = 16
 def drawing(request, monkeypatch) -> None:
     """Both ways to draw the most likely tokens, and to forbid others."""
     if request.param == "torch":
-        monkeypatch.setattr(sampler, "draw_top", lambda *_, **__: None)
+        monkeypatch.setattr(sampler, "draw_top", draw_top_twin)
         monkeypatch.setattr(sampler, "forbid", forbid_twin)
 
 

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 CHUNK = 64
+SORT_BLOCK = 8  # rows sorted at once, which bounds the memory for it
 
 
 def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -35,6 +36,11 @@ def sorted_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
     keys = ascending(-_rank(logits, ids))
     ids = 0xFFFFFFFF - (-keys & 0xFFFFFFFF)
     return logits.gather(1, ids), ids
+
+
+def row_blocks(begin: int, end: int) -> list[tuple[int, int]]:
+    """Rows [begin, end) in parts of at most SORT_BLOCK."""
+    return [(at, min(at + SORT_BLOCK, end)) for at in range(begin, end, SORT_BLOCK)]
 
 
 def ascending(keys: Tensor) -> Tensor:
