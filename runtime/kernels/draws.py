@@ -104,6 +104,10 @@ def draw_all(
 
     Arguments and results as of `draw_top`.
     """
+    if has_kernels(logits.device):
+        from runtime.kernels.triton import thresholds
+
+        return thresholds.draw_all(logits, slots, positions, floats, ints, history, ordered=ordered)
     return draw_all_twin(logits, slots, positions, floats, ints, history, ordered=ordered)
 
 

@@ -188,9 +188,10 @@ class Sampler:
         scores = 8 * rows * vocab_size
         penalties = rows * (96 * context_tokens + 12 * vocab_size)
         candidates = 64 * rows * min(TOP_LIMIT * CHUNK, vocab_size + CHUNK)
+        thresholds = rows * (5 * vocab_size + 64 * 1024)
         masks = 12 * rows * vocab_size + 3 * restriction_bytes(rows, vocab_size)
         tables = 3 * table_bytes(rows)
-        return max(sorting, penalties, candidates, masks, tables) + scores
+        return max(sorting, penalties, candidates, thresholds, masks, tables) + scores
 
     def load(self, loaded: LoadedSlots) -> None:
         """Sequences enter slots: their tokens from position 0, and their parameters."""

@@ -1,5 +1,9 @@
-"""What `test_draws.py` compiles: draws among 128,256 tokens, greedy and of the 40 most likely."""
+"""What `test_draws.py` compiles: draws among 128,256 tokens, greedy, by top_k, and of all."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from runtime.kernels.triton import thresholds
 from runtime.kernels.triton.draws import BLOCK, draw_kernel, rank_kernel
 from tests.cuda.compiled import Specimen
 
@@ -13,6 +17,15 @@ _DRAW = {
         ("blocks", "history_stride", "greedy", "vocab", "float_columns", "int_columns"), "i32"
     ),
 }  # fmt: skip
+_ALL = {
+    **dict.fromkeys(("slots", "positions", "ints", "tokens", "sums", "tables"), "*i64"),
+    **dict.fromkeys(("logits", "floats", "lows"), "*fp32"),
+    "peaks": "*i32", "candidates": "*i32", "history": "*i32", "finite": "*i1",
+    **dict.fromkeys(
+        ("blocks", "vocab", "row_stride", "history_stride", "ordered", "float_columns",
+         "int_columns"), "i32",
+    ),
+}  # fmt: skip
 
 
 def specimens(capability: int) -> dict[str, Specimen]:
@@ -23,4 +36,15 @@ def specimens(capability: int) -> dict[str, Specimen]:
         sizes = {"MOST": most, "BLOCKS": 16}
         warps = max(1, min(8, most * 16 // 256))
         found[f"draw {most}"] = Specimen(draw_kernel, _DRAW, sizes, (), warps)
+    sizes = {"BLOCK": thresholds.BLOCK, "BUCKETS": thresholds.BUCKETS}
+    found["extent"] = _of_all(thresholds.extent_kernel, 8, sizes)
+    sizes["BLOCKS"] = 32
+    found["weights"] = _of_all(thresholds.weight_kernel, 8, sizes)
+    sizes = {**sizes, "TILE": thresholds.TILE}
+    found["threshold"] = _of_all(thresholds.threshold_kernel, 16, sizes)
     return found
+
+
+def _of_all(kernel: Any, warps: int, sizes: Mapping[str, object]) -> Specimen:
+    types = {name: type for name, type in _ALL.items() if name in kernel.arg_names}
+    return Specimen(kernel, types, dict(sizes), ("row_stride", "vocab"), warps)

@@ -17,6 +17,7 @@ from runtime.kv.cache_types import CacheType
 from runtime.worker.model import LayerPages
 from tests.kernels import test_attention as scenes
 from tests.kernels import test_delta as delta
+from tools.gpu_check.draws import check_draws
 from tools.gpu_check.products import check_experts, check_products
 from tools.gpu_check.report import Task
 
@@ -41,6 +42,7 @@ def run(task: Task) -> None:
         _check_attention(task)
         _check_pointwise(task)
         _check_delta(task)
+        check_draws(task)
         with task.report.guarding("highest"):
             values = torch.randn(7, 128, generator=torch.Generator().manual_seed(0)).round(
                 decimals=1

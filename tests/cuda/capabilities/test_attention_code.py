@@ -4,6 +4,7 @@ import pytest
 
 from tests.cuda.compiled import CAPABILITIES, compile_all
 from tests.cuda.test_attention_code import assert_attention_code, assert_other_code
+from tests.cuda.test_draws import assert_draw_code
 from tests.cuda.test_selection import assert_selection_code
 
 
@@ -26,3 +27,8 @@ def test_other_kernels_need_no_stack_and_load_widely(capability: int) -> None:
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_selection_keeps_a_row_in_registers(capability: int) -> None:
     assert_selection_code(capability)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_draws_keep_tokens_in_registers(capability: int) -> None:
+    assert_draw_code(capability)
