@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from runtime.engine.engine import Engine, EngineStatistics, engine_dead
+from runtime.engine.engine import Engine, engine_dead
+from runtime.engine.engine_statistics import EngineStatistics
 from runtime.engine.request import Delta, GenerationRequest
 from runtime.engine.request_limits import admissible
 from runtime.engine.tracing import Deliver

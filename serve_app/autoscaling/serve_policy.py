@@ -13,7 +13,7 @@ from typing import Any
 from ray import cloudpickle
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
-from runtime.engine.engine import EngineStatistics
+from runtime.engine.engine_statistics import EngineStatistics
 from serve_app.autoscaling import decision, load_metrics
 from serve_app.config.sections import AutoscalingSettings
 

@@ -7,7 +7,7 @@ each load share is that of the most loaded model; a sum would hide a full model 
 import time
 from collections.abc import Callable, Iterable
 
-from runtime.engine.engine import EngineStatistics
+from runtime.engine.engine_statistics import EngineStatistics
 from serve_app.autoscaling.load_metrics import kv_growth
 
 # A request that was refused for lack of memory is likely to be sent again; it counts for this long.

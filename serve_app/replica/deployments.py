@@ -57,7 +57,7 @@ from serve_app.transport.generation import generation_server
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from runtime.engine.engine import EngineStatistics
+    from runtime.engine.engine_statistics import EngineStatistics
     from serve_app.replica.replica import ModelReplica
     from serve_app.vision.encoder_replica import EncoderStatistics
 

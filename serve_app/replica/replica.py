@@ -15,7 +15,7 @@ import numpy as np
 from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.multimodal.image_cache import ImageCache
 from runtime.engine.async_engine import AsyncEngine, failure
-from runtime.engine.engine import EngineStatistics
+from runtime.engine.engine_statistics import EngineStatistics
 from runtime.engine.request import (
     ContextShift,
     Delta,

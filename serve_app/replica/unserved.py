@@ -4,7 +4,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from typing import NoReturn
 
-from runtime.engine.engine import EngineStatistics
+from runtime.engine.engine_statistics import EngineStatistics
 from runtime.errors import EngineDeadError, ModelUnavailableError
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.tasks import ChatDelta, Task

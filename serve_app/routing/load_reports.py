@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from itertools import islice
 
-from runtime.engine.engine import EngineStatistics
+from runtime.engine.engine_statistics import EngineStatistics
 from serve_app.gateway.tasks import ChatDelta, Task
 from serve_app.routing.policy import ReplicaLoad
 from serve_app.routing.prefix_hashes import prefix_hashes_of

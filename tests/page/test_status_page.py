@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from axe_playwright_python.async_playwright import Axe
 
-from runtime.engine.engine import EngineStatistics
+from runtime.engine.engine_statistics import EngineStatistics
 from serve_app.api import monitoring
 from serve_app.gateway.replica_status import ReplicaStatus
 from tests.unit.serve_app.api.api_keys import api_key

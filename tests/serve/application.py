@@ -17,7 +17,7 @@ import httpx
 import ray
 from ray import serve
 
-from runtime.engine.engine import EngineStatistics
+from runtime.engine.engine_statistics import EngineStatistics
 from serve_app.app import build
 from serve_app.gateway.model_card import ModelCard
 from tests.checkout import DEMO_MODEL, ROOT

@@ -7,7 +7,7 @@ import time
 
 import httpx
 
-from runtime.engine.engine import EngineStatistics
+from runtime.engine.engine_statistics import EngineStatistics
 from serve_app.gateway.model_card import ModelCard
 from serve_app.routing.replica_set import REPORT_EVERY_S
 from tests.patience import HANG_S

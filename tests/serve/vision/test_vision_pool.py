@@ -10,7 +10,7 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from runtime.engine.engine import EngineStatistics
+from runtime.engine.engine_statistics import EngineStatistics
 from serve_app.config.settings import ModelSettings
 from serve_app.replica.loading import load_replica
 from serve_app.vision.encoder_replica import EncoderStatistics

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from ray.serve.config import AutoscalingContext
 
-from runtime.engine.engine import EngineStatistics
+from runtime.engine.engine_statistics import EngineStatistics
 from serve_app.autoscaling.load_metrics import METRIC_NAMES
 from serve_app.autoscaling.serve_policy import (
     autoscaling_config,

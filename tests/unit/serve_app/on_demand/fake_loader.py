@@ -5,7 +5,7 @@ import dataclasses
 import threading
 from collections.abc import AsyncGenerator
 
-from runtime.engine.engine import EngineStatistics
+from runtime.engine.engine_statistics import EngineStatistics
 from runtime.engine.request import FinishReason, Usage
 from runtime.errors import EngineDeadError, ModelNotFoundError
 from serve_app.gateway.model_card import ModelCard

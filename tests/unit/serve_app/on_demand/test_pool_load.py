@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.engine.engine import EngineStatistics
+from runtime.engine.engine_statistics import EngineStatistics
 from serve_app.autoscaling.load_metrics import (
     METRIC_NAMES,
     LoadShares,

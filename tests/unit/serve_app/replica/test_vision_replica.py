@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from model_zoo.chat.messages import ImagePart, Message
-from runtime.engine.engine import EngineStatistics
+from runtime.engine.engine_statistics import EngineStatistics
 from runtime.engine.request import SamplingParams
 from runtime.errors import ConfigurationError, PromptTooLongError, RequestError
 from serve_app.config.settings import ModelSettings

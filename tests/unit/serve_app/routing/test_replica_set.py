@@ -11,7 +11,7 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.serve.config import RequestRouterConfig
 
-from runtime.engine.engine import EngineStatistics
+from runtime.engine.engine_statistics import EngineStatistics
 from runtime.engine.request import SamplingParams
 from serve_app.gateway.tasks import ChatTask, RawText
 from serve_app.routing.load_reports import MAX_HASHES, LoadReporter

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from runtime.engine.engine import EngineStatistics
+from runtime.engine.engine_statistics import EngineStatistics
 from serve_app.telemetry.exposition import merged
 from serve_app.telemetry.meter import OTHER, LabelValues
 from serve_app.telemetry.metrics import METRICS, REPLIES, Kind
