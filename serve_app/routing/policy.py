@@ -145,9 +145,12 @@ class _Replica:
             self.assigned_tokens -= tokens
 
     def queued_tokens(self, now: float, tokens_per_s: float) -> float:
-        """Reported tokens, minus those computed since, plus those assigned since."""
-        age_s = 0.0 if self.reported_at is None else now - self.reported_at
-        return max(0.0, self.load.queued_tokens - tokens_per_s * age_s) + self.assigned_tokens
+        """Tokens reported and assigned since, minus those computed since, whether or not another
+        report has come. Assigned ones count as computed only after the last was assigned."""
+        reported_at = now if self.reported_at is None else self.reported_at
+        last = max(reported_at, self.assigned[-1][0]) if self.assigned else reported_at
+        queued = max(0.0, self.load.queued_tokens - tokens_per_s * (last - reported_at))
+        return max(0.0, queued + self.assigned_tokens - tokens_per_s * (now - last))
 
     @property
     def requests(self) -> int:

@@ -1,6 +1,7 @@
 """The routing policy: which replica is chosen for which load and cached prefixes."""
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -51,6 +52,21 @@ def test_the_next_turn_is_sent_to_the_same_replica():
             for name in names(8):
                 choices.report(name, IDLE, now=now)
             assert choices.choose(prompt("a", 400 + 200 * turn), now=now) == first
+
+
+@pytest.mark.parametrize("speed", [50.0, 100.0, 400.0, 1000.0])
+@pytest.mark.parametrize("running", [0, 1])
+def test_the_next_turn_is_sent_to_the_same_replica_although_reports_are_late(speed, running):
+    """The last report is from before the first turn or from within it. Each turn takes as long as
+    the replica says, and the next one begins half a second later."""
+    idle = ReplicaLoad(slots=16, tokens_per_s=speed, cache_tokens=100_000)
+    for seed in range(20):
+        choices = policy(dict.fromkeys(names(2), idle), seed=seed)
+        first = choices.choose(prompt("a", 50), now=1.0)
+        choices.report(first, replace(idle, running=running), now=1.05 if running else 1.0)
+        for turn in range(1, 4):
+            now = 1.0 + (0.5 + 50 / speed) * turn
+            assert choices.choose(prompt("a", 50 + 20 * turn), now=now) == first
 
 
 def test_another_replica_is_chosen_when_the_holder_is_overloaded():
