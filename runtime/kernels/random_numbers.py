@@ -2,6 +2,8 @@
 
 from torch import Tensor
 
+from runtime.int64 import signed
+
 
 def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
     """seeds, positions [n] int64 -> [n] float64 in [0, 1), a multiple of 2**-53.
@@ -11,12 +13,6 @@ def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
     """
     state = _mixed(seeds + _GOLDEN) + (positions + 1) * _GOLDEN
     return _shifted(_mixed(state), 11).double() * 2.0**-53
-
-
-def signed(value: int) -> int:
-    """The low 64 bits as a signed integer."""
-    low = value & 0xFFFFFFFFFFFFFFFF
-    return low - (1 << 64) if low >> 63 else low
 
 
 def _shifted(values: Tensor, bits: int) -> Tensor:

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.engine.request import SamplingParams
+from runtime.int64 import signed
 from runtime.kernels.draws import ONE, draw_all, draw_top, drawn_column, forbid, written
-from runtime.kernels.random_numbers import signed, uniforms
+from runtime.kernels.random_numbers import uniforms
 from runtime.kernels.token_order import CHUNK, SORT_BLOCK, row_blocks, sorted_tokens, top_tokens
 from runtime.worker.logit_biases import BiasedRows, BiasTable, LoadedBiases, table_bytes
 from runtime.worker.mirostat import (
