@@ -99,8 +99,15 @@ class Decoder:
         return self._held.get(device, 0)
 
     def states(self, batch: Batch, cache: KVCache) -> Tensor:
-        """float32 [outputs, hidden], normalised."""
-        return self._output_norm(self._layers(self._embedded(batch), batch, cache).float())
+        """float32 [outputs, hidden], normalised; embeddings of images are not scaled."""
+        x = self._token_embd(batch.tokens)
+        if self._options.embedding_scale is not None:
+            x = scale_(x, self._options.embedding_scale)
+        if batch.image_rows is not None:
+            assert batch.image_features is not None
+            features = batch.image_features[:, : self.hidden_size]
+            x.index_copy_(0, batch.image_rows, features.to(x.dtype))
+        return self._output_norm(self._layers(x, batch, cache).float())
 
     def logits(self, states: Tensor) -> Tensor:
         """float32 [rows, vocab_size] of states in float32: in bfloat16, logits between 16 and 32
@@ -128,14 +135,3 @@ class Decoder:
         return 4 * floats + workspace_bytes(
             self._device, largest_matrix=matrix, caches=self._layers.caches
         )
-
-    def _embedded(self, batch: Batch) -> Tensor:
-        """[tokens, hidden]; rows of images are not scaled."""
-        x = self._token_embd(batch.tokens)
-        if self._options.embedding_scale is not None:
-            x = scale_(x, self._options.embedding_scale)
-        if batch.image_rows is not None:
-            assert batch.image_features is not None
-            features = batch.image_features[:, : self.hidden_size]
-            x.index_copy_(0, batch.image_rows, features.to(x.dtype))
-        return x

@@ -5,7 +5,7 @@ from serve_app.config.settings import ModelSettings
 from tests.checkout import DEMO_MODEL
 
 HANDLER = "serve_app.api.ollama:OllamaChat.chat"
-MAX_FUNCTIONS = 46  # one of them because the demo model encodes images beside its steps
+MAX_FUNCTIONS = 45
 
 
 async def test_a_text_request_passes_few_functions_between_handler_and_kernel():
