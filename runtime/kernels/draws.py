@@ -1,7 +1,7 @@
 """Forbidding tokens, and drawing them."""
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,119 +26,106 @@ class _DrawJob(ctypes.Structure):
     )  # fmt: skip
 
 
-def draw_top(
-    logits: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    floats: Tensor,
-    ints: Tensor,
-    history: Tensor,
-    *,
-    greedy: int,
-    width: int,
-) -> tuple[Tensor, Tensor]:
-    """Draw a token for each row: the most likely one for the first `greedy` rows, one of the top_k,
-    at most 256, for the others.
+@dataclass(frozen=True, slots=True)
+class DrawnRows:
+    """Rows that a token is drawn for, with the tables of all slots.
 
     logits float32 [rows, vocab]; slots, positions int64 [rows]; floats float32 [slots, 6] and ints
     int64 [slots, 5] as in `Sampler`; history int32 [slots, positions], to which the tokens are
-    written. width: the largest top_k of a row. -> tokens int64 [rows], finite bool [rows]: whether
-    the largest logit is.
+    written.
     """
+
+    logits: Tensor
+    slots: Tensor
+    positions: Tensor
+    floats: Tensor
+    ints: Tensor
+    history: Tensor
+
+    def part(self, begin: int, end: int | None = None) -> "DrawnRows":
+        """Rows [begin, end)."""
+        rows = slice(begin, end)
+        return replace(
+            self, logits=self.logits[rows], slots=self.slots[rows], positions=self.positions[rows]
+        )
+
+    def write(self, peak: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Write tokens int64 [rows] to `history`; returns them, and whether `peak` [rows] is
+        finite."""
+        self.history[self.slots, self.positions] = tokens.int()
+        return tokens, torch.isfinite(peak)
+
+
+def draw_top(rows: DrawnRows, *, greedy: int, width: int) -> tuple[Tensor, Tensor]:
+    """Draw a token for each row: the most likely one for the first `greedy` rows, one of the top_k,
+    at most 256, for the others.
+
+    width: the largest top_k of a row. -> tokens int64 [rows], finite bool [rows]: whether the
+    largest logit is.
+    """
+    logits, floats, ints, history = rows.logits, rows.floats, rows.ints, rows.history
     if has_kernels(logits.device):
         from runtime.kernels.triton import draws
 
-        return draws.draw_top(
-            logits, slots, positions, floats, ints, history, greedy=greedy, width=width
-        )
+        return draws.draw_top(rows, greedy=greedy, width=width)
     kernels = library() if logits.device.type == "cpu" else None
     if kernels is None:
-        return draw_top_twin(
-            logits, slots, positions, floats, ints, history, greedy=greedy, width=width
-        )
-    rows, vocab = logits.shape
-    tokens, finite = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
+        return draw_top_twin(rows, greedy=greedy, width=width)
+    count, vocab = logits.shape
+    tokens, finite = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.bool)
     job = _DrawJob(
-        address(logits, (rows, vocab)), address(slots, (rows,), torch.int64),
-        address(positions, (rows,), torch.int64), address(floats, floats.shape),
+        address(logits, (count, vocab)), address(rows.slots, (count,), torch.int64),
+        address(rows.positions, (count,), torch.int64), address(floats, floats.shape),
         address(ints, ints.shape, torch.int64), address(history, history.shape, torch.int32),
-        tokens.data_ptr(), finite.data_ptr(), history.stride(0), rows, greedy, vocab,
+        tokens.data_ptr(), finite.data_ptr(), history.stride(0), count, greedy, vocab,
     )  # fmt: skip
     kernels.caravan_draw(ctypes.byref(job), torch.get_num_threads())
     return tokens, finite
 
 
-def draw_top_twin(
-    logits: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    floats: Tensor,
-    ints: Tensor,
-    history: Tensor,
-    *,
-    greedy: int,
-    width: int,
-) -> tuple[Tensor, Tensor]:
+def draw_top_twin(rows: DrawnRows, *, greedy: int, width: int) -> tuple[Tensor, Tensor]:
     """The specification of `draw_top`."""
-    peak, token = logits[:greedy].max(dim=1)  # NaN above all; of equal ones the first
-    if greedy < len(logits):
-        rows = _Rows.of(slots[greedy:], positions[greedy:], floats, ints)
-        values, ids = top_tokens(logits[greedy:], width)
-        drawn = ids.gather(1, _pick_ordered(values, rows))
+    peak, token = rows.logits[:greedy].max(dim=1)  # NaN above all; of equal ones the first
+    if greedy < len(rows.logits):
+        others = rows.part(greedy)
+        values, ids = top_tokens(others.logits, width)
+        drawn = ids.gather(1, _pick_ordered(values, _Parameters.of(others)))
         peak, token = torch.cat([peak, values[:, 0]]), torch.cat([token, drawn[:, 0]])
-    return written(peak, token, slots, positions, history)
+    return rows.write(peak, token)
 
 
-def draw_all(
-    logits: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    floats: Tensor,
-    ints: Tensor,
-    history: Tensor,
-    *,
-    ordered: int,
-) -> tuple[Tensor, Tensor]:
+def draw_all(rows: DrawnRows, *, ordered: int) -> tuple[Tensor, Tensor]:
     """Draw a token for each row, of the whole vocabulary: by top_k, top_p and min_p, in the order
     of logits, for the first `ordered` rows; by min_p, in the order of tokens, for the others.
 
-    Arguments and results as of `draw_top`.
+    Results as of `draw_top`.
     """
-    if has_kernels(logits.device):
+    if has_kernels(rows.logits.device):
         from runtime.kernels.triton import thresholds
 
-        return thresholds.draw_all(logits, slots, positions, floats, ints, history, ordered=ordered)
-    return draw_all_twin(logits, slots, positions, floats, ints, history, ordered=ordered)
+        return thresholds.draw_all(rows, ordered=ordered)
+    return draw_all_twin(rows, ordered=ordered)
 
 
-def draw_all_twin(
-    logits: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    floats: Tensor,
-    ints: Tensor,
-    history: Tensor,
-    *,
-    ordered: int,
-) -> tuple[Tensor, Tensor]:
+def draw_all_twin(rows: DrawnRows, *, ordered: int) -> tuple[Tensor, Tensor]:
     """The specification of `draw_all`."""
     peaks, tokens = [], []
-    for begin, end in (*row_blocks(0, ordered), *row_blocks(ordered, len(logits))):
-        rows = _Rows.of(slots[begin:end], positions[begin:end], floats, ints)
-        values = logits[begin:end]
+    for begin, end in (*row_blocks(0, ordered), *row_blocks(ordered, len(rows.logits))):
+        block = rows.part(begin, end)
+        values, parameters = block.logits, _Parameters.of(block)
         if begin < ordered:
             values, ids = sorted_tokens(values)
             peaks.append(values[:, 0])
-            tokens.append(ids.gather(1, _pick_ordered(values, rows))[:, 0])
+            tokens.append(ids.gather(1, _pick_ordered(values, parameters))[:, 0])
         else:
             peaks.append(values.amax(dim=1))
-            tokens.append(_pick_unordered(values, peaks[-1], rows)[:, 0])
-    return written(torch.cat(peaks), torch.cat(tokens), slots, positions, history)
+            tokens.append(_pick_unordered(values, peaks[-1], parameters)[:, 0])
+    return rows.write(torch.cat(peaks), torch.cat(tokens))
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """Parameters of rows [rows, 1], and the random number of each [rows]."""
+class _Parameters:
+    """Of rows [rows, 1], and the random number of each [rows]."""
 
     temperature: Tensor
     top_p: Tensor
@@ -147,13 +134,13 @@ class _Rows:
     noise: Tensor
 
     @classmethod
-    def of(cls, slots: Tensor, positions: Tensor, floats: Tensor, ints: Tensor) -> "_Rows":
-        floats, ints = floats[slots], ints[slots]
-        noise = uniforms(ints[:, 0], positions + ints[:, 4])
+    def of(cls, rows: DrawnRows) -> "_Parameters":
+        floats, ints = rows.floats[rows.slots], rows.ints[rows.slots]
+        noise = uniforms(ints[:, 0], rows.positions + ints[:, 4])
         return cls(floats[:, 0:1], floats[:, 1:2], floats[:, 2:3], ints[:, 1:2], noise)
 
 
-def _pick_ordered(values: Tensor, rows: _Rows) -> Tensor:
+def _pick_ordered(values: Tensor, rows: _Parameters) -> Tensor:
     """The column [rows, 1] that each row draws from its descending values [rows, n].
 
     Each filter keeps a prefix of the row, so one cumulative sum serves all filters.
@@ -167,7 +154,7 @@ def _pick_ordered(values: Tensor, rows: _Rows) -> Tensor:
     return drawn_column(sums, (sums * kept).amax(dim=1), rows.noise)
 
 
-def _pick_unordered(values: Tensor, peak: Tensor, rows: _Rows) -> Tensor:
+def _pick_unordered(values: Tensor, peak: Tensor, rows: _Parameters) -> Tensor:
     """The column [rows, 1] that each row draws from its values [rows, vocab], with peak [rows]."""
     odds = torch.exp((values - peak[:, None]) / rows.temperature)
     sums = ((odds * ONE).long() * (odds >= rows.min_p)).cumsum(dim=1)
@@ -180,14 +167,6 @@ def drawn_column(sums: Tensor, total: Tensor, noise: Tensor) -> Tensor:
     target = torch.minimum((noise * total.double()).long(), total - 1)
     column = torch.searchsorted(sums, target[:, None], right=True)
     return column.clamp_(max=sums.shape[1] - 1)  # rows that are not finite stay in range
-
-
-def written(
-    peak: Tensor, tokens: Tensor, slots: Tensor, positions: Tensor, history: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Writes tokens int64 [rows] to `history`. -> tokens, and whether `peak` [rows] is finite."""
-    history[slots, positions] = tokens.int()
-    return tokens, torch.isfinite(peak)
 
 
 def forbid(logits: Tensor, rows: Tensor, words: Tensor, count: int) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from runtime.engine.request import SamplingParams
 from runtime.int64 import signed
-from runtime.kernels.draws import ONE, draw_all, draw_top, drawn_column, forbid, written
+from runtime.kernels.draws import ONE, DrawnRows, draw_all, draw_top, drawn_column, forbid
 from runtime.kernels.random_numbers import uniforms
 from runtime.kernels.token_order import CHUNK, SORT_BLOCK, row_blocks, sorted_tokens, top_tokens
 from runtime.worker.logit_biases import BiasedRows, BiasTable, LoadedBiases, table_bytes
@@ -289,48 +289,45 @@ class Sampler:
 
     def _draw(self, logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """Tokens [rows] int64, appended to those of their slots, and `Drawn.finite`."""
-        counts, tables = draws.counts, (self._floats, self._ints, self._tokens)
+        counts = draws.counts
+        rows = DrawnRows(
+            logits, draws.slots, draws.positions, self._floats, self._ints, self._tokens
+        )
         top = counts[Path.GREEDY] + counts[Path.TOP]
         unchained = top + counts[Path.SORTED] + counts[Path.WHOLE]
         chained = unchained + counts[Path.CHAIN]
 
-        def rows(begin: int, end: int) -> tuple[Tensor, Tensor, Tensor]:
-            return logits[begin:end], draws.slots[begin:end], draws.positions[begin:end]
-
         parts = []
         if top or not len(logits):
             greedy = counts[Path.GREEDY]
-            parts.append(draw_top(*rows(0, top), *tables, greedy=greedy, width=draws.width))
+            parts.append(draw_top(rows.part(0, top), greedy=greedy, width=draws.width))
         if unchained > top:
-            whole = draw_all(*rows(top, unchained), *tables, ordered=counts[Path.SORTED])
-            parts.append(whole)
+            parts.append(draw_all(rows.part(top, unchained), ordered=counts[Path.SORTED]))
         for block in row_blocks(unchained, chained):
-            parts.append(self._draw_chain(*rows(*block)))
+            parts.append(self._draw_chain(rows.part(*block)))
         for block in row_blocks(chained, len(logits)):
-            parts.append(self._draw_mirostat(*rows(*block)))
+            parts.append(self._draw_mirostat(rows.part(*block)))
         if len(parts) == 1:
             return parts[0]
         tokens, finite = (torch.cat(columns) for columns in zip(*parts, strict=True))
         return tokens, finite
 
-    def _draw_chain(
-        self, logits: Tensor, slots: Tensor, positions: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _draw_chain(self, drawn: DrawnRows) -> tuple[Tensor, Tensor]:
         """As `draw_all`, of rows that draw by `odds_of`."""
-        floats, ints = self._floats[slots], self._ints[slots]
-        numbers = positions + ints[:, 4]
+        floats, ints = self._floats[drawn.slots], self._ints[drawn.slots]
+        numbers = drawn.positions + ints[:, 4]
         rows = ChainRows(
             temperature=floats[:, 0:1],
             top_p=floats[:, 1:2],
             min_p=floats[:, 2:3],
             top_k=ints[:, 1:2],
-            chain=self._chains.rows(slots),
+            chain=self._chains.rows(drawn.slots),
             chance=uniforms(ints[:, 0] ^ XTC_STREAM, numbers)[:, None],
         )
-        values, ids = sorted_tokens(logits)
+        values, ids = sorted_tokens(drawn.logits)
         sums = (odds_of(values, rows) * ONE).long().cumsum(dim=1)
         column = drawn_column(sums, sums[:, -1], uniforms(ints[:, 0], numbers))
-        return written(values[:, 0], ids.gather(1, column)[:, 0], slots, positions, self._tokens)
+        return drawn.write(values[:, 0], ids.gather(1, column)[:, 0])
 
     def _states_after(self, draws: Draws) -> Tensor:
         """`Drawn.mirostat_mus`."""
@@ -339,18 +336,17 @@ class Sampler:
             return self._floats.new_empty(0)
         return self._mirostats.states(draws.slots[-count:], draws.positions[-count:] + 1)
 
-    def _draw_mirostat(
-        self, logits: Tensor, slots: Tensor, positions: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _draw_mirostat(self, drawn: DrawnRows) -> tuple[Tensor, Tensor]:
         """As `draw_all`; the states of the slots change."""
+        slots, positions = drawn.slots, drawn.positions
         ints, rows = self._ints[slots], self._mirostats.rows(slots, positions)
-        values, ids = sorted_tokens(logits)
+        values, ids = sorted_tokens(drawn.logits)
         depths = (values[:, :1] - values) / self._floats[slots, 0:1]
         sums = kept_weights(depths, rows).cumsum(dim=1)
         column = drawn_column(sums, sums[:, -1], uniforms(ints[:, 0], positions + ints[:, 4]))
         mus = states_after(depths.gather(1, column), sums[:, -1:], rows)
         self._mirostats.store(slots, positions + 1, mus)
-        return written(values[:, 0], ids.gather(1, column)[:, 0], slots, positions, self._tokens)
+        return drawn.write(values[:, 0], ids.gather(1, column)[:, 0])
 
     def _penalise(self, logits: Tensor, draws: Draws) -> None:
         """Repeat, frequency and presence penalties in place, as llama.cpp defines them.

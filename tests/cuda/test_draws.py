@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from runtime.engine.request import SamplingParams
-from runtime.kernels.draws import draw_all, draw_all_twin, draw_top_twin
+from runtime.kernels.draws import DrawnRows, draw_all, draw_all_twin, draw_top_twin
 from runtime.kernels.random_numbers import uniforms
 from runtime.kernels.triton import draws, thresholds
 from runtime.worker import sampler
@@ -160,7 +160,7 @@ def test_draws_of_all_are_three_launches_that_a_graph_can_capture() -> None:
         history = torch.empty(rows, 64, dtype=torch.int32, device=DEVICE)
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=None, capture_error_mode="thread_local")
-        draw_all(logits, slots, slots, floats, ints, history, ordered=3)
+        draw_all(DrawnRows(logits, slots, slots, floats, ints, history), ordered=3)
         graph.capture_end()
     assert fake.graphs == [graph]
     names = ["extent_kernel", "weight_kernel", "threshold_kernel"]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from runtime.engine.request import SamplingParams
-from runtime.kernels.draws import draw_all_twin, draw_top_twin
+from runtime.kernels.draws import DrawnRows, draw_all_twin, draw_top_twin
 from runtime.kernels.triton.draws import draw_top
 from runtime.kernels.triton.thresholds import draw_all
 from runtime.worker.sampler import Sampler
@@ -54,7 +54,8 @@ def check_draws(task: Task) -> None:
             given = (
                 logits, row_numbers, row_numbers, torch.tensor(floats), torch.tensor(ints), history,
             )  # fmt: skip
-            got, finite = kernel(*(each.to(task.device) for each in given), **options(rows))
-            expected, _ = twin(*given, **options(rows))
+            there = DrawnRows(*(each.to(task.device) for each in given))
+            got, finite = kernel(there, **options(rows))
+            expected, _ = twin(DrawnRows(*given), **options(rows))
             same = torch.equal(got.cpu(), expected) and bool(finite.all())
             task.report.check(name, same)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.kernels.draws import ONE
+from runtime.kernels.draws import ONE, DrawnRows
 from runtime.kernels.triton.curves import exponential
 from runtime.kernels.triton.launch import launch
 from runtime.kernels.triton.random_numbers import uniform
@@ -29,32 +29,23 @@ BLOCK = 8192  # tokens of a program
 _ONE = tl.constexpr(ONE)
 
 
-def draw_top(
-    logits: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    floats: Tensor,
-    ints: Tensor,
-    history: Tensor,
-    *,
-    greedy: int,
-    width: int,
-) -> tuple[Tensor, Tensor]:
+def draw_top(inputs: DrawnRows, *, greedy: int, width: int) -> tuple[Tensor, Tensor]:
     """As `runtime.kernels.draws.draw_top`."""
+    logits, floats, ints, history = inputs.logits, inputs.floats, inputs.ints, inputs.history
     rows, vocab = logits.shape
     most = max(16, triton.next_power_of_2(width)) if greedy < rows else 1
     blocks = triton.cdiv(vocab, BLOCK)
     ranks = torch.empty(rows, blocks, most, dtype=torch.int64, device=logits.device)
     launch(
-        rank_kernel, (blocks, rows), logits, slots, ints, ranks, vocab, logits.stride(0), greedy,
-        ints.shape[1], MOST=most, BLOCK=BLOCK, num_warps=8, device=logits.device,
+        rank_kernel, (blocks, rows), logits, inputs.slots, ints, ranks, vocab, logits.stride(0),
+        greedy, ints.shape[1], MOST=most, BLOCK=BLOCK, num_warps=8, device=logits.device,
     )  # fmt: skip
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
     padded = triton.next_power_of_2(blocks)
     launch(
-        draw_kernel, (rows,), ranks, slots, positions, floats, ints, history, tokens, finite,
-        blocks, history.stride(0), greedy, vocab, floats.shape[1], ints.shape[1], MOST=most,
+        draw_kernel, (rows,), ranks, inputs.slots, inputs.positions, floats, ints, history, tokens,
+        finite, blocks, history.stride(0), greedy, vocab, floats.shape[1], ints.shape[1], MOST=most,
         BLOCKS=padded, num_warps=max(1, min(8, most * padded // 256)), enable_fp_fusion=False,
         device=logits.device,
     )  # fmt: skip

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.kernels.draws import ONE
+from runtime.kernels.draws import ONE, DrawnRows
 from runtime.kernels.triton.curves import exponential
 from runtime.kernels.triton.launch import launch
 from runtime.kernels.triton.random_numbers import uniform
@@ -28,17 +28,10 @@ _DEEPEST = tl.constexpr(28.0)  # e**-28 * ONE < 1
 _LARGEST_KEY = tl.constexpr(2**31 - 1)
 
 
-def draw_all(
-    logits: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    floats: Tensor,
-    ints: Tensor,
-    history: Tensor,
-    *,
-    ordered: int,
-) -> tuple[Tensor, Tensor]:
+def draw_all(inputs: DrawnRows, *, ordered: int) -> tuple[Tensor, Tensor]:
     """As `runtime.kernels.draws.draw_all`."""
+    logits, slots, history = inputs.logits, inputs.slots, inputs.history
+    floats, ints = inputs.floats, inputs.ints
     (rows, vocab), device = logits.shape, logits.device
     blocks = triton.cdiv(vocab, BLOCK)
     peaks = torch.empty(rows, blocks, dtype=torch.int32, device=device)
@@ -59,10 +52,10 @@ def draw_all(
     tokens = torch.empty(rows, dtype=torch.int64, device=device)
     finite = torch.empty(rows, dtype=torch.bool, device=device)
     launch(
-        threshold_kernel, (rows,), logits, slots, positions, floats, ints, history, tokens, finite,
-        peaks, lows, sums, tables, candidates, blocks, vocab, logits.stride(0), history.stride(0),
-        ordered, floats.shape[1], ints.shape[1], BLOCK=BLOCK, BLOCKS=padded, BUCKETS=BUCKETS,
-        TILE=TILE, num_warps=16, enable_fp_fusion=False, device=device,
+        threshold_kernel, (rows,), logits, slots, inputs.positions, floats, ints, history, tokens,
+        finite, peaks, lows, sums, tables, candidates, blocks, vocab, logits.stride(0),
+        history.stride(0), ordered, floats.shape[1], ints.shape[1], BLOCK=BLOCK, BLOCKS=padded,
+        BUCKETS=BUCKETS, TILE=TILE, num_warps=16, enable_fp_fusion=False, device=device,
     )  # fmt: skip
     return tokens, finite
 
