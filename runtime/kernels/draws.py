@@ -1,4 +1,4 @@
-"""Forbidding tokens, and drawing them."""
+"""Forbidding tokens, drawing them, and the sums that log-probabilities refer to."""
 
 import ctypes
 from dataclasses import dataclass, replace
@@ -121,6 +121,19 @@ def draw_all_twin(rows: DrawnRows, *, ordered: int) -> tuple[Tensor, Tensor]:
             peaks.append(values.amax(dim=1))
             tokens.append(_pick_unordered(values, peaks[-1], parameters)[:, 0])
     return rows.write(torch.cat(peaks), torch.cat(tokens))
+
+
+def log_sums(logits: Tensor) -> Tensor:
+    """logits float32 [rows, vocab] -> [rows, 1]: the logarithm of the sum of e^logit.
+
+    The bits of a row do not depend on other rows; torch divides sums by the number of rows on CUDA
+    devices.
+    """
+    if has_kernels(logits.device):
+        from runtime.kernels.triton.log_sums import log_sums as launched
+
+        return launched(logits)
+    return logits.logsumexp(dim=1, keepdim=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,15 @@ from torch import Tensor
 
 from runtime.engine.request import SamplingParams
 from runtime.int64 import signed
-from runtime.kernels.draws import ONE, DrawnRows, draw_all, draw_top, drawn_column, forbid
+from runtime.kernels.draws import (
+    ONE,
+    DrawnRows,
+    draw_all,
+    draw_top,
+    drawn_column,
+    forbid,
+    log_sums,
+)
 from runtime.kernels.random_numbers import uniforms
 from runtime.kernels.token_order import CHUNK, SORT_BLOCK, row_blocks, sorted_tokens, top_tokens
 from runtime.worker.logit_biases import BiasedRows, BiasTable, LoadedBiases, table_bytes
@@ -378,7 +386,7 @@ def _score(raw: Tensor, tokens: Tensor, alternatives: int) -> tuple[Tensor, Tens
     if not len(tokens):
         nothing = raw.new_zeros(0, alternatives)
         return raw.new_zeros(0), nothing.long(), nothing
-    normaliser = raw.logsumexp(dim=1, keepdim=True)
+    normaliser = log_sums(raw)
     logprobs = (raw.gather(1, tokens[:, None]) - normaliser)[:, 0]
     if alternatives == 0:
         return logprobs, tokens.new_zeros(len(tokens), 0), logprobs.new_zeros(len(tokens), 0)

@@ -13,6 +13,7 @@ from runtime.kernels.triton.delta import (
     convolution_kernel,
     delta_kernel,
 )
+from runtime.kernels.triton.log_sums import SIZE, log_sum_kernel
 from runtime.kernels.triton.pointwise import (
     ELEMENTS,
     add_norm_kernel,
@@ -149,6 +150,11 @@ def convolution() -> Specimen:
     )  # fmt: skip
 
 
+def log_sum() -> Specimen:
+    types = {"logits": "*fp32", "result": "*fp32", "vocab": "i32", "row_stride": "i32"}
+    return Specimen(log_sum_kernel, types, {"SIZE": SIZE}, ("vocab", "row_stride"), warps=8)
+
+
 def specimens(capability: int) -> dict[str, Specimen]:
     return {
         "rms norm": norm(layer=False),
@@ -158,6 +164,7 @@ def specimens(capability: int) -> dict[str, Specimen]:
         "silu gate": gate(0),
         "gelu erf gate": gate(2),
         "softcap": gate(5),
+        "logarithm of a sum": log_sum(),
         "rope halves": rope(halves=True),
         "rope interleaved": rope(halves=False),
         "write bfloat16": write(CacheType.BFLOAT16),
