@@ -37,6 +37,7 @@ def load_part(
     progress: Progress | None = None,
     adapters: Sequence[AdapterPath] = (),
     compute: Compute = Compute.EXACT,
+    deterministic: bool = False,
 ) -> DecoderModel:
     """The decoder with this rank's weights; other arguments and errors as in `registry.load`."""
     file = GGUFFile.open(path)
@@ -52,6 +53,7 @@ def load_part(
             ranks=ranks,
             adapters=open_adapters(adapters, metadata),
             compute=compute,
+            deterministic=deterministic,
             progress=progress,
         ),
     )

@@ -67,6 +67,7 @@ class LoadOptions:
     adapters: change matrices of the text model, which stay as they are in its file.
     shared: copies of weights of models that are loaded already.
     compute: how activations enter products.
+    deterministic: on CUDA devices, the bits of a row do not depend on other rows.
     """
 
     vision_device: torch.device | None = None
@@ -79,6 +80,7 @@ class LoadOptions:
     adapters: Sequence[AdapterPath] = ()
     shared: SharedWeights | None = None
     compute: Compute = Compute.EXACT
+    deterministic: bool = False
 
 
 def pooling_of(metadata: Metadata) -> str | None:
@@ -314,6 +316,7 @@ class _Recipe:
             layer_placement=self.layer_placement,
             shared=self.options.shared,
             compute=self.options.compute,
+            deterministic=self.options.deterministic,
         )
         scopes = [
             TensorScope(

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -19,11 +20,16 @@ class AdaptedTensors:
     """The adapters of one model, and which of their pairs layers have requested.
 
     held: bytes by device, to which those of the pairs are added. row_elements: what a row needs at
-    once at most while an addition to a layer is computed.
+    once at most while an addition to a layer is computed. deterministic: see `Weight`.
     """
 
-    def __init__(self, adapters: Sequence[Adapter], held: Counter[torch.device]) -> None:
-        self._adapters = tuple(adapters)
+    def __init__(
+        self,
+        adapters: Sequence[Adapter],
+        held: Counter[torch.device],
+        deterministic: bool = False,
+    ) -> None:
+        self._adapters, self._deterministic = tuple(adapters), deterministic
         self._claimed: list[set[str]] = [set() for _ in adapters]
         self._misshapen: list[list[str]] = [[] for _ in adapters]
         self._held = held
@@ -113,7 +119,7 @@ class AdaptedTensors:
 
     def _placed(self, weight: Weight, device: torch.device) -> Weight:
         self._held[device] += weight.nbytes
-        return weight.to(device)
+        return replace(weight.to(device), deterministic=self._deterministic)
 
 
 def _check_bounds(adapter: Adapter, name: str, ins: Split) -> None:

@@ -41,7 +41,7 @@ class ScopeOptions:
     layer_placement: the device of each layer under the prefix `blk`; None: all on one device.
     adapters: change matrices of the file; layers compute their additions beside its products.
     shared: copies of weights that other models of this process use.
-    compute: how activations enter products.
+    compute, deterministic: how activations enter products and attention; see `Weight`.
     progress(done, total): called with bytes read.
     """
 
@@ -51,6 +51,7 @@ class ScopeOptions:
     adapters: Sequence[Adapter] = ()
     shared: SharedWeights | None = None
     compute: Compute = Compute.EXACT
+    deterministic: bool = False
     progress: Progress | None = None
 
 
@@ -72,16 +73,13 @@ class TensorScope:
         options: ScopeOptions | None = None,
     ) -> None:
         options = options or ScopeOptions()
-        self._tensors = Tensors(file, options.progress, options.shared, options.compute)
-        self._adapted = AdaptedTensors(options.adapters, self._tensors.held)
-        self._options = options
-        self._prefix = ""
-        self.device = device
-        self.dtype = dtype
-
-    @property
-    def context_tokens(self) -> int | None:
-        return self._options.context_tokens
+        self._tensors = Tensors(
+            file, options.progress, options.shared, options.compute, options.deterministic
+        )
+        self._adapted = AdaptedTensors(options.adapters, self._tensors.held, options.deterministic)
+        self._options, self._prefix = options, ""
+        self.device, self.dtype = device, dtype
+        self.context_tokens, self.deterministic = options.context_tokens, options.deterministic
 
     @property
     def ranks(self) -> Ranks:

@@ -37,7 +37,8 @@ class RowRange:
 class Tensors:
     """The state that scopes share: one copy of a matrix per device, and the requested names.
 
-    `shared`: has the copies of other models of the same file. `compute`: of products.
+    `shared`: has the copies of other models of the same file. `compute`, `deterministic`: of
+    products; see `Weight`.
     """
 
     def __init__(
@@ -46,9 +47,10 @@ class Tensors:
         progress: Progress | None,
         shared: SharedWeights | None = None,
         compute: Compute = Compute.EXACT,
+        deterministic: bool = False,
     ) -> None:
         self.file = file
-        self._compute = compute
+        self._compute, self._deterministic = compute, deterministic
         self._shared = SharedWeights() if shared is None else shared
         self.claimed: set[str] = set()
         self.missing: list[str] = []
@@ -106,7 +108,7 @@ class Tensors:
                 rows = dequantize(matrix, weight.type).t().to(dtype).contiguous()
                 copy.copy_(rows.view(torch.uint8))
         self.held[device] += data.nbytes
-        return Weight(data, kind, shape)
+        return Weight(data, kind, shape, deterministic=self._deterministic)
 
     def joinable(
         self, shapes: Mapping[str, tuple[int, int]], device: torch.device
@@ -222,12 +224,13 @@ class Tensors:
         file share its pages."""
 
         def computed() -> Weight:
-            return replace(copy(), compute=self._compute)
+            return replace(copy(), compute=self._compute, deterministic=self._deterministic)
 
         if device.type in ("cpu", "meta"):
             placed = computed()
         else:
-            placed = self._shared.get((self.file.identity, part, device, self._compute), computed)
+            key = self.file.identity, part, device, self._compute, self._deterministic
+            placed = self._shared.get(key, computed)
         self.held[device] += placed.nbytes
         return placed
 

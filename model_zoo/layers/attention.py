@@ -82,6 +82,7 @@ class SelfAttention:
         self._heads, self._kv_heads = split.heads.count, split.kv_heads.count
         self._options = options
         self._scale = cache.key_dim**-0.5 if options.scale is None else options.scale
+        self._deterministic = w.deterministic
         sinks = options.sinks
         self._sinks = None if sinks is None else sinks[split.heads.begin : split.heads.end]
         shapes = {"attn_q": ((1 + options.output_gate) * heads * cache.key_dim, hidden)}
@@ -120,6 +121,7 @@ class SelfAttention:
             scale=self._scale,
             softcap=options.softcap,
             sinks=self._sinks,
+            deterministic=self._deterministic,
         ).flatten(1)
         attended = step.kept(attended)
         if gates is not None:

@@ -57,7 +57,7 @@ class LatentAttention:
     ) -> None:
         query = "attn_q" if sizes.query_rank is None else "attn_q_b"
         heads = divided_heads(w, sizes.heads, 1, query=query).heads
-        self._sizes, self._scale = sizes, scale
+        self._sizes, self._scale, self._deterministic = sizes, scale, w.deterministic
         self._queries = _Queries(w, sizes, heads, hidden, eps)
         rows = sizes.latent + sizes.rotated
         self._compress = w.linear("attn_kv_a_mqa", shape=(rows, hidden))
@@ -83,7 +83,9 @@ class LatentAttention:
         plain, rotated = self._queries(x).split((sizes.plain, sizes.rotated), dim=2)
         absorbed = expert_products(joined(plain), self._to_keys, None)  # one expert for each head
         queries = joined(absorbed, rotation(joined(rotated)))
-        attended = paged_attention(queries, step.pages, step.plan, scale=self._scale)
+        attended = paged_attention(
+            queries, step.pages, step.plan, scale=self._scale, deterministic=self._deterministic
+        )
         attended = step.kept(attended.flatten(1)).unflatten(1, attended.shape[1:])
         return self._output(expert_products(attended, self._to_values, None).flatten(1))
 

@@ -45,6 +45,7 @@ def paged_attention(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    deterministic: bool = False,
 ) -> Tensor:
     """queries [tokens, heads, key_dim] -> [tokens, heads, value_dim], in the type of the queries.
 
@@ -53,7 +54,8 @@ def paged_attention(
     `scale` and with a `softcap` become softcap * tanh(s / softcap). `sinks` float32 [heads]: an
     additional score per head, which takes part in the softmax and has no value. The result of a row
     that sees nothing is zero. With C and Triton kernels, the bits of a row do not depend on other
-    rows, except that Triton kernels compute a row that is alone in its span with other sums.
+    rows, except that Triton kernels compute a row that is alone in its span with other sums unless
+    `deterministic`.
     """
     if (kernels := _native_kernels(pages)) is not None:
         return _paged_attention_cpu(kernels, queries, pages, plan, scale, softcap, sinks)
@@ -61,8 +63,9 @@ def paged_attention(
         from runtime.kernels.triton import attention
 
         return attention.paged_attention(
-            queries, pages, plan, scale=scale, softcap=softcap, sinks=sinks
-        )
+            queries, pages, plan, scale=scale, softcap=softcap, sinks=sinks,
+            deterministic=deterministic,
+        )  # fmt: skip
     return paged_attention_twin(queries, pages, plan, scale=scale, softcap=softcap, sinks=sinks)
 
 

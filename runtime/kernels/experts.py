@@ -27,7 +27,7 @@ def expert_products(
     x's type. With C kernels it is computed in float32, the matrix of each used expert is read once,
     and the bits of a row do not depend on other rows.
     """
-    if weight.type.blocks is not None and has_kernels(x.device):
+    if weight.by_triton and has_kernels(x.device):
         from runtime.kernels.triton.products import experts_product
 
         chosen = _all_in_order(x, weight) if chosen is None else chosen

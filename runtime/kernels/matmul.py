@@ -20,11 +20,12 @@ EXPANDED_ELEMENTS = 1 << 16
 def matmul(x: Tensor, weight: Weight, *, operands: torch.dtype | None = None) -> Tensor:
     """x [tokens, in] of float32, bfloat16 or float16, weight (out, in) -> [tokens, out] like x.
 
-    With kernels it is computed as `weight.compute` says, accumulated in float32. With C kernels the
-    bits of a row do not depend on other rows. `operands`: the type to which CUDA devices may round
-    x and weights where they multiply with tensor cores; None for that of x.
+    With kernels it is computed as `weight.compute` says, accumulated in float32. With C kernels,
+    and with `weight.deterministic`, the bits of a row do not depend on other rows. `operands`: the
+    type to which CUDA devices may round x and weights where they multiply with tensor cores; None
+    for that of x.
     """
-    if weight.type.blocks is not None and has_kernels(x.device):
+    if weight.by_triton and has_kernels(x.device):
         from runtime.kernels.triton.products import product
 
         return product(x, weight, operands)
@@ -41,7 +42,7 @@ def matmul(x: Tensor, weight: Weight, *, operands: torch.dtype | None = None) ->
 
 def matmuls(x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
     """`matmul` by each weight; CUDA devices round x once for all of them."""
-    if has_kernels(x.device) and all(each.type.blocks is not None for each in weights):
+    if has_kernels(x.device) and all(each.by_triton for each in weights):
         from runtime.kernels.triton.products import products
 
         return products(x, weights)

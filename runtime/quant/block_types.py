@@ -118,13 +118,16 @@ class Weight:
     """A quantised tensor, in the bytes of its file.
 
     data: uint8 [..., rows, row_bytes], possibly a read-only memory map; shape: the logical one, in
-    torch order (..., out, in).
+    torch order (..., out, in). deterministic: on CUDA devices, one kernel with one size of tiles
+    multiplies any number of rows, whatever `compute` is, so that the bits of a row do not depend on
+    other rows. On a CPU, they never do.
     """
 
     data: Tensor
     type: BlockType
     shape: tuple[int, ...]
     compute: Compute = Compute.EXACT
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         expected = (*self.shape[:-1], self.type.row_bytes(self.shape[-1]))
@@ -134,6 +137,11 @@ class Weight:
     @property
     def nbytes(self) -> int:
         return prod(self.data.shape)
+
+    @property
+    def by_triton(self) -> bool:
+        """Whether Triton kernels multiply by it on CUDA devices; else libraries of torch do."""
+        return self.type.blocks is not None or self.deterministic
 
     def to(self, device: torch.device | str) -> "Weight":
         return replace(self, data=self.data.to(device))

@@ -121,6 +121,10 @@ class EngineSettings(Section):
     CPU: exactly with `fine`, activations rounded to bfloat16 with `fast`. Other plain types, and on
     a CPU those of IQ1, IQ2, IQ3, TQ and NVFP4, are always computed exactly. On CUDA devices, more
     than eight rows, and `exact`, are multiplied in the model's own type."""
+    deterministic: bool = False
+    """Whether, on CUDA devices, the bits of a token's computation do not depend on the other
+    requests of a step; see "The same answers in any batch". On a CPU they never do, and this has no
+    effect."""
     kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "q8_0", "q4_0", "fp8"] = "auto"
     """Type of the KV cache: `float32`, `float16`, `bfloat16`, `q8_0`, `q4_0` or, on CUDA devices,
     `fp8`; `auto` is float16 on a CPU (float32 for models that only embed or rank) and bfloat16 on

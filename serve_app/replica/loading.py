@@ -46,6 +46,7 @@ from serve_app.replica.machine import (
     log_devices,
     number_type,
     require_cache_type,
+    require_deterministic,
     share_threads,
 )
 from serve_app.replica.model_files import (
@@ -152,6 +153,7 @@ def run_rank(settings: ModelSettings, rank_info: RankInfo) -> None:
             progress=LoadingProgress(settings.name),
             adapters=files.adapters,
             compute=compute_type(settings.compute),
+            deterministic=settings.deterministic,
         )
         member.report_loaded(files_digest(files.path, files.adapters))
         if device.type == "cpu":
@@ -174,11 +176,15 @@ def load_encoder(settings: ModelSettings) -> EncoderReplica:
         files = dataclasses.replace(pulled_files(settings, os.environ), adapters=())
         dtype = number_type(vision.dtype, device)
         compute = compute_type(settings.compute)
-        options = LoadOptions(vision_device=device, compute=compute)
+        options = LoadOptions(
+            vision_device=device, compute=compute, deterministic=settings.deterministic
+        )
         model, files = _load_model(settings, files, META, dtype, options)
         _served_files(settings, files, model, mapped=device.type == "cpu")
         _check_vision(settings, model)
         assert model.vision is not None
+        if settings.deterministic:  # libraries attend to images in batches
+            vision = vision.model_copy(update={"batch_images": 1})
         encoder = assemble_encoder(model.vision, vision, device=device)
         log_encoder(settings.name, encoder)
         return encoder
@@ -219,6 +225,7 @@ def _load_replica(
         ranks=ALONE if rank_group is None else rank_group.ranks,
         shared=shared,
         compute=compute_type(settings.compute),
+        deterministic=settings.deterministic,
     )
     model, files = _load_model(settings, files, device, dtype, loading)
     # Weights on GPUs are copies; weights on the host stay in the mapped file.
@@ -306,7 +313,8 @@ def _image_encoder(
     if model.vision is None:
         return None
     if encoders is None:
-        return LocalEncoder(model.vision.tower, device=device)
+        batch = 1 if settings.deterministic else None  # libraries attend to images in batches
+        return LocalEncoder(model.vision.tower, device=device, batch_images=batch)
     rules = PoolRules(timeout_s=settings.vision.timeout_s)
     limits, name = model.vision.tower.limits, model.vision.name
     return PoolEncoder(limits, encoders, tower=name, device=device, rules=rules)
@@ -388,6 +396,8 @@ def _main_device(settings: ModelSettings) -> torch.device:
     kind, main = settings.computing_device, settings.main_gpu
     device = computing_device(kind, settings.threads, main_gpu=main)
     require_cache_type(settings.kv_dtype, device)
+    if settings.deterministic:
+        require_deterministic(device, settings.parallel.tensor)
     return device
 
 

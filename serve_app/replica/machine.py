@@ -89,6 +89,22 @@ def require_cache_type(name: str, device: torch.device) -> None:
         )
 
 
+def require_deterministic(device: torch.device, ranks: int) -> None:
+    """ConfigurationError if what a device computes for a row may depend on other rows."""
+    if device.type == "cpu":
+        return
+    if not has_kernels(device):
+        raise ConfigurationError(
+            f"`deterministic` is true, which {device} cannot compute; it needs Triton and compute "
+            "capability 8.0 or later. Remove it."
+        )
+    if ranks > 2:
+        raise ConfigurationError(
+            f"`deterministic` is true, and `parallel.tensor` is {ranks}: NCCL adds the parts of "
+            "more than two ranks in an order that depends on the number of rows. Lower it to 2."
+        )
+
+
 def cache_type(name: str, device: torch.device, *, generates: bool) -> CacheType:
     """`generates`: whether the model answers."""
     return CacheType(name) if name != "auto" else default_cache_type(device, generates=generates)

@@ -34,6 +34,7 @@ def specimens_of(types: Iterable[str], capability: int) -> dict[str, Specimen]:
             | dict.fromkeys(("pairs", "experts", "bundles"), "i32"),
             {"SIZE": 64, "EXPERTS": 128, "READ": 1024},
         ),
+        "tile of 64 numbers": _tile(None, "bf16", tiles.fixed_tiling(torch.bfloat16)),
     }
     for type in types:
         found[f"dequantize {type}"] = _dequantizing(type)
@@ -87,11 +88,20 @@ def _vector(type: str, columns: int, *, experts: bool = False) -> Specimen:
     return Specimen(vector.vector_kernel, types, constants, _MULTIPLES)
 
 
-def _tile(type: str, number: str, tiling: tiles.Tiling, *, experts: bool = False) -> Specimen:
-    pointer, absent = _grid(type)
-    types = {"x": f"*{number}", "data": "*u8", "result": f"*{number}", "x_stride": "i32"}
+def _tile(
+    type: str | None, number: str, tiling: tiles.Tiling, *, experts: bool = False
+) -> Specimen:
+    """Without a type, weights are numbers like x."""
+    pointer, absent = ({}, {"grid": None}) if type is None else _grid(type)
+    data = f"*{number}" if type is None else "*u8"
+    types = {"x": f"*{number}", "data": data, "result": f"*{number}", "x_stride": "i32"}
     types |= pointer | dict.fromkeys(_COUNTS, "i32")
-    constants = {"TYPE": type, "ROWS": tiling.rows, "OUTS": tiling.outs, "SPLITS": 1} | absent
+    constants = {
+        "TYPE": type or tiles.PLAIN.value,
+        "ROWS": tiling.rows,
+        "OUTS": tiling.outs,
+        "SPLITS": 1,
+    } | absent
     constants["GROUPS"] = tiling.groups
     if experts:
         types |= {"experts": "*i32", "pairs": "*i32", "factors": "*fp32", "bias": "*fp32"}

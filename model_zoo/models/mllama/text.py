@@ -80,7 +80,7 @@ class CrossBlock:
         queries = split.heads.times(cache.key_dim)
         attended = split.heads.times(cache.value_dim)
         self._heads, self._kv_heads = split.heads.count, split.kv_heads.count
-        self._scale = cache.key_dim**-0.5
+        self._scale, self._deterministic = cache.key_dim**-0.5, w.deterministic
         self._attn_norm = w.rms_norm("attn_norm", sizes.eps, size=hidden)
         shape = heads * cache.key_dim, hidden
         self._query = w.linear("cross_attn_q_proj", shape=shape, outs=queries)
@@ -107,8 +107,10 @@ class CrossBlock:
         if step.plan.sees_nothing:
             return step.kept(x)
         queries = self._q_norm(self._query(self._attn_norm(x)).unflatten(1, (self._heads, -1)))
-        seen = paged_attention(queries, step.pages, step.plan, scale=self._scale).flatten(1)
-        attended = self._output(step.kept(seen)).mul_(self._attn_gate.to(x.dtype))
+        seen = paged_attention(
+            queries, step.pages, step.plan, scale=self._scale, deterministic=self._deterministic
+        )
+        attended = self._output(step.kept(seen.flatten(1))).mul_(self._attn_gate.to(x.dtype))
         x = attended.add_(step.kept(x))
         assert step.plan.after_image is not None
         fed = step.kept(step.plan.after_image).unsqueeze(1) * self._mlp_gate

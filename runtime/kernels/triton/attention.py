@@ -1,7 +1,8 @@
 """Launches of paged attention on CUDA devices.
 
 Rows that are alone in their span are computed by `decode_kernel`, those of longer spans by
-`prefill_kernel`. Neither needs more of the host than the grid, so that nothing is copied.
+`prefill_kernel`, which adds in another order; where the result must be deterministic, the former
+computes all rows. Neither needs more of the host than the grid, so that nothing is copied.
 """
 
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ def paged_attention(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    deterministic: bool = False,
 ) -> Tensor:
     """As `runtime.kernels.attention.paged_attention`; operands of products have the type of the
     queries. The bits of a row depend neither on other rows nor on the device's size."""
@@ -54,7 +56,7 @@ def paged_attention(
         softcap is not None, sinks is not None, capability(queries.device),
     )  # fmt: skip
     call = _Call(shape, queries, pages, plan, sinks, result, _factors(scale, softcap))
-    single, several = _extents(plan, rows)
+    single, several = ((0, rows), None) if deterministic else _extents(plan, rows)
     if single is not None:
         call.decode(*single, mixed=several is not None)
     if several is not None:

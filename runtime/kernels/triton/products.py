@@ -1,7 +1,8 @@
 """Which kernel multiplies by weights in planes, by the number of rows.
 
 `Weight.compute` means what it means on a CPU for few rows. More of them are multiplied in their own
-type, to which the weights are rounded as in the twins, by tensor cores.
+type, to which the weights are rounded as in the twins, by tensor cores. Deterministic weights are
+always multiplied like that, by one kernel for all numbers of rows.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,13 @@ from torch import Tensor
 
 from runtime.kernels.triton.bundles import bundles_of
 from runtime.kernels.triton.dequantize import dequantized
-from runtime.kernels.triton.tiles import bundle_size, expert_tiles, most_rows, tile_product
+from runtime.kernels.triton.tiles import (
+    bundle_size,
+    expert_tiles,
+    fixed_tiling,
+    most_rows,
+    tile_product,
+)
 from runtime.kernels.triton.vector import MOST_ROWS, expert_vectors, vector_products
 from runtime.quant.block_types import Compute, Weight
 
@@ -24,7 +31,7 @@ _SLAB_ELEMENTS = 1 << 26
 
 
 def product(x: Tensor, weight: Weight, operands: torch.dtype | None = None) -> Tensor:
-    """As `matmul`; weight (out, in) in planes."""
+    """As `matmul`; weight (out, in) in planes or deterministic."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     if not len(x):
         return x.new_empty(0, weight.shape[0])
@@ -32,11 +39,13 @@ def product(x: Tensor, weight: Weight, operands: torch.dtype | None = None) -> T
         return vector_products(x, (weight,))[0]
     if operands is not None and operands != x.dtype:
         return tile_product(x.to(operands), weight, x.dtype)
+    if weight.deterministic:
+        return tile_product(x, weight)
     return tile_product(x, weight) if len(x) <= most_rows(x) else _dense_product(x, weight)
 
 
 def products(x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
-    """As `matmuls`; weights (out, in) in planes."""
+    """As `matmuls`; weights (out, in) in planes or deterministic."""
     if len(x) and all(_by_vectors(x, weight) for weight in weights):
         return vector_products(x, weights)
     return tuple(product(x, weight) for weight in weights)
@@ -45,21 +54,23 @@ def products(x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
 def experts_product(
     x: Tensor, weight: Weight, chosen: Tensor, bias: Tensor | None, scale: Tensor | None
 ) -> Tensor:
-    """As `expert_products`; weight (experts, out, in) in planes."""
+    """As `expert_products`; weight (experts, out, in) in planes or deterministic."""
     pairs, (experts, outs, _) = chosen.numel(), weight.shape
     if not pairs:
         return x.new_empty(*chosen.shape, outs)
     x = x.contiguous()
     few = pairs <= _VECTORS_PER_EXPERT * experts
-    if weight.compute is not Compute.EXACT and few:
+    if weight.compute is not Compute.EXACT and few and not weight.deterministic:
         return expert_vectors(x, weight, chosen, bias, scale)
     size = bundle_size(x.dtype, triton.cdiv(pairs, experts))
+    size = fixed_tiling(x.dtype).rows if weight.deterministic else size
     bundles = bundles_of(chosen.flatten(), experts, size)
     return expert_tiles(x, weight, bundles, chosen.shape, bias, scale)
 
 
 def _by_vectors(x: Tensor, weight: Weight) -> bool:
-    return weight.compute is not Compute.EXACT and len(x) <= MOST_ROWS
+    few = weight.compute is not Compute.EXACT and len(x) <= MOST_ROWS
+    return few and not weight.deterministic
 
 
 def _dense_product(x: Tensor, weight: Weight) -> Tensor:

@@ -2,13 +2,15 @@
 
 Weights become numbers of the rows' type, as in the twins, and are multiplied by tensor cores;
 numbers of 32 bits as sums of shorter ones. Where a weight has few outputs, programs divide its
-inputs, and another launch adds what they computed.
+inputs, and another launch adds what they computed. Deterministic weights, plain ones too, have one
+size of tiles: what a row is added up of then depends on the weight alone.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,6 +22,7 @@ from runtime.kernels.triton.words import multiplied
 from runtime.quant.block_types import Weight
 
 _SUMMED = 512
+PLAIN = tl.constexpr("numbers")  # the type of weights that are not in blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,12 @@ def bundle_size(dtype: torch.dtype, rows: int) -> int:
     return _tiling(_FLOAT_TILINGS if dtype == torch.float32 else _TILINGS, rows).rows
 
 
+def fixed_tiling(dtype: torch.dtype) -> Tiling:
+    """Of products with deterministic weights, by any number of rows of this type."""
+    known = _FLOAT_TILINGS if dtype == torch.float32 else _TILINGS
+    return replace(known[-1], programs=132)
+
+
 def _tiling(known: Sequence[Tiling], rows: int) -> Tiling:
     """The smallest with so many rows, else the largest."""
     return next((tiling for tiling in known if tiling.rows >= rows), known[-1])
@@ -92,9 +101,11 @@ class _Pairs:
 
 
 def tile_product(x: Tensor, weight: Weight, dtype: torch.dtype | None = None) -> Tensor:
-    """x [rows, in], weight (out, in) in planes -> [rows, out] in `dtype`, by default x's."""
+    """x [rows, in], weight (out, in) in planes or deterministic -> [rows, out] in `dtype`, by
+    default x's."""
     (rows, _), outs, dtype = x.shape, weight.shape[0], dtype or x.dtype
     tiling = _tiling(tilings(x.dtype, capability(x.device)), rows)
+    tiling = fixed_tiling(x.dtype) if weight.deterministic else tiling
     splits = _splits(weight, tiling)
     result = torch.empty(rows, outs, dtype=dtype, device=x.device)
     if splits == 1:
@@ -144,8 +155,9 @@ def _launch(
     pairs: _Pairs | None = None,
 ) -> None:
     """result [rows, outs], or [splits, rows, outs]."""
-    assert weight.type.blocks is not None and x.stride(1) == 1
-    (outs, elements), data, type = weight.shape[-2:], weight.data, weight.type.blocks.name
+    assert x.stride(1) == 1, x.stride()
+    x, data, type = _operands(x, weight)
+    outs, elements = weight.shape[-2], x.shape[1]
     rows, tiles, share = len(x), triton.cdiv(len(x), tiling.rows), 1
     optional: tuple[Tensor | None, ...] = (None, None, None, None)
     if pairs is not None:
@@ -154,11 +166,25 @@ def _launch(
         optional = bundles.experts, bundles.pairs, pairs.factors, pairs.bias
     launch(
         tile_kernel, (tiles, triton.cdiv(outs, tiling.outs), splits), x, data,
-        grid_of(type, data.device), *optional, result, rows, outs, elements // 32, x.stride(0),
+        None if type == PLAIN.value else grid_of(type, data.device), *optional, result, rows, outs,
+        elements // 32, x.stride(0),
         data.stride(-2), data.stride(0), share, TYPE=type, ROWS=tiling.rows, OUTS=tiling.outs,
         GROUPS=tiling.groups, SPLITS=splits, num_warps=tiling.warps, num_stages=tiling.stages,
         device=data.device,
     )  # fmt: skip
+
+
+def _operands(x: Tensor, weight: Weight) -> tuple[Tensor, Tensor, str]:
+    """x; the weight in planes, uint8, and its type, or its numbers and PLAIN. Both with zeros up to
+    whole groups."""
+    if weight.type.blocks is not None:
+        return x, weight.data, weight.type.blocks.name
+    numbers = weight.numbers()
+    data = weight.dequantize() if numbers is None else numbers
+    missing = -x.shape[1] % 32
+    if missing:
+        x, data = F.pad(x, (0, missing)), F.pad(data, (0, missing))
+    return x, data, PLAIN.value
 
 
 @triton.jit
@@ -190,7 +216,11 @@ def tile_kernel(
     steps = tl.cdiv(tl.cdiv(groups, GROUPS), SPLITS) * GROUPS
     for begin in range(split * steps, tl.minimum((split + 1) * steps, groups), GROUPS):
         g = tl.minimum(begin + index % GROUPS, groups - 1)
-        values = group_values(weights, g, groups, grid, TYPE).to(x.dtype.element_ty)
+        if TYPE == PLAIN:
+            values = tl.load((weights + g * 32)[:, None] + tl.arange(0, 32)[None, :])
+            values = values.to(tl.float32).to(x.dtype.element_ty)
+        else:
+            values = group_values(weights, g, groups, grid, TYPE).to(x.dtype.element_ty)
         column = begin * 32 + within
         exists = (row < rows)[:, None] & (column < groups * 32)[None, :]
         some = tl.load(source[:, None] + column[None, :], mask=exists, other=0.0)

@@ -74,14 +74,16 @@ def test_all_weights_are_multiplied_as_the_scope_says(tmp_path) -> None:
         GGUFFile.open(path),
         device=CPU,
         dtype=torch.float32,
-        options=ScopeOptions(compute=Compute.FAST),
+        options=ScopeOptions(compute=Compute.FAST, deterministic=True),
     )
     fused = w.fused_linear({"q": (16, 32), "k": (3, 32)})
     stacked = w.scope("blk", 0).experts("ffn_gate_exps", shape=(2, 16, 32))
     single = w.linear("q", shape=(16, 32)).weight
     for weight in (single, *(part.weight for part in fused.parts), stacked):
-        assert weight.compute is Compute.FAST
-        assert weight.outputs(0, 2).compute is Compute.FAST
+        for found in (weight, weight.outputs(0, 2)):
+            assert found.compute is Compute.FAST and found.deterministic
+    assert w.transposed(stacked).deterministic
+    assert not TensorScope(w._tensors.file, device=CPU, dtype=torch.float32).deterministic
 
 
 def test_weights_are_stored_in_planes_for_devices_with_kernels(open_scope, monkeypatch) -> None:

@@ -8,10 +8,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from runtime.errors import ConfigurationError
 from runtime.kernels import native
 from runtime.quant.block_types import Compute
 from serve_app.replica import machine
-from serve_app.replica.machine import compute_type, log_devices, processor_name
+from serve_app.replica.machine import (
+    compute_type,
+    log_devices,
+    processor_name,
+    require_deterministic,
+)
 
 
 @pytest.mark.parametrize("supported", [True, False])
@@ -82,3 +88,23 @@ def test_a_processor_without_a_name_is_named_by_its_architecture(
     monkeypatch.setattr(machine, "machine", lambda: "arm")
     (tmp_path / "cpuinfo").write_text(text)
     assert processor_name(tmp_path / "cpuinfo") == expected
+
+
+@pytest.mark.parametrize(
+    "device, kernels, ranks, said",
+    [
+        ("cpu", False, 8, None),
+        ("cuda:0", True, 2, None),
+        ("cuda:0", True, 4, "`parallel.tensor` is 4"),
+        ("cuda:1", False, 1, "which cuda:1 cannot compute"),
+    ],
+)
+def test_what_cannot_be_deterministic_is_refused(
+    device: str, kernels: bool, ranks: int, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "has_kernels", lambda device: kernels)
+    if said is None:
+        require_deterministic(torch.device(device), ranks)
+        return
+    with pytest.raises(ConfigurationError, match=said):
+        require_deterministic(torch.device(device), ranks)
