@@ -43,11 +43,17 @@ def run(task: Task) -> None:
 
 
 def load_decoder(
-    path: Path, device: torch.device, dtype: torch.dtype, compute: Compute = Compute.EXACT
+    path: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    compute: Compute = Compute.EXACT,
+    *,
+    deterministic: bool = False,
 ) -> DecoderModel:
     file = GGUFFile.open(path)
     metadata = Metadata(file.metadata, path=path)
-    scope = TensorScope(file, device=device, dtype=dtype, options=ScopeOptions(compute=compute))
+    options = ScopeOptions(compute=compute, deterministic=deterministic)
+    scope = TensorScope(file, device=device, dtype=dtype, options=options)
     decoder = class_for(metadata)(scope, metadata)
     scope.check()
     return decoder

@@ -34,6 +34,7 @@ SECTIONS: Mapping[str, Section] = {
     "models": Section("tools.gpu_check.models", 560),
     "speed": Section("tools.gpu_check.speed", 560),
     "experts": Section("tools.gpu_check.experts", 400),
+    "deterministic": Section("tools.gpu_check.deterministic", 560),
 }
 
 

@@ -68,7 +68,7 @@ def run(task: Task) -> None:
 def measure_model(task: Task, name: str, shape: Shape, label: str) -> None:
     """Tokens a second, host time and launches of a model that is written, loaded and served."""
     path, load = task.folder / f"{name}.gguf", DRY if task.dry else FULL
-    write_model(path, label, _vocabulary(task), shape)
+    write_model(path, label, vocabulary(task), shape)
     decoder = load_decoder(path, task.device, torch.bfloat16, Compute.FINE)
     path.unlink()
     context_tokens, most = load.prompt + load.answer, max(load.streams)
@@ -87,7 +87,22 @@ def measure_model(task: Task, name: str, shape: Shape, label: str) -> None:
                 task.report.figure(f"{name}, prefill of {length}", length / taken, "tokens/s")
 
 
-def _vocabulary(task: Task) -> Vocabulary:
+def step_seconds(task: Task, decoder: DecoderModel) -> dict[str, float]:
+    """The median time of a step of so many streams, and of a prompt of so many tokens."""
+    load = DRY if task.dry else FULL
+    found, most = {}, max(load.streams)
+    with _engine(task, decoder, load.prompt + load.answer, most, load, graphs=True) as engine:
+        for streams in load.streams:
+            _, pairs = _decode(engine, streams, load)
+            found[f"{streams} streams"] = median(b.began - a.began for a, b in pairs)
+    with _engine(task, decoder, max(load.prefills) + 16, 1, load) as engine:
+        for length in load.prefills:
+            taken = median(_prefill_s(engine, length) for _ in range(3))
+            found[f"prefill of {length}"] = taken
+    return found
+
+
+def vocabulary(task: Task) -> Vocabulary:
     whole = synthetic_vocabulary()
     if not task.dry:
         return whole
@@ -151,14 +166,18 @@ def _recording() -> Iterator[list[Step]]:
         yield steps
 
 
-def _measure_decoding(task: Task, name: str, engine: AsyncEngine, streams: int, load: Load) -> None:
-    """From steps that decode all streams."""
+def _decode(engine: AsyncEngine, streams: int, load: Load) -> tuple[bool, list[tuple[Step, Step]]]:
+    """Whether all answers are whole; steps that decode all streams, each with the next one."""
     requests = [_request(number, load.prompt, load.answer) for number in range(streams)]
     with _recording() as steps:
         deltas = answers(engine, requests, together=True)
     whole = all(len(delta.tokens) == load.answer and not delta.error for delta in deltas)
+    return whole, [(a, b) for a, b in pairwise(steps) if a.rows == b.rows == streams]
+
+
+def _measure_decoding(task: Task, name: str, engine: AsyncEngine, streams: int, load: Load) -> None:
+    whole, pairs = _decode(engine, streams, load)
     task.report.check(f"{name}, {streams} streams have whole answers", whole)
-    pairs = [(a, b) for a, b in pairwise(steps) if a.rows == b.rows == streams]
     step_s = median(b.began - a.began for a, b in pairs)
     task.report.figure(f"{name}, {streams} streams", streams / step_s, "tokens/s")
     host_ms = median(b.processor - a.processor for a, b in pairs) * 1e3

@@ -1,0 +1,108 @@
+"""Deterministic computing: rows alone as among others, to the bit; and what it costs."""
+
+from dataclasses import replace
+
+import torch
+
+from bench.make_model import write_model
+from runtime.kernels.triton.attention import paged_attention
+from runtime.kernels.triton.log_sums import log_sums
+from runtime.kernels.triton.products import product
+from runtime.kv.cache_types import CacheType
+from runtime.quant.block_types import BLOCK_TYPES, Compute, block_type
+from tests.cuda.large_model import SHAPE
+from tests.families.agreement import random_tokens
+from tests.families.paged_decoder import PagedDecoder
+from tests.families.text_families import TEXT_MODELS
+from tests.kernels import test_attention as scenes
+from tests.kernels.random_weights import random_weight
+from tools.gpu_check import speed
+from tools.gpu_check.models import FAMILIES, load_decoder
+from tools.gpu_check.report import Task
+
+ROWS = ((0, 1), (3, 6), (60, 77), (100, 200))  # of 200
+OUTS, ELEMENTS = 130, 2304
+
+
+def run(task: Task) -> None:
+    for name in ("F16",) if task.dry else (type.name for type in BLOCK_TYPES.values()):
+        with task.report.guarding(f"product, {name}"):
+            _check_product(task, name)
+    for type in (CacheType.FLOAT32,) if task.dry else CacheType:
+        with task.report.guarding(f"attention, {type.value}"):
+            _check_attention(task, type)
+    with task.report.guarding("logarithms of sums"):
+        logits = torch.randn(9, 5000, device=task.device)
+        same = torch.equal(log_sums(logits[4:5]), log_sums(logits)[4:5])
+        task.report.check("logarithms of sums", same)
+    for family in FAMILIES[: 1 if task.dry else None]:
+        with task.report.guarding(family):
+            _check_family(task, family)
+    with task.report.guarding("cost"):
+        _measure_cost(task)
+
+
+def _check_product(task: Task, name: str) -> None:
+    outs, elements = (2, 64) if task.dry else (OUTS, ELEMENTS)
+    weight = random_weight(block_type(name), outs, elements)
+    weight = replace(weight, deterministic=True).in_planes(task.device)
+    x = torch.randn(200, elements, device=task.device)
+    for dtype in (torch.float32,) if task.dry else (torch.float32, torch.bfloat16):
+        together = product(x, weight, dtype)
+        parts = [
+            product(x[begin:end], weight, dtype) for begin, end in ROWS[: 1 if task.dry else 4]
+        ]
+        pairs = zip(ROWS, parts, strict=False)
+        different = [(b, e) for (b, e), part in pairs if not torch.equal(part, together[b:e])]
+        task.report.check(f"product, {name}, {dtype}", not different, different=different)
+
+
+def _check_attention(task: Task, type: CacheType) -> None:
+    """All rows of a batch, and of each sequence the first and the last."""
+    batch = "decoding" if task.dry else "prefill and decode"
+    queries, pages, plan = scenes.scene(batch, "four share", type=type)
+    queries = queries.to(task.device, torch.float32 if task.dry else torch.bfloat16)
+    parts = pages.keys.to(task.device), pages.values.to(task.device)
+    pages = replace(pages, keys=parts[0], values=parts[1])
+    options = {"scale": scenes.SCALE, "deterministic": True}
+    together = paged_attention(queries, pages, plan.to(task.device), **options)
+    different = []
+    for row in sorted({row for span in plan.spans for row in (span.begin, span.end - 1)}):
+        one = scenes.rows_of(plan, row, row + 1).to(task.device)
+        got = paged_attention(queries[row : row + 1], pages, one, **options)
+        if not torch.equal(got[0], together[row]):
+            different.append(row)
+    task.report.check(f"attention, {type.value}", not different, different=different)
+
+
+def _check_family(task: Task, family: str) -> None:
+    """A prompt at once and alone, or in chunks beside another one that is decoded, too."""
+    path = task.folder / f"{family}.gguf"
+    TEXT_MODELS[family].write(path)
+    dtype = torch.float32 if task.dry else torch.bfloat16
+    decoder = load_decoder(path, task.device, dtype, Compute.FINE, deterministic=True)
+    one, two = random_tokens(41, seed=1), random_tokens(23, seed=2)
+    alone, beside = (PagedDecoder(decoder, device=task.device) for _ in range(2))
+    expected = torch.cat([alone.feed({0: one}), alone.feed({0: [7]})])
+    found = [
+        beside.feed({1: two, 0: one[:9]})[23:],
+        beside.feed({0: one[9:], 1: [5]})[:32],
+        beside.feed({1: [8], 0: [7]})[1:],
+    ]
+    same = torch.equal(torch.cat(found), expected)
+    task.report.check(f"{family}, logits in any batch", same)
+
+
+def _measure_cost(task: Task) -> None:
+    """How many times as long steps take as without."""
+    shape = speed.TINY if task.dry else replace(SHAPE, layers=32)
+    path, taken = task.folder / "8B.gguf", []
+    write_model(path, speed.LABEL, speed.vocabulary(task), shape)
+    for deterministic in (False, True):
+        decoder = load_decoder(
+            path, task.device, torch.bfloat16, Compute.FINE, deterministic=deterministic
+        )
+        taken.append(speed.step_seconds(task, decoder))
+    path.unlink()
+    for name, without in taken[0].items():
+        task.report.figure(f"8B, {name}, time by that without", taken[1][name] / without, "")
