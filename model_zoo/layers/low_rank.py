@@ -28,8 +28,8 @@ class LowRank:
     def rows(self, which: slice) -> "LowRank":
         """The addition to the selected rows of the matrix, or of each expert's; a view."""
         data = self.up.data[..., which, :]
-        up = Weight(data, self.up.type, (*data.shape[:-1], self.up.shape[-1]))
-        return replace(self, up=up)
+        shape = (*data.shape[:-1], self.up.shape[-1])
+        return replace(self, up=replace(self.up, data=data, shape=shape))
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [tokens, in] -> [tokens, out], in x's type."""

@@ -30,4 +30,5 @@ def _single_row(w: TensorScope, name: str, hidden: int) -> Linear:
     if len(w.shape(name) or ()) == 2:
         return w.linear(name, shape=(1, hidden))
     row = w.vector(name, size=hidden).view(torch.uint8).view(1, -1)
-    return Linear(Weight(row, block_type("F32"), (1, hidden)))
+    weight = Weight(row, block_type("F32"), (1, hidden), deterministic=w.deterministic)
+    return Linear(weight)

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model_zoo.gguf.adapter_path import AdapterPath
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import ScopeOptions, TensorScope
-from model_zoo.registry import class_for
+from model_zoo.registry import class_for, open_adapters
 from runtime.kernels.attention import paged_attention_twin
 from runtime.kernels.experts import expert_products_twin
 from runtime.kernels.triton import attention as kernels
@@ -21,7 +22,8 @@ from runtime.kernels.triton.log_sums import log_sums
 from runtime.kernels.triton.products import experts_product, product
 from runtime.kv.cache_types import CacheType
 from runtime.quant.block_types import Compute, Weight, block_type
-from runtime.worker.model import AttentionPlan
+from runtime.worker.model import AttentionPlan, DecoderModel
+from tests.adapter_files import random_pairs, write_adapter
 from tests.cuda.interpreted import CPU, as_on_a_device, placeless_products
 from tests.families.paged_decoder import PagedDecoder
 from tests.kernels import test_attention as scenes
@@ -140,13 +142,16 @@ def test_logarithms_of_sums_are_those_of_torch_and_have_their_bits_in_any_batch(
 def test_logits_of_a_model_have_the_same_bits_in_any_batch(
     type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prompt at once and a token, alone; in chunks, beside two others that end elsewhere."""
-    path = tmp_path / "tiny.gguf"
-    write_tiny_llama(path, config=TinyLlama(layers=1), type=type)
+    """With an adapter; a prompt at once and a token, alone; in chunks, beside two others."""
+    path, sizes = tmp_path / "tiny.gguf", TinyLlama(layers=1)
+    write_tiny_llama(path, config=sizes, type=type)
+    outs = {"attn_q": sizes.heads * sizes.head_dim, "ffn_up": sizes.feed_forward}
+    shapes = {f"blk.0.{name}.weight": (out, sizes.hidden) for name, out in outs.items()}
+    adapter = write_adapter(tmp_path / "adapter.gguf", random_pairs(shapes, 4))
     prompt, others = [5, 9, 4, 7, 8, 3, 6, 2, 11, 5, 12], [[7, 3, 9, 4, 2], [8] * 12]
     with as_on_a_device():
         monkeypatch.setattr(F, "linear", None)  # nothing of a library whose order is unknown
-        model = deterministic_model(path)
+        model = deterministic_model(path, AdapterPath(adapter))
         alone = PagedDecoder(model, slots=3)
         expected = torch.cat([alone.feed({0: prompt}), alone.feed({0: [13]})])
         beside = PagedDecoder(model, slots=3)
@@ -156,9 +161,10 @@ def test_logits_of_a_model_have_the_same_bits_in_any_batch(
         assert torch.equal(torch.cat([first, second, third]), expected)
 
 
-def deterministic_model(path: Path):
+def deterministic_model(path: Path, *adapters: AdapterPath) -> DecoderModel:
     file = GGUFFile.open(path)
     metadata = Metadata(file.metadata, path=path)
-    options = ScopeOptions(compute=Compute.FINE, deterministic=True)
+    opened = open_adapters(adapters, metadata)
+    options = ScopeOptions(compute=Compute.FINE, deterministic=True, adapters=opened)
     scope = TensorScope(file, device=CPU, dtype=torch.float32, options=options)
     return class_for(metadata)(scope, metadata)
