@@ -38,11 +38,13 @@ class Rows:
     sampling: SamplingParams = GREEDY
 
 
-def load_on_device(path: Path, *, context_tokens: int) -> DecoderModel:
+def load_on_device(path: Path, *, context_tokens: int, deterministic: bool = False) -> DecoderModel:
     """The decoder of a file on the fake device, in bfloat16 and `fine`, as `auto` chooses."""
     file = UnreadFile.open(path)
     metadata = Metadata(file.metadata, path=path)
-    options = ScopeOptions(context_tokens=context_tokens, compute=Compute.FINE)
+    options = ScopeOptions(
+        context_tokens=context_tokens, compute=Compute.FINE, deterministic=deterministic
+    )
     scope = TensorScope(file, device=DEVICE, dtype=torch.bfloat16, options=options)
     decoder = class_for(metadata)(scope, metadata)
     scope.check()

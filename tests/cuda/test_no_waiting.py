@@ -35,6 +35,11 @@ SAMPLINGS = {
     ),
     "mirostat": SamplingParams(mirostat=1, logprobs=1),
 }
+# Families with different layers, and what adds in an order that depends on the number of rows.
+DIVERSE = ("llama", "gemma3", "gpt-oss", "deepseek2", "qwen35moe", "llama4", "mllama")
+UNEVEN = set(
+    "mm bmm addmm addbmm baddbmm mv dot mean logsumexp vector_kernel prefill_kernel".split()
+)
 # Positions before the rows of each sequence, and their number.
 PREFILL = [(0, 40), (30, 30), (0, 1)]
 DECODING = [(40, 1), (60, 1), (1, 1), (1, 1), (90, 1)]
@@ -47,9 +52,11 @@ def fake() -> Iterator[FakeCuda]:
         yield device
 
 
-def steps_of(family: str, path: Path, fake: FakeCuda, *, graphs: bool = False) -> FakeSteps:
+def steps_of(
+    family: str, path: Path, fake: FakeCuda, *, graphs: bool = False, deterministic: bool = False
+) -> FakeSteps:
     TEXT_MODELS[family].write(path, next(iter(TEXT_MODELS[family].configs)))
-    model = load_on_device(path, context_tokens=CONTEXT)
+    model = load_on_device(path, context_tokens=CONTEXT, deterministic=deterministic)
     return FakeSteps(fake, model, slots=SLOTS, context_tokens=CONTEXT, graphs=graphs)
 
 
@@ -67,6 +74,21 @@ def test_steps_of_a_family_never_wait(family: str, tmp_path: Path, fake: FakeCud
     assert all(graph.launches for graph in fake.graphs)
     with torch.inference_mode():
         assert steps.logits(2).dtype == torch.float32
+
+
+@pytest.mark.parametrize("family", DIVERSE)
+def test_deterministic_steps_never_wait_and_choose_no_kernel_by_rows(
+    family: str, tmp_path: Path, fake: FakeCuda
+) -> None:
+    """Sums of torch remain: of integers in the sampler, and over the few experts of a token."""
+    graphs = family != "mllama"
+    steps = steps_of(family, tmp_path / "model.gguf", fake, graphs=graphs, deterministic=True)
+    for scene in (MIXED, DECODING):
+        counts = steps.launch([Rows(*place) for place in scene])
+        launched = {launch.name for graph in fake.graphs for launch in graph.launches}
+        launched |= counts.frequencies.keys()
+        assert "tile_kernel" in launched and not launched & UNEVEN, launched & UNEVEN
+    assert len(fake.graphs) == graphs
 
 
 def test_copies_of_pages_never_wait(tmp_path: Path, fake: FakeCuda) -> None:

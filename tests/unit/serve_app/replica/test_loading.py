@@ -9,7 +9,9 @@ import torch
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import ConfigurationError, DoesNotFitError, ModelFileError
 from runtime.kernels import native
+from runtime.vision import encoder as vision
 from serve_app.config.settings import ModelSettings
+from serve_app.replica import loading
 from serve_app.replica.loading import check_model, load_replica
 from tests.checkout import DEMO_MODEL
 
@@ -32,6 +34,21 @@ def test_a_start_logs_progress_the_device_and_the_model(capsys):
     assert model["quantization"] == replica.describe().quantization
     assert model["weight_bytes"] > 0 and model["cache_bytes"] > 0 and model["headroom_bytes"] > 0
     assert progress == sorted(progress) and progress[-1] == 100
+
+
+def test_a_deterministic_model_is_loaded_as_such_and_encodes_images_one_by_one(monkeypatch):
+    loaded, encoders = [], []
+    load, encoder = loading.load, loading.LocalEncoder
+    monkeypatch.setattr(loading, "load", lambda *a, **k: loaded.append(load(*a, **k)) or loaded[-1])
+    monkeypatch.setattr(
+        loading, "LocalEncoder", lambda *a, **k: encoders.append(encoder(*a, **k)) or encoders[-1]
+    )
+    monkeypatch.setitem(vision._BATCH_IMAGES, "cpu", 4)
+    for deterministic, batch in ((True, 1), (False, 4)):
+        chosen = settings(context_tokens=64, max_sequences=2, deterministic=deterministic)
+        load_replica(chosen).close()
+        assert loaded[-1].decoder._token_embd.weight.deterministic is deterministic
+        assert encoders[-1].batch_images == batch
 
 
 def test_the_last_line_of_a_start_has_the_loading_and_warm_up_times(capsys):
