@@ -17,11 +17,12 @@ from model_zoo.registry import class_for, open_adapters
 from runtime.kernels.attention import paged_attention_twin
 from runtime.kernels.experts import expert_products_twin
 from runtime.kernels.triton import attention as kernels
+from runtime.kernels.triton import tiles
 from runtime.kernels.triton.attention import paged_attention
 from runtime.kernels.triton.log_sums import log_sums
 from runtime.kernels.triton.products import experts_product, product
 from runtime.kv.cache_types import CacheType
-from runtime.quant.block_types import Compute, Weight, block_type
+from runtime.quant.block_types import PLANAR_TYPES, Compute, Weight, block_type
 from runtime.worker.model import AttentionPlan, DecoderModel
 from tests.adapter_files import random_pairs, write_adapter
 from tests.cuda.interpreted import CPU, as_on_a_device, placeless_products
@@ -69,6 +70,25 @@ def test_a_row_of_a_product_has_the_same_bits_among_any_others(
     for begin, end in ((0, 1), (5, 8), (63, 66), (20, 37)):
         assert torch.equal(product(x[begin:end], weight, dtype), together[begin:end]), (begin, end)
     assert relative_error(together, x, weight) < (1e-6 if dtype == torch.float32 else 2**-10)
+
+
+def test_any_number_of_rows_has_the_same_tiles_and_divided_inputs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a matrix of a model, which no test computes."""
+    type, launched = PLANAR_TYPES["Q4_K"], set()
+
+    def launch(kernel, grid, *arguments, **options) -> None:
+        constants = {name: value for name, value in options.items() if name != "device"}
+        launched.add((kernel.__name__, *constants.items()))
+
+    monkeypatch.setattr(tiles, "launch", launch)
+    data = torch.empty(1024, type.row_bytes(4096), dtype=torch.uint8)
+    weight = Weight(data, type, (1024, 4096), deterministic=True)
+    for rows in (1, 8, 65, 300, 2048):
+        product(torch.empty(rows, 4096, dtype=torch.float16), weight)
+    assert {name for name, *_ in launched} == {"tile_kernel", "sum_kernel"}
+    assert len(launched) == 2, launched
 
 
 def test_other_products_depend_on_the_number_of_rows() -> None:
