@@ -45,7 +45,6 @@ _WIDE_TILINGS = (
     *_TILINGS, Tiling(128, 128, 2, 8, programs=132), Tiling(256, 128, 2, 8, programs=132, stages=2),
 )  # fmt: skip
 _FLOAT_TILINGS = (Tiling(16, 64, 2, 4), Tiling(32, 64, 2, 4))
-_LEAST_GROUPS = 16  # of a program
 
 
 def tilings(dtype: torch.dtype, capability: tuple[int, int]) -> tuple[Tiling, ...]:
@@ -139,9 +138,11 @@ def expert_tiles(
 
 
 def _splits(weight: Weight, tiling: Tiling) -> int:
-    """Depends on the shape and the tiling only."""
+    """Depends on the shape and the tiling only: as many as occupy the device, unless writing and
+    reading the sums of a program, 8 bytes each, moved more than half as many bytes as its rows do,
+    of which a group of 32 has 64."""
     outs, groups = triton.cdiv(weight.shape[0], tiling.outs), weight.shape[1] // 32
-    wanted = min(tiling.programs // max(1, outs), groups // _LEAST_GROUPS)
+    wanted = min(tiling.programs // max(1, outs), groups // (tiling.outs // 4))
     return 1 << max(0, wanted.bit_length() - 1)
 
 
