@@ -213,6 +213,8 @@ def _resolved(
         options = replace(options, proposed_tokens=0)
     if encoder is not None:
         options = _options_for_images(options, layout, encoder)
+    # Ranks take part in a step by messages, with inputs at new addresses each time, and sum by NCCL
+    # within it: where the capture of one fails, the others would wait for it in their sums.
     graphs = options.cuda_graphs and alone and decoder.cache_devices is None
     return layout, replace(options, depth=_depth(options, device), cuda_graphs=graphs)
 

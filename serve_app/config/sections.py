@@ -158,8 +158,8 @@ class EngineSettings(Section):
     4 GiB, at most a sixteenth of what is free, for a CUDA device (rounded down to a power of two),
     0 on a CPU. It is not part of `memory_bytes`."""
     cuda_graphs: bool = True
-    """On a GPU, the host starts all kernels of a decode step at once; not where several devices
-    compute a model, nor with cross-attention to images."""
+    """On a GPU, the host starts all kernels of a decode step at once; not where several devices or
+    ranks compute a model, nor with cross-attention to images."""
     image_cache_bytes: int | None = Count
     """Memory for image features; null: four images of the largest size."""
     image_memory_bytes: int | None = Count
