@@ -11,6 +11,10 @@ from tests.cuda.large_model import EMBEDDING_BYTES, VOCABULARY, write_large_mode
 from tests.cuda.steps import FakeSteps, Rows, load_on_device
 
 CONTEXT = 1024
+LAYERS = 32
+# Of models that are measured. What the second has more than the first, a layer of each mixture of
+# block types, is what each further pair of the 32 layers adds; head and sampler count once.
+DEPTHS = (2, 4)
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,8 @@ class Budget:
 
 @dataclass(frozen=True)
 class Scene:
-    """A step of a model with so many of its 32 layers. `goal`: what kernels are to reach; `holds`:
-    what they have reached, to be lowered with every kernel."""
+    """A step of a model with so many layers. `goal`: what kernels are to reach; `holds`: what they
+    have reached, to be lowered with every kernel."""
 
     step: Sequence[Rows]
     layers: int
@@ -40,8 +44,8 @@ class Scene:
 
 
 SCENES = {
-    "one stream": Scene([Rows(CONTEXT - 1)], 32, Budget(491, 1.02), Budget(491, 1.02)),
-    "many streams": Scene([Rows(CONTEXT - 1)] * 256, 2, Budget(53, 1.15), Budget(53, 1.24)),
+    "one stream": Scene([Rows(CONTEXT - 1)], LAYERS, Budget(491, 1.02), Budget(491, 1.02)),
+    "many streams": Scene([Rows(CONTEXT - 1)] * 256, LAYERS, Budget(443, 1.15), Budget(443, 1.153)),
     "prefill": Scene([Rows(CONTEXT - 512, 512)], 4, Budget(80, 2.3), Budget(80, 2.3)),
 }
 
@@ -68,24 +72,58 @@ def test_the_host_launches_little_beside_a_graph(streams: int, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", SCENES)
 def test_step_of_a_large_model_stays_within_its_budget(name: str, tmp_path: Path) -> None:
-    scene, path = SCENES[name], tmp_path / "8b.gguf"
-    write_large_model(path, layers=scene.layers)
-    with fake_cuda() as fake:
-        model = load_on_device(path, context_tokens=CONTEXT)
-        rows = sum(rows.length for rows in scene.step)
-        fake.use_partly(model._token_embd.weight.data, rows * EMBEDDING_BYTES // VOCABULARY)
-        steps = FakeSteps(fake, model, slots=len(scene.step), context_tokens=CONTEXT)
-        steps.launch(scene.step)  # tables are made with the first step
-        counts = steps.launch(scene.step)
-    least = model.weight_bytes - EMBEDDING_BYTES + steps.visible_bytes(scene.step)
-    found = Budget(
-        len(counts.launches),
-        round(counts.nbytes / least, 2),
-        counts.uploads,
-        counts.downloads,
-        counts.pageable_uploads,
-    )
+    scene = SCENES[name]
+    few, more = (_measured(scene.step, layers, tmp_path) for layers in DEPTHS)
+    assert few.copies == more.copies
+    pairs = zip(few.sums, more.sums, strict=True)
+    launches, nbytes, least = (_of_layers(scene.layers, *pair) for pair in pairs)
+    found = Budget(launches, round(nbytes / least, 3), *few.copies)
     holds, goal = (vars(budget) for budget in (scene.holds, scene.goal))
     for field, value in vars(found).items():
-        assert value <= holds[field], (name, field, found, counts.frequencies.most_common(20))
+        assert value <= holds[field], (name, field, found, more.kinds)
         assert holds[field] >= goal[field]  # a goal that is reached is a ceiling from then on
+
+
+def test_large_model_is_the_sum_of_its_layers(tmp_path: Path) -> None:
+    sizes = []
+    for layers in (*DEPTHS, LAYERS):
+        write_large_model(tmp_path / "8b.gguf", layers=layers)
+        with fake_cuda():
+            sizes.append(load_on_device(tmp_path / "8b.gguf", context_tokens=CONTEXT).weight_bytes)
+    few, more, whole = sizes
+    assert _of_layers(LAYERS, few, more) == whole
+
+
+@dataclass(frozen=True)
+class Measured:
+    """sums: launches, bytes that move, and weights with visible cache; copies: uploads, downloads,
+    pageable uploads; kinds: the most frequent launches."""
+
+    sums: tuple[int, int, int]
+    copies: tuple[int, int, int]
+    kinds: list[tuple[str, int]]
+
+
+def _measured(step: Sequence[Rows], layers: int, folder: Path) -> Measured:
+    path = folder / "8b.gguf"
+    write_large_model(path, layers=layers)
+    with fake_cuda() as fake:
+        model = load_on_device(path, context_tokens=CONTEXT)
+        rows = sum(rows.length for rows in step)
+        fake.use_partly(model._token_embd.weight.data, rows * EMBEDDING_BYTES // VOCABULARY)
+        steps = FakeSteps(fake, model, slots=len(step), context_tokens=CONTEXT)
+        steps.launch(step)  # tables are made with the first step
+        counts = steps.launch(step)
+    least = model.weight_bytes - EMBEDDING_BYTES + steps.visible_bytes(step)
+    return Measured(
+        (len(counts.launches), counts.nbytes, least),
+        (counts.uploads, counts.downloads, counts.pageable_uploads),
+        counts.frequencies.most_common(20),
+    )
+
+
+def _of_layers(layers: int, few: int, more: int) -> int:
+    """What so many layers have, if the depths of `DEPTHS` have `few` and `more`."""
+    steps, rest = divmod(layers - DEPTHS[0], DEPTHS[1] - DEPTHS[0])
+    assert rest == 0
+    return few + steps * (more - few)
