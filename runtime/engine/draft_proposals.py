@@ -129,7 +129,7 @@ class DraftProposals:
             self.drafter.costs.of(sum(count > number for count in counts))
             for number in range(depth)
         )
-        return tokens / (step.costs.of(step.rows + sum(counts)) + step.delay_ns + drafting)
+        return tokens / (step.costs.of(step.rows + sum(counts)) + drafting)
 
     def _set(self, candidate: _Candidate, draft: tuple[int, ...]) -> None:
         tokens, acceptance = candidate.sequence.acceptable(draft), candidate.acceptance

@@ -10,8 +10,7 @@ class PlannedStep:
     """Its rows, the tokens that it is expected to yield, and the rows that are left for proposals.
 
     `overlaps`: steps are launched before the previous one is read back; a sequence whose proposal
-    depends on all of its tokens then takes part in every other step only. `delay_ns`: the time that
-    making the proposals takes before the step.
+    depends on all of its tokens then takes part in every other step only.
     """
 
     costs: StepCosts
@@ -19,7 +18,6 @@ class PlannedStep:
     tokens: float
     room: int
     overlaps: bool = False
-    delay_ns: float = 0.0
 
     @property
     def share(self) -> float:
@@ -30,7 +28,7 @@ class PlannedStep:
         """Tokens per unit of time, if a sequence proposes so many and yields `expected` tokens."""
         if proposed:
             expected *= self.share
-        return (self.tokens - 1 + expected) / (self.costs.of(self.rows + proposed) + self.delay_ns)
+        return (self.tokens - 1 + expected) / self.costs.of(self.rows + proposed)
 
     def take(self, proposed: int, expected: float) -> None:
         """A sequence proposes so many tokens, and yields `expected` ones."""
