@@ -8,6 +8,8 @@ HOST = "# Host time of a step"
 SPECULATION = "# Speculative decoding"
 TURNS = "# Second turns"
 GAPS = "# Gaps of streams"
+FAULTS = "# Faults under load"
+SOAK = "# Random requests against answers alone"
 
 
 def with_section(page: str, heading: str, section: str) -> str:
@@ -26,4 +28,5 @@ def section_of(page: str, heading: str) -> str:
 
 def kept_sections(page: str) -> str:
     """The sections that `make bench` does not measure."""
-    return "".join(section_of(page, heading) for heading in (REAL, GRAMMARS, TEMPLATES, ROUTING))
+    kept = (REAL, GRAMMARS, TEMPLATES, ROUTING, FAULTS, SOAK)
+    return "".join(section_of(page, heading) for heading in kept)

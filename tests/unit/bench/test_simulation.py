@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from bench.sections import ROUTING, TEMPLATES, kept_sections, section_of, with_section
 from bench.simulation.contestants import OTHERS, Ours
 from bench.simulation.measure import percentile, run
 from bench.simulation.replica import Job, Replica
@@ -141,22 +140,3 @@ def test_moving_queued_requests_shortens_long_waits_when_replicas_join():
     assert moving.moves > 5 and not staying.moves
     assert max(moving.first_s) < 0.7 * max(staying.first_s)
     assert len(moving.first_s) == len(staying.first_s), "each is answered once"
-
-
-def test_a_section_is_added_and_replaced_in_place():
-    page = "# Results\n\nall\n"
-    once = with_section(page, ROUTING, f"{ROUTING}\n\nfirst\n")
-    assert once == f"# Results\n\nall\n\n{ROUTING}\n\nfirst\n"
-    twice = with_section(once, ROUTING, f"{ROUTING}\n\nsecond\n")
-    assert twice == f"# Results\n\nall\n\n{ROUTING}\n\nsecond\n"
-    assert page + section_of(twice, ROUTING) == twice
-    assert section_of(page, ROUTING) == ""
-
-
-def test_replacing_a_section_keeps_the_other_sections() -> None:
-    page = "# Results\n\nmeasured\n"
-    for heading, text in ((TEMPLATES, "one"), (ROUTING, "two"), (TEMPLATES, "three")):
-        page = with_section(page, heading, f"{heading}\n\n{text}\n")
-    assert section_of(page, TEMPLATES) == f"\n{TEMPLATES}\n\nthree\n"
-    assert section_of(page, ROUTING) == f"\n{ROUTING}\n\ntwo\n"
-    assert "# Results\n\nmeasured\n" + kept_sections(page) == page
