@@ -32,8 +32,6 @@ from tests.kernels.random_weights import random_weight, relative_error
 from tests.kernels.test_attention import SCALE, rows_of, scene
 from tests.tiny_models import TinyLlama, write_tiny_llama
 
-SEED = torch.Generator()
-
 
 @pytest.fixture(autouse=True)
 def as_tensor_cores() -> Iterator[None]:

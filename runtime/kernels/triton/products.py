@@ -14,13 +14,7 @@ from torch import Tensor
 
 from runtime.kernels.triton.bundles import bundles_of
 from runtime.kernels.triton.dequantize import dequantized
-from runtime.kernels.triton.tiles import (
-    bundle_size,
-    expert_tiles,
-    fixed_tiling,
-    most_rows,
-    tile_product,
-)
+from runtime.kernels.triton.tiles import bundle_size, expert_tiles, most_rows, tile_product
 from runtime.kernels.triton.vector import MOST_ROWS, expert_vectors, vector_products
 from runtime.quant.block_types import Compute, Weight
 
@@ -39,9 +33,9 @@ def product(x: Tensor, weight: Weight, operands: torch.dtype | None = None) -> T
         return vector_products(x, (weight,))[0]
     if operands is not None and operands != x.dtype:
         return tile_product(x.to(operands), weight, x.dtype)
-    if weight.deterministic:
+    if weight.deterministic or len(x) <= most_rows(x):
         return tile_product(x, weight)
-    return tile_product(x, weight) if len(x) <= most_rows(x) else _dense_product(x, weight)
+    return _dense_product(x, weight)
 
 
 def products(x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
@@ -62,8 +56,7 @@ def experts_product(
     few = pairs <= _VECTORS_PER_EXPERT * experts
     if weight.compute is not Compute.EXACT and few and not weight.deterministic:
         return expert_vectors(x, weight, chosen, bias, scale)
-    size = bundle_size(x.dtype, triton.cdiv(pairs, experts))
-    size = fixed_tiling(x.dtype).rows if weight.deterministic else size
+    size = bundle_size(x.dtype, None if weight.deterministic else triton.cdiv(pairs, experts))
     bundles = bundles_of(chosen.flatten(), experts, size)
     return expert_tiles(x, weight, bundles, chosen.shape, bias, scale)
 

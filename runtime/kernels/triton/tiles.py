@@ -61,15 +61,19 @@ def most_rows(x: Tensor) -> int:
     return 2 * tilings(x.dtype, capability(x.device))[-1].rows
 
 
-def bundle_size(dtype: torch.dtype, rows: int) -> int:
-    """Rows of a tile of experts with so many rows each."""
-    return _tiling(_FLOAT_TILINGS if dtype == torch.float32 else _TILINGS, rows).rows
+def bundle_size(dtype: torch.dtype, rows: int | None) -> int:
+    """Rows of a tile of experts with so many rows each, or of deterministic ones."""
+    return fixed_tiling(dtype).rows if rows is None else _tiling(_narrow_tilings(dtype), rows).rows
 
 
 def fixed_tiling(dtype: torch.dtype) -> Tiling:
     """Of products with deterministic weights, by any number of rows of this type."""
-    known = _FLOAT_TILINGS if dtype == torch.float32 else _TILINGS
-    return replace(known[-1], programs=132)
+    return replace(_narrow_tilings(dtype)[-1], programs=132)
+
+
+def _narrow_tilings(dtype: torch.dtype) -> tuple[Tiling, ...]:
+    """Of any device."""
+    return _FLOAT_TILINGS if dtype == torch.float32 else _TILINGS
 
 
 def _tiling(known: Sequence[Tiling], rows: int) -> Tiling:
@@ -103,8 +107,10 @@ def tile_product(x: Tensor, weight: Weight, dtype: torch.dtype | None = None) ->
     """x [rows, in], weight (out, in) in planes or deterministic -> [rows, out] in `dtype`, by
     default x's."""
     (rows, _), outs, dtype = x.shape, weight.shape[0], dtype or x.dtype
-    tiling = _tiling(tilings(x.dtype, capability(x.device)), rows)
-    tiling = fixed_tiling(x.dtype) if weight.deterministic else tiling
+    if weight.deterministic:
+        tiling = fixed_tiling(x.dtype)
+    else:
+        tiling = _tiling(tilings(x.dtype, capability(x.device)), rows)
     splits = _splits(weight, tiling)
     result = torch.empty(rows, outs, dtype=dtype, device=x.device)
     if splits == 1:
