@@ -13,12 +13,11 @@ from bench.gap_replica import MOST_ARRIVALS, STREAMS, EncoderProcess, GapReplica
 from bench.machine import describe_machine
 from bench.real_model import real_model
 from bench.report import Row, comparison
-from bench.sections import GAPS, with_section
+from bench.sections import GAPS, RESULTS, with_section
 from bench.vision_model import VisionModelShape, ensure_vision_model
 from runtime.kernels.build import cache_directory
 from serve_app.transport.wire import Address
 
-RESULTS = Path(__file__).with_name("RESULTS.md")
 CACHE = cache_directory(os.environ) / "bench"
 TARGET_GAP_MS = 100.0
 CLIENTS, PROMPTS_EACH, PROMPT_TOKENS = 2, 12, 1000

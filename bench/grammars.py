@@ -24,7 +24,7 @@ import torch
 from bench.machine import describe_processor
 from bench.make_model import Shape, ensure_model
 from bench.ours import SAMPLING
-from bench.sections import GRAMMARS, with_section
+from bench.sections import GRAMMARS, RESULTS, with_section
 from bench.vocabulary import find_vocabulary
 from model_zoo.grammars.json_schema import compilable
 from model_zoo.grammars.token_grammar import TokenGrammars
@@ -35,7 +35,6 @@ from runtime.kernels.build import cache_directory
 from runtime.kv.cache_types import default_cache_type
 from serve_app.replica.machine import compute_type
 
-RESULTS = Path(__file__).with_name("RESULTS.md")
 CACHE = cache_directory(os.environ) / "bench"
 LABEL = "Q4_0"
 PROMPT_TOKENS, ANSWER_TOKENS = 16, 24

@@ -8,13 +8,12 @@ import platform
 import time
 from datetime import UTC, datetime
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 
 import torch
 
 from bench.machine import describe_processor
-from bench.sections import HOST, with_section
+from bench.sections import HOST, RESULTS, with_section
 from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.engine import Engine, EngineLimits
 from runtime.engine.request import GenerationRequest, Result, SamplingParams, StopRules
@@ -28,7 +27,6 @@ from runtime.worker.input_preparer import InputPreparer, StepLimits
 from runtime.worker.sampler import Drawn, Sampler
 from runtime.worker.step_results import Launched, outcomes
 
-RESULTS = Path(__file__).with_name("RESULTS.md")
 SEQUENCES = (1, 64, 256)
 KINDS: dict[str, tuple[CacheKind, ...]] = {
     "full": (Full(),),

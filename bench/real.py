@@ -19,8 +19,7 @@ from bench.peer import LlamaCpp
 from bench.real_model import TEXT, real_model, real_text
 from bench.reference import Reference
 from bench.report import Row, comparison
-from bench.run import RESULTS
-from bench.sections import REAL, with_section
+from bench.sections import REAL, RESULTS, with_section
 from model_zoo.registry import load
 from runtime.quant.block_types import Compute
 

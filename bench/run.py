@@ -2,7 +2,6 @@
 
 import argparse
 import os
-from pathlib import Path
 
 from bench.contender import Setting
 from bench.first_token import first_token_rows
@@ -12,7 +11,7 @@ from bench.machine import describe_machine
 from bench.make_model import LABELS, MOE, MOE_SHAPE, Shape, ensure_model
 from bench.measure import Plan, against_peer, against_rest, long_context_row, sampler_shares
 from bench.report import Results, Row, results_page
-from bench.sections import GAPS, HOST, SPECULATION, TURNS, kept_sections, with_section
+from bench.sections import GAPS, HOST, RESULTS, SPECULATION, TURNS, kept_sections, with_section
 from bench.speculation import speculation_section
 from bench.start import start_rows
 from bench.streams import DEMO, stream_rows
@@ -20,7 +19,6 @@ from bench.turns import turns_section
 from bench.vocabulary import find_vocabulary
 from runtime.kernels.build import cache_directory
 
-RESULTS = Path(__file__).with_name("RESULTS.md")
 CACHE = cache_directory(os.environ) / "bench"
 
 

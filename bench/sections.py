@@ -1,5 +1,9 @@
 """Sections of bench/RESULTS.md, which are measured and replaced independently."""
 
+from pathlib import Path
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+
 GRAMMARS = "# Structured output"
 TEMPLATES = "# Chat templates"
 ROUTING = "# Routing, simulated"

@@ -6,15 +6,13 @@ The simulator is in `bench/simulation`; our policy is the code that the ingress 
 import argparse
 import time
 from dataclasses import replace
-from pathlib import Path
 
-from bench.sections import ROUTING, with_section
+from bench.sections import RESULTS, ROUTING, with_section
 from bench.simulation.measure import Table, compared, measured
 from bench.simulation.page import routing_page
 from bench.simulation.scenarios import Scenario, scenarios
 from bench.simulation.variants import variants
 
-RESULTS = Path(__file__).with_name("RESULTS.md")
 QUICK = 0.1
 
 

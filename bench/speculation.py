@@ -20,7 +20,7 @@ import torch
 
 from bench.machine import describe_machine
 from bench.real_model import real_model, real_text
-from bench.sections import SPECULATION, with_section
+from bench.sections import RESULTS, SPECULATION, with_section
 from model_zoo.registry import LoadOptions, load
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.async_engine import AsyncEngine
@@ -29,7 +29,6 @@ from runtime.kv.cache_types import default_cache_type
 from serve_app.config.sections import SpeculationSettings
 from serve_app.replica.machine import compute_type
 
-RESULTS = Path(__file__).with_name("RESULTS.md")
 ANSWER_TOKENS, CONTEXT_TOKENS, STEP_TOKENS = 256, 2048, 512
 SLOTS = 16
 COUNTS = (1, 4)

@@ -20,11 +20,10 @@ from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from bench.machine import describe_processor
-from bench.sections import TEMPLATES, with_section
+from bench.sections import RESULTS, TEMPLATES, with_section
 from model_zoo.chat.messages import ChatTemplate, Message, ToolCall
 from runtime.errors import RequestError
 
-RESULTS = Path(__file__).with_name("RESULTS.md")
 ROUNDS, SECONDS = 15, 1.0
 TURNS, TOOLS = 100, 50  # of the long conversation
 SHOWN = 12

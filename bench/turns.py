@@ -25,12 +25,11 @@ from bench.machine import describe_processor
 from bench.ours import Caravan
 from bench.peer import LlamaCpp
 from bench.report import Row, comparison
-from bench.sections import TURNS, with_section
+from bench.sections import RESULTS, TURNS, with_section
 from model_zoo.convert.convert_folder import convert
 from runtime.kernels.build import cache_directory
 from tools.demo_model import CHAT_TEMPLATE, END, END_OF_TEXT, train_tokenizer
 
-RESULTS = Path(__file__).with_name("RESULTS.md")
 CACHE = cache_directory(os.environ) / "bench"
 CONTEXT_TOKENS, STEP_TOKENS = 2048, 512
 INTRODUCTION = f"""{TURNS}

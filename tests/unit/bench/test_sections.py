@@ -2,10 +2,10 @@
 
 import re
 
-from bench.run import RESULTS
 from bench.sections import (
     GAPS,
     HOST,
+    RESULTS,
     ROUTING,
     SPECULATION,
     TEMPLATES,
