@@ -165,7 +165,8 @@ const actions = {
   },
 };
 
-function send() {
+async function send() {
+  await started; // stored chats may not have been read yet
   const content = $("text").value;
   if (running || (!content.trim() && !attached.length)) return;
   conversation.add(chat, chat.leaf, { role: "user", content, images: attached });
@@ -315,7 +316,8 @@ function drawAttached() {
 const NUMBERS = ["temperature", "top_k", "top_p", "seed", "num_predict"];
 const THINK = { on: true, off: false };
 
-function openSettings() {
+async function openSettings() {
+  await started;
   const fields = $("settings").querySelector("form").elements;
   fields.system.value = chat.system ?? "";
   for (const name of NUMBERS) fields[name].value = chat.options?.[name] ?? "";
@@ -433,4 +435,4 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-start();
+const started = start();

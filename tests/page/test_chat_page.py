@@ -85,6 +85,19 @@ async def test_pictures_are_attached_by_button_paste_and_drop(visiting):
         assert visit.problems == []
 
 
+async def test_a_message_that_is_sent_before_stored_chats_are_read_is_answered(visiting):
+    early = """document.addEventListener("DOMContentLoaded", () => {
+        document.getElementById("text").value = "Hi";
+        document.getElementById("form").requestSubmit();
+    })"""
+    async with visiting(PretendReplica()) as visit:
+        await visit.page.add_init_script(early)
+        await visit.page.reload()
+        await visit.page.get_by_text("Hello, world").wait_for()
+        assert [task.prompt.messages[0].text for task in visit.replica.tasks] == ["Hi"]
+        assert visit.problems == []
+
+
 @pytest.mark.parametrize("how", ["button", "key"])
 async def test_an_answer_can_be_stopped(visiting, how):
     replica = PretendReplica()
