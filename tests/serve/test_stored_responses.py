@@ -43,7 +43,8 @@ def test_responses_survive_the_loss_of_one_process_after_the_other(oai):
     made = oai.responses.create(model="demo", input="Hi", max_output_tokens=4)
     assert kept_by_two()
     # Of this cluster only: other tests start clusters meanwhile, with such processes too.
-    processes = [actor for actor in list_named_actors(all_namespaces=True) if STORE in actor["name"]]
+    actors = list_named_actors(all_namespaces=True)
+    processes = [actor for actor in actors if STORE in actor["name"]]
     assert len(processes) == 2
     for process in processes:
         ray.kill(ray.get_actor(**process))
