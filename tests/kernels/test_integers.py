@@ -63,7 +63,7 @@ def test_products_are_those_of_rounded_activations(type: BlockType, compute: Com
         elements = blocks * type.block_elements
         for outs in (16, 17, 31, 32, 65, 100):
             weight = integer_weight(type, outs, elements, compute, seed=seed)
-            for rows in (1, 2, 5, 16, 33):
+            for rows in (1, 2, 5, 16, 33, 97):
                 x = random_rows(rows, elements, seed=rows)
                 got = matmul(x, weight)
                 assert relative_error(got, rounded(x, compute), weight) < 1e-6, (outs, rows)

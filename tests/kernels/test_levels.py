@@ -14,6 +14,7 @@ SKYLAKE_X = f"{HASWELL} avx512f avx512bw avx512cd avx512dq avx512vl"
 CASCADE_LAKE = f"{SKYLAKE_X} avx512_vnni"
 ICE_LAKE = f"{CASCADE_LAKE} avx512vbmi avx512_vbmi2"
 ZEN_4 = f"{ICE_LAKE} avx512_bf16"
+SAPPHIRE_RAPIDS = f"{ZEN_4} amx_bf16 amx_tile"
 ALDER_LAKE = f"{HASWELL} avx_vnni"
 
 
@@ -28,6 +29,7 @@ ALDER_LAKE = f"{HASWELL} avx_vnni"
         ("x86_64", CASCADE_LAKE, "x86-64-v4-vnni"),
         ("x86_64", ICE_LAKE, "x86-64-v4-vnni"),
         ("x86_64", ZEN_4, "x86-64-v4-bf16"),
+        ("x86_64", SAPPHIRE_RAPIDS, "x86-64-v4-amx"),
         ("aarch64", "fp asimd", "arm64"),
         ("aarch64", "fp asimd asimddp", "arm64-dotprod"),
         ("aarch64", "fp asimd asimddp sve i8mm bf16", "arm64-i8mm"),
@@ -60,3 +62,15 @@ def test_the_environment_forces_a_level_that_the_processor_has(
         ConfigurationError, match=r"`CARAVAN_KERNELS` is 'x86-64-v4-bf16'; .* has x86-64-v4-vnni, "
     ):
         usable_levels({"CARAVAN_KERNELS": "x86-64-v4-bf16"})
+
+
+@pytest.mark.parametrize(
+    ("permitted", "best"), [(True, "x86-64-v4-amx"), (False, "x86-64-v4-bf16")]
+)
+def test_amx_is_used_only_with_the_permission_of_the_kernel(
+    permitted: bool, best: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(levels, "machine", lambda: "x86_64")
+    monkeypatch.setattr(levels, "processor_features", lambda: frozenset(SAPPHIRE_RAPIDS.split()))
+    monkeypatch.setattr(levels, "_amx_is_permitted", lambda: permitted)
+    assert usable_levels({})[0].name == best

@@ -120,7 +120,7 @@ static void run_part(const caravan_experts_job *j, const groups *g, int index, i
     const job of_group = {
         .weight = j->weight + g->used[n] * j->expert_bytes, .row_bytes = j->row_bytes,
         .rows = rows, .outs = j->outs, .elements = j->elements,
-        .outs_at_once = how.outs_at_once, .x = packed_of(j, g, n), .x_stride = packed_row_bytes(j->elements) / (int)sizeof(float),
+        .outs_at_once = how.outs_at_once, .x = packed_of(j, g, n), .x_stride = padded(j->elements),
         .y = j->y, .y_stride = j->outs, .y_rows = g->order + begin,
     };
     const int follows = next >= 0 && next < g->first[n + 1];

@@ -31,9 +31,28 @@ integer_product integer_product_of(int type) {
     return found ? common[type] : rarer_integer_product(type);
 }
 
+/* Where a row of a group is written: its first plane, and how far the next plane is; its scale, and how far the
+ * sums are. */
+typedef struct { uint8_t *planes, *numbers; int plane_bytes, number_bytes; } group_place;
+
+/* Of row `at` of `some` rows, whose group begins at `to`. */
+INLINE group_place place_of(const int form, uint8_t *to, int some, int at) {
+    const int planes = planes_of(form);
+#if HAS_AMX
+    if (is_amx(form)) {
+        uint8_t *const numbers = to + some * planes * AMX_PLANE + 4 * at;
+        return (group_place){to + at * AMX_PLANE, numbers, some * AMX_PLANE, 4 * some};
+    }
+#endif
+    (void)some;
+    to += at * group_bytes(planes);
+    return (group_place){to, to + planes * GROUP, GROUP, 4};
+}
+
 /* 32 floats at x times `factor`; with an infinity or NaN among them, the scale is NaN. */
 INLINE void write_group(const int planes, int form, int offset, int halves, int base, const float *x, float factor,
-                        uint8_t *to) {
+                        const group_place *place) {
+    uint8_t *const to = place->planes;
     const int largest = planes == 2 ? 127 * 128 : 127, parts = GROUP / LANES;
     floats scaled[GROUP / LANES];
     ints most = i_all(0);
@@ -61,28 +80,37 @@ INLINE void write_group(const int planes, int form, int offset, int halves, int 
         }
 #endif
         const ints high = planes == 2 ? (q + 64) >> 7 : q;
+#if HAS_AMX
+        if (is_amx(form)) {
+            amx_store(to + 2 * i * LANES, planes == 2 ? high << 7 : high);
+            if (planes == 2) amx_store(to + place->plane_bytes + 2 * i * LANES, q - (high << 7));
+            continue;
+        }
+#endif
         i_store_bytes(to + i * LANES, high);
-        if (planes == 2) i_store_bytes(to + GROUP + i * LANES, q - (high << 7));
+        if (planes == 2) i_store_bytes(to + place->plane_bytes + i * LANES, q - (high << 7));
     }
     int32_t both[2] = {i_sum(sums[0]), i_sum(sums[1])};
     if (halves == 1) both[0] += both[1];
-    memcpy(to + planes * GROUP, &scale, 4);
+    memcpy(place->numbers, &scale, 4);
     for (int h = 0; h < 2; h++) {
         const int32_t moved = -offset * both[h];
         const float sum = (float)both[h];
-        memcpy(to + planes * GROUP + 4 + 4 * h, base ? (const void *)&sum : &moved, 4);
+        memcpy(place->numbers + (h + 1) * place->number_bytes, base ? (const void *)&sum : &moved, 4);
     }
 }
 
 INLINE void pack(const int planes, int type, const float *x, float factor, int elements, int rows, int row,
                  void *packed) {
-    const int groups = elements / GROUP, first = row / ROWS_AT_ONCE * ROWS_AT_ONCE;
-    const int some = rows - first < ROWS_AT_ONCE ? rows - first : ROWS_AT_ONCE;
-    uint8_t *to = (uint8_t *)packed + ((ptrdiff_t)first * groups + row - first) * group_bytes(planes);
+    const int form = form_of(type, planes, rows), each = form_bytes(form), groups = elements / GROUP;
+    const int at_once = rows_together(form), first = row / at_once * at_once;
+    const int some = rows - first < at_once ? rows - first : at_once, at = row - first;
     const int offset = code_offset(type), halves = group_scales(type), base = has_base(type);
-    const int form = form_of(type, planes, rows);
-    for (int i = 0; i < groups; i++, to += some * group_bytes(planes))
-        write_group(planes, form, offset, halves, base, x + i * GROUP, factor, to);
+    uint8_t *to = (uint8_t *)packed + (ptrdiff_t)first * groups * each;
+    for (int i = 0; i < groups; i++, to += some * each) {
+        const group_place place = place_of(form, to, some, at);
+        write_group(planes, form, offset, halves, base, x + i * GROUP, factor, &place);
+    }
 }
 
 static void pack_fine(int type, const float *x, float factor, int elements, int rows, int row, void *packed) {

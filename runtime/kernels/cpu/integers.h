@@ -7,6 +7,7 @@
 #ifndef CARAVAN_INTEGERS_H
 #define CARAVAN_INTEGERS_H
 
+#include "amx.h"
 #include "jobs.h"
 #include "tiles.h"
 
@@ -28,15 +29,37 @@ typedef struct {
     float *y;         /* [row][tiles * LANES] */
 } tile_rows;
 
-/* How activations are stored: as one or two planes, or as numbers of 16 bits, which take the space of two. */
-enum { ONE_PLANE = 1, TWO_PLANES = 2, WIDE = 3 };
+/* How activations are stored: as one or two planes, or as numbers of 16 bits, which take the space of two; or as
+ * planes for AMX. */
+enum { ONE_PLANE = 1, TWO_PLANES = 2, WIDE = 3, ONE_AMX_PLANE = 4, TWO_AMX_PLANES = 5 };
 
-INLINE int planes_of(const int form) { return form == ONE_PLANE ? 1 : 2; }
+INLINE int planes_of(const int form) { return form == ONE_PLANE || form == ONE_AMX_PLANE ? 1 : 2; }
+INLINE int is_amx(const int form) { return form >= ONE_AMX_PLANE; }
+
+/* Rows whose groups are packed together. */
+INLINE int rows_together(const int form) {
+#if HAS_AMX
+    if (is_amx(form)) return AMX_ROWS;
+#endif
+    (void)form;
+    return ROWS_AT_ONCE;
+}
+
+/* Bytes of a group of a row. */
+INLINE int form_bytes(const int form) {
+#if HAS_AMX
+    if (is_amx(form)) return amx_row_bytes(planes_of(form));
+#endif
+    return group_bytes(planes_of(form));
+}
 
 /* The form of `planes` of so many rows. */
 INLINE int form_of(const int type, const int planes, int rows) {
 #ifdef WIDE_ROWS
     return planes == 2 && (rows >= WIDE_ROWS || largest_code(type) > PAIRED_CODES) ? WIDE : planes;
+#elif HAS_AMX
+    (void)type;
+    return rows < amx_least_rows(planes) ? planes : planes == 2 ? TWO_AMX_PLANES : ONE_AMX_PLANE;
 #else
     (void)type, (void)rows;
     return planes;
@@ -191,6 +214,84 @@ INLINE void add_block(const int type, const int form, const int tiles, const uin
     }
 }
 
+#if HAS_AMX
+
+/* Products of a type with one or two planes. Each function is compiled by itself: inlined together, they need more
+ * registers than there are. */
+typedef struct {
+    int type, planes;
+    void (*unpack)(const uint8_t *p, ptrdiff_t stride, int count, foresight *f, amx_group *to);
+    void (*rows)(const amx_group *g, int count, const uint8_t *x, float *y, ptrdiff_t y_stride);
+    void (*rest)(const amx_group *g, int count, const uint8_t *x, int rows, float *y, ptrdiff_t y_stride);
+} amx_product;
+
+/* `count` groups of LANES outputs, at most AMX_GROUPS. */
+INLINE void unpack_for_amx(const int type, const uint8_t *p, ptrdiff_t stride, int count, foresight *f,
+                           amx_group *to) {
+    const int in_block = block_groups(type) == 8 && count == AMX_GROUPS;
+    const amx_codes table = amx_codes_of(code_offset(type));
+    block b;
+    group g;
+    if (in_block) begin_block(type, p, stride, &b);
+    UNROLL(8)
+    for (int k = 0; k < AMX_GROUPS; k++) {
+        if (k == count) break;
+        foresee(f, p + k * LANES / AMX_GROUPS * stride, stride, LANES / AMX_GROUPS, amx_block_bytes(type));
+        if (in_block) block_group(type, p, stride, k, &b, &g);
+        else if (block_vectors(type) < 16) simple_group(type, p + k * block_bytes(type), stride, &g);
+        IN_MEMORY(b);
+        amx_group_of(type, &table, &g, to + k);
+    }
+}
+
+/* As add_tile. */
+INLINE void add_amx_tile(const amx_product *how, int tiles, const uint8_t *p, ptrdiff_t stride, int elements,
+                         foresight f, const tile_rows *to) {
+    const int groups = elements / GROUP, width = tiles * LANES, full = to->rows / AMX_ROWS, rest = to->rows % AMX_ROWS;
+    const int row_bytes = amx_row_bytes(how->planes), bytes = amx_block_bytes(how->type);
+    amx_group g[TILES][AMX_GROUPS];
+    for (int begin = 0; begin < groups; begin += AMX_GROUPS, p += bytes) {
+        const int count = groups - begin < AMX_GROUPS ? groups - begin : AMX_GROUPS;
+        for (int t = 0; t < tiles; t++) how->unpack(p + t * LANES * stride, stride, count, &f, g[t]);
+        for (int i = 0; i < full; i++) {
+            const uint8_t *const x = to->x + (ptrdiff_t)(i * groups + begin) * AMX_ROWS * row_bytes;
+            for (int t = 0; t < tiles; t++)
+                how->rows(g[t], count, x, to->y + i * AMX_ROWS * width + t * LANES, width);
+        }
+        const uint8_t *const x = to->x + ((ptrdiff_t)full * groups * AMX_ROWS + begin * rest) * row_bytes;
+        for (int t = 0; rest && t < tiles; t++)
+            how->rest(g[t], count, x, rest, to->y + full * AMX_ROWS * width + t * LANES, width);
+    }
+}
+
+#define DEFINE_AMX_PLANES(type, planes)                                                                             \
+    static __attribute__((noinline)) void type##_amx_rows_##planes(const amx_group *g, int count, const uint8_t *x, \
+                                                                   float *y, ptrdiff_t y_stride) {                  \
+        add_amx_rows(type, planes, g, count, x, y, y_stride);                                                       \
+    }                                                                                                               \
+    static __attribute__((noinline)) void type##_amx_rest_##planes(const amx_group *g, int count, const uint8_t *x, \
+                                                                   int rows, float *y, ptrdiff_t y_stride) {        \
+        add_amx_rest(type, planes, g, count, x, rows, y, y_stride);                                                 \
+    }                                                                                                               \
+    static const amx_product type##_amx_##planes = {type, planes, type##_unpack_for_amx, type##_amx_rows_##planes,  \
+                                                    type##_amx_rest_##planes};
+#define DEFINE_AMX(type)                                                                                         \
+    static __attribute__((noinline)) void type##_unpack_for_amx(const uint8_t *p, ptrdiff_t stride, int count,   \
+                                                                foresight *f, amx_group *to) {                   \
+        unpack_for_amx(type, p, stride, count, f, to);                                                           \
+    }                                                                                                            \
+    DEFINE_AMX_PLANES(type, 1)                                                                                   \
+    DEFINE_AMX_PLANES(type, 2)
+#define AMX_PRODUCT(type, planes) &type##_amx_##planes
+
+#else
+
+typedef struct amx_product amx_product;
+#define DEFINE_AMX(type)
+#define AMX_PRODUCT(type, planes) NULL
+
+#endif
+
 /* `tiles` times LANES outputs, from rows `stride` apart at p on. */
 INLINE void add_tile(const int type, const int form, const int tiles, const uint8_t *p, ptrdiff_t stride,
                      int elements, foresight f, const tile_rows *to) {
@@ -212,14 +313,18 @@ INLINE void add_tile(const int type, const int form, const int tiles, const uint
 }
 
 /* Outputs from `index` * outs_at_once on, a multiple of tiles * LANES, of at least so many in all. */
-INLINE void integer_part(const int type, const int form, const int tiles, const job *j, int index, int next,
-                         int foreseen) {
+INLINE void integer_part(const int type, const int form, int tiles, const amx_product *amx, const job *j, int index,
+                         int next, int foreseen) {
     const int begin = index * j->outs_at_once, width = tiles * LANES;
+    (void)amx;
     const int end = begin + j->outs_at_once < j->outs ? begin + j->outs_at_once : j->outs;
     float y[ROWS_AT_ONCE * TILES * LANES] __attribute__((aligned(64)));
+#if HAS_AMX
+    if (is_amx(form)) begin_amx(type, j->rows % AMX_ROWS);
+#endif
     for (int row = 0; row < j->rows; row += ROWS_AT_ONCE) {
         const int rows = j->rows - row < ROWS_AT_ONCE ? j->rows - row : ROWS_AT_ONCE;
-        const ptrdiff_t row_bytes = (ptrdiff_t)(j->elements / GROUP) * group_bytes(planes_of(form));
+        const ptrdiff_t row_bytes = (ptrdiff_t)(j->elements / GROUP) * form_bytes(form);
         const tile_rows to = {(const uint8_t *)j->x + row * row_bytes, rows, y};
         const int behind = row + rows < j->rows ? begin : next < 0 ? end - 1 : next * j->outs_at_once;
         for (int out = begin; out < end; out += width) {
@@ -229,12 +334,29 @@ INLINE void integer_part(const int type, const int form, const int tiles, const 
             const uint8_t *const p = j->weight + first * j->row_bytes;
             const foresight f = {j->weight + then * j->row_bytes, out == begin && !row && !foreseen};
             memset(y, 0, (size_t)rows * width * sizeof *y);
-            add_tile(type, form, tiles, p, j->row_bytes, j->elements, f, &to);
+#if HAS_AMX
+            if (is_amx(form)) add_amx_tile(amx, tiles, p, j->row_bytes, j->elements, f, &to);
+            else
+#endif
+                add_tile(type, form, tiles, p, j->row_bytes, j->elements, f, &to);
             for (int r = 0; r < rows; r++)
                 memcpy(results_of(j, row + r) + out, y + r * width + skipped,
                        (width - skipped) * sizeof *y);
         }
     }
+#if HAS_AMX
+    if (is_amx(form)) end_amx();
+#endif
+}
+
+static void amx_part(const amx_product *how, int form, const job *j, int index, int next, int foreseen) {
+#if HAS_AMX
+    const int tiles = j->outs < TILES * LANES ? 1 : TILES;
+    if (form == TWO_AMX_PLANES) integer_part(how->type, TWO_AMX_PLANES, tiles, how, j, index, next, foreseen);
+    else integer_part(how->type, ONE_AMX_PLANE, tiles, how, j, index, next, foreseen);
+#else
+    (void)how, (void)form, (void)j, (void)index, (void)next, (void)foreseen;
+#endif
 }
 
 typedef struct { part fine, fast; } integer_product;
@@ -244,16 +366,18 @@ integer_product integer_product_of(int type);
 integer_product rarer_integer_product(int type);
 
 #define MEMORY_BOUND 3 /* rows; with so few, one tile at a time, because the innermost cache holds the next one too */
-#define DEFINE_PART(name, type, planes, tiles)                                            \
-    static void name(const job *j, int index, int next, int foreseen) {                   \
-        const int form = form_of(type, planes, j->rows), few = j->rows <= MEMORY_BOUND;   \
-        if (form == WIDE && few) integer_part(type, WIDE, 1, j, index, next, foreseen);   \
-        else if (form == WIDE) integer_part(type, WIDE, TILES, j, index, next, foreseen); \
-        else if (tiles > 1 && !few && j->outs >= tiles * LANES)                           \
-            integer_part(type, planes, tiles, j, index, next, foreseen);                  \
-        else integer_part(type, planes, 1, j, index, next, foreseen);                     \
+#define DEFINE_PART(name, type, planes, tiles)                                                  \
+    static void name(const job *j, int index, int next, int foreseen) {                         \
+        const int form = form_of(type, planes, j->rows), few = j->rows <= MEMORY_BOUND;         \
+        if (is_amx(form)) amx_part(AMX_PRODUCT(type, planes), form, j, index, next, foreseen);  \
+        else if (form == WIDE && few) integer_part(type, WIDE, 1, NULL, j, index, next, foreseen);   \
+        else if (form == WIDE) integer_part(type, WIDE, TILES, NULL, j, index, next, foreseen); \
+        else if (tiles > 1 && !few && j->outs >= tiles * LANES)                                 \
+            integer_part(type, planes, tiles, NULL, j, index, next, foreseen);                  \
+        else integer_part(type, planes, 1, NULL, j, index, next, foreseen);                     \
     }
 #define DEFINE_INTEGER(type, tiles)          \
+    DEFINE_AMX(type)                         \
     DEFINE_PART(type##_fine, type, 2, tiles) \
     DEFINE_PART(type##_fast, type, 1, tiles)
 #define INTEGER(type) [type] = {type##_fine, type##_fast}

@@ -43,6 +43,9 @@ typedef struct {
 /* The method for so many rows. `matrices` of such products are divided among the threads together. */
 method method_of(int type, int compute, int rows, int outs, int matrices, int threads);
 
+/* Elements of a row that is filled to groups of 32. */
+INLINE int padded(int elements) { return (elements + 31) / 32 * 32; }
+
 /* The most bytes of a packed row, whatever the number of rows. */
 int64_t packed_row_bytes(int elements);
 

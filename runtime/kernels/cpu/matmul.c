@@ -1,4 +1,5 @@
 /* Activations times quantised rows: the entry points, and the float kernels of the common types. */
+#include "amx.h"
 #include "products.h"
 #include "team.h"
 
@@ -21,8 +22,6 @@ const product *product_of(int type) {
     const int found = type >= 0 && type < (int)(sizeof common / sizeof *common) && common[type].many;
     return found ? common + type : rarer_product(type);
 }
-
-static int padded(int elements) { return (elements + 31) / 32 * 32; }
 
 /* The nearest bfloat16, ties to even, in the upper half of a word. */
 INLINE uint32_t bfloat_of(float f) {
@@ -94,7 +93,8 @@ method method_of(int type, int compute, int rows, int outs, int matrices, int th
     return (method){p->many, TILE_OUTS, rounded ? BF16_ROUNDED_in_panels : F32_in_panels};
 }
 
-int64_t packed_row_bytes(int elements) { return (int64_t)padded(elements) * sizeof(float); }
+/* The most of all methods: floats, or a group of 32 as two planes for AMX. */
+int64_t packed_row_bytes(int elements) { return (int64_t)padded(elements) / 32 * (HAS_AMX ? 160 : 128); }
 
 /* Whether a block type has a kernel. */
 EXPORT int caravan_matmul_knows(int type) {
