@@ -181,7 +181,7 @@ INLINE void add_group(const int type, const int form, const int tiles, const gro
 /* Begins to load so many bytes, some of which may be behind the end of the weights. */
 INLINE void fetch(const uint8_t *p, const int bytes_count) {
     UNROLL(16)
-    for (int line = 0; line < bytes_count; line += 64) __builtin_prefetch(p + line, 0, 0);
+    for (int line = 0; line < bytes_count; line += 64) prefetch_once(p + line);
 }
 
 /* What is loaded while a tile is computed: the next tile, `next`, in order; and the first tile of a thread,

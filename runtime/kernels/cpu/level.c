@@ -1,4 +1,13 @@
-/* The name of the instruction set that this library was compiled for. */
+/* The instruction set that this library was compiled for, and what depends on the maker of the processor. */
 #include "simd.h"
+
+int caravan_loads_past_caches = 1;
+
+#if defined(__x86_64__)
+__attribute__((constructor)) static void choose_loads(void) {
+    __builtin_cpu_init();
+    caravan_loads_past_caches = __builtin_cpu_is("amd");
+}
+#endif
 
 EXPORT const char *caravan_level(void) { return CARAVAN_LEVEL; }

@@ -29,7 +29,7 @@ INLINE void fetch(foresight *f, int lines) {
     if (lines > f->left) lines = f->left;
     f->left -= lines;
     while (lines--) {
-        __builtin_prefetch(f->at, 0, 0);
+        prefetch_once(f->at);
         f->at += 64;
         if (f->at >= f->row + f->bytes) f->at = f->row += f->stride;
     }

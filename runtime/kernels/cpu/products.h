@@ -46,7 +46,7 @@ INLINE void few_tile(const int type, const int rows, const int outs, const job *
         float scales[FEW_OUTS][SCALES];
         UNROLL(4)
         for (int o = 0; o < outs; o++) {
-            for (int line = 0; line < bytes; line += 64) __builtin_prefetch(next + o * bytes + line, 0, 0);
+            for (int line = 0; line < bytes; line += 64) prefetch_once(next + o * bytes + line);
             block_scales(type, w + o * j->row_bytes + (ptrdiff_t)b * bytes, scales[o]);
         }
         next += outs * bytes;

@@ -21,6 +21,16 @@
 #define PRAGMA(text) _Pragma(#text)
 #define UNROLL(n) PRAGMA(GCC unroll n)
 
+/* Whether lines that are used once are loaded past the inner caches: a tenth faster on AMD's processors; those of Intel
+ * would then read memory at a quarter of their speed. */
+extern int caravan_loads_past_caches;
+
+/* Begins to load the line at p, which is used once. */
+INLINE void prefetch_once(const void *p) {
+    if (caravan_loads_past_caches) __builtin_prefetch(p, 0, 0);
+    else __builtin_prefetch(p, 0, 3);
+}
+
 typedef uint8_t b16 __attribute__((vector_size(16)));
 
 typedef uint8_t b32 __attribute__((vector_size(32)));
