@@ -136,7 +136,7 @@ class _PendingConnection:
         rank, nonce, digest = _ANSWER.unpack(self._answer)
         handshake = Handshake(token, purpose(rank, size), self._nonce, nonce)
         if not handshake.proved("caller", digest):
-            raise EngineDeadError("A connection comes from no rank of this model.")
+            raise EngineDeadError("The connection is not from a rank of this model.")
         self._proof = handshake.proof("listener")
         return rank
 
@@ -156,7 +156,7 @@ class _PendingConnection:
 def prove_rank(
     connection: Connection, rank: int, size: int, token: str, *, deadline: float
 ) -> None:
-    """The side of the other ranks, until `deadline`, a time of `time.monotonic`.
+    """The other ranks' side of the handshake. `deadline`: a time of `time.monotonic`.
 
     EngineDeadError: the listener does not know the token. OSError, EOFError: the connection was
     closed, or the handshake was not complete in time.

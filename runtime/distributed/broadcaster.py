@@ -88,7 +88,7 @@ class Broadcaster:
 
     @contextmanager
     def rank_errors(self) -> Iterator[None]:
-        """If another rank has caused a RuntimeError in here, raises that rank's failure instead."""
+        """A RuntimeError inside that another rank has caused is raised as that rank's failure."""
         try:
             yield
         except RuntimeError as error:
@@ -119,7 +119,7 @@ class RankZeroModel:
             return self._decoder.states(batch, cache)
 
     def logits(self, states: Tensor) -> Tensor:
-        """`states`: the first rows of those of the last step that it has not been called for."""
+        """`states`: the next rows of the last step's states, after those of earlier calls."""
         with self._broadcaster.rank_errors():
             self._broadcaster.send_logits(len(states))
             return self._decoder.logits(states)

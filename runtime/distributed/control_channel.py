@@ -65,7 +65,7 @@ class RankZero:
 
     @property
     def rank_infos(self) -> list[RankInfo]:
-        """Of the other ranks."""
+        """One for each other rank."""
         port = self._listener.getsockname()[1]
         return [RankInfo(r, self.size, self.host, port, self._token) for r in range(1, self.size)]
 

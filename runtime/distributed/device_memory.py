@@ -54,8 +54,8 @@ def _layout_on(
 
 @dataclass(frozen=True, slots=True)
 class _DeviceShare:
-    """What a memory plan needs to know of the part of a model on one device. Tokens are sampled on
-    the main device only."""
+    """The part of a model on one device, as a `PlannedModel`. Tokens are sampled on the main device
+    only, so the others plan with a vocabulary of 0 tokens."""
 
     model: DecoderModel
     device: torch.device

@@ -8,12 +8,12 @@ import torch
 
 from runtime.errors import ConfigurationError
 
-_STEPS = 40  # of the binary search for an even fill
+_STEPS = 40  # iterations of the binary search for an even fill
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPlacement:
-    """The device of each layer; `main` is that of the embedding, the head and everything else."""
+    """The device of each layer; `main` has the embedding, the head and everything else."""
 
     layers: tuple[torch.device, ...]
     main: torch.device

@@ -86,7 +86,7 @@ class ProcessRanks:
         return torch.cat(held, dim=1).unflatten(0, x.shape[:-1])
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """x of rank 0; overwrites that of the others."""
+        """Copies x of rank 0 into x of all other ranks, and returns it."""
         if x.numel():
             dist.broadcast(x, 0)
         return x

@@ -57,8 +57,8 @@ class RankGroup:
         for rank, message in enumerate(self._rank_zero.receive_json(), start=1):
             if message["loaded"] != digest:
                 raise ModelFileError(
-                    f"Rank {rank} of {self.ranks.size} has another file of this name than rank 0; "
-                    "all need the same."
+                    f"Rank {rank} of {self.ranks.size} has a different file under this name than "
+                    "rank 0; all ranks need the same one."
                 )
 
     def agree(

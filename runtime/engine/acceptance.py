@@ -1,36 +1,37 @@
-"""What became of the tokens that one source proposed for a sequence, and when it is to rest."""
+"""How many proposed tokens of one sequence were accepted, and when proposing pauses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-FIRST_TOKENS = 2  # of the first proposal, and of the first one after a pause
+FIRST_TOKENS = 2  # length of the first proposal, and of the first one after a pause
 SHORTEST_PAUSE, LONGEST_PAUSE = 32, 1024  # tokens without proposals
-LEAST_GAIN = 1.1  # in tokens per second
-_KEPT = 0.8  # of the weight of earlier proposals, at each one
-_TRIED, _ACCEPTED = 2.0, 1.5  # what a record begins with
-_CERTAIN = 0.98  # no token is accepted with more probability
+LEAST_GAIN = 1.1  # factor in tokens per second that a proposal must be expected to yield
+_KEPT = 0.8  # each proposal multiplies the weight of the earlier ones by this factor
+_TRIED, _ACCEPTED = 2.0, 1.5  # initial values of a record
+_CERTAIN = 0.98  # upper bound of the acceptance probability of a token
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """The recent proposals of one source for one sequence, while the sequence has its slot."""
+    """Statistics of the recent proposals of one source (n-grams or a draft model) for one sequence
+    while it has its slot."""
 
-    tried: float = _TRIED  # recent tokens that were compared with sampled ones
-    accepted: float = _ACCEPTED  # those of them that were equal
-    most: int = FIRST_TOKENS  # of the next proposal
-    pause: int = SHORTEST_PAUSE  # the next one
-    paused_until: int = 0  # length of the sequence
+    tried: float = _TRIED  # decayed number of proposed tokens compared with sampled ones
+    accepted: float = _ACCEPTED  # decayed number of those that were equal
+    most: int = FIRST_TOKENS  # maximum length of the next proposal
+    pause: int = SHORTEST_PAUSE  # length of the next pause, in tokens
+    paused_until: int = 0  # length of the sequence at which the current pause ends
     _proposed: tuple[int, ...] = ()  # the last proposal
-    _length: int = 0  # of the sequence at that time
+    _length: int = 0  # length of the sequence at that time
 
     def propose(self, tokens: tuple[int, ...], length: int) -> None:
-        """`length`: of the sequence, which the tokens may follow."""
+        """Record a proposal made when the sequence had `length` tokens."""
         self._proposed, self._length = tokens, length
 
     def review(self, tokens: Sequence[int], most: int) -> bool:
-        """Compare the last proposal with what was sampled; whether it was accepted whole, which
-        doubles the next one, to `most` tokens."""
+        """Compare the last proposal with the sampled tokens. Returns whether all of it was
+        accepted; the next proposal may then be twice as long, up to `most` tokens."""
         proposed, self._proposed = self._proposed, ()
         sampled = tokens[self._length : self._length + len(proposed)]
         if not sampled:
@@ -48,20 +49,20 @@ class Acceptance:
         return whole
 
     def miss(self) -> None:
-        """Nothing could be proposed after all: counts as a token that was not accepted."""
+        """The source proposed nothing after the sequence waited for it: counts as one rejection."""
         self.tried, self.accepted = _KEPT * self.tried + 1, _KEPT * self.accepted
 
     def rest(self, length: int) -> None:
-        """Propose nothing for a while, longer each time, and begin anew after it."""
+        """Start a pause, each twice as long as the previous one, and reset the statistics."""
         self.paused_until = length + self.pause
         self.pause = min(2 * self.pause, LONGEST_PAUSE)
         self.tried, self.accepted, self.most = _TRIED, _ACCEPTED, FIRST_TOKENS
 
     @property
     def chance(self) -> float:
-        """That the next token is accepted."""
+        """Probability that the next proposed token is accepted."""
         return min(self.accepted / self.tried, _CERTAIN)
 
     def expected(self, count: int) -> float:
-        """The tokens that a step yields with so many proposed ones."""
+        """Expected number of tokens of a step with `count` proposed ones."""
         return (1 - self.chance ** (count + 1)) / (1 - self.chance)

@@ -48,9 +48,9 @@ class EngineOptions:
     `set_aside_bytes`: part of the free memory that is left to others. `state_checkpoint_bytes`: for
     checkpoints of recurrent states (None: a share of the cache's memory). `host_cache_bytes`: host
     memory for pages that the prefix cache evicts (None: see `host_page_counts`). `proposed_tokens`:
-    the most that speculation proposes for a sequence and a step, 0 for none; `ngram`: also from
-    what precedes, not only those of a draft model. `cuda_graphs`: decode
-    steps on a CUDA device are captured (`step_graphs`), unless several devices or ranks compute.
+    speculation proposes at most this many tokens per sequence and step (0: no speculation);
+    `ngram`: by prompt lookup too, not only by a draft model. `cuda_graphs`: decode steps on a CUDA
+    device are captured (`step_graphs`), unless several devices or ranks compute the model.
     `target_gap_ms`: see `StepBudget` (None: prompts fill steps).
     """
 
@@ -140,8 +140,8 @@ def _agreed_memory(
     rank_group: RankGroup | None,
     draft: DraftPlan | None,
 ) -> tuple[MemoryPlan, tuple[int, ...]]:
-    """The memory of this rank, and the pages of each cache group in host memory, which all ranks
-    have."""
+    """The memory plan of this rank, and the number of host pages of each cache group, which is the
+    same on all ranks."""
     device_ranks = 1 if rank_group is None else rank_group.device_ranks
     memory = _plan_memory(
         decoder, layout, device, options, encoder, device_ranks=device_ranks, draft=draft
@@ -163,7 +163,7 @@ def _agreed_memory(
 def _broadcasting(
     decoder: DecoderModel, pool: KVPool, rank_group: RankGroup | None
 ) -> tuple[DecoderModel, PagePool]:
-    """Model and pool that also repeat each step on the other ranks, if there are any."""
+    """Wraps model and pool so that the other ranks, if any, execute each step too."""
     if rank_group is None:
         return decoder, pool
     broadcaster = rank_group.broadcaster

@@ -1,4 +1,4 @@
-"""Which tokens leave a full context, so that an answer can go on.
+"""Which tokens are dropped from a full context so that an answer can continue.
 
 The cut depends on the request only, so that another replica reaches the same context.
 """
@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 
 from runtime.engine.request import ContextShift, ImageSpan, SamplingParams
 
-# `keep` may be at most this share of the context: the fewer tokens leave, the more often the
+# `keep` is limited to this share of the context: the fewer tokens are dropped, the more often the
 # others are computed again.
 KEPT_SHARE = 0.75
-# The number of tokens that leave is a multiple of a power of two, of this one in contexts from 512
-# tokens on, so that pages of as many tokens move as a whole.
+# The number of dropped tokens is a multiple of a power of two, of this one in contexts of at least
+# 512 tokens, so that pages of that size move as a whole.
 LARGEST_MULTIPLE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The positions [begin, end) leave the context; those behind move down."""
+    """The tokens at positions [begin, end) are dropped; later ones move down by `count`."""
 
     begin: int
     end: int
@@ -28,17 +28,17 @@ class Cut:
         return self.end - self.begin
 
     def moved(self, position: int) -> int:
-        """Where the token at `position`, or else the next one that stays, is afterwards."""
+        """New position of the token at `position`; of the next kept one if it is dropped."""
         return min(position, max(self.begin, position - self.count))
 
     def spans(self, spans: Sequence[ImageSpan]) -> tuple[ImageSpan, ...]:
-        """Those of the images that stay."""
+        """The spans of the images that are kept, at their new positions."""
         stay = (s for s in spans if not self.begin <= s.start < self.end)
         return tuple(replace(span, start=self.moved(span.start)) for span in stay)
 
     def sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """The parameters, with positions and random numbers of the moved tokens. What is in front
-        of the cut and what is behind it is no text."""
+        """`sampling` with the positions after the cut and the same random numbers. `bad_words` do
+        not match across the cut, because the tokens on its sides were not consecutive."""
         return replace(
             sampling,
             counted_from=self.moved(sampling.counted_from),
@@ -49,10 +49,10 @@ class Cut:
 
 
 def cut_of(shift: ContextShift, prompt_tokens: int, spans: Sequence[ImageSpan]) -> Cut:
-    """What leaves a full context, as in Ollama: half of the tokens after the first `keep`.
+    """The cut of a full context, as in Ollama: half of the tokens after the first `keep`.
 
-    Images leave or stay whole. One that the first `keep` tokens contain a part of may leave. The
-    last token, which follows the images, stays.
+    Images are dropped or kept whole. An image that only partly lies within the first `keep` tokens
+    may be dropped. The last token, which follows the images, is kept.
     """
     context = shift.context_tokens
     keep = prompt_tokens if shift.keep < 0 else shift.keep
@@ -70,7 +70,7 @@ def cut_of(shift: ContextShift, prompt_tokens: int, spans: Sequence[ImageSpan]) 
 
 
 def _multiple(half: int) -> int:
-    """The largest power of two by which rounding costs less than a quarter."""
+    """The largest power of two, up to `LARGEST_MULTIPLE`, that is at most a quarter of `half`."""
     return min(LARGEST_MULTIPLE, 1 << max(0, (half // 4).bit_length() - 1))
 
 

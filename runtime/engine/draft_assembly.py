@@ -1,4 +1,4 @@
-"""Builds a drafter: the draft model beside a model, with its own cache, on the same device."""
+"""Builds a drafter: a draft model with its own cache, on the device of the model it drafts for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from runtime.worker.model import DecoderModel
 from runtime.worker.recorded_steps import recorded_bytes
 from runtime.worker.runner import DeviceRunner
 
-_BESIDE_PROPOSED = 2  # tokens of a sequence that the host knows and the draft model does not
+_BESIDE_PROPOSED = 2  # tokens besides the proposed ones that a slot of the draft model may lack
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class DraftOptions:
 
 
 class DraftPlan:
-    """A draft model for a `target` on one device, and what it takes: `DraftNeeds`.
+    """A draft model for `target` on one device, and its memory as `DraftNeeds`.
 
-    Raises ConfigurationError as `check_draft`.
+    Raises the ConfigurationErrors of `check_draft`.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class DraftPlan:
 
     @property
     def step_bytes(self) -> int:
-        """What the largest step takes."""
+        """Bytes of the largest step: activations, recorded steps and sampling."""
         limits = self._limits
         activations = self._decoder.activation_bytes(limits.step_tokens, limits.draws)
         sampling = sampler_bytes(self._decoder, self._layout, limits)
@@ -123,17 +123,17 @@ class DraftPlan:
         return Drafter(runner, manager, draft_limits)
 
     def _pages(self, tokens: int) -> Sequence[int]:
-        """As many of each group as so many tokens take, at least those of one context."""
+        """Pages of each group for `tokens` cached tokens, at least for one full context."""
         return self._sizes.wanted(max(tokens, self._limits.context_tokens))
 
 
 def check_draft(draft: DecoderModel, target: DecoderModel) -> None:
-    """ConfigurationError if the one cannot draft, or the other takes no proposals."""
+    """ConfigurationError if `draft` cannot propose tokens or `target` cannot verify them."""
     name = "`speculation.draft`"
     if not target.generates or any(cache.kind.by_sequence for cache in target.cache_layers):
         raise ConfigurationError(
-            f"{name} is given, but this model is not speculated: it has recurrent layers, whose "
-            "states cannot be taken back, or does not generate. Remove it."
+            f"{name} is given, but this model does not support speculation: it has recurrent "
+            "layers, whose states cannot be rolled back, or does not generate text. Remove it."
         )
     if target.cache_devices is not None:
         raise ConfigurationError(

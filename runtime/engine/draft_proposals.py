@@ -1,4 +1,4 @@
-"""Proposals of a draft model: for which sequences, and how many, pay for its steps."""
+"""Proposals of a draft model: which sequences draft, and how many tokens."""
 
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from runtime.engine.sequence import Sequence
 
 @dataclass(slots=True)
 class _Record:
-    """Of a sequence while it has its slot."""
+    """State of a sequence while it has its slot."""
 
     epoch: int
     acceptance: Acceptance = field(default_factory=Acceptance)
@@ -28,25 +28,27 @@ class _Candidate:
 
 
 class DraftProposals:
-    """All sequences draft together, so that what pays is decided for all of them at once.
+    """All sequences draft in the same steps of the draft model, so the length of the drafts and
+    the sequences that take part are chosen together, to maximise tokens per unit of time.
 
-    `most`: tokens of a proposal. After sequences whose drafts did not pay, new ones draft later.
+    `most`: maximum length of a proposal. When drafts of recent sequences did not pay off, new
+    sequences start to draft later.
     """
 
     def __init__(self, drafter: Drafter, *, most: int) -> None:
         self.drafter, self._most = drafter, most
         self._records: WeakKeyDictionary[Sequence, _Record] = WeakKeyDictionary()
-        self._delay = 0  # tokens of a new sequence before its first draft
-        self._running = 0  # sequences
+        self._delay = 0  # tokens that a new sequence generates before its first draft
+        self._running = 0  # running sequences
 
     def keep(self, running: Several[Sequence]) -> None:
-        """Release what the draft model holds of other sequences."""
+        """Release the draft model's state of all other sequences."""
         self.drafter.keep(running)
 
     def propose(self, running: Several[Sequence], step: PlannedStep) -> None:
-        """Set what the sequences without proposals propose, or that they wait for their last token
-        to propose."""
-        if not step.costs.measured:  # nor is it known then whether drafts pay
+        """Draft for sequences without proposals. A sequence whose last token is only on the device
+        is marked to wait for it (`waits_to_propose`)."""
+        if not step.costs.measured:  # the benefit of a draft is unknown
             return
         found = (self._candidate(sequence, step) for sequence in running)
         candidates = [each for each in found if each is not None]
@@ -81,9 +83,9 @@ class DraftProposals:
     def _chosen(
         self, candidates: list[_Candidate], step: PlannedStep
     ) -> tuple[int, list[_Candidate]]:
-        """The length of the drafts and their sequences, without those least likely to be right if
-        that is better; they rest if drafts would not even pay for them alone. `candidates`: the
-        most likely first."""
+        """The length of the drafts, and the sequences that draft. Candidates with low acceptance
+        are left out where that yields more; those for which drafting would not pay off even alone
+        start a pause. `candidates`: sorted by acceptance, highest first."""
         while candidates:
             depth, rate = self._best(candidates, step)
             if depth and rate >= LEAST_GAIN * self._rate(candidates, 0, step):
@@ -109,13 +111,14 @@ class DraftProposals:
             self._delay = min(max(2 * self._delay, SHORTEST_PAUSE), LONGEST_PAUSE)
 
     def _best(self, candidates: list[_Candidate], step: PlannedStep) -> tuple[int, float]:
-        """The length of drafts with which the step yields most per unit of time."""
+        """The draft length with the most expected tokens per unit of time, and that rate."""
         deepest = max(each.most for each in candidates)
         rates = [self._rate(candidates, depth, step) for depth in range(deepest + 1)]
         return rates.index(max(rates)), max(rates)
 
     def _rate(self, candidates: list[_Candidate], depth: int, step: PlannedStep) -> float:
-        """Tokens per unit of time, if each proposes up to `depth` tokens; 0 if that is too many."""
+        """Expected tokens per unit of time if each candidate drafts up to `depth` tokens; 0 if the
+        step has too few rows."""
         counts = [min(depth, each.most) for each in candidates]
         if sum(counts) > step.room:
             return 0.0

@@ -1,8 +1,8 @@
-"""A smaller model of the same vocabulary that samples what may follow the ends of sequences.
+"""A smaller model of the same vocabulary that samples likely continuations of sequences.
 
-It samples with the parameters and the random numbers of the sequences, so that it draws the same
-tokens where both models agree. Its runner, its pages and their prefix cache are its own; a sequence
-has the same slot in both. What it computes influences the number of tokens of a step, never which.
+It uses each sequence's sampling parameters and random numbers, so it draws the same tokens where
+both models agree. It has its own runner, pages and prefix cache; a sequence has the same slot in
+both models. Drafts change how many tokens a step yields, never which tokens.
 """
 
 import time
@@ -19,15 +19,19 @@ from runtime.engine.step_costs import StepCosts
 from runtime.engine.step_plan import Chunk, PageWrite, Runner, SlotLoad, StepPlan
 from runtime.kv.cache_manager import KVCacheManager, PageGrant
 
-_NEAR = 2  # tokens that a drafting step may begin with: the last drafted one, and one more
+# At most this many uncomputed tokens are computed by the first drafting step itself: the last
+# token of an accepted draft and the token sampled after it. More need a step before it.
+_NEAR = 2
 
 
 @dataclass(frozen=True, slots=True)
 class DraftLimits:
-    """Of the draft model's steps: rows in total, and those that may draw. `context_tokens`: of a
-    sequence; `written_tokens`: of a sequence in a step, without loading its slot again.
-    `vocab_size` of the draft model, `target_vocab_size` of the one that it drafts for: ids from the
-    smaller one on are not shared. `depth`: steps in flight."""
+    """Limits of the draft model's steps.
+
+    `step_tokens`: rows of a step; `draws`: rows of a step that may sample. `context_tokens`: length
+    of a sequence. `written_tokens`: tokens of a sequence that a step can write to its slot; more
+    need a `SlotLoad`. `vocab_size`: of the draft model; `target_vocab_size`: of the model it drafts
+    for; only ids below both are shared. `depth`: steps in flight."""
 
     step_tokens: int
     draws: int
@@ -40,26 +44,30 @@ class DraftLimits:
 
 @dataclass(eq=False, slots=True)
 class _Draft:
-    """What the draft model has of a sequence. `own`: its tokens, of which the first `verified` are
-    the sequence's, and its pages. `foreign`: the sequence has tokens that the model has not."""
+    """The draft model's state of a sequence.
+
+    `own`: the draft model's sequence, with its tokens and pages; its first `verified` tokens equal
+    those of the target's sequence. `foreign`: the sequence has token ids outside the draft model's
+    vocabulary, so it cannot draft."""
 
     own: Sequence
     slot: int
-    epoch: int  # of the sequence
+    epoch: int  # of the target's sequence
     verified: int
-    written: int | None = None  # the first tokens that its slot has; None before it is loaded
-    count: int = 0  # of the draft in progress
+    written: int | None = None  # number of tokens in its slot; None before it is loaded
+    count: int = 0  # tokens of the draft in progress
     drawn: list[int] = field(default_factory=list)
     foreign: bool = False
 
     @property
     def behind(self) -> int:
-        """Verified tokens that are not computed."""
+        """Number of verified tokens that the draft model has not computed."""
         return self.verified - self.own.launched
 
 
 class Drafter:
-    """`costs`: the durations of its decode steps."""
+    """Drafts tokens with the draft model. `costs`: durations of its decode steps, in ns of
+    `clock`."""
 
     def __init__(
         self,
@@ -73,8 +81,8 @@ class Drafter:
         self.cache_manager = cache_manager
         self._runner, self._limits, self._clock = runner, limits, clock
         self._drafts: dict[Sequence, _Draft] = {}
-        self._page_writes: list[PageWrite] = []  # of the next step
-        self._mark = 0  # when the last step ended
+        self._page_writes: list[PageWrite] = []  # for the next step
+        self._mark = 0  # end of the last step
 
     def room(self, sequence: Sequence) -> int:
         """The most tokens that can be drafted for a sequence; 0 for one with images."""
@@ -84,7 +92,7 @@ class Drafter:
         return self._limits.context_tokens - sequence.length
 
     def keep(self, running: Several[Sequence]) -> None:
-        """Release the pages of other sequences, and of those that have begun anew."""
+        """Release the pages of sequences that are not in `running` or have restarted since."""
         if not self._drafts:
             return
         epochs = {sequence: sequence.epoch for sequence in running}
@@ -93,9 +101,11 @@ class Drafter:
                 self._release(sequence)
 
     def draft(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, tuple[int, ...]]:
-        """So many tokens after the ends of running sequences, whose tokens are all known; waits for
-        the device. Fewer if one cannot be sampled. Sequences are left out while more of their
-        tokens have to be computed first than one step can, and without pages."""
+        """Draft `wanted[sequence]` tokens for each running sequence, whose tokens must all be known
+        to the host; waits for the device.
+
+        A draft is shorter if a token cannot be sampled. Sequences are missing in the result if one
+        step cannot compute all of their missing tokens or no pages are free."""
         drafts = {sequence: self._synchronised(sequence) for sequence in wanted}
         self._catch_up(list(drafts.values()), wanted)
         ready, draws = dict[Sequence, _Draft](), self._limits.draws
@@ -109,7 +119,7 @@ class Drafter:
         return {sequence: _before(draft.drawn, shared) for sequence, draft in ready.items()}
 
     def _synchronised(self, sequence: Sequence) -> _Draft:
-        """The draft of a sequence, with its tokens."""
+        """The draft state of a sequence, updated to its current tokens."""
         draft = self._drafts.get(sequence)
         if draft is None:
             draft = self._drafts[sequence] = self._admit(sequence)
@@ -146,7 +156,7 @@ class Drafter:
         return draft
 
     def _catch_up(self, drafts: Several[_Draft], kept: Mapping[Sequence, int]) -> None:
-        """One step for what has to be computed before the last tokens of the sequences."""
+        """Compute the missing tokens before each sequence's last one in a single step."""
         crowded = sum(min(draft.behind, _NEAR) for draft in drafts) > self._limits.draws
         rows, chunks = self._limits.step_tokens, list[Chunk]()
         for draft in drafts:
@@ -166,13 +176,14 @@ class Drafter:
             self._settle(own)
 
     def _begins(self, draft: _Draft, count: int, kept: Mapping[Sequence, int]) -> bool:
-        """Whether the draft can be made now: `count` tokens, of which the last is not computed."""
+        """Whether `count` tokens can be drafted now. Their pages are reserved then; the last token
+        is not computed and needs none."""
         draft.count, draft.drawn = count, []
         near = draft.behind <= _NEAR and not draft.foreign
         return near and self._reserve(draft, draft.verified + count - 1, kept)
 
     def _sample(self, drafts: Several[_Draft]) -> None:
-        """All drafts, a token of each in a step."""
+        """Sample all drafts, one token of each per step."""
         flying: deque[tuple[list[Chunk], Any]] = deque()
         self._mark = self._clock()
         by_own = {draft.own: draft for draft in drafts}
@@ -183,7 +194,8 @@ class Drafter:
                     chunks += _rows(draft, number)
             flying.append((chunks, self._launch(chunks)))
             for draft in drafts if number == 0 else ():
-                # The row before the last known token has drawn another one into its place.
+                # With two rows, the first one's sample has overwritten the last known token in the
+                # slot.
                 draft.written = draft.verified - (draft.behind == _NEAR)
             if len(flying) >= self._limits.depth:
                 self._collect(*flying.popleft(), by_own)
@@ -210,7 +222,7 @@ class Drafter:
                 draft.drawn.append(result.token)
 
     def _launch(self, chunks: list[Chunk]) -> Any:
-        """Also uploads the tokens that the slots lack."""
+        """Launch a step that also uploads the tokens that its slots lack."""
         loads, writes = [], []
         slots = {chunk.slot for chunk in chunks}
         for draft in (each for each in self._drafts.values() if each.slot in slots):
@@ -227,7 +239,8 @@ class Drafter:
         )
 
     def _reserve(self, draft: _Draft, end: int, kept: Mapping[Sequence, int]) -> bool:
-        """Pages for positions up to `end`, if necessary those of sequences that are not `kept`."""
+        """Reserve pages for positions below `end`, if necessary by releasing sequences that are not
+        in `kept`. False if there are too few."""
         grants = self.cache_manager.reserve(draft.own, end)
         if grants is None:
             for sequence in [each for each in self._drafts if each not in kept]:
@@ -241,7 +254,7 @@ class Drafter:
         self._page_writes += [PageWrite(g.group, draft.slot, g.index, g.page) for g in grants]
 
     def _settle(self, own: Sequence) -> None:
-        """What is computed may serve other sequences, and what no later row sees is released."""
+        """Add computed pages to the prefix cache; release those that no later row attends to."""
         self.cache_manager.publish(own)
         self.cache_manager.trim(own)
 
@@ -257,8 +270,8 @@ def _known(draft: _Draft, begin: int, end: int, *, samples: bool) -> Chunk:
 
 
 def _rows(draft: _Draft, number: int) -> list[Chunk]:
-    """Of the step with that number: the last known tokens, in chunks of one row each, since such
-    steps are recorded; then the token drawn last."""
+    """The rows of drafting step `number`. Step 0 computes the last known tokens, as chunks of one
+    row, because only steps of such chunks are recorded; later ones compute the last drawn token."""
     if number == 0:
         begin, end = draft.own.launched, draft.verified
         return [_known(draft, each, each + 1, samples=True) for each in range(begin, end)]
@@ -267,5 +280,5 @@ def _rows(draft: _Draft, number: int) -> list[Chunk]:
 
 
 def _before(tokens: Several[int], size: int) -> tuple[int, ...]:
-    """The first tokens, up to one that is outside a vocabulary of `size` tokens."""
+    """The tokens before the first one that is outside a vocabulary of `size` tokens."""
     return tuple(takewhile(lambda token: token < size, tokens))

@@ -32,9 +32,9 @@ class EngineLimits:
     """Limits of requests.
 
     `max_live`: running and waiting requests together; a tenant may have `slots` of them, and as
-    many more as are free (`may_enter`). `most_images`: images of a request for cross-attention,
-    None for any number. `image_rows`: feature rows of an image, 0 for a model without vision.
-    `step_tokens`: length of a whole span.
+    many more as are free (`may_enter`). `most_images`: maximum number of images of a request for
+    cross-attention, None for any number. `image_rows`: maximum feature rows of an image, 0 for a
+    model without vision. `step_tokens`: maximum length of a `whole` image span.
     """
 
     context_tokens: int
@@ -124,8 +124,8 @@ class Engine:
             self._end(live, Delta(), FinishReason.ABORTED)
 
     def step(self) -> bool:
-        """Launch a step if possible, retire one if necessary; False if there was nothing to do,
-        which only a new request or new image features can change."""
+        """Launch a step if possible, retire one if necessary. False if there was nothing to do;
+        then only a new request or new image features can change that."""
         plan = self._plan()
         if self._tracer.live:
             self._tracer.planned(plan)

@@ -1,4 +1,4 @@
-"""What an engine reports of its state, its speed and its work."""
+"""What an engine reports: its state, its speed and its totals."""
 
 from dataclasses import dataclass
 

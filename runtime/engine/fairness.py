@@ -114,8 +114,8 @@ class PriorityQueue(Generic[T]):
 def may_enter(own: int, total: int, limit: int, *, reserved: int = 0) -> bool:
     """Whether a tenant with `own` of the `total` occupied places may take another one of `limit`.
 
-    It may have `reserved` places, and as many more as are free. So a single tenant fills half of
-    the places, and n tenants leave one part in n + 1 to others.
+    It may have `reserved` places, and beyond these as many as are still free. So a single tenant
+    fills about half of the places, and n tenants leave one part in n + 1 to others.
     """
     free = limit - total
     return free > 0 and own < reserved + free

@@ -10,8 +10,8 @@ from runtime.vision.step_gate import StepGate
 
 
 class GatedRunner:
-    """Closes the gate while `runner`, which computes in `launch`, has a step with prompts for which
-    streams wait."""
+    """Closes the gate, which pauses encoding, while `runner.launch` computes a step with prompts
+    and running streams."""
 
     def __init__(self, runner: Runner, gate: StepGate) -> None:
         self._runner, self._gate = runner, gate

@@ -26,8 +26,9 @@ def host_page_counts(
     budget_bytes: int | None,
     machine_ranks: int = 1,
 ) -> tuple[int, ...]:
-    """Of each cache group: as many pages as `budget_bytes` hold, in the proportions of `pages` on
-    the device. None: some GiB for a CUDA device, nothing on a CPU, whose memory is the host's."""
+    """Number of host pages of each cache group: as many as fit in `budget_bytes`, in proportion to
+    the device's `pages`. `budget_bytes` None: some GiB for a CUDA device; nothing for a CPU, whose
+    memory is the host's."""
     if budget_bytes is None:
         free = available_bytes(torch.device("cpu")) if device.type == "cuda" else 0
         budget_bytes = min(MOST_BYTES, free // SHARE) // machine_ranks
@@ -46,8 +47,8 @@ def measured_host_pages(
     pool: PagePool,
     device: torch.device,
 ) -> HostPages:
-    """`counts` pages of each group, and what copies of pages cost. Waits for the device; call
-    before the first step."""
+    """Allocates `counts` host pages of each group and measures how long copies of pages take. Waits
+    for the device; call before the first step."""
     sizes = [page_bytes(layout, group, type) for group in range(len(counts))]
     group = max(range(len(counts)), key=lambda number: counts[number] > 0 and sizes[number])
     pair = [

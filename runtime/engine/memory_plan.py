@@ -50,7 +50,7 @@ class MemoryPlan:
 
     @property
     def step_bytes(self) -> int:
-        """What the largest step takes, at most."""
+        """Upper bound of the memory of a step."""
         return self.activation_bytes + self.sampler_bytes
 
     @property
@@ -80,8 +80,8 @@ class VisionBytes:
 
 
 class DraftNeeds(Protocol):
-    """What a draft model takes: bytes of weights, of them with the largest step, and of a cache for
-    as many tokens as that of the model has."""
+    """Bytes of a draft model: `weight_bytes`; `fixed_bytes`, weights and the largest step;
+    `cache_bytes`, a cache for `tokens`, as many as the model's own cache holds."""
 
     @property
     def weight_bytes(self) -> int: ...
@@ -118,7 +118,7 @@ class MemoryOptions:
 
 
 class PlannedModel(Protocol):
-    """What a memory plan needs to know of a model; see `DecoderModel`."""
+    """The sizes of a model that a memory plan needs; see `DecoderModel`."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -276,8 +276,8 @@ class CacheSizes:
 
 
 def _checkpoints(layout: CacheLayout, options: MemoryOptions, room: int) -> int:
-    """How many checkpoints of the states of a sequence have memory; by default some per slot, in a
-    small part of the cache's `room`."""
+    """Number of checkpoints of recurrent states; by default a few per slot, within a small part of
+    the cache's `room` in bytes."""
     groups = (number for number, kind in enumerate(layout.kinds) if kind.by_sequence)
     nbytes = sum(page_bytes(layout, number, options.kv_dtype) for number in groups)
     if not nbytes:
@@ -316,9 +316,11 @@ def _check_one_context(cache_tokens: int, context_tokens: int) -> None:
 
 
 def sampler_bytes(model: PlannedModel, layout: CacheLayout, limits: StepLimits) -> int:
-    """State of slots and of one for padding, the largest workspace, sums of pooled states, results
-    and their packed copy, page tables, and buffers of inputs and masks: one on the device and two
-    on the host, which take twice one here; and the masks of all rows while they are computed."""
+    """Bytes of sampling and of a step's inputs.
+
+    The state of the slots and of one for padding, the largest workspace, sums of pooled states,
+    results and their packed copy, page tables, the masks of all rows while they are computed, and
+    two buffers of inputs and masks each; a CUDA device has only one of each pair."""
     slots, context_tokens = limits.slots, limits.context_tokens
     vocab_size, padded = model.vocab_size, limits.slots + 1
     state = Sampler.state_bytes(slots=padded, context_tokens=context_tokens, vocab_size=vocab_size)

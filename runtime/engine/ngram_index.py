@@ -3,17 +3,17 @@
 from array import array
 
 MIN_MATCH = 3  # tokens
-LONGEST_MATCH = 32  # longer ones are not told apart
-CANDIDATES = 8  # places that are compared in one search
-MOST_PLACES = 2**16  # the newest ones are searched
+LONGEST_MATCH = 32  # tokens; longer matches count as equally long
+CANDIDATES = 8  # places that one search compares
+MOST_PLACES = 2**16  # older places are not searched
 
 
 class NGramIndex:
     """The places of all runs of MIN_MATCH tokens; a place is the end of its run.
 
-    A hash table has the latest place of each hash, and a ring the place before each place, as in
-    DEFLATE's matcher: constant time for each token and each search, and 8 bytes for each place.
-    `most_tokens`: the longest that `tokens` gets.
+    A hash table has the latest place of each hash, and a ring has the previous place with the same
+    hash, as in DEFLATE's matcher: constant time per token and per search, and 8 bytes per place.
+    `most_tokens`: the maximum length of `tokens`.
     """
 
     def __init__(self, tokens: list[int], *, most_tokens: int) -> None:
@@ -24,7 +24,7 @@ class NGramIndex:
         self._indexed = MIN_MATCH  # the next place to add
 
     def extend(self, most: int) -> int:
-        """Add up to `most` new places, the number of those added."""
+        """Add up to `most` new places; returns the number of those added."""
         tokens, mask, latest, earlier = self._tokens, self._mask, self._latest, self._earlier
         begin = max(self._indexed, len(tokens) - mask)
         end = max(begin, min(len(tokens), begin + most))
@@ -35,14 +35,14 @@ class NGramIndex:
         return end - begin
 
     def continuation(self, most: int) -> tuple[int, ...]:
-        """The `most` tokens that followed the longest earlier occurrence of the tokens' end, of
-        several the latest. () if there is none, or if not all places have been added."""
+        """The `most` tokens after the longest earlier occurrence of the last tokens; after the
+        latest one if several are equally long. () if there is none, or if places are missing."""
         tokens, end, found, longest = self._tokens, len(self._tokens), 0, MIN_MATCH - 1
         if not MIN_MATCH <= end == self._indexed:
             return ()
         place = self._latest[_hash(tokens, end) & self._mask]
         for _ in range(CANDIDATES):
-            if place < max(MIN_MATCH, end - self._mask):  # those before it are overwritten
+            if place < max(MIN_MATCH, end - self._mask):  # earlier places are overwritten
                 break
             length = _common(tokens, place, end)
             if length > longest:
@@ -50,7 +50,7 @@ class NGramIndex:
             if longest == LONGEST_MATCH:
                 break
             place = self._earlier[place & self._mask]
-        # A continuation that reaches the end of the tokens repeats from its first token.
+        # Where the continuation reaches the end of the tokens, it repeats from its first token.
         period = end - found
         return tuple(tokens[found + n % period] for n in range(most)) if found else ()
 

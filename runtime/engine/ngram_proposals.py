@@ -1,4 +1,4 @@
-"""Proposals of what followed the last tokens of a sequence where they occurred before in it."""
+"""Speculation by prompt lookup: proposes what followed earlier occurrences of the last tokens."""
 
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
@@ -9,29 +9,30 @@ from runtime.engine.ngram_index import NGramIndex
 from runtime.engine.planned_step import PlannedStep
 from runtime.engine.sequence import Sequence
 
-INDEXED_TOKENS = 1024  # that one step adds to the indices of all sequences
+INDEXED_TOKENS = 1024  # one step adds at most this many tokens to the indices of all sequences
 
 
 @dataclass(slots=True)
 class _Record:
-    """Of a sequence while it has its slot."""
+    """State of a sequence while it has its slot."""
 
     epoch: int
     index: NGramIndex
     acceptance: Acceptance = field(default_factory=Acceptance)
-    waited: bool = False  # whether the sequence has left out a step to propose
+    waited: bool = False  # whether the sequence skipped a step in order to propose
 
 
 class NGramProposals:
-    """`most`: tokens of a proposal."""
+    """Finds and sets the proposals of each step. `most`: maximum length of a proposal."""
 
     def __init__(self, *, most: int) -> None:
         self._most = most
         self._records: WeakKeyDictionary[Sequence, _Record] = WeakKeyDictionary()
 
     def propose(self, running: Several[Sequence], step: PlannedStep) -> None:
-        """Set what the sequences propose, or that they wait for their last token to propose, unless
-        that does not even pay if all tokens are accepted."""
+        """Set the proposals of the sequences. A sequence whose last token is only on the device is
+        marked to wait for it (`waits_to_propose`). Nothing is proposed if that would not pay off
+        even with all tokens accepted."""
         count = min(self._most, step.room)
         if count <= 0 or step.rate(count, count + 1) < LEAST_GAIN * step.rate(0, 1):
             return

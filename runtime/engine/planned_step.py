@@ -1,4 +1,4 @@
-"""The step that is being planned, for deciding which proposed tokens pay in it."""
+"""The step being planned: the expected gain from adding proposed tokens to it."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from runtime.engine.step_costs import StepCosts
 
 @dataclass(slots=True)
 class PlannedStep:
-    """Its rows, the tokens that it is expected to yield, and the rows that are left for proposals.
+    """`rows`: planned rows; `tokens`: expected number of tokens; `room`: rows left for proposals.
 
-    `overlaps`: steps are launched before the previous one is read back; a sequence whose proposal
-    depends on all of its tokens then takes part in every other step only.
+    `overlaps`: steps are launched before the previous one is read back. A sequence with proposals,
+    which must wait for its last token, then takes part in every other step only.
     """
 
     costs: StepCosts
@@ -25,12 +25,13 @@ class PlannedStep:
         return 0.5 if self.overlaps and self.rows > 1 else 1.0
 
     def rate(self, proposed: int, expected: float) -> float:
-        """Tokens per unit of time, if a sequence proposes so many and yields `expected` tokens."""
+        """Tokens per unit of time if a sequence proposes `proposed` tokens and yields `expected`
+        ones."""
         if proposed:
             expected *= self.share
         return (self.tokens - 1 + expected) / self.costs.of(self.rows + proposed)
 
     def take(self, proposed: int, expected: float) -> None:
-        """A sequence proposes so many tokens, and yields `expected` ones."""
+        """Add a sequence's `proposed` tokens to the step; it is expected to yield `expected`."""
         self.rows, self.room = self.rows + proposed, self.room - proposed
         self.tokens += expected - 1

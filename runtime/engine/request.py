@@ -6,20 +6,20 @@ from enum import Enum
 from typing import Any, Protocol
 
 MAX_TOP_LOGPROBS = 20
-# Biased tokens of a request, as in OpenAI's API, and tokens barred at the start of an answer.
+# Maximum number of biased tokens of a request, as in OpenAI's API, and of tokens barred at the
+# start of an answer.
 MAX_LOGIT_BIASES = 300
 MAX_BARRED_TOKENS = 212
-# Sequences of tokens, two for a word, and their lengths.
+# Maximum number of token sequences for `bad_words` (two per word), and their maximum length.
 MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 256, 32
-# Log-probabilities of a prompt: its tokens and their alternatives together.
+# Maximum number of log-probabilities of a prompt, those of alternatives included.
 MAX_PROMPT_LOGPROBS = 2**17
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOrigin:
     """The HTTP request that work belongs to. `id`: for logs; clients may choose it, so it is not
-    unique. `traceparent`: the span that asks for the work, as W3C Trace Context writes it. Empty:
-    unknown."""
+    unique. `traceparent`: the parent span in W3C Trace Context's format. Empty strings: unknown."""
 
     id: str = ""
     traceparent: str = ""
@@ -71,8 +71,8 @@ class SamplingParams:
     tokens that contain one of `dry_sequence_breakers`, which the engine does not read.
 
     `allowed`: the only tokens that are sampled, in words like those of `dry_breakers`; empty: all.
-    `bad_words`: sequences of tokens of which none is completed by a token that is sampled; those
-    at positions before `words_from` do not count.
+    `bad_words`: token sequences; a token that would complete one is not sampled. Only tokens from
+    position `words_from` on count as part of one.
 
     `mirostat` 1 or 2: that version of it takes the place of top_k, top_p, min_p and the samplers of
     llama.cpp, after the temperature; `mirostat_tau`: its target in bits, `mirostat_eta`: its
@@ -157,9 +157,9 @@ class SamplingParams:
 class StopRules:
     """When the answer ends: after `max_tokens`, at an end token or at a stop string.
 
-    Neither of these is part of the text, unless `keep_match` is set. `reported`: the end tokens
-    that `Delta.matched` names. Stop strings that are complete within the first `min_tokens` tokens
-    do not end the answer. `max_tokens` 0 is for requests with `prompt_logprobs`.
+    End token and stop string are not part of the text, unless `keep_match` is set. `reported`: the
+    end tokens that `Delta.matched` names. Stop strings that are complete within the first
+    `min_tokens` tokens do not end the answer. `max_tokens` 0: only `prompt_logprobs` are computed.
     """
 
     max_tokens: int
@@ -230,29 +230,29 @@ class Matcher(Protocol):
         """
 
     def acceptable(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens` may follow, one after the other. The state stays as it is."""
+        """The number of leading `tokens` that the grammar allows next; keeps the state."""
 
     def look_ahead(self, tokens: Sequence[int], masks: Sequence[memoryview]) -> None:
-        """As `allowed`, after each of `tokens` as far as they may follow; the masks after those
-        that may not are left as they are. Called after `allowed`, whose state stays as it is."""
+        """Writes to each of `masks` what `allowed` would write after the corresponding prefix of
+        `tokens`, as far as the grammar allows these; other masks are not written. Called after
+        `allowed`; does not change the state."""
 
 
 class Grammar(Protocol):
-    """What an answer must look like."""
+    """A constraint on the tokens of an answer."""
 
     def matcher(self) -> Matcher:
-        """The state before the first token."""
+        """A new state, before the first token."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeState:
-    """The tokens that another engine has sampled of an answer, and the number of characters that
-    the client has received.
+    """The part of an answer that another engine has sampled: `tokens`, and `characters`, the number
+    of characters that the client has received.
 
-    With log-probabilities the client may have more text than that of `tokens`, which then end where
-    the log-probabilities end: the tokens after them are sampled again. Without `had_turn` the
-    request was still waiting, and waits here too. `mirostat_mu`: the state of Mirostat after
-    `tokens`.
+    With log-probabilities, `tokens` end where the received log-probabilities end; the client may
+    have the text of later tokens, which are sampled again. `had_turn` False: the request was still
+    waiting, and waits here too. `mirostat_mu`: the state of Mirostat after `tokens`.
     """
 
     tokens: tuple[int, ...] = ()
@@ -272,8 +272,8 @@ class GenerationRequest:
     With `pooling` nothing is generated: the hidden states of the prompt become one vector, and
     `stop` allows one token. Without causal attention, one whole span covers the prompt.
 
-    `resume`: continue from there, as if all of it had been sampled here. If the request had its
-    turn, it is admitted before the requests that wait for their first one.
+    `resume`: continue after these tokens, as if this engine had sampled them. With `had_turn`, the
+    request is admitted before those that have not been admitted anywhere.
 
     `tenant`: waiting requests are admitted in turn over their tenants. Cached prefixes are shared
     only among requests with equal `cache_salt`, at most 64 bytes.
@@ -285,8 +285,8 @@ class GenerationRequest:
     of the n most likely tokens at its position. The whole prompt is computed, without the prefix
     cache.
 
-    `grammar`: allows the tokens of the answer. Each is known to the host before the next one is
-    computed, so such a sequence does not take part in consecutive steps in flight.
+    `grammar`: constrains the tokens of the answer. The host must know each token before the next
+    one is sampled, so such a sequence never has two steps in flight.
 
     `trace`: report its events to the engine's `TraceSink` (runtime/engine/tracing.py).
 
@@ -334,7 +334,7 @@ class Alternative:
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """The token that a step sampled for one sequence; log-probabilities only if requested.
-    `mirostat_mu`: the state of Mirostat after it, if it applies."""
+    `mirostat_mu`: Mirostat's state after the token; None without Mirostat."""
 
     token: int
     logprob: float | None = None
@@ -368,14 +368,16 @@ class Pooled:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The log-probabilities of a chunk's part of a prompt; `drawn` if the chunk samples too."""
+    """The log-probabilities of the prompt tokens that a chunk scores.
+
+    `drawn`: the sampling result of the chunk; None if it does not sample."""
 
     prompt: tuple[Sampled, ...]
     drawn: Sampled | DrawFailure | LateMask | None = None
 
 
 Outcome = Sampled | DrawFailure | Pooled | Scored
-# Of a chunk; None if it does not sample.
+# The result of a chunk; None if it does not sample.
 Result = Outcome | LateMask | None
 
 

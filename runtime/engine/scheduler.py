@@ -56,9 +56,9 @@ class ImageNeed:
 class _Draft:
     """A plan under construction: its remaining budgets and its contents."""
 
-    budget: int  # rows
-    prompt_rows: int  # those of them that may be of prompts
-    image_rows: int
+    budget: int  # remaining rows
+    prompt_rows: int  # how many of them may compute prompts
+    image_rows: int  # remaining image rows
     ready: FeaturesReady
     waits_for_masks: bool = False
     chunks: list[Chunk] = field(default_factory=list)
@@ -69,16 +69,16 @@ class _Draft:
     out_of_pages: bool = False
     lacks_mask: bool = False
     used: list[ImageNeed] = field(default_factory=list)  # images of its chunks
-    ahead: list[ImageNeed] = field(default_factory=list)  # images of the chunks that may follow
+    ahead: list[ImageNeed] = field(default_factory=list)  # images of possible later chunks
 
     def take(self, sequence: Sequence, count: int) -> None:
-        """Rows for the next positions of the sequence."""
+        """Deduct `count` rows of the sequence from the budgets."""
         self.budget -= count
         if sequence.remaining > 1:
             self.prompt_rows = max(0, self.prompt_rows - count)
 
     def move(self, sequence: Sequence, moved: MovedPages) -> None:
-        """The pages of a running sequence have moved; the slot gets its tokens again."""
+        """Add the page moves of a shifted sequence, and a reload of its tokens into its slot."""
         assert sequence.slot is not None
         slot = sequence.slot
         self.page_writes += [PageWrite(group, slot, *page) for group, *page in moved.pages]
@@ -90,16 +90,16 @@ class Scheduler:
     """Continuous batching over a fixed number of slots and a token budget per step.
 
     Sequences that resume after a preemption or on another replica are admitted first, the others
-    by priority, then in turn over their tenants (`PriorityQueue`). Nothing is preempted for either.
-    A sequence that fills its context drops tokens (`ContextShift`); what it has cached moves or,
-    where it cannot, is computed again: the sequence leaves its slot and is the first to resume.
+    by priority, then in turn over their tenants (`PriorityQueue`). Neither causes preemption.
+    A sequence that fills its context drops tokens (`ContextShift`). Its cached pages move or, where
+    that is impossible, are computed again: the sequence leaves its slot and is the first to resume.
 
-    `step_image_rows`: the most image rows that a step fills, as many as one sequence may have.
-    `image_needs`: images of the last plan, then those of the chunks that may follow, the most
-    urgent first. `speculation` proposes tokens for running sequences; `proposed_tokens`: those that
-    were launched, `accepted_tokens`: those of them that turned out to be right; `drafted_tokens`
-    and `accepted_drafts`: the part of a draft model in them. `step_budget` limits prompts in steps
-    that have streams too; `offered_rows`: of the last plan, with its limit.
+    `step_image_rows`: the maximum number of image rows of a step, as many as one sequence may have.
+    `image_needs`: images of the last plan, then those of later chunks, the most urgent first.
+    `speculation` proposes tokens for running sequences. Counters: `proposed_tokens` that were
+    launched, `accepted_tokens` among them; `drafted_tokens` and `accepted_drafts`, the same for
+    proposals of a draft model only. `step_budget` limits prompt tokens in steps that also decode;
+    `offered_rows`: the rows that the last plan could use under this limit.
     """
 
     def __init__(
@@ -150,8 +150,8 @@ class Scheduler:
         return sequence
 
     def _moving_cut(self, request: GenerationRequest) -> Cut | None:
-        """What leaves each full context of the request, if the rest can move. It depends on the
-        request only, since what has moved differs from what is computed again."""
+        """The cut of each full context of the request; None if its pages cannot move. It depends on
+        the request only, because moved pages differ from recomputed ones."""
         scored = request.prompt_logprobs is not None
         if request.shift is None or request.spans or scored:
             return None
@@ -163,7 +163,7 @@ class Scheduler:
         """The next step, or None if nothing can be launched before another step retires.
 
         No chunk contains an image that is not `ready`: the chunk ends before it, or its sequence is
-        left out. The sequences whose masks are late are left out if there are others.
+        left out. Sequences whose masks are late are left out unless the step would be empty.
         """
         if self.speculation is not None:
             waiting = len(self._resuming) + len(self._arriving)
@@ -202,8 +202,8 @@ class Scheduler:
         return prompt_rows
 
     def retire(self, plan: StepPlan, results: tuple[Result, ...]) -> Iterator[Advance]:
-        """Apply the results of a launched step, in launch order, each when it is iterated. Results
-        of finished sequences, and of tokens that were proposed wrongly, are dropped."""
+        """Apply the results of a launched step, in launch order, lazily as they are iterated.
+        Results of finished sequences and of rejected proposals are dropped."""
         for chunk, outcome in zip(plan.chunks, results, strict=True):
             sequence = chunk.sequence
             if sequence.state is SequenceState.FINISHED:
@@ -282,7 +282,7 @@ class Scheduler:
             self._launch_proposed(sequence, proposed, draft)
 
     def _admit_waiting(self, draft: _Draft) -> None:
-        """Admit in turn. A sequence that lacks image features does not hold up the next ones; the
+        """Admit sequences in order. One that lacks image features does not block the next ones; the
         images of the first sequences are requested even if none can be admitted."""
         if not self._resuming and not self._arriving:
             return
@@ -398,7 +398,7 @@ class Scheduler:
         sequence.pending += samples
 
     def _launch_proposed(self, sequence: Sequence, tokens: tuple[int, ...], draft: _Draft) -> None:
-        """Behind the chunk with the sequence's last token."""
+        """Add a chunk for each proposed token, after the chunk with the sequence's last token."""
         assert sequence.slot is not None and sequence.launched == len(sequence.tokens)
         for start, token in enumerate(tokens, sequence.launched):
             place = (sequence, sequence.epoch, sequence.slot, start)
@@ -415,8 +415,7 @@ class Scheduler:
         self._wait(sequence)
 
     def _shift(self, sequence: Sequence) -> None:
-        """Drop tokens of a full context. The others move, or are computed again without those
-        dropped."""
+        """Drop tokens of a full context; the others move or are computed again."""
         assert not sequence.pending, "a full context has no room for more tokens"
         if sequence.moving_cut is not None:
             moved = self.cache_manager.shift(sequence, sequence.moving_cut)
@@ -430,7 +429,7 @@ class Scheduler:
         sequence.shift()
 
     def _wait(self, sequence: Sequence) -> None:
-        """Return a running sequence to the queue, before all others."""
+        """Return a running sequence to the head of the queue."""
         self._leave_slot(sequence)
         sequence.state = SequenceState.WAITING
         sequence.restart()
@@ -451,7 +450,8 @@ def _load(sequence: Sequence, slot: int) -> SlotLoad:
 
 
 def _lacking(sequence: Sequence, needed: tuple[bytes, ...], draft: _Draft) -> bool:
-    """The first image is enough to start; images for cross-attention are needed together."""
+    """Whether features are missing. A first chunk needs the first image only, but all images if
+    they are for cross-attention."""
     return not all(map(draft.ready, needed[:1] if sequence.inserted else needed))
 
 
@@ -465,7 +465,7 @@ def _cut_to_features(sequence: Sequence, count: int, draft: _Draft) -> int:
 
 
 def _is_right(chunk: Chunk) -> bool:
-    """Whether its sequence ends with the proposed token, at its place."""
+    """Whether the last token of the sequence is the proposed token at the proposed position."""
     tokens = chunk.sequence.tokens
     return len(tokens) == chunk.start + 1 and tokens[-1] == chunk.known[0]
 

@@ -28,9 +28,9 @@ class Sequence:
     """A request from arrival to its end. Only the scheduler changes it."""
 
     request: GenerationRequest
-    # Prompt and answer, as far as the host knows them, without what has left the context.
+    # Prompt and answer, as far as the host knows them, without tokens dropped from the context.
     tokens: list[int]
-    # What leaves a full context while the rest moves; None: the rest is computed again.
+    # The cut of a full context whose other pages move; None: they are computed again.
     moving_cut: Cut | None = None
     state: SequenceState = SequenceState.WAITING
     slot: int | None = None
@@ -39,25 +39,26 @@ class Sequence:
     pending: int = 0  # tokens sampled on the device and not yet read back
     epoch: int = 0  # incremented by preemptions and shifts; marks earlier results as stale
     cached: int = 0  # prompt tokens found in the prefix cache at first admission
-    prompt_logprobs: list[Sampled] = field(default_factory=list)  # not taken yet
+    prompt_logprobs: list[Sampled] = field(default_factory=list)  # not yet delivered
     scored: int = 0  # positions whose rows have scored the next token of the prompt
     page_keys: list[PageKey] = field(default_factory=list)
-    late_mask: LateMask | None = None  # which its next token needs
-    proposed: tuple[int, ...] = ()  # tokens that may follow, for the next plan
-    drafted: bool = False  # whether the last ones proposed are those of a draft model
+    late_mask: LateMask | None = None  # the unfinished mask of its next token
+    proposed: tuple[int, ...] = ()  # proposed next tokens, for the next plan
+    drafted: bool = False  # whether a draft model made the last proposal
     proposing: int = 0  # rows of proposed tokens in launched steps
-    waits_to_propose: bool = False  # until its last token is known
+    waits_to_propose: bool = False  # skips steps until the host knows its last token
     awaited: tuple[bytes, ...] | None = None  # images of its first chunk; None: not yet known
-    left: list[int] = field(default_factory=list)  # tokens that have left by `moving_cut`
-    mirostat_mu: float | None = None  # after the last of `tokens`
-    spans: tuple[ImageSpan, ...] = field(init=False)  # of the context
-    sampling: SamplingParams = field(init=False)  # with positions of the context
+    left: list[int] = field(default_factory=list)  # tokens that `moving_cut` has dropped
+    mirostat_mu: float | None = None  # Mirostat's state after the last of `tokens`
+    spans: tuple[ImageSpan, ...] = field(init=False)  # those in the current context
+    sampling: SamplingParams = field(init=False)  # with positions in the current context
     cache_salt: bytes = field(init=False)
     inserted: tuple[ImageSpan, ...] = field(init=False)  # those whose features replace embeddings
-    # False for a prompt that needs the states of all rows; a pooled one may also look ahead.
+    # False for prompts whose rows must all be computed (pooling, scores) and after a moving shift.
     shares_pages: bool = field(init=False)
     matcher: Matcher | None = field(init=False)  # None without a grammar
-    most_tokens: int = field(init=False)  # of the context; no step computes the last one
+    # Limit of `length`; no step computes the last position.
+    most_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.sampling, self.cache_salt = self.request.sampling, self.request.cache_salt
@@ -72,7 +73,7 @@ class Sequence:
             for token in self.tokens[len(self.request.prompt) :]:
                 self.matcher.accept(token)
         self.shares_pages &= self.moving_cut is None or len(self.tokens) < self.most_tokens
-        while self.moving_cut is None and self.fills_context:  # as it did on another replica
+        while self.moving_cut is None and self.fills_context:  # repeat shifts of another replica
             self.shift()
 
     @property
@@ -82,8 +83,8 @@ class Sequence:
 
     @property
     def fills_context(self) -> bool:
-        """Whether it can go on only if tokens leave the context, of which those that move are
-        computed."""
+        """Whether tokens must be dropped before it can continue. With a `moving_cut`, False until
+        all positions are computed, since only computed pages can move."""
         shift = self.request.shift
         return (
             shift is not None
@@ -94,8 +95,8 @@ class Sequence:
         )
 
     def shift(self) -> None:
-        """Drop tokens of a full context. The sequence has no slot and no pages, or its pages have
-        moved."""
+        """Drop tokens of a full context. The sequence must have no slot and no pages, or its pages
+        must have moved already."""
         assert self.request.shift is not None
         cut = self.moving_cut
         if cut is None:
@@ -114,8 +115,8 @@ class Sequence:
         self._set_most_tokens()
 
     def restart(self) -> None:
-        """It leaves its slot and its pages. What has moved depends on the tokens that have left, so
-        all are computed again, with the same shifts."""
+        """The sequence has lost its slot and pages. Moved pages depend on the dropped tokens, so
+        these are restored, and everything is computed again with the same shifts."""
         self.launched = self.confirmed = 0
         self.epoch += 1
         self.awaited = None
@@ -140,7 +141,7 @@ class Sequence:
 
     @property
     def resumes(self) -> bool:
-        """True after it has left a slot, or if the request was running on another replica."""
+        """Whether it has had a slot before, here or on another replica."""
         state = self.request.resume
         return self.epoch > 0 or (state is not None and state.had_turn)
 
@@ -151,22 +152,22 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens that are in no launched step."""
+        """Number of tokens that are in no launched step."""
         return self.length - self.launched
 
     def scores_in(self, start: int, end: int) -> range:
-        """The positions of [start, end) whose rows are to score the next token of the prompt."""
+        """The positions in [start, end) whose rows must score the next token of the prompt."""
         if self.request.prompt_logprobs is None:
             return NO_ROWS
         return range(max(start, self.scored), min(end, len(self.request.prompt) - 1))
 
     def add_scores(self, positions: range, logprobs: tuple[Sampled, ...]) -> None:
-        """The results of a chunk; positions that were computed twice count once."""
+        """Add the scores of a chunk, except for positions that are scored already."""
         self.prompt_logprobs += logprobs[max(0, self.scored - positions.start) :]
         self.scored = max(self.scored, positions.stop)
 
     def take_scores(self) -> tuple[Sampled, ...]:
-        """Those that were not taken before; all of them once the prompt is computed."""
+        """The scores that were not yet taken."""
         if not self.prompt_logprobs:
             return ()
         taken, self.prompt_logprobs = tuple(self.prompt_logprobs), []
@@ -181,19 +182,19 @@ class Sequence:
 
     @property
     def may_propose(self) -> bool:
-        """Whether its next step only computes its last token, whose mask is not late. With
-        Mirostat, tokens are sampled one after the other."""
+        """Whether its next step computes only its last token, with no late mask. False with
+        Mirostat, where each draw depends on the previous one."""
         last = self.remaining == 1 and not self.proposing and self.late_mask is None
         return last and not self.sampling.adaptive
 
     def propose(self, tokens: tuple[int, ...], *, drafted: bool = False) -> None:
-        """Tokens that may follow, for the next plan; it need not wait for any other."""
+        """Set the proposal for the next plan; the sequence then no longer waits to propose."""
         self.proposed, self.waits_to_propose = tokens, False
         if tokens:
             self.drafted = drafted
 
     def acceptable(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """The first of the tokens, those that its grammar accepts, as far as that is known."""
+        """The leading tokens that its grammar accepts; all of them while that is not known."""
         if self.matcher is None or self.pending:
             return tokens
         return tokens[: self.matcher.acceptable(tokens)]
@@ -210,7 +211,7 @@ class Sequence:
 
     @property
     def least_tokens(self) -> int:
-        """Of a step: one, or an image that must stay whole."""
+        """Length of its shortest possible chunk: one token, or an image that must stay whole."""
         start = self.launched
         return next((s.end - start for s in self.spans if s.whole and s.start == start), 1)
 

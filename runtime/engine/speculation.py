@@ -1,7 +1,7 @@
-"""Speculative decoding: which tokens to propose for the next step, and whether that pays.
+"""Speculative decoding: which tokens to propose for the next step, if any.
 
-A step computes rows for proposed tokens beside the row that samples anyway. Sampling depends on
-seed and position only, so proposals change how many tokens a step yields, and never which.
+A step computes a row for each proposed token besides the row that samples anyway. Sampling depends
+on seed and position only, so proposals change how many tokens a step yields, never which ones.
 """
 
 from collections.abc import Sequence as Several
@@ -15,10 +15,10 @@ from runtime.engine.step_plan import StepPlan
 
 
 class Speculation:
-    """Proposes tokens for running sequences before each plan: `ngram`, what followed where their
-    last tokens have occurred before; for the other sequences `drafts`, what a draft model samples.
+    """Proposes tokens for running sequences before each plan: by prompt lookup (`ngram`); with a
+    draft model (`drafts`) for sequences where that finds nothing.
 
-    `draws`: rows of a step that may draw. `overlaps`: as of `PlannedStep`.
+    `draws`: maximum number of sampling rows of a step. `overlaps`: see `PlannedStep`.
     """
 
     def __init__(
@@ -34,14 +34,14 @@ class Speculation:
         self._costs = StepCosts()
 
     def observe(self, plan: StepPlan, duration_ns: int) -> None:
-        """A retired step and its time. Steps with prompts do not count."""
+        """Record the duration of a retired step. Steps with prompts do not count."""
         rows = len(plan.chunks)
         if sum(chunk.length for chunk in plan.chunks) == rows:
             self._costs.observe(rows, duration_ns)
 
     def propose(self, running: Several[Sequence], *, joining: int) -> None:
-        """Set what the sequences propose for the next plan, or that they wait for their last token
-        to propose. `joining`: sequences that the plan may admit."""
+        """Set the proposals of the sequences for the next plan, or make them wait until the host
+        knows their last token. `joining`: number of sequences that the plan may admit."""
         for sequence in running:
             sequence.propose(())
         if self._drafts is not None:

@@ -3,16 +3,16 @@
 from runtime.engine.sequence import Sequence
 from runtime.engine.step_plan import StepPlan
 
-# Prompt tokens of a step at least, so that prompts are computed whatever the target is.
+# Minimum number of prompt tokens of a step, so that prompts make progress with any target.
 LEAST_TOKENS = 16
-# Factor by which each step reduces the weight of the earlier ones.
+# Each step multiplies the weight of earlier ones by this factor.
 MEMORY = 0.8
 DELAY_MEMORY = 0.95
-# A step may have so many times the prompt tokens of the largest recent one: the time of a small
-# step says little about that of a large one.
+# A step may have this many times the prompt tokens of the largest recent one: the duration of a
+# small step says little about that of a large one.
 GROWTH = 2.0
-# The aim is below the target by this multiple of the mean relative delay, of which the 99th
-# percentile of normally distributed times is 5.8 times.
+# The margin below the target, in multiples of the mean relative delay. For normally distributed
+# durations, the 99th percentile is at 5.8 times the mean delay.
 DELAYS = 6.0
 MARGINS = (0.06, 0.5)
 
@@ -20,26 +20,26 @@ MARGINS = (0.06, 0.5)
 class StepBudget:
     """Measures steps; times in nanoseconds of one clock.
 
-    The time of a step is modelled as that of a step without prompts, as recently measured, and a
-    time for each prompt token. The budget is what fits into `target_ns` with a margin for the
-    recent delays, never less than `LEAST_TOKENS`. A wrong model is corrected by what is measured
-    next: if steps take longer than the target, the time of a token is measured as longer too.
+    The duration of a step is modelled as that of recent steps without prompts plus a time per
+    prompt token. The budget is the number of prompt tokens that fit into `target_ns`, less a margin
+    for recent delays, and never less than `LEAST_TOKENS`. The model corrects itself: steps that
+    exceed the target increase the measured time per token.
     """
 
     def __init__(self, target_ns: int, *, step_tokens: int) -> None:
         assert target_ns > 0
         self._target_ns = target_ns
         self._least, self._most = min(LEAST_TOKENS, step_tokens), step_tokens
-        self._base_ns = 0.0  # of a step without prompts
-        self._tokens = self._tokens_ns = 0.0  # of prompts, and the time that they have added
-        self._delay = 0.0  # mean, relative to what was expected
-        self._largest = 0.0  # prompt tokens of the recent steps
+        self._base_ns = 0.0  # duration of a step without prompts
+        self._tokens = self._tokens_ns = 0.0  # recent prompt tokens, and the time they have added
+        self._delay = 0.0  # mean delay, relative to the expected duration
+        self._largest = 0.0  # most prompt tokens of a recent step
         self._retired_ns = 0
-        self._retired: frozenset[Sequence] = frozenset()  # in the last step
+        self._retired: frozenset[Sequence] = frozenset()  # sequences of the last step
 
     @property
     def prompt_tokens(self) -> int:
-        """For a step that also has streams."""
+        """The maximum number of prompt tokens of a step that also decodes."""
         margin = min(max(MARGINS[0], DELAYS * self._delay), MARGINS[1])
         room_ns = self._target_ns * (1 - margin) - self._base_ns
         reach = GROWTH * self._largest
@@ -47,7 +47,8 @@ class StepBudget:
         return min(self._most, max(self._least, int(fitting)))
 
     def observe(self, plan: StepPlan, took_ns: int, now_ns: int) -> None:
-        """A step has ended; `took_ns`: without the time between steps, which streams wait too."""
+        """Record the end of a step. `took_ns`: its duration, without the time since the previous
+        step, which is added where streams waited for both."""
         if any(chunk.length == 1 and chunk.sequence in self._retired for chunk in plan.chunks):
             took_ns = now_ns - self._retired_ns
         self._retired_ns = now_ns

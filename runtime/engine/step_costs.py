@@ -4,17 +4,20 @@
 class StepCosts:
     """The duration of decode steps as a linear function of their rows, fitted with forgetting."""
 
-    KEPT = 0.98  # of the weight of earlier steps, at each one
-    SLOPE_KEPT = 0.99  # at a step that says nothing about it, so that it is measured again
-    LONGEST = 1.5  # times the expected duration; what takes longer has other reasons
+    KEPT = 0.98  # each step multiplies the weight of earlier ones by this factor
+    # Decay of the slope at steps whose numbers of rows vary too little to measure it; once it is
+    # low, other numbers of rows are tried.
+    SLOPE_KEPT = 0.99
+    LONGEST = 1.5  # longer durations, relative to the expected one, are cut to this: outliers
 
     def __init__(self) -> None:
         self._weight = self._rows = self._squares = self._times = self._products = 0.0
         self._slope = 0.0
-        self._seen: set[int] = set()  # numbers of rows
+        self._seen: set[int] = set()  # numbers of rows that have occurred
 
     def observe(self, rows: int, duration: float) -> None:
-        """The first step of a number of rows is not counted: it may prepare the others."""
+        """Record a step. The first one of each number of rows is ignored: it may be recorded or
+        captured, which takes longer."""
         if rows not in self._seen:
             self._seen.add(rows)
             return
@@ -33,7 +36,8 @@ class StepCosts:
             self._slope *= self.SLOPE_KEPT
 
     def needs(self, rows: int) -> bool:
-        """Whether a step of so many rows should be measured: all recent ones had as many others."""
+        """Whether a step with `rows` rows should be measured, because all recent steps had the same
+        larger number of rows."""
         return self._spread <= 1 and self._rows > (rows + 0.5) * self._weight
 
     @property

@@ -21,7 +21,7 @@ class PageWrite:
 @dataclass(frozen=True, slots=True)
 class SlotLoad:
     """A sequence enters a slot: its tokens so far, from position 0, its sampling parameters, and
-    the state of Mirostat after these tokens, None before the first one that it samples."""
+    Mirostat's state after these tokens (None: no token has been sampled yet)."""
 
     slot: int
     tokens: tuple[int, ...]
@@ -29,15 +29,15 @@ class SlotLoad:
     mirostat_mu: float | None = None
 
 
-class Chunk(NamedTuple):  # which is made faster: each step makes one for every sequence
+class Chunk(NamedTuple):  # faster to create than a dataclass; each step creates one per sequence
     """Positions [start, start + length) of one sequence in one step.
 
     `known`: their token ids. If `feedback`, `known` is empty and the chunk is one position long:
     its token is the slot's last sampled one, which only the device knows so far. `samples`: the
     last row samples the token at position start + length. `scores`: positions whose rows score the
-    next token of the prompt. `proposed`: the chunk is one position long, behind another one of the
+    next token of the prompt. `proposed`: the chunk is one position long, follows another one of the
     sequence in this step, and its known token is only proposed (runtime/engine/speculation.py). It
-    samples, and its result counts if the token turns out to be right.
+    samples; its result counts only if the proposed token is accepted.
     """
 
     sequence: Sequence
@@ -56,10 +56,9 @@ class Chunk(NamedTuple):  # which is made faster: each step makes one for every 
 class StepPlan:
     """One step of the device: page table entries, slots to load, and rows to compute.
 
-    `page_copies` are made one after the other, after those of earlier steps and before the rows.
-    `proposals`: chunks whose known tokens are written to their slots first, because no earlier step
-    has drawn them; those of `chunks` that are `proposed`, again.
-    `key_shifts` follow them.
+    `page_copies` are made in order, after those of earlier steps and before the rows are computed;
+    `key_shifts` follow them. `proposals`: chunks whose known tokens must first be written to their
+    slots, because no earlier step has sampled them; includes the `proposed` ones of `chunks`.
     """
 
     chunks: tuple[Chunk, ...]

@@ -84,7 +84,7 @@ class TextStream:
         return text[skipped:], tuple(done)
 
     def _match(self) -> int | None:
-        """Where the text ends because of a stop string, which becomes `matched`."""
+        """The end of the text at a complete stop string, which becomes `matched`; None without."""
         places = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if not places:
             return None

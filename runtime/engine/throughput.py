@@ -10,9 +10,8 @@ SECOND_NS = 1_000_000_000
 class Throughput:
     """Measures steps and counts first tokens; times in nanoseconds of one clock.
 
-    Steps with less than half of the rows that were offered to them do not count: they had no more
-    to compute. The speed is therefore that of prompts under load, besides the decoding of other
-    sequences.
+    Steps that used less than half of the rows offered to them do not count: they had no more to
+    compute. So this is the prefill speed under load, while other sequences decode.
     """
 
     def __init__(self) -> None:

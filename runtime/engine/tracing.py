@@ -37,7 +37,7 @@ class TraceEvent:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the trace has of a sequence: its dropped tokens, and its epoch if it has a slot."""
+    """The traced state of a sequence: its dropped tokens, and its epoch if it has a slot."""
 
     dropped: int
     epoch: int | None = None
@@ -78,8 +78,8 @@ class Tracer:
         return traced
 
     def planned(self, plan: StepPlan | None) -> None:
-        """After `Scheduler.plan`, which may also have preempted sequences; shifts are those of
-        `Scheduler.retire`."""
+        """Report a plan, and the preemptions and shifts since the last one. Call it after
+        `Scheduler.plan`."""
         for sequence, seen in self.live.items():
             self._interrupted(sequence, seen)
         for chunk in plan.chunks if plan is not None else ():

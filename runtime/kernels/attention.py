@@ -13,7 +13,7 @@ from runtime.kernels.triton.launch import has_kernels
 from runtime.kv.cache_types import CacheType
 from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
 
-# The most elements that the twin gathers or scores at once.
+# Maximum number of elements that the twin gathers or scores at once.
 TWIN_ELEMENTS = 1 << 25
 
 
@@ -54,8 +54,8 @@ def paged_attention(
     `scale` and with a `softcap` become softcap * tanh(s / softcap). `sinks` float32 [heads]: an
     additional score per head, which takes part in the softmax and has no value. The result of a row
     that sees nothing is zero. With C and Triton kernels, the bits of a row do not depend on other
-    rows, except that Triton kernels compute a row that is alone in its span with other sums unless
-    `deterministic`.
+    rows, except that without `deterministic` Triton kernels sum in another order for a row that is
+    alone in its span.
     """
     if (kernels := _native_kernels(pages)) is not None:
         return _paged_attention_cpu(kernels, queries, pages, plan, scale, softcap, sinks)
@@ -293,7 +293,7 @@ def _write_cache_cpu(
 
 
 def _page_addresses(pages: LayerPages, key_dim: int) -> tuple[int, int]:
-    """Those of keys of `key_dim` elements and of their values."""
+    """The addresses of the pages of keys, of `key_dim` elements each, and of values."""
     type, value_dim = pages.type, pages.dims[1]
     cells = pages.values.shape[:3]
     return (

@@ -1,4 +1,4 @@
-"""What precedes attention: norms and rotations of heads, and the write to the cache."""
+"""Norms and rotations of heads before attention, and the write to the cache."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,7 +22,7 @@ class HeadNorm(Protocol):
 
 
 class HeadRotation(Protocol):
-    """Angles of a step, see `rope_halves` and `rope_interleaved`."""
+    """The rotary angles of a step's rows; see `rope_halves` and `rope_interleaved`."""
 
     @property
     def cos(self) -> Tensor: ...
@@ -36,7 +36,8 @@ class HeadRotation(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadNorms:
-    """query, key, value: before the rotation. rotated: of queries and keys, after it."""
+    """`query`, `key`, `value`: norms before the rotation; `rotated`: of queries and keys after
+    it."""
 
     query: HeadNorm | None = None
     key: HeadNorm | None = None

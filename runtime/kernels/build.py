@@ -62,7 +62,7 @@ def would_compile() -> bool:
 def prebuild(folder: Path, environ: Mapping[str, str]) -> list[Path]:
     """Compile the libraries of a wheel into `folder`: the levels that CARAVAN_BUILD_KERNELS names,
     "all", or by default the best one of this processor. Leaves out what cannot be compiled."""
-    shutil.rmtree(folder, ignore_errors=True)  # of an earlier build
+    shutil.rmtree(folder, ignore_errors=True)  # libraries of an earlier build
     built = []
     for level in _wanted_levels(environ):
         for compiler in _available_compilers(environ, level.machine):
@@ -148,7 +148,7 @@ def _wanted_levels(environ: Mapping[str, str]) -> tuple[Level, ...]:
 
 
 def _available_compilers(environ: Mapping[str, str], target_machine: str) -> list[str]:
-    """For another machine than this one, Debian's cross compiler."""
+    """C compilers, best first; for another machine type than this one, Debian's cross compiler."""
     names: tuple[str, ...] = (f"{target_machine}-linux-gnu-gcc",)
     if target_machine in (machine(), ""):
         names = (environ["CC"],) if environ.get("CC") else _COMPILERS

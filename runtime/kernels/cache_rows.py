@@ -8,7 +8,7 @@ from runtime.kv.cache_types import BLOCK_ELEMENTS, CacheType
 from runtime.quant.block_types import block_type, dequantize
 
 _HALF_MOST = torch.finfo(torch.float16).max
-# Numbers beyond these become these. The scale of a block is a half.
+# Numbers are clamped to these limits. The scale of a block is a half, which limits blocks too.
 RANGES = {
     CacheType.FLOAT16: _HALF_MOST,
     CacheType.Q8_0: 127 * _HALF_MOST,

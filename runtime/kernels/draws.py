@@ -11,7 +11,7 @@ from runtime.kernels.random_numbers import uniforms
 from runtime.kernels.token_order import row_blocks, sorted_tokens, top_tokens
 from runtime.kernels.triton.launch import has_kernels
 
-ONE = 2.0**40  # weight of the most likely token: 2**18 tokens of it still fit into int64
+ONE = 2.0**40  # weight of the most likely token; sums of 2**18 such weights fit into int64
 
 
 class _DrawJob(ctypes.Structure):
@@ -28,7 +28,7 @@ class _DrawJob(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class DrawnRows:
-    """Rows that a token is drawn for, with the tables of all slots.
+    """The rows to draw tokens for, with the tables of all slots.
 
     logits float32 [rows, vocab]; slots, positions int64 [rows]; floats float32 [slots, 6] and ints
     int64 [slots, 5] as in `Sampler`; history int32 [slots, positions], to which the tokens are
@@ -60,8 +60,8 @@ def draw_top(rows: DrawnRows, *, greedy: int, width: int) -> tuple[Tensor, Tenso
     """Draw a token for each row: the most likely one for the first `greedy` rows, one of the top_k,
     at most 256, for the others.
 
-    width: the largest top_k of a row. -> tokens int64 [rows], finite bool [rows]: whether the
-    largest logit is.
+    width: the largest top_k of a row. -> tokens int64 [rows]; bool [rows]: whether the row's
+    largest logit is finite.
     """
     logits, floats, ints, history = rows.logits, rows.floats, rows.ints, rows.history
     if has_kernels(logits.device):
@@ -85,7 +85,7 @@ def draw_top(rows: DrawnRows, *, greedy: int, width: int) -> tuple[Tensor, Tenso
 
 def draw_top_twin(rows: DrawnRows, *, greedy: int, width: int) -> tuple[Tensor, Tensor]:
     """The specification of `draw_top`."""
-    peak, token = rows.logits[:greedy].max(dim=1)  # NaN above all; of equal ones the first
+    peak, token = rows.logits[:greedy].max(dim=1)  # NaN is the largest; the first of equal ones
     if greedy < len(rows.logits):
         others = rows.part(greedy)
         values, ids = top_tokens(others.logits, width)
@@ -95,10 +95,10 @@ def draw_top_twin(rows: DrawnRows, *, greedy: int, width: int) -> tuple[Tensor, 
 
 
 def draw_all(rows: DrawnRows, *, ordered: int) -> tuple[Tensor, Tensor]:
-    """Draw a token for each row, of the whole vocabulary: by top_k, top_p and min_p, in the order
+    """Draw a token for each row from the whole vocabulary: by top_k, top_p and min_p, in the order
     of logits, for the first `ordered` rows; by min_p, in the order of tokens, for the others.
 
-    Results as of `draw_top`.
+    Returns the same as `draw_top`.
     """
     if has_kernels(rows.logits.device):
         from runtime.kernels.triton import thresholds
@@ -138,7 +138,7 @@ def log_sums(logits: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Parameters:
-    """Of rows [rows, 1], and the random number of each [rows]."""
+    """Sampling parameters of rows, [rows, 1] each, and their random numbers [rows]."""
 
     temperature: Tensor
     top_p: Tensor
@@ -183,7 +183,8 @@ def drawn_column(sums: Tensor, total: Tensor, noise: Tensor) -> Tensor:
 
 
 def forbid(logits: Tensor, rows: Tensor, words: Tensor, count: int) -> None:
-    """Sets logits to minus infinity, in place, of the first `count` rows [n] int64, all different.
+    """Set the logits of forbidden tokens to minus infinity, in place, in the first `count` of
+    `rows` [n] int64, which are distinct.
 
     logits float32 [rows, vocab]; words int32 [n, ceil(vocab / 32)]: bit `token % 32` of word
     `token // 32` is set for each token that the row may draw. Raises IndexError for rows outside
@@ -203,7 +204,7 @@ def forbid(logits: Tensor, rows: Tensor, words: Tensor, count: int) -> None:
 
 
 def forbid_twin(logits: Tensor, rows: Tensor, words: Tensor, count: int) -> None:
-    """The same with torch."""
+    """The specification of `forbid`."""
     powers = 2 ** torch.arange(8, dtype=torch.uint8, device=logits.device)
     rows, octets = rows[:count], words[:count].view(torch.uint8)  # little-endian
     forbidden = ((octets[:, :, None] & powers) == 0).flatten(1)[:, : logits.shape[1]]

@@ -1,4 +1,4 @@
-"""Activations times the quantised matrices of the experts that are chosen for each row."""
+"""Products of activations with the quantised matrices of each row's experts."""
 
 import ctypes
 from dataclasses import replace
@@ -98,8 +98,8 @@ def expert_products_twin(
     """The specification of `expert_products`: gathered blocks, a slab at a time, and `bmm`.
 
     Rows of the same expert form bundles of one size, each multiplied by the expert's matrix. Does
-    not synchronise the device: except on a CPU, where the number of bundles is known, it expands
-    the largest possible number of matrices, at most twice that of the experts.
+    not synchronise the device. The number of bundles is known on a CPU only; elsewhere it expands
+    the largest possible number of matrices, at most twice the number of experts.
     """
     chosen = _all_in_order(x, weight) if chosen is None else chosen
     (tokens, used), (experts, outs, elements) = chosen.shape, weight.shape
@@ -232,7 +232,8 @@ def _products_cpu(
 def _products_expanded(
     x: Tensor, weight: Weight, chosen: Tensor, bias: Tensor | None, scale: Tensor | None
 ) -> Tensor:
-    """For integers and doubles, which have no C kernel: one used expert after the other."""
+    """One used expert after the other, dequantised: for weights of integer and double types, which
+    have no C kernel."""
     tokens, used = chosen.shape
     rows, flat = x.flatten(0, -2), chosen.flatten()
     share, result = used if x.dim() == 2 else 1, torch.empty(tokens * used, weight.shape[1])

@@ -15,10 +15,11 @@ BLOCK_PAGES = 4
 
 
 def shift_keys(pages: LayerPages, rotation: KeyRotation, shifts: Sequence[KeyShift]) -> None:
-    """Rotate the keys of `shifts`, all of the layer's group and different pages, by `by` positions.
+    """Rotate the keys of the pages in `shifts` by `by` positions each. The pages are distinct and
+    belong to the layer's group.
 
     Rotations of rotary embeddings add up (Su et al., "RoFormer", section 3.2); scales of rotated
-    keys, such as YaRN's, stay as they are. Nothing waits for the device.
+    keys, such as YaRN's, are unaffected. Does not synchronise the device.
     """
     key_dim, turn = pages.dims[0], rope_halves_twin if rotation.halves else rope_interleaved_twin
     for by, some in _blocks(shifts):
@@ -38,7 +39,7 @@ def _turned(keys: Tensor, cos: Tensor, sin: Tensor, turn: Callable[..., Tensor])
 
 
 def _blocks(shifts: Sequence[KeyShift]) -> Iterator[tuple[int, Sequence[KeyShift]]]:
-    """Shifts by the same number of positions, a few pages at a time."""
+    """Groups of shifts by the same number of positions, a few pages each."""
     for by in dict.fromkeys(shift.by for shift in shifts):
         same = [shift for shift in shifts if shift.by == by]
         for begin in range(0, len(same), BLOCK_PAGES):

@@ -11,9 +11,9 @@ from runtime.kernels.native import address, library, row_address
 from runtime.kernels.triton.launch import has_kernels
 from runtime.quant.block_types import Weight, block_type, dequantize
 
-# Weights that the twin dequantises at once: 64 MiB in float32.
+# Number of weights that the twin dequantises at once: 64 MiB in float32.
 SLAB_ELEMENTS = 1 << 24
-# Weights of a type without C kernel that are dequantised at once for the float32 kernel.
+# Number of weights of a type without C kernel that are dequantised at once for the float32 kernel.
 EXPANDED_ELEMENTS = 1 << 16
 
 
@@ -41,7 +41,7 @@ def matmul(x: Tensor, weight: Weight, *, operands: torch.dtype | None = None) ->
 
 
 def matmuls(x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
-    """`matmul` by each weight; CUDA devices round x once for all of them."""
+    """`matmul` with each weight; CUDA devices round x once for all of them."""
     if has_kernels(x.device) and all(each.by_triton for each in weights):
         from runtime.kernels.triton.products import products
 
@@ -70,7 +70,7 @@ class _MatmulJob(ctypes.Structure):
 
 
 def _matmul_expanded(kernels: ctypes.CDLL, x: Tensor, weight: Weight, result: Tensor) -> None:
-    """For integers and doubles: a slab at a time in float32."""
+    """For weights of integer and double types: a slab at a time in float32."""
     plain, elements, begin = block_type("F32"), weight.shape[-1], 0
     for slab in weight.data.split(max(1, EXPANDED_ELEMENTS // elements)):
         rows = dequantize(slab, weight.type)

@@ -80,7 +80,7 @@ SIGNATURES = {
 def library() -> ctypes.CDLL | None:
     """The compiled kernels; None, after one warning, if callers must use the torch twins.
 
-    Raises ConfigurationError if CARAVAN_KERNELS names what this processor does not have.
+    Raises ConfigurationError if CARAVAN_KERNELS names a level that this processor does not have.
     """
     try:
         return load(built_library())
@@ -90,7 +90,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def has_integer_products() -> bool:
-    """Whether products are computed otherwise than exactly where `Weight.compute` allows it."""
+    """Whether the kernels have integer products for the inexact modes of `Weight.compute`."""
     kernels = library()
     return kernels is not None and bool(kernels.caravan_has_integers())
 

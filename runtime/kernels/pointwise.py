@@ -11,8 +11,8 @@ from torch import Tensor
 from runtime.kernels.native import address, library, row_address
 from runtime.kernels.triton.launch import has_kernels
 
-# The curves of caravan_gate in cpu/pointwise.c and of gate_kernel in triton/pointwise.py, the last
-# in the latter only.
+# The curves of caravan_gate in cpu/pointwise.c and of gate_kernel in triton/pointwise.py; only the
+# latter has the last one.
 _SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID, _SOFTCAP = range(6)
 
 
@@ -109,7 +109,7 @@ def gelu_erf(x: Tensor) -> Tensor:
 
 
 def gelu_quick(x: Tensor) -> Tensor:
-    """x * sigmoid(1.702 x), likewise: the coarser approximation of CLIP."""
+    """x * sigmoid(1.702 x), likewise: the coarser approximation that CLIP uses."""
     return _gate(_GELU_QUICK, x, None)
 
 
@@ -219,7 +219,7 @@ def temper(x: Tensor, positions: Tensor, *, beta: float, span: float, offset: in
 
 
 def joined(*parts: Tensor) -> Tensor:
-    """[tokens, heads, n] each -> [tokens, heads, sum of n], contiguous; a copy of a single one."""
+    """[tokens, heads, n] each -> [tokens, heads, sum of n], contiguous; always a copy."""
     fits = all(x.dtype == torch.float32 and x.stride(2) == 1 for x in parts)
     if parts[0].device.type != "cpu" or not fits or (kernels := library()) is None:
         return torch.cat(parts, dim=2)
@@ -235,7 +235,7 @@ def joined(*parts: Tensor) -> Tensor:
 
 
 def contiguous(x: Tensor) -> Tensor:
-    """x [tokens, n] or [tokens, heads, n] itself, or a copy that is contiguous."""
+    """x [tokens, n] or [tokens, heads, n]: x itself if it is contiguous, else a copy."""
     if x.is_contiguous():
         return x
     return joined(x) if x.dim() == 3 else joined(x.unsqueeze(1)).squeeze(1)

@@ -1,7 +1,7 @@
 """Recording of the kernel calls of a computation, to repeat them by one call into C.
 
-A recorded computation reads inputs at fixed addresses and consists of native kernels alone: what it
-allocates comes from an arena, so that repeated calls find the same addresses, and any torch
+A recorded computation reads inputs at fixed addresses and consists of native kernels only. Its
+tensors are allocated in an arena, so that repeated calls find the same addresses. Any torch
 operation that reads or writes elements makes it unrecordable.
 """
 
@@ -20,10 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _INTEGERS, _FLOATS = 14, 2
 _ALIGNMENT = 64  # bytes
-# Functions whose int depends on their arguments alone; others return 0 if they have succeeded.
+# Functions whose int result depends on their arguments alone; others return 0 on success.
 _PURE = frozenset({"caravan_matmul_knows", "caravan_embedding_knows", "caravan_has_integers"})
 _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})
-# These may return views; with copied elements, they are not recordable either.
+# These operations may return views; where they copy elements, they are not recordable either.
 _VIEWS = frozenset(
     "alias as_strided chunk contiguous expand expand_as flatten narrow permute reshape select "
     "slice split split_with_sizes squeeze t to transpose unbind unflatten unsqueeze view "
@@ -34,7 +34,7 @@ _active = threading.local()
 
 
 class NotRecordableError(Exception):
-    """A computation does more than call kernels; the message says what."""
+    """A computation does more than call kernels; the message names the operation."""
 
 
 class _Call(ctypes.Structure):
@@ -51,8 +51,7 @@ class _Call(ctypes.Structure):
 def recordable(function: Any) -> Callable[..., Any]:
     """A function of the native library, whose calls in this thread are recorded during a `record`.
 
-    Those that return int64, or are known to compute nothing else, only answer questions about
-    shapes and are not repeated.
+    Functions that only compute sizes (they return int64 or are listed above) are not recorded.
     """
     name, result = function.__name__, function.restype
     if result is ctypes.c_int64 or name in _PURE:
@@ -96,8 +95,8 @@ class Recording:
 
 
 def record(computation: Callable[[], Tensor], arena: Arena) -> Recording:
-    """Run a computation and record its calls. Raises NotRecordableError, possibly when part of it
-    is done."""
+    """Run a computation and record its calls. Raises NotRecordableError, possibly after a part of
+    the computation has run."""
     recorder = _Recorder(arena)
     _active.recorder = recorder
     try:
@@ -109,12 +108,12 @@ def record(computation: Callable[[], Tensor], arena: Arena) -> Recording:
 
 
 class OperationMode(TorchDispatchMode):
-    """Sees the operations of torch."""
+    """A dispatch mode that does not import the compiler."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """As TorchDispatchMode documents it: nothing here is compiled, and disabling the compiler
-        would import it, which takes 75 MB and a second."""
+        """True, as TorchDispatchMode documents it: nothing here is compiled, and disabling the
+        compiler would import it, which takes 75 MB and a second."""
         return False
 
 
@@ -150,7 +149,7 @@ class _Recorder(OperationMode):
         )
 
     def _address(self, argument: Any) -> int:
-        """Of what `ctypes.byref` refers to, which lives as long as the recording."""
+        """The address that a `ctypes.byref` refers to; the recording keeps its object alive."""
         if argument is None:
             return 0
         self.kept.append(argument._obj)
@@ -169,7 +168,7 @@ class _Recorder(OperationMode):
 
 
 class _NoReads(TorchFunctionMode):
-    """Refuses reads of elements that are no operations."""
+    """Refuses reads of elements that are not torch operations, such as `data_ptr`."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -187,11 +186,11 @@ def _is_view(result: Any, args: Sequence[Any]) -> bool:
 
 
 class _Allocator:
-    """Tensors in one block of memory, whose bytes are used again once a tensor is unreferenced."""
+    """Allocates tensors in one block of memory; bytes of unreferenced tensors are reused."""
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
         self._memory = memory
-        self._free = [(0, len(memory))]  # [begin, end), in order, not adjacent
+        self._free = [(0, len(memory))]  # free ranges [begin, end), in order, not adjacent
 
     def like(self, tensor: Tensor) -> Tensor:
         """A tensor with the shape, the strides and the type of this one."""

@@ -1,4 +1,4 @@
-"""From a router's logits to the experts of each row and their weights."""
+"""Choice of the experts of each row, and of their weights, from a router's logits."""
 
 import ctypes
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from runtime.kernels.selection import highest
 
 
 class Scores(IntEnum):
-    """What the logits of a row become: numbers in cpu/routing.c."""
+    """How logits become scores; the numbers are those of cpu/routing.c."""
 
     SOFTMAX = 0
     SIGMOID = 1
-    SOFTMAX_OF_CHOSEN = 2  # over the chosen experts alone
+    SOFTMAX_OF_CHOSEN = 2  # softmax over the chosen experts only
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,7 +20,7 @@ _TWIN_BYTES_PER_SCORE = 20
 def workspace_bytes(
     device: torch.device, *, largest_matrix: int, caches: tuple[LayerCache, ...]
 ) -> int:
-    """For any number of rows; `largest_matrix`: elements of the largest weight matrix."""
+    """Bytes for any number of rows; `largest_matrix`: elements of the largest weight matrix."""
     if device.type != "cpu" or library() is None:
         slab = min(largest_matrix, SLAB_ELEMENTS)
         return TWIN_BYTES_PER_WEIGHT * slab + _TWIN_BYTES_PER_SCORE * TWIN_ELEMENTS

@@ -14,8 +14,8 @@ from runtime.kv.spec import CacheKind
 
 
 class Owner(Protocol):
-    """What the cache manager needs to know of a sequence. It alone appends to `page_keys`, which
-    the owner clears when it changes `tokens` other than at the end.
+    """A sequence as the cache manager sees it. Only the manager appends to `page_keys`; the owner
+    clears them when it changes `tokens` other than at the end.
 
     Prefixes are shared only among owners with equal `cache_salt`, at most 64 bytes.
     """
@@ -49,14 +49,14 @@ class KVCacheManager:
     """Reserves, shares, publishes, trims and releases pages; knows nothing of tensors.
 
     Pages hold a group's indices: positions, or image rows (see runtime/kv/spec.py). Groups with one
-    state per sequence share page numbers. A prefix of such a model is cached where a checkpoint of
-    its states is, too (runtime/kv/checkpoints.py).
+    state per sequence share page numbers. In models with such groups, a prefix is usable only where
+    a checkpoint of its states is cached too (runtime/kv/checkpoints.py).
 
     Pages are reused as soon as their owner releases them: device state changes only by launched
-    plans, in order, so a later plan cannot overtake one that still reads the page. The copies of
-    pages that the next plan has to make are collected by `take_copies`. With `host_pages`, evicted
-    pages go to a store in host memory, from which prefixes are restored. `moves_keys`: a step can
-    shift keys to other positions.
+    plans, in order, so a later plan cannot overtake one that still reads the page. `take_copies`
+    returns the page copies that the next plan must make. With `host_pages`, evicted pages go to a
+    store in host memory, from which prefixes are restored. `moves_keys`: steps can shift keys to
+    other positions.
     """
 
     def __init__(
@@ -166,7 +166,8 @@ class KVCacheManager:
         return grants
 
     def adopt(self, owner: Owner) -> tuple[int, list[PageGrant]]:
-        """Share the longest cached prefix of a sequence without pages: its length and its pages.
+        """Share the longest cached prefix with a sequence that has no pages. Returns its length and
+        its pages.
 
         It excludes at least the last token, because a step must compute the next token's logits.
         """
@@ -184,28 +185,29 @@ class KVCacheManager:
         return 0 if found is None else found.length
 
     def chunk_end(self, owner: Owner, start: int, end: int) -> int:
-        """`end`, or the first position between where the owner's state is to be checkpointed."""
+        """`end`, or the first earlier position after `start` where a checkpoint is planned."""
         return end if self.checkpoints is None else self.checkpoints.chunk_end(owner, start, end)
 
     def checkpoint(self, owner: Owner, start: int) -> None:
-        """Keep the owner's state before `start`, where the next step begins, if that is due."""
+        """Take a checkpoint of the owner's state before `start`, where the next step begins, if one
+        is planned there."""
         page = None if self.checkpoints is None else self.checkpoints.take(owner, start)
         if page is not None:
             self._copy_state(self._state_page(owner), page)
 
     def take_copies(self) -> tuple[PageCopy, ...]:
-        """The copies that the next plan has to make before anything else, in this order."""
+        """The copies that the next plan must make first, in order. They are returned once."""
         copies = tuple(self._copies)
         self._copies.clear()
         return copies
 
     def note_prefill_speed(self, tokens_per_s: float | None) -> None:
-        """As measured; decides whether pages are copied to the host and back."""
+        """Set the measured speed of prefill, which decides whether host copies pay off."""
         if self.host_store is not None:
             self.host_store.tokens_per_s = tokens_per_s
 
     def _copy_checkpoint(self, owner: Owner) -> None:
-        """If the owner starts from a checkpoint and has got its own page for the state."""
+        """Copy the checkpoint that the owner starts from to its own page, once it has one."""
         page = None if self.checkpoints is None else self.checkpoints.restore(owner)
         if page is not None:
             self._copy_state(page, self._state_page(owner))
@@ -227,9 +229,8 @@ class KVCacheManager:
             self._states.forget(key)  # a checkpoint that is useless without the page
 
     def _longest(self, owner: Owner) -> "tuple[_Prefix | None, int]":
-        """The longest prefix that `adopt` would share, with pages of the host if that pays, and the
-        length of the longest whose pages are cached on the device, although there may be no state
-        for it."""
+        """The longest prefix that `adopt` would share, using host pages if that pays off. Also the
+        length of the longest prefix whose pages are on the device, with or without a checkpoint."""
         if not self._prefix_cache:
             return None, 0
         (found, shared), store = self._search(owner), self.host_store
@@ -244,8 +245,8 @@ class KVCacheManager:
     def _search(
         self, owner: Owner, *, also: HostStore | None = None
     ) -> "tuple[_Prefix | None, int]":
-        """The longest prefix on the device, or there and in host memory, and the length of the
-        longest without regard to states."""
+        """The longest usable prefix on the device, or with `also` on device and host together. Also
+        the length of the longest prefix regardless of checkpoints."""
         shared = 0
         size = self._page_tokens
         full = self._extend_keys(owner, len(owner.tokens) - 1)
@@ -263,7 +264,7 @@ class KVCacheManager:
         return None, shared
 
     def _restorable(self, owner: Owner, length: int, also: HostStore | None) -> bool:
-        """Whether there are the states after a prefix, if the model has states."""
+        """Whether a checkpoint of the states after the prefix exists; True without states."""
         if self._states is None or self.checkpoints is None:
             return self._states is None
         key = owner.page_keys[length // self._page_tokens - 1]
@@ -300,7 +301,7 @@ class KVCacheManager:
             self.checkpoints.publish(owner)
 
     def trim(self, owner: Owner) -> None:
-        """Release pages that no later row of the owner can see. Publish first."""
+        """Release pages that no later row of the owner can see. Call `publish` before it."""
         for group in self._shrinking:
             held = group.held.get(owner)
             if held is None:
@@ -315,16 +316,16 @@ class KVCacheManager:
             held.begin += gone
 
     def can_shift(self, cut: Leaving, length: int) -> bool:
-        """Whether `shift` serves sequences without images from which these positions leave, of
-        `length` computed ones."""
+        """Whether `shift` can apply `cut` to a sequence without images that has `length` computed
+        positions."""
         return self._moves_keys and can_move(
             self._kinds, cut, length, page_tokens=self._page_tokens
         )
 
     def shift(self, owner: Owner, cut: Leaving) -> MovedPages | None:
-        """Drop positions of the owner, and move those behind; None, and no change, without pages
-        for copies of shared ones. What has moved is not what is computed from its tokens alone, so
-        the owner must not `publish` any more."""
+        """Drop the positions of `cut` and move the later ones. None, and no change, if there are
+        too few pages to copy shared ones. Moved pages differ from those computed from the remaining
+        tokens, so the owner must not be passed to `publish` again."""
         moved = move_pages(self._paged, owner, cut, page_tokens=self._page_tokens)
         if moved is not None:
             self._copies += moved.copies
@@ -332,7 +333,7 @@ class KVCacheManager:
         return moved
 
     def release(self, owner: Owner) -> None:
-        """Release all pages, those at the end first, so that prefixes stay cached longest."""
+        """Release all pages, the last ones first, so that prefixes stay cached longest."""
         self._reserved.pop(owner, None)
         if self.checkpoints is not None:
             self.checkpoints.release(owner)

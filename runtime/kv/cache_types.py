@@ -6,8 +6,8 @@ import torch
 
 
 class CacheType(Enum):
-    """Floats, or blocks of 32 elements of a head: GGUF's Q8_0 and Q4_0, in bytes. FP8 is E4M3
-    without infinities and without a scale, vLLM's `fp8_e4m3`; its kernels are those of CUDA."""
+    """Floats, or GGUF blocks (Q8_0, Q4_0) of 32 elements of a head. FP8 is E4M3 without infinities
+    and without a scale, as vLLM's `fp8_e4m3`; only CUDA devices have kernels for it."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
@@ -43,8 +43,8 @@ FLOAT_TYPES = {type.dtype: type for type in CacheType if not type.quantized}
 
 
 def default_cache_type(device: torch.device, *, generates: bool) -> CacheType:
-    """`generates`: whether the model answers. One that only embeds or ranks texts needs its cache
-    for one text, so on a CPU it is small, and float32."""
+    """`generates`: whether the model generates text. An embedding model or reranker caches one text
+    at a time, so on a CPU its cache is small and stays in float32."""
     if device.type == "cpu":
         return CacheType.FLOAT16 if generates else CacheType.FLOAT32
     return CacheType.BFLOAT16

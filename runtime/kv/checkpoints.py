@@ -11,7 +11,7 @@ from runtime.kv.page_group import PageGroup, PageKey
 
 
 class CheckpointOwner(Protocol):
-    """What checkpoints depend on; `page_keys` has keys for all pages that are confirmed."""
+    """A sequence as checkpoints see it; `page_keys` has a key for each confirmed page."""
 
     tokens: list[int]
     confirmed: int
@@ -24,10 +24,11 @@ class CheckpointOwner(Protocol):
 class CheckpointRules:
     """Where checkpoints are taken, in tokens; positions are rounded down to pages.
 
-    In a prompt: `margin` before its end, because the next turn repeats all of it but the last
-    tokens, with which a template opens the answer; every `sparse` tokens; and where a prompt with
-    the same beginning diverged. Each must spare at least `least` tokens, since it costs a step.
-    In an answer: every `spacing`, which needs no further step; only the latest is kept.
+    In a prompt: `margin` before its end, because the next turn repeats the prompt except for the
+    last tokens, with which a template opens the answer; every `sparse` tokens; and where an earlier
+    prompt with the same beginning diverged. Each must save at least `least` tokens, because it
+    costs a step. In an answer: every `spacing` tokens, without further steps; only the latest is
+    kept.
     """
 
     margin: int = 8
@@ -38,14 +39,15 @@ class CheckpointRules:
     def in_prompt(
         self, length: int, *, begin: int, shared: int, page_tokens: int, most: int
     ) -> list[int]:
-        """Positions in a prompt, in order. `begin`: the prefix that is restored. `shared`: the
-        longest whose pages are cached. A quarter of the `most` checkpoints may be sparse ones."""
+        """Positions in a prompt, in order. `begin`: length of the restored prefix. `shared`: length
+        of the longest prefix whose pages are cached. At most a quarter of the `most` checkpoints
+        are `sparse` ones."""
         sparse = max(self.sparse, -(-4 * length // max(most, 1)))
         sparse = max(1, sparse // page_tokens) * page_tokens
         end = max(0, length - self.margin) // page_tokens * page_tokens
         spaced = (p for p in range(sparse, end, sparse) if begin + self.least <= p)
         chosen = set(spaced)
-        # What a sequence has appended since its last checkpoint is no place of divergence.
+        # The end of a sequence that has grown since its last checkpoint is not a divergence.
         if shared > begin + max(self.least, self.spacing):
             chosen.add(shared)
         if end >= begin + self.least:
@@ -58,12 +60,12 @@ class CheckpointRules:
 
 @dataclass(slots=True)
 class _Record:
-    """The checkpoints of one sequence: `planned` positions in what is known of it at admission,
-    those `taken` that are not confirmed yet, and the latest of its answer."""
+    """The checkpoints of one sequence: positions `planned` at admission, those `taken` but not yet
+    confirmed, and the latest one in its answer."""
 
     known: int
     planned: list[int]
-    restored: int | None = None  # a page that it starts from, until it has a copy
+    restored: int | None = None  # the checkpoint's page that it starts from, until it is copied
     taken: list[tuple[int, int]] = field(default_factory=list)  # positions and pages
     latest: PageKey | None = None
 
@@ -71,10 +73,10 @@ class _Record:
 class StateCheckpoints:
     """Checkpoints in pages of `group`, which has one page per running sequence and more.
 
-    A page that is neither free nor a state is a checkpoint, published under the key of the prefix's
-    last page; the least recently used one is evicted. If that page of attention is evicted, its
-    checkpoint goes too; pages at the end of a prefix are always evicted first, so a checkpoint
-    never outlives a part of its prefix for long. If no page is available, none is taken.
+    A page that is neither free nor a sequence's state is a checkpoint, published under the key of
+    the prefix's last page; the least recently used one is evicted first. It is also dropped when
+    that attention page is evicted; pages at the end of a prefix are evicted first, so a checkpoint
+    does not outlive its prefix for long. No checkpoint is taken if no page is available.
     """
 
     def __init__(
@@ -90,7 +92,8 @@ class StateCheckpoints:
         return len(self._group.by_key)
 
     def usable(self, key: PageKey) -> bool:
-        """Whether there is a checkpoint, and a page beside it for the state."""
+        """Whether there is a checkpoint with this key, and another page for the sequence's
+        state."""
         page = self._group.by_key.get(key)
         return page is not None and self._group.available > (self._group.owners[page] == 0)
 
@@ -107,7 +110,8 @@ class StateCheckpoints:
             self._group.share(record.restored)
 
     def restore(self, owner: CheckpointOwner) -> int | None:
-        """The page that the owner's state, which now has a page, is a copy of."""
+        """The checkpoint page to copy into the owner's state page; None if it has no checkpoint.
+        Returned once."""
         record = self._records.get(owner)
         if record is None or record.restored is None:
             return None
@@ -117,7 +121,7 @@ class StateCheckpoints:
         return page
 
     def chunk_end(self, owner: CheckpointOwner, start: int, end: int) -> int:
-        """`end`, or the first position between where a checkpoint is planned."""
+        """`end`, or the first earlier position after `start` where a checkpoint is planned."""
         record = self._records.get(owner)
         between = (p for p in record.planned if start < p < end) if record is not None else ()
         return next(iter(between), end)
@@ -133,7 +137,7 @@ class StateCheckpoints:
         return page
 
     def unpublished(self, owner: CheckpointOwner) -> bool:
-        """Whether `publish` would publish."""
+        """Whether `publish` would publish a checkpoint."""
         record = self._records.get(owner)
         return record is not None and any(p <= owner.confirmed for p, _ in record.taken)
 

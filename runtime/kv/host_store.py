@@ -1,4 +1,4 @@
-"""Pages in host memory: what the prefix cache of the device evicts, until it is used again.
+"""Host memory for pages that the device's prefix cache evicts.
 
 Pages of preempted sequences are in the prefix cache too, so this is also how they are swapped.
 """
@@ -12,7 +12,8 @@ from runtime.kv.page_group import CopyKind, PageCopy, PageGroup, PageKey
 
 @dataclass(frozen=True, slots=True)
 class TransferCosts:
-    """When a copy between device and host takes less time than computing tokens again."""
+    """Measured costs of copies between device and host, which decide between copying pages and
+    computing tokens again."""
 
     bytes_per_s: float
 
@@ -23,7 +24,7 @@ class TransferCosts:
 
 @dataclass(frozen=True, slots=True)
 class HostPages:
-    """By cache group: the number of pages in host memory, and the bytes of one."""
+    """The number of pages in host memory and the bytes of a page, for each cache group."""
 
     counts: Sequence[int]
     page_bytes: Sequence[int]
@@ -46,9 +47,8 @@ Wanted = Sequence[tuple[PageGroup, Sequence[PageKey]]]
 class HostStore:
     """A second tier of the prefix cache: least recently used pages are evicted first.
 
-    Copies are appended to `copies`, in the order in which the device has to make them; so a host
-    page is reused as soon as the copy from it is listed. `tokens_per_s`: the speed of prefill, as
-    measured.
+    Copies are appended to `copies` in the order in which the device must make them, so a host page
+    is reused as soon as the copy from it is listed. `tokens_per_s`: the measured speed of prefill.
     """
 
     def __init__(
@@ -71,22 +71,22 @@ class HostStore:
         return sum(len(store.by_key) for store in self._stores.values())
 
     def capacity(self, group: PageGroup) -> int:
-        """Pages."""
+        """Number of host pages of a group."""
         return self._stores[group].total
 
     def has(self, group: PageGroup, key: PageKey) -> bool:
         return key in self._stores[group].by_key
 
     def store(self, group: PageGroup, page: int, key: PageKey) -> None:
-        """Keep an evicted page, unless computing it again takes less time than copying it twice. A
-        state is kept in any case: it spares at least the computation of many tokens."""
+        """Keep an evicted page, unless computing it again takes less time than copying it twice.
+        States are always kept: each saves the computation of many tokens."""
         mine = self._stores[group]
         if key in mine.by_key:
             mine.by_key.move_to_end(key)
             return
         nbytes, tokens = 2 * self._paged_bytes, self._page_tokens
         pays = group.kind.by_sequence or self._costs.pays(nbytes, tokens, self.tokens_per_s)
-        if not pays or not (mine.free or mine.by_key):  # as while all are read from
+        if not pays or not (mine.free or mine.by_key):  # none while all are being restored
             return
         target = mine.free.popleft() if mine.free else mine.by_key.popitem(last=False)[1]
         mine.by_key[key] = target
@@ -94,8 +94,8 @@ class HostStore:
         self._copy(group, page, target, CopyKind.TO_HOST)
 
     def affords(self, wanted: Wanted, *, tokens: int) -> bool:
-        """Whether the device has room for the `wanted` pages that it lacks, beside those that it
-        has, and copying them takes less time than computing `tokens`."""
+        """Whether the device has room for those `wanted` pages that are on the host only, and
+        copying them takes less time than computing `tokens`."""
         nbytes = 0
         for group, keys in wanted:
             resident = [group.by_key[key] for key in keys if key in group.by_key]
@@ -107,8 +107,8 @@ class HostStore:
         return self._costs.pays(nbytes, tokens, self.tokens_per_s)
 
     def restore(self, wanted: Wanted) -> None:
-        """Copy the `wanted` pages that it lacks to the device, into its prefix cache. Call if
-        `affords`."""
+        """Copy those `wanted` pages that are on the host only into the device's prefix cache. Call
+        it only if `affords` returns True."""
         held: list[tuple[PageGroup, PageKey, int]] = []
         for group, keys in wanted:
             for key in keys:

@@ -13,7 +13,7 @@ _FAR = 2**62 - 1  # a position that no sequence has
 
 
 class CopyKind(IntEnum):
-    """Where the pages of a copy are; the host has page numbers of its own."""
+    """Which memories a copy reads and writes; page numbers of host and device are separate."""
 
     ON_DEVICE = 0
     TO_HOST = 1
@@ -21,8 +21,8 @@ class CopyKind(IntEnum):
 
 
 class PageCopy(NamedTuple):
-    """The content of page `target` of `group`, in all of its layers, becomes that of `source`; of
-    the first `cells` only, if given."""
+    """Copy page `source` to page `target` in all layers of `group`; if `cells` is given, only the
+    first `cells` cells."""
 
     group: int
     source: int
@@ -32,7 +32,7 @@ class PageCopy(NamedTuple):
 
 
 class KeyShift(NamedTuple):
-    """The keys of `page` of `group`, from the cell `first` on, are now `by` positions further."""
+    """Rotate the keys of `page` of `group`, from the cell `first` on, by `by` positions."""
 
     group: int
     page: int
@@ -107,8 +107,8 @@ class PageGroup:
                 self.free.append(page)
 
     def publish(self, page: int, key: PageKey) -> None:
-        """Add an owned page to the cache. It replaces an idle one of the same content, which would
-        be evicted before the pages that follow it."""
+        """Add an owned page to the cache. It replaces an idle page of the same content, which could
+        otherwise be evicted before the pages that follow it."""
         known = self.by_key.get(key)
         if page in self.key_of or (known is not None and self.owners[known]):
             return

@@ -1,4 +1,4 @@
-"""Moving the pages of a sequence when positions leave its full context.
+"""Moving the pages of a sequence when tokens are dropped from its full context.
 
 Keys depend on their positions only by a rotation, so pages move to lower indices, and their keys
 are rotated back.
@@ -13,7 +13,7 @@ from runtime.kv.spec import CacheKind
 
 
 class Leaving(Protocol):
-    """The positions [begin, end) that leave."""
+    """The positions [begin, end) that are dropped."""
 
     @property
     def begin(self) -> int: ...
@@ -33,11 +33,11 @@ class MovedPages:
 
 
 def can_move(kinds: Sequence[CacheKind], cut: Leaving, length: int, *, page_tokens: int) -> bool:
-    """Whether the pages of `length` positions can move, if keys can: all that later rows see is
-    still there, as a whole number of pages lower.
+    """Whether the pages of `length` positions can move, given that keys can: the positions move by
+    a whole number of pages, and all positions that later rows see are still stored.
 
-    A row that sees a part of what it saw before the cut, and then what was before that, is refused,
-    since it may be gone.
+    A kind whose window moves back over positions that it no longer saw is refused, because their
+    pages may have been released.
     """
     count = cut.end - cut.begin
     if count % page_tokens or any(kind.by_image or kind.by_sequence for kind in kinds):
@@ -52,8 +52,8 @@ def can_move(kinds: Sequence[CacheKind], cut: Leaving, length: int, *, page_toke
 def move_pages(
     groups: Sequence[PageGroup], owner: object, cut: Leaving, *, page_tokens: int
 ) -> MovedPages | None:
-    """Drop the pages of the positions that leave, and move those behind. None, and no change, if
-    pages that other sequences have, too, cannot be copied."""
+    """Drop the pages of dropped positions and move the later ones. None, and no change, if there
+    are too few free pages to copy pages shared with other sequences."""
     shared = [sum(1 for _ in _shared(group, owner, cut, page_tokens)) for group in groups]
     if any(count > group.available for count, group in zip(shared, groups, strict=True)):
         return None
@@ -85,14 +85,14 @@ def move_pages(
 
 
 def _indices(cut: Leaving, page_tokens: int) -> tuple[int, int, int]:
-    """The first page that leaves, the first that moves to its index, and how many cells of it are
-    before the positions that leave."""
+    """The index of the first page with dropped positions, the index of the page that replaces it,
+    and how many cells of the first one precede the dropped positions."""
     first, inside = divmod(cut.begin, page_tokens)
     return first, first + (cut.end - cut.begin) // page_tokens, inside
 
 
 def _shared(group: PageGroup, owner: object, cut: Leaving, page_tokens: int) -> Iterator[int]:
-    """Places in the owner's list of the pages that move and that others have, too."""
+    """Places in the owner's page list of moving pages that other sequences share."""
     held = group.held[owner]
     _, last, _ = _indices(cut, page_tokens)
     for place in range(max(0, last - held.begin), len(held.pages)):
@@ -103,7 +103,7 @@ def _shared(group: PageGroup, owner: object, cut: Leaving, page_tokens: int) -> 
 def _made_private(
     group: PageGroup, number: int, owner: object, cut: Leaving, page_tokens: int
 ) -> list[PageCopy]:
-    """Replace shared pages that move by copies, and take those that move out of the prefix
+    """Replace moving pages that are shared by copies, and remove the moving pages from the prefix
     cache."""
     held = group.held[owner]
     copies = []

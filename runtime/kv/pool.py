@@ -17,7 +17,7 @@ from runtime.worker.pinned_buffer import ALIGNMENT
 
 
 class PagePool(Protocol):
-    """What the runner needs of the pages and their tables; see `KVPool`."""
+    """The pages and page tables as the runner uses them; see `KVPool`."""
 
     @property
     def page_tables(self) -> tuple[Tensor, ...]: ...
@@ -36,12 +36,12 @@ class PagePool(Protocol):
 class KVPool:
     """The paged keys and values of every layer, and the page table of each slot.
 
-    `pages`: number of pages of each group; one more, the last, belongs to no sequence, and all
-    tables have it until `write_pages`, so rows of warm-up and padding are written there.
-    `pages_per_sequence`: pages of a full context. `type`: that of all layers but `exact` ones. All
-    memory is allocated and written here. `layer_devices`: the device of each layer's pages; None:
-    all are on `device`, as the page tables are. `host_pages`: of each group, in host memory, for
-    copies; () for none. `key_rotations`: as of `DecoderModel`.
+    `pages`: number of pages of each group. One more page, the last, belongs to no sequence; all
+    page tables refer to it until `write_pages`, so warm-up and padding rows are written there.
+    `pages_per_sequence`: pages of a full context. `type`: cache type of all layers except `exact`
+    ones. The constructor allocates and writes all memory. `layer_devices`: the device of each
+    layer's pages; None: all are on `device`, as the page tables are. `host_pages`: number of pages
+    of each group in host memory, for copies; () for none. `key_rotations`: see `DecoderModel`.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class KVPool:
         self._host = self._host_tensors(host_pages) if any(host_pages) else {}
 
     def _host_tensors(self, pages: Sequence[int]) -> dict[int, tuple[Tensor, Tensor]]:
-        """Of each layer: keys and values [host pages, ...], in one allocation, pinned for CUDA."""
+        """Keys and values [host pages, ...] of each layer, in one allocation, pinned for CUDA."""
         parts = [
             (index, part, pages[layer.group] * part[0].numel() * part.itemsize)
             for index, layer in self._layers.items()
@@ -98,7 +98,7 @@ class KVPool:
         pinned = any(part.is_cuda for _, part, _ in parts)
         whole = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=pinned)
         if not pinned:
-            whole.zero_()  # so that it is allocated now
+            whole.zero_()  # makes the system allocate the memory now
         views: dict[int, list[Tensor]] = {}
         for (index, part, nbytes), piece in zip(parts, whole.split(sizes), strict=True):
             views.setdefault(index, []).append(
@@ -121,11 +121,11 @@ class KVPool:
         return self._begins[group] + slot * width + index
 
     def write_pages(self, cells: Tensor, pages: Tensor) -> None:
-        """Write `pages` [n] int32 to the page table entries `cells` [n] int64, all different."""
+        """Write `pages` [n] int32 to the page table entries `cells` [n] int64, all distinct."""
         self._cells.index_copy_(0, cells, pages)
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
-        """Copy pages one after the other, in the order of launched work; nothing waits."""
+        """Enqueue copies of pages, in order, behind earlier launches; does not synchronise."""
         for copy in copies:
             for index in self._members[copy.group]:
                 pages = self._layers[index]
@@ -138,7 +138,7 @@ class KVPool:
                     target[copy.target, : copy.cells].copy_(rows, non_blocking=True)
 
     def shift_keys(self, shifts: Sequence[KeyShift]) -> None:
-        """Rotate keys to other positions, in the order of launched work; nothing waits."""
+        """Enqueue rotations of keys to other positions; does not synchronise."""
         for group, members in enumerate(self._members):
             moved = [shift for shift in shifts if shift.group == group]
             for index in members if moved else ():

@@ -1,4 +1,4 @@
-"""Cache kinds and layouts: which cache entries rows fill and see, and how layers share pages."""
+"""Cache kinds and layouts: which cache entries rows fill and see, and how layers form groups."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 
 
 class Image(Protocol):
-    """What a cache kind needs to know of an image; see runtime.engine.request.ImageSpan."""
+    """An image as cache kinds see it; see `runtime.engine.request.ImageSpan`."""
 
     @property
     def start(self) -> int: ...
@@ -45,12 +45,12 @@ class ImagePlace:
 
 
 class CacheKind(Protocol):
-    """What a sequence fills and sees of a cache, as pure functions; kinds differ in nothing else.
+    """Which cache indices a sequence fills and its rows see, as pure functions of positions.
 
     A sequence fills the indices 0, 1, ... of each group: with its positions; if the kind is
     `by_image`, with the rows of its images; if it is `by_sequence`, only index 0, which every step
-    overwrites (runtime/kv/states.py). `images`: the sequence's, ordered by position. `most_images`:
-    their largest number, None for any. `alignment`: a multiple of the page size.
+    overwrites (runtime/kv/states.py). `images`: the sequence's images, ordered by position.
+    `most_images`: their maximum number, None for any. `alignment`: a multiple of the page size.
     """
 
     @property
@@ -72,7 +72,7 @@ class CacheKind(Protocol):
         """Begin and end of the indices that each row at positions [start, end) sees."""
 
     def seen_by(self, position: int) -> tuple[int, int]:
-        """`seen` of the row at `position` in a sequence without images."""
+        """`seen` for the row at `position` in a sequence without images."""
 
     def extent(self, end: int, images: Images = ()) -> int:
         """One more than the last index that the rows before `end` fill."""
@@ -94,7 +94,7 @@ class CacheKind(Protocol):
 
 
 class _Positions:
-    """Common part of the kinds that are indexed by position."""
+    """Methods shared by the kinds that are indexed by position."""
 
     __slots__ = ()
     looks_ahead = True
@@ -106,10 +106,10 @@ class _Positions:
         raise NotImplementedError
 
     def seen(self, start: int, end: int, images: Images = ()) -> tuple[list[int], list[int]]:
-        """Each row sees up to itself; if the kind looks ahead, rows of a whole image see up to the
-        end of the image."""
+        """Each row sees positions up to its own; if the kind looks ahead, rows of a whole image see
+        positions up to the end of the image."""
         first, last = self.first_visible(start), self.first_visible(end - 1)
-        if first == last:  # it is monotonic, so it is constant in between
+        if first == last:  # first_visible is monotonic, so it is constant in between
             begins = [first] * (end - start)
         else:
             begins = [self.first_visible(position) for position in range(start, end)]
@@ -271,7 +271,7 @@ class _Block:
 
     @property
     def ahead(self) -> bool:
-        """Whether text before the images sees them."""
+        """Whether rows before the images see them (`lead_in`)."""
         return self.position < self.places[0].image.start
 
     @property
@@ -281,7 +281,8 @@ class _Block:
 
 
 def _placed(images: Images, begin: int, *, padded: bool) -> tuple[ImagePlace, ...]:
-    """Padding comes first, so its pages are released after the rows that see it."""
+    """The places of images in order. Padding comes first, so that its pages can be released after
+    the rows that see it."""
     sizes = [image.cross_padding if padded else 0 for image in images]
     places, padding, rows = [], begin, begin + sum(sizes)
     for image, size in zip(images, sizes, strict=True):
@@ -317,8 +318,8 @@ def _aligned(rows: int, alignment: int) -> int:
 class LayerCache:
     """What one layer stores for each position: a key and a value per kv head.
 
-    `exact`: in float32, whatever the type of the cache. `divided_heads`: the layer's kv heads on
-    all ranks together, so that layers form the same groups on each rank.
+    `exact`: stored in float32 regardless of the cache type. `divided_heads`: the number of the
+    layer's kv heads on all ranks together, so that layers form the same groups on each rank.
     """
 
     kind: CacheKind
@@ -367,7 +368,7 @@ class CacheLayout:
 
     @property
     def image_rows(self) -> int:
-        """The most image rows of a sequence, and therefore of a step."""
+        """Maximum number of image rows of a sequence, and therefore of a step."""
         return max((kind.capacity(0) for kind in self.kinds if kind.by_image), default=0)
 
     @property
@@ -376,12 +377,12 @@ class CacheLayout:
         return min(limits, default=None)
 
     def capacity_pages(self, context_tokens: int) -> tuple[int, ...]:
-        """Per group: the most pages that a sequence of `context_tokens` tokens fills over time."""
+        """Per group: maximum number of pages that a sequence of `context_tokens` tokens fills."""
         return tuple(-(-k.capacity(context_tokens) // self.page_tokens) for k in self.kinds)
 
     def held_pages(self, context_tokens: int, in_flight: int) -> tuple[int, ...]:
-        """Per group: the most pages that a sequence holds at once, with `in_flight` positions
-        unconfirmed."""
+        """Per group: maximum number of pages that a sequence holds at once, with `in_flight`
+        unconfirmed positions."""
         whole = self.capacity_pages(context_tokens)
         return tuple(
             min(pages, _pages_touched(kind.reach(context_tokens) - 1 + in_flight, self.page_tokens))
@@ -390,5 +391,5 @@ class CacheLayout:
 
 
 def _pages_touched(indices: int, page_tokens: int) -> int:
-    """The most pages that contain `indices` consecutive indices."""
+    """Maximum number of pages that `indices` consecutive indices touch."""
     return -(-(indices - 1) // page_tokens) + 1 if indices > 0 else 0

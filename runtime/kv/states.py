@@ -24,7 +24,7 @@ class Recurrent:
         return 0
 
     def seen(self, start: int, end: int, images: Images = ()) -> tuple[list[int], list[int]]:
-        """The state of earlier steps, if there are any."""
+        """Index 0, the state of earlier steps; nothing for a step at position 0."""
         return [0] * (end - start), [min(start, 1)] * (end - start)
 
     def seen_by(self, position: int) -> tuple[int, int]:

@@ -20,8 +20,8 @@ from runtime.quant.formats import codebooks, k_quants, legacy, microscaling, pla
 class BlockType:
     """A format that stores `block_elements` consecutive weights of a row in `block_bytes` bytes.
 
-    blocks: the type whose rows are stored in planes; only whole rows can be read. None for types of
-    files.
+    blocks: for rows rearranged into planes, the block type in the file; only whole rows can be
+    decoded. None for the types of files.
     """
 
     id: int
@@ -71,10 +71,10 @@ _TYPES = (
     BlockType(40, "NVFP4", 64, 36),
 )
 BLOCK_TYPES: Mapping[int, BlockType] = MappingProxyType({t.id: t for t in _TYPES})
-# MXFP4 with adjacent elements in one byte, as in the first gpt-oss files; its id was that of a
+# MXFP4 with adjacent elements in one byte, as in the first gpt-oss files, which reuse the id of a
 # removed GGUF type.
 MXFP4_PAIRS = BlockType(4, "MXFP4_PAIRS", 32, 17)
-# The same rows in planes, by the name of the type; their ids are none of GGUF's.
+# The types of rows in planes, by the name of the block type; their ids do not occur in GGUF.
 PLANAR_TYPES: Mapping[str, BlockType] = MappingProxyType(
     {
         t.name: replace(t, id=1000 + t.id, name=f"{t.name} in planes", blocks=t)
@@ -96,11 +96,11 @@ def block_type(name: str) -> BlockType:
 class Compute(IntEnum):
     """How activations enter products with quantised weights.
 
-    EXACT: in float32. FINE and FAST: each group of 32 activations of a row as integers of 15 and of
-    8 bits with one scale, so that products are sums of integers. FAST with BF16: rounded to
-    bfloat16. Other types without such kernels are always EXACT. AUTO: FAST for BF16 on a CPU that
-    multiplies bfloat16, else FINE. On CUDA devices it applies to up to eight rows; more of them,
-    and EXACT, are multiplied in their own type, to which the weights are rounded.
+    EXACT: in float32. FINE and FAST: each group of 32 activations of a row as integers of 15 or 8
+    bits with one scale, so that products are sums of integers. FAST with BF16: activations are
+    rounded to bfloat16. Other types without such kernels are always EXACT. AUTO: FAST for BF16 on a
+    CPU that multiplies bfloat16, else FINE. On CUDA devices this applies to up to eight rows; more
+    rows, and EXACT, are multiplied in the rows' own type, to which weights are rounded.
     """
 
     EXACT = 0
@@ -109,7 +109,7 @@ class Compute(IntEnum):
     AUTO = 3
 
 
-# Bytes that are rearranged into planes at once.
+# Number of bytes that are rearranged into planes at once.
 _SLAB_BYTES = 1 << 22
 
 
@@ -118,9 +118,9 @@ class Weight:
     """A quantised tensor, in the bytes of its file.
 
     data: uint8 [..., rows, row_bytes], possibly a read-only memory map; shape: the logical one, in
-    torch order (..., out, in). deterministic: on CUDA devices, one kernel with one size of tiles
-    multiplies any number of rows, whatever `compute` is, so that the bits of a row do not depend on
-    other rows. On a CPU, they never do.
+    torch order (..., out, in). deterministic: on CUDA devices, one kernel with one tile size
+    multiplies any number of rows, regardless of `compute`, so that the bits of a row do not depend
+    on other rows. On a CPU they never do.
     """
 
     data: Tensor
@@ -140,7 +140,7 @@ class Weight:
 
     @property
     def by_triton(self) -> bool:
-        """Whether Triton kernels multiply by it on CUDA devices; else libraries of torch do."""
+        """Whether Triton kernels multiply with it on CUDA devices; else torch does."""
         return self.type.blocks is not None or self.deterministic
 
     def to(self, device: torch.device | str) -> "Weight":
@@ -164,14 +164,14 @@ class Weight:
     def inputs(self, begin: int, end: int) -> "Weight":
         """Columns [begin, end) of each matrix, as a view; both are multiples of a block.
 
-        Not of planes.
+        Not available in planes.
         """
         assert self.type.blocks is None, self.type.name
         data = self.data[..., self.type.row_bytes(begin) : self.type.row_bytes(end)]
         return replace(self, data=data, shape=(*self.shape[:-1], end - begin))
 
     def in_planes(self, device: torch.device) -> "Weight":
-        """On the device, in planes if its type has any."""
+        """This weight on the device, rearranged into planes if its type has them."""
         type = PLANAR_TYPES.get(self.type.name)
         if type is None:
             return self.to(device)
@@ -189,7 +189,7 @@ class Weight:
         return replace(self, data=data, type=type)
 
     def numbers(self) -> Tensor | None:
-        """[..., out, in] in the type that they are stored in; None if they are in blocks."""
+        """[..., out, in] in the stored type; None if the weights are in blocks."""
         dtype = _PLAIN.get(self.type.name)
         return None if dtype is None else _numbers(self.data.contiguous(), dtype)
 
@@ -199,7 +199,7 @@ class Weight:
 
 
 def dequantize(data: Tensor, type: BlockType) -> Tensor:
-    """uint8 [..., n * block_bytes], of planes whole rows -> float32 [..., n * block_elements].
+    """uint8 [..., n * block_bytes] (planes: whole rows) -> float32 [..., n * block_elements].
 
     Bit for bit equal to `gguf.quants.dequantize`; integers and F64, which it does not support, are
     rounded to float32. The result for F32 is a view of `data`.

@@ -14,14 +14,14 @@ from runtime.engine.request import NO_ORIGIN, RequestOrigin
 from runtime.errors import UnsupportedModelError
 from runtime.vision.step_gate import StepGate
 
-# Batch size by device type; on a CPU batches are not faster, and delay each image.
+# Batch size by device type; on a CPU, batches are not faster and delay each image.
 _BATCH_IMAGES = {"cuda": 4}
-# What a tower calls between parts of its work; may wait.
+# A function that a tower calls between parts of its work; it may block.
 Pause = Callable[[], None]
 
 
 def no_pause() -> None:
-    """Continue at once."""
+    """A pause function that does not wait."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +32,7 @@ class PreparedImage:
     and columns that the tower needs besides that shape, of the rectangle of feature rows or of
     tiles; (1, 1) if it needs none. `digest` identifies the features: pixels, processor settings and
     projector together. `rows`: feature rows, including padding, which comes last. `tenant`,
-    `origin`: on whose behalf the image is encoded.
+    `origin`: the tenant and the HTTP request that the image belongs to.
     """
 
     pixels: Tensor
@@ -135,10 +135,10 @@ class ImageEncoder(EncoderNeeds, Protocol):
 
     `weight_bytes`, `workspace_bytes`: memory on this engine's device. The future of `submit` has
     the features [rows, width] on that device; an image that is cancelled before its turn is not
-    computed. `warm_up` fails at start if memory is missing. `max_submitted`: the most images that
-    are submitted at once, None for any number; they are encoded in order, so a small number lets a
-    later, more urgent image come next. `gate`: steps that encoding must not delay close it; None if
-    it does not compete with steps for processors.
+    computed. `warm_up` fails at start if memory is missing. `max_submitted`: maximum number of
+    submitted images, None for any; they are encoded in order, so a small number lets a more urgent
+    later image come next. `gate`: closed during steps that encoding must not delay; None if
+    encoding does not compete with steps for processors.
     """
 
     @property
@@ -157,7 +157,7 @@ class ImageEncoder(EncoderNeeds, Protocol):
 class LocalEncoder:
     """Runs a tower in this process, on its own thread and, on CUDA, its own stream.
 
-    `batch_images`: the most images of one shape that are encoded together.
+    `batch_images`: maximum number of images of one shape that are encoded together.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class LocalEncoder:
 
     @property
     def max_submitted(self) -> int:
-        """The batch that is being encoded, and the next one."""
+        """Two batches: the one being encoded and the next one."""
         return 2 * self.batch_images
 
     @property

@@ -16,8 +16,8 @@ class FeatureStore:
 
     Each call of `provide` names all needed images, the most urgent first; as many as fit are kept
     or submitted. Other entries are evicted when memory is needed, least recently used first. So the
-    first needed image is always provided if the budget holds it alone. For one thread, except
-    `wake`, which is called on the encoder's thread when an image is finished. `clock` in seconds.
+    first needed image is always provided if it fits into the budget alone. Not thread-safe, except
+    that `wake` is called on the encoder's thread when an image is finished. `clock` in seconds.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class FeatureStore:
 
     @property
     def pending(self) -> int:
-        """How many images are being encoded, or queued for it."""
+        """Number of images that are being encoded or queued for it."""
         return len(self._submitted) + self._queued
 
     @property
     def waiting_since(self) -> float | None:
-        """When the encoder last finished an image, by `clock`; None if it has none to encode."""
+        """Time of `clock` since which the encoder has finished no image; None if it is idle."""
         return self._waiting_since
 
     @property
@@ -96,7 +96,7 @@ class FeatureStore:
         self._queued = len(missing)
         for image in missing:
             if self._all_submitted or not self._make_room(self._size(image), chosen):
-                return  # until another image has been encoded
+                return  # tried again when another image has been encoded
             self._submit(image)
             self._queued -= 1
 

@@ -1,4 +1,4 @@
-"""Encoding on a processor gives way to the steps that running streams wait for longest."""
+"""Pauses encoding on a CPU during the steps that delay running streams most."""
 
 import threading
 import time
@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 
 class StepGate:
-    """Closed while a step with prompts and streams is computed, which would take up to twice as
-    long beside an image.
+    """Closed while a step with prompts and running streams is computed, which would take up to
+    twice as long while an image is encoded.
 
-    After a pause the encoder computes for as long as it has paused, beside whatever steps there
-    are, so that prompts without end do not keep it from finishing. `clock` in seconds.
+    After a pause the encoder computes for as long as it has paused, regardless of steps, so that a
+    continuous load of prompts does not starve it. `clock` in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -21,7 +21,7 @@ class StepGate:
         self._computes_until = 0.0
 
     def pause(self) -> None:
-        """On the encoder's thread: wait while the gate is closed."""
+        """Wait while the gate is closed. Called on the encoder's thread."""
         if self._open.is_set():
             return
         begun = self._clock()
@@ -33,7 +33,7 @@ class StepGate:
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """On the engine's thread."""
+        """Close the gate inside the context. Called on the engine's thread."""
         self._open.clear()
         try:
             yield

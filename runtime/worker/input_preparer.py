@@ -55,9 +55,9 @@ _NOTHING = Insertions((), ()), ScoredStep((), ()), PooledStep((), (), ())
 @dataclass(frozen=True, slots=True)
 class StepLimits:
     """The largest step: rows of `slots` sequences with up to `context_tokens` positions each,
-    `step_tokens` rows in total. `proposed_tokens`: of one sequence in a step, at most, if the rows
-    that draw are enough for them. `written_tokens`: of each sequence, that are in no slot yet and
-    known to the host."""
+    `step_tokens` rows in total. `proposed_tokens`: maximum number of proposed tokens per sequence
+    and step. `written_tokens`: maximum number of known tokens that a step writes to a slot after
+    the slot was loaded."""
 
     slots: int
     step_tokens: int
@@ -67,7 +67,7 @@ class StepLimits:
 
     @property
     def draws(self) -> int:
-        """The most rows that draw a token."""
+        """Maximum number of rows that sample a token."""
         return min(max(self.slots, 1 + self.proposed_tokens), self.step_tokens)
 
 
@@ -87,7 +87,7 @@ class DeviceImages:
 
 @dataclass(frozen=True, slots=True)
 class DeviceGroup:
-    """What the rows see of one cache group: begin and end [rows] int32."""
+    """The indices of one cache group that rows attend to: begin and end [rows] int32."""
 
     spans: tuple[RowSpan, ...]
     begin: Tensor
@@ -100,12 +100,12 @@ class DeviceInputs:
     """One step's upload, on the device; valid until the step after the next one is prepared.
 
     positions [rows] int64; row_slot [rows] int32; page_cells [n] int64, pages [n] int32.
-    one_row_each: one row and one output of each chunk, without images; such steps with the same
-    number of rows are at the same addresses. More rows than chunks are padding: position 0 of
-    the slot after the last, which see nothing; outputs are padded with row 0.
-    output_rows [draws + scored + pooled rows] int64: first the rows that draw, of the chunks in
-    `drawing`, then those that `scored` and `pooled` read. image_rows [n] int64: the rows of
-    `images`, concatenated. axes [3, rows] int64: as in `Batch`.
+    one_row_each: one row and one output for each chunk, without images; the inputs of such steps
+    with the same number of rows have the same addresses. Additional rows are padding: position 0 of
+    the slot after the last one, attending to nothing; outputs are padded with row 0.
+    output_rows [draws + scored + pooled rows] int64: the sampling rows of the chunks in `drawing`,
+    then the rows that `scored` and `pooled` read. image_rows [n] int64: the rows of `images`,
+    concatenated. axes [3, rows] int64: as in `Batch`.
     """
 
     one_row_each: bool
@@ -133,7 +133,7 @@ def unpadded(count: int) -> int:
 class InputPreparer:
     """Writes plans to two host buffers (pinned for CUDA) in turn and uploads them.
 
-    padded_rows: how many rows a step with one row of each of so many sequences is to have.
+    padded_rows: maps the number of sequences of a step with one row each to its number of rows.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class InputPreparer:
         single = len(chunks) == rows[-1].end == len(output_rows) and not insertions.rows
         count = self._padded_rows(len(chunks)) if single else rows[-1].end
         space = _Space(count, room, self._slots)
-        # Steps of up to `room` rows, each of which draws, have these parts at the same offsets.
+        # Steps with up to `room` rows that all sample have these parts at the same offsets.
         positions, row_slot = _write_rows(buffer, chunks, slots, space)
         groups = tuple(_write_group(buffer, k, chunks, rows, plain, space) for k in self._kinds)
         output_rows += [0] * (space.rows - len(output_rows) if single else 0)
@@ -216,7 +216,7 @@ class InputPreparer:
     def _write_draws(
         self, buffer: PinnedBuffer, drawn: Sequence[Chunk], slots: NDArray[np.int64]
     ) -> Draws:
-        """`slots` [drawn]: those of the chunks."""
+        """`slots` [drawn]: the slots of the chunks."""
         requests, room = self._requests, self._draws
         ends = [chunk.start + chunk.length for chunk in drawn]
         counts = np.bincount(requests.path[slots], minlength=len(Path))
@@ -383,7 +383,7 @@ def _row_spans(chunks: Sequence[Chunk]) -> list[RowSpan]:
 
 
 class _Space(NamedTuple):
-    """The rows of a step, with padding; the `room` that parts have at least."""
+    """The rows of a step, with padding, and `room`, the minimum size of each part in elements."""
 
     rows: int
     room: int

@@ -1,4 +1,4 @@
-"""What requests add to the logits of single tokens, a sparse row for each slot."""
+"""Biases that requests add to the logits of single tokens, a sparse row for each slot."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from runtime.engine.request import MAX_BARRED_TOKENS, MAX_LOGIT_BIASES, Sampling
 
 ENTRIES = MAX_LOGIT_BIASES + MAX_BARRED_TOKENS
 _FOREVER = 2**31 - 1
-_BYTES = 4 + 4 + 4  # of an entry
+_BYTES = 4 + 4 + 4  # bytes of an entry: token, value, until
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def used_entries(sampling: SamplingParams) -> int:
 def rows_of(
     sampling: Sequence[SamplingParams],
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
-    """Tokens, values and untils of `LoadedBiases`, a row for each."""
+    """Tokens, values and untils of `LoadedBiases`, a row for each element of `sampling`."""
     tokens = np.zeros((len(sampling), ENTRIES), np.int32)
     values = np.zeros((len(sampling), ENTRIES), np.float32)
     untils = np.zeros((len(sampling), ENTRIES), np.int32)

@@ -15,21 +15,22 @@ from runtime.errors import GenerationFailedError
 from runtime.worker.pinned_buffer import ALIGNMENT, PinnedBuffer
 from runtime.worker.sampler import TokenMasks
 
-# How long a step whose logits are computed waits for masks that are late, if it has other rows.
+# How long a step with computed logits waits for late masks if it has other rows.
 PATIENCE_S = 0.005
-# Masks are computed in turn on one of them, until one is late.
+# One thread computes the masks in turn; when one is late, another thread continues.
 _THREADS = 4
 _BITS = 32
 _WORD_BYTES, _ROW_BYTES = 4, 8
 
-# By the index of a drawn row: why it has no mask, and so has drawn any token.
+# By index of a sampling row without a mask: the reason. Such a row has sampled any token.
 Unmasked = dict[int, DrawFailure | LateMask]
 
 
 @dataclass(eq=False, slots=True)
 class _Masks:
-    """The words [1 + proposed, words] of the masks of a sequence, for its next token and after each
-    of its proposed tokens, once `work` is done; its result is why they are missing."""
+    """The words [1 + proposed, words] of a sequence's masks: for its next token, and after each of
+    its proposed tokens. They are valid when `work` is done, whose result is None, or the reason why
+    they are missing."""
 
     matcher: Matcher
     words: NDArray[np.int32]
@@ -78,15 +79,16 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class PendingMasks:
-    """The masks of one step, by the index of the drawn row, while they are computed: those of its
-    sequence, and which of them."""
+    """The masks of one step while they are computed. By index of a sampling row: the masks of its
+    sequence, and the row's number among them."""
 
     _masks: dict[int, tuple[_Masks, int]]
     _worker: "MaskWorker"
     _step_chunks: int
 
     def uploaded(self) -> tuple[TokenMasks, Unmasked]:
-        """Waits for the masks, as `MaskWorker.wait` does for those that take long."""
+        """Waits as `MaskWorker.wait`, then uploads the masks; also returns the late and failed
+        ones."""
         works = [masks.work for masks, _ in self._masks.values()]
         if not all(work.done() for work in works):
             self._worker.wait(works, alone=len(works) == self._step_chunks)
@@ -102,7 +104,7 @@ class PendingMasks:
 
 class MaskWorker:
     """Computes masks for rows of steps, and uploads them from two host buffers in turn, like
-    `InputPreparer`. `waits`: for every mask, however long it takes."""
+    `InputPreparer`. `waits`: steps wait for every mask, without a limit."""
 
     def __init__(
         self, *, rows: int, vocab_size: int, device: torch.device, waits: bool = False
@@ -113,8 +115,8 @@ class MaskWorker:
         self._queue: deque[_Masks] = deque()
 
     def begin(self, drawn: Sequence[Chunk], *, step_chunks: int) -> PendingMasks | None:
-        """Starts computing the masks of the drawn rows whose sequences have a grammar, of a step
-        with so many chunks."""
+        """Start computing the masks of the sampling rows whose sequences have a grammar.
+        `step_chunks`: number of chunks of the step."""
         masks, groups = {}, list[list[int]]()
         for row, chunk in enumerate(drawn):
             if chunk.sequence.late_mask is not None:
@@ -138,7 +140,8 @@ class MaskWorker:
         return _Masks(matcher, np.zeros((len(rows), self._words), np.int32), proposed)
 
     def wait(self, works: list[Future[DrawFailure | None]], *, alone: bool) -> None:
-        """Until the masks are known, or late. `alone`: the step is of no use without one."""
+        """Wait until the masks are computed or late. `alone`: the step has only these rows, so it
+        waits for at least one mask."""
         if self._waits:
             wait(works)
             return
@@ -146,7 +149,7 @@ class MaskWorker:
             wait(works, return_when=FIRST_COMPLETED)
         wait(works, PATIENCE_S)
         if self._queue:
-            self._threads.submit(self._compute)  # those behind a slow one
+            self._threads.submit(self._compute)  # the masks queued behind a slow one
 
     def table(self) -> _Table:
         self._tables.reverse()
@@ -162,5 +165,5 @@ class MaskWorker:
 
 
 def buffer_bytes(*, rows: int, vocab_size: int) -> int:
-    """Bytes of the masks of so many rows."""
+    """Bytes of the masks of `rows` rows."""
     return rows * (_ROW_BYTES + _WORD_BYTES * -(-vocab_size // _BITS)) + 2 * ALIGNMENT

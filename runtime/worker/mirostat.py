@@ -1,8 +1,8 @@
-"""Mirostat 1 and 2 (Basu et al., "Mirostat", 2021), as in llama.cpp: after the temperature, only as
-many of the most likely tokens stay that the surprise of the text comes near a target.
+"""Mirostat 1 and 2 (Basu et al., "Mirostat", 2021), as in llama.cpp: after the temperature, the
+candidates are cut to the most likely tokens so that the surprise of the text approaches a target.
 
-The state, `mu`, changes with each token. A slot has two, for even and for odd positions, so that a
-position can be computed again: it reads the one that it has read before.
+The state, `mu`, changes with each token. A slot has two states, for even and odd positions, so that
+a position can be computed again: it reads the same state as before.
 """
 
 import math
@@ -15,7 +15,7 @@ from runtime.engine.request import SamplingParams
 from runtime.kernels.draws import ONE
 
 _FLOATS = 4  # version, target, learning rate, mu
-_RANKED = 100  # the most likely tokens, from which version 1 estimates Zipf's exponent
+_RANKED = 100  # number of most likely tokens from which version 1 estimates Zipf's exponent
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,14 @@ class MirostatTable:
         self._mus.index_copy_(0, loaded.slots, loaded.values[:, -1:].expand(-1, 2))
 
     def rows(self, slots: Tensor, positions: Tensor) -> MirostatRows:
-        """slots, positions [n] int64: of the tokens to draw."""
+        """Parameters and states for the tokens to draw at `positions` of `slots`, [n] int64
+        each."""
         version, target, rate = self._values[slots].double().split(1, dim=1)
         mus = self.states(slots, positions)[:, None].double()
         return MirostatRows(version, target, rate, mus)
 
     def states(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """Before the tokens at `positions`: [n] float32."""
+        """The states before the tokens at `positions`: [n] float32."""
         return self._mus[slots, positions & 1]
 
     def store(self, slots: Tensor, positions: Tensor, mus: Tensor) -> None:
@@ -74,9 +75,9 @@ def mirostat_row(sampling: SamplingParams, mu: float | None) -> list[float]:
 
 
 def kept_weights(depths: Tensor, rows: MirostatRows) -> Tensor:
-    """depths [rows, vocab] float32, ascending: how far logits, divided by the temperature, are
-    below the largest -> what the probability of each token is proportional to, [rows, vocab] int64,
-    0 for those that do not stay."""
+    """depths [rows, vocab] float32, ascending: distances of the logits, divided by the temperature,
+    below the largest one -> weights [rows, vocab] int64 proportional to the probabilities, 0 for
+    removed tokens."""
     weights = (torch.exp(-depths) * ONE).long()
     ranks = torch.arange(depths.shape[1], device=depths.device)
     surprises = _surprises(depths, weights.sum(dim=1, keepdim=True))
@@ -86,8 +87,8 @@ def kept_weights(depths: Tensor, rows: MirostatRows) -> Tensor:
 
 
 def states_after(depths: Tensor, totals: Tensor, rows: MirostatRows) -> Tensor:
-    """The states [rows] float32 after tokens of these depths [rows, 1], drawn of weights with these
-    sums [rows, 1] int64."""
+    """The states [rows] float32 after tokens with these depths [rows, 1] were drawn. totals int64
+    [rows, 1]: the sums of the rows' weights."""
     error = _surprises(depths, totals) - rows.target
     return (rows.mu - rows.rate * error)[:, 0].float()
 
@@ -98,7 +99,8 @@ def _surprises(depths: Tensor, totals: Tensor) -> Tensor:
 
 
 def _most_likely(depths: Tensor, mu: Tensor) -> Tensor:
-    """How many tokens version 1 keeps, [rows, 1] float64, with Zipf's law for the probabilities."""
+    """Number of tokens that version 1 keeps, [rows, 1] float64, if probabilities follow Zipf's
+    law."""
     vocab = depths.shape[1]
     ranked = depths[:, :_RANKED].double()
     numbers = torch.arange(1, ranked.shape[1], device=depths.device).double()
@@ -117,8 +119,8 @@ def _most_likely(depths: Tensor, mu: Tensor) -> Tensor:
 
 
 def _sum(values: Tensor) -> Tensor:
-    """The sum of each row [rows, 1], the same whatever the order of addition: with 40 binary places
-    in units of the power of two above the largest value."""
+    """The sum of each row [rows, 1], independent of the order of addition: values are rounded to 40
+    binary places in units of the power of two above the largest one."""
     largest = values.amax(dim=1, keepdim=True)
     unit = torch.where(largest > 0, largest / torch.frexp(largest).mantissa, 1.0)
     return (values / unit * ONE).long().sum(dim=1, keepdim=True).double() / ONE * unit

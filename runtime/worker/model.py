@@ -11,7 +11,7 @@ from runtime.kv.cache_types import FLOAT_TYPES, CacheType
 from runtime.kv.spec import LayerCache
 
 
-class RowSpan(NamedTuple):  # which is made faster: each step makes some for every sequence
+class RowSpan(NamedTuple):  # faster to create than a dataclass; each step creates many
     """Rows [begin, end) of the batch belong to the sequence in `slot`, positions from `start`.
 
     They attend to positions in [seen_begin, seen_end) of a cache group; None: up to themselves.
@@ -27,7 +27,7 @@ class RowSpan(NamedTuple):  # which is made faster: each step makes some for eve
 
 @dataclass(frozen=True, slots=True)
 class ImageWrite:
-    """Features of image `digest`, from its first row on, go to `write_cell[begin:end]`."""
+    """The features of image `digest` are written to the cells `write_cell[begin:end]`."""
 
     digest: bytes
     begin: int
@@ -51,7 +51,7 @@ class AttentionPlan:
     In a group with one state per sequence, write_cell [tokens] is the page of the state, and rows
     see position 0 if there is a state of earlier steps.
 
-    one_row_each: row r is all of the r-th span, and `spans` must not be read.
+    one_row_each: each span is one row, the r-th span row r, and `spans` must not be read.
     """
 
     page_table: Tensor
@@ -86,8 +86,8 @@ class Batch:
     """The input of one step, flat over all sequences.
 
     tokens [tokens] int64; positions [tokens] int64; output_rows [outputs] int64: the rows whose
-    states are returned; plans: one per cache group, in the layout's order. cross_features: [image
-    rows, width] of each image that this step writes to groups of image rows, in the order of their
+    states are returned; plans: one per cache group, in the layout's order. cross_features: features
+    [image rows, width] of each image that this step writes to groups of image rows, in the order of
     `image_writes`.
 
     image_rows [n] int64: batch rows whose embeddings are replaced by image_features [n, width],
@@ -120,7 +120,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedRows:
-    """How keys and values of `key_dim` and `value_dim` elements are stored in bytes."""
+    """Cached rows in quantised blocks: keys of `key_dim` and values of `value_dim` elements."""
 
     type: CacheType
     key_dim: int
@@ -178,11 +178,11 @@ class DecoderModel(Protocol):
     `batch.output_rows`. `logits` of such states: float32 [rows, vocab_size], computed in float32;
     only in models that `generate`. Without `causal` attention, a prompt is one whole span.
     `position_axes`: 1, or 3 if the model needs `Batch.axes`. `cache_devices`: the device of each
-    entry of `cache_layers`, None if all are on the model's device; `weight_bytes_on` is the part of
-    `weight_bytes` on a device. `key_rotations`: of each entry of `cache_layers`, None for keys
-    without position; None if what is cached cannot move to other positions.
-    `activation_bytes(tokens, outputs)` bounds what `states` of that
-    many tokens and `logits` of that many rows allocate.
+    entry of `cache_layers`, None if all are on the model's device; `weight_bytes_on`: the part of
+    `weight_bytes` on a device. `key_rotations`: one for each entry of `cache_layers`, None for keys
+    without position; None as a whole if cached entries cannot move to other positions.
+    `activation_bytes(tokens, outputs)`: an upper bound of what `states` of `tokens` tokens and
+    `logits` of `outputs` rows allocate.
     """
 
     vocab_size: int

@@ -13,7 +13,7 @@ _NUMPY_TYPES = {
     torch.float32: np.float32,
     torch.bool: np.bool_,
 }
-ALIGNMENT = 8  # bytes; of every part, so that any of these types can be viewed
+ALIGNMENT = 8  # bytes; alignment of every part, enough for all element types
 
 
 class PinnedBuffer:
@@ -31,12 +31,12 @@ class PinnedBuffer:
         self._uploaded: torch.cuda.Event | None = None
 
     def clear(self) -> None:
-        """Start again at the front, as `wait` permits."""
+        """Wait as `wait`, then start again at the front."""
         self.wait()
         self._used = 0
 
     def wait(self) -> None:
-        """Until the host's arrays may be written: while the last upload is in progress."""
+        """Wait until the last upload has finished, so that the host's arrays may be written."""
         if self._uploaded is not None:
             self._uploaded.synchronize()
 
@@ -58,7 +58,7 @@ class PinnedBuffer:
         return tensor.view(array.shape)
 
     def upload(self, nbytes: int | None = None) -> None:
-        """What was taken, or so many bytes from the front."""
+        """Upload all parts taken so far, or the first `nbytes` bytes."""
         if self._device is self._host:
             return
         end = self._used if nbytes is None else nbytes

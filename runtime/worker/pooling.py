@@ -28,8 +28,8 @@ class PooledRows:
 
 @dataclass(frozen=True, slots=True)
 class PooledStep:
-    """What a step pools: the batch rows, in the order of their states; the parts that they form;
-    and the chunk of each complete vector."""
+    """The pooled rows of a step: the batch rows, in the order of their states; the parts that they
+    form; and the index of the chunk of each completed vector."""
 
     rows: tuple[int, ...]
     parts: tuple[PooledRows, ...]
@@ -57,7 +57,7 @@ def plan_pooling(chunks: Sequence[Chunk], spans: Sequence[RowSpan]) -> PooledSte
 
 
 def pooled_positions(pooling: Pooling, begin: int, end: int, length: int) -> range:
-    """The positions of [begin, end) that the vector of a prompt of `length` tokens needs."""
+    """The positions in [begin, end) that are pooled for a prompt of `length` tokens."""
     match pooling:
         case Pooling.MEAN:
             return range(begin, end)

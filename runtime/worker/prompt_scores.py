@@ -1,4 +1,4 @@
-"""Which rows of a step score the next token of their prompt, and the results by chunk."""
+"""The rows of a step that score the next token of their prompt, and the results by chunk."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +14,9 @@ from runtime.worker.model import RowSpan
 
 @dataclass(frozen=True, slots=True)
 class ScoredChunk:
-    """`count` rows of the chunk `index`, each with so many `alternatives`; `tokens`: the scored
-    ones. No rows, if the chunk is only the end of a prompt for which nothing is sampled."""
+    """`count` scoring rows of the chunk `index`, with `alternatives` alternatives each; `tokens`:
+    the scored tokens. `count` is 0 for the last chunk of a prompt after which nothing is
+    sampled."""
 
     index: int
     tokens: tuple[int, ...]
@@ -24,7 +25,7 @@ class ScoredChunk:
 
 @dataclass(frozen=True, slots=True)
 class ScoredStep:
-    """What a step scores: the batch rows in the order of `parts`, and the most alternatives."""
+    """The scoring rows of a step, in the order of `parts`, and the largest `alternatives`."""
 
     rows: tuple[int, ...]
     parts: tuple[ScoredChunk, ...]
@@ -36,7 +37,7 @@ class ScoredStep:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Of each scored row: logprobs [rows] float32, top_tokens and top_logprobs [rows,
+    """Results of the scoring rows: logprobs [rows] float32, top_tokens and top_logprobs [rows,
     alternatives]."""
 
     logprobs: Tensor
@@ -82,7 +83,7 @@ def by_chunk(
     return found
 
 
-# A row's log-probability, and its most likely tokens with theirs.
+# A row's log-probability, its most likely tokens, and their log-probabilities.
 _Row = tuple[float, list[int], list[float]]
 
 

@@ -1,5 +1,5 @@
-"""Decode steps whose computation is recorded once for each number of rows, and then repeated by one
-call: of native kernels on a CPU, of CUDA graphs (`step_graphs`) on a GPU."""
+"""Decode steps that are recorded once for each number of rows and then repeated by one call: as
+calls of native kernels on a CPU, as CUDA graphs (`step_graphs`) on a GPU."""
 
 import ctypes
 import logging
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class StepRecording(Protocol):
-    """A computation with inputs and a result at fixed addresses."""
+    """A recorded computation with inputs and a result at fixed addresses."""
 
     def replay(self) -> Tensor: ...
 
@@ -33,10 +33,11 @@ class StepRecording(Protocol):
 class StepRecorder(Protocol):
     """How computations are recorded on a device.
 
-    `rows`: how many rows a recorded step has for `count` spans: as many, or more for padding;
-    None if it is not recorded. `fixed`: the function that makes a batch, as one whose tensors are
-    at fixed addresses; called for each step. `record` runs a computation, and returns how to repeat
-    it and its result; raises NotRecordableError, possibly when part of it is done.
+    `rows(count)`: the number of rows of a recorded step with `count` spans, `count` or more with
+    padding; None if such steps are not recorded. `fixed(make)`, called for each step: a function
+    like `make` whose batch has its tensors at fixed addresses. `record(computation)` runs the
+    computation and returns its recording and its result; raises NotRecordableError, possibly after
+    a part of it has run.
     """
 
     def rows(self, count: int) -> int | None: ...
@@ -47,12 +48,12 @@ class StepRecorder(Protocol):
 
 
 class RecordedSteps:
-    """The states of steps, of which those with one row and one output per span are recorded.
+    """Computes the hidden states of steps; records those with one row and one output per span.
 
-    The first step of a number of rows is recorded, so that only numbers which occur take time and
-    memory. If a model is not recordable, which is logged once, it computes every step itself. With
-    states of sequences (`stateful`), a step must not be computed twice, so that only the first,
-    which is one of the warm-up, may turn out not to be recordable.
+    Recordings are made when a number of rows first occurs, so that only numbers in use take time
+    and memory. If a model is not recordable, this is logged once and every step is computed. With
+    recurrent states (`stateful`) a step must not be computed twice, so recording may fail only in
+    the first step, which is part of the warm-up.
     """
 
     def __init__(
@@ -65,18 +66,18 @@ class RecordedSteps:
 
     @property
     def recordings(self) -> dict[int, StepRecording]:
-        """By number of rows."""
+        """Recordings by number of rows."""
         return self._recordings
 
     def rows(self, count: int) -> int:
-        """The rows that a step of `count` spans is to have, with padding."""
+        """The number of rows of a step with `count` spans, padding included."""
         return (self._recorder.rows(count) if self._recordable else None) or count
 
     def prepared(
         self, inputs: DeviceInputs, make: Callable[[DeviceInputs], Batch]
     ) -> Callable[[], Tensor]:
-        """Computes the states of the batch that `make` makes of the inputs, as
-        `DecoderModel.states`; they are valid until those of the next step are computed."""
+        """A function that computes `DecoderModel.states` of the batch `make(inputs)`. The states
+        are valid until the next step is computed."""
         rows, of_inputs = len(inputs.positions), partial(make, inputs)
         recorded = self._recordable and inputs.one_row_each
         if not recorded or self._recorder.rows(rows) != rows:
@@ -104,7 +105,7 @@ class RecordedSteps:
 
 
 class RecordedModel(Protocol):
-    """What `recorded_bytes` needs to know of a model; see `DecoderModel`."""
+    """The sizes of a model that `recorded_bytes` needs; see `DecoderModel`."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -120,8 +121,8 @@ def recorded_bytes(
     *,
     cuda_graphs: bool,
 ) -> int:
-    """What the computation of `RecordedSteps` needs; 0 if steps of the model are not recorded,
-    since images make every step different."""
+    """Bytes of memory for `RecordedSteps`. 0 if steps of the model are not recorded, because images
+    make every step different."""
     if any(kind.by_image for kind in layout.kinds):
         return 0
     if device.type == "cuda":
@@ -139,7 +140,7 @@ def recorder_of(
     *,
     nbytes: int,
 ) -> StepRecorder:
-    """For a device; `nbytes` as of `recorded_bytes`."""
+    """The recorder for a device. `nbytes`: the result of `recorded_bytes`."""
     if device.type == "cuda":
         return step_graphs.GraphRecorder(limits.draws, device)
     return CallRecorder(
@@ -201,7 +202,7 @@ class _Inputs:
         self._axes = torch.zeros(axes * rows, dtype=torch.int64)
 
     def copied(self, batch: Batch) -> Batch:
-        """The batch with the tensors of this object, which have its values."""
+        """Copy the batch's tensors to fixed addresses; returns the batch with these tensors."""
         rows = len(batch.tokens)
         tokens, positions, outputs, *cells = self._wide[:, :rows].unbind()
         slots, *seen = self._narrow[:, :rows].unbind()

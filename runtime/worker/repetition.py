@@ -12,7 +12,7 @@ from torch import Tensor
 
 from runtime.engine.request import SamplingParams
 
-# Tokens of a repetition that count; comparing takes time for each.
+# Longer repetitions count as this many tokens, because each token costs a comparison.
 LONGEST_REPEAT = 256
 _LARGEST_LOG = 88.7228391  # the logarithm of the largest float32
 _LARGEST_PENALTY = 1e30
@@ -73,7 +73,7 @@ class RepetitionTable:
         read = (places >= 0) & (back <= last_n)
         known = tokens[slots[:, None], places.clamp(min=0)].long()
         breaks = (self._breakers[slots].gather(1, known >> 5) >> (known & 31)) & 1 != 0
-        # The newest tokens up to the last sequence breaker, or all that are read.
+        # Number of tokens after the last sequence breaker, or of all tokens in the window.
         limit = torch.where(breaks | ~read, back - 1, repeating.window).amin(dim=1, keepdim=True)
         lengths = _repeats(torch.where(read, known, -1), limit, repeating.longest)
         counts = read & (lengths >= allowed) & (limit >= allowed)
@@ -82,7 +82,7 @@ class RepetitionTable:
         multiplier, base = (self._floats[slots, i][:, None].double() for i in range(_FLOATS))
         found = multiplier * torch.exp(exponents * torch.log(base))
         penalties = (found.clamp(max=_LARGEST_PENALTY) * counts).float()
-        # Column k is the length of the repetition of k tokens ago, which known[k - 1] continued.
+        # Column k: length of the match that ends k tokens earlier; known[k - 1] continued it.
         penalties = torch.where(breaks[:, :-1], 0.0, penalties[:, 1:])
         most = torch.zeros_like(logits[rows])
         logits[rows] -= most.scatter_reduce_(1, known[:, :-1], penalties, "amax")
@@ -117,14 +117,14 @@ def repetition_rows(
 
 
 def _steepest(sampling: SamplingParams) -> int:
-    """The largest exponent of the base, whose power is a float32."""
+    """The largest exponent for which the power of the base is a finite float32."""
     base = sampling.dry_base
     return int(_LARGEST_LOG / math.log(base)) if base > 1.000001 else 0
 
 
 def _repeats(tokens: Tensor, limit: Tensor, longest: int) -> Tensor:
-    """tokens [rows, n] int64, the newest first, -1 for none -> [rows, n]: how many of the newest
-    tokens, at most `limit` [rows, 1] and `longest`, are also the newest ones k tokens earlier."""
+    """tokens [rows, n] int64, the newest first, -1 for none -> [rows, n]: column k is the number of
+    newest tokens, at most `limit` [rows, 1] and `longest`, that also stand k tokens earlier."""
     count = tokens.shape[1]
     longest = min(longest, count - 1)
     padded = torch.nn.functional.pad(tokens, (0, longest), value=-1)

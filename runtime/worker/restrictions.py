@@ -12,7 +12,7 @@ from torch import Tensor
 from runtime.engine.request import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, SamplingParams
 from runtime.kernels.draws import forbid
 
-_NONE, _OUTSIDE = -1, -2  # no token of a word; no token of the answer
+_NONE, _OUTSIDE = -1, -2  # placeholders: after the end of a word; outside the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class RestrictedRows:
 class RestrictionTable:
     """The restrictions of all slots on the device.
 
-    Words are written backwards, the last token first: `_words[slot, word, k]` is the k-th token
-    before the one that may not be drawn. Answers begin at `_begins`.
+    Words are stored backwards: `_words[slot, word, 0]` is the last token of a word, which may not
+    be drawn after the others. Answers begin at `_begins`.
     """
 
     def __init__(self, *, slots: int, vocab_size: int, device: torch.device) -> None:
@@ -85,7 +85,7 @@ class RestrictionTable:
 
 
 def restriction_bytes(slots: int, vocab_size: int) -> int:
-    """Bytes of the tables of so many slots."""
+    """Bytes of the tables of `slots` slots."""
     return slots * (8 + 4 * MAX_BAD_WORDS * MAX_BAD_WORD_TOKENS + 4 * _mask_words(vocab_size))
 
 

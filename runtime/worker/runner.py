@@ -66,13 +66,13 @@ class DeviceRunner:
         self._limits = limits
         self._device = device
         slots, vocab_size = limits.slots, model.vocab_size
-        self._sampler = Sampler(  # with a slot of padding
+        self._sampler = Sampler(  # with one slot for padding
             slots=slots + 1,
             context_tokens=limits.context_tokens,
             vocab_size=vocab_size,
             device=device,
         )
-        stateful = any(kind.by_sequence for kind in self._kinds)  # no position is computed twice
+        stateful = any(kind.by_sequence for kind in self._kinds)  # positions are computed once only
         self._masks = MaskWorker(
             rows=limits.draws, vocab_size=vocab_size, device=device, waits=stateful
         )
@@ -117,7 +117,7 @@ class DeviceRunner:
         if inputs.proposed is not None:
             self._sampler.propose(inputs.proposed)
         states_of = self._prepared(inputs)
-        # Last, because the thread of the masks and this one wait for each other outside kernels.
+        # Last, because the mask thread and this one contend for the interpreter outside kernels.
         drawn_chunks = [plan.chunks[index] for index in inputs.drawing]
         pending = self._masks.begin(drawn_chunks, step_chunks=len(plan.chunks))
         states = states_of()
@@ -146,12 +146,12 @@ class DeviceRunner:
     ) -> None:
         """Run the largest step before any other, so that a lack of memory is found at start.
 
-        Then the largest decode step and the smallest, which may use other kernels; if they are
-        recorded, the largest first, whose memory the others use. All rows write to the page that no
-        sequence has; slots are loaded before use. `images`: limits of the images that any row of
-        the largest step may belong to. `workspace_bytes`: what the largest step takes on a
-        device that does not keep the memory of a step and has the same kernels for all: so much is
-        allocated and freed instead, and only the smallest step is run.
+        Then run the largest decode step and the smallest one, which may use other kernels. If
+        decode steps are recorded, the largest comes first, because the others reuse its memory. All
+        rows write to the page that belongs to no sequence; slots are loaded before use. `images`:
+        limits of the images that rows of the largest step may belong to. `workspace_bytes`: memory
+        of the largest step, for devices that free the memory of each step and use the same kernels
+        for all sizes: this much is allocated and freed instead, and only the smallest step is run.
         """
         assert self._fresh, "warm_up runs before the first step"
         limits = self._limits
@@ -167,7 +167,7 @@ class DeviceRunner:
                 results = self.collect(self.launch(self._scratch_plan(rows, draws)))
                 if any(isinstance(result, DrawFailure) for result in results):
                     raise ModelFileError(f"The model cannot compute: {NOT_FINITE.reason}")
-                self._scratch = None  # steps that decode have no images
+                self._scratch = None  # decode steps have no images
         except (RuntimeError, MemoryError) as error:
             if not is_lack_of_memory(error):
                 raise
@@ -179,8 +179,8 @@ class DeviceRunner:
         self._fresh = True
 
     def _score(self, states: Tensor, inputs: DeviceInputs) -> PromptScores:
-        """The scores of states [rows, hidden], in blocks of as many rows as a step may draw from,
-        for whose logits memory is reserved."""
+        """The scores of states [rows, hidden], computed in blocks of at most as many rows as may
+        sample, because memory is reserved for that many logits."""
         draws = len(inputs.drawing)
         rows = inputs.output_rows[draws : draws + len(states)]
         slots, positions = inputs.row_slot[rows].long(), inputs.positions[rows] + 1
@@ -196,7 +196,7 @@ class DeviceRunner:
         return PromptScores.joined(blocks)
 
     def _prepared(self, inputs: DeviceInputs) -> Callable[[], Tensor]:
-        """Computes the states of `output_rows`."""
+        """A function that computes the states of `output_rows`."""
         if self._recorded is not None:
             return self._recorded.prepared(inputs, self._batch)
         return partial(self._model.states, self._batch(inputs), self._pool)
@@ -231,7 +231,8 @@ class DeviceRunner:
     def _scratch_sequence(
         self, slot: int, start: int, length: int, sampling: SamplingParams
     ) -> Sequence:
-        """Samples if the model generates, else pools; without causal attention, one whole span."""
+        """A sequence that samples if the model generates text and is pooled otherwise. Without
+        causal attention its prompt is one whole span."""
         image = _ScratchImage()
         span = ImageSpan(start, length, whole=not self._model.causal, digest=image.digest)
         sees = self._scratch is not None
@@ -261,17 +262,17 @@ class DeviceRunner:
             return self._scratch
         assert self._image_features is not None, "the engine has no image features"
         features = self._image_features(digest)
-        if features.is_cuda:  # they may be evicted before this step has read them
+        if features.is_cuda:  # the features may be evicted before this step has read them
             features.record_stream(torch.cuda.current_stream(self._device))
         return features
 
     def _scratch_plan(self, rows: int, draws: int) -> StepPlan:
-        """`draws` chunks, in one slot after the other, of one row at the end of the context; the
-        remaining rows lengthen one chunk after the other.
+        """A plan with `rows` rows in `draws` chunks, in consecutive slots, that end at the end of
+        the context. Chunks have one row; the remaining rows lengthen the first chunks.
 
         Each chunk uses every option of the sampler.
         """
-        room = self._limits.context_tokens - 1  # one position for the token drawn last
+        room = self._limits.context_tokens - 1  # leaves one position for the last sampled token
         sampling = SamplingParams(
             top_k=0,
             top_p=0.5,
@@ -307,7 +308,7 @@ class _ScratchImage:
 
 
 class _AnyToken:
-    """A grammar, and its matcher, that allows everything."""
+    """A grammar that allows everything, and its own matcher."""
 
     def matcher(self) -> "_AnyToken":
         return self

@@ -1,4 +1,4 @@
-"""From logits and each slot's parameters to tokens, for all rows at once and on the device.
+"""Sampling: from logits and each slot's parameters to tokens, for all rows at once on the device.
 
 A row's token depends on its own logits, parameters, seed and position only, to the bit: its own
 parameters select its path, equal logits are ordered by token id, and probabilities are summed as
@@ -92,8 +92,8 @@ def path_of(sampling: SamplingParams, vocab_size: int) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class LoadedSlots:
-    """Slots to fill before a step: their tokens [n] int32 one by one; slots [slots] int64, floats
-    and ints [slots, ...] as `Sampler.parameter_rows` makes them."""
+    """Slots to fill before a step: the tokens [n] int32 of each; slots [slots] int64; floats and
+    ints [slots, ...] as of `Sampler.parameter_rows`."""
 
     tokens: tuple[tuple[int, Tensor], ...]
     slots: Tensor
@@ -109,7 +109,7 @@ class LoadedSlots:
 @dataclass(frozen=True, slots=True)
 class ProposedTokens:
     """Tokens [n] int32 at `positions` of `slots`, [n] int64 each, that a step reads as if they had
-    been drawn. Those that it draws instead replace them."""
+    been sampled. The tokens that it samples at these positions replace them."""
 
     slots: Tensor
     positions: Tensor
@@ -118,14 +118,14 @@ class ProposedTokens:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """How the rows of the logits draw.
+    """How the rows of the logits are sampled.
 
-    slots, positions [rows] int64: the slot of each row's sequence, and the index of the new token,
-    which is different for rows of one slot.
-    Rows are ordered by path; `counts` has the number of rows of each path. `width`: the largest
-    top_k among the TOP rows. penalised, scored [...] int64: indices of the rows with penalties,
-    which read at most `window` earlier tokens, and of those with log-probabilities, of at most
-    `alternatives` most likely tokens.
+    slots, positions [rows] int64: the slot of each row's sequence, and the position of the new
+    token; rows of one slot have different positions. Rows are ordered by path; `counts` has the
+    number of rows of each path. `width`: the largest top_k among the TOP rows. penalised [...]
+    int64: indices of the rows with penalties, which read at most `window` earlier tokens. scored
+    [...] int64: indices of the rows with log-probabilities, with at most `alternatives` of the most
+    likely tokens.
     """
 
     slots: Tensor
@@ -192,7 +192,7 @@ class Sampler:
 
     @staticmethod
     def workspace_bytes(*, rows: int, context_tokens: int, vocab_size: int) -> int:
-        """The most that `sample` allocates: for sorting, raw logits of scores, penalties."""
+        """Upper bound of what `sample` allocates: sorting, raw logits for scores, penalties."""
         sorting = 128 * min(rows, SORT_BLOCK) * vocab_size
         scores = 8 * rows * vocab_size
         penalties = rows * (96 * context_tokens + 12 * vocab_size)
@@ -259,7 +259,7 @@ class Sampler:
         )
 
     def tokens_at(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """The tokens at these positions of these slots, from prompts or drawn: [n] int64."""
+        """The tokens, of prompts or sampled, at these positions of these slots: [n] int64."""
         return self._tokens[slots, positions].long()
 
     def sample(self, logits: Tensor, draws: Draws, masks: TokenMasks | None = None) -> Drawn:
@@ -321,7 +321,7 @@ class Sampler:
         return tokens, finite
 
     def _draw_chain(self, drawn: DrawnRows) -> tuple[Tensor, Tensor]:
-        """As `draw_all`, of rows that draw by `odds_of`."""
+        """As `draw_all`, for the rows of path CHAIN, with the weights of `odds_of`."""
         floats, ints = self._floats[drawn.slots], self._ints[drawn.slots]
         numbers = drawn.positions + ints[:, 4]
         rows = ChainRows(
@@ -338,14 +338,14 @@ class Sampler:
         return drawn.write(values[:, 0], ids.gather(1, column)[:, 0])
 
     def _states_after(self, draws: Draws) -> Tensor:
-        """`Drawn.mirostat_mus`."""
+        """The states of Mirostat after the drawn tokens, as `Drawn.mirostat_mus`."""
         count = draws.counts[Path.MIROSTAT]
         if not count:
             return self._floats.new_empty(0)
         return self._mirostats.states(draws.slots[-count:], draws.positions[-count:] + 1)
 
     def _draw_mirostat(self, drawn: DrawnRows) -> tuple[Tensor, Tensor]:
-        """As `draw_all`; the states of the slots change."""
+        """As `draw_all`, for the rows of path MIROSTAT; updates the states of their slots."""
         slots, positions = drawn.slots, drawn.positions
         ints, rows = self._ints[slots], self._mirostats.rows(slots, positions)
         values, ids = sorted_tokens(drawn.logits)

@@ -1,8 +1,8 @@
 """The samplers of llama.cpp besides top_k, top_p and min_p, in its order: top_n_sigma, top_k,
 typical_p, top_p, min_p, XTC, temperature.
 
-Sums over tokens are sums of integers, and logarithms and powers are unary functions, so that a
-row's result depends on no other row.
+Sums over tokens are sums of integers, and all other functions work on single elements, so a row's
+result does not depend on other rows.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from runtime.kernels.token_order import ascending
 
 XTC_STREAM = 0x585443  # changes the seed for the random number of XTC
 
-COLDEST = 1e-7  # temperatures up to this one take the most likely candidate
+COLDEST = 1e-7  # at temperatures up to this one, the most likely candidate is taken
 _FLOATS = 6
 
 
@@ -76,8 +76,8 @@ def chain_rows(sampling: Sequence[SamplingParams]) -> list[list[float]]:
 
 
 def odds_of(values: Tensor, rows: ChainRows) -> Tensor:
-    """Descending logits [rows, n] float32 -> what each column's probability is proportional to,
-    [rows, n] float32, 0 for those that are filtered out and 1 for the largest."""
+    """Descending logits [rows, n] float32 -> odds [rows, n] float32, proportional to probabilities:
+    1 for the most likely column, 0 for those that are filtered out."""
     chain = rows.chain.double()
     sigmas, typical_p, probability, threshold = (chain[:, i : i + 1] for i in range(4))
     depths = values[:, :1] - values
@@ -125,7 +125,8 @@ def _typical(depths: Tensor, weights: Tensor, kept: Tensor, mass: Tensor) -> Ten
 
 
 def _above(weights: Tensor, kept: Tensor, threshold: Tensor) -> Tensor:
-    """The kept columns with a probability of at least `threshold`, but the least likely of them."""
+    """The kept columns with a probability of at least `threshold`, except for the least likely one
+    of them."""
     total = weights.sum(dim=1, keepdim=True).double()
     above = kept & (weights >= threshold * total)
     return above & (above.cumsum(dim=1) < above.sum(dim=1, keepdim=True))

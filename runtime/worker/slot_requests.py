@@ -1,4 +1,4 @@
-"""What preparing a step needs to know of the request in each slot, as columns."""
+"""Properties of the request in each slot that preparing a step needs, as columns."""
 
 from collections.abc import Callable, Sequence
 from weakref import ref
@@ -33,7 +33,8 @@ class SlotRequests:
         self.repeats = np.full(slots, -1, np.int64)
 
     def update(self, chunks: Sequence[Chunk]) -> None:
-        """Before the columns are read for the slots of `chunks`."""
+        """Write the columns of slots whose request is new. Call it before reading the columns for
+        the slots of `chunks`."""
         known = self._sequences
         for chunk in chunks:
             if known[chunk.slot]() is not chunk.sequence:
@@ -57,4 +58,4 @@ class SlotRequests:
 
 
 def _nothing() -> None:
-    """A reference to no sequence."""
+    """A weak reference to no sequence."""

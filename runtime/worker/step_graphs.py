@@ -1,8 +1,8 @@
 """Decode steps on a CUDA device as CUDA graphs: the host starts all kernels of a step at once.
 
-The inputs of a step are at fixed addresses as they are uploaded. A single copy of them on the
-device is enough for any number of steps in flight: the upload of a step and its graph are on one
-stream, so that the next upload begins when the graph has read the last.
+The inputs of a step are uploaded to fixed addresses. One copy of them on the device is enough for
+any number of steps in flight: uploads and graphs are on one stream, so the next upload begins when
+the previous graph has read its inputs.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,14 +18,14 @@ from runtime.worker.model import Batch
 
 # With more rows, kernels take longer than the host needs to start them.
 MOST_ROWS = 256
-_STEP = 8  # rows between two sizes, from this one on; below, powers of two
-# What the driver holds for a graph of some 500 kernels, an estimate; and the workspace that torch
-# gives cuBLAS on the stream of captures.
+_STEP = 8  # sizes are multiples of this number of rows; smaller ones are powers of two
+# Estimated memory that the driver holds for a graph of some 500 kernels; and the workspace that
+# torch gives cuBLAS on the stream of captures.
 _DRIVER_BYTES, _LIBRARY_BYTES = 4 << 20, 32 << 20
 
 
 class GraphModel(Protocol):
-    """What `graph_bytes` needs to know of a model; see `DecoderModel`."""
+    """The sizes of a model that `graph_bytes` needs; see `DecoderModel`."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -43,14 +43,14 @@ def padded_rows(count: int, most: int) -> int | None:
 
 
 def graph_sizes(most: int) -> tuple[int, ...]:
-    """The rows of all graphs."""
+    """The numbers of rows of all graphs."""
     counts = range(1, min(most, MOST_ROWS) + 1)
     return tuple(sorted({rows for count in counts if (rows := padded_rows(count, most))}))
 
 
 def graph_bytes(model: GraphModel, most: int) -> int:
-    """What all graphs need: one pool for their activations, since one runs after the other, their
-    results in float32 at most, and what driver and libraries allocate."""
+    """Bytes of all graphs: one pool for their activations, since they run one after the other;
+    their results, at most in float32; and allocations of driver and libraries."""
     sizes = graph_sizes(most)
     activations = model.activation_bytes(max(sizes), 0)
     return (
@@ -64,8 +64,8 @@ def graph_bytes(model: GraphModel, most: int) -> int:
 class GraphRecorder:
     """Captures computations of one device; see `StepRecorder`.
 
-    What a batch is made of beside the inputs of a step, such as the cells of pages, is computed
-    inside of the graph.
+    Parts of a batch that follow from the inputs, such as the cells of pages, are computed inside
+    the graph.
     """
 
     def __init__(self, most: int, device: torch.device) -> None:
@@ -80,7 +80,7 @@ class GraphRecorder:
         return make
 
     def record(self, computation: Callable[[], Tensor]) -> tuple["StepGraph", Tensor]:
-        result = computation()  # kernels are compiled and loaded, which no capture may do
+        result = computation()  # compiles and loads kernels, which is not possible in a capture
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.stream(self._stream), self._capturing(graph), _NoHostTensors():
@@ -93,8 +93,8 @@ class GraphRecorder:
 
     @contextmanager
     def _capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-        """Unlike `torch.cuda.graph`, does not wait for the device, and lets other threads, which
-        encode images, use it."""
+        """As `torch.cuda.graph`, but does not synchronise the device, and other threads, which
+        encode images, may use it during the capture."""
         graph.capture_begin(self._pool, capture_error_mode="thread_local")
         try:
             yield
@@ -103,7 +103,7 @@ class GraphRecorder:
 
 
 class StepGraph:
-    """A graph, and its result, which keeps its address in the pool."""
+    """A graph and its result, whose memory in the pool stays reserved."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, result: Tensor) -> None:
         self._graph, self._result = graph, result
@@ -114,8 +114,8 @@ class StepGraph:
 
 
 class _NoHostTensors(OperationMode):
-    """Refuses operations on tensors of the host, which a graph would read again when they have
-    changed. Those without dimensions are numbers, which become part of the graph."""
+    """Refuses operations on host tensors: a graph would read them on each replay, after they may
+    have changed. Tensors without dimensions are allowed; their numbers become part of the graph."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

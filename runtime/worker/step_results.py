@@ -1,4 +1,4 @@
-"""The results of launched steps: their copy to the host, and what they are for each chunk."""
+"""The results of launched steps: their copy to the host, and the result of each chunk."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -30,7 +30,7 @@ NO_TOKEN = DrawFailure(
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """The pinned buffer that a step's results go to; they are there when `done` has completed."""
+    """The pinned buffer of a step's results, which are valid when the event `done` has occurred."""
 
     buffer: Tensor
     done: torch.cuda.Event
@@ -38,9 +38,9 @@ class HostCopy:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A launched step. `drawing`: the chunk of each drawn row; `unmasked`: the rows that have drawn
-    without their mask; `pooling`: the chunk of each row of `vectors`; `scored` and `scores`: of
-    prompts. `copy`: None if the device's memory is the host's."""
+    """A launched step. `drawing`: the chunk of each sampling row; `unmasked`: the rows that sampled
+    without their mask; `pooling`: the chunk of each row of `vectors`; `scored` and `scores`: scores
+    of prompts. `copy`: None if the device's memory is the host's."""
 
     chunks: tuple[Chunk, ...]
     drawing: tuple[int, ...]
@@ -62,7 +62,7 @@ class ResultCopier:
         self._free = [self._pinned() for _ in range(2)]  # for two steps in flight
 
     def begin(self, launched: Launched) -> Launched:
-        """The same on the host, after `finish`."""
+        """Start the copy; the returned step has its tensors on the host, valid after `finish`."""
         parts = _tensors(launched)
         order = sorted(range(len(parts)), key=lambda index: -parts[index].element_size())
         packed = torch.cat([parts[index].reshape(-1).view(torch.uint8) for index in order])
@@ -78,7 +78,7 @@ class ResultCopier:
         return _with_tensors(replace(launched, copy=HostCopy(buffer, done)), copies)
 
     def finish(self, launched: Launched) -> tuple[Result, ...]:
-        """Waits for the copy; as `outcomes`. The buffer is then free for another step."""
+        """Wait for the copy and return `outcomes`. The buffer is then free for another step."""
         assert launched.copy is not None
         launched.copy.done.synchronize()
         found = outcomes(launched)
@@ -90,8 +90,8 @@ class ResultCopier:
 
 
 def result_bytes(limits: StepLimits, *, hidden: int) -> int:
-    """The most that a step returns: a token with scores and a state of Mirostat for each row that
-    draws, a vector for each slot, and scores of prompts."""
+    """Upper bound in bytes of a step's results: a token with scores and a Mirostat state for each
+    sampling row, a vector for each slot, and scores of prompts."""
     scored = 4 + (8 + 4) * MAX_TOP_LOGPROBS
     drawn = limits.draws * (8 + 1 + 4 + scored)
     return drawn + limits.slots * 4 * hidden + limits.step_tokens * scored
@@ -150,7 +150,7 @@ def _tensors(launched: Launched) -> list[Tensor]:
 
 
 def _with_tensors(launched: Launched, tensors: Sequence[Tensor]) -> Launched:
-    """With others for those of `_tensors`."""
+    """`launched` with `tensors` in place of those that `_tensors` returns."""
     others = iter(tensors)
     drawn, scores = launched.drawn, launched.scores
     if drawn is not None:

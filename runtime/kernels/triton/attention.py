@@ -1,8 +1,8 @@
 """Launches of paged attention on CUDA devices.
 
 Rows that are alone in their span are computed by `decode_kernel`, those of longer spans by
-`prefill_kernel`, which adds in another order; where the result must be deterministic, the former
-computes all rows. Neither needs more of the host than the grid, so that nothing is copied.
+`prefill_kernel`, which sums in another order; where the result must be deterministic, the former
+computes all rows. The grids depend on host values only, so no launch synchronises the device.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from runtime.kv.cache_types import CacheType
 from runtime.worker.model import AttentionPlan, LayerPages
 
 LEAST_SPLIT = 128
-# The number of programs that occupies a device, by its multiprocessors.
+# Number of programs per multiprocessor that occupy a device.
 PROGRAMS_EACH = 2
 
 
@@ -66,7 +66,7 @@ def paged_attention(
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What kernels are compiled for."""
+    """The constants that kernels are compiled for, and what follows from them."""
 
     heads: int
     kv_heads: int
@@ -86,7 +86,7 @@ class Shape:
 
     @property
     def row_bytes(self) -> int:
-        """Of a key or a value as an operand."""
+        """Bytes of a key or a value as an operand, whichever is larger."""
         return max(self.key_dim, self.value_dim) * self.dtype.itemsize
 
     @property
@@ -96,7 +96,8 @@ class Shape:
 
     @property
     def splits(self) -> int:
-        """The most parts into which what a decoding row sees is divided; bounds the workspace."""
+        """Maximum number of parts into which the positions of a decoding row are divided; bounds
+        the workspace."""
         return min(32, max(8, 4096 // self.value_dim))
 
     @property
@@ -112,19 +113,19 @@ class Shape:
 
     @property
     def _prefill_positions(self) -> int:
-        """Of a block. Before Hopper, tensor cores read its keys and values from registers."""
+        """Positions of a block. Before Hopper, tensor cores read keys and values from registers."""
         if self.type.quantized:
             return 16
         return self.positions if self.capability >= HOPPER else max(16, self.positions // 2)
 
     @property
     def _wide_on_blackwell(self) -> bool:
-        """Whether products of float32, which its tensor cores do not compute, fill registers."""
+        """Whether float32 products exhaust registers on Blackwell, whose tensor cores lack them."""
         return self.capability >= BLACKWELL and self.dtype == torch.float32
 
     @property
     def constants(self) -> dict[str, object]:
-        """Of all kernels."""
+        """Constants of all kernels."""
         least = 32 if self.type.quantized else 16
         v1, v2 = _parts(self.value_dim, least)
         return {
@@ -134,7 +135,7 @@ class Shape:
 
     @property
     def read_constants(self) -> dict[str, object]:
-        """Of kernels that read the cache."""
+        """Constants of kernels that read the cache."""
         least = 32 if self.type.quantized else 16
         k1, k2 = _parts(self.key_dim, least)
         return self.constants | {
@@ -164,7 +165,7 @@ class Shape:
 
     @property
     def _division(self) -> dict[str, int]:
-        """Of what a decoding row sees. Decoding blocks needs registers."""
+        """How a decoding row's positions are divided. Dequantising cache blocks takes registers."""
         positions = min(16, self.positions) if self.type.quantized else self.positions
         return {"N": positions, "SPLITS": self.splits, "LEAST_SPLIT": LEAST_SPLIT}
 
@@ -240,7 +241,8 @@ def _parts(dim: int, least: int) -> tuple[int, int]:
 
 
 def _factors(scale: float, softcap: float | None) -> tuple[float, float]:
-    """For scores in units of log2, and for the exponent in tanh x = 1 - 2 / (e^2x + 1)."""
+    """Factors that make scores units of log2 and, with a softcap, the exponent of 2 in
+    tanh x = 1 - 2 / (e^2x + 1)."""
     if softcap is None:
         return scale * LOG2_E.value, 0.0
     return 2 * scale / softcap * LOG2_E.value, softcap * LOG2_E.value
@@ -256,8 +258,9 @@ def _processors(device: torch.device) -> int:
 def _extents(
     plan: AttentionPlan, rows: int
 ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-    """From the first to the last row that is alone, and of the others: those of longer spans, and
-    of adjacent spans of one slot, which the kernels cannot tell from them."""
+    """The range from the first to the last row that is alone in its span, and the range of the
+    others. Adjacent spans of one slot count as one longer span: the kernels cannot tell them
+    apart."""
     if plan.one_row_each or len(plan.spans) == rows > 0:
         return (0, rows), None
     found: list[tuple[int, int] | None] = [None, None]

@@ -17,7 +17,7 @@ def _normed(
     a, b, rest, weight, eps, first, second, others, in_half, in_rest,
     DIM: tl.constexpr, HALF: tl.constexpr, RESTS: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
-    """The parts of heads [heads, n] after an RMS norm."""
+    """RMS norm of heads, given and returned in parts [heads, n]."""
     square = 0.0
     if HALF > 0:
         square += tl.sum(a * a, 1) + tl.sum(b * b, 1)
@@ -41,9 +41,10 @@ def _prepare(
     HEADS: tl.constexpr, PADDED: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
     HALVES: tl.constexpr, NORM: tl.constexpr, ROTATED_NORM: tl.constexpr,
 ):  # fmt: skip
-    """All heads of a token to a row of the target. A norm: 0 for none, 1 without weights, or 2.
+    """Prepare all heads of a token and store them in a row of the target.
 
-    A head has two parts of HALF elements, which are rotated, and the rest.
+    NORM, ROTATED_NORM: 0 for no norm, 1 for one without weights, 2 with weights. A head has two
+    parts of HALF elements, which are rotated, and the rest.
     """
     RESTS: tl.constexpr = DIM - 2 * HALF
     head = tl.arange(0, PADDED)
@@ -91,7 +92,7 @@ def prepare_kernel(
     HALVES: tl.constexpr, QUERY_NORM: tl.constexpr, KEY_NORM: tl.constexpr,
     VALUE_NORM: tl.constexpr, ROTATED_NORM: tl.constexpr, TO_CELLS: tl.constexpr,
 ):  # fmt: skip
-    """A token x its queries, keys or values. TO_CELLS: keys and values go to rows `cells`."""
+    """Grid: tokens x (queries, keys, values). TO_CELLS: keys and values go to rows `cells`."""
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = token
     if part == 0:
@@ -160,12 +161,12 @@ def prepare_attention(
 
 
 def warps(elements: int) -> int:
-    """For tiles that stay in registers: some 32 elements a thread."""
+    """Number of warps of a tile that stays in registers: some 32 elements per thread."""
     return int(min(16, max(1, triton.next_power_of_2(elements) // 1024)))
 
 
 def _kind(norm: HeadNorm | None) -> int:
-    """None, without weights, or with weights."""
+    """NORM of `_prepare`: 0 for no norm, 1 for one without weights, 2 with weights."""
     return 0 if norm is None else 1 if norm.weight is None else 2
 
 

@@ -1,7 +1,7 @@
 """The kernels of paged attention, see `attention.py`.
 
-The bits of a row do not depend on other rows: what it sees is divided into blocks and splits by its
-own limits, and blocks that it does not see leave its state as it is.
+The bits of a row do not depend on other rows: its positions are divided into blocks and splits by
+its own limits, and blocks outside these limits do not change its state.
 """
 
 from math import e, log2
@@ -55,7 +55,7 @@ def _attend(
 
 @triton.jit
 def _merge(most, total, sum1, sum2, most_b, total_b, sum1_b, sum2_b, V2: tl.constexpr):
-    """Of two states; the operations are the same wherever it is inlined."""
+    """Merge two states, with the same operations wherever it is inlined."""
     higher = tl.maximum(most, most_b)
     base = tl.where(higher == float("-inf"), 0.0, higher)
     fade, fade_b = tl.exp2(most - base), tl.exp2(most_b - base)
@@ -116,7 +116,7 @@ def _is_alone(row_slot, row, rows):
 
 @triton.jit
 def _limits(begins, ends, row, first, after):
-    """What rows see; nothing if they are not in [first, after)."""
+    """The positions that rows attend to; none for rows outside [first, after)."""
     here = (row >= first) & (row < after)
     begin = tl.load(begins + row, mask=here, other=0)
     end = tl.load(ends + row, mask=here, other=0)
@@ -126,7 +126,7 @@ def _limits(begins, ends, row, first, after):
 
 @triton.jit
 def _division(begin, end, N: tl.constexpr, LEAST_SPLIT: tl.constexpr, SPLITS: tl.constexpr):
-    """The first position of a row's first block, the positions of a split, and the splits."""
+    """The first position of a row's first block, the positions per split, and the splits."""
     first = begin // N * N
     length = tl.maximum(end - first, 0)
     split = tl.maximum(LEAST_SPLIT, tl.cdiv(tl.cdiv(length, SPLITS), N) * N)
@@ -144,7 +144,7 @@ def decode_kernel(
     M: tl.constexpr, N: tl.constexpr, SPLITS: tl.constexpr, LEAST_SPLIT: tl.constexpr,
     MIXED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """A row x M query heads of a key head x every `parts`-th split.
+    """Grid: rows x M query heads of a key head x every `parts`-th split.
 
     WHOLE: there is one part, and the result is stored. Otherwise the state of each split goes to
     states [rows, HEADS, SPLITS, 2] and sums [rows, HEADS, SPLITS, V1 + V2], both from `first_row`.
@@ -207,7 +207,7 @@ def merge_kernel(
     BLOCK: tl.constexpr, SINKS: tl.constexpr,
     N: tl.constexpr, SPLITS: tl.constexpr, LEAST_SPLIT: tl.constexpr, MIXED: tl.constexpr,
 ):  # fmt: skip
-    """A row x a query head: the result from the states of all splits."""
+    """Grid: rows x query heads. The result from the states of all splits."""
     row = first_row + tl.program_id(0)
     if MIXED:  # noqa: SIM102
         if not _is_alone(row_slot, row, rows):
@@ -242,9 +242,8 @@ def prefill_kernel(
     PAGE_TOKENS: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, HEADS_AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of M // HEADS_AT_ONCE rows x as many query heads of a key head, the latest tiles
-    first; one slot of the tile after the other. Rows that are alone in their span are left out.
-    """
+    """Grid: tiles of M // HEADS_AT_ONCE rows, last tiles first, x HEADS_AT_ONCE query heads of a
+    key head. The slots of a tile are computed in turn. Skips rows that are alone in their span."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     TILES: tl.constexpr = (GROUP + HEADS_AT_ONCE - 1) // HEADS_AT_ONCE
     ROWS: tl.constexpr = M // HEADS_AT_ONCE
@@ -298,5 +297,5 @@ def _nothing(M: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr):
     most = tl.full((M,), float("-inf"), tl.float32)
     total = tl.zeros((M,), tl.float32)
     sum1 = tl.zeros((M, V1), tl.float32)
-    sum2 = tl.zeros((M, V2), tl.float32) if V2 > 0 else total  # carried through, never used
+    sum2 = tl.zeros((M, V2), tl.float32) if V2 > 0 else total  # a placeholder, never used
     return most, total, sum1, sum2

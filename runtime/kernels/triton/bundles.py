@@ -1,4 +1,4 @@
-"""Pairs of a row and an expert, by expert in bundles of one size, without synchronisation."""
+"""Bundles of (row, expert) pairs of the same expert, built without synchronisation."""
 
 import torch
 import triton
@@ -12,7 +12,7 @@ _READ = 1024  # pairs that a program reads at once
 
 
 def bundles_of(chosen: Tensor, experts: int, size: int) -> Bundles:
-    """chosen [pairs] int64, below `experts` -> as many bundles of `size` as could be needed."""
+    """chosen [pairs] int64, below `experts` -> the maximum possible number of bundles of `size`."""
     pairs, device = len(chosen), chosen.device
     most = pairs // size + min(experts, pairs)
     result = Bundles(
@@ -30,7 +30,7 @@ def bundles_of(chosen: Tensor, experts: int, size: int) -> Bundles:
 
 @triton.jit
 def count_kernel(chosen, counts, pairs, READ: tl.constexpr):
-    """The pairs of each expert; a program for each."""
+    """Count the pairs of each expert. Grid: experts."""
     expert = tl.program_id(0)
     count = tl.zeros([READ], tl.int32)
     for begin in range(0, pairs, READ):
@@ -44,7 +44,7 @@ def bundle_kernel(
     chosen, counts, bundle_experts, bundle_pairs, pairs, experts, bundles,
     SIZE: tl.constexpr, EXPERTS: tl.constexpr, READ: tl.constexpr,
 ):  # fmt: skip
-    """The bundles of an expert; the last program marks those that are not needed."""
+    """Build the bundles. Grid: experts, and one more program that marks unused bundles."""
     expert, others = tl.program_id(0), tl.arange(0, EXPERTS)
     needed = tl.load(counts + others, mask=others < experts, other=0)
     needed = (needed + SIZE - 1) // SIZE

@@ -9,14 +9,14 @@ from runtime.kernels.triton.e4m3 import from_e4m3
 from runtime.kv.cache_types import CacheType
 from runtime.worker.model import LayerPages
 
-# Bytes of a block of 32 elements; 0 for caches of floats. The constant BLOCK of the kernels, for
-# which floats in bytes are E4M3.
+# The constant BLOCK of the kernels: bytes of a block of 32 elements; 0 for caches of floats, where
+# one-byte elements are E4M3.
 BLOCK_BYTES = {type: type.width(1) if type.quantized else 0 for type in CacheType}
 
 
 def kernel_pages(pages: LayerPages) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Keys, the same as float16, values, the same as float16, for kernels; not as float16 if there
-    are no blocks, whose scales are read so."""
+    """Keys, keys viewed as float16, values, values viewed as float16. Only blocks need the float16
+    views, to read their scales; for other types they are the plain tensors."""
     keys, values = pages.keys, pages.values
     if pages.type is CacheType.FP8:  # Triton converts it on devices from 8.9 on only
         keys, values = keys.view(torch.uint8), values.view(torch.uint8)

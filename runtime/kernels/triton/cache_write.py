@@ -10,13 +10,13 @@ from runtime.kernels.triton.e4m3 import to_e4m3
 from runtime.kernels.triton.launch import launch
 from runtime.worker.model import AttentionPlan, LayerPages
 
-# Elements that a program writes at once.
+# Number of elements that a program writes at once.
 ELEMENTS = 1024
 
 
 @triton.jit
 def clamp(x, most):
-    """NaN stays NaN."""
+    """x limited to [-most, most]; NaN stays NaN."""
     x = tl.where(x > most, most, x)
     return tl.where(x < -most, -most, x)
 
@@ -51,7 +51,7 @@ def _store_q8_0(block, at, stored, halves, exists):
 
 @triton.jit
 def _furthest(half):
-    """[n, 16] -> [n]: of the elements furthest from 0 the first, and how far it is."""
+    """[n, 16] -> [n] each: the first element furthest from 0, and its magnitude."""
     far = tl.abs(half)
     index = tl.argmax(far, 1, tie_break_left=True)
     chosen = tl.arange(0, 16)[None, :] == index[:, None]
@@ -85,7 +85,7 @@ def _write_row(
     rows, stored, halves, row, cell, row_stride, head_stride, most,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """All heads of a row."""
+    """Write all heads of a row to its cell."""
     if BLOCK == 0:
         for start in range(0, HEADS * DIM, AT_ONCE):
             index = start + tl.arange(0, AT_ONCE)
@@ -126,7 +126,7 @@ def write_kernel(
     HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """A row x its keys or its values."""
+    """Grid: rows x (keys, values)."""
     row = tl.program_id(0).to(tl.int64)
     cell = tl.load(cells + row)
     if tl.program_id(1) == 0:

@@ -9,7 +9,7 @@ from runtime.kernels.triton.words import ASSEMBLY
 
 @triton.jit
 def exponential(x):
-    """With the error of torch's, not of the approximation that `tl.exp` is."""
+    """e^x as accurate as torch's; `tl.exp` is an approximation."""
     if ASSEMBLY:
         return libdevice.exp(x)
     else:

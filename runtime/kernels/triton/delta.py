@@ -19,7 +19,7 @@ COLUMNS, CHANNELS, ROWS = 16, 128, 64
 
 @triton.jit
 def _span(row_slot, rows, SINGLE: tl.constexpr):
-    """The first and the last but one row of span program_id(0)."""
+    """[begin, end) of the rows of span program_id(0)."""
     number = tl.program_id(0)
     begin, end = number, number + 1
     if not SINGLE:
@@ -52,7 +52,8 @@ def convolution_kernel(
     x, weight, states, row_slot, ends, cells, result, rows, row_stride, n,
     TAPS: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, SINGLE: tl.constexpr,
 ):  # fmt: skip
-    """A span x CHANNELS x ROWS of its rows; those with the first rows update the state."""
+    """Grid: spans x blocks of CHANNELS x blocks of ROWS; the first block of rows updates the
+    state."""
     begin, end = _span(row_slot, rows, SINGLE)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     exists = channel < n
@@ -101,7 +102,7 @@ def delta_kernel(
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     KEYS_PADDED: tl.constexpr, COLUMNS: tl.constexpr, TILED: tl.constexpr, SINGLE: tl.constexpr,
 ):  # fmt: skip
-    """A span x a head x COLUMNS of its values, row after row."""
+    """Grid: spans x heads x COLUMNS value columns. Rows are computed in order."""
     begin, end = _span(row_slot, rows, SINGLE)
     head = tl.program_id(1)
     key_head = head % KEY_HEADS if TILED else head // (HEADS // KEY_HEADS)

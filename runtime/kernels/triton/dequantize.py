@@ -9,7 +9,7 @@ from runtime.kernels.triton.groups import grid_of, group, has_minima, offset_of
 from runtime.kernels.triton.launch import launch
 from runtime.quant.block_types import Weight
 
-GROUPS = 128  # of a program: one for each thread
+GROUPS = 128  # groups of a program: one per thread
 
 
 def dequantized(weight: Weight, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:

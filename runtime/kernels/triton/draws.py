@@ -25,7 +25,7 @@ from runtime.kernels.triton.token_ranks import (
 )
 from runtime.kernels.triton.words import ASSEMBLY
 
-BLOCK = 8192  # tokens of a program
+BLOCK = 8192  # tokens per program
 _ONE = tl.constexpr(ONE)
 
 
@@ -69,7 +69,7 @@ def rank_kernel(
     else:
         wanted = tl.load(ints + tl.load(slots + row) * int_columns + 1)
         wanted = tl.minimum(wanted, MOST).to(tl.int32)
-        # The largest key that has so many others at or above it, by bisection.
+        # Bisection for the largest key with at least this many keys at or above it.
         low, high = tl.min(key, 0).to(tl.int64), tl.max(key, 0).to(tl.int64)
         while low < high:
             middle = low + (high - low + 1) // 2
@@ -88,7 +88,7 @@ def draw_kernel(
     ranks, slots, positions, floats, ints, history, tokens, finite, blocks, history_stride, greedy,
     vocab, float_columns, int_columns, MOST: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """The token of a row, which is also written to its slot's tokens."""
+    """Grid: rows. Draws a row's token and writes it to its slot's history."""
     row = tl.program_id(0).to(tl.int64)
     slot, position = tl.load(slots + row), tl.load(positions + row)
     place = tl.arange(0, BLOCKS * MOST)
@@ -128,7 +128,7 @@ def draw_kernel(
 
 @triton.jit
 def _descending(ranks):
-    """Sorted; they differ, or are the least. The interpreter sorts element by element."""
+    """Ranks in descending order. All are distinct except for the least possible rank."""
     if ASSEMBLY:
         return tl.sort(ranks, descending=True)
     else:

@@ -35,8 +35,8 @@ from runtime.quant.formats.grids import GRIDS, load_grid
 
 @dataclass(frozen=True)
 class Form:
-    """offset: of the bytes; minima: whether weights have any; halved: whether the halves of a group
-    have scales of their own; grid: the table that the type indexes."""
+    """How a type's weights follow from words. `offset`: of the bytes; `minima`: whether there are
+    any; `halved`: whether each half of a group has its own scale; `grid`: the type's codebook."""
 
     offset: int = 0
     minima: bool = False
@@ -94,7 +94,7 @@ def among(type: str, names: str) -> bool:
 
 @cache
 def grid_of(type: str, device: torch.device) -> Tensor | None:
-    """int32 [words]: the grid that the type indexes, if any, four weights a word.
+    """int32 [words]: the codebook of the type, if any, with four weights per word.
 
     Ternary grids have 8 * weight + 9, so that an eighth can be added or subtracted in bytes.
     """
@@ -343,7 +343,7 @@ def _pairs(two):
 
 @triton.jit
 def _with_pairs(words, two):
-    """Two more bits, after the four."""
+    """Two more bits per weight, above the lower four."""
     result = ()
     for part in tl.static_range(8):
         word = two[part // 4]
@@ -354,7 +354,7 @@ def _with_pairs(words, two):
 
 @triton.jit
 def _with_bits(words, bits, PLACE: tl.constexpr):
-    """One more bit, at this place."""
+    """One more bit per weight, at bit PLACE."""
     result = ()
     for part in tl.static_range(8):
         moved = bits << PLACE - part if part <= PLACE else bits >> part - PLACE

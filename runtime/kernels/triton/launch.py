@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-# The first with bfloat16 in tensor cores and asynchronous copies to shared memory (Ampere).
+# The first capability with bfloat16 in tensor cores and asynchronous copies to shared memory.
 LEAST_CAPABILITY = (8, 0)
-# The first whose tensor cores read operands from shared memory, which leaves registers for tiles.
+# The first capability whose tensor cores read operands from shared memory, which frees registers.
 HOPPER = (9, 0)
 BLACKWELL = (10, 0)
 
@@ -27,7 +27,7 @@ def has_kernels(device: torch.device) -> bool:
 
 @cache
 def capability(device: torch.device) -> tuple[int, int]:
-    """Of a CUDA device; Triton's interpreter, on a CPU, computes what an H100 does."""
+    """Compute capability of a CUDA device; for Triton's interpreter on a CPU that of an H100."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else HOPPER
 
 
@@ -50,5 +50,5 @@ def launch(
 def start(
     kernel: Any, grid: tuple[int, ...], arguments: tuple[object, ...], options: dict[str, object]
 ) -> None:
-    """On the current device. Tests replace it, to count what would be launched."""
+    """Launch on the current device. Tests replace this function to count launches."""
     kernel[grid](*arguments, **options)

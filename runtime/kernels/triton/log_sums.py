@@ -12,7 +12,7 @@ SIZE = 2048  # elements that a program reads at once
 
 @triton.jit
 def log_sum_kernel(logits, result, vocab, row_stride, SIZE: tl.constexpr):
-    """A row; every SIZE-th element has a largest one, and a sum relative to it, of its own."""
+    """Grid: rows. Each of SIZE lanes keeps the maximum and the relative sum of its elements."""
     row, index = tl.program_id(0).to(tl.int64), tl.arange(0, SIZE)
     most, total = tl.full((SIZE,), float("-inf"), tl.float32), tl.zeros((SIZE,), tl.float32)
     for begin in range(0, vocab, SIZE):

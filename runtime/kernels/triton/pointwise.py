@@ -7,7 +7,7 @@ from torch import Tensor
 from runtime.kernels.triton.curves import gelu, gelu_erf, sigmoid, tanh
 from runtime.kernels.triton.launch import launch
 
-# Elements that a program of `gate_kernel` computes.
+# Number of elements that a program of `gate_kernel` computes.
 ELEMENTS = 1024
 
 
@@ -17,7 +17,7 @@ def norm_kernel(
     PARTS: tl.constexpr, N: tl.constexpr, PADDED: tl.constexpr, LAYER: tl.constexpr,
     WEIGHTED: tl.constexpr,
 ):  # fmt: skip
-    """One norm."""
+    """Grid: vectors. The norm of one vector."""
     number = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, PADDED)
     exists = index < N
@@ -32,7 +32,7 @@ def add_norm_kernel(
     x, y, weight, bias, result, x_stride, y_stride, scale, eps,
     N: tl.constexpr, PADDED: tl.constexpr, LAYER: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
-    """x = x * scale + y of one row, rounded after each step as by torch, and its norm."""
+    """Grid: rows. x = x * scale + y, rounded after each operation as by torch, and its norm."""
     row, index = tl.program_id(0).to(tl.int64), tl.arange(0, PADDED)
     exists, at = index < N, x + row * x_stride + index
     scaled = (tl.load(at, mask=exists, other=0.0).to(tl.float32) * scale).to(x.dtype.element_ty)
@@ -47,8 +47,7 @@ def add_norm_kernel(
 def _normed(
     value, weight, bias, index, eps, N: tl.constexpr, LAYER: tl.constexpr, WEIGHTED: tl.constexpr
 ):  # fmt: skip
-    """float32 [padded], zeros from N on: RMS or, with LAYER, of the differences from the mean and
-    with a bias."""
+    """RMS norm or, with LAYER, layer norm with a bias. value float32 [padded], zeros from N on."""
     exists = index < N
     if LAYER:
         value = tl.where(exists, value - tl.sum(value, 0) / N, 0.0)
@@ -65,7 +64,7 @@ def gate_kernel(
     gate, up, result, n, gate_stride, up_stride, cap,
     CURVE: tl.constexpr, GATED: tl.constexpr, ELEMENTS: tl.constexpr,
 ):  # fmt: skip
-    """Some elements of a row: the curve of the gate, times `up` if GATED."""
+    """Grid: rows x blocks of ELEMENTS. The curve of the gate, times `up` if GATED."""
     row, index = tl.program_id(0).to(tl.int64), tl.program_id(1) * ELEMENTS + tl.arange(0, ELEMENTS)
     exists = index < n
     x = tl.load(gate + row * gate_stride + index, mask=exists, other=0.0).to(tl.float32)
@@ -92,7 +91,7 @@ def rope_kernel(
     HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, HALVES: tl.constexpr,
     HEADS_PADDED: tl.constexpr, HALF_PADDED: tl.constexpr, REST_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """All heads of a token."""
+    """Grid: tokens. Rotates all heads of a token."""
     token = tl.program_id(0).to(tl.int64)
     head, pair = tl.arange(0, HEADS_PADDED), tl.arange(0, HALF_PADDED)
     turns = pair < HALF
@@ -145,7 +144,7 @@ def add_norm_(
 
 
 def gate(curve: int, gate: Tensor, up: Tensor | None, *, cap: float = 1.0) -> Tensor:
-    """The curve of [..., n], times `up` if there is one."""
+    """The curve of gate [..., n], times `up` if given."""
     if up is not None and up.shape != gate.shape:
         raise ValueError(f"a gate {list(gate.shape)} for values {list(up.shape)}")
     rows, others = _matrix(gate), None if up is None else _matrix(up)
@@ -175,7 +174,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
 
 
 def _has_regular_rows(x: Tensor) -> bool:
-    """Whether two strides or fewer say where the rows are."""
+    """Whether at most two strides describe the places of the rows."""
     return x.is_contiguous() or (x.dim() in (2, 3) and x.stride(-1) == 1)
 
 

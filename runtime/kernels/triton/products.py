@@ -1,8 +1,8 @@
 """Which kernel multiplies by weights in planes, by the number of rows.
 
-`Weight.compute` means what it means on a CPU for few rows. More of them are multiplied in their own
-type, to which the weights are rounded as in the twins, by tensor cores. Deterministic weights are
-always multiplied like that, by one kernel for all numbers of rows.
+For a few rows, `Weight.compute` means the same as on a CPU. More rows are multiplied by tensor
+cores in the rows' own type, to which weights are rounded as in the twins. Deterministic weights are
+always multiplied in the second way, by one kernel for all numbers of rows.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from runtime.kernels.triton.tiles import bundle_size, expert_tiles, most_rows, t
 from runtime.kernels.triton.vector import MOST_ROWS, expert_vectors, vector_products
 from runtime.quant.block_types import Compute, Weight
 
-# Mean pairs of an expert up to which each of them reads the matrix for itself.
+# Up to this mean number of pairs per expert, each pair reads the expert's matrix by itself.
 _VECTORS_PER_EXPERT = 2
-# Weights that are dequantised at once: at most 256 MiB.
+# Number of weights that are dequantised at once: at most 256 MiB.
 _SLAB_ELEMENTS = 1 << 26
 
 

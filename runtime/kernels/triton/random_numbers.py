@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def uniform(seed, position):
-    """As `uniforms`: float64."""
+    """float64 as of `uniforms`."""
     golden: tl.constexpr = 0x9E3779B97F4A7C15
     state = _mixed(seed.to(tl.uint64) + golden)
     state = _mixed(state + (position.to(tl.uint64) + 1) * golden)

@@ -1,6 +1,6 @@
-"""Activations as integers: each group of 32 of a row with one scale.
+"""Activations rounded to integers, with one scale for each group of 32 elements of a row.
 
-With one plane, integers have 8 bits. With two they have 15: 128 times the first plus the second.
+Integers have 8 bits with one plane, and 15 bits with two: 128 times the first plus the second.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from runtime.kernels.triton.launch import launch
 
-GROUPS = 32  # of a program
+GROUPS = 32  # groups per program
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,8 +26,8 @@ class Rounded:
 
 
 def rounded(x: Tensor, planes: int, factors: Tensor | None = None, share: int = 1) -> Rounded:
-    """x [rows, in], or [pairs, in] that are rows of x times `factors`, float32 [pairs]: pair n is
-    row n // share."""
+    """Round x [rows, in]. With `factors` float32 [pairs], round row n // share times factors[n] for
+    each pair n instead: [pairs, in]."""
     assert x.stride(1) == 1, x.stride()
     rows, groups = len(x) if factors is None else len(factors), x.shape[1] // 32
     result = Rounded(
@@ -62,7 +62,7 @@ def round_kernel(
     factor = tl.where(top > 0, tl.minimum(tl.div_rn(largest, top), 3.0e38), 0.0)
     half_even: tl.constexpr = 12582912.0  # numbers of this size are integers
     numbers = (((values * factor[:, None]) + half_even) - half_even).to(tl.int32)
-    # A number that is not finite makes the scale NaN, and so whatever is multiplied by it.
+    # A number that is not finite makes the scale NaN, and so all products with the group.
     scale = tl.div_rn(top, largest) + tl.sum(values * 0.0, axis=1)
     tl.store(scales + place, scale, mask=exists)
     halves = tl.sum(tl.reshape(numbers, [GROUPS, 2, 16]), axis=2)

@@ -23,7 +23,7 @@ def highest(values: Tensor, count: int) -> Tensor:
 
 @triton.jit
 def highest_kernel(values, result, n, COUNT: tl.constexpr, PADDED: tl.constexpr):
-    """One row."""
+    """Grid: rows."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, PADDED)
     value = tl.load(values + row * n + index, mask=index < n, other=0.0)

@@ -1,11 +1,11 @@
 """Drawing among all tokens on CUDA devices, without sorting them.
 
 Three launches for all rows: the largest and least logits of each block of the vocabulary; the sums
-of weights of each block and, of rows that order their tokens, of each bucket of similar logits; the
-draw. Weights are summed as integers, so that the order of addition does not matter.
+of weights of each block and, for rows whose filters need the order of logits, of each bucket of
+similar logits; the draw. Weights are summed as integers, so the order of addition does not matter.
 
-In the order of logits, a filter keeps the tokens up to the one where a sum exceeds a goal, and so
-does the draw. The bucket of that token follows from the sums; its tokens are collected, and the
+In the order of logits, each filter and the draw itself ends at the token where a running sum
+exceeds a goal. The sums give the bucket of that token; the bucket's tokens are collected, and the
 token's logit is found among them by bisection.
 """
 
@@ -20,7 +20,7 @@ from runtime.kernels.triton.launch import launch
 from runtime.kernels.triton.random_numbers import uniform
 from runtime.kernels.triton.token_ranks import LEAST_KEY, key_of, logit_of
 
-BLOCK = 4096  # tokens of a program
+BLOCK = 4096  # tokens per program
 BUCKETS = 2048
 TILE = 1024  # collected tokens that are compared at a time
 _ONE = tl.constexpr(ONE)
@@ -65,7 +65,7 @@ def extent_kernel(
     logits, peaks, lows, tables, vocab, row_stride, ordered,
     BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
-    """The largest key and the least finite logit of a block. Sums of buckets begin with zero."""
+    """The largest key and the least finite logit of a block; also zeroes the sums of buckets."""
     block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     token = block * BLOCK + tl.arange(0, BLOCK)
     inside = token < vocab
@@ -84,8 +84,9 @@ def weight_kernel(
     logits, slots, floats, ints, peaks, lows, sums, tables, vocab, row_stride, ordered,
     float_columns, int_columns, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
-    """The sum of a block's weights that min_p keeps; to the row's table are added the weights, and
-    below them, of rows with a top_k, the number of tokens with a weight."""
+    """The sum of a block's weights that min_p keeps. For ordered rows, also adds each bucket's
+    weights to the first half of the row's table and, if the row has a top_k, its number of tokens
+    to the second half."""
     block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot, blocks = tl.load(slots + row), tl.num_programs(0)
     temperature = tl.load(floats + slot * float_columns)
@@ -111,7 +112,7 @@ def threshold_kernel(
     candidates, blocks, vocab, row_stride, history_stride, ordered, float_columns, int_columns,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, BUCKETS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The token of a row, which is also written to its slot's tokens."""
+    """Grid: rows. Draws a row's token and writes it to its slot's history."""
     row = tl.program_id(0).to(tl.int64)
     slot, position = tl.load(slots + row), tl.load(positions + row)
     logits += row * row_stride
@@ -152,7 +153,7 @@ def _ordered_token(
     logits, table, candidates, top_k, top_p, possible, noise, peak, reach, temperature, vocab,
     BLOCK: tl.constexpr, BUCKETS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The token that is drawn in the order of logits. `possible`: the weights that min_p keeps."""
+    """The token drawn in the order of logits. `possible`: sum of the weights that min_p keeps."""
     index = tl.arange(0, BUCKETS)
     total = tl.sum(tl.load(table + index), 0)
     found = tl.zeros_like(vocab)
@@ -220,7 +221,8 @@ def _key_beyond(logits, candidates, found, goal, counting, peak, temperature, TI
 
 @triton.jit
 def _sums_from(logits, candidates, found, least, counting, peak, temperature, TILE: tl.constexpr):
-    """What is compared with the goal, and the weights, of candidates from the key `least` on."""
+    """The sum that is compared with the goal, and the sum of weights, of the candidates with keys
+    of at least `least`."""
     least = logit_of(least.to(tl.int32))
     sum, weights = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
     for begin in range(0, found, TILE):
@@ -233,7 +235,7 @@ def _sums_from(logits, candidates, found, least, counting, peak, temperature, TI
 
 @triton.jit
 def _equal_token(logits, candidates, found, key, order, TILE: tl.constexpr):
-    """The token of the candidate with this number among those that have this key."""
+    """The token of candidate number `order` among those with this key."""
     logit = logit_of(key.to(tl.int32))
     token, before = tl.zeros([], tl.int32), tl.zeros([], tl.int64)
     for begin in range(0, found, TILE):
@@ -247,7 +249,7 @@ def _equal_token(logits, candidates, found, key, order, TILE: tl.constexpr):
 
 @triton.jit
 def _candidates(logits, candidates, begin, found, TILE: tl.constexpr):
-    """Tokens and logits; behind the last one, NaN."""
+    """Tokens and logits of TILE candidates; logits after the last one are NaN."""
     place = begin + tl.arange(0, TILE)
     token = tl.load(candidates + place, mask=place < found, other=0)
     return token, tl.load(logits + token, mask=place < found, other=float("nan"))
@@ -271,7 +273,7 @@ def _target(noise, total):
 
 @triton.jit
 def _extent(peaks, lows, row, blocks, temperature, BLOCKS: tl.constexpr):
-    """The largest logit of a row, and how far below it there are others with a weight."""
+    """The largest logit of a row, and the depth below it to the lowest logit with a weight."""
     index = tl.arange(0, BLOCKS)
     at, exists = row * blocks + index, index < blocks
     peak = logit_of(tl.max(tl.load(peaks + at, mask=exists, other=LEAST_KEY), 0))
@@ -282,7 +284,7 @@ def _extent(peaks, lows, row, blocks, temperature, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _bucket(value, peak, reach, BUCKETS: tl.constexpr):
-    """Of logits up to `reach` below a finite peak."""
+    """The bucket of a logit that is at most `reach` below a finite peak."""
     last: tl.constexpr = BUCKETS - 1.0
     scale = tl.div_rn(tl.zeros_like(reach) + last, tl.maximum(reach, 1.0e-30))
     return tl.minimum((peak - value) * scale, last).to(tl.int32)

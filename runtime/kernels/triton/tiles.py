@@ -1,9 +1,9 @@
 """Products of tiles of rows with weights in planes, which are dequantised in registers.
 
-Weights become numbers of the rows' type, as in the twins, and are multiplied by tensor cores;
-numbers of 32 bits as sums of shorter ones. Where a weight has few outputs, programs divide its
-inputs, and another launch adds what they computed. Deterministic weights, plain ones too, have one
-size of tiles: what a row is added up of then depends on the weight alone.
+Weights are converted to the rows' type, as in the twins, and multiplied by tensor cores, float32 as
+sums of shorter numbers. Where a weight has few outputs, programs divide its inputs, and a second
+launch adds their partial sums. Deterministic weights, in plain types too, have one size of tiles,
+so the partial sums of a row depend on the weight only.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ PLAIN = tl.constexpr("numbers")  # the type of weights that are not in blocks
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """rows, outs: of a program; groups: of 32 inputs, which it reads at once; programs: so many
-    occupy an H100, with as many stages of loads in flight."""
+    """Sizes of a tile. `rows`, `outs`: per program; `groups`: groups of 32 inputs that it reads at
+    once; `programs`: programs that occupy an H100 with `stages` of loads in flight each."""
 
     rows: int
     outs: int
@@ -48,36 +48,38 @@ _FLOAT_TILINGS = (Tiling(16, 64, 2, 4), Tiling(32, 64, 2, 4))
 
 
 def tilings(dtype: torch.dtype, capability: tuple[int, int]) -> tuple[Tiling, ...]:
-    """Of products of rows of this type, the fewest rows first."""
+    """The tilings of products of rows of this type, the fewest rows first."""
     if dtype == torch.float32:
         return _FLOAT_TILINGS
     return _WIDE_TILINGS if capability >= HOPPER else _WIDE_TILINGS[:-1]
 
 
 def most_rows(x: Tensor) -> int:
-    """Rows of two of the largest tiles. By counts of instructions and bytes, dequantising in each
-    of them takes as long as dequantising to memory first, from where as many bytes are read again.
+    """The number of rows up to which tiles dequantise: two of the largest tiles. By counts of
+    instructions and bytes, dequantising in each of two tiles takes as long as dequantising once to
+    memory and reading that.
     """
     return 2 * tilings(x.dtype, capability(x.device))[-1].rows
 
 
 def bundle_size(dtype: torch.dtype, rows: int | None) -> int:
-    """Rows of a tile of experts with so many rows each, or of deterministic ones."""
+    """Rows of a tile for experts with `rows` rows each; of deterministic weights, for any
+    number."""
     return fixed_tiling(dtype).rows if rows is None else _tiling(_narrow_tilings(dtype), rows).rows
 
 
 def fixed_tiling(dtype: torch.dtype) -> Tiling:
-    """Of products with deterministic weights, by any number of rows of this type."""
+    """The tiling of products with deterministic weights, for any number of rows of this type."""
     return replace(_narrow_tilings(dtype)[-1], programs=132)
 
 
 def _narrow_tilings(dtype: torch.dtype) -> tuple[Tiling, ...]:
-    """Of any device."""
+    """The tilings with few rows, which suit all devices."""
     return _FLOAT_TILINGS if dtype == torch.float32 else _TILINGS
 
 
 def _tiling(known: Sequence[Tiling], rows: int) -> Tiling:
-    """The smallest with so many rows, else the largest."""
+    """The smallest tiling with at least `rows` rows, else the largest."""
     return next((tiling for tiling in known if tiling.rows >= rows), known[-1])
 
 
@@ -94,8 +96,8 @@ class Bundles:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pairs:
-    """Rows that are pairs of a row of x, number // share, and an expert. factors: of each pair;
-    bias: of each expert."""
+    """(row, expert) pairs as rows of a product: pair n has row n // share of x. `factors`: one per
+    pair; `bias`: one per expert."""
 
     bundles: Bundles
     share: int
@@ -144,9 +146,10 @@ def expert_tiles(
 
 
 def _splits(weight: Weight, tiling: Tiling) -> int:
-    """Depends on the shape and the tiling only: as many as occupy the device, unless writing and
-    reading the sums of a program, 8 bytes each, moved more than half as many bytes as its rows do,
-    of which a group of 32 has 64."""
+    """Number of parts that the inputs are divided into; depends on the shape and the tiling only.
+
+    As many as occupy the device, but partial sums, written and read with 4 bytes each, may move at
+    most half as many bytes as the rows of a program, which have 64 per group of 32."""
     outs, groups = triton.cdiv(weight.shape[0], tiling.outs), weight.shape[1] // 32
     wanted = min(tiling.programs // max(1, outs), groups // (tiling.outs // 4))
     return 1 << max(0, wanted.bit_length() - 1)
@@ -182,8 +185,8 @@ def _launch(
 
 
 def _operands(x: Tensor, weight: Weight) -> tuple[Tensor, Tensor, str]:
-    """x; the weight in planes, uint8, and its type, or its numbers and PLAIN. Both with zeros up to
-    whole groups."""
+    """x, the weight's data and its type: planes of uint8, or numbers with PLAIN. x and numbers are
+    padded with zeros to whole groups."""
     if weight.type.blocks is not None:
         return x, weight.data, weight.type.blocks.name
     numbers = weight.numbers()

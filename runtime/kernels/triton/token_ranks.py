@@ -1,6 +1,7 @@
-"""Logits as integers of the same order: NaN above all, minus zero equal to zero.
+"""Keys: integers in the order of logits, with NaN above all and minus zero equal to zero.
 
-A rank has such a key in its upper half, below it the token, smaller ones above larger ones.
+A rank has a key in its upper 32 bits and the token id in the lower ones, inverted, so that smaller
+ids rank higher among equal logits.
 """
 
 import triton

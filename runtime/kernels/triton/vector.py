@@ -1,8 +1,8 @@
 """Products of a few rows with a weight in planes: sums of products of integers.
 
-A program computes a few outputs of all rows, a thread every n-th group of 32 weights of them. The
-division of sums depends on the shape of the weight only, so the bits of a row do not depend on the
-other rows.
+A program computes a few outputs of all rows; each of its n threads sums every n-th group of 32
+weights. This division depends on the shape of the weight only, so the bits of a row do not depend
+on other rows.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from runtime.quant.block_types import Compute, Weight
 
 MOST_ROWS = 8
 _MOST_WARPS = 4
-# Outputs of a program, by the number of rows, which is rounded up to a power of two.
+# Outputs per program by the number of rows, rounded up to a power of two.
 OUTS = {1: 4, 2: 4, 4: 2, 8: 2}
 
 
@@ -88,7 +88,7 @@ def vector_kernel(
     expert_stride, share, TYPE: tl.constexpr, PLANES: tl.constexpr, COLUMNS: tl.constexpr,
     OUTS: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """With `chosen` [pairs], the second place of a program is its pair, and COLUMNS is 1."""
+    """Grid: blocks of OUTS. With `chosen` [pairs], the second axis is pairs, and COLUMNS is 1."""
     first_out, pair = tl.program_id(0) * OUTS, tl.program_id(1)
     if chosen is not None:
         expert = tl.load(chosen + pair).to(tl.int64)
@@ -139,7 +139,7 @@ def _numbers(planes, place, count, PLANES: tl.constexpr):
 
 @triton.jit
 def _product(weights, numbers, halves, TYPE: tl.constexpr, PLANES: tl.constexpr):
-    """float32 [n]: of groups of weights and of integers, which have these sums."""
+    """float32 [n]: products of groups of weights with integers, whose sums are `halves`."""
     words, scales, minima = weights
     if is_halved(TYPE):
         first = _dot(words, numbers, 0, 4, PLANES) - offset_of(TYPE) * halves[0]
@@ -172,7 +172,7 @@ def _dot(
 
 @triton.jit
 def _stacked(values, COUNT: tl.constexpr, SIZE: tl.constexpr):
-    """A power of two of [n] -> [n, COUNT]."""
+    """COUNT values [n], a power of two of them -> [n, COUNT]."""
     if len(values) == 1:
         return tl.reshape(values[0], [SIZE, COUNT])
     else:

@@ -1,6 +1,7 @@
 """Loads of aligned words and small numbers, and arithmetic on the four bytes of a word.
 
-Pointers are to uint8. Triton's interpreter knows no assembly, so what uses it has a plain variant.
+Pointers are to uint8. Triton's interpreter cannot run inline assembly, so functions with assembly
+have a plain variant.
 """
 
 import triton

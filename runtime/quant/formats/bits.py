@@ -45,7 +45,7 @@ def shifted(values: Tensor, bits: tuple[int, ...], *, mask: int) -> Tensor:
 
 @cache
 def table(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of constants; the same one every time."""
+    """A tensor of constants, created once for each device."""
     return torch.tensor(values, dtype=dtype, device=device)
 
 

@@ -39,7 +39,7 @@ def _values(packed: Tensor) -> Tensor:
 
 
 def _e4m3(byte: int) -> float:
-    """Without the sign; 0x7F, which would be NaN, is 0."""
+    """uint8 E4M3 without a sign -> float32; 0x7F, which would be NaN, is 0."""
     exponent, mantissa = byte >> 3 & 15, byte & 7
     if byte == 0x7F:
         return 0.0

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 ROW_MULTIPLE = 16
-# The bits of a plane, by their places in a block of the format.
+# For each bit of a plane, its place in a block of the format.
 _Plane = tuple[int, ...]
 
 
 def to_planes(data: Tensor, type: str, block_bytes: int) -> Tensor:
     """uint8 [rows, n * block_bytes] of the type with this name -> the same rows in planes.
 
-    Takes about thirty times as many bytes meanwhile.
+    Needs about thirty times the size of `data` in temporary memory.
     """
     rows, row_bytes = data.shape
     result = data.new_zeros(rows, row_bytes + -row_bytes % ROW_MULTIPLE)
@@ -60,10 +60,10 @@ def _bytes(bits: Tensor) -> Tensor:
 
 
 def _field(begin: int, count: int, bits: int, run: int, new_run: int) -> _Plane:
-    """`count` numbers of so many bits, from the byte `begin` on.
+    """`count` numbers of `bits` bits each, from the byte `begin` on.
 
-    Consecutive bytes of a run have consecutive numbers in their lowest bits; the next numbers
-    follow in the next bits of the same bytes. The plane has another length of runs.
+    A run of `run` bytes has consecutive numbers in the lowest bits of its bytes; the next numbers
+    follow in the next bits of the same bytes. In the plane, runs have `new_run` bytes.
     """
     plane = [0] * (count * bits)
     for number in range(count):
@@ -80,7 +80,7 @@ def _place(number: int, bits: int, run: int) -> int:
 
 
 def _copied(begin: int, count: int) -> _Plane:
-    """Bytes that stay as they are."""
+    """Bytes that are copied unchanged."""
     return tuple(range(8 * begin, 8 * (begin + count)))
 
 
@@ -89,7 +89,7 @@ def _nibbles(begin: int, count: int, run: int) -> _Plane:
 
 
 def _neighbours(begin: int, count: int, run: int) -> _Plane:
-    """Nibbles in the order of the weights, which look up values in a table."""
+    """Nibbles in the order of the weights; for types whose nibbles index a table of values."""
     return _field(begin, count, 4, run, 1)
 
 
@@ -98,8 +98,8 @@ def _pairs(begin: int) -> _Plane:
 
 
 def _k_scales() -> tuple[_Plane, _Plane]:
-    """Of Q4_K and Q5_K: the lower four bits of the scale and the minimum of a group in one byte,
-    and their upper two, two groups in one byte."""
+    """Scales of Q4_K and Q5_K: one byte per group has the lower four bits of its scale and of its
+    minimum; another byte has the upper two bits of both for two groups."""
     low: list[int] = []
     high: list[int] = []
     for group in range(8):
@@ -120,7 +120,7 @@ def _planes(type: str) -> tuple[_Plane, ...]:
     return planes
 
 
-# Planes whose loads are widest come first, so that all of them are aligned.
+# Planes with the widest loads come first, so that all planes are aligned.
 PLANES: Mapping[str, tuple[_Plane, ...]] = MappingProxyType(
     {
         "Q4_0": (_nibbles(2, 32, 16), _copied(0, 2)),
