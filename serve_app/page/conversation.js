@@ -1,5 +1,5 @@
-// A chat as a tree of messages: an edited message or another answer is a sibling of the first. What is
-// shown is the path from the root to `leaf`.
+// A chat as a tree of messages: an edited message or another answer is a sibling of the first one. The page
+// shows the path from the root to `leaf`.
 
 export function newChat(model, settings) {
   return {
@@ -47,7 +47,7 @@ export function showBranch(chat, node) {
   chat.leaf = last.id;
 }
 
-// What Ollama's /api/chat takes: the messages of the path up to `leaf`.
+// The body of a request to Ollama's /api/chat, with the messages of the path up to `leaf`.
 export function messages(chat, leaf) {
   const result = chat.system?.trim() ? [{ role: "system", content: chat.system }] : [];
   for (const node of path(chat, leaf)) {
@@ -61,7 +61,7 @@ export function messages(chat, leaf) {
   return result;
 }
 
-// As a Markdown document.
+// The chat as a Markdown document.
 export function asMarkdown(chat) {
   const names = { user: "You", assistant: chat.model, tool: "Result of a tool" };
   const parts = [`# ${chat.title}`];

@@ -148,7 +148,7 @@ function find() {
   $("found").textContent = `${found} operations`;
 }
 
-// Opens what the address names, which links to types do.
+// Opens the section that the fragment of the address names, as links to types do.
 function openTarget() {
   const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
   if (!target?.matches("details")) return;

@@ -54,7 +54,7 @@ const NAMES = {
 const FAMILY = new Map(
   Object.entries(NAMES).flatMap(([family, names]) => names.split(" ").map((name) => [name, family])),
 );
-const LONGEST = 50_000; // longer code has no colours
+const LONGEST = 50_000; // longer code is shown without colours
 
 export function highlight(element, text, language) {
   const family = FAMILIES[FAMILY.get((language ?? "").toLowerCase())];

@@ -9,12 +9,12 @@ const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(?:\s+|$)/;
 const TABLE_RULE = /^\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$/;
-const MOST_DEPTH = 16; // of lists and quotes in each other
+const MOST_DEPTH = 16; // nesting of lists and quotes
 const WINDOW = 2000; // characters in which the end of an inline element is searched
 const SCHEMES = new Set(["http:", "https:", "mailto:"]);
 
-// Shows `source` in `element`. Blocks that are equal to those shown before keep their nodes, so a
-// text that grows costs as much as its last block.
+// Shows `source` in `element`. Blocks that have not changed keep their nodes, so appending to a text
+// costs as much as rendering its last block.
 export function renderMarkdown(element, source) {
   const shown = element.markdownBlocks ?? [];
   const blocks = splitBlocks(source.replaceAll("\r\n", "\n").split("\n"));
@@ -217,8 +217,8 @@ function codeNode(text, language) {
   return frame;
 }
 
-// Inline elements, by the character that they begin with: a function of the text and the place
-// returns the node and the place behind it, or nothing.
+// Inline elements by their first character: a function of the text and a place, which returns the node
+// and the place after it, or nothing.
 const INLINE = {
   "\\": (text, at) => (/[!-/:-@[-`{-~]/.test(text[at + 1] ?? "") ? [text[at + 1], at + 2] : null),
   "`"(text, at) {

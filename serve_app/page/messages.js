@@ -1,11 +1,11 @@
-// Nodes of messages.
+// DOM nodes of messages.
 
 import { siblings } from "./conversation.js";
 import { renderMarkdown } from "./markdown.js";
 
 const NAMES = { user: "You", tool: "Result" };
 
-// `actions`: what the buttons do: edit, retry, branch, result. `frozen`: an answer is being generated.
+// `actions`: the functions of the buttons: edit, retry, branch, result. `frozen`: an answer is being generated.
 export function messageNode(chat, node, actions, frozen) {
   const article = create("article", node.role);
   article.append(create("h2", "", NAMES[node.role] ?? node.model ?? chat.model));
@@ -23,7 +23,7 @@ export function messageNode(chat, node, actions, frozen) {
   return article;
 }
 
-// Shows what has arrived of an answer.
+// Shows the part of an answer that has arrived.
 export function updateAnswer(article, node) {
   const body = article.querySelector(".body");
   if (node.thinking) {

@@ -28,7 +28,7 @@ export class Plot {
     this.figure.append(this.caption, this.svg, this.scale);
   }
 
-  // A value for each line, null for unknown ones.
+  // Appends a value for each line, null if it is unknown.
   add(values, label) {
     values.forEach((value, index) => {
       this.points[index].push(value);

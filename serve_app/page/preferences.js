@@ -1,4 +1,4 @@
-// What all pages have: dark or light, and the dialog for the API key.
+// Parts of all pages: the dark or light theme, and the dialog for the API key.
 
 import { apiKey, setApiKey } from "./server.js";
 

@@ -6,7 +6,7 @@ export function apiKey() {
   return sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "";
 }
 
-// `remember`: also after the browser is closed.
+// `remember`: keep the key after the browser is closed.
 export function setApiKey(key, remember) {
   localStorage.removeItem(KEY);
   sessionStorage.removeItem(KEY);
@@ -43,7 +43,7 @@ export async function show(model) {
   return (await request("/api/show", { model })).json();
 }
 
-// The objects of an answer of /api/chat, one by one as they arrive.
+// The JSON objects of a streamed answer of /api/chat, as they arrive.
 export async function* chat(body, signal) {
   const response = await request("/api/chat", body, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

@@ -1,4 +1,4 @@
-// The status page: asks /status.json at intervals and plots what has changed.
+// The status page: requests /status.json at intervals and plots the values.
 
 import { element, number, Plot } from "./plots.js";
 import { askKey, setUp } from "./preferences.js";
@@ -62,7 +62,7 @@ class ModelSection {
     this.body.closest("table").hidden = !replicas.length;
   }
 
-  // Totals per second since the last answer, of replicas that were in both.
+  // Rates per second since the last answer, of the replicas that are in both answers.
   #changes(at, replicas) {
     const before = this.before;
     const known = new Map(replicas.map((one) => [one.id, one]));

@@ -1,9 +1,9 @@
 /* Paged attention with an online softmax over blocks of positions.
  *
- * The bits of a row do not depend on the rows in its tile, nor on the threads: blocks start at
- * multiples of BLOCK, a score adds its products in the order of simd.h, a row adds only what it
- * sees, in the order of positions, and what it sees is divided into parts, which are merged in
- * order, by rules that know nothing but the row. */
+ * The bits of a row do not depend on the other rows of its tile, nor on the threads: blocks start
+ * at multiples of BLOCK; a score adds its products in the order of simd.h; a row adds only the
+ * positions that it sees, in order; and its positions are divided into parts by the row alone, which
+ * are merged in order. */
 #include <stddef.h>
 
 #include "cache_rows.h"
@@ -16,11 +16,11 @@ extern int omp_get_thread_num(void);
 #define LANES (BLOCK / 16)
 #define TILE 64     /* queries (rows times heads of one kv head) that share a block */
 #define QUERIES 4   /* queries in registers at once */
-#define UNWIDENED 8 /* for more queries, the block is copied as floats first */
+#define UNWIDENED 8 /* for more queries, the block is converted to floats first */
 #define LEAST_PART 512
-#define MOST_PARTS 17 /* of a row: it sees at most 16 times the positions of a part */
+#define MOST_PARTS 17 /* parts of a row, which sees at most 16 times the positions of a part */
 #define UNITS_PER_THREAD 4     /* enough to keep all threads busy until the end */
-#define SPLIT_FLOATS (1 << 19) /* per thread, for the parts of rows */
+#define SPLIT_FLOATS (1 << 19) /* scratch per thread for the states of parts */
 #if defined(__AVX512F__)
 #define SUMS 16 /* scores in registers at once */
 #define IN_REGISTER(v) __asm__("" : "+v"(v)) /* or gcc loads it again for each use */
@@ -99,7 +99,8 @@ static int64_t carve(const job *j, float *at, workspace *w) {
 
 INLINE int rows_of_tile(const job *j) { return most(1, TILE / (j->heads / j->kv_heads)); }
 
-/* Floats of scratch for the parts of rows, beside that of the threads; 0 if tiles are enough work. */
+/* Floats of scratch for the parts of rows, besides that of the threads; 0 if there are enough tiles
+ * to keep all threads busy, so that rows are not divided. */
 static int64_t split_floats(const job *j) {
     const int64_t busy = (int64_t)UNITS_PER_THREAD * j->threads * rows_of_tile(j);
     if (j->threads == 1 || (int64_t)j->rows * j->kv_heads >= busy) return 0;
@@ -108,7 +109,7 @@ static int64_t split_floats(const job *j) {
     return all < most ? all : most;
 }
 
-/* Positions of a part of what a row sees. */
+/* The number of positions of each part of a row. */
 INLINE int part_of(const job *j, int row) {
     int part = LEAST_PART;
     while ((int64_t)part * (MOST_PARTS - 1) < (int64_t)j->visible_end[row] - j->visible_begin[row]) part *= 2;
@@ -125,7 +126,7 @@ INLINE void prefetch(const char *row, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
 }
 
-/* Positions outside [begin, end) stand for the first one inside and are not used. */
+/* Indices outside [begin, end) are replaced by the first one inside; their results are not used. */
 static void fill(located *at, int begin, int end) {
     for (int i = 0; i < BLOCK; i++)
         if (i < begin || i >= end) at->keys[i] = at->keys[begin], at->values[i] = at->values[begin];
@@ -204,7 +205,7 @@ INLINE int slot_of(const int lane) {
 #endif
 }
 
-/* scores [n][BLOCK] of n queries against positions [begin, end), and perhaps neighbours of them. */
+/* scores [n][BLOCK] of n queries for positions [begin, end); may also write neighbouring scores. */
 INLINE void score(const int type, const int n, const job *j, const located *at, const workspace *w,
                   int query, int begin, int end) {
     const int m = SUMS / n, stride = padded(j->key_dim);
@@ -320,7 +321,7 @@ INLINE void gather_all(const int type, const int n, const job *j, const workspac
     if (d < value_dim) gather(type, n, 2, at, weights, d, ahead, sums + d, value_dim, begin, end);
 }
 
-/* Values for n queries: positions that all of them see together, those before and behind apart. */
+/* Adds values for n queries: positions that all of them see at once, the others query by query. */
 INLINE void gather_group(const int type, const int n, const job *j, const workspace *w, const state *s,
                          const located *at, const tile *t, int query, int block) {
     const int group = t->queries / (t->end - t->row);
@@ -337,7 +338,7 @@ INLINE void gather_group(const int type, const int n, const job *j, const worksp
         gather_all(type, 1, j, w, s, at, query + q, end, ends[q]);
 }
 
-/* `begin`, `end`: the positions of the block that some row sees. */
+/* Computes a block. `begin`, `end`: the range of its positions that any row sees. */
 INLINE void attend_block(const int type, const job *j, const workspace *w, const state *s, const tile *t,
                          const located *at, int block, int begin, int end) {
     const int group = t->queries / (t->end - t->row);
@@ -355,7 +356,7 @@ INLINE void attend_block(const int type, const job *j, const workspace *w, const
     for (int q = fours; q < t->queries; q++) gather_group(type, 1, j, w, s, at, t, q, block);
 }
 
-/* Positions [from, to) of one part -> s. */
+/* Computes the state of one part, positions [from, to), into s. */
 static void attend_part(const job *j, const workspace *w, const tile *t, int from, int to, const state *s) {
     const int plain = j->key_dim % 32 == 0 && j->value_dim % 32 == 0;
     const int direct = plain && t->queries <= UNWIDENED;
@@ -455,7 +456,8 @@ INLINE int bounds_of(const tile *t, int number, int *end) {
     return most(begin, t->lo);
 }
 
-/* Rows of a slot with parts of one size, at most TILE queries: where tiles begin -> their number. */
+/* Divides rows into tiles: rows of one slot with parts of one size, at most TILE queries. Writes
+ * where tiles begin, and returns their number. */
 static int divide(const job *j) {
     const int rows_at_most = rows_of_tile(j);
     int count = 0;
@@ -482,8 +484,8 @@ static void attend_whole(const job *j, const workspace *w, const tile *t) {
 typedef struct {
     const job *of;
     int tiles, parts; /* `parts` of all tiles together */
-    int64_t part_floats; /* of the state of a part, 0 if a thread computes whole tiles */
-    int64_t scratch; /* floats of a thread */
+    int64_t part_floats; /* floats of a part's state; 0 if threads compute whole tiles */
+    int64_t scratch; /* floats per thread */
 } plan;
 
 static plan divide_work(const job *j) {
@@ -565,7 +567,7 @@ static void merge_parts(const void *argument, const items *mine) {
     }
 }
 
-/* Floats of scratch, for these rows and threads and any pages. */
+/* Floats of scratch that these rows and threads need with any pages. */
 EXPORT int64_t caravan_attention_scratch(const job *j) {
     workspace w;
     return carve(j, NULL, &w) * j->threads + split_floats(j);

@@ -6,10 +6,10 @@
 #include "simd.h"
 #include "types.h"
 
-/* The most floats of a block's scales. */
+/* Maximum number of floats of a block's scales. */
 #define SCALES 32
 
-/* Whether vectors are of 32 bfloat16, which are multiplied in pairs. */
+/* Whether vectors have 32 bfloat16, which are multiplied in pairs. */
 INLINE int is_paired(const int type) { return type == BF16_ROUNDED && HAS_BFLOAT_DOTS; }
 
 /* Vectors of 16 elements, or of 32 if paired, per block; the plain types count one or two vectors as a block. */
@@ -24,7 +24,7 @@ INLINE int block_vectors(const int type) {
     }
 }
 
-/* Numbers, whose rows may end anywhere. */
+/* Plain types, whose rows may have any length. */
 INLINE int is_plain(const int type) {
     return type == F32 || type == F16 || type == BF16 || type == BF16_ROUNDED;
 }
@@ -294,7 +294,7 @@ INLINE void q6_k_part(const uint8_t *p, const float *s, const int j, v16 *w) {
     }
 }
 
-/* 32 bfloat16: as they are, or the odd ones before the even ones. */
+/* 32 bfloat16, in order or with the odd ones before the even ones. */
 INLINE void bfloat_pairs(const uint8_t *p, v16 *w) {
     w[0] = v_load((const float *)p);
     if (is_paired(BF16_ROUNDED)) return;
@@ -332,7 +332,7 @@ INLINE void expand_part(const int type, const uint8_t *p, const float *s, const 
     }
 }
 
-/* The last elements of a row of a plain type, fewer than a block, then zeros. */
+/* The last elements of a row of a plain type, less than a block, followed by zeros. */
 INLINE void expand_tail(const int type, const uint8_t *p, int elements, v16 *w) {
     uint8_t padded[64] = {0};
     memcpy(padded, p, elements * (type == F32 ? 4 : 2));

@@ -61,7 +61,7 @@ static void store_scale(float scale, char *to) {
     memcpy(to, &half, HALF_BYTES);
 }
 
-/* 1 / scale, or 0 for a block of zeros or with a NaN, of which the scale is NaN. */
+/* 1 / scale; 0 for a block of zeros and for one with a NaN, whose scale is NaN. */
 INLINE float inverse(float scale) { return scale < 0.0f || scale > 0.0f ? 1.0f / scale : 0.0f; }
 
 static void encode_q8_0(const float *from, int dim, char *to) {
@@ -117,7 +117,7 @@ static void write_rows(const void *argument, const items *mine) {
         }
 }
 
-/* Returns 0, or 1 without writing anything if there is no such cell. */
+/* Returns 0, or 1 without writing anything if a cell is out of range. */
 EXPORT int caravan_write_cache(const caravan_write_job *j) {
     for (int row = 0; row < j->count; row++)
         if (j->cell[row] < 0 || j->cell[row] >= j->cells) return 1;

@@ -136,7 +136,7 @@ INLINE v16 tq1_0(const uint8_t *p, const int v) {
     const b16 fractions = v < 10   ? b_load(p + 16 * (v % 2)) * powers[v / 2]
                           : v < 15 ? b_load(p + 32) * powers[v - 10]
                                    : b_pair(twice, twice) * b_load(last);
-    const b16 above = (b16)(fractions > 85) + (b16)(fractions > 170); /* -1 for each that holds */
+    const b16 above = (b16)(fractions > 85) + (b16)(fractions > 170); /* -1 for each true comparison */
     return v_mul(v_i8(-1 - above), v_all_half(p + 52));
 }
 

@@ -8,7 +8,7 @@
 #include "curves.h"
 #include "team.h"
 
-#define COLUMNS 64 /* of a state, which one thread computes at once */
+#define COLUMNS 64 /* columns of a state that one thread computes at once */
 #define LANES (COLUMNS / 16)
 #define NORM_EPS 1e-6f
 
@@ -162,7 +162,7 @@ static void convolve(const void *job, const items *mine) {
     }
 }
 
-/* y[row][c] = sum over t of weight[t][c] * the input `taps - t` rows before, the row itself at t = taps.
+/* y[row][c] = sum over t of weight[t][c] * the input `taps - t` rows earlier; t = taps is the row itself.
  * x, y [rows][channels], weight [taps + 1][channels], states [pages][taps][channels]: the last inputs. */
 EXPORT void caravan_short_convolution(const float *x, const float *weight, const int32_t *begins,
                                       const int32_t *ends, const int32_t *continues, const int64_t *pages,

@@ -4,7 +4,7 @@
 
 #include "ranks.h"
 
-#define MOST 256  /* tokens of a row that are ordered */
+#define MOST 256  /* maximum number of tokens of a row that are ordered */
 #define CHUNK 64  /* logits compared at a time */
 #define ONE 0x1p40 /* weight of the most likely token */
 
@@ -25,8 +25,8 @@ typedef struct {
 
 typedef caravan_draw_job job;
 
-/* The `count` highest ranks of a row, unordered; only ids behind the first `count` have to be larger
- * than the smallest value, since equal ones rank below it. */
+/* The `count` highest ranks of a row, unordered. After the first `count` ids, only values larger than
+ * the smallest one found matter, because equal values with larger ids rank below it. */
 static void select_top(const float *logits, int vocab, int count, int64_t *heap) {
     for (int i = 0; i < count; i++) heap[i] = rank_of(logits[i], i);
     for (int i = count / 2 - 1; i >= 0; i--) sift(heap, count, i);
@@ -59,8 +59,8 @@ static double uniform(int64_t seed, int64_t position) {
     return (double)(mixed(state) >> 11) * 0x1p-53;
 }
 
-/* The column that a row draws from its `count` largest logits, in descending order, whose first is
- * finite. Each filter keeps a prefix, so that one sum serves all of them. */
+/* The column that a row draws from its `count` largest logits, in descending order; the first one is
+ * finite. Each filter keeps a prefix, so one running sum serves all filters. */
 static int pick(const float *logits, const int64_t *ranks, int count, const float *floats, double noise) {
     int64_t sums[MOST], weights[MOST], total = 0, kept = 0;
     float odds[MOST];
@@ -97,13 +97,13 @@ static void draw_row(const job *j, int row) {
     j->history[slot * j->history_stride + position] = (int32_t)j->tokens[row];
 }
 
-#define WORD 32 /* tokens of a word of a mask */
+#define WORD 32 /* tokens per mask word */
 
 INLINE void forbid_word(float *logits, uint32_t word, const int count) {
     for (int i = 0; i < count; i++) logits[i] = word & (uint32_t)1 << i ? logits[i] : -INFINITY;
 }
 
-/* Most words of a mask that allows any text forbid nothing. */
+/* A shortcut for words without forbidden tokens, which masks of free text consist of mostly. */
 static void forbid_row(float *logits, const uint32_t *words, int vocab) {
     const int whole = vocab / WORD;
     for (int i = 0; i < whole; i++)
@@ -111,8 +111,8 @@ static void forbid_row(float *logits, const uint32_t *words, int vocab) {
     if (vocab % WORD) forbid_word(logits + whole * WORD, words[whole], vocab % WORD);
 }
 
-/* Sets logits [rows][vocab] to minus infinity: in the `count` different rows `masked`, of the tokens whose bits in
- * words [count][ceil(vocab / WORD)] are not set. Returns 1 if there is no such row. */
+/* In the `count` distinct rows `masked` of logits [rows][vocab], sets the logits of tokens whose bits in words
+ * [count][ceil(vocab / WORD)] are not set to minus infinity. Returns 1 if a row is out of range. */
 EXPORT int caravan_forbid(float *logits, int64_t rows, int vocab, const int64_t *masked, int count,
                           const uint32_t *words, int threads) {
     const ptrdiff_t row_words = (vocab + WORD - 1) / WORD;

@@ -11,7 +11,7 @@ typedef struct {
     const uint8_t *weight; /* [experts], expert_bytes apart: [outs], row_bytes apart */
     const float *bias;    /* [experts][outs] or NULL */
     float *y;             /* [pairs][outs] */
-    void *packed;         /* caravan_packed_bytes of so many rows */
+    void *packed;         /* caravan_packed_bytes for this number of rows */
     int32_t *places;      /* caravan_experts_places numbers */
     int64_t expert_bytes, row_bytes;
     int32_t type, compute, pairs, share, experts, outs, elements;
@@ -112,7 +112,7 @@ static int group_with(const groups *g, int64_t index) {
     return n;
 }
 
-/* `next`: the part that this thread computes afterwards, or -1. */
+/* Computes a part. `next`: the part that this thread computes after it, or -1. */
 static void run_part(const caravan_experts_job *j, const groups *g, int index, int64_t next, int foreseen) {
     const int n = group_with(g, index);
     const int begin = g->starts[n], rows = g->starts[n + 1] - begin, part = index - g->first[n];

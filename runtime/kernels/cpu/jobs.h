@@ -40,13 +40,13 @@ typedef struct {
     void (*pack)(int type, const float *x, float factor, int elements, int rows, int row, void *packed);
 } method;
 
-/* The method for so many rows. `matrices` of such products are divided among the threads together. */
+/* The method for this number of rows. Threads share the work of `matrices` such products. */
 method method_of(int type, int compute, int rows, int outs, int matrices, int threads);
 
-/* Elements of a row that is filled to groups of 32. */
+/* Number of elements of a row, rounded up to whole groups of 32. */
 INLINE int padded(int elements) { return (elements + 31) / 32 * 32; }
 
-/* The most bytes of a packed row, whatever the number of rows. */
+/* Maximum number of bytes of a packed row, for any number of rows. */
 int64_t packed_row_bytes(int elements);
 
 /* Kernels with integers; `run` is NULL where there are none. */

@@ -1,4 +1,4 @@
-/* Many rows: weights are expanded for a panel of outputs, and multiplied with one panel of rows after the other.
+/* Products of many rows: weights are expanded for a panel of outputs and multiplied with each panel of rows.
  *
  * Packed activations are [STEPS vectors][panel of ROWS_TILE rows][vector][row]; each panel is read in order. */
 #ifndef CARAVAN_PANELS_H
@@ -11,20 +11,20 @@
 #define TILE_ROWS 128 /* rows that use them; divisible by ROWS_TILE */
 #define TILE_OUTS 24  /* outputs of a part; divisible by OUTS_TILE */
 
-/* Vectors of a row of so many elements, with the last block filled. */
+/* The number of vectors of a row, with the last block padded. */
 INLINE int row_vectors(const int type, int elements) {
     const int each = block_elements(type);
     return (elements + each - 1) / each * block_vectors(type);
 }
 
-/* Weights that will be used next: `bytes` of rows `stride` apart, of which `left` lines are to be loaded. */
+/* Weights to prefetch: `bytes` of each row, rows `stride` apart; `left` cache lines remain to be loaded. */
 typedef struct { const uint8_t *row, *at; ptrdiff_t stride; int bytes, left; } foresight;
 
 INLINE foresight foresee(const uint8_t *p, ptrdiff_t stride, int rows, int bytes) {
     return (foresight){p, p, stride, bytes, rows * ((bytes + 63) / 64)};
 }
 
-/* Begins to load some of these lines. */
+/* Prefetches some of these lines. */
 INLINE void fetch(foresight *f, int lines) {
     if (lines > f->left) lines = f->left;
     f->left -= lines;
@@ -118,7 +118,7 @@ INLINE void multiply_panels(const int type, const float *x, const float *w, int 
     else multiply_floats(x, w, rows, steps, begin, next, sums);
 }
 
-/* `vectors` vectors of rows from `out` on; behind the last output, that one again. */
+/* `vectors` vectors of the weight rows from `out` on; rows after the last output repeat it. */
 INLINE void expand_panel(const int type, const job *j, int out, int vector, int vectors, float *w) {
     const int block = vector / block_vectors(type), left = j->elements - block * block_elements(type);
     const int all = vectors / block_vectors(type) * block_elements(type), elements = left < all ? left : all;
@@ -129,7 +129,7 @@ INLINE void expand_panel(const int type, const job *j, int out, int vector, int 
     }
 }
 
-/* Outputs from `begin` on for rows from `row` on, `rows` at most TILE_ROWS. `then`: the output computed afterwards. */
+/* Outputs from `begin` on for `rows` rows, at most TILE_ROWS, from `row` on. `then`: the output computed next. */
 INLINE void panel_tile(const int type, const job *j, int begin, int outs, int row, int rows, int then) {
     const int panels = (outs + OUTS_TILE - 1) / OUTS_TILE, vectors = row_vectors(type, j->elements);
     const int bytes = STEPS / block_vectors(type) * block_bytes(type);

@@ -8,14 +8,14 @@
 
 #include "panels.h"
 
-#define FEW 8          /* most rows computed directly from the blocks in one pass */
-#define FEW_OUTS 4     /* most weight rows read in parallel */
+#define FEW 8          /* maximum number of rows computed directly from the blocks in one pass */
+#define FEW_OUTS 4     /* maximum number of weight rows read in parallel */
 #define FEW_CHUNK 60   /* outputs that a thread computes at a time; divisible by 4, 3, 2 and 1 */
 
 /* Rows computed directly from the blocks in one pass; long blocks need more registers. */
 INLINE int few_at_once(const int type) { return block_parts(type) == 1 ? FEW : FEW / 2; }
 
-/* The most rows, over all passes; with more, expanding into a buffer is faster, as measured. */
+/* Maximum number of rows over all passes; for more, expanding into a buffer measured faster. */
 INLINE int few_at_most(const int type) { return is_plain(type) || block_parts(type) == 4 ? 8 : 24; }
 
 /* The number of weight rows whose sums fit into registers. */
@@ -28,8 +28,8 @@ INLINE v16 v_multiply(const int type, v16 a, v16 b, v16 sum) {
     return is_paired(type) ? v_bfloat_dot(a, b, sum) : v_fma(a, b, sum);
 }
 
-/* `outs` outs from `out` on, `rows` rows of x from `row` on; type, rows and outs are constants here. `next`: the
- * weights that are used afterwards, which are loaded in order, as the hardware does not foresee so many rows. */
+/* `outs` outputs from `out` on, for `rows` rows of x from `row` on; type, rows and outs are constants here. `next`:
+ * the weights used afterwards, prefetched here because the hardware prefetcher does not follow so many rows. */
 INLINE void few_tile(const int type, const int rows, const int outs, const job *j, int row, int out,
                      const uint8_t *next) {
     const float *x = (const float *)j->x + row * j->x_stride;
@@ -87,7 +87,7 @@ INLINE void few_tile(const int type, const int rows, const int outs, const job *
     }
 }
 
-/* One chunk of outs for rows row .. row + rows - 1; `then` is used after it. */
+/* One chunk of outputs for rows row .. row + rows - 1; `then`: the weights used after it. */
 INLINE void few_rows(const int type, const int rows, const job *j, int row, int chunk, int then) {
     const int outs = few_outs(rows);
     if (rows > few_at_once(type)) return;
@@ -134,7 +134,7 @@ const product *rarer_product(int type);
         few(type, type##_passes, j, chunk, next);                               \
     }                                                                           \
     DEFINE_MANY(type)
-/* For the rarer types, which are expanded for any number of rows. */
+/* The methods of the rarer types, which are expanded for any number of rows. */
 #define DEFINE_MANY(type)                                                       \
     static void type##_many(const job *j, int tile, int next, int foreseen) {   \
         (void)foreseen;                                                         \

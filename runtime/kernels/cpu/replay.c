@@ -1,4 +1,4 @@
-/* Calls recorded kernels one after the other. */
+/* Replays recorded kernel calls. */
 #include <stdint.h>
 
 #include "simd.h"
@@ -7,8 +7,8 @@
 #define INTEGERS 14
 #define FLOATS 2
 
-/* A kernel with its arguments: integers and addresses, and floats, each in the order of the declaration.
- * `checked`: the kernel returns an int, 0 if it has succeeded. */
+/* A kernel with its arguments: integers and addresses in one list, floats in another, each in the order of
+ * the declaration. `checked`: the kernel returns an int, 0 on success. */
 typedef struct {
     void *kernel;
     int64_t integers[INTEGERS];
@@ -16,9 +16,9 @@ typedef struct {
     int64_t checked;
 } caravan_call;
 
-/* By the calling conventions of Linux on x86-64 and arm64, integers and floats are counted apart, an int
- * is the low half of a register or of eight bytes of the stack, and surplus arguments are ignored. So
- * this type can call every kernel that has at most so many arguments. */
+/* In the calling conventions of Linux on x86-64 and arm64, integers and floats are numbered separately, an
+ * int is the low half of a register or of eight bytes of the stack, and surplus arguments are ignored. So
+ * this type can call every kernel with at most this many arguments. */
 typedef int (*any_kernel)(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
                           int64_t, int64_t, int64_t, int64_t, int64_t, float, float);
 
@@ -41,8 +41,8 @@ static void call_all(void *argument) {
     }
 }
 
-/* Returns the index of the first call that has failed, else -1. `threads`: those of each call. Kernels that do not
- * divide their work by `share` compute on one thread here. */
+/* Returns the index of the first call that failed, else -1. `threads`: number of threads of each call. Kernels
+ * that do not divide their work by `share` run on one thread here. */
 EXPORT int64_t caravan_replay(const caravan_call *calls, int64_t count, int threads) {
     recording r = {calls, count, -1};
     if (threads > 1) with_team(threads, call_all, &r);

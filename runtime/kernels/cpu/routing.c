@@ -14,7 +14,7 @@ enum { SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN };
 
 typedef struct {
     const float *logits; /* [rows][experts] */
-    const float *bias;   /* [experts] or NULL: added to scores for the choice alone */
+    const float *bias;   /* [experts] or NULL: added to scores for the choice only */
     int64_t *chosen;     /* [rows][used] */
     float *weights;      /* [rows][used] */
     float scale;

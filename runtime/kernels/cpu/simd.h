@@ -17,7 +17,7 @@
 #define INLINE static inline __attribute__((always_inline))
 #define EXPORT __attribute__((visibility("default")))
 
-/* Before a loop with constant bounds whose values must stay in registers. */
+/* To be placed before a loop with constant bounds whose values must stay in registers. */
 #define PRAGMA(text) _Pragma(#text)
 #define UNROLL(n) PRAGMA(GCC unroll n)
 
@@ -88,7 +88,7 @@ INLINE float half_at(const void *p) {
 #endif
 }
 
-/* The nearest half, ties to even; what is too large becomes infinite. */
+/* The nearest half, ties to even; larger numbers become infinite. */
 INLINE uint16_t half_of(float f) {
 #if defined(__F16C__)
     return _cvtss_sh(f, 0);
@@ -352,7 +352,7 @@ INLINE b32 b_from_bits(uint32_t bits) {
 
 #endif
 
-/* Lanes of a vector that are summed in one register; each lane is a sum of its own. */
+/* Vector lanes that are accumulated in one register; each lane has its own sum. */
 #if defined(__AVX2__) && !defined(__AVX512F__)
 #define CHAIN 8
 typedef __m256 chain;
@@ -420,7 +420,7 @@ INLINE v16 v_exp_reduced(v16 x, v16 *n) {
 
 /* e^x for x <= 88, no less than e^-87.5. */
 INLINE v16 v_exp(v16 x) {
-    v16 n; /* in this order a NaN stays one */
+    v16 n; /* this order of operands keeps NaN */
     const v16 part = v_exp_reduced(v_max(v_all(-87.5f), x), &n);
     return v_scale2(v_add(part, v_all(1.0f)), n);
 }

@@ -20,7 +20,7 @@
 
 extern int omp_get_thread_num(void);
 
-#define SPINS 1000 /* before a thread sleeps; with more, other processes are delayed */
+#define SPINS 1000 /* iterations before a thread sleeps; more would delay other processes */
 #define PARTS_PER_THREAD 4
 #define CACHE_LINE __attribute__((aligned(64)))
 
@@ -28,7 +28,7 @@ extern int omp_get_thread_num(void);
 typedef struct { _Atomic uint32_t value, sleeping; } event;
 
 typedef struct {
-    /* The offer: items in the upper half, in the lower one those that have been taken. A thread that takes
+    /* The offer: the number of items in the upper half, of taken items in the lower half. A thread that takes
      * some reads the rest of the offer afterwards, which stays until all items are computed. */
     CACHE_LINE _Atomic uint64_t offer;
     int64_t at_once;
@@ -62,13 +62,13 @@ static void await(event *e, uint32_t value) {
     }
 }
 
-/* The first of the items that the caller has taken, *end behind the last; -1 if there are none. */
+/* Takes items; returns the first one and sets *end behind the last. -1 if none are left. */
 static int64_t take(team *t, int64_t *end) {
     uint64_t offer = atomic_load_explicit(&t->offer, memory_order_acquire);
     for (;;) {
         const int64_t count = (int64_t)(offer >> 32), begin = (int64_t)(uint32_t)offer;
         if (begin == count) return -1;
-        /* If at_once is that of another offer, the exchange fails. */
+        /* If at_once belongs to another offer, the exchange fails. */
         const int64_t at_once = __atomic_load_n(&t->at_once, __ATOMIC_RELAXED);
         *end = begin + at_once < count ? begin + at_once : count;
         const uint64_t taken = (uint64_t)count << 32 | (uint64_t)*end;

@@ -1,8 +1,8 @@
-/* Threads that compute one kernel after the other, without a parallel region for each of them.
+/* Threads that compute consecutive kernels without a parallel region for each of them.
  *
- * One of them, the leader, calls the kernels; the others wait for the work that `share` offers. The leader
- * waits for work that another thread has begun, never for a thread that has begun none: one that sleeps,
- * or that the system runs something else in place of, delays nothing. */
+ * One thread, the leader, calls the kernels; the others wait for work that `share` offers. The leader waits
+ * only for work that another thread has begun. A thread that sleeps, or that is not scheduled, takes no
+ * work and so delays nothing. */
 #ifndef CARAVAN_TEAM_H
 #define CARAVAN_TEAM_H
 
@@ -14,18 +14,18 @@ typedef struct { int64_t begin, end, next; int foreseen; } items;
 
 typedef void (*work)(const void *job, const items *mine);
 
-/* How the items of a job are divided: so many at a time; `foreseen`: each thread takes its next items
+/* How the items of a job are divided: `at_once` at a time; `foreseen`: each thread takes its next items
  * before it computes these ones. */
 typedef struct { int64_t count, at_once; int foreseen; } division;
 
-/* Computes all items: on the threads of the team that the caller leads, or of one of `threads` threads
- * for this job alone, or by itself if it is not `worth` that. */
+/* Computes all items: on the team that the caller leads; else on a team of `threads` threads for this job
+ * only; or on the calling thread if the job is not `worth` sharing. */
 void share(int threads, int worth, division how, work run, const void *job);
 
-/* As many parts for each thread as balance the load of equal items. */
+/* A division into parts that balance the load of equal items. */
 division even(int64_t count, int threads);
 
-/* Calls lead(argument) in a thread that leads a team of so many. */
+/* Calls lead(argument) in a thread that leads a team of `threads` threads. */
 void with_team(int threads, void (*lead)(void *), void *argument);
 
 #endif
