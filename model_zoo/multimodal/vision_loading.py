@@ -100,7 +100,7 @@ def _projector(own: GGUFFile, file: GGUFFile, metadata: Metadata) -> VisionFile:
         )
     kind = stated.get("vision.projector_type", str) or stated.get("projector_type", str, "mlp")
     if not stated.get("has_vision_encoder", bool, True):
-        raise UnsupportedModelError(f"{own.path}: sees no images; it is for other media.")
+        raise UnsupportedModelError(f"{own.path} does not support images, only other media.")
     if kind not in VISION_FAMILIES:
         known = ", ".join(sorted(VISION_FAMILIES))
         raise UnsupportedModelError(

@@ -103,7 +103,7 @@ class RankZero:
             try:
                 connection.sendall(_LENGTH.pack(len(message)) + message)
             except OSError as error:
-                self.fail(_gone(rank, self.size, error.strerror or str(error)))
+                self.fail(_lost_rank(rank, self.size, error.strerror or str(error)))
                 self.check()
 
     def send_json(self, message: Mapping[str, Any]) -> None:
@@ -162,7 +162,7 @@ class RankZero:
         except CaravanError as error:
             self.fail(error)
         except (OSError, EOFError, ValueError) as error:
-            self.fail(_gone(rank, self.size, str(error)))
+            self.fail(_lost_rank(rank, self.size, str(error)))
 
 
 class ControlChannel:
@@ -259,7 +259,7 @@ def _keep_alive(connection: Connection) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _gone(rank: int, size: int, why: str) -> EngineDeadError:
+def _lost_rank(rank: int, size: int, why: str) -> EngineDeadError:
     return EngineDeadError(f"Rank {rank} of {size} is gone: {why}.")
 
 

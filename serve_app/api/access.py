@@ -32,5 +32,5 @@ def set_traced(scope: Scope) -> None:
 
 
 def is_traced(request: Request) -> bool:
-    """Whether the client has asked for a trace of its request, and may."""
+    """Whether the request is traced: the client has asked for it and is permitted to."""
     return request.scope.get("state", {}).get(_TRACED, False)

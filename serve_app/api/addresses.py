@@ -1,8 +1,8 @@
-"""Tells public internet addresses from those of this network or machine."""
+"""Distinguishes public internet addresses from those of this network or machine."""
 
 from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
 
-# The only part of IPv6 assigned for global unicast; mapped and translated IPv4 lies outside.
+# The only part of IPv6 assigned for global unicast; excludes mapped and translated IPv4.
 _UNICAST = IPv6Network("2000::/3")
 # Teredo and 6to4 embed IPv4 addresses; the third is the newer documentation range, which not all
 # versions of `ipaddress` know.

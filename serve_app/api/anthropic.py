@@ -29,7 +29,7 @@ from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import ServedModel
 from serve_app.gateway.tasks import ChatDelta, ChatTask, Conversation, PromptTask
 
-# As in Ollama, "xhigh" is not more than "high".
+# As in Ollama, "xhigh" means the same as "high".
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "max"}
 THINKING = {"enabled": True, "disabled": False, "adaptive": None}
 _BLOCKS = {
@@ -66,7 +66,7 @@ class Turn(Body):
 
 
 class DeclaredTool(Body):
-    """A tool of the client. Those of Anthropic's servers have other types, and no schema."""
+    """A tool of the client. Tools of Anthropic's servers have other types and no schema."""
 
     name: str = Field(pattern=NAME)
     type: str = "custom"
@@ -118,14 +118,14 @@ class MessagesBody(Body):
     mcp_servers: Any = unserved()
     metadata: Any = harmless()
     cache_control: Any = harmless()
-    context_management: Any = harmless()  # Anthropic's servers clear old tool results
+    context_management: Any = harmless()  # removal of old tool results by Anthropic's servers
     service_tier: Any = harmless()
     inference_geo: Any = harmless()
     speed: Any = harmless()
     diagnostics: Any = harmless()
     user_profile_id: Any = harmless()
     workspace_id: Any = harmless()
-    # Those of the beta endpoint, which has the same path:
+    # Fields of the beta endpoint, which has the same path:
     thread: Any = unserved()
     fallbacks: Any = harmless()
     compaction: Any = harmless()
@@ -224,7 +224,7 @@ def _configured(body: MessagesBody, model: ServedModel) -> Options:
 
 
 def _thinking(body: MessagesBody) -> bool | str | None:
-    """Whether and how much to think; the effort counts where `thinking` does not decide."""
+    """Whether and how much to think; the effort applies where `thinking` does not decide."""
     settled = None
     if body.thinking is not None:
         settled = THINKING[_one_of("thinking.type", body.thinking.type, THINKING)]
@@ -285,7 +285,7 @@ def _drafts(body: MessagesBody) -> list[Draft]:
         )
     system = _text_of("system", body.system)
     drafts = [Draft.of(Message("system"), system)] if system else []
-    names: dict[str, str] = {}  # of tools, by the ids of their calls
+    names: dict[str, str] = {}  # names of tools by the ids of their calls
     for index, turn in enumerate(body.messages):
         place = f"messages[{index}]"
         types = _BLOCKS[_one_of(f"{place}.role", turn.role, _BLOCKS)]
@@ -318,7 +318,8 @@ def _user(place: str, blocks: list[Any], names: dict[str, str]) -> Iterator[Draf
 
 
 def _assistant(place: str, blocks: list[Any]) -> Draft:
-    """Redacted thinking, which only Anthropic can decrypt, is ignored."""
+    """The message of an assistant's blocks. Redacted thinking, which only Anthropic can decrypt, is
+    ignored."""
     text = thinking = ""
     calls = []
     for index, block in enumerate(blocks):
@@ -376,7 +377,7 @@ def _part(place: str, block: dict[str, Any]) -> str | Unread:
 
 
 def _blocks(content: Any) -> list[Any]:
-    """A text is short for one block."""
+    """The content blocks; a plain string stands for one text block."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     return content if isinstance(content, list) else [content]

@@ -20,7 +20,7 @@ _ERROR_TYPES = {
     503: "overloaded_error",
 }
 _INVALID_REQUEST = frozenset({400, 405, 408, 415})
-# Clients send thinking back as such only if it has a signature. Nothing is signed here.
+# Clients send thinking back only if it has a signature. Nothing is signed here.
 _SIGNATURE = "unsigned"
 # A block's type -> the type of its deltas, and the field that holds its value in blocks and deltas.
 _BLOCKS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}
@@ -44,7 +44,7 @@ class MessageEncoder:
         self._reader = reader
         self._collected = Collected()
         self._begun = False
-        self._blocks = 0  # that the stream has begun
+        self._blocks = 0  # number of blocks that the stream has started
         self._open: str | None = None  # type of the block that the stream has not stopped
 
     @property
@@ -127,7 +127,8 @@ class MessageEncoder:
         return [*events, {"type": "content_block_stop", "index": self._blocks - 1}]
 
     def _ending(self, delta: ChatDelta) -> dict[str, Any]:
-        """Stop strings of the model's configuration are no stop sequences of the request."""
+        """The end of the message. Only stop sequences of the request are reported as such, not
+        those of the model's configuration."""
         if delta.matched in self._stop_sequences:
             return {"stop_reason": "stop_sequence", "stop_sequence": delta.matched}
         reason = "tool_use" if self._collected.calls else "end_turn"
@@ -167,7 +168,7 @@ def _call_block(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _usage(usage: Usage | None, *, output_tokens: int | None = None) -> dict[str, int]:
-    """`input_tokens` excludes cached tokens. `output_tokens`: None for those of `usage`."""
+    """Token counts; `input_tokens` excludes cached tokens. `output_tokens` None: as in `usage`."""
     prompt, cached, completion = (
         (0, 0, 0)
         if usage is None

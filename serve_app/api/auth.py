@@ -12,14 +12,14 @@ from serve_app.api.refusals import Refusal
 from serve_app.api.tenant import set_tenant
 
 OPEN_PATHS = frozenset({"/healthz"})
-# The pages, which ask for a key if they need one: their files are below the first path, the chat
-# page is at "/", the others are `PAGES`.
+# The pages, which ask the user for a key if they need one: their files are below the first path,
+# the chat page is at "/", the others are `PAGES`.
 PAGE_PATH = "/page"
 PAGES = ("/status", "/docs")
 
 
 def needs_no_key(path: str) -> bool:
-    """Whether a path of the application shows nothing that a key protects."""
+    """Whether a path of the application is served without a key."""
     return path in (*OPEN_PATHS, "/", *PAGES) or path.startswith(f"{PAGE_PATH}/")
 
 

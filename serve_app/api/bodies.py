@@ -21,8 +21,8 @@ from serve_app.api.refusals import (
 from serve_app.api.tenant import tenant_of
 from serve_app.config.settings import AppSettings
 
-# Decoding this many of each takes about 10 ms and holds the GIL. Only prompts of token ids have
-# that many values.
+# Decoding this many values and structures takes about 10 ms and holds the GIL. Only prompts of
+# token ids have that many values.
 MAX_VALUES = 300_000
 MAX_STRUCTURES = 32 * 1024
 # A part of a body may be image data if at most this share of it is not base64: escaped line breaks.
@@ -215,9 +215,10 @@ class JsonScan:
         self._escape = b""  # a backslash whose escaped character is in the next part
 
     def add(self, part: bytes) -> None:
-        """Raises RequestError when the text so far has too many values or structures."""
+        """Scan the next part. Raises RequestError when the text has too many values or
+        structures."""
         text = self._escape + part
-        backslashes = len(text) - len(text.rstrip(b"\\"))  # at the end
+        backslashes = len(text) - len(text.rstrip(b"\\"))  # trailing ones
         self._escape = b"\\" if backslashes % 2 else b""
         if b'"' in text:
             if b"\\" in text:

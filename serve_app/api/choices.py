@@ -19,8 +19,8 @@ MAX_CHOICES = 16
 
 @dataclass(frozen=True, slots=True)
 class BestOf:
-    """Selects the `keep` of each prompt's `candidates` that have the highest mean log-probability
-    per token; a candidate without tokens is the worst.
+    """Selects for each prompt the `keep` of its `candidates` with the highest mean log-probability
+    per token; a candidate without tokens ranks last.
 
     `logprobs_wanted`: whether the client asked for log-probabilities.
     """
@@ -30,7 +30,7 @@ class BestOf:
     logprobs_wanted: bool
 
     def select(self, answers: Sequence[ChatDelta]) -> list[ChatDelta]:
-        """The best answers of each prompt, best first. `answers`: those of all prompts in order."""
+        """The best answers of each prompt, best first. `answers`: all candidates, in order."""
         selected: list[ChatDelta] = []
         for begin in range(0, len(answers), self.candidates):
             candidates = answers[begin : begin + self.candidates]
@@ -43,7 +43,7 @@ class BestOf:
 def choice_count(name: str, value: Any, *, prompts: int = 1) -> int:
     """The value of the field `name`, which multiplies the choices of a request; None means 1.
 
-    Raises RequestError for other values than numbers and for more than MAX_CHOICES in total.
+    Raises RequestError for values that are not integers and for more than MAX_CHOICES in total.
     """
     count = 1 if value is None else int(number(name, value, Bounds(int, 1, MAX_CHOICES)))
     if prompts * count > MAX_CHOICES:
@@ -75,8 +75,8 @@ def choice_tasks(
 def generate_choices(
     backend: ChatBackend, tasks: Sequence[ChatTask], per_prompt: int
 ) -> AsyncGenerator[ChatDelta, None]:
-    """The deltas of all tasks, each in `choices` of a delta of the whole request; those of a single
-    task unchanged.
+    """The deltas of all tasks, each wrapped in `choices` of a delta of the whole request; deltas of
+    a single task are unchanged.
 
     The first failure ends the stream. Leaving it, for any reason, aborts all tasks.
     """
@@ -114,7 +114,7 @@ async def _merged(
 
 
 class _Totals:
-    """What the choices of a request have used so far."""
+    """The token usage of all choices of a request so far."""
 
     def __init__(self, choices: int, per_prompt: int) -> None:
         self.unfinished = choices
@@ -135,9 +135,8 @@ class _Totals:
         )
 
     def _usage(self) -> Usage:
-        """Counts each prompt once. Its cached tokens are those of the choice that found fewest,
-        because the others may have found what that one computed.
-        """
+        """The usage, with each prompt counted once. Its cached tokens are those of the choice with
+        the fewest, because the others may have found pages that this choice computed."""
         prompts = [
             [usage for usage in self._usages[begin : begin + self._per_prompt] if usage is not None]
             for begin in range(0, len(self._usages), self._per_prompt)

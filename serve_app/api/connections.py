@@ -13,9 +13,8 @@ _PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 
 
 def through_proxy(scope: Scope) -> bool:
-    """Whether a proxy in front of the server announces itself. Ray Serve's own HAProxy does not; it
-    has no limit on idle time.
-    """
+    """Whether the request has headers of a proxy. Ray Serve's own HAProxy sends none; it has no
+    limit on idle time."""
     headers = Headers(scope=scope)
     return any(name in headers for name in _PROXY_HEADERS)
 
@@ -25,8 +24,8 @@ class CloseUnreadBody:
     its end.
 
     uvicorn would keep the connection open and receive and discard the rest of the body, which costs
-    more processor time than the refusal. Bodies of up to `SMALL_BODY_BYTES` are discarded all the
-    same, since a new connection costs more.
+    more processor time than the refusal. Bodies of up to `SMALL_BODY_BYTES` are discarded, because
+    a new connection costs more.
 
     The response is delayed by a time within `REFUSAL_DELAY_S`, while nothing is received: clients
     that retry at once would otherwise occupy a processor with refusals.
@@ -67,9 +66,8 @@ class WholeForHttp10:
 
     uvicorn's httptools sends every response of unknown length in chunks, even to HTTP/1.0, and
     HAProxy passes them on. An ASGI application cannot request that the end of the connection ends
-    the response, so streams are sent whole at their end. Proxies that announce themselves are
-    exempt: nginx speaks HTTP/1.0 before 1.29.7 but reads chunks, and its clients may need the
-    stream.
+    the response, so streams are sent whole at their end. Requests through other proxies are exempt:
+    nginx before 1.29.7 speaks HTTP/1.0 but reads chunks, and its clients may need the stream.
     """
 
     def __init__(self, app: ASGIApp) -> None:

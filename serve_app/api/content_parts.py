@@ -1,4 +1,4 @@
-"""Typed parts of messages, as the protocols of Anthropic and of OpenAI's responses have them."""
+"""Typed parts of messages, common to Anthropic's protocol and OpenAI's responses."""
 
 from collections.abc import Sequence
 from itertools import groupby

@@ -29,7 +29,7 @@ LOCAL_ORIGINS = (
     ),
     *(f"{scheme}://*" for scheme in ("app", "file", "tauri", "vscode-webview", "vscode-file")),
 )
-# Domains that the public DNS does not delegate: names there have no owner outside.
+# Domains that the public DNS does not delegate, so nobody outside can own names there.
 _LOCAL_DOMAINS = (
     ".localhost",
     ".localdomain",
@@ -62,7 +62,7 @@ class RefuseForeignOrigin:
         self._remedy = remedy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._passes(Headers(scope=scope)):
+        if scope["type"] == "http" and not self._is_allowed(Headers(scope=scope)):
             origin = Headers(scope=scope)["origin"]
             reason = f"web pages of origin {origin[:80]!r} are not allowed; {self._remedy}"
             response = error_response(route_path(scope), Refusal(403, reason))
@@ -71,7 +71,7 @@ class RefuseForeignOrigin:
             return
         await self._app(scope, receive, send)
 
-    def _passes(self, headers: Headers) -> bool:
+    def _is_allowed(self, headers: Headers) -> bool:
         origin, host = headers.get("origin"), headers.get("host", "")
         if origin is None or self._allowed.fullmatch(origin):
             return True
@@ -79,8 +79,8 @@ class RefuseForeignOrigin:
 
 
 class RefuseForeignHost:
-    """Middleware: answers 403 to requests whose `Host` is a name that others could have pointed
-    here.
+    """Middleware: answers 403 to requests whose `Host` is a name that others could have resolved to
+    this server.
 
     Addresses, names without a dot and local domains are safe. `allowed` lists further names:
     `*.name` matches all names below, `*` any name. This process's host name is not accepted
@@ -101,7 +101,7 @@ class RefuseForeignHost:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and route_path(scope) not in OPEN_PATHS:
             host = Headers(scope=scope).get("host", "")
-            if not (self._any or self._passes(host)):
+            if not (self._any or self._is_allowed(host)):
                 self._log(host)
                 name = host[:LONGEST_NAME]
                 reason = f"{name!r} is not a known name of this server; see `allowed_hosts`"
@@ -109,7 +109,7 @@ class RefuseForeignHost:
                 return
         await self._app(scope, receive, send)
 
-    def _passes(self, host: str) -> bool:
+    def _is_allowed(self, host: str) -> bool:
         parts = _HOST.fullmatch(host)
         if parts is None:
             return False

@@ -22,7 +22,7 @@ def _native_body(refused: Refusal) -> dict[str, Any]:
     return {"error": refused.message}
 
 
-# By the prefix of paths that end with a slash; the first match counts.
+# Error formats by prefix of the path, to which a slash is appended; the first match counts.
 _BODIES: tuple[tuple[str, ErrorBody], ...] = (
     ("/v1/messages/", anthropic_reply.error_body),
     (_COMPATIBLE, openai.error_body),
@@ -70,7 +70,7 @@ def _body_of(path: str) -> ErrorBody:
 
 
 def _methods(request: Request) -> list[str]:
-    """The methods of the path; Starlette knows those of one of its routes."""
+    """The methods of the path over all its routes; Starlette reports those of one route."""
     routes = (route for route in request.app.routes if isinstance(route, Route))
     found = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
     return sorted({method for route in found for method in route.methods or ()})

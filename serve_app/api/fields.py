@@ -20,16 +20,17 @@ from serve_app.api.tenant import tenant_of
 from serve_app.config.options import Options, read_options
 from serve_app.logs import get_logger
 
-# Clients choose the names of ignored fields: so many are logged, cut to LONGEST_NAME.
+# Clients choose the names of ignored fields: at most MOST_LOGGED are logged, cut to LONGEST_NAME.
 MOST_LOGGED = 64
 LONGEST_NAME = 64
-# Limit for lists: messages of a request, parts of a message, and others.
+# Maximum length of lists: messages of a request, parts of a message, and others.
 MAX_ITEMS = 2048
-# Parsing a body within both limits takes less than a millisecond. Others are parsed in a thread.
+# Parsing a body within both limits takes less than a millisecond. Larger ones are parsed in a
+# thread.
 INLINE_BYTES = 64 * 1024
 INLINE_OBJECTS = 256
-# The key of the neutral values in the JSON schema of a field that is not served; `OFF` are neutral
-# for all of them.
+# The key of the neutral values in the JSON schema of a field that is not served; the values of
+# `OFF` are neutral for all such fields.
 NEUTRAL = "neutral"
 OFF: tuple[Any, ...] = (None, "", [], {})
 _INDEX = re.compile(r"\[\d+\]")
@@ -38,9 +39,8 @@ log = get_logger()
 
 
 class FirstError(FailFast):
-    """Stops the validation of a list at its first invalid item, because errors cost more than
-    items.
-    """
+    """Stops the validation of a list at its first invalid item, because an error takes more time
+    than an item."""
 
     __hash__ = object.__hash__  # unions of annotated types need it, pydantic's class lacks it
 
@@ -127,9 +127,8 @@ class BodyReader:
         *args: Given.args,
         **kwargs: Given.kwargs,
     ) -> Converted:
-        """The result of a call whose time grows with the body of `request`, which has been read.
-        It is made in a thread if the body is large.
-        """
+        """The result of `function`, whose time grows with the body of `request`, which has been
+        read. It is called in a thread if the body is large."""
         call = partial(function, *args, **kwargs)
         return await self._large.proceed(call) if request.state.large_body else call()
 

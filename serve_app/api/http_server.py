@@ -1,4 +1,4 @@
-"""Settings of uvicorn, on which each ingress replica listens, that Ray Serve does not set."""
+"""Settings that Ray Serve does not pass to uvicorn, the server of each ingress replica."""
 
 import ctypes
 from collections.abc import MutableMapping
@@ -8,8 +8,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 # HAProxy accepts 16 KiB, so only requests that bypass it can reach this limit.
 MAX_HEAD_BYTES = 64 * 1024
-# By default glibc raises its threshold to the largest freed allocation, up to 32 MiB, and keeps
-# smaller ones: a few large bodies would leave the process hundreds of megabytes larger.
+# By default glibc raises its mmap threshold to the largest freed allocation, up to 32 MiB, and
+# keeps smaller allocations: a few large bodies would leave the process hundreds of megabytes
+# larger.
 MMAP_BYTES = 2**20
 _M_MMAP_THRESHOLD = -3
 

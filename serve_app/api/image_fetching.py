@@ -23,14 +23,14 @@ MAX_URL_CHARACTERS = 4096
 ADDRESSES_TRIED = 4
 _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)
-# Compressed bodies could have any size when unpacked.
+# Compressed bodies could have any size when decompressed.
 _HEADERS = {"accept": "image/*", "accept-encoding": "identity", "user-agent": "caravan"}
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 
 class ImageFetcher:
-    """Fetches what `settings` allow. All failures are RequestErrors."""
+    """Fetches images within the limits of `settings`. All failures are RequestErrors."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ImageFetcher:
 
     async def _follow(self, url: str) -> bytes:
         for _ in range(self._settings.max_redirects + 1):
-            answer = await self._ask(self._target(url))
+            answer = await self._request(self._target(url))
             if isinstance(answer, bytes):
                 return answer
             url = answer
@@ -78,12 +78,12 @@ class ImageFetcher:
             )
         return target
 
-    async def _ask(self, target: "_Target") -> bytes | str:
+    async def _request(self, target: "_Target") -> bytes | str:
         """The body, or the URL of a redirect."""
         failure: httpx.HTTPError | None = None
         for address in await self._checked_addresses(target):
             try:
-                return await self._ask_at(address, target)
+                return await self._request_from(address, target)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 failure = error
             except httpx.HTTPError as error:
@@ -105,8 +105,8 @@ class ImageFetcher:
             )
         return addresses[:ADDRESSES_TRIED]
 
-    async def _ask_at(self, address: str, target: "_Target") -> bytes | str:
-        # One client per request: neither cookies nor connections may be shared.
+    async def _request_from(self, address: str, target: "_Target") -> bytes | str:
+        # One client per request, so that neither cookies nor connections are shared.
         async with (
             httpx.AsyncClient(
                 verify=self._certificates, trust_env=False, timeout=self._settings.timeout_s

@@ -23,7 +23,7 @@ from serve_app.config.sections import Count, Section
 from serve_app.config.settings import canonical_name, source_path
 
 ENVIRONMENT = "CARAVAN_API_KEYS"
-# Secret scanners, and people, recognise a key by its prefix.
+# The prefix by which secret scanners, and people, recognise a key.
 PREFIX = "sk-caravan-"
 KEY_BYTES = 32
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._@\-]{0,63}$"
@@ -67,7 +67,7 @@ class ApiKey(Section):
     priority: bool = False
     """Whether completions of the key may have vLLM's field `priority`, -1000 to 1000, other than 0;
     others get 403. Of the requests that wait in a replica, those with lower numbers are admitted
-    first, before any turns."""
+    first, before turns over tenants apply."""
     models: tuple[Annotated[str, Field(pattern=MODEL_PATTERN)], ...] | None = Field(
         default=None, min_length=1
     )

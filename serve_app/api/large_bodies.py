@@ -22,9 +22,9 @@ Result = TypeVar("Result")
 class LargeBodies:
     """Runs pieces of work one at a time in one thread; new bodies by turns over tenants.
 
-    One thread, since each call into C holds the GIL, for which further threads would wait as well.
-    After its work the thread pauses for as long as that has taken, so that the event loop need not
-    compete for the GIL for at least half of the time. Time is the event loop's clock.
+    More threads would not help, because each call into C holds the GIL. After a piece of work the
+    thread pauses for as long as the work took, so that for at least half of the time the event loop
+    does not compete for the GIL. Time is the event loop's clock.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,8 @@ class LargeBodies:
             self._leave(tenant)
 
     async def proceed(self, work: Callable[[], Result]) -> Result:
-        """Runs a further piece before all new bodies, so that few are in memory at a time."""
+        """Runs a further piece of a begun body before all new bodies, so that few bodies are in
+        memory at a time."""
         loop = asyncio.get_running_loop()
 
         def timed() -> Result:
@@ -63,6 +64,7 @@ class LargeBodies:
 
 
 def configure_process() -> None:
-    """Settings of this process with which work on large bodies delays its event loop less."""
+    """Sets the switch interval and the garbage collector of this process so that work on large
+    bodies delays its event loop less."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*GC_THRESHOLDS)

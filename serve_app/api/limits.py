@@ -41,7 +41,7 @@ class Reached:
 class Bucket:
     """A token bucket that holds one minute's worth, at least 1, and starts full.
 
-    Costs that become known later may overdraw it. `clock` returns seconds.
+    Costs that become known afterwards may overdraw it. `clock` returns seconds.
     """
 
     def __init__(self, per_minute: float, clock: Callable[[], float]) -> None:

@@ -1,4 +1,4 @@
-"""What monitoring reads: `/metrics`, and `/status.json` for the page `/status`."""
+"""Endpoints for monitoring: `/metrics`, and `/status.json` for the page `/status`."""
 
 import asyncio
 import time
@@ -34,7 +34,7 @@ SHOWN = (
 
 
 class Monitoring:
-    """`exposition`: the text of the metrics."""
+    """Answers /metrics and /status.json. `exposition`: returns the text of the metrics."""
 
     def __init__(self, exposition: Exposition, registry: ModelRegistry) -> None:
         self._exposition = exposition
@@ -47,10 +47,10 @@ class Monitoring:
         return Response(await self._exposition(), media_type=CONTENT_TYPE)
 
     async def status(self, request: Request) -> Response:
-        """The engines of the models that the request's key may use; `at` in seconds."""
+        """The engines of the models that the request's key may use; `at`: time in seconds."""
         allowed = allowed_models(request)
         configured = [name for name in self._registry.configured if name in allowed]
-        async with self._asking:  # many readers, one call of the replicas
+        async with self._asking:  # concurrent readers share one call of the replicas
             if time.monotonic() - self._asked_at > KEPT_S:
                 self._statuses = await self._registry.statuses()
                 self._asked_at = time.monotonic()

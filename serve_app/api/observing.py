@@ -1,4 +1,5 @@
-"""Records each HTTP request: its metrics, and its context for what works for it."""
+"""Records the metrics of each HTTP request, and sets its context (id, span) for all that serve
+it."""
 
 import time
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from serve_app.telemetry.spans import SpanKind, Spans
 
 # nginx's status for requests whose client left before the response.
 CLIENT_LEFT = 499
-# By the prefix of paths; the first match counts.
+# Names of protocols by prefix of the path; the first match counts.
 _PROTOCOLS = (
     ("/v1/messages", "anthropic"),
     ("/v1/", "openai"),
@@ -27,7 +28,7 @@ _PROTOCOLS = (
     ("/detokenize", "openai"),
     ("/api/", "ollama"),
 )
-# Paths without parameters, which could be texts of users.
+# Only paths without parameters are recorded, because parameters could contain texts of users.
 _ROUTES = frozenset(each.path for each in OPERATIONS if "{" not in each.path)
 
 log = get_logger()
@@ -35,8 +36,8 @@ log = get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Telemetry:
-    """What the ingress reports of itself. `exposition`: the text of `/metrics`. `ids_echoed`: the
-    server sends the header `x-request-id` of a request back itself, as Serve does."""
+    """Telemetry of the ingress. `exposition`: returns the text of `/metrics`. `ids_echoed`: the
+    server itself returns the header `x-request-id` of a request, as Serve does."""
 
     meter: Meter
     exposition: Exposition
@@ -78,7 +79,7 @@ class ObserveRequests:
     async def _observe(
         self, scope: Scope, receive: Receive, send: Send, context: RequestContext
     ) -> int:
-        """The status of the response."""
+        """Serve the request and record it; returns the status of the response."""
         status, given = CLIENT_LEFT, Headers(scope=scope).get(HEADER)
 
         async def noted(message: Message) -> None:

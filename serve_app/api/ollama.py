@@ -136,7 +136,7 @@ class OllamaChat:
         model = await self._served(body, allowed_models(request))
         if not body.messages:
             return await self._loaded(model, body, encoder, tenant_id(request))
-        unread = await self._bodies.convert(request, _unread_of, body.messages, self._images)
+        unread = await self._bodies.convert(request, _unread_images, body.messages, self._images)
         task = dataclasses.replace(self._task(model, body, request), calls=calls)
         messages = await self._messages(request, model, body.messages, unread)
         prompt = Conversation(messages, _thinking(body), tools=tools)
@@ -278,7 +278,8 @@ class NativeEncoder:
         return self._line(Part()) | {"done": True, "done_reason": done_reason}
 
     def _part(self, event: Event) -> "Part | None":
-        """The content of the line for an event; None without one. Calls are sent when complete."""
+        """The content of the line for an event; None if it needs no line. Calls are sent when they
+        are complete."""
         call = self._collected.add(event)
         match event:
             case Text(text) | CallAborted(_, text):
@@ -339,7 +340,7 @@ def _called(index: int, call: Call) -> dict[str, Any]:
     return {"id": call.id, "function": function}
 
 
-def _unread_of(messages: list[ChatMessage], images: ImageReader) -> list[Unread]:
+def _unread_images(messages: list[ChatMessage], images: ImageReader) -> list[Unread]:
     """The images of all messages. Raises RequestError for too many, and for calls with oversized
     arguments.
     """
@@ -389,8 +390,8 @@ def _thinking(body: _Generation) -> bool | str | None:
 
 
 def _truncation(body: _Generation, keep: int | None) -> Truncation | None:
-    """None: a prompt that does not fit is refused, as are those with images or a suffix, within
-    which tokens cannot be removed."""
+    """How a prompt that does not fit is truncated. None: it is refused; also if it has images or a
+    suffix, where tokens cannot be removed."""
     if not body.truncate:
         return None
     if not isinstance(body, GenerateBody):

@@ -50,7 +50,7 @@ class _NamedBody(Body):
 
 
 class TransferBody(_NamedBody):
-    """Of a pull or a push."""
+    """The body of a pull or a push."""
 
     stream: bool = True
     insecure: bool = False
@@ -120,11 +120,11 @@ class OllamaManagement:
     async def create(self, request: Request) -> Response:
         management = self._allowed()
         body = await self._bodies.read(CreateBody, request)
-        # In a thread, because checking a template takes time.
+        # Runs in a thread, because checking a template takes time.
         definition = await asyncio.to_thread(_definition, body, management.base_of)
         name = body.named
         images = sum(len(message.images) for message in body.messages)
-        if images:  # `/save` of Ollama's command line sends the session's messages
+        if images:  # `/save` in Ollama's command line sends the session's messages
             reason = "models keep the text of messages only"
             log.info("images not kept", model=name, images=images, reason=reason)
         return await _report(management.create(name, definition), stream=body.stream)
@@ -207,9 +207,8 @@ def _file_name(name: str) -> str:
 
 
 def _done(work: Callable[[], Awaitable[None]]) -> Response:
-    """An empty reply once `work` is done. A copy may import files, and a deletion may wait until
-    the model is unloaded; both are cancelled when the client disconnects.
-    """
+    """An empty reply once `work` is done. It is cancelled when the client disconnects: a copy may
+    import files, and a deletion may wait until the model is unloaded."""
 
     async def nothing() -> bytes:
         await work()

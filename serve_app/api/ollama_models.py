@@ -22,7 +22,7 @@ from serve_app.gateway.listing import ListedModel, LoadedModel
 from serve_app.gateway.model_card import CardAdapter, ModelCard
 from serve_app.gateway.model_registry import ServedModel
 
-# For a model without expiry; clients require a date.
+# The expiry of a model that does not expire; clients require a date.
 NEVER = "2318-01-01T00:00:00Z"
 
 
@@ -92,7 +92,8 @@ def _tag(model: ListedModel) -> dict[str, Any]:
 
 
 def _running(loaded: LoadedModel) -> dict[str, Any]:
-    """`replicas`: number of processes that have it loaded; sizes are summed over them."""
+    """An entry of /api/ps. `replicas`: number of processes that have the model loaded; sizes are
+    summed over them."""
     model = loaded.model
     return {
         "name": tagged(model.name),
@@ -156,7 +157,7 @@ def _shown(card: ModelCard, options: Options) -> dict[str, Any]:
 
 
 def _adapter(adapter: CardAdapter) -> str:
-    """As /api/create understands it, if it is a blob of the store."""
+    """The adapter as /api/create accepts it, if it is a blob of the store."""
     return (
         f"@{adapter.name}" if re.fullmatch(r"sha256-[0-9a-f]{64}", adapter.name) else adapter.name
     )

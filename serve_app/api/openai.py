@@ -135,7 +135,7 @@ class Common(VllmExtras, LlamaExtras):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def output_form(self) -> OutputForm | None:
-        """The form that the text of the reply must have."""
+        """The form that the request demands of the reply's text."""
         guided = {
             "guided_json": self.guided_json,
             "guided_regex": self.guided_regex,
@@ -211,7 +211,7 @@ class ChoiceEncoder(Protocol):
     """Encodes the deltas of one choice."""
 
     def chunks(self, delta: ChatDelta) -> list[dict[str, Any]]:
-        """The choice objects of the chunks that a delta becomes."""
+        """The choice objects of the chunks for a delta."""
 
     def whole(self, delta: ChatDelta) -> dict[str, Any]:
         """The choice object of a single reply."""
@@ -219,7 +219,7 @@ class ChoiceEncoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReplyKind:
-    """Names of an endpoint's objects, and the prefix of their ids."""
+    """The names of an endpoint's objects, and the prefix of their ids."""
 
     whole: str
     chunk: str
@@ -229,7 +229,7 @@ class ReplyKind:
 class ChoicesEncoder(StreamEncoder):
     """The choices of one response, streamed or whole, with its metadata and token usage.
 
-    `choices`: an encoder for each. `best_of` selects them from the answers to a single reply.
+    `choices`: one encoder for each choice. `best_of` selects the choices of a single reply.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ from serve_app.gateway.tasks import ChatDelta, Conversation, TokenLogprob
 _ROLES = {"developer": "system"}
 
 
-# Variables that the server sets, and names that would replace the template.
+# Variables that the server sets itself, and names that would replace the template.
 _RESERVED = frozenset(
     {"messages", "tools", "bos_token", "eos_token", "add_generation_prompt"}
     | {"continue_final_message", "chat_template", "tokenize"}
@@ -54,7 +54,7 @@ _RESERVED = frozenset(
 KIND = ReplyKind("chat.completion", "chat.completion.chunk", "chatcmpl")
 MAX_NAME_CHARACTERS = 256
 MAX_VARIABLES_BYTES = 64 * 1024
-# OpenAI's levels of effort and those of templates.
+# OpenAI's reasoning efforts and the corresponding levels of templates.
 EFFORTS: dict[str, bool | str] = {
     "none": False,
     "minimal": "low",
@@ -134,7 +134,7 @@ class ChatCompletionBody(Common):
     parallel_tool_calls: bool = True
     prediction: Any = harmless()
     verbosity: Any = harmless()  # no supported model uses it
-    # vLLM's:
+    # Fields of vLLM:
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     documents: Any = unserved()
     chat_template: Any = unserved()
@@ -212,7 +212,7 @@ class ChatChoice:
         calls = [_whole_call(call) for call in collected.calls.values()]
         message: dict[str, Any] = {"role": "assistant", "content": collected.text}
         if collected.thinking:
-            message |= _thought(collected.thinking)
+            message |= _thinking_fields(collected.thinking)
         if calls:
             message |= {"content": collected.text or None, "tool_calls": calls}
         return {
@@ -224,13 +224,13 @@ class ChatChoice:
         }
 
     def _part(self, event: Event) -> dict[str, Any] | None:
-        """The delta of the chunk for an event; None without one."""
+        """The delta of the chunk for an event; None if it needs no chunk."""
         self._collected.add(event)
         match event:
             case Text(text) | CallAborted(_, text):
                 return {"content": text}
             case Thinking(text):
-                return _thought(text)
+                return _thinking_fields(text)
             case CallBegin(index, name):
                 called = {"name": name, "arguments": ""}
                 call = {"id": self._collected.calls[index].id, "type": "function"}
@@ -259,9 +259,8 @@ class ChatChoice:
 
 
 def drafts_of(messages: Sequence[ChatCompletionMessage], images: ImageReader) -> list[Draft]:
-    """The messages with the calls that they make and answer. Raises RequestError that names what is
-    wrong.
-    """
+    """The messages with the calls that they make and answer. Raises RequestErrors that name the
+    field."""
     if not messages:
         raise RequestError("[] is too short - 'messages'")
     images.check_count(sum(len(each.images) for each in messages))
@@ -277,8 +276,9 @@ def drafts_of(messages: Sequence[ChatCompletionMessage], images: ImageReader) ->
     return drafts
 
 
-def _thought(text: str) -> dict[str, str]:
-    """Under the names that OpenRouter and Ollama (`reasoning`) and DeepSeek and vLLM use."""
+def _thinking_fields(text: str) -> dict[str, str]:
+    """The thinking under both names in use: `reasoning` (OpenRouter, Ollama) and
+    `reasoning_content` (DeepSeek, vLLM)."""
     return {"reasoning": text, "reasoning_content": text}
 
 
@@ -319,7 +319,8 @@ def _draft(
 
 
 def _content_of(place: str, content: str | list[Any]) -> str | tuple[str | Unread, ...]:
-    """Adjacent texts are separated by a blank line, like separate messages."""
+    """The content of a message. Adjacent texts are separated by a blank line, as separate messages
+    are."""
     if isinstance(content, str):
         return content
     parts: list[str | Unread] = []
@@ -358,7 +359,7 @@ def _image(place: str, image: Any) -> Unread:
 
 
 def _max_tokens(body: ChatCompletionBody) -> int | None:
-    """The newer field wins; both are validated."""
+    """The limit of the answer. The newer field takes precedence; both are validated."""
     values = [
         int(number(name, value, OPENAI_BOUNDS[name]))
         for name in ("max_completion_tokens", "max_tokens")
@@ -368,7 +369,7 @@ def _max_tokens(body: ChatCompletionBody) -> int | None:
 
 
 def _thinking(body: ChatCompletionBody) -> bool | str | None:
-    """Whether and how much to think; `reasoning.effort` wins over `reasoning_effort`."""
+    """Whether and how much to think; `reasoning.effort` overrides `reasoning_effort`."""
     return thinking_for(body.reasoning.get("effort", body.reasoning_effort))
 
 

@@ -206,7 +206,7 @@ def _best_of(body: CompletionBody, n: int, *, prompts: int) -> BestOf | None:
 
 
 def _max_tokens(body: CompletionBody) -> int | None:
-    """0 if only the prompt is wanted back."""
+    """The limit of the answer; 0 if only the prompt is requested."""
     if not body.echo or body.max_tokens is None:
         return _count(body, "max_tokens")
     return int(number("max_tokens", body.max_tokens, Bounds(int, 0, LONGEST)))

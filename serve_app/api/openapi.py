@@ -61,7 +61,7 @@ _ERRORS: Mapping[Protocol, dict[str, Any]] = {
         "additionalProperties": False,
     },
 }
-# The ranges of numbers, which the endpoints check after parsing.
+# Ranges of numbers that the endpoints check after parsing.
 _BOUNDS: Mapping[Protocol, Mapping[str, Bounds]] = {
     Protocol.OLLAMA: {},
     Protocol.OPENAI: OPENAI_BOUNDS,
@@ -123,7 +123,7 @@ def _add_schemas(
 
 
 def _refined(schema: dict[str, Any], protocol: Protocol) -> dict[str, Any]:
-    """The schema of a body with what its type does not say about its fields."""
+    """The schema of a body, with facts about its fields that its type does not express."""
     properties = {
         name: _field(name, field, protocol) for name, field in schema["properties"].items()
     }
@@ -149,7 +149,7 @@ def _options() -> dict[str, Any]:
 
 
 def _number(bounds: Bounds) -> dict[str, Any]:
-    """Integers may have a fraction, which is cut off."""
+    """The schema of a number within bounds. Integers may have a fraction, which is cut off."""
     schema: dict[str, Any] = {"type": ["number", "null"]}
     if bounds.low > -math.inf:
         schema["exclusiveMinimum" if bounds.above else "minimum"] = bounds.low

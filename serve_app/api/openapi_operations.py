@@ -22,7 +22,7 @@ TEXT, HTML, BINARY = "text/plain", "text/html", "application/octet-stream"
 
 
 class Protocol(StrEnum):
-    """Whose protocol an operation belongs to; it determines the error format."""
+    """The protocol of an operation, which determines its error format."""
 
     OLLAMA = "Ollama"
     OPENAI = "OpenAI"
@@ -33,8 +33,8 @@ class Protocol(StrEnum):
 class Operation:
     """One method of one path.
 
-    `body`: the type that parses a JSON body. `media_types`: of a successful response, which is
-    empty if there are none. `uploads`: the body is a file.
+    `body`: the type that parses a JSON body. `media_types`: media types of a successful response;
+    none if it has no body. `uploads`: the body is a file.
     """
 
     method: str

@@ -14,7 +14,7 @@ MAX_GRAMMAR_CHARACTERS = 64 * 1024
 MAX_CHOICES = 1024
 
 _JSON_OBJECT = {"type": "object"}
-# vLLM's older fields, and the keys of its field `structured_outputs`.
+# vLLM's older fields, and the corresponding keys of its field `structured_outputs`.
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _STRUCTURED = ("json", "regex", "choice", "grammar", "json_object")
 # Keys of `structured_outputs` that are refused unless they have these values.
@@ -37,7 +37,7 @@ def json_form(field: str, schema: Any) -> OutputForm:
 
 
 def ollama_form(value: Any) -> OutputForm | None:
-    """Of Ollama's field `format`: "json" or a schema."""
+    """The form that Ollama's field `format` demands: "json" or a schema."""
     if value in (None, ""):
         return None
     if value == "json":
@@ -53,7 +53,8 @@ def ollama_form(value: Any) -> OutputForm | None:
 def openai_form(
     response_format: Any, structured_outputs: Any, guided: Mapping[str, Any]
 ) -> OutputForm | None:
-    """Of OpenAI's field `response_format` and vLLM's fields; `guided`: the older ones by name.
+    """The form that OpenAI's field `response_format` or vLLM's fields demand; `guided`: vLLM's
+    older fields by name.
 
     Raises RequestError if more than one of them demands a form.
     """
@@ -73,12 +74,13 @@ def openai_form(
 
 
 def responses_form(value: Any) -> OutputForm | None:
-    """Of the field `text.format` of OpenAI's responses."""
+    """The form that the field `text.format` of OpenAI's responses demands."""
     return _typed_form("text.format", value, nested=False)
 
 
 def schema_format(field: str, value: Any) -> OutputForm | None:
-    """Of Anthropic's field `output_config.format`, an object with a type and a schema."""
+    """The form that Anthropic's field `output_config.format` demands, an object with a type and a
+    schema."""
     if value is None:
         return None
     kind = value.get("type") if isinstance(value, dict) else None
@@ -88,7 +90,8 @@ def schema_format(field: str, value: Any) -> OutputForm | None:
 
 
 def _typed_form(field: str, value: Any, *, nested: bool) -> OutputForm | None:
-    """`nested`: the schema is in an object `json_schema` instead of beside the type."""
+    """The form of an object with a type. `nested`: the schema is in an object `json_schema` instead
+    of beside the type."""
     if value is None:
         return None
     match value.get("type") if isinstance(value, dict) else None:
@@ -124,7 +127,7 @@ def _structured(value: Any) -> list[OutputForm | None]:
 
 
 def _form(field: str, kind: str, value: Any) -> OutputForm:
-    """Of one of vLLM's fields."""
+    """The form that one of vLLM's fields demands."""
     match kind:
         case "json":
             return json_form(field, _decoded(field, value) if isinstance(value, str) else value)
@@ -160,7 +163,7 @@ def _text(field: str, value: Any) -> str:
 
 
 def _choice(field: str, value: Any) -> str:
-    """A grammar of the texts in a list."""
+    """A grammar that allows exactly the texts of a list."""
     texts = value if isinstance(value, list) else []
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise RequestError(f'field "{field}" must be a list of texts that are not empty')

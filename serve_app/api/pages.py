@@ -16,7 +16,7 @@ from serve_app.api.auth import PAGE_PATH, PAGES
 GREETING = "Ollama is running"
 _FILES = Path(str(files("serve_app.page")))
 _HEADERS = {
-    # Scripts, styles and requests: of this server only. Images: also those that the user attaches.
+    # Scripts, styles and requests from this server only; images also from the user's attachments.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
@@ -52,7 +52,7 @@ def page_routes() -> list[BaseRoute]:
 
 
 async def _root(request: Request) -> Response:
-    """The page for browsers, Ollama's greeting for its clients."""
+    """The chat page for browsers; Ollama's greeting for its clients."""
     vary = {"vary": "Accept"}
     if "text/html" in request.headers.get("accept", ""):
         return FileResponse(_FILES / "index.html", headers=vary)

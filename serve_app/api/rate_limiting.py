@@ -23,7 +23,7 @@ HEADERS = tuple(
     for value in ("limit", "remaining", "reset")
     for kind in ("requests", "tokens")
 )
-# Requests without inference: the limits per minute do not count them.
+# Requests without inference, which do not count towards the limits per minute.
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _STATE = "limits"
 
@@ -106,14 +106,14 @@ def _with_headers(send: Send, state: TenantLimits) -> Send:
     async def sent(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
-            _tell(headers, "requests", state.requests)
-            _tell(headers, "tokens", state.tokens)
+            _add_headers(headers, "requests", state.requests)
+            _add_headers(headers, "tokens", state.tokens)
         await send(message)
 
     return sent
 
 
-def _tell(headers: MutableHeaders, kind: str, bucket: Bucket | None) -> None:
+def _add_headers(headers: MutableHeaders, kind: str, bucket: Bucket | None) -> None:
     if bucket is not None:
         headers[f"x-ratelimit-limit-{kind}"] = str(math.floor(bucket.capacity))
         headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, math.floor(bucket.level)))

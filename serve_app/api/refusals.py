@@ -48,11 +48,11 @@ class ForbiddenError(RequestError):
 
 
 class ResponseNotFoundError(RequestError):
-    """The tenant has no stored response of that id."""
+    """The tenant has no stored response with the requested id."""
 
 
 class PreviousResponseError(RequestError):
-    """The tenant has no stored response of the id that a request continues."""
+    """The tenant has no stored response with the id that a request continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Refusal:
     @property
     def headers(self) -> dict[str, str]:
         headers = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
-        # Otherwise the rest of a slow body would occupy the connection.
+        # Closes the connection, which the rest of a slow body would otherwise occupy.
         return headers | ({"connection": "close"} if self.status == 408 else {})
 
 
@@ -113,8 +113,8 @@ def refusal(error: Exception) -> Refusal:
 
 
 def explained(what: str, error: Exception) -> CaravanError:
-    """An error in one line that says why `what` could not be loaded. Exceptions of other packages
-    are logged with their traceback.
+    """A one-line message that says why `what` could not be loaded. Exceptions of other packages are
+    logged with their traceback.
     """
     if isinstance(error, CaravanError):
         return error

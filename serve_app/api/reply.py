@@ -1,9 +1,9 @@
 """Generated replies as ASGI responses: the status is sent with the first delta, and clients may
 disconnect at any time.
 
-Proxies close connections that are silent for long, and some notice a closed client only when they
-write, such as Serve's HAProxy when it splices. Therefore streams, and eventually single replies
-too, send meaningless bytes while they wait; their status is then 200.
+Proxies close connections that are silent for long, and some (Serve's HAProxy when it splices)
+notice a disconnected client only when they write. Therefore streams, and after a while single
+replies too, send bytes that clients ignore while they wait; the status is then 200.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from serve_app.gateway.tasks import ChatDelta, merge
 from serve_app.logs import get_logger, without_texts
 
 JSON = "application/json; charset=utf-8"
-# A stream that was silent for this long sends a heartbeat.
+# Seconds of silence after which a stream sends a heartbeat.
 QUIET_S = 15.0
-# For this long after the first token, a single reply can still change its status; then it sends
-# blanks. A client with a shorter timeout is noticed only then.
+# Seconds after the first token during which a single reply can still change its status. Then it
+# sends blanks; only then is a client noticed that has given up earlier.
 SINGLE_QUIET_S = 10.0
 HEARTBEAT_S = 1.0
-# Common proxies (nginx, AWS load balancers) close connections that are silent for a minute.
+# Common proxies (nginx, AWS load balancers) close connections after a minute of silence.
 PROXY_QUIET_S = 45.0
 
 log = get_logger()
@@ -97,7 +97,7 @@ class Reply(Response):
         self._ending = ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _until_left(self._answer(metered(self._deltas, scope), send), receive)
+        await _cancel_on_disconnect(self._answer(metered(self._deltas, scope), send), receive)
 
     async def _answer(self, generation: AsyncGenerator[ChatDelta, None], send: Send) -> None:
         async with aclosing(generation) as deltas:
@@ -145,11 +145,11 @@ class Reply(Response):
 
 
 class SingleReply(Response):
-    """The body that `work` returns, or `refused` of its error.
+    """A response with the body that `work` returns, or with `refused` of its error.
 
-    The status is sent with the body, or earlier if a proxy that announces itself would time out.
-    `media_type` is None for a reply without content, which may consist of blanks. Errors are always
-    JSON.
+    The status is sent with the body, or earlier if a proxy in front (`through_proxy`) would time
+    out. `media_type` is None for a reply without content, which may consist of blanks. Errors are
+    always JSON.
     """
 
     def __init__(
@@ -168,10 +168,10 @@ class SingleReply(Response):
         answer = _send_single(
             self._work(), self._refused, send, quiet_s=quiet_s, media_type=self._media_type
         )
-        await _until_left(answer, receive)
+        await _cancel_on_disconnect(answer, receive)
 
 
-async def _until_left(answer: Coroutine[Any, Any, None], receive: Receive) -> None:
+async def _cancel_on_disconnect(answer: Coroutine[Any, Any, None], receive: Receive) -> None:
     """Runs `answer`; cancels it when the client disconnects."""
     answering = asyncio.create_task(answer)
     draining = asyncio.create_task(_client_left(receive))
@@ -235,14 +235,14 @@ class _Line:
         self._quiet_s = quiet_s
         self._heartbeat_s = quiet_s if heartbeat_s is None else heartbeat_s
         self._turn = asyncio.Lock()
-        self._wrote = False  # something was sent since the last heartbeat
+        self._wrote = False  # whether anything was sent since the last heartbeat
 
     async def __aenter__(self) -> Self:
         self._beating = asyncio.create_task(self._keep_heartbeat())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        async with self._turn:  # never cancel in the middle of a message
+        async with self._turn:  # never cancels in the middle of a message
             self._beating.cancel()
 
     async def write(self, piece: bytes) -> None:

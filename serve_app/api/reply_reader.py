@@ -32,7 +32,8 @@ class ReplyReader:
         self._parser: ReplyParser | None = None
 
     def read(self, delta: ChatDelta) -> list[Event]:
-        """The events that are certain now; all that remain if the delta ends the reply."""
+        """The events that the text so far determines; all remaining ones if the delta ends the
+        reply."""
         if delta.opening is not None and self._parser is None:
             opening = delta.opening
             self._parser = opening.format.parser(
@@ -60,7 +61,7 @@ class Call:
 
 @dataclass(slots=True)
 class Collected:
-    """The parts of a reply that have been read so far. Aborted calls are text."""
+    """The parts of a reply that have been read so far. Incomplete calls count as text."""
 
     text: str = ""
     thinking: str = ""

@@ -81,7 +81,7 @@ class ImageReader:
     def __init__(self, backend: ChatBackend, rules: ImageRules) -> None:
         self._backend = backend
         self._rules = rules
-        # One thread, since decoding holds the GIL, for which further threads would wait as well.
+        # One thread, because decoding holds the GIL, so more threads would only wait.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="images")
         self._fetcher = None if rules.urls is None else ImageFetcher(rules.urls)
 
@@ -107,7 +107,7 @@ class ImageReader:
         if not images:
             return []
         self.check_count(len(images))
-        await self._check_sight(model)
+        await self._check_vision(model)
         linked = {image.text: image for image in reversed(images) if image.linked}
         for image in linked.values():
             self._check_link(image)
@@ -121,12 +121,13 @@ class ImageReader:
         check_total(parts)
         return parts
 
-    async def _check_sight(self, model: ServedModel) -> None:
+    async def _check_vision(self, model: ServedModel) -> None:
         card = await self._backend.card(model)
         if VISION not in card.capabilities:
             raise RequestError(
-                f"model '{model.name}' sees no images: this model is missing data required for "
-                f'image input; leave them out, or choose one with the capability "{VISION}"'
+                f"model '{model.name}' does not support images: this model is missing data "
+                "required for image input; leave them out, or choose one with the capability "
+                f'"{VISION}"'
             )
 
     def _check_link(self, image: Unread) -> None:

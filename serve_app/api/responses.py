@@ -73,7 +73,7 @@ class OpenAIResponses:
         return Reply(self._backend.generate(task), encoder, stream=body.stream, ending=ending)
 
     async def retrieve(self, request: Request) -> Response:
-        """A stored response is complete, so there is nothing to stream."""
+        """The stored response. It is complete, so `stream` is refused."""
         if request.query_params.get("stream", "false") != "false":
             raise RequestError('parameter "stream" of a stored response is not served')
         found = await self._history.response(tenant_id(request), request.path_params["id"])
@@ -85,7 +85,8 @@ class OpenAIResponses:
         return JSONResponse({"id": id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
-        """A response is stored once it has ended; closing its connection cancels it before."""
+        """Always refused: a response is stored when it has ended. Until then, closing its
+        connection cancels it."""
         await self._history.response(tenant_id(request), request.path_params["id"])
         raise RequestError("Cannot cancel a synchronous response.")
 

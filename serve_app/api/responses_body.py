@@ -1,4 +1,4 @@
-"""The request body of OpenAI's /v1/responses, and what a response object repeats of it."""
+"""The request body of OpenAI's /v1/responses, and its fields that a response object repeats."""
 
 from typing import Any, ClassVar, Literal
 
@@ -16,8 +16,8 @@ from serve_app.config.options import OPENAI_BOUNDS, Options, number
 from serve_app.gateway.model_registry import ServedModel
 
 LOGPROBS = "message.output_text.logprobs"
-# The values of `include`. Only log-probabilities depend on it: replies and lists always have the
-# URLs of images, and nothing here makes the others.
+# The values of `include`. Only log-probabilities depend on it: replies and lists always contain the
+# URLs of images, and the other values concern items that this server never creates.
 _INCLUDABLE = frozenset(
     {LOGPROBS, "reasoning.encrypted_content", "message.input_image.image_url"}
     | {"file_search_call.results", "web_search_call.results", "web_search_call.action.sources"}
@@ -41,7 +41,7 @@ class ResponseFunction(Body):
 
 
 class ResponseTool(ResponseFunction):
-    """A function, or a namespace with functions. Tools of OpenAI's servers have other types."""
+    """A function, or a namespace of functions. Tools of OpenAI's servers have other types."""
 
     tools: Items[ResponseFunction] = Field(default_factory=list)
 
@@ -113,7 +113,7 @@ class ResponsesBody(Body):
         return 0 if isinstance(self.input, str) else image_bytes(self.input)
 
     def check(self) -> None:
-        """Raises RequestError for values that no field alone shows to be wrong."""
+        """Raises RequestError for invalid values that parsing the fields does not detect."""
         unknown = next((each for each in self.include if each not in _INCLUDABLE), None)
         if unknown is not None:
             known = ", ".join(sorted(_INCLUDABLE))
@@ -134,11 +134,11 @@ class ResponsesBody(Body):
         return configured(self, model, limit)
 
     def output_form(self) -> OutputForm | None:
-        """The form that the text of the reply must have."""
+        """The form that the request demands of the reply's text."""
         return responses_form(self.text.format)
 
     def logprobs(self) -> int | None:
-        """How many candidates beside each token; None if log-probabilities are not included."""
+        """Number of alternatives to each token; None if log-probabilities are not included."""
         top = 0
         if self.top_logprobs is not None:
             top = int(number("top_logprobs", self.top_logprobs, OPENAI_BOUNDS["top_logprobs"]))

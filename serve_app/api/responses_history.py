@@ -1,4 +1,4 @@
-"""Stored responses as OpenAI's /v1/responses continues, retrieves and lists them."""
+"""Access of OpenAI's /v1/responses to stored responses: continuing, retrieving, listing."""
 
 import asyncio
 import re
@@ -25,14 +25,15 @@ log = get_logger()
 class ResponseHistory:
     """The stored responses of each tenant; none without `stored`.
 
-    What a request reads is limited like its body, by `limits`. Every method raises OverloadedError
-    if the store does not answer.
+    The stored items that a request reads are limited by `limits`, as its body is. Every method
+    raises OverloadedError if the store does not answer.
     """
 
     def __init__(self, stored: StoredResponses | None, limits: BodyLimits) -> None:
         self._stored = stored
         self._limits = limits
-        # Reading needs a multiple of the bytes for a moment, and a short request may read many.
+        # Reading temporarily takes a multiple of the stored bytes, of which a short request may
+        # read many.
         self._gate = FairGate(READS_AT_ONCE)
 
     @property
@@ -40,13 +41,13 @@ class ResponseHistory:
         return self._stored is not None
 
     async def put(self, tenant: str, response: StoredResponse) -> None:
-        """Logs a response that cannot be stored."""
+        """Stores a response; a failure is logged only."""
         assert self._stored is not None
         if not await self._stored.put(tenant, response):
             log.info("response not stored", bytes=response.size)
 
     async def response(self, tenant: str, id: str) -> bytes:
-        """The response object. Raises ResponseNotFoundError if the tenant has none of that id."""
+        """The response object. Raises ResponseNotFoundError if the tenant has none with that id."""
         async with self._gate.place(tenant):
             found = await self._select(tenant, [id])
         if not found.responses:
@@ -54,7 +55,7 @@ class ResponseHistory:
         return found.responses[0].response
 
     async def delete(self, tenant: str, id: str) -> None:
-        """Raises ResponseNotFoundError if the tenant has none of that id."""
+        """Deletes a response. Raises ResponseNotFoundError if the tenant has none with that id."""
         if self._stored is None or not await self._stored.delete(tenant, id):
             raise _not_found(id)
 
@@ -74,8 +75,7 @@ class ResponseHistory:
 
     async def inputs(self, tenant: str, id: str) -> list[Item]:
         """The items that the response `id` was generated from, as far as they are stored. Raises
-        ResponseNotFoundError if the tenant has no response of that id.
-        """
+        ResponseNotFoundError if the tenant has no response with that id."""
         async with self._gate.place(tenant):
             found = await self._conversation(tenant, id)
             if not found.responses:
@@ -83,7 +83,7 @@ class ResponseHistory:
             return await self._items(found.responses, last_output=False)
 
     async def resolved(self, tenant: str, items: Sequence[Item]) -> list[Item]:
-        """The items of a request, with the output items that references among them name."""
+        """The items of a request, with item references replaced by the stored items."""
         wanted = [item["id"] for item in items if item["type"] == "item_reference"]
         if not wanted:
             return list(items)

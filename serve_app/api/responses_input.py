@@ -1,6 +1,6 @@
-"""The input items of OpenAI's /v1/responses, and the messages that they stand for.
+"""The input items of OpenAI's /v1/responses, and their conversion to messages.
 
-Items are read into a normal form, which is also what is stored and listed: every item has an id, a
+Items are read into a normal form, which is also stored and listed: every item has an id, and a
 message's content is a list of parts.
 """
 
@@ -30,7 +30,7 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An item and the field that errors name."""
+    """An item, and the name of its field for error messages."""
 
     place: str
     item: Item
@@ -41,12 +41,12 @@ def new_response_id() -> str:
 
 
 def item_id(prefix: str, response_id: str, index: int) -> str:
-    """The id of an output item, which tells the response that it belongs to."""
+    """The id of an output item, which contains the id of its response."""
     return f"{prefix}_{response_id.removeprefix('resp_')}{index:04x}"
 
 
 def response_of(item_id: str) -> str | None:
-    """The id of the response that the item belongs to; None if no response here made it."""
+    """The id of the response that an item belongs to; None if this server did not create it."""
     match = _ITEM_ID.fullmatch(item_id)
     return None if match is None else f"resp_{match[1]}"
 
@@ -70,17 +70,17 @@ def image_bytes(items: Iterable[Any]) -> int:
 
 
 def read_items(given: str | list[Any]) -> list[Item]:
-    """The items of the field `input`; a text is short for a message of the user."""
+    """The items of the field `input`; a string stands for a message of the user."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     return [_item(f"input[{index}]", raw) for index, raw in enumerate(given)]
 
 
 def drafts_of(items: Iterable[Placed]) -> list[Draft]:
-    """The messages. Reasoning, texts and calls of the assistant that follow each other are one
-    message, up to the results of the calls; a text without calls ends it."""
+    """The messages. Consecutive reasoning, texts and calls of the assistant form one message; one
+    that has text and no calls continues only with calls."""
     drafts: list[Draft] = []
-    names: dict[str, str] = {}  # of functions, by the ids of their calls
+    names: dict[str, str] = {}  # names of functions by the ids of their calls
     turn = _Turn()
     for placed in items:
         item, kind = placed.item, placed.item["type"]
@@ -126,7 +126,7 @@ class _Turn:
                 names[item["call_id"]] = name
 
     def drafts(self) -> list[Draft]:
-        """The message; none for reasoning without text alone."""
+        """The message, as a list of one; empty if there is only reasoning without text."""
         if not (any(self.thinking) or self.texts or self.calls):
             return []
         thinking = "\n\n".join(filter(None, self.thinking)) or None
@@ -191,7 +191,7 @@ def _output(place: str, raw: Item) -> Item:
 
 
 def _reasoning(place: str, raw: Item) -> Item:
-    """Encrypted reasoning, which only its server can decrypt, is ignored."""
+    """Reasoning text. Encrypted reasoning, which only OpenAI's servers can decrypt, is ignored."""
     content, summary = (
         [
             {"type": kind, "text": part["text"]}
@@ -208,7 +208,7 @@ def _reference(place: str, raw: Item) -> Item:
 
 
 def _parts(place: str, content: Any, known: tuple[str, ...]) -> list[Item]:
-    """Parts of these types; a text is short for one part."""
+    """Parts of the `known` types; a string stands for one part."""
     if isinstance(content, str):
         return [{"type": "input_text", "text": content}]
     if not isinstance(content, list):
@@ -223,7 +223,7 @@ def _parts(place: str, content: Any, known: tuple[str, ...]) -> list[Item]:
 
 
 def _part(place: str, part: Item) -> Item:
-    """`detail` is ignored: the model determines the resolution."""
+    """A part. `detail` is ignored: the model determines the resolution."""
     if part["type"] == _IMAGE:
         if not isinstance(part.get("image_url"), str):
             raise RequestError(

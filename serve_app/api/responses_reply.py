@@ -21,11 +21,11 @@ StreamEvent = dict[str, Any]
 
 
 class ResponseEncoder(StreamEncoder):
-    """One response, streamed or whole. `facts`: of the response object, among them its id, that do
-    not depend on the reply. `reader` separates the parts of the reply. `namespaces`: of functions,
-    by their names.
+    """One response, streamed or whole. `facts`: fields of the response object that do not depend on
+    the reply, such as its id. `reader` separates the parts of the reply. `namespaces`: namespaces
+    of functions by the functions' names.
 
-    `final`: the response object once the reply has ended.
+    `final`: the response object after the end of the reply.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class ResponseEncoder(StreamEncoder):
         summarised = facts["reasoning"]["summary"] is not None
         self._output = Output(facts["id"], namespaces, summarised=summarised)
         self._created_at = int(time.time())
-        self._sent = 0  # events
+        self._sent = 0  # number of events
 
     def piece(self, delta: ChatDelta) -> bytes:
         events = self._begun() + self._read(delta)
@@ -116,7 +116,7 @@ class Output:
         self._logprobs = _Logprobs()
 
     def add(self, parts: list[Event], logprobs: tuple[TokenLogprob, ...]) -> list[StreamEvent]:
-        """`logprobs`: of the tokens since the last call."""
+        """Adds parts of the reply. `logprobs`: those of the tokens since the last call."""
         events = []
         self._logprobs.entries += logprobs
         for part in parts:
@@ -133,7 +133,7 @@ class Output:
         return events
 
     def close(self, status: str) -> list[StreamEvent]:
-        """Ends the item that still grows."""
+        """Ends the open item, if there is one."""
         if self._open is None:
             return []
         events, self._open = self._open.end(status), None
@@ -174,13 +174,14 @@ class Output:
 
 
 class _Logprobs:
-    """The log-probabilities of the tokens whose text has not been reported yet, and of markup."""
+    """The log-probabilities of tokens whose text has not been reported yet, and of markup."""
 
     def __init__(self) -> None:
         self.entries: list[TokenLogprob] = []
 
     def take(self, text: str) -> list[TokenLogprob]:
-        """Those of the tokens of the next `text`, of which the last may continue after it."""
+        """The log-probabilities of the tokens of the next `text`. The last token may extend beyond
+        the text."""
         wanted, raws = text.encode(), [entry.drawn.raw for entry in self.entries]
         begin = b"".join(raws).find(wanted)
         if begin < 0 or not wanted:
@@ -193,8 +194,8 @@ class _Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """How the part of a text is named: its type, in the item, in events about its text, and in
-    those about the part."""
+    """The names of a part with text: its type, its field in the item, and the prefixes of events
+    about its text and about the part."""
 
     type: str
     field: str
@@ -219,7 +220,7 @@ _PARTS = {
 
 
 class _TextItem:
-    """An item of one text: a message, reasoning, or reasoning with a summary alone."""
+    """An item with one text: a message, reasoning, or reasoning with only a summary."""
 
     def __init__(self, kind: str, response_id: str, index: int) -> None:
         self.kind = kind
@@ -269,7 +270,7 @@ class _TextItem:
         return part
 
     def _with_logprobs(self, entries: list[dict[str, Any]]) -> dict[str, Any]:
-        """The field is required in messages, even if there are none."""
+        """The field `logprobs`, which messages must have even if it is empty."""
         return {"logprobs": list(entries)} if self._message else {}
 
     def _event(self, kind: str, **fields: Any) -> StreamEvent:

@@ -31,12 +31,13 @@ from serve_app.gateway.tasks import (
 
 
 class TokenizeBody(Body):
-    """A text, `prompt`, or a conversation, `messages`, and fields that only one of them has."""
+    """A text, `prompt`, or a conversation, `messages`, and fields that apply to only one of
+    them."""
 
     holds_images: ClassVar[bool] = True
     model: str = ""
     prompt: str | None = None
-    add_special_tokens: bool = True  # of a text; templates decide themselves
+    add_special_tokens: bool = True  # for a text only; templates write special tokens themselves
     messages: Items[ChatCompletionMessage] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)

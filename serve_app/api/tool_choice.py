@@ -8,13 +8,14 @@ from model_zoo.grammars.constraint import CallRule
 from model_zoo.grammars.json_schema import check_references
 from runtime.errors import RequestError
 
-# A tool as templates read it.
+# A tool in the form that templates read.
 Tool = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """`names`: the tools that may be called; None: all. `field`: of the request."""
+    """`names`: the tools that may be called; None: all. `field`: the field of the request, for
+    error messages."""
 
     names: tuple[str, ...] | None = None
     required: bool = False
@@ -22,7 +23,7 @@ class ToolChoice:
 
 
 def openai_choice(value: Any) -> ToolChoice:
-    """Of OpenAI's field `tool_choice`."""
+    """The choice in OpenAI's field `tool_choice`."""
     match value:
         case None | "auto":
             return ToolChoice()
@@ -46,7 +47,7 @@ def openai_choice(value: Any) -> ToolChoice:
 
 
 def responses_choice(value: Any) -> ToolChoice:
-    """Of the field `tool_choice` of OpenAI's responses, which names functions without nesting."""
+    """The choice in the field `tool_choice` of OpenAI's responses, which is flatter."""
     match value:
         case None | "auto" | "none" | "required":
             return openai_choice(value)

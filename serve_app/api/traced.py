@@ -1,4 +1,4 @@
-"""The header with which a client has its request traced."""
+"""The header with which a client requests a trace of its request."""
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -12,7 +12,8 @@ HEADER = "x-caravan-trace"
 
 class PermitTraces:
     """Middleware behind RequireKey: answers 403 to the header `x-caravan-trace: 1` unless the key
-    has `trace` or, on servers without keys, `without_keys` is set; 400 to values but 0 and 1.
+    has `trace` or, on servers without keys, `without_keys` is set; 400 to values other than 0 and
+    1.
     """
 
     def __init__(self, app: ASGIApp, *, without_keys: bool) -> None:

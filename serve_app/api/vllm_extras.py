@@ -1,4 +1,4 @@
-"""Logit biases, and what vLLM adds: restrictions of tokens, the rules of the end of an answer, and
+"""Logit biases and fields that vLLM adds: restrictions of tokens, rules for the end of an answer,
 the priority."""
 
 from dataclasses import replace
@@ -19,13 +19,14 @@ MAX_STOP_TOKENS = 128
 MAX_BAD_WORDS = 128  # as in vLLM
 MAX_BAD_WORD_CHARACTERS = 256
 MAX_ALLOWED_TOKENS = 2**18
-LARGEST_TOKEN = 2**20 - 1  # of no vocabulary; what is sent to replicas grows with it
+# Larger than any vocabulary; limits the size of the bit mask that is sent to replicas.
+LARGEST_TOKEN = 2**20 - 1
 _BIAS = Bounds(float, -100, 100)
 
 
 def with_extras(task: ChatTask, body: Common, key: ApiKey | None) -> ChatTask:
-    """`task` with those of the request, which has this API key. Raises RequestError that names the
-    field."""
+    """`task` with these fields of the request, which has the API key `key`. Raises RequestErrors
+    that name the field."""
     least = 0
     if body.min_tokens is not None:
         least = int(number("min_tokens", body.min_tokens, OPENAI_BOUNDS["min_tokens"]))
@@ -87,7 +88,8 @@ def _token(key: str) -> int:
 
 
 def _allowed(given: Any) -> bytes:
-    """Little-endian 32-bit words, with bit `token % 32` of word `token // 32` for each token."""
+    """A mask of the allowed tokens: little-endian 32-bit words, with bit `token % 32` of word
+    `token // 32` for each token."""
     if given is None:
         return b""
     ids = token_ids(given) if isinstance(given, list) else None

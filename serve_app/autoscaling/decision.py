@@ -18,8 +18,9 @@ from serve_app.autoscaling.load_metrics import (
     throughput_share,
 )
 
-# Above this mean load, with each replica counted as full at most, more replicas are needed: new
-# requests are routed to the least loaded replicas, so one full replica among free ones is no lack.
+# More replicas are needed above this mean load, where each replica counts as full at most: new
+# requests are routed to the least loaded replicas, so a full replica beside free ones is no
+# problem.
 FULL = 0.9
 
 
@@ -27,11 +28,11 @@ FULL = 0.9
 class ScalingRules:
     """When the number of replicas changes.
 
-    Upscaling: after too few replicas for `upscale_delay_s`. Downscaling: after fewer have been
-    enough for `downscale_delay_s`, each with a load of at most `downscale_load` of its targets; to
-    zero after `zero_delay_s` without work. A replica whose last report is older than `silent_s` may
-    be busy, which prevents downscaling. A replica that has not reported within `start_timeout_s`
-    delays no decision.
+    Upscaling: when there have been too few replicas for `upscale_delay_s`. Downscaling: when fewer
+    replicas, each loaded to at most `downscale_load` of its targets, have been enough for
+    `downscale_delay_s`; to zero after `zero_delay_s` without work. A replica whose last report is
+    older than `silent_s` may be busy, which prevents downscaling. Decisions do not wait for a
+    replica that has not reported within `start_timeout_s`.
     """
 
     targets: ScalingTargets = field(default_factory=ScalingTargets)
@@ -47,8 +48,8 @@ class ScalingRules:
 class Observation:
     """The deployment at `now`, in seconds of this process's clock.
 
-    `target`: the number of replicas that was requested. `running`: the replicas that run, with
-    their reports, oldest first. `held_requests`: requests that wait for a replica to start.
+    `target`: the requested number of replicas. `running`: the running replicas with their reports,
+    oldest first. `held_requests`: number of requests that wait for a replica to start.
     """
 
     now: float
@@ -82,13 +83,13 @@ class LastReport:
 
 @dataclass(frozen=True, slots=True)
 class ScalingState:
-    """What one decision leaves to the next; times are those of `Observation.now`.
+    """The state that one decision passes to the next; times are those of `Observation.now`.
 
     `short_since`: since when more replicas have been needed. `spare_since`, `spare_peak`: since
-    when fewer have been enough, and the most that were needed since. `missing_since`: since when a
+    when fewer have been enough, and the maximum needed since then. `missing_since`: since when a
     requested or lost replica has not reported. `active_at`: the last time at which there was work.
-    `expected`: by each signal, the load beyond full replicas for which replicas have been requested
-    already. `work_per_s`: the last known mean speed of a replica.
+    `expected`: for each signal, the load beyond full replicas for which replicas have already been
+    requested. `work_per_s`: the last known mean speed of a replica.
     """
 
     target: int | None = None
@@ -130,7 +131,7 @@ def decide(
 
 
 def _observe(observed: Observation, state: ScalingState) -> ScalingState:
-    """The state with what has changed since the last decision."""
+    """The state, updated with the observation."""
     now, reporting = observed.now, observed.reporting
     active = observed.held_requests or _has_worked(reporting, state.last_reports)
     state = _with_target(state, observed.target, now)
@@ -181,7 +182,7 @@ def _last_reports(observed: Observation, known: Mapping[str, LastReport]) -> dic
 
 
 def _mean_speed(reporting: Mapping[str, History]) -> float:
-    """Of the replicas that know their speed; 0 if none does."""
+    """Mean speed of the replicas that know theirs; 0 if none does."""
     speeds = [speed for history in reporting.values() if (speed := measured_speed(history))]
     return sum(speeds) / len(speeds) if speeds else 0.0
 
@@ -197,11 +198,11 @@ def _expected_load(
 ) -> LoadShares:
     """The load beyond full replicas for which no further replicas are requested.
 
-    While replicas start this is all of it. What is left once they have started stays on the older
-    replicas, and is no reason for still more. If replicas do not start in time, others are
+    While replicas start, this is all of the excess. The rest after they have started is queued on
+    the older replicas and requires no further ones. If replicas do not start in time, others are
     requested.
     """
-    beyond = _beyond_full(loads)
+    beyond = _excess(loads)
     if _is_starting(rules, state, observed.now):
         return beyond
     if state.missing_since is not None:
@@ -209,7 +210,7 @@ def _expected_load(
     return LoadShares(*map(min, beyond, state.expected))
 
 
-def _beyond_full(loads: Sequence[LoadShares]) -> LoadShares:
+def _excess(loads: Sequence[LoadShares]) -> LoadShares:
     return LoadShares(*(sum(max(0.0, load - 1) for load in each) for each in _by_signal(loads)))
 
 
@@ -254,7 +255,8 @@ def _is_silent(rules: ScalingRules, observed: Observation, state: ScalingState) 
 
 
 def _is_idle(rules: ScalingRules, observed: Observation, state: ScalingState) -> bool:
-    """A first replica gets the start timeout, so that repeated requests find it still starting."""
+    """Whether the deployment has had no work for the delay. A first replica has the start timeout
+    in addition, so that it is not stopped before clients retry."""
     delay_s = rules.zero_delay_s
     if not observed.reporting:
         delay_s = max(delay_s, rules.start_timeout_s)
@@ -262,7 +264,7 @@ def _is_idle(rules: ScalingRules, observed: Observation, state: ScalingState) ->
 
 
 def _by_signal(loads: Sequence[LoadShares]) -> list[tuple[float, ...]]:
-    """The loads of all replicas by each signal."""
+    """For each signal, the loads of all replicas."""
     return list(zip(*loads, strict=True)) or [()] * len(LoadShares._fields)
 
 

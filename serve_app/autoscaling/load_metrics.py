@@ -1,4 +1,4 @@
-"""What replicas report to autoscaling, and which share of a replica's capacity that takes.
+"""Reports of replicas to autoscaling, and the shares of a replica's capacity that they express.
 
 Standard library only: Serve's controller runs this module without the rest of the project.
 """
@@ -54,7 +54,7 @@ class ScalingTargets:
 
 
 class LoadShares(NamedTuple):
-    """The load of one replica by each signal, as a share of its target: at 1.0 it is full."""
+    """The load of one replica for each signal, as a share of the target: at 1.0 it is full."""
 
     queue: float = 0.0
     sequences: float = 0.0
@@ -79,10 +79,10 @@ def kv_growth(running: float, requests: float) -> float:
 
 
 def throughput_share(history: History, *, work_per_s: float) -> float:
-    """The share of the replica's speed that the work done during its history took.
+    """The work done during the history, as a share of what the replica's speed allows.
 
-    Where load and capacity are in balance queues are short, so that queues alone would suggest
-    that fewer replicas suffice.
+    When load and capacity are in balance, queues are short, so queues alone would suggest that
+    fewer replicas suffice.
     """
     first, last = history[0], history[-1]
     return _share(last.work_total - first.work_total, work_per_s * (last.at - first.at))

@@ -1,4 +1,4 @@
-"""Serve's side of autoscaling: what replicas report, and Serve's policy around `decision`.
+"""Serve's side of autoscaling: the reports of replicas, and a policy for Serve around `decision`.
 
 Serve calls the policy about ten times a second and applies each decision at once, since its own
 delays are 0. Without replicas Serve does not call the policy; a request then starts the first one.
@@ -18,10 +18,11 @@ from serve_app.autoscaling import decision, load_metrics
 from serve_app.config.sections import AutoscalingSettings
 
 STATE_KEY = "caravan"
-# The policy gets this many reports of each replica, and decides this often between two of them.
+# The policy gets this many reports of each replica, and decides this many times per report
+# interval.
 REPORTS = 5
 DECISIONS_PER_REPORT = 4
-# Serve counts an answered request for up to this many intervals and would start a replica for it.
+# For up to this many intervals, Serve counts a request that has ended and would start a replica.
 ANSWERED_INTERVALS = REPORTS + 2
 SILENT_S = 1.0
 
@@ -66,7 +67,7 @@ def scaling_rules(
 
 
 def engine_metrics(statistics: EngineStatistics) -> dict[str, float]:
-    """What a model replica reports."""
+    """The report of a model replica."""
     return _metrics(
         running=statistics.running,
         waiting=statistics.waiting,
@@ -82,7 +83,7 @@ def engine_metrics(statistics: EngineStatistics) -> dict[str, float]:
 def encoder_metrics(
     *, images_waiting: int, images_encoded_total: int, images_known_total: int
 ) -> dict[str, float]:
-    """What a vision encoder reports. Its speed is measured from its reports."""
+    """The report of a vision encoder, whose speed is derived from successive reports."""
     return _metrics(
         waiting=images_waiting,
         queued_work=images_waiting,
@@ -107,7 +108,7 @@ class Autoscaler:
             return target, context.policy_state
         decided, state = decision.decide(self._rules, observation(context), state)
         if decided == 0 and target > 1:
-            # Serve would request 1 instead, which the next decision would take for an upscale.
+            # Serve would request 1 instead, which the next decision would treat as an upscale.
             decided, state = 1, dataclasses.replace(state, target=1)
         return decided, {STATE_KEY: state}
 

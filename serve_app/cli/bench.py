@@ -67,12 +67,12 @@ Examples:
     type=click.IntRange(1, _MOST_REQUESTS),
     default=50,
     show_default=True,
-    help="How many are measured.",
+    help="Number of measured requests.",
 )
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 10_000),
-    help="Most requests at a time; default: 4, or no limit with --rate.",
+    help="Maximum concurrent requests; default: 4, or no limit with --rate.",
 )
 @click.option(
     "--rate",
@@ -90,7 +90,7 @@ Examples:
 @click.option(
     "--prompts",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="JSON lines with `prompt` or `messages`, and perhaps `max_tokens`.",
+    help="JSON lines with `prompt` or `messages`, and optionally `max_tokens`.",
 )
 @click.option(
     "--answer-tokens",
@@ -98,25 +98,29 @@ Examples:
     default="64",
     show_default=True,
     metavar="N|N-M",
-    help="Most tokens of an answer.",
+    help="Maximum tokens of an answer.",
 )
-@click.option("--ignore-eos", is_flag=True, help="Always generate so many; not all servers can.")
+@click.option(
+    "--ignore-eos",
+    is_flag=True,
+    help="Always generate this many tokens; not all servers support it.",
+)
 @click.option(
     "--warm-up",
     type=click.IntRange(0, _MOST_REQUESTS),
     default=2,
     show_default=True,
-    help="Requests before those that are measured.",
+    help="Number of requests before the measured ones.",
 )
 @click.option(
     "--max-seconds",
     type=click.FloatRange(0, min_open=True),
     default=600,
     show_default=True,
-    help="When the test ends at the latest, and the warm-up.",
+    help="Time limit of the test, and of the warm-up.",
 )
 @click.option(
-    "--seed", type=int, default=0, show_default=True, help="Of prompts, lengths and starts."
+    "--seed", type=int, default=0, show_default=True, help="Seed of prompts, lengths and starts."
 )
 @click.option(
     "--json",
@@ -135,7 +139,7 @@ def bench(
     """Measure a server that answers many requests for MODEL.
 
     Times are measured here, in OpenAI's protocol: to the first token, between the parts of an
-    answer, per token, and to the end. Ctrl-C ends the test; what was measured until then is shown.
+    answer, per token, and to the end. Ctrl-C ends the test and shows the results so far.
     The exit status is 1 if no answer is complete.
     """
     began = datetime.now(UTC)
@@ -166,7 +170,7 @@ def _requests(given: dict[str, Any]) -> Iterator[LoadRequest]:
 
 
 async def _run(server: Server, model: str, given: dict[str, Any]) -> list[Sample]:
-    """The samples after the warm-up."""
+    """Runs warm-up and test; returns the samples of the test."""
     requests, max_s = _requests(given), given["max_seconds"]
     concurrency = given["concurrency"] or (None if given["rate"] else 4)
     load = Load(concurrency, arrivals(given["rate"], given["seed"]), max_s)
@@ -223,7 +227,7 @@ def _print(summary: LoadSummary, samples: Sequence[Sample]) -> None:
 
 
 def _stated(value: Any) -> Any:
-    """An option in JSON."""
+    """The value of an option as JSON."""
     if isinstance(value, LengthRange):
         return [value.least, value.most]
     return str(value) if isinstance(value, Path) else value

@@ -17,7 +17,7 @@ from serve_app.cli.terminal import harmless, harmless_lines
 
 @dataclass(eq=False)
 class ChatSession:
-    """The turns so far, and how the next one is requested.
+    """The turns so far, and the settings of the next one.
 
     `form`: None, "json" or a JSON schema. `think`: None leaves it to the model. A turn that fails
     or is interrupted before its first word leaves no message behind.
@@ -83,12 +83,12 @@ class ChatSession:
 
 
 def parse_think(text: str) -> bool | str:
-    """on and off, or a level such as low."""
+    """The value of `think`: "on", "off", or a level such as "low"."""
     return {"on": True, "true": True, "off": False, "false": False}.get(text, text)
 
 
 def parse_option(name: str, value: str) -> tuple[str, Any]:
-    """An option of the model; its value is JSON or else a text."""
+    """An option of the model; a value that is not JSON is a text."""
     try:
         return name, json.loads(value)
     except ValueError:
@@ -96,7 +96,8 @@ def parse_option(name: str, value: str) -> tuple[str, Any]:
 
 
 def _shown(text: str) -> str:
-    """An answer is not trusted: it may not control the terminal. Pipes get it unchanged."""
+    """Text for standard output. On a terminal, control characters are escaped, because answers are
+    not trusted; pipes get the text unchanged."""
     return "\n".join(harmless_lines(text)) if sys.stdout.isatty() else text
 
 

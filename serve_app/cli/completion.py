@@ -14,9 +14,9 @@ from runtime.errors import CaravanError
 _TIMEOUT_S = 1.0
 _MOST_NAMES = 1_000
 _VARIABLE = "_CARAVAN_COMPLETE"
-# Other names could end a line of the protocol between click and the shell, or be options.
+# Other names could break the line protocol between click and the shell, or look like options.
 _COMPLETED_NAME = re.compile(r"[A-Za-z0-9_/.][A-Za-z0-9_/.:@+-]{0,255}")
-# bash splits words at colons, which separate the tags of models' names.
+# bash splits words at colons, which occur in the names of models.
 _KEEP_COLONS = "COMP_WORDBREAKS=${COMP_WORDBREAKS//:}\n"
 
 
@@ -62,14 +62,15 @@ def loaded_models(
 
 
 def _names(context: click.Context, path: str) -> list[str]:
-    """Of a document like that of Ollama's `/api/tags`; none if the URL of the server is wrong."""
+    """The names in a document like that of Ollama's `/api/tags`; none if the server's URL is
+    invalid."""
     server = context.params.get("server")
     document = server.get(path, timeout_s=_TIMEOUT_S) if server else {"models": []}
     return [str(model["name"]) for model in document["models"]]
 
 
 def _items(incomplete: str, names: Callable[[], Iterable[str]]) -> list[CompletionItem[str]]:
-    """None after an error: what a user types is not interrupted by messages."""
+    """Completions that match. None after an error: messages would disturb the input line."""
     found: list[str] = []
     with suppress(CaravanError, OSError, LookupError, TypeError):
         found = [name for name in names() if _COMPLETED_NAME.fullmatch(name)]

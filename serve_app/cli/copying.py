@@ -24,7 +24,7 @@ Example:
 def copy(source: str, destination: str, store: Store, as_json: bool) -> None:
     """Give a model of the store a second name, without copying its files.
 
-    If NEW is the name of a model, that name is reassigned.
+    If NEW is already the name of a model, it is reassigned.
     """
     name, new = stored_name(source), stored_name(destination)
     creation.copy(name, new, store)

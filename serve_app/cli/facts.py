@@ -52,7 +52,7 @@ class TypeTotal:
 
 
 class ModelFacts:
-    """Facts of one GGUF file. ModelFileError for other files or without an architecture."""
+    """Facts of one GGUF file. ModelFileError for other files and for one without architecture."""
 
     def __init__(self, path: Path) -> None:
         self.file = UnreadFile.open(path)
@@ -84,7 +84,7 @@ class ModelFacts:
         return _text(self.file.metadata.get("general.license"))
 
     def totals(self) -> list[TypeTotal]:
-        """By type, the largest first."""
+        """Totals by type, the largest first."""
         by_type: dict[BlockType, list[Any]] = {}
         for info in self.file.tensors.values():
             by_type.setdefault(info.type, []).append(info)

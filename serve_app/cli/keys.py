@@ -32,8 +32,8 @@ Example:
 def new(name: str, as_json: bool) -> None:
     """Create a key and print it with its entry for the file of keys.
 
-    Standard output gets the entry with the hash of the key, standard error the key, which is not
-    stored: `caravan key new alice >> keys.yaml`. Limits can be added to the entry.
+    The entry, with the hash of the key, goes to standard output; the key, which is not stored, to
+    standard error: `caravan key new alice >> keys.yaml`. Limits can be added to the entry.
     """
     if not re.fullmatch(NAME_PATTERN, name):
         raise click.BadParameter("use at most 64 letters, digits and ._@-", param_hint="NAME")

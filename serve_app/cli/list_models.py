@@ -52,7 +52,7 @@ def list_(store: Store, as_json: bool) -> None:
 
 
 def _row(store: Store, name: ModelName) -> dict[str, Any]:
-    """The facts of a model; for a damaged one those that are known, and the error."""
+    """The facts of a model; for a damaged one the known facts and the error."""
     row: dict[str, Any] = {
         "name": str(name),
         "digest": None,

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 from serve_app.cli.log_lines import LogFilter, LogLine, parse_line
 
-# Longer ones are read as several.
+# Longer lines are read as several.
 _LONGEST_LINE = 2**20
 
 
@@ -19,14 +19,14 @@ def log_path(own: Mapping[str, str]) -> Path:
 
 
 def last_lines(file: BinaryIO, chosen: LogFilter, count: int) -> list[LogLine]:
-    """The last `count` of the complete lines that the filter selects; reads up to the end."""
+    """The last `count` complete lines that the filter selects; reads up to the end of the file."""
     selected = (line for line in _complete_lines(file) if chosen.selects(line))
     return list(deque(selected, maxlen=count))
 
 
 def new_lines(file: BinaryIO, chosen: LogFilter, wait: Callable[[], None]) -> Iterator[LogLine]:
-    """Selected lines that are written from now on, without end; `wait` is called when there are
-    none. A server that starts empties the file, which is then read from its beginning."""
+    """An endless iterator of selected lines written from now on; calls `wait` when there are none.
+    When a starting server truncates the file, it is read from its beginning."""
     while True:
         yield from (line for line in _complete_lines(file) if chosen.selects(line))
         wait()
@@ -35,7 +35,7 @@ def new_lines(file: BinaryIO, chosen: LogFilter, wait: Callable[[], None]) -> It
 
 
 def _complete_lines(file: BinaryIO) -> Iterator[LogLine]:
-    """Up to the end, or the beginning of a line that is still being written."""
+    """The complete lines up to the end of the file; leaves a line that is still being written."""
     while raw := file.readline(_LONGEST_LINE):
         if not raw.endswith(b"\n") and len(raw) < _LONGEST_LINE:
             file.seek(-len(raw), os.SEEK_CUR)

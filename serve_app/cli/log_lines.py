@@ -1,4 +1,4 @@
-"""Lines of the log of `caravan serve`: those of the application, of Ray, and of other programs."""
+"""Parses lines of the log of `caravan serve`, of the application, Ray and other programs."""
 
 import json
 import re
@@ -26,8 +26,8 @@ _FACT = re.compile(r"(?<!\S)(model|request)='?([^\s',]+)")
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """`source`: the actor, "" for the program itself. `level` None: the line belongs to the one
-    before it, as those of a stack trace do. `when`: local time, "" if unknown."""
+    """`source`: the actor, "" for the program itself. `level` None: the line continues the previous
+    one, for example in a stack trace. `when`: local time, "" if unknown."""
 
     source: str
     level: str | None
@@ -39,14 +39,14 @@ class LogLine:
 
 
 def split_source(line: str) -> tuple[str, str]:
-    """The actor that Ray names before a line, "" without one, and the text; without colours."""
+    """The actor that Ray names before a line ("" if none), and the text without colours."""
     plain = _ANSI.sub("", line).rstrip("\r\n")
     prefix = _PREFIX.match(plain)
     return (prefix[1], plain[prefix.end() :]) if prefix else ("", plain)
 
 
 def structured(text: str) -> dict[str, Any] | None:
-    """The object that is a line of the application, None for other lines."""
+    """The JSON object in a line of the application; None for other lines."""
     if not text.startswith('{"event"'):
         return None
     try:
@@ -77,7 +77,7 @@ def parse_line(line: str) -> LogLine:
 class LogFilter:
     """Selects lines of at least `level` that name `model` and `request`; None selects all.
 
-    Lines without a level are selected if the line before of the same source is.
+    Lines without a level are selected if the previous line of the same source is.
     """
 
     def __init__(self, *, level: str, model: str | None, request: str | None) -> None:

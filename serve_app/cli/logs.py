@@ -33,7 +33,7 @@ Examples:
     type=click.IntRange(0, 10**6),
     default=50,
     show_default=True,
-    help="How many of the last lines to show.",
+    help="Number of last lines to show.",
 )
 @click.option(
     "--level",
@@ -68,7 +68,7 @@ def pause() -> None:
 
 
 def show(line: LogLine) -> None:
-    """Print a line; what would control the terminal is escaped."""
+    """Print a line with control characters escaped."""
     if line.level is None:
         click.echo(f"    {harmless(line.event)}")
         return

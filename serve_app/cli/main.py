@@ -33,7 +33,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "Import models of Ollama without copying them.",
         ),
         "list": ("serve_app.cli.list_models:list_", "List the models in the store; also `ls`."),
-        "show": ("serve_app.cli.show:show", "Show what a model is and what memory it needs."),
+        "show": ("serve_app.cli.show:show", "Show facts about a model and the memory it needs."),
         "verify": (
             "serve_app.cli.verify:verify",
             "Check the files of models against their digests.",
@@ -115,7 +115,7 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="caravan", prog_name="caravan")
 def caravan() -> None:
-    """Serve models and talk with them; pull, inspect, check, create and remove GGUF models.
+    """Serve models and chat with them; pull, inspect, check, create and remove GGUF models.
 
     Names of models: `llama3.2:1b`, `hf://org/repo:Q4_K_M`.
     """

@@ -1,4 +1,4 @@
-"""Progress: bars on a terminal, plain lines elsewhere, or JSON, one object a line."""
+"""Progress: bars on a terminal, plain lines elsewhere, or JSON with one object per line."""
 
 import sys
 import time
@@ -54,7 +54,7 @@ def bars_on(console: Console) -> Iterator["ProgressBars"]:
 
 
 def counted(report: Progress, status: str) -> Callable[[int, int], None]:
-    """For work that reports one count of bytes, done and total."""
+    """A callback for work that reports one count of bytes, done and total."""
 
     def completed(done: int, total: int) -> None:
         report(PullProgress(status, total=total, completed=done))
@@ -63,7 +63,7 @@ def counted(report: Progress, status: str) -> Callable[[int, int], None]:
 
 
 class ProgressBars:
-    """A bar for each blob or other work; if there are several, one above them for the total."""
+    """A bar for each blob or other item; if there are several, one more for the total."""
 
     def __init__(self, bars: rich.progress.Progress) -> None:
         self._bars = bars
@@ -118,7 +118,7 @@ class StepWriter:
 
 
 def write_line(step: PullProgress) -> None:
-    """For logs and pipes."""
+    """Writes a step as a line for logs and pipes."""
     share = ""
     if step.total:
         share = f": {100 * step.completed // step.total}% of {byte_size(step.total)}"
@@ -126,7 +126,7 @@ def write_line(step: PullProgress) -> None:
 
 
 def write_json(step: PullProgress) -> None:
-    """In the format of Ollama's `/api/pull`."""
+    """Writes a step in the format of Ollama's `/api/pull`."""
     document: dict[str, object] = {"status": step.status}
     if step.digest is not None:
         document["digest"] = step.digest

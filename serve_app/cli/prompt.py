@@ -1,4 +1,4 @@
-"""The prompt of `caravan run`: lines, commands that begin with "/", and pictures by their paths."""
+"""The prompt of `caravan run`: messages, commands that begin with "/", and paths of pictures."""
 
 import atexit
 import os
@@ -189,8 +189,8 @@ COMMANDS: dict[str, Callable[[ChatSession, str], None]] = {
 
 
 def _keep_history() -> None:
-    """Lines of earlier conversations, readable by this user only; none where no file can be
-    written."""
+    """Keeps the lines of earlier conversations in a file that only this user can read; keeps none
+    if the file cannot be written."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     path = Path(state).expanduser() / "caravan" / "history"
     try:

@@ -31,8 +31,8 @@ def pull(sources: tuple[str, ...], store: Store, as_json: bool) -> None:
 
     A SOURCE is hf://org/repo[:quantisation] or hf://org/repo/file.gguf, each with [@revision], or a
     name of a registry: llama3.2:1b, ollama://[host/][namespace/]name[:tag]. An interrupted pull
-    resumes when it is repeated. If one model fails, the others are pulled nevertheless; the exit
-    status is then 1.
+    resumes when it is repeated. If one model fails, the others are still pulled; the exit status is
+    then 1.
     """
     failed = False
     for text in sources:

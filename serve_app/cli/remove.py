@@ -24,7 +24,7 @@ Example:
 def remove(names: tuple[str, ...], store: Store, as_json: bool) -> None:
     """Remove models and the files that no other model uses.
 
-    If one cannot be removed, the others are removed nevertheless; the exit status is then 1.
+    If one cannot be removed, the others are still removed; the exit status is then 1.
     """
     failed = False
     for text in names:
@@ -44,6 +44,6 @@ def remove(names: tuple[str, ...], store: Store, as_json: bool) -> None:
 
 
 def stored_name(text: str) -> ModelName:
-    """The name in the store that a name or a source stands for."""
+    """The name in the store for a name or a source."""
     source = parse_source(text)
     return ModelName.parse(text) if isinstance(source, PathSource) else source.name

@@ -37,9 +37,9 @@ Examples:
     help="A picture for the prompt; may be repeated.",
 )
 @click.option(
-    "--format", "form", metavar="json|FILE", help="Answer in JSON, or by the JSON schema in a file."
+    "--format", "form", metavar="json|FILE", help="Answer in JSON, or in the form of a JSON schema."
 )
-@click.option("--think", metavar="on|off|LEVEL", help="Thinking of models that can.")
+@click.option("--think", metavar="on|off|LEVEL", help="Thinking, for models that support it.")
 @click.option("--hide-thinking", is_flag=True, help="Think, but do not show it.")
 @click.option(
     "--set",
@@ -51,7 +51,8 @@ Examples:
 @click.option("--keep-alive", metavar="TIME", help="How long the model stays loaded, such as 10m.")
 @click.option("--verbose", is_flag=True, help="Show numbers of tokens and speed.")
 def run(server: Server, model: str, prompt: tuple[str, ...], **given: Any) -> None:  # fmt: skip
-    """Ask MODEL, or without PROMPT talk with it. Standard input follows the prompt."""
+    """Ask MODEL, or chat with it if there is no PROMPT. Standard input is appended to the
+    prompt."""
     session = ChatSession(
         server,
         model,

@@ -1,4 +1,4 @@
-"""`caravan serve`: starts Ray Serve with models, and shows what matters of its output."""
+"""`caravan serve`: starts Ray Serve with models, and shows the relevant part of its output."""
 
 import os
 import secrets
@@ -31,7 +31,7 @@ from serve_app.config.settings import read_settings
 from serve_app.haproxy import BINARY_VARIABLE, COMMAND, SECRET_VARIABLE
 
 _CONFIG_SUFFIXES = (".yaml", ".yml")
-# What every configuration needs for HAProxy; configs/quickstart.yaml explains it.
+# Variables that every configuration needs for HAProxy; configs/quickstart.yaml explains them.
 _SERVE_ENVIRONMENT = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
@@ -43,11 +43,11 @@ _SERVE_ENVIRONMENT = {
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
 }
 _SECRET_BYTES = 32
-# How often a thread of the CPU kernels looks for work before it sleeps. OpenMP's own 300,000 takes
-# the processor from other processes and slows replicas beside them down.
+# How often a thread of the CPU kernels polls for work before it sleeps. OpenMP's default of 300,000
+# takes the processor from other processes, which slows down the other replicas of a machine.
 _SPIN_COUNT = "1000"
-# Ray's default of 15 puts replicas behind all else on the machine, also behind Ray's own processes
-# that start.
+# Ray's default of 15 gives replicas less priority than everything else on the machine, including
+# Ray's own starting processes.
 _NICENESS = "0"
 
 
@@ -101,7 +101,7 @@ def config_of(models: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]
 
 
 def environment(own: Mapping[str, str]) -> dict[str, str]:
-    """For Serve's processes; what `own` sets stays."""
+    """The environment of Serve's processes; variables that `own` sets are kept."""
     files = f"/tmp/caravan-{os.getuid()}"  # short: Ray puts a node's id into paths of sockets
     made = {
         BINARY_VARIABLE: str(Path(sys.executable).with_name(COMMAND)),
@@ -111,7 +111,7 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": files,
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{files}/server-state",
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Lines of loading progress differ in their numbers only; Ray would fold them into one.
+        # Ray would fold the lines of loading progress into one, because only their numbers differ.
         "RAY_DEDUP_LOGS": "0",
         "GOMP_SPINCOUNT": _SPIN_COUNT,
         "RAY_worker_niceness": _NICENESS,
@@ -157,15 +157,15 @@ def _serve(path: Path, *, verbose: bool) -> int:
 
 
 def _prepare_child() -> None:
-    """The calling process gets SIGTERM when its parent ends, even if that is killed, and heeds
-    interrupts, which processes that a shell starts in the background ignore."""
+    """Make the calling process receive SIGTERM when its parent ends, even if it is killed, and
+    handle interrupts, which processes that a shell starts in the background ignore."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager
 def _config_file(models: Sequence[str], given: Mapping[str, Any]) -> Iterator[Path]:
-    """The configuration that is named, or a temporary one."""
+    """The given configuration file, or a temporary one for the given models."""
     configs = [model for model in models if model.endswith(_CONFIG_SUFFIXES)]
     if configs:
         if len(models) > 1 or any(value is not None for value in given.values()):
@@ -179,7 +179,7 @@ def _config_file(models: Sequence[str], given: Mapping[str, Any]) -> Iterator[Pa
 
 
 def _name(source: str) -> str:
-    """The name of a source in requests: of a file its stem, of a repository its last part."""
+    """The name of a source in requests: the stem of a file, the last part of a repository."""
     path = Path(source)
     if path.suffix.lower() == ".gguf":
         return path.stem
@@ -194,7 +194,7 @@ def _address(path: Path) -> str:
 
 
 def _expected(path: Path) -> frozenset[str]:
-    """The models of which a replica starts at once."""
+    """The models that have a replica from the start."""
     config = read_config(path)
     names = {
         model.name

@@ -1,4 +1,4 @@
-"""What `caravan serve` shows of the output of Ray Serve."""
+"""The part of Ray Serve's output that `caravan serve` shows."""
 
 import re
 import sys
@@ -20,7 +20,8 @@ _SHOWN_TROUBLE = 5
 
 
 class StartReport:
-    """Shows the progress of a start, then warnings and errors. `models`: those that start at once.
+    """Shows the progress of a start, then warnings and errors. `models`: those that start with the
+    server.
 
     Use as a context manager; `read` gets each line of output.
     """
@@ -47,7 +48,7 @@ class StartReport:
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
             self._bars.start()
-        self._say("starting Ray Serve")
+        self._print("starting Ray Serve")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -62,7 +63,7 @@ class StartReport:
         else:
             self._kept = [*self._kept, f"({source}) {text}" if source else text][-_KEPT_LINES:]
             if "Importing and building app" in text:
-                self._say("reading the configuration")
+                self._print("reading the configuration")
             elif "Started HTTP server" in text:
                 self._served = True
                 self._check_ready()
@@ -70,24 +71,24 @@ class StartReport:
     def stopping(self) -> None:
         """The user has interrupted the server."""
         if not self.is_stopping:
-            self._say("stopping")
+            self._print("stopping")
         self.is_stopping = True
 
     def ended(self, status: int) -> None:
-        """The server has ended with this exit status, unasked."""
+        """The server has ended with this exit status without being interrupted."""
         trouble = [line for line in self._kept if _TROUBLE.search(line)]
         for line in trouble[-_SHOWN_TROUBLE:]:
-            self._say(shortened(line, _LONGEST_LINE))
-        self._say(f"The server ended with status {status}. All of its output: {self._log}")
+            self._print(shortened(line, _LONGEST_LINE))
+        self._print(f"The server ended with status {status}. All of its output: {self._log}")
 
     def _event(self, event: dict[str, Any]) -> None:
         model = str(event.get("model", ""))
         match event.get("event"):
             case "starting":
-                self._say(f"{model}: starting")
+                self._print(f"{model}: starting")
             case "device":
                 kernels = f", kernels {event['kernels']}" if event.get("kernels") else ""
-                self._say(f"device {event.get('name') or event.get('kind')}{kernels}")
+                self._print(f"device {event.get('name') or event.get('kind')}{kernels}")
             case "loading":
                 self._loading(model, float(event.get("percent", 0)))
             case "ready":
@@ -98,18 +99,18 @@ class StartReport:
                 self._waiting.discard(model)
                 self._served_models.discard(model)
                 what = model or str(event.get("what", ""))
-                self._say(f"{what}: {event.get('reason', '')}", problem=True)
+                self._print(f"{what}: {event.get('reason', '')}", problem=True)
                 self._check_ready()
             case name if event.get("level") in ("warning", "error"):
                 hidden = ("event", "level", "timestamp", "traceback")
                 facts = ", ".join(f"{k}: {v}" for k, v in event.items() if k not in hidden)
-                self._say(f"{name}: {facts}", problem=True)
+                self._print(f"{name}: {facts}", problem=True)
 
     def _loading(self, model: str, percent: float) -> None:
         if not sys.stderr.isatty():
             if percent >= 100 and model not in self._tasks:
                 self._tasks[model] = TaskID(0)
-                self._say(f"{model}: loaded")
+                self._print(f"{model}: loaded")
             return
         if model not in self._tasks:
             self._tasks[model] = self._bars.add_task(harmless(f"{model}: loading"), total=100)
@@ -122,7 +123,7 @@ class StartReport:
         self._stop_bars()
         seconds = time.monotonic() - self._begun
         names = ", ".join(sorted(self._served_models)) or "none of the models yet"
-        self._say(
+        self._print(
             f"Caravan serves {names} at {self._address} after {seconds:.0f} s: chat page /, "
             f"status /status, APIs /docs. Log: {self._log}. Ctrl-C stops it."
         )
@@ -131,7 +132,7 @@ class StartReport:
         if self._bars.live.is_started:
             self._bars.stop()
 
-    def _say(self, text: str, *, problem: bool = False) -> None:
+    def _print(self, text: str, *, problem: bool = False) -> None:
         line = harmless(text)
         if self._bars.live.is_started:
             self._bars.console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -21,7 +21,7 @@ class ServerError(CaravanError):
 
 
 class Server:
-    """A server at `host`, with `key` if it has API keys. Answers may take as long as they need."""
+    """A server at `host`, with `key` if it has API keys. Answers have no time limit."""
 
     def __init__(self, host: str, key: str | None) -> None:
         self.host = with_scheme(host)

@@ -27,7 +27,7 @@ from serve_app.replica.loading import DEFAULT_CONTEXT_TOKENS
 from serve_app.replica.machine import cache_type, number_type, usable_cpus
 
 _NO_LIMIT = 1 << 62
-# Planning takes time in proportion to the context, and a file may state any context.
+# Planning takes time proportional to the context, and a file may state any context.
 _MAX_WHOLE_CONTEXT = 1 << 21
 _DEFAULTS = ModelSettings.model_fields
 
@@ -37,8 +37,8 @@ class ServingMemory:
     """Bytes for `slots` concurrent requests, each with a context of `context_tokens`.
 
     `vision_weight_bytes`: the vision model's part of `weight_bytes`; `vision_bytes`: memory to
-    encode images, beside the weights; `projector_left_alone`: why the model's own projector is not
-    used. `least_bytes`: with a cache for one context, the minimum to start.
+    encode images, in addition to the weights; `projector_left_alone`: why the model's own projector
+    is not used. `least_bytes`: the minimum to start, with a cache for one context.
     `whole_context_tokens`: the context that the model was trained for;
     `whole_context_cache_bytes`: the cache for one request of that length, None beyond a limit.
     `available_bytes` and `cache_tokens`: memory and cache positions on this machine, None if it has
@@ -147,7 +147,7 @@ def _options(
 
 
 def _outline(files: _Files, device: torch.device, *, wanted: bool) -> _UnloadedModel:
-    """With its vision model, unless the model's own projector does not fit."""
+    """The model with its vision model; without it if the model's own projector does not fit."""
     try:
         return _built_for(files, device)
     except (ConfigurationError, UnsupportedModelError) as error:
@@ -158,8 +158,8 @@ def _outline(files: _Files, device: torch.device, *, wanted: bool) -> _UnloadedM
 
 
 def _built_for(files: _Files, device: torch.device) -> _UnloadedModel:
-    """On a CPU, weights are views of the mapped file and are not read; for other devices, which
-    would copy them, they are on "meta"."""
+    """The model without reading its weights. On a CPU they are views of the mapped file; for other
+    devices, which would copy them, they are on "meta"."""
     draft = _built_on(files, META, device)
     if device.type != "cpu":
         return draft
@@ -170,7 +170,7 @@ def _built_for(files: _Files, device: torch.device) -> _UnloadedModel:
 
 
 def _built_on(files: _Files, where: torch.device, device: torch.device) -> _UnloadedModel:
-    """`where`: the device of the weights; `device`: the one to serve on."""
+    """`where`: the device of the weights; `device`: the device to serve on."""
     facts = files.facts
     options = ScopeOptions(adapters=files.adapters)
     w = TensorScope(facts.file, device=where, dtype=_number_type(device), options=options)
@@ -215,7 +215,7 @@ def _whole_context_bytes(
 def _room(
     outline: _UnloadedModel, options: EngineOptions, device: torch.device
 ) -> tuple[int | None, int | None, str | None]:
-    """Available bytes, the positions that the cache may then hold, or why there are none."""
+    """Available bytes and the cache positions that fit, or the reason why none do."""
     if device.type == "cuda" and not torch.cuda.is_available():
         return None, None, None
     available = available_bytes(device)

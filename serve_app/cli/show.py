@@ -59,7 +59,7 @@ Examples:
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
     default="auto",
-    help="Device to serve on; default: that of this machine.",
+    help="Device to serve on; default: CUDA if this machine has it, else the CPU.",
 )
 @click.option(
     "--projector",

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-# The terminal wraps lines: truncated or folded ones could not be copied or piped.
+# The terminal wraps long lines; if they were truncated or folded, they could not be copied.
 _WIDTH = 100_000
 _SIZES = ("kB", "MB", "GB", "TB")
 
@@ -104,13 +104,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def print_json(value: Any, *, line: bool = False) -> None:
-    """One document, or one of several lines; characters beyond ASCII are escaped."""
+    """Print one JSON document, indented, or as one of several lines. Characters beyond ASCII are
+    escaped."""
     indent = None if line else 2
     click.echo(json.dumps(plain(value), ensure_ascii=True, allow_nan=False, indent=indent))
 
 
 def print_written(paths: Iterable[Path], *, as_json: bool) -> None:
-    """The files that a command has written, with their sizes."""
+    """Print the files that a command has written, with their sizes."""
     for path in paths:
         size = path.stat().st_size
         if as_json:
@@ -120,7 +121,7 @@ def print_written(paths: Iterable[Path], *, as_json: bool) -> None:
 
 
 def plain(value: Any) -> Any:
-    """For JSON: arrays as lists, and non-finite numbers as "nan", "inf", "-inf"."""
+    """The value in JSON types: arrays as lists, non-finite numbers as "nan", "inf", "-inf"."""
     if isinstance(value, np.ndarray | np.generic):
         return plain(value.tolist())
     if isinstance(value, Mapping):

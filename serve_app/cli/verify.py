@@ -22,7 +22,7 @@ _READ_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem of a model's blob; `layer` None: of its manifest."""
+    """A problem of a model's blob, or of its manifest if `layer` is None."""
 
     model: ModelName
     layer: ManifestLayer | None
@@ -60,7 +60,7 @@ def verify(names: tuple[str, ...], repair: bool, store: Store, as_json: bool) ->
 
 
 def _findings(store: Store, models: list[ModelName], progress: Progress) -> Iterator[Finding]:
-    """Reads a blob that several models share once."""
+    """The problems of all models. A blob that several models share is read once."""
     known: dict[str, str | None] = {}
     for model in models:
         try:

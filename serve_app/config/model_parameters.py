@@ -6,7 +6,7 @@ from typing import Any
 from runtime.errors import RequestError
 from serve_app.config.options import BOUNDS, Bounds, number, stop_strings
 
-# Stored and shown, but not used. Ollama has removed some of them.
+# Parameters that are stored and shown but not used. Ollama has removed some of them.
 _KEPT: Mapping[str, Bounds] = {
     "num_batch": Bounds(int),
     "num_gpu": Bounds(int),
@@ -23,7 +23,7 @@ _NAMES = frozenset({"stop", *BOUNDS, *_KEPT, *_SWITCHES})
 
 
 def check_parameters(raw: Mapping[str, Any]) -> None:
-    """RequestError names an unknown parameter, or the required type or range."""
+    """Raises a RequestError that names an unknown parameter, or the required type or range."""
     for name, value in raw.items():
         if name not in _NAMES:
             raise RequestError(f'option "{name}" is not known')

@@ -20,7 +20,7 @@ def named_source(text: str, store: Store) -> RemoteSource:
 
 
 def requested_source(text: str, store: Store) -> RemoteSource:
-    """The same for a text in a request; RequestError if it does not name a model."""
+    """As `named_source`, for a text in a request; RequestError if it does not name a model."""
     try:
         return named_source(text, store)
     except SourceError as error:

@@ -11,7 +11,7 @@ from runtime.engine.request import MAX_TOP_LOGPROBS, SamplingParams
 from runtime.errors import RequestError
 
 SEED_LIMIT = 2**63
-LONGEST = 2**63 - 1  # the largest integer on the wire
+LONGEST = 2**63 - 1  # the largest integer in messages to replicas
 LARGEST = 1e6
 # Stop strings are searched for after every token.
 MAX_STOP_STRINGS = 64
@@ -22,9 +22,10 @@ MAX_STOP_CHARACTERS = 1024
 class Options:
     """Options of sampling and of the end of an answer; None: not given.
 
-    `num_predict` below 1: no limit of its own. `num_keep`: tokens at the beginning that stay when a
-    prompt is truncated or the context shifts, below 0 as many as possible. `num_ctx` is at least 1.
-    `seed` -1: random. `repeat_last_n` -1: the whole sequence. `top_k` 0 or -1: all tokens.
+    `num_predict` below 1: limited by the context only. `num_keep`: number of tokens at the
+    beginning that are kept when a prompt is truncated or the context shifts; below 0: as many as
+    possible. `num_ctx` is at least 1. `seed` -1: random. `repeat_last_n` -1: the whole sequence.
+    `top_k` 0 or -1: all tokens.
     """
 
     temperature: float | None = None
@@ -93,7 +94,7 @@ class Bounds:
     type: type[int] | type[float]
     low: float = -math.inf
     high: float = math.inf
-    above: bool = False  # `low` itself is outside
+    above: bool = False  # whether `low` itself is out of range
 
     def __contains__(self, value: float) -> bool:
         return (value > self.low if self.above else value >= self.low) and value <= self.high
@@ -104,7 +105,7 @@ class Bounds:
         return " and ".join(filter(None, (low, high)))
 
 
-# The names of llama.cpp's server, in every protocol that has options of sampling.
+# Options with the names of llama.cpp's server, in every protocol that has sampling options.
 CHAIN_BOUNDS: Mapping[str, Bounds] = {
     "typical_p": Bounds(float, 0, 1, above=True),
     "top_n_sigma": Bounds(float, -1, LARGEST),
@@ -190,7 +191,7 @@ def read_options(raw: Mapping[str, Any], *, unknown: Callable[[str], None] = _re
 
 
 def served_options(raw: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]]:
-    """The supported ones of a model's own parameters, and the errors of the others."""
+    """The supported options among a model's own parameters, and the errors of the others."""
     options, refused = Options(), []
     for name, value in raw.items():
         try:
@@ -211,7 +212,8 @@ def number(name: str, value: Any, bounds: Bounds, *, noun: str = "field") -> int
 
 
 def sequence_breakers(value: Any, *, noun: str) -> tuple[str, ...]:
-    """ASCII characters, each of which is within one token in every vocabulary."""
+    """The sequence breakers: ASCII characters, each of which is part of a single token in every
+    vocabulary."""
     given = value if isinstance(value, list) else [None]
     if len(given) > 128 or not all(
         isinstance(each, str) and len(each) == 1 and each.isascii() for each in given

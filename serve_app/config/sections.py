@@ -1,4 +1,4 @@
-"""Configuration sections that others share or inherit."""
+"""Configuration sections that other sections contain or inherit."""
 
 from typing import Any, Literal, Self
 
@@ -21,12 +21,12 @@ class Section(BaseModel):
 
 
 class AutoscalingSettings(Section):
-    """The number of replicas follows the load. The targets are those of one replica."""
+    """How the number of replicas follows the load. Targets are per replica."""
 
     min_replicas: int = Field(default=1, ge=0)
-    """The least number of replicas."""
+    """Minimum number of replicas."""
     max_replicas: int = Field(default=1, ge=1)
-    """The largest number of replicas."""
+    """Maximum number of replicas."""
     target_queue_s: float = Field(default=5.0, gt=0)
     """Time that queued prompts take at the measured prefill speed; of a vision encoder: queued
     images."""
@@ -53,7 +53,7 @@ class AutoscalingSettings(Section):
 
 
 class ResponseStoreSettings(Section):
-    """Where responses of OpenAI's protocol are stored, to be continued or retrieved; see
+    """The store of responses of OpenAI's protocol, which can be continued or retrieved; see
     `serve_app.responses.stored_responses`.
     """
 
@@ -75,16 +75,16 @@ class ResponseStoreSettings(Section):
 
 
 class SpeculationSettings(Section):
-    """Tokens that a step computes before they are known to follow. The answers are the same."""
+    """Speculative decoding: proposed tokens that a step verifies. The answers are the same."""
 
     ngram: bool = True
-    """Propose the tokens that followed the last ones where these occurred before in the
-    conversation."""
+    """Propose by prompt lookup: the tokens that followed an earlier occurrence of the last ones in
+    the conversation."""
     draft: str | None = Field(default=None, min_length=1)
-    """A smaller model of the same vocabulary that proposes tokens where `ngram` has none: a source,
-    as of a model."""
+    """Source of a smaller model of the same vocabulary, a draft model, that proposes tokens where
+    `ngram` has none."""
     tokens: int = Field(default=8, ge=1, le=64)
-    """Limit of one proposal; fewer, or none, are proposed where they do not pay."""
+    """Maximum length of one proposal; shorter ones, or none, are made where that is faster."""
 
     @field_validator("draft")
     @classmethod
@@ -131,10 +131,10 @@ class EngineSettings(Section):
     CUDA. It is Ollama's `OLLAMA_KV_CACHE_TYPE`, whose `f16` is `float16`; see "Types of the KV
     cache"."""
     max_sequences: int = Field(default=16, ge=1)
-    """Requests that run at a time; more wait."""
+    """Maximum number of running requests; further ones wait."""
     max_waiting: int = Field(default=512, ge=0)
-    """Requests that may wait; more get 503. One client may hold as many of these places as are
-    still free, which is 256 while it is the only one; see "Several clients"."""
+    """Maximum number of waiting requests; further ones get 503. One client may hold as many of
+    these places as are still free, which is 256 while it is the only one; see "Several clients"."""
     step_tokens: int = Field(default=512, ge=1)
     """Limit of tokens per step: larger values prefill faster, smaller ones keep streams
     steadier."""
@@ -158,8 +158,8 @@ class EngineSettings(Section):
     4 GiB, at most a sixteenth of what is free, for a CUDA device (rounded down to a power of two),
     0 on a CPU. It is not part of `memory_bytes`."""
     cuda_graphs: bool = True
-    """On a GPU, the host starts all kernels of a decode step at once; not where several devices or
-    ranks compute a model, nor with cross-attention to images."""
+    """Capture decode steps as CUDA graphs on a GPU; not where several devices or ranks compute a
+    model, nor with cross-attention to images."""
     image_cache_bytes: int | None = Count
     """Memory for image features; null: four images of the largest size."""
     image_memory_bytes: int | None = Count
@@ -174,7 +174,7 @@ class EngineSettings(Section):
     threads: int | None = Count
     """CPU threads; null: one for each CPU that the process may use."""
     speculation: SpeculationSettings = SpeculationSettings()
-    """Tokens that are computed before they are known to follow; see "Speculation"."""
+    """Speculative decoding; see "Speculation"."""
     trace: bool = False
     """Whether all requests are traced; see "Traces"."""
     trace_folder: str | None = None

@@ -30,10 +30,10 @@ from serve_app.gateway.failover import FailoverRules
 from serve_app.on_demand.pool_settings import OnDemandModelSettings, OnDemandSettings
 
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.\-/]*(:[A-Za-z0-9_][A-Za-z0-9_.\-]*)?$"
-# Limit of the image decoders.
+# Largest file that the image decoders accept.
 MAX_IMAGE_BYTES = 32 * 2**20
 MAX_RANKS = 256
-MAX_FETCH_S = 300.0  # of an image by URL
+MAX_FETCH_S = 300.0  # upper limit of the timeout for fetching an image by URL
 _NAME = r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9._\-]*[A-Za-z0-9_])?"
 HOST_NAME_PATTERN = rf"^(\*|{_NAME})$"
 ORIGIN_PATTERN = (
@@ -67,8 +67,8 @@ class FailoverSettings(Section):
     """How many replicas a request may lose in a row without progress (three new tokens); in total
     it may lose five times as many. 0: the loss of a replica fails all its requests."""
     silence_s: float = Field(default=10.0, ge=3)
-    """Time without a heartbeat, sent every second, after which a replica counts as lost. A host
-    that is gone is noticed after 3 s."""
+    """Time without a heartbeat, sent every second, after which a replica counts as lost. A lost
+    host is noticed after 3 s."""
 
     @property
     def rules(self) -> FailoverRules:
@@ -76,7 +76,7 @@ class FailoverSettings(Section):
 
 
 class VisionSettings(Section):
-    """Where a model's images are encoded. All keys but `placement` configure a pool."""
+    """Where a model's images are encoded. All keys except `placement` configure a pool."""
 
     placement: Literal["auto", "local", "pool"] = "auto"
     """`local`, in each replica, or `pool`, by separate encoders that all replicas share; `auto` is
@@ -86,7 +86,7 @@ class VisionSettings(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """As for models: `auto`, `float32`, `bfloat16` or `float16`."""
     replicas: int | None = Count
-    """A fixed number of encoders."""
+    """Fixed number of encoders."""
     autoscaling: AutoscalingSettings | None = None
     """As for models; `target_queue_s` is the time that queued images take."""
     num_cpus: float | None = Field(default=None, ge=0)
@@ -98,10 +98,10 @@ class VisionSettings(Section):
     memory_bytes: int | None = Count
     """As for models."""
     cache_bytes: int | None = Count
-    """Host memory for cached features of an encoder; null: 16 images of the largest size."""
+    """Host memory of an encoder for cached features; null: 16 images of the largest size."""
     batch_images: int | None = Count
-    """Limit of waiting images of equal size that are encoded together; null: 1 on a CPU, 4 on
-    CUDA."""
+    """Maximum number of waiting images of equal size that are encoded together; null: 1 on a CPU,
+    4 on CUDA."""
     timeout_s: float = Field(default=120.0, gt=0, le=280)
     """Time limit of an image in the pool, including waiting and retries, at most 280; then its
     request fails."""
@@ -121,7 +121,7 @@ class VisionSettings(Section):
 
     @property
     def encoder(self) -> "VisionSettings":
-        """The settings of the encoders alone, equal for models that can share encoders."""
+        """Only the settings of the encoders, which are equal for models that can share encoders."""
         return self.model_copy(update={"placement": "pool", "timeout_s": 0.0})
 
     @property
@@ -177,7 +177,7 @@ class ModelSettings(EngineSettings):
     num_gpus: float | None = Field(default=None, ge=0)
     """GPUs that Ray reserves for a replica; null: as many as it uses."""
     replicas: int | None = Count
-    """A fixed number of replicas."""
+    """Fixed number of replicas."""
     autoscaling: AutoscalingSettings | None = None
     """A number of replicas that follows the load; see "Autoscaling"."""
     parallel: ParallelSettings = ParallelSettings()
@@ -185,13 +185,13 @@ class ModelSettings(EngineSettings):
     tensor_split: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(None, min_length=1)
     """Shares of the layers on several GPUs of one process; see "Models larger than a device"."""
     num_gpu: int | None = Field(default=None, ge=0)
-    """How many layers are on GPUs, the last ones; the host computes the others. null: as many as
-    fit."""
+    """Number of layers on GPUs, which are the last ones; the host computes the others. null: as
+    many as fit."""
     main_gpu: int = Field(default=0, ge=0)
     """The GPU for models that fit on one."""
     spm_infill: bool = False
-    """Whether text with a `suffix` is inserted by tokens in the order suffix, prefix, answer
-    instead of prefix, suffix, answer; as llama.cpp's option of this name."""
+    """Whether prompts with a `suffix` have their tokens in the order suffix, prefix, answer instead
+    of prefix, suffix, answer; as llama.cpp's option of this name."""
 
     @field_validator("source")
     @classmethod
@@ -227,7 +227,7 @@ class ModelSettings(EngineSettings):
 
     @property
     def brings_options(self) -> bool:
-        """Whether the model may have its own parameters, as those of a store do."""
+        """Whether the model may have its own parameters, as models in a store do."""
         return not isinstance(parse_source(self.source), PathSource)
 
 
@@ -273,7 +273,7 @@ class AppSettings(Section):
     max_image_bytes: int = Field(default=16 * 2**20, ge=1, le=MAX_IMAGE_BYTES)
     """Limit of one image file, at most 32 MiB; all images of a request: 96 MiB."""
     image_urls: ImageUrlSettings | None = None
-    """If given, `image_url` may be a URL of the hosts that it allows."""
+    """If given, `image_url` may be a URL of the allowed hosts."""
     start_timeout_s: float = Field(default=60.0, gt=0)
     """How long a request, or a stream that has lost its replica, waits for a replica to start; with
     `autoscaling`, how long a starting replica delays decisions."""

@@ -1,4 +1,4 @@
-"""What the protocols call: takes tasks and yields deltas, from whichever replicas answer."""
+"""The interface of the protocols to the models: takes tasks and yields deltas of their answers."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -38,10 +38,10 @@ log = get_logger()
 
 
 class ChatBackend:
-    """Sends each task to a replica, and to further ones if that is lost, drained or overloaded.
+    """Sends each task to a replica, and to others if that one is lost, drained or overloaded.
 
-    `start_timeout_s`: how long a task may be without a replica, each time. `private_caches`:
-    cached prefixes and images are not shared between tenants. `meter`, `spans`: record the answers.
+    `start_timeout_s`: how long a task may wait for a replica, each time. `private_caches`: cached
+    prefixes and images are not shared between tenants. `meter`, `spans`: record the answers.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ChatBackend:
         await self.registry.load(model.name, keep_alive_s, tenant=tenant)
 
     async def unload(self, model: ServedModel) -> None:
-        """Configured models stay loaded."""
+        """Unloads a model on demand; configured models stay loaded."""
         async with self._start_timeout(model.name):
             await self.registry.unload(model.name)
 
@@ -184,7 +184,7 @@ class ChatBackend:
         try:
             async with asyncio.timeout(CHOICE_TIMEOUT_S):
                 address = await self.registry.choose(failover.task, avoid=failover.avoid)
-        except (TimeoutError, CaravanError):  # there is none; the draining replica still answers
+        except (TimeoutError, CaravanError):  # no other replica; the draining one still answers
             return False
         if address.replica in failover.avoid or not failover.can_continue_on(address):
             failover.skip(address.replica)
@@ -197,8 +197,8 @@ class ChatBackend:
     async def _place(self, failover: FailoverState, budget: "_WaitBudget") -> Address:
         """The replica for the next attempt, within the budget.
 
-        Replicas that failed the task before get it again, after a pause, if there is no other. An
-        answer that has begun waits also while no node can host the model.
+        Replicas that failed the task before get it again, after a pause, if there is no other one.
+        An answer that has begun waits even while no node can host the model.
         """
         clock = asyncio.get_running_loop().time
         begun = clock()
@@ -256,7 +256,7 @@ class ChatBackend:
 
 
 class _WaitBudget:
-    """How long a task may still be without a replica, with increasing pauses between tries."""
+    """The remaining time that a task may wait for a replica, and growing pauses between tries."""
 
     def __init__(self, left_s: float) -> None:
         self.left_s = left_s

@@ -11,7 +11,7 @@ RUNNING, STARTING = "RUNNING", "STARTING"
 
 
 class RayCluster:
-    """For use in a replica of the application."""
+    """Reads the cluster's state in a replica of the application."""
 
     def __init__(self) -> None:
         self._application = serve.get_replica_context().app_name
@@ -20,7 +20,7 @@ class RayCluster:
         return await asyncio.to_thread(self._view)
 
     async def metrics_urls(self) -> list[str]:
-        """Where Ray's agent of each node exports the metrics of its processes."""
+        """URLs at which Ray's agent of each node exports the metrics of its processes."""
         return await asyncio.to_thread(_metrics_urls)
 
     def _view(self) -> ClusterView:

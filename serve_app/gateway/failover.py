@@ -15,7 +15,7 @@ from serve_app.transport.wire import Address
 # A replica that dies at a fixed position of an answer may first repeat the tokens that it had
 # computed but not delivered, at most two steps. More tokens than that are progress.
 PROGRESS_TOKENS = 3
-# Limit of all losses of a request, in multiples of `max_retries`, however much progress it makes.
+# Limit of all losses of a request, in multiples of `max_retries`, regardless of its progress.
 TOTAL_FACTOR = 5
 MAX_REFUSALS = 3
 # Each move costs a queued task its position.
@@ -24,8 +24,8 @@ MAX_MOVES = 3
 
 @dataclass(frozen=True, slots=True)
 class FailoverRules:
-    """`max_retries`: replicas that a task may lose in a row without progress. `silence_s`: a
-    replica that sends nothing for so long counts as lost."""
+    """`max_retries`: number of replicas that a task may lose in a row without progress.
+    `silence_s`: a replica that sends nothing for this long counts as lost."""
 
     max_retries: int = 2
     silence_s: float = SILENCE_S
@@ -41,30 +41,30 @@ class FailoverState:
     def __init__(
         self, task: Task, rules: FailoverRules, clock: Callable[[], int] = time.monotonic_ns
     ) -> None:
-        self.replica = ""  # of the current or the latest attempt
-        self.next_replica: Address | None = None  # chosen already for the next attempt
-        self.refusal: OverloadedError | None = None  # of the latest replica
+        self.replica = ""  # replica of the current or latest attempt
+        self.next_replica: Address | None = None  # already chosen for the next attempt
+        self.refusal: OverloadedError | None = None  # the refusal of the latest replica
         self.answered = False  # whether the replica of the latest attempt sent a delta
         self._task = task
         self._rules = rules
         self._clock = clock
         self._handovers = 0
-        self._losses = 0  # in a row without progress
+        self._losses = 0  # consecutive losses without progress
         self._total_losses = 0
         self._skipped: set[str] = set()
         self._full: set[str] = set()
         self._model: str | None = None  # identity of the model that began the answer
         self._tokens: list[int] = []
-        self._mirostat_mus: list[float] = []  # after each token, if Mirostat applies
+        self._mirostat_mus: list[float] = []  # states after each token, if Mirostat applies
         self._characters = 0
-        self._scored = 0  # tokens whose log-probabilities the client has
-        self._repeated = 0  # tokens that the current replica samples a second time
-        self._thinking = 0  # tokens of thinking
+        self._scored = 0  # number of tokens whose log-probabilities the client has
+        self._repeated = 0  # number of tokens that the current replica must sample again
+        self._thinking = 0  # number of thinking tokens
         self._echoed = False
-        self._new_tokens = 0  # of the current attempt
+        self._new_tokens = 0  # number of new tokens in the current attempt
         self._arrived_ns = self._attempt_ns = self._first_ns = clock()
         self._attempts = 0
-        self._usage: Usage | None = None  # of the first delta
+        self._usage: Usage | None = None  # usage in the first delta
 
     @property
     def model(self) -> str:
@@ -192,13 +192,14 @@ class FailoverState:
         self.refusal = None
 
     def _note_first(self, usage: Usage) -> None:
-        """The time before the attempt, such as that of starting a replica, counts as queueing."""
+        """Record the first usage. The time before the attempt, such as that of starting a replica,
+        counts as queueing."""
         self._first_ns = self._clock()
         queue_ns = usage.queue_ns + self._attempt_ns - self._arrived_ns
         self._usage = dataclasses.replace(usage, queue_ns=queue_ns)
 
     def _total_usage(self, last: Usage) -> Usage:
-        """The usage of all attempts: one prompt, and the time that passed for the client."""
+        """The usage over all attempts: one prompt, and durations as the client observed them."""
         assert self._usage is not None
         last = dataclasses.replace(last, thinking_tokens=self._thinking)
         if self._attempts == 1:

@@ -12,8 +12,9 @@ from runtime.errors import OverloadedError
 class FairGate:
     """At most `places` holders at a time; the others are admitted in the order of `FairQueue`.
 
-    `max_waiting`: limit of waiting callers, of which one tenant may be only a share (`may_enter`);
-    None: no limit. `things`: what is counted, for error messages. For one event loop.
+    `max_waiting`: limit of waiting callers, of which one tenant may hold only a share
+    (`may_enter`); None: no limit. `things`: the noun for callers in error messages. For one event
+    loop.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class FairGate:
 
     @property
     def count(self) -> int:
-        """Holders and waiting callers."""
+        """Number of holders and waiting callers."""
         return self._holders.total() + len(self._waiting)
 
     @asynccontextmanager

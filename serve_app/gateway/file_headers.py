@@ -33,8 +33,8 @@ def listed_file(
 ) -> ListedModel:
     """The list entry of a model file. Raises ModelFileError if it is damaged.
 
-    `has_projector`: the model has a projector file. `template`: the model's own, which replaces
-    that of the file.
+    `has_projector`: whether the model has a projector file. `template`: the model's own template,
+    which replaces that of the file.
     """
     file = GGUFFile.open(path, arrays=False)
     metadata = Metadata(file.metadata, path=file.path)
@@ -83,7 +83,8 @@ def _jinja(template: str | None) -> str | None:
 def _capabilities(
     metadata: Metadata, own_template: str | None, *, has_projector: bool
 ) -> tuple[str, ...]:
-    """As the loaded model reports them, except that an unsupported vision model counts."""
+    """The capabilities that the loaded model will report, except that an unsupported vision model
+    counts as supported."""
     own = _jinja(own_template)
     embeds = metadata.architecture in EMBEDDING_ARCHITECTURES or bool(
         metadata.get("pooling_type", int, 0)

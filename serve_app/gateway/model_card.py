@@ -18,7 +18,7 @@ class CardAdapter:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """Properties of the model's file, then of how this application serves it.
+    """Properties of the model's file, followed by those of its serving here.
 
     `digest` (hex SHA-256), `modified_at` (unix seconds) and `file_bytes` (all files) are those of
     the manifest if the model is in a store, otherwise of its file. `metadata`: arrays are None

@@ -59,9 +59,10 @@ class ModelReplicas(Protocol):
 class ModelRegistry:
     """Finds models by name and chooses replicas for their tasks.
 
-    `models`: the configured ones. They hide stored models of the same name. `replicas`: of each
-    configured model, by name. `defaults`: options of requests to models that are not configured.
-    `pool`: None without `on_demand`. `plan`: what was known when the application was built.
+    `models`: the configured models, which hide stored models of the same name. `replicas`: those of
+    each configured model, by name. `defaults`: options of requests to models that are not
+    configured. `pool`: None without `on_demand`. `plan`: facts from the time when the application
+    was built.
     """
 
     def __init__(
@@ -110,15 +111,15 @@ class ModelRegistry:
 
     async def loaded(self, allowed: AllowedModels) -> list[LoadedModel]:
         """The allowed models that are loaded in any process, in descending order of expiry."""
-        loaded = [each for found in (await self._ask_loaded()).values() for each in found]
+        loaded = [each for found in (await self._query_loaded()).values() for each in found]
         if self._pool is not None:
             loaded += await self._pool.loaded()
         return merge_loaded(each for each in loaded if each.model.name in allowed)
 
     async def statuses(self) -> list[ReplicaStatus]:
-        """Of all replicas and processes with models on demand. Those of a deployment are missing if
-        one of them does not answer in time."""
-        calls = [_ask(replicas, "status") for replicas in self._replicas.values()]
+        """The statuses of all replicas and of processes with models on demand. All statuses of a
+        deployment are missing if one of them does not answer in time."""
+        calls = [_broadcast(replicas, "status") for replicas in self._replicas.values()]
         if self._pool is not None:
             calls.append(self._pool.statuses())
         answers = await asyncio.gather(*calls)
@@ -152,7 +153,7 @@ class ModelRegistry:
         return None if replicas is None else await replicas.choose_earlier(task, avoid=avoid)
 
     async def describe(self, model: str, *, verbose: bool) -> ModelCard:
-        """From any replica that has loaded the model; waits until there is a replica."""
+        """The card from any replica that has loaded the model; waits until there is one."""
         async with self._schedulable(model):
             replicas = self._replicas.get(model)
             if replicas is None:
@@ -160,14 +161,14 @@ class ModelRegistry:
             try:
                 return await replicas.describe(verbose=verbose)
             except CaravanError as error:
-                cards = await _ask(replicas, "describe", verbose) or []
+                cards = await _broadcast(replicas, "describe", verbose) or []
                 card = next((card for card in cards if isinstance(card, ModelCard)), None)
                 if card is None:
                     raise _without_ray_traceback(error) from None
                 return card
 
     async def load(self, model: str, keep_alive_s: float | None, *, tenant: str) -> None:
-        """Returns when the model is loaded."""
+        """Load the model; returns when it is loaded."""
         if model in self._replicas:
             await self.describe(model, verbose=False)
             return
@@ -193,14 +194,15 @@ class ModelRegistry:
         return ServedModel(stored.name, self._defaults.over(stored.options))
 
     async def _list_configured(self) -> list[ListedModel]:
-        """As their replicas report them or last did; otherwise from the headers of their files. Of
-        files that are not pulled yet only the name is known."""
-        loaded = await self._ask_loaded()
+        """The configured models, as their replicas report or last reported them, otherwise from the
+        headers of their files. Only the name is known of files that are not pulled yet."""
+        loaded = await self._query_loaded()
         self._listed |= {name: found[0].model for name, found in loaded.items() if found}
         return [self._listed.get(name) or unpulled_model(name) for name in self._replicas]
 
     async def _list_stored(self) -> Sequence[ListedModel]:
-        """As last reported if no process runs; a process is started if none has ever reported."""
+        """The stored models, as last reported if no process runs. Starts a process if none has ever
+        reported."""
         if self._pool is None:
             return []
         try:
@@ -211,10 +213,10 @@ class ModelRegistry:
         except (TimeoutError, ModelUnavailableError):
             return self._pool.last_listed
 
-    async def _ask_loaded(self) -> dict[str, list[LoadedModel]]:
-        """What the replicas of each configured model have loaded; as last reported if one of them
+    async def _query_loaded(self) -> dict[str, list[LoadedModel]]:
+        """The loaded models of each configured model's replicas; as last reported if one of them
         does not answer in time."""
-        calls = [_ask(replicas, "loaded") for replicas in self._replicas.values()]
+        calls = [_broadcast(replicas, "loaded") for replicas in self._replicas.values()]
         for name, answers in zip(self._replicas, await asyncio.gather(*calls), strict=True):
             if answers is not None:
                 self._loaded[name] = [each for each in answers if isinstance(each, LoadedModel)]
@@ -244,8 +246,8 @@ def _has_images(task: Task) -> bool:
     return False
 
 
-async def _ask(replicas: ModelReplicas, method: str, *arguments: Any) -> list[Any] | None:
-    """None if a replica does not answer in time."""
+async def _broadcast(replicas: ModelReplicas, method: str, *arguments: Any) -> list[Any] | None:
+    """The answers of all replicas; None if one of them does not answer in time."""
     try:
         return await replicas.broadcast(method, *arguments, timeout_s=LISTING_TIMEOUT_S)
     except TimeoutError:

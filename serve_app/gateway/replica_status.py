@@ -1,4 +1,4 @@
-"""What a replica tells about its engines, for people who watch the server."""
+"""Status of a replica's engines, for monitoring."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -10,7 +10,7 @@ from runtime.errors import ModelUnavailableError
 from serve_app.gateway.listing import ListedModel
 from serve_app.logs import get_logger
 
-# Interval of looking at the cluster, and the interval while every deployment has a replica.
+# Polling interval, and the longer one while every deployment has a replica.
 POLL_S = 2.0
 IDLE_POLL_S = 10.0
 
@@ -48,9 +48,9 @@ class ClusterView:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What was known when the application was built: the need of each deployment by its name in
-    `Schedulability`, the list entries of models whose files were present, and for each model with
-    an encoder pool the name of its encoder deployment's need."""
+    """Facts from the time when the application was built: the need of each deployment by its name
+    in `Schedulability`, the list entries of models whose files were present, and for each model
+    with an encoder pool the name of its encoder deployment's need."""
 
     needs: Mapping[str, Need] = field(default_factory=dict)
     known: Mapping[str, ListedModel] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Plan:
 
 class Cluster(Protocol):
     async def view(self) -> ClusterView:
-        """May raise any error while the cluster is not available."""
+        """The current state. May raise any error while the cluster is not available."""
 
 
 class Schedulability:
@@ -130,8 +130,8 @@ class Schedulability:
 def find_problem(need: Need, view: ClusterView) -> str | None:
     """Why no replica can be started now; None if one runs or may still start.
 
-    A deployment without starting replicas has no problem: starting one is what makes an autoscaler
-    add nodes.
+    A deployment without starting replicas has no problem, because only a starting replica makes a
+    cluster autoscaler add nodes.
     """
     if view.running.get(need.deployment) or not view.nodes:
         return None

@@ -20,7 +20,7 @@ from runtime.engine.request import (
     Usage,
 )
 
-# The prompts are msgspec structs, because a union on the wire needs tags.
+# The prompts are msgspec structs, because members of a union need tags when serialised.
 
 
 class Conversation(msgspec.Struct, frozen=True, tag="conversation"):
@@ -86,10 +86,11 @@ class Truncation:
 
 @dataclass(frozen=True, slots=True)
 class EndRules:
-    """Rules of the end of an answer beside its length and its stop strings.
+    """Rules for the end of an answer, besides its length and its stop strings.
 
-    `min_tokens`: nothing but the length ends it earlier. `tokens` end it like those of the model,
-    which `ignore_model` disables. `keep_match`: the text includes what has ended it.
+    `min_tokens`: only the length can end the answer earlier. `tokens` end it, as the model's own
+    end tokens do, which `ignore_model` disables. `keep_match`: the text includes the stop string or
+    token that ended it.
     """
 
     min_tokens: int = 0
@@ -124,12 +125,13 @@ class ChatTask:
 
     `trace`: the replica writes a trace of the request. `origin`: the HTTP request.
 
-    `shift_keep`: an answer that fills the context goes on without the oldest tokens after the first
-    `shift_keep`, below 0 after the prompt (`ContextShift`), for 10 contexts. None: it ends.
+    `shift_keep`: an answer that fills the context continues after the oldest tokens are dropped,
+    except for the first `shift_keep` ones, below 0 the prompt (`ContextShift`), for up to 10
+    contexts. None: it ends.
 
     `priority`: in a replica, waiting tasks with lower numbers are admitted first.
 
-    `bad_words`: texts that the answer must not contain, as far as their usual tokens tell.
+    `bad_words`: texts that the answer must not contain, in their usual tokenisation.
     """
 
     id: str
@@ -160,7 +162,7 @@ class ChatTask:
 
 @dataclass(frozen=True, slots=True)
 class PromptTask:
-    """A prompt whose tokens are wanted, or token ids whose text is wanted; nothing is generated.
+    """A request for the tokens of a prompt, or for the text of token ids; nothing is generated.
 
     `vocabulary_wanted`: the reply has the tokens as the vocabulary spells them. The other fields as
     in `ChatTask`.
@@ -176,7 +178,7 @@ class PromptTask:
     tenant: str = ""
     cache_salt: str = ""
     origin: RequestOrigin = NO_ORIGIN
-    # The whole prompt is wanted.
+    # `echo` returns the whole prompt, so it is not truncated.
     truncation: ClassVar[None] = None
     max_tokens: ClassVar[None] = None
 
@@ -223,8 +225,8 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class EchoedPrompt:
-    """A prompt as a part of its answer: its text and, if wanted, its tokens. The log-probability of
-    the first token means nothing."""
+    """A prompt as part of its answer: its text and, if requested, its tokens. The log-probability
+    of the first token is meaningless."""
 
     text: str
     tokens: tuple[TokenLogprob, ...] = ()
@@ -243,7 +245,7 @@ class PromptTokens:
 
 @dataclass(frozen=True, slots=True)
 class ReplyOpening:
-    """How to read the text of a reply. `thinks`: the prompt ends within thinking. `formed`: the
+    """How to parse the text of a reply. `thinks`: the prompt ends within thinking. `formed`: the
     text has a required form."""
 
     format: ReplyFormat
@@ -255,13 +257,14 @@ class ReplyOpening:
 class ChatDelta:
     """`runtime.engine.request.Delta` with log-probabilities as clients need them.
 
-    `prompt`: the prompt's token ids, in the delta with `finish` if requested. `vectors`: of an
-    `EmbeddingTask`, in the order of its texts, each as little-endian float32. `opening`: in the
+    `prompt`: the prompt's token ids, in the delta with `finish` if requested. `vectors`: results of
+    an `EmbeddingTask`, in the order of its texts, each as little-endian float32. `opening`: in the
     first delta of a replica's reply to a conversation; the text may contain thinking and tool calls
-    in that format. `choices`: of a request with several choices, deltas of single choices with
-    their index; `tokens`, `usage` and `finish` are then those of all choices together. `echo`: in
-    the first delta of a task with `echo`. `thinking_tokens`: those of `tokens` that are thinking.
-    `prompt_tokens`: of a `PromptTask`. `mirostat_mus`: for the next replica.
+    in that format. `choices`: deltas of single choices with their index, if a request has several;
+    `tokens`, `usage` and `finish` are then those of all choices together. `echo`: in the first
+    delta of a task with `echo`. `thinking_tokens`: how many of `tokens` are thinking.
+    `prompt_tokens`: result of a `PromptTask`. `mirostat_mus`: states for resumption on another
+    replica.
     """
 
     text: str = ""
@@ -282,7 +285,7 @@ class ChatDelta:
 
 
 def merge(deltas: list[ChatDelta]) -> ChatDelta:
-    """Consecutive deltas of an answer as one."""
+    """Merges consecutive deltas of an answer into one."""
     last = deltas[-1]
     return ChatDelta(
         "".join(delta.text for delta in deltas),
@@ -304,7 +307,7 @@ def merge(deltas: list[ChatDelta]) -> ChatDelta:
 
 
 def merge_embeddings(deltas: Iterable[ChatDelta]) -> ChatDelta:
-    """The answers to the parts of an embedding request as one, with the sum of their usage."""
+    """Merges the answers to the parts of an embedding request, with the sum of their usage."""
     parts = list(deltas)
     usages = [part.usage for part in parts if part.usage is not None]
     usage = Usage(

@@ -8,7 +8,7 @@ import numpy as np
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _BINS = 10
 _BAR_CELLS = 40
-# Of a panel of an SVG file, in pixels: the plot within it, and the space for labels.
+# Sizes of a panel of an SVG file in pixels: the plot, and the margins for labels.
 _PLOT = (260, 180)
 _MARGIN = (50, 40)
 _MOST_POINTS = 200

@@ -20,7 +20,7 @@ UNFINISHED = "unfinished: the test was ended"
 
 @dataclass(slots=True)
 class Sample:
-    """One request; times in seconds, `started_s` from the begin of the test.
+    """One request; times in seconds, `started_s` since the beginning of the test.
 
     `first_s`: to the first token, None without one. `gaps_s`: between parts of the answer, most of
     which are one token. `latency_s`: to the end. `error`: None for a complete answer.
@@ -37,8 +37,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How requests are sent: at most `concurrency` at a time, None for no limit, each after the
-    next of `delays` in seconds. After `max_s` those that still run are ended."""
+    """How requests are sent: at most `concurrency` at a time (None: no limit), each after the next
+    of `delays` in seconds. Requests that still run after `max_s` are cancelled."""
 
     concurrency: int | None
     delays: Iterator[float]
@@ -58,7 +58,8 @@ class LoadClient:
         }
 
     async def measure(self, request: LoadRequest, begun_s: float) -> Sample:
-        """The times of an answer; an error, or that the task was cancelled, is in the sample."""
+        """Measure one answer. Errors, and the cancellation of the task, are recorded in the
+        sample."""
         now = asyncio.get_running_loop().time
         start = now()
         sample = Sample(start - begun_s)
@@ -105,8 +106,8 @@ async def run_load(
     load: Load,
     ended: Callable[[Sample], None],
 ) -> list[Sample]:
-    """The samples of `count` requests in the order of their starts, fewer if the time is up or this
-    task is cancelled, which Ctrl-C does; `ended` gets each at its end."""
+    """The samples of `count` requests in the order of their starts; fewer if the time is up or this
+    task is cancelled, as by Ctrl-C. `ended` is called with each sample at its end."""
     begun_s = asyncio.get_running_loop().time()
     places = asyncio.Semaphore(load.concurrency or count)
     running: list[asyncio.Task[Sample]] = []

@@ -23,8 +23,9 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class LoadSummary:
-    """Rates are per second from the first start to the last end. `spreads`: by the
-    names of `MEASURES`, in seconds, of complete answers; without measures that have no value."""
+    """Rates are per second from the first start to the last end. `spreads`: distributions in
+    seconds over complete answers, by the names of `MEASURES`; measures without values are
+    missing."""
 
     requests: int
     complete: int

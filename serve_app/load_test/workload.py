@@ -31,14 +31,14 @@ class LengthRange:
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """A conversation, and the most tokens of its answer."""
+    """A conversation, and the maximum number of tokens of its answer."""
 
     messages: list[dict[str, Any]]
     max_tokens: int
 
 
 def random_requests(words: LengthRange, answers: LengthRange, seed: int) -> Iterator[LoadRequest]:
-    """Prompts of random words, so that prefix caches have no part of them; without end."""
+    """An endless iterator of prompts of random words, which prefix caches do not contain."""
     random = Random(seed)
     while True:
         text = " ".join(random.choices(_WORDS, k=words.draw(random)))
@@ -46,8 +46,8 @@ def random_requests(words: LengthRange, answers: LengthRange, seed: int) -> Iter
 
 
 def requests_of_file(path: Path, answers: LengthRange, seed: int) -> Iterator[LoadRequest]:
-    """The conversations of a file of JSON lines in turn, without end. ConfigurationError for a
-    wrong line: each has `prompt` or `messages`, and may have `max_tokens`."""
+    """An endless iterator over the conversations in a file of JSON lines. ConfigurationError for an
+    invalid line: each has `prompt` or `messages`, and may have `max_tokens`."""
     random = Random(seed)
     with path.open(encoding="utf-8", errors="replace") as file:
         lines = list(_numbered_lines(file, path))

@@ -20,9 +20,9 @@ _BLOB = re.compile(r"@(sha256)[:-]([0-9a-f]{64})")
 _PATH = re.compile(r"[./~\\].*|.*\\.*|.*\.(gguf|safetensors|bin)", re.IGNORECASE | re.DOTALL)
 
 
-# From the text of a FROM line to the model or files that it names, with their own settings.
+# Maps the text of a FROM line to the model or files that it names, with their own settings.
 BaseResolver = Callable[[str], Definition]
-# From the text of an ADAPTER line to the digest of a blob.
+# Maps the text of an ADAPTER line to the digest of a blob.
 AdapterResolver = Callable[[str], str]
 
 
@@ -42,7 +42,7 @@ def definition_from_modelfile(
     resolve_base: BaseResolver,
     resolve_adapter: AdapterResolver = adapter_from_request,
 ) -> Definition:
-    """RequestError names the line that is wrong."""
+    """The definition in a Modelfile. Raises RequestErrors that name the line."""
     commands = parse_modelfile(text)
     froms = [command for command in commands if command.name == "from"]
     bases = [_with_line(command, lambda each: resolve_base(each.value)) for command in froms]
@@ -68,7 +68,8 @@ def definition_from_modelfile(
 def definition_from_fields(
     stated: Definition, base: str | None, resolve_base: BaseResolver
 ) -> Definition:
-    """From the fields of a request; empty values count as absent. RequestError for wrong ones.
+    """The definition in the fields of a request; empty values count as absent. RequestError for
+    invalid ones.
 
     `stated`: the fields that need no lookup; `base`: the name of the model or blob to start from.
     """
@@ -125,7 +126,8 @@ def base_from_settings(settings: ModelSettings) -> Definition:
 
 
 def blob_digest(text: str) -> str:
-    """From `sha256:` or `sha256-` with 64 hexadecimal digits. RequestError for anything else."""
+    """The digest in `sha256:` or `sha256-` with 64 hexadecimal digits. RequestError for anything
+    else."""
     try:
         return check_digest(text.replace("sha256-", "sha256:", 1))
     except SourceError:
@@ -142,7 +144,7 @@ def named_base(text: str) -> RemoteSource:
 
 
 def _based_on(definition: Definition, bases: Sequence[Definition]) -> Definition:
-    """The definition with what it inherits from its base."""
+    """The definition, completed with the settings of its base."""
     models = [each for each in bases if each.base is not None]
     files = {name: digest for each in bases for name, digest in each.files.items()}
     if len(models) > 1 or (models and files):

@@ -120,10 +120,10 @@ class StoreLoader:
         return int(self.free_bytes() * (gpus if shared and gpus else 1.0))
 
     def _fitting(self, version: StoredVersion) -> ModelPlan:
-        """With the longest context that fits, up to the requested one.
+        """The model with the longest context that fits, up to the requested one.
 
-        It is not reduced below the context of models that request none; the pool refuses a model
-        that does not fit with that.
+        The context is not reduced below the default for models that request none; the pool refuses
+        a model that does not fit with that.
         """
         outline = self._outlined(version, None)
         requested = outline.options.context_tokens
@@ -137,7 +137,8 @@ class StoreLoader:
         return self._outlined(version, tokens[max(0, fitting - 1)])
 
     def _outlined(self, version: StoredVersion, context_tokens: int | None) -> ModelPlan:
-        """`context_tokens` None: those that the model requests, or else those of the settings."""
+        """`context_tokens` None: the context that the model requests, or else that of the
+        settings."""
         settings = self._model_settings(version, NO_LIMIT, context_tokens)
         origin = self._origin(settings)
         requested = origin.context_tokens or self._common_context
@@ -170,7 +171,8 @@ class StoreLoader:
             memory_bytes=memory_bytes,
             **common,
         )
-        # Set afterwards: names in the store may contain more than configured names, such as a port.
+        # Set afterwards, because names in the store may have parts that configured names may not,
+        # such as a port.
         return settings.model_copy(update={"name": version.name})
 
 

@@ -23,7 +23,7 @@ PROCESS_LOST = "a process with models on demand ended during the operation; try 
 
 
 class ModelManagement:
-    """Changes the models on demand as clients request it.
+    """Executes clients' requests to change the models on demand.
 
     Models of the configuration (`configured`) cannot be changed. Their names take precedence over
     equal names in a store.
@@ -93,7 +93,7 @@ class ModelManagement:
                 pass
             return
         sound_name(source, f'source "{source}" is invalid')
-        await self._call_stores_that_have_it("copy", source, destination)
+        await self._call_holders("copy", source, destination)
         self._pool.forget()
 
     async def delete(self, name: str) -> None:
@@ -102,7 +102,7 @@ class ModelManagement:
         self._refuse_configured(name)
         sound_name(name, f'name "{name}" is invalid')
         await self._pool.unload(name)
-        await self._call_stores_that_have_it("remove", name)
+        await self._call_holders("remove", name)
         self._pool.forget()
 
     async def has_blob(self, digest: str) -> bool:
@@ -132,13 +132,13 @@ class ModelManagement:
         return True
 
     async def _progress(self, method: str, *arguments: Any) -> AsyncGenerator[PullProgress, None]:
-        """Runs an operation in every store that can do it; the steps of the slowest one.
+        """Runs an operation in every store that can; yields the steps of the slowest one.
 
         The slowest store may change, so a step may be reported again with fewer bytes.
         """
         id = uuid.uuid4().hex
         try:
-            replicas = await self._call_stores_that_have_it(method, id, *arguments)
+            replicas = await self._call_holders(method, id, *arguments)
             async for step in self._followed(id, replicas):
                 yield step
         finally:
@@ -169,8 +169,8 @@ class ModelManagement:
             raise OverloadedError(PROCESS_LOST)
         return values
 
-    async def _call_stores_that_have_it(self, method: str, *arguments: Any) -> list[str]:
-        """Calls every store; the replicas of those that did not raise ModelNotFoundError.
+    async def _call_holders(self, method: str, *arguments: Any) -> list[str]:
+        """Calls every store; returns the replicas of those that did not raise ModelNotFoundError.
 
         Raises that error if all did.
         """
@@ -190,7 +190,7 @@ class ModelManagement:
         return found
 
     async def _first_store(self, method: str, *arguments: Any) -> list[str]:
-        """Calls one store after the other; the replica of the first that does not raise
+        """Calls one store after the other; returns the replica of the first one that does not raise
         ModelNotFoundError. Raises that error if all do."""
         replicas = await self._pool.store_replicas()
         for left, replica in zip(reversed(range(len(replicas))), replicas, strict=True):
@@ -217,8 +217,8 @@ def _position(report: OperationProgress) -> tuple[bool, int, int]:
 async def _pieces(
     content: AsyncIterable[bytes], clock: Callable[[], float]
 ) -> AsyncGenerator[bytes, None]:
-    """The same bytes in pieces of `PIECE_BYTES`, smaller after `PIECE_S`: uploads without progress
-    are dropped."""
+    """The same bytes in pieces of `PIECE_BYTES`. Smaller pieces are sent after `PIECE_S`, because
+    uploads without progress are dropped."""
     buffer, begun_s = bytearray(), clock()
     async for data in content:
         buffer += data

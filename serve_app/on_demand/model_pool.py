@@ -30,7 +30,7 @@ from serve_app.logs import get_logger
 from serve_app.on_demand.pool_load import PoolLoad
 from serve_app.on_demand.report import Resident
 
-# A model gets at most this share of the memory, unless it needs more, so that others fit beside it.
+# A model gets at most this share of the memory unless it needs more, which leaves room for others.
 MEMORY_SHARES = 2
 # The tenant of work that belongs to no request, such as unloading.
 NO_TENANT = ""
@@ -50,9 +50,9 @@ class StoredVersion:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes that a model takes: with a cache for one request, and for all that it may run.
+    """Bytes of a model: with a cache for one request, and for all requests that it may run.
 
-    `base_bytes` of both are weights that it shares with the loaded models of the same `base`.
+    Both include `base_bytes` of weights that it shares with loaded models of the same `base`.
     """
 
     minimum_bytes: int
@@ -86,14 +86,15 @@ class Loader(Protocol):
         """Unloads a replica that `load` returned."""
 
     def free_bytes(self, shared_bytes: int = 0) -> int:
-        """Memory of the device for a model beside the loaded ones, which have `shared_bytes` of its
-        weights."""
+        """Device memory for a further model, of whose weights the loaded models already have
+        `shared_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """`max_waiting`: limits the requests that wait for a model to be loaded; one tenant may fill
-    only part of the remaining places (`may_enter`). `max_models` None: no limit but memory."""
+    """`max_waiting`: maximum number of requests that wait for a model to be loaded; one tenant may
+    fill only part of the remaining places (`may_enter`). `max_models` None: limited by memory
+    only."""
 
     max_loaded_bytes: int
     max_models: int | None = None
@@ -106,7 +107,7 @@ class ModelPool:
     when another needs its memory.
 
     A model is in use while a request for it waits or runs. It stays loaded for `keep_alive_s`
-    after the last request; a request may set another duration, which holds for later ones too.
+    after the last request; a request may set another duration, which applies to later ones too.
     """
 
     def __init__(
@@ -117,17 +118,17 @@ class ModelPool:
         self._clock = clock
         self._load_metrics = PoolLoad()
         self._entries: dict[str, _PooledModel] = {}
-        # Still loaded, but replaced by another version or being unloaded.
+        # Models that are still loaded, but replaced by another version or being unloaded.
         self._outgoing: set[_PooledModel] = set()
         self._changing = FairGate(1)  # held while memory is assigned or freed
         self._finding = ThreadPoolExecutor(1, "finding")
         self._outlining = ThreadPoolExecutor(1, "outlining")
-        # Separate from outlining: a slow description must not delay a load.
+        # Separate from that of outlines, so that a slow description does not delay a load.
         self._describing = ThreadPoolExecutor(1, "describing")
         self._loading = ThreadPoolExecutor(1, "loading")
 
     async def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]:
-        """The replica's deltas, after the model is loaded; waiting for that counts as queueing."""
+        """The replica's deltas, once the model is loaded; waiting for that counts as queueing."""
         begun_ns = time.monotonic_ns()
         async with (
             self._used(task.model, task.keep_alive_s, task.tenant) as replica,
@@ -169,14 +170,14 @@ class ModelPool:
         return tuple(resident for resident in residents if resident is not None)
 
     def statistics(self) -> dict[str, EngineStatistics]:
-        """Of the loaded models, by name."""
+        """Statistics of the loaded models, by name."""
         entries = self._entries.items()
         return {name: each.replica.statistics() for name, each in entries if each.replica}
 
     @property
     def free_bytes(self) -> int:
         """Bytes that may be loaded without unloading anything."""
-        return max(0, self._limits.max_loaded_bytes - _taken(self._all()))
+        return max(0, self._limits.max_loaded_bytes - _total_bytes(self._all()))
 
     @property
     def limits(self) -> PoolLimits:
@@ -246,7 +247,7 @@ class ModelPool:
         return entry
 
     def _check_waiting(self, entry: "_PooledModel", tenant: str) -> None:
-        """OverloadedError if too many requests wait, beside the one that began the load."""
+        """OverloadedError if too many requests wait, besides the one that began the load."""
         own, limit = entry.users_of[tenant], 1 + self._limits.max_waiting
         loading = f"model '{entry.version.name}' to be loaded"
         if entry.users >= limit:
@@ -260,7 +261,7 @@ class ModelPool:
         return await _run(self._finding, self._loader.find, name)
 
     async def _retire(self, entry: "_PooledModel") -> None:
-        """The store has another version now: this one is unloaded after its running requests."""
+        """Unload a version that the store has replaced, after its running requests."""
         self._entries.pop(entry.version.name, None)
         self._outgoing.add(entry)
         entry.keep_alive_s = 0.0
@@ -312,7 +313,7 @@ class ModelPool:
             held = need.base is not None and need.base in {each.base for each in others}
             shared = need.base_bytes if held else 0
             free = min(
-                limit - _taken(others) + shared,
+                limit - _total_bytes(others) + shared,
                 await _run(self._loading, self._loader.free_bytes, shared),
             )
             below = self._limits.max_models is None or len(others) < self._limits.max_models
@@ -327,7 +328,7 @@ class ModelPool:
 
     def _share(self, entries: Sequence["_PooledModel"]) -> float:
         """The share of the process that the models take, by bytes or by their number."""
-        return self._share_of(len(entries), _taken(entries))
+        return self._share_of(len(entries), _total_bytes(entries))
 
     def _share_of(self, count: int, nbytes: int) -> float:
         limits = self._limits
@@ -392,8 +393,9 @@ class ModelPool:
 class _PooledModel:
     """One version of a model, from its first request until it is unloaded.
 
-    `tenant`: whose request began the load. `bytes`: memory reserved for it, of which `base_bytes`
-    are shared with other models of `base`. `users_of`: running and waiting requests by tenant.
+    `tenant`: the tenant whose request began the load. `bytes`: memory reserved for it, of which
+    `base_bytes` are shared with other models of `base`. `users_of`: number of running and waiting
+    requests by tenant.
     """
 
     def __init__(self, version: StoredVersion, keep_alive_s: float, tenant: str) -> None:
@@ -453,8 +455,8 @@ class _PooledModel:
         )
 
 
-def _taken(entries: Iterable[_PooledModel]) -> int:
-    """Bytes of the models; what they share counts once."""
+def _total_bytes(entries: Iterable[_PooledModel]) -> int:
+    """Bytes of the models; shared weights count once."""
     total, bases = 0, set()
     for entry in entries:
         total += entry.bytes

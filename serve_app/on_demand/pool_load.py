@@ -1,6 +1,6 @@
 """The autoscaling metrics of an on-demand process, which has an engine for each loaded model.
 
-Free capacity of one model is of no use to requests for another. So the metrics are chosen such that
+Free capacity of one model does not help requests for another. So the metrics are chosen so that
 each load share is that of the most loaded model; a sum would hide a full model behind idle ones.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from runtime.engine.engine_statistics import EngineStatistics
 from serve_app.autoscaling.load_metrics import kv_growth
 
-# A request that was refused for lack of memory is likely to be sent again; it counts for this long.
+# A request that was refused for lack of memory is likely to be retried; it counts for this long.
 REFUSED_S = 10.0
 
 
@@ -48,7 +48,7 @@ class PoolLoad:
                 sum((one.computed_tokens_total for one in each), self._past_tokens)
             ),
             "steps_total": float(sum((one.steps_total for one in each), self._past_steps)),
-            # After a refusal no memory is free, whatever takes it.
+            # A refusal means that no memory is free, even if `used_share` is lower.
             "model_memory": max(used_share, 1.0) + sum(refused) if refused else used_share,
         }
 
@@ -59,7 +59,7 @@ class PoolLoad:
 
 
 def _sequences(each: list[EngineStatistics], held_requests: int) -> dict[str, float]:
-    """Slots and KV occupancy such that their load shares are those of the most loaded model."""
+    """Slots and KV occupancy whose load shares equal those of the most loaded model."""
     running = sum(one.running for one in each)
     waiting = sum(one.waiting for one in each) + held_requests
     taken = max(((one.running + one.waiting) / one.slots for one in each if one.slots), default=0.0)

@@ -18,7 +18,7 @@ class OnDemandModelSettings(EngineSettings):
     """Engine settings of each model."""
 
     max_sequences: int = Field(default=4, ge=1)
-    """Requests that run at a time; more wait."""
+    """Maximum number of running requests; further ones wait."""
 
     @model_validator(mode="after")
     def _without_draft(self) -> Self:
@@ -28,12 +28,12 @@ class OnDemandModelSettings(EngineSettings):
 
 
 class OnDemandSettings(Section):
-    """Processes that each hold several models, the most recently used ones."""
+    """Processes that each hold the most recently used models."""
 
     replicas: int | None = Count
-    """Processes that load models; null: 1. A request goes to a process that has its model loaded,
-    else to the one with the most free memory; if requests for a model queue, another process loads
-    it too."""
+    """Number of processes that load models; null: 1. A request goes to a process that has its model
+    loaded, else to the one with the most free memory; if requests for a model queue, another
+    process loads it too."""
     autoscaling: AutoscalingSettings | None = None
     """A number of processes that follows the load instead. Processes are also added after models
     were refused for lack of memory."""
@@ -45,7 +45,7 @@ class OnDemandSettings(Section):
     """Memory limit of the models of one process, weights and caches; null: the memory that is free
     at its start, of a GPU the share in `num_gpus`. Set it if several processes share a machine."""
     max_models: int | None = Count
-    """Limit of loaded models in one process."""
+    """Maximum number of loaded models in one process."""
     keep_alive: str | int | float = "5m"
     """How long a model stays loaded after its last request: `10m`, seconds, -1 for ever, 0 not at
     all. A request's own `keep_alive` overrides it. An empty request loads the model, one with

@@ -1,4 +1,4 @@
-"""Which process gets a request for a model on demand: one that has loaded it, or the emptiest."""
+"""The process for a request to a model on demand: one that has loaded it, or the emptiest."""
 
 import hashlib
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The processes with models on demand, as an ingress knows them."""
+"""An ingress's view of the processes with models on demand."""
 
 import asyncio
 import dataclasses
@@ -24,10 +24,11 @@ FRESH_S = 1.0
 NOW_S = 0.05
 # An unknown name may be a new model, but is not looked up more often than this.
 UNKNOWN_NAME_S = 0.5
-# Requests for a model follow the first one to its process for so long, until a report shows it.
+# Requests for a model follow the first one to its process for up to this long, until a report shows
+# the model.
 STICKY_S = 30.0
 REPORT_TIMEOUT_S = 5.0
-# Limited, because the model itself may be what ends the processes.
+# Limited, because the model itself may be the cause of the processes' end.
 MAX_PROCESSES_TRIED = 2
 
 
@@ -58,7 +59,7 @@ class PoolDirectory:
         self.forget()
 
     async def unload(self, model: str) -> None:
-        """From every process that has loaded it, after its running requests."""
+        """Unload the model from every process that has loaded it, after its running requests."""
         replicas = [report.replica for report in await self._recent(NOW_S)]
         for result in await self.call(replicas, "pool.unload", str(sound_name(model))):
             result.result()
@@ -102,7 +103,7 @@ class PoolDirectory:
         return [resident.loaded for report in reports for resident in report.residents]
 
     async def reports(self) -> list[PoolReport]:
-        """Of all processes; waits until there is one."""
+        """Reports of all processes; waits until there is one."""
         while not (reports := await self._recent(NOW_S)):
             await self._await_process()
         return reports
@@ -128,7 +129,7 @@ class PoolDirectory:
             return None
 
     def forget(self) -> None:
-        """The state has changed: the next caller requests new reports and lists."""
+        """Mark reports and lists as outdated: the next caller requests new ones."""
         self._reported_at = self._listed_at = float("-inf")
 
     def close(self) -> None:
@@ -172,8 +173,8 @@ class PoolDirectory:
     def _chosen_before(
         self, model: ListedModel, able: Sequence[PoolReport], avoid: frozenset[str]
     ) -> PoolReport | None:
-        """The process of an earlier request whose load no report shows yet: concurrent requests
-        must not load the model twice."""
+        """The process of an earlier request for a model that no report shows yet, so that
+        concurrent requests do not load it twice."""
         if any(report.resident(model.name) for report in able):
             return None
         replica, sent_at = self._sent.get(model.name, ("", float("-inf")))
@@ -182,7 +183,8 @@ class PoolDirectory:
         return next((report for report in able if report.replica == replica), None)
 
     async def _call_for(self, model: str, method: str, *arguments: Any) -> Any:
-        """Calls the process that a task for the model would get; another one if that is lost."""
+        """Calls the process that a task for the model would be sent to; another one if it is
+        lost."""
         avoid: frozenset[str] = frozenset()
         for _ in range(MAX_PROCESSES_TRIED):
             report, _ = await self._choose(model, avoid)
@@ -209,7 +211,7 @@ class PoolDirectory:
         try:
             reports = await self._processes.broadcast("report", timeout_s=REPORT_TIMEOUT_S)
         except TimeoutError:
-            return  # the earlier reports stay in use
+            return  # the earlier reports remain valid
         except asyncio.CancelledError:
             self._reported_at = before  # other callers still need new reports
             raise

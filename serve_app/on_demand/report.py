@@ -62,7 +62,7 @@ class OperationProgress:
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """What a method of one process's `StoreManager` returned or raised."""
+    """The result of a method of one process's `StoreManager`, or the error that it raised."""
 
     replica: str
     value: Any = None

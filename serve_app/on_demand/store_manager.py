@@ -54,9 +54,9 @@ log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class TransferRules:
-    """What clients' pulls and pushes may do.
+    """Rules for clients' pulls and pushes.
 
-    `hosts`: where they may pull from. `push_hosts`: where they may push to; None: `hosts`.
+    `hosts`: hosts to pull from. `push_hosts`: hosts to push to; None: `hosts`.
     `hf_token_for`: repositories of the Hub, as `org/repo` with `*` as a wildcard, for which pulls
     use the server's token. Sources of configured models are always allowed and always pulled with
     the token.
@@ -132,7 +132,7 @@ class StoreManager:
     async def call(self, method: str, *arguments: Any) -> CallResult:
         """Calls a method by its path from here, such as "pull" or "uploads.append".
 
-        Methods that are no coroutines access the disk and run in a thread.
+        Methods that are not coroutines access the disk, so they run in a thread.
         """
         replica = self.address.replica
         try:
@@ -142,7 +142,7 @@ class StoreManager:
             return CallResult(replica, await asyncio.to_thread(function, *arguments))
         except Exception as error:
             if not isinstance(error, RequestError | ModelNotFoundError | OverloadedError):
-                # Clients do not get these messages in full: they may name directories.
+                # Clients do not get these messages in full, because they may name directories.
                 log.warning("call failed", method=method, reason=repr(error))
             return CallResult(replica, failed=wire.failed(error))
 
@@ -153,7 +153,7 @@ class StoreManager:
 
         def work(progress: Progress) -> None:
             environment = self._pull_environment(with_token)
-            with _as_ollama_reports(source, with_token):
+            with _ollama_errors(source, with_token):
                 pull(
                     source,
                     self._store,
@@ -193,7 +193,7 @@ class StoreManager:
 
         def work(progress: Progress) -> None:
             environment = self._pull_environment(with_token)
-            with _as_ollama_reports(definition.base, with_token):
+            with _ollama_errors(definition.base, with_token):
                 create(name, definition, self._store, progress=progress, environment=environment)
 
         self.operations.begin(id, f"create {name} {definition!r}", work)
@@ -210,7 +210,7 @@ class StoreManager:
         return self._store.blob(blob_digest(digest)).is_file()
 
     async def sweep_periodically(self) -> None:
-        """Runs until it is cancelled."""
+        """Calls `sweep` at intervals until it is cancelled."""
         while True:
             await asyncio.to_thread(self.sweep)
             await asyncio.sleep(SWEEP_EVERY_S)
@@ -254,7 +254,7 @@ def _contains(hosts: Sequence[str], host: str) -> bool:
 
 
 @contextmanager
-def _as_ollama_reports(source: Source | None, with_token: bool) -> Iterator[None]:
+def _ollama_errors(source: Source | None, with_token: bool) -> Iterator[None]:
     """Reports a model that its source lacks in Ollama's words, which clients look for."""
     try:
         yield
@@ -283,7 +283,7 @@ def _check_recipe(name: str) -> None:
 def store_identity(store: Store) -> str:
     """An id that is equal for all processes that share the store, kept in a file of the store.
 
-    For a store that cannot be written: the machine and the path.
+    If the store is read-only, the id is the machine and the path.
     """
     path = store.root / IDENTITY
     try:

@@ -115,7 +115,7 @@ class _Operation:
 
     def progress(self, after: int) -> OperationProgress:
         self.renew()
-        done = self.done  # read first: steps added later would be missed otherwise
+        done = self.done  # read first; otherwise steps added in between would be missed
         with self._lock:
             steps, count = tuple(self._steps[after:]), len(self._steps)
         if done and self.future is not None:

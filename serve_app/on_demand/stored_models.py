@@ -1,4 +1,4 @@
-"""The models of one store, as lists of models show them."""
+"""List entries of the models of one store."""
 
 import hashlib
 from contextlib import suppress
@@ -13,7 +13,7 @@ from serve_app.gateway.listing import ListedModel
 
 
 class StoredModels:
-    """Reads each version of a model once."""
+    """Lists the models. Each version of a model is read only once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Files that clients upload in pieces, until they are blobs of the store."""
+"""Files that clients upload in pieces, before they become blobs of the store."""
 
 import hashlib
 import os
@@ -20,7 +20,7 @@ LEASE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class UploadLimits:
-    """`file_bytes`: for one file. `quota_bytes`: for the files of one tenant that no model uses
+    """`file_bytes`: limit of one file. `quota_bytes`: limit of a tenant's files that no model uses
     yet, counted since the process started."""
 
     file_bytes: int
@@ -39,8 +39,8 @@ class _Upload:
 
 
 class Uploads:
-    """Safe for several threads. An upload that gets no piece for `LEASE_S` is dropped; `clock`
-    returns seconds."""
+    """The running uploads. Thread-safe. An upload that receives no piece for `LEASE_S` is dropped;
+    `clock` returns seconds."""
 
     def __init__(
         self, store: Store, limits: UploadLimits, *, clock: Callable[[], float] = time.monotonic
@@ -49,8 +49,8 @@ class Uploads:
         self._limits = limits
         self._clock = clock
         self._uploads: dict[str, _Upload] = {}
-        self._finished: dict[str, dict[str, int]] = {}  # by tenant: bytes by digest
-        self._lock = Lock()  # guards both
+        self._finished: dict[str, dict[str, int]] = {}  # for each tenant, bytes by digest
+        self._lock = Lock()  # guards both dictionaries
 
     def begin(self, id: str, digest: str, size: int | None, tenant: str) -> None:
         """Begins upload `id`; `size` in bytes, None if unknown.
@@ -63,7 +63,7 @@ class Uploads:
         self._check_size(size or 0)
         self._check_quota(tenant, size or 0)
         self._store.check_space([ManifestLayer("", digest, size or 0)])
-        # The name lets `remove_unused` remove what a killed process leaves.
+        # Files with such names are removed by `remove_unused` if the process is killed.
         path = self._store.partial(digest).with_suffix(f".{id}")
         with self._lock:
             if len(self._uploads) >= MAX_UPLOADS:
@@ -79,7 +79,7 @@ class Uploads:
             raise file_error("write", path, error) from error
 
     def append(self, id: str, offset: int, data: bytes) -> None:
-        """Raises like `begin`; the upload is then dropped."""
+        """Append a piece. Raises the errors of `begin`, after dropping the upload."""
         upload = self._known(id)
         with upload.lock:
             self._known(id)  # another thread may have dropped it meanwhile
@@ -90,8 +90,8 @@ class Uploads:
                 raise
 
     def finish(self, id: str) -> None:
-        """Makes the upload a blob. RequestError if the bytes do not have the digest; they are then
-        dropped."""
+        """Turns the upload into a blob. RequestError if the bytes do not match the digest; they are
+        then dropped."""
         upload = self._known(id)
         with upload.lock:
             self._known(id)
@@ -113,7 +113,7 @@ class Uploads:
         """Drops uploads without progress."""
         oldest = self._clock() - LEASE_S
         for id, upload in list(self._uploads.items()):
-            if upload.lock.acquire(blocking=False):  # otherwise a thread is writing it
+            if upload.lock.acquire(blocking=False):  # otherwise a thread is writing the file
                 try:
                     if upload.touched_at < oldest:
                         self._drop(id, upload)
@@ -121,7 +121,7 @@ class Uploads:
                     upload.lock.release()
 
     def forget_used(self) -> None:
-        """Files that a model uses, or that were removed, no longer count against quotas."""
+        """Stop counting files against quotas that a model uses or that were removed."""
         try:
             used = self._store.used()
         except SourceError:

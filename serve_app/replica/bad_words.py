@@ -1,4 +1,4 @@
-"""Bad words as the sequences of tokens that an answer must not complete."""
+"""Converts bad words to the sequences of tokens that an answer must not complete."""
 
 from collections.abc import Iterable
 
@@ -7,9 +7,9 @@ from runtime.errors import RequestError
 
 
 def bad_word_tokens(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each word at the beginning of a text and behind a space.
+    """The tokens of each word at the beginning of a text and after a space.
 
-    vLLM leaves those behind a space out unless they are as many. Raises RequestError.
+    vLLM omits the latter unless both have the same number of tokens. Raises RequestError.
     """
     found: dict[tuple[int, ...], None] = {}
     for word in words:

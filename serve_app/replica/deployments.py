@@ -67,7 +67,8 @@ log = get_logger()
 
 
 class ModelDeployment:
-    """A replica of one model. Serve's handles carry control calls, a TCP stream the tokens."""
+    """A replica of one model. Control calls come through Serve's handles; tokens are sent over
+    TCP."""
 
     async def __init__(  # type: ignore[misc]
         self, settings: ModelSettings, encoders: DeploymentHandle | None = None
@@ -97,7 +98,7 @@ class ModelDeployment:
     async def _loaded(
         self, settings: ModelSettings, encoders: DeploymentHandle | None
     ) -> "ModelReplica":
-        # Imported late: the ingress imports this module too, and does not need torch.
+        # Imported late, because the ingress imports this module too and does not need torch.
         from serve_app.replica.loading import load_replica
         from serve_app.replica.rank_actors import RankActors
         from serve_app.vision.encoder_ranking import DeploymentEncoders
@@ -134,7 +135,8 @@ class ModelDeployment:
         self._replica.check()
 
     async def __del__(self) -> None:
-        """Serve awaits this when it stops the replica: streams drain, then the engine is closed."""
+        """Drains the streams, then closes the engine. Serve awaits this when it stops the
+        replica."""
         await self._opened.aclose()
 
 
@@ -166,7 +168,7 @@ class VisionEncoder:
         return dataclasses.asdict(self._address)
 
     async def address(self) -> dict[str, Any]:
-        """The metadata as a call, so that a broadcast lists all replicas."""
+        """The address, as a method so that a broadcast lists all replicas."""
         return dataclasses.asdict(self._address)
 
     async def statistics(self) -> "EncoderStatistics":
@@ -256,7 +258,7 @@ class ResponseStoreDeployment:
         return self._store.copies(ids, max_bytes)
 
     async def check_health(self) -> None:
-        """Serve calls this regularly, also while there are no requests."""
+        """Removes expired responses too: Serve calls this regularly, even without requests."""
         self._store.expire()
 
 
@@ -330,7 +332,7 @@ class Ingress:
 
 
 def _status(engines: "Mapping[str, EngineStatistics]") -> ReplicaStatus:
-    """As plain numbers: the ingress does not import the engine."""
+    """The statistics as plain numbers, because the ingress does not import the engine."""
     return ReplicaStatus(
         serve.get_replica_context().replica_id.unique_id,
         {model: dataclasses.asdict(statistics) for model, statistics in engines.items()},
@@ -351,7 +353,7 @@ def _publish(
 
 @contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """Logs in one line why `what` cannot start; the raised error has the same line."""
+    """Logs in one line why `what` cannot start, and raises an error with the same line."""
     try:
         yield
     except Exception as error:

@@ -27,9 +27,9 @@ class DeviceMapOptions:
     """Settings of the device map, with the names of Ollama and llama.cpp.
 
     `tensor_split`: proportions of layers on the GPUs in their order; None: by free memory.
-    `num_gpu`: the number of layers on GPUs, the last ones; the host computes the others; None: as
-    many as fit. `main_gpu` has the embedding, the output head and everything else. `cache_tokens`,
-    `step_tokens`, `sequences`: the size of the cache and of the largest step.
+    `num_gpu`: number of layers on GPUs, which are the last ones; the host computes the others;
+    None: as many as fit. `main_gpu` has the embedding, the output head and everything else.
+    `cache_tokens`, `step_tokens`, `sequences`: the size of the cache and of the largest step.
     """
 
     tensor_split: tuple[float, ...] | None
@@ -41,8 +41,8 @@ class DeviceMapOptions:
     kv_dtype: CacheType
 
     def __call__(self, files: Sequence[GGUFFile], outline: DecoderModel) -> LayerPlacement | None:
-        """None if one device has all layers. `files`: the model's and those of its adapters;
-        `outline`: the model without weights."""
+        """The placement of the layers; None if one device has all of them. `files`: those of the
+        model and its adapters; `outline`: the model without weights."""
         devices = [torch.device("cuda", n) for n in range(torch.cuda.device_count())]
         layer_placement = self.place(devices, [available_bytes(d) for d in devices], files, outline)
         if layer_placement is not None:
@@ -97,7 +97,7 @@ class DeviceMapOptions:
 def device_map_options(
     settings: ModelSettings, context_tokens: int, device: torch.device
 ) -> DeviceMapOptions | None:
-    """None if ranks divide the layers or the host computes all of them."""
+    """The options; None if ranks divide the layers or the host computes all of them."""
     if device.type == "cpu" and settings.tensor_split is not None:
         log.info("not used", model=settings.name, what="tensor_split: this process has no GPU")
     if device.type != "cuda" or settings.parallel.tensor > 1:

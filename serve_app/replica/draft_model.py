@@ -1,4 +1,4 @@
-"""The draft model of a served model: loaded beside it, and compared with it."""
+"""Loads the draft model of a served model, and compares the two vocabularies."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from model_zoo.registry import LoadOptions, load
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import CaravanError, ConfigurationError
 
-# Further tokens at the end of one of the vocabularies: padding to a multiple, as in llama.cpp.
+# One vocabulary may have this many more tokens at its end, as padding; as in llama.cpp.
 MAX_FURTHER_TOKENS = 128
 
 
@@ -21,7 +21,7 @@ def load_draft(
     dtype: torch.dtype,
     options: LoadOptions,
 ) -> ChatModel:
-    """Raises errors of `load`, and ConfigurationError if the vocabularies differ."""
+    """The draft model. Raises errors of `load`, and ConfigurationError if vocabularies differ."""
     try:
         draft = load(path, device=device, dtype=dtype, options=options)
     except CaravanError as error:
@@ -31,7 +31,7 @@ def load_draft(
 
 
 def check_vocabularies(draft: Tokenizer, target: Tokenizer) -> None:
-    """ConfigurationError unless the same ids are the same tokens."""
+    """ConfigurationError unless equal ids stand for equal tokens."""
     name = "The model of `speculation.draft` has another vocabulary than the model"
     ours, theirs = target.vocabulary, draft.vocabulary
     if abs(len(ours.tokens) - len(theirs.tokens)) > MAX_FURTHER_TOKENS:

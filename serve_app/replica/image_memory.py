@@ -11,7 +11,7 @@ from serve_app.config.settings import MAX_IMAGE_BYTES, ModelSettings
 from serve_app.replica.prompt_preparation import IMAGE_THREADS
 
 MIN_DEFAULT_BYTES = 2**30
-DEFAULT_IMAGES = 4  # of the largest size
+DEFAULT_IMAGES = 4  # images of the largest size
 
 
 def create_image_cache(settings: ModelSettings, model: ChatModel) -> ImageCache:

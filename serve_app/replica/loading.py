@@ -1,4 +1,4 @@
-"""From a model's settings to a running replica, rank or vision encoder."""
+"""Loads a running replica, rank or vision encoder from a model's settings."""
 
 import dataclasses
 import os
@@ -104,7 +104,7 @@ def plan_model(settings: ModelSettings, files: ModelFiles) -> ModelPlan:
     """The model as this process would serve it; its weights are not read."""
     with _named_errors(settings):
         device = _main_device(settings)
-        # The memory that CPU kernels need beside the weights is known on the CPU only.
+        # The memory that CPU kernels need in addition to the weights is known only on the CPU.
         return _plan(settings, files, device if device.type == "cpu" else META, device)
 
 
@@ -172,7 +172,7 @@ def load_encoder(settings: ModelSettings) -> EncoderReplica:
         vision = settings.vision
         device = computing_device(vision.computing_device, vision.threads)
         log_devices(device)
-        # Adapters change text models, which may share an encoder.
+        # Without adapters: they change text models only, and several models may share an encoder.
         files = dataclasses.replace(pulled_files(settings, os.environ), adapters=())
         dtype = number_type(vision.dtype, device)
         compute = compute_type(settings.compute)
@@ -193,7 +193,7 @@ def load_encoder(settings: ModelSettings) -> EncoderReplica:
 def _plan(
     settings: ModelSettings, files: ModelFiles, weight_device: torch.device, device: torch.device
 ) -> ModelPlan:
-    """`device`: the one that would compute; the empty weights are on `weight_device`."""
+    """`device`: the device that would compute; the empty weights are on `weight_device`."""
     dtype = number_type(settings.dtype, device)
     size = settings.parallel.tensor
     ranks = ALONE if size == 1 else Unconnected(size)
@@ -281,7 +281,7 @@ def _trace_file(settings: ModelSettings, model: ChatModel) -> TraceFile | None:
         settings.name,
         max_bytes=settings.trace_bytes,
         every=settings.trace,
-        # A model may compute with more token ids than its file names.
+        # A model may have more token ids than its file names.
         spell=lambda token: tokenizer.token_text(token) if token < tokenizer.vocab_size else "",
     )
 
@@ -294,7 +294,7 @@ def _served_files(
     mapped: bool,
     draft: ChatModel | None = None,
 ) -> ServedFiles:
-    """`mapped`: the weights in use are those in the mapped files."""
+    """`mapped`: whether the weights in use are the mapped files themselves."""
     paths = [files.path, *further_parts(files.path, model.description.metadata)]
     paths += [] if files.projector is None else [files.projector]
     paths += [adapter.path for adapter in files.adapters]
@@ -327,9 +327,9 @@ def _load_model(
     dtype: torch.dtype,
     options: LoadOptions,
 ) -> tuple[ChatModel, ModelFiles]:
-    """The model and its files, without a pulled projector or template that is not supported.
+    """The model and its files; a pulled projector or template that is not supported is left out.
 
-    `options`: those that do not follow from the settings and the files.
+    `options`: options that do not follow from settings and files.
     """
     context_tokens = _requested_context(settings, files)
     complete = dataclasses.replace(
@@ -427,7 +427,7 @@ def _engine_options(
     return EngineOptions(
         context_tokens=context_tokens,
         max_sequences=settings.max_sequences,
-        # A bidirectional model computes a whole text in one step.
+        # A bidirectional model must compute a whole text in one step.
         step_tokens=max(settings.step_tokens, 0 if model.decoder.causal else context_tokens),
         cache_tokens=settings.cache_tokens,
         page_tokens=settings.page_tokens,

@@ -90,7 +90,7 @@ def require_cache_type(name: str, device: torch.device) -> None:
 
 
 def require_deterministic(device: torch.device, ranks: int) -> None:
-    """ConfigurationError if what a device computes for a row may depend on other rows."""
+    """ConfigurationError if the device's results for a row may depend on other rows."""
     if device.type == "cpu":
         return
     if not has_kernels(device):
@@ -106,7 +106,7 @@ def require_deterministic(device: torch.device, ranks: int) -> None:
 
 
 def cache_type(name: str, device: torch.device, *, generates: bool) -> CacheType:
-    """`generates`: whether the model answers."""
+    """The type of the cache. `generates`: whether the model generates text."""
     return CacheType(name) if name != "auto" else default_cache_type(device, generates=generates)
 
 
@@ -142,7 +142,8 @@ def log_devices(device: torch.device) -> None:
 
 
 def _log_gpu(index: int, *, main: bool) -> None:
-    """Free memory is read of the main device only: that takes memory of the others."""
+    """Free memory is logged for the main device only, because reading it takes memory of a
+    device."""
     facts = torch.cuda.get_device_properties(index)
     free = {"free_bytes": torch.cuda.mem_get_info(index)[0]} if main else {}
     log.info(
@@ -159,7 +160,8 @@ def _log_gpu(index: int, *, main: bool) -> None:
 
 
 def _log_processor() -> None:
-    """`kernels`: the instruction set of those in use, one of `instruction_sets` or "torch"."""
+    """Logs the processor. `kernels`: the instruction set of the kernels in use, one of
+    `instruction_sets` or "torch"."""
     log.info(
         "device",
         index=0,
@@ -175,7 +177,7 @@ def _log_processor() -> None:
 
 
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """As Linux names the first processor; its architecture where Linux has no name."""
+    """Linux's name of the first processor; its architecture if Linux has no name."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
@@ -185,7 +187,7 @@ def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def _version(package: str) -> str | None:
-    """None if it is not installed."""
+    """The version of a package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

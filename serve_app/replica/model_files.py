@@ -1,4 +1,4 @@
-"""The files of a configured model, and what a pulled model states beside them."""
+"""The files of a configured model, and the settings that a pulled model brings."""
 
 import time
 from collections.abc import Mapping
@@ -29,10 +29,9 @@ class ModelFiles:
     these.
 
     `projector_required`: it was configured, so loading fails without it. `options`,
-    `context_tokens` and `template` are the model's own; `parameters` are all options that
-    it states, also those that are not supported. `stored`: its entry in the store, None for a path.
-    `draft`: the draft model. `unused`: what the model states and is not used, with the reason, for
-    the log.
+    `context_tokens` and `template` are the model's own; `parameters` are all options that it
+    states, including unsupported ones. `stored`: its entry in the store, None for a path. `draft`:
+    the draft model. `unused`: parts of the model that are not used, with the reasons, for the log.
     """
 
     path: Path
@@ -50,7 +49,7 @@ class ModelFiles:
     draft: Path | None = None
 
     def without(self, what: str, reason: Exception) -> "ModelFiles":
-        """Without the "projector" or the "template", and with the reason in `unused`."""
+        """A copy without the "projector" or the "template", with the reason in `unused`."""
         unused = (*self.unused, f"{what}: {reason}")
         return replace(self, **{what: None}, unused=unused)  # type: ignore[arg-type]
 
@@ -79,7 +78,7 @@ def pulled_files(settings: ModelSettings, environment: Mapping[str, str]) -> Mod
 
 
 def complete_card(card: ModelCard, files: ModelFiles) -> ModelCard:
-    """The card with what the model states beside its GGUF file."""
+    """The card, completed with the settings that the model has besides its GGUF file."""
     stored = files.stored
     if stored is not None:
         card = replace(
@@ -116,14 +115,14 @@ def _local(text: str, store: Store) -> ResolvedModel | None:
 
 
 def _sources(settings: ModelSettings) -> list[str]:
-    """Of the model, then of its other files."""
+    """The sources of the model and of its other files."""
     single = (settings.projector, settings.speculation.draft)
     others = [source for source in single if source is not None]
     return [settings.source, *others, *(each.source for each in settings.adapters or ())]
 
 
 def _model_files(settings: ModelSettings, resolved: Mapping[str, ResolvedModel]) -> ModelFiles:
-    """`resolved`: by the texts of their sources."""
+    """`resolved`: the files by the texts of their sources."""
     model = resolved[settings.source]
     projector = None if settings.projector is None else resolved[settings.projector]
     draft = settings.speculation.draft

@@ -23,10 +23,10 @@ class PromptDefaults:
     messages: tuple[Message, ...] = ()
 
     def apply(self, prompt: PromptSource) -> PromptSource:
-        """A conversation with the defaults before it; other prompts unchanged.
+        """The conversation with the defaults before it; other prompts unchanged.
 
-        A conversation that continues an earlier answer's tokens gets no messages: they are among
-        these tokens.
+        A conversation that continues the tokens of an earlier answer gets no messages, because
+        these tokens already contain them.
         """
         if not isinstance(prompt, Conversation):
             return prompt

@@ -1,7 +1,7 @@
 """Rendering and tokenising prompts in worker threads of each model.
 
-A slow template of one model delays no other model. Prompts with images have threads of their own,
-fewer, because decoding images takes memory. Tenants are served in turn.
+A slow template of one model does not delay other models. Prompts with images have separate threads,
+fewer because decoding images takes memory. Tenants are served in turn.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ MAX_WAITING = 64  # prompts with images; their files stay in memory while they w
 class PromptPreparer:
     """Prepares the prompts of one model. Images take memory leased from `image_cache`.
 
-    `name`: of the model, for errors.
+    `name`: the model's name in errors.
     """
 
     def __init__(
@@ -61,16 +61,16 @@ class PromptPreparer:
 
     @property
     def pending(self) -> int:
-        """Prompts that are being prepared or waiting for it."""
+        """Number of prompts that are being prepared or waiting for it."""
         return self._text_gate.count + self._image_gate.count
 
     @asynccontextmanager
     async def prepared(self, task: AnyTask, *, max_tokens: int) -> AsyncIterator[Prompt]:
         """The task's prompt; the memory of its images is released on exit.
 
-        `max_tokens`: of prompt and answer. Images beyond it are not decoded; a text prompt may be
-        longer, unless the task has a truncation. RequestError: the model cannot take the prompt.
-        OverloadedError: too many prompts with images wait, or their memory is in use.
+        `max_tokens`: limit of prompt and answer. Images beyond it are not decoded; a text prompt
+        may be longer, unless the task has a truncation. RequestError: the model cannot take the
+        prompt. OverloadedError: too many prompts with images wait, or their memory is in use.
         """
         images = images_of(task.prompt)
         gate = self._image_gate if images else self._text_gate
@@ -80,7 +80,8 @@ class PromptPreparer:
             if images:
                 lease = stack.enter_context(closing(self._lease(task, images)))
             await gate.enter(task.tenant)
-            # A thread cannot be stopped: an aborted request keeps its slot and memory until then.
+            # A thread cannot be stopped, so an aborted request keeps its slot and memory until it
+            # ends.
             loop = asyncio.get_running_loop()
             if lease is not None:
                 lease.begin_work()
@@ -199,7 +200,8 @@ class PromptPreparer:
 def images_of(source: PromptSource) -> Sequence[ImagePart]:
     match source:
         case Conversation(messages):
-            # A message with images has a tuple of parts; reading `images` of others costs time.
+            # Only messages with images have a tuple of parts; reading `images` of all would cost
+            # time.
             mixed = (message for message in messages if type(message.content) is tuple)
             return [image for message in mixed for image in message.images]
         case RawText(images=images):

@@ -16,7 +16,7 @@ from serve_app.gateway.tasks import (
     TokenLogprob,
 )
 
-# Stands for minus infinity, which JSON does not have, as in OpenAI's replies.
+# Represents minus infinity, which JSON does not have, as in OpenAI's replies.
 MIN_LOGPROB = -9999.0
 
 
@@ -39,7 +39,7 @@ def tokenized(
 def echoed(
     tokenizer: Tokenizer, task: ChatTask, prompt: Prompt, scores: tuple[Sampled, ...]
 ) -> EchoedPrompt:
-    """The prompt of a task with `echo`. `scores`: of its tokens from the second on.
+    """The prompt of a task with `echo`. `scores`: scores of its tokens from the second one on.
 
     Raises RequestError for token ids that the model computes with but the file does not name.
     """

@@ -39,7 +39,7 @@ class RankActors:
                 ray.kill(actor)
 
     def _watch(self, results: list[ray.ObjectRef]) -> None:
-        """Waits for the first actor to end, which none does while rank 0 works."""
+        """Waits until an actor ends, which is a failure while rank 0 works."""
         (first,), _ = ray.wait(results, num_returns=1)
         try:
             ray.get(first)

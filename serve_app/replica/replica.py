@@ -51,7 +51,7 @@ from serve_app.replica.text_embedder import TextEmbedder
 from serve_app.replica.thinking_tokens import ThinkingCounter
 from serve_app.replica.trace_file import TraceFile
 
-# An answer that shifts the context has at most so many times its tokens, as in Ollama.
+# An answer that shifts the context is limited to this many times the context, as in Ollama.
 SHIFTED_CONTEXTS = 10
 
 log = get_logger()
@@ -60,7 +60,7 @@ log = get_logger()
 class ModelReplica:
     """Serves one loaded model.
 
-    `card`: its description, without arrays. `image_cache`: leases memory for images of requests.
+    `card`: its description, without arrays. `image_cache`: leases memory for request images.
     `files`: the mapped model files. `trace_file`: the engine's sink of traces.
     """
 
@@ -149,7 +149,8 @@ class ModelReplica:
 
     @property
     def identity(self) -> str:
-        """Equal for replicas of the same files, which can continue each other's answers."""
+        """An id that is equal for replicas of the same files, which can continue each other's
+        answers."""
         card = self._card
         facts = (card.digest, sorted((card.projector or {}).items()), card.adapters)
         return hashlib.sha256(repr(facts).encode()).hexdigest()
@@ -175,7 +176,8 @@ class ModelReplica:
             self._trace_file.close()
 
     def _refuse_oversized(self, task: ChatTask | PromptTask, limit: int) -> None:
-        """Refuses a prompt that no tokenisation makes fit; tokenising it would hold the GIL."""
+        """Refuses a prompt that cannot fit in any tokenisation; tokenising it would hold the
+        GIL."""
         longest = self._model.tokenizer.longest_token  # characters
         match task.prompt:
             case Conversation(messages, after=after):
@@ -203,7 +205,7 @@ class ModelReplica:
         return counter
 
     async def _with_breakers(self, task: ChatTask) -> ChatTask:
-        """The task with the tokens that are sequence breakers, if DRY applies."""
+        """The task with the tokens that contain sequence breakers, if DRY applies."""
         sampling = task.sampling
         if not sampling.repetitive:
             return task
@@ -269,9 +271,9 @@ class ModelReplica:
         )
 
     def _context_limit(self, requested: int | None) -> int:
-        """Tokens of prompt and answer: the requested number, at most the served context.
+        """Limit of prompt and answer in tokens: the requested one, at most the served context.
 
-        More is clamped as in Ollama, whose clients do not know the served context.
+        Larger requests are clamped as in Ollama, whose clients do not know the served context.
         """
         served = self._card.context_tokens
         if requested is None:
@@ -295,12 +297,12 @@ class ModelReplica:
 
 
 def _answers(task: ChatTask | PromptTask) -> bool:
-    """Whether the context must have room for a token of an answer."""
+    """Whether the task generates tokens, so that the context must have room for one."""
     return isinstance(task, ChatTask) and task.max_tokens != 0
 
 
 def _sampling(task: ChatTask, stop: StopRules, prompt_tokens: int) -> SamplingParams:
-    """The task's parameters with those that depend on the length of the prompt."""
+    """The task's sampling parameters, completed with those that depend on the prompt's length."""
     sampling = task.sampling
     if sampling.bad_words:
         sampling = dataclasses.replace(sampling, words_from=prompt_tokens)
@@ -339,12 +341,12 @@ def model_card(
         reserved_bytes=reserved_bytes,
         device_bytes=0 if device == "cpu" else reserved_bytes,
         pid=os.getpid(),
-        metadata={name: _brief(value) for name, value in facts.metadata.items()},
+        metadata={name: _scalar_or_none(value) for name, value in facts.metadata.items()},
         tensors=tuple((name, kind, tuple(shape)) for name, kind, shape in facts.tensors),
         capabilities=_capabilities(model),
         projector=None
         if facts.projector is None
-        else {name: _brief(value) for name, value in facts.projector.items()},
+        else {name: _scalar_or_none(value) for name, value in facts.projector.items()},
         adapters=tuple(CardAdapter(a.path.name, a.digest, a.scale) for a in facts.adapters),
     )
 
@@ -362,8 +364,9 @@ def verbose_card(card: ModelCard, model: ChatModel) -> ModelCard:
 
 
 def _capabilities(model: ChatModel) -> tuple[str, ...]:
-    """Any decoder computes embeddings on request; only embedding models list them. Ollama knows no
-    rerankers and calls them embedding models, whose vectors they do not compute."""
+    """The model's capabilities in Ollama's terms. Any decoder computes embeddings on request, but
+    only embedding models list them. Rerankers, which Ollama does not know, are not listed as
+    embedding models, because they do not compute such vectors."""
     ranks = model.ranking is not None
     completes = model.decoder.generates and model.description.pooling is None
     chats = completes and model.template is not None
@@ -379,7 +382,7 @@ def _capabilities(model: ChatModel) -> tuple[str, ...]:
     return tuple(name for name, held in holds.items() if held)
 
 
-def _brief(value: Any) -> Any:
+def _scalar_or_none(value: Any) -> Any:
     """None for an array, which may be as long as the vocabulary."""
     return None if isinstance(value, np.ndarray | list | tuple) and len(value) else _plain(value)
 

@@ -1,4 +1,4 @@
-"""Compiles what requests demand of the form of replies, in worker threads of each model."""
+"""Compiles grammars for the forms that requests demand, in worker threads of each model."""
 
 import asyncio
 import functools
@@ -23,8 +23,8 @@ from serve_app.gateway.fair_gate import FairGate
 from serve_app.gateway.tasks import ChatTask, Conversation
 
 THREADS = 2
-# llguidance recurses from rule to rule, of which it accepts up to 65,000 at some 3 KB each. Only
-# what is used becomes memory.
+# Stack size: llguidance recurses over rules, of which it accepts up to 65,000, with some 3 KB each.
+# Only the used part of a stack takes memory.
 STACK_BYTES = 256 * 2**20
 MAX_WAITING = 64
 COMPILE_S = 10.0
@@ -64,7 +64,7 @@ class ReplyForms:
                 "Simplify it."
             ) from None
         finally:
-            # A thread cannot be stopped: it keeps its place until the compilation ends.
+            # A thread cannot be stopped, so it keeps its place until the compilation ends.
             leave = functools.partial(self._gate.leave, task.tenant)
             work.add_done_callback(lambda _: loop.call_soon_threadsafe(leave))
 
@@ -72,7 +72,7 @@ class ReplyForms:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _prepare(self) -> None:
-        """Outside of the time limit, because it happens once."""
+        """Prepares the vocabulary, outside of the time limit because it happens once."""
         _ = self._grammars.vocabulary
 
     def _compile(self, task: ChatTask, prompt: Prompt) -> TokenGrammar:
@@ -112,7 +112,7 @@ class ReplyForms:
 
 
 def _threads() -> ThreadPoolExecutor:
-    """Threads with large stacks, all of which are running."""
+    """A pool of threads with large stacks, all of which have been started."""
     threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammars")
     before, begun = threading.stack_size(STACK_BYTES), threading.Barrier(THREADS)
     try:
@@ -164,7 +164,8 @@ def _error(grammar: Mapping[str, Any]) -> str | None:
 
 
 def _any_call(prompt: Conversation, output: OutputForm | None) -> CallRule:
-    """Tools that are declared and not constrained, beside a form of the text."""
+    """A rule for declared tools that are not constrained themselves, for use with a form of the
+    text."""
     assert output is not None
     names = tuple(tool["function"]["name"] for tool in prompt.tools)
     return CallRule(names, strict=(), required=False, parallel=True, field=output.field)

@@ -1,4 +1,4 @@
-"""Chat templates that requests bring instead of the model's."""
+"""Chat templates of requests, which replace the model's own."""
 
 import threading
 from collections import OrderedDict
@@ -8,13 +8,13 @@ from runtime.errors import ModelFileError, RequestError
 
 # Compiled templates are kept for further requests; each has up to two processes.
 MAX_KEPT = 4
-# Bounds the time of a compilation, which any client can request; published templates have at most
-# half as many.
+# Limits the time of a compilation, which any client can request; published templates have at most
+# half as many characters.
 MAX_CHARACTERS = 1 << 15
 
 
 class RequestTemplates:
-    """One model with the templates of requests. Thread-safe."""
+    """Variants of one model with the templates of requests. Thread-safe."""
 
     def __init__(self, model: ChatModel) -> None:
         self._model = model
@@ -22,7 +22,7 @@ class RequestTemplates:
         self._lock = threading.Lock()
 
     def model(self, template: str) -> ChatModel:
-        """The model with this template, or as it is for an empty one. RequestError for a template
+        """The model with this template; unchanged for an empty one. RequestError for a template
         that is too long or does not compile."""
         if not template:
             return self._model

@@ -6,7 +6,7 @@ import numpy as np
 
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
-_KEPT = 16  # sets of breakers
+_KEPT = 16  # number of cached sets of breakers
 
 
 class SequenceBreakers:

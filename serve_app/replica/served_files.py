@@ -31,7 +31,7 @@ class ServedFiles:
             try:
                 now = path.stat()
             except OSError:
-                continue  # removed, but still mapped
+                continue  # the file was removed, but it is still mapped
             same = (now.st_dev, now.st_ino) == (before.st_dev, before.st_ino)
             if same and _content(now) != _content(before):
                 raise EngineDeadError(

@@ -26,10 +26,10 @@ from serve_app.gateway.fair_gate import FairGate
 from serve_app.gateway.tasks import ChatDelta, EmbeddingTask, RawText, TokenIds, merge_embeddings
 
 TOKENIZING_TASKS = 2
-MAX_WAITING = 16_384  # texts, beside those in the engine
+MAX_WAITING = 16_384  # texts that wait outside the engine
 # More tokens than WordPiece makes of one word.
 MAX_WORD_TOKENS = 128
-# Text is read up to this many times the length that the context's longest tokens would have.
+# Limit of the tokenised prefix of a text, as a multiple of the longest token times the context.
 MAX_LENGTH_FACTOR = 64
 
 
@@ -45,7 +45,7 @@ class TextEmbedder:
         self._engine = engine
         self._request_numbers = itertools.count()
         self._tokenizing = FairGate(TOKENIZING_TASKS)
-        # Not more than one tenant's share of the engine, so that no text is refused there.
+        # At most one tenant's share of the engine, so that the engine does not refuse texts.
         self._computing = FairGate(
             engine.limits.tenant_share, max_waiting=MAX_WAITING, things="texts"
         )
@@ -54,7 +54,7 @@ class TextEmbedder:
         """One delta with all vectors, or scores if the task has queries. An error of one text fails
         the task.
 
-        `max_tokens`: of each text, together with its query.
+        `max_tokens`: limit of each text, including its query.
         """
         self._refuse_other_tasks(task)
         async with self._tokenizing.place(task.tenant):
@@ -101,7 +101,8 @@ class TextEmbedder:
     def _pair(
         self, query: tuple[int, ...], text: RawText | TokenIds, limit: int, truncate: bool
     ) -> tuple[int, ...]:
-        """Query and text; what is too long is cut off the text, whose end token stays."""
+        """The tokens of query and text. If they are too long, the text is cut before its end
+        token."""
         tokenizer = self._model.tokenizer
         frame = len(tokenizer.pair(list(query), self._framing))
         room = limit - frame
@@ -121,7 +122,7 @@ class TextEmbedder:
     @cached_property
     def _encode(self) -> Callable[..., list[int]]:
         """Encodes a document. As in llama.cpp, special tokens are not recognised in texts to rank,
-        which could end themselves with them."""
+        so that a text cannot contain its own end."""
         encode = self._model.tokenizer.encode_document
         return encode if self._model.ranking is None else partial(encode, parse_special=False)
 
@@ -141,10 +142,11 @@ class TextEmbedder:
         return tuple(tokens)
 
     def _tokenized(self, text: str, limit: int, truncate: bool) -> list[int]:
-        """The tokens of the text. Of a long text only a prefix longer than the limit is tokenised.
+        """The tokens of the text. Only a prefix of a long text is tokenised.
 
-        The prefix grows until it exceeds the limit, because some tokenizers drop spaces or encode
-        any word as one unknown token. Its last word, which may be cut, is beyond the limit.
+        The prefix grows until it has more tokens than the limit, because some tokenizers drop
+        spaces or encode any word as one unknown token. Its last word, which may be cut, is beyond
+        the limit.
         """
         length = (limit + 1) * self._model.tokenizer.longest_token
         longest = MAX_LENGTH_FACTOR * length
@@ -162,7 +164,7 @@ class TextEmbedder:
         return tokens
 
     def _empty_text(self) -> int:
-        """The token that stands for an empty text, so that it does not fail the whole task."""
+        """The token that represents an empty text, so that it does not fail the whole task."""
         tokenizer = self._model.tokenizer
         token = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
         if token is None:
@@ -173,8 +175,8 @@ class TextEmbedder:
         return token
 
     def _pooling(self) -> Pooling:
-        """As the file states. By default the last token of a causal model, since only that one
-        attends to the whole text, else the mean, as in sentence-transformers."""
+        """The pooling that the file states. By default, the last token of a causal model, because
+        only it attends to the whole text; otherwise the mean, as in sentence-transformers."""
         model = self._model
         if model.ranking is not None:
             return Pooling.CLS
@@ -183,7 +185,7 @@ class TextEmbedder:
 
     async def _vector(self, task: EmbeddingTask, tokens: tuple[int, ...]) -> ChatDelta:
         decoder = self._model.decoder
-        # A bidirectional model computes the whole text in one step.
+        # A bidirectional model must compute the whole text in one step.
         whole = ImageSpan(0, len(tokens), whole=True, digest=b"")
         request = GenerationRequest(
             f"{task.id}/{next(self._request_numbers)}",

@@ -5,9 +5,9 @@ from serve_app.gateway.tasks import ReplyOpening
 
 
 class ThinkingCounter:
-    """Reads one reply beside the ingress, which separates its parts.
+    """Counts thinking in one reply, whose parts the ingress separates.
 
-    Tokens whose text is not certain yet, such as those of tags, count as what precedes them. If a
+    Tokens whose text is not certain yet, such as those of tags, count like the preceding text. If a
     delta has both thinking and an answer, its tokens are divided in proportion to the characters.
     """
 
@@ -16,7 +16,7 @@ class ThinkingCounter:
         self._thinking = opening.thinks
 
     def count(self, text: str, tokens: int) -> int:
-        """How many of the next `tokens`, which make `text` certain, are thinking."""
+        """How many of the next `tokens` are thinking; `text`: the text that they make certain."""
         before, thought, other = self._thinking, 0, 0
         for event in self._parser.feed(text):
             self._thinking = isinstance(event, Thinking)

@@ -1,4 +1,4 @@
-"""Traces of requests as JSON lines in a file of this replica, which has the text of users."""
+"""Traces of requests as JSON lines in a file of this replica. They contain the text of users."""
 
 import errno
 import fcntl
@@ -19,7 +19,7 @@ from runtime.errors import ConfigurationError
 from serve_app.logs import get_logger
 
 QUEUED_EVENTS = 10_000
-MAX_FILES = 1024  # of one model on one host
+MAX_FILES = 1024  # trace files of one model on one host
 
 log = get_logger()
 
@@ -27,10 +27,10 @@ log = get_logger()
 class TraceFile:
     """Writes events on its own thread to `<model>.<host>.<n>.jsonl` in `folder`, with mode 600.
 
-    `n` is the first number that no other replica uses, so that restarts leave no further files. A
-    file of `max_bytes` is renamed to `.jsonl.1`, whose predecessor is lost. Events beyond
-    QUEUED_EVENTS unwritten ones, and lines longer than a file, are left out and counted.
-    `every`: see `TraceSink`. `spell`: the text of a token.
+    `n` is the first number that no other replica uses, so that restarts do not add files. A file of
+    `max_bytes` is renamed to `.jsonl.1`, replacing an earlier one. Events are dropped and counted
+    if QUEUED_EVENTS are unwritten, or if their line is longer than a file. `every`: see
+    `TraceSink`. `spell`: the text of a token.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class TraceFile:
         while (event := self._events.get()) is not None:
             try:
                 self._append(event)
-            except Exception as error:  # a full disk, or text that is not Unicode
+            except Exception as error:  # such as a full disk, or text that is not Unicode
                 self._left_out += 1
                 if not failed:
-                    # Without the message, which may quote the text.
+                    # The message is not logged, because it may quote the text.
                     reason = error.strerror if isinstance(error, OSError) else type(error).__name__
                     log.warning("trace not written", model=self._model, reason=reason)
                 failed = True
@@ -105,7 +105,7 @@ class TraceFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _line(self, event: TraceEvent) -> bytes:
-        """`left_out`: events since the start of this replica that have no line."""
+        """A line of JSON. `left_out`: number of dropped events since the start of this replica."""
         fields = {
             "request": event.request,
             "event": event.kind,

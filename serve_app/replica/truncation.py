@@ -1,6 +1,6 @@
 """Shortens prompts that exceed the context, as Ollama does: chats by turns, other texts by tokens.
 
-Both depend on the task and the model only, so every replica makes the same prompt.
+The result depends on the task and the model only, so every replica makes the same prompt.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from runtime.errors import PromptTooLongError
 from serve_app.gateway.tasks import ChatTask, PromptTask, Truncation
 
 _SYSTEM_ROLES = ("system", "developer")
-# A shortened prompt leaves this share of the context to the answer, or less if the answer is
+# A shortened prompt leaves this share of the context for the answer, or less if the answer is
 # limited to less.
 _ANSWER_SHARE = 4
 
@@ -21,7 +21,7 @@ LeastTokens = Callable[[Sequence[Message]], int]
 
 
 def shortened_tokens(task: ChatTask | PromptTask, max_tokens: int) -> int:
-    """The most tokens of a shortened prompt. `max_tokens`: of prompt and answer."""
+    """Maximum length of a shortened prompt. `max_tokens`: limit of prompt and answer."""
     room = max_tokens // _ANSWER_SHARE
     if task.max_tokens is not None:
         room = min(room, task.max_tokens)
@@ -41,8 +41,9 @@ def with_recent_turns(
 
     A turn begins with a user's message. If the whole conversation has more than `limit` tokens, it
     is shortened to at most `shortened`, but never below its last turn. `prepare` is called about
-    2 log2(turns) times. `least`: a lower bound of the tokens of messages; what exceeds it is not
-    prepared. PromptTooLongError with the name of the `model` if the last turn does not fit.
+    2 log2(turns) times. `least`: a lower bound of the number of tokens of messages; messages for
+    which it is too large are not prepared. PromptTooLongError with the name of the `model` if the
+    last turn does not fit.
     """
     starts = _turn_starts(messages)
 
@@ -53,7 +54,7 @@ def with_recent_turns(
             return None
         try:
             prompt = prepare(kept)
-        except PromptTooLongError:  # by its images
+        except PromptTooLongError:  # because of its images
             return None
         return prompt if len(prompt.tokens) <= most else None
 

@@ -1,4 +1,4 @@
-"""Replaces a model that could not be loaded: answers with the reason until the next attempt."""
+"""Takes the place of a model that could not be loaded: answers with the reason until a retry."""
 
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -10,7 +10,7 @@ from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.tasks import ChatDelta, Task
 from serve_app.logs import get_logger
 
-# Then the health check fails, and Serve starts a new process, which loads the model again.
+# After this time the health check fails, and Serve starts a new process, which retries the load.
 RETRY_S = 45.0
 
 log = get_logger()

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-# Memory of an entry besides its texts, estimated. It bounds the number of entries.
+# Estimated memory of an entry besides its texts; it limits the number of entries.
 ENTRY_BYTES = 2048
 
 
@@ -27,8 +27,8 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """`max_bytes`: of all entries; `tenant_bytes`: of those of one tenant. `max_age_s`: since an
-    entry was stored or last used."""
+    """`max_bytes`: limit of all entries; `tenant_bytes`: limit of one tenant's entries.
+    `max_age_s`: maximum time since an entry was stored or last used."""
 
     max_bytes: int
     tenant_bytes: int
@@ -37,9 +37,9 @@ class StoreLimits:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Entries that were read, except `missing`, the first that is not stored.
+    """The result of reading entries. `missing`: the first id that is not stored.
 
-    `size`: bytes of their texts; beyond the caller's limit there are no `responses`.
+    `size`: bytes of the entries' texts; if they exceed the caller's limit, `responses` is empty.
     """
 
     responses: tuple[StoredResponse, ...] = ()
@@ -72,10 +72,11 @@ class _Share:
 
 
 class ResponseStore:
-    """Entries of tenants, which never see each other's.
+    """Entries of tenants, who cannot access each other's.
 
-    Reading an entry uses it. Beyond a limit, the least recently used entries are evicted: of the
-    tenant beyond `tenant_bytes`, else of the tenant with the most bytes. `clock` returns seconds.
+    Reading an entry counts as use. When a limit is exceeded, least recently used entries are
+    evicted: those of the tenant over `tenant_bytes`, otherwise those of the tenant with the most
+    bytes. `clock` returns seconds.
     """
 
     def __init__(self, limits: StoreLimits, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -86,9 +87,10 @@ class ResponseStore:
         self.size = 0  # bytes of all entries
 
     def put(self, tenant: str, stored: StoredResponse, *, age_s: float = 0.0) -> bool:
-        """Whether the entry is stored; not if it is larger than a tenant's share.
+        """Store an entry; False if it is larger than a tenant's share.
 
-        `age_s`: of a copy. Copies are put first, oldest first.
+        `age_s`: the age of a copied entry. Copies must be stored before other entries, oldest
+        first.
         """
         self.expire()
         if stored.size > self._limits.tenant_bytes or stored.id in self._entries:
@@ -100,7 +102,7 @@ class ResponseStore:
         return stored.id in self._entries
 
     def delete(self, tenant: str, id: str) -> bool:
-        """Whether there was such an entry."""
+        """Delete an entry; False if there is none."""
         self.expire()
         found = self._find(tenant, id) is not None
         if found:
@@ -134,12 +136,12 @@ class ResponseStore:
             self._remove(next(iter(self._entries)))
 
     def ids(self) -> list[str]:
-        """Of all entries, least recently used first."""
+        """The ids of all entries, least recently used first."""
         return list(self._entries)
 
     def copies(self, ids: Sequence[str], max_bytes: int) -> list[Copy]:
-        """The entries of these ids that are stored, in this order; only the first ones if all have
-        more than `max_bytes`, but at least one."""
+        """The stored entries with these ids, in this order, up to `max_bytes` in total, but at
+        least one."""
         copies: list[Copy] = []
         size, now = 0, self._clock()
         for entry in filter(None, map(self._entries.get, ids)):

@@ -1,9 +1,10 @@
-"""Stored responses, as an ingress reads and writes them.
+"""An ingress's access to stored responses.
 
-They live in the memory of a deployment of the application, so that every ingress finds them and
-none loses them when it ends. Each of its processes holds all of them. A process that starts copies
-them from one that runs, so they survive new versions of the application, and with two processes or
-more the loss of all but one. There is no disk: the loss of all processes loses all responses.
+They are held in memory by a deployment of the application, so that every ingress finds them and
+they survive the end of an ingress. Each process of the deployment holds all of them. A starting
+process copies them from a running one, so they survive new versions of the application and, with
+two or more processes, the loss of all but one. They are not on disk: the loss of all processes
+loses them.
 """
 
 import asyncio
@@ -35,24 +36,24 @@ class StoredResponses:
         self._processes = processes
 
     async def put(self, tenant: str, stored: StoredResponse) -> bool:
-        """Whether a process has stored it."""
+        """Store a response; whether any process has stored it."""
         try:
-            return any(await self._ask("put", tenant, stored))
+            return any(await self._broadcast("put", tenant, stored))
         except OverloadedError:
             return False
 
     async def select(self, tenant: str, ids: Sequence[str], *, max_bytes: int) -> Selection:
-        return _most(await self._ask("select", tenant, tuple(ids), max_bytes))
+        return _most_complete(await self._broadcast("select", tenant, tuple(ids), max_bytes))
 
     async def conversation(self, tenant: str, id: str, *, max_bytes: int) -> Selection:
         """The response and those that it continues, oldest first."""
-        return _most(await self._ask("conversation", tenant, id, max_bytes))
+        return _most_complete(await self._broadcast("conversation", tenant, id, max_bytes))
 
     async def delete(self, tenant: str, id: str) -> bool:
-        """Whether it was stored."""
-        return any(await self._ask("delete", tenant, id))
+        """Delete a response; whether any process had it."""
+        return any(await self._broadcast("delete", tenant, id))
 
-    async def _ask(self, method: str, *arguments: Any) -> list[Any]:
+    async def _broadcast(self, method: str, *arguments: Any) -> list[Any]:
         answers: list[Any] = []
         with suppress(TimeoutError):
             async with asyncio.timeout(TIMEOUT_S):
@@ -66,19 +67,20 @@ class StoredResponses:
         return answers
 
 
-def _most(found: list[Selection]) -> Selection:
-    """Of the process that has most; one that has started recently may lack responses."""
+def _most_complete(found: list[Selection]) -> Selection:
+    """The most complete result; a process that has started recently may lack responses."""
     return min(found, key=lambda each: (each.missing is not None, -each.size))
 
 
 async def copy_from(processes: ReplicaBroadcast, store: ResponseStore) -> None:
-    """Copies what the running processes hold into an empty store, as far as they answer in time."""
+    """Copies the responses of running processes into an empty store, as far as they answer in
+    time."""
     try:
         async with asyncio.timeout(COPY_S):
             await processes.await_one()
             lists: list[list[str]] = await processes.broadcast("ids", timeout_s=None)
             await _copy(processes, store, max(lists, key=len, default=[]))
-    except Exception as error:  # a store that has lost entries is better than none
+    except Exception as error:  # an incomplete store is better than none
         log.warning("responses not copied", reason=repr(error))
     log.info("responses copied", count=len(store.ids()))
 

@@ -11,15 +11,15 @@ from serve_app.routing.prefix_hashes import prefix_hashes_of
 from serve_app.routing.prefix_memory import PrefixHashes
 from serve_app.transport.wire import LoadReport
 
-# Requests from before the subscription that a new subscriber is sent.
+# Number of earlier requests whose hashes a new subscriber receives.
 MAX_HASHES = 256
 
 Generate = Callable[[Task], AsyncGenerator[ChatDelta, None]]
 
 
 class LoadReporter:
-    """Wraps `generate` and records the prefix hashes of its requests, so that every ingress learns
-    of all of them: the next turn of a conversation may come through another ingress."""
+    """Wraps `generate` and records the prefix hashes of its requests. They are reported to every
+    ingress, because the next turn of a conversation may come through another one."""
 
     def __init__(self, generate: Generate, statistics: Callable[[], EngineStatistics]) -> None:
         self._generate = generate

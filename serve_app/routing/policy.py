@@ -21,7 +21,7 @@ STARTS_PER_S = 1.0
 NEW = 0.3
 # The rate at which requests start is measured over periods of at least this length.
 START_RATE_PERIOD_S = 0.5
-# Queued requests that can be moved; the oldest beyond this number stay where they are.
+# Maximum number of queued requests that can be moved; older ones stay where they are.
 MAX_QUEUE_POSITIONS = 4096
 
 
@@ -29,10 +29,10 @@ MAX_QUEUE_POSITIONS = 4096
 class ReplicaLoad:
     """A replica's reported load. Totals count from its start; None and 0 mean unknown.
 
-    `queued_tokens`: prompt tokens that are not computed yet. `slots`: sequences that run at once.
-    `memory`: occupied share of the KV cache. `tokens_per_s`: measured prefill speed. `started`:
-    requests that have produced their first token. `computed_tokens`: all tokens that entered the
-    cache; `cache_tokens`: how many of them it keeps for later prompts.
+    `queued_tokens`: prompt tokens that are not computed yet. `slots`: maximum number of running
+    sequences. `memory`: occupied share of the KV cache. `tokens_per_s`: measured prefill speed.
+    `started`: number of requests that have produced their first token. `computed_tokens`: number of
+    tokens that have entered the cache; `cache_tokens`: its capacity for later prompts.
     """
 
     queued_tokens: int = 0
@@ -47,7 +47,7 @@ class ReplicaLoad:
 
     @property
     def full(self) -> bool:
-        """True if queued requests wait for a slot or for memory, not for prefill."""
+        """Whether queued requests wait for a slot or for memory instead of for prefill."""
         return self.waiting > 0 and (self.running >= self.slots or self.memory > 0.95)
 
 
@@ -107,7 +107,7 @@ class _QueuePosition:
 
 @dataclass(eq=False, slots=True)
 class _Replica:
-    """A replica's latest report, and the requests assigned since that the report lacks."""
+    """A replica's latest report, and the requests assigned since then, which the report lacks."""
 
     name: str
     index: int
@@ -145,8 +145,9 @@ class _Replica:
             self.assigned_tokens -= tokens
 
     def queued_tokens(self, now: float, tokens_per_s: float) -> float:
-        """Tokens reported and assigned since, minus those computed since, whether or not another
-        report has come. Assigned ones count as computed only after the last was assigned."""
+        """Estimated number of queued tokens: those reported and those assigned since, minus those
+        computed since at `tokens_per_s`. Assigned tokens count as being computed only from the time
+        of the last assignment."""
         reported_at = now if self.reported_at is None else self.reported_at
         last = max(reported_at, self.assigned[-1][0]) if self.assigned else reported_at
         queued = max(0.0, self.load.queued_tokens - tokens_per_s * (last - reported_at))
@@ -158,7 +159,7 @@ class _Replica:
 
     @property
     def requests_before_slot(self) -> int:
-        """Requests that have to start or end before one more request gets a slot."""
+        """Number of requests that must start or end before a further request gets a slot."""
         load = self.load
         if load.full:
             return self.requests + 1 - load.running
@@ -361,7 +362,7 @@ class RoutingPolicy:
         return replica.load.tokens_per_s or self._tokens_per_s.value or TOKENS_PER_S
 
     def _candidates(self, now: float, avoid: frozenset[str]) -> list[_Replica]:
-        """Random usable replicas; if there are none, any that are not in `avoid`; else any."""
+        """Random usable replicas; if there are none, replicas that are not in `avoid`; else any."""
         drawn = [each for each in self._sample(self._listed) if self._usable(each, now, avoid)]
         return drawn or self._sample(
             [each for each in self._listed if self._usable(each, now, avoid)]
@@ -370,7 +371,8 @@ class RoutingPolicy:
         )
 
     def _sample(self, replicas: list[_Replica]) -> list[_Replica]:
-        """In random order, so that equal replicas take turns; all of them if they are few."""
+        """A random sample in random order, so that equal replicas take turns; all if they are
+        few."""
         few = len(replicas) <= self._rules.samples + 1
         return self._random.sample(replicas, len(replicas) if few else self._rules.samples)
 

@@ -1,7 +1,7 @@
 """Prefix hashes of a task's prompt, computed before it is tokenised.
 
-Everything that decides the prompt's tokens is hashed in the prompt's order, so that consecutive
-turns of a conversation share prefixes. The hashes only influence which replica is chosen.
+Everything that determines the prompt's tokens is hashed in the prompt's order, so that consecutive
+turns of a conversation share prefixes. The hashes only influence the choice of the replica.
 """
 
 import json
@@ -25,9 +25,9 @@ from serve_app.gateway.tasks import (
 )
 from serve_app.routing.prefix_memory import BYTES_PER_TOKEN, PrefixHashes, hash_prefixes
 
-# Images count as this many tokens here, which is typical; the real number is not known yet.
+# Typical number of tokens of an image; the real number is not known here.
 IMAGE_TOKENS = 512
-# Of larger image files only the first, the last and some pieces in between are hashed.
+# Larger image files are hashed in part: the first and last piece and some in between.
 WHOLE_BYTES = 64 * 1024
 PIECE_BYTES = 4096
 PIECES = 8
@@ -35,13 +35,13 @@ END = b"\x1e"
 
 
 def prefix_hashes_of(task: Task) -> PrefixHashes:
-    """Texts to embed are not cached, so only their length counts."""
+    """The hashes of a task. Texts to embed are not cached, so only their length counts."""
     if isinstance(task, EmbeddingTask):
         size = sum(len(piece) for text in task.texts for piece in _content(text))
         return PrefixHashes((), (), -(-size // BYTES_PER_TOKEN))
-    if isinstance(task, PromptTask):  # the engine computes nothing
+    if isinstance(task, PromptTask):  # takes no work of the engine
         return PrefixHashes((), (), 0)
-    # Prompts with different salts share no prefix, as in the caches.
+    # Prompts with different salts do not share prefixes, as in the caches.
     head = task.model.encode() + END + task.cache_salt.encode() + END
     hashes = hash_prefixes(b"".join((head, *_content(task.prompt))))
     if task.resume is None:
@@ -85,7 +85,7 @@ def _text(text: str) -> bytes:
 
 
 def _ids(ids: Iterable[int]) -> bytes:
-    """Four bytes for each token, about as many as text has."""
+    """The content of token ids: four bytes per token, about as many as text has."""
     return array("I", ids).tobytes()
 
 

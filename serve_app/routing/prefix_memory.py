@@ -7,11 +7,11 @@ from hashlib import blake2b
 
 BYTES_PER_TOKEN = 4
 FIRST_BYTES = 128
-# Beyond this length each block is an eighth of the content before it. Long prompts then have a few
-# dozen blocks, and the known length of a shared prefix is at most that much too short.
+# Beyond this length, each block is an eighth of the content before it. So long prompts have only a
+# few dozen blocks, and the known length of a shared prefix is at most an eighth too short.
 GROWING_FROM = 1024
 MAX_BYTES = 2**30
-MAX_ENTRIES = 400_000  # of about 330 bytes each
+MAX_ENTRIES = 400_000  # entries take about 330 bytes each
 
 
 def _boundaries() -> Iterator[int]:
@@ -38,7 +38,7 @@ class PrefixHashes:
 
 
 def hash_prefixes(content: bytes) -> PrefixHashes:
-    """`content`: everything that decides the prompt's tokens, in the order of the prompt."""
+    """`content`: everything that determines the prompt's tokens, in the order of the prompt."""
     view = memoryview(content)
     digest = blake2b(digest_size=8)
     keys: list[int] = []
@@ -54,17 +54,18 @@ def hash_prefixes(content: bytes) -> PrefixHashes:
 
 
 class PrefixMemory:
-    """Which replica holds which prefix, as far as known; evicts the least recently used first.
+    """Records which replica holds which prefix; least recently used entries are evicted first.
 
-    A replica's cache evicts too: a prefix that the replica has not used while it computed as many
-    tokens as its cache holds counts as evicted. `max_entries`: pairs of a prefix and a replica.
+    The replicas' caches evict too: a prefix counts as evicted if the replica has since computed as
+    many tokens as its cache holds without using it. `max_entries`: maximum number of pairs of a
+    prefix and a replica.
     """
 
     def __init__(self, *, max_entries: int = MAX_ENTRIES) -> None:
         self._max_entries = max_entries
         self._entries = 0
-        # By prefix, least recently used first: the replicas that hold it, with the clock of each
-        # replica when it used the prefix last. A replica's clock counts the tokens it has computed.
+        # For each prefix, least recently used first: the replicas that hold it, with the clock of
+        # the replica at its last use. A replica's clock counts the tokens that it has computed.
         self._holders: OrderedDict[int, dict[str, int]] = OrderedDict()
         self._clocks: dict[str, int] = {}
         self._evicted_until: dict[str, int] = {}  # prefixes last used before this are evicted
@@ -78,7 +79,7 @@ class PrefixMemory:
         self._evicted_until[replica] = computed_tokens - cache_tokens
 
     def record(self, replica: str, hashes: PrefixHashes) -> None:
-        """Records that the replica was sent a prompt and so holds its prefixes from now on."""
+        """Records that a prompt was sent to the replica, which then holds its prefixes."""
         clock = self._clocks.get(replica)
         if clock is None:
             return
@@ -109,9 +110,9 @@ class PrefixMemory:
         return []
 
     def held_tokens(self, replica: str, hashes: PrefixHashes) -> int:
-        """How many tokens of the prompt the replica holds.
+        """Number of the prompt's tokens that the replica holds.
 
-        Using a prefix uses all shorter ones, so a binary search finds the longest that is held.
+        Use of a prefix is use of all shorter ones, so a binary search finds the longest held one.
         """
         evicted_until = self._evicted_until.get(replica)
         if evicted_until is None:

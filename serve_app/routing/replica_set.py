@@ -29,11 +29,12 @@ from serve_app.transport.wire import Address, LoadReport
 CARD_LIFE_S = 10.0
 RETRY_S = 0.05
 REPORT_EVERY_S = 0.1
-# Limit of an ingress for all replicas of a model; with more replicas, each reports less often.
+# Reports per second that an ingress accepts from all replicas of a model together; with more
+# replicas, each reports less often.
 REPORTS_PER_S = 2000
 
-# Serve constructs the routers, so a replica set finds the router of its deployment here. By
-# application and deployment.
+# The routers by application and deployment. Serve constructs them, so a replica set finds the one
+# of its deployment here.
 routers: WeakValueDictionary[tuple[str, str], "ListingRouter"] = WeakValueDictionary()
 
 
@@ -43,7 +44,8 @@ class ListingRouter(FIFOMixin, RequestRouter):
 
     def initialize_state(self, **kwargs: Any) -> None:
         """Called by Serve with the `request_router_kwargs` of the deployment."""
-        # Serve pickles this class by value, with copies of the variables that it refers to.
+        # Serve pickles this class by value, with copies of the globals that it refers to, so the
+        # registry is imported here.
         from serve_app.routing.replica_set import routers
 
         routers[self.app_name, kwargs["deployment"]] = self
@@ -53,7 +55,7 @@ class ListingRouter(FIFOMixin, RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Two random replicas first; all of them if those are full."""
+        """First two random replicas; then all replicas if those two are full."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
         first = random.sample(candidate_replicas, min(2, len(candidate_replicas)))
@@ -69,7 +71,7 @@ def router_config(deployment: str) -> dict[str, Any]:
 
 
 class ReplicaSet(Replicas):
-    """The replicas of one deployment, as known to this process."""
+    """The known replicas of one deployment."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._describing = handle.options(method_name="describe")
@@ -82,7 +84,8 @@ class ReplicaSet(Replicas):
         self._card: tuple[float, ModelCard] | None = None  # with the time of the call
 
     async def choose(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address:
-        """The replica for a task; waits until there is one. Avoided ones only if no other is."""
+        """The replica for a task; waits until there is one. Replicas in `avoid` are chosen only if
+        there is no other."""
         while not self._refresh():
             await self.await_one()
         chosen = self._policy.choose(
@@ -100,8 +103,8 @@ class ReplicaSet(Replicas):
         return None if chosen is None else self._addresses[chosen]
 
     async def describe(self, *, verbose: bool) -> ModelCard:
-        """The card of any replica, at most `CARD_LIFE_S` old unless `verbose`. Lost replicas are
-        replaced by another one or the next that starts."""
+        """The card of any replica, at most `CARD_LIFE_S` old unless `verbose`. If a replica is
+        lost, another one or the next that starts is called."""
         if self._card is not None and not verbose and _now() - self._card[0] <= CARD_LIFE_S:
             return self._card[1]
         while True:

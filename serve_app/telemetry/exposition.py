@@ -1,4 +1,4 @@
-"""The text of `/metrics`: this application's part of what Ray's agents of all nodes export."""
+"""The text of `/metrics`: this application's metrics from Ray's agents on all nodes."""
 
 import asyncio
 import re
@@ -13,7 +13,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 AGENT_TIMEOUT_S = 5.0
 AGENTS_AT_ONCE = 16
 MAX_AGENT_BYTES = 64 * 2**20
-# Ray's processes report to their agents every 10 s, so more frequent readers get the same text.
+# The text is cached this long; Ray's processes report to their agents only every 10 s.
 KEPT_S = 1.0
 _PREFIX = "ray_caravan_"
 # Labels that Ray adds and that are equal in all series.
@@ -25,7 +25,7 @@ AgentUrls = Callable[[], Awaitable[Sequence[str]]]
 
 
 class ClusterExposition:
-    """Asks the agents of all nodes. `urls`: of their texts."""
+    """Reads the metrics of the agents of all nodes. `urls`: returns their URLs."""
 
     def __init__(self, urls: AgentUrls) -> None:
         self._urls = urls
@@ -35,21 +35,23 @@ class ClusterExposition:
         self._text, self._asked_at = "", float("-inf")
 
     async def __call__(self) -> str:
-        """Concurrent callers share the answers, which are at most `KEPT_S` old."""
+        """The text. Concurrent callers share the agents' answers, which are at most `KEPT_S`
+        old."""
         async with self._asking:
             if time.monotonic() - self._asked_at > KEPT_S:
-                self._text = await self._asked()
+                self._text = await self._collect()
                 self._asked_at = time.monotonic()
             return self._text
 
-    async def _asked(self) -> str:
+    async def _collect(self) -> str:
         answers = await asyncio.gather(*(self._agent(url) for url in await self._urls()))
         texts = [answer for answer in answers if answer is not None]
         missing = len(answers) - len(texts)
-        return await asyncio.to_thread(merged, texts) + _own(missing)
+        return await asyncio.to_thread(merged, texts) + _nodes_unreachable(missing)
 
     async def _agent(self, url: str) -> str | None:
-        """None if the agent does not answer, or with more than `MAX_AGENT_BYTES`."""
+        """The text of an agent; None if it does not answer or its text exceeds
+        `MAX_AGENT_BYTES`."""
         try:
             async with (
                 self._places,
@@ -68,13 +70,13 @@ class ClusterExposition:
 
 
 async def no_exposition() -> str:
-    """For an ingress without Ray."""
-    return _own(0)
+    """The text of an ingress without Ray: empty."""
+    return _nodes_unreachable(0)
 
 
 def merged(texts: Iterable[str]) -> str:
-    """This application's metrics in the texts of several agents, each metric once, by its name
-    without Ray's prefix and with the labels that differ."""
+    """Merges this application's metrics from the texts of several agents: each metric once, without
+    Ray's prefix, and without labels that are equal in all series."""
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for text in texts:
@@ -104,6 +106,6 @@ def _sample(line: str) -> str:
     return f"{name}{{{','.join(kept)}}} {value}"
 
 
-def _own(missing: int) -> str:
+def _nodes_unreachable(missing: int) -> str:
     name = NODES_UNREACHABLE.name
     return f"# HELP {name} {NODES_UNREACHABLE.description}\n# TYPE {name} gauge\n{name} {missing}\n"

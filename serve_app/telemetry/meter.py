@@ -1,16 +1,16 @@
-"""Where values of metrics are recorded."""
+"""The interface for recording values of metrics."""
 
 from typing import Protocol
 
 from serve_app.telemetry.metrics import Metric
 
-# Label values of one label that a process exports; models on demand are as many as users pull.
+# Maximum number of values of one label that a process exports; users may pull any number of models.
 MOST_LABEL_VALUES = 256
 OTHER = "other"
 
 
 class Meter(Protocol):
-    """`labels`: the values of the metric's labels, in their order."""
+    """Records values. `labels`: the values of the metric's labels, in their order."""
 
     def add(self, metric: Metric, amount: float, *labels: str) -> None:
         """Increases a counter; does nothing for 0."""
@@ -33,7 +33,7 @@ class NoMeter:
 
 
 class LabelValues:
-    """Label values by name, with `OTHER` for those beyond the first `most` of a label."""
+    """Label values by name. Values beyond the first `most` of a label become `OTHER`."""
 
     def __init__(self, most: int = MOST_LABEL_VALUES) -> None:
         self._most = most

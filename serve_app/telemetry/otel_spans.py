@@ -22,8 +22,8 @@ _propagator = TraceContextTextMapPropagator()
 
 
 def exporting_provider() -> TracerProvider:
-    """Of this application, beside the global one that Ray may use. Receiver, sampler, service name
-    and batches are set by OpenTelemetry's variables."""
+    """The tracer provider of this application; Ray may use the global one. Receiver, sampler,
+    service name and batches are set by OpenTelemetry's environment variables."""
     named = OTELResourceDetector().detect()
     resource = Resource.create({SERVICE_NAME: "caravan"}).merge(named)
     provider = TracerProvider(resource=resource)

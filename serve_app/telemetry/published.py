@@ -1,4 +1,4 @@
-"""Metrics of engines and vision encoders: their statistics, published at intervals."""
+"""Publishes the statistics of engines and vision encoders as metrics, at intervals."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from serve_app.telemetry.metrics import Kind, Metric
 
 PUBLISH_S = 2.0
 
-# By field of EngineStatistics.
+# Metrics by field of EngineStatistics.
 ENGINE: Mapping[str, Metric] = {
     "waiting": metrics.WAITING,
     "running": metrics.RUNNING,
@@ -38,7 +38,7 @@ ENGINE: Mapping[str, Metric] = {
     "host_pages_stored_total": metrics.HOST_PAGES_STORED,
     "host_pages_restored_total": metrics.HOST_PAGES_RESTORED,
 }
-# By field of EncoderStatistics.
+# Metrics by field of EncoderStatistics.
 ENCODER: Mapping[str, Metric] = {
     "images_waiting": metrics.ENCODER_WAITING,
     "images_encoded_total": metrics.ENCODER_IMAGES,
@@ -48,10 +48,10 @@ ENCODER: Mapping[str, Metric] = {
 
 
 class StatisticsPublisher:
-    """Publishes the fields of statistics as metrics, for each name the differences of its totals.
+    """Publishes fields of statistics as metrics; of totals, the increase since the last call.
 
-    `replica`: this process. A name whose statistics are missing, such as that of a model that was
-    unloaded, has gauges of 0; when it returns, its totals begin at 0.
+    `replica`: this process. If the statistics of a name are missing, for example because its model
+    was unloaded, its gauges become 0; when they return, totals start from 0.
     """
 
     def __init__(self, meter: Meter, fields: Mapping[str, Metric], replica: str) -> None:
@@ -61,7 +61,7 @@ class StatisticsPublisher:
         self._published: dict[str, dict[str, float]] = {}  # totals by name and field
 
     def publish(self, statistics: Mapping[str, Any]) -> None:
-        """`statistics`: by the name of a model or encoder."""
+        """`statistics`: statistics by the name of a model or encoder."""
         for name in self._published.keys() - statistics.keys():
             del self._published[name]
             self._set_gauges(name, None)
@@ -80,7 +80,7 @@ class StatisticsPublisher:
         for field, metric in self._fields.items():
             if metric.kind is Kind.COUNTER:
                 total = getattr(values, field)
-                # A smaller total is that of the model's next engine.
+                # A total that is smaller than before belongs to a new engine of the model.
                 known = before.get(field, 0) if before.get(field, 0) <= total else 0
                 self._meter.add(metric, total - known, name, self._replica)
                 before[field] = total

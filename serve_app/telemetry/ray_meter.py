@@ -7,7 +7,7 @@ from serve_app.telemetry.metrics import Metric
 
 
 class RayMeter:
-    """See Meter. For one process that is part of a Ray cluster; a call takes some microseconds."""
+    """A Meter for a process of a Ray cluster; a call takes some microseconds."""
 
     def __init__(self) -> None:
         self._values = LabelValues()

@@ -1,4 +1,4 @@
-"""Metrics of the answer to one task, as its client sees it."""
+"""Metrics of the answer to one task, from the client's point of view."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ class ReplyRecord:
     def __init__(self, clock: Clock) -> None:
         self.finish: str | None = None
         self.usage: Usage | None = None
-        self.first: float | None = None  # of the first tokens
+        self.first: float | None = None  # time of the first tokens
         self.last = 0.0
         self.longest_gap = 0.0
         self.tokens = 0

@@ -1,4 +1,4 @@
-"""The HTTP request that the current asyncio task works for; its id is in every log line."""
+"""The HTTP request that the current asyncio task serves; its id is in every log line."""
 
 import re
 import time
@@ -19,17 +19,17 @@ class RequestContext:
     id: str
     arrived: float = field(default_factory=time.monotonic)
     key: str = ""
-    traceparent: str = ""  # of the request's span
+    traceparent: str = ""  # that of the request's span
 
 
 current_request: ContextVar[RequestContext | None] = ContextVar("current_request", default=None)
 
 
 def request_id(given: str | None) -> str:
-    """The client's id if it has a usual form, else a new one."""
+    """The client's id if it is well-formed, else a new one."""
     return given if given is not None and _SANE.fullmatch(given) else uuid.uuid4().hex
 
 
 def begin_work(origin: RequestOrigin) -> None:
-    """The current asyncio task works for this request of an ingress until it ends."""
+    """Assign the current asyncio task, until its end, to this request of an ingress."""
     current_request.set(RequestContext(origin.id))

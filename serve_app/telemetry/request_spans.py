@@ -1,4 +1,4 @@
-"""The spans of a request: of its tasks in the ingress, and of the work of replica and encoder.
+"""The spans of a request: its tasks in the ingress, and its work in replicas and encoders.
 
 Attributes follow OpenTelemetry's conventions for generative AI where those have names.
 """
@@ -19,7 +19,7 @@ Generate = Callable[[Task], AsyncGenerator[ChatDelta, None]]
 
 @contextmanager
 def task_span(spans: Spans | None, task: Task, record: ReplyRecord) -> Iterator[Task]:
-    """The task with its origin, whose parent is a span of the ingress for all its attempts."""
+    """The task with an origin whose `traceparent` is a span of the ingress over all attempts."""
     context = current_request.get()
     origin = RequestOrigin() if context is None else RequestOrigin(context.id, context.traceparent)
     task = replace(task, origin=origin)
@@ -28,11 +28,11 @@ def task_span(spans: Spans | None, task: Task, record: ReplyRecord) -> Iterator[
         return
     name = f"{_operation(task)} {task.model}"
     with spans.span(name, SpanKind.CLIENT, origin.traceparent) as span:
-        span.set(**_asked(task))
+        span.set(**_request_attributes(task))
         try:
             yield replace(task, origin=replace(origin, traceparent=span.traceparent))
         finally:
-            span.set(**_answered(record))
+            span.set(**_response_attributes(record))
 
 
 def spanned_replies(spans: Spans | None, generate: Generate) -> Generate:
@@ -59,7 +59,7 @@ def spanned_replies(spans: Spans | None, generate: Generate) -> Generate:
 
 
 def _add_phases(spans: Spans, parent: str, usage: Usage) -> None:
-    """By the engine's own times, backwards from now."""
+    """Adds spans of queue, prefill and decode from the engine's durations, ending now."""
     ended_ns = time.time_ns()
     for name, took_ns in (
         ("decode", usage.decode_ns),
@@ -81,7 +81,7 @@ def _operation(task: Task) -> str:
     return "tokenize"
 
 
-def _asked(task: Task) -> dict[str, Attribute | None]:
+def _request_attributes(task: Task) -> dict[str, Attribute | None]:
     asked: dict[str, Attribute | None] = {
         "gen_ai__operation__name": _operation(task),
         "gen_ai__provider__name": "caravan",
@@ -94,7 +94,7 @@ def _asked(task: Task) -> dict[str, Attribute | None]:
     return asked
 
 
-def _answered(record: ReplyRecord) -> dict[str, Attribute | None]:
+def _response_attributes(record: ReplyRecord) -> dict[str, Attribute | None]:
     usage = record.usage
     return {
         "gen_ai__response__finish_reasons": None if record.finish is None else (record.finish,),

@@ -1,8 +1,8 @@
-"""OpenTelemetry spans of requests: who worked on them, when, and for how long.
+"""OpenTelemetry spans of requests: the processes that worked on them, when, and for how long.
 
 They are off, and OpenTelemetry is not imported, unless one of the standard variables
-`OTEL_EXPORTER_OTLP_ENDPOINT` and `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` is set. No span has a text of
-a user or a key.
+`OTEL_EXPORTER_OTLP_ENDPOINT` and `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` is set. Spans never contain
+texts of users or keys.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from runtime.errors import ConfigurationError
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 DISABLED = "OTEL_SDK_DISABLED"
-# W3C Trace Context: of requests and of responses.
+# The header of W3C Trace Context in requests and responses.
 HEADER = "traceparent"
 
 Attribute = str | int | float | tuple[str, ...]
@@ -29,28 +29,29 @@ class SpanKind(Enum):
 class Span(Protocol):
     @property
     def traceparent(self) -> str:
-        """By which other spans become its children."""
+        """The id by which other spans become its children."""
 
     def set(self, **attributes: Attribute | None) -> None:
-        """By name, with two underscores for a point; None for no attribute."""
+        """Set attributes. Two underscores in a name become a dot; None sets no attribute."""
 
     def fail(self, kind: str) -> None:
-        """What the span is about has failed; `kind`: the type of the error."""
+        """Mark the span as failed; `kind`: the type of the error."""
 
 
 class Spans(Protocol):
-    """`parent`: a `traceparent`, empty or malformed for the first span of a trace."""
+    """Creates spans. `parent`: a `traceparent`; if it is empty or malformed, a new trace begins."""
 
     def span(self, name: str, kind: SpanKind, parent: str) -> AbstractContextManager[Span]:
-        """A span for the duration of the context. It fails if an exception leaves it."""
+        """A span for the duration of the context. It is marked as failed if an exception leaves
+        it."""
 
     def past(self, name: str, parent: str, begun_ns: int, ended_ns: int) -> None:
         """A span in the past; nanoseconds since 1970."""
 
 
 def configured_spans(environment: Mapping[str, str]) -> Spans | None:
-    """None if the environment names no receiver of spans. ConfigurationError: the packages of the
-    extra `otel` are missing."""
+    """The configured spans; None if the environment names no receiver. ConfigurationError: the
+    packages of the extra `otel` are missing."""
     named = any(environment.get(name) for name in ENDPOINTS)
     if not named or environment.get(DISABLED, "").lower() == "true":
         return None

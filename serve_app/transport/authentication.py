@@ -10,7 +10,8 @@ from runtime.distributed.handshake import Handshake, new_nonce
 from serve_app.transport import wire
 
 PURPOSE = "serving"
-# For the whole handshake. The listener's process may be busy; a genuine caller's rarely is.
+# Time limits of the whole handshake. The listener's process may be busy; a genuine caller rarely
+# is.
 CALLER_TIMEOUT_S = 10.0
 LISTENER_TIMEOUT_S = 5.0
 MAX_HALF_OPEN = 256
@@ -67,7 +68,7 @@ class HalfOpen:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Encloses the handshake of the current task, which may be cancelled meanwhile."""
+        """A context for the handshake of the current task, which may be cancelled inside."""
         task = asyncio.current_task()
         assert task is not None
         if len(self._oldest_first) >= MAX_HALF_OPEN:

@@ -22,7 +22,7 @@ AnswerPart = ChatDelta | wire.Heartbeat | wire.Draining
 class StreamClient:
     """Sends requests. Leaving one before its end, for any reason, closes its connection.
 
-    `silence_s`: an end from which nothing arrives for so long, not even a heartbeat, is lost.
+    `silence_s`: an end that sends nothing for this long, not even a heartbeat, counts as lost.
     """
 
     def __init__(self, *, silence_s: float = SILENCE_S) -> None:
@@ -31,10 +31,10 @@ class StreamClient:
 
     @asynccontextmanager
     async def exchange(self, address: Address) -> AsyncIterator[FramedConnection]:
-        """A connection for one request, which is used again unless the block fails.
+        """A connection for one request, which is reused unless the block fails.
 
-        Raises ConnectionLost, also when the other end does not follow the protocol. A CaravanError
-        is taken for the other end's reply and leaves the connection intact.
+        Raises ConnectionLost, also when the other end violates the protocol. A CaravanError is
+        treated as the other end's reply and leaves the connection intact.
         """
         connection = self._pooled(address) or await connect(address)
         reusable = False
@@ -55,8 +55,8 @@ class StreamClient:
                 connection.close()
 
     async def generate(self, address: Address, task: Task) -> AsyncGenerator[AnswerPart, None]:
-        """Deltas up to the one with `finish`; those that arrive between two steps are merged.
-        Before the first also heartbeats; anywhere among them `Draining` while the replica stops.
+        """Deltas up to the one with `finish`; deltas that are not read in time are merged. Also
+        yields heartbeats before the first delta, and `Draining` at any time if the replica stops.
 
         Raises ConnectionLost or the replica's own error.
         """
@@ -94,7 +94,7 @@ class StreamClient:
             connection.close()
 
     def _drop_stale(self) -> None:
-        """Oldest first. An address without connections leaves no entry behind."""
+        """Drop stale connections, oldest first, and addresses without connections."""
         begin = time.monotonic() - IDLE_S
         for address, connections in list(self._idle.items()):
             while connections and (connections[0][0] < begin or not connections[0][1].idle):
@@ -112,7 +112,8 @@ class _Answer:
         self._connection = connection
 
     def parts(self, messages: Sequence[wire.WireMessage]) -> Iterator[AnswerPart]:
-        """Of the messages: their deltas, merged; then `Draining` or a heartbeat; then the error."""
+        """The content of messages: their merged deltas; then `Draining` or a heartbeat; then the
+        error."""
         deltas = [message.delta for message in messages if isinstance(message, wire.DeltaMessage)]
         events = [self._event(each) for each in messages if not isinstance(each, wire.DeltaMessage)]
         if deltas:

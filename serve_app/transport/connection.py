@@ -1,7 +1,8 @@
 """One end of a connection: messages in frames, and tensors sent and received without copies.
 
-The framing is our own: in one run with 64 streams, grpc.aio carried at most 0.6 and ZeroMQ with
-CURVE at most 0.7 of its deltas per second, and both less than 0.2 of its bytes of features.
+The framing is our own because it is faster: in one run with 64 streams, grpc.aio carried at most
+0.6 and ZeroMQ with CURVE at most 0.7 of its deltas per second, and both less than 0.2 of its
+feature bytes.
 """
 
 import asyncio
@@ -12,12 +13,12 @@ from typing import NoReturn, cast
 from serve_app.transport import wire
 from serve_app.transport.wire import LENGTH, ConnectionLost, WireError, WireMessage
 
-# With more than this unsent, senders wait, and the engine merges deltas meanwhile.
+# With more unsent bytes than this, senders wait, and the engine merges deltas meanwhile.
 UNSENT_BYTES = 16 * 1024
-PIECE_BYTES = 2**20  # of a tensor, sent before the sender waits
+PIECE_BYTES = 2**20  # part of a tensor that is sent before the sender waits
 BUFFER_BYTES = 16 * 1024
-# A silent end is lost after this many checks: one check alone may only show that this process was
-# late.
+# A silent end counts as lost after this many checks; a single one may only mean that this process
+# was delayed.
 SILENCE_CHECKS = 4
 HOST_LOST = "The other host does not answer."
 
@@ -26,9 +27,9 @@ class FramedConnection(asyncio.BufferedProtocol):
     """One end of a TCP or TLS connection. One task reads at a time, one sends.
 
     Methods raise ConnectionLost once the connection is broken, and WireError when the other end
-    does not follow the protocol. `max_frame_bytes`: of one received message; raised once the other
-    end is authenticated. `draining`: the listener has announced that it stops. `at_work`: the other
-    end may be working on a request; a ConnectionLost has it too.
+    violates the protocol. `max_frame_bytes`: limit of one received message, which is increased
+    after authentication. `draining`: the listener has announced that it stops. `at_work`: the other
+    end may be working on a request; it is copied into ConnectionLost.
     """
 
     def __init__(self) -> None:
@@ -38,8 +39,8 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._lost: str | None = None
         self._buffer = bytearray(BUFFER_BYTES)
-        self._begin = self._end = 0  # of the received and unread bytes in the buffer
-        self._target: memoryview | None = None  # the next bytes are received into it instead
+        self._begin = self._end = 0  # range of the received, unread bytes in the buffer
+        self._target: memoryview | None = None  # if set, the next bytes are received into it
         self._changed = asyncio.Event()
         self._writable = asyncio.Event()
         self._writable.set()
@@ -49,12 +50,13 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     @property
     def idle(self) -> bool:
-        """True if the connection is open and nothing unread has arrived."""
+        """Whether the connection is open and has no unread bytes."""
         return self._lost is None and self._begin == self._end
 
     @property
     def can_send(self) -> bool:
-        """True if a message would be sent soon and not between the bytes of a tensor."""
+        """Whether a message would be sent soon: not within a tensor, nor behind many unsent
+        bytes."""
         return (
             self._transport is not None
             and not self._sends_bytes
@@ -62,7 +64,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         )
 
     def send(self, message: WireMessage) -> None:
-        """Does not wait; see `drain`."""
+        """Send a message without waiting; see `drain`."""
         if self._transport is None:
             self._raise_lost()
         self._transport.write(wire.frame(message))
@@ -91,7 +93,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         return message
 
     async def receive_all(self) -> list[WireMessage]:
-        """At least one message, with all others that have arrived."""
+        """At least one message, and all others that have arrived."""
         messages = [await self.receive()]
         while (message := self._next_message()) is not None:
             messages.append(message)
@@ -111,8 +113,8 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._changed.set()  # more may have been in the buffer
 
     async def guard(self) -> NoReturn:
-        """Raises once the connection is lost, or WireError once more bytes are unread than one
-        message may have. For the end that answers, while it does not read."""
+        """Waits until the connection is lost, then raises. WireError once there are more unread
+        bytes than one message may have. For the answering end, which does not read meanwhile."""
         while self._lost is None:
             if self._end - self._begin > self.max_frame_bytes + LENGTH.size:
                 raise WireError("The caller sends further requests before the reply.")
@@ -121,7 +123,8 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._raise_lost()
 
     def pause_reading(self) -> None:
-        """What arrives stays with the sender. Neither loss nor silence is detected meanwhile."""
+        """Stop receiving, so that the sender must wait. Neither loss nor silence is detected until
+        `resume_reading`."""
         self._paused = True
         if self._transport is not None:
             self._transport.pause_reading()
@@ -133,7 +136,7 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     @contextmanager
     def silence_limit(self, limit_s: float) -> Iterator[None]:
-        """Within it, the connection is lost when no byte moves for `limit_s`."""
+        """A context in which the connection counts as lost when no byte moves for `limit_s`."""
         checking = asyncio.create_task(self._check_silence(limit_s))
         try:
             yield
@@ -141,7 +144,7 @@ class FramedConnection(asyncio.BufferedProtocol):
             checking.cancel()
 
     def close(self, *, flush: bool = False) -> None:
-        """`flush`: what is unsent is sent first."""
+        """Close the connection. `flush`: unsent bytes are sent first."""
         self._lost = self._lost or "The connection is closed."
         if self._transport is not None:
             (self._transport.close if flush else self._transport.abort)()
@@ -179,7 +182,7 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        # By the kernel, which has asked the other host's one whether it is there.
+        # Reported by the kernel, whose keepalive probes the other host did not answer.
         gone = isinstance(exc, TimeoutError)
         self._lose(HOST_LOST if gone else "The other end closed the connection.")
 
@@ -202,8 +205,8 @@ class FramedConnection(asyncio.BufferedProtocol):
         return message
 
     def _move_unread(self, size: int) -> None:
-        """Makes room behind the unread bytes. The event loop may still hold a view of the old
-        buffer, so that one is never resized."""
+        """Makes room behind the unread bytes in a new buffer. The old one is never resized, because
+        the event loop may still hold a view of it."""
         unread = memoryview(self._buffer)[self._begin : self._end]
         size = max(BUFFER_BYTES, size)
         if unread or len(self._buffer) != size:

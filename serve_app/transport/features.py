@@ -1,4 +1,4 @@
-"""Features of images: what an encoder's server answers, and the model replica's client."""
+"""Transfer of image features: the encoder's request handler, and the model replica's client."""
 
 import asyncio
 import time
@@ -37,9 +37,9 @@ def feature_server(
     observe: Callable[[float], None] = lambda seconds: None,
     spans: Spans | None = None,
 ) -> StreamServer:
-    """Serves the features of `encoder`. `stall_s`: the longest time in which a caller may send no
-    byte of its pixels or read no byte of its features. `observe`: called with the seconds from each
-    request to its features. `spans`: of images."""
+    """Serves the features of `encoder`. `stall_s`: maximum time without progress while a caller
+    sends pixels or reads features. `observe`: called with the seconds from each request to its
+    features. `spans`: creates spans of images."""
 
     async def encode(request: wire.EncodeRequest, connection: FramedConnection) -> None:
         async def receive_pixels() -> Tensor:
@@ -75,8 +75,9 @@ def _image_span(
 
 
 class FeatureClient:
-    """Requests features from encoders. `limits`: of the features. `tower`: the digest of the file
-    with the weights. `silence_s`: an encoder from which nothing arrives for so long is lost."""
+    """Requests features from encoders. `limits`: limits of the features. `tower`: digest of the
+    file with the weights. `silence_s`: an encoder that sends nothing for this long counts as
+    lost."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class FeatureClient:
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of the device that features take while they arrive, beside themselves."""
+        """Temporary device memory of arriving features, in addition to the features themselves."""
         return RECEIVED_AT_ONCE * self._limits.rows * self._limits.width * FEATURE_BYTES
 
     async def features(self, address: wire.Address, image: PreparedImage) -> Tensor:
@@ -167,7 +168,7 @@ def raw(tensor: Tensor) -> memoryview:
 
 
 async def _reply(connection: FramedConnection) -> wire.WireMessage:
-    """The next message but heartbeats and `Draining`. Raises the encoder's error."""
+    """The next message other than heartbeats and `Draining`. Raises the encoder's error."""
     reply = await connection.receive()
     while isinstance(reply, wire.Heartbeat | wire.Draining):
         reply = await connection.receive()

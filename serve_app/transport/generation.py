@@ -1,4 +1,4 @@
-"""The replica's handlers: generation, embeddings, tokens of prompts and load reports."""
+"""The replica's request handlers: generation, embeddings, tokens of prompts, load reports."""
 
 import asyncio
 import math
@@ -15,7 +15,7 @@ from serve_app.transport.stream_server import Handler, StreamServer
 MIN_REPORT_INTERVAL_S = 0.02
 
 Generate = Callable[[Task], AsyncGenerator[ChatDelta, None]]
-# The report for a subscriber that has received so many recorded requests.
+# Returns the report for a subscriber that has received this many recorded requests.
 MakeReport = Callable[[int], wire.LoadReport]
 
 

@@ -11,15 +11,15 @@ from serve_app.transport import authentication
 from serve_app.transport.connection import FramedConnection
 from serve_app.transport.wire import MAX_REPLY_BYTES, Address, ConnectionLost, WireError
 
-# The other host's kernel connects, however busy the process is.
+# Time limit of connecting, which the other host's kernel does even if the process is busy.
 CONNECT_TIMEOUT_S = 2.0
-# A host that is gone is noticed by sent data that remains unacknowledged for this long.
+# A lost host is detected by sent data that remains unacknowledged for this long.
 UNACKNOWLEDGED_S = 20
-# A caller whose connection is idle asks the other host's kernel whether it is there, so that a lost
-# host is noticed after three seconds, and a process that is merely busy is not taken for one.
+# TCP keepalive on idle connections of callers: a lost host is detected within three seconds. The
+# other host's kernel answers the probes, so a busy process does not count as lost.
 _KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 2}
 BACKLOG = 128
-_PAUSE_S = 1.0  # after a connection could not be accepted
+_PAUSE_S = 1.0  # pause after a connection could not be accepted
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ async def _connected(address: Address) -> FramedConnection:
     connecting = socket.socket(_family(address.host), socket.SOCK_STREAM)
     try:
         connecting.setblocking(False)
-        _notice_lost_host(connecting)
+        _enable_keepalive(connecting)
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await loop.sock_connect(connecting, (address.host, address.port))
     except BaseException:
@@ -110,10 +110,10 @@ async def _connected(address: Address) -> FramedConnection:
     return connection
 
 
-def _notice_lost_host(connecting: socket.socket) -> None:
+def _enable_keepalive(connecting: socket.socket) -> None:
     connecting.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
-        if hasattr(socket, name):  # not all of them on every system
+        if hasattr(socket, name):  # not every system has all options
             connecting.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 

@@ -18,15 +18,15 @@ from serve_app.transport.sockets import accept, accept_all, listening_socket
 logger = logging.getLogger(__name__)
 log = get_logger()
 
-# Sends the replies to a request. An error that it raises is sent as `Failed`.
+# A function that sends the replies to a request. An error that it raises is sent as `Failed`.
 Handler = Callable[[Any, FramedConnection], Awaitable[None]]
 
 
 class StreamServer:
     """Serves callers that know its token. A caller that leaves cancels its request's handler.
 
-    `handlers`: by the class of the request. `max_request_bytes`: of one request's frame.
-    `heartbeat_s`: how often a caller with a request receives `Heartbeat`.
+    `handlers`: handlers by the class of the request. `max_request_bytes`: limit of a request's
+    frame. `heartbeat_s`: interval of `Heartbeat` to callers with a request.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class StreamServer:
         listening = listening_socket(host, port)
         bound = listening.getsockname()
         self._accepting = asyncio.create_task(accept_all(listening, self._accept))
-        # By a callback: a task that is cancelled before its first step runs no `finally`.
+        # In a callback, because a task that is cancelled before its first step runs no `finally`.
         self._accepting.add_done_callback(lambda _: listening.close())
         return wire.Address(host, bound[1], self._token, replica=secrets.token_hex(8))
 
     async def close(self, *, drain_s: float) -> None:
-        """Accepts nothing new and sends `Draining`. Running requests have `drain_s` to end or be
-        continued elsewhere; then their connections are closed. With 0 nothing is announced."""
+        """Stops accepting requests and sends `Draining`. Running requests have `drain_s` to end or
+        to continue elsewhere; then their connections are closed. With 0, `Draining` is not sent."""
         self._closing = True
         if self._accepting is not None:
             await _cancelled([self._accepting])
@@ -94,9 +94,9 @@ class StreamServer:
         except wire.WireError as error:
             logger.warning("connection refused: %s", error)
         except (wire.ConnectionLost, OSError, TimeoutError):
-            pass  # the caller left, or did not finish the handshake
+            pass  # the caller left or did not complete the handshake
         except asyncio.CancelledError:
-            pass  # by `close`, or as the oldest of too many handshakes
+            pass  # cancelled by `close`, or as the oldest of too many handshakes
 
     async def _answer_all(self, connection: FramedConnection) -> None:
         while True:
@@ -151,7 +151,7 @@ class StreamServer:
 
 
 async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancels them and waits until they have ended, whatever their result."""
+    """Cancels tasks and waits until they have ended, ignoring their results."""
     ending = set(tasks)
     for task in ending:
         task.cancel()

@@ -24,7 +24,7 @@ class Subscriber:
 
 
 class Watcher:
-    """Subscribes to one replica in the running loop until closed. Connects again after a loss."""
+    """Subscribes to one replica in the running loop until closed. Reconnects after a loss."""
 
     def __init__(self, address: wire.Address, subscriber: Subscriber, *, every_s: float) -> None:
         self._address = address
@@ -49,7 +49,7 @@ class Watcher:
             await asyncio.sleep(pause_s)
 
     async def _reports(self) -> AsyncGenerator[wire.LoadReport, None]:
-        """Until the replica stops."""
+        """Reads reports until the replica stops."""
         connection = await connect(self._address)
         try:
             connection.send(wire.Watch(self._every_s))

@@ -72,13 +72,13 @@ FeatureType = Literal["bfloat16", "float16"]
 
 
 class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
-    """`nonce`: the listener's."""
+    """`nonce`: the listener's nonce."""
 
     nonce: Nonce
 
 
 class Proof(msgspec.Struct, frozen=True, tag="proof"):
-    """`nonce`: the caller's. `digest`: the caller's proof over both nonces."""
+    """`nonce`: the caller's nonce. `digest`: the caller's proof over both nonces."""
 
     nonce: Nonce
     digest: Digest
@@ -128,8 +128,8 @@ class DeltaMessage(msgspec.Struct, frozen=True, tag="delta"):
 
 
 class LoadReport(msgspec.Struct, frozen=True, tag="load"):
-    """`hashes`: of the requests since the previous report. `recorded`: the number of requests with
-    hashes since the replica started."""
+    """`hashes`: prefix hashes of the requests since the previous report. `recorded`: number of
+    requests with hashes since the replica started."""
 
     load: ReplicaLoad
     hashes: tuple[PrefixHashes, ...]
@@ -189,7 +189,7 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(WireMessage)
 class Address:
     """Where a replica or encoder listens, and the token that its callers must know.
 
-    `replica`: a name that is never used again. `model`: equal for replicas that can continue each
+    `replica`: a name that is never reused. `model`: equal for replicas that can continue each
     other's answers.
     """
 
@@ -201,7 +201,7 @@ class Address:
 
 
 class WireError(Exception):
-    """The other end does not follow the protocol."""
+    """The other end violates the protocol."""
 
 
 class ConnectionLost(Exception):

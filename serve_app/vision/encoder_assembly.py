@@ -1,4 +1,4 @@
-"""From a vision tower to an encoder that is ready. Insufficient memory is an error here."""
+"""Builds a ready encoder from a vision tower; fails if memory is insufficient."""
 
 import torch
 
@@ -37,7 +37,8 @@ def assemble_encoder(
 
 
 def _check_memory(encoder: EncoderReplica, device: torch.device, limit: int | None) -> None:
-    """A given limit is used completely; of free memory a part is left free."""
+    """Check both memories. A given limit may be used completely; of free memory a part is left
+    free."""
     computing = encoder.weight_bytes + encoder.device_bytes
     if device.type == "cpu":
         _check(device, computing + encoder.host_bytes, limit, encoder)
@@ -54,7 +55,7 @@ def _check(
     *,
     allocated: int = 0,
 ) -> None:
-    """`allocated`: the part of `needed` that is allocated already."""
+    """`allocated`: the part of `needed` that is already allocated."""
     usable = limit
     if usable is None:
         usable = int((available_bytes(device) + allocated) * (1 - LEFT_FREE))

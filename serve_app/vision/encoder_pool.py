@@ -20,10 +20,10 @@ CLOSE_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class PoolRules:
-    """`timeout_s`: for one image, everything included. `max_lost`: an image fails once so many
-    encoders were lost while they worked on it; it may be the cause. `silence_s`: an encoder from
-    which nothing arrives for so long is lost. `pause_s`, doubled up to `longest_pause_s`: after all
-    encoders have failed.
+    """`timeout_s`: time limit of one image, retries included. `max_lost`: an image fails when this
+    many encoders were lost while working on it, because it may be the cause. `silence_s`: an
+    encoder that sends nothing for this long counts as lost. `pause_s`, doubled up to
+    `longest_pause_s`: pause after all encoders have failed.
     """
 
     timeout_s: float = 120.0
@@ -36,13 +36,13 @@ class PoolRules:
 class PoolEncoder:
     """See runtime.vision.encoder.ImageEncoder. Uses no device memory except for arriving features.
 
-    `tower`: the digest of the file with the weights. All model replicas ask the same encoder first
-    for an image, so that it is encoded once; then the others, round after round.
+    `tower`: digest of the file with the weights. All model replicas try the same encoder first for
+    an image, so that it is encoded once; if it fails, the others in turn, repeatedly.
     """
 
     weight_bytes = 0
-    max_submitted = None  # encoders serve tenants in turn
-    gate = None  # they compute in other processes
+    max_submitted = None  # no limit, because encoders serve tenants in turn
+    gate = None  # encoders compute in other processes
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The encoders of a deployment, and the order in which they are asked for an image."""
+"""The encoders of a deployment, and the order in which they are tried for an image."""
 
 import asyncio
 import hashlib
@@ -31,8 +31,8 @@ class DeploymentEncoders:
         self._loop = loop
 
     async def addresses(self) -> list[Address]:
-        """Of all replicas that answer. Waits for the first one if there is none. Raises any error
-        of Serve."""
+        """Addresses of all replicas that answer. Waits for the first one if there is none. Raises
+        any error of Serve."""
         listing = asyncio.run_coroutine_threadsafe(self._list(), self._loop)
         return await asyncio.wrap_future(listing)
 
@@ -57,8 +57,8 @@ class EncoderRanking:
     async def ranked(self, digest: bytes) -> list[Address]:
         """All encoders, those that failed within AVOIDED_S last.
 
-        The order is rendezvous hashing (Thaler and Ravishankar, 1998): all model replicas rank
-        alike, and an encoder that is added or removed changes the order of its own images only.
+        The order is that of rendezvous hashing (Thaler and Ravishankar, 1998): all model replicas
+        rank alike, and adding or removing an encoder changes the order of its own images only.
         """
         async with self._listing:
             if self._listed_at is None or _now() - self._listed_at >= FRESH_S:
@@ -72,15 +72,16 @@ class EncoderRanking:
         )
 
     def avoid(self, address: Address) -> None:
-        """It has failed: other encoders are asked first for AVOIDED_S."""
+        """Rank a failed encoder last for AVOIDED_S."""
         self._avoided_until[address] = _now() + AVOIDED_S
 
     def expire(self) -> None:
-        """The encoders are listed again before the next image is ranked."""
+        """List the encoders again before the next image is ranked."""
         self._listed_at = None
 
     async def _list(self) -> None:
-        """Keeps the previous list if the source fails: the encoders may still run."""
+        """List the encoders. Keeps the previous list if the source fails, because they may still
+        run."""
         try:
             self._addresses = tuple(await self._source.addresses())
         except Exception as error:

@@ -25,8 +25,8 @@ from runtime.vision.feature_cache import FeatureStore
 from serve_app.gateway.fair_gate import FairGate
 from serve_app.transport.wire import EncodeRequest
 
-CACHED_IMAGES = 16  # of the largest size, by default
-# Replies that are sent at once. Their features may have been evicted from the cache meanwhile.
+CACHED_IMAGES = 16  # default cache size in images of the largest size
+# Maximum number of replies being sent, whose features may have been evicted from the cache.
 SENT_AT_ONCE = 8
 
 ReceivePixels = Callable[[], Awaitable[Tensor]]
@@ -36,7 +36,7 @@ ReceivePixels = Callable[[], Awaitable[Tensor]]
 class EncoderStatistics:
     """The state of an encoder (the first three fields) and its counters since the start.
 
-    `images_waiting`: requests without a reply. `images_known_total`: replies without encoding.
+    `images_waiting`: requests without a reply yet. `images_known_total`: replies from the cache.
     `batches_total`: calls of the tower.
     """
 
@@ -49,7 +49,8 @@ class EncoderStatistics:
 
 
 class _Transfer:
-    """An image on its way: its caller sends the pixels, others that request it wait for `ended`."""
+    """An image in transfer: one caller sends the pixels; others that request it wait for
+    `ended`."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
@@ -61,11 +62,10 @@ class _Transfer:
 class EncoderReplica:
     """Features by the image's digest: cached, or computed once the caller has sent the pixels.
 
-    Simultaneous requests for one image share one transfer and one encoding. Pixels are held for two
-    batches at most, the one in the tower and the next; other callers wait, and tenants are served
-    in turn.
-    `name`: the digest of the file with the weights. `stall_s`: `check` fails once no image was
-    encoded for so long, by `clock` in seconds. For one event loop.
+    Simultaneous requests for one image share one transfer and one encoding. Pixels of at most two
+    batches are held, the one in the tower and the next; other callers wait, and tenants are served
+    in turn. `name`: digest of the file with the weights. `stall_s`: `check` fails if images wait
+    and none was encoded for this long, by `clock` in seconds. For one event loop.
     """
 
     def __init__(
@@ -105,12 +105,12 @@ class EncoderReplica:
 
     @property
     def device_bytes(self) -> int:
-        """The maximum on the tower's device, without weights."""
+        """Maximum bytes on the tower's device, without weights."""
         return self._encoder.workspace_bytes
 
     @property
     def host_bytes(self) -> int:
-        """The maximum on the host: received pixels, cached features, features being sent."""
+        """Maximum bytes on the host: received pixels, cached features, features being sent."""
         pixels = self._places * self._most_pixels * torch.float32.itemsize
         return pixels + self._cache_bytes + SENT_AT_ONCE * self._largest_bytes
 
@@ -149,7 +149,7 @@ class EncoderReplica:
         try:
             async with self._room.place(request.tenant):
                 pixels = await receive()
-                if self._store.ready(digest):  # computed for a caller that has left meanwhile
+                if self._store.ready(digest):  # computed for a caller that has left since
                     return self._store.lookup(digest)
                 transfer.image = PreparedImage(pixels, request.grid, digest, request.rows)
                 self._provide()

@@ -202,7 +202,7 @@ def test_an_unknown_effort_is_refused() -> None:
 
 def test_images_are_refused_while_no_model_sees() -> None:
     model = model_with(template_source("google-gemma-4-31B-it"))
-    with pytest.raises(RequestError, match="model sees no images"):
+    with pytest.raises(RequestError, match="model does not support images"):
         prompt_of(model, TALKS["an image"].messages)
 
 

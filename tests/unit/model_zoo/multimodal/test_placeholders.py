@@ -189,7 +189,7 @@ def test_a_text_only_model_refuses_images(family: str) -> None:
     model = model_of(family)
     blind = ChatModel(model.decoder, model.tokenizer, model.template, model.description)
     for ask in (lambda: blind.prepare(user("a", ONE)), lambda: blind.prepare_text("a", (ONE,))):
-        with pytest.raises(RequestError, match="model sees no images"):
+        with pytest.raises(RequestError, match="model does not support images"):
             ask()
     assert blind.prepare(user("a")).tokens and blind.tower is None
 

@@ -113,7 +113,7 @@ def test_weights_are_counted_per_model(text, projector, single) -> None:
 def test_a_text_file_alone_is_a_text_model(text) -> None:
     model = load_here(text)
     assert model.tower is None and not model.description.sees
-    with pytest.raises(RequestError, match="sees no images"):
+    with pytest.raises(RequestError, match="does not support images"):
         model.prepare(ASK)
     assert model.prepare([Message("user", "hello")]).tokens
 
@@ -163,7 +163,7 @@ def test_a_text_model_as_projector_is_refused(text) -> None:
     "keys, words",
     [
         ({"clip.projector_type": "telescope"}, "type telescope are not supported"),
-        ({"clip.has_vision_encoder": False}, "sees no images"),
+        ({"clip.has_vision_encoder": False}, "does not support images"),
     ],
 )
 def test_a_projector_of_an_unknown_kind_is_refused(text, projector, tmp_path, keys, words) -> None:

@@ -236,7 +236,8 @@ def bodies(image: bytes, count: int = 1) -> list[tuple[str, dict[str, Any]]]:
 @pytest.mark.parametrize(("path", "body"), bodies(ONE))
 async def test_an_image_for_a_model_without_vision_is_refused(path, body) -> None:
     message = await refusal_of(path, body, card=CARD)
-    assert "'demo' sees no images: this model is missing data required for image input" in message
+    lacking = "'demo' does not support images: this model is missing data required for image input"
+    assert lacking in message
 
 
 @pytest.mark.parametrize(("path", "body"), bodies(ONE, count=3))
