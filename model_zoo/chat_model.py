@@ -35,11 +35,11 @@ from runtime.worker.model import DecoderModel
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids to continue; `spans`: the images among them; `images`: each different image
-    once. `thinks`: the prompt ends within thinking, so the reply begins there. `reply_format`: how
-    the reply to a conversation is written; `markup`: the control tokens that are part of its text,
-    with their bytes; `call_form`: how grammars write its calls. `end_tokens`: further tokens that
-    end the reply."""
+    """Token ids to continue. `spans`: the images among them; `images`: the distinct images.
+    `thinks`: the prompt ends within thinking, so the reply begins there. `reply_format`: the format
+    of the reply to a conversation; `markup`: the control tokens that are part of its text, with
+    their bytes; `call_form`: how grammars write its calls. `end_tokens`: further tokens that end
+    the reply."""
 
     tokens: tuple[int, ...]
     spans: tuple[ImageSpan, ...] = ()
@@ -73,7 +73,7 @@ class ModelDescription:
     pooling: "mean", "cls" or "last" in files made for embedding, "rank" in rerankers.
     sees: whether the model accepts images.
     projector: metadata of a separate projector file, with its `general.parameter_count`.
-    matrix_bytes: of the file's matrices, which models of the same file can share.
+    matrix_bytes: bytes of the file's matrices, which models of the same file can share.
     """
 
     architecture: str
@@ -103,10 +103,10 @@ class ModelDescription:
 class ChatModel:
     """A model file, loaded: decoder, tokenizer, chat template and vision model.
 
-    template: None if the file has none; the model cannot chat. variants: further templates of the
-    file by name, such as "tool_use". vision: None if the model accepts text only. suffix_first: a
-    text is inserted by tokens in the order text after, text before, answer. ranking: the head of a
-    reranker.
+    template: None if the file has none; the model then cannot chat. variants: further templates of
+    the file by name, such as "tool_use". vision: None if the model accepts text only. suffix_first:
+    the tokens of infill prompts are in the order text after, text before, answer. ranking: the head
+    of a reranker.
     """
 
     decoder: DecoderModel
@@ -160,8 +160,8 @@ class ChatModel:
     ) -> Prompt:
         """The prompt of a conversation, ready for the model's answer if `opens_reply` is set.
 
-        tools: function schemas; rendered by the variant "tool_use" if the file has one. A template
-        that reads no tools or no calls gets them as text (`formats.generic`, `written_calls`).
+        tools: function schemas; rendered by the variant "tool_use" if the file has one. Templates
+        that do not read tools or calls receive them as text (`formats.generic`, `written_calls`).
         thinking: whether to think, or one of `thinking.EFFORTS`; None: the template's default.
         variables: further template variables, which override those of `thinking` but not others.
         at_most: token budget of the prompt, by default the file's context length. Images beyond it
@@ -197,7 +197,7 @@ class ChatModel:
         return self._with_reply_format(prompt, rendered.text)
 
     def _with_reply_format(self, prompt: Prompt, text: str) -> Prompt:
-        """`text`: of the prompt."""
+        """The prompt, completed with the format of its reply. `text`: the text of the prompt."""
         replies = self.reply_format
         thinks = replies.opens_thinking(text)
         return replace(
@@ -214,7 +214,7 @@ class ChatModel:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]],
     ) -> tuple[Sequence[Message], Sequence[Mapping[str, Any]]]:
-        """Messages and tools, with those that the template does not read as text."""
+        """Messages and tools; those that the template does not read are converted to text."""
         if not template.supports_tools:
             return generic_messages(messages, tools), ()
         if not template.reads("tool_calls"):
@@ -240,8 +240,8 @@ class ChatModel:
     ) -> Prompt:
         """The prompt of raw text; BOS is added if `bos` is set and the file states so.
 
-        `[img-N]` in the text is image N, from 0; images without a tag precede the text. Line breaks
-        around images are not added.
+        `[img-N]` in the text stands for image N, from 0; images without a tag precede the text.
+        Line breaks around images are not added.
         """
         self._refuse_unseen(images)
         if self.vision is None or not images:
@@ -260,7 +260,7 @@ class ChatModel:
 
     @property
     def inserts(self) -> bool:
-        """Whether it can insert a text between two others."""
+        """Whether the model supports infill, text between two others."""
         by_template = self.template is not None and self.template.supports_suffix
         return by_template or self._infill_tokens is not None
 
@@ -270,8 +270,9 @@ class ChatModel:
         return infill_tokens(self.description.metadata, count)
 
     def prepare_infill(self, before: str, after: str, *, now: datetime | None = None) -> Prompt:
-        """The prompt for a text between two others, by the template if that supports it, otherwise
-        by the file's tokens, in the order text before, text after, answer unless `suffix_first`.
+        """The prompt for a text between two others: by the template if it supports that, otherwise
+        by the file's infill tokens, in the order text before, text after, answer unless
+        `suffix_first`.
 
         Only for a model that `inserts`.
         """
@@ -299,7 +300,7 @@ class ChatModel:
         *,
         bos: bool = True,
     ) -> Prompt:
-        """`texts` with an image between each and the next."""
+        """The prompt of `texts` with an image between each two of them."""
         seen = PromptImages()
         if self.vision is not None and images:
             room = self.decoder.context_length if at_most is None else at_most

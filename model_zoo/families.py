@@ -10,8 +10,8 @@ class Family:
     """A folder in `model_zoo/models`, and the names by which model files refer to it.
 
     architectures: values of `general.architecture` that its `text.py` runs.
-    projectors: types of projector files, and architectures of files that contain their vision
-    model, that its `multimodal.py` runs.
+    projectors: what its `multimodal.py` runs: types of projector files, and architectures of files
+    that contain their vision model.
     vision_of: architectures of the text models that its vision model works with.
     pre_tokenizer: the row of `tokenizers/pretokenizers.py` for files that state `default`.
     tensor_parallel: whether ranks can divide its text model (`parallel.tensor`); layers of every

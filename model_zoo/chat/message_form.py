@@ -89,7 +89,8 @@ def text_parts(text: str) -> list[Values]:
 
 
 def wants_parts(render: Render) -> bool:
-    """Whether the template renders a text only as part of a list, as some with images do."""
+    """Whether the template renders a text only as part of a list, as some templates with images
+    do."""
 
     def shows(content: str | list[Values]) -> bool:
         return _PROBE in _rendered(render, [{"role": "user", "content": content}], None)
@@ -98,9 +99,9 @@ def wants_parts(render: Render) -> bool:
 
 
 def call_form(render: Render, *, parts: bool) -> MessageForm:
-    """The first form in which the template renders a call's arguments, and not as a Python dict.
+    """The first form in which the template renders a call's arguments other than as a Python dict.
 
-    Forms are tried from the most common on; that is also the result if none works.
+    Forms are tried in order of frequency; the most common one is the result if none works.
     """
     for calls_alone in (False, True):
         for as_json in (False, True):

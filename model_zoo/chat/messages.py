@@ -69,7 +69,7 @@ class Message:
 class ChatTemplate:
     """A Jinja chat template with the texts of the model's BOS and EOS.
 
-    `inspected`: constant texts that it looks for in messages. `names`: the variables, attributes
+    `inspected`: constant texts that it searches for in messages. `names`: the variables, attributes
     and constant texts that it reads. `form`: the form of messages that it reads.
     """
 
@@ -162,7 +162,7 @@ class ChatTemplate:
 
 @dataclass(frozen=True, slots=True)
 class Unforged:
-    """A rendered text in which the sentinel breaks texts of special tokens that users wrote."""
+    """A rendered text in which a sentinel breaks up users' texts of special tokens."""
 
     text: str
     sentinel: str = ""
@@ -213,12 +213,12 @@ def render_unforged(
 class _Breakable:
     """The texts to break, by where they occur.
 
-    `control`: everywhere except in assistant content. `in_assistant`: in assistant content; without
-    the texts that the template looks for, such as `</think>`, at which templates cut reasoning off.
-    `markers`: user-defined tokens that the template writes, such as `<tool_call>`; intact in
-    assistant content. `inspected_markers`: those that the template also looks for; left intact if
-    breaking them would change the result. `kept`: complete texts or tokens, which are not treated
-    as the beginning or end of others.
+    `control`: broken everywhere except in assistant content. `in_assistant`: broken in assistant
+    content; excludes texts that the template searches for, such as `</think>`, at which templates
+    cut off reasoning. `markers`: user-defined tokens that the template writes, such as
+    `<tool_call>`; not broken in assistant content. `inspected_markers`: markers that the template
+    also searches for; not broken if that would change the result. `kept`: complete texts or tokens,
+    which do not count as the beginning or end of others.
     """
 
     control: tuple[str, ...]
@@ -287,7 +287,7 @@ def _broken_message(
     *,
     parts: bool,
 ) -> dict[str, Any]:
-    """Breaks all values but the role; assistant content with `in_assistant`."""
+    """Breaks all values except for the role; assistant content with `in_assistant`."""
     said = in_assistant if message["role"] == "assistant" else given
     by_key = {"role": lambda role: role, "content": said}
     if image is not None and isinstance(message["content"], list):

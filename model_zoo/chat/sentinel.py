@@ -54,11 +54,11 @@ class Breaker:
     """Inserts a sentinel into strings, so that a template cannot produce any of `texts` from them.
 
     Whole occurrences are broken after their first character. Templates also concatenate strings
-    with each other and with their own text, and remove parts: so the sentinel is also inserted at
-    characters that begin or end one of `texts`, and into strings that are the middle of one.
-    `kept`: texts that are not broken at their ends; `words`: strings that do not count as middles.
-    Case is ignored, since a template may change it. RequestError if searching for `texts` would
-    take too long.
+    with each other and with their own text, and remove parts; so the sentinel is also inserted
+    where the end of a string is the beginning of one of `texts` or its beginning the end of one,
+    and into strings that are the middle of one. `kept`: texts that are not broken at their ends;
+    `words`: strings that do not count as middles. Case is ignored, because a template may change
+    it. RequestError if searching for `texts` would take too long.
     """
 
     def __init__(

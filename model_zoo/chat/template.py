@@ -12,7 +12,7 @@ from model_zoo.chat.sandbox.renderer import Renderer
 from runtime.errors import ModelFileError, RequestError
 
 MAX_SOURCE_CHARACTERS = 1 << 17
-# So that a long rendering does not delay other conversations with the same template.
+# Several renderers, so that a long rendering does not delay other conversations with the template.
 PROCESSES = 2
 # Each limit has a constant part and a part per byte of the request. Published templates use a
 # quarter of it at most, with 2,000 tools, 500 parallel calls or a thousand turns.
@@ -28,9 +28,9 @@ _COMPILING_MEMORY_BYTES, _COMPILING_MEMORY_PER_CHARACTER = 32 << 20, 1 << 10
 class Template:
     """A compiled template. Raises ModelFileError if the source cannot be compiled.
 
-    `inspected`: constant texts that it compares with or passes to a string method. `names`: the
-    variables, attributes and constant texts that it reads. `variables`: the variables that it reads
-    and never sets.
+    `inspected`: constant texts that it compares values with or passes to a string method. `names`:
+    the variables, attributes and constant texts that it reads. `variables`: the variables that it
+    reads and never sets.
     """
 
     def __init__(self, source: str) -> None:
@@ -45,7 +45,7 @@ class Template:
         self.inspected = frozenset(found["inspected"])
         self.names = frozenset(found["names"])
         self.variables = frozenset(found["variables"])
-        # Last in, first out: a further process starts only when all others are busy.
+        # Last in, first out, so that another process starts only when all others are busy.
         self._idle: LifoQueue[Renderer] = LifoQueue()
         for renderer in (*further, first):
             self._idle.put(renderer)
@@ -56,7 +56,7 @@ class Template:
         `variables`: JSON values (dicts, lists, strings, numbers, booleans, None). `now`: the time
         that the template sees, by default the local time. Thread-safe.
         """
-        # Version 2 repeats equal strings, so that the size is a measure of the work.
+        # Version 2 of marshal repeats equal strings, so that the size is a measure of the work.
         body = marshal.dumps((dict(variables), now.isoformat() if now else None), 2)
         limits = _limits(variables, len(body))
         renderer = self._idle.get()

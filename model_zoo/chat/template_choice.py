@@ -10,7 +10,7 @@ from model_zoo.tokenizers.tokenizer import Tokenizer
 from model_zoo.tokenizers.vocabulary import optional_text, required_array
 from runtime.errors import ModelFileError
 
-MAX_NAMED = 8  # each needs a process
+MAX_NAMED = 8  # each named template needs a process
 _KEY, _NAMES = "tokenizer.chat_template", "tokenizer.chat_templates"
 _CONTENT = "{{ message['content'] | trim }}"
 _SYSTEM_IN_FIRST_TURN = (
@@ -57,7 +57,7 @@ _FALLBACKS: Mapping[str, str] = {
         + " [/INST]{% endif %}{% endfor %}"
     ),
 }
-# Control tokens by which a family is recognised; the first family that fits is used.
+# Control tokens that identify a family; the first family that matches is used.
 _BY_TOKENS: Mapping[str, tuple[str, ...]] = {
     "chatml": ("<|im_start|>", "<|im_end|>"),
     "llama3": ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
@@ -77,7 +77,8 @@ class ChosenTemplate:
 
 
 def expect_template(metadata: Mapping[str, Any]) -> None:
-    """Begin to start what compiles templates, if the file has one; `choose_template` comes soon."""
+    """Start the process that compiles templates, if the file has one, without waiting. To be called
+    some time before `choose_template`."""
     if _KEY in metadata:
         start_server()
 
@@ -85,9 +86,9 @@ def expect_template(metadata: Mapping[str, Any]) -> None:
 def choose_template(
     metadata: Mapping[str, Any], tokenizer: Tokenizer, *, architecture: str
 ) -> ChosenTemplate | None:
-    """The file's template, else its `default` named one, else that of its family; None if none.
+    """The file's template, else its named template `default`, else that of its family, else None.
 
-    A base model, whose vocabulary has no tokens for turns, gets none: it only completes text.
+    A base model, whose vocabulary has no tokens for turns, has none: it only completes text.
     """
     named = _named_sources(metadata)
     source, origin = optional_text(metadata, _KEY), "file"

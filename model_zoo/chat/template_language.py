@@ -6,7 +6,7 @@ from model_zoo.chat.go_templates.converter import jinja_source
 from model_zoo.chat.template import MAX_SOURCE_CHARACTERS, Template
 from runtime.errors import ModelFileError, RequestError
 
-# Beginnings of Go actions that no Jinja expression has.
+# Beginnings of Go actions with which no Jinja expression begins.
 _GO = re.compile(
     r"\{\{-?\s*(?:"
     r"[.$](?![0-9])|/\*|if\s|with\s|else\b|end\s*-?\}\}|(?:break|continue)\s*-?\}\}"

@@ -1,4 +1,4 @@
-"""The choice to think as variables of published templates."""
+"""Sets the variables by which published templates switch thinking on or off."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from model_zoo.chat.messages import ChatTemplate
 from runtime.errors import RequestError
 
 EFFORTS = ("low", "medium", "high", "max")
-# What templates call no effort.
+# The names of no effort in templates.
 _NO_EFFORT = ("none", "no_think", "minimal")
 
 
@@ -33,8 +33,8 @@ def thinking_variables(thinking: bool | str | None, template: ChatTemplate) -> d
 
 
 def _effort(thinking: bool, template: ChatTemplate) -> str | None:
-    """The effort that switches thinking on or off, in templates that have such a one."""
+    """The effort that switches thinking on or off, in templates that use an effort for it."""
     none = next((effort for effort in _NO_EFFORT if effort in template.inspected), None)
     if not thinking:
         return none
-    return "high" if none == "no_think" else None  # the others think by default
+    return "high" if none == "no_think" else None  # other templates think by default

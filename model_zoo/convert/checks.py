@@ -39,7 +39,7 @@ def no_windows(config: Configuration) -> None:
 
 
 def every_nth_full(n: int) -> Check:
-    """Refuses other patterns of layers with a window than the one that readers assume."""
+    """Refuses patterns of layers with a window other than the one that readers assume."""
 
     def check(config: Configuration) -> None:
         if windows(config, every=n) != [(layer + 1) % n != 0 for layer in range(config.layers)]:
@@ -52,9 +52,9 @@ def every_nth_full(n: int) -> Check:
 
 
 def known_query_scale(largest: int) -> Check:
-    """Refuses other query scales than the head size.
+    """Refuses query scales other than the head size.
 
-    In the model with `largest` layers readers use hidden size / heads instead.
+    For the model with `largest` layers, readers use hidden size / heads instead.
     """
 
     def check(config: Configuration) -> None:

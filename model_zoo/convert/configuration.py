@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 _TEXT_PARTS = ("text_config", "llm_config")
 _SCALING_KINDS = ("rope_type", "type")
-# Settings that newer files have within the rope parameters, and older ones beside them.
+# Settings that are among the rope parameters in newer files and outside in older ones.
 _BESIDE = ("rope_theta", "partial_rotary_factor")
 
 
 class Configuration:
     """The settings of the text model, or of another part of a multimodal model.
 
-    `model`: for another part, the settings of the whole model. All errors are ModelFileErrors that
+    `model`: for such a part, the settings of the whole model. All errors are ModelFileErrors that
     name the file.
     """
 
@@ -54,15 +54,15 @@ class Configuration:
     ) -> "Configuration":
         """The same settings with a family's defaults and names.
 
-        defaults: values of absent settings, common in multimodal models. spellings: further names
-        of settings, by the usual ones.
+        defaults: values of absent settings, common in multimodal models. spellings: alternative
+        names of settings, by the usual names.
         """
         completed = Configuration(self.whole, path=self.path, model=self._model)
         completed._defaults, completed._spellings = defaults, spellings
         return completed
 
     def of_part(self, name: str) -> "Configuration":
-        """The settings under `name` alone, such as `vision_config`."""
+        """Only the settings under `name`, such as `vision_config`."""
         values = self.whole.get(name)
         if not isinstance(values, Mapping):
             raise self.error(f"has no `{name}`, which this architecture needs")
@@ -162,5 +162,5 @@ def read_json(path: Path) -> Mapping[str, Any]:
 
 
 def optional_json(path: Path) -> Mapping[str, Any]:
-    """The same; empty if the file does not exist."""
+    """As `read_json`, but empty if the file does not exist."""
     return read_json(path) if path.exists() else {}

@@ -84,7 +84,7 @@ class _File:
 def _files(
     config: Configuration, checkpoint: Checkpoint, out: Path, type: str, flavour: str
 ) -> list[_File]:
-    """The model's file, and for llama.cpp's flavour that of the vision model, if any."""
+    """The file to write, and in llama.cpp's flavour the file of the vision model, if any."""
     vision, config_of_vision = vision_of(config)
     conversion, config = _checked(conversion_for(config), config, flavour)
     targets = plan(conversion, config, checkpoint, flavour=flavour)

@@ -13,7 +13,7 @@ from model_zoo.convert.mapping import OUTPUT, Computed, Key, Rule, Transform
 from model_zoo.convert.sentence_transformer import POOLING
 from model_zoo.convert.transforms import interleaved, plus_one
 
-# Tensors of vision and audio models, which the table of a text model ignores.
+# Tensors of vision and audio models, which tables of text models ignore.
 OTHER_PARTS = (
     "vision_tower.**",
     "vision_model.**",
@@ -23,7 +23,7 @@ OTHER_PARTS = (
     "embed_vision.**",
     "embed_audio.**",
 )
-# Buffers that old software stored: rotary frequencies and masks.
+# Buffers that old software stored in checkpoints: rotary frequencies and masks.
 BUFFERS = (
     "layers.{n}.self_attn.rotary_emb.inv_freq",
     "layers.{n}.attention.rotary_emb.inv_freq",
@@ -32,7 +32,7 @@ BUFFERS = (
     "layers.{n}.self_attn.masked_bias",
 )
 
-# Sizes that decoders and encoders have in common.
+# Sizes of both decoders and encoders.
 SHARED_SIZES = (
     Key("block_count", "num_hidden_layers"),
     Key("context_length", "max_position_embeddings"),
@@ -105,7 +105,7 @@ EMBEDDINGS = (
 
 
 def attention(*, rotated: bool = False, **conditions: Any) -> tuple[Rule, ...]:
-    """The four projections.
+    """Rules for the four projections of attention.
 
     rotated: readers rotate interleaved pairs, so the rows of q and k are permuted.
     conditions: further arguments of the rules.
@@ -138,7 +138,7 @@ def experts(
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     **conditions: Any,
 ) -> tuple[Rule, ...]:
-    """The router, and the experts' gate, up and down (`names`), which become one tensor each."""
+    """Rules for the router, and for the experts' gate, up and down (`names`), which are stacked."""
     source = f"layers.{{n}}.{module}"
     targets = zip(names, ("gate", "up", "down"), strict=True)
     return (
@@ -162,7 +162,7 @@ HEAD_NORMS = (
     Rule("layers.{n}.self_attn.q_norm.weight", "blk.{n}.attn_q_norm.weight"),
     Rule("layers.{n}.self_attn.k_norm.weight", "blk.{n}.attn_k_norm.weight"),
 )
-# For the Gemma families: checkpoints store norm weights less one, files the weights themselves.
+# For the Gemma families, whose checkpoints store norm weights less one.
 EMBEDDINGS_PLUS_ONE = (
     EMBEDDINGS[0],
     Rule("norm.weight", "output_norm.weight", plus_one),
@@ -181,7 +181,7 @@ HEAD_NORMS_PLUS_ONE = tuple(replace(rule, transform=plus_one) for rule in HEAD_N
 
 
 def windows(config: Configuration, *, every: int) -> list[bool]:
-    """For each layer whether it has a sliding window: as listed, else all but each `every`-th."""
+    """For each layer whether it has a sliding window: as listed, or all except every `every`-th."""
     listed = config.layer_types()
     if listed is not None:
         return [kind == "sliding_attention" for kind in listed]

@@ -16,7 +16,7 @@ UNUSED = (
     "embeddings.position_ids",
     "encoder.layers.{n}.attn.rotary_emb.inv_freq",
 )
-# Names of settings in GPT-2 style, by the usual names.
+# GPT-2's names of settings, by the usual names.
 GPT2_SPELLINGS: Mapping[str, str] = MappingProxyType(
     {
         "num_hidden_layers": "n_layer",
@@ -42,7 +42,7 @@ EMBEDDINGS = (
 
 
 def check_one_score(config: Configuration) -> None:
-    """Refuses a classifier with several labels, which is no reranker."""
+    """Refuses a classifier with several labels, which is not a reranker."""
     labels = config.get("id2label")
     count = len(labels) if isinstance(labels, Mapping) else config.get("num_labels", 2)
     if count != 1:

@@ -19,7 +19,7 @@ _LARGEST, _LARGEST_FLOAT = 1 << 32, 3.4e38
 def metadata_of(
     conversion: Conversion, config: Configuration, *, flavour: str, recipe: str, rows: int
 ) -> Mapping[str, MetadataField]:
-    """Full key names and values; `rows`: of the embedding; `recipe`: of the weights."""
+    """Full key names and values. `rows`: rows of the embedding; `recipe`: recipe of the weights."""
     folder = config.path.parent
     architecture = conversion.architecture_for(flavour)
     files = TokenizerFiles(folder, config)
@@ -33,7 +33,8 @@ def metadata_of(
 def projector_metadata(
     conversion: Conversion, config: Configuration, *, flavour: str, recipe: str
 ) -> Mapping[str, MetadataField]:
-    """The same for a file with a vision model alone; `config`: of the vision model."""
+    """As `metadata_of`, for a file with only a vision model; `config`: the vision model's
+    settings."""
     folder = config.path.parent
     files = TokenizerFiles(folder, config.model)
     architecture = conversion.architecture_for(flavour)
@@ -72,7 +73,7 @@ def _value(key: Key, config: Configuration) -> Any:
 
 
 def _is_sound(value: Any) -> bool:
-    """Whether GGUF's number types can represent it."""
+    """Whether GGUF's number types can represent the value."""
     if isinstance(value, list):
         numbers = [one for one in value if one != -inf]  # an unused lower bound
         return bool(value) and all(not isinstance(one, list) and _is_sound(one) for one in numbers)

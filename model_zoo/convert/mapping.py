@@ -12,7 +12,7 @@ from runtime.errors import UnsupportedModelError
 
 LLAMA_CPP, OLLAMA = "llama.cpp", "ollama"
 FLAVOURS = (LLAMA_CPP, OLLAMA)
-# The head is absent if it is tied to the embedding, and left out if it duplicates it.
+# The head is absent if it is tied to the embedding, and left out if it equals the embedding.
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 # Prefixes of a text model's tensors in multimodal and in text checkpoints.
 TEXT_ROOTS = ("language_model.model.", "model.language_model.", "language_model.", "model.")
@@ -85,13 +85,13 @@ class Conversion:
     """The conversion table of one architecture.
 
     serves: names in the `architectures` of config.json.
-    model_types: values of `model_type` by which multimodal checkpoints name their text model.
-    architecture: `general.architecture`, or a value per flavour that has the architecture.
+    model_types: values of `model_type` that multimodal checkpoints use for their text model.
+    architecture: `general.architecture`, or a value for each flavour that has the architecture.
     roots: prefixes of tensor names, of which the first match is removed.
     drop: names (as in rules; `**` matches anything) of tensors to ignore.
     defaults: the family's values for settings that are absent from config.json.
-    spellings: other names of settings in config.json, by the usual ones.
-    check: refuses settings that files cannot express. checks: the same for one flavour.
+    spellings: alternative names of settings in config.json, by the usual names.
+    check: refuses settings that files cannot express. checks: such checks for single flavours.
     tokenizer: `tokenizer.ggml.model`, if the vocabulary alone does not determine it.
     """
 

@@ -1,4 +1,4 @@
-"""Applies a conversion table to a checkpoint: which stored tensors become which tensor."""
+"""Applies a conversion table to a checkpoint: maps stored tensors to tensors of the file."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ _SHOWN = 8
 class Target:
     """A tensor of the file: `pieces` read its rows in order, [..., in] of any dtype.
 
-    `blocks`: the pieces are blocks of that type already; `keep`: store it as float32.
+    `blocks`: the pieces already are blocks of this type; `keep`: store the tensor as float32.
     """
 
     name: str
@@ -76,7 +76,7 @@ _Sources = dict[int, dict[int, str]]
 def _matched(
     conversion: Conversion, rules: Sequence[Rule], config: Configuration, checkpoint: Checkpoint
 ) -> tuple[list[dict[_Place, _Sources]], list[str]]:
-    """The stored names that each rule matches, and those that neither a rule nor `drop` matches."""
+    """The stored names that each rule matches, and names that neither a rule nor `drop` matches."""
     patterns = [[_pattern(source) for source in rule.sources] for rule in rules]
     dropped = [_pattern(name) for name in conversion.drop]
     found: list[dict[_Place, _Sources]] = [{} for _ in rules]

@@ -18,7 +18,7 @@ from runtime.quant.block_types import dequantize
 Progress = Callable[[int, int], None]
 
 _QUANTIZATION_VERSION = 2
-# Weights that are in memory as float32 at once; at least a row.
+# Number of weights that are in memory as float32 at once; at least a row.
 _CHUNK = 1 << 24
 _FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 _INTEGERS = frozenset({"I8", "I16", "I32", "I64"})
@@ -116,7 +116,7 @@ def _planned(info: TensorInfo, recipe: str, facts: Facts) -> PlannedTensor:
 
 
 def _target(info: TensorInfo, recipe: str, facts: Facts) -> str:
-    """Integers stay; so does BF16 if the recipe stores the tensor in F16."""
+    """The new type. Integers are kept, and so is BF16 if the recipe stores the tensor as F16."""
     if info.type.name in _INTEGERS:
         return info.type.name
     wanted = tensor_type(recipe, info.name, info.shape, facts)

@@ -39,7 +39,7 @@ class TypeRule:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`file_type` is the value of `general.file_type`; `output` the type of the last matrix."""
+    """`file_type`: the value of `general.file_type`; `output`: the type of the output matrix."""
 
     file_type: int
     base: str
@@ -127,12 +127,12 @@ def _shared_by_four(layer: int, facts: Facts) -> bool:
 
 
 def _eighty_layers(layer: int, facts: Facts) -> bool:
-    """Models of 70 billion weights, whose value matrices are small and sensitive."""
+    """For models of 70 billion weights, whose value matrices are small and sensitive."""
     return facts.layers == 80 and facts.kv_sharing > 1
 
 
 def _eight_experts(layer: int, facts: Facts) -> bool:
-    """As in Mixtral, whose attention is small compared with the experts."""
+    """For models such as Mixtral, whose attention is small compared with the experts."""
     return facts.experts == 8
 
 

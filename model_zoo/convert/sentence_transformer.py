@@ -9,7 +9,7 @@ from model_zoo.convert.mapping import Key
 from model_zoo.layers.ranking_head import RANK
 from runtime.errors import UnsupportedModelError
 
-# `pooling_type` by the settings of a pooling module; newer ones state a single mode by name.
+# `pooling_type` by the flags of a pooling module; newer modules state a single mode by name.
 _FLAG = "pooling_mode_"
 _FLAGS = {"mean_tokens": 1, "cls_token": 2, "lasttoken": 3}
 _NAMES = {"mean": 1, "cls": 2, "lasttoken": 3}

@@ -144,7 +144,7 @@ def longest_edge(config: Configuration) -> int | None:
 
 
 def known_processing(name: str, known: Any) -> Check:
-    """Refuses other values of an image processor's setting, which readers of the file assume."""
+    """Refuses values of an image processor's setting other than those that readers assume."""
     return _known(f"`{name}` of the image processor", lambda c: preprocessing(c).get(name), known)
 
 
@@ -165,17 +165,17 @@ def same_side(name: str) -> Check:
 
 
 def known_setting(name: str, *known: Any) -> Check:
-    """Refuses other values of a vision model's setting, which readers of the file assume."""
+    """Refuses values of a vision model's setting other than those that readers assume."""
     return _known(f"`{name}` of the vision part", lambda c: c.get(name), *known)
 
 
 def known_of_model(name: str, *known: Any) -> Check:
-    """The same for a setting of the whole model."""
+    """As `known_setting`, for a setting of the whole model."""
     return _known(f"`{name}` of the model", lambda c: c.model.get(name), *known)
 
 
 def known_rope_base(base: float) -> Check:
-    """Refuses other rotary bases, for files that do not state it."""
+    """Refuses rotary bases other than `base`, for files that do not state one."""
     return _known("the rotary base of the vision part", rope_base, base)
 
 
@@ -184,7 +184,7 @@ def rope_base(config: Configuration) -> float:
 
 
 def _known(what: str, read: Callable[[Configuration], Any], *known: Any) -> Check:
-    """Refuses values that are none of `known`; an absent one counts as the first."""
+    """Refuses values other than those in `known`; an absent value counts as the first of them."""
 
     def check(config: Configuration) -> None:
         stated = read(config)

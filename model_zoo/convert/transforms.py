@@ -25,7 +25,7 @@ def interleaved(heads_key: str) -> Transform:
 
 
 def plus_one(config: Configuration, weight: Tensor) -> Tensor:
-    """Gemma checkpoints store norm weights less one."""
+    """Adds 1 to norm weights, which Gemma's checkpoints store less one."""
     return weight.float() + 1
 
 
@@ -56,7 +56,7 @@ def odd_rows(config: Configuration, rows: Tensor) -> Tensor:
 
 
 def after_transposing(transform: Transform) -> Transform:
-    """The transform on the transposed matrix."""
+    """A transform that transposes the matrix first."""
     return lambda config, matrix: transform(config, matrix.transpose(-2, -1))
 
 
@@ -66,7 +66,7 @@ def joined(config: Configuration, *parts: Tensor) -> Tensor:
 
 
 def scalar(config: Configuration, value: Tensor) -> Tensor:
-    """One number, as a vector."""
+    """A number as a vector of one element."""
     return value.reshape(1)
 
 

@@ -1,8 +1,8 @@
 """Writes GGUF files as a stream: first the headers with all planned tensors, then their data.
 
-`gguf.GGUFWriter` writes the headers. It takes the data of whole tensors only, so the data are
-written here: `caravan convert` promises to hold no more than one stored tensor in memory, and a
-tensor of stacked experts is written expert by expert.
+`gguf.GGUFWriter` writes the headers. It accepts only whole tensors, so the data are written here:
+`caravan convert` holds at most one stored tensor in memory, and a tensor of stacked experts is
+written expert by expert.
 """
 
 import os
@@ -112,8 +112,8 @@ def gguf_output(
 ) -> Iterator[GGUFOutput]:
     """Files that get their final names when complete; none remains after an error.
 
-    With `split_bytes`, parts with at most so many bytes of tensors, or one larger tensor, named
-    `<stem>-00001-of-00003.gguf`. ConfigurationError if they cannot be written.
+    With `split_bytes`, several parts named `<stem>-00001-of-00003.gguf`, each with at most that
+    many bytes of tensors, or one larger tensor. ConfigurationError if they cannot be written.
     """
     parts: list[_PartFile] = []
     try:
@@ -142,7 +142,7 @@ class _PartFile:
 
 
 def _check_space(path: Path, tensors: Sequence[PlannedTensor]) -> None:
-    """Checks free disk space before hours of work; headers are small enough to ignore."""
+    """Checks the free disk space in advance; the headers' size is negligible."""
     needed = sum(tensor.nbytes for tensor in tensors)
     free = shutil.disk_usage(path.parent).free
     if needed > free:

@@ -1,4 +1,4 @@
-"""What adapters add to a model's tensors, on its devices; unused pairs are errors."""
+"""The additions of adapters to a model's tensors, on its devices; unused pairs are errors."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ _LAYERS = "blk."
 class AdaptedTensors:
     """The adapters of one model, and which of their pairs layers have requested.
 
-    held: bytes by device, to which those of the pairs are added. row_elements: what a row needs at
-    once at most while an addition to a layer is computed. deterministic: see `Weight`.
+    held: bytes by device, to which the bytes of the pairs are added. row_elements: maximum number
+    of temporary elements per row while an addition is computed. deterministic: see `Weight`.
     """
 
     def __init__(
@@ -44,7 +44,8 @@ class AdaptedTensors:
         outs: Split | None = None,
         ins: Split | None = None,
     ) -> tuple[LowRank, ...]:
-        """To the matrix or matrices (..., out, in), or to the part of these outputs or inputs."""
+        """The additions to the matrix or matrices (..., out, in), or to the part with the outputs
+        `outs` or the inputs `ins`."""
         found = []
         for adapter in self._claim(name, shape):
             down, up = self._fetched(adapter, name, device)
@@ -66,7 +67,7 @@ class AdaptedTensors:
         *,
         held: Split | None = None,
     ) -> tuple[LowRankRows, ...]:
-        """To the embedding (rows, hidden), or to the rows `held`."""
+        """The additions to the embedding (rows, hidden), or to its rows `held`."""
         found = []
         for adapter in self._claim(name, shape):
             down, up = self._fetched(adapter, name, device)
@@ -77,7 +78,8 @@ class AdaptedTensors:
         return tuple(found)
 
     def check(self) -> None:
-        """ModelFileError for a pair of the wrong shape, or that no layer has requested."""
+        """ModelFileError for pairs of the wrong shape, and for pairs that no layer has
+        requested."""
         for adapter, claimed, misshapen in zip(
             self._adapters, self._claimed, self._misshapen, strict=True
         ):

@@ -1,4 +1,4 @@
-"""LoRA adapters in GGUF, as llama.cpp's converter writes them: pairs of matrices by tensor name."""
+"""LoRA adapters in llama.cpp's GGUF format: pairs of matrices by tensor name."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.unread import UnreadFile
 from runtime.errors import ModelFileError, UnsupportedModelError
 
-LISTED_NAMES = 8  # in an error
+LISTED_NAMES = 8  # maximum number of names in an error message
 _DOWN, _UP = ".lora_a", ".lora_b"
 _EMBEDDING = "token_embd.weight"
 
@@ -16,8 +16,8 @@ _EMBEDDING = "token_embd.weight"
 class Adapter:
     """An open adapter. `names`: the tensors of the model that it changes.
 
-    Of the pair of a matrix (out, in), `down` is (rank, in) and `up` (out, rank), each with the
-    experts in front if there are any; of the embedding (rows, hidden), they are (rows, rank) and
+    For a matrix (out, in), `down` is (rank, in) and `up` (out, rank), both with a leading dimension
+    of experts if there are any; for the embedding (rows, hidden), they are (rows, rank) and
     (hidden, rank). The change is `scale` * alpha / rank * up @ down, without alpha and rank if the
     file states no alpha.
     """
@@ -39,7 +39,7 @@ class Adapter:
         return cls((GGUFFile if read else UnreadFile).open(source.path), source.scale)
 
     def factor(self, name: str) -> float:
-        """What multiplies the product of the pair of the tensor `name`."""
+        """The factor of the product of the pair of the tensor `name`."""
         rank = self.file.tensors[name + _UP].shape[-1]
         return self.scale * self._alpha / rank if self._alpha else self.scale
 

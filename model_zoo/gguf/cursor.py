@@ -16,7 +16,7 @@ _LENGTH_BYTES = _U64.size
 
 
 class Cursor:
-    """A position in the mapped bytes of the file called `name`; it only moves forward."""
+    """A position in the mapped bytes of the file `name`, which only moves forward."""
 
     def __init__(self, data: mmap.mmap, name: str) -> None:
         self.position = 0
@@ -27,7 +27,7 @@ class Cursor:
 
     @contextmanager
     def bounded(self, nbytes: int, part: str) -> Iterator[None]:
-        """Within the context, reading more than `nbytes` from here raises ModelFileError.
+        """A context in which reading more than `nbytes` from here raises ModelFileError.
 
         part: the part of the file, for the message.
         """
@@ -44,7 +44,7 @@ class Cursor:
         return ModelFileError(f"{self.name}: {problem}.")
 
     def advance(self, count: int, thing: str) -> int:
-        """Skips `count` bytes, which the file must have, and returns their begin."""
+        """Skips `count` bytes, which the file must have, and returns the position of the first."""
         begin = self.position
         if count > self.remaining:
             raise self.error(
@@ -109,7 +109,7 @@ class Cursor:
             raise self.error(f"{thing} is not UTF-8: {raw[:64]!r}") from None
 
     def strings(self, count: int, thing: str, *, wanted: bool = True) -> list[str]:
-        """`count` text values, in one loop since vocabularies have hundreds of thousands.
+        """`count` text values, read in one loop because vocabularies have hundreds of thousands.
 
         If not `wanted`, they are skipped, and the list is empty.
         """

@@ -173,7 +173,7 @@ def _value(cursor: Cursor, kind: int, thing: str, arrays: bool, most_texts: int)
 
 
 def _array(cursor: Cursor, thing: str, *, wanted: bool, most_texts: int) -> list[str] | np.ndarray:
-    """If not `wanted`, the array is empty; its size is checked all the same."""
+    """The array; empty if it is not `wanted`, but its size is checked in any case."""
     kind = cursor.u32(f"the element type of {thing}")
     if kind == _ARRAY:
         raise cursor.error(f"{thing} is an array of arrays, which GGUF does not allow")
@@ -212,7 +212,7 @@ def _padded(count: int, alignment: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A tensor entry of the header; `offset` counts from the begin of the data."""
+    """A tensor entry of the header; `offset` counts from the beginning of the data."""
 
     name: str
     shape: tuple[int, ...]

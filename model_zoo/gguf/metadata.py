@@ -15,7 +15,7 @@ T = TypeVar("T", int, float, str, bool)
 _GLOBAL = ("general.", "tokenizer.", "split.", "adapter.")
 _WORDS = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
 _MAX_SIZE = (1 << 31) - 1
-# More than any model has, and few enough that a damaged count costs little.
+# More layers than any model has, but few enough that a damaged count costs little.
 MAX_LAYERS = 1024
 
 
@@ -46,7 +46,7 @@ class Metadata:
         return self.full_key(key) in self._values
 
     def length(self, key: str) -> int | None:
-        """Length of the array under `key`; None if it is absent or no array."""
+        """Length of the array under `key`; None if it is absent or not an array."""
         value = self._values.get(self.full_key(key))
         return len(value) if isinstance(value, list | np.ndarray) else None
 
@@ -120,7 +120,8 @@ class Metadata:
         return value
 
     def _converted(self, key: str, value: Any, kind: type[T]) -> Any:
-        """`value` as `kind`, without loss: any width, floats without a fraction as integers."""
+        """`value` as `kind`, without loss: integers of any width, and floats without a fraction as
+        integers."""
         value = _plain(value)
         if kind is str and isinstance(value, str):
             return value

@@ -58,8 +58,9 @@ class GGUFFile:
     def open(cls, path: Path | str, *, arrays: bool = True) -> "GGUFFile":
         """Opens the file and, if it is the first part of a split model, the other parts beside it.
 
-        Without `arrays` the metadata has none, which takes less than half the time. ModelFileError
-        if a file is missing or damaged, UnsupportedModelError if it is not supported.
+        Without `arrays`, arrays of the metadata are not read, which takes less than half the time.
+        ModelFileError if a file is missing or damaged, UnsupportedModelError if it is not
+        supported.
         """
         first = _MappedFile.open(Path(path), arrays=arrays)
         others = further_parts(first.path, first.header.metadata)
@@ -102,7 +103,7 @@ class GGUFFile:
         return part.view(first.begin, first.type, (rows, *first.shape[1:]))
 
     def evenly_spaced(self, names: Sequence[str]) -> Weight | None:
-        """Tensors of one shape and type as one view (n, ...); None unless equidistant."""
+        """Tensors of one shape and type as one view (n, ...); None unless they are equidistant."""
         infos = [self.tensors[name] for name in names]
         first, part = infos[0], self._part_of[names[0]]
         step = infos[1].begin - first.begin if len(infos) > 1 else first.nbytes
@@ -155,7 +156,7 @@ class _MappedFile:
     def view(self, begin: int, type: BlockType, shape: tuple[int, ...]) -> Weight:
         stored = (*shape[:-1], type.row_bytes(shape[-1]))
         data = self._bytes[begin : begin + prod(stored)].view(stored)
-        # Numbers are unaligned only in a file with an unusually small alignment.
+        # Numbers are unaligned only in files with an unusually small alignment.
         return Weight(data.clone() if begin % _WORD_BYTES else data, type, shape)
 
     def spaced(
@@ -200,8 +201,9 @@ def _check_kind(path: Path, status: stat_result) -> None:
 def _as_tensor(data: mmap.mmap) -> Tensor:
     """uint8 [bytes], a view of the map.
 
-    torch warns since it has no read-only tensors, but weights are never written. A private writable
-    map is no alternative: the kernel refuses it for files larger than the machine's memory.
+    torch warns because it has no read-only tensors, but weights are never written. A private
+    writable map is not an alternative: the kernel refuses it for files larger than the machine's
+    memory.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given buffer is not writable")

@@ -33,13 +33,13 @@ from runtime.quant.block_types import Compute, Weight
 
 @dataclass(frozen=True, slots=True)
 class ScopeOptions:
-    """How layers are built of tensors, beside device and type.
+    """How layers are built from tensors, besides device and type.
 
     context_tokens: the longest sequence to serve; None: the file's maximum.
-    ranks: those that divide the model; with a `Split`, a layer holds the part of this rank, and its
-    result is a part or, for layers that reduce or gather, whole.
+    ranks: the ranks that divide the model; with a `Split`, a layer holds the part of this rank, and
+    its result is a part or, for layers that reduce or gather, whole.
     layer_placement: the device of each layer under the prefix `blk`; None: all on one device.
-    adapters: change matrices of the file; layers compute their additions beside its products.
+    adapters: adapters that change matrices of the file; layers compute their additions separately.
     shared: copies of weights that other models of this process use.
     compute, deterministic: how activations enter products and attention; see `Weight`.
     progress(done, total): called with bytes read.
@@ -61,7 +61,7 @@ class TensorScope:
     Matrices keep the file's block types: on a CPU they are views of the map, elsewhere copies. A
     model should be built on the device "meta" first, which reads and copies nothing; `check` then
     lists all problems of the file. On "meta" and after an error, layers hold no data. Names and
-    shapes are always those of the file, also where ranks divide a tensor.
+    shapes are always those of the file, even where ranks divide a tensor.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class TensorScope:
 
     @property
     def held(self) -> Counter[torch.device]:
-        """Bytes by device."""
+        """Bytes of all layers so far, by device."""
         return Counter(self._tensors.held)
 
     @property
     def added_row_elements(self) -> int:
-        """What a row needs while the addition of an adapter to a layer is computed."""
+        """Maximum number of temporary elements per row while an adapter's addition is computed."""
         return self._adapted.row_elements
 
     def scope(self, *parts: str | int) -> "TensorScope":
@@ -183,13 +183,14 @@ class TensorScope:
         whole: str | None = None,
         outs: Sequence[Split] | None = None,
     ) -> FusedLinear:
-        """Matrices of the same input, by name.
+        """Matrices with the same input, by name.
 
-        `whole`: name of one tensor with the rows of all. `outs`: how ranks divide the outputs.
+        `whole`: name of a tensor with the rows of all of them, used if the file has it. `outs`: how
+        ranks divide the outputs.
 
-        Those of one type are multiplied as one if that costs no memory: if all are contiguous in
-        the file, or neighbours in `shapes` are copied to a device anyway. On a CPU, joining others
-        would copy pages of the file, which the kernel can evict, to anonymous memory.
+        Matrices of one type are multiplied as one if that costs no memory: if they are contiguous
+        in the file, or if neighbours in `shapes` are copied to a device anyway. On a CPU, joining
+        other ones would copy pages of the file, which the kernel can evict, to anonymous memory.
         """
         whole = whole if whole is not None and self.has(whole) else None
         if outs is not None and self.ranks.size > 1:
@@ -213,8 +214,8 @@ class TensorScope:
     def merging_linear(self, name: str, *, shape: tuple[int, int], ins: Split) -> Merging:
         """The matrix `name` with inputs divided among ranks; ranks all-reduce the result.
 
-        If blocks cross the bounds of the parts, the outputs are divided instead, and ranks
-        all-gather input and result.
+        If a block extends over two parts, the outputs are divided instead, and ranks all-gather
+        input and result.
         """
         full = self._full(name)
         if not ins.whole and not ins.falls_on(self.block_elements(name)):
@@ -231,7 +232,7 @@ class TensorScope:
     ) -> AllGatherLinear:
         """The matrix `name`, or else `alt`; ranks divide its outputs and all-gather the result.
 
-        Its products may round their inputs to the type of the model.
+        Its products may round their inputs to the model's type.
         """
         size = (self.shape(self._either(name, alt)) or (0,))[0]
         outs = evenly(size, self.ranks)
@@ -241,7 +242,7 @@ class TensorScope:
         )
 
     def embedding(self, name: str, *, shape: Shape, divided: bool = False) -> Embedding:
-        """`divided`: each rank holds a part of the rows."""
+        """The embedding `name` (rows, hidden). `divided`: each rank holds a part of the rows."""
         full, stated = self._full(name), self.shape(name) or (0,)
         held = self._divided(evenly(stated[0], self.ranks)) if divided else None
         weight = self._tensors.weight(full, shape, self.device, outs=held)
@@ -341,7 +342,7 @@ class TensorScope:
     def expert_additions(
         self, name: str, *, outs: Split | None = None, ins: Split | None = None
     ) -> tuple[LowRank, ...]:
-        """What adapters add to the matrices (experts, out, in) of one tensor."""
+        """The additions of adapters to the matrices (experts, out, in) of one tensor."""
         outs, ins = self._divided(outs), self._divided(ins)
         return self._added(name, self.shape(name), outs=outs, ins=ins)
 
@@ -380,7 +381,7 @@ class TensorScope:
         return tuple(name for name in tensors.file.tensors if name not in tensors.claimed)
 
     def check(self) -> None:
-        """ModelFileError if tensors are missing, misshapen or unused, also those of adapters."""
+        """ModelFileError if tensors of the file or of adapters are missing, misshapen or unused."""
         problems = {
             "missing": list(dict.fromkeys(self._tensors.missing + self._tensors.uneven())),
             "of the wrong shape": list(dict.fromkeys(self._tensors.misshapen)),
@@ -429,7 +430,7 @@ class TensorScope:
         outs: Split | None = None,
         ins: Split | None = None,
     ) -> tuple[LowRank, ...]:
-        """What adapters add to the tensor `name` of that shape; nothing if it is missing."""
+        """The additions of adapters to the tensor `name` of that shape; none if it is missing."""
         if shape is None:
             return ()
         return self._adapted.additions(self._full(name), shape, self.device, outs=outs, ins=ins)
@@ -440,7 +441,7 @@ class TensorScope:
         whole: str | None,
         outs: Sequence[Split] | None = None,
     ) -> tuple[tuple[LowRank, ...], ...]:
-        """What adapters add to each matrix, by its own name or as rows of the tensor `whole`.
+        """The additions of adapters to each matrix, by its own name or as rows of `whole`.
 
         `outs`: the outputs of this rank; None for all.
         """
@@ -456,7 +457,7 @@ class TensorScope:
         return tuple(added)
 
     def _divided(self, split: Split | None) -> Split | None:
-        """None if this rank holds everything."""
+        """The split, or None if this rank holds everything."""
         return None if split is None or split.whole else split
 
     def _bias(self, name: str, size: int | None, outs: Split | None = None) -> Tensor | None:

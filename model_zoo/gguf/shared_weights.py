@@ -7,14 +7,14 @@ from runtime.quant.block_types import Weight
 
 
 class SharedWeights:
-    """Each copy exists as long as a model uses it. For models that are loaded in one thread."""
+    """Holds each copy as long as a model uses it. Models must be loaded in one thread."""
 
     def __init__(self) -> None:
         self._copies: WeakValueDictionary[Hashable, Weight] = WeakValueDictionary()
 
     def get(self, key: Hashable, copy: Callable[[], Weight]) -> Weight:
-        """The copy under this key; `copy` makes the first one. The key identifies file, part and
-        device."""
+        """The copy with this key, which identifies file, part and device; `copy` creates it if
+        there is none."""
         found = self._copies.get(key)
         if found is None:
             found = self._copies[key] = copy()

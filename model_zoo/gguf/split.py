@@ -13,7 +13,7 @@ _NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
 
 
 def further_parts(path: Path, metadata: Mapping[str, MetadataValue]) -> tuple[Path, ...]:
-    """The other files of the model whose first is `path`; none if it is not split.
+    """The other files of the model whose first file is `path`; none if it is not split.
 
     Their names are derived from the name of `path`, never from the content of a file.
     """

@@ -17,7 +17,7 @@ from runtime.kernels.triton.launch import has_kernels
 from runtime.quant.block_types import PLANAR_TYPES, Compute, Weight, block_type, dequantize
 
 Progress = Callable[[int, int], None]
-# Torch order; None allows any size but 0.
+# Shapes in torch order; None allows any size except 0.
 Shape = tuple[int | None, ...]
 META = torch.device("meta")
 _PLAIN_TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -37,8 +37,8 @@ class RowRange:
 class Tensors:
     """The state that scopes share: one copy of a matrix per device, and the requested names.
 
-    `shared`: has the copies of other models of the same file. `compute`, `deterministic`: of
-    products; see `Weight`.
+    `shared`: copies that other models of the same file use. `compute`, `deterministic`: see
+    `Weight`.
     """
 
     def __init__(
@@ -113,7 +113,8 @@ class Tensors:
     def joinable(
         self, shapes: Mapping[str, tuple[int, int]], device: torch.device
     ) -> Sequence[Mapping[str, tuple[int, int]]]:
-        """`shapes`, neighbours together whose rows can be one weight at no cost of memory."""
+        """`shapes` in groups of neighbours whose rows can be one weight without a cost in
+        memory."""
         infos = [self.file.tensors.get(name) for name in shapes]
         alone = [{name: shape} for name, shape in shapes.items()]
         if not all(info and info.shape == shapes[info.name] for info in infos):
@@ -189,7 +190,8 @@ class Tensors:
     def numbers(
         self, name: str, shape: Shape, device: torch.device, *, outs: Split | None = None
     ) -> Tensor:
-        """float32 of any number of dimensions; `outs`: a part of the last one."""
+        """A tensor as float32, of any number of dimensions; `outs`: a part of the last
+        dimension."""
         if not self._claim(name, shape):
             return torch.empty([size or 0 for size in shape], device=META)
         self._fetch(name, device)
@@ -220,8 +222,8 @@ class Tensors:
         return self._copied(part, device, lambda: _on_device(view, device))
 
     def _copied(self, part: Hashable, device: torch.device, copy: Callable[[], Weight]) -> Weight:
-        """The same for a part that `copy` places. The map itself needs no sharing: models of one
-        file share its pages."""
+        """As `_placed`, for a part that `copy` places. Views of the map are not shared here,
+        because models of one file share its pages anyway."""
 
         def computed() -> Weight:
             return replace(copy(), compute=self._compute, deterministic=self._deterministic)
@@ -250,7 +252,7 @@ class Tensors:
             for count in self.file.fetch(name, begin, nbytes):
                 self._fetched_bytes += count
                 self._report_progress()
-        if outs is not None or each is not None:  # the rest is another rank's
+        if outs is not None or each is not None:  # other ranks hold the rest
             self._fetched_bytes = before + self.file.tensors[name].nbytes
             self._report_progress()
 
@@ -287,12 +289,12 @@ def _cut(weight: Weight, outs: Split | None, ins: Split | None) -> Weight:
 
 
 def _on_device(weight: Weight, device: torch.device) -> Weight:
-    """In the form that the kernels for the device read."""
+    """The weight on the device, in the form that its kernels read."""
     return weight.in_planes(device) if has_kernels(device) else weight.to(device)
 
 
 def _stacked(parts: Sequence[Weight], device: torch.device) -> Weight:
-    """All rows in one new weight, one part after the other copied directly to the device."""
+    """All rows in one new weight; the parts are copied directly to the device, one by one."""
     first = parts[0]
     type = PLANAR_TYPES.get(first.type.name, first.type) if has_kernels(device) else first.type
     rows, elements = sum(part.shape[0] for part in parts), first.shape[1]

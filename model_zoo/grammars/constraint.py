@@ -1,11 +1,11 @@
-"""What requests demand of the form of a reply, as plain values that cross processes."""
+"""The forms that requests demand of replies, as plain values that cross processes."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class OutputKind(Enum):
-    """How the form of a reply's text is written down."""
+    """The language in which the form of a reply's text is stated."""
 
     JSON_SCHEMA = "json_schema"  # JSON text
     REGEX = "regex"  # Rust's syntax, without look-around; matches the whole text
@@ -15,7 +15,8 @@ class OutputKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OutputForm:
-    """The text of a reply, after its thinking, must have this form. `field`: of the request."""
+    """The form that the text of a reply must have, after its thinking. `field`: the field of the
+    request, for error messages."""
 
     kind: OutputKind
     source: str
@@ -26,9 +27,9 @@ class OutputForm:
 class CallRule:
     """How a reply may call tools.
 
-    `tools`: the names of those that it may call; `strict`: of those whose arguments must follow
-    their schemas, any JSON object for the others. `required`: the reply consists of calls.
-    `parallel`: it may have several. `field`: of the request.
+    `tools`: names of the tools that it may call; `strict`: names of those whose arguments must
+    follow their schemas (otherwise they may be any JSON object). `required`: the reply must consist
+    of calls. `parallel`: it may have several calls. `field`: the field of the request, for errors.
     """
 
     tools: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""JSON schemas of requests: their parts, references among them, and what is an annotation."""
+"""JSON schemas of requests: their parts, references among them, and annotations."""
 
 import time
 from collections import deque
@@ -10,8 +10,8 @@ from runtime.errors import RequestError
 
 Schema = dict[str, Any]
 
-# Of parts within each other and of what they refer to. llguidance recurses: 3,000 and more levels
-# overflow the stack of a thread.
+# Limit of the nesting of parts and of the parts that they refer to. llguidance recurses, and from
+# some 3,000 levels on it overflows the stack of a thread.
 MAX_LEVELS = 1000
 
 # Keywords whose value is a schema, a list of schemas, or schemas by name.
@@ -22,12 +22,13 @@ _SINGLE = (
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-# Formats that llguidance enforces. The specification lets others be annotations.
+# Formats that llguidance enforces. By the specification, others may be treated as annotations.
 _FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
 _TYPES = ["null", "boolean", "number", "string", "array", "object"]
-# As in llama.cpp: small models do not stop writing white space by themselves.
+# As in llama.cpp, white space is limited: small models may never stop writing it.
 _OPTIONS = {"whitespace_pattern": r" |\n{1,2}[ \t]{0,20}", "lenient": False}
-# With separators instead of white space, it may stand beside other rules that begin alike.
+# With fixed separators instead of white space, JSON may be an alternative to rules that begin
+# alike.
 _MERGED = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
@@ -73,7 +74,7 @@ def steps_of(reference: str) -> list[str]:
 
 
 def _depth(schema: Any, depths: dict[int, int]) -> int:
-    """The levels of a schema; `depths`: those of each part by its `id`."""
+    """The number of levels of a schema; `depths`: the numbers of its parts by their `id`."""
     if not isinstance(schema, dict):
         return 1
     within = [_depth(part, depths) for _, part in parts(schema)]
@@ -107,11 +108,11 @@ def refers(schema: Any) -> bool:
 
 
 def compilable(schema: Any, *, merged: bool = False) -> Any:
-    """The schema as llguidance takes it: with our options, without annotations that it refuses.
+    """The schema for llguidance: with our options, and without annotations that it refuses.
     `merged`: other rules may begin at the same place and in the same way.
 
-    As in llama.cpp, an object with properties has no others, unless the schema says so: models
-    would invent more and more of them.
+    As in llama.cpp, an object with properties may have no others unless the schema allows them;
+    otherwise models may add them without end.
     """
     changed = _mapped(_mapped(schema, _without_annotations), _with_integers)
     if not _combines(changed):
@@ -122,7 +123,7 @@ def compilable(schema: Any, *, merged: bool = False) -> Any:
 
 
 def rebased(schema: Any, pointer: str) -> Any:
-    """The schema for a place within another one, `pointer` from its root."""
+    """The schema with references adapted for its use within another schema, at `pointer`."""
 
     def change(part: Schema) -> Schema:
         moved = {
@@ -185,8 +186,8 @@ def _without_annotations(schema: Schema) -> Schema:
 
 
 def _with_integers(schema: Schema) -> Schema:
-    """Multiples of an integer as integers. llguidance does not find the end of such a `number` with
-    bounds, and fails if only a control token may follow it."""
+    """Replaces bounded numbers that are multiples of an integer by integers. llguidance does not
+    find the end of such a `number` and fails if only a control token may follow it."""
     divisor, types = schema.get("multipleOf"), schema.get("type", _TYPES)
     types = [types] if isinstance(types, str) else types
     integral = isinstance(divisor, int | float) and divisor % 1 == 0
@@ -197,7 +198,7 @@ def _with_integers(schema: Schema) -> Schema:
 
 
 def _combines(schema: Any) -> bool:
-    """Whether properties of several parts belong to one object."""
+    """Whether a schema combines the properties of several parts in one object."""
     if not isinstance(schema, dict):
         return False
     parts_of_all = schema.get("allOf")
@@ -209,7 +210,7 @@ def _combines(schema: Any) -> bool:
 
 
 def closed(schema: Schema) -> Schema:
-    """An object with properties and no word of others has no others."""
+    """The schema without other properties, if it has properties and does not mention others."""
     properties = schema.get("properties")
     others = ("additionalProperties", "patternProperties", "propertyNames", "minProperties")
     if not isinstance(properties, dict) or not properties or any(key in schema for key in others):
@@ -221,5 +222,5 @@ def closed(schema: Schema) -> Schema:
 
 
 def _escaped(name: str) -> str:
-    """A name within a JSON pointer (RFC 6901)."""
+    """A name, escaped for a JSON pointer (RFC 6901)."""
     return name.replace("~", "~0").replace("/", "~1")

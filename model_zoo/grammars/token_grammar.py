@@ -12,10 +12,10 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import GenerationFailedError, RequestError
 
-# Processor time of an answer's masks: saved at most, and earned per token. The engine waits for
-# them; they usually take 0.1 ms each, and 1 ms within thinking.
+# Budget of processor time for an answer's masks: its maximum, and the part added per token. The
+# engine waits for masks, which usually take 0.1 ms each, and 1 ms within thinking.
 BURST_S, TOKEN_S = 0.2, 0.005
-# Lower than the library's: 30,000 states of a lexer are up to 60 MB.
+# Lower than the library's limit: 30,000 states of a lexer take up to 60 MB.
 _LIMITS = LLParserLimits(
     max_lexer_states=30_000,
     max_grammar_size=200_000,
@@ -23,8 +23,8 @@ _LIMITS = LLParserLimits(
 )
 
 
-# Where all of such a set may follow, the library does not search for its tokens one by one. More
-# sets than its own make masks of strings with `maxLength` cheaper.
+# Sets of tokens ("slices") that the library adds to a mask as a whole where all of them may follow.
+# More sets than its default make masks of strings with `maxLength` cheaper.
 _SPACE, _IN_STRINGS = r"[\x20\x0A\x0D\x09]+", r'[^"\\\x00-\x1F\x7F]'
 _TOKEN_SETS = [
     _SPACE,
@@ -38,7 +38,7 @@ class GrammarError(RequestError):
 
 
 def check(grammar: str) -> None:
-    """Raises GrammarError unless a vocabulary could be matched with the grammar."""
+    """Raises GrammarError if the grammar is invalid."""
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=_LIMITS)
     if failed:
         raise GrammarError(_brief(messages[0]))
@@ -67,7 +67,7 @@ def _follows(matcher: LLMatcher, text: str) -> bool:
 
 
 def _of_bytes(grammar: str) -> LLMatcher:
-    """A matcher of bytes alone."""
+    """A matcher over single bytes, without a vocabulary."""
     return LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=_LIMITS)
 
 
@@ -87,7 +87,7 @@ class TokenGrammars:
         if matcher.is_error():
             raise GrammarError(_brief(matcher.get_error()))
         compiled = TokenGrammar(matcher, self.vocabulary.vocab_size)
-        try:  # the first mask may be by far the slowest one
+        try:  # the first mask may be much slower than all others
             compiled.matcher().allowed(memoryview(bytearray(4 * compiled.words)))
         except GenerationFailedError as error:
             raise GrammarError(str(error)) from None
@@ -119,7 +119,7 @@ class TokenMatcher:
 
     def __init__(self, matcher: LLMatcher, words: int) -> None:
         self._matcher, self._words = matcher, words
-        self._accepted: list[int] = []  # not consumed yet
+        self._accepted: list[int] = []  # accepted tokens that the library has not consumed yet
         self._budget_s = BURST_S
 
     def accept(self, token: int) -> None:
@@ -145,7 +145,8 @@ class TokenMatcher:
         return self._copy().validate_tokens(list(tokens))
 
     def look_ahead(self, tokens: Sequence[int], masks: Sequence[memoryview]) -> None:
-        """The answer, which may never have these tokens, does not pay for the time."""
+        """As `Matcher.look_ahead`. Does not count towards the answer's budget, because the answer
+        may never have these tokens."""
         ahead = self._copy()
         for token, mask in zip(tokens, masks, strict=True):
             if not ahead.try_consume_tokens([token]):
@@ -167,8 +168,8 @@ class TokenMatcher:
 
 
 class _Vocabulary:
-    """A vocabulary as llguidance takes it. Tokens without text are special ones, which only their
-    ids match."""
+    """A vocabulary in llguidance's interface. Tokens without text are special tokens, which only
+    their ids match."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -184,6 +185,7 @@ class _Vocabulary:
 
 
 def _brief(error: str) -> str:
-    """The library's message as one line, without its listing of the grammar and its own place."""
+    """The library's message as one line, without the grammar's listing and the library's
+    location."""
     error = error.replace("<non-verbose/>", "").partition("while processing json-schema:")[0]
     return " ".join(filter(None, map(str.strip, error.splitlines())))[:400]

@@ -17,7 +17,7 @@ def read(data: bytes) -> Container:
         with BmpFile(BytesIO(data)) as file:
             width, height = file.size
             run_lengths = file.has_run_lengths
-    except Exception as error:  # Pillow documents no errors of its decoders
+    except Exception as error:  # Pillow does not document the errors of its decoders
         raise undecodable(KIND, error) from error
     if run_lengths and len(data) > MAX_RUN_LENGTH_BYTES:
         raise RequestError(

@@ -1,9 +1,9 @@
 """The structure of an image file, read before anything in it is decompressed.
 
 Pillow decodes the pixels. PNG, JPEG, GIF and WebP files are scanned here first, because Pillow's
-readers do not keep the limits: opening a WebP file allocates canvases of the stated size, opening a
-PNG file unpacks its profiles and texts, frames of a GIF file are counted by reading each of them,
-and none bounds the number of parts of a file.
+readers have no limits: opening a WebP file allocates canvases of the stated size, opening a PNG
+file decompresses its profiles and texts, the frames of a GIF file are counted by reading each of
+them, and the number of parts of a file is not limited.
 """
 
 import struct
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from runtime.errors import RequestError
 
-MAX_PARTS = 300_000  # chunks, blocks or segments of a file: each is a step of a Python loop
+MAX_PARTS = 300_000  # chunks, blocks or segments of a file; each costs an iteration in Python
 
 
 @dataclass(frozen=True, slots=True)

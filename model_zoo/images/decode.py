@@ -27,7 +27,7 @@ DECODERS: dict[str, type[ImageFile.ImageFile]] = {
 }
 
 
-# Peak memory of decoding; resizing takes up to 48 bytes more for each pixel of a side.
+# Peak memory of decoding per pixel; resizing takes up to 48 bytes more for each pixel of a side.
 BYTES_PER_PIXEL = 17
 
 
@@ -44,10 +44,10 @@ class DecodingLimits:
 def decode(data: bytes, limits: DecodingLimits) -> NDArray[np.uint8]:
     """The first frame of a PNG, JPEG, WebP, GIF or BMP file as RGB [height, width, 3].
 
-    Rotated as Exif or XMP state, transparency on white: the pixels that `transformers` gets from
-    Pillow. Raises RequestError if the data are no image, are damaged or exceed a limit; limits are
-    checked before anything is decompressed. Blocks while it decodes: do not call it on an event
-    loop.
+    Rotated as Exif or XMP state, with transparency on white: the pixels that `transformers` gets
+    from Pillow. Raises RequestError if the data are not an image, are damaged or exceed a limit;
+    limits are checked before anything is decompressed. Blocks while it decodes: do not call it on
+    an event loop.
     """
     container = _accepted(data, limits)
     image = upright(_pixels(container), orientation_of(container.exif, container.xmp))
@@ -118,7 +118,7 @@ def _pixels(container: Container) -> NDArray[np.uint8]:
         return np.asarray(_rgb(_first_frame(container)))
     except (RequestError, MemoryError):
         raise
-    except Exception as error:  # Pillow documents no errors of its decoders
+    except Exception as error:  # Pillow does not document the errors of its decoders
         raise undecodable(kind, error) from error
 
 

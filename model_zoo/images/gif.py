@@ -31,7 +31,7 @@ def read(data: bytes) -> Container:
                 frame = data[offset:end]
                 width, height = max(width, left + wide), max(height, top + high)
             frames += 1
-        elif frames:  # the trailer, or data that no reader needs
+        elif frames:  # the trailer, or data that readers ignore
             break
         elif introducer == TRAILER:
             raise truncated(KIND)

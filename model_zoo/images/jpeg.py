@@ -15,7 +15,7 @@ FRAMES = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 HUFFMAN_CODED = {0xC0, 0xC1, 0xC2}
 # JFIF and Adobe's segment state the colour coding; the others hold profiles and metadata.
 UNNEEDED = (set(range(0xE1, 0xF0)) - {0xEE}) | {0xFE}
-MAX_SCANS = 200  # progressive files have about ten; each costs a pass over all pixels
+MAX_SCANS = 200  # each scan costs a pass over all pixels; progressive files have about ten
 
 
 def read(data: bytes) -> Container:

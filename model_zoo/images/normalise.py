@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Triple = tuple[float, float, float]  # of red, green, blue
+Triple = tuple[float, float, float]  # red, green, blue
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The orientation in a file's metadata, and rotating the image accordingly.
 
 Pillow's Exif reader is not used: it reports damaged metadata as Python warnings, which threads
-cannot suppress safely. Reference: Exif 2.3, tag 0x0112, and tiff:Orientation of XMP, which counts
+cannot suppress safely. Reference: Exif 2.3, tag 0x0112, and tiff:Orientation of XMP, which applies
 if Exif has no orientation.
 """
 
@@ -37,12 +37,12 @@ def upright(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 
 
 def exchanges_sides(orientation: int) -> bool:
-    """Whether the upright image has the stored one's height as its width."""
+    """Whether width and height of the upright image are those of the stored one, exchanged."""
     return orientation >= 5
 
 
 def _in_exif(tiff: bytes) -> int | None:
-    """The tag in the first directory; None if absent."""
+    """The orientation in Exif's first directory; None if absent."""
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None or len(tiff) < 8:
         return None

@@ -11,9 +11,9 @@ from model_zoo.images.container import Container, PartCounter, damaged, numbers,
 MAGIC = b"\x89PNG\r\n\x1a\n"
 KIND = "PNG"
 XMP, EXIF_AS_TEXT = b"XML:com.adobe.xmp\0", b"Raw profile type exif\0"
-MAX_NOTE_BYTES = 2**18  # of an unpacked text; the orientation is near its beginning
-CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
-DEFLATE_RATIO = 1032  # the maximum of deflate
+MAX_NOTE_BYTES = 2**18  # of a decompressed text; the orientation is near its beginning
+CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # channels by colour type
+DEFLATE_RATIO = 1032  # maximum compression ratio of deflate
 
 
 def read(data: bytes) -> Container:

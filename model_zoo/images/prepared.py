@@ -1,4 +1,4 @@
-"""The interface of image processors, and the digest that names their results."""
+"""The interface of image processors, and the digest that identifies their results."""
 
 import hashlib
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ DIGEST_BYTES = 32
 class ImageOutline:
     """Shape of a prepared image, known from the image's size before it is decoded.
 
-    `shape`: of the pixels; `grid` and `rows`: as in PreparedImage.
+    `shape`: shape of the pixels; `grid` and `rows`: as in PreparedImage.
     """
 
     shape: tuple[int, ...]
@@ -36,8 +36,8 @@ class ImageBounds(Protocol):
     """Bounds of the images that a processor produces.
 
     `most_rows`: an upper bound of the rows of every image, for which memory is planned. `largest`:
-    the outline of a producible image with as many rows or nearly as many, which the engine encodes
-    at start. No image has more than `most_rows / largest.rows` times the pixels of `largest`.
+    outline of a possible image with (nearly) this many rows, which the engine encodes at start. No
+    image has more than `most_rows / largest.rows` times the pixels of `largest`.
     """
 
     @property
@@ -73,8 +73,8 @@ def as_outlined(outline: ImageOutline, pixels: Tensor, digest: bytes) -> Prepare
 def digest_of(image: NDArray[np.uint8], processor: ImageProcessor, tower: bytes) -> bytes:
     """Digest of the features of `image`: equal only for equal pixels, settings and vision model.
 
-    The settings are the fields of the dataclass. It covers the pixels before resizing, so that a
-    known image need not be processed again.
+    The settings are the fields of the dataclass. The digest covers the pixels before resizing, so
+    that a known image need not be processed again.
     """
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for part in (tower, repr(processor).encode(), repr(image.shape).encode()):

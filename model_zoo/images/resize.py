@@ -10,8 +10,8 @@ from runtime.errors import RequestError
 
 Pixels = NDArray[np.uint8]  # [height, width, 3]
 
-MAX_ASPECT = 200  # of the longer side to the shorter one
-MAX_BETWEEN_PIXELS = 2**26  # of the intermediate image, with resized columns and original rows
+MAX_ASPECT = 200  # ratio of the longer side to the shorter one
+MAX_BETWEEN_PIXELS = 2**26  # size of the intermediate image: resized columns, original rows
 MAX_SQUARED_SIDE = 2**14
 BAND_PIXELS = 2**22
 
@@ -38,9 +38,9 @@ def resized(image: Pixels, height: int, width: int, resample: Filter) -> Pixels:
 def squared(image: Pixels, side: int, resample: Filter, colour: tuple[int, int, int]) -> Pixels:
     """image [rows, columns, 3], centred on a square of `colour`, resized to [side, side, 3].
 
-    Equal to padding first and resizing then, but without the memory for the square of a long
-    image: columns are resized before rows, so bands of rows are padded and narrowed one by one.
-    Raises RequestError for an image longer than `MAX_SQUARED_SIDE`.
+    Equal to padding followed by resizing, but without allocating the square of a long image:
+    columns are resized before rows, so bands of rows are padded and narrowed one by one. Raises
+    RequestError for an image longer than `MAX_SQUARED_SIDE`.
     """
     rows, columns, _ = image.shape
     whole = max(rows, columns)
@@ -59,7 +59,7 @@ def _narrowed(image: Pixels, width: int, resample: Filter) -> Pixels:
 
 
 def check_aspect(height: int, width: int, limit: int = MAX_ASPECT) -> None:
-    """Raises RequestError if the sides differ so much that resizing by the shorter one is huge."""
+    """Raises RequestError if the sides differ so much that the resized image would be huge."""
     if max(height, width) > limit * min(height, width):
         raise _unsuitable(height, width, f"at most {limit} times as long as wide")
 

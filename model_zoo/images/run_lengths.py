@@ -1,6 +1,6 @@
-"""A decoder for run-length encoded BMP that writes run by run, with the same result as Pillow's.
+"""A decoder for run-length encoded BMP that writes whole runs, with the same result as Pillow's.
 
-Pillow's own decoder appends single pixels in Python, so that a small file may take seconds.
+Pillow's own decoder appends single pixels in Python, so a small file may take seconds.
 Reference: Bitmap Compression, Windows GDI (RLE8, RLE4).
 """
 
@@ -56,7 +56,7 @@ def expand(data: bytes, width: int, height: int, *, nibbles: bool, begin: int = 
         at += 2
         if count:
             count = min(count, width - column)
-            if count > 0:  # pixels beyond the row are dropped
+            if count > 0:  # pixels beyond the end of the row are dropped
                 pixels[done : done + count] = colours[value][:count]
                 done += count
                 column += count

@@ -18,14 +18,14 @@ def grids(most: int) -> list[Grid]:
 
 
 def with_whole(tiles: int) -> int:
-    """Number of tiles including one of the whole image, which several tiles get in addition."""
+    """Number of tiles, including the tile of the whole image that is added if there are several."""
     return tiles + (tiles > 1)
 
 
 def best_grid(height: int, width: int, *, side: int, most: int) -> Grid:
     """The grid of at most `most` tiles [side, side] that fits an image with the least enlargement.
 
-    If the image must shrink for every grid, the one with the least shrinking. Ties go to the grid
+    If the image must shrink for every grid, the grid with the least shrinking. Ties go to the grid
     with the fewest tiles.
     """
 
@@ -47,7 +47,8 @@ def fitting(height: int, width: int, *, grid: Grid, side: int) -> tuple[int, int
 
 
 def best_canvas(height: int, width: int, canvases: Sequence[Size]) -> Size:
-    """The canvas (height, width) with the highest resolution of an image; ties: the smallest."""
+    """The canvas (height, width) on which an image has the highest resolution; of several, the
+    smallest."""
 
     def shown(canvas: Size) -> int:
         scale = min(canvas[1] / width, canvas[0] / height)
@@ -74,10 +75,10 @@ def canvas_grid(canvas: Size, side: int) -> Grid:
 
 
 def canvas_rows(size: Size, grid: Grid, edge: int) -> int:
-    """Rows of features of an image of that size.
+    """Number of feature rows of an image of that size.
 
-    `edge`² of the whole image, those that it covers on the canvas of `grid` tiles, and one after
-    each line there.
+    `edge`² of the whole image, the rows that it covers on the canvas of `grid` tiles, and one row
+    after each line of the canvas.
     """
     lines, columns = unpadded(*size, (grid[0] * edge, grid[1] * edge))
     return edge**2 + lines * (columns + 1)

@@ -14,7 +14,7 @@ def is_webp(data: bytes) -> bool:
 
 
 def read(data: bytes) -> Container:
-    """Raises RequestError."""
+    """The structure of the file. Raises RequestError."""
     (riff_bytes,) = numbers("<I", data, 4, KIND)
     end = 8 + riff_bytes
     if end > len(data):

@@ -11,7 +11,7 @@ from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.matmul import matmul
 from runtime.quant.block_types import Weight
 
-# Lower bound of the mean square of a stream that is scaled.
+# Lower bound of the mean square of a stream when it is scaled.
 _LEAST = 1e-5
 
 
@@ -55,7 +55,7 @@ class AltUp:
 
 
 class AltUpStreams:
-    """Several streams from one by projections, and one from several as the mean of projections.
+    """Makes several streams of one by projections, and one of several as the mean of projections.
 
     Projections are scaled to the root mean square of the first stream.
     """

@@ -35,18 +35,18 @@ class Temperature:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionOptions:
-    """What distinguishes the attention of one family from another's.
+    """The properties of attention that differ between families.
 
     scale: factor of the scores; None for 1 / sqrt(key_dim).
     q_norm, k_norm: applied before the rotation. rotated_norm: applied to queries and keys after it.
     v_norm: applied to values.
     temperature: multiplies queries, by position.
-    softcap, sinks: see `paged_attention`; sinks are those of all heads.
+    softcap, sinks: see `paged_attention`; `sinks` has one entry for each head of all ranks.
     output: name of the output projection.
     stores: False if the layer reads the keys and values of another layer.
     keys_as_values: values are the unnormed keys if the file has no `attn_v`.
-    output_gate: `attn_q` has the rows of a head's gate behind those of its query; the head's output
-    is multiplied by the sigmoid of the gate.
+    output_gate: in `attn_q`, the rows of each head's query are followed by those of a gate; the
+    head's output is multiplied by the sigmoid of the gate.
     """
 
     scale: float | None = None
@@ -64,9 +64,10 @@ class AttentionOptions:
 
 
 class SelfAttention:
-    """Softmax attention of a layer's query heads over what `cache` declares, then a projection.
+    """Softmax attention of a layer's query heads over the keys and values in `cache`, followed by a
+    projection.
 
-    Ranks divide the heads; `cache` declares those of all ranks.
+    Ranks divide the heads; `cache` declares the heads of all ranks.
     """
 
     def __init__(
@@ -104,9 +105,9 @@ class SelfAttention:
         self.matrix_elements = hidden * widths
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        """x [tokens, hidden] -> [tokens, hidden], or [outputs, hidden] of `step.rows` alone.
+        """x [tokens, hidden] -> [tokens, hidden], or only [outputs, hidden] of `step.rows`.
 
-        The keys and values of all tokens are written first.
+        The keys and values of all tokens are written to the cache first.
         """
         options = self._options
         queries, *stored = self._qkv(x)
@@ -129,14 +130,14 @@ class SelfAttention:
         return self._output(attended)
 
     def _split(self, queries: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Queries [tokens, heads, key_dim] and the gates of their heads, likewise, if any."""
+        """Queries [tokens, heads, key_dim], and gates of the same shape if there are any."""
         if not self._options.output_gate:
             return queries, None
         queries, gates = queries.chunk(2, dim=2)
         return queries, gates
 
     def _prepared(self, queries: Tensor, stored: Sequence[Tensor], step: Step) -> Tensor:
-        """Normed and rotated queries. Writes the first and the last of `stored` to the cache."""
+        """Normed and rotated queries. Also writes `stored`, keys and values, to the cache."""
         options, pair, k_norm = self._options, None, None
         if stored:
             keys, values = (
@@ -150,12 +151,13 @@ class SelfAttention:
 
 
 def _per_head(x: Tensor, norm: RMSNorm | AcrossHeads | None) -> tuple[Tensor, RMSNorm | None]:
-    """x after a norm across its heads, or the norm of each head that is still to be applied."""
+    """x after a norm across its heads; or x with the norm of single heads, which is still to be
+    applied."""
     return (norm(x), None) if isinstance(norm, AcrossHeads) else (x, norm)
 
 
 def head_norms(w: TensorScope, sizes: TextSizes) -> AttentionOptions:
-    """RMS norms of each head's queries and keys, by their usual names."""
+    """RMS norms of the queries and keys of each head, by their usual names."""
     q_norm, k_norm = (
         w.rms_norm(f"attn_{name}_norm", sizes.eps, size=sizes.key_dim) for name in ("q", "k")
     )

@@ -21,7 +21,7 @@ def attention_layer(
     feed_forward: RowWise | None = None,
     block: BlockOptions | None = None,
 ) -> TextLayer:
-    """Layer `index`, whose tensors are those of `w`.
+    """Layer `index`, with the tensors of the scope `w`.
 
     kind: which tokens the layer attends to; None for all. feed_forward: None for SwiGLU.
     """

@@ -17,8 +17,8 @@ from runtime.kernels.pointwise import add_
 class RowWise(Protocol):
     """x [tokens, hidden] -> [tokens, hidden], each row independently.
 
-    row_elements: what a row needs at once at most, beside x. matrix_elements: of the largest
-    matrix.
+    row_elements: maximum number of temporary elements per row, besides x. matrix_elements: number
+    of elements of the largest matrix.
     """
 
     row_elements: int
@@ -29,7 +29,7 @@ class RowWise(Protocol):
 
 class Mixer(Protocol):
     """Mixes information between rows, such as attention: x [tokens, hidden] -> [tokens, hidden], or
-    [outputs, hidden] of `step.rows` alone. Sizes as of `RowWise`."""
+    only [outputs, hidden] of `step.rows`. Sizes as in `RowWise`."""
 
     row_elements: int
     matrix_elements: int
@@ -74,7 +74,7 @@ class Block(_TwoParts):
         return self.unadded(Residual(x), step).computed()
 
     def unadded(self, residual: Residual, step: Step) -> Residual:
-        """As a call, with sums that the norms before and after it compute."""
+        """As `__call__`, with residuals whose sums the norms before and after the block compute."""
         attended = self.attention(residual.normed(self.attn_norm), step)
         if self.post_attention_norm is not None:
             attended = self.post_attention_norm(attended)
@@ -117,7 +117,7 @@ class PostNormBlock(_TwoParts):
 
 @dataclass(frozen=True, slots=True)
 class BlockOptions:
-    """pre_norms: RMS norms of the inputs of attention and feed-forward. post_norms: of their
+    """pre_norms: RMS norms of the inputs of attention and feed-forward. post_norms: norms of their
     outputs. residual_scale: factor of both outputs."""
 
     pre_norms: bool = True
@@ -132,7 +132,7 @@ def read_block(
     feed_forward: RowWise,
     options: BlockOptions | None = None,
 ) -> Block:
-    """The block with RMS norms of the usual names."""
+    """The block, with RMS norms under the usual names."""
     options = options or BlockOptions()
     norm = partial(w.rms_norm, eps=sizes.eps, size=sizes.hidden)
     return Block(

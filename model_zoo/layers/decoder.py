@@ -1,4 +1,4 @@
-"""A text decoder put together from its layers; see runtime.worker.model.DecoderModel."""
+"""A text decoder made of layers; see runtime.worker.model.DecoderModel."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,14 +18,12 @@ from runtime.worker.model import Batch, KeyRotation, KVCache
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderOptions:
-    """What distinguishes the decoder of one family from another's, beside its layers.
+    """The properties of decoders that differ between families, besides the layers.
 
     embedding_scale: factor of token embeddings. logit_divisor, logit_softcap: applied to logits in
-    this order. output_norm: None for the RMS norm of that name. head_rows: rows of the head, if it
-    has fewer than the embedding. image_elements: what layers that attend to images need while they
-    store the rows of one image. layer_inputs: from the embeddings and the batch to
-    [tokens, layers, width], of which each layer gets its part. streams: of the residual, if it has
-    several.
+    this order. output_norm: None for the RMS norm `output_norm`. head_rows: rows of the head, if it
+    has fewer than the embedding. image_elements: temporary elements of layers that attend to images
+    while they store the rows of one image. layer_inputs: see `LayerInputs`. streams: see `Streams`.
     """
 
     embedding_scale: float | None = None
@@ -125,7 +123,8 @@ class Decoder:
         return logits
 
     def activation_bytes(self, tokens: int, outputs: int) -> int:
-        """All in float32, as kernels compute; the residual rows, then a layer's widest step."""
+        """The rows of the residual, and the widest step of a layer, in float32 as kernels
+        compute."""
         row = 4 * self.hidden_size
         layer = self._layers.row_elements + self._added_elements
         floats = tokens * (row + layer) + self._options.image_elements

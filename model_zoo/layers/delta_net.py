@@ -17,8 +17,8 @@ MAX_HEADS, MAX_TAPS = 4096, 64
 
 @dataclass(frozen=True, slots=True)
 class DeltaSizes:
-    """heads: of values, of size `value_dim`. key_heads: of queries and keys, of size `key_dim`.
-    width: taps of the convolution.
+    """heads: number of value heads, of size `value_dim`. key_heads: number of query and key heads,
+    of size `key_dim`. width: taps of the convolution.
     """
 
     heads: int
@@ -133,10 +133,10 @@ class _Inputs:
 
 
 class _Gates:
-    """x [tokens, hidden] -> the gates of the heads, from one matrix or from two.
+    """x [tokens, hidden] -> the gates of the heads, from one matrix or two.
 
-    Computed in float32: an error in the exponent of a decay grows with every following row. In one
-    matrix, the betas of a key head's values precede their alphas.
+    Computed in float32, because an error in the exponent of a decay grows with every following row.
+    In a single matrix, the betas of each key head's values precede their alphas.
     """
 
     def __init__(self, w: TensorScope, hidden: int, sizes: DeltaSizes) -> None:

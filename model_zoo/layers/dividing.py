@@ -17,14 +17,14 @@ def divided_heads(w: TensorScope, heads: int, kv_heads: int, *, query: str = "at
 
 
 def divided_width(w: TensorScope, width: int, down: str) -> Split:
-    """How ranks divide the inner columns of a feed-forward, if possible at block bounds."""
+    """How ranks divide the inner columns of a feed-forward: at block boundaries if possible."""
     if 0 < width < w.ranks.size:
         raise _too_many(w, down, f"{width:,} inputs", width)
     return by_blocks(width, w.block_elements(down), w.ranks)
 
 
 def local_cache(cache: LayerCache, ranks: Ranks) -> LayerCache:
-    """What this rank stores of a layer.
+    """The part of a layer's cache that this rank stores.
 
     Every rank computes recurrent layers in full and stores their whole state.
     """

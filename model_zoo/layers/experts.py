@@ -19,9 +19,9 @@ from runtime.kernels.experts import expert_products, weighted_sum
 from runtime.kernels.pointwise import add_, silu_mul
 from runtime.quant.block_types import Weight
 
-# More than any model has; bounds what a damaged count allocates.
+# More experts than any model has; limits the allocation for a damaged count.
 MAX_EXPERTS = 4096
-_PANEL = 512  # kernels pad packed rows to multiples of it
+_PANEL = 512  # kernels pad packed rows to multiples of this
 _BOOKKEEPING = 96  # elements that sorting a row by expert takes
 
 
@@ -47,14 +47,14 @@ class ExpertSizes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertOptions:
-    """What distinguishes the experts of one family from another's.
+    """The properties of experts that differ between families.
 
-    routing: from the router's logits to the experts of a row and their weights.
+    routing: maps the router's logits to the experts of each row and their weights.
     gated: as in `GatedFeedForward`.
     weigh_input: the weights multiply the inputs of the experts instead of their outputs.
-    alternating: in a tensor with gates and ups, every other row is a gate's; else they are halves.
-    shared: a feed-forward of every row, whose output is added.
-    router_norm, norm: of the inputs of the router and of the experts.
+    alternating: in a tensor with gates and ups, their rows alternate; otherwise gates come first.
+    shared: a feed-forward for every row, whose output is added.
+    router_norm, norm: norms of the inputs of the router and of the experts.
     down_scale: float32 [experts], multiplies the experts' outputs; by default the tensor
     `ffn_down_exps.scale`, if the file has it.
     """
@@ -129,7 +129,7 @@ class Experts:
 def experts_or_dense(
     w: TensorScope, sizes: TextSizes, index: int, options: ExpertOptions | None = None
 ) -> RowWise:
-    """Experts if the file counts any, else SwiGLU."""
+    """Experts if the file states a number of experts, else SwiGLU."""
     if not sizes.metadata.get("expert_count", int, 0):
         return GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
     return Experts(w, sizes.hidden, ExpertSizes.read(sizes.metadata), options)
@@ -158,14 +158,14 @@ class DenseAndExperts:
 
 
 class _Matrices:
-    """weight (experts, out, in), bias float32 (experts, out) or None, what adapters add."""
+    """weight (experts, out, in), bias float32 (experts, out) or None, additions of adapters."""
 
     def __init__(self, weight: Weight, bias: Tensor | None, added: tuple[LowRank, ...]) -> None:
         self.weight, self.bias, self.added = weight, bias, added
 
     @property
     def added_elements(self) -> int:
-        """What a row of one expert needs while the additions are computed."""
+        """Temporary elements per row of one expert while the additions are computed."""
         return max((each.row_elements for each in self.added), default=0)
 
     @classmethod
@@ -201,9 +201,9 @@ class _Matrices:
 class _Downs:
     """The matrices (experts, hidden, width) of `ffn_down_exps`.
 
-    Ranks divide the columns or, if blocks cross the bounds of the parts, the rows; they then
-    exchange the inputs. row_elements: what a row of one expert needs while ranks exchange it.
-    added_elements: what it needs while additions of adapters are computed.
+    Ranks divide the columns or, if a block extends over two parts, the rows; they then exchange the
+    inputs. row_elements: temporary elements per row of one expert while ranks exchange it.
+    added_elements: the same while additions of adapters are computed.
     """
 
     def __init__(self, w: TensorScope, shape: tuple[int, int, int | None], split: Split) -> None:
@@ -236,7 +236,7 @@ class _Downs:
 
 
 def _width(w: TensorScope, sizes: ExpertSizes) -> int | None:
-    """As stated, else as of the tensors; None if the file has neither."""
+    """The width as stated, or else that of the tensors; None if the file has neither."""
     if sizes.width is not None:
         return sizes.width
     for name, parts in (("ffn_gate_exps", 1), ("ffn_gate_up_exps", 2), ("ffn_gate.0", 1)):
@@ -270,7 +270,8 @@ def _gates_and_ups(
 
 
 def _row_elements(hidden: int, width: int, sizes: ExpertSizes) -> int:
-    """Rows are packed or bundled, multiplied and copied in other types; routes are sorted."""
+    """Temporary elements per row: rows are packed or bundled, multiplied and copied in other types,
+    and routes are sorted."""
     wide = max(hidden, width)
     packed = -(-wide // _PANEL) * _PANEL
     of_each = 6 * width + 2 * hidden + 4 * wide + packed + _BOOKKEEPING

@@ -12,9 +12,9 @@ from runtime.kernels.pointwise import silu_mul
 class GatedFeedForward:
     """down(gated(gate(x), up(x))); Shazeer, "GLU Variants Improve Transformer".
 
-    `gated`: silu_mul for SwiGLU, gelu_mul for GeGLU. `suffix` follows the tensors' names
-    `ffn_gate`, `ffn_up` and `ffn_down`. `whole`: a tensor that may hold the rows of gate and then
-    those of up instead.
+    `gated`: silu_mul for SwiGLU, gelu_mul for GeGLU. `suffix` is appended to the tensor names
+    `ffn_gate`, `ffn_up` and `ffn_down`. `whole`: name of a tensor that may hold the rows of gate
+    followed by those of up instead.
     """
 
     def __init__(

@@ -16,10 +16,11 @@ _KV_HEADS, _DRAFTING, _INTERVAL = (
 
 
 def read_sizes(w: TensorScope, metadata: Metadata) -> TextSizes:
-    """The sizes without the draft layers at the end (`nextn_predict_layers`); their tensors are not
+    """The sizes without the draft layers at the end (`nextn_predict_layers`), whose tensors are not
     loaded.
 
-    Key heads of recurrent layers, which files may state as 0, become those of the other layers.
+    The number of key heads of recurrent layers, which files may state as 0, is set to that of the
+    other layers.
     """
     sizes = TextSizes.read(metadata, head_dim=DEFAULT_HEAD_DIM, kv_heads=_kv_heads(metadata))
     drafting = metadata.get(_DRAFTING, int, 0)
@@ -33,8 +34,8 @@ def read_sizes(w: TensorScope, metadata: Metadata) -> TextSizes:
 
 
 def recurrent_layers(sizes: TextSizes) -> tuple[bool, ...]:
-    """For each layer, whether it is recurrent: as listed, else the layers without key heads, else
-    all but every n-th."""
+    """For each layer, whether it is recurrent: as listed, or the layers without key heads, or all
+    except every n-th."""
     metadata = sizes.metadata
     if metadata.has("attention.recurrent_layers"):
         stated = metadata.require_array("attention.recurrent_layers", bool)

@@ -19,9 +19,9 @@ from runtime.quant.block_types import Weight
 class LatentSizes:
     """Sizes of a latent attention.
 
-    latent: of the compressed vector from which keys and values of all heads are made.
-    plain, rotated: of the parts of a query without and with rotary embedding, in this order.
-    value: of a head's output. query_rank: of the compressed queries; None: not compressed.
+    latent: size of the compressed vector from which keys and values of all heads are computed.
+    plain, rotated: sizes of the parts of a query without and with rotary embedding, in this order.
+    value: size of a head's output. query_rank: size of compressed queries; None: not compressed.
     """
 
     heads: int
@@ -36,7 +36,8 @@ class LatentSizes:
         return self.plain + self.rotated
 
     def cache(self, kind: CacheKind) -> LayerCache:
-        """One key head: the latent vector and the rotated key; the latent vector is the value."""
+        """The cache of a layer: one key head with the latent vector and the rotated key, whose
+        value is the latent vector."""
         return LayerCache(kind, 1, self.latent + self.rotated, self.latent)
 
 

@@ -42,7 +42,7 @@ class TokenLayerInputs:
 
 
 class LayerInputGate:
-    """norm(project(gelu(gate(x)) * layer_input)): what a layer adds to its output."""
+    """norm(project(gelu(gate(x)) * layer_input)), which is added to a layer's output."""
 
     def __init__(self, w: TensorScope, sizes: TextSizes, *, width: int) -> None:
         self._gate = w.linear("inp_gate", shape=(width, sizes.hidden))

@@ -17,8 +17,8 @@ from runtime.quant.block_types import Weight
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Linear:
-    """weight (out, in); bias [out] or none; what adapters add. x [tokens, in] -> [tokens, out], in
-    x's type."""
+    """weight (out, in); bias [out] or none; additions of adapters. x [tokens, in] -> [tokens, out],
+    in x's type."""
 
     weight: Weight
     bias: Tensor | None = None
@@ -28,7 +28,7 @@ class Linear:
         return self.completed(matmul(x, self.weight), x)
 
     def completed(self, product: Tensor, x: Tensor) -> Tensor:
-        """The product of x and the weight, to which the rest is added in place."""
+        """Adds bias and additions, in place, to the product of x and the weight."""
         result = _with_added(product, x, self.added)
         return result if self.bias is None else add_(result, self.bias)
 
@@ -36,7 +36,7 @@ class Linear:
 class Merging(Protocol):
     """x [tokens, this rank's inputs] -> [tokens, out] on all ranks.
 
-    row_elements: what a row needs while ranks exchange it.
+    row_elements: temporary elements per row while ranks exchange it.
     """
 
     @property
@@ -85,7 +85,7 @@ class AllGatherLinear:
 
     @property
     def added_elements(self) -> int:
-        """What a row needs while the additions are computed."""
+        """Temporary elements per row while the additions are computed."""
         return max((each.row_elements for each in self.added), default=0)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -102,8 +102,8 @@ class AllGatherLinear:
 class FusedLinear:
     """Linears with the same input, each with the rows of one or more matrices.
 
-    `sizes`: of the matrices of each part; `added`: what adapters add to each result. x [tokens, in]
-    -> one [tokens, size] for each matrix, possibly strided views.
+    `sizes`: sizes of the matrices of each part; `added`: additions of adapters to each result.
+    x [tokens, in] -> one [tokens, size] for each matrix, possibly strided views.
     """
 
     parts: tuple[Linear, ...]
@@ -112,7 +112,7 @@ class FusedLinear:
 
     @property
     def width(self) -> int:
-        """Of all results together."""
+        """Total width of all results."""
         return sum(map(sum, self.sizes))
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -128,7 +128,7 @@ class FusedLinear:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedding:
-    """weight (rows, hidden); `held`: the rows of this rank, None for all; what adapters add.
+    """weight (rows, hidden); `held`: the rows of this rank, None for all; additions of adapters.
 
     ids [tokens] -> [tokens, hidden], in `dtype`.
     """
@@ -159,7 +159,7 @@ class Embedding:
 
 
 def _with_added(result: Tensor, x: Tensor, added: Iterable[LowRank]) -> Tensor:
-    """`result`, changed in place."""
+    """`result` with the additions of adapters, changed in place."""
     for each in added:
         result.add_(each(x))
     return result

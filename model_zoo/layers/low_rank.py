@@ -22,7 +22,7 @@ class LowRank:
 
     @property
     def row_elements(self) -> int:
-        """What a row needs at once at most, with copies in other types."""
+        """Maximum number of temporary elements per row, copies in other types included."""
         return 2 * (self.down.shape[-2] + self.up.shape[-2])
 
     def rows(self, which: slice) -> "LowRank":
@@ -52,7 +52,7 @@ class LowRankRows:
 
     @property
     def row_elements(self) -> int:
-        """What a row needs at once at most."""
+        """Maximum number of temporary elements per row."""
         return 2 * sum(self.up.shape)
 
     def __call__(self, ids: Tensor) -> Tensor:

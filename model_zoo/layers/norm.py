@@ -44,5 +44,5 @@ class LayerNorm:
         return layer_norm(x, self.weight, self.bias, self.eps)
 
     def of_sum(self, x: Tensor, y: Tensor, *, scale: float = 1.0) -> Tensor:
-        """As of `RMSNorm`."""
+        """As `RMSNorm.of_sum`."""
         return add_norm_(x, y, self.weight, self.bias, self.eps, scale=scale)

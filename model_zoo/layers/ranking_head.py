@@ -1,4 +1,4 @@
-"""The head of a reranker: one score for the first state of a query and a document."""
+"""The head of a reranker: a score from the first hidden state of a query and a document."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.linear import Linear
 
-RANK = 4  # `pooling_type` of files with such a head
+RANK = 4  # `pooling_type` in files with such a head
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,9 +11,9 @@ from runtime.kernels.pointwise import add_
 
 @dataclass(slots=True, eq=False)
 class Residual:
-    """x, or x * scale + y if there is a y, [tokens, hidden] each.
+    """x, or x * scale + y if there is a y; [tokens, hidden] each.
 
-    A sum is computed once, in place of x, by the next norm if there is one; y is then released.
+    The sum is computed once, in place of x, by the next norm if there is one; y is then released.
     """
 
     x: Tensor
@@ -36,7 +36,7 @@ class Residual:
         return norm.of_sum(self.x, y, scale=self.scale)
 
     def to(self, device: torch.device) -> "Residual":
-        """`self` if it is on the device."""
+        """The residual on `device`; `self` if it is there already."""
         if self.x.device == device:
             return self
         return Residual(self.computed().to(device))

@@ -44,7 +44,7 @@ class Rotary:
     frequency.
 
     frequencies: float32 [rotated / 2]. magnitude: factor of rotated queries and keys.
-    axes: int64 [rotated / 2], which of several positions of a token each frequency uses.
+    axes: int64 [rotated / 2], the axis whose position each frequency uses.
 
     Angles are computed once per step for all layers; a table for a context of 128k tokens would
     take 64 MB.

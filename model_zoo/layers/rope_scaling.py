@@ -10,8 +10,8 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.rope import Pairs, Rotary
 from runtime.errors import UnsupportedModelError
 
-# The default of Llama, Gemma 2, Phi 3 and all vision models in `transformers`. Other families have
-# their own default, or none if their models differ, such as Qwen's.
+# The default base of Llama, Gemma 2, Phi 3 and all vision models in `transformers`. Other families
+# have their own default, or none if their models differ, such as Qwen's.
 DEFAULT_BASE = 10000.0
 _KINDS = ("none", "linear", "yarn", "longrope")
 
@@ -31,8 +31,9 @@ def read_rotary(
     """The rotary embedding that the keys `rope.*` and the tensors `rope_*` describe.
 
     dim: rotated dimensions, overrides `rope.dimension_count`. base: overrides `rope.freq_base`.
-    kind: of scaling, if the file states none. original_context: of YaRN, if the file states none;
-    None for the whole context. truncate: whether the range of YaRN is widened to whole frequencies.
+    kind: kind of scaling if the file states none. original_context: YaRN's original context if the
+    file states none; None for the whole context. truncate: whether YaRN's range is widened to whole
+    frequencies.
 
     Raises ModelFileError for missing or impossible values, UnsupportedModelError for other kinds of
     scaling.
@@ -95,8 +96,7 @@ def yarn_frequencies(
 
 
 def _slowed(frequencies: Tensor, divisors: Tensor | None) -> Tensor:
-    """frequencies / divisors; skipped for an outline, since torch would load its compiler (a
-    second)."""
+    """frequencies / divisors; skipped on "meta", where torch would load its compiler (a second)."""
     if divisors is None or divisors.is_meta:
         return frequencies
     return frequencies / divisors
@@ -127,7 +127,7 @@ def _kind(w: TensorScope, metadata: Metadata, default: str | None) -> str:
 
 
 def _linear_factor(metadata: Metadata) -> float:
-    """1 if the file states neither a kind of scaling nor a factor."""
+    """The factor of linear scaling; 1 if the file states neither a kind of scaling nor a factor."""
     if metadata.has("rope.scale_linear") and not metadata.has("rope.scaling.factor"):
         return metadata.get_positive("rope.scale_linear")
     stated = metadata.has("rope.scaling.type")
@@ -175,7 +175,7 @@ def _extrapolation(metadata: Metadata) -> float:
 
 
 def _yarn_magnitude(metadata: Metadata, factor: float) -> float:
-    """The factor of queries and keys that keeps attention as sharp over a longer context.
+    """The factor of queries and keys that keeps the entropy of attention over a longer context.
 
     As in `transformers`: stated directly, or one logarithmic term, or the quotient of two.
     """
@@ -198,8 +198,8 @@ def log_scale(factor: float, weight: float) -> float:
 def _long(w: TensorScope, metadata: Metadata, dim: int) -> tuple[Tensor, float]:
     """The factors for the served context and the magnitude (Ding et al., "LongRoPE").
 
-    All sequences use one set, because keys cached under one set do not match queries under the
-    other: the long set if contexts longer than the original are served, else the short set.
+    All sequences use one set of factors, because keys cached with one set do not match queries with
+    the other: the long set if contexts longer than the original are served, else the short set.
     """
     original = metadata.require_size("rope.scaling.original_context_length")
     longest = metadata.require_size("context_length")

@@ -1,4 +1,4 @@
-"""Which experts rows use, and their weights, in the families that state little about it."""
+"""Routing rules of families whose files state little about the choice of experts."""
 
 from collections.abc import Callable
 
@@ -11,8 +11,8 @@ from runtime.kernels.routing import Routing, Scores
 # -> chosen int64 [tokens, used] and weights float32 [tokens, used]
 Router = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 
-# Weights are probabilities over all experts; over the chosen ones, which is the same renormalised;
-# and the sigmoids of logits, as in Llama 4.
+# Weights are probabilities over all experts; or over the chosen ones, which equals renormalising;
+# or the sigmoids of logits, as in Llama 4.
 SOFTMAX_OF_ALL = Routing(Scores.SOFTMAX)
 SOFTMAX_OF_CHOSEN = Routing(Scores.SOFTMAX_OF_CHOSEN)
 SIGMOID_OF_CHOSEN = Routing(Scores.SIGMOID)

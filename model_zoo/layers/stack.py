@@ -22,10 +22,10 @@ PADDING = 512
 
 
 class LayerBlock(Protocol):
-    """The computation of a layer: x [tokens, hidden] -> like x, or of `step.rows` alone if given.
+    """The computation of a layer: x [tokens, hidden] -> like x, or only the rows `step.rows`.
 
-    It may overwrite x. row_elements: what a row needs at once at most, beside x. matrix_elements:
-    of its largest matrix.
+    It may overwrite x. row_elements: maximum number of temporary elements per row, besides x.
+    matrix_elements: number of elements of its largest matrix.
     """
 
     @property
@@ -38,9 +38,10 @@ class LayerBlock(Protocol):
 
 
 class LayerInputs(Protocol):
-    """Inputs of layers beside the residual: from embeddings and batch to [tokens, layers, width].
+    """Inputs of layers besides the residual: embeddings and batch -> [tokens, layers, width], of
+    which each layer receives its part.
 
-    row_elements, matrix_elements: as of `LayerBlock`. kept_elements: layers * width.
+    row_elements, matrix_elements: as in `LayerBlock`. kept_elements: layers * width.
     """
 
     row_elements: int
@@ -63,7 +64,7 @@ class Streams(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextLayer:
-    """A layer's computation, what it stores, and its rotary embedding.
+    """A layer's computation, its cache, and its rotary embedding.
 
     reads: number of the layer whose pages it uses instead of its own; `cache` is then that layer's.
     rotated_from: the first dimension of its keys that `rotary` rotates.
@@ -86,7 +87,7 @@ class TextLayer:
 class LayerStack:
     """Runs layers over x [tokens, hidden].
 
-    inputs, streams: see `LayerInputs` and `Streams`. ranks: those that divide the layers.
+    inputs, streams: see `LayerInputs` and `Streams`. ranks: the ranks that divide the layers.
     layer_placement: the device of each layer; None if all are on that of x.
     row_elements, matrix_elements: the maxima over the layers.
     """
@@ -109,13 +110,14 @@ class LayerStack:
 
     @property
     def caches(self) -> tuple[LayerCache, ...]:
-        """The declaration of each layer that stores something, with the heads of this rank."""
+        """The cache of each layer that has one, with the heads of this rank."""
         stored = (layer.cache for layer in self._layers if layer.reads is None)
         return tuple(local_cache(cache, self._ranks) for cache in stored)
 
     @property
     def key_rotations(self) -> tuple[KeyRotation | None, ...] | None:
-        """Of each of `caches`; None with layers that store something else than keys by position."""
+        """The rotation of each of `caches`; None if a layer stores anything other than keys by
+        position."""
         stored = [layer for layer in self._layers if layer.reads is None]
         if any(layer.cache.kind.by_sequence or layer.cache.kind.by_image for layer in stored):
             return None
@@ -157,7 +159,7 @@ class LayerStack:
         added = _added_rows(batch, x.shape[1])
         assert len(added) < len(self._layers), "the last layer may have dropped the rows"
         residual = Residual(x if self._streams is None else self._streams.spread(x))
-        del x  # replaced by what layers return
+        del x  # replaced by the results of layers
         for index, layer in enumerate(self._layers):
             here = main if self._layer_placement is None else self._layer_placement.layers[index]
             if here not in carried:
@@ -189,7 +191,7 @@ class LayerStack:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Carried:
-    """What the layers on one device need of a step."""
+    """The values of a step that pass from layer to layer, on one device."""
 
     batch: Batch
     rotations: Mapping[Rotary, Rotation]

@@ -13,10 +13,10 @@ from runtime.worker.model import AttentionPlan, Batch, LayerPages
 class Step:
     """The inputs of one layer in one step.
 
-    pages, plan: where it writes and reads; possibly of another layer. rotation: None in a layer
-    without rotary embedding. rows [outputs] int64: in the last layer, the rows to return; None for
-    all.
-    layer_input [tokens, width]: this layer's part of `LayerInputs`, if the model has them.
+    pages, plan: the cache that it writes and reads, possibly another layer's. rotation: None in a
+    layer without rotary embedding. rows [outputs] int64: in the last layer, the rows to return;
+    None for all. layer_input [tokens, width]: this layer's part of `LayerInputs`, if the model has
+    them.
     """
 
     batch: Batch
@@ -31,5 +31,5 @@ class Step:
         return self.batch.positions
 
     def kept(self, x: Tensor) -> Tensor:
-        """x [tokens, n] -> the rows to return."""
+        """x [tokens, n] -> only the rows to return."""
         return x if self.rows is None else take_rows(x, self.rows)

@@ -19,8 +19,8 @@ class TextEncoder:
     """Embeddings of tokens, token types (if the file has any) and, with `places`, positions; a
     norm; layers. Implements runtime.worker.model.DecoderModel without logits.
 
-    The token type is the first one, and in rerankers the second one after the first separator, as
-    BertTokenizer has it of pairs.
+    Tokens have the first type; in rerankers, tokens after the first separator have the second type,
+    as BertTokenizer does for pairs.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class TextEncoder:
 
     @property
     def key_rotations(self) -> None:
-        """What is cached serves one step."""
+        """None: cached keys are used in one step only."""
 
     @property
     def cache_devices(self) -> Sequence[torch.device] | None:
@@ -93,7 +93,7 @@ class TextEncoder:
 
 
 def _token_types(w: TensorScope, sizes: TextSizes) -> Embedding | None:
-    """As many token types as the file states, if any."""
+    """The embedding of token types, if the file states any."""
     count = sizes.metadata.get("tokenizer.ggml.token_type_count", int, 0)
     if not count and not w.has("token_types"):
         return None

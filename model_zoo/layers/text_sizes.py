@@ -36,8 +36,8 @@ class TextSizes:
         head_dim: int | None = None,
         kv_heads: tuple[int, ...] | None = None,
     ) -> "TextSizes":
-        """eps, head_dim: defaults; without them `eps` is required and `head_dim` is hidden / heads.
-        kv_heads: by layer, overrides the file.
+        """eps, head_dim: defaults; without them, the file must state `eps`, and `head_dim` is
+        hidden / heads. kv_heads: by layer, overrides the file.
 
         Raises ModelFileError for missing or impossible sizes.
         """
@@ -74,11 +74,11 @@ class TextSizes:
         return self.metadata.require_per_layer("feed_forward_length", self.layers)
 
     def cache(self, layer: int, kind: CacheKind) -> LayerCache:
-        """What `layer` stores."""
+        """The cache of `layer`."""
         return LayerCache(kind, self.kv_heads[layer], self.key_dim, self.value_dim)
 
     def sliding_layers(self, period: int) -> tuple[bool, ...]:
-        """For each layer, whether it has a window: as the file states, else all but every
+        """For each layer, whether it has a window: as the file states, or all except every
         `period`-th.
 
         The file may state a period (0: every layer has a window) or a flag for each layer.

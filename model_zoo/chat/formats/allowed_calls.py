@@ -11,7 +11,7 @@ from model_zoo.chat.formats.schema_place import Place
 
 @dataclass(frozen=True, slots=True)
 class AllowedCalls:
-    """`arguments`: the schema of the arguments by tool. `required`: nothing else may follow the
+    """`arguments`: the schema of the arguments by tool. `required`: only calls may follow the
     thinking. `parallel`: there may be several calls."""
 
     arguments: Mapping[str, Any]
@@ -20,7 +20,7 @@ class AllowedCalls:
 
 
 class UnwritableArguments(Exception):
-    """The arguments of a tool cannot be held to its schema; `pointer`: the place within it."""
+    """A tool's schema cannot be enforced for its arguments; `pointer`: the place in the schema."""
 
     def __init__(self, tool: str, error: Unwritable) -> None:
         super().__init__(error.reason)

@@ -55,7 +55,8 @@ def enumerated(lark: LarkGrammar, place: Place) -> list[Any]:
 
 
 def texts_of(place: Place, reading: Reading) -> str | None:
-    """A terminal expression of the texts of values that are read as texts; None if none are."""
+    """A terminal expression for the texts of values that are read as texts; None if there are
+    none."""
     strings, types = strings_of(place), place.types()
     if reading is not Reading.TEXT_OR_NULL:
         return strings
@@ -67,8 +68,8 @@ def texts_of(place: Place, reading: Reading) -> str | None:
 def sequence(
     place: Place, write: Callable[[Place, int], str], *, separator: str = "", least: int = 0
 ) -> str:
-    """The items of an array, at least `least`. `write`: of the schema and the place of an item; for
-    the places after those of `prefixItems`, of the first one of them."""
+    """Lark for the items of an array, at least `least`. `write(schema, index)`: Lark for one item;
+    items after those of `prefixItems` all have the first such index."""
     first, rest = place.list_parts()
     least, most = max(least, place.schema.get("minItems", 0)), place.schema.get("maxItems")
     written: list[str] = []
@@ -99,11 +100,11 @@ _NAMES = Names(r"[^\s\"<>|]([^\"<>|\n]{0,98}[^\s\"<>|])?")
 
 @dataclass(frozen=True, slots=True)
 class ParameterArguments:
-    """Arguments one by one between markers: texts as they are, other values as JSON.
+    """Arguments one by one between markers: texts verbatim, other values as JSON.
 
-    `key_gap`, `value_gap`: after the markers of a key and of a value. `attributes`: what follows a
-    name, by the type of the value. `cdata`: texts may be CDATA sections. `literal`: another way to
-    write values all of whose types are in `literal_types`.
+    `key_gap`, `value_gap`: texts after the markers of a key and of a value. `attributes`:
+    attributes after a name, by the type of the value. `cdata`: texts may be CDATA sections.
+    `literal`: another notation for values whose types are all in `literal_types`.
     """
 
     parameters: Parameters
@@ -136,7 +137,7 @@ class ParameterArguments:
                 with suppress(Unwritable):
                     others.append(self._one(lark, None, part, read, lark.terminal(part, key)))
         if members.least and not others:
-            raise lark.refusal(place, "this number of members cannot be demanded there")
+            raise lark.refusal(place, "this number of members cannot be enforced")
         if others:
             written.append(times(" | ".join(others), members.least, members.most))
         return lark.rule(" ".join(written) or '""')
@@ -144,8 +145,8 @@ class ParameterArguments:
     def _one(
         self, lark: LarkGrammar, name: str | None, place: Place, read: Place, key: str = ""
     ) -> str:
-        """An argument called `name`, or one whose name is of the terminal `key`. `read`: the schema
-        by which it is read."""
+        """Lark for an argument called `name`, or whose name matches the terminal `key`. `read`: the
+        schema that the parser uses for its value."""
         marks = self.parameters
         options = []
         for attribute, value in self._values(lark, place, read):
@@ -158,7 +159,7 @@ class ParameterArguments:
         return f"({' | '.join(options)}) {lark.spelled(*self.value_gap)}"
 
     def _values(self, lark: LarkGrammar, place: Place, read: Place) -> list[tuple[str, str]]:
-        """Attributes of the name, with Lark for the value and its end."""
+        """Pairs of the name's attributes and Lark for the value with its end."""
         line_end = "\n" if self.parameters.padded else ""
         end = self.parameters.value_end
 
@@ -179,7 +180,7 @@ class ParameterArguments:
                 text = self._text(lark, place, Reading.TEXT) if is_text else json_of(place)
                 found[attribute] = text
         if not found:
-            raise lark.refusal(place, "no value is allowed there")
+            raise lark.refusal(place, "the schema allows no value")
         return list(found.items())
 
     def _literal(self, lark: LarkGrammar, place: Place) -> str:
@@ -187,7 +188,7 @@ class ParameterArguments:
         types, before = place.types(), len(lark.rules)
         if self.literal is None or types is None or types - self.literal_types:
             return ""
-        if types == {"number"}:  # written alike
+        if types == {"number"}:  # JSON and the other notation write numbers alike
             return ""
         try:
             return f"| {self.literal.rule(lark, place)}"
@@ -198,7 +199,7 @@ class ParameterArguments:
     def _text(self, lark: LarkGrammar, place: Place, reading: Reading) -> str:
         strings = texts_of(place, reading)
         if strings is None:
-            raise lark.refusal(place, "no text is allowed there")
+            raise lark.refusal(place, "the schema allows no text")
         line_end = "\n" if self.parameters.padded else ""
         end = self.parameters.value_end
         sections = (f'("{CDATA}" /(?s:.*)/)',)

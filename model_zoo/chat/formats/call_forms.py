@@ -19,8 +19,8 @@ _JSON = JsonArguments()
 
 @dataclass(frozen=True, slots=True)
 class JsonCall:
-    """A call as a JSON object with these members; `first`: schemas of members before them; `last`:
-    those of members that may follow."""
+    """A call as a JSON object; `name`, `arguments`: the names of these members; `first`: schemas of
+    members before them; `last`: schemas of members that may follow."""
 
     name: str = "name"
     arguments: str = "arguments"
@@ -30,7 +30,7 @@ class JsonCall:
 
 @dataclass(frozen=True, slots=True)
 class NamedCall:
-    """A call as the name, then the arguments."""
+    """A call as the name followed by the arguments, with fixed texts around them."""
 
     before: Pieces = ()
     between: Pieces = ()
@@ -43,8 +43,8 @@ class CallForm:
     """`begin`, the calls with `separator` between them, and `end`.
 
     `separator` None: a reply has one call. `listed`: the calls are items of one JSON list. `begin`
-    also tells calls from text; without it, only a whole reply may be calls, and `opener` precedes
-    them.
+    also distinguishes calls from text; without it, a reply is either text or calls, which `opener`
+    precedes.
     """
 
     call: JsonCall | NamedCall
@@ -60,7 +60,7 @@ def _of_type(pattern: str) -> dict[str, Any]:
 
 
 def _invoked(parameters: Parameters, opener: str, text: str = "", other: str = "") -> CallForm:
-    """Calls as `<invoke>` elements. `text`, `other`: what follows the name of an argument whose
+    """Calls as `<invoke>` elements. `text`, `other`: attributes after the name of an argument whose
     value is a text, or JSON."""
     types = ("string", "number", "boolean", "null", "array", "object")
     attributes = dict.fromkeys(types, other) | {"string": text} if text else {}
@@ -224,7 +224,7 @@ _FORMS = {
     "tag": _TAG,
     "generic": _TAG,
 }  # fmt: skip
-# Other forms of a format: a text of the templates that have them.
+# Variants of formats: a text that identifies templates with the variant, and its form.
 _VARIANTS = {
     "mistral": (
         "[ARGS]",
@@ -261,7 +261,7 @@ _VARIANTS = {
 
 
 def call_form(name: str, template: str) -> CallForm | None:
-    """The form of calls in the format `name` of this template; None if its replies consist of
-    messages."""
+    """The form of calls in format `name`, in the variant of this template; None if replies consist
+    of messages."""
     sign, variant = _VARIANTS.get(name, ("", None))
     return variant if variant is not None and sign in template else _FORMS.get(name)

@@ -23,8 +23,8 @@ Tools = Mapping[str, Mapping[str, Any]]
 class Calls:
     """Collects the calls of one reply. `tools`: those that the request declares.
 
-    With `declared_only`, calls of other tools are malformed: where no marker precedes a call, its
-    name tells it from other JSON.
+    With `declared_only`, calls of other tools are malformed: where no marker precedes a call, only
+    its name distinguishes it from other JSON.
     """
 
     def __init__(self, source: Source, tools: Tools) -> None:
@@ -43,7 +43,7 @@ class Calls:
         self._source.events.append(CallBegin(self._count, checked, known))
 
     def checked_name(self, name: object) -> str:
-        """Raises Malformed for what cannot be the name of a call."""
+        """The name of a call. Raises Malformed for other values."""
         if not isinstance(name, str) or not name:
             raise Malformed
         if self.declared_only and name not in self.tools:
@@ -56,7 +56,7 @@ class Calls:
     def end(self) -> None:
         self._source.events.append(CallEnd(self._count))
         self._close()
-        self._source.record()  # what follows is not part of this call, even if it is malformed
+        self._source.record()  # text that follows is not part of this call, even if malformed
 
     def read(self, opener: str, grammar: "Grammar") -> Steps[bool]:
         """Reads calls by `grammar`, after `opener`. Malformed calls become text; returns False."""
@@ -153,7 +153,7 @@ def json_calls(source: Source, calls: Calls) -> Steps[None]:
 
 
 def json_sequence(source: Source, calls: Calls) -> Steps[None]:
-    """A list of JSON objects, or one or more of them with white space between."""
+    """A list of JSON objects, or one or more objects separated by white space."""
     yield from json_calls(source, calls)
     yield from source.space()
     while (yield from source.peek()) == "{":
@@ -193,7 +193,7 @@ def arguments_of(
 
 
 def closed_by(closer: str, grammar: Grammar) -> Grammar:
-    """`grammar`, then `closer` with white space around it, which may be missing."""
+    """`grammar`, followed by an optional `closer` with white space around it."""
 
     def closed(source: Source, calls: Calls) -> Steps[None]:
         yield from source.space()
@@ -222,4 +222,4 @@ def _in_scalar(char: str) -> bool:
 
 
 def _ignore(piece: str) -> None:
-    """Takes a piece of a value that is needed only as a whole."""
+    """Ignores a piece of a value that is used as a whole."""

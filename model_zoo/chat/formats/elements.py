@@ -1,4 +1,4 @@
-"""Arguments as XML elements, as MiniMax M3 writes them: grammars over a tool's JSON schema."""
+"""Arguments as XML elements, MiniMax M3's notation: grammars over a tool's JSON schema."""
 
 import json
 from contextlib import suppress
@@ -18,7 +18,7 @@ _NAMES = Names(r"[^\s<>\/]{1,100}")
 
 
 class ElementArguments:
-    """An element for each argument, in which items and members are elements again."""
+    """An element for each argument; items and members within are elements too."""
 
     def rule(self, lark: LarkGrammar, schema: Place) -> str:
         elements = _Elements(lark)
@@ -27,8 +27,8 @@ class ElementArguments:
 
 @dataclass(slots=True)
 class _Elements:
-    """The rules of the elements of one schema. `read`: the schema by which a value is read, which
-    may combine the one that it follows with others."""
+    """The rules of the elements of one schema. `read`: the schema that the parser uses for a value;
+    it may combine the schema that the value must follow with others."""
 
     lark: LarkGrammar
     _names: dict[str, str | None] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class _Elements:
         return self.lark.rule(least_one if some else rest)
 
     def _others(self, members: Members, read: Place, depth: int) -> list[str]:
-        """An element of each kind of members that are not declared."""
+        """Lark for an element of each kind of undeclared members."""
         known = read.names() | members.names | ({ITEM} if depth else set())
         found = []
         for names, part in members.others:
@@ -97,7 +97,7 @@ class _Elements:
         if depth + 1 == MAX_DEPTH:
             return options
         types = read.types() or frozenset()
-        # What is empty is read as a list if it may be one.
+        # An empty element is read as a list if the schema allows one.
         blank = "array" if "array" in types else "object"
         for leaf in leaves:
             if "enum" in leaf.schema or "const" in leaf.schema:
@@ -110,7 +110,7 @@ class _Elements:
                         options.append(f"{write(leaf, read, depth + 1, some=not empty)} {end}")
         containers = {"array", "object"}
         if not options and not any(containers & (leaf.types() or containers) for leaf in leaves):
-            raise self.lark.refusal(place, "its values cannot be told from texts there")
+            raise self.lark.refusal(place, "its values cannot be distinguished from texts")
         return options
 
     def _array(self, place: Place, read: Place, depth: int, *, some: bool) -> str:
@@ -120,7 +120,7 @@ class _Elements:
         return self.lark.rule(sequence(place, item, least=int(some)) or '""')
 
     def _scalars(self, place: Place) -> list[str]:
-        """Lark for the values that are written in JSON."""
+        """Lark for the values that are written as JSON scalars."""
         if "enum" in place.schema or "const" in place.schema:
             values = enumerated(self.lark, place)
             texts = [json.dumps(each, ensure_ascii=False) for each in values]

@@ -1,4 +1,4 @@
-"""What a reply consists of: text, thinking, and tool calls, in the order of the model's output."""
+"""The parts of a reply: text, thinking, and tool calls, in the order of the model's output."""
 
 from dataclasses import dataclass
 
@@ -37,14 +37,14 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """The pieces of the arguments of call `index` are a complete JSON object."""
+    """Call `index` is complete: the pieces of its arguments form a JSON object."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class CallAborted:
-    """Call `index` turned out to be malformed. `text` is all of it as the model wrote it.
+    """Call `index` is malformed. `text`: the whole call as the model wrote it.
 
     A reply that has not sent the call yet drops it and sends `text` instead.
     """

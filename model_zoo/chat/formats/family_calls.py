@@ -23,7 +23,7 @@ SOLAR_MARKERS = (SOLAR_CALL, SOLAR_NAME, SOLAR_ARGUMENTS, SOLAR_CALL_END)
 
 
 def mistral(source: Source, calls: Calls) -> Steps[None]:
-    """After `[TOOL_CALLS]`: a JSON list, or a name, perhaps `[CALL_ID]ID`, `[ARGS]` and JSON."""
+    """After `[TOOL_CALLS]`: a JSON list; or a name, optionally `[CALL_ID]ID`, `[ARGS]` and JSON."""
     yield from source.space()
     if (yield from source.peek()) in ("[", "{"):
         following = yield from source.starts_with(("[ARGS]", "[CALL_ID]"))
@@ -93,7 +93,7 @@ def kimi(source: Source, calls: Calls) -> Steps[None]:
 
 
 def solar(source: Source, calls: Calls) -> Steps[None]:
-    """After `<|tool_calls|>`: ids, names and JSON, each after a marker of its own."""
+    """After `<|tool_calls|>`: ids, names and JSON, each after its own marker."""
     yield from source.space()
     yield from source.expect(SOLAR_CALL)
     while True:
@@ -117,7 +117,7 @@ def function_tag(source: Source, calls: Calls) -> Steps[None]:
 
 
 def llama4(source: Source, calls: Calls) -> Steps[None]:
-    """After `<|python_start|>` or `<|python_end|>`: Python or JSON, or neither."""
+    """After `<|python_start|>` or `<|python_end|>`: calls in Python or JSON, or none."""
     yield from source.space()
     first = yield from source.peek()
     if first == "[":

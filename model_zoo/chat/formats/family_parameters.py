@@ -1,4 +1,4 @@
-"""Markers of the families that write arguments one by one."""
+"""Markers of families that write arguments one by one."""
 
 from dataclasses import replace
 

@@ -1,6 +1,6 @@
-"""Tools for templates that read none: their schemas, calls and results as plain text.
+"""Tools for templates without tools: schemas, calls and results as plain text.
 
-The form is that of Hermes, which most models have seen: JSON within `<tool_call>`.
+The form is that of Hermes, which most models were trained on: JSON within `<tool_call>`.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ _INSTRUCTIONS = (
 def generic_messages(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
 ) -> list[Message]:
-    """The conversation without tool roles and tool calls; `tools` are described in the system
-    message. Without tools, calls and results in it are still written as text."""
+    """The conversation with calls and results as text, and with `tools` described in the system
+    message. Calls and results are also converted if there are no tools."""
     plain = _with_joined_results([_plain(message) for message in messages])
     return _with_instructions(plain, tools) if tools else plain
 
@@ -43,7 +43,8 @@ def _call(call: ToolCall) -> str:
 
 
 def _with_joined_results(messages: list[Message]) -> list[Message]:
-    """Results of parallel calls in one message: templates want users and assistants by turns."""
+    """Joins the results of parallel calls in one message, because templates require users and
+    assistants to alternate."""
     joined: list[Message] = []
     for message in messages:
         before = joined[-1] if joined else None

@@ -41,7 +41,7 @@ def _read_body(source: Source, calls: Calls, header: str) -> Steps[None]:
 
 
 def without_markers(text: str, markers: Sequence[str] = MARKERS) -> str:
-    """The text of a reply that does not have the form of messages."""
+    """The text without markers, for a reply that does not have the form of messages."""
     for marker in markers:
         text = text.replace(marker, "")
     return text

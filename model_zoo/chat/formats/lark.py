@@ -1,4 +1,4 @@
-"""Writing llguidance's grammars: rules in Lark that refer to JSON schemas by name."""
+"""Writes llguidance grammars: rules in Lark that refer to JSON schemas by name."""
 
 import json
 import re
@@ -12,25 +12,26 @@ from model_zoo.chat.formats.source import MAX_DEPTH
 from model_zoo.grammars.json_schema import compilable, rebased, refers
 from model_zoo.grammars.token_grammar import GrammarError, check, followed, terminal_matches
 
-MAX_RULES = 50_000  # a recursive schema has some for each level
+MAX_RULES = 50_000  # a recursive schema needs several for each level
 MAX_TERMINALS = 2000  # checking one takes about a millisecond
-MAX_SCHEMA_BYTES = 4 * 2**20  # of all schemas, in which definitions are repeated
+MAX_SCHEMA_BYTES = 4 * 2**20  # limit of all schemas, which repeat their definitions
 
-_UNSATISFIABLE = "Unsatisfiable"  # in the messages of llguidance
+_UNSATISFIABLE = "Unsatisfiable"  # occurs in error messages of llguidance
 _TERMINALS = {
     "TEXT": "/(?s:.*)/",
-    # Text of a reply that does not begin like a JSON call.
+    # PLAIN: text of a reply that does not begin like a JSON call.
     "PLAIN": r"/[^\s\[{](?s:.*)/",
     "BLANK": r"/[ \n]{1,4}/",
 }
 
 
 class Unwritable(Exception):
-    """What a schema demands at `pointer` cannot be expressed in the family's form of calls."""
+    """A requirement of a schema, at `pointer`, cannot be expressed in the family's form of
+    calls."""
 
     def __init__(self, pointer: str, reason: str) -> None:
         super().__init__(reason)
-        self.pointer = pointer.partition("/~2")[0]  # as `plain` names combined schemas
+        self.pointer = pointer.partition("/~2")[0]  # without the names that `plain` makes up
         self.reason = reason
 
 
@@ -38,7 +39,7 @@ class NoValue(Unwritable):
     """The schema at `pointer` allows no value, or none that can be written."""
 
     def __init__(self, pointer: str, reason: str = "") -> None:
-        none = f"no value is allowed there that nests at most {MAX_DEPTH} deep"
+        none = f"the schema allows no value nested at most {MAX_DEPTH} deep"
         super().__init__(pointer, reason or none)
 
 
@@ -51,7 +52,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Maybe:
-    """What may be missing."""
+    """Optional pieces."""
 
     pieces: "tuple[Piece, ...]"
 
@@ -63,8 +64,8 @@ LINE_END = Maybe(("\n",))
 
 @dataclass(slots=True)
 class LarkGrammar:
-    """Collects the rules of one reply. `control`: ids of control tokens by text; a text with one of
-    them is written with the token."""
+    """Collects the rules of one reply. `control`: ids of control tokens by text; where such a text
+    occurs, the grammar demands the token."""
 
     control: Mapping[str, int]
     rules: list[str] = field(default_factory=list)
@@ -82,13 +83,13 @@ class LarkGrammar:
         return name
 
     def rule(self, body: str) -> str:
-        """A reference to a rule of its own."""
+        """A reference to a new rule with this body."""
         name = self.name()
         self.rules.append(f"{name}: {body}")
         return name
 
     def name(self) -> str:
-        """The name of one more rule."""
+        """A name for a new rule."""
         if self._named == MAX_RULES:
             raise Unwritable("", "the schemas have too many parts")
         self._named += 1
@@ -103,10 +104,10 @@ class LarkGrammar:
     ) -> str:
         """A reference to the rule of a part of the schema, whose alternatives `options` writes.
 
-        `names`: of the rules so far by `key`; None if there is no rule. Raises NoValue.
+        `names`: names of existing rules by `key`; None if the part has no values. Raises NoValue.
         """
         if key not in names:
-            names[key] = name = self.name()  # before its rule, which may contain it
+            names[key] = name = self.name()  # set before the rule is written, which may refer to it
             try:
                 written = options(place)
             except NoValue:
@@ -121,10 +122,10 @@ class LarkGrammar:
         return found
 
     def terminal(self, place: Place, expression: str) -> str:
-        """A reference to what a regular expression with Lark's operators matches. `place`: the part
-        of the schema that demands it."""
+        """A reference to a terminal: a regular expression with Lark's operators. `place`: the part
+        of the schema that it belongs to, for errors."""
         if not self.allows(place, expression):
-            raise self.refusal(place, "no text is allowed there")
+            raise self.refusal(place, "the schema allows no text")
         return self._terminals.setdefault(expression, f"T{len(self._terminals)}")
 
     def allows(self, place: Place, expression: str) -> bool:
@@ -139,12 +140,13 @@ class LarkGrammar:
         return self._checked[expression]
 
     def refusal(self, place: Place, reason: str) -> Unwritable:
-        """NoValue if a part of the schema allows none, not even in JSON."""
+        """The error for a part of the schema: NoValue if it allows no value even as JSON, else
+        Unwritable with the reason."""
         kind = Unwritable if self._error(self._source(place)) is None else NoValue
         return kind(place.pointer, reason)
 
     def followed(self, place: Place, values: Sequence[Any]) -> list[Any]:
-        """Those of the values that follow the schema."""
+        """The values that follow the schema."""
         source = self._source(place)
         self._charge(source)
         schema = json.loads(source)
@@ -155,8 +157,8 @@ class LarkGrammar:
         return list(compress(values, follow))
 
     def schema(self, place: Place, *, merged: bool = False) -> str:
-        """A reference to JSON of a part of a schema. `merged`: it is one of several ways to write a
-        value."""
+        """A reference to the JSON of a part of a schema. `merged`: JSON is one of several notations
+        of the value."""
         text = self._source(place, merged=merged)
         if text not in self._schemas:
             error = self._error(text)
@@ -166,7 +168,7 @@ class LarkGrammar:
         return f"@{self._schemas[text]}"
 
     def _error(self, source: str) -> str | None:
-        """Why there is no JSON of a schema."""
+        """The error that llguidance reports for a grammar; None if it compiles."""
         self._charge(source)
         try:
             check(json.dumps({"grammars": [{"json_schema": json.loads(source)}]}))
@@ -181,7 +183,7 @@ class LarkGrammar:
             raise Unwritable("", "the schemas with their definitions are too large")
 
     def _source(self, place: Place, *, merged: bool = False) -> str:
-        """A part of a schema as a schema of its own, in JSON."""
+        """A part of a schema as a separate schema, in JSON."""
         schema = place.schema
         if place.pointer and refers(schema):
             moved, whole = (rebased(each, "/$defs/whole") for each in (schema, place.root))
@@ -189,7 +191,7 @@ class LarkGrammar:
         return json.dumps(compilable(schema, merged=merged))
 
     def spelled(self, *pieces: Piece) -> str:
-        """Lark for these texts."""
+        """Lark for a sequence of pieces."""
         written, text = [], ""
         for piece in (*pieces, None):
             if isinstance(piece, str):
@@ -206,10 +208,10 @@ class LarkGrammar:
     def until(
         self, place: Place, text: str, end: str, *, stop: str = "", without: Iterable[str] = ()
     ) -> str:
-        """Text that the terminal expression `text` matches, and `end`.
+        """Lark for a text that the terminal expression `text` matches, followed by `end`.
 
-        The text does not contain `stop`, or else `end`. `without`: terminal expressions of what it
-        must not be.
+        The text must not contain `stop`, by default `end`. `without`: terminal expressions that it
+        must not match.
         """
         stopped = json.dumps(stop or end, ensure_ascii=False)
         refused = [f"({_TERMINALS['TEXT']} {stopped} {_TERMINALS['TEXT']})", *without]
@@ -217,7 +219,7 @@ class LarkGrammar:
         literal, control, rest = self._spelled(end).partition("<[")
         terminal = self.terminal(place, f"({free}) {literal}")
         if literal:
-            # It cannot continue after its end, which the library must know before a control token.
+            # Lazy, because the library must know before a control token that the text has ended.
             name = f"until_{terminal.lower()}"
             if f"{name}[lazy]: {terminal}" not in self.rules:
                 self.rules.append(f"{name}[lazy]: {terminal}")
@@ -225,7 +227,7 @@ class LarkGrammar:
         return f"{terminal} {control}{rest}"
 
     def listed(self, start: str, answer: Mapping[str, Any] | None, *, name: str) -> str:
-        """The list of grammars. `answer`: the grammar called `name`."""
+        """The complete list of grammars. `answer`: a further grammar, called `name`."""
         lines = [f"start: {start}", *self.rules]
         lines += [f"{name}: {expression}" for expression, name in self._terminals.items()]
         lark = "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Arguments as values of Python, or as Gemma 4 writes them: grammars over a tool's JSON schema."""
+"""Arguments in Python's or Gemma 4's notation: grammars over a tool's JSON schema."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -16,19 +16,20 @@ from model_zoo.chat.formats.source import MAX_DEPTH
 from model_zoo.chat.formats.text_patterns import ANY, strings_of
 
 _TYPES = ("string", "number", "boolean", "null", "array", "object")
-# Lark for the name of a member that is declared, and a terminal expression of names among others.
+# Functions that return Lark for the name of a declared member, and a terminal expression for other
+# names.
 NameOf = Callable[[LarkGrammar, Place, str], str]
 OtherNames = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """How values are written. `string`: Lark for the strings of a terminal expression; `text`: for
-    one string; `name`: for the name of a member; `others`: a terminal expression of names among
-    others; `constants`: for booleans and null.
+    """How values are written. `string`: Lark for the strings that a terminal expression matches;
+    `text`: for one string; `name`: for the name of a declared member; `others`: a terminal
+    expression for other names; `constants`: Lark for booleans and null.
 
-    `separator`: between items; `colon`: between a name and its value. `by_name`: members are in the
-    order of their names.
+    `separator`: between items; `colon`: between a name and its value. `by_name`: members are sorted
+    by name.
     """
 
     string: Callable[[LarkGrammar, Place, str], str]
@@ -64,7 +65,7 @@ class ValueRules:
         others = self._others(members, depth, notation)
         if members.least and not others:
             raise NoValue(place.pointer)
-        # What may follow after something has been written, and before.
+        # `after`, `before`: the remaining members if a member has been written already, and if not.
         after = before = '""'
         if others:
             least, most = members.least, members.most
@@ -87,7 +88,7 @@ class ValueRules:
         return self.lark.rule(before)
 
     def _others(self, members: Members, depth: int, notation: Notation) -> list[str]:
-        """Each kind of members that are not declared."""
+        """Lark for each kind of undeclared members."""
         found = []
         for names, part in members.others:
             key = notation.others(besides(names, members.names))
@@ -166,7 +167,7 @@ class ValueRules:
 
 
 class PythonArguments:
-    """`key=value, …` with literals of Python, or of JSON, which models mix."""
+    """`key=value, …` with literals of Python or JSON, which models mix."""
 
     def rule(self, lark: LarkGrammar, schema: Place) -> str:
         rules = ValueRules(lark, _PYTHON)
@@ -176,8 +177,8 @@ class PythonArguments:
 
 @dataclass(frozen=True, slots=True)
 class PythonLiteral:
-    """One value as Python's `repr` writes it, whose strings and constants do not mix with JSON's.
-    `stop`: what its strings do not contain."""
+    """One value as Python's `repr` writes it, not mixed with JSON's strings and constants. `stop`:
+    a text that its strings do not contain."""
 
     stop: str
 
@@ -225,7 +226,7 @@ def _literal_string(stop: str, lark: LarkGrammar, place: Place, strings: str) ->
 
 
 def _literal_texts(stop: str, strings: str) -> str:
-    """In one line and without `stop`."""
+    """Texts in one line and without `stop`."""
     whole = f"~(/(?s:.*)/ {json.dumps(stop, ensure_ascii=False)} /(?s:.*)/)"
     if strings == ANY:
         plain = r"\\\r\n\x00"
@@ -264,7 +265,7 @@ def _gemma_string(lark: LarkGrammar, place: Place, strings: str) -> str:
 
 def _gemma_text(lark: LarkGrammar, place: Place, text: str) -> str:
     if gemma4.QUOTE in text:
-        raise Unwritable(place.pointer, f"a text with {gemma4.QUOTE} cannot be written there")
+        raise Unwritable(place.pointer, f"a text with {gemma4.QUOTE} cannot be written")
     return lark.spelled(f"{gemma4.QUOTE}{text}{gemma4.QUOTE}")
 
 

@@ -16,9 +16,9 @@ Parts = list[tuple[str, Place]]
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The members of an object in the order of their declaration: name, schema, and whether it is
-    required. `others`: terminal expressions of further names, with their schemas; there are from
-    `least` (0 or 1) to `most` of them."""
+    """The members of an object. `declared`: name, schema, and whether it is required, in the order
+    of declaration. `others`: terminal expressions of undeclared names, with their schemas; there
+    must be from `least` (0 or 1) to `most` of them."""
 
     declared: tuple[tuple[str, Place, bool], ...]
     others: tuple[tuple[str, Place], ...]
@@ -27,12 +27,13 @@ class Members:
 
     @property
     def names(self) -> frozenset[str]:
-        """The declared ones."""
+        """The names of declared members."""
         return frozenset(name for name, _, _ in self.declared)
 
     @classmethod
     def of(cls, lark: LarkGrammar, place: Place) -> "Members":
-        """`place`: of a schema that combines no others. Raises Unwritable."""
+        """The members that a schema allows, which must not combine other schemas. Raises
+        Unwritable."""
         refuse(place, ("enum", "const"))
         schema = closed(place.schema)
         patterns = [
@@ -64,7 +65,7 @@ class Members:
         least = max(0, low - len(required))
         most = None if high is None else high - len(declared)
         if least > (1 if others and most != 0 else 0) or (most is not None and most < 0):
-            raise Unwritable(place.pointer, "this number of members cannot be demanded there")
+            raise Unwritable(place.pointer, "this number of members cannot be enforced")
         return cls(tuple(declared), tuple(others) if most != 0 else (), least, most)
 
 
@@ -76,13 +77,14 @@ def _all_of(place: Place, name: str, parts: list[Place]) -> Place:
 
 
 def _without(names: str, own: str, patterns: Parts) -> str:
-    """A terminal expression of the `names` that no pattern but their `own` one matches."""
+    """A terminal expression for the `names` that only their `own` pattern matches."""
     others = [f" & ~({each})" for each, _ in patterns if each != own]
     return f"({names}){''.join(others)}" if others else names
 
 
 def of_objects(lark: LarkGrammar, schema: Place, write: Callable[[Place], str]) -> str:
-    """A reference to the alternatives of a schema as `write` writes each. Raises Unwritable."""
+    """A reference to a rule with the alternatives of a schema, each of which `write` writes. Raises
+    Unwritable."""
     written, refused = [], NoValue(schema.pointer)
     for place in plain(schema):
         if "object" in (place.types() or ("object",)):
@@ -97,17 +99,17 @@ def of_objects(lark: LarkGrammar, schema: Place, write: Callable[[Place], str]) 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names that can be written as they are: those that a regular expression matches."""
+    """Names that need no escapes: those that a regular expression matches."""
 
     regex: str
 
     def check(self, place: Place, name: str) -> None:
-        """Raises Unwritable for the declared name of the part `place`."""
+        """Raises Unwritable if the declared name of the part `place` is not one of them."""
         if re.fullmatch(self.regex, name) is None:
-            raise Unwritable(place.pointer, f'the name "{name[:80]}" cannot be written there')
+            raise Unwritable(place.pointer, f'the name "{name[:80]}" cannot be written')
 
     def among(self, names: str) -> str:
-        """A terminal expression of those that another one matches."""
+        """A terminal expression for those that another expression matches too."""
         return f"/{self.regex}/" if names == ANY else f"/{self.regex}/ & ({names})"
 
 

@@ -8,7 +8,8 @@ from model_zoo.chat.formats.arguments import JsonArguments, ParameterArguments
 from model_zoo.chat.formats.family_parameters import MUSE
 from model_zoo.chat.formats.lark import LarkGrammar
 
-# Lark for a reply, of Lark for its text, the calls that it may have, and whether it may think.
+# A function that returns Lark for a reply, given Lark for its text, the allowed calls, and whether
+# thinking is allowed.
 MessageGrammar = Callable[[LarkGrammar, str, AllowedCalls | None, bool], str]
 
 
@@ -51,7 +52,7 @@ def _functionary(lark: LarkGrammar, text: str, calls: AllowedCalls | None, may_t
         called = lark.spelled(recipients.NEXT + line)
         opening = lark.spelled(line)
         if text == "TEXT" and not calls.required:
-            # After text, where it has precedence over more of it.
+            # After text, where it takes precedence over further text.
             heard = f"{lark.spelled(recipients.EVERYONE)} TEXT {called}"
             opening = f"({opening} | {lark.first(f'heard_{len(first)}', heard)})"
         first.append(f"{opening} {arguments}")

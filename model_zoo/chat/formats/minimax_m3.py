@@ -82,8 +82,7 @@ def _element(source: Source, emit: Emit, schema: Place, depth: int) -> Steps[Non
 
 
 class _Text:
-    """The text of an element. It is emitted while it arrives if the schema says that it is the
-    value."""
+    """The text of an element. It is emitted as it arrives if the value is a text by its schema."""
 
     def __init__(self, emit: Emit, schema: Place) -> None:
         self.begun = False
@@ -107,7 +106,7 @@ class _Text:
 
 
 def _value(schema: Place, text: str) -> Any:
-    """The value of an element without elements."""
+    """The value of an element that contains only text."""
     if schema.reading() is Reading.JSON and not text.strip():
         types = schema.types() or ()
         return [] if "array" in types else {} if "object" in types else text

@@ -11,8 +11,8 @@ from model_zoo.chat.formats.schema_place import Place, Reading
 from model_zoo.chat.formats.source import PIECE, Emit, Extent, Malformed, Source, Steps, decoded
 
 CDATA, CDATA_END = "<![CDATA[", "]]>"
-MAX_LITERAL = 1 << 18  # characters of a list or dict of Python; 2 microseconds each
-# What some models write for JSON's constants.
+MAX_LITERAL = 1 << 18  # characters of a Python list or dict; each takes 2 microseconds
+# Notations of JSON's constants that some models use.
 _PYTHON = {"True": True, "False": False, "None": None}
 
 
@@ -38,7 +38,7 @@ class Parameters:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What the grammar needs to see."""
+        """The markers that the grammar needs to see."""
         names = (self.begin, self.name_end, self.end)
         found = (*names, self.key, self.key_end, self.value, self.value_end)
         return tuple(marker for marker in found if marker)
@@ -86,7 +86,7 @@ class Parameters:
     def _read_value(
         self, source: Source, emit: Emit, convert: Callable[[str], Any] | None
     ) -> Steps[None]:
-        """A value of which only the whole can be converted, or a text (`convert` is None)."""
+        """A value that is converted as a whole, or a text (`convert` is None)."""
         if self.value:
             yield from source.space()
             yield from source.expect(self.value)
@@ -105,8 +105,8 @@ class Parameters:
 
 
 class _Value:
-    """The text of a value. A text (`convert` is None) is emitted as a JSON string while it
-    arrives."""
+    """The text of a value. If the value is a text (`convert` is None), it is emitted as a JSON
+    string as it arrives."""
 
     def __init__(self, emit: Emit, *, padded: bool, convert: Callable[[str], Any] | None) -> None:
         self._emit = emit
@@ -142,7 +142,7 @@ class _Value:
         if self._extent is None:
             text = self._held.strip()
             if _literal(text) is not text:
-                return False  # Python's, whose strings have other quotation marks
+                return False  # Python's notation, whose strings have other quotation marks
             self._extent = Extent()
             self._scanned = len(self._held) - len(self._held.lstrip())
         self._scanned += self._extent.advance(self._held[self._scanned :])
@@ -155,7 +155,7 @@ class _Value:
             self._emit(json.dumps(self._convert(self._unpadded()), ensure_ascii=False))
 
     def _unpadded(self) -> str:
-        """What is held without the line break that may end the value."""
+        """The held text without the line break that may end the value."""
         return self._held.removesuffix(self._break) if self._padded else self._held
 
 
@@ -166,12 +166,12 @@ def _reader(schema: Mapping[str, Any], key: str, attributes: str) -> Callable[[s
 
 
 def reader_of(place: Place) -> Callable[[str], Any] | None:
-    """How to read the text of a value of this schema; None: it is the value."""
+    """A function that converts the text of a value of this schema; None: the text is the value."""
     return _READERS[place.reading()]
 
 
 def _json(text: str) -> Any:
-    """The value of a JSON text, or of what Python writes for it; else the text itself."""
+    """The value of a JSON text or of Python's notation of it; otherwise the text itself."""
     text = text.strip()
     if text in _PYTHON:
         return _PYTHON[text]
@@ -182,7 +182,7 @@ def _json(text: str) -> Any:
 
 
 def _literal(text: str) -> Any:
-    """The value that Python writes so; else the text itself."""
+    """The value of a Python literal; otherwise the text itself."""
     if len(text) > MAX_LITERAL:
         return text
     source, pieces = Source(), list[str]()
@@ -225,4 +225,4 @@ def _text(text: str) -> str:
 
 
 def _ignore(piece: str) -> None:
-    """Takes the attributes of a call."""
+    """Ignores the attributes of a call."""

@@ -1,4 +1,4 @@
-"""Schemas that combine others (`allOf`, `anyOf`, `$ref` …), as alternatives that combine none."""
+"""Rewrites schemas that combine others (`allOf`, `anyOf`, `$ref` …) as plain alternatives."""
 
 import json
 import math
@@ -10,13 +10,13 @@ from model_zoo.chat.formats.lark import Unwritable
 from model_zoo.chat.formats.schema_place import Place, list_schemas
 from model_zoo.chat.formats.text_patterns import refuse
 
-# Whatever a schema demands by these is beyond grammars of names and values one by one.
+# Keywords that a grammar of single names and values cannot enforce; schemas with them are refused.
 UNSERVED = tuple(
     "not if dependentRequired dependentSchemas dependencies unevaluatedProperties "
     "propertyNames contains uniqueItems unevaluatedItems $dynamicRef $recursiveRef".split()
 )
-MAX_LEVELS = 64  # of references and alternatives within each other
-MAX_ALTERNATIVES = 200  # of one value, those within each other included
+MAX_LEVELS = 64  # nesting of references and alternatives
+MAX_ALTERNATIVES = 200  # alternatives of one value, nested ones included
 
 _COMBINING = ("$ref", "allOf", "anyOf", "oneOf")
 _LEAST = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
@@ -31,7 +31,7 @@ Schema = Mapping[str, Any]
 
 
 def plain(place: Place) -> list[Place]:
-    """The schemas without combining keywords of which a value must follow one; none if no value is
+    """Schemas without combining keywords; a value must follow one of them. Empty if no value is
     allowed. Raises Unwritable."""
     return _plain(place, 0, [MAX_ALTERNATIVES])
 
@@ -51,12 +51,12 @@ def _plain(place: Place, levels: int, budget: list[int]) -> list[Place]:
         both = (_both(place, one, other.schema) for one, other in product(found, factor))
         found = [each for each in both if each is not None]
         _spend(place, budget, len(found))
-    # No step of a pointer is a tilde and a further digit.
+    # "~2" does not occur in JSON pointers, so these names are unambiguous.
     return [Place(place.root, each, f"{place.pointer}/~2{at}") for at, each in enumerate(found)]
 
 
 def _factors(place: Place, levels: int, budget: list[int]) -> list[list[Place]]:
-    """Lists of schemas; a value must follow one of each."""
+    """Lists of schemas; a value must follow at least one schema of each list."""
     schema = place.schema
     _spend(place, budget, 1)
     if levels == MAX_LEVELS:
@@ -83,7 +83,7 @@ def _spend(place: Place, budget: list[int], count: int) -> None:
 
 
 def _both(place: Place, one: Schema, other: Schema) -> dict[str, Any] | None:
-    """A schema whose values follow both; None if there are none. `place`: the combining one."""
+    """A schema whose values follow both; None if there are none. `place`: the combining schema."""
     both: dict[str, Any] = {**other, **one}
     both.update({k: max(one[k], other[k]) for k in _LEAST if k in one and k in other})
     both.update({k: min(one[k], other[k]) for k in _MOST if k in one and k in other})
@@ -110,11 +110,11 @@ def _both(place: Place, one: Schema, other: Schema) -> dict[str, Any] | None:
 def _common(place: Place, keyword: str, one: Any, other: Any) -> Any:
     if keyword == "multipleOf" and isinstance(one, int) and isinstance(other, int):
         return math.lcm(one, other)
-    raise Unwritable(place.pointer, f'several "{keyword}" cannot be expressed there')
+    raise Unwritable(place.pointer, f'several "{keyword}" cannot be expressed')
 
 
 def _kinds(one: Schema, other: Schema) -> list[str] | None:
-    """The types that both allow; None if neither says."""
+    """The types that both allow; None if neither states types."""
     listed = [_listed(each["type"]) for each in (one, other) if "type" in each]
     if len(listed) < 2:
         return listed[0] if listed else None
@@ -124,7 +124,7 @@ def _kinds(one: Schema, other: Schema) -> list[str] | None:
 
 
 def _integers(kinds: Iterable[str]) -> set[str]:
-    """What numbers include."""
+    """The types that "number" includes."""
     return {"integer"} if "number" in kinds else set()
 
 
@@ -133,7 +133,7 @@ def _listed(kind: Any) -> list[str]:
 
 
 def _values(one: Schema, other: Schema) -> list[Any] | None:
-    """The enumerated values of both; None if neither enumerates."""
+    """The values that both enumerate; None if neither enumerates values."""
     listed = [[each["const"]] for each in (one, other) if "const" in each]
     listed += [each["enum"] for each in (one, other) if "enum" in each]
     if not listed:
@@ -159,7 +159,7 @@ def _add_items(both: dict[str, Any], one: Schema, other: Schema) -> None:
 def _add_members(place: Place, both: dict[str, Any], one: Schema, other: Schema) -> None:
     for each, beside in ((one, other), (other, one)):
         if "patternProperties" in each and any(key in beside for key in _OF_OBJECTS):
-            reason = '"patternProperties" beside members of other schemas cannot be expressed there'
+            reason = '"patternProperties" beside members of other schemas cannot be expressed'
             raise Unwritable(place.pointer, reason)
     names = {**one.get("properties", {}), **other.get("properties", {})}
     if names:

@@ -1,4 +1,4 @@
-"""Calls as Python writes them: `[name(key=value, …), …]`. Values are literals of Python or JSON."""
+"""Calls in Python's notation: `[name(key=value, …), …]`. Values are literals of Python or JSON."""
 
 import json
 
@@ -85,7 +85,8 @@ def _arguments(source: Source, calls: Calls, name: str) -> Steps[None]:
 
 
 def value(source: Source, emit: Emit, depth: int = 0) -> Steps[None]:
-    """A literal; its JSON is emitted as it arrives. `depth`: of lists and dicts around it."""
+    """A literal; its JSON is emitted as it arrives. `depth`: number of lists and dicts around
+    it."""
     first = yield from source.peek()
     if first in ("'", '"'):
         yield from _string(source, emit)
@@ -151,7 +152,7 @@ def _escaped(source: Source) -> Steps[str]:
             raise Malformed
         digits += source.take(1)
     code = int(digits, 16)
-    if code > 0x10FFFF or 0xD800 <= code < 0xE000:  # not a character
+    if code > 0x10FFFF or 0xD800 <= code < 0xE000:  # not a valid character
         raise Malformed
     return chr(code)
 

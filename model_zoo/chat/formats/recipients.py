@@ -1,4 +1,4 @@
-"""Replies of messages whose recipient decides what they are: Functionary 3.2 and Muse."""
+"""Replies of messages whose recipient determines their kind: Functionary 3.2 and Muse."""
 
 from functools import partial
 

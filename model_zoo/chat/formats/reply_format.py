@@ -36,8 +36,8 @@ from model_zoo.chat.formats.tagged import (
 )
 
 _THINK, _THINK_END = "<think>", "</think>"
-# Signs and tags: the first one whose signs are all in the template. Templates that only remove
-# thinking from earlier turns mention the closing tag alone.
+# Signs and tags; the first entry whose signs are all in the template applies. Templates that only
+# remove thinking from earlier turns contain just the closing tag.
 _THINKING = (
     (("[/THINK]",), ThinkingTags("[THINK]", "[/THINK]")),
     (("<|START_THINKING|>",), ThinkingTags("<|START_THINKING|>", "<|END_THINKING|>")),
@@ -97,8 +97,8 @@ _GIGACHAT, _MESSAGE_SEP = "<|function_call|>", "<|message_sep|>"
 _PYTHON, _PYTHON_END = "<|python_start|>", "<|python_end|>"
 _LFM2 = {"<|tool_call_start|>": closed_by("<|tool_call_end|>", pythonic.call_list)}
 _LLAMA4 = {_PYTHON: family_calls.llama4, _PYTHON_END: family_calls.llama4}
-# The first one whose signs are all in the template, so the general ones are last. Rows of one name
-# differ in their signs only.
+# The first row whose signs are all in the template applies, so general ones come last. Rows with
+# the same name differ in their signs only.
 _SYNTAXES = (
     CallSyntax("gemma4", (gemma4.OPEN,), {gemma4.OPEN: gemma4.read_call},
                markup=(gemma4.OPEN, gemma4.CLOSE, gemma4.QUOTE)),
@@ -157,7 +157,7 @@ _SYNTAXES = (
                {"<|python_tag|>": json_calls}, BareJson()),
     CallSyntax("glm4", ("[gMASK]", "<|observation|>"), {}, BareNames()),
 )  # fmt: skip
-# For templates that render no tools: the form that `generic_instructions` asks for.
+# For templates that render no tools: the form that the generic instructions request.
 _GENERIC = CallSyntax("generic", (), {_TAG: tool_call_tag}, BareJson())
 _BY_NAME = {syntax.name: syntax for syntax in (*_SYNTAXES, _GENERIC)}
 
@@ -206,7 +206,7 @@ class ReplyFormat:
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """Markers without meaning, which may stand beside the text and the calls."""
+        """Markers without meaning, which may occur around the text and the calls."""
         return () if self.of_messages else _BY_NAME[self.name].dropped
 
     @property

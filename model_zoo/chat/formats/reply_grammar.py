@@ -1,6 +1,6 @@
 """Grammars of whole replies: thinking, then text of a required form, or tool calls.
 
-They are llguidance's lists of grammars: the first one, in Lark, refers to the others by name.
+They are lists of llguidance grammars: the first one, in Lark, refers to the others by name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,8 @@ def reply_grammar(
     """The grammar of replies in a format, over a vocabulary with the control tokens `control`.
 
     `may_think`: the reply may have thinking; `thinks`: it begins within thinking. `answer`: the
-    grammar of the text; None if it is free. `form`: of the calls; None if the reply consists of
-    messages. Raises Unwritable for schemas that the format cannot express.
+    grammar of the text; None if it is free. `form`: the form of the calls; None if the reply
+    consists of messages. Raises Unwritable for schemas that the format cannot express.
     """
     lark = LarkGrammar(control)
     text = "TEXT" if answer is None else f"@{ANSWER}"
@@ -50,27 +50,27 @@ def reply_grammar(
         thought = lark.first("thought", f"TEXT? {close}")
         if thinks:
             start = f"{thought} BLANK? ({start})"
-        else:  # a closing tag alone says that there is no thinking
+        else:  # a closing tag without an opening one means that there is no thinking
             opening = lark.first("opening", f"/[ \\n]{{0,4}}/ {lark.spelled(thinking.open)}")
             start = f"(({opening} {thought} | {close}) BLANK?)? ({start})"
     return lark.listed(start, answer, name=ANSWER)
 
 
 class _Body:
-    """The text and the calls of a reply after its thinking. `dropped`: markers that may stand
-    beside them."""
+    """The text and the calls of a reply after its thinking. `dropped`: meaningless markers that may
+    occur around them."""
 
     def __init__(self, lark: LarkGrammar, form: CallForm, dropped: Sequence[str]) -> None:
         self._lark = lark
         self._form = form
         marks = [lark.spelled(each) for each in dropped]
         self._marks = f"{lark.rule(' | '.join(marks))}{{0,2}}" if marks else ""
-        # Free text contains the others.
+        # Only markers that are control tokens; free text includes the others.
         tokens = [each for each in marks if "<[" in each]
         self._token = lark.rule(" | ".join(tokens)) if tokens else ""
 
     def of(self, text: str, calls: AllowedCalls | None) -> str:
-        """`text`: Lark for the text."""
+        """Lark for text and calls. `text`: Lark for the text."""
         free = text == "TEXT"
         if not free:
             text = f"{self._marks} {text} {self._marks}"
@@ -94,7 +94,7 @@ class _Body:
         return f"{text} | {self._marks} {found} {following} {rest}"
 
     def _calls(self, calls: AllowedCalls) -> str:
-        """The rules after `begin`."""
+        """Lark for the calls after `begin`."""
         form = self._form
         if isinstance(form.call, JsonCall):
             schema = _call_schema(calls, form.call, listed=form.listed)
@@ -106,8 +106,8 @@ class _Body:
         return f"{first} {more} {self._lark.spelled(*form.end)}"
 
     def _named(self, call: NamedCall, calls: AllowedCalls) -> tuple[str, str]:
-        """The first call, and a further one after the separator. Without `begin`, the name tells
-        the first one from text as soon as it is complete."""
+        """Lark for the first call, and for a further one with its separator. Without `begin`, the
+        complete name distinguishes the first call from text."""
         lark, form = self._lark, self._form
         first: list[str] = []
         further: list[str] = []
@@ -118,7 +118,8 @@ class _Body:
             if not form.begin:
                 begun = lark.first(f"name_{len(first)}", lark.spelled(form.opener, *opening))
             first.append(f"{begun} {arguments} {after}")
-            # In one text, because no text may be the beginning of another one beside it.
+            # As one text, because none of several alternative texts may be the beginning of
+            # another.
             again = lark.spelled(*form.separator or (), *opening)
             further.append(f"{again} {arguments} {after}")
         return lark.rule(" | ".join(first)), lark.rule(" | ".join(further))

@@ -17,7 +17,7 @@ class ReplyParser:
         self._steps = grammar(self._source)
 
     def feed(self, text: str) -> list[Event]:
-        """The events that are certain once `text` has been added."""
+        """Add `text`; returns the events that are certain now."""
         for at in range(0, len(text), PIECE):
             self._source.add(text[at : at + PIECE])
             next(self._steps, None)

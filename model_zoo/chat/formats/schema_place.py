@@ -1,7 +1,7 @@
-"""A part of a tool's JSON schema, and what it says of values, for parsers and for grammars alike.
+"""A part of a tool's JSON schema: its types and members, for parsers and for grammars.
 
-Parsers read the text of a value by these rules, so a grammar may only allow what they read as a
-value of the schema.
+Parsers interpret the text of a value by these rules, so a grammar may allow only texts that they
+interpret as a value of the schema.
 """
 
 import hashlib
@@ -13,8 +13,8 @@ from typing import Any
 
 from model_zoo.grammars.json_schema import steps_of
 
-MAX_DEPTH = 8  # of references and alternatives within each other
-MAX_PARTS = 200  # of them that are read to find out about one value
+MAX_DEPTH = 8  # nesting of references and alternatives
+MAX_PARTS = 200  # parts that are read for one value
 
 _TYPE_OF = {
     str: "string",
@@ -30,7 +30,7 @@ _TYPE_OF = {
 class Reading(Enum):
     """How the text of a value is read."""
 
-    TEXT = "text"  # it is the value
+    TEXT = "text"  # the text is the value
     TEXT_OR_NULL = "text or null"
     JSON = "json"
 
@@ -48,7 +48,7 @@ class Place:
         return cls(schema, schema)
 
     def part(self, *steps: str) -> "Place":
-        """The part at `steps` from here, which exists."""
+        """The part at `steps` from here, which must exist."""
         schema, pointer = self.schema, self.pointer
         for step in steps:
             schema = schema[int(step) if isinstance(schema, list) else step]
@@ -56,7 +56,7 @@ class Place:
         return Place(self.root, schema, pointer)
 
     def target(self) -> "Place | None":
-        """What `$ref` refers to; None if there is no such part."""
+        """The part that `$ref` refers to; None if there is no such part."""
         reference = self._mapping.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
@@ -72,7 +72,7 @@ class Place:
         return place
 
     def referred(self) -> "Place":
-        """What a schema that is a mere reference refers to; otherwise the schema itself."""
+        """The target of a schema that consists of a reference; otherwise the schema itself."""
         place = self
         for _ in range(MAX_DEPTH):
             target = place.target() if place._mapping.keys() == {"$ref"} else None
@@ -88,7 +88,7 @@ class Place:
         return [self.part(keyword, str(index)) for index in range(len(listed))]
 
     def types(self) -> frozenset[str] | None:
-        """The types that values may have, integers being numbers; None if it does not say."""
+        """The types that values may have, with "number" for integers; None if unknown."""
         return _types(self, 0, [MAX_PARTS])
 
     def reading(self) -> Reading:
@@ -100,12 +100,12 @@ class Place:
         return Reading.TEXT_OR_NULL if "null" in types else Reading.TEXT
 
     def member(self, key: str | None) -> "Place":
-        """What this schema and those that it combines say of the member `key` of an object; an
-        empty schema if they say nothing. None: of a member that none of them declares."""
+        """The schema of the member `key` of an object, by this schema and those that it combines;
+        an empty one if they have none. `key` None: of a member that none of them declares."""
         return self._within(lambda place: place._own_member(key))
 
     def item(self, index: int) -> "Place":
-        """What they say of an item of an array."""
+        """The schema of an item of an array, likewise."""
         return self._within(lambda place: place._own_item(index))
 
     def list_parts(self) -> "tuple[list[Place], Place]":
@@ -118,7 +118,7 @@ class Place:
         return places, Place(self.root, rest, f"{self.pointer}/items")
 
     def names(self) -> frozenset[str]:
-        """The names of the members that they declare."""
+        """The names of the members that this schema and those that it combines declare."""
         return frozenset(name for place in self._all_parts() for name in place._properties)
 
     @property
@@ -147,11 +147,12 @@ class Place:
         return place if isinstance(place.schema, Mapping) else None
 
     def _within(self, own: "Callable[[Place], Place | None]") -> "Place":
-        """What `own` finds in this schema and in those that it combines."""
+        """The schema that `own` finds in this schema, combined with those that it finds in the
+        schemas that this one combines."""
         return _within(self, own, 0, [MAX_PARTS]) or Place(self.root, {})
 
     def _all_parts(self) -> "Iterator[Place]":
-        """This part and those that it combines or refers to."""
+        """This part and the parts that it combines or refers to."""
         pending, budget = [(self, 0)], MAX_PARTS
         while pending and budget:
             place, depth = pending.pop(0)
@@ -190,7 +191,7 @@ def _within(
 
 
 def _joined(root: Any, keyword: str, places: list[Place]) -> Place | None:
-    """A schema that combines these; its pointer is a digest of theirs."""
+    """A schema that combines `places`; its pointer is a digest of their pointers."""
     if len(places) < 2:
         return places[0] if places else None
     pointers = json.dumps([keyword, *(place.pointer for place in places)])
@@ -219,8 +220,8 @@ def _types(place: Place, depth: int, budget: list[int]) -> frozenset[str] | None
 
 
 def _declared(schema: Mapping[str, Any]) -> frozenset[str] | None:
-    """By the keywords of the schema itself. A schema with properties or items but without
-    a type is taken as that of an object or array."""
+    """The types by the schema's own keywords. A schema with properties or items but without a type
+    is treated as that of an object or array."""
     kind = schema.get("type")
     kinds = [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else None
     types = None

@@ -1,6 +1,7 @@
-"""Incremental parsing of generated text: grammars are generators that yield when they need more.
+"""Incremental parsing of generated text: grammars are generators that yield when they need more
+text.
 
-Every read passes text on as soon as it cannot be part of a marker, so a parser never waits longer
+Every read emits text as soon as it cannot be part of a marker, so a parser never holds text longer
 than its grammar requires.
 """
 
@@ -11,8 +12,8 @@ from typing import Any, TypeVar
 
 from model_zoo.chat.formats.events import Event
 
-PIECE = 1 << 10  # characters to add at once: what is not consumed is copied at each step
-MAX_DEPTH = 32  # of lists and objects within each other in arguments that are not JSON
+PIECE = 1 << 10  # characters added at once; unconsumed text is copied at each step
+MAX_DEPTH = 32  # nesting of lists and objects in arguments that are not JSON
 
 Result = TypeVar("Result")
 # A part of a grammar. It yields when it needs more text, and returns its result.
@@ -21,7 +22,7 @@ Emit = Callable[[str], None]
 
 
 class Source:
-    """Generated text that has been received and not been consumed yet."""
+    """Generated text that has been received but not yet consumed."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -33,7 +34,7 @@ class Source:
         self._held += text
 
     def record(self, text: str = "") -> None:
-        """From now on, `recorded` collects what is consumed, after `text`."""
+        """Start recording: `recorded` returns `text` followed by all text consumed from now on."""
         self._recorded = [text]
 
     def recorded(self) -> str:
@@ -50,9 +51,9 @@ class Source:
     def until(
         self, markers: Sequence[str], emit: Emit, *, trim: bool = False
     ) -> Steps[tuple[str, str] | None]:
-        """Consumes text up to and including the first of `markers`; what precedes it goes to
-        `emit`. Returns the marker, preceded by the white space that `trim` cuts off the end of the
-        text, or None when the text ended without a marker."""
+        """Consumes text up to and including the first of `markers`; passes the text before it to
+        `emit`. Returns the white space that `trim` cut off the end of that text, and the marker;
+        None if the text ended without a marker."""
         while True:
             marker = self._first(markers)
             if marker is not None:
@@ -67,7 +68,7 @@ class Source:
             yield
 
     def expect(self, *options: str) -> Steps[str]:
-        """Consumes one of `options`; raises Malformed if the text starts with none of them."""
+        """Consumes one of the options; raises Malformed if the text starts with none of them."""
         found = yield from self.starts_with(options)
         if found is None:
             raise Malformed
@@ -93,13 +94,13 @@ class Source:
             yield
 
     def peek(self) -> Steps[str]:
-        """The next character, not consumed; empty at the end."""
+        """The next character, without consuming it; empty at the end."""
         while not self._held and not self.ended:
             yield
         return self._held[:1]
 
     def while_in(self, accepted: Callable[[str], bool]) -> Steps[str]:
-        """Consumes and returns characters as long as they are accepted."""
+        """Consumes and returns characters while `accepted` returns True."""
         text = ""
         while True:
             count = next(
@@ -111,7 +112,8 @@ class Source:
             yield
 
     def json(self, emit: Emit) -> Steps[Any]:
-        """Consumes one JSON object, array or string; its pieces go to `emit`. Returns its value.
+        """Consumes one JSON object, array or string and passes its pieces to `emit`. Returns its
+        value.
 
         Raises Malformed as soon as the text cannot be one.
         """
@@ -136,7 +138,7 @@ class Source:
         return min(found)[2] if found else None
 
     def _uncertain(self, markers: Sequence[str], *, trim: bool) -> int:
-        """Length of the end of the text that may be a marker's beginning, or space before one."""
+        """Length of the text's end that may be the beginning of a marker, or space before one."""
         held, longest = self._held, 0
         for marker in markers:
             for length in range(min(len(marker) - 1, len(held)), longest, -1):
@@ -183,7 +185,7 @@ class Extent:
                 self.in_string = False
                 self.complete = not self._closers
             elif char < " ":
-                self.broken = True  # a control character must be escaped
+                self.broken = True  # control characters must be escaped
         elif char == '"':
             self.in_string = True
         elif char in "{[":
@@ -194,7 +196,8 @@ class Extent:
 
 
 def decoded(text: str) -> Any:
-    """The value of a JSON text; Malformed if it has none that can be written as JSON in UTF-8."""
+    """The value of a JSON text. Malformed if it is invalid or cannot be written as JSON in
+    UTF-8."""
     try:
         value = json.loads(text, parse_constant=_refuse, parse_float=finite)
         if "\\u" in text:
@@ -209,7 +212,7 @@ def _refuse(constant: str) -> None:
 
 
 def finite(text: str) -> float:
-    """The number nearest to a text; the largest one instead of an infinite one, which JSON cannot
-    express."""
+    """The number nearest to a text; instead of infinity, which JSON cannot express, the largest
+    number."""
     largest = sys.float_info.max
     return max(-largest, min(float(text), largest))

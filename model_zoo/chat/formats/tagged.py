@@ -13,7 +13,7 @@ from model_zoo.chat.formats.source import Source, Steps
 
 @dataclass(frozen=True, slots=True)
 class ThinkingTags:
-    """The texts before and after thinking, and those that may enclose the answer after it."""
+    """The texts before and after thinking, and texts that may enclose the answer after it."""
 
     open: str
     close: str
@@ -27,10 +27,10 @@ class ThinkingTags:
 
 
 class BareCalls(Protocol):
-    """Calls without a marker, which a reply may only begin with."""
+    """Calls without a marker; they are recognised only at the beginning of a reply."""
 
     def opener(self, source: Source, tools: Tools) -> Steps[str | None]:
-        """Consumes and returns what tells a call from text; None if there is no call."""
+        """Consumes and returns the text that identifies a call; None if there is no call."""
 
     def read(self, source: Source, calls: Calls, opener: str) -> Steps[None]:
         """Reads the call after `opener`."""
@@ -50,7 +50,7 @@ class TaggedReply:
         """Reads a whole reply. `thinks`: the prompt ends within thinking. Calls are text unless
         there are `tools`. `formed`: text has a required form, so it contains no markup.
 
-        White space beside thinking and calls is dropped, as templates render it again.
+        White space around thinking and calls is dropped, because templates add it again.
         """
         calls = Calls(source, tools)
         blank = "" if thinks else (yield from source.while_in(str.isspace))
@@ -58,7 +58,7 @@ class TaggedReply:
             tags = (self.thinking.open, self.thinking.close)
             found = yield from source.starts_with(tags)
             thinks = found == self.thinking.open
-            if found == self.thinking.close:  # how some models say that they do not think
+            if found == self.thinking.close:  # some models begin so when they do not think
                 blank = ""
                 yield from source.space()
         elif self.thinking:  # some models open it again
@@ -77,7 +77,8 @@ class TaggedReply:
         yield from self._read_text(source, calls, ends - {""}, formed=formed)
 
     def _read_calls(self, source: Source, calls: Calls, blank: str) -> Steps[str]:
-        """Reads what precedes text of a required form. Returns white space that belongs to it."""
+        """Reads calls before text of a required form. Returns white space that belongs to the
+        text."""
         openers = self.openers if calls.tools else {}
         while True:
             marker = yield from source.starts_with((*openers, *self.dropped))
@@ -91,7 +92,8 @@ class TaggedReply:
     def _read_text(
         self, source: Source, calls: Calls, ends: Set[str], *, formed: bool
     ) -> Steps[None]:
-        """`ends`: markers that are none unless they end the reply or precede calls."""
+        """Reads the text. `ends`: markers that count as text unless they end the reply or precede
+        calls."""
         openers = self.openers if calls.tools and not formed else {}
         thinking = [self.thinking.open] if self.thinking and not formed else []
         dropped = () if formed else self.dropped
@@ -134,7 +136,7 @@ class TaggedReply:
         yield from source.space()
 
     def _opens_answer(self, source: Source) -> Steps[bool]:
-        """Whether what encloses the answer follows, which is consumed."""
+        """Consumes the text that encloses the answer, if it follows; whether it does."""
         opener = self.thinking.answer_open if self.thinking else ""
         if not opener or (yield from source.starts_with((opener,))) is None:
             return False
@@ -143,8 +145,8 @@ class TaggedReply:
 
 
 def _read_bare(source: Source, calls: Calls, bare: BareCalls, blank: str) -> Steps[str]:
-    """Reads calls without a marker, separated by semicolons or white space. Returns the separator
-    that turned out not to precede a call."""
+    """Reads calls without a marker, separated by semicolons or white space. Returns the last
+    separator, after which no call followed."""
     calls.declared_only = True
     while True:
         opener = yield from bare.opener(source, calls.tools)
@@ -176,7 +178,7 @@ class BareJson:
 
 
 class BarePython:
-    """A list of calls as Python writes them. A list that begins with no tool's name is text."""
+    """A list of calls in Python's notation. It is text unless it begins with a tool's name."""
 
     def opener(self, source: Source, tools: Tools) -> Steps[str | None]:
         return (yield from source.starts_with([f"[{name}(" for name in tools]))
@@ -186,7 +188,7 @@ class BarePython:
 
 
 class BareNames:
-    """A tool's name in a line of its own, then a JSON object, as GLM-4 writes them."""
+    """A line with a tool's name, then a JSON object: GLM-4's notation."""
 
     def opener(self, source: Source, tools: Tools) -> Steps[str | None]:
         return (yield from source.starts_with([f"{name}\n" for name in tools]))

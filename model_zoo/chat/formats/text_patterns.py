@@ -1,4 +1,4 @@
-"""Strings that a JSON schema allows, as regular expressions over their characters.
+"""Regular expressions for the strings that a JSON schema allows.
 
 They are llguidance's terminals: regular expressions of Rust without look-around, combined with `|`,
 `&` and `~`.
@@ -11,7 +11,7 @@ from model_zoo.chat.formats.lark import Unwritable
 from model_zoo.chat.formats.schema_place import MAX_DEPTH, MAX_PARTS, Place
 
 ANY = "/(?s:.*)/"
-# Subsets of what RFC 3339, 5321, 1123, 2673, 4291, 4122 and 3986 and ISO 8601 allow.
+# Subsets of the formats of RFC 3339, 5321, 1123, 2673, 4291, 4122 and 3986 and ISO 8601.
 _DATE = r"[0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"  # noqa: E501
 _TIME = (
     r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
@@ -36,7 +36,7 @@ _UNSERVED = ("not", "if", "$dynamicRef", "$recursiveRef")
 
 
 def strings_of(place: Place) -> str | None:
-    """A terminal expression; None if the schema allows no string. Raises Unwritable."""
+    """A terminal expression for the allowed strings; None if there are none. Raises Unwritable."""
     return _strings(place, 0, [MAX_PARTS])
 
 
@@ -70,7 +70,7 @@ def refuse(place: Place, keywords: tuple[str, ...]) -> None:
     """Raises Unwritable if the schema has one of the keywords."""
     found = next((each for each in keywords if each in place.schema), None)
     if found is not None:
-        raise Unwritable(place.pointer, f'"{found}" cannot be expressed there')
+        raise Unwritable(place.pointer, f'"{found}" cannot be expressed')
 
 
 def _constraints(place: Place) -> list[str | None]:
@@ -91,7 +91,7 @@ def _constraints(place: Place) -> list[str | None]:
 
 
 def searched(place: Place, pattern: str) -> str:
-    """Texts in which a pattern is found, which may be tied to their beginning and end."""
+    """A terminal expression for texts in which `pattern` is found; it may be anchored."""
     body = pattern.removeprefix("^")
     from_begin = body != pattern
     to_end = body.endswith("$") and (len(body) - len(body[:-1].rstrip("\\"))) % 2 == 1
@@ -103,8 +103,8 @@ def searched(place: Place, pattern: str) -> str:
 
 
 def narrowed(pattern: str) -> str:
-    """A regular expression for Rust that matches no more than those of ECMA-262 and Python: digits,
-    letters and white space of ASCII alone, of which Rust takes all of Unicode's."""
+    r"""A regular expression for Rust that matches no more than ECMA-262's and Python's do: Rust's
+    \d, \w and \s match all of Unicode, so they are replaced by ASCII classes."""
     written, at, in_class, negated = "", 0, False, False
     while at < len(pattern):
         char, following = pattern[at], pattern[at + 1 : at + 2]
@@ -140,7 +140,7 @@ def _has_alternatives(regex: str) -> bool:
 
 
 def _regex(pattern: str) -> str:
-    """A regular expression as Lark writes it: without line ends and with escaped slashes."""
+    """A regular expression in Lark's notation: without line ends and with escaped slashes."""
     written: list[str] = []
     for char in pattern:
         escaped = bool(written) and written[-1] == "\\"

@@ -1,6 +1,6 @@
-"""Tool calls of earlier turns as text, for templates that render tools but no calls.
+"""Writes tool calls of earlier turns as text, for templates that render tools but no calls.
 
-They are written as the model writes them, so that the next call follows the same form.
+They have the model's own notation, so that the next call follows the same form.
 """
 
 import dataclasses
@@ -15,8 +15,8 @@ Write = Callable[[Sequence[ToolCall]], str]
 
 
 def with_written_calls(messages: Sequence[Message], format_name: str) -> list[Message]:
-    """The conversation with its calls after the texts of their turns. `format_name`: that of the
-    model's `ReplyFormat`."""
+    """The conversation with calls appended to the texts of their turns. `format_name`: the name of
+    the model's `ReplyFormat`."""
     write = _WRITERS.get(format_name, _tags)
     return [_written(message, write) if message.tool_calls else message for message in messages]
 

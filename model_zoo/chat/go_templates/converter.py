@@ -1,8 +1,8 @@
 """Converts templates of Ollama's Modelfiles, in the language of Go, to Jinja.
 
-The result computes with the functions of `sandbox.go_functions`, which have Go's semantics, and
-reads `messages`, `tools` and the other variables of chat templates. For text to insert it reads
-`prompt` and `suffix`.
+The result uses the functions of `sandbox.go_functions`, which have Go's semantics, and reads
+`messages`, `tools` and the other variables of chat templates; for infill it reads `prompt` and
+`suffix`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ from model_zoo.chat.go_templates.syntax import (
 )
 from model_zoo.chat.go_templates.template_parser import parse
 
-# Fields of Ollama's values at the top by their names here.
+# Fields of Ollama's top-level values, and their names here.
 _ROOT_FIELDS: Mapping[str, str] = {
     **{
         name: name.lower()
@@ -34,9 +34,9 @@ _ROOT_FIELDS: Mapping[str, str] = {
     },
     "ThinkLevel": "think_level",
     "IsThinkSet": "is_think_set",
-    "First": "first",  # of early templates; never set
+    "First": "first",  # used by early templates; never set
 }
-# Fields of messages, calls and tools with their names in JSON, and the Jinja expression of their
+# Fields of messages, calls and tools, with their names in JSON and the Jinja expression of their
 # zero value.
 _FIELDS: Mapping[str, tuple[str, str]] = {
     **{name: (name.lower(), "''") for name in ("Role", "Content", "Thinking", "Name", "Type")},
@@ -59,7 +59,7 @@ _FUNCTIONS = frozenset(
     | {"print", "println", "printf", "toTypeScriptType"}
 )
 _TODAY = "strftime_now('%Y-%m-%d')"
-# Expressions for the arguments of `go_values` by the fields that need them.
+# Expressions for arguments of `go_values`, by the fields that need them.
 _THINKING = "enable_thinking if enable_thinking is defined else none"
 _EFFORT = "reasoning_effort if reasoning_effort is defined else none"
 _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
@@ -163,10 +163,10 @@ def _fields_of(item: Node | Operand) -> Iterator[str]:
 class _Writer:
     """Writes macros, one for each template.
 
-    Go's variables can be set within blocks, those of Jinja cannot: so they are attributes of a
-    namespace `ns`, with a number each. `_scopes`: their expressions by name, innermost last.
-    `_dot`: the expression of the current value. Literal text is printed as string constants, so
-    white space in this source has no meaning.
+    Go's variables can be set within blocks, Jinja's cannot; so they are numbered attributes of a
+    namespace `ns`. `_scopes`: their expressions by name, innermost scope last. `_dot`: the
+    expression of the current value. Literal text is printed as string constants, so white space in
+    the generated source has no meaning.
     """
 
     def __init__(self, template: GoTemplate) -> None:
@@ -289,7 +289,7 @@ class _Writer:
         return value
 
     def _result(self, command: tuple[Operand, ...], last: str | None, line: int) -> str:
-        """`last`: the result of the command before, the last argument of this one."""
+        """`last`: the result of the previous command, which is the last argument of this one."""
         first, *operands = command
         if not isinstance(first, FunctionName):
             if operands or last is not None:

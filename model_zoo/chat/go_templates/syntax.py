@@ -44,9 +44,9 @@ class FieldAccess:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Commands, each of which gets the result of the one before as its last argument.
+    """Commands, each of which receives the previous result as its last argument.
 
-    `variables`: the names that take the result; `declares`: they are new (`:=`).
+    `variables`: names that the result is assigned to; `declares`: whether they are new (`:=`).
     """
 
     commands: "tuple[tuple[Operand, ...], ...]"
@@ -65,7 +65,7 @@ class TextNode:
 
 @dataclass(frozen=True, slots=True)
 class ActionNode:
-    """Prints the value of its pipeline, unless that sets a variable."""
+    """Prints the value of its pipeline, unless the pipeline sets a variable."""
 
     pipeline: Pipeline
 
@@ -102,7 +102,7 @@ Node = TextNode | ActionNode | BranchNode | TemplateNode | JumpNode
 
 @dataclass(frozen=True, slots=True)
 class GoTemplate:
-    """The main template, and those that it defines by name."""
+    """The main template, and the templates that it defines, by name."""
 
     main: tuple[Node, ...]
     defined: dict[str, tuple[Node, ...]] = field(default_factory=dict)

@@ -21,13 +21,14 @@ from model_zoo.chat.go_templates.syntax import (
     refuse,
 )
 
-MAX_DEPTH = 40  # of blocks, and of parentheses
+MAX_DEPTH = 40  # nesting of blocks, and of parentheses
 _BRANCHES = ("if", "with", "range")
 _CONSTANTS = {"true": True, "false": False, "nil": None}
 
 
 def parse(source: str) -> GoTemplate:
-    """ModelFileError names the line and the construct that is wrong or not supported."""
+    """Parse a template. Raises ModelFileErrors that name the line and the invalid or unsupported
+    construct."""
     return _Parser(source).template()
 
 
@@ -118,7 +119,7 @@ class _Parser:
 
 
 class _Tokens:
-    """The tokens of one action that have not been parsed yet."""
+    """The unparsed tokens of one action."""
 
     def __init__(self, piece: ActionPiece) -> None:
         self.line = piece.line

@@ -1,7 +1,7 @@
 """The Jinja environment of `transformers` for chat templates: sandbox, filters, functions and tags.
 
-The rendering process limits time, memory and text. What is stricter here than in Jinja keeps
-templates from Python's internals, and so from what a process renders for other requests.
+The rendering process limits time, memory and text. This environment is stricter than Jinja's
+sandbox so that templates cannot reach Python's internals, and through them data of other requests.
 """
 
 import json
@@ -20,7 +20,7 @@ from model_zoo.chat.sandbox.go_functions import FUNCTIONS
 
 
 class _Generator(CodeGenerator):
-    """Folds no constants: a model whose template has a costly expression loads, and only
+    """Does not fold constants, so that a model whose template has a costly expression loads; only
     conversations that reach the expression fail."""
 
     def _output_child_to_const(
@@ -58,7 +58,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
 
 
 def inspected_texts(tree: nodes.Template) -> set[str]:
-    """Constant texts that the template compares with or passes to a string method."""
+    """Constant texts that the template compares values with or passes to a string method."""
     places: list[nodes.Node] = []
     places += tree.find_all(nodes.Compare)
     places += (call for call in tree.find_all(nodes.Call) if isinstance(call.node, nodes.Getattr))
@@ -123,7 +123,7 @@ def strftime_at(now: datetime | None = None) -> Callable[[str], str]:
 
 
 class _MakeDict:
-    """`dict` without the other attributes of a Python type."""
+    """`dict` without the attributes of a Python type."""
 
     def __call__(self, *pairs: Any, **named: Any) -> dict[Any, Any]:
         return dict(*pairs, **named)
@@ -133,7 +133,8 @@ class _MakeDict:
 
 
 class _PlainNamespace(Namespace):
-    """A namespace without names such as `__class__`, by which Jinja would mistake its type."""
+    """A namespace that refuses names such as `__class__`, which would make Jinja mistake its
+    type."""
 
     def __init__(*args: Any, **named: Any) -> None:  # a name may be `self`
         given = dict(*args[1:], **named)

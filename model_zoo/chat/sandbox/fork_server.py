@@ -20,23 +20,23 @@ _COMMAND = (
 
 
 class ForkServer:
-    """A child process that forks others, started at first use or before, restarted if it has died.
+    """A child process that forks others; started by `start` or at first use, restarted if it died.
 
-    It exits when this process ends for any reason, since that closes its control connection.
+    It exits when this process ends for any reason, because its control connection is then closed.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
-        self._owner = 0  # pid of the process that opened the connection; forks open their own
+        self._owner = 0  # pid of the process that opened the connection; its forks open their own
 
     def start(self) -> None:
-        """Start the process, unless it has been, without waiting until it can be used."""
+        """Start the process if it is not running, without waiting until it is ready."""
         with self._lock:
             self._connection()
 
     def connect(self) -> tuple[socket.socket, int]:
-        """A connection to a new process, which exits when it is closed, and the process id.
+        """A connection to a new process, which exits when the connection is closed, and its id.
 
         OSError if no process can be started.
         """

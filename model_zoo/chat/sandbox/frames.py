@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-# Each begins with the length of the body.
+# Headers of requests and replies; each begins with the length of the body.
 _REQUEST = struct.Struct("<QdQQ")
 _REPLY = struct.Struct("<QB")
 _AT_ONCE = 1 << 14
@@ -15,11 +15,12 @@ PID = struct.Struct("<q")
 
 
 class Outcome(IntEnum):
-    """The outcome of a request; DONE has a result as text, all others an explanation."""
+    """The outcome of a request. The reply's text is the result for DONE, otherwise an
+    explanation."""
 
     DONE = 0
-    REFUSED = 1  # by the template itself
-    FORBIDDEN = 2  # by the sandbox
+    REFUSED = 1  # refused by the template itself
+    FORBIDDEN = 2  # forbidden by the sandbox
     TOO_MUCH_MEMORY = 3
     TOO_MUCH_TEXT = 4
     FAILED = 5
@@ -77,7 +78,7 @@ def _receive(
 ) -> tuple[list[Any], bytes | bytearray] | None:
     """The fields of the header after the length, and the body.
 
-    Only one frame is in flight at a time, so a short one takes a single `recv`.
+    Only one frame is in flight at a time, so a short one is received by a single `recv`.
     """
     begun = b""
     while len(begun) < header.size:

@@ -16,7 +16,7 @@ from jinja2 import TemplateRuntimeError
 Values = dict[str, Any]
 
 _EXACT = 2**53
-_EXPONENT_FROM = 1e21  # in JSON
+_EXPONENT_FROM = 1e21  # numbers from here on have an exponent in JSON
 _TYPESCRIPT = {
     "string": "string",
     "number": "number",
@@ -30,7 +30,7 @@ _VERB = re.compile(r"%([-+# 0]*)(\d*)(?:\.(\d*))?(.)", re.DOTALL)
 
 
 class _Root(dict[str, Any]):
-    """The values at the top, a map: fields that it lacks are nil."""
+    """The top-level values, a map: missing fields are nil."""
 
 
 class _Printed(dict[str, Any]):
@@ -47,8 +47,8 @@ def go_values(
     think: bool | None = None,
     level: str | None = None,
 ) -> Values:
-    """What templates with `.Messages` get. Consecutive messages of a role, except of tools, are
-    joined."""
+    """The values of templates with `.Messages`. Consecutive messages of a role, except those of
+    tools, are joined."""
     joined: list[Values] = []
     for message in map(_message, messages):
         role = message["role"]
@@ -69,13 +69,13 @@ def go_values(
 
 
 def go_infill(prompt: str, suffix: str) -> Values:
-    """What templates get to insert a text between two others."""
+    """The values of templates for infill, a text between two others."""
     return _Root(prompt=prompt, suffix=suffix, response="")
 
 
 def go_turns(values: Values) -> list[Values]:
-    """What templates without `.Messages` get for each turn. A turn ends when a user's message
-    follows an answer, or a system message follows anything."""
+    """The values of templates without `.Messages`, for each turn. A turn ends when a user's message
+    follows an answer, or when a system message follows any message."""
     turns = [{"system": "", "prompt": "", "response": ""}]
     for message in values["messages"]:
         turn = turns[-1]
@@ -91,7 +91,7 @@ def go_turns(values: Values) -> list[Values]:
 
 
 def go_field(value: Any, name: str, zero: Any) -> Any:
-    """A field of a structure, or of the values at the top, where it may be missing."""
+    """A field of a structure, or of the top-level values, where it may be missing."""
     if isinstance(value, _Root):
         return value.get(name)
     if not isinstance(value, Mapping):
@@ -101,7 +101,7 @@ def go_field(value: Any, name: str, zero: Any) -> Any:
 
 
 def go_root_field(value: Any, name: str) -> Any:
-    """A field that only the values at the top have."""
+    """A field that only the top-level values have."""
     if not isinstance(value, _Root):
         raise TemplateRuntimeError(f"a {_kind(value)} has no field {name}")
     return value.get(name)
@@ -179,7 +179,7 @@ def go_ge(first: Any, second: Any) -> bool:
 
 
 def go_len(value: Any) -> int:
-    """Of a text, the number of bytes."""
+    """The length of a value; of a text, the number of bytes."""
     if isinstance(value, str):
         return len(_bytes(value))
     if not isinstance(value, list | Mapping):
@@ -214,7 +214,7 @@ def go_slice(value: Any, *bounds: Any) -> Any:
 
 
 def go_print(*values: Any) -> str:
-    """All values, with a space between two of which neither is a text."""
+    """All values as text, with a space between adjacent values that are both not texts."""
     text = ""
     for number, value in enumerate(values):
         apart = number and not isinstance(value, str) and not isinstance(values[number - 1], str)
@@ -346,7 +346,7 @@ def _present(values: Mapping[str, Any], *names: str) -> Values:
 
 
 def _sorted(value: Any) -> Any:
-    """JSON values as Go decodes and prints them: keys sorted, all numbers floats."""
+    """JSON values as decoded by Go: sorted keys, and floats for all numbers."""
     if isinstance(value, Mapping):
         return {key: _sorted(item) for key, item in sorted(value.items())}
     if isinstance(value, list):
@@ -355,7 +355,7 @@ def _sorted(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """For JSON: floats without a fraction as integers, a single type as a text."""
+    """The value for JSON: floats without a fraction as integers, a single type as a text."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, _Types) and len(value) == 1:
@@ -394,7 +394,8 @@ def _bytes(text: str) -> bytes:
 
 
 def _float_text(value: float) -> str:
-    """As Go's verb %v: the shortest digits, with an exponent below 1e-4 and from 1e6 on."""
+    """A float as Go's verb %v prints it: the shortest digits, with an exponent below 1e-4 and from
+    1e6 on."""
     if not math.isfinite(value):
         return {math.inf: "+Inf", -math.inf: "-Inf"}.get(value, "NaN")
     digits = repr(value).partition("e")[0]
@@ -408,7 +409,7 @@ def _float_text(value: float) -> str:
 
 
 def _verb(verb: str, value: Any, flags: str, precision: str | None) -> str:
-    """One value as a verb of printf prints it."""
+    """One value as printed by a verb of printf."""
     sign = "+" if "+" in flags else " " if " " in flags else ""
     if verb in "sv":
         text = _element(value)

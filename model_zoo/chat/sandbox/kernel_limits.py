@@ -17,7 +17,7 @@ def address_space_bytes() -> int:
 
 @contextmanager
 def limited(limits: RenderLimits, *, idle_bytes: int) -> Iterator[None]:
-    """Within the context, the kernel kills this process when its time is up and limits its memory.
+    """A context in which the kernel kills this process when its time is up and limits its memory.
 
     The timer's signal has its default action, because Python runs no signal handler during a long
     call into C. `idle_bytes`: address space that does not count. Allocations beyond the limit raise
@@ -40,6 +40,6 @@ def accept_limits() -> None:
     """Resets inherited signal settings, so that the timer's signal ends this process."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal: the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))

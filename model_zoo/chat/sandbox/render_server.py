@@ -48,7 +48,7 @@ def main(control: socket.socket) -> None:
 
 
 def _serve(connection: socket.socket, environment: SandboxEnvironment) -> None:
-    """The first request is a template's source; all others are variables to render it with."""
+    """Serve one template. The first request is its source; all others are variables to render."""
     idle_bytes = address_space_bytes()
     template: Template | None = None
 

@@ -14,22 +14,22 @@ from model_zoo.chat.sandbox.frames import (
     send_request,
 )
 
-# After so long a rendering gets a lower priority, so that it does not slow down the engine.
+# After this time a rendering gets a lower priority, so that it does not slow down the engine.
 _NORMAL_PRIORITY_MS, _NICER = 500, 10
 
-# One per process; it holds no state of templates.
+# One fork server per process; it holds no state of templates.
 _FORK_SERVER = ForkServer()
 
 
 def start_server() -> None:
-    """Start what renderers need, without waiting, since that takes as long as a tokenizer."""
+    """Start the fork server without waiting; starting takes as long as loading a tokenizer."""
     _FORK_SERVER.start()
 
 
 class Renderer:
-    """Starts its process when needed. Not thread-safe.
+    """Renders one template in a process that it starts when needed. Not thread-safe.
 
-    `limits`: those for compiling `source`.
+    `limits`: the limits for compiling `source`.
     """
 
     def __init__(self, source: str, limits: RenderLimits) -> None:
@@ -48,7 +48,7 @@ class Renderer:
         return reply
 
     def render(self, body: bytes, limits: RenderLimits) -> RenderReply | None:
-        """None if the rendering exceeds the time limit or crashes."""
+        """The reply to a rendering; None if it exceeds the time limit or crashes."""
         began = time.monotonic()
         reply = self._rendered(body, limits)
         if reply is None and time.monotonic() - began < limits.seconds:
@@ -70,8 +70,8 @@ class Renderer:
 class _Process:
     """A rendering process and its connection; closing the connection ends the process.
 
-    `owner`: pid of the process that started it; forks of that must not read the replies.
-    `has_low_priority`: its priority has been lowered, which cannot be undone.
+    `owner`: pid of the process that started it; forks of the owner must not read the replies.
+    `has_low_priority`: whether its priority has been lowered, which cannot be undone.
     """
 
     def __init__(self, connection: socket.socket, pid: int) -> None:

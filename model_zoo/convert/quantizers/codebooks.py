@@ -12,7 +12,7 @@ from model_zoo.convert.quantizers.packing import halves, nibbles
 _NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 # Candidates for the value of the weight furthest from 0: near -127 or 113, or clamped.
 _ENDS = (-140, -136, -133, -130, -127, -124, -120, -116, 105, 109, 113, 117, 121, 125)
-# Magnitudes of E2M1, doubled. A block's exponent counts from -128, for the same reason.
+# Magnitudes of E2M1, doubled. To compensate, a block's exponent counts from -128.
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12)
 _BIAS = 128
 # Powers of two from the first to the last of these are finite and not denormal.
@@ -73,7 +73,7 @@ def _in_e2m1(magnitudes: Tensor, exponent: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _places(numbers: Tensor, values: tuple[int, ...]) -> Tensor:
-    """int32 of the same shape: index of the nearest value in a table with half steps.
+    """int32 of the same shape: index of the nearest value, in units of a table with half steps.
 
     The bounds between values are multiples of a half, so twice the number, rounded up, is an
     index. Ties go to the lower value.
@@ -83,13 +83,13 @@ def _places(numbers: Tensor, values: tuple[int, ...]) -> Tensor:
 
 
 def _index_at(places: Tensor, values: tuple[int, ...]) -> Tensor:
-    """uint8."""
+    """The index of the value at each of `places`, uint8."""
     table = _indices(values, places.device)
     return table.index_select(0, places.view(-1)).view(places.shape)
 
 
 def _value_at(places: Tensor, values: tuple[int, ...]) -> Tensor:
-    """float32."""
+    """The value at each of `places`, float32."""
     table = _values(values, places.device)
     return table.index_select(0, places.view(-1)).view(places.shape)
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-# The largest weight is mapped to the end of the range, shifted by these steps. Beyond the end it is
-# clamped, which is better if it is an outlier.
+# Candidate scales map the largest weight to the end of the range shifted by these steps. Beyond the
+# end it is clamped, which is better if it is an outlier.
 _SHIFTS = tuple(third / 3 for third in range(-3, 8))
 _LARGE = 1e36
 

@@ -119,7 +119,7 @@ def _affine(
 def _better(
     least: Tensor | None, error: Tensor, kept: tuple[Tensor, ...], offered: tuple[Tensor, ...]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The offered tensors where their error is smaller than the least so far."""
+    """The offered tensors where their error is smaller than the least so far, else those kept."""
     if least is None:
         return error, offered
     better = error < least

@@ -1,4 +1,4 @@
-"""The first block types, with scales from the range of a block.
+"""The first block types, whose scales follow from the range of a block.
 
 Bit-identical to `gguf.quants.quantize`.
 """

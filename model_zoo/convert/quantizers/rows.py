@@ -13,7 +13,7 @@ from model_zoo.convert.quantizers import codebooks, k_quants, legacy
 from runtime.errors import ModelFileError
 from runtime.quant.block_types import block_type
 
-# Weights that a thread quantises at once: few enough for the temporaries to stay in cache.
+# Number of weights that a thread quantises at once: few enough for temporaries to stay in cache.
 _SLAB = 1 << 18
 _HALF_LIMIT = 65504.0
 _LIMITS = {

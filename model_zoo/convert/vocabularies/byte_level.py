@@ -37,7 +37,7 @@ def vocabulary(files: TokenizerFiles) -> Mapping[str, int]:
 
 
 def merges(files: TokenizerFiles) -> list[str]:
-    """Each as two tokens separated by a space; newer files have pairs."""
+    """The merges, each as two tokens separated by a space; newer files have pairs."""
     stated = files.model.get("merges")
     if not isinstance(stated, list) or not stated:
         raise files.error("tokenizer.json", "has no merges")
@@ -48,7 +48,8 @@ def merges(files: TokenizerFiles) -> list[str]:
 
 
 def _pre_tokenizer(files: TokenizerFiles, architecture: str) -> str:
-    """The name of the row with these expressions; of several, the architecture's or the first.
+    """The name of the table's row with these expressions; the architecture's or the first of
+    several.
 
     Rows that agree with the tokenizer on `ignore_merges` have priority.
     """
@@ -92,7 +93,8 @@ def _expressions(files: TokenizerFiles) -> Sequence[str]:
 def _isolates(step: Mapping[str, Any]) -> bool:
     pattern = step.get("pattern")
     known = isinstance(pattern, Mapping) and isinstance(pattern.get("Regex"), str)
-    # Inverted removal is equivalent: it keeps matches, and these expressions match everything.
+    # Inverted removal is equivalent, because it keeps matches and these expressions match
+    # everything.
     return known and (
         step.get("behavior") == "Isolated"
         or (step.get("behavior") == "Removed" and step.get("invert") is True)

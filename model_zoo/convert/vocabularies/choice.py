@@ -20,7 +20,7 @@ from runtime.errors import UnsupportedModelError
 def tokenizer_keys(
     files: TokenizerFiles, *, architecture: str, rows: int, kind: str | None
 ) -> dict[str, Any]:
-    """Full key names and values; `rows`: of the embedding, the number of tokens.
+    """Full key names and values. `rows`: rows of the embedding, the number of tokens.
 
     kind: `tokenizer.ggml.model`, if the architecture determines it. Errors name the file and the
     part of it that cannot be converted.

@@ -7,7 +7,8 @@ _PLAIN_CLASS = re.compile(r"\[(?!\^)([^\]\[\\]+)\]")
 
 
 def canonical(expression: str) -> str:
-    """Equal for expressions that differ only in how they write characters and their ranges."""
+    """A form that is equal for expressions that differ only in the notation of characters and their
+    ranges."""
     return _PLAIN_CLASS.sub(lambda found: _ranges(found[1]), _ESCAPED.sub(_character, expression))
 
 

@@ -8,20 +8,20 @@ from typing import Any
 from model_zoo.convert.configuration import Configuration, optional_json
 from runtime.errors import ModelFileError
 
-# More than any vocabulary has, and few enough that a damaged id costs little memory.
+# More tokens than any vocabulary has, but few enough that a damaged id costs little memory.
 MAX_TOKENS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
-    """A token that is matched before all others; `special` ones control the model."""
+    """A token that is matched before all others. `special`: it is a control token."""
 
     text: str
     special: bool
 
 
 class TokenizerFiles:
-    """tokenizer.json, tokenizer.model and the settings beside them; missing ones are empty."""
+    """tokenizer.json, tokenizer.model and their settings files; missing ones are empty."""
 
     def __init__(self, folder: Path, config: Configuration) -> None:
         self.folder = folder

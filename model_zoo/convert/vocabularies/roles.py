@@ -48,7 +48,7 @@ def _framed(
 ) -> dict[str, Any]:
     """`keys` with the post-processor's tokens as BOS and EOS.
 
-    In embedding models these may differ from the tokens of a turn.
+    In embedding models they may differ from the tokens of a turn.
     """
     framed = dict(keys)
     first, last = _around(files, ids)
@@ -72,7 +72,7 @@ def _stated_id(files: TokenizerFiles, role: str) -> int | None:
 
 
 def _end_ids(files: TokenizerFiles) -> list[int]:
-    """All end tokens of the generation settings, else of the configuration."""
+    """All end tokens of the generation settings, or else of the configuration."""
     stated = files.generation.get("eos_token_id")
     if stated is None:
         stated = files.config.get("eos_token_id")
@@ -83,7 +83,7 @@ def _end_ids(files: TokenizerFiles) -> list[int]:
 def _added_by_itself(
     files: TokenizerFiles, ids: Mapping[str, int], keys: Mapping[str, Any]
 ) -> dict[str, bool]:
-    """`add_bos_token` and `add_eos_token` from the settings, else from the post-processor."""
+    """`add_bos_token` and `add_eos_token` from the settings, or else from the post-processor."""
     found: dict[str, bool] = {}
     first, last = _around(files, ids)
     named = {

@@ -38,9 +38,9 @@ def from_model_file(files: TokenizerFiles) -> tuple[TokenTable, dict[str, Any]]:
 
 
 def from_merges(files: TokenizerFiles) -> tuple[TokenTable, dict[str, Any]]:
-    """The same from a converted tokenizer.json: the earlier a token merges, the higher its score.
+    """The table from a converted tokenizer.json: the earlier a token merges, the higher its score.
 
-    Refused if the vocabulary allows further merges, which scores cannot exclude.
+    Refused if the vocabulary allows merges that are not listed, because scores cannot exclude them.
     """
     pairs = [tuple(merge.split(" ", 1)) for merge in merges(files)]
     ranks: dict[str, int] = {}
@@ -54,14 +54,14 @@ def from_merges(files: TokenizerFiles) -> tuple[TokenTable, dict[str, Any]]:
 
 
 def from_ranked_merges(files: TokenizerFiles) -> tuple[TokenTable, dict[str, Any]]:
-    """Gemma 4's kind, whose files contain the merges."""
+    """The table of Gemma 4's kind, whose GGUF files contain the merges."""
     table = _ordinary(files, TokenTable())
     table.add(files.added_tokens())
     return table, {"model": "gemma4", "merges": merges(files), "add_space_prefix": False}
 
 
 def _ordinary(files: TokenizerFiles, table: TokenTable) -> TokenTable:
-    """The table with the tokens of the vocabulary: ordinary ones, bytes and the unknown one."""
+    """The table with the tokens of the vocabulary: ordinary tokens, bytes and the unknown token."""
     unknown = files.model.get("unk_token") or files.role_text("unk_token")
     for text, id in vocabulary(files).items():
         kind = TokenType.BYTE if _BYTE.fullmatch(text) else TokenType.NORMAL

@@ -11,7 +11,7 @@ _DEFAULT = "default"
 
 
 def template_keys(files: TokenizerFiles) -> dict[str, Any]:
-    """The default template, and named ones with the list of their names."""
+    """The default template, and named templates with the list of their names."""
     named = _named(files)
     found: dict[str, Any] = {}
     if _DEFAULT in named:

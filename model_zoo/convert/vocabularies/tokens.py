@@ -12,7 +12,7 @@ _FILLING = "[PAD{}]"
 
 @dataclass
 class TokenTable:
-    """Texts and types by id; `scores` for kinds of tokenizers that have them."""
+    """Texts and types by id, and `scores` for kinds of tokenizers with scores."""
 
     texts: list[str] = field(default_factory=list)
     types: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Unigram, from a tokenizer.json: XLM-RoBERTa's kind."""
+"""Unigram vocabularies from a tokenizer.json, as of XLM-RoBERTa."""
 
 import base64
 import binascii
@@ -32,7 +32,7 @@ def unigram(files: TokenizerFiles) -> tuple[TokenTable, dict[str, Any]]:
 
 
 def _is_token(row: Any) -> bool:
-    """Whether it is a text with its score."""
+    """Whether a row of the vocabulary is a text with its score."""
     if not isinstance(row, list) or len(row) != 2:
         return False
     return isinstance(row[0], str) and isinstance(row[1], int | float)

@@ -1,4 +1,5 @@
-"""WordPiece: checkpoints mark continuing pieces by ##, files mark first pieces by ▁."""
+"""WordPiece vocabularies: checkpoints mark continuing pieces by ##, GGUF files first pieces by
+▁."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,7 +40,7 @@ def _lowercase(files: TokenizerFiles) -> bool:
 
 
 def _plain_normalizer(files: TokenizerFiles, step: Mapping[str, Any]) -> bool:
-    """Whether it lowercases; a file cannot express other settings."""
+    """Whether the normaliser lowercases; files cannot express its other settings."""
     lowercase = bool(step.get("lowercase", True))
     usual = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": lowercase}
     for name, value in usual.items():

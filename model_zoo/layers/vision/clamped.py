@@ -24,8 +24,8 @@ MATRICES = ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClampedBatch:
-    """A batch of images: `images` with equal numbers of rows, and the rotations of both halves of a
-    head. pause: as of `VisionTower.encode`."""
+    """A batch of `images` images with equal numbers of rows, and the rotations of both halves of a
+    head. pause: see `VisionTower.encode`."""
 
     images: int
     across: Rotation
@@ -47,7 +47,7 @@ class ClampedBatch:
 class ClampedLinear:
     """x [rows, in] -> [rows, out], both clamped if the file has bounds.
 
-    listed [4]: the bounds, if the file does not store them beside the matrix.
+    listed [4]: the bounds, if the file does not store them with the matrix.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class HeadNormedAttention:
         for rows in slabs(x, batch.pause):
             seen = norm(x[rows])
             rotated = batch.rotated(self._q_norm(self._split(self._queries(seen))), rows)
-            queries[rows] = rotated.flatten(1).mul_(sqrt(self._head_dim))  # which scaling undoes
+            queries[rows] = rotated.flatten(1).mul_(sqrt(self._head_dim))  # cancels the scaling
             rotated = batch.rotated(self._k_norm(self._split(self._keys(seen))), rows)
             keys[rows] = rotated.flatten(1)
             values[rows] = self._v_norm(self._split(self._values(seen))).flatten(1)
@@ -125,7 +125,7 @@ class ClampedFeedForward:
 class SandwichLayer:
     """x + norm(attention(norm(x))), then x + norm(feed_forward(norm(x))).
 
-    bounds: by matrix name, if the file does not store them beside the matrices.
+    bounds: bounds by matrix name, if the file does not store them with the matrices.
     """
 
     def __init__(self, w: TensorScope, sizes: VisionSizes, bounds: Mapping[str, Tensor]) -> None:

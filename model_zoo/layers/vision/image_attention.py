@@ -12,14 +12,14 @@ from model_zoo.layers.norm import LayerNorm, RMSNorm
 from model_zoo.layers.rope import Rotation
 from runtime.vision.encoder import Pause, no_pause
 
-# Row-wise work is done in slabs of so many rows, which bounds the memory that large images need; on
-# a CPU also the time between pauses.
+# Row-wise work is done in slabs of this many rows, which limits the memory that large images take
+# and, on a CPU, the time between pauses.
 SLAB_ROWS, CPU_SLAB_ROWS = 1024, 256
-# What the fused kernel of torch allocates per thread on a CPU, in floats: a block of scores for
-# 256 queries and 512 keys, and sums for 256 heads.
+# Floats that torch's fused kernel allocates per thread on a CPU: a block of scores for 256 queries
+# and 512 keys, and sums for 256 heads.
 FUSED_SCORES, FUSED_QUERIES = 256 * 512, 256
 QK_EPS = 1e-6
-# Scores computed at a time on a CPU, and where there is no fused kernel.
+# Number of scores computed at a time on a CPU, and where there is no fused kernel.
 SCORES_AT_ONCE = 1 << 24
 
 
@@ -45,10 +45,10 @@ def whole(rows: int) -> tuple[AttentionSpan, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageBatch:
-    """A batch of `images` with equal numbers of rows, which attend as `spans` state.
+    """A batch of `images` images with equal numbers of rows, which attend as `spans` state.
 
-    The spans cover all rows of an image, in order. rotation: of each row of the batch. pause: as of
-    `VisionTower.encode`.
+    The spans cover all rows of an image, in order. rotation: angles of each row of the batch.
+    pause: see `VisionTower.encode`.
     """
 
     images: int
@@ -76,8 +76,8 @@ class ImageAttention:
     """Softmax attention over the rows of an image, and its projection.
 
     Queries and keys are normed across all heads if the file has such norms. output: name of the
-    projection. row_elements: what a row of a slab needs at once. kept_elements: what a row of the
-    batch needs, beside the input.
+    projection. row_elements: temporary elements per row of a slab. kept_elements: elements per row
+    of the batch, besides the input.
     """
 
     def __init__(self, w: TensorScope, *, hidden: int, heads: int, output: str) -> None:
@@ -151,7 +151,8 @@ def _seen(queries: Tensor, keys: Tensor, values: Tensor, parts: int, pause: Paus
 
 
 def _queries_at_once(queries: Tensor, keys: Tensor) -> int:
-    """All for the fused kernels of CUDA, which refuse some heads."""
+    """Number of queries to compute at once; all of them for CUDA's fused kernels, which do not
+    support all heads."""
     if queries.device.type != "cpu" and queries.shape[-1] % 8 == 0:
         return queries.shape[2]
     return max(1, SCORES_AT_ONCE // (queries.shape[0] * queries.shape[1] * keys.shape[2]))

@@ -29,14 +29,14 @@ def shuffled_planes(x: Tensor, side: int, size: int) -> Tensor:
 
 
 def read_shuffle(metadata: Metadata, across: int, default: int) -> int:
-    """The side of the squares of patches that become one row, as files of llama.cpp state it."""
+    """The side of the squares of patches that become one row, as stated in llama.cpp's files."""
     size = metadata.get_size("vision.projector.scale_factor", default)
     check_shuffle(metadata, across, size)
     return size
 
 
 def shuffled_rows(metadata: Metadata, across: int, default: int) -> int:
-    """Rows of features of a square with `across` patches per side."""
+    """Number of feature rows of a square with `across` patches per side."""
     return (across // read_shuffle(metadata, across, default)) ** 2
 
 

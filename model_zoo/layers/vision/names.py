@@ -11,7 +11,7 @@ Names = tuple[str, ...]
 
 
 def known_as(w: TensorScope, *names: str) -> str:
-    """The first of these names that the file has; if it has none, the first."""
+    """The first of these names that the file has; if it has none of them, the first name."""
     return next((name for name in names if w.has(name)), names[0])
 
 
@@ -30,7 +30,7 @@ def first_table(w: TensorScope, *names: str, shape: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LayerNames:
-    """The tensors of a layer, beside `attn_q`, `attn_k`, `attn_v` or `attn_qkv`."""
+    """Names of a layer's tensors, besides `attn_q`, `attn_k`, `attn_v` or `attn_qkv`."""
 
     attn_norm: Names = ("ln1",)
     output: Names = ("attn_out",)

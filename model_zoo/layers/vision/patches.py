@@ -1,4 +1,4 @@
-"""From pixels to rows: patches of an image, each multiplied by one matrix."""
+"""Converts pixels to rows: patches of an image, each multiplied by one matrix."""
 
 import torch
 from torch import Tensor
@@ -37,12 +37,13 @@ def patch_embedding(w: TensorScope, sizes: VisionSizes, *names: str) -> Linear:
 
 
 def frame_embedding(w: TensorScope, sizes: VisionSizes, *names: str) -> Linear:
-    """The same for successive frames, [n, channels * frames * side * side] -> [n, hidden].
+    """As `patch_embedding` for successive frames, [n, channels * frames * side * side] -> [n,
+    hidden].
 
-    names: of the tensors of the frames, with suffix.
+    names: names of the frames' tensors, with suffix.
     """
     tables = [w.table(name, shape=_square(sizes)) for name in names]
-    # An outline computes nothing, and `torch.stack` would.
+    # On "meta" nothing is to be computed, which `torch.stack` would do.
     frames = tables[0].new_empty(sizes.hidden, CHANNELS, len(names), sizes.patch, sizes.patch)
     for frame, table in zip(frames.unbind(2), tables, strict=True):
         frame.copy_(table)
@@ -53,7 +54,7 @@ def frame_embedding(w: TensorScope, sizes: VisionSizes, *names: str) -> Linear:
 def stacked_frame_embedding(
     w: TensorScope, sizes: VisionSizes, name: str, *, frames: int
 ) -> Linear:
-    """The same from one tensor (hidden * channels, frames, side, side)."""
+    """As `frame_embedding`, from one tensor (hidden * channels, frames, side, side)."""
     shape = (sizes.hidden * CHANNELS, frames, sizes.patch, sizes.patch)
     table = w.table(f"{name}.weight", shape=shape)
     flat = table.reshape(sizes.hidden, sizes.patch_elements * frames)

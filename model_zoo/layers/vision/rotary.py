@@ -1,4 +1,4 @@
-"""Rotary embeddings by row and column: one for half of the pairs, one for the other half."""
+"""Rotary embeddings by row and column, each for one half of the pairs."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class PlaneRotary:
     pairs: Pairs
 
     def __call__(self, first: Tensor, second: Tensor) -> Rotation:
-        """The coordinates of each row, int64 [rows] each."""
+        """The rotation of rows with these coordinates, int64 [rows] each."""
         angles = torch.cat(
             [first[:, None].float() * self.first, second[:, None].float() * self.second], 1
         )
@@ -28,7 +28,7 @@ class PlaneRotary:
 
 
 def halves_rotary(w: TensorScope, sizes: VisionSizes) -> PlaneRotary:
-    """That of Qwen: the same frequencies, of half a head, for rows and columns."""
+    """Qwen's rotary embedding: the same frequencies, of half a head, for rows and columns."""
     sizes.quarters()
     base = sizes.metadata.get_positive("vision.rope.freq_base", DEFAULT_BASE)
     frequencies = plain_frequencies(sizes.head_dim // 2, base).to(w.device)

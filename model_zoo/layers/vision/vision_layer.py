@@ -33,8 +33,8 @@ ReadNorm = Callable[[str], RMSNorm | LayerNorm]
 
 
 class LayerNeeds(Protocol):
-    """row_elements: what a row of a slab needs at once. kept_elements: what a row of the batch
-    needs, beside the input. matrix_elements: of the largest matrix."""
+    """row_elements: temporary elements per row of a slab. kept_elements: elements per row of the
+    batch, besides the input. matrix_elements: elements of the largest matrix."""
 
     @property
     def row_elements(self) -> int: ...
@@ -93,7 +93,7 @@ def read_layer(
     attn_gate: Tensor | None = None,
     ffn_gate: Tensor | None = None,
 ) -> VisionLayer:
-    """The layer of this scope; `norm` reads a norm by name."""
+    """The layer with the tensors of this scope; `norm` reads a norm by name."""
     attention = ImageAttention(
         w, hidden=sizes.hidden, heads=sizes.heads, output=known_as(w, *names.output)
     )
@@ -118,9 +118,9 @@ def rms_norms(w: TensorScope, sizes: VisionSizes) -> ReadNorm:
 def read_feed_forward(
     w: TensorScope, sizes: VisionSizes, names: LayerNames, curve: Callable[[Tensor], Tensor]
 ) -> FeedForward:
-    """Without a gate; the width is that of the tensors.
+    """A feed-forward without a gate; its width is that of the tensors.
 
-    Some files have the names of the two matrices exchanged, which their shapes show.
+    In some files the names of the two matrices are exchanged; their shapes show this.
     """
     up, down = known_as(w, *names.up), known_as(w, *names.down)
     last = w.shape(down)
@@ -134,7 +134,7 @@ def read_feed_forward(
 def read_gated(
     w: TensorScope, sizes: VisionSizes, gated: Callable[[Tensor, Tensor], Tensor]
 ) -> GatedFeedForward:
-    """With a gate; the width is that of the tensors."""
+    """A feed-forward with a gate; its width is that of the tensors."""
     shape = w.shape("ffn_up")
     size = shape[0] if shape else sizes.hidden
     return GatedFeedForward(w, hidden=sizes.hidden, size=size, gated=gated)
@@ -145,7 +145,7 @@ def layers_bytes(
 ) -> int:
     """Bytes that the layers allocate for `rows` rows of a batch, and their input.
 
-    All in float32, as kernels compute: five times the residual, and the widest step of a slab.
+    In float32, as kernels compute: five times the residual, and the widest step of a slab.
     """
     slab = min(rows, slab_rows(device))
     widest = max(layer.row_elements for layer in layers) + 2 * sizes.hidden + _PADDING
@@ -157,7 +157,7 @@ def layers_bytes(
 
 
 def kernel_bytes(device: torch.device, *, largest_matrix: int, head_dim: int) -> int:
-    """Bytes that products and attention allocate beside their results, for any number of rows."""
+    """Bytes that products and attention allocate besides their results, for any number of rows."""
     if device.type == "cpu":
         threads = torch.get_num_threads()
         fused = 4 * threads * (FUSED_SCORES + FUSED_QUERIES * (head_dim + 3))

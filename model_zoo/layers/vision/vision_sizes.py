@@ -10,8 +10,8 @@ CHANNELS = 3
 
 @dataclass(frozen=True, slots=True)
 class VisionSizes:
-    """The keys after `clip.` in projector files equal those after the architecture in combined
-    files.
+    """Sizes that nearly all vision models state. Their keys are the same after `clip.` in projector
+    files and after the architecture's name in combined files.
 
     patch: side of a patch in pixels.
     """
@@ -32,7 +32,7 @@ class VisionSizes:
         eps_key: str = "vision.attention.layer_norm_epsilon",
         **defaults: int,
     ) -> "VisionSizes":
-        """eps, defaults (by field): for files that state none.
+        """eps, defaults (by field): values for files that state none.
 
         Raises ModelFileError for missing or impossible sizes.
         """
@@ -76,7 +76,8 @@ class VisionSizes:
         return side
 
     def quarters(self) -> int:
-        """A quarter of a head, for rotation by two coordinates; ModelFileError if not whole."""
+        """A quarter of a head, for rotation by two coordinates; ModelFileError unless it is
+        whole."""
         if self.head_dim % 4:
             raise self.metadata.error(
                 "vision.attention.head_count",

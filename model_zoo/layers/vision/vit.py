@@ -18,10 +18,9 @@ from runtime.vision.encoder import Pause
 
 @dataclass(frozen=True, slots=True)
 class VitNames:
-    """Names of the tensors beside those of the layers; `first` is given in full and may lack the
-    suffix.
+    """Names of the tensors outside the layers; `first` is a full name and may lack the suffix.
 
-    Without names for a norm there is no such norm.
+    A norm without names does not exist in the model.
     """
 
     patches: Names = ("patch_embd",)
@@ -66,7 +65,7 @@ class Vit:
         ]
 
     def nbytes(self, images: int) -> int:
-        """Upper bound of the bytes that encoding so many images takes, result included."""
+        """Upper bound of the bytes that encoding `images` images takes, result included."""
         sizes, rows = self._sizes, images * self.rows
         edges = rows * (2 * sizes.patch_elements + 4 * sizes.hidden)
         return 4 * edges + layers_bytes(self._device, sizes, self._layers, rows)

@@ -11,7 +11,8 @@ from model_zoo.layers.vision.image_attention import AttentionSpan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Windows:
-    """order [rows]: the row of the plane at each place; windows of one shape are consecutive."""
+    """The rows of a plane in the order of windows. order [rows]: the row of the plane at each
+    place; windows of one shape are consecutive."""
 
     order: Tensor
     spans: tuple[AttentionSpan, ...]
@@ -30,7 +31,7 @@ class Windows:
 def windows(rows: int, columns: int, size: int, *, each: int = 1, device: torch.device) -> Windows:
     """Windows of `size` x `size` from the top left, cut off at the right and bottom.
 
-    each: rows of the spans per place of the plane.
+    each: number of rows per place of the plane.
     """
     plane = torch.arange(rows * columns, device=device).view(rows, columns)
     orders, spans, begin = [], [], 0

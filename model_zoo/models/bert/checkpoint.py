@@ -34,7 +34,7 @@ CONVERSION = Conversion(
     defaults={"layer_norm_eps": DEFAULT_EPS},
 )
 
-# The pooler and the classifier, in the names of RoBERTa's head.
+# The pooler and the classifier, with the names of RoBERTa's head.
 RANKING = replace(
     CONVERSION,
     serves=("BertForSequenceClassification",),
@@ -49,7 +49,7 @@ RANKING = replace(
 
 
 def _first_position(config: Configuration) -> int:
-    """RoBERTa counts positions from here; files do from 0."""
+    """The number from which RoBERTa counts positions; GGUF files count from 0."""
     return int(config.require("pad_token_id")) + 1
 
 

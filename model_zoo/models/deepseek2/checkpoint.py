@@ -49,7 +49,7 @@ def _to_values(config: Configuration, rows: Tensor) -> Tensor:
 
 
 def _log_multiplier(config: Configuration) -> float | None:
-    """A tenth, as llama.cpp's converter writes it for this architecture."""
+    """A tenth of the multiplier, as llama.cpp's converter writes it for this architecture."""
     stated = decoders.yarn_number(config, "mscale_all_dim")
     return stated / 10 if stated else None
 

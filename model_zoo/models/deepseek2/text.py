@@ -46,7 +46,8 @@ def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary, rotated
 
 
 def _latent_sizes(w: TensorScope, sizes: TextSizes, index: int, rotated: int) -> LatentSizes:
-    """Files with `attn_k_b` state as `key_length` what is cached; older files, a head's size."""
+    """Sizes of a layer. In files with `attn_k_b`, `key_length` is the size of a cached row; in
+    older files it is the size of a head."""
     metadata, names = sizes.metadata, ("attention.key_length", "attention.value_length")
     keys = (f"{key}_mla" if metadata.has(f"{key}_mla") else key for key in names)
     query, value = (metadata.require_size(key, at_most=MAX_HEAD_DIM) for key in keys)
@@ -68,8 +69,8 @@ def _latent_sizes(w: TensorScope, sizes: TextSizes, index: int, rotated: int) ->
 
 
 def _rotary(w: TensorScope, metadata: Metadata, rotated: int) -> Rotary:
-    """If the file states a multiplier of the scores, YaRN leaves the magnitude of queries and keys
-    unchanged: `mscale` equals `mscale_all_dim` in all models."""
+    """The rotary embedding. If the file states a multiplier of the scores, YaRN does not change the
+    magnitude of queries and keys, because `mscale` equals `mscale_all_dim` in all models."""
     rotary = read_rotary(
         w,
         metadata,
@@ -81,7 +82,7 @@ def _rotary(w: TensorScope, metadata: Metadata, rotated: int) -> Rotary:
 
 
 def _scale(metadata: Metadata, query: int) -> float:
-    """Under YaRN, scores grow by the square of its logarithmic term."""
+    """The factor of scores, which with YaRN includes the square of its logarithmic term."""
     if metadata.get("rope.scaling.type", str) != "yarn":
         return query**-0.5
     weight = 10 * metadata.get(LOG_MULTIPLIER, float, 0.0)

@@ -9,7 +9,7 @@ CONVERSION = Conversion(
     keys=(
         *decoders.KEYS,
         Key("attention.sliding_window", "sliding_window"),
-        # Where a file says nothing, readers take the caps of the published checkpoints.
+        # If a file does not state caps, readers use those of the published checkpoints.
         Key("attn_logit_softcapping", lambda c: float(c.get("attn_logit_softcapping", 0.0))),
         Key("final_logit_softcapping", lambda c: float(c.get("final_logit_softcapping", 0.0))),
     ),

@@ -265,7 +265,7 @@ def tool(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     ("template", "schema", "place", "reason"),
     [
         (CODER, {"a": {"type": "string", "pattern": "^a|b$"}}, "/properties/a", '"pattern"'),
-        (CODER, {"a": {"const": "x</parameter>"}}, "/properties/a", "no text is allowed there"),
+        (CODER, {"a": {"const": "x</parameter>"}}, "/properties/a", "the schema allows no text"),
         (CODER, {"<a>": {"type": "string"}}, "/properties/<a>", 'the name "<a>"'),
         (
             GEMMA,
@@ -273,8 +273,8 @@ def tool(name: str, schema: dict[str, Any]) -> dict[str, Any]:
             "/properties/a",
             "several",
         ),
-        (GEMMA, {"a": DEEP}, "/properties/a", "nests at most 32 deep"),
-        (M3, {"a": DEEP}, "/properties/a", "nests at most 32 deep"),
+        (GEMMA, {"a": DEEP}, "/properties/a", "nested at most 32 deep"),
+        (M3, {"a": DEEP}, "/properties/a", "nested at most 32 deep"),
         (
             M3,
             {"a": {"properties": {"item": {}}}},
