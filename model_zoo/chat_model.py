@@ -174,7 +174,7 @@ class ChatModel:
         template = self._template_for(tools)
         messages, tools = self._readable(template, messages, tools)
         images = [part for message in messages for part in message.images]
-        self._refuse_unseen(images)
+        self._check_images_supported(images)
         placeholders = None if self.vision is None else self.vision.placeholders
         own = {"tools": tools or None, "add_generation_prompt": opens_reply}
         rendered = render_unforged(
@@ -243,7 +243,7 @@ class ChatModel:
         `[img-N]` in the text stands for image N, from 0; images without a tag precede the text.
         Line breaks around images are not added.
         """
-        self._refuse_unseen(images)
+        self._check_images_supported(images)
         if self.vision is None or not images:
             return self._prompt([text], [], at_most, bos=bos)
         placeholders = self.vision.placeholders
@@ -309,6 +309,6 @@ class ChatModel:
         laid = lay_out(self.tokenizer, texts, seen.pieces, sentinel=sentinel, bos=bos)
         return Prompt(laid.tokens, laid.spans, seen.images)
 
-    def _refuse_unseen(self, images: Sequence[ImagePart]) -> None:
+    def _check_images_supported(self, images: Sequence[ImagePart]) -> None:
         if images and self.vision is None:
             raise RequestError("The model does not support images; send texts only.")

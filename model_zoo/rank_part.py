@@ -39,7 +39,8 @@ def load_part(
     compute: Compute = Compute.EXACT,
     deterministic: bool = False,
 ) -> DecoderModel:
-    """The decoder with this rank's weights; other arguments and errors as in `registry.load`."""
+    """The decoder with this rank's weights; the other arguments and errors are those of
+    `registry.load`."""
     file = GGUFFile.open(path)
     metadata = Metadata(file.metadata, path=file.path)
     decoder_class = class_for(metadata)

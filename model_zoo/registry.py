@@ -1,4 +1,4 @@
-"""Loads model files with the family of their architecture."""
+"""Loads model files; the architecture in a file chooses the family that builds the model."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -52,19 +52,19 @@ Place = Callable[[Sequence[GGUFFile], DecoderModel], LayerPlacement | None]
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How a file is loaded, beside device and type.
+    """How a file is loaded, besides device and type.
 
-    vision_device: of the vision model, None for that of the text model; on "meta" it has no weights
-    and computes nothing.
-    context_tokens: the longest sequence that will be served, None for what the file allows; some
-    models choose their rotary factors by it.
-    progress(done, total): called with bytes read.
-    image_limits: of decoded images.
-    ranks: those that divide the text model.
+    vision_device: the device of the vision model, None for that of the text model; on "meta" it has
+    no weights and computes nothing.
+    context_tokens: the longest sequence that will be served, None for the longest that the file
+    allows; some models choose their rotary factors by it.
+    progress(done, total): called with numbers of bytes read.
+    image_limits: limits of decoded images.
+    ranks: the ranks that divide the text model.
     place: computes the layer placement from the files, adapters included, and the model without
     weights; None or a result of None puts all layers on one device.
-    read: False leaves the weights on disk, for an outline on a CPU.
-    adapters: change matrices of the text model, which stay as they are in its file.
+    read: False leaves the weights on disk, for a model on the CPU that only describes the file.
+    adapters: applied to matrices of the text model, which stay as they are in its file.
     shared: copies of weights of models that are loaded already.
     compute: how activations enter products.
     deterministic: on CUDA devices, the bits of a row do not depend on other rows.
@@ -136,7 +136,7 @@ def load(
 def open_adapters(
     sources: Sequence[AdapterPath], metadata: Metadata, *, read: bool = True
 ) -> tuple[Adapter, ...]:
-    """The adapters of the model with this metadata; errors as of `Adapter.open`, and
+    """The adapters of the model with this metadata; raises the errors of `Adapter.open`, and
     UnsupportedModelError for an adapter of another architecture."""
     if len(sources) > MAX_ADAPTERS:
         raise UnsupportedModelError(
@@ -160,7 +160,7 @@ def check_adapts(adapter: Adapter, metadata: Metadata) -> None:
 
 
 def _language(file: GGUFFile, metadata: Metadata) -> tuple[Tokenizer, ChosenTemplate | None]:
-    expect_template(file.metadata)  # its processes start while the tokenizer is built
+    expect_template(file.metadata)  # starts its processes while the tokenizer is built
     try:
         tokenizer = load_tokenizer(token_metadata(file), architecture=metadata.architecture)
         chosen = choose_template(file.metadata, tokenizer, architecture=metadata.architecture)
@@ -215,7 +215,7 @@ def _parameter_count(file: GGUFFile) -> int:
 
 def class_for(metadata: Metadata) -> Callable[[TensorScope, Metadata], DecoderModel]:
     """`build_decoder` of the file's family; UnsupportedModelError if there is none."""
-    _refuse_what_is_no_text_model(metadata)
+    _check_is_text_model(metadata)
     name = metadata.architecture
     if name not in TEXT_FAMILIES:
         known = ", ".join(sorted(TEXT_FAMILIES))
@@ -236,7 +236,7 @@ def check_divisible(metadata: Metadata, ranks: Ranks) -> None:
     )
 
 
-def _refuse_what_is_no_text_model(metadata: Metadata) -> None:
+def _check_is_text_model(metadata: Metadata) -> None:
     kind = metadata.get("general.type", str, "model")
     pooling = metadata.get("pooling_type", int, _NONE)
     reason = None
@@ -250,15 +250,14 @@ def _refuse_what_is_no_text_model(metadata: Metadata) -> None:
             f"{', '.join(_RANKING)} only"
         )
     elif pooling != _NONE and pooling not in _POOLINGS:
-        reason = f"has `{metadata.full_key('pooling_type')}` {pooling}, which is not known"
+        reason = f"has `{metadata.full_key('pooling_type')}` {pooling}, which is unknown"
     if reason is not None:
         raise UnsupportedModelError(f"{metadata.path}: {reason}.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Recipe:
-    """A model file, possibly with another that has its vision model, before its weights are
-    read."""
+    """A model file, possibly with a second file for the vision model, before weights are read."""
 
     decoder_class: Callable[[TensorScope, Metadata], DecoderModel]
     file: GGUFFile
@@ -278,11 +277,11 @@ class _Recipe:
             scope.check()
         causal = decoder.causal
         if self.metadata.get("attention.causal", bool, causal) != causal:
-            sees = "what comes after it" if causal else "what comes before it alone"
+            seen = "all tokens" if causal else "earlier tokens only"
             raise UnsupportedModelError(
-                f"{self.metadata.path}: `{self.metadata.full_key('attention.causal')}` says that a "
-                f"token sees {sees}, which models of architecture {self.metadata.architecture} do "
-                "not support."
+                f"{self.metadata.path}: `{self.metadata.full_key('attention.causal')}` makes "
+                f"tokens attend to {seen}, which models of architecture "
+                f"{self.metadata.architecture} do not support."
             )
         return decoder
 
@@ -303,8 +302,8 @@ class _Recipe:
     def _scopes(
         self, devices: tuple[torch.device, torch.device], progress: Progress | None
     ) -> tuple[TensorScope, TensorScope]:
-        """Of the text model and of the vision model; the same scope if file and device are the
-        same."""
+        """The scopes of the text model and of the vision model; they are the same scope if file
+        and device are the same."""
         places, adapters = [(self.file, devices[0])], [self.adapters]
         if self.vision is not None and (self.vision.is_own or devices[0] != devices[1]):
             places.append((self.vision.file, devices[1]))
@@ -330,7 +329,7 @@ class _Recipe:
         return scopes[0], scopes[-1]
 
     def _read_bytes(self, places: Sequence[tuple[GGUFFile, torch.device]]) -> list[int]:
-        """Bytes to read per file; vision tensors of a combined file count for the second scope."""
+        """Bytes to read for each scope; vision tensors of a combined file count for the second."""
         apart = len({id(file) for file, _ in places}) < len(places)
         sizes = []
         for second, (file, device) in enumerate(places):
@@ -341,7 +340,8 @@ class _Recipe:
 
 
 def _shares(progress: Progress | None, sizes: Sequence[int]) -> list[Progress | None]:
-    """Callbacks for files that are read in turn; each reports progress over all of them."""
+    """Callbacks for files that are read one after the other; each reports progress over all of
+    them."""
     if progress is None:
         return [None] * len(sizes)
 

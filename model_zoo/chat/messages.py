@@ -107,7 +107,7 @@ class ChatTemplate:
 
     def _found_form(self) -> MessageForm:
         def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
-            return self.render_values(messages, _given(tools, True))
+            return self.render_values(messages, _template_arguments(tools, True))
 
         parts = self.reads("type") and self.reads("text") and wants_parts(render)
         return call_form(render, parts=parts) if self.reads("tool_calls") else MessageForm(parts)
@@ -131,7 +131,8 @@ class ChatTemplate:
         conversation or fails. Content that the template ignores is only refused by `encode_chat`.
         """
         return self.render_values(
-            self.values(messages), {**variables, **_given(tools, add_generation_prompt)}
+            self.values(messages),
+            {**variables, **_template_arguments(tools, add_generation_prompt)},
         )
 
     def render_values(
@@ -199,7 +200,7 @@ def render_unforged(
             known = ", ".join(sorted(ROLES))
             raise RequestError(f'The role "{message.role}" is not one of {known}.')
     image = None if template.supports_images else image
-    variables = _given(None, True) | variables
+    variables = _template_arguments(None, True) | variables
     _refuse_unsupported(template, messages, variables["tools"], no_images=image is None)
     values = template.values(messages)
     breakable = _breakable_texts(template, tokenizer, reserved)
@@ -323,7 +324,7 @@ def _refuse_unsupported(
         )
 
 
-def _given(
+def _template_arguments(
     tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool
 ) -> dict[str, Any]:
     offered = None if tools is None else list(tools)

@@ -42,10 +42,10 @@ def plan(
     rules = [rule for rule in conversion.rules if flavour in rule.flavours]
     found, unknown = _matched(conversion, rules, config, checkpoint)
     if unknown:
-        raise _listed(checkpoint, "tensors that this architecture does not know", unknown)
+        raise _error_listing(checkpoint, "tensors that this architecture does not know", unknown)
     missing = list(_missing(rules, found, config))
     if missing:
-        raise _listed(checkpoint, "not all tensors that this architecture needs", missing)
+        raise _error_listing(checkpoint, "not all tensors that this architecture needs", missing)
     targets = []
     for index, rule in enumerate(rules):
         for place, sources in found[index].items():
@@ -152,10 +152,10 @@ def _missing(
     for rule, places in zip(rules, found, strict=True):
         for layer in _wanted_layers(rule, config):
             if (rule.target, layer) not in made:
-                yield from (_named(source, layer) for source in rule.sources)
+                yield from (_source_name(source, layer) for source in rule.sources)
         for place, sources in places.items():
             for number in set(range(len(rule.sources))) - set(sources):
-                yield _named(rule.sources[number], place.layer)
+                yield _source_name(rule.sources[number], place.layer)
 
 
 def _wanted_layers(rule: Rule, config: Configuration) -> Sequence[int | None]:
@@ -168,7 +168,7 @@ def _wanted_layers(rule: Rule, config: Configuration) -> Sequence[int | None]:
     return [n for n in range(config.layers) if rule.only is None or rule.only(config, n)]
 
 
-def _named(source: str, layer: int | None) -> str:
+def _source_name(source: str, layer: int | None) -> str:
     return source.replace("{n}", str(layer)).replace(".*", ".weight")
 
 
@@ -241,7 +241,7 @@ def _computed(computed: Computed, tensor: Tensor) -> Target:
     return Target(computed.target, tuple(tensor.shape), [lambda: tensor], keep=True)
 
 
-def _listed(checkpoint: Checkpoint, what: str, names: Sequence[str]) -> ModelFileError:
+def _error_listing(checkpoint: Checkpoint, what: str, names: Sequence[str]) -> ModelFileError:
     shown = ", ".join(names[:_SHOWN])
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return ModelFileError(f"{checkpoint.folder}: has {what}: {shown}{more}.")

@@ -63,7 +63,7 @@ def tensor_type(recipe: str, name: str, shape: tuple[int, ...], facts: Facts) ->
         return chosen.base
     if _HALF.search(name):
         return "F16"
-    return _fitting(_wanted(chosen, name, facts), shape[-1])
+    return _fitting(_target_type(chosen, name, facts), shape[-1])
 
 
 def recipe_named(name: str) -> Recipe:
@@ -81,7 +81,7 @@ def file_type(recipe: str) -> int:
     return recipe_named(recipe).file_type
 
 
-def _wanted(recipe: Recipe, name: str, facts: Facts) -> str:
+def _target_type(recipe: Recipe, name: str, facts: Facts) -> str:
     if name == "output.weight" or (facts.tied and name == "token_embd.weight"):
         return recipe.output
     layer = _LAYER.fullmatch(name)

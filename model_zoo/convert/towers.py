@@ -145,7 +145,7 @@ def longest_edge(config: Configuration) -> int | None:
 
 def known_processing(name: str, known: Any) -> Check:
     """Refuses values of an image processor's setting other than those that readers assume."""
-    return _known(f"`{name}` of the image processor", lambda c: preprocessing(c).get(name), known)
+    return _one_of(f"`{name}` of the image processor", lambda c: preprocessing(c).get(name), known)
 
 
 def same_side(name: str) -> Check:
@@ -166,24 +166,24 @@ def same_side(name: str) -> Check:
 
 def known_setting(name: str, *known: Any) -> Check:
     """Refuses values of a vision model's setting other than those that readers assume."""
-    return _known(f"`{name}` of the vision part", lambda c: c.get(name), *known)
+    return _one_of(f"`{name}` of the vision part", lambda c: c.get(name), *known)
 
 
 def known_of_model(name: str, *known: Any) -> Check:
     """As `known_setting`, for a setting of the whole model."""
-    return _known(f"`{name}` of the model", lambda c: c.model.get(name), *known)
+    return _one_of(f"`{name}` of the model", lambda c: c.model.get(name), *known)
 
 
 def known_rope_base(base: float) -> Check:
     """Refuses rotary bases other than `base`, for files that do not state one."""
-    return _known("the rotary base of the vision part", rope_base, base)
+    return _one_of("the rotary base of the vision part", rope_base, base)
 
 
 def rope_base(config: Configuration) -> float:
     return float(config.rope().get("rope_theta", 10000.0))
 
 
-def _known(what: str, read: Callable[[Configuration], Any], *known: Any) -> Check:
+def _one_of(what: str, read: Callable[[Configuration], Any], *known: Any) -> Check:
     """Refuses values other than those in `known`; an absent value counts as the first of them."""
 
     def check(config: Configuration) -> None:

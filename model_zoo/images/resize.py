@@ -48,10 +48,10 @@ def squared(image: Pixels, side: int, resample: Filter, colour: tuple[int, int, 
         raise _unsuitable(rows, columns, f"at most {MAX_SQUARED_SIDE:,} pixels long")
     step = max(BAND_PIXELS // whole, 1)
     narrow = [
-        _narrowed(_amid(image[top : top + step], whole, colour, axis=1), side, resample)
+        _narrowed(_centred(image[top : top + step], whole, colour, axis=1), side, resample)
         for top in range(0, rows, step)
     ]
-    return resized(_amid(np.concatenate(narrow), whole, colour, axis=0), side, side, resample)
+    return resized(_centred(np.concatenate(narrow), whole, colour, axis=0), side, side, resample)
 
 
 def _narrowed(image: Pixels, width: int, resample: Filter) -> Pixels:
@@ -71,7 +71,7 @@ def _unsuitable(height: int, width: int, bound: str) -> RequestError:
     )
 
 
-def _amid(image: Pixels, length: int, colour: tuple[int, int, int], *, axis: int) -> Pixels:
+def _centred(image: Pixels, length: int, colour: tuple[int, int, int], *, axis: int) -> Pixels:
     """`image` centred in `length` pixels along `axis`; an odd pixel of padding comes after it."""
     missing = length - image.shape[axis]
     if not missing:

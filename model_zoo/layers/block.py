@@ -70,7 +70,8 @@ class Block(_TwoParts):
     residual_scale: float = 1.0
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        """x [tokens, hidden] -> the same, or [outputs, hidden] of `step.rows` alone."""
+        """x [tokens, hidden] -> the same shape, or [outputs, hidden] if `step.rows` selects
+        rows."""
         return self.unadded(Residual(x), step).computed()
 
     def unadded(self, residual: Residual, step: Step) -> Residual:
@@ -94,7 +95,8 @@ class ParallelBlock(_TwoParts):
     feed_forward: RowWise
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        """x [tokens, hidden] -> the same, or [outputs, hidden] of `step.rows` alone."""
+        """x [tokens, hidden] -> the same shape, or [outputs, hidden] if `step.rows` selects
+        rows."""
         normed = self.norm(x)
         added = add_(self.attention(normed, step), self.feed_forward(step.kept(normed)))
         return add_(added, step.kept(x))
@@ -110,7 +112,8 @@ class PostNormBlock(_TwoParts):
     layer_output_norm: LayerNorm
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        """x [tokens, hidden] -> the same, or [outputs, hidden] of `step.rows` alone."""
+        """x [tokens, hidden] -> the same shape, or [outputs, hidden] if `step.rows` selects
+        rows."""
         x = self.attn_output_norm.of_sum(self.attention(x, step), step.kept(x))
         return self.layer_output_norm.of_sum(self.feed_forward(x), x)
 

@@ -91,7 +91,8 @@ class GatedDeltaNet:
         self.matrix_elements = hidden * (sizes.channels + sizes.values)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        """x [tokens, hidden] -> [tokens, hidden], or [outputs, hidden] of `step.rows` alone."""
+        """x [tokens, hidden] -> [tokens, hidden], or [outputs, hidden] if `step.rows` selects
+        rows."""
         mixed, gate = self._inputs(x)
         gates = self._gates(x)
         mixed = short_convolution(mixed, self._convolution, step.pages, step.plan)

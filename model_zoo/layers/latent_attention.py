@@ -74,7 +74,8 @@ class LatentAttention:
         self.matrix_elements = hidden * (outputs.count + heads.count * sizes.query + rows)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        """x [tokens, hidden] -> [tokens, hidden], or [outputs, hidden] of `step.rows` alone."""
+        """x [tokens, hidden] -> [tokens, hidden], or [outputs, hidden] if `step.rows` selects
+        rows."""
         sizes, rotation = self._sizes, step.rotation
         assert rotation is not None
         latents, keys = self._compress(x).split((sizes.latent, sizes.rotated), dim=1)

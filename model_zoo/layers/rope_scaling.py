@@ -40,7 +40,7 @@ def read_rotary(
     """
     dim = dim or _rotated(metadata, key_dim)
     if dim % 2:
-        raise metadata.error("attention.key_length", f"is {dim}; heads that turn need an even one")
+        raise metadata.error("attention.key_length", f"is {dim}; rotated heads need an even size")
     base = base or metadata.get_positive("rope.freq_base", DEFAULT_BASE)
     frequencies = plain_frequencies(dim, base)
     magnitude = 1.0

@@ -1,7 +1,7 @@
 """Host memory for images: those of running requests, and a cache of prepared images.
 
 One budget of bytes covers both. Images of running requests are never evicted; others are evicted
-when memory is needed, least recently used first. A tenant with several requests may use at most as
+when memory is needed, least recently used first. A tenant with several requests may hold at most as
 many bytes as are still free.
 """
 
@@ -44,7 +44,7 @@ class ImageCache:
 
     @property
     def held_bytes(self) -> int:
-        """The same plus cached images that no request uses."""
+        """`used_bytes` plus cached images that no request uses."""
         return self._used + self._unused
 
     def lease(
@@ -52,7 +52,7 @@ class ImageCache:
     ) -> "ImageLease":
         """A lease for a request with `file_bytes` of image files.
 
-        Without `tenant` no share is enforced. Raises like `ImageLease.reserve`.
+        Without `tenant`, no limit per tenant is enforced. Raises like `ImageLease.reserve`.
         """
         lease = ImageLease(self, salt, tenant)
         lease.reserve(file_bytes)
@@ -61,9 +61,10 @@ class ImageCache:
     # The following methods are called by leases, which hold the lock.
 
     def take(self, nbytes: int, *, tenant: str | None = None, others: bool = False) -> None:
-        """Adds to the used bytes, and evicts as needed.
+        """Adds to the used bytes, and evicts as needed. `others`: the tenant has other requests.
 
-        OverloadedError if used bytes, or the tenant's `others`, leave too little memory.
+        OverloadedError if used bytes, or those of the tenant's other requests, leave too little
+        memory.
         """
         if self._used + nbytes > self.budget_bytes:
             raise OverloadedError(
@@ -85,7 +86,7 @@ class ImageCache:
         return self._taken_by[tenant]
 
     def untrack(self, tenant: str, nbytes: int) -> None:
-        """Subtracts the bytes of a request that has ended from its tenant's."""
+        """Subtracts the bytes of a request that has ended from those of its tenant."""
         self._taken_by[tenant] -= nbytes
         if not self._taken_by[tenant]:
             del self._taken_by[tenant]
@@ -99,7 +100,7 @@ class ImageCache:
             )
 
     def hold(self, name: bytes) -> PreparedImage | None:
-        """The image, if cached, with one more holder."""
+        """The image if it is cached; adds a holder to it."""
         kept = self._entries.get(name)
         if kept is None:
             return None
@@ -132,7 +133,8 @@ class ImageLease:
 
     After `close`, methods raise CancelledError in a thread that still works for the request.
     Between `begin_work` and `end_work` memory is not released, since that thread still uses it.
-    `salt`, at most 64 bytes, is part of the names of images: only leases with equal salts share.
+    `salt`, at most 64 bytes, is part of the names of images, so that only leases with equal salts
+    share images.
     """
 
     def __init__(self, cache: ImageCache, salt: bytes = b"", tenant: str | None = None) -> None:

@@ -9,7 +9,7 @@ MOST_PIXELS = 1 << 26
 
 
 def read_normalisation(metadata: Metadata, default: Normalisation) -> Normalisation:
-    """Mean and deviation of each colour; `default` for those that the file does not state."""
+    """Mean and deviation of each colour; `default` where the file states none."""
     mean = _triple(metadata, "vision.image_mean", default.mean)
     std = _triple(metadata, "vision.image_std", default.std)
     if not all(0 <= value <= 1 for value in mean):
@@ -22,7 +22,8 @@ def read_normalisation(metadata: Metadata, default: Normalisation) -> Normalisat
 def read_areas(
     metadata: Metadata, least: str, most: str, *, defaults: tuple[int, int]
 ) -> tuple[int, int]:
-    """Bounds in pixels of images that keep their aspect, from the keys `least` and `most`.
+    """Bounds of the area in pixels of images that keep their aspect ratio, from the keys `least`
+    and `most`.
 
     If the file states only one bound, the other's default is adjusted to it.
     """

@@ -1,7 +1,7 @@
-"""Tags in a text that place the images of a list beside it, as in Ollama's API.
+"""Tags that mark the places of images in a text, as in Ollama's API.
 
-`[img-2]` is the third image of the list, `[img]` the next one without a numbered tag. Images
-without a tag come before the text.
+`[img-2]` is the third image of the request's list, `[img]` the next one without a numbered tag.
+Images without a tag come before the text.
 """
 
 import re

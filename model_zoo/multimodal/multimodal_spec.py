@@ -9,7 +9,8 @@ from runtime.vision.encoder import VisionTower
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MultimodalSpec:
-    """`depth`: width of a feature row in hidden sizes, above one if several layers add a part."""
+    """What a family provides for images. `depth`: width of a feature row in hidden sizes, more than
+    one if several layers contribute features."""
 
     tower: VisionTower
     processor: ImageProcessor

@@ -10,7 +10,7 @@ from runtime.errors import ModelFileError
 
 @dataclass(frozen=True, slots=True)
 class PlaceholderRows:
-    """`length` copies of `token` in place of as many feature rows of the image, from `first_row`.
+    """`length` copies of `token`, which stand for feature rows of the image from `first_row` on.
 
     The other fields are those of runtime.engine.request.ImageSpan.
     """
@@ -29,7 +29,7 @@ Piece = str | int | PlaceholderRows
 
 
 class Outlined(Protocol):
-    """What PreparedImage and ImageOutline have in common."""
+    """The fields that PreparedImage and ImageOutline share."""
 
     @property
     def grid(self) -> tuple[int, int]: ...
@@ -70,5 +70,5 @@ def required_token(tokenizer: Tokenizer, text: str) -> int:
 
 
 def positions(pieces: Sequence[Piece]) -> int:
-    """The least number of tokens that the pieces take; text takes further ones."""
+    """The number of tokens and placeholders in the pieces; text takes further tokens."""
     return sum(1 if isinstance(p, int) else p.length for p in pieces if not isinstance(p, str))

@@ -31,11 +31,10 @@ def lay_out(
     sentinel: str = "",
     bos: bool = True,
 ) -> Layout:
-    """Tokens of `texts`, one more than images, with an image between each pair; at most one BOS,
-    and without `bos` none that the texts do not contain.
+    """The tokens of `texts` with an image between each two; there is one more text than images.
 
-    Adjacent texts, those of placeholders included, are encoded as one. `sentinel` is removed first,
-    as in `encode_chat`.
+    There is at most one BOS; `bos` False adds none. Adjacent texts, including those of
+    placeholders, are encoded as one. `sentinel` is removed first, as in `encode_chat`.
     """
     assert len(texts) == len(shown) + 1
     parts: list[str | int] = []
@@ -50,7 +49,7 @@ def lay_out(
             run = ""
             if isinstance(piece, PlaceholderRows):
                 rows.append((piece, image.digest))
-                piece = -len(rows)  # negative: no token id
+                piece = -len(rows)  # negative, so that it is no token id
             parts.append(piece)
         run += text
     parts += Unforged(run, sentinel).cut(tokenizer)
@@ -59,7 +58,7 @@ def lay_out(
 
 
 def _filled(encoded: Sequence[int], rows: Sequence[tuple[PlaceholderRows, bytes]]) -> Layout:
-    """Replaces -n by the tokens of the n-th rows."""
+    """Replaces -n by the tokens of the n-th entry of `rows`."""
     tokens: list[int] = []
     spans: list[ImageSpan] = []
     for token in encoded:

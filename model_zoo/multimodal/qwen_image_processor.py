@@ -1,4 +1,4 @@
-"""Qwen2.5-VL and Qwen3-VL: images keep their aspect, within a bounded area, as rows of patches."""
+"""Image processor of Qwen2.5-VL and Qwen3-VL: keeps the aspect ratio within a bounded area."""
 
 import math
 from collections.abc import Iterator
@@ -17,10 +17,11 @@ from runtime.vision.encoder import PreparedImage
 
 @dataclass(frozen=True, slots=True)
 class QwenVLProcessor:
-    """pixels [patches, 3 * frames * patch * patch]: channel, frame (each the same), row, column.
+    """pixels [patches, 3 * frames * patch * patch], in the order channel, frame, row, column; all
+    frames are equal.
 
     The merge * merge patches of one row of features are consecutive, and these groups are ordered
-    row by row. grid: the rectangle of feature rows.
+    row by row. grid: height and width of the rectangle of feature rows.
     """
 
     patch: int
@@ -34,14 +35,15 @@ class QwenVLProcessor:
     @property
     def most_rows(self) -> int:
         """Computed with integers, so that rounding cannot make it too small."""
-        # A side shrinks to one unit at least, so that a strip may exceed `max_pixels`.
+        # A side shrinks to one unit at the least, so a strip may exceed `max_pixels`.
         strip = math.isqrt(MAX_ASPECT * self.max_pixels) // self._unit
         enlarged = max(rows for rows, _ in self._enlarged())
         return max(self.max_pixels // self._unit**2, strip, enlarged)
 
     @property
     def largest(self) -> ImageOutline:
-        """A rectangle that fills the area, the longest strip, or an enlarged image."""
+        """The largest of a rectangle that fills the area, the longest strip and an enlarged
+        image."""
         unit = self._unit
         filling = rectangles(max(self.max_pixels // unit**2, 1))
         sizes = [(high * unit, wide * unit) for high, wide in filling if wide <= MAX_ASPECT * high]
@@ -67,7 +69,7 @@ class QwenVLProcessor:
         return self.patch * self.merge
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
-        """The nearest sides in units, both scaled if their area is out of bounds."""
+        """The nearest sides in units; both are scaled if their area is out of bounds."""
         unit = self._unit
         rows, columns = round(height / unit), round(width / unit)
         area = rows * unit * columns * unit
@@ -82,11 +84,12 @@ class QwenVLProcessor:
         return rows, columns
 
     def _enlarged(self) -> Iterator[tuple[int, tuple[int, int]]]:
-        """For images that are enlarged to `min_pixels`: a bound of the rows, and (height, width) of
-        an image near it, for each possible number of units along the shorter side.
+        """For images that are enlarged to `min_pixels`: for each possible number of units along the
+        shorter side, a bound of the rows, and (height, width) of an image near that bound.
 
         Both sides are rounded up. A side of n units was longer than n - 1 units, so the other was
-        shorter than the area divided by that. The maximum aspect bounds the shorter side.
+        shorter than the area divided by n - 1 units. The maximum aspect ratio bounds the shorter
+        side.
         """
         area, unit = self.min_pixels, self._unit
         fewest = math.isqrt(area // (MAX_ASPECT * unit**2)) + 1

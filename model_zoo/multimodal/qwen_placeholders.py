@@ -6,7 +6,7 @@ from model_zoo.multimodal.placeholders import Outlined, Piece, PlaceholderRows, 
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 START, PLACE, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
-# Placeholders of media that are not supported, which texts must not contain either.
+# Placeholders of unsupported media, which users must not write either.
 OTHERS = ("<|video_pad|>", "<|vision_pad|>")
 
 

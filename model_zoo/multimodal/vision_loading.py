@@ -1,4 +1,4 @@
-"""Finds the file with a model's vision model, and builds and checks it against the text model."""
+"""Finds the file with a model's vision model, builds it, and checks that it fits the text model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,13 +20,14 @@ from runtime.worker.model import DecoderModel
 
 Builder = Callable[[TensorScope, Metadata, Tokenizer], MultimodalSpec]
 PREFIXES = ("v.", "vision.", "mm.")
-# Bytes of each tensor in the name of a vision model: different checkpoints differ everywhere.
+# Bytes of each tensor that enter the name of a vision model: different checkpoints differ in all
+# tensors.
 SAMPLED_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VisionFile:
-    """The file with the vision model for the text model in `beside`; the two may be one file."""
+    """The file with the vision model for the text model in `beside`, which may be the same file."""
 
     file: GGUFFile
     metadata: Metadata
@@ -38,7 +39,8 @@ class VisionFile:
         return self.file is not self.beside
 
     def build(self, w: TensorScope, tokenizer: Tokenizer, decoder: DecoderModel) -> MultimodalSpec:
-        """`w`: a scope of this file. ConfigurationError if it does not fit the text model."""
+        """Builds the vision model from `w`, a scope of this file. ConfigurationError if it does not
+        fit the text model."""
         build: Builder = import_module(self.family.multimodal).build_multimodal
         try:
             parts = build(w, self.metadata, tokenizer)
@@ -58,7 +60,7 @@ class VisionFile:
                 f"its rows of features are {limits.width:,} wide, those of the text model "
                 f"{expected:,}",
             )
-        # The last layer computes only the rows that are sampled: nothing can be added after it.
+        # The last layer computes only the rows that are sampled, so no features can be added to it.
         layers = len(decoder.cache_layers)
         if parts.depth > layers:
             raise _misfit(
@@ -83,7 +85,7 @@ def find_vision(file: GGUFFile, metadata: Metadata, projector: Path | None) -> V
     if not any(metadata.architecture in family.vision_of for family in FAMILIES):
         raise ConfigurationError(
             f"`projector` is {projector}, but models of architecture {metadata.architecture} "
-            "see no images; remove it."
+            "do not support images; remove it."
         )
     if inside:
         raise ConfigurationError(
@@ -96,7 +98,8 @@ def _projector(own: GGUFFile, file: GGUFFile, metadata: Metadata) -> VisionFile:
     stated = Metadata(own.metadata, path=own.path)
     if stated.architecture != "clip":
         raise ConfigurationError(
-            f"{own.path} is no projector: it holds a model of architecture {stated.architecture}."
+            f"{own.path} is not a projector: it contains a model of architecture "
+            f"{stated.architecture}."
         )
     kind = stated.get("vision.projector_type", str) or stated.get("projector_type", str, "mlp")
     if not stated.get("has_vision_encoder", bool, True):
@@ -120,7 +123,7 @@ def _projector(own: GGUFFile, file: GGUFFile, metadata: Metadata) -> VisionFile:
 def build_vision(
     parts: MultimodalSpec, source: VisionFile, decoder: DecoderModel, limits: DecodingLimits
 ) -> VisionModel:
-    """`limits`: limits of image files."""
+    """The vision model from its parts. `limits`: limits of image files."""
     crosses = [layer.kind for layer in decoder.cache_layers if isinstance(layer.kind, Cross)]
     return VisionModel(
         parts.tower,

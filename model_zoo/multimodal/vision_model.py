@@ -1,4 +1,4 @@
-"""A model's vision: from image files to prepared pixels and placeholders of a prompt."""
+"""A model's vision: turns image files into prepared pixels and placeholders of a prompt."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from runtime.vision.encoder import PreparedImage, VisionTower
 
 @dataclass(frozen=True, slots=True)
 class PromptImages:
-    """The placeholders of each image in order, and the distinct images."""
+    """The placeholders of each image of a prompt in order, and the distinct images."""
 
     pieces: tuple[ImagePieces, ...] = ()
     images: tuple[PreparedImage, ...] = ()
@@ -37,9 +37,9 @@ class VisionModel:
     ) -> PromptImages:
         """Decodes and prepares images; known ones are taken from the cache.
 
-        RequestError for data that are no image, and for too many images. Nothing is decoded if the
-        images take more than `at_most` tokens. `lease`: reserves memory for the pixels, and raises
-        if there is too little.
+        Nothing is decoded if the images take more than `at_most` tokens. RequestError for a file
+        that is not an image, and for too many images. `lease` reserves memory for the pixels, and
+        raises if there is too little.
         """
         if self.most_images is not None and len(files) > self.most_images:
             raise RequestError(
@@ -70,7 +70,7 @@ class VisionModel:
     def _known_or_outlined(
         self, files: Sequence[bytes], names: Sequence[bytes], at_most: int, lease: ImageLease
     ) -> dict[bytes, PreparedImage | ImageOutline]:
-        """Each image by name: prepared if it is cached, else its outline."""
+        """By name, the prepared image if it is cached, else its outline."""
         known: dict[bytes, PreparedImage | ImageOutline] = {}
         tokens = 0
         for number, (data, name) in enumerate(zip(files, names, strict=True), 1):

@@ -1,7 +1,7 @@
 """Downloads a blob: ranges of it in parallel, resumed where an earlier attempt ended.
 
-Own code rather than `huggingface_hub`, whose downloads follow redirects without our checks, cannot
-be stopped at once and serve the Hub only: registries need the same ranges and resumption.
+`huggingface_hub` is not used: its downloads follow redirects without our checks, cannot be stopped
+at once and work for the Hub only, while registries need the same ranges and resumption.
 """
 
 import re
@@ -22,8 +22,8 @@ from runtime.errors import SourceError
 
 REPORT_EVERY_S = 0.2
 STOP_POLL_S = 0.05
-# Failures are forgotten after so many bytes; a server that sends a byte and breaks must not get as
-# many requests as a blob has bytes.
+# An attempt that received this many bytes resets the count of failures. A smaller number would let
+# a server that breaks after each byte cause as many requests as a blob has bytes.
 PROGRESS_BYTES = 1 << 20
 
 
@@ -46,7 +46,7 @@ class RemoteModel:
 
 @dataclass(frozen=True, slots=True)
 class DownloadStreams:
-    """`count` ranges of `part_bytes` are downloaded at once."""
+    """`count` ranges of `part_bytes` bytes each are downloaded at once."""
 
     count: int = 8
     part_bytes: int = 64 << 20

@@ -1,7 +1,7 @@
 """HTTP for sources: bounded, uncompressed, encrypted beyond this machine, stoppable.
 
-Own code around httpx, because each URL of a chain of redirects is checked and gets its own
-credentials, bodies have limits, and `hang_up` ends connections that other threads are reading.
+This wraps httpx to check each URL of a chain of redirects and give it its own credentials, to limit
+bodies, and to end connections that other threads are reading (`hang_up`).
 """
 
 import socket
@@ -37,7 +37,7 @@ class TransientError(Exception):
 
 
 class StatusError(Exception):
-    """The server refused, with this status."""
+    """The server refused the request with this status."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"status {status}")
@@ -45,10 +45,10 @@ class StatusError(Exception):
 
 
 class Credentials(Protocol):
-    """Which authorization each URL gets."""
+    """Provides the `authorization` header of each URL."""
 
     def authorization(self, url: httpx.URL) -> str | None:
-        """The header's value for this URL; None for other hosts than its own."""
+        """The header's value for this URL; None for a host that the credentials are not for."""
 
     def challenged(self, response: httpx.Response) -> bool:
         """Handles a 401; True if `authorization` returns a new value now."""
@@ -56,7 +56,7 @@ class Credentials(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ResponseBody:
-    """A whole body; `url`: after all redirects."""
+    """A whole body; `url`: the final one, after all redirects."""
 
     body: bytes
     headers: httpx.Headers
@@ -65,7 +65,7 @@ class ResponseBody:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """The end of a request that changes something, without its body."""
+    """The final response to a request that changes something, without its body."""
 
     status: int
     headers: httpx.Headers
@@ -75,7 +75,7 @@ class Response:
 class Http:
     """A pool of connections. `plain_hosts`: "host" or "host:port" that may be unencrypted.
 
-    `insecure_host`: likewise, and its certificate is not verified.
+    `insecure_host` may be unencrypted as well, and its certificate is not verified.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Http:
         first_pause_s: float = 0.5,
     ) -> None:
         self._plain_hosts = plain_hosts
-        # The scheme is of no consequence, but those of HTTP would hide their default ports.
+        # The scheme has no effect, but with http or https the URL would omit the default port.
         self._insecure = None if insecure_host is None else httpx.URL(f"any://{insecure_host}")
         self._first_pause_s = first_pause_s
         self._connections: WeakSet[Any] = WeakSet()
@@ -120,14 +120,14 @@ class Http:
                 socket.socket.shutdown(connection.get_extra_info("socket"), socket.SHUT_RDWR)
 
     def scheme(self, host: str) -> str:
-        """The scheme for a registry that is given as a host; asks `insecure_host` for its own."""
+        """The scheme for a registry of which only the host is given; probes `insecure_host`."""
         url = httpx.URL(f"http://{host}")
         if self._is_insecure(url):
             return "http" if self._speaks_plain_http(url.join("/v2/")) else "https"
         return "http" if self._may_be_plain(url) else "https"
 
     def _speaks_plain_http(self, url: httpx.URL) -> bool:
-        """False for a server of TLS, which refuses such requests or breaks the connection."""
+        """False for a TLS server, which refuses plain requests or breaks the connection."""
         try:
             with self._client.stream("GET", url, extensions=self._trace) as answer:
                 return answer.status_code != 400
@@ -212,8 +212,10 @@ class Http:
         return self.retrying(url.host)(attempt)
 
     def retrying(self, host: str, *, sleep: Callable[[float], Any] = time.sleep) -> Retrying:
-        """Retries a function after TransientError, with exponential pauses or those that the
-        server requests; SourceError after `MAX_ATTEMPTS`."""
+        """Retries a function after TransientError; SourceError after `MAX_ATTEMPTS`.
+
+        Pauses grow exponentially, unless the server requests a longer one.
+        """
 
         def pause_s(state: RetryCallState) -> float:
             stated_s = getattr(_error_of(state), "retry_after_s", 0.0)
@@ -244,7 +246,7 @@ class Http:
     ) -> Iterator[httpx.Response]:
         """The first response that is neither a redirect nor a challenge that can be met.
 
-        Each URL gets its own credentials, so none follow a redirect to another host.
+        Credentials are determined for each URL, so they do not follow a redirect to another host.
         """
         self.check(url)
         redirects, challenged = 0, False

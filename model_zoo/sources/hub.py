@@ -1,7 +1,8 @@
 """The Hugging Face Hub: the files of a repository at a revision, and their addresses.
 
-Own code rather than `huggingface_hub`, which reads the token from the process (clients' pulls must
-not use it), bounds neither the size nor the number of answers, and follows any redirect.
+`huggingface_hub` is not used: it reads the token from the environment of the process, which
+clients' pulls must not use, bounds neither the size nor the number of answers, and follows any
+redirect.
 """
 
 import os
@@ -57,7 +58,7 @@ class HubAccess:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "HubAccess":
-        """From HF_ENDPOINT, and HF_TOKEN or the token file of a login."""
+        """Reads HF_ENDPOINT, and HF_TOKEN or the token file of a login."""
         stated = environment.get("HF_ENDPOINT") or ENDPOINT
         try:
             endpoint = httpx.URL(stated.rstrip("/"))

@@ -63,10 +63,10 @@ def choose(
     listed = [file for file in files if file.path.lower().endswith(".gguf")]
     projectors = [file for file in listed if _is_projector(file.path)]
     if source.file is not None and _is_projector(source.file):
-        return (_named(source, projectors),), None
+        return (_named_file(source, projectors),), None
     models = [file for file in listed if not _is_projector(file.path)]
     if source.file is not None:
-        _named(source, models)
+        _named_file(source, models)
         variant = next(v for v in _variants(models) if source.file in {f.path for f in v.files})
     else:
         models = [file for file in models if not _NO_MODEL.search(PurePosixPath(file.path).name)]
@@ -85,7 +85,7 @@ def _is_projector(path: str) -> bool:
     return "mmproj" in PurePosixPath(path).name.lower()
 
 
-def _named(source: HubSource, files: Sequence[HubFile]) -> HubFile:
+def _named_file(source: HubSource, files: Sequence[HubFile]) -> HubFile:
     for file in files:
         if file.path == source.file:
             return file
@@ -96,7 +96,7 @@ def _variants(files: Iterable[HubFile]) -> list[_Variant]:
     gathered: dict[str, list[HubFile]] = {}
     for file in sorted(files, key=lambda file: file.path):
         part = _SPLIT.fullmatch(file.path)
-        # Parts with different counts belong to different models, and no part to a whole file.
+        # Parts with different counts belong to different models; a whole file has no parts.
         key = file.path if part is None else f"{part['stem']}\0{part['count']}"
         gathered.setdefault(key, []).append(file)
     return [_Variant(key.partition("\0")[0], tuple(group)) for key, group in gathered.items()]
@@ -128,22 +128,24 @@ def _chosen(source: HubSource, variants: Sequence[_Variant]) -> _Variant:
                 f"{source}: the repository has no {source.quantization}; it has "
                 f"{_labels(variants)}."
             )
-        return _only(source, fitting)
+        return _single(source, fitting)
     for label in PREFERENCE:
         fitting = _with_label(variants, label)
         if fitting:
-            return _only(source, fitting)
-    return _only(source, variants)
+            return _single(source, fitting)
+    return _single(source, variants)
 
 
 def _with_label(variants: Sequence[_Variant], label: str) -> list[_Variant]:
-    """Variants with exactly this label, or else with the prefix of dynamic quantisation."""
+    """Variants with exactly this label; if there are none, those with this label after the prefix
+    of dynamic quantisation."""
     exact = [variant for variant in variants if variant.label == label]
     return exact or [variant for variant in variants if variant.label == f"UD-{label}"]
 
 
-def _only(source: HubSource, variants: Sequence[_Variant]) -> _Variant:
-    """The only variant; a whole file is preferred to the same model in parts."""
+def _single(source: HubSource, variants: Sequence[_Variant]) -> _Variant:
+    """The single variant; a whole file is preferred to the same model in parts. SourceError if
+    several remain."""
     whole = [variant for variant in variants if len(variant.files) == 1] or variants
     if len(whole) > 1:
         raise SourceError(

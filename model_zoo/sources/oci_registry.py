@@ -22,7 +22,7 @@ _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
 class _Issued(msgspec.Struct):
-    """The answer of a token server; both names are in use."""
+    """The answer of a token server; servers use either name for the token."""
 
     token: str = ""
     access_token: str = ""
@@ -53,7 +53,7 @@ def find_in_registry(source: RegistrySource, http: Http) -> RemoteModel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repository:
-    """Where a registry has the blobs and the manifest of a model; `token`: for its requests."""
+    """The addresses of a model's blobs and manifest in a registry; `token` authorizes requests."""
 
     pages: httpx.URL
     tag: str

@@ -20,7 +20,8 @@ def default_folder(environment: Mapping[str, str]) -> Path:
 def import_models(
     folder: Path, store: Store, *, names: Sequence[str] = (), progress: Progress | None = None
 ) -> list[ModelName]:
-    """Imports the named models, or all; each blob becomes a hard link, or else a symbolic one.
+    """Imports the named models, or all; each blob becomes a hard link if possible, else a symbolic
+    link.
 
     SourceError for a name that does not exist or cannot be served. Without names, models that
     cannot be served are skipped and reported to `progress`.
@@ -28,7 +29,7 @@ def import_models(
     report = progress or ignore_progress
     manifests = dict(_manifests(folder))
     if names:
-        chosen = [_known(ModelName.parse(name), manifests, folder) for name in names]
+        chosen = [_stored_name(ModelName.parse(name), manifests, folder) for name in names]
         return [_import(name, manifests[name], folder, store, report) for name in chosen]
     imported = []
     for name, path in manifests.items():
@@ -49,7 +50,7 @@ def _manifests(folder: Path) -> Iterator[tuple[ModelName, Path]]:
                 yield ModelName(*path.relative_to(root).parts), path
 
 
-def _known(name: ModelName, manifests: Mapping[ModelName, Path], folder: Path) -> ModelName:
+def _stored_name(name: ModelName, manifests: Mapping[ModelName, Path], folder: Path) -> ModelName:
     wanted = [part.lower() for part in name.parts]
     for known in manifests:
         if [part.lower() for part in known.parts] == wanted:

@@ -1,4 +1,4 @@
-"""A partly downloaded blob, with a journal of its bytes that survives the process.
+"""A partly downloaded blob, with a journal of the received bytes that survives the process.
 
 The journal is a file of 64-bit numbers beside the blob: the blob's size, the length of a part, and
 for each part the number of bytes that are present. Bytes are written before they are counted.

@@ -22,7 +22,7 @@ STREAMS = DownloadStreams()
 
 @dataclass(frozen=True, slots=True)
 class PullProgress:
-    """A step of a pull; for a blob with `digest`, and `total` and `completed` in bytes."""
+    """A step of a pull. A step of a blob has its `digest`, and `total` and `completed` in bytes."""
 
     status: str
     digest: str | None = None
@@ -34,7 +34,7 @@ Progress = Callable[[PullProgress], None]
 
 
 def placeholder_digest(subject: str) -> str:
-    """A digest for progress on `subject` until its own is known.
+    """A digest that stands for `subject` in progress reports until the real one is known.
 
     Clients keep one progress bar per digest, and some show characters 7 to 19 of it.
     """
@@ -42,7 +42,7 @@ def placeholder_digest(subject: str) -> str:
 
 
 def ignore_progress(progress: PullProgress) -> None:
-    """For callers that show no progress."""
+    """The `progress` of callers that show none."""
 
 
 def pull(
@@ -57,7 +57,8 @@ def pull(
 ) -> StoredModel:
     """Brings the model up to date with its source; only missing blobs are downloaded.
 
-    `progress` is called in the caller's thread. `insecure`: its host, as in `open_http`.
+    `progress` is called in the caller's thread. `insecure`: treats the source's host as the
+    `insecure_host` of `open_http`.
     SourceError if the model is not available, StoreError if it cannot be stored; a later call
     resumes.
     """
@@ -75,8 +76,9 @@ def pull(
 def open_http(
     environment: Mapping[str, str], insecure_host: str | None, *, first_pause_s: float
 ) -> Http:
-    """`insecure_host`: may speak plain HTTP or have any certificate, as clients of Ollama request
-    with `insecure`; others may if `CARAVAN_PLAIN_HTTP_HOSTS` names them."""
+    """The connections of a pull or push. `insecure_host` may use plain HTTP or any certificate, as
+    clients of Ollama request with `insecure`; the hosts in `CARAVAN_PLAIN_HTTP_HOSTS` may use plain
+    HTTP."""
     plain = frozenset(filter(None, environment.get("CARAVAN_PLAIN_HTTP_HOSTS", "").split(",")))
     return Http(plain_hosts=plain, insecure_host=insecure_host, first_pause_s=first_pause_s)
 

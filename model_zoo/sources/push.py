@@ -37,11 +37,11 @@ def push(
     chunk_bytes: int = CHUNK_BYTES,
     first_pause_s: float = 0.5,
 ) -> None:
-    """Pushes the model to the registry that its name begins with; only blobs that it lacks.
+    """Pushes the model to the registry in its name; only blobs that the registry lacks are sent.
 
-    `progress` is called in the caller's thread, and ends the push by an exception. `insecure`: as
-    in `open_http`. StoreError if the store lacks the model or a part of it, SourceError if the
-    registry refuses it or is not available.
+    `progress` is called in the caller's thread; an exception that it raises ends the push.
+    `insecure`: treats the registry as the `insecure_host` of `open_http`. StoreError if the store
+    lacks the model or a part of it, SourceError if the registry refuses it or is not available.
     """
     report = progress or ignore_progress
     report(PullProgress("retrieving manifest"))
@@ -57,8 +57,8 @@ def push(
 
 
 def _contents(model: StoredModel, store: Store) -> tuple[Manifest, dict[str, OpenContent]]:
-    """The manifest, and its blobs by digest. Registries require a config; a manifest without one
-    gets it."""
+    """The manifest, and its blobs by digest. A manifest without a config, which registries require,
+    gets one."""
     contents: dict[str, OpenContent] = {
         layer.digest: partial(store.open_blob, layer.digest) for layer in model.manifest.blobs
     }
@@ -71,7 +71,7 @@ def _contents(model: StoredModel, store: Store) -> tuple[Manifest, dict[str, Ope
 
 
 def _config(model: StoredModel) -> bytes:
-    """What Ollama's lists show of a model, without reading its files."""
+    """A config with the facts that Ollama's lists show without reading a model's files."""
     path = model.files[0]
     file = GGUFFile.open(path, arrays=False)
     metadata = Metadata(file.metadata, path=path)

@@ -23,7 +23,8 @@ class PathSource:
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """A repository of the Hugging Face Hub, or one file of it; None: the default choice."""
+    """A repository of the Hugging Face Hub, or one file of it. Fields that are None mean the
+    default choice."""
 
     organisation: str
     repository: str
@@ -33,7 +34,7 @@ class HubSource:
 
     @property
     def name(self) -> ModelName:
-        """Its name in the store, unique for each source."""
+        """The model's name in the store, which is unique for each source."""
         stated = self.file or self.quantization or DEFAULT_TAG
         if self.revision is None and ModelName.is_tag(stated):
             return ModelName(HUB_HOST, self.organisation, self.repository, stated)
@@ -50,7 +51,7 @@ class HubSource:
 
 @dataclass(frozen=True, slots=True)
 class RegistrySource:
-    """A model of Ollama's registry, or of another one with its protocol."""
+    """A model of Ollama's registry, or of another registry with the same protocol."""
 
     name: ModelName
 

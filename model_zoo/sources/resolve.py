@@ -1,4 +1,4 @@
-"""Resolves a source of the configuration to files of this machine and the model's other layers."""
+"""Resolves a source of the configuration to files on this machine and the model's other layers."""
 
 import os
 from collections.abc import Mapping
@@ -32,9 +32,10 @@ class _Config(msgspec.Struct):
 class ResolvedModel:
     """A model's files, and the content of its other layers.
 
-    `path`: the GGUF file, or its first part. `stored`: None for a path. `template`: in Jinja or the
-    language of Go; `renderer`: the part of Ollama that makes prompts instead. `parameters`: options
-    as in requests. `messages` begin every conversation.
+    `path`: the GGUF file, or the first part of a split one. `stored`: the model in the store, None
+    if the source is a path. `template`: a Jinja or Go template; `renderer`: the name of the part of
+    Ollama that writes prompts instead. `parameters`: options as in requests. `messages` begin every
+    conversation.
     """
 
     path: Path
@@ -50,8 +51,8 @@ class ResolvedModel:
 
     @property
     def served_template(self) -> str | None:
-        """The template, unless Ollama has a renderer for the model, beside which a Go template is
-        only a stand-in."""
+        """The template. None for a Go template of a model with a renderer, since Ollama does not
+        use it either."""
         replaced = self.renderer and self.template and is_go_template(self.template)
         return None if replaced else self.template
 
@@ -108,11 +109,11 @@ class _LayerReader:
         return [self._store.text(layer) for layer in self._stored.manifest.of_kind(kind)]
 
     def last(self, kind: str) -> str | None:
-        """The text of the last layer of that kind; None if it is empty."""
+        """The text of the last layer of that kind; None if it is empty or there is none."""
         return (self.texts(kind) or [""])[-1] or None
 
     def renderer(self) -> str | None:
-        """The one that the config names; other sources than Ollama's write other configs."""
+        """The renderer that the config names; None for configs that are not Ollama's."""
         config = self._stored.manifest.config
         if config is None:
             return None

@@ -15,10 +15,10 @@ from model_zoo.store.manifest import ManifestLayer
 from runtime.errors import SourceError, StoreError
 
 PIECE_BYTES = 1 << 20
-# Failures are forgotten after so many bytes, as in downloads.
+# An attempt that sent this many bytes resets the count of failures, as in downloads.
 PROGRESS_BYTES = 1 << 20
 _RANGE = re.compile(r"(?:bytes=)?0-(\d{1,18})")
-# The registry has another offset, or does not know the session any more.
+# Statuses of a registry that has another offset, or has forgotten the session.
 _LOST = (404, 416)
 
 
@@ -31,13 +31,14 @@ def upload(
     report: Callable[[int], None],
     chunk_bytes: int,
 ) -> None:
-    """Uploads the blob; `report` gets the number of bytes that are sent, and may end it by an
-    exception. SourceError if the registry refuses it or breaks repeatedly without progress."""
+    """Uploads the blob; `report` gets the number of bytes sent so far, and ends the upload if it
+    raises. SourceError if the registry refuses the blob or repeatedly breaks without progress."""
     _Upload(layer, content, repository, http, report, chunk_bytes).run()
 
 
 def is_present(digest: str, repository: Repository, http: Http) -> bool:
-    """Whether the registry has the blob. TransientError and SourceError as of `Http.stream`."""
+    """Whether the registry has the blob. Raises TransientError and SourceError like
+    `Http.stream`."""
     url = repository.blob(digest)
     try:
         with http.stream(url, method="HEAD", credentials=repository.token):
@@ -56,8 +57,9 @@ def refused(url: httpx.URL, what: str, refusal: StatusError) -> SourceError:
 
 
 class _Upload:
-    """`_session`: where the next request goes, None before the first one. `_sent`: bytes that the
-    registry has. `_broken`: both must be found out anew."""
+    """`_session`: the address of the next request, None before the first one. `_sent`: the number
+    of bytes that the registry has. `_broken`: a request failed, so the registry must be asked for
+    both."""
 
     def __init__(
         self,
@@ -85,7 +87,7 @@ class _Upload:
             raise refused(url, "the blob", refusal) from None
 
     def _attempt(self) -> None:
-        """Raises TransientError, unless there was progress since the last attempt."""
+        """Raises TransientError, unless the attempt made progress before it failed."""
         before = self._sent
         try:
             self._report(self._sent)
@@ -137,7 +139,7 @@ class _Upload:
         )
         self._session, self._sent = self._next(answer), self._received(answer, end)
         if self._sent <= begin:
-            raise TransientError("the registry kept nothing of a chunk")
+            raise TransientError("the registry stored no byte of a chunk")
 
     def _finish(self, session: httpx.URL) -> None:
         url = session.copy_merge_params({"digest": self._layer.digest})
@@ -145,7 +147,8 @@ class _Upload:
         self._complete = True
 
     def _resume(self) -> None:
-        """After a failure: the blob may be complete, the session known, or neither."""
+        """Continues after a failure: the blob may be complete, the session may still exist, or
+        neither."""
         if is_present(self._layer.digest, self._repository, self._http):
             self._sent, self._complete = self._layer.size, True
             return
@@ -187,7 +190,8 @@ class _Upload:
         )
 
     def _next(self, answer: Response) -> httpx.URL:
-        """The address of the session, on the registry itself: the blob goes nowhere else."""
+        """The address of the session. SourceError if it is on another host: the blob is sent to the
+        registry only."""
         try:
             target = answer.url.join(answer.headers.get("location", str(answer.url)))
         except httpx.InvalidURL:
@@ -201,7 +205,8 @@ class _Upload:
         return target
 
     def _received(self, answer: Response, default: int) -> int:
-        """Bytes that the registry states to have. "0-0" is one byte after a chunk, else none."""
+        """The number of bytes that the registry reports. After a chunk, "0-0" means one byte,
+        otherwise none."""
         stated = _RANGE.fullmatch(answer.headers.get("range", "").strip())
         if stated is None:
             return default

@@ -45,7 +45,8 @@ def create(
 ) -> StoredModel:
     """Creates the model in the store; pulls a base that the store lacks.
 
-    RequestError if files are not GGUF or do not match, SourceError and StoreError as from `pull`.
+    RequestError if files are not GGUF or do not fit together; SourceError and StoreError as in
+    `pull`.
     """
     report = progress or ignore_progress
     for left in reversed(range(MAX_COMMITS)):
@@ -115,7 +116,7 @@ def _base_layers(
 def _remote(
     source: RemoteSource, store: Store, report: Progress, environment: Mapping[str, str]
 ) -> StoredModel:
-    """The model of the store; pulls it if the store lacks it."""
+    """The model in the store; pulls it first if the store lacks it."""
     found = stored_model(source, store)
     if found is None:
         found = pull(source, store, progress=_without_success(report), environment=environment)
@@ -203,7 +204,7 @@ def _file_layer(title: str, digest: str, kind: str, parts: int, store: Store) ->
 
 @contextmanager
 def _linked_by_name(files: Mapping[str, str], store: Store) -> Iterator[Path]:
-    """A folder of links to the blobs with the names of their files, by which parts are found."""
+    """A folder of links that give blobs the names of their files; parts are found by name."""
     with TemporaryDirectory(prefix="creating-") as folder:
         for title, digest in files.items():
             if not is_file_name(title):
@@ -312,7 +313,7 @@ def _metadata(path: Path) -> Mapping[str, Any]:
 
 
 def _without_success(report: Progress) -> Callable[[PullProgress], None]:
-    """Hides the end of a pull that is part of a larger operation."""
+    """`report` without the final "success" of a pull that is part of a larger operation."""
 
     def filtered(progress: PullProgress) -> None:
         if progress.status != "success":

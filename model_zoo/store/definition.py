@@ -10,7 +10,7 @@ from model_zoo.sources.reference import Source
 
 @dataclass(frozen=True, slots=True)
 class ChosenAdapter:
-    """An adapter of a new model: the digest of a blob, or where its file is."""
+    """An adapter of a new model: the digest of a blob, or the source of its file."""
 
     source: Source | str
     scale: float = 1.0
@@ -20,11 +20,12 @@ class ChosenAdapter:
 class Definition:
     """A new model: its base or files, and its differences from them.
 
-    `base`: a model of the store, or one to pull or, for a path, to import. `projector`: replaces
-    that of the base. `files`: digests of blobs by file name; parts of a split model keep their
-    names. `template`, `system` and `messages`: None keeps those of the base, an empty text removes
-    them. `parameters` override those of the base, `licenses` are added to its own. `quantize`: a
-    recipe, for weights of 16 or 32 bits. `adapters`: replace those of the base; None keeps them.
+    `base`: a model in the store, a model to pull, or the path of a file to import. `projector`
+    replaces that of the base. `files`: digests of blobs by file name; parts of a split model keep
+    their names. `template`, `system` and `messages`: None keeps those of the base, an empty value
+    removes them. `parameters` override those of the base, `licenses` are added to its licences.
+    `quantize`: a recipe, for weights of 16 or 32 bits. `adapters` replace those of the base; None
+    keeps them.
     """
 
     base: Source | None = None

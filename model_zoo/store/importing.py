@@ -19,7 +19,7 @@ _FICLONE = 0x40049409  # linux/fs.h: shares the blocks of another file, copy-on-
 def import_file(
     path: Path, store: Store, *, may_link: bool = False, progress: Progress | None = None
 ) -> ManifestLayer:
-    """Imports the file as a blob; a layer of kind "model".
+    """Imports the file as a blob, and returns a layer of kind "model".
 
     Later changes of the file do not change the blob, unless `may_link`: then the blob may be a hard
     link, which suits files that are replaced and never rewritten. StoreError if the file cannot be
@@ -79,7 +79,7 @@ def _digest(path: Path, linked: Path, report: Progress) -> str:
 
 
 def _copy(path: Path, target: Path, report: Progress) -> str:
-    """Copies the file; the digest of the copy."""
+    """Copies the file, and returns the digest of the copy."""
     digest = hashlib.sha256()
     with target.open("wb") as copy:
         for data in _blocks(path, PullProgress(f"copying {path.name}", _placeholder(path)), report):
@@ -91,7 +91,7 @@ def _copy(path: Path, target: Path, report: Progress) -> str:
 
 
 def _blocks(path: Path, step: PullProgress, report: Progress) -> Iterator[bytes]:
-    """`step`: the progress to report, without the byte counts."""
+    """The file's content in blocks; reports `step` with the byte counts after each."""
     size, done = path.stat().st_size, 0
     report(replace(step, total=size))
     with path.open("rb") as file:

@@ -45,8 +45,8 @@ class _Manifest(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ManifestLayer:
-    """One blob of a model: `digest` "sha256:<hex>", `size` in bytes, `title` the file's name,
-    `scale` of an adapter's changes."""
+    """One blob of a model. `digest`: "sha256:<hex>"; `size`: bytes; `title`: the file's name;
+    `scale`: the factor of an adapter's changes."""
 
     media_type: str
     digest: str
@@ -56,7 +56,7 @@ class ManifestLayer:
 
     @property
     def kind(self) -> str:
-        """Such as "model", "projector", "template", "params"."""
+        """The kind of content: "model", "projector", "template", "params" and so on."""
         return self.media_type.removeprefix(LAYER_TYPE)
 
 
@@ -72,7 +72,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, raw: bytes, *, origin: str) -> "Manifest":
-        """SourceError, which names `origin`, for an invalid digest, size or title."""
+        """Raises SourceError, which names `origin`, for an invalid digest, size or title."""
         try:
             if len(raw) > MAX_MANIFEST_BYTES:
                 raise SourceError(f"it has {len(raw):,} bytes, more than {MAX_MANIFEST_BYTES:,}")
@@ -97,7 +97,7 @@ class Manifest:
         *,
         config: ManifestLayer | None = None,
     ) -> "Manifest":
-        """Builds a manifest, for sources that have none."""
+        """Builds the manifest of a model whose source has none."""
         stated = {
             "schemaVersion": 2,
             "mediaType": MANIFEST_TYPE,
@@ -109,7 +109,7 @@ class Manifest:
 
     @property
     def blobs(self) -> tuple[ManifestLayer, ...]:
-        """Every blob once."""
+        """Each blob once, even if several layers have it."""
         stated = self.layers if self.config is None else (*self.layers, self.config)
         return tuple({layer.digest: layer for layer in stated}.values())
 
@@ -133,7 +133,7 @@ class Manifest:
 
 
 def check_digest(digest: str) -> str:
-    """The digest itself, or SourceError."""
+    """`digest` if it is valid; SourceError otherwise."""
     if not _DIGEST.fullmatch(digest):
         raise SourceError(f"{digest[:80]!r} is not a digest, sha256: and 64 hexadecimal digits")
     return digest

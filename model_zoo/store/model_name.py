@@ -26,17 +26,17 @@ class ModelName:
         for part, pattern in zip(self.parts, (_HOST, _PART, _PART, _PART), strict=True):
             if not pattern.fullmatch(part):
                 raise SourceError(
-                    f"{_shown(part)} cannot be part of a model's name; use at most 128 letters, "
+                    f"{_quoted(part)} cannot be part of a model's name; use at most 128 letters, "
                     "digits, `_`, `-` and `.`, and begin with a letter, a digit or `_`."
                 )
 
     @classmethod
     def parse(cls, text: str) -> "ModelName":
-        """From `[host/][namespace/]model[:tag]`."""
+        """Parses `[host/][namespace/]model[:tag]`; SourceError if it is invalid."""
         *before, last = text.split("/")
         if len(before) > 2:
             raise SourceError(
-                f"{_shown(text)} is not a model's name; it is [host/][namespace/]name[:tag]."
+                f"{_quoted(text)} is not a model's name; it is [host/][namespace/]name[:tag]."
             )
         model, colon, tag = last.partition(":")
         host, namespace = [DEFAULT_HOST, DEFAULT_NAMESPACE][: 2 - len(before)] + before
@@ -51,12 +51,12 @@ class ModelName:
         return (self.host, self.namespace, self.model, self.tag)
 
     def __str__(self) -> str:
-        """The shortest form, always with the tag."""
+        """The shortest form of the name, always with the tag."""
         shown = f"{self.model}:{self.tag}"
         if self.host != DEFAULT_HOST:
             return f"{self.host}/{self.namespace}/{shown}"
         return shown if self.namespace == DEFAULT_NAMESPACE else f"{self.namespace}/{shown}"
 
 
-def _shown(text: str) -> str:
+def _quoted(text: str) -> str:
     return repr(text if len(text) <= 60 else f"{text[:60]}…")

@@ -1,4 +1,4 @@
-"""Modelfiles, Ollama's definitions of models: parsed into commands, and rendered."""
+"""Parses and renders Modelfiles, Ollama's definitions of models."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,8 @@ _QUOTES, _QUOTE = '"""', '"'
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command; `line`: where it begins; `key`: the parameter's name or the message's role."""
+    """A command. `line`: the number of its first line; `key`: the parameter's name or the message's
+    role."""
 
     line: int
     name: str
@@ -64,7 +65,7 @@ def render_modelfile(
     messages: Sequence[Message] = (),
     license: str | None = None,
 ) -> str:
-    """Renders a Modelfile. Three quotes in a row cannot be written in one and are removed."""
+    """Renders a Modelfile. Three quotes in a row, which a Modelfile cannot express, are removed."""
     lines = [f"FROM {base}", *(f"ADAPTER {adapter}" for adapter in adapters)]
     lines += [f"TEMPLATE {_quoted(template)}"] if template else []
     lines += [f"SYSTEM {_quoted(system)}"] if system else []
@@ -83,13 +84,13 @@ def _commands(lines: Sequence[str]) -> Iterator[Command]:
             at += 1
             continue
         number = at + 1
-        name, rest = _known(number, stated)
+        name, rest = _command_name(number, stated)
         key, rest = _keyed(number, name, rest)
         value, at = _value(lines, at, rest)
         yield _checked(Command(number, name, value, key))
 
 
-def _known(number: int, stated: str) -> tuple[str, str]:
+def _command_name(number: int, stated: str) -> tuple[str, str]:
     word, rest = [*stated.split(None, 1), ""][:2]
     name = word.lower()
     if name in _REFUSED:

@@ -1,4 +1,4 @@
-"""The store of models: blobs by SHA-256, manifests by name, shared by processes.
+"""The store of models: blobs by SHA-256, manifests by name; several processes may use it at once.
 
 Every file under its final name is complete: files are written under other names and renamed.
 """
@@ -38,8 +38,8 @@ _BLOB = re.compile(r"sha256-[0-9a-f]{64}")
 class StoredModel:
     """A complete model.
 
-    `files`: the GGUF file, or all parts of a split one in order; `projectors` and `adapters`
-    likewise.
+    `files`: the GGUF file, or all parts of a split one in order. `projectors`, `adapters`: the
+    files of these, in the manifest's order.
     """
 
     name: ModelName
@@ -81,8 +81,8 @@ class Store:
         return next(alike, None)
 
     def manifest(self, name: ModelName) -> Manifest:
-        """StoreError if there is none of that name."""
-        path = self.manifest_path(self._known(name, "; pull it first"))
+        """The manifest of that name; StoreError if there is none."""
+        path = self.manifest_path(self._existing(name, "; pull it first"))
         try:
             with path.open("rb") as file:
                 raw = file.read(MAX_MANIFEST_BYTES + 1)
@@ -119,7 +119,7 @@ class Store:
         return path.with_name(path.name + PARTIAL)
 
     def holds(self, layer: ManifestLayer) -> bool:
-        """Whether the blob exists with the right size; `damaged` also checks its content."""
+        """Whether the blob exists with the right size; its content is checked by `damaged`."""
         try:
             return self.blob(layer.digest).stat().st_size == layer.size
         except OSError:
@@ -163,7 +163,7 @@ class Store:
     def blob_lock(
         self, digest: str, *, waiting: Callable[[], None] = lambda: None
     ) -> Iterator[None]:
-        """Lets one process at a time write a blob; calls `waiting` while another holds the lock."""
+        """Lets one process at a time write a blob; calls `waiting` if another holds the lock."""
         with self._lock(check_digest(digest).replace(":", "-"), waiting):
             yield
 
@@ -174,7 +174,8 @@ class Store:
             raise file_error("read", self.blob(digest), error) from error
 
     def install_partial(self, layer: ManifestLayer) -> None:
-        """Makes the partial file the blob if it has the digest; removes it otherwise."""
+        """Renames the partial file to the blob. If its digest is wrong, removes it and raises
+        SourceError."""
         partial = self.partial(layer.digest)
         found = digest_of(partial)
         try:
@@ -204,13 +205,14 @@ class Store:
             yield Path(folder)
 
     def install(self, temporary: Path, layer: ManifestLayer) -> None:
-        """Makes a `temporary` file the blob, unless that exists."""
+        """Renames a `temporary` file to the blob, unless the blob exists."""
         with self.blob_lock(layer.digest):
             if not self.holds(layer):
                 temporary.replace(self.blob(layer.digest))
 
     def find_linked(self, path: Path) -> str | None:
-        """The digest of the blob that is the same file, e.g. by a hard link, or None."""
+        """The digest of the blob that is the same file, e.g. by a hard link; None if there is
+        none."""
         for blob in self._blobs.glob("sha256-*"):
             with suppress(OSError):  # another process may remove it now
                 if _BLOB.fullmatch(blob.name) and blob.samefile(path):
@@ -218,7 +220,8 @@ class Store:
         return None
 
     def link(self, layer: ManifestLayer, origin: Path) -> None:
-        """Makes a file elsewhere on this machine the blob: a hard link, or else a symbolic one."""
+        """Links a file elsewhere on this machine as the blob: by a hard link if possible, else by a
+        symbolic one."""
         origin = origin.resolve()
         temporary = self.partial(layer.digest).with_suffix(f".{os.getpid()}")
         try:
@@ -245,13 +248,13 @@ class Store:
             return self.open(known)
 
     def remove(self, name: ModelName) -> int:
-        """Removes the model and the blobs that no other model uses; the bytes freed.
+        """Removes the model and the blobs that no other model uses. Returns the bytes freed.
 
         While another manifest is damaged, no blobs are removed: that model may use them.
         """
-        self._known(name)  # checked before the lock, whose file would be created
+        self._existing(name)  # checked before the lock, whose file would be created
         with self._lock("store"):
-            known = self._known(name)
+            known = self._existing(name)
             path = self.manifest_path(known)
             own: list[ManifestLayer] = []
             with suppress(SourceError):  # also removes a damaged manifest
@@ -269,7 +272,7 @@ class Store:
 
     def remove_unused(self, *, older_than_s: float = UNUSED_AGE_S) -> int:
         """Removes blobs that no model uses, downloads without progress and files of killed
-        processes; the bytes freed.
+        processes. Returns the bytes freed.
 
         While a download makes progress, complete blobs stay: they may belong to the same model,
         which has no manifest yet. SourceError if a manifest is damaged.
@@ -312,7 +315,7 @@ class Store:
     def _is_damaged(self, layer: ManifestLayer) -> bool:
         return not self.holds(layer) or digest_of(self.blob(layer.digest)) != layer.digest
 
-    def _known(self, name: ModelName, advice: str = "") -> ModelName:
+    def _existing(self, name: ModelName, advice: str = "") -> ModelName:
         known = self.find(name)
         if known is None:
             raise StoreError(f"The store {self.root} has no model {name}{advice}.")
@@ -355,7 +358,8 @@ class Store:
         return self._views.joinpath(*name.parts, layer.title)
 
     def _view(self, name: ModelName, manifest: Manifest) -> None:
-        """Links to the blobs with the names of their files, which parts of a split file need."""
+        """Links that give blobs the names of their files, by which parts of a split file are
+        found."""
         for layer in manifest.layers:
             if layer.title is None:
                 continue
@@ -453,7 +457,7 @@ def file_error(verb: str, path: Path, error: OSError) -> StoreError:
 
 
 def _disk_bytes(path: Path) -> int:
-    """Bytes of disk that the file takes, without holes; 0 if it does not exist."""
+    """The bytes that the file takes on disk, without holes; 0 if it does not exist."""
     try:
         return path.lstat().st_blocks * 512
     except OSError:

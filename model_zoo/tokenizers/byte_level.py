@@ -15,7 +15,8 @@ from model_zoo.tokenizers.recurring import RecurringPieces
 from model_zoo.tokenizers.vocabulary import Vocabulary, required_array
 from runtime.errors import ModelFileError
 
-# A single space between two letters: with every pre-tokenizer of the table a piece begins there.
+# The place before a single space between two letters; every pre-tokenizer of the table splits
+# there.
 BETWEEN_WORDS = re.compile("(?<=[A-Za-z])(?= [A-Za-z])")
 
 
@@ -31,7 +32,7 @@ class ByteLevelBPE:
         self._pieces = RecurringPieces(BETWEEN_WORDS, self._encode_all)
 
     def surface(self, text: str) -> str:
-        """The form of text in which special tokens are searched."""
+        """The form of text in which special tokens are searched: the text itself."""
         return text
 
     def plain(self, surface: str) -> str:
@@ -53,7 +54,7 @@ class ByteLevelBPE:
 
 
 def splitter(pre: PreTokenizer) -> PreTokenizerSequence:
-    """The pre-tokenizer as an object of the library, with the mapping of bytes to characters."""
+    """The library's object for the pre-tokenizer, which also maps bytes to characters."""
     before, after = (
         [Split(Regex(expression), "isolated") for expression in expressions]
         for expressions in (pre.expressions, pre.on_bytes)
@@ -64,17 +65,18 @@ def splitter(pre: PreTokenizer) -> PreTokenizerSequence:
 
 
 def merging_model(metadata: Mapping[str, Any], vocabulary: Vocabulary, **options: Any) -> BPE:
-    """The vocabulary with the file's merges and these options of the library."""
+    """The library's model of the vocabulary and the file's merges, with these options."""
     ids, merges = dict(vocabulary.ids), _read_merges(metadata)
     try:
         return BPE(vocab=ids, merges=merges, **options)
-    except Exception:  # a plain one: a token is missing, so that its merges can never apply
+    except Exception:  # the library raises no other type if a token of a merge is missing
         usable = [(a, b) for a, b in merges if a in ids and b in ids and a + b in ids]
         return BPE(vocab=ids, merges=usable, **options)
 
 
 def _read_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Pairs of tokens by priority; in one expression, since there are hundreds of thousands."""
+    """Pairs of tokens by priority; split in one expression, since there are hundreds of
+    thousands."""
     key = "tokenizer.ggml.merges"
     texts = required_array(metadata, key)
     if set(map(type, texts)) <= {str}:

@@ -6,7 +6,7 @@ from typing import Any
 
 from model_zoo.tokenizers.vocabulary import token_id
 
-# Names since 2024, and those that they have replaced.
+# The names of keys since 2024, and the older names that they have replaced.
 INFILL_KEYS = ("fim_mid_token_id", "middle_token_id")
 _BEFORE_KEYS = ("fim_pre_token_id", "prefix_token_id")
 _AFTER_KEYS = ("fim_suf_token_id", "suffix_token_id")
@@ -15,7 +15,7 @@ _ENDS = ("fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id")
 
 @dataclass(frozen=True, slots=True)
 class InfillTokens:
-    """The tokens before the text before, before the text after and before the answer.
+    """The tokens that precede the prefix, the suffix and the answer in a prompt.
 
     `ends`: further tokens that end the answer.
     """
@@ -27,8 +27,8 @@ class InfillTokens:
 
 
 def infill_tokens(metadata: Mapping[str, Any], count: int) -> InfillTokens | None:
-    """Those that the file states; None unless all three are there. `count`: tokens of the
-    vocabulary. ModelFileError for others than token ids."""
+    """The tokens that the file states; None unless it states all three. `count`: the size of the
+    vocabulary. ModelFileError for values that are not token ids."""
 
     def first(names: tuple[str, ...]) -> int | None:
         stated = (token_id(metadata, name, count) for name in names)

@@ -11,8 +11,8 @@ from model_zoo.tokenizers.vocabulary import flag
 class PrefixSpace(Enum):
     """Which pieces of a text get SentencePiece's dummy prefix, a space.
 
-    A piece is ordinary text at the beginning or after a special token. WORDS excludes pieces after
-    a special token that already begin with a space.
+    A piece is ordinary text at the beginning of the text or after a special token. WORDS excludes
+    pieces after a special token that already begin with a space.
     """
 
     NEVER = "never"
@@ -20,7 +20,7 @@ class PrefixSpace(Enum):
     WORDS = "words"
 
     def applies(self, piece: str, *, first: bool) -> bool:
-        """`first`: `piece` is the beginning of the text, without a token before it."""
+        """Whether `piece` gets the prefix; `first`: it begins the text, with no token before it."""
         if self is PrefixSpace.WORDS and not first:
             return not piece.startswith((" ", SPACE))
         return self is not PrefixSpace.NEVER
@@ -52,8 +52,8 @@ _FAMILIES: Mapping[str, PrefixSpace] = {
 def prefix_space(metadata: Mapping[str, Any], architecture: str) -> PrefixSpace:
     """The rule of the file and the family.
 
-    The file may state whether there is a prefix; the family decides where, and whether if the file
-    does not. ModelFileError if the key is no boolean.
+    The file may state whether there is a prefix. The family decides where it is inserted, and
+    whether there is one if the file does not say. ModelFileError if the key is not a boolean.
     """
     stated = flag(metadata, "add_space_prefix")
     if stated is False:

@@ -27,7 +27,7 @@ class PreTokenizer:
 
 
 def _ranges(code_points: str) -> str:
-    """`41-5A 61` as the inside of a character class."""
+    """Hexadecimal ranges such as `41-5A 61` as the inside of a character class."""
     return re.sub("[0-9A-F]+", r"\\x{\g<0>}", code_points).replace(" ", "")
 
 
@@ -130,9 +130,10 @@ def architecture_pre_tokenizer(architecture: str) -> str:
 
 
 def choose_pre_tokenizer(metadata: Mapping[str, Any], architecture: str) -> PreTokenizer:
-    """The row for this file; a known expression in the file has priority.
+    """The row of the table for this file; a known expression in the file has priority.
 
-    Unknown expressions are refused: a crafted one can take hours for a line of text.
+    Unknown expressions raise UnsupportedModelError: a crafted one can take hours for a line of
+    text.
     """
     name = optional_text(metadata, "tokenizer.ggml.pre") or "default"
     if name == "default" and architecture == "phi3":

@@ -13,8 +13,8 @@ MAX_PIECES = 1 << 16
 class RecurringPieces:
     """Encodes text piece by piece, with the same result as encoding it whole.
 
-    `cuts` matches the empty text between two pieces across which no token reaches; `encode` returns
-    the ids of each of several texts. Thread-safe.
+    `cuts` matches the empty text at places that no token spans; texts are cut there. `encode`
+    returns the ids of each of several texts. Thread-safe.
     """
 
     def __init__(
@@ -39,7 +39,8 @@ class RecurringPieces:
         return ids
 
     def _remember(self, fresh: dict[str, Sequence[int]]) -> None:
-        """Starts a new cache when the old one is full; recurring pieces are soon in it again."""
+        """Adds entries; replaces a full cache by an empty one, which soon has the recurring pieces
+        again."""
         kept = {piece: ids for piece, ids in fresh.items() if len(piece) <= MAX_PIECE}
         if len(self._known) + len(kept) > MAX_PIECES:
             self._known = dict(list(kept.items())[:MAX_PIECES])

@@ -16,14 +16,14 @@ from runtime.errors import ModelFileError
 _STAND_IN = "\uffff"  # prefix of piece names that occur in no text
 
 
-# A space after another character. If no token of the vocabulary contains that, nothing merges
-# across it.
+# The place before a space that follows another character. If no token of the vocabulary contains a
+# space after another character, no merge spans this place.
 BEFORE_SPACE = re.compile(f"(?<=[^{SPACE}])(?={SPACE})")
 NOWHERE = re.compile("(?!)")
 
 
 class SentencePieceBPE:
-    """Spaces become ▁, and the adjacent pieces whose union has the highest score merge first."""
+    """Replaces spaces by ▁; the adjacent pieces whose union has the highest score merge first."""
 
     def __init__(self, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> None:
         self._count = len(vocabulary.tokens)
@@ -81,7 +81,7 @@ def _pieces(vocabulary: Vocabulary, scores: list[float]) -> bytes:
             number = piece.UNKNOWN
         elif ids[text] != token or not text or "\0" in text:  # the library rejects these
             text, number = f"{_STAND_IN}{token}", control
-        else:  # special tokens are cut out before: they never match
+        else:  # special tokens are cut out of the text first, so their pieces need not match
             number = kinds.get(kind, control)
         encoded.append(_piece(text, packed[4 * token : 4 * token + 4], number))
     if unknown_id is None:
@@ -90,16 +90,16 @@ def _pieces(vocabulary: Vocabulary, scores: list[float]) -> bytes:
 
 
 def _piece(text: str, score: bytes, kind: int) -> bytes:
-    """Tag 1: a message with the text (1), the score (2) and the type (3)."""
+    """Field 1 of a ModelProto: a message with the text (1), the score (2) and the type (3)."""
     name = text.encode()
     size = len(name)
-    if size < 100:  # so that lengths take a byte each
+    if size < 100:  # both lengths fit one byte
         return b"\n%c\n%c%b\x15%b\x18%c" % (size + 9, size, name, score, kind)
     content = b"\n%b%b\x15%b\x18%c" % (_varint(size), name, score, kind)
     return b"\n%b%b" % (_varint(len(content)), content)
 
 
 def _varint(number: int) -> bytes:
-    """Seven bits in each byte, the lowest first."""
+    """A number in protobuf's encoding: seven bits per byte, the lowest first."""
     low = number & 127
     return bytes([low | 128]) + _varint(number >> 7) if number > 127 else bytes([low])

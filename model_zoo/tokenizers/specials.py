@@ -10,9 +10,9 @@ from tokenizers.models import WordLevel
 
 from model_zoo.tokenizers.stripping import NO_STRIPPING, Stripping
 
-# Nested groups that the regular expression compiler handles quickly.
+# The deepest nesting of groups that the regular expression compiler handles quickly.
 _MAX_DEPTH = 40
-# Comparisons at one position of a text. Llama 3's 256 control tokens take 67.
+# The most comparisons at one position of a text. Llama 3's 256 control tokens take 67.
 _MAX_STEPS = 1000
 
 # White space as the `tokenizers` library strips it, which lacks Python's separators 1C to 1F.
@@ -51,7 +51,7 @@ class SpecialTexts:
         parts: list[str | int] = []
         done = 0
         for begin, end in find(surface):
-            if begin < done:  # within white space that the previous token strips
+            if begin < done:  # the token is in white space that the previous token strips
                 continue
             token = self._ids[surface[begin:end]]
             if token in self._stripping.left:
@@ -74,14 +74,14 @@ class SpecialTexts:
 
 
 def _blanks_begin(text: str, least: int, end: int) -> int:
-    """Begin of the white space before `end`, `least` at the earliest."""
+    """The beginning of the white space before `end`, at least `least`."""
     while end > least and _BLANK.match(text, end - 1):
         end -= 1
     return end
 
 
 def _blanks_end(text: str, begin: int) -> int:
-    """End of the white space from `begin`."""
+    """The end of the white space that begins at `begin`."""
     while _BLANK.match(text, begin):
         begin += 1
     return begin
@@ -90,7 +90,7 @@ def _blanks_end(text: str, begin: int) -> int:
 def finder(texts: Collection[str]) -> Finder:
     """Finds `texts` in a text: leftmost first, the longest at each position.
 
-    The search takes linear time in the length of the text, for any `texts`.
+    The search time is linear in the length of the text for any `texts`.
     """
     if not texts:
         return lambda text: ()
@@ -112,7 +112,8 @@ def any_of(texts: Iterable[str]) -> str | None:
 
 
 def _tree(texts: list[str], depth: int) -> tuple[str, int] | None:
-    """The expression for sorted texts and its maximum of comparisons; None if too deep."""
+    """The expression for sorted texts, and its most comparisons at one position; None if it is too
+    deep."""
     by_first: dict[str, list[str]] = {}
     for text in texts:
         by_first.setdefault(text[:1], []).append(text)

@@ -15,9 +15,9 @@ class Stripping:
 
 
 NO_STRIPPING = Stripping()
-# Phi 3's tokens without the flag.
+# The special tokens of Phi 3 that do not have the flag.
 _PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
-# Tokens that identify its vocabulary in files of other architectures, such as fine-tunes.
+# Tokens that identify Phi 3's vocabulary in files of other architectures, such as fine-tunes.
 _PHI3_MARKS = {"<|user|>", "<|assistant|>", "<|end|>", "<|placeholder1|>"}
 _PHI4_MARKS = {"<|im_sep|>", "<|dummy_0|>"}
 _PHI4_MINI = ("<|assistant|>", "<|end|>", "<|system|>", "<|user|>")

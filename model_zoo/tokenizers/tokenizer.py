@@ -88,7 +88,8 @@ def load_tokenizer(metadata: Mapping[str, Any], *, architecture: str) -> "Tokeni
 
 
 def _actual_kind(kind: str, metadata: Mapping[str, Any], architecture: str) -> str:
-    """`gemma4` for vocabularies with ranked merges of marked spaces.
+    """The kind of tokenizer: `gemma4` for vocabularies with ranked merges of marked spaces, else
+    the stated `kind`.
 
     Converters write `llama` for Gemma 4, and `gpt2` for a Gemma without tokenizer.model.
     """
@@ -116,14 +117,14 @@ def _codec(
 
 def _separates(metadata: Mapping[str, Any], kind: str, framed: _Framed) -> bool:
     """Whether a second end token stands between the texts of a pair, as in RoBERTa."""
-    if kind == "bert":  # there the key says whether one ends a text
+    if kind == "bert":  # for this kind, the key says whether an end token ends a text
         return False
     stated = flag(metadata, "add_sep_token")
     return framed.bos and framed.eos if stated is None else stated
 
 
 def _stated(metadata: Mapping[str, Any], *names: str) -> bool | None:
-    """The first of these flags that the file states."""
+    """The value of the first of these flags that the file states; None if it states none."""
     flags = (flag(metadata, name) for name in names)
     return next((stated for stated in flags if stated is not None), None)
 
@@ -131,10 +132,10 @@ def _stated(metadata: Mapping[str, Any], *names: str) -> bool | None:
 class Tokenizer:
     """Text to ids and ids to exact bytes.
 
-    User-defined tokens are found in any text, control tokens only on request, so that text cannot
-    steer the model. `add_eos` applies to documents only; prompts never end with an end token.
-    `prefix` and `stripping`: how the family's tokenizer treats white space at special tokens.
-    `add_separator`: the texts of a pair have a further end token between them.
+    User-defined tokens are found in any text, control tokens only on request, so that texts of
+    users cannot contain them. `add_eos` applies to documents only; prompts never end with an end
+    token. `prefix` and `stripping`: how the family's tokenizer treats white space at special
+    tokens. `add_separator`: the texts of a pair have a further end token between them.
     """
 
     def __init__(
@@ -174,7 +175,8 @@ class Tokenizer:
         return max(map(len, self.vocabulary.tokens))
 
     def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
-        """Ids of `text`, without BOS. `parse_special`: texts of control tokens become tokens."""
+        """Ids of `text`, without BOS. `parse_special`: texts of control tokens become these tokens;
+        otherwise they are encoded as ordinary text."""
         return self.encode_parts(self.cut(text, parse_special=parse_special))
 
     def encode_document(
@@ -189,7 +191,7 @@ class Tokenizer:
         return tokens[:room] + end
 
     def pair(self, first: list[int], second: list[int]) -> list[int]:
-        """Two documents as one, whose second part has no BOS: a query and a text to rank."""
+        """The ids of a query and a text to rank, as one document; the second part has no BOS."""
         separator = [self.eos_id] if self.add_separator and self.eos_id is not None else []
         begins = second[:1] == [self.bos_id]
         return [*first, *separator, *second[begins:]]
@@ -211,7 +213,7 @@ class Tokenizer:
     def encode_parts(self, parts: Iterable[str | int]) -> list[int]:
         """Ids of the result of `cut`; texts are encoded as ordinary text.
 
-        After a number, a token or an image placeholder, the next text counts as a new piece.
+        A text after a number, which is a token or an image placeholder, counts as a new piece.
         """
         tokens: list[int] = []
         begins = True
@@ -226,7 +228,7 @@ class Tokenizer:
         return tokens
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes of `token` in generated text; none for control and unused tokens."""
+        """The bytes of `token` in generated text; empty for control and unused tokens."""
         if token in self._control_ids:
             return b""
         text, kind = self.vocabulary.tokens[token], self.vocabulary.types[token]
@@ -242,8 +244,8 @@ class Tokenizer:
         return shown.decode(errors="replace") if shown else self.vocabulary.tokens[token]
 
     def spell(self, tokens: Sequence[int]) -> str:
-        """The text that encodes to `tokens`, control tokens by name; without the space that some
-        families put before a text."""
+        """The text that encodes to `tokens`, with control tokens by name, and without the space
+        that some families put before a text."""
         spelled = b"".join(self.token_bytes(t) or self.token_text(t).encode() for t in tokens)
         text = spelled.decode(errors="replace")
         begins = bool(tokens) and text.startswith(" ") and self._prefix.applies("", first=True)

@@ -14,7 +14,7 @@ from model_zoo.tokenizers.marked_space import SPACE, marked_bytes, without_marks
 from model_zoo.tokenizers.vocabulary import TokenType, Vocabulary, flag, token_scores
 from runtime.errors import ModelFileError, RequestError
 
-# Characters that exercise the different replacements of a normaliser.
+# Characters that trigger the different kinds of replacements of a normaliser.
 _PROBE = "Aﬁ é e\u0301 １ ½ 東 \u200b\u00a0👍"
 
 
@@ -37,7 +37,7 @@ class Unigram:
             charsmap = metadata.get("tokenizer.ggml.precompiled_charsmap")
             if charsmap is not None and len(charsmap):
                 self._native.normalizer = Precompiled(bytes(map(int, charsmap)))
-        except Exception as error:  # the library raises plain exceptions
+        except Exception as error:  # the library raises no more specific type
             raise ModelFileError(f"The Unigram vocabulary is damaged: {error}.") from error
         self._native.pre_tokenizer = PreTokenizerSequence(
             [WhitespaceSplit(), Metaspace(replacement=SPACE, prepend_scheme=scheme)]

@@ -1,4 +1,4 @@
-"""A model file's vocabulary: tokens, their types and their roles, validated."""
+"""A model file's vocabulary: validated tokens, their types and their roles."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -55,7 +55,7 @@ _TYPED = ("llama", "t5", "gemma4")
 
 @dataclass(frozen=True, slots=True)
 class _Role:
-    """Alternative keys of a role, and texts of its token for files without these keys."""
+    """A role of a token: its alternative keys, and the token's texts in files without the keys."""
 
     keys: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
@@ -82,13 +82,13 @@ _DEFAULTS: Mapping[str, Mapping[str, _Role]] = {
         "unknown_token_id": _Role(texts=("[UNK]",)),
     },
 }
-# Ollama's converters, and llama.cpp's before July 2024, wrote user-defined tokens as ordinary ones.
-# These have a score of 0 and ids before those of the bytes.
+# Ollama's converters, and llama.cpp's before July 2024, gave user-defined tokens the type of
+# ordinary ones. They can be told by a score of 0 and ids below those of the byte tokens.
 _WITH_USER_DEFINED = ("gemma", "gemma2", "gemma3", "gemma3n")
 _CONTROL_TEXT = re.compile(
     r"<\|\w.*\|>|<｜.+｜>|<(?:start|end)_of_(?:turn|image)>|<bos>|<eos>|<pad>"
 )
-# Untrained padding rows of the embedding.
+# Texts of tokens for untrained padding rows of the embedding.
 _PADDING_TEXT = re.compile(r"\[PAD\d+\]")
 
 
@@ -96,8 +96,8 @@ _PADDING_TEXT = re.compile(r"\[PAD\d+\]")
 class Vocabulary:
     """Tokens by id; `ids` is the inverse.
 
-    `control`: texts that steer the model, which ordinary text must not become; `user_defined`:
-    ordinary texts that are always one token.
+    `control`: texts of control tokens, which ordinary text must not be encoded to;
+    `user_defined`: ordinary texts that are always one token.
     """
 
     tokens: Sequence[str]
@@ -114,11 +114,11 @@ class Vocabulary:
         return self.ids.get(text)
 
     def ids_of(self, texts: Collection[str]) -> frozenset[int]:
-        """Ids of those texts that are tokens."""
+        """The ids of the texts that are tokens; other texts are skipped."""
         return frozenset(self.ids[text] for text in texts if text in self.ids)
 
     def has(self, texts: Collection[str]) -> bool:
-        """Whether all of them are tokens."""
+        """Whether all of the texts are tokens."""
         return all(text in self.ids for text in texts)
 
 
@@ -126,7 +126,7 @@ def read_vocabulary(metadata: Mapping[str, Any], *, architecture: str = "") -> V
     """The vocabulary of `metadata`; ModelFileError if keys are missing or contradictory."""
     tokens = required_array(metadata, "tokenizer.ggml.tokens")
     if not set(map(type, tokens)) <= {str}:
-        raise ModelFileError("`tokenizer.ggml.tokens` holds something that is not text.")
+        raise ModelFileError("`tokenizer.ggml.tokens` has an entry that is not text.")
     types = _types(metadata, len(tokens))
     if architecture in _WITH_USER_DEFINED and metadata.get("tokenizer.ggml.model") == "llama":
         types = _with_user_defined(types, token_scores(metadata, len(tokens)))
@@ -151,7 +151,7 @@ def _types(metadata: Mapping[str, Any], count: int) -> list[int]:
 
 
 def _with_user_defined(types: list[int], scores: Sequence[float]) -> list[int]:
-    """`types` with ordinary tokens before the bytes as user-defined if their score is 0."""
+    """`types`, but ordinary tokens before the byte tokens are user-defined if their score is 0."""
     if TokenType.BYTE not in types:
         return types
     first_byte = types.index(TokenType.BYTE)
@@ -166,7 +166,7 @@ def _with_user_defined(types: list[int], scores: Sequence[float]) -> list[int]:
 def required_array(
     metadata: Mapping[str, Any], key: str, *, length: int | None = None
 ) -> list[Any]:
-    """The array under `key` as a list; `length` None accepts all lengths but 0."""
+    """The array under `key` as a list; `length` None accepts any length except 0."""
     value = metadata.get(key)
     if value is None:
         raise ModelFileError(f"The model file has no `{key}`; its tokenizer cannot be built.")
@@ -184,7 +184,7 @@ def token_scores(metadata: Mapping[str, Any], count: int) -> list[float]:
     """The score of each of `count` tokens."""
     scores = required_array(metadata, "tokenizer.ggml.scores", length=count)
     if not set(map(type, scores)) <= {int, float} or any(map(isnan, scores)):
-        raise ModelFileError("`tokenizer.ggml.scores` holds something that is no number.")
+        raise ModelFileError("`tokenizer.ggml.scores` has an entry that is not a number.")
     return scores
 
 
@@ -219,7 +219,7 @@ def _role(
     defaults: Mapping[str, _Role],
     ids: Mapping[str, int],
 ) -> int | None:
-    """The token of this role, by its key, an alternative key, or its text."""
+    """The token of this role, found by its key, an alternative key, or its text."""
     role = defaults.get(name, _Role())
     for key in (name, *role.keys):
         token = token_id(metadata, key, len(metadata["tokenizer.ggml.tokens"]))
@@ -253,7 +253,7 @@ def _end_tokens(
         )
     texts = set(END_TEXTS)
     if "<|return|>" in ids and "<|call|>" in ids:
-        texts.discard("<|end|>")  # in these vocabularies it ends a channel, not the answer
+        texts.discard("<|end|>")  # it ends a channel in these vocabularies, not the answer
     if "<|tool_response>" in ids:
         texts.discard("</s>")
     found = {ids[text] for text in texts if text in ids}
@@ -262,8 +262,9 @@ def _end_tokens(
 
 
 def _can_end(text: str, kind: int) -> bool:
-    """Whether a token with an end text is one: some vocabularies have `</s>` and similar texts as
-    ordinary text from web pages, and Gemma's has HTML tags as user-defined tokens."""
+    """Whether a token with the text of an end token is one. Some vocabularies have `</s>` and
+    similar texts as ordinary tokens, from web pages, and Gemma's has HTML tags as user-defined
+    tokens."""
     if text == "</s>":
         return kind == TokenType.CONTROL
     return kind != TokenType.NORMAL or _CONTROL_TEXT.fullmatch(text) is not None
@@ -280,7 +281,7 @@ def _special_texts(
     for token in sorted(marked | named):
         text, kind = tokens[token], types[token]
         steers = token in named or kind in (TokenType.UNKNOWN, TokenType.CONTROL)
-        if steers or (text.startswith("<") and _steers_by_text(text, kind)):
+        if steers or (text.startswith("<") and _is_control_text(text, kind)):
             if len(text) > 1:  # a single character is indistinguishable from typed text
                 control.setdefault(text, token)
         elif kind == TokenType.USER_DEFINED and text and not _PADDING_TEXT.fullmatch(text):
@@ -288,7 +289,7 @@ def _special_texts(
     return control, user_defined
 
 
-def _steers_by_text(text: str, kind: int) -> bool:
-    """Whether the text identifies a control token: some converters write another type."""
+def _is_control_text(text: str, kind: int) -> bool:
+    """Whether the text identifies a control token; some converters give these another type."""
     mistyped = kind in (TokenType.NORMAL, TokenType.USER_DEFINED)
     return mistyped and _CONTROL_TEXT.fullmatch(text) is not None

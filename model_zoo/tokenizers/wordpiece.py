@@ -16,7 +16,8 @@ _CONTINUES = "##"
 
 
 class WordPiece:
-    """Splits words into the longest known pieces; a word with an unknown rest is unknown."""
+    """Splits words into the longest known pieces; a word with an unknown remainder becomes the
+    unknown token."""
 
     def __init__(self, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> None:
         if vocabulary.unknown_id is None:
@@ -45,7 +46,8 @@ class WordPiece:
 
 
 def _published(text: str, kind: int) -> str:
-    """The piece as in BERT's files: GGUF marks first pieces with ▁, BERT the others with ##."""
+    """The piece as in BERT's files. GGUF marks the first piece of a word with ▁, BERT all others
+    with ##."""
     special = kind in (TokenType.CONTROL, TokenType.UNKNOWN)
     if special or (text.startswith("[") and text.endswith("]")):
         return text

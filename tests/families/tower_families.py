@@ -198,15 +198,15 @@ TOWERS: Mapping[str, TowerFamily] = {
         maker=references.Gemma4Maker,
         refused=[
             ({"num_key_value_heads": 1}, "llama.cpp", "share keys"),
-            ({"head_dim": 8}, "llama.cpp", "not parts of the hidden size"),
+            ({"head_dim": 8}, "llama.cpp", "add up to the hidden size"),
             ({"hidden_activation": "silu"}, "llama.cpp", "`hidden_activation`"),
             (
                 {"rope_parameters": {"rope_type": "axial", "rope_theta": 50.0}},
                 "llama.cpp",
                 "rotary base",
             ),
-            ({"text": {"hidden_size_per_layer_input": 32}}, "llama.cpp", "do not say it"),
-            ({"text": {"use_bidirectional_attention": None}}, "llama.cpp", "do not say it"),
+            ({"text": {"hidden_size_per_layer_input": 32}}, "llama.cpp", "do not state it"),
+            ({"text": {"use_bidirectional_attention": None}}, "llama.cpp", "do not state it"),
         ],
     ),
     "idefics3": TowerFamily(
@@ -355,7 +355,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         only={"windows_of_three_by_three": OLLAMA, "windows_of_one_row": OLLAMA},
         refused=[
             ({"window_size": 84}, "llama.cpp", "`window_size` of the vision part is 84"),
-            ({"fullatt_block_indexes": [0, 3]}, "llama.cpp", "every so many-th"),
+            ({"fullatt_block_indexes": [0, 3]}, "llama.cpp", "every n-th"),
         ],
     ),
     "qwen3vl": TowerFamily(

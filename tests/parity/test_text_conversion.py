@@ -78,5 +78,5 @@ def test_the_table_of_layer_inputs_of_gemma3n_is_as_long_as_the_vocabulary(tmp_p
     ids=["attention", "rotation"],
 )
 def test_settings_of_gemma4_that_files_cannot_state_are_refused(tmp_path, changes) -> None:
-    with pytest.raises(UnsupportedModelError, match="cannot tell"):
+    with pytest.raises(UnsupportedModelError, match="cannot express"):
         write_tiny(tmp_path / "tiny.gguf", TEXT_MODELS["gemma4"].config(**changes))

@@ -119,7 +119,7 @@ def test_audio_tensors_of_gemma4_are_ignored(tmp_path) -> None:
 
 
 def test_gemma4_with_more_rows_than_positions_is_refused(tmp_path) -> None:
-    with pytest.raises(ModelFileError, match="allows 280 rows, more than there are places for"):
+    with pytest.raises(ModelFileError, match="allows 280 rows, more than there are positions"):
         TOWERS["gemma4"].write(tmp_path, position_embedding_size=839)
 
 
@@ -171,7 +171,7 @@ def test_llava_projects_the_last_layer_but_one_by_default(tmp_path, layers, only
 def test_llava_with_features_of_a_missing_or_of_several_layers_is_refused(tmp_path) -> None:
     path = TOWERS["llava"].write(tmp_path).path
     check_refused("llava", llava_of(path, [4]), ModelFileError, "is 4, of 3 layers")
-    words = r"from the layers \[1, 2\], not from a single"
+    words = r"from the layers \[1, 2\]; only one layer"
     check_refused("llava", llava_of(path, [1, 2]), UnsupportedModelError, words)
 
 

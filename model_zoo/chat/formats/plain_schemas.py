@@ -48,7 +48,7 @@ def _plain(place: Place, levels: int, budget: list[int]) -> list[Place]:
         return factors[0]
     found: list[Schema] = [{}]
     for factor in factors:
-        both = (_both(place, one, other.schema) for one, other in product(found, factor))
+        both = (_intersection(place, one, other.schema) for one, other in product(found, factor))
         found = [each for each in both if each is not None]
         _spend(place, budget, len(found))
     # "~2" does not occur in JSON pointers, so these names are unambiguous.
@@ -82,7 +82,7 @@ def _spend(place: Place, budget: list[int], count: int) -> None:
         raise Unwritable(place.pointer, "too many schemas refer to each other")
 
 
-def _both(place: Place, one: Schema, other: Schema) -> dict[str, Any] | None:
+def _intersection(place: Place, one: Schema, other: Schema) -> dict[str, Any] | None:
     """A schema whose values follow both; None if there are none. `place`: the combining schema."""
     both: dict[str, Any] = {**other, **one}
     both.update({k: max(one[k], other[k]) for k in _LEAST if k in one and k in other})
@@ -115,7 +115,7 @@ def _common(place: Place, keyword: str, one: Any, other: Any) -> Any:
 
 def _kinds(one: Schema, other: Schema) -> list[str] | None:
     """The types that both allow; None if neither states types."""
-    listed = [_listed(each["type"]) for each in (one, other) if "type" in each]
+    listed = [_type_names(each["type"]) for each in (one, other) if "type" in each]
     if len(listed) < 2:
         return listed[0] if listed else None
     first, second = ({*each, *_integers(each)} for each in listed)
@@ -128,7 +128,7 @@ def _integers(kinds: Iterable[str]) -> set[str]:
     return {"integer"} if "number" in kinds else set()
 
 
-def _listed(kind: Any) -> list[str]:
+def _type_names(kind: Any) -> list[str]:
     return [kind] if isinstance(kind, str) else list(kind)
 
 

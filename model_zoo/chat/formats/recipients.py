@@ -22,12 +22,12 @@ def read_functionary(source: Source, tools: Tools) -> Steps[None]:
     while True:
         recipient = yield from source.starts_with([EVERYONE, *(f"{name}\n" for name in tools)])
         if recipient is None:
-            _say(source, before)
+            _emit_text(source, before)
         elif recipient != EVERYONE:
             grammar = partial(_named_arguments, recipient.strip())
             if (yield from calls.read(before + recipient, grammar)):
                 yield from source.space()
-        if (yield from source.until((NEXT,), lambda text: _say(source, text))) is None:
+        if (yield from source.until((NEXT,), lambda text: _emit_text(source, text))) is None:
             return
         before = NEXT
 
@@ -40,12 +40,12 @@ def read_muse(source: Source, tools: Tools) -> Steps[None]:
     while (yield from source.peek()):
         header: list[str] = []
         if (yield from source.until((MESSAGE,), header.append)) is None:
-            _say(source, without_markers("".join(header), MUSE_MARKERS))
+            _emit_text(source, without_markers("".join(header), MUSE_MARKERS))
             return
         thinking = "to=self" in "".join(header)
         if not thinking and tools and (yield from source.starts_with((MUSE_CALLS,))):
             yield from calls.read(MUSE_CALLS, MUSE.read)
-        say = partial(_think if thinking else _say, source)
+        say = partial(_think if thinking else _emit_text, source)
         yield from source.until(ends, say)
 
 
@@ -53,7 +53,7 @@ def _named_arguments(name: str, source: Source, calls: Calls) -> Steps[None]:
     yield from arguments_of(source, calls, name)
 
 
-def _say(source: Source, text: str) -> None:
+def _emit_text(source: Source, text: str) -> None:
     source.events.append(Text(text))
 
 

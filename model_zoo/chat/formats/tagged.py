@@ -73,7 +73,7 @@ class TaggedReply:
             blank = yield from _read_bare(source, calls, self.bare, blank)
         if formed:
             blank = yield from self._read_calls(source, calls, blank)
-        _say(source, blank)
+        _emit_text(source, blank)
         yield from self._read_text(source, calls, ends - {""}, formed=formed)
 
     def _read_calls(self, source: Source, calls: Calls, blank: str) -> Steps[str]:
@@ -105,7 +105,7 @@ class TaggedReply:
             if held and (not text or text.isspace()):
                 held += text
             else:
-                _say(source, held + text)
+                _emit_text(source, held + text)
                 held = ""
 
         while True:
@@ -197,5 +197,5 @@ class BareNames:
         yield from arguments_of(source, calls, opener.strip())
 
 
-def _say(source: Source, text: str) -> None:
+def _emit_text(source: Source, text: str) -> None:
     source.events.append(Text(text))

@@ -63,7 +63,7 @@ def _pre_tokenizer(files: TokenizerFiles, architecture: str) -> str:
     }
     if not rows:
         raise UnsupportedModelError(
-            f"{files.folder / 'tokenizer.json'}: splits text by {_shown(expressions)}, which is "
+            f"{files.folder / 'tokenizer.json'}: splits text by {_quoted(expressions)}, which is "
             "none of the expressions that model families use."
         )
     own = architecture_pre_tokenizer(architecture)
@@ -101,5 +101,5 @@ def _isolates(step: Mapping[str, Any]) -> bool:
     )
 
 
-def _shown(expressions: Sequence[str]) -> str:
+def _quoted(expressions: Sequence[str]) -> str:
     return ", ".join(repr(expression[:80]) for expression in expressions) or "no expression"

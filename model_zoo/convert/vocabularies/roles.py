@@ -39,11 +39,11 @@ def role_keys(files: TokenizerFiles, texts: list[str]) -> dict[str, Any]:
     ends = [id for id in _end_ids(files) if id < len(texts)]
     if ends:
         keys["eos_token_ids"] = ends
-    keys = _framed(files, ids, keys)
-    return keys | _added_by_itself(files, ids, keys)
+    keys = _with_added_tokens(files, ids, keys)
+    return keys | _adding_flags(files, ids, keys)
 
 
-def _framed(
+def _with_added_tokens(
     files: TokenizerFiles, ids: Mapping[str, int], keys: Mapping[str, Any]
 ) -> dict[str, Any]:
     """`keys` with the post-processor's tokens as BOS and EOS.
@@ -51,7 +51,7 @@ def _framed(
     In embedding models they may differ from the tokens of a turn.
     """
     framed = dict(keys)
-    first, last = _around(files, ids)
+    first, last = _added_tokens(files, ids)
     if first is not None and first != keys.get("bos_token_id", keys.get("cls_token_id")):
         framed["bos_token_id"] = first
     eos = keys.get("eos_token_id", keys.get("seperator_token_id"))
@@ -80,12 +80,12 @@ def _end_ids(files: TokenizerFiles) -> list[int]:
     return list(dict.fromkeys(id for id in every if isinstance(id, int) and id >= 0))
 
 
-def _added_by_itself(
+def _adding_flags(
     files: TokenizerFiles, ids: Mapping[str, int], keys: Mapping[str, Any]
 ) -> dict[str, bool]:
     """`add_bos_token` and `add_eos_token` from the settings, or else from the post-processor."""
     found: dict[str, bool] = {}
-    first, last = _around(files, ids)
+    first, last = _added_tokens(files, ids)
     named = {
         "add_bos_token": (first, ("bos_token_id", "cls_token_id")),
         "add_eos_token": (last, ("eos_token_id", "seperator_token_id")),
@@ -99,7 +99,7 @@ def _added_by_itself(
     return found
 
 
-def _around(files: TokenizerFiles, ids: Mapping[str, int]) -> tuple[int | None, int | None]:
+def _added_tokens(files: TokenizerFiles, ids: Mapping[str, int]) -> tuple[int | None, int | None]:
     """The tokens that the post-processor adds before and after a text."""
     for step in parts(files.json.get("post_processor"), "processors"):
         kind = step.get("type")

@@ -12,7 +12,7 @@ _DEFAULT = "default"
 
 def template_keys(files: TokenizerFiles) -> dict[str, Any]:
     """The default template, and named templates with the list of their names."""
-    named = _named(files)
+    named = _templates_by_name(files)
     found: dict[str, Any] = {}
     if _DEFAULT in named:
         found[_KEY] = named.pop(_DEFAULT)
@@ -22,7 +22,7 @@ def template_keys(files: TokenizerFiles) -> dict[str, Any]:
     return found
 
 
-def _named(files: TokenizerFiles) -> dict[str, str]:
+def _templates_by_name(files: TokenizerFiles) -> dict[str, str]:
     """Templates by name; separate files have priority over the settings."""
     sources: dict[str, str] = {}
     for stated in (

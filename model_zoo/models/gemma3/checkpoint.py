@@ -6,8 +6,8 @@ from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key
 
 
 def _local_base(config: Configuration) -> float:
-    """The rotary base of layers with a window: nested in newer files, a separate key in older
-    ones."""
+    """The rotary base of layers with a window. Newer settings nest it under `rope_parameters`;
+    older ones have a separate key."""
     older = config.get("rope_local_base_freq")
     if older is not None:
         return float(older)
@@ -17,7 +17,7 @@ def _local_base(config: Configuration) -> float:
 
 
 def _stated_pattern(config: Configuration) -> list[bool] | None:
-    """Which layers have a window, if not all but every sixth."""
+    """Whether each layer has a window; None for the default, all layers but every sixth."""
     windows = decoders.windows(config, every=config.get("sliding_window_pattern", 6))
     usual = [(layer + 1) % 6 != 0 for layer in range(config.layers)]
     return None if windows == usual else windows

@@ -1,4 +1,4 @@
-"""Image processor of Gemma 3 and SigLIP: the whole image, stretched to a square."""
+"""Image processor of Gemma 3 and SigLIP: stretches the whole image to a square."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from runtime.vision.encoder import PreparedImage
 
 @dataclass(frozen=True, slots=True)
 class SquareProcessor:
-    """pixels [3, side, side]; rows as the vision model pools them (Gemma 3: 256).
+    """pixels [3, side, side]; the vision model pools them to a fixed number of rows (Gemma 3: 256).
 
     The filter is bilinear for Gemma 3 and bicubic for SigLIP.
     """

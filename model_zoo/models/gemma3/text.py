@@ -97,6 +97,6 @@ def _base(metadata: Metadata, keys: tuple[str, str], default: float) -> float:
 
 
 def _logit_cap(sizes: TextSizes) -> float | None:
-    """No model has a cap; that in Ollama's files of the 1B model is ignored."""
+    """No model has a cap; the one stated in Ollama's files of the 1B model is ignored."""
     ollama = any(sizes.metadata.has(keys[0]) for keys in (LOCAL_KEYS, GLOBAL_KEYS))
     return None if ollama else sizes.cap("final_logit_softcapping")

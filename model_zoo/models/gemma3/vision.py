@@ -21,7 +21,7 @@ from runtime.kernels.pointwise import gelu
 from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 EPS, SIDE = 1e-6, 896
-# The key for the side of pooled squares, and that for the rows of an image.
+# The key for the side of pooled squares, and the key for the number of rows of an image.
 POOLED, ROWS = 4, 256
 LAYER = LayerNames(
     attn_norm=("ln1", "layer_norm1"),
@@ -86,7 +86,8 @@ def _layer(w: TensorScope, sizes: VisionSizes) -> VisionLayer:
 
 
 def _pooled(metadata: Metadata, across: int) -> int:
-    """The side of pooled squares of patches: stated, or from the number of rows."""
+    """The side, in patches, of the squares that are pooled: stated, or computed from the number of
+    rows."""
     stated = "vision.projector.scale_factor"
     if metadata.architecture == "clip":
         size = metadata.get_size(stated, POOLED)

@@ -15,7 +15,7 @@ def _rows(config: Configuration) -> int:
 
 
 def _across_pooled(config: Configuration) -> int:
-    """How many patches side by side become one row."""
+    """The side, in patches, of the square that is pooled to one row."""
     across = config.require_size("image_size") // config.require_size("patch_size")
     return across // isqrt(_rows(config))
 

@@ -12,7 +12,8 @@ from model_zoo.models.gemma3n.text import FULL_EVERY, LOCAL_BASE
 
 
 def _local_base(config: Configuration) -> float:
-    """Nested in newer files, a separate key in older ones."""
+    """The rotary base of layers with a window. Newer settings nest it under `rope_parameters`;
+    older ones have a separate key."""
     older = config.get("rope_local_base_freq")
     if older is not None:
         return float(older)
@@ -30,8 +31,8 @@ def _stores(config: Configuration, layer: int) -> bool:
 
 
 def _sparsity_bounds(config: Configuration) -> list[float]:
-    """The bounds, in standard deviations above the mean, below which the stated share of gates
-    lies."""
+    """One bound per layer, in standard deviations above the mean, below which the stated share of
+    gates lies."""
     shares = config.get("activation_sparsity_pattern")
     if shares is None:
         sparse = 10 if config.layers > 10 else 0
@@ -52,7 +53,7 @@ def _layer_rule(source: str, target: str) -> Rule:
 
 
 def _kept_rules(source: str, target: str) -> tuple[Rule, Rule]:
-    """Unused projections of layers that share keys, which llama.cpp requires."""
+    """Keeps unused projections of layers that share keys, since llama.cpp requires them."""
     rule = _layer_rule(f"{source}.weight", target)
     unused = replace(rule, only=lambda config, layer: not _stores(config, layer), optional=True)
     return replace(rule, only=_stores), unused

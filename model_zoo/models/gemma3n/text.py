@@ -33,7 +33,7 @@ SQUARE_HALF = 0.5**0.5
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
-    """Four residual streams, of which each layer computes one, and per-layer inputs.
+    """Four residual streams, one of which each layer computes, and per-layer inputs.
 
     The last layers use the keys and values of earlier ones. The norm weights in a file are those of
     the model.
@@ -42,14 +42,16 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     sizes = TextSizes.read(metadata, eps=DEFAULT_EPS, head_dim=head_dim)
     sliding = sizes.sliding_layers(FULL_EVERY)
     window = Sliding(metadata.require_size("attention.sliding_window"))
-    far = _far(w, sizes)
-    near = _near(far, metadata)
+    global_rotary = _global_rotary(w, sizes)
+    local_rotary = _local_rotary(global_rotary, metadata)
     layers = []
     for index, source in enumerate(sizes.cache_sources(sliding)):
         cache = sizes.cache(source, window if sliding[index] else Full())
         block = _Block(w.scope("blk", index), sizes, index, cache, stores=source == index)
         reads = None if source == index else source
-        layers.append(TextLayer(block, cache, near if sliding[index] else far, reads))
+        layers.append(
+            TextLayer(block, cache, local_rotary if sliding[index] else global_rotary, reads)
+        )
     options = DecoderOptions(
         embedding_scale=sizes.hidden**0.5,
         logit_softcap=sizes.cap("final_logit_softcapping", LOGIT_CAP),
@@ -81,7 +83,8 @@ class _Block:
         self.matrix_elements = max(hidden**2, *(part.matrix_elements for part in parts))
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        """x [tokens, streams, hidden] -> the same, or [outputs, ...] of `step.rows` alone."""
+        """x [tokens, streams, hidden] -> the same shape, or [outputs, streams, hidden] if
+        `step.rows` selects rows."""
         x = self._altup.predicted(x)
         normal = self._attn_norm(x[:, self._active])
         attended = self._post_attention_norm(self._attention(normal, step))
@@ -96,7 +99,7 @@ class _Block:
 
 
 class _Laurel:
-    """x + norm(right(left(x))), of low rank."""
+    """x + norm(right(left(x))); the product of the two matrices has a low rank."""
 
     def __init__(self, w: TensorScope, sizes: TextSizes) -> None:
         self._left = w.linear("laurel_l", shape=(None, sizes.hidden))
@@ -111,23 +114,23 @@ class _Laurel:
         return self._norm(self._right(self._left(x))).add_(x)
 
 
-def _far(w: TensorScope, sizes: TextSizes) -> Rotary:
+def _global_rotary(w: TensorScope, sizes: TextSizes) -> Rotary:
     base = sizes.metadata.get_positive("rope.freq_base", GLOBAL_BASE)
     return read_rotary(w, sizes.metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
 
 
-def _near(far: Rotary, metadata: Metadata) -> Rotary:
-    """Of layers with a window: the same dimensions, another base, no scaling."""
+def _local_rotary(global_rotary: Rotary, metadata: Metadata) -> Rotary:
+    """The embedding of layers with a window: the same dimensions, another base, no scaling."""
     ollama, llama_cpp = LOCAL_KEYS
     base = metadata.get_positive(ollama if metadata.has(ollama) else llama_cpp, LOCAL_BASE)
-    frequencies = plain_frequencies(2 * far.frequencies.shape[0], base)
-    return Rotary(frequencies.to(far.frequencies.device), Pairs.NEOX)
+    frequencies = plain_frequencies(2 * global_rotary.frequencies.shape[0], base)
+    return Rotary(frequencies.to(global_rotary.frequencies.device), Pairs.NEOX)
 
 
 def _attention(
     w: TensorScope, sizes: TextSizes, index: int, cache: LayerCache, *, stores: bool
 ) -> SelfAttention:
-    if not stores:  # converters may keep them
+    if not stores:  # converters may keep the unused tensors
         w.ignore("attn_k", "attn_v", "attn_k_norm")
     norm = partial(w.rms_norm, eps=sizes.eps, size=sizes.key_dim)
     options = AttentionOptions(
@@ -152,14 +155,15 @@ def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> GatedFeedForw
 
 
 def _sparse_gelu_mul(gate: Tensor, up: Tensor, *, bound: float) -> Tensor:
-    """gelu(relu(gate - mean - bound * deviation)) * up, row by row; in gate's type."""
+    """gelu(relu(gate - mean - bound * deviation)) * up; mean and deviation are those of the row.
+    The result has gate's type."""
     wide = gate.float()
     deviation, mean = torch.std_mean(wide, dim=-1, correction=0, keepdim=True)
     return gelu_mul((wide - mean.add_(deviation, alpha=bound)).relu_().to(gate.dtype), up)
 
 
 def _correct_scale(w: TensorScope, sizes: TextSizes) -> Tensor | None:
-    """Factor of the active stream at the input of the per-layer gate."""
+    """The factor of the active stream at the input of the per-layer gate."""
     if sizes.metadata.get("altup.correct_scale", bool, True):
         return w.vector("altup_correct_scale", size=sizes.hidden)
     w.ignore("altup_correct_scale")

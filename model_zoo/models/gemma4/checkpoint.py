@@ -15,7 +15,7 @@ from runtime.errors import UnsupportedModelError
 
 
 def _global_head_dim(config: Configuration) -> int:
-    """Of layers without a window; newer files list the differences by layer."""
+    """The head size of layers without a window; newer settings list differences by layer."""
     return int(_of_global_layers(config, "head_dim", config.get("global_head_dim", 512)))
 
 
@@ -35,7 +35,7 @@ def _of_global_layers(config: Configuration, key: str, default: Any) -> Any:
 
 
 def _windows(config: Configuration) -> list[bool]:
-    """The last layer has no window, whatever is listed."""
+    """Whether each layer has a window; the last has none even if the settings list one."""
     return [*decoders.windows(config, every=FULL_EVERY)[:-1], False]
 
 
@@ -88,12 +88,12 @@ def _norm(source: str, target: str, **conditions: Any) -> Rule:
 
 
 def _only_known(config: Configuration) -> None:
-    """Layers with a window rotate whole heads, and text is causal."""
+    """Checks that layers with a window rotate whole heads, and that text is causal."""
     local = config.rope("sliding_attention")["rope_type"]
     if local != "default" or config.get("use_bidirectional_attention") == "all":
         raise UnsupportedModelError(
             f"{config.path}: has rope parameters of layers with a window ({local}) or a direction "
-            f"of attention that this architecture's files cannot tell."
+            f"of attention that this architecture's files cannot express."
         )
 
 

@@ -15,9 +15,9 @@ from runtime.vision.encoder import PreparedImage
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Processor:
-    """pixels [3, height, width] in [0, 1], multiples of `patch * pool`.
+    """pixels [3, height, width] in [0, 1]; both sides are multiples of `patch * pool`.
 
-    grid: the rectangle of rows.
+    grid: height and width of the rectangle of feature rows.
     """
 
     patch: int = 16

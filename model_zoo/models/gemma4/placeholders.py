@@ -1,4 +1,4 @@
-"""Gemma 4: the rows of the image between a begin and an end token."""
+"""Gemma 4: an image is a begin token, placeholders and an end token."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from model_zoo.multimodal.placeholders import Outlined, Piece, PlaceholderRows, 
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 START, PLACE, END = "<|image>", "<|image|>", "<image|>"
-# Placeholder and delimiter tokens of unsupported inputs; users may not write them either.
+# Placeholder and delimiter tokens of unsupported media, which users must not write either.
 OTHERS = ("<|video|>", "<|audio>", "<|audio|>", "<audio|>")
 
 

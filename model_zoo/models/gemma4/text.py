@@ -26,14 +26,14 @@ from runtime.kv.spec import CacheKind, Full, Sliding
 DEFAULT_EPS, DEFAULT_HEAD_DIM, DEFAULT_LOCAL_HEAD_DIM = 1e-6, 512, 256
 FULL_EVERY = 6
 LOCAL_BASE, GLOBAL_BASE = 10_000.0, 1_000_000.0
-LOGIT_CAP = 30.0  # of all models
-# Factor of each expert's output in the first files of Ollama.
+LOGIT_CAP = 30.0  # the same in all models
+# The tensor with the factor of each expert's output in Ollama's first files.
 OLD_SCALE = "ffn_gate_inp.per_expert_scale"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Reach:
-    """What the layers with a window have in common, or those without."""
+class _LayerSettings:
+    """Settings shared by all layers with a window, or by all layers without one."""
 
     sizes: TextSizes
     kind: CacheKind
@@ -50,9 +50,9 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     sizes = TextSizes.read(metadata, eps=DEFAULT_EPS, head_dim=DEFAULT_HEAD_DIM)
     width = layer_input_width(metadata)
     sliding = sizes.sliding_layers(FULL_EVERY)
-    near, far = _near(w, sizes, looks_ahead=width is None), _far(w, sizes)
+    local, full = _local_settings(w, sizes, looks_ahead=width is None), _global_settings(w, sizes)
     layers = [
-        _layer(w.scope("blk", i), i, near if sliding[i] else far, source, width)
+        _layer(w.scope("blk", i), i, local if sliding[i] else full, source, width)
         for i, source in enumerate(sizes.cache_sources(sliding))
     ]
     options = DecoderOptions(
@@ -68,12 +68,12 @@ def _layer_inputs(w: TensorScope, sizes: TextSizes, width: int) -> TokenLayerInp
     key = "tokenizer.ggml.padding_token_id"
     padding = sizes.metadata.get(key, int, 0)
     if padding < 0:
-        raise sizes.metadata.error(key, f"is {padding}, which no token is")
+        raise sizes.metadata.error(key, f"is {padding}, which is not a token id")
     return TokenLayerInputs(w, sizes, width=width, place=padding)
 
 
-def _near(w: TensorScope, sizes: TextSizes, *, looks_ahead: bool) -> _Reach:
-    """Layers with a window."""
+def _local_settings(w: TensorScope, sizes: TextSizes, *, looks_ahead: bool) -> _LayerSettings:
+    """Settings of layers with a window."""
     metadata, local = sizes.metadata, DEFAULT_LOCAL_HEAD_DIM
     dim = metadata.get_size("attention.key_length_swa", local, at_most=MAX_HEAD_DIM)
     value_dim = metadata.get_size("attention.value_length_swa", dim, at_most=MAX_HEAD_DIM)
@@ -81,15 +81,16 @@ def _near(w: TensorScope, sizes: TextSizes, *, looks_ahead: bool) -> _Reach:
     if rotated % 2:
         raise metadata.error("rope.dimension_count_swa", f"is {rotated}; it must be even")
     base = metadata.get_positive("rope.freq_base_swa", LOCAL_BASE)
-    return _Reach(
+    return _LayerSettings(
         _equal_lengths(replace(sizes, key_dim=dim, value_dim=value_dim)),
         Sliding(metadata.require_size("attention.sliding_window"), looks_ahead),
         Rotary(plain_frequencies(rotated, base).to(w.device), Pairs.NEOX),
     )
 
 
-def _far(w: TensorScope, sizes: TextSizes) -> _Reach:
-    """Layers without a window; `rope_freqs` leave most of their dimensions unrotated."""
+def _global_settings(w: TensorScope, sizes: TextSizes) -> _LayerSettings:
+    """Settings of layers without a window; `rope_freqs` leave most of their dimensions
+    unrotated."""
     metadata, key_dim, key = sizes.metadata, sizes.key_dim, "attention.global_head_count_kv"
     if metadata.has(key):
         kv_heads = metadata.require_size(key)
@@ -98,11 +99,11 @@ def _far(w: TensorScope, sizes: TextSizes) -> _Reach:
         sizes = replace(sizes, kv_heads=(kv_heads,) * sizes.layers)
     base = metadata.get_positive("rope.freq_base", GLOBAL_BASE)
     rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=key_dim, base=base)
-    return _Reach(_equal_lengths(sizes), Full(looks_ahead=False), rotary)
+    return _LayerSettings(_equal_lengths(sizes), Full(looks_ahead=False), rotary)
 
 
 def _equal_lengths(sizes: TextSizes) -> TextSizes:
-    """Raises ModelFileError if keys cannot serve as values."""
+    """`sizes` unchanged; ModelFileError if keys are too long or too short to serve as values."""
     if sizes.key_dim != sizes.value_dim:
         raise sizes.metadata.error(
             "attention.value_length",
@@ -112,10 +113,12 @@ def _equal_lengths(sizes: TextSizes) -> TextSizes:
     return sizes
 
 
-def _layer(w: TensorScope, index: int, reach: _Reach, source: int, width: int | None) -> TextLayer:
-    sizes, cache = reach.sizes, reach.sizes.cache(source, reach.kind)
+def _layer(
+    w: TensorScope, index: int, settings: _LayerSettings, source: int, width: int | None
+) -> TextLayer:
+    sizes, cache = settings.sizes, settings.sizes.cache(source, settings.kind)
     stores = source == index
-    if not stores:  # converters may keep them
+    if not stores:  # converters may keep the unused tensors
         w.ignore("attn_k", "attn_v", "attn_k_norm")
     options = AttentionOptions(
         scale=1.0,
@@ -123,7 +126,7 @@ def _layer(w: TensorScope, index: int, reach: _Reach, source: int, width: int | 
         k_norm=w.rms_norm("attn_k_norm", sizes.eps, size=sizes.key_dim) if stores else None,
         v_norm=RMSNorm(None, sizes.eps),
         stores=stores,
-        keys_as_values=isinstance(reach.kind, Full),
+        keys_as_values=isinstance(settings.kind, Full),
     )
     attention = SelfAttention(w, sizes, index, cache, options)
     block = _ScaledBlock(
@@ -131,7 +134,7 @@ def _layer(w: TensorScope, index: int, reach: _Reach, source: int, width: int | 
         None if width is None else LayerInputGate(w, sizes, width=width),
         w.vector("layer_output_scale", size=1, optional=True),
     )
-    return TextLayer(block, cache, reach.rotary, None if stores else source)
+    return TextLayer(block, cache, settings.rotary, None if stores else source)
 
 
 def _block(w: TensorScope, sizes: TextSizes, index: int, attention: SelfAttention) -> Block:
@@ -182,7 +185,8 @@ class _ScaledBlock:
             self.matrix_elements = max(self.matrix_elements, gate.matrix_elements)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        """x [tokens, hidden] -> the same, or [outputs, hidden] of `step.rows` alone."""
+        """x [tokens, hidden] -> the same shape, or [outputs, hidden] if `step.rows` selects
+        rows."""
         x = self._block(x, step)
         if self._gate is not None:
             assert step.layer_input is not None

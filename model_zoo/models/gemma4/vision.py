@@ -1,4 +1,4 @@
-"""Gemma 4's vision model: any aspect ratio; squares of patches are pooled to one row."""
+"""Gemma 4's vision model: any aspect ratio; each square of patches is pooled to one row."""
 
 from math import prod, sqrt
 
@@ -20,13 +20,14 @@ from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 EPS, POOLED, BASE, ROWS = 1e-6, 3, 100.0, 280
 POOLED_KEY, AREA_KEY = "vision.projector.scale_factor", "vision.image_max_pixels"
-# The bounds of all matrices in one tensor: those of each layer, then of the projection.
+# A tensor with the activation bounds of all matrices: of each layer, then of the projection.
 LISTED = "clamp_data"
 PROJECTION = "mm.input_projection"
 
 
 class PlaneTower:
-    """See `VisionTower`. pixels [images, 3, height, width] in [0, 1], multiples of a pooled square.
+    """See `VisionTower`. pixels [images, 3, height, width] in [0, 1]; both sides are multiples of
+    the side of a pooled square.
 
     The grid counts these squares, each of which becomes a row of features.
     """
@@ -54,7 +55,7 @@ class PlaneTower:
         self._projection = ClampedLinear(w, PROJECTION, shape=shape, listed=last.get(PROJECTION))
         rows = _most_rows(metadata, sizes.patch * self.pooled)
         if rows * self.pooled > self._places.shape[1]:
-            raise metadata.error(AREA_KEY, f"allows {rows:,} rows, more than there are places for")
+            raise metadata.error(AREA_KEY, f"allows {rows:,} rows, more than there are positions")
         self.limits = ImageLimits(rows, shape[0], w.dtype, whole=rows)
         self.weight_bytes = w.loaded_bytes - before
 
@@ -102,7 +103,7 @@ class PlaneTower:
 
 
 def build_tower(w: TensorScope, metadata: Metadata) -> PlaneTower:
-    """From a projector file or from a combined file; audio tensors are ignored."""
+    """Builds it from a projector file or a combined file; audio tensors are ignored."""
     w.scope("a").ignore_all()
     w.scope("mm", "a").ignore_all()
     return PlaneTower(w, metadata)
@@ -121,7 +122,8 @@ def _places(v: TensorScope, sizes: VisionSizes) -> Tensor:
 
 
 def _listed(v: TensorScope, layers: int) -> list[dict[str, Tensor]]:
-    """Bounds by matrix, of each layer and of the projection, if one tensor holds them all."""
+    """The bounds of each matrix, if one tensor holds them all: those of each layer and those of the
+    projection."""
     each = 4 * len(MATRICES)
     listed = v.table(LISTED, shape=(layers * each + 4,), optional=True)
     if listed is None:

@@ -18,12 +18,12 @@ def _square_patches(config: Configuration, weight: Tensor) -> Tensor:
     return weight.view(len(weight), side, side, CHANNELS).permute(0, 3, 1, 2)
 
 
-def _as_one(config: Configuration, bound: Tensor) -> Tensor:
+def _as_vector(config: Configuration, bound: Tensor) -> Tensor:
     return bound.reshape(1)
 
 
 def _area(config: Configuration) -> int | None:
-    """If the processor allows another number of rows than readers assume."""
+    """The area in pixels, if the processor allows another number of rows than readers assume."""
     rows = int(towers.preprocessing(config).get("max_soft_tokens", ROWS))
     unit = config.require_size("patch_size") * config.require_size("pooling_kernel_size")
     return None if rows == ROWS else rows * unit**2
@@ -34,8 +34,8 @@ def _plain_heads(config: Configuration) -> None:
     alike = config.get("num_key_value_heads", heads) == heads
     if not alike or config.head_dim * heads != config.require_size("hidden_size"):
         raise UnsupportedModelError(
-            f"{config.path}: the heads of its vision part share keys, or are not parts of the "
-            "hidden size, of which files of this architecture know nothing."
+            f"{config.path}: the heads of its vision model share keys, or their sizes do not add "
+            "up to the hidden size, which files of this architecture cannot express."
         )
 
 
@@ -45,7 +45,7 @@ def _known_direction(config: Configuration) -> None:
     if (config.model.get("use_bidirectional_attention") == "vision") is small:
         raise UnsupportedModelError(
             f'{config.path}: `use_bidirectional_attention` must be "vision" in models without '
-            "inputs for each layer, and in no others; files of this architecture do not say it."
+            "per-layer inputs, and in no others; files of this architecture do not state it."
         )
 
 
@@ -96,7 +96,7 @@ VISION = Conversion(
             Rule(
                 f"{_STORED}.{module}.{bound}",
                 f"{_NAMED}.{name}.{bound}",
-                _as_one,
+                _as_vector,
                 optional=True,
                 keep=True,
             )

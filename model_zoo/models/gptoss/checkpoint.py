@@ -22,8 +22,8 @@ def _renamed(source: str, *, llama_cpp: str, ollama: str) -> tuple[Rule, Rule]:
 
 
 def _experts(name: str, target: str, rows: Transform) -> tuple[Rule, ...]:
-    """Stored as numbers [experts, in, out] or as MXFP4 blocks [experts, out, …]. Rows of gate and
-    up alternate."""
+    """Rules for a matrix of the experts, stored as numbers [experts, in, out] or as MXFP4 blocks
+    [experts, out, …]. Rows of gate and up alternate."""
     source, full = f"layers.{{n}}.mlp.experts.{name}", f"blk.{{n}}.{target}"
     return (
         Rule(source, f"{full}.weight", after_transposing(rows), each=True),
@@ -41,8 +41,8 @@ def _experts(name: str, target: str, rows: Transform) -> tuple[Rule, ...]:
 def _untruncated(config: Configuration) -> None:
     if config.rope()["rope_type"] == "yarn" and config.rope().get("truncate", True):
         raise UnsupportedModelError(
-            f"{config.path}: its rope parameters do not have `truncate` false, as readers of this "
-            "architecture's files take for granted."
+            f"{config.path}: its rope parameters must have `truncate` false, which readers of this "
+            "architecture's files assume."
         )
 
 

@@ -48,7 +48,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
 def _layer(
     w: TensorScope, sizes: TextSizes, index: int, cache: LayerCache, rotary: Rotary
 ) -> TextLayer:
-    """Ollama's first files have other names for the output projection and the second norm."""
+    """Ollama's first files name the output projection and the second norm differently."""
     output = "attn_out" if w.has("attn_out") else "attn_output"
     w.need_biases(*BIASED)
     options = AttentionOptions(sinks=read_sinks(w, sizes.heads[index]), output=output)

@@ -18,10 +18,10 @@ MAX_EDGE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Idefics3Processor:
-    """pixels [tiles, 3, side, side] in row-major order; if there are several, the stretched whole
-    image is the last.
+    """pixels [tiles, 3, side, side] in row-major order; after several tiles, the stretched whole
+    image follows as one more.
 
-    grid: of the tiles without the last. `split` False: the whole image alone.
+    grid: rows and columns of tiles, without the whole image. `split` False: only the whole image.
     """
 
     side: int
@@ -36,7 +36,7 @@ class Idefics3Processor:
         if not self.split:
             return self.tile_rows
         edge = min(self.longest_edge, MAX_EDGE)
-        edge += edge % 2  # of two equal sides one becomes even
+        edge += edge % 2  # one side is rounded up to an even length, even if both are equal
         return with_whole(math.ceil(edge / self.side) ** 2) * self.tile_rows
 
     @property

@@ -32,5 +32,6 @@ def read_processor(metadata: Metadata) -> Idefics3Processor:
 
 
 def _longest_edge(metadata: Metadata, side: int) -> int:
-    """Files older than the key mean four tiles, as the processors of all published checkpoints."""
+    """The edge in pixels. Files older than the key mean four tiles, as the processors of all
+    published checkpoints do."""
     return metadata.get_size(EDGE_KEY, EDGE_TILES * side, at_most=1 << 16)

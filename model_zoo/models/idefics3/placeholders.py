@@ -12,7 +12,7 @@ LINE = "\n"
 
 
 def tile(row: int, column: int) -> str:
-    """Counted from 1."""
+    """The name of a tile; row and column are counted from 1."""
     return f"<row_{row}_col_{column}>"
 
 
@@ -44,16 +44,16 @@ class Idefics3Placeholders:
         tiles = rows * columns
         length = image.rows // with_whole(tiles)
         if tiles == 1:
-            return *self._shown(WHOLE, length, 0), self._around
+            return *self._tile_pieces(WHOLE, length, 0), self._around
         pieces: list[Piece] = []
         for row in range(rows):
             for column in range(columns):
                 first = (row * columns + column) * length
-                pieces += self._shown(tile(row + 1, column + 1), length, first)
+                pieces += self._tile_pieces(tile(row + 1, column + 1), length, first)
             pieces.append(LINE)
-        return *pieces, LINE, *self._shown(WHOLE, length, tiles * length), self._around
+        return *pieces, LINE, *self._tile_pieces(WHOLE, length, tiles * length), self._around
 
-    def _shown(self, name: str, length: int, first_row: int) -> Sequence[Piece]:
+    def _tile_pieces(self, name: str, length: int, first_row: int) -> Sequence[Piece]:
         token = self._tokenizer.id_of(name)
         return (
             self._around,

@@ -1,5 +1,5 @@
-"""Image processor of InternVL: tiles in the grid nearest to the aspect ratio, and the whole
-image."""
+"""Image processor of InternVL: tiles in the grid whose aspect ratio is nearest to the image's, and
+the whole image."""
 
 from dataclasses import dataclass
 
@@ -16,10 +16,10 @@ from runtime.vision.encoder import PreparedImage
 
 @dataclass(frozen=True, slots=True)
 class InternVLProcessor:
-    """pixels [tiles, 3, side, side] in row-major order; if there are several, the stretched whole
-    image is the last.
+    """pixels [tiles, 3, side, side] in row-major order; after several tiles, the stretched whole
+    image follows as one more.
 
-    grid: of the tiles without the last.
+    grid: rows and columns of tiles, without the whole image.
     """
 
     side: int
@@ -35,7 +35,7 @@ class InternVLProcessor:
 
     @property
     def largest(self) -> ImageOutline:
-        """Of an image as wide as all tiles side by side: no other grid has its aspect ratio."""
+        """An image as wide as all tiles side by side: no other grid has its aspect ratio."""
         return self.outline(self.side, self.max_tiles * self.side)
 
     def outline(self, height: int, width: int) -> ImageOutline:
@@ -54,8 +54,11 @@ class InternVLProcessor:
         return as_outlined(outline, pixels, digest_of(image, self, tower))
 
     def _grid(self, height: int, width: int) -> Grid:
-        """Of equally near grids, the largest with less than twice the area of the image; fewer
-        tiles first."""
+        """The grid whose aspect ratio is nearest to the image's.
+
+        Among equally near grids, the largest with less than twice the area of the image; if there
+        is none, the one with the fewest tiles.
+        """
         allowed = (grid for grid in grids(self.max_tiles) if _tiles(grid) >= self.min_tiles)
         best, least = (1, 1), float("inf")
         for rows, columns in sorted(allowed, key=lambda grid: (_tiles(grid), grid[1])):

@@ -1,4 +1,4 @@
-"""InternVL: the rows of all tiles between a begin and an end token."""
+"""InternVL: an image is a begin token, the placeholders of all tiles and an end token."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from model_zoo.multimodal.placeholders import Outlined, Piece, PlaceholderRows, 
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 START, PLACE, END = "<img>", "<IMG_CONTEXT>", "</img>"
-# The placeholder token of unsupported inputs; users may not write it either.
+# The placeholder token of unsupported media, which users must not write either.
 OTHER = "<video>"
 
 

@@ -35,7 +35,8 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
 
 
 def _rotated(sizes: TextSizes) -> int | None:
-    """Ollama's converter states hidden / heads, more than the head size of Mistral Nemo."""
+    """The number of rotated dimensions of a head. For Mistral Nemo, Ollama's converter states
+    hidden / heads, which exceeds the head size."""
     stated = sizes.metadata.get("rope.dimension_count", int, sizes.key_dim)
     slip = stated == sizes.hidden // sizes.heads[0] > sizes.key_dim
     return sizes.key_dim if slip else None

@@ -13,18 +13,18 @@ def _has_experts(config: Configuration, layer: int) -> bool:
 
 
 def _no_rope_interval(config: Configuration) -> int:
-    """The interval of layers without rotation; a list of layers must agree."""
+    """The interval of layers without rotation; a list of layers must match the interval."""
     interval = int(config.get("no_rope_layer_interval", 4))
     listed = config.get("no_rope_layers")
     if listed and [bool(rotated) for rotated in listed] != [
         (layer + 1) % interval != 0 for layer in range(config.layers)
     ]:
-        raise config.error(f"has `no_rope_layers` other than every {interval}th layer")
+        raise config.error(f"has `no_rope_layers` that are not every {interval}th layer")
     return interval
 
 
 def _experts(name: str, target: str, transform: Transform) -> tuple[Rule, ...]:
-    """Stored as [experts, in, out]; the columns of the gate precede those of up."""
+    """A rule for a matrix stored as [experts, in, out]; the gate's columns precede those of up."""
     source = f"layers.{{n}}.feed_forward.experts.{name}"
     return (Rule(source, f"blk.{{n}}.{target}.weight", transform, each=True, only=_has_experts),)
 

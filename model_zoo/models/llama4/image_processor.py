@@ -16,10 +16,11 @@ from runtime.vision.encoder import PreparedImage
 
 @dataclass(frozen=True, slots=True)
 class Llama4Processor:
-    """pixels [tiles, 3, side, side] in row-major order; if there are several, the stretched whole
-    image is the last.
+    """pixels [tiles, 3, side, side] in row-major order; after several tiles, the stretched whole
+    image follows as one more.
 
-    grid: of the tiles without the last. Normalised in float32; the reference uses bfloat16.
+    grid: rows and columns of tiles, without the whole image. Pixels are normalised in float32; the
+    reference uses bfloat16.
     """
 
     side: int

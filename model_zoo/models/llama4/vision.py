@@ -116,7 +116,7 @@ class VisionAdapter:
 
 
 def _sizes(metadata: Metadata) -> VisionSizes:
-    """The flavours state eps of the norms under different keys."""
+    """The sizes; the flavours of files state the norms' eps under different keys."""
     if metadata.architecture == "clip":
         return VisionSizes.read(metadata, eps=EPS)
     return VisionSizes.read(metadata, eps=EPS, eps_key="vision.layer_norm_epsilon")
@@ -128,7 +128,8 @@ def _layer(w: TensorScope, sizes: VisionSizes) -> VisionLayer:
 
 
 def _rotation(w: TensorScope, sizes: VisionSizes, across: int) -> Rotation:
-    """Of the patches of a tile, by column and row counted from 1; the class row is not rotated."""
+    """The rotation of a tile's patches by column and row, counted from 1. The class row is not
+    rotated."""
     sizes.quarters()
     base = sizes.metadata.get_positive("vision.rope.freq_base", DEFAULT_BASE)
     frequencies = plain_frequencies(sizes.head_dim // 2, base)

@@ -8,10 +8,10 @@ from model_zoo.layers.rope_scaling import DEFAULT_BASE
 from model_zoo.models.llama4.vision import EPS
 
 
-def _whole_ratio(config: Configuration) -> int:
+def _shuffle(config: Configuration) -> int:
     ratio = float(config.require("pixel_shuffle_ratio"))
     if 1 / ratio != round(1 / ratio):
-        raise config.error(f"has a `pixel_shuffle_ratio` of {ratio}, which merges no whole squares")
+        raise config.error(f"has a `pixel_shuffle_ratio` of {ratio}; it must be 1 / n")
     return round(1 / ratio)
 
 
@@ -38,7 +38,7 @@ VISION = Conversion(
         towers.epsilon(EPS, OLLAMA, name="vision.layer_norm_epsilon"),
         *towers.clip("llama4", STANDARD, eps=EPS),
         Key("use_gelu", lambda c: True, flavours=(LLAMA_CPP,)),
-        Key("vision.projector.scale_factor", _whole_ratio, flavours=(LLAMA_CPP,)),
+        Key("vision.projector.scale_factor", _shuffle, flavours=(LLAMA_CPP,)),
     ),
     rules=(
         *towers.both(

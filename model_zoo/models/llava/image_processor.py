@@ -1,4 +1,4 @@
-"""Image processor of CLIP and LLaVA: a centre crop, or the image padded to a square."""
+"""Image processor of CLIP and LLaVA: crops the image's centre, or pads it to a square."""
 
 from dataclasses import dataclass
 

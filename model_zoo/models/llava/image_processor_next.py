@@ -1,4 +1,4 @@
-"""Image processor of LLaVA 1.6: the whole image, and tiles of the canvas that wastes least."""
+"""Image processor of LLaVA 1.6: the whole image, and tiles of the canvas with the least padding."""
 
 import math
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class LlavaNextProcessor:
 
     @property
     def largest(self) -> ImageOutline:
-        """Of an image that fills a canvas with the most tiles.
+        """An image that fills a canvas with the most tiles.
 
         A canvas with fewer tiles may have more rows, since each line of features has one row more.
         """

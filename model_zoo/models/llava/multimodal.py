@@ -39,12 +39,12 @@ def _with_tiles(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> Mul
 
 
 def _keeps_whole(metadata: Metadata) -> bool:
-    """Whether an image is padded to a square: the default, as in the software of LLaVA's
-    authors."""
+    """Whether an image is padded to a square instead of cropped: the default, as in the software of
+    LLaVA's authors."""
     stated = metadata.get(ASPECT_KEY, str, PADDED)
     if stated not in (PADDED, MIDDLE):
         raise UnsupportedModelError(
-            f"{metadata.path}: `{metadata.full_key(ASPECT_KEY)}` is {stated[:80]}, a LLaVA other "
-            f"than 1.5 and without tiles; {PADDED} and {MIDDLE} are served."
+            f"{metadata.path}: `{metadata.full_key(ASPECT_KEY)}` is {stated[:80]}, "
+            f"which is not supported without tiles; {PADDED} and {MIDDLE} are."
         )
     return stated == PADDED

@@ -1,4 +1,4 @@
-"""LLaVA: the rows of the image without delimiters."""
+"""LLaVA: an image is a run of placeholders without delimiters."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ class LlavaPlaceholders:
     """The family's templates put a line break after an image.
 
     The vocabularies of the authors' checkpoints have no placeholder token. Embeddings of
-    placeholders are never used, so any token serves: BOS, else the first.
+    placeholders are never used, so any token will do: BOS, or token 0 if there is no BOS.
     """
 
     marker, spelled = PLACE, PLACE + "\n"

@@ -28,17 +28,17 @@ PADDED, MIDDLE = "pad", "square"
 EPS = 1e-5
 # The layer whose output is projected, counted from 1.
 FEATURE_KEY = "vision.feature_layer"
-# Of the large CLIP model, which every LLaVA uses.
+# A value of the large CLIP model, which every LLaVA uses.
 CLIP_LAYERS = 24
 
 
 class ProjectedClip:
-    """Squares of pixels to rows of features, `across` of them along each side."""
+    """Maps squares of pixels to rows of features, `across` along each side of a square."""
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:
         if w.has("mm.3"):
             raise UnsupportedModelError(
-                f"{metadata.path}: is a projector with norms, which is not served."
+                f"{metadata.path}: the projector has norms, which are not supported."
             )
         stored = VisionSizes.read(metadata, eps=EPS)
         self._sizes = sizes = replace(stored, layers=_computed_layers(metadata, stored.layers))
@@ -61,7 +61,7 @@ class ProjectedClip:
         self._second = w.linear("mm.2", shape=(self.width, self.width))
 
     def nbytes(self, squares: int) -> int:
-        """Upper bound of the bytes that encoding so many squares takes, result included."""
+        """An upper bound of the bytes that encoding `squares` squares takes, result included."""
         rows = squares * self.across**2
         return 4 * rows * (2 * self._sizes.hidden + 5 * self.width) + self._vit.nbytes(squares)
 
@@ -92,7 +92,7 @@ class LlavaTower:
 
 
 def _layer(w: TensorScope, *, sizes: VisionSizes) -> VisionLayer:
-    """CLIP uses quick GELU; files of other encoders state theirs."""
+    """A layer with quick GELU, as in CLIP, unless the file states another activation."""
     curve = gelu if sizes.metadata.get("use_gelu", bool, False) else gelu_quick
     feed_forward = read_feed_forward(w, sizes, LayerNames(), curve)
     return read_layer(w, sizes, LayerNames(), layer_norms(w, sizes), feed_forward)
@@ -109,8 +109,8 @@ def _computed_layers(metadata: Metadata, stored: int) -> int:
         return stored - (stored == CLIP_LAYERS)
     if len(listed) != 1:
         raise UnsupportedModelError(
-            f"{metadata.path}: takes features from the layers {list(listed)[:8]}, not from a "
-            "single one, which is not served."
+            f"{metadata.path}: takes features from the layers {list(listed)[:8]}; only one layer "
+            "is supported."
         )
     if not 1 <= listed[0] <= stored:
         raise metadata.error(FEATURE_KEY, f"is {listed[0]}, of {stored} layers")

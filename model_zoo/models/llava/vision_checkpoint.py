@@ -11,17 +11,18 @@ def _feature_layer(config: Configuration) -> int:
     """The number of computed layers; negative numbers count from the end."""
     stated = config.model.get("vision_feature_layer", -2)
     if not isinstance(stated, int):
-        raise config.error(f"takes features from the layers {stated}; only one is known")
+        raise config.error(f"takes features from the layers {stated}; only one is supported")
     return stated if stated >= 0 else config.layers + stated + 1
 
 
 def _aspect(config: Configuration) -> str:
-    """As the checkpoint's processor does it; several processor classes share settings."""
+    """How the checkpoint's processor makes images square. The settings decide, since several
+    processor classes share them."""
     stated = towers.preprocessing(config)
     if stated.get("do_pad"):
         return PADDED
     if not stated.get("do_center_crop", True):
-        raise config.error("has a processor that neither pads images nor cuts them to a square")
+        raise config.error("has a processor that neither pads nor crops images to a square")
     return MIDDLE
 
 

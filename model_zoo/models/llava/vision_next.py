@@ -74,20 +74,18 @@ class CanvasTower:
         return canvas_grid(canvas, self._clip.side)
 
     def _rows(self, canvas: Size) -> int:
-        """Of an image that fills the canvas."""
+        """The number of rows of an image that fills the canvas."""
         return canvas_rows(canvas, self._grid(canvas), self.across)
 
 
 def has_tiles(metadata: Metadata) -> bool:
-    """Whether a file is for this vision model, not for that of LLaVA 1.5."""
+    """Whether a file is for this vision model rather than LLaVA 1.5's."""
     return metadata.has(CANVASES_KEY)
 
 
 def read_canvases(metadata: Metadata, side: int) -> tuple[Size, ...]:
-    """(height, width) of each canvas in whole tiles; UnsupportedModelError for another way of
-    merging.
-
-    Heights precede widths, as in the checkpoint's settings.
+    """(height, width) of each canvas, multiples of `side`, in the order of the checkpoint's
+    settings. UnsupportedModelError for another way of merging tiles.
     """
     for key, known in ((ASPECT_KEY, TILED), (MERGE_KEY, MERGED)):
         stated = metadata.get(key, str, known)

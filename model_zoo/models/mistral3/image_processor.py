@@ -14,7 +14,8 @@ from runtime.vision.encoder import PreparedImage
 
 @dataclass(frozen=True, slots=True)
 class PixtralProcessor:
-    """pixels [3, height, width], multiples of `patch * merge`; grid: the rectangle of rows."""
+    """pixels [3, height, width], both sides multiples of `patch * merge`; grid: height and width of
+    the rectangle of feature rows."""
 
     longest_edge: int
     patch: int
@@ -42,7 +43,7 @@ class PixtralProcessor:
         return as_outlined(outline, pixels, digest_of(image, self, tower))
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
-        """At least one row and one column, where the reference fails."""
+        """At least one row and one column; the reference fails for narrower images."""
         unit = self.patch * self.merge
         ratio = max(height / self.longest_edge, width / self.longest_edge)
         if ratio > 1:

@@ -9,7 +9,7 @@ PLACE, BREAK, END = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
 
 
 class PixtralPlaceholders:
-    """The grid of an image counts its rows of placeholders and the placeholders of a row."""
+    """The grid is the number of lines of placeholders, and of placeholders per line."""
 
     marker = spelled = PLACE
     reserved = (PLACE, BREAK, END)

@@ -9,7 +9,7 @@ from model_zoo.layers.rope import Pairs
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.text_sizes import TextSizes
 
-# Of all Ministral 3 models, as in Ministral3Config of `transformers`.
+# Values of all Ministral 3 models, as in Ministral3Config of `transformers`.
 ORIGINAL_CONTEXT = 16_384
 TEMPERATURE_KEYS = ("attention.temperature_scale", "rope.scaling_beta")
 
@@ -38,7 +38,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
 
 
 def _temperature(metadata: Metadata) -> Temperature | None:
-    """Under either spelling, if the file has one."""
+    """The attention temperature, if the file has one under either spelling of the key."""
     stated = [key for key in TEMPERATURE_KEYS if metadata.get(key, float, 0.0)]
     if not stated:
         return None

@@ -33,8 +33,8 @@ LAYER = LayerNames(
 
 
 class PixtralTower:
-    """See `VisionTower`. pixels [images, 3, height, width], multiples of a merged patch; rows are
-    in row-major order."""
+    """See `VisionTower`. pixels [images, 3, height, width], both sides multiples of the side of a
+    merged patch; rows are in row-major order."""
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:
         before = w.loaded_bytes
@@ -79,8 +79,8 @@ class PixtralTower:
 
 
 class PatchMerger:
-    """Merges squares of rows, then two layers; without a norm and a merging matrix each row is
-    projected by itself. row_elements: what a merged row needs at once."""
+    """Merges squares of rows and applies two layers; without a norm and a merging matrix, each row
+    is projected by itself. row_elements: elements of activations per merged row."""
 
     def __init__(self, w: TensorScope, sizes: VisionSizes, size: int) -> None:
         self._size = size
@@ -115,7 +115,7 @@ def _layer(w: TensorScope, sizes: VisionSizes) -> VisionLayer:
 
 
 def _rotary(w: TensorScope, sizes: VisionSizes) -> PlaneRotary:
-    """Frequencies of a whole head, alternating between rows and columns.
+    """The frequencies of a whole head, which alternate between rows and columns.
 
     In llama.cpp's files the rows of queries and keys are in interleaved pairs.
     """
@@ -133,13 +133,14 @@ def _gate(metadata: Metadata) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _merge(metadata: Metadata) -> int:
-    """Pixtral's first files do not merge."""
+    """The side, in patches, of the squares that are merged; 1 in Pixtral's first files."""
     if metadata.architecture == "clip":
         return metadata.get_size("vision.spatial_merge_size", 1, at_most=16)
     return metadata.get_size("spatial_merge_size", MERGED, at_most=16)
 
 
 def _projector_eps(sizes: VisionSizes) -> float:
-    """That of the text model, which only combined files state."""
+    """The stated eps; else that of the text model, which only combined files state; else that of
+    the vision model."""
     of_text = sizes.metadata.get_positive("attention.layer_norm_rms_epsilon", sizes.eps)
     return sizes.metadata.get_positive(PROJECTOR_EPS, of_text)

@@ -15,7 +15,7 @@ BREAK = "[IMG_BREAK]"
 
 
 def _unlike_eps(config: Configuration) -> float | None:
-    """Eps of the projector's norm, if it differs from that of the other norms."""
+    """The eps of the projector's norm, if it differs from that of the other norms."""
     eps = float(config.model.get("rms_norm_eps", 1e-6))
     return None if eps == EPS else eps
 
@@ -40,7 +40,7 @@ def _usual_layer(config: Configuration) -> None:
     if config.model.get("vision_feature_layer", -1) not in (-1, [-1]):
         raise UnsupportedModelError(
             f"{config.path}: takes features from the layer "
-            f"{config.model.get('vision_feature_layer')}, where files mean the last."
+            f"{config.model.get('vision_feature_layer')}; files always mean the last."
         )
 
 

@@ -16,9 +16,10 @@ from runtime.vision.encoder import PreparedImage
 
 @dataclass(frozen=True, slots=True)
 class MllamaProcessor:
-    """pixels [max_tiles, 3, side, side] in row-major order, then zeros; grid: of the tiles.
+    """pixels [max_tiles, 3, side, side] in row-major order, then zeros; grid: rows and columns of
+    tiles.
 
-    rows: of all slots, padding included.
+    rows: feature rows of all slots, padding included.
     """
 
     side: int

@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision: a single token; later text attends to the image by cross-attention."""
+"""Llama 3.2 Vision: an image is a single token; later text attends to it by cross-attention."""
 
 from collections.abc import Sequence
 from math import prod
@@ -10,7 +10,7 @@ PLACE = "<|image|>"
 
 
 class MllamaPlaceholders:
-    """The grid is of tiles; the rest of the `tiles` slots is padding."""
+    """The grid counts rows and columns of tiles; the rest of the `tiles` slots is padding."""
 
     marker = spelled = PLACE
     reserved = (PLACE,)

@@ -19,7 +19,7 @@ from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.attention import paged_attention, write_cache
 from runtime.kv.spec import Cross, LayerCache
 
-# Per sequence; each takes memory, and the model was trained with one.
+# Images per sequence; each takes memory, and the model was trained with one.
 MOST_IMAGES = 4
 PATCH = 14
 # Values of both models, as in MllamaTextConfig of `transformers`.
@@ -48,7 +48,8 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
 
 
 def _rows_of_an_image(metadata: Metadata) -> int:
-    """Patches of all tiles and a class row for each; 0 if the file has no vision model."""
+    """The patches of all tiles, plus a class row for each tile; 0 if the file has no vision
+    model."""
     if not metadata.has("vision.image_size"):
         return 0
     side = metadata.require_size("vision.image_size") // metadata.get_size(
@@ -102,7 +103,8 @@ class CrossBlock:
         self.matrix_elements = max(largest, self._feed_forward.matrix_elements)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        """x [tokens, hidden] -> the same, or [outputs, hidden] of `step.rows` alone."""
+        """x [tokens, hidden] -> the same shape, or [outputs, hidden] if `step.rows` selects
+        rows."""
         self._store(step)
         if step.plan.sees_nothing:
             return step.kept(x)
@@ -117,7 +119,7 @@ class CrossBlock:
         return self._feed_forward(self._ffn_norm(x)).mul_(fed.to(x.dtype)).add_(x)
 
     def _store(self, step: Step) -> None:
-        """Writes keys and values of the images that begin in this step."""
+        """Writes the keys and values of images whose placeholder is in this step."""
         kv_heads, plan = self._kv_heads, step.plan
         for features, write in zip(step.batch.cross_features, plan.image_writes, strict=True):
             keys = self._k_norm(self._key(features).unflatten(1, (kv_heads, -1)))
@@ -127,12 +129,10 @@ class CrossBlock:
 
 
 def _head_norm(w: TensorScope, name: str, sizes: TextSizes) -> RMSNorm:
-    """In files, rows of q and k are in interleaved pairs, but the weights of their norms are
-    not."""
+    """The norm of queries or keys. In files, the rows of q and k are in interleaved pairs, but the
+    weights of their norms are not."""
     if sizes.key_dim % 2:
-        raise sizes.metadata.error(
-            "attention.key_length", f"is {sizes.key_dim:,}; heads of pairs need an even one"
-        )
+        raise sizes.metadata.error("attention.key_length", f"is {sizes.key_dim:,}; it must be even")
     norm = w.rms_norm(name, sizes.eps, size=sizes.key_dim)
     assert norm.weight is not None
     return RMSNorm(norm.weight.view(2, -1).t().flatten(), norm.eps)

@@ -1,4 +1,5 @@
-"""Llama 3.2 Vision's vision model: all tiles of an image together, and states of several layers."""
+"""Llama 3.2 Vision's vision model: encodes all tiles of an image together, and returns the states
+of several layers."""
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 EPS, TILES = 1e-5, 4
 KEPT_LAYERS = (3, 7, 15, 23, 30)
-# Rows of a tile are padded with zeros to a multiple of this; the other rows attend to padding.
+# Rows of a tile are padded with zeros to a multiple of this; real rows attend to padding.
 ROUNDED = 8
 LAYER = LayerNames(attn_norm=("attn_norm",), output=("attn_output",), ffn_norm=("ffn_norm",))
 
@@ -33,8 +34,8 @@ class AspectTower:
     """See `VisionTower`. pixels [images, slots, 3, side, side], of which the first hold tiles in a
     rectangle `grid`; features are rows of all slots.
 
-    Empty slots and padding rows are attended to by the others but not by each other. A row of
-    features has the state of the last layer and those before some other layers.
+    Rows of tiles attend to empty slots and padding rows, which do not attend to each other. A row
+    of features consists of the state after the last layer and the states before some other layers.
     """
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:
@@ -103,7 +104,7 @@ class AspectTower:
         return F.pad(self._pre_norm(x).flatten(1, 2), (0, 0, 0, filling))
 
     def _spans(self, tiles: int, rows: int) -> tuple[AttentionSpan, ...]:
-        """Rows of tiles attend to all rows; the others attend to those of tiles."""
+        """Rows of tiles attend to all rows; the other rows attend to the rows of tiles."""
         shown = tiles * self._rows
         if shown == rows:
             return whole(rows)
@@ -124,7 +125,7 @@ class AspectTower:
 
 
 class Places:
-    """Gated position tables: of a row in its tile, and of a tile in its grid."""
+    """Gated position tables: one for rows in a tile, one for tiles in a grid."""
 
     def __init__(self, w: TensorScope, sizes: VisionSizes, slots: int, rows: int) -> None:
         self._grids, self._rows = grids(slots), rows
@@ -136,7 +137,7 @@ class Places:
         )
         inside = w.table("position_embd.weight", shape=(rows, hidden))
         self._inside = inside * _gate(w, "position_embd.gate")
-        # By far the largest table: rows are read on demand.
+        # The largest table by far, so its rows are read on demand.
         name = "tile_position_embd"
         self._tiles = w.embedding(name, shape=(shape[0], slots * rows * hidden))
         self._tiles_gate = _gate(w, f"{name}.gate")
@@ -162,12 +163,12 @@ class Places:
         return x
 
     def _number(self, grid: tuple[int, int]) -> int:
-        """The index of the grid among all, from 1; the first row of a table is for no image."""
+        """The index of the grid among all grids, from 1; row 0 of a table is for no image."""
         return self._grids.index(grid) + 1
 
 
 def _gate(w: TensorScope, name: str) -> Tensor:
-    """float32 [1], the factor."""
+    """float32 [1]: the factor of a gate."""
     return w.vector(name, size=1, bare=True)
 
 

@@ -14,7 +14,7 @@ from runtime.errors import UnsupportedModelError
 
 
 def _same_grids(config: Configuration) -> None:
-    """Files do not list the grids of tiles; readers assume this order."""
+    """Checks the grids of tiles: files do not list them, and readers assume this order."""
     slots, stated = config.require_size("max_num_tiles"), config.get("supported_aspect_ratios")
     if stated is not None and [tuple(grid) for grid in stated] != grids(slots):
         raise UnsupportedModelError(

@@ -12,9 +12,8 @@ from model_zoo.layers.text_encoder import TextEncoder
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kv.spec import Full
 
-# As in NomicBertConfig of `transformers`. Nomic's settings call the base
-# `rotary_emb_base`, Ollama's converter reads `rope_theta` and omits the key; its loader has the
-# same default.
+# As in NomicBertConfig of `transformers`. Nomic's settings call the base `rotary_emb_base`.
+# Ollama's converter reads `rope_theta` instead and so omits the key; its loader has this default.
 DEFAULT_EPS, DEFAULT_BASE = 1e-12, 1000.0
 
 

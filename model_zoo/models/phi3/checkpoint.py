@@ -9,7 +9,7 @@ from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import Computed, Conversion, Key, Rule
 
-# Names that the family has given to its one kind of scaling.
+# The names that the family's settings use for its only kind of scaling.
 _LONGROPE = ("longrope", "su", "yarn")
 
 
@@ -22,7 +22,7 @@ def _original_context(config: Configuration) -> int | None:
 
 
 def _attention_factor(config: Configuration) -> float | None:
-    """Factor of cosines and sines; Ding et al., "LongRoPE"."""
+    """The factor of cosines and sines in Ding et al., "LongRoPE"."""
     if not _is_long(config):
         return None
     stated = config.rope().get("attention_factor")

@@ -10,14 +10,14 @@ from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kv.spec import CacheKind, Full, Sliding
 
-# The window of Phi-3-mini-4k and Phi-3-medium-4k, by layers and context length. llama.cpp's first
-# converters omitted the key; its loader had the same default for them.
+# The window of Phi-3-mini-4k and Phi-3-medium-4k, by number of layers and context length.
+# llama.cpp's first converters omitted the key; its loader had the same default for these models.
 WINDOW, WINDOWED_LAYERS, WINDOWED_CONTEXT = 2047, (32, 40), 4096
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
-    """Queries, keys and values are one tensor, gate and up another; all layers have a window, or
-    none."""
+    """Queries, keys and values are one tensor, gate and up another; either all layers have a window
+    or none has."""
     sizes = TextSizes.read(metadata)
     original = metadata.get("rope.scaling.original_context_length", int, sizes.context_length)
     rotary = read_rotary(

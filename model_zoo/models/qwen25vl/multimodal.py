@@ -12,7 +12,7 @@ from model_zoo.multimodal.qwen_placeholders import QwenPlaceholders
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 PATCH = 14
-# Defaults for files without bounds, which are most: neither llama.cpp's nor Ollama's converter
+# Defaults for files without bounds, as most are: neither llama.cpp's nor Ollama's converter
 # writes them. The minimum is that of every checkpoint and of `Qwen2VLImageProcessor` in
 # transformers. Maxima differ: 12,845,056 in the checkpoints (16,384 rows, more than the context
 # that most configurations serve), 1,003,520 in transformers where a checkpoint is silent, 4,096

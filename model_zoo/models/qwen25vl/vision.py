@@ -86,7 +86,7 @@ class QwenTower:
 
 
 class Merger:
-    """Norms rows, concatenates `each` of them, then two layers."""
+    """Norms rows, concatenates every `each` of them, and applies two layers."""
 
     def __init__(self, w: TensorScope, sizes: VisionSizes, each: int) -> None:
         self._wide = wide = sizes.hidden * each
@@ -110,7 +110,7 @@ def _layer(w: TensorScope, sizes: VisionSizes) -> VisionLayer:
 
 
 def _full_layers(metadata: Metadata, layers: int) -> frozenset[int]:
-    """The layers that attend to the whole image: listed, or every n-th, or all."""
+    """The layers that attend to the whole image: those listed, or every n-th, or all."""
     if metadata.architecture != "clip":
         listed = metadata.get_array("vision.fullatt_block_indexes", int)
         return frozenset(FULL_LAYERS if listed is None else listed)

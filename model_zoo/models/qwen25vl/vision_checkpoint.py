@@ -24,8 +24,8 @@ def _full_every(config: Configuration) -> int:
     every = listed[0] + 1
     if list(listed) != list(range(every - 1, config.layers, every)):
         raise UnsupportedModelError(
-            f"{config.path}: the layers {list(listed)} see the whole picture; files of this "
-            f"flavour can only tell every so many-th of {config.layers}."
+            f"{config.path}: the layers {list(listed)} of {config.layers} attend to the whole "
+            "image; files of this flavour can only express every n-th layer."
         )
     return every
 
@@ -55,7 +55,7 @@ VISION = Conversion(
         towers.epsilon(EPS, OLLAMA),
         *towers.clip("qwen2.5vl_merger", CLIP, eps=EPS),
         Key("use_silu", lambda c: True, flavours=(LLAMA_CPP,)),
-        # Without meaning, but readers require it.
+        # The value has no effect, but readers require the key.
         Key("vision.image_size", lambda c: 560, flavours=(LLAMA_CPP,)),
         Key("vision.n_wa_pattern", _full_every, flavours=(LLAMA_CPP,)),
         Key("vision.image_max_pixels", towers.most_pixels, flavours=(LLAMA_CPP,)),

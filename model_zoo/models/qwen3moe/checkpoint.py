@@ -10,7 +10,7 @@ def _experts_everywhere(config: Configuration) -> None:
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
         raise UnsupportedModelError(
             f"{config.path}: has layers without experts, which this architecture's files "
-            "cannot tell."
+            "cannot express."
         )
 
 

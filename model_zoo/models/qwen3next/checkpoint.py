@@ -22,7 +22,7 @@ def _recurs(config: Configuration, layer: int) -> bool:
 
 
 def _interval(config: Configuration) -> int:
-    """Every n-th layer has attention."""
+    """The n of "every n-th layer has attention"."""
     return next((n + 1 for n in range(config.layers) if _attends(config, n)), config.layers + 1)
 
 
@@ -30,8 +30,8 @@ def _even_intervals(config: Configuration) -> None:
     interval = _interval(config)
     if any(_attends(config, n) != ((n + 1) % interval == 0) for n in range(config.layers)):
         raise UnsupportedModelError(
-            f"{config.path}: `layer_types` must have `full_attention` at every so many-th layer "
-            "alone; this architecture's files cannot tell otherwise."
+            f"{config.path}: `layer_types` must have `full_attention` at every n-th layer and "
+            "nowhere else; this architecture's files cannot express other patterns."
         )
 
 
@@ -39,12 +39,12 @@ def _experts_everywhere(config: Configuration) -> None:
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
         raise UnsupportedModelError(
             f"{config.path}: has layers without experts, which this architecture's files "
-            "cannot tell."
+            "cannot express."
         )
 
 
 def _kv_heads(config: Configuration) -> list[int]:
-    """By layer, 0 for recurrent layers, as in Ollama's files."""
+    """The number of key heads of each layer, 0 for recurrent layers, as in Ollama's files."""
     heads = config.require_size("num_key_value_heads")
     return [heads if _attends(config, n) else 0 for n in range(config.layers)]
 
@@ -62,13 +62,14 @@ def _heads(config: Configuration) -> tuple[int, int]:
 
 
 def _tiled(config: Configuration, rows: Tensor) -> Tensor:
-    """Rows or other parts of value heads: from grouped by key head to tiled over key heads."""
+    """Reorders the value heads in rows or other parts: from grouped by key head to tiled over key
+    heads."""
     keys, values = _heads(config)
     return rows.unflatten(0, (keys, values, -1)).transpose(0, 1).flatten(0, 2)
 
 
 def _tiled_values(config: Configuration, rows: Tensor) -> Tensor:
-    """The same for the values after queries and keys."""
+    """Reorders the values, which follow queries and keys, like `_tiled`."""
     keys = 2 * _heads(config)[0] * config.require_size("linear_key_head_dim")
     return torch.cat([rows[:keys], _tiled(config, rows[keys:])])
 
@@ -87,7 +88,7 @@ def _rates(config: Configuration, logarithms: Tensor) -> Tensor:
 
 
 def _split(config: Configuration, rows: Tensor) -> tuple[Tensor, ...]:
-    """Queries, keys, values and gates, from grouped by key head to separate."""
+    """Separates queries, keys, values and gates, which the rows group by key head."""
     keys, values = _heads(config)
     key_dim = config.require_size("linear_key_head_dim")
     value_dim = values * config.require_size("linear_value_head_dim")

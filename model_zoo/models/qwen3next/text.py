@@ -36,8 +36,8 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
 
 
 def _recurrent_layer(w: TensorScope, sizes: TextSizes, delta: DeltaSizes, index: int) -> TextLayer:
-    """Files with all gates in one matrix keep the authors' order of heads; others state their
-    order. The default is that of llama.cpp's converter."""
+    """Files with all gates in one matrix keep the authors' order of heads; others state the order,
+    by default that of llama.cpp's converter."""
     tiled = sizes.metadata.get("ssm.v_head_reordered", bool, not w.has("ssm_ba"))
     net = GatedDeltaNet(w, hidden=sizes.hidden, sizes=delta, eps=sizes.eps, tiled=tiled)
     return TextLayer(_block(w, sizes, net, index), delta.cache)
@@ -72,6 +72,7 @@ def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> RowWise:
 
 
 def _shared_width(w: TensorScope, metadata: Metadata) -> int:
-    """From the key, else from the tensor: Ollama's converter omits the key if settings lack it."""
+    """The width of the shared expert: stated, else that of the tensor. Ollama's converter omits
+    the key if settings lack it."""
     key, shape = "expert_shared_feed_forward_length", w.shape("ffn_gate_shexp")
     return shape[0] if shape and not metadata.has(key) else metadata.require_size(key)

@@ -27,14 +27,15 @@ def _experts_everywhere(config: Configuration) -> None:
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
         raise UnsupportedModelError(
             f"{config.path}: has layers without experts, which this architecture's files "
-            "cannot tell."
+            "cannot express."
         )
 
 
 def _experts(name: str, target: str, size: str, half: Transform | None = None) -> Rule:
-    """The rows of the gate precede those of up; `size`: of the inputs.
+    """The rows of the gate precede those of up. `size`: the number of inputs.
 
-    The authors' checkpoints store inputs before outputs; those that newer software saves do not.
+    The authors' checkpoints store inputs before outputs; checkpoints that newer software saves do
+    not.
     """
 
     def turned(config: Configuration, matrix: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Qwen3-VL with images, which keep their aspect ratio; several layers give features."""
+"""Qwen3-VL with images, which keep their aspect ratio; several layers provide features."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
@@ -11,7 +11,7 @@ from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from model_zoo.multimodal.qwen_placeholders import QwenPlaceholders
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
-# Defaults for files without bounds, such as all of llama.cpp's converter. The minimum is that of
+# Defaults for files without bounds, such as those of llama.cpp's converter. The minimum is that of
 # every checkpoint and of Ollama's imageprocessor.go (64 << 10). Maxima differ:
 # 16 << 20 in the checkpoints (16,384 rows, more than the context that most configurations serve),
 # 4,096 rows (4 << 20) in llama.cpp's clip.cpp, 2 << 20 in Ollama's imageprocessor.go. The last
@@ -28,7 +28,7 @@ def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -
 
 
 def read_processor(metadata: Metadata) -> QwenVLProcessor:
-    """Ollama's files state areas under the keys of edges, as the checkpoints do."""
+    """The processor. Like the checkpoints, Ollama's files state areas under the keys of edges."""
     keys = CLIP_KEYS if metadata.architecture == "clip" else OLLAMA_KEYS
     least, most = read_areas(metadata, *keys, defaults=(LEAST_PIXELS, MOST_PIXELS))
     return QwenVLProcessor(

@@ -19,7 +19,7 @@ SECTIONS, EPS, DEFAULT_HEAD_DIM = (24, 20, 20), 1e-6, 128
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Qwen 3 with rotation by time, row and column, interleaved.
 
-    Further features of the vision model are added to image rows after the first layers.
+    The features of intermediate vision layers are added to image rows after the first text layers.
     """
     sizes = TextSizes.read(metadata, eps=EPS, head_dim=DEFAULT_HEAD_DIM)
     base = metadata.get_positive("rope.freq_base")

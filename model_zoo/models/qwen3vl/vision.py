@@ -40,8 +40,8 @@ class DeepTower:
     """See `VisionTower`. pixels [images, patches, channels * frames * side * side].
 
     Patches that are merged are consecutive; these squares are in row-major order of the rectangle
-    `grid`. A row of features has that of the last layer and then those of the `deep` layers, one
-    for each of the first text layers.
+    `grid`. A row of features concatenates those of the last layer and those of the `deep` layers,
+    one for each of the first text layers.
     """
 
     def __init__(self, w: TensorScope, metadata: Metadata, images: ImageBounds) -> None:
@@ -92,7 +92,7 @@ class DeepTower:
         return torch.cat([self._merger(x), *deep], dim=1).view(images, grid[0] * grid[1], -1)
 
     def _stretched(self, rows: int, columns: int) -> Tensor:
-        """The position table interpolated to so many rows and columns, corners aligned, in
+        """The position table interpolated to `rows` and `columns`, with aligned corners, in
         row-major order."""
         plane = F.interpolate(
             self._places, size=(rows, columns), mode="bilinear", align_corners=True
@@ -101,8 +101,8 @@ class DeepTower:
 
 
 class Merger:
-    """Concatenates `each` rows, then two layers; normed before concatenation or, if `late`, after
-    it."""
+    """Concatenates every `each` rows and applies two layers; rows are normed before concatenation
+    or, if `late`, after it."""
 
     def __init__(
         self, w: TensorScope, sizes: VisionSizes, each: int, *names: str, late: bool
@@ -131,13 +131,13 @@ def _layer(w: TensorScope, sizes: VisionSizes) -> VisionLayer:
 
 
 def _places(w: TensorScope, sizes: VisionSizes) -> Tensor:
-    """float32 [1, hidden, side, side]; the table is that of a square."""
+    """The position table as float32 [1, hidden, side, side]."""
     name = known_as(w, "position_embd", "pos_embed")
     count = (w.shape(name) or (PLACES,))[0]
     side = isqrt(count)
     if side * side != count:
         raise sizes.metadata.error(
-            "vision.patch_size", f"has a table of {count:,} places, no square"
+            "vision.patch_size", f"has a table of {count:,} places, which is not a square number"
         )
     table = w.table(f"{name}.weight", shape=(count, sizes.hidden))
     return table.t().reshape(1, sizes.hidden, side, side)
@@ -153,7 +153,8 @@ def _last_merger(w: TensorScope, sizes: VisionSizes, each: int) -> Merger:
 
 
 def _deep_mergers(v: TensorScope, sizes: VisionSizes, each: int) -> dict[int, Merger]:
-    """By the layer whose output they take, in order."""
+    """The mergers of intermediate layers in order, by the index of the layer whose output they
+    take."""
     mergers = {}
     for number, layer in enumerate(_deep_layers(sizes.metadata, sizes.layers)):
         w = v.scope("deepstack", layer)

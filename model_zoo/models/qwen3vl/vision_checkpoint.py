@@ -20,7 +20,8 @@ def _is_deep(config: Configuration) -> list[bool]:
 
 
 def _deep_rules(source: str, llama_cpp: str, ollama: str) -> tuple[Rule, Rule]:
-    """llama.cpp's files number the layers, the others the mergers."""
+    """Rules for a module of the mergers. llama.cpp's files number them by layer, Ollama's by
+    merger."""
     stored = f"deepstack_merger_list.{{n}}.{source}.*"
     return (
         Rule(
@@ -40,7 +41,7 @@ def _deep_rules(source: str, llama_cpp: str, ollama: str) -> tuple[Rule, Rule]:
 
 
 def _table_side(config: Configuration) -> int:
-    """In pixels, as readers of llama.cpp's files expect it."""
+    """The side of the position table in pixels, as readers of llama.cpp's files expect it."""
     return isqrt(config.require_size("num_position_embeddings")) * config.require_size("patch_size")
 
 

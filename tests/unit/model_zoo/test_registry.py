@@ -143,7 +143,7 @@ def gguf_tokens(path: Path) -> list[str]:
         ("general.type", "adapter", ["adapter"]),
         ("llama.pooling_type", 4, ["ranks texts"]),
         ("llama.pooling_type", 7, ["llama.pooling_type", "7"]),
-        ("llama.attention.causal", False, ["llama.attention.causal", "what comes after it"]),
+        ("llama.attention.causal", False, ["llama.attention.causal", "all tokens"]),
         ("llama.rope.scaling.type", "dynamic", ["llama.rope.scaling.type", "dynamic"]),
         ("tokenizer.ggml.model", "rwkv", ["rwkv", "tokenizer.ggml.model"]),
     ],
@@ -211,7 +211,7 @@ def test_nothing_is_read_of_a_file_that_is_refused(tiny) -> None:
 
 def test_a_projector_for_a_model_without_eyes_is_refused(tiny) -> None:
     blind = rewrite(tiny, tiny.with_name("gemma2.gguf"), keys={"general.architecture": "gemma2"})
-    with pytest.raises(ConfigurationError, match="gemma2 see no images"):
+    with pytest.raises(ConfigurationError, match="gemma2 do not support images"):
         load_here(blind, projector=Path("mmproj.gguf"))
 
 

@@ -186,7 +186,7 @@ def test_yarn_without_its_factor_is_refused_by_key(read) -> None:
 
 @pytest.mark.parametrize("keys", [{}, YARN_KEYS], ids=["plain", "yarn"])
 def test_heads_of_an_odd_length_cannot_turn_whole(read, keys) -> None:
-    with pytest.raises(ModelFileError, match=r"attention\.key_length` is 63; .* need an even one"):
+    with pytest.raises(ModelFileError, match=r"attention\.key_length` is 63; .* need an even size"):
         read(keys, key_dim=63, dim=63)
 
 

@@ -150,7 +150,7 @@ def test_a_text_model_of_another_architecture_is_refused(folders) -> None:
     [
         ("llava", {"crop_size": {"height": 30, "width": 36}}, "`crop_size`"),
         ("llava", {"size": {"shortest_edge": 72}}, "`size`"),
-        ("llava", {"do_center_crop": False}, "neither pads images nor cuts"),
+        ("llava", {"do_center_crop": False}, "neither pads nor crops"),
         ("idefics3", {"max_image_size": {"longest_edge": 30}}, "`max_image_size`"),
         ("idefics3", {"do_image_splitting": False}, "`do_image_splitting`"),
         ("internvl", {"size": {"height": 448, "width": 448}}, "`size`"),

@@ -156,7 +156,7 @@ def test_a_projector_for_a_file_with_vision_is_refused(single, projector) -> Non
 
 
 def test_a_text_model_as_projector_is_refused(text) -> None:
-    assert "no projector" in refusal(ConfigurationError, text, text)
+    assert "not a projector" in refusal(ConfigurationError, text, text)
 
 
 @pytest.mark.parametrize(

@@ -370,7 +370,7 @@ def test_sentencepiece_needs_one_score_for_each_token() -> None:
         load(sentencepiece_metadata({}, scores=[0.0]))
     for wrong in ("much", float("nan")):
         scores = [wrong] * len(metadata["tokenizer.ggml.tokens"])
-        with pytest.raises(ModelFileError, match=r"scores.*no number"):
+        with pytest.raises(ModelFileError, match=r"scores.*not a number"):
             load(sentencepiece_metadata({}, scores=scores))
 
 
