@@ -1,4 +1,5 @@
-"""How far log-probabilities of a real text are from those of `transformers` in float32."""
+"""The differences between log-probabilities of a real text and those of `transformers` in
+float32."""
 
 import math
 from collections.abc import Sequence
@@ -12,9 +13,9 @@ from bench.reference import Reference
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """`worst`, `mean`: differences of log-probabilities in nats, of the text's tokens and of the
-    most likely ones at their places. `same_choices`: share of the places with the same most likely
-    token. `perplexity`: of the text, and `expected` that of the reference."""
+    """`worst`, `mean`: differences of log-probabilities in nats, over the text's tokens and the
+    most likely tokens at their places. `same_choices`: the share of places with the same most
+    likely token. `perplexity`: that of the text; `expected`: the reference's perplexity."""
 
     worst: float
     mean: float
@@ -24,7 +25,7 @@ class Accuracy:
 
 
 def accuracy(scored: Sequence[Scored], text: Sequence[int], reference: Reference) -> Accuracy:
-    """`scored`: the tokens of the text but the first."""
+    """Compares with the reference. `scored`: the tokens of the text except the first."""
     assert [place.token for place in scored] == list(text[1:])
     tokens = np.array([[place.token, *place.top] for place in scored])
     found = np.array([[place.logprob, *place.top.values()] for place in scored])

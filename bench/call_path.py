@@ -41,8 +41,8 @@ from serve_app.transport.wire import Address
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("serve_app", "model_zoo", "runtime")
-# The stages of a request: its handler, the choice of a replica, sending and receiving it, template,
-# tokens, and its way through the engine.
+# The stages of a request: its handler, the choice of a replica, sending and receiving it, the
+# template, tokenization, and the engine.
 HOPS = (
     "serve_app.api.ollama:OllamaChat.chat",
     "serve_app.api.reply:Reply.__call__",
@@ -75,7 +75,7 @@ class LocalReplicas(OneReplica):
 
 
 class Recorder:
-    """Records functions of our packages while `active`, until the first one of a kernel."""
+    """Records functions of our packages while `active`, until the first function of a kernel."""
 
     def __init__(self) -> None:
         self.path: dict[CodeType, None] = {}
@@ -119,7 +119,7 @@ def _is_property(frame: FrameType) -> bool:
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[None]:
-    """In this thread and in all that start meanwhile."""
+    """Installs the recorder in this thread and in all threads that start meanwhile."""
     threading.setprofile(recorder)
     sys.setprofile(recorder)
     try:

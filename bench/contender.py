@@ -1,4 +1,4 @@
-"""What is measured of each engine, and how each runs in its own process."""
+"""The interface of a measured engine, and a wrapper that runs it in its own process."""
 
 import multiprocessing
 import time
@@ -51,11 +51,11 @@ class Contender(Protocol):
     """An engine with the model loaded. No prompt is used twice."""
 
     def prefill(self, prompt: Sequence[int]) -> float:
-        """Seconds from the request to its first sampled token."""
+        """The seconds from the request to its first sampled token."""
         ...
 
     def decode(self, prompts: Sequence[Sequence[int]], tokens: int) -> Decoding:
-        """Answer all prompts concurrently with `tokens` tokens each; the time excludes prefill."""
+        """Answers all prompts concurrently with `tokens` tokens each; the time excludes prefill."""
         ...
 
     def close(self) -> None: ...
@@ -69,16 +69,17 @@ class Inspectable(Contender, Protocol):
         ...
 
     def score(self, text: Sequence[int], count: int) -> list[Scored]:
-        """Each token of the text but the first, with the `count` most likely ones at its place."""
+        """Each token of the text except the first, with the `count` most likely ones at its
+        place."""
         ...
 
     def answer(self, prompt: Sequence[int], tokens: int) -> list[int]:
-        """The most likely token, `tokens` times."""
+        """An answer of `tokens` tokens, each the most likely one."""
         ...
 
 
 class Isolated:
-    """A contender in its own process, so that none share threads or memory."""
+    """A contender in its own process, so that contenders share neither threads nor memory."""
 
     def __init__(self, build: Callable[..., Inspectable], *arguments: object) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -132,7 +133,8 @@ def _work(connection: Connection, build: Callable[..., Inspectable], arguments: 
 
 
 class Clock:
-    """When all sequences had started decoding, and the tokens after that."""
+    """Measures from the time at which all sequences are decoding, and counts the tokens after
+    it."""
 
     def __init__(self, sequences: int) -> None:
         self._waiting = set(range(sequences))

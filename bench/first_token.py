@@ -1,6 +1,6 @@
-"""From process start to the first token, and peak memory: this engine alone and llama.cpp.
+"""Time from process start to the first token, and peak memory: this engine alone and llama.cpp.
 
-`python -m bench.first_token ENGINE PATH THREADS CONTEXT_TOKENS SEQUENCES STEP_TOKENS` is one start.
+`python -m bench.first_token ENGINE PATH THREADS CONTEXT_TOKENS SEQUENCES STEP_TOKENS` runs once.
 """
 
 import resource
@@ -22,7 +22,7 @@ MIB = 2**20
 
 
 def first_token_rows(label: str, path: Path, setting: Setting, rounds: int) -> list[Row]:
-    """Each start is a process of its own, and the engines take turns."""
+    """Rows of both engines, which are started in turn, each time in a new process."""
     print(f"{label}: start of this engine alone and of llama.cpp", flush=True)
     ours, theirs = zip(
         *([_started(engine, path, setting) for engine in ENGINES] for _ in range(rounds)),
@@ -35,7 +35,8 @@ def first_token_rows(label: str, path: Path, setting: Setting, rounds: int) -> l
 
 
 def _started(engine: str, path: Path, setting: Setting) -> tuple[float, float]:
-    """Seconds, and the largest resident memory in MiB; mapped weights are part of it."""
+    """The seconds to the first token, and the peak resident memory in MiB, mapped weights
+    included."""
     arguments = [engine, str(path), *map(str, astuple(setting))]
     begun = time.perf_counter()
     with subprocess.Popen(

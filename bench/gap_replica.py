@@ -1,4 +1,4 @@
-"""A replica with running streams, beside which images and prompts arrive."""
+"""A replica with running streams, to which images and prompts arrive."""
 
 import asyncio
 import io
@@ -27,22 +27,22 @@ STREAMS = 8
 ARRIVAL_TOKENS = 4
 CONTEXT_TOKENS = 4096
 MOST_ARRIVALS = 8
-PLAIN_TOKENS = range(100, 250)  # texts in all of these models
+PLAIN_TOKENS = range(100, 250)  # ordinary text in all of these models
 LOOPBACK = "127.0.0.1"
 PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Seconds: all gaps of the streams, and of what arrived the time to the first token each."""
+    """Seconds: all gaps of the streams, and the times to the first token of arrived requests."""
 
     gaps: tuple[float, ...]
     first_tokens: tuple[float, ...]
 
 
 class GapReplica:
-    """Runs streams of text while other requests arrive. `cpus`: those of this process. `encoder`:
-    the address of one that encodes its images; None: it encodes them itself."""
+    """Runs streams of text while other requests arrive. `cpus`: the processors of this process.
+    `encoder`: the address of a vision encoder; None encodes images in this process."""
 
     def __init__(
         self,
@@ -69,17 +69,17 @@ class GapReplica:
         self._seeds = itertools.count()
 
     def beside_images(self, count: int, side: int) -> Waits:
-        """So many large pictures, all different, arrive at the same time."""
+        """`count` large pictures, all different, arrive at the same time."""
         pictures = [_photo(10_000 + next(self._seeds), side) for _ in range(count)]
         return asyncio.run(self._waits(self._at_once([_question(each) for each in pictures])))
 
     def beside_prompts(self, count: int, tokens: int) -> Waits:
-        """So many prompts arrive at the same time."""
+        """`count` prompts of `tokens` tokens arrive at the same time."""
         prompts = [self._prompt(tokens) for _ in range(count)]
         return asyncio.run(self._waits(self._at_once(prompts)))
 
     def beside_clients(self, clients: int, each: int, tokens: int) -> Waits:
-        """Clients that send so many prompts, one after the other."""
+        """`clients` clients send `each` prompts of `tokens` tokens, one after the other."""
         prompts = [[self._prompt(tokens) for _ in range(each)] for _ in range(clients)]
         return asyncio.run(self._waits(self._in_turn(prompts)))
 
@@ -95,7 +95,7 @@ class GapReplica:
         self._replica.close()
 
     async def _waits(self, arrival: Coroutine[None, None, list[float]]) -> Waits:
-        """After the start of the last stream."""
+        """Starts the streams, then runs `arrival` and measures."""
         gaps = Gaps(STREAMS)
         streams = [asyncio.create_task(self._stream(gaps, index)) for index in range(STREAMS)]
         async with asyncio.timeout(PATIENCE_S):
@@ -111,7 +111,7 @@ class GapReplica:
         return Waits(tuple(found), tuple(first_tokens))
 
     async def _stream(self, gaps: "Gaps", index: int) -> None:
-        """One answer after the other."""
+        """Requests one answer after the other."""
         while True:
             task = self._task(RawText(f"Stream {index} of {next(self._seeds)}:"), None)
             async with aclosing(self._replica.generate(task)) as deltas:
@@ -130,7 +130,7 @@ class GapReplica:
         return list(itertools.chain(*await asyncio.gather(*map(one, clients))))
 
     async def _ask(self, prompt: PromptSource) -> float:
-        """Seconds to the first token."""
+        """The seconds to the first token."""
         begun, first = time.perf_counter(), 0.0
         task = self._task(prompt, ARRIVAL_TOKENS)
         async with aclosing(self._replica.generate(task)) as deltas:
@@ -159,7 +159,7 @@ class OneEncoder:
 
 
 class EncoderProcess:
-    """A vision encoder that is reached over the loopback interface, as in a pool."""
+    """A vision encoder in this process, reached over the loopback interface as in a pool."""
 
     def __init__(self, path: Path, cpus: Sequence[int]) -> None:
         os.sched_setaffinity(0, cpus)
@@ -196,16 +196,16 @@ class Gaps:
             self.all_begun.set()
 
     def ended(self, stream: int) -> None:
-        """What follows is another answer."""
+        """The next output of the stream begins another answer."""
         self._seen.pop(stream, None)
 
     def forget(self) -> None:
-        """Ignore everything before this moment."""
+        """Discards all gaps before this moment."""
         self._seen = dict.fromkeys(self._seen, time.perf_counter())
         self._gaps.clear()
 
     def found(self) -> list[float]:
-        """Includes the gaps that last until now."""
+        """All gaps, including those that last until now."""
         now = time.perf_counter()
         return [*self._gaps, *(now - seen for seen in self._seen.values())]
 

@@ -21,7 +21,7 @@ from serve_app.transport.wire import Address
 CACHE = cache_directory(os.environ) / "bench"
 TARGET_GAP_MS = 100.0
 CLIENTS, PROMPTS_EACH, PROMPT_TOKENS = 2, 12, 1000
-# Tokens of a prompt with an image beside those of the image.
+# Tokens of a prompt with an image, without those of the image.
 QUESTION_TOKENS = 16
 ALONE_S = 3.0
 INTRODUCTION = f"""{GAPS}
@@ -61,7 +61,7 @@ class _Encoder(Isolated):
 
 
 def gaps_section(source: str | None, threads: int, rounds: int) -> str:
-    """The section of bench/RESULTS.md. `source`: of the file for long prompts."""
+    """The section of bench/RESULTS.md. `source`: the source of the model for long prompts."""
     cpus = sorted(os.sched_getaffinity(0))[:threads]
     shape, path = VisionModelShape(), real_model(source)
     machine = describe_machine(len(cpus))
@@ -84,7 +84,8 @@ def gaps_section(source: str | None, threads: int, rounds: int) -> str:
 
 
 def image_rows(path: Path, shape: VisionModelShape, cpus: Sequence[int], rounds: int) -> list[Row]:
-    """Of an engine that encodes images itself and, with two processors, of one with an encoder."""
+    """Rows of an engine that encodes images itself and, with several processors, of an engine with
+    a separate encoder."""
     print("gaps of streams beside images", flush=True)
     half = len(cpus) // 2
     with closing(_Replica(GapReplica, path, cpus)) as replica:
@@ -140,7 +141,7 @@ def long_prompts_table(path: Path, cpus: Sequence[int], rounds: int) -> str:
 
 
 def _percentiles(values: Sequence[float]) -> tuple[float, float]:
-    """The 50th and the 99th."""
+    """The 50th and the 99th percentile."""
     cuts = quantiles(values, n=100, method="inclusive")
     return cuts[49], cuts[98]
 
@@ -154,7 +155,7 @@ def main() -> None:
     parser.add_argument("--source", help="a path or hf:// source; default: Gemma 3 270M Q4_K_M")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--write", action="store_true", help="into bench/RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="write bench/RESULTS.md")
     arguments = parser.parse_args()
     section = gaps_section(arguments.source, arguments.threads, arguments.rounds)
     print(section)

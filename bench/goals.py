@@ -1,4 +1,4 @@
-"""The least ratios to llama.cpp that are wanted."""
+"""The goals for the ratios to llama.cpp."""
 
 # Block type -> prefill, decode of one sequence, decode of several.
 _GOALS = {
@@ -11,7 +11,7 @@ _GOALS = {
 
 
 def goal(model: str, task: str) -> float:
-    """Of a row against llama.cpp."""
+    """The least ratio to llama.cpp of a row."""
     prefill, one, several = _GOALS[model]
     if task.startswith("prefill"):
         return prefill

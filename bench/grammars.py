@@ -1,4 +1,4 @@
-"""`python -m bench.grammars`: the cost of a JSON schema, and what it costs sequences beside it.
+"""`python -m bench.grammars`: the cost of a JSON schema for its sequence and for the others.
 
 Engine steps of the benchmark model with and without a schema, in turn in one process.
 """
@@ -38,7 +38,7 @@ from serve_app.replica.machine import compute_type
 CACHE = cache_directory(os.environ) / "bench"
 LABEL = "Q4_0"
 PROMPT_TOKENS, ANSWER_TOKENS = 16, 24
-# Of the sequences of a step, how many have the schema.
+# The number of sequences of a step, and how many of them have the schema.
 CASES = {1: (1,), 4: (4, 1)}
 _RECORD = {
     "type": "object",
@@ -66,7 +66,7 @@ most 1.03 where all sequences have the schema, and 1.02 where one does, for the 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Seconds of a decode step: of the processor, and of the clock."""
+    """Seconds of a decode step: processor time, and wall time."""
 
     busy: float
     wall: float
@@ -94,7 +94,7 @@ class Decoder:
         self._random, self._ids = random.Random(1), map(str, itertools.count())
 
     def step(self, sequences: int, *, constrained: int) -> Step:
-        """The mean step while all sequences decode."""
+        """The mean step while all sequences decode; `constrained` of them have the schema."""
         grammars = [self._grammar] * constrained + [None] * (sequences - constrained)
         return asyncio.run(self._decode(grammars))
 
@@ -127,8 +127,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.grammars", description=__doc__)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--write", action="store_true", help="into bench/RESULTS.md")
-    parser.add_argument("--keep", action="store_true", help=f"leave the model in {CACHE}")
+    parser.add_argument("--write", action="store_true", help="write bench/RESULTS.md")
+    parser.add_argument("--keep", action="store_true", help=f"keep the model in {CACHE}")
     arguments = parser.parse_args()
     load_average = os.getloadavg()[0]
     path = ensure_model(CACHE, LABEL, find_vocabulary(), Shape())
@@ -147,7 +147,7 @@ def _cases() -> list[tuple[int, int]]:
 
 
 def _row(decoder: Decoder, count: int, constrained: int, rounds: int) -> str:
-    decoder.step(count, constrained=constrained)  # the first lexer states
+    decoder.step(count, constrained=constrained)  # computes the first lexer states
     pairs = [
         (decoder.step(count, constrained=0), decoder.step(count, constrained=constrained))
         for _ in range(rounds)

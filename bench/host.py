@@ -1,5 +1,4 @@
-"""`python -m bench.host`: what the host computes for a decode step, with a device that takes no
-time."""
+"""`python -m bench.host`: the host's time for a decode step, with a device that takes no time."""
 
 import argparse
 import asyncio
@@ -48,8 +47,8 @@ sequence and 3 ms for 256.
 
 
 class StubRunner:
-    """Prepares inputs and reads results like `DeviceRunner`. `steps`: the number of rows of each
-    step, and the processor time of the thread when it was launched."""
+    """Prepares inputs and reads results like `DeviceRunner`, but computes nothing. `steps`: the
+    number of rows of each step, and the thread's processor time when it was launched."""
 
     def __init__(self, layout: CacheLayout, limits: StepLimits) -> None:
         self.steps: list[tuple[int, int]] = []
@@ -84,7 +83,7 @@ class StubRunner:
 
 
 def step_ms(kinds: tuple[CacheKind, ...], sequences: int) -> float:
-    """The median over decode steps of all sequences."""
+    """The median processor time in milliseconds of steps that decode all sequences."""
     layers = [LayerCache(kind, 1, 8, 8) for kind in kinds]
     layout = CacheLayout.of(layers, page_tokens=PAGE_TOKENS)
     runner = StubRunner(layout, StepLimits(sequences, STEP_TOKENS, CONTEXT_TOKENS))
@@ -145,7 +144,7 @@ def host_section(rounds: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.host", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--write", action="store_true", help="into bench/RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="write bench/RESULTS.md")
     arguments = parser.parse_args()
     section = host_section(arguments.rounds)
     print(section)

@@ -1,4 +1,4 @@
-"""The machine and the versions that the figures were measured with."""
+"""Describes the machine and the versions with which figures were measured."""
 
 import os
 import platform

@@ -10,27 +10,28 @@ from numpy.random import Generator
 
 from bench.vocabulary import Vocabulary, write_vocabulary
 
-# Block types, and a mix of them, in models of the same shape.
+# Block types and a mix of them, each of which gives a model of the same shape.
 LABELS = ("Q4_0", "Q4_K", "Q4_K_M", "Q5_K", "Q6_K", "Q8_0", "F16", "BF16", "IQ4_XS", "MXFP4")
 MOE = "MoE Q4_K"
 WEIGHT_DEVIATION = 0.02
-# Types of random bytes: the offsets of the float16 scales of a block, and each scale's multiple of
-# the first one. A multiple other than 1 is that of a minimum, and centres the values.
+# For types whose blocks are random bytes: the offset of each float16 scale in a block, and the
+# scale's value relative to the first one. A value other than 1 is a minimum, and centres the
+# values.
 _SCALES = {
     "Q4_K": {0: 1.0, 2: 7.5},
     "Q5_K": {0: 1.0, 2: 15.5},
     "Q6_K": {208: 1.0},
     "IQ4_XS": {0: 1.0},
 }
-# MXFP4 has exponents instead, and their shares give it the standard deviation of the others.
+# MXFP4 has exponents instead; their frequencies give it the standard deviation of the other types.
 _EXPONENTS, _SHARES = (119, 120), (0.3, 0.7)
-_SAMPLE_BLOCKS = 1024  # whose standard deviation decides the scales
+_SAMPLE_BLOCKS = 1024  # the scales are chosen by the standard deviation of this many blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a llama model, or with `experts` of a qwen3moe model, whose `feed_forward` is
-    that of one expert. The defaults are Llama-3.2-1B's."""
+    """The sizes of a llama model or, with `experts`, of a qwen3moe model; `feed_forward` is then
+    the size of one expert. The defaults are Llama-3.2-1B's."""
 
     name: str = "1b"
     layers: int = 16
@@ -109,7 +110,7 @@ def write_model(path: Path, label: str, vocabulary: Vocabulary, shape: Shape) ->
 
 def kind_of(label: str, name: str, layer: int, layers: int) -> GGMLQuantizationType:
     """The type of a tensor. Q4_K_M is llama.cpp's mix: Q6_K for the embedding, which is also the
-    head, and for `attn_v` and `ffn_down` of about half of the layers."""
+    output head, and for `attn_v` and `ffn_down` of about half of the layers."""
     if label == MOE:
         return GGMLQuantizationType.Q4_K
     if label != "Q4_K_M":
@@ -175,7 +176,7 @@ def _random_matrix(
 def _random_blocks(
     random: Generator, size: tuple[int, ...], kind: GGMLQuantizationType
 ) -> np.ndarray:
-    """Valid blocks of random bytes with the standard deviation of the other types."""
+    """Valid blocks of random bytes; the values have the same standard deviation for all types."""
     elements, nbytes = GGML_QUANT_SIZES[kind]
     *rows, columns = size
     count = int(np.prod(size)) // elements

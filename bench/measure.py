@@ -1,4 +1,4 @@
-"""The rows of the tables: two contenders run the same tasks in turn."""
+"""Measures the rows of the tables: two contenders run the same tasks in turn."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ LONG_ANSWER_TOKENS = 32
 
 
 class Prompts:
-    """Random prompts, all different, so that prefix caches have no effect."""
+    """Draws random prompts, all different, so that prefix caches have no effect."""
 
     def __init__(self) -> None:
         self._random = random.Random(1)
@@ -36,7 +36,7 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How often each task is measured, and its sizes."""
+    """The number of rounds of each task, and the sizes of tasks."""
 
     rounds: int
     setting: Setting
@@ -44,7 +44,7 @@ class Plan:
 
 
 def against_peer(path: Path, label: str, plan: Plan) -> tuple[list[Row], float]:
-    """Rows against llama.cpp, and the largest difference of log-probabilities."""
+    """Rows of this engine against llama.cpp, and the largest difference of log-probabilities."""
     print(f"{label}: this engine and llama.cpp", flush=True)
     with (
         closing(Isolated(Caravan, path, plan.setting)) as ours,
@@ -55,7 +55,7 @@ def against_peer(path: Path, label: str, plan: Plan) -> tuple[list[Row], float]:
 
 
 def speed_rows(path: Path, label: str, plan: Plan, compute: Compute) -> list[Row]:
-    """Rows against llama.cpp."""
+    """Rows of this engine against llama.cpp."""
     print(f"{label}: this engine and llama.cpp", flush=True)
     with (
         closing(Isolated(Caravan, path, plan.setting, compute)) as ours,
@@ -67,7 +67,7 @@ def speed_rows(path: Path, label: str, plan: Plan, compute: Compute) -> list[Row
 
 
 def long_context_row(path: Path, label: str, plan: Plan) -> Row:
-    """One round: the prompts take a minute."""
+    """A row measured in a single round, since the prompts take a minute."""
     print(f"{label}: {LONG_PROMPT_TOKENS:,} tokens of context", flush=True)
     context_tokens = LONG_PROMPT_TOKENS + 2 * LONG_ANSWER_TOKENS
     setting = replace(plan.setting, context_tokens=context_tokens, sequences=1)
@@ -99,7 +99,8 @@ def against_rest(path: Path, label: str, plan: Plan) -> list[Row]:
 
 
 def sampler_shares(rows: Sequence[Row], plan: Plan) -> list[SamplerShare]:
-    """Relative to the fastest measured decode step, which is the strictest comparison."""
+    """The sampler's shares of the fastest measured decode step, which is the strictest
+    comparison."""
     shares = []
     for count in ANSWER_TOKENS:
         fastest = max(max(row.first) for row in rows if row.task == _decode_task(count))
@@ -151,9 +152,9 @@ def _decode_task(count: int) -> str:
 
 
 def _distance(first: Inspectable, second: Inspectable, prompt: Sequence[int]) -> float:
-    """The largest difference of log-probability of the most likely tokens of both."""
+    """The largest difference of log-probabilities, over the most likely tokens of both engines."""
     ours, theirs = (contender.most_likely(prompt, COMPARED_TOKENS) for contender in (first, second))
     common = ours.keys() & theirs.keys()
     if len(common) < COMPARED_TOKENS / 2:
-        raise SystemExit(f"The engines disagree on what comes next: {ours} and {theirs}")
+        raise SystemExit(f"The engines disagree on the next token: {ours} and {theirs}")
     return max(abs(ours[token] - theirs[token]) for token in common)

@@ -21,7 +21,7 @@ SAMPLING = SamplingParams(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P, see
 
 
 class Caravan:
-    """An engine on the CPU threads of this process; by default it computes as a server does."""
+    """An engine on CPU threads of this process; `compute` is by default that of a server."""
 
     def __init__(self, path: Path, setting: Setting, compute: Compute = Compute.AUTO) -> None:
         torch.set_num_threads(setting.threads)
@@ -65,8 +65,8 @@ class Caravan:
     def turns(
         self, prompt: Sequence[int], answer_tokens: int, more: Sequence[int]
     ) -> tuple[float, float]:
-        """Seconds to the first token of two turns of a conversation: `prompt`, then `prompt`, its
-        answer and `more`."""
+        """The seconds to the first token of two turns of a conversation. The second prompt is
+        `prompt`, its answer and `more`."""
         first = asyncio.run(self._first_token(prompt))
         answer = self.answer(prompt, answer_tokens)
         return first, asyncio.run(self._first_token([*prompt, *answer, *more]))

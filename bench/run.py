@@ -68,12 +68,17 @@ def _arguments() -> argparse.Namespace:
     labels = [*LABELS, MOE]
     parser.add_argument("--types", nargs="+", choices=labels, default=labels)
     parser.add_argument(
-        "--served-type", choices=labels, default="Q4_0", help="also by HTTP, and with 8k tokens"
+        "--served-type",
+        choices=labels,
+        default="Q4_0",
+        help="also measure HTTP, and 8k tokens of context",
     )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--keep", action="store_true", help=f"leave the models in {CACHE}")
-    parser.add_argument("--quick", action="store_true", help="Q4_0, one round, nothing written")
+    parser.add_argument("--keep", action="store_true", help=f"keep the models in {CACHE}")
+    parser.add_argument(
+        "--quick", action="store_true", help="measure Q4_0 in one round, and write nothing"
+    )
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.types, arguments.served_type, arguments.rounds = ["Q4_0"], "Q4_0", 1

@@ -1,4 +1,4 @@
-"""Time of the sampler for the rows of one step with a vocabulary of 128k."""
+"""Measures the sampler's time for the rows of one step with a vocabulary of 128k."""
 
 import time
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ REPEATS = 40
 
 
 def sampling_ms(rows: int, vocab_size: int, threads: int) -> float:
-    """Median milliseconds for `rows` sequences with top_k 40, top_p and temperature."""
+    """The median milliseconds for `rows` sequences with top_k 40, top_p and temperature."""
     torch.set_num_threads(threads)
     sampler = _loaded_sampler(rows, vocab_size)
     draws = _draws(rows)

@@ -17,14 +17,14 @@ SOAK = "# Random requests against answers alone"
 
 
 def with_section(page: str, heading: str, section: str) -> str:
-    """Replace the section with the heading of `section`, or append it."""
+    """The page after replacing the section with the heading of `section`, or appending it."""
     old = section_of(page, heading)
     new = f"\n{section.rstrip()}\n"
     return page.replace(old, new) if old else f"{page.rstrip()}\n{new}"
 
 
 def section_of(page: str, heading: str) -> str:
-    """From its heading to the next one of its level; "" if there is none."""
+    """The section from its heading to the next one of the same level; "" if there is none."""
     _, found, after = page.partition(f"\n{heading}\n")
     body, _, _ = after.partition("\n# ")
     return f"\n{heading}\n{body}" if found else ""

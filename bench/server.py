@@ -1,4 +1,4 @@
-"""HTTP servers to measure, each a process on the loopback interface that `close` ends."""
+"""HTTP servers to measure: processes on the loopback interface, which `close` ends."""
 
 import contextlib
 import json
@@ -23,10 +23,10 @@ QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
 
 
 class Server:
-    """A command that serves `url`; the constructor returns when it is ready.
+    """A process that serves `url`; the constructor returns when it is ready.
 
-    `begun_at`, `answered_at`: the start of the process, and the first time that a replica described
-    its model, in seconds since the epoch.
+    `begun_at`, `answered_at`: the start of the process, and the first time at which a replica
+    described its model, in seconds since the epoch.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Server:
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            # Background jobs of a shell ignore SIGINT, and so would their children.
+            # Background jobs of a shell ignore SIGINT, and their children inherit that.
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
         self._wait_until_ready(model)
@@ -51,7 +51,7 @@ class Server:
 
     @classmethod
     def of_ray(cls, model: dict[str, Any]) -> Self:
-        """`serve run` with the quickstart configuration except for port and model."""
+        """`serve run` with the quickstart configuration, except for port and model."""
         port = free_port()
         folder = tempfile.TemporaryDirectory(prefix="caravan-bench-")
         config = yaml.safe_load(QUICKSTART.read_text())
@@ -86,7 +86,7 @@ class Server:
         self._folder.cleanup()
 
     def _wait_until_ready(self, model: str) -> None:
-        """Wait until a replica describes its model."""
+        """Waits until a replica describes its model."""
         deadline = time.monotonic() + START_TIMEOUT_S
         with httpx.Client() as client:
             while time.monotonic() < deadline and self._process.poll() is None:

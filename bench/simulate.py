@@ -43,7 +43,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="simulate a tenth of the time; do not write the results",
+        help="simulate a tenth of the time, and write nothing",
     )
     return parser.parse_args()
 

@@ -1,7 +1,7 @@
 """`python -m bench.speculation`: decoding with and without proposed tokens, in turn in one process.
 
-Copied text, edited code, prose, and tokens that nothing foretells; a real model, since a random one
-does not copy.
+The cases are copied text, edited code, prose, and unpredictable tokens. The model is real, since a
+random one does not copy.
 """
 
 import argparse
@@ -47,7 +47,7 @@ right, and tokens per step and sequence.
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A kind of text: what precedes the answer, and how it is sampled."""
+    """A kind of text: the prompt, and the sampling of the answer."""
 
     name: str
     prompt: str
@@ -72,14 +72,14 @@ def cases() -> list[Case]:
 
 
 class Contender:
-    """An engine with the model; `proposed` tokens of a sequence per step at most."""
+    """An engine with the model."""
 
     def __init__(self, engine: AsyncEngine, tokenizer) -> None:
         self.engine, self._tokenizer = engine, tokenizer
         self._ids = map(str, itertools.count())
 
     def answer(self, case: Case, count: int, round: int) -> tuple[float, list[tuple[int, ...]]]:
-        """Tokens per second after the first tokens, and the answers."""
+        """The tokens per second after the first tokens, and the answers."""
         return asyncio.run(self._answer(case, count, round))
 
     async def _answer(
@@ -107,7 +107,7 @@ class Contender:
 
 
 def contenders(path: Path, threads: int, stack: ExitStack) -> list[Contender]:
-    """With proposals, and without."""
+    """An engine with proposals, and one without."""
     torch.set_num_threads(threads)
     device = torch.device("cpu")
     loading = LoadOptions(compute=compute_type("auto"))
@@ -152,11 +152,11 @@ def speculation_section(source: str | None, threads: int, rounds: int) -> str:
 
 def _row(engines: Sequence[Contender], case: Case, count: int, rounds: int) -> str:
     for engine in engines:
-        engine.answer(case, count, 0)  # the prompt's pages
+        engine.answer(case, count, 0)  # fills the prompt's pages
     before = engines[0].engine.statistics()
     pairs = []
     for round in range(1, rounds + 1):
-        # Each first in turn.
+        # The engines take turns at being first.
         order = engines if round % 2 else engines[::-1]
         found = {engine: engine.answer(case, count, round) for engine in order}
         (with_it, same), (without, tokens) = (found[engine] for engine in engines)
@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--source", help="a path or hf:// source; default: Gemma 3 270M Q4_K_M")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--write", action="store_true", help="into bench/RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="write bench/RESULTS.md")
     arguments = parser.parse_args()
     section = speculation_section(arguments.source, arguments.threads, arguments.rounds)
     print(section)

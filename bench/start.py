@@ -1,4 +1,4 @@
-"""The time from process start to the first token, and its parts, from the server's log."""
+"""Measures the time from process start to the first token, and its parts from the server's log."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from bench.server import Server
 
 NAME = "measured"
 LOG_TIMEOUT_S = 30
-# What happens until each moment, in this order. Without Ray there are only a few of them.
+# The parts of a start in order, each named by what happens in it. Without Ray, most are missing.
 RAY = "interpreter and Ray's processes"
 SERVE = "Serve's controller and proxy"
 BUILDER = "a process that builds the application, and its imports"
@@ -28,7 +28,7 @@ WARM = "memory reserved, first step computed"
 REACHED = "until the replica is reached by HTTP"
 TOKEN = "first token of the first request"
 ALL = "**process start to first token**"
-# Log lines of Ray, by their first words after the local time.
+# The log lines of Ray that end a part, by their first words after the local time.
 _OF_RAY = {RAY: "Started a local Ray instance", SERVE: "Submitted deploy config"}
 _STAMP = r"(?m)^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3})\s.*"
 
@@ -45,8 +45,8 @@ def start_rows(label: str, path: Path, threads: int, rounds: int) -> list[Row]:
 
 
 def moments(log: str) -> dict[str, float]:
-    """The end of each part of the start in seconds since the epoch, as far as `log` has it."""
-    found = {part: at for part, words in _OF_RAY.items() if (at := _said_by_ray(log, words))}
+    """The end of each part in seconds since the epoch, for the parts that `log` has so far."""
+    found = {part: at for part, words in _OF_RAY.items() if (at := _time_in_ray_log(log, words))}
     events = {event["event"]: event for event in _events(log)}
     configured, ready = events.get("configured"), events.get("ready")
     if configured is not None:
@@ -72,7 +72,7 @@ def _parts_of(server: Server) -> dict[str, float]:
     with closing(server):
         _ask_for_a_token(server.url)
         seen = {REACHED: server.answered_at, TOKEN: time.time()}
-        return parts(server.begun_at, {**_told(server), **seen})
+        return parts(server.begun_at, {**_logged_moments(server), **seen})
 
 
 def _ask_for_a_token(url: str) -> None:
@@ -82,8 +82,9 @@ def _ask_for_a_token(url: str) -> None:
         next(line for line in reply.iter_lines() if line)
 
 
-def _told(server: Server) -> dict[str, float]:
-    """Waits, because lines of a replica reach the log late."""
+def _logged_moments(server: Server) -> dict[str, float]:
+    """The moments in the server's log. Waits for them, because a replica's lines reach the log
+    late."""
     deadline = time.monotonic() + LOG_TIMEOUT_S
     while WARM not in (found := moments(server.log())):
         if time.monotonic() > deadline:
@@ -93,21 +94,21 @@ def _told(server: Server) -> dict[str, float]:
 
 
 def _events(log: str) -> Iterator[dict[str, Any]]:
-    """The lines of this project, without Ray's prefix."""
+    """The events that this project has logged, without Ray's prefix of the lines."""
     for line in log.splitlines():
         _, brace, rest = line.partition('{"event": ')
         if brace:
             try:
                 yield json.loads(brace + rest)
             except json.JSONDecodeError:
-                continue  # not written to its end yet
+                continue  # the line is not complete yet
 
 
 def _at(event: Mapping[str, Any]) -> float:
     return datetime.fromisoformat(event["timestamp"]).timestamp()
 
 
-def _said_by_ray(log: str, words: str) -> float | None:
+def _time_in_ray_log(log: str, words: str) -> float | None:
     line = re.search(_STAMP + re.escape(words), log)
     return None if line is None else datetime.fromisoformat(line[1].replace(",", ".")).timestamp()
 

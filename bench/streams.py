@@ -1,4 +1,4 @@
-"""The cost of Ray per stream: `serve run` against plain uvicorn, with few and many streams."""
+"""Measures Ray's cost per stream: `serve run` against plain uvicorn, with few and many streams."""
 
 import asyncio
 import json
@@ -26,7 +26,8 @@ DEMO = Path(__file__).parents[1] / "models" / "demo.gguf"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Of concurrent streams: the median time to the first token, and tokens per second in total."""
+    """The median time to the first token of concurrent streams, and their tokens per second in
+    total."""
 
     first_token_ms: float
     tokens_per_second: float
@@ -76,7 +77,7 @@ def _model(threads: int) -> dict[str, Any]:
 
 
 def _prompts(source: random.Random, count: int) -> list[list[int]]:
-    """Tokens of plain text."""
+    """`count` random prompts of tokens of plain text."""
     return [[source.randrange(300, 700) for _ in range(PROMPT_TOKENS)] for _ in range(count)]
 
 
@@ -92,7 +93,7 @@ async def _load(url: str, prompts: Sequence[Sequence[int]]) -> Load:
 
 
 async def _answer(client: httpx.AsyncClient, url: str, prompt: Sequence[int]) -> tuple[float, int]:
-    """The time of the first token, and the number of tokens."""
+    """The time at which the first token arrived, and the number of tokens."""
     body = {
         "model": NAME,
         "prompt": list(prompt),

@@ -1,6 +1,6 @@
-"""`python -m bench.templates FOLDER`: time of chat templates here and in `transformers`.
+"""`python -m bench.templates FOLDER`: the time of chat templates here and in `transformers`.
 
-Each template of the folder renders a short and a long conversation, both sides in turn.
+Each template in the folder renders a short and a long conversation, here and there in turn.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from model_zoo.chat.messages import ChatTemplate, Message, ToolCall
 from runtime.errors import RequestError
 
 ROUNDS, SECONDS = 15, 1.0
-TURNS, TOOLS = 100, 50  # of the long conversation
+TURNS, TOOLS = 100, 50  # numbers in the long conversation
 SHOWN = 12
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 TEXT = "The quick brown fox jumps over the lazy dog. " * 5
@@ -45,12 +45,12 @@ fewer if a template refuses these. The table has the templates that take longest
 `transformers`.
 """
 Values = dict[str, Any]
-Talk = tuple[list[Message], list[Values] | None]
+Conversation = tuple[list[Message], list[Values] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Median milliseconds of a rendering; `waited`: the shortest time from call to text here."""
+    """The median milliseconds of a rendering; `waited`: our shortest time from call to text."""
 
     ours: float
     theirs: float
@@ -67,7 +67,7 @@ class Timing:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.templates", description=__doc__)
     parser.add_argument("folder", type=Path, help="with templates in files *.jinja")
-    parser.add_argument("--write", action="store_true", help="into bench/RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="write bench/RESULTS.md")
     arguments = parser.parse_args()
     sources = {path.stem: path.read_text("utf-8") for path in arguments.folder.glob("*.jinja")}
     load = os.getloadavg()[0]
@@ -79,14 +79,15 @@ def main() -> None:
 
 
 def _timed(source: str) -> tuple[Timing, Timing] | None:
-    """Of the short and the long conversation; None if the template accepts neither."""
+    """The timings of the short and the long conversation; None if the template accepts neither."""
     template = ChatTemplate(source, **TOKENS)
-    short, long = _timing(template, _talks(1, 1)), _timing(template, _talks(TURNS, TOOLS))
+    short = _timing(template, _conversations(1, 1))
+    long = _timing(template, _conversations(TURNS, TOOLS))
     return (short, long) if short and long else None
 
 
-def _timing(template: ChatTemplate, talks: Iterator[Talk]) -> Timing | None:
-    for messages, tools in talks:
+def _timing(template: ChatTemplate, conversations: Iterator[Conversation]) -> Timing | None:
+    for messages, tools in conversations:
         sides = _sides(template, messages, tools)
         try:
             assert sides[0]() == sides[1]()
@@ -127,7 +128,8 @@ def _interleaved(ours: Callable[[], str], theirs: Callable[[], str]) -> Timing:
 
 
 def _processor_seconds(render: Callable[[], str]) -> list[float]:
-    """0 if the process has ended, and its clock with it."""
+    """[seconds] of processor time of the call, in this process and its descendants; [] if one of
+    them has ended, since its clock is gone."""
     clocks = _clocks()
     try:
         began = sum(map(time.clock_gettime, clocks))
@@ -138,16 +140,16 @@ def _processor_seconds(render: Callable[[], str]) -> list[float]:
 
 
 def _clocks() -> list[int]:
-    """The processor-time clocks of this process and its descendants, as Linux numbers them."""
+    """Linux's ids of the processor-time clocks of this process and its descendants."""
     pids = [os.getpid()]
-    for pid in pids:  # grows while it is walked
+    for pid in pids:  # the loop appends to the list
         for task in Path(f"/proc/{pid}/task").iterdir():
             pids += map(int, (task / "children").read_text().split())
     return [~pid << 3 | 2 for pid in pids]
 
 
-def _talks(turns: int, tools: int) -> Iterator[Talk]:
-    """The conversation, with fewer and fewer elements that a template may refuse."""
+def _conversations(turns: int, tools: int) -> Iterator[Conversation]:
+    """Variants of the conversation, each with fewer elements that a template may refuse."""
     functions = [
         {"name": f"f{number}", "description": "Tells facts", "parameters": PARAMETERS}
         for number in range(tools)

@@ -44,7 +44,8 @@ would be above 1.
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Tokens of the first prompt, of its answer, and of what the second turn adds."""
+    """The numbers of tokens of the first prompt, of its answer, and of the second turn's
+    message."""
 
     prompt: int = 512
     answer: int = 70
@@ -94,7 +95,7 @@ class Converses(Protocol):
     def turns(
         self, prompt: Sequence[int], answer_tokens: int, more: Sequence[int]
     ) -> tuple[float, float]:
-        """As of `Caravan`."""
+        """See `Caravan.turns`."""
 
 
 class _Isolated(Isolated):
@@ -110,7 +111,7 @@ def turn_row(label: str, contender: Converses, turns: Turns, rounds: int) -> Row
     def tokens(count: int) -> list[int]:
         return [r.randrange(1, 250) for _ in range(count)]
 
-    contender.turns(tokens(turns.prompt), turns.answer, tokens(turns.more))  # warm
+    contender.turns(tokens(turns.prompt), turns.answer, tokens(turns.more))  # warms up
     pairs = [
         contender.turns(tokens(turns.prompt), turns.answer, tokens(turns.more))
         for _ in range(rounds)
@@ -152,7 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.turns", description=__doc__)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--write", action="store_true", help="into bench/RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="write bench/RESULTS.md")
     arguments = parser.parse_args()
     section = turns_section(arguments.threads, arguments.rounds)
     print(section)

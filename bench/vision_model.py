@@ -18,7 +18,8 @@ CONTEXT_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class VisionModelShape:
-    """The defaults: SigLIP's base tower at 512 pixels, and a decoder of 0.2 billion weights."""
+    """The sizes of the model. By default, it is SigLIP's base tower at 512 pixels with a decoder of
+    0.2 billion weights."""
 
     layers: int = 12
     hidden: int = 1024
@@ -45,7 +46,8 @@ def ensure_vision_model(path: Path, shape: VisionModelShape) -> Path:
 
 @torch.no_grad()
 def _write(path: Path, shape: VisionModelShape) -> None:
-    """Zeroes the rows of end tokens and image tokens, so that these are unlikely."""
+    """Writes the model. The embedding rows of end tokens and image tokens are zero, so that these
+    tokens are unlikely."""
     torch.manual_seed(1)
     tokenizer = train_tokenizer(1)
     ids = [tokenizer.token_to_id(token) for token in (*CONTROL_TOKENS, *IMAGE_TOKENS)]

@@ -16,7 +16,8 @@ REAL_FILE = "vocab/ggml-vocab-llama-bpe.gguf"
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Byte-level BPE; `is_text` [size] bool: the token is plain ASCII text."""
+    """A vocabulary of byte-level BPE. `is_text` [size] bool: whether a token is plain ASCII
+    text."""
 
     name: str
     tokens: list[str]
@@ -62,7 +63,8 @@ def read_vocabulary(path: Path) -> Vocabulary:
 
 
 def synthetic_vocabulary() -> Vocabulary:
-    """256 bytes, all pairs of lower-case letters, and pairs of pairs, except for 256 ids."""
+    """A vocabulary of 256 bytes, all pairs of lower-case letters, pairs of these pairs, and 256
+    control tokens."""
     pairs = ["".join(pair) for pair in itertools.product(string.ascii_lowercase, repeat=2)]
     fours = itertools.product(pairs, repeat=2)
     count = SIZE - 256 - 256 - len(pairs)

@@ -1,8 +1,8 @@
 """`python -m bench.attack [URL]`: attacks a server on loopback, and prints a line for each attempt.
 
-Without a URL, `make serve` runs twice with configurations of its own: open, and with API keys and
-management. With one, the server there is attacked as far as that goes from outside, without keys.
-The exit status is 1 where an attack was not held.
+Without a URL, `make serve` runs twice with configurations of this program: without API keys, and
+with API keys and management. With a URL, the server there is attacked in the ways that need neither
+its files nor keys. The exit status is 1 if an attack had an effect beyond the limits ("NOT HELD").
 """
 
 import asyncio
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     for context, attacks in runs:
         with context as target:
             for attack in attacks:
-                outcomes += asyncio.run(_told(attack, target))
+                outcomes += asyncio.run(_run_attack(attack, target))
     failed = [outcome.name for outcome in outcomes if not outcome.held]
     print(f"attack: {len(outcomes) - len(failed)} of {len(outcomes)} held")
     for name in failed:
@@ -42,13 +42,16 @@ def main(arguments: list[str]) -> int:
     return 1 if failed or not outcomes else 0
 
 
-async def _told(attack: Attack, target: Target) -> list[Outcome]:
-    """An attack after which the server answers otherwise than it should was not held either."""
+async def _run_attack(attack: Attack, target: Target) -> list[Outcome]:
+    """Runs an attack and prints its outcomes. An attack that raises, because the server does not
+    answer as expected, counts as not held."""
     try:
         outcomes = list(await attack(target))
     except Exception as error:
         name = attack.__module__.rpartition(".")[2]
-        outcomes = [Outcome(name, "all of its attacks", f"{type(error).__name__}: {error}", False)]
+        outcomes = [
+            Outcome(name, "all attacks of this kind", f"{type(error).__name__}: {error}", False)
+        ]
     for outcome in outcomes:
         verdict = "held" if outcome.held else "NOT HELD"
         print(f"{verdict}: {outcome.name}: {outcome.tried}: {outcome.bystander}", flush=True)

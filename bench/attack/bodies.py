@@ -1,4 +1,4 @@
-"""Large request bodies that are expensive to read, from many clients at once."""
+"""Large request bodies that are expensive to parse, from many clients at once."""
 
 import asyncio
 import multiprocessing
@@ -26,7 +26,7 @@ EMBED = "/v1/embeddings"
 
 @dataclass(frozen=True, slots=True)
 class Bomb:
-    """A body of about `size` bytes: `item` again and again between `head` and `tail`.
+    """A body of about `size` bytes: repetitions of `item` between `head` and `tail`.
 
     `held_back`: its last byte is never sent.
     """
@@ -54,7 +54,7 @@ _IMAGES = b'{"model":"demo","messages":[{"role":"user","content":"a","images":['
 _PROMPT = b'{"model":"demo","prompt":['
 _END_PARTS = b'{"type":"text","text":""}]}]}'
 _CALLS = b'{"role":"assistant","tool_calls":[{"function":{"name":"f"}},{"function":{"name":"f"}}]}'
-# What the limits just let pass, and what they do not.
+# Bodies that the limits just allow, and bodies that exceed them.
 BOMBS = (
     Bomb("empty text parts", CHAT, _PARTS, b'{"type":"text","text":""},', _END_PARTS),
     Bomb("invalid messages", CHAT, _MESSAGES, b"{},", b"{}]}"),
@@ -81,7 +81,7 @@ BOMBS = (
 
 
 async def attack(base_url: str) -> Iterable[Outcome]:
-    """One outcome for each body, and first what the bystander measures without an attack."""
+    """The outcome without an attack, and then one for each body."""
     outcomes = [await _outcome(base_url, "no attack", "nothing", None)]
     for bomb in BOMBS:
         tried = f"{CLIENTS} clients send {bomb.size / 2**20:.0f} MiB to {bomb.path}"
@@ -95,13 +95,13 @@ async def _outcome(base_url: str, name: str, tried: str, bomb: Bomb | None) -> O
             await asyncio.sleep(SECONDS)
         else:
             statuses = await asyncio.to_thread(_in_other_process, base_url, bomb)
-            told = ", ".join(f"{count} × {status}" for status, count in sorted(statuses.items()))
-            tried = f"{tried}; replies: {told or 'none'}"
+            replies = ", ".join(f"{count} × {status}" for status, count in sorted(statuses.items()))
+            tried = f"{tried}; replies: {replies or 'none'}"
     return Outcome(name, tried, str(seen), seen.held)
 
 
 def _in_other_process(base_url: str, bomb: Bomb) -> Counter[str]:
-    """The attackers have a process of their own, so that they do not slow the bystander."""
+    """The attackers run in another process, so that they do not slow the bystander."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_attackers, args=(base_url, bomb, theirs))
@@ -115,8 +115,8 @@ def _in_other_process(base_url: str, bomb: Bomb) -> Counter[str]:
         process.join()
 
 
-def _attackers(base_url: str, bomb: Bomb, told: Connection) -> None:
-    # Clients elsewhere would not take processor time from the server.
+def _attackers(base_url: str, bomb: Bomb, results: Connection) -> None:
+    # Clients on other machines would not take processor time from the server.
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     address = urlsplit(base_url)
     assert address.hostname is not None
@@ -138,7 +138,7 @@ def _attackers(base_url: str, bomb: Bomb, told: Connection) -> None:
         client.start()
     for client in clients:
         client.join(PATIENCE_S)
-    told.send(statuses)
+    results.send(statuses)
 
 
 def _status(exchange: Callable[[], bytes]) -> str:
@@ -155,5 +155,5 @@ def _exchange(address: tuple[str, int], head: bytes, body: bytes, patience_s: fl
             connection.sendall(head)
             connection.sendall(body)
         except ConnectionError:
-            pass  # refused before the end; the reply may be there all the same
+            pass  # the server refused the body before its end; it may still have replied
         return connection.recv(256)

@@ -1,4 +1,4 @@
-"""A client that behaves: it asks for the server's health and reads streams during an attack."""
+"""A well-behaved client that asks for the server's health and reads streams during an attack."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import httpx
 
 HEALTH_PERIOD_S = 0.02
-# Later answers count as this; a server that hangs is measured all the same.
+# Later answers count as this time, so that a server that hangs is measured too.
 PATIENCE_S = 120.0
 HEALTH_P99_S = 0.1
 LONGEST_GAP_S = 1.0
@@ -19,7 +19,8 @@ ANSWER_TOKENS = 400
 
 @dataclass
 class Measurements:
-    """In seconds: of /healthz, from a request to its first piece, and between pieces."""
+    """Times in seconds. `health`: responses of /healthz; `firsts`: from a request to the first
+    piece of its answer; `gaps`: between pieces."""
 
     health: list[float] = field(default_factory=list)
     firsts: list[float] = field(default_factory=list)
@@ -27,7 +28,8 @@ class Measurements:
     failures: list[str] = field(default_factory=list)
 
     def add_health(self, took_s: float) -> None:
-        """Counts those as well that would have been sent meanwhile, one each period."""
+        """Adds the response time of a request to /healthz, and of the requests that would have been
+        sent meanwhile, one per period."""
         while took_s > 0:
             self.health.append(took_s)
             took_s -= HEALTH_PERIOD_S
@@ -62,9 +64,9 @@ class Measurements:
 async def watching(
     base_url: str, key: str | None = None, *, model: str | None = None
 ) -> AsyncIterator[Measurements]:
-    """Measures from when the first stream has begun until the block ends.
+    """Measures from the first output of a stream until the block ends.
 
-    `key`: an API key. `model`: None for the first one that is listed.
+    `key`: an API key. `model`: None for the first model that the server lists.
     """
     seen = Measurements()
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
@@ -92,7 +94,7 @@ async def _ask_health(client: httpx.AsyncClient, seen: Measurements) -> None:
             (await client.get("/healthz")).raise_for_status()
         except httpx.HTTPError as error:
             seen.failures.append(f"/healthz: {error!r}")
-        finally:  # what is still awaited at the end counts too
+        finally:  # a request that is still unanswered at the end counts too
             seen.add_health(time.monotonic() - asked)
         await asyncio.sleep(HEALTH_PERIOD_S)
 

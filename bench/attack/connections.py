@@ -11,6 +11,8 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import msgspec
+
 from bench.attack.bodies import ATTACKER
 from bench.attack.bystander import watching
 from bench.attack.outcome import Outcome
@@ -19,13 +21,13 @@ from bench.attack.target import Target
 
 SLOW_BODIES, SLOW_BYTES = 40, 2**20
 HALF_OPEN = 4200
-# Of a header or a body that is held back, with time to spare.
+# The server ends connections with an unfinished header or body well before this.
 DEADLINE_S = 90.0
 HUGE_HEADER_BYTES = 64 * 2**20
-HEADER_BYTES = 2**20  # more than any server takes
+HEADER_BYTES = 2**20  # more than any server accepts
 MEMORY_BYTES = 256 * 2**20
 REPLY_S = 20.0
-WATCHED_S = 3.0  # after an attack that is over at once
+WATCHED_S = 3.0  # the bystander measures this long after an attack that takes no time
 INGRESS, REPLICA = r"ray::ServeReplica:\w+:Ingress", r"ray::ServeReplica:\w+:demo"
 
 
@@ -39,15 +41,15 @@ class Held:
     replies: Counter[str] = field(default_factory=Counter)
 
     def __str__(self) -> str:
-        told = ", ".join(f"{count} × {status}" for status, count in self.replies.most_common())
-        return f"{self.opened} opened, {self.refused} refused, {self.closed} closed ({told})"
+        replies = ", ".join(f"{count} × {status}" for status, count in self.replies.most_common())
+        return f"{self.opened} opened, {self.refused} refused, {self.closed} closed ({replies})"
 
 
 async def attack(target: Target) -> Iterable[Outcome]:
     outcomes = [await _slow_bodies(target), await _half_open_headers(target)]
     if target.session is not None:
         outcomes += [
-            await _past_haproxy(target),
+            await _behind_haproxy(target),
             await _huge_header(target),
             await _stream_without_proof(target),
         ]
@@ -55,7 +57,7 @@ async def attack(target: Target) -> Iterable[Outcome]:
 
 
 async def _slow_bodies(target: Target) -> Outcome:
-    """All but the last byte; each connection must be ended by the server."""
+    """Sends all but the last byte of bodies; the server must close each connection."""
     head = f"POST /api/chat HTTP/1.1\r\nHost: localhost\r\nContent-Length: {SLOW_BYTES}\r\n\r\n"
     data = head.encode() + b" " * (SLOW_BYTES - 1)
     before = resident_bytes(INGRESS)
@@ -73,7 +75,8 @@ async def _slow_bodies(target: Target) -> Outcome:
 
 
 async def _half_open_headers(target: Target) -> Outcome:
-    """More than HAProxy has connections, from one address that is not the bystander's."""
+    """Opens more connections than HAProxy allows, from an address other than the bystander's, and
+    never finishes their headers."""
     async with watching(target.url, target.bystander_key) as seen:
         held = await _held_back(target, HALF_OPEN, b"GET / HTTP/1.1\r\nHost: loc")
     everyone = held.closed + held.refused >= held.opened
@@ -86,7 +89,7 @@ async def _half_open_headers(target: Target) -> Outcome:
 
 
 async def _held_back(target: Target, count: int, data: bytes) -> Held:
-    """By a process of its own, which does not slow the bystander."""
+    """Runs `_hold_back` in another process, so that it does not slow the bystander."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as attacker:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
@@ -100,7 +103,7 @@ def _run_held_back(host: str, port: int, count: int, data: bytes) -> Held:
 
 
 async def _hold_back(host: str, port: int, count: int, data: bytes) -> Held:
-    """Open so many connections, send `data` on each, and wait until the server ends them."""
+    """Opens `count` connections, sends `data` on each, and waits until the server closes them."""
     held, deadline = Held(), time.monotonic() + DEADLINE_S
     opening = asyncio.Semaphore(64)
 
@@ -116,11 +119,11 @@ async def _hold_back(host: str, port: int, count: int, data: bytes) -> Held:
             try:
                 writer.write(data)
                 async with asyncio.timeout(deadline - time.monotonic()):
-                    told = _status(await reader.read(64))
+                    status = _status(await reader.read(64))
             except ConnectionError:
-                told = "reset"
+                status = "reset"
             held.closed += 1
-            held.replies[told] += 1
+            held.replies[status] += 1
         writer.close()
 
     await asyncio.gather(*(hold() for _ in range(count)))
@@ -133,8 +136,8 @@ def allow_files(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
 
 
-async def _past_haproxy(target: Target) -> Outcome:
-    """Requests at the ports where the replicas of the ingress listen."""
+async def _behind_haproxy(target: Target) -> Outcome:
+    """Sends requests to the ports of the ingress's replicas."""
     answers = []
     for listener in tcp_listeners(INGRESS):
         status = await _reply(listener, b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -148,7 +151,7 @@ async def _past_haproxy(target: Target) -> Outcome:
 
 
 async def _huge_header(target: Target) -> Outcome:
-    """To HAProxy and to the ports behind it."""
+    """Sends a huge header to HAProxy and to the ports behind it."""
     ends = [Listener("haproxy", target.host, target.port), *tcp_listeners(INGRESS)]
     answers = []
     async with watching(target.url, target.bystander_key) as seen:
@@ -161,14 +164,14 @@ async def _huge_header(target: Target) -> Outcome:
     return Outcome(
         "huge header",
         f"a header of {HUGE_HEADER_BYTES / 2**20:.0f} MiB at {len(ends)} ports: "
-        + ", ".join(told for _, told in answers),
+        + ", ".join(reply for _, reply in answers),
         str(seen),
         seen.held and all(sent < HUGE_HEADER_BYTES for sent, _ in answers),
     )
 
 
 def _send_header(end: Listener) -> tuple[int, str]:
-    """How much was taken before the end, and the status."""
+    """The number of bytes that were accepted, and the status of the reply."""
     sent, piece = 0, b"a" * HEADER_BYTES
     with socket.create_connection((_reachable(end.address), end.port), REPLY_S) as connection:
         try:
@@ -184,12 +187,12 @@ def _send_header(end: Listener) -> tuple[int, str]:
 
 
 async def _stream_without_proof(target: Target) -> Outcome:
-    """What a caller gets at a replica's port who sends a task instead of a proof."""
-    task = b"\x82\xa4type\xa3ask\xa4task\x80"
+    """Sends a task instead of a proof to the replica's ports; it must not be answered."""
+    task = msgspec.msgpack.encode({"type": "generate", "task": {}})
     answers = []
     for listener in tcp_listeners(REPLICA):
-        told = await _told(listener, len(task).to_bytes(4, "big") + task)
-        answers.append(f"{listener.port}: {told}")
+        reply = await _raw_reply(listener, len(task).to_bytes(4, "big") + task)
+        answers.append(f"{listener.port}: {reply}")
     refused = [answer for answer in answers if answer.endswith("a challenge, then the end")]
     return Outcome(
         "stream without proof",
@@ -199,20 +202,20 @@ async def _stream_without_proof(target: Target) -> Outcome:
     )
 
 
-async def _told(listener: Listener, data: bytes) -> str:
+async def _raw_reply(listener: Listener, data: bytes) -> str:
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(REPLY_S):
             reader, writer = await asyncio.open_connection(
                 _reachable(listener.address), listener.port
             )
             writer.write(data)
-            heard = await reader.read(2**20)
+            received = await reader.read(2**20)
             while part := await reader.read(2**20):
-                heard += part
+                received += part
         writer.close()
-        if b"told" in heard or b"accepted" in heard:
+        if b"delta" in received or b"accepted" in received:
             return "an answer"
-        return "a challenge, then the end" if b"challenge" in heard else "the end"
+        return "a challenge, then the end" if b"challenge" in received else "the end"
     return "another protocol"
 
 

@@ -1,4 +1,4 @@
-"""What other users of the host can reach: HAProxy's sockets and ports, keys in logs."""
+"""Attacks by other users of the host: HAProxy's sockets and ports, and keys in logs."""
 
 import asyncio
 import stat
@@ -35,23 +35,24 @@ def _sockets() -> Outcome:
 
 
 def _others_may_connect(path: Path) -> bool:
-    """By the modes alone: each directory must let others through, the socket let them write."""
+    """Whether the modes let other users connect: they need execute permission on each directory and
+    write permission on the socket."""
     try:
         modes = [folder.stat().st_mode for folder in path.parents]
         return all(mode & stat.S_IXOTH for mode in modes) and bool(path.stat().st_mode & 0o002)
     except FileNotFoundError:
-        return False  # bound once, removed since
+        return False  # the socket's file has been removed
 
 
 def _ports() -> Outcome:
-    """With `host: 127.0.0.1`, as here, nothing may listen elsewhere."""
+    """HAProxy must listen on loopback addresses only, since `host` is 127.0.0.1."""
     listeners = tcp_listeners(HAPROXY)
-    told = ", ".join(f"{each.address}:{each.port}" for each in listeners)
+    addresses = ", ".join(f"{each.address}:{each.port}" for each in listeners)
     outside = [each for each in listeners if not ip_address(each.address).is_loopback]
     return Outcome(
         "HAProxy's ports",
         "another host connects to HAProxy, its statistics or its metrics",
-        f"listens at {told or 'nothing'}",
+        f"listens at {addresses or 'nothing'}",
         bool(listeners) and not outside,
     )
 

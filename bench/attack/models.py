@@ -1,4 +1,4 @@
-"""Hostile models and uploads, and a served file that is written to, by a key that may manage."""
+"""Hostile models and uploads by a client that may manage models, and a served file that changes."""
 
 import asyncio
 import hashlib
@@ -18,7 +18,8 @@ from bench.attack.processes import resident_bytes
 from bench.attack.target import MAX_UPLOAD_BYTES, REWRITTEN, Target
 
 TEMPLATE_GAP_S = 0.5
-# Each of them held the GIL for seconds in one call into C, or asks for far too much.
+# Each template spends seconds in one call into C that holds the GIL, or needs far too much time or
+# memory.
 TEMPLATES = {
     "strip of wide text": "{% set a = '\U0001f600' * 300000 %}{{ a.strip(a[:-1] ~ 'b') }}",
     "rfind": "{% set a = 'a' * 300000 %}{{ (a ~ a).rfind('b' ~ a) }}",
@@ -48,7 +49,8 @@ async def attack(target: Target) -> Iterable[Outcome]:
 
 
 async def _template(target: Target, name: str, template: str) -> Outcome:
-    """A created model with it is asked, while the bystander reads the demo model's stream."""
+    """Creates a model with the template and sends it chats, while the bystander reads streams of
+    the demo model."""
     assert target.keys is not None
     async with target.client(target.keys.manager) as client:
         model = {"model": "hostile", "from": "demo", "template": template, "stream": False}
@@ -69,7 +71,7 @@ async def _template(target: Target, name: str, template: str) -> Outcome:
 
 
 async def _header_bomb(target: Target) -> Outcome:
-    """A file of metadata keys alone is uploaded and made a model of."""
+    """Uploads a file that consists of metadata keys, and creates a model from it."""
     assert target.keys is not None
     data = await asyncio.to_thread(_bomb)
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
@@ -100,14 +102,15 @@ def _bomb() -> bytes:
 
 
 def _succeeded(answer: httpx.Response) -> bool:
-    """Ollama reports late errors in a body with status 200."""
+    """Whether an answer reports success. Ollama's protocol reports late errors in a body with
+    status 200."""
     with suppress(ValueError):
         return answer.is_success and "error" not in json.loads(answer.text)
     return False
 
 
 async def _upload_without_length(target: Target) -> Outcome:
-    """Twice as much as a file may have, in chunks, without saying how much will come."""
+    """Uploads twice the allowed bytes in chunks, without a Content-Length."""
     assert target.keys is not None and target.store is not None
     largest = 0
 
@@ -121,20 +124,20 @@ async def _upload_without_length(target: Target) -> Outcome:
     async with target.client(target.keys.manager) as client:
         try:
             url = f"/api/blobs/sha256:{'1' * 64}"
-            told = str((await client.post(url, content=pieces())).status_code)
+            status = str((await client.post(url, content=pieces())).status_code)
         except httpx.HTTPError as error:
-            told = type(error).__name__
+            status = type(error).__name__
     written = largest - before
     return Outcome(
         "upload without a length",
-        f"{2 * MAX_UPLOAD_BYTES / 2**20:.0f} MiB in chunks: {told}",
+        f"{2 * MAX_UPLOAD_BYTES / 2**20:.0f} MiB in chunks: {status}",
         f"the store grew by {written / 2**20:.0f} MiB; {MAX_UPLOAD_BYTES / 2**20:.0f} are allowed",
-        not told.startswith("2") and written <= MAX_UPLOAD_BYTES + 2**20,
+        not status.startswith("2") and written <= MAX_UPLOAD_BYTES + 2**20,
     )
 
 
 async def _aborted_uploads(target: Target) -> Outcome:
-    """Clients that leave in the middle; their bytes must go."""
+    """Aborts uploads; the bytes of aborted uploads must be removed."""
     assert target.keys is not None and target.store is not None
     before = _size(target.store)
 
@@ -163,7 +166,7 @@ async def _aborted_uploads(target: Target) -> Outcome:
 
 
 async def _rewritten_file(target: Target) -> Outcome:
-    """The file of a served model becomes short while it is used."""
+    """Truncates the file of a served model while it is used."""
     assert target.keys is not None and target.rewritten is not None
     body = {"model": REWRITTEN, "prompt": "Hello", "options": {"num_predict": 2}, "stream": False}
     sound = target.rewritten.read_bytes()

@@ -1,11 +1,12 @@
-"""What one attack did to a server."""
+"""The outcome of an attack."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`tried`: the attack; `bystander`: what another client measured; `held`: within the limits."""
+    """`tried`: what the attack did; `bystander`: the measurements of another client, or the
+    server's reaction; `held`: whether they are within the limits."""
 
     name: str
     tried: str

@@ -1,4 +1,4 @@
-"""Web pages elsewhere that use a server on this machine: by their origin, or by DNS rebinding."""
+"""Foreign web pages that send requests to a server on this machine, also by DNS rebinding."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -25,7 +25,7 @@ HOSTILE = {
 
 async def attack(target: Target) -> Iterable[Outcome]:
     if target.keys is not None:
-        return []  # without a key a page gets nothing
+        return []  # a page without a key is refused anyway
     return [await _outcome(target, name, headers) for name, headers in HOSTILE.items()]
 
 
@@ -38,7 +38,7 @@ async def _outcome(target: Target, name: str, headers: dict[str, str]) -> Outcom
                 answered.append(f"{path} {status}")
     return Outcome(
         name,
-        f"{len(REQUESTS)} endpoints are asked by a page with {headers}",
+        f"a page sends requests to {len(REQUESTS)} endpoints with {headers}",
         f"answered: {', '.join(answered) or 'none'}",
         not answered,
     )

@@ -1,4 +1,4 @@
-"""What the server's processes listen on, as /proc tells it; of processes of this user."""
+"""The sockets and memory of the server's processes, from /proc; only processes of this user."""
 
 import os
 import re
@@ -23,7 +23,7 @@ class Listener:
 
 
 def tcp_listeners(title: str) -> list[Listener]:
-    """Of all processes whose title matches the expression."""
+    """The listening TCP sockets of all processes whose title matches the expression."""
     found = set()
     for process, inodes in _sockets(title):
         for inode, address, port in _tcp():
@@ -33,7 +33,7 @@ def tcp_listeners(title: str) -> list[Listener]:
 
 
 def unix_sockets(title: str) -> list[Path]:
-    """The paths of sockets that processes of that title have bound."""
+    """The paths of Unix sockets that processes with a matching title have bound."""
     inodes = {inode for _, owned in _sockets(title) for inode in owned}
     lines = Path("/proc/net/unix").read_text().splitlines()[1:]
     fields = [line.split() for line in lines]
@@ -41,7 +41,7 @@ def unix_sockets(title: str) -> list[Path]:
 
 
 def resident_bytes(title: str) -> int:
-    """The memory of the largest process of that title."""
+    """The resident memory of the largest process with a matching title."""
     sizes = [0]
     for folder, _ in _processes(title):
         with suppress(OSError):
@@ -51,7 +51,7 @@ def resident_bytes(title: str) -> int:
 
 
 def _sockets(title: str) -> Iterator[tuple[str, set[str]]]:
-    """The inodes of each process's sockets."""
+    """The inodes of the sockets of each process with a matching title."""
     for folder, name in _processes(title):
         inodes = set()
         with suppress(OSError):

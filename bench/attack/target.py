@@ -1,4 +1,4 @@
-"""The server that is attacked: `make serve` with a configuration of its own, or any other."""
+"""The server that is attacked: `make serve` with a temporary configuration, or any other server."""
 
 import hashlib
 import os
@@ -25,20 +25,20 @@ QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 SESSION = Path("/tmp/ray/session_latest")
 START_TIMEOUT_S, STOP_TIMEOUT_S = 300.0, 90.0
 MAX_UPLOAD_BYTES = 64 * 2**20
-# A model of its own file, which attacks may write to.
+# The name of a model whose file attacks may overwrite.
 REWRITTEN = "rewritten"
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Two clients that may use models, and one that may manage them too."""
+    """The API keys of two clients that may use models, and of one that may also manage them."""
 
     alice: str = field(default_factory=lambda: f"sk-alice-{secrets.token_hex(16)}")
     bob: str = field(default_factory=lambda: f"sk-bob-{secrets.token_hex(16)}")
     manager: str = field(default_factory=lambda: f"sk-manager-{secrets.token_hex(16)}")
 
     def entries(self) -> list[dict[str, Any]]:
-        """As `api_keys_file` has them."""
+        """The entries of these keys in `api_keys_file`."""
         return [
             {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest(), "manage": manage}
             for name, key, manage in (
@@ -51,8 +51,11 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`session`: Ray's directory with the logs, `store` and `rewritten`: the models', where the
-    server was started here. `keys`: None where it takes requests without."""
+    """A server. `keys`: None if it accepts requests without keys.
+
+    Set only for a server that was started here: `session`, Ray's directory with the logs; `store`,
+    the folder of models; `rewritten`, the file of the model REWRITTEN.
+    """
 
     url: str
     keys: Keys | None = None
@@ -79,7 +82,7 @@ class Target:
 
 @contextmanager
 def serving(keys: Keys | None) -> Iterator[Target]:
-    """`make serve`, from when it answers; its models, configuration and keys are temporary."""
+    """Runs `make serve` with temporary models, configuration and keys; waits until it answers."""
     with TemporaryDirectory(prefix="caravan-attack-") as place:
         folder = Path(place)
         port = _free_port()
@@ -132,7 +135,7 @@ class _Server:
 
     @classmethod
     def started(cls, config: Path, folder: Path) -> Self:
-        """With the `make` that runs this, if it is one."""
+        """Starts the server with the `make` that runs this program, if there is one."""
         make = shlex.split(os.environ.get("CARAVAN_MAKE", "make"))
         log = folder / "log"
         with log.open("wb") as output:
@@ -149,7 +152,7 @@ class _Server:
         return cls(process, log)
 
     def wait_until_ready(self, url: str, keys: Keys | None) -> None:
-        """Until the demo model has answered; SystemExit with the log where it does not."""
+        """Waits until the demo model has answered; SystemExit with the log if it does not."""
         headers = {} if keys is None else {"authorization": f"Bearer {keys.bob}"}
         body = {"model": "demo", "prompt": "Hello", "stream": False, "options": {"num_predict": 2}}
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -159,8 +162,8 @@ class _Server:
                 if answer.is_success:
                     return
             time.sleep(0.5)
-        told = self._log.read_text(errors="replace")[-4000:]
-        raise SystemExit(f"make serve does not answer:\n{told}")
+        log = self._log.read_text(errors="replace")[-4000:]
+        raise SystemExit(f"make serve does not answer:\n{log}")
 
     def stop(self) -> None:
         with suppress(ProcessLookupError):

@@ -1,4 +1,5 @@
-"""What one API key can learn of another, take from it, or do beyond its rights."""
+"""Attacks by one API key on another: reading its prompts from the cache, taking its share of the
+server, and exceeding its own rights."""
 
 import asyncio
 import time
@@ -11,7 +12,7 @@ from bench.attack.outcome import Outcome
 from bench.attack.target import Target
 
 FLOOD, FLOOD_TOKENS = 200, 200
-# Of a client that behaves, while another one floods.
+# The longest wait of a well-behaved client while another one floods the server.
 FIRST_TOKEN_S = 5.0
 SECRET = "The quarterly figures of the merger are thirty-one million in the north. " * 6
 
@@ -36,12 +37,12 @@ async def _without_key(target: Target) -> Outcome:
                 status = (await client.get(path)).status_code
                 if status != 401:
                     answers.append(f"{name} {path} {status}")
-    told = f"answered: {', '.join(answers) or 'none'}"
-    return Outcome("without a key", f"lists with {', '.join(tried)}", told, not answers)
+    found = f"answered: {', '.join(answers) or 'none'}"
+    return Outcome("without a key", f"lists with {', '.join(tried)}", found, not answers)
 
 
 async def _management(target: Target) -> Outcome:
-    """By a key that may only use models."""
+    """Sends management requests with a key that may only use models."""
     assert target.keys is not None
     blob = f"/api/blobs/sha256:{'0' * 64}"
     requests = (
@@ -57,13 +58,14 @@ async def _management(target: Target) -> Outcome:
             status = (await client.request(method, path, json=body)).status_code
             if status not in (401, 403):
                 done.append(f"{path[:16]} {status}")
-    told = f"not refused: {', '.join(done) or 'none'}"
+    found = f"not refused: {', '.join(done) or 'none'}"
     tried = "pull, create, copy, delete and upload with a key for inference"
-    return Outcome("management", tried, told, not done)
+    return Outcome("management", tried, found, not done)
 
 
 async def _cache_probe(target: Target) -> Outcome:
-    """Another key asks what the first has asked; what comes from the cache would tell."""
+    """Sends the prompt of one key with another key; cached tokens would reveal the first key's
+    prompt."""
     assert target.keys is not None
     own = [await _cached_tokens(target, target.keys.alice, SECRET) for _ in range(2)]
     guess = await _cached_tokens(target, target.keys.bob, SECRET)
@@ -90,7 +92,7 @@ async def _cached_tokens(target: Target, key: str, prompt: str) -> int:
 
 
 async def _flood(target: Target) -> Outcome:
-    """Requests of one key at once; another asks for two tokens again and again meanwhile."""
+    """Sends many requests of one key at once, while another key repeatedly asks for two tokens."""
     assert target.keys is not None
     statuses: Counter[str] = Counter()
     limits = httpx.Limits(max_connections=FLOOD)
@@ -107,10 +109,10 @@ async def _flood(target: Target) -> Outcome:
         for task in flooding:
             task.cancel()
         await asyncio.gather(*flooding, return_exceptions=True)
-    told = ", ".join(f"{count} × {status}" for status, count in statuses.most_common())
+    replies = ", ".join(f"{count} × {status}" for status, count in statuses.most_common())
     return Outcome(
         "flood",
-        f"{FLOOD} requests of one key at once ({told or 'none had ended'})",
+        f"{FLOOD} requests of one key at once ({replies or 'none had ended'})",
         f"another key waits {max(waits):.2f} s for its first token at most",
         max(waits) <= FIRST_TOKEN_S,
     )

@@ -21,7 +21,7 @@ def main() -> None:
     r, tally = random.Random(arguments.seed), Tally()
     with running_cluster(arguments.model, _size(arguments, vision=vision)) as built:
         clients = Clients(built.url, questions(vision=vision), tally)
-        # In another thread: Ray creates nodes in the main thread only.
+        # The clients run in another thread, because Ray creates nodes in the main thread only.
         with clients.streaming(arguments.streams, r):
             if arguments.rollovers:
                 roll_over(built, arguments.model, arguments.rollovers, tally)

@@ -13,7 +13,7 @@ from bench.chaos.questions import Question, ServerError
 from bench.chaos.tally import Tally
 
 TIMEOUT = httpx.Timeout(120.0, connect=5.0)
-RETURN_S = 150.0  # after its last cut an answer counts as broken
+RETURN_S = 150.0  # an answer that is not repeated this long after its last cut counts as broken
 PAUSE_S = 0.25
 
 
@@ -39,7 +39,7 @@ class Clients:
 
     @contextmanager
     def streaming(self, count: int, r: random.Random) -> Iterator[None]:
-        """Run a number of concurrent streams in a thread; waits for unfinished ones at the end.
+        """Runs `count` concurrent streams in a thread; waits for unfinished ones at the end.
 
         First, each question is sent once while nothing is killed, which gives the expected answers.
         """
@@ -55,7 +55,7 @@ class Clients:
                 asking.result()
 
     def all_received_since(self, since: float) -> bool:
-        """Whether every stream has received something since then, on the monotonic clock."""
+        """Whether every stream has received output since this time on the monotonic clock."""
         return all(heard > since for heard in list(self._received.values()))
 
     async def _learn(self) -> None:
@@ -110,7 +110,8 @@ class Clients:
         self._tally.note_broken(f"cut, and not answered within {RETURN_S:g} s: {cut}")
 
     async def _answer(self, question: Question, lost: float | None = None) -> str:
-        """The whole answer; gaps are noted. `lost`: when the connection of the try before was."""
+        """The whole answer; gaps are noted. `lost`: the time at which the previous attempt lost its
+        connection."""
         parts: list[str] = []
         stream, heard = object(), time.monotonic()
         streamed = question.body["stream"]
@@ -120,7 +121,7 @@ class Clients:
             async with self._client.stream("POST", question.path, json=question.body) as response:
                 async for line in self._lines(response):
                     if not (piece := question.piece(line)):
-                        continue  # such as a comment that keeps the connection open
+                        continue  # no output, such as a comment that keeps the connection open
                     now = time.monotonic()
                     parts.append(piece)
                     if len(parts) > 1:
@@ -139,7 +140,7 @@ class Clients:
         return "".join(parts)
 
     async def _lines(self, response: httpx.Response) -> AsyncIterator[str]:
-        """An error page of the proxy means that an ingress is lost."""
+        """The lines of a response. An error page of the proxy means that an ingress was lost."""
         if response.status_code >= 500 and "json" not in response.headers.get("content-type", ""):
             raise CutError(f"status {response.status_code} from the proxy")
         async for line in response.aiter_lines():

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 FIRST_WAITING = 512
 STORE_BYTES = 80 * 2**20
 START_TIMEOUT_S = 120.0
-# As `make serve` sets them with configs/quickstart.yaml, except for ports and directories.
+# The variables that `make serve` sets, except for ports and directories.
 VARIABLES = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(sys.executable).with_name("caravan-haproxy")),
@@ -43,7 +43,8 @@ PORTS = ("HAPROXY_METRICS_PORT", "HAPROXY_STATS_PORT", "FALLBACK_PROXY_HTTP_PORT
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`nodes`: beside the head, which has the proxy. Without encoders, replicas encode images."""
+    """`nodes`: the number of nodes besides the head node, which runs the proxy. Without encoders,
+    replicas encode images."""
 
     nodes: int
     replicas: int
@@ -60,7 +61,7 @@ class ChaosCluster:
     size: Size
 
     def lose_a_node(self, r: random.Random) -> None:
-        """Kill all processes of a node, then start another node."""
+        """Kills all processes of a node, then starts another node."""
         node = r.choice(sorted(self.nodes.worker_nodes, key=lambda node: node.unique_id))
         raylets = [each.process.pid for each in node.all_processes["raylet"]]
         for pid in [pid for raylet in raylets for pid in (raylet, *descendants(raylet))]:
@@ -69,17 +70,17 @@ class ChaosCluster:
         _add_node(self.nodes)
 
     def running(self, deployment: str) -> int:
-        """How many replicas of it run, as far as Serve knows."""
+        """The number of running replicas of the deployment, as far as Serve knows."""
         states = serve.status().applications[NAME].deployments[deployment].replica_states
         return states.get(ReplicaState.RUNNING, 0)
 
     def is_whole(self) -> bool:
-        """Whether no replica of any deployment is missing, as far as Serve knows."""
+        """Whether all replicas of all deployments run, as far as Serve knows."""
         deployments = serve.status().applications[NAME].deployments.values()
         return all(set(each.replica_states) == {ReplicaState.RUNNING} for each in deployments)
 
     def await_answers(self) -> None:
-        """Wait until the server answers HTTP."""
+        """Waits until the server answers HTTP."""
         end = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
@@ -112,8 +113,8 @@ def running_cluster(model: Path, size: Size) -> Iterator[ChaosCluster]:
 
 
 def deploy(model: Path, size: Size, *, max_waiting: int = FIRST_WAITING) -> None:
-    """Deploy the application and wait until all of it runs. Another `max_waiting` changes nothing
-    that is measured, and replaces all replicas."""
+    """Deploys the application and waits until all of it runs. Another `max_waiting` replaces all
+    replicas, but does not affect what is measured."""
     demo: dict[str, Any] = {"name": "demo", "source": str(model), "device": "cpu"}
     demo |= {"replicas": size.replicas, "num_cpus": 0.5, "threads": 1, "max_sequences": 64}
     demo |= {"max_waiting": max_waiting}
@@ -146,7 +147,7 @@ def _add_node(nodes: Cluster) -> None:
 
 
 def descendants(ancestor: int, wanted: Callable[[str], bool] = lambda title: True) -> list[int]:
-    """The ids of all descendants with a wanted title, nearest first."""
+    """The ids of all descendants whose title is wanted, nearest first."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*"):
         parent = _parent(path)

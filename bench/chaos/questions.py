@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-# Options that make answers long: a high temperature, or a low repeat penalty.
+# Options that make answers long: a high temperature or a low repeat penalty.
 NATIVE = {"temperature": 1e6, "top_k": 0, "top_p": 1.0, "num_predict": 400}
 OPENAI = {"temperature": 2, "frequency_penalty": -2, "max_tokens": 400}
 KINDS = 16
@@ -19,14 +19,14 @@ KINDS = 16
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request. `native`: in Ollama's protocol, else in OpenAI's."""
+    """A request. `native`: it uses Ollama's protocol instead of OpenAI's."""
 
     path: str
     body: dict[str, Any]
     native: bool
 
     def piece(self, line: str) -> str:
-        """The text of one line of the answer; ServerError for a JSON error."""
+        """The text in one line of the answer; ServerError for a JSON error."""
         line = line.removeprefix("data: ").strip()
         if not line or line == "[DONE]":
             return ""
@@ -52,7 +52,7 @@ def has_vision(model: Path) -> bool:
 
 
 def _question(number: int, *, vision: bool) -> Question:
-    """Every fourth is not streamed; if the model has vision, every fourth has an image."""
+    """Every fourth question is not streamed; if the model has vision, every fourth has an image."""
     picture = _picture(number) if vision and number % 4 == 1 else None
     stream = number % 4 != 3
     text = f"What is {number} plus {number + 7}?"

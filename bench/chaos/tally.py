@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Fault:
-    """One injected fault, on the monotonic clock, and what clients saw of it, in seconds.
+    """An injected fault, and its effect on clients in seconds. `at`: on the monotonic clock.
 
-    `gap_s`: the longest time without output of a stream that went on. `return_s`: the longest time
-    from the loss of a client's connection to the first output of its next request. `reply_s`: the
-    same to a whole reply, of requests that are not streamed.
+    `gap_s`: the longest time without output of a stream that continued. `return_s`: the longest
+    time from the loss of a client's connection to the first output of its next request. `reply_s`:
+    the longest time from the loss to the whole reply, for requests that are not streamed.
     """
 
     kind: str
@@ -25,7 +25,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Tally:
-    """Each started stream ends as exactly one of: finished, cut, broken.
+    """Counts streams. Each started stream ends as exactly one of finished, cut and broken.
 
     `cut`: its client was connected to the killed process; the client asked again and received the
     whole answer.
@@ -34,7 +34,7 @@ class Tally:
     started: int = 0
     finished: int = 0
     cut: int = 0
-    reasons: list[str] = field(default_factory=list)  # one for each that is broken
+    reasons: list[str] = field(default_factory=list)  # one for each broken stream
     faults: list[Fault] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
     cuts_until: float = 0.0  # on the monotonic clock: cuts are expected until then
@@ -51,7 +51,8 @@ class Tally:
         self.cuts_until = max(self.cuts_until, time.monotonic() + seconds)
 
     def note_fault(self, kind: str) -> None:
-        """Call it just before the fault. Prints what clients saw of the one before."""
+        """Notes a fault, and prints the effects of the previous one. Call it just before the
+        fault."""
         if self.faults:
             print(self._line(self.faults[-1]), flush=True)
         self.faults.append(Fault(kind, time.monotonic()))
@@ -65,7 +66,7 @@ class Tally:
             fault.gap_s = max(fault.gap_s, end - begin)
 
     def note_return(self, begin: float, end: float, *, streamed: bool) -> None:
-        """The first output of a client that asks again, after its connection was lost."""
+        """Notes the first output of a repeated request after the connection was lost."""
         if fault := self._cause(begin):
             if streamed:
                 fault.return_s = max(fault.return_s, end - begin)
@@ -106,7 +107,7 @@ class Tally:
         return ", ".join(seen)
 
     def _cause(self, begin: float) -> Fault | None:
-        """The first fault since then, else the last one before."""
+        """The first fault since `begin`, else the last one before."""
         found = None
         for fault in reversed(self.faults):
             if fault.at < begin:

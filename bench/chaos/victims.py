@@ -1,4 +1,4 @@
-"""The processes of this cluster that are killed, in which order and how."""
+"""Kills processes of the cluster in random order."""
 
 import os
 import random
@@ -10,24 +10,26 @@ from bench.chaos.cluster import NAME, ChaosCluster, descendants
 from bench.chaos.tally import Tally
 
 DEPLOYMENTS = {"replica": "demo", "encoder": "VisionEncoder:demo", "ingress": "Ingress"}
-# Beginnings of their process titles.
+# The beginnings of the processes' titles, by kind.
 TITLES = {kind: f"ray::ServeReplica:{NAME}:{name}" for kind, name in DEPLOYMENTS.items()}
 NODE, PROXY = "worker node", "proxy"
-# How often each is killed, relative to the others.
+# How often each kind is killed, relative to the others.
 WEIGHTS = {"replica": 12, "encoder": 4, "ingress": 4, PROXY: 1, NODE: 1}
 PAUSE_S = (1.0, 3.0)
 LONGEST_PAUSE_S = 60.0
-# How much longer to wait for kinds that have not been killed yet.
+# The longest extra time to wait for kinds that have not been killed yet.
 PATIENCE_S = 120.0
-# How long after the death of a process with client connections their loss counts as its effect.
+# Lost connections count as the effect of a fault for this long after a process that held
+# connections of clients was killed.
 CUTS_S = {"ingress": 5.0, NODE: 15.0, PROXY: 5.0}
 
 
 class Killer:
-    """Kills parts of the cluster with SIGKILL, at random, but some of each kind.
+    """Kills parts of the cluster with SIGKILL: at random, but some of each kind.
 
-    `recovered`: whether all streams have had output since a time. A request that loses too many
-    replicas in a row is ended, so the next process is killed only after the streams have recovered.
+    `recovered(since)`: whether all streams have had output since a time. A request that loses too
+    many replicas in a row fails, so the next process is killed only after the streams have
+    recovered.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class Killer:
         self._present = [kind for kind in TITLES if self._processes(kind)]
 
     def run(self, seconds: float) -> None:
-        """Run for this long, and until each kind has been killed."""
+        """Runs for `seconds`, and until each kind has been killed."""
         end = time.monotonic() + seconds
         first = [*self._present, NODE, PROXY]
         kinds, weights = list(first), [WEIGHTS[kind] for kind in first]
@@ -64,7 +66,8 @@ class Killer:
             time.sleep(0.1)
 
     def _kill(self, kind: str) -> bool:
-        """False while too many are being replaced: the loss of the only one is no failover."""
+        """Kills a process of this kind; returns False without killing while too many are being
+        replaced, since losing the only one would not test failover."""
         there = [] if kind == NODE else self._processes(kind)
         if not (self._cluster.is_whole() if kind == NODE else self._spare(kind, there)):
             return False

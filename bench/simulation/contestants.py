@@ -1,4 +1,4 @@
-"""The policies that are compared: ours and the usual ones of load balancers.
+"""The policies that are compared: ours, and the usual policies of load balancers.
 
 Ours has the information of an ingress: delayed reports and its own choices. The others have an
 advantage: they know the current state of all replicas, whichever ingress receives a request, and
@@ -17,13 +17,13 @@ from bench.simulation.traces import Request
 from serve_app.routing.policy import PolicyRules, ReplicaLoad, RoutingPolicy
 from serve_app.routing.prefix_memory import PrefixHashes
 
-POINTS = 100  # of each replica on the hash ring
-BOUND = 1.25  # limit of a replica's load, in mean loads
+POINTS = 100  # points of each replica on the hash ring
+BOUND = 1.25  # limit of a replica's load, as a multiple of the mean load
 
 
 class Contestant(Protocol):
-    """`finished`: a request ended on the replica, was lost with it, or was moved away. `moves`: the
-    simulator calls `choose_earlier` for queued requests."""
+    """A policy. `finished`: a request ended on the replica, was lost with it, or was moved away.
+    `moves`: the simulator calls `choose_earlier` for queued requests."""
 
     moves: bool
 
@@ -127,7 +127,7 @@ class _Omniscient:
 
 
 class RoundRobin(_Omniscient):
-    """Each replica in turn."""
+    """Chooses the replicas in turn."""
 
     def __init__(self, replicas: Mapping[str, Replica]) -> None:
         super().__init__(replicas)
@@ -139,7 +139,7 @@ class RoundRobin(_Omniscient):
 
 
 class PowerOfTwo(_Omniscient):
-    """The less loaded of two random replicas, by requests or by queued tokens."""
+    """Chooses the less loaded of two random replicas, by requests or by queued tokens."""
 
     def __init__(self, replicas: Mapping[str, Replica], *, by_tokens: bool) -> None:
         super().__init__(replicas)
@@ -155,7 +155,8 @@ class PowerOfTwo(_Omniscient):
 
 
 class LeastRequests(_Omniscient):
-    """The replica with the fewest requests, from a heap whose outdated entries are skipped."""
+    """Chooses the replica with the fewest requests, from a heap whose outdated entries are
+    skipped."""
 
     def __init__(self, replicas: Mapping[str, Replica]) -> None:
         super().__init__(replicas)
@@ -185,7 +186,8 @@ class LeastRequests(_Omniscient):
 
 
 class ConsistentHashing(_Omniscient):
-    """The replica of the conversation or document on the hash ring, or the next below the bound."""
+    """Chooses the replica of the conversation or document on the hash ring, or the next replica on
+    the ring whose load is below the bound."""
 
     def __init__(self, replicas: Mapping[str, Replica]) -> None:
         super().__init__(replicas)

@@ -30,7 +30,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """`requests`: of one policy's run, including those outside the measured period."""
+    """The results of a scenario. `requests`: the number of requests in one policy's run, including
+    those outside the measured period."""
 
     scenario: Scenario
     requests: int
@@ -39,7 +40,7 @@ class Table:
 
 
 def compared(scenario: Scenario, *, seed: int = 0) -> Table:
-    """Our policy, with one ingress and with several, and the others."""
+    """The results of our policy with one ingress and with several, and of the other policies."""
     contestants: dict[str, tuple[Scenario, Make]] = {
         name: (scenario, make) for name, make in OTHERS.items()
     }
@@ -63,7 +64,7 @@ def measured(
 
 
 def run(scenario: Scenario, make: Make, *, seed: int = 0) -> Outcome:
-    """The trace depends on the seed only, not on the policy."""
+    """Simulates a policy. The trace depends only on the seed, not on the policy."""
     trace = sessions(scenario.mix, seconds=scenario.seconds, seed=seed)
     outcome = Outcome(scenario.warm_s, scenario.seconds)
     world = World(scenario.cluster, make, outcome=outcome, in_time_s=scenario.in_time_s, seed=seed)

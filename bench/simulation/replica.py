@@ -9,13 +9,13 @@ from bench.simulation.traces import Request
 from serve_app.routing.policy import ReplicaLoad
 
 PAGE_TOKENS = 16
-NEW = 0.2  # weight of a step in the average speed
+NEW = 0.2  # weight of a new step in the average speed
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Seconds per step, per row and per cached token of the decoding sequences; then the capacity
-    of a step, a batch and the cache."""
+    """The costs and capacities of a replica: seconds per step, per row and per cached token of
+    decoding sequences; then the capacities of a step, a batch and the cache."""
 
     step_s: float
     prefill_row_s: float
@@ -53,10 +53,11 @@ class Job:
 
 @dataclass(eq=False, slots=True)
 class Replica:
-    """Between two times `due` only the queue changes.
+    """A simulated replica. Between two values of `due`, only the queue changes.
 
-    `leaps`: steps simulated at once until `due`: several while all sequences decode, up to the end
-    of the first answer. `cached`: cached range of each stream, least recently used first.
+    `leaps`: the number of steps that are simulated at once until `due`. It is more than one while
+    all sequences decode, and ends with the first answer that ends. `cached`: the cached range of
+    each stream, least recently used first.
     """
 
     id: str
@@ -103,7 +104,7 @@ class Replica:
         )
 
     def add(self, request: Request, now: float) -> Job:
-        """Queues a request; several simulated steps are cut short after the current one."""
+        """Queues a request; a simulation of several steps at once is cut after the current step."""
         job = Job(request, request.tokens)
         self.waiting.append(job)
         self.queued_tokens += request.tokens
@@ -120,8 +121,8 @@ class Replica:
         self.queued_tokens -= job.left
 
     def advance(self, now: float) -> tuple[list[Job], list[Job]]:
-        """Ends the due steps and begins the next; returns the started and the completed
-        requests."""
+        """Ends the due steps and begins the next one; returns the requests that started and those
+        that completed."""
         self._note_speed()
         decoded = len(self.decoding) * self.leaps
         self._steps += self.leaps
@@ -228,7 +229,8 @@ class Replica:
         return min(hit, request.tokens - 1) // PAGE_TOKENS * PAGE_TOKENS
 
     def _keep(self, request: Request, until: int) -> int:
-        """Caches the request's parts, the last one up to `until`; returns the added tokens."""
+        """Caches the request's parts, the last one up to `until`; returns the number of added
+        tokens."""
         before = self._cached_tokens
         for stream, begin, end in reversed(request.parts):
             end = until if end == request.tokens else end

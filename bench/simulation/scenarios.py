@@ -63,7 +63,7 @@ def scenarios() -> list[Scenario]:
 
 
 def long_answers(count: int, seconds: float) -> Scenario:
-    """Slots are full long before prompts queue."""
+    """A scenario in which all slots are in use long before prompts queue."""
     few = replace(ACCELERATOR, slots=16)
     mix = Mix(count * 1.2, chats=1, think_s=5, answer=400)
     name = f"{count} accelerators with 16 slots each, conversations with long answers"
@@ -71,14 +71,15 @@ def long_answers(count: int, seconds: float) -> Scenario:
 
 
 def late_replicas(seconds: float) -> Scenario:
-    """Prompts queue on one machine while autoscaling starts three more."""
+    """A scenario in which prompts queue on one machine while autoscaling starts three more."""
     cluster = ClusterSpec((CPU,) * 4, late=3, late_s=40.0)
     name = "an overloaded CPU machine, and three more that join after 40 s"
     return Scenario(name, cluster, Mix(4 * 0.15, unshared=1), seconds, 0.0, 10.0)
 
 
 def everything(count: int, seconds: float) -> Scenario:
-    """All kinds of prompts, bursts, every second replica at half speed, failures."""
+    """A scenario with all kinds of prompts, bursts, every second replica at half speed, and
+    failures."""
     costs = tuple(ACCELERATOR.slower(1 + number % 2) for number in range(count))
     cluster = ClusterSpec(
         costs,

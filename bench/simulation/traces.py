@@ -13,8 +13,7 @@ ENDS = tuple(end // BYTES_PER_TOKEN for end in BOUNDARIES)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """One prompt. `parts`: (stream, begin, end) of each part that other prompts may share, in
-    order.
+    """A prompt. `parts`: (stream, begin, end) of each part that other prompts may share, in order.
 
     `affinity`: the hash key of the conversation or document, for consistent hashing.
     """
@@ -31,7 +30,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """`pause_s`: time from the previous answer to this question."""
+    """A question of a session. `pause_s`: the time from the previous answer to this question."""
 
     question: int
     answer: int
@@ -40,7 +39,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Consecutive turns. Questions about a document share the document but not a history.
+    """Consecutive turns. Questions about a document share the document, but have no history.
 
     `shared`: the stream that the session's prompts begin with, and its length in tokens.
     """
@@ -52,7 +51,7 @@ class Session:
     converses: bool
 
     def requests(self) -> Iterator[tuple[float, Request]]:
-        """The request of each turn, with the pause before it."""
+        """Each turn's request, with the pause before it."""
         begin = self.shared[1] if self.shared else 0
         affinity = self.own if self.converses or not self.shared else self.shared[0]
         length = begin

@@ -19,7 +19,8 @@ RETRY_S = 0.05  # delay before a request of a failed replica is sent to another 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """Step costs of each replica, number of ingresses, and the interval of load reports.
+    """A cluster: the step costs of each replica, the number of ingresses, and the interval of load
+    reports.
 
     At `fail_at_s`, `failing` replicas fail; each is replaced after `replaced_after_s` by one with
     an empty cache. The last `late` replicas join at `late_s`.
@@ -79,7 +80,7 @@ class World:
         self._contestant = make(self._replicas)
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._numbers = count()
-        self._versions: dict[str, int] = {}  # of each replica's next step; others are outdated
+        self._versions: dict[str, int] = {}  # of each replica's next step
         self._reported: dict[str, float] = {}
         self._reporting: set[str] = set()
         self._sent: dict[Request, _Sent] = {}
@@ -134,7 +135,8 @@ class World:
             self._at(now + HEARTBEAT_S, self._reconsider, job, ingress, name, moves)
 
     def _reconsider(self, now: float, job: Job, ingress: int, name: str, moves: int) -> None:
-        """Runs with each heartbeat of the replica while the request is queued there."""
+        """Runs at each heartbeat of the replica while the request is queued there, and may move
+        it."""
         replica = self._replicas.get(name)
         if replica is None or job not in replica.waiting:
             return
@@ -187,8 +189,8 @@ class World:
         self._next_turn(now, sent.rest)
 
     def _report_soon(self, now: float, replica: Replica) -> None:
-        """Reports at once if the interval since the last report has passed, otherwise when it
-        has."""
+        """Reports at once if the interval since the last report has passed, otherwise when it has
+        passed."""
         if replica.id in self._reporting:
             return
         due = self._reported[replica.id] + self._cluster.report_every_s
