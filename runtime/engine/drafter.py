@@ -165,7 +165,7 @@ class Drafter:
             end = own.launched + count
             if draft.foreign or not far or not count or not self._reserve(draft, end, kept):
                 continue
-            chunks.append(_known(draft, own.launched, end, samples=False))
+            chunks.append(_known_chunk(draft, own.launched, end, samples=False))
             rows -= count
         if not chunks:
             return
@@ -231,7 +231,7 @@ class Drafter:
                 tokens = tuple(draft.own.tokens[:end])
                 loads.append(SlotLoad(draft.slot, tokens, draft.own.sampling))
             elif end > begin:
-                writes.append(_known(draft, begin, end, samples=False))
+                writes.append(_known_chunk(draft, begin, end, samples=False))
             draft.written = end
         page_writes, self._page_writes = tuple(self._page_writes), []
         return self._runner.launch(
@@ -264,7 +264,7 @@ class Drafter:
         self._page_writes = [w for w in self._page_writes if w.slot != draft.slot]
 
 
-def _known(draft: _Draft, begin: int, end: int, *, samples: bool) -> Chunk:
+def _known_chunk(draft: _Draft, begin: int, end: int, *, samples: bool) -> Chunk:
     tokens = tuple(draft.own.tokens[begin:end])
     return Chunk(draft.own, 0, draft.slot, begin, end - begin, tokens, False, samples)
 
@@ -274,7 +274,7 @@ def _rows(draft: _Draft, number: int) -> list[Chunk]:
     row, because only steps of such chunks are recorded; later ones compute the last drawn token."""
     if number == 0:
         begin, end = draft.own.launched, draft.verified
-        return [_known(draft, each, each + 1, samples=True) for each in range(begin, end)]
+        return [_known_chunk(draft, each, each + 1, samples=True) for each in range(begin, end)]
     place = draft.verified + number - 1
     return [Chunk(draft.own, 0, draft.slot, place, 1, (), True, True)]
 

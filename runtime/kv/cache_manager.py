@@ -173,7 +173,7 @@ class KVCacheManager:
         """
         found, shared = self._longest(owner)
         if self.host_store is not None and found is not None:
-            self.host_store.restore(self._wanted(owner, found))
+            self.host_store.restore(self._needed_keys(owner, found))
         length = 0 if found is None else found.length
         if self.checkpoints is not None:
             self.checkpoints.admit(owner, begin=length, shared=shared)
@@ -238,7 +238,11 @@ class KVCacheManager:
             return found, shared
         wider, _ = self._search(owner, also=store)
         more = 0 if wider is None else wider.length - (found.length if found is not None else 0)
-        if wider is not None and more and store.affords(self._wanted(owner, wider), tokens=more):
+        if (
+            wider is not None
+            and more
+            and store.affords(self._needed_keys(owner, wider), tokens=more)
+        ):
             found = wider
         return found, shared
 
@@ -270,7 +274,9 @@ class KVCacheManager:
         key = owner.page_keys[length // self._page_tokens - 1]
         return self.checkpoints.usable(key) or (also is not None and also.has(self._states, key))
 
-    def _wanted(self, owner: Owner, prefix: "_Prefix") -> list[tuple[PageGroup, list[PageKey]]]:
+    def _needed_keys(
+        self, owner: Owner, prefix: "_Prefix"
+    ) -> list[tuple[PageGroup, list[PageKey]]]:
         """The keys of the pages, and of the states, that the prefix needs on the device."""
         wanted = [
             (group, list(keys[pages.start : pages.stop]))

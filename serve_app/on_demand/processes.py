@@ -75,11 +75,11 @@ class PoolDirectory:
         except SourceError:
             return None
         await self.wait_for_stores()
-        found = self._known(key)
+        found = self._listed_model(key)
         age = time.monotonic() - self._listed_at
         if age > (STALE_S if found else UNKNOWN_NAME_S):
             await self._refresh()
-            return self._known(key)
+            return self._listed_model(key)
         if age > FRESH_S:
             self._refresh_soon()
         return found
@@ -244,5 +244,5 @@ class PoolDirectory:
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.create_task(self._refresh())
 
-    def _known(self, key: str) -> ListedModel | None:
+    def _listed_model(self, key: str) -> ListedModel | None:
         return next((models[key] for models in self._listed.values() if key in models), None)
