@@ -5,18 +5,38 @@
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
 
 from runtime.errors import ConfigurationError
 from serve_app.api.keys import read_keys
-from serve_app.config.settings import read_settings
+from serve_app.config.settings import AppSettings, read_settings
 from serve_app.replica.loading import check_model
 
 IMPORT_PATH = "serve_app.app:build"
+# The keys of Serve's own schema, which ignores others: of a file, of `http_options` and of each of
+# `applications`.
+FILE_KEYS = (
+    "proxy_location http_options grpc_options controller_options logging_config tracing_config "
+    "applications target_capacity"
+).split()
+SECTION_KEYS: Mapping[str, Sequence[str]] = MappingProxyType(
+    {
+        "http_options": (
+            "host port root_path request_timeout_s keep_alive_timeout_s ssl_keyfile ssl_certfile "
+            "ssl_keyfile_password ssl_ca_certs"
+        ).split(),
+        "applications": (
+            "name route_prefix import_path runtime_env host port deployments autoscaling_policy "
+            "args logging_config external_scaler_enabled"
+        ).split(),
+    }
+)
 
 
 def check(path: Path) -> list[str]:
@@ -24,7 +44,12 @@ def check(path: Path) -> list[str]:
 
     Raises a CaravanError for the first bad setting, API key file or model file.
     """
-    settings = [read_settings(args) for args in application_arguments(read_config(path))]
+    config = read_config(path)
+    _check_keys(path, config)
+    arguments = list(application_arguments(config))
+    if not arguments:
+        raise ConfigurationError(f"{path}: no application has `import_path: {IMPORT_PATH}`.")
+    settings = [read_settings(args) for args in arguments]
     for each in settings:
         read_keys(each.api_keys_file, os.environ)
     models = [model for each in settings for model in each.models]
@@ -50,9 +75,15 @@ def read_config(path: Path) -> Mapping[str, Any]:
     """The configuration of Serve. Raises ConfigurationError if it cannot be read."""
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"cannot be read: {error}") from error
-    return config if isinstance(config, dict) else {}
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path} is not UTF-8 text: {error}.") from error
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{path} is not YAML{_place(error)}.") from error
+    if not isinstance(config, dict):
+        raise ConfigurationError(f"{path} is not a configuration of Serve: it has no keys.")
+    return config
 
 
 def application_arguments(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -63,3 +94,33 @@ def application_arguments(config: Mapping[str, Any]) -> Iterator[Mapping[str, An
     for application in applications:
         if isinstance(application, dict) and application.get("import_path") == IMPORT_PATH:
             yield application.get("args") or {}
+
+
+def _check_keys(path: Path, config: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError for the first key that Serve would ignore."""
+    places: list[tuple[str, Any, Sequence[str]]] = [("", config, FILE_KEYS)]
+    for name, keys in SECTION_KEYS.items():
+        section = config.get(name)
+        if isinstance(section, list):
+            places += [(f"{name}[{index}].", each, keys) for index, each in enumerate(section)]
+        else:
+            places.append((f"{name}.", section, keys))
+    for place, section, keys in places:
+        for key in section if isinstance(section, dict) else ():
+            if key not in keys:
+                raise ConfigurationError(f"{path}: {place}{key} {_unknown(str(key), keys)}")
+
+
+def _unknown(key: str, keys: Sequence[str]) -> str:
+    if key in AppSettings.model_fields:
+        return "belongs below `args` of an application; see configs/quickstart.yaml."
+    near = get_close_matches(key, keys, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"the keys here are {', '.join(keys)}."
+    return f"is not a known key; {hint}"
+
+
+def _place(error: yaml.YAMLError) -> str:
+    """What is wrong, and the line, in one line."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    where = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+    return f"{where}: {problem or str(error).splitlines()[0]}"

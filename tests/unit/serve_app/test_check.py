@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 from ray.serve.exceptions import RayServeException
+from ray.serve.schema import HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
 from runtime.errors import CaravanError, ConfigurationError
 from serve_app.app import build
-from serve_app.check import check, check_port
+from serve_app.check import FILE_KEYS, SECTION_KEYS, check, check_port
 from tests.checkout import DEMO_MODEL
 from tests.unit.model_zoo.gguf.test_split import split_like_a_converter
 
@@ -120,6 +121,46 @@ def test_a_port_in_use_is_named(tmp_path):
         with pytest.raises(ConfigurationError, match=f"port {port} of 127.0.0.1"):
             check_port(config(tmp_path, args(DEMO_MODEL), port))
     check_port(config(tmp_path, args(DEMO_MODEL), port))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "proxy_locaton: HeadOnly",
+            "proxy_locaton is not a known key; did you mean proxy_location?",
+        ),
+        ("http_options: {prt: 1}", "http_options.prt is not a known key; did you mean port?"),
+        ("applications: [{rote_prefix: /}]", r"applications\[0\].rote_prefix .* route_prefix\?"),
+        ("models: []", "models belongs below `args` of an application"),
+        ("qqq: 1", "the keys here are proxy_location, "),
+        ("applications: []", "no application has `import_path: serve_app.app:build`"),
+        ("applications: [{import_path: other:app}]", "no application has"),
+        ("http_options: {}", "`applications` is missing"),
+        ("", "it has no keys"),
+        ("a: [b", "line 1, column 6: expected"),
+    ],
+)
+def test_mistakes_in_serves_part_of_the_file_are_named_in_one_line(tmp_path, text, message):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        check(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_missing_or_no_text_is_named(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"none.yaml cannot be read: No such file"):
+        check(tmp_path / "none.yaml")
+    (tmp_path / "x.yaml").write_bytes(b"\xff")
+    with pytest.raises(ConfigurationError, match=r"x.yaml is not UTF-8 text"):
+        check(tmp_path / "x.yaml")
+
+
+def test_the_known_keys_are_those_of_serves_schema():
+    assert list(ServeDeploySchema.model_fields) == FILE_KEYS
+    assert list(HTTPOptionsSchema.model_fields) == SECTION_KEYS["http_options"]
+    assert list(ServeApplicationSchema.model_fields) == SECTION_KEYS["applications"]
 
 
 def test_the_check_notes_nothing_for_a_valid_configuration(tmp_path):
