@@ -81,6 +81,17 @@ def parse_source(text: str) -> Source:
     )
 
 
+def is_path(text: str) -> bool:
+    """Whether a text that a user wrote means a file: one that exists, or that is written as a path.
+
+    Other texts without a scheme are names of models.
+    """
+    if "://" in text:
+        return False
+    written_so = text.startswith((".", "/", "~")) or text.lower().endswith(".gguf")
+    return written_so or Path(text).is_file()
+
+
 def is_model_path(path: str) -> bool:
     """Whether this is a safe path of a GGUF file in a repository: relative, no hidden parts."""
     return path.lower().endswith(".gguf") and all(map(is_file_name, path.split("/")))

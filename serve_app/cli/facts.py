@@ -11,7 +11,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.unread import UnreadFile
 from model_zoo.registry import class_for, quantization
-from model_zoo.sources.reference import PathSource, parse_source
+from model_zoo.sources.reference import PathSource, is_path, parse_source
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store, StoredModel
 from model_zoo.tokenizers.tokenizer import load_tokenizer
@@ -115,7 +115,7 @@ def locate(text: str, store: Store) -> LocatedModel:
     source = parse_source(text)
     if not isinstance(source, PathSource):
         return _stored(store, source.name)
-    if source.path.is_file() or text.endswith(".gguf") or text.startswith((".", "/", "~")):
+    if is_path(text):
         return LocatedModel(source.path, None, None)
     return _stored(store, ModelName.parse(text))
 

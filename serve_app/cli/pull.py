@@ -3,7 +3,7 @@
 import click
 
 from model_zoo.sources import pull as pulling
-from model_zoo.sources.reference import PathSource, RemoteSource, parse_source
+from model_zoo.sources.reference import RemoteSource, is_path
 from model_zoo.store.store import Store
 from runtime.errors import CaravanError, SourceError
 from serve_app.cli.completion import stored_models
@@ -37,7 +37,7 @@ def pull(sources: tuple[str, ...], store: Store, as_json: bool) -> None:
     failed = False
     for text in sources:
         try:
-            _pull_one(remote_source(text, store), store, as_json)
+            pull_one(remote_source(text, store), store, as_json=as_json)
         except CaravanError as error:
             print_error(str(error), as_json=as_json)
             failed = True
@@ -45,7 +45,8 @@ def pull(sources: tuple[str, ...], store: Store, as_json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _pull_one(source: RemoteSource, store: Store, as_json: bool) -> None:
+def pull_one(source: RemoteSource, store: Store, *, as_json: bool) -> None:
+    """Pull a model with progress on standard error; after an interrupt, say how to resume."""
     try:
         with progress_reporter(as_json=as_json) as progress:
             model = pulling.pull(source, store, progress=progress)
@@ -62,9 +63,6 @@ def _pull_one(source: RemoteSource, store: Store, as_json: bool) -> None:
 
 def remote_source(text: str, store: Store) -> RemoteSource:
     """The source to pull from. SourceError if the text is a path."""
-    source = parse_source(text)
-    if isinstance(source, PathSource) and (
-        source.path.exists() or text.startswith((".", "/", "~"))
-    ):
-        raise SourceError(f"{source.path} is a path; files are served without a pull.")
+    if is_path(text):
+        raise SourceError(f"{text} is a path; files are served without a pull.")
     return named_source(text, store)

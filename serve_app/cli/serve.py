@@ -14,6 +14,9 @@ from typing import Any
 import click
 import yaml
 
+from model_zoo.sources.reference import is_path
+from model_zoo.sources.resolve import stored_model
+from model_zoo.store.store import Store, default_root
 from runtime.errors import ConfigurationError
 from serve_app.check import (
     IMPORT_PATH,
@@ -25,8 +28,10 @@ from serve_app.check import (
 from serve_app.child_process import end_with_parent
 from serve_app.cli.completion import stored_models
 from serve_app.cli.log_file import log_path
+from serve_app.cli.pull import pull_one
 from serve_app.cli.serve_output import StartReport
 from serve_app.cli.terminal import harmless
+from serve_app.config.model_sources import named_source
 from serve_app.config.settings import read_settings
 from serve_app.haproxy import BINARY_VARIABLE, COMMAND, SECRET_VARIABLE
 
@@ -72,7 +77,12 @@ Examples:
 @click.option("--context", type=click.IntRange(1), help="Tokens of a conversation.")
 @click.option("--verbose", is_flag=True, help="Show all of Ray's output.")
 def serve(models: tuple[str, ...], verbose: bool, **given: Any) -> None:
-    """Serve models: files, names in Ollama's registry, hf:// sources, or a configuration."""
+    """Serve models: files, names of models, hf:// sources, or a configuration.
+
+    A name such as llama3.2:1b is that of a model in the store, or else in Ollama's registry, from
+    which it is pulled first. Ctrl-C ends everything that was started. For Ray's own commands, such
+    as `serve status`, set RAY_AUTH_MODE=token in another terminal.
+    """
     with _config_file(models, given) as path:
         for note in check(path):
             click.echo(harmless(note), err=True)
@@ -81,10 +91,14 @@ def serve(models: tuple[str, ...], verbose: bool, **given: Any) -> None:
     raise click.exceptions.Exit(status)
 
 
-def config_of(models: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration of Serve for these sources of models."""
+def config_of(models: Sequence[str], given: Mapping[str, Any], store: Store) -> dict[str, Any]:
+    """A configuration of Serve for files and names of models, which are pulled if the store lacks
+    them. Raises SourceError or StoreError."""
     context = {} if given["context"] is None else {"context_tokens": given["context"]}
-    served = [{"name": _name(model), "source": model, **context} for model in models]
+    served = [
+        {"name": _name(model), "source": _available_source(model, store), **context}
+        for model in models
+    ]
     return {
         "proxy_location": "HeadOnly",
         "http_options": {"host": given["listen"] or "127.0.0.1", "port": given["port"] or 8000},
@@ -174,16 +188,29 @@ def _config_file(models: Sequence[str], given: Mapping[str, Any]) -> Iterator[Pa
         return
     with tempfile.TemporaryDirectory(prefix="caravan-") as folder:
         path = Path(folder) / "config.yaml"
-        path.write_text(yaml.safe_dump(config_of(models, given)))
+        config = config_of(models, given, Store(default_root(os.environ)))
+        path.write_text(yaml.safe_dump(config))
         yield path
 
 
+def _available_source(text: str, store: Store) -> str:
+    """The source of a file or of a model in the store, which is pulled there if it is missing."""
+    if is_path(text):
+        return text
+    source = named_source(text, store)
+    if stored_model(source, store) is None:
+        pull_one(source, store, as_json=False)
+    return str(source)
+
+
 def _name(source: str) -> str:
-    """The name of a source in requests: the stem of a file, the last part of a repository."""
+    """The name of a source in requests: the stem of a file, the last part of a repository or of a
+    model in a registry with a port, otherwise the text that the user wrote."""
     path = Path(source)
     if path.suffix.lower() == ".gguf":
         return path.stem
-    return source.partition("://")[2].partition("@")[0].rpartition("/")[2] or source
+    before, _, last = source.partition("@")[0].rpartition("/")
+    return last if ":" in before else source
 
 
 def _address(path: Path) -> str:

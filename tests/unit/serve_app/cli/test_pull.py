@@ -22,6 +22,7 @@ from model_zoo.store.store import PARTIAL, Store, digest_of
 from runtime.errors import CaravanError
 from serve_app.cli.progress import MAX_BARS, StepWriter, bars_on
 from serve_app.cli.pull import remote_source
+from serve_app.cli.serve import config_of
 from tests.checkout import ROOT
 from tests.patience import HANG_S
 from tests.tiny_models import write_tiny_llama
@@ -235,6 +236,16 @@ def test_names_without_a_scheme_belong_to_ollamas_registry(store, tmp_path, monk
     for path in ("model.gguf", "./nowhere.gguf"):
         with pytest.raises(CaravanError, match="is a path"):
             remote_source(path, store)
+
+
+def test_serve_pulls_a_model_that_the_store_lacks(registry, store):
+    given = {"port": None, "listen": None, "context": None}
+    for _ in range(2):
+        config = config_of([f"{registry.host}/library/tiny"], given, store)
+        (served,) = config["applications"][0]["args"]["models"]
+        assert served == {"name": "tiny", "source": f"ollama://{registry.host}/library/tiny:latest"}
+        assert len(registry.ranges) == 1, "one download"
+    assert store.names()
 
 
 def test_a_model_of_the_hub_is_pulled_again_by_the_name_that_list_shows(store):

@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from model_zoo.store.store import Store
 from serve_app.check import check
 from serve_app.cli.log_file import log_path
 from serve_app.cli.serve import config_of, environment
 from serve_app.cli.serve_output import StartReport
+from serve_app.config.model_sources import named_source
 from serve_app.config.settings import read_settings
 from tests.loopback import free_port
-from tests.unit.serve_app.cli.cli_runs import run
+from tests.unit.serve_app.cli.cli_runs import put, run
 
 DEMO = "models/demo.gguf"
 NOTHING = {"port": None, "listen": None, "context": None}
@@ -77,17 +79,34 @@ def test_later_warnings_are_shown_and_requests_are_not(capsys):
     assert lines[-1] == "host name refused: host: evil"
 
 
-def test_models_become_a_valid_configuration():
-    names = ["models/demo.gguf", "llama3.2:1b", "ollama://qwen3:4b", "hf://org/repo:Q4_K_M"]
-    config = config_of(names, NOTHING | {"port": 8080, "context": 512})
+def test_models_become_a_valid_configuration(tmp_path):
+    store = Store(tmp_path)
+    names = ["llama3.2:1b", "ollama://qwen3:4b", "hf://org/repo:Q4_K_M", "mine"]
+    for name in names:
+        put(store, str(named_source(name, store).name), {"model": b"1"})
+    config = config_of([DEMO, *names], NOTHING | {"port": 8080, "context": 512}, store)
     settings = read_settings(config["applications"][0]["args"])
-    served = [(model.name, model.context_tokens) for model in settings.models]
-    assert served == [("demo", 512), ("llama3.2:1b", 512), ("qwen3:4b", 512), ("repo:Q4_K_M", 512)]
+    assert [(model.name, model.source) for model in settings.models] == [
+        ("demo", DEMO),
+        ("llama3.2:1b", "ollama://llama3.2:1b"),
+        ("qwen3:4b", "ollama://qwen3:4b"),
+        ("repo:Q4_K_M", "hf://org/repo:Q4_K_M"),
+        ("mine", "ollama://mine:latest"),
+    ]
+    assert {model.context_tokens for model in settings.models} == {512}
     assert config["http_options"] == {"host": "127.0.0.1", "port": 8080}
 
 
+def test_a_model_of_the_store_is_served_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("CARAVAN_MODELS", str(tmp_path))
+    put(Store(tmp_path), "mine", {"model": Path(DEMO).read_bytes()})
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config_of(["mine"], NOTHING, Store(tmp_path))))
+    assert check(path) == [], "the model was found, and can be served"
+
+
 def test_the_configuration_has_what_the_quickstart_has(tmp_path):
-    made = config_of([DEMO], NOTHING)
+    made = config_of([DEMO], NOTHING, Store(tmp_path))
     quickstart = yaml.safe_load(Path("configs/quickstart.yaml").read_text())
     for key in ("proxy_location", "http_options", "controller_options"):
         assert made[key] == quickstart[key]
