@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 import yaml
@@ -140,6 +140,7 @@ def _serve(path: Path, *, verbose: bool) -> int:
     log = log_path(own)
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     log.touch(mode=0o600)
+    log.write_bytes(b"")
     report = StartReport(address=_address(path), models=_expected(path), log=log)
     server = subprocess.Popen(
         [Path(sys.executable).with_name("serve"), "run", path],
@@ -157,17 +158,27 @@ def _serve(path: Path, *, verbose: bool) -> int:
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
     if server.stdout is not None:
-        with log.open("wb") as written, report:
-            for line in server.stdout:
-                written.write(line)
-                written.flush()
-                report.read(line.decode(errors="replace"))
+        with log.open("ab") as written, report:
+            _follow(server, written, report)
     status = server.wait()
     if report.is_stopping:
-        return max(status, 0)
+        return 0
     if not verbose:
         report.ended(status)
     return max(status, 1)
+
+
+def _follow(server: subprocess.Popen[bytes], log: BinaryIO, report: StartReport) -> None:
+    """Read the server's output to its end. A server that cannot start is stopped."""
+    assert server.stdout is not None
+    stopped = False
+    for line in server.stdout:
+        log.write(line)
+        log.flush()
+        report.read(line.decode(errors="replace"))
+        if report.failed and not stopped:
+            stopped = True
+            server.send_signal(signal.SIGINT)
 
 
 def _prepare_child() -> None:
@@ -223,12 +234,9 @@ def _address(path: Path) -> str:
 def _expected(path: Path) -> frozenset[str]:
     """The models that have a replica from the start."""
     config = read_config(path)
-    names = {
+    return frozenset(
         model.name
         for args in application_arguments(config)
         for model in read_settings(args).models
         if model.autoscaling is None or model.autoscaling.min_replicas
-    }
-    if not config["applications"]:
-        raise ConfigurationError("`applications` is empty.")
-    return frozenset(names)
+    )

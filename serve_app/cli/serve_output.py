@@ -1,29 +1,53 @@
-"""The part of Ray Serve's output that `caravan serve` shows."""
+"""What `caravan serve` shows of the output of Ray Serve."""
 
 import re
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
-from serve_app.cli.log_lines import split_source, structured
+from serve_app.cli.log_lines import parse_line, split_source, structured
 from serve_app.cli.terminal import harmless, shortened
 
 _KEPT_LINES = 400
 _LONGEST_LINE = 400
 _TROUBLE = re.compile(r"(?:ERROR|Error|Exception|CRITICAL|FATAL)\b")
 _SHOWN_TROUBLE = 5
+# Serve's controller, before a stack trace or the message of an error.
+_FAILED_APPLICATION = re.compile(
+    r"(?:Deploying app|Runtime env setup for app|"
+    r"Unexpected error occurred while deploying application) '([^']*)'"
+)
+
+
+@dataclass(slots=True)
+class _Failure:
+    """An application that could not be built. `reason`: the last line of its stack trace so far;
+    `complete`: other lines of its source follow."""
+
+    name: str
+    source: str
+    reason: str = "it could not be built"
+    complete: bool = False
 
 
 class StartReport:
-    """Shows the progress of a start, then warnings and errors. `models`: those that start with the
-    server.
+    """Shows the progress of a start, then warnings and errors. `models`: those that start at once.
 
-    Use as a context manager; `read` gets each line of output.
+    Use as a context manager; `read` gets each line of output. `failed`: the server cannot start,
+    but Serve keeps it running.
     """
 
     def __init__(self, *, address: str, models: frozenset[str], log: Path) -> None:
@@ -37,18 +61,21 @@ class StartReport:
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
             console=Console(stderr=True),
             transient=True,
         )
         self._tasks: dict[str, TaskID] = {}
         self._served = False
+        self._failure: _Failure | None = None
         self.is_stopping = False
 
     def __enter__(self) -> Self:
+        self._print(f"starting Ray Serve, whose output is in {self._log}")
         if sys.stderr.isatty():
+            self._bars.add_task("starting", total=None)
             self._bars.start()
-        self._print("starting Ray Serve")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -61,12 +88,11 @@ class StartReport:
         if event is not None:
             self._event(event)
         else:
-            self._kept = [*self._kept, f"({source}) {text}" if source else text][-_KEPT_LINES:]
-            if "Importing and building app" in text:
-                self._print("reading the configuration")
-            elif "Started HTTP server" in text:
-                self._served = True
-                self._check_ready()
+            self._plain(source, text, line)
+
+    @property
+    def failed(self) -> bool:
+        return self._failure is not None and not self._ready
 
     def stopping(self) -> None:
         """The user has interrupted the server."""
@@ -75,11 +101,31 @@ class StartReport:
         self.is_stopping = True
 
     def ended(self, status: int) -> None:
-        """The server has ended with this exit status without being interrupted."""
-        trouble = [line for line in self._kept if _TROUBLE.search(line)]
-        for line in trouble[-_SHOWN_TROUBLE:]:
-            self._print(shortened(line, _LONGEST_LINE))
+        """The server has ended with this exit status, unasked."""
         self._print(f"The server ended with status {status}. All of its output: {self._log}")
+        if self._failure is not None:
+            reasons = [f"application {self._failure.name}: {self._failure.reason}"]
+        else:
+            reasons = [line for line in self._kept if _TROUBLE.search(line)][-_SHOWN_TROUBLE:]
+        for reason in reasons:
+            self._print(shortened(reason, _LONGEST_LINE), problem=True)
+
+    def _plain(self, source: str, text: str, line: str) -> None:
+        """A line of Ray's."""
+        self._kept = [*self._kept, f"({source}) {text}" if source else text][-_KEPT_LINES:]
+        if failed := _FAILED_APPLICATION.search(text):
+            self._failure = _Failure(failed[1], source)
+            if self._ready:
+                self._print(f"application {failed[1]} was not replaced: see the log", problem=True)
+        elif self._failure is not None and source == self._failure.source:
+            self._failure.complete |= parse_line(line).level is not None
+            if text.strip() and not self._failure.complete:
+                self._failure.reason = text.strip()
+        elif "Importing and building app" in text:
+            self._print("reading the configuration")
+        elif "Started HTTP server" in text:
+            self._served = True
+            self._check_ready()
 
     def _event(self, event: dict[str, Any]) -> None:
         model = str(event.get("model", ""))
@@ -89,32 +135,38 @@ class StartReport:
             case "device":
                 kernels = f", kernels {event['kernels']}" if event.get("kernels") else ""
                 self._print(f"device {event.get('name') or event.get('kind')}{kernels}")
+            case "compiling kernels":
+                self._print("compiling the CPU kernels, once: up to a minute")
+            case "pull":
+                self._progress(f"{model}: pulling", float(event.get("percent", 0)), "pulled")
             case "loading":
-                self._loading(model, float(event.get("percent", 0)))
+                self._progress(f"{model}: loading", float(event.get("percent", 0)), "loaded")
             case "ready":
-                self._loading(model, 100)
+                self._progress(f"{model}: loading", 100, "loaded")
                 self._waiting.discard(model)
                 self._check_ready()
             case "not served":
                 self._waiting.discard(model)
                 self._served_models.discard(model)
                 what = model or str(event.get("what", ""))
-                self._print(f"{what}: {event.get('reason', '')}", problem=True)
+                reason = str(event.get("reason", "")).removeprefix(f"Model {what}: ")
+                self._print(f"{what}: {reason}", problem=True)
                 self._check_ready()
             case name if event.get("level") in ("warning", "error"):
                 hidden = ("event", "level", "timestamp", "traceback")
                 facts = ", ".join(f"{k}: {v}" for k, v in event.items() if k not in hidden)
                 self._print(f"{name}: {facts}", problem=True)
 
-    def _loading(self, model: str, percent: float) -> None:
+    def _progress(self, work: str, percent: float, done: str) -> None:
+        """A bar for `work`, or without a terminal one line when it is done."""
         if not sys.stderr.isatty():
-            if percent >= 100 and model not in self._tasks:
-                self._tasks[model] = TaskID(0)
-                self._print(f"{model}: loaded")
+            if percent >= 100 and work not in self._tasks:
+                self._tasks[work] = TaskID(0)
+                self._print(f"{work.rpartition(' ')[0]} {done}")
             return
-        if model not in self._tasks:
-            self._tasks[model] = self._bars.add_task(harmless(f"{model}: loading"), total=100)
-        self._bars.update(self._tasks[model], completed=percent)
+        if work not in self._tasks:
+            self._tasks[work] = self._bars.add_task(harmless(work), total=100)
+        self._bars.update(self._tasks[work], completed=percent)
 
     def _check_ready(self) -> None:
         if self._ready or not self._served or self._waiting:
@@ -125,7 +177,7 @@ class StartReport:
         names = ", ".join(sorted(self._served_models)) or "none of the models yet"
         self._print(
             f"Caravan serves {names} at {self._address} after {seconds:.0f} s: chat page /, "
-            f"status /status, APIs /docs. Log: {self._log}. Ctrl-C stops it."
+            "status /status, APIs /docs. Ctrl-C stops it."
         )
 
     def _stop_bars(self) -> None:
@@ -135,6 +187,9 @@ class StartReport:
     def _print(self, text: str, *, problem: bool = False) -> None:
         line = harmless(text)
         if self._bars.live.is_started:
-            self._bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            style = "red" if problem else None
+            self._bars.console.print(
+                line, style=style, markup=False, highlight=False, soft_wrap=True
+            )
         else:
             click.secho(line, err=True, fg="red" if problem else None)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -46,12 +47,58 @@ def shown(lines, capsys, *, models=("demo",)) -> list[str]:
 def test_a_start_is_a_few_lines_and_ends_with_the_address(capsys):
     lines = shown(READY, capsys)
     assert lines[:-1] == [
-        "starting Ray Serve",
+        "starting Ray Serve, whose output is in serve.log",
         "reading the configuration",
         "device cpu, kernels x86-64-v4",
         "demo: loaded",
     ]
-    assert lines[-1].startswith("Caravan serves demo at http://x after")
+    assert re.fullmatch(
+        r"Caravan serves demo at http://x after \d+ s: chat page /, status /status, APIs /docs. "
+        r"Ctrl-C stops it.",
+        lines[-1],
+    )
+
+
+def test_compiling_and_pulling_are_shown(capsys):
+    pulled = [{"event": "pull", "model": "demo", "percent": percent} for percent in (3, 100)]
+    events = [{"event": "compiling kernels"}, *pulled]
+    lines = shown([REPLICA + json.dumps(event | {"level": "info"}) for event in events], capsys)
+    assert lines[1:] == ["compiling the CPU kernels, once: up to a minute", "demo: pulled"]
+
+
+CONTROLLER = "\x1b[36m(ServeController pid=1)\x1b[0m "
+BROKEN_IMPORT = [
+    CONTROLLER
+    + "ERROR 2026-11-26 12:51:10,754 controller 1 -- Deploying app 'caravan' failed with "
+    "exception:",
+    CONTROLLER + "Traceback (most recent call last):",
+    "(ProxyActor pid=2) INFO 2026-11-26 12:51:10,754 proxy -- Got updated endpoints: {}.",
+    CONTROLLER + "ModuleNotFoundError: No module named 'other'",
+    CONTROLLER,
+    CONTROLLER + "INFO 2026-11-26 12:51:11,754 controller 1 -- Creating node manager",
+    CONTROLLER + "further text",
+]
+
+
+def test_an_application_that_cannot_be_built_ends_the_start_with_its_error(capsys):
+    report = StartReport(address="http://x", models=frozenset({"demo"}), log=Path("serve.log"))
+    with report:
+        for line in BROKEN_IMPORT:
+            report.read(line + "\n")
+            assert report.failed
+    report.ended(0)
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == "application caravan: ModuleNotFoundError: No module named 'other'"
+
+
+def test_an_application_that_cannot_be_replaced_does_not_end_the_server(capsys):
+    report = StartReport(address="http://x", models=frozenset({"demo"}), log=Path("serve.log"))
+    with report:
+        for line in [*READY, *BROKEN_IMPORT]:
+            report.read(line + "\n")
+    assert not report.failed
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == "application caravan was not replaced: see the log"
 
 
 @pytest.mark.parametrize("missing", [2, len(READY) - 1], ids=["the server", "the model"])
@@ -120,6 +167,9 @@ def test_the_users_own_environment_wins():
     assert (made["GOMP_SPINCOUNT"], made["HOME"]) == ("7", "/home/x")
     secrets = {environment({})["CARAVAN_PROXY_SECRET"] for _ in range(2)}
     assert len(secrets) == 2
+
+
+def test_the_log_is_below_the_users_folder_of_states():
     assert log_path({"XDG_STATE_HOME": "/s"}) == Path("/s/caravan/serve.log")
 
 
@@ -150,7 +200,7 @@ def test_an_end_of_the_server_is_reported(tmp_path, interrupted):
         env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
     )  # fmt: skip
     assert process.stderr is not None
-    assert process.stderr.readline() == "starting Ray Serve\n"
+    assert process.stderr.readline().startswith("starting Ray Serve")
     if interrupted:
         log = tmp_path / "caravan" / "serve.log"
         while "started" not in log.read_text():
@@ -163,4 +213,5 @@ def test_an_end_of_the_server_is_reported(tmp_path, interrupted):
     else:
         assert "ValueError: broken" in told
         assert "The server ended with status 1." in told
+        assert told.splitlines()[-1].endswith("ValueError: broken")
         assert status == 1
