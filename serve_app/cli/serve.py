@@ -3,11 +3,12 @@
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -51,6 +52,12 @@ _SECRET_BYTES = 32
 # How often a thread of the CPU kernels polls for work before it sleeps. OpenMP's default of 300,000
 # takes the processor from other processes, which slows down the other replicas of a machine.
 _SPIN_COUNT = "1000"
+# Further ports of a server, on this machine only, with Ray's defaults. A second server gets others.
+_INNER_PORTS = {
+    "RAY_SERVE_HAPROXY_STATS_PORT": 8404,
+    "RAY_SERVE_HAPROXY_METRICS_PORT": 9101,
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,
+}
 # Ray's default of 15 gives replicas less priority than everything else on the machine, including
 # Ray's own starting processes.
 _NICENESS = "0"
@@ -116,6 +123,7 @@ def config_of(models: Sequence[str], given: Mapping[str, Any], store: Store) -> 
 
 def environment(own: Mapping[str, str]) -> dict[str, str]:
     """The environment of Serve's processes; variables that `own` sets are kept."""
+    ports = {name: str(_free_port(port)) for name, port in _INNER_PORTS.items() if name not in own}
     files = f"/tmp/caravan-{os.getuid()}"  # short: Ray puts a node's id into paths of sockets
     made = {
         BINARY_VARIABLE: str(Path(sys.executable).with_name(COMMAND)),
@@ -131,7 +139,15 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
         "RAY_worker_niceness": _NICENESS,
         SECRET_VARIABLE: secrets.token_hex(_SECRET_BYTES),
     }
-    return {**made, **own}
+    return {**made, **ports, **own}
+
+
+def _free_port(preferred: int) -> int:
+    """A port of 127.0.0.1 on which nothing listens."""
+    for port in (preferred, 0):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)) as probe:
+            return probe.getsockname()[1]
+    raise ConfigurationError("No port of 127.0.0.1 is free.")
 
 
 def _serve(path: Path, *, verbose: bool) -> int:
@@ -158,7 +174,7 @@ def _serve(path: Path, *, verbose: bool) -> int:
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
     if server.stdout is not None:
-        with log.open("ab") as written, report:
+        with log.open("ab") as written, report:  # also beside another server
             _follow(server, written, report)
     status = server.wait()
     if report.is_stopping:

@@ -4,9 +4,11 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -167,6 +169,15 @@ def test_the_users_own_environment_wins():
     assert (made["GOMP_SPINCOUNT"], made["HOME"]) == ("7", "/home/x")
     secrets = {environment({})["CARAVAN_PROXY_SECRET"] for _ in range(2)}
     assert len(secrets) == 2
+
+
+def test_a_second_server_gets_ports_of_its_own():
+    name = "RAY_SERVE_HAPROXY_STATS_PORT"
+    with socket.socket() as taken, suppress(OSError):  # else another server has it
+        taken.bind(("127.0.0.1", 8404))
+        taken.listen()
+        assert environment({})[name] != "8404"
+    assert environment({name: "8404"})[name] == "8404"
 
 
 def test_the_log_is_below_the_users_folder_of_states():
