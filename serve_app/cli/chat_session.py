@@ -5,19 +5,25 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import click
 
+from runtime.errors import RequestError
 from serve_app.cli.server import Server
 from serve_app.cli.terminal import harmless, harmless_lines
+from serve_app.config.model_parameters import PARAMETER_NAMES
+from serve_app.config.options import Options
+
+OPTION_NAMES = PARAMETER_NAMES | {each.name for each in fields(Options)}
 
 
 @dataclass(eq=False)
 class ChatSession:
-    """The turns so far, and the settings of the next one.
+    """The turns so far, and how the next one is requested.
 
     `form`: None, "json" or a JSON schema. `think`: None leaves it to the model. A turn that fails
     or is interrupted before its first word leaves no message behind.
@@ -83,21 +89,26 @@ class ChatSession:
 
 
 def parse_think(text: str) -> bool | str:
-    """The value of `think`: "on", "off", or a level such as "low"."""
+    """on and off, or a level such as low."""
     return {"on": True, "true": True, "off": False, "false": False}.get(text, text)
 
 
 def parse_option(name: str, value: str) -> tuple[str, Any]:
-    """An option of the model; a value that is not JSON is a text."""
+    """An option of the model; its value is JSON or else a text. RequestError if there is none of
+    this name, which a server would ignore."""
+    if name not in OPTION_NAMES:
+        near = get_close_matches(name, OPTION_NAMES, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise RequestError(f"{name} is not an option{hint}")
     try:
-        return name, json.loads(value)
+        parsed = json.loads(value)
     except ValueError:
-        return name, value
+        parsed = value
+    return name, [parsed] if name == "stop" and isinstance(parsed, str) else parsed
 
 
 def _shown(text: str) -> str:
-    """Text for standard output. On a terminal, control characters are escaped, because answers are
-    not trusted; pipes get the text unchanged."""
+    """An answer is not trusted: it may not control the terminal. Pipes get it unchanged."""
     return "\n".join(harmless_lines(text)) if sys.stdout.isatty() else text
 
 

@@ -1,11 +1,13 @@
 """`caravan ps` and `caravan stop`: the models that a server has loaded."""
 
+from typing import Any
+
 import click
 
 from serve_app.cli.completion import loaded_models
 from serve_app.cli.server import Server, server_options
 from serve_app.cli.shared_options import json_option
-from serve_app.cli.terminal import byte_size, print_json, print_table
+from serve_app.cli.terminal import byte_size, print_error, print_json, print_table
 
 _COLUMNS = ("name", "id", "size>", "quantisation", "context>", "until")
 _SHOWN_DIGITS = 12
@@ -37,7 +39,7 @@ def ps(server: Server, as_json: bool) -> None:
                 byte_size(model["size"]),
                 model["details"]["quantization_level"],
                 f"{model['context_length']:,}",
-                "stays" if model["expires_at"] > _FOREVER else model["expires_at"][:19],
+                "stays" if _stays(model) else model["expires_at"][:19],
             )
             for model in models
         ),
@@ -53,5 +55,19 @@ Example:
 @server_options
 @click.argument("model", shell_complete=loaded_models)
 def stop(server: Server, model: str) -> None:
-    """Unload a model that the server loads on demand."""
+    """Unload a model that the server loads on demand.
+
+    Models of its configuration stay loaded. Ctrl-C in the terminal of `caravan serve` ends the
+    server.
+    """
     server.post("/api/generate", {"model": model, "keep_alive": 0, "stream": False})
+    if any(_is(each["name"], model) and _stays(each) for each in server.get("/api/ps")["models"]):
+        print_error(f"{model} stays loaded, because the server's configuration has it")
+
+
+def _is(name: str, given: str) -> bool:
+    return name.lower() == (given if ":" in given else f"{given}:latest").lower()
+
+
+def _stays(model: dict[str, Any]) -> bool:
+    return model["expires_at"] > _FOREVER

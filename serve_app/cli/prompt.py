@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from runtime.errors import CaravanError
+from runtime.errors import CaravanError, RequestError
 from serve_app.cli.chat_session import ChatSession, parse_option, parse_think
-from serve_app.cli.terminal import harmless, print_error, print_pairs
+from serve_app.cli.terminal import harmless, print_error, print_note, print_pairs
 
 FIRST, NEXT = ">>> ", "... "
 _QUOTES = '"""'
@@ -79,6 +79,7 @@ def pictures_in(text: str) -> tuple[str, list[Path]]:
         name = match["quoted"] or re.sub(r"\\(.)", r"\1", match["plain"])
         path = Path(name).expanduser()
         if not path.is_file():
+            print_note(f"{path}: there is no such picture; the message has its name only")
             return match[0]
         found.append(path)
         return ""
@@ -113,10 +114,14 @@ def _set_option(session: ChatSession, text: str) -> None:
     name, _, value = (part.strip() for part in text.partition(" "))
     if not name:
         print_error("/set parameter needs a name")
-    elif value:
-        session.options |= [parse_option(name, value)]
-    else:
+        return
+    if not value:
         session.options.pop(name, None)
+        return
+    try:
+        session.options |= [parse_option(name, value)]
+    except RequestError as error:
+        print_error(str(error))
 
 
 def _set_format(session: ChatSession, value: str) -> None:

@@ -1,18 +1,26 @@
 """`caravan run`: an answer, or a conversation, in the terminal."""
 
 import json
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
+from model_zoo.store.store import Store, default_root
+from runtime.errors import RequestError
 from serve_app.cli.chat_session import ChatSession, parse_option, parse_think
 from serve_app.cli.completion import served_models
 from serve_app.cli.prompt import chat
-from serve_app.cli.server import Server, server_options
+from serve_app.cli.server import NoAnswer, NotFound, Server, ServerError, server_options
+from serve_app.cli.terminal import print_note
 
 _LARGEST_INPUT = 8 * 2**20  # bytes of standard input
+_SHOWN_MODELS = 10
 
 
 @click.command(
@@ -23,6 +31,7 @@ Examples:
   caravan run demo "What do you see?" --image models/demo.png
   cat notes.txt | caravan run demo "Summarise this."
   caravan run demo "Add 3 and 4." --format schema.json --set temperature=0
+  caravan run models/demo.gguf "Hi"     (starts a server if none runs)
 """
 )
 @server_options
@@ -37,9 +46,9 @@ Examples:
     help="A picture for the prompt; may be repeated.",
 )
 @click.option(
-    "--format", "form", metavar="json|FILE", help="Answer in JSON, or in the form of a JSON schema."
+    "--format", "form", metavar="json|FILE", help="Answer in JSON, or by the JSON schema in a file."
 )
-@click.option("--think", metavar="on|off|LEVEL", help="Thinking, for models that support it.")
+@click.option("--think", metavar="on|off|LEVEL", help="Thinking of models that can.")
 @click.option("--hide-thinking", is_flag=True, help="Think, but do not show it.")
 @click.option(
     "--set",
@@ -51,8 +60,15 @@ Examples:
 @click.option("--keep-alive", metavar="TIME", help="How long the model stays loaded, such as 10m.")
 @click.option("--verbose", is_flag=True, help="Show numbers of tokens and speed.")
 def run(server: Server, model: str, prompt: tuple[str, ...], **given: Any) -> None:  # fmt: skip
-    """Ask MODEL, or chat with it if there is no PROMPT. Standard input is appended to the
-    prompt."""
+    """Ask MODEL, or without PROMPT talk with it. Standard input follows the prompt.
+
+    If no server answers, and neither --host nor $CARAVAN_HOST names one, a model of the store or a
+    file is served as long as the conversation lasts.
+    """
+    text = " ".join(prompt)
+    if not sys.stdin.isatty():
+        piped = sys.stdin.read(_LARGEST_INPUT)
+        text = f"{text}\n\n{piped}" if text and piped.strip() else text or piped
     session = ChatSession(
         server,
         model,
@@ -64,14 +80,55 @@ def run(server: Server, model: str, prompt: tuple[str, ...], **given: Any) -> No
         keep_alive=given["keep_alive"],
         verbose=given["verbose"],
     )
-    text = " ".join(prompt)
-    if not sys.stdin.isatty():
-        piped = sys.stdin.read(_LARGEST_INPUT)
-        text = f"{text}\n\n{piped}" if text and piped.strip() else text or piped
-    if text or given["images"]:
-        session.ask(text, given["images"])
+    with _served(server, model) as session.model, _explained(server):
+        if text or given["images"]:
+            session.ask(text, given["images"])
+        else:
+            chat(session)
+
+
+@contextmanager
+def _served(server: Server, model: str) -> Iterator[str]:
+    """The model's name in requests, while the server answers."""
+    chosen = click.get_current_context().get_parameter_source("server")
+    if chosen is not ParameterSource.DEFAULT or _answers(server):
+        yield model
+        return
+    # What starts a server takes long to import.
+    from serve_app.cli.serve import served_name
+    from serve_app.cli.temporary_server import is_on_this_machine, temporary_server
+
+    if is_on_this_machine(model, Store(default_root(os.environ))):
+        print_note(
+            f"no server answers at {server.host}; this one ends with the conversation, "
+            f"`caravan serve {model}` keeps one"
+        )
+        with temporary_server(model):
+            yield served_name(model)
     else:
-        chat(session)
+        yield model
+
+
+def _answers(server: Server) -> bool:
+    try:
+        server.get("/healthz")
+    except NoAnswer:
+        return False
+    except ServerError:
+        pass
+    return True
+
+
+@contextmanager
+def _explained(server: Server) -> Iterator[None]:
+    """Adds the names of the models that there are to the error about one that is not."""
+    try:
+        yield
+    except NotFound as error:
+        names = [
+            model["name"].removesuffix(":latest") for model in server.get("/api/tags")["models"]
+        ]
+        raise ServerError(f"{error}; the server has {', '.join(names[:10]) or 'none'}") from None
 
 
 def named_value(text: str) -> tuple[str, Any]:
@@ -79,7 +136,10 @@ def named_value(text: str) -> tuple[str, Any]:
     name, separator, value = text.partition("=")
     if not (separator and name.strip()):
         raise click.UsageError(f"{text!r} is not NAME=VALUE.")
-    return parse_option(name.strip(), value)
+    try:
+        return parse_option(name.strip(), value)
+    except RequestError as error:
+        raise click.UsageError(f"{error}.") from None
 
 
 def read_format(text: str | None) -> Any:

@@ -1,4 +1,4 @@
-"""`caravan serve`: starts Ray Serve with models, and shows the relevant part of its output."""
+"""`caravan serve`: starts Ray Serve with models, and shows what matters of its output."""
 
 import os
 import secrets
@@ -37,7 +37,7 @@ from serve_app.config.settings import read_settings
 from serve_app.haproxy import BINARY_VARIABLE, COMMAND, SECRET_VARIABLE
 
 _CONFIG_SUFFIXES = (".yaml", ".yml")
-# Variables that every configuration needs for HAProxy; configs/quickstart.yaml explains them.
+# What every configuration needs for HAProxy; configs/quickstart.yaml explains it.
 _SERVE_ENVIRONMENT = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
@@ -49,17 +49,18 @@ _SERVE_ENVIRONMENT = {
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
 }
 _SECRET_BYTES = 32
-# How often a thread of the CPU kernels polls for work before it sleeps. OpenMP's default of 300,000
-# takes the processor from other processes, which slows down the other replicas of a machine.
+# How often a thread of the CPU kernels looks for work before it sleeps. OpenMP's own 300,000 takes
+# the processor from other processes and slows replicas beside them down.
 _SPIN_COUNT = "1000"
-# Further ports of a server, on this machine only, with Ray's defaults. A second server gets others.
+# Ports of this machine only, besides that of the server, with Ray's defaults. A second server gets
+# others.
 _INNER_PORTS = {
     "RAY_SERVE_HAPROXY_STATS_PORT": 8404,
     "RAY_SERVE_HAPROXY_METRICS_PORT": 9101,
     "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,
 }
-# Ray's default of 15 gives replicas less priority than everything else on the machine, including
-# Ray's own starting processes.
+# Ray's default of 15 puts replicas behind all else on the machine, also behind Ray's own processes
+# that start.
 _NICENESS = "0"
 
 
@@ -103,7 +104,7 @@ def config_of(models: Sequence[str], given: Mapping[str, Any], store: Store) -> 
     them. Raises SourceError or StoreError."""
     context = {} if given["context"] is None else {"context_tokens": given["context"]}
     served = [
-        {"name": _name(model), "source": _available_source(model, store), **context}
+        {"name": served_name(model), "source": _available_source(model, store), **context}
         for model in models
     ]
     return {
@@ -122,7 +123,7 @@ def config_of(models: Sequence[str], given: Mapping[str, Any], store: Store) -> 
 
 
 def environment(own: Mapping[str, str]) -> dict[str, str]:
-    """The environment of Serve's processes; variables that `own` sets are kept."""
+    """For Serve's processes; what `own` sets stays."""
     ports = {name: str(_free_port(port)) for name, port in _INNER_PORTS.items() if name not in own}
     files = f"/tmp/caravan-{os.getuid()}"  # short: Ray puts a node's id into paths of sockets
     made = {
@@ -133,7 +134,7 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": files,
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{files}/server-state",
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray would fold the lines of loading progress into one, because only their numbers differ.
+        # Lines of loading progress differ in their numbers only; Ray would fold them into one.
         "RAY_DEDUP_LOGS": "0",
         "GOMP_SPINCOUNT": _SPIN_COUNT,
         "RAY_worker_niceness": _NICENESS,
@@ -198,15 +199,15 @@ def _follow(server: subprocess.Popen[bytes], log: BinaryIO, report: StartReport)
 
 
 def _prepare_child() -> None:
-    """Make the calling process receive SIGTERM when its parent ends, even if it is killed, and
-    handle interrupts, which processes that a shell starts in the background ignore."""
+    """The calling process gets SIGTERM when its parent ends, even if that is killed, and heeds
+    interrupts, which processes that a shell starts in the background ignore."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager
 def _config_file(models: Sequence[str], given: Mapping[str, Any]) -> Iterator[Path]:
-    """The given configuration file, or a temporary one for the given models."""
+    """The configuration that is named, or a temporary one."""
     configs = [model for model in models if model.endswith(_CONFIG_SUFFIXES)]
     if configs:
         if len(models) > 1 or any(value is not None for value in given.values()):
@@ -230,9 +231,9 @@ def _available_source(text: str, store: Store) -> str:
     return str(source)
 
 
-def _name(source: str) -> str:
-    """The name of a source in requests: the stem of a file, the last part of a repository or of a
-    model in a registry with a port, otherwise the text that the user wrote."""
+def served_name(source: str) -> str:
+    """The name of a source in requests: of a file its stem, of a repository its last part, of a
+    registry with a port too; else what the user wrote."""
     path = Path(source)
     if path.suffix.lower() == ".gguf":
         return path.stem
@@ -248,7 +249,7 @@ def _address(path: Path) -> str:
 
 
 def _expected(path: Path) -> frozenset[str]:
-    """The models that have a replica from the start."""
+    """The models of which a replica starts at once."""
     config = read_config(path)
     return frozenset(
         model.name

@@ -21,6 +21,9 @@ from rich.progress import (
 from serve_app.cli.log_lines import parse_line, split_source, structured
 from serve_app.cli.terminal import harmless, shortened
 
+# How the line begins with which a start ends; the second where no model is served yet.
+READY = "Caravan serves "
+READY_WITHOUT_MODELS = f"{READY}none of the models yet"
 _KEPT_LINES = 400
 _LONGEST_LINE = 400
 _TROUBLE = re.compile(r"(?:ERROR|Error|Exception|CRITICAL|FATAL)\b")
@@ -72,7 +75,7 @@ class StartReport:
         self.is_stopping = False
 
     def __enter__(self) -> Self:
-        self._print(f"starting Ray Serve, whose output is in {self._log}")
+        self._say(f"starting Ray Serve, whose output is in {self._log}")
         if sys.stderr.isatty():
             self._bars.add_task("starting", total=None)
             self._bars.start()
@@ -97,18 +100,18 @@ class StartReport:
     def stopping(self) -> None:
         """The user has interrupted the server."""
         if not self.is_stopping:
-            self._print("stopping")
+            self._say("stopping")
         self.is_stopping = True
 
     def ended(self, status: int) -> None:
         """The server has ended with this exit status, unasked."""
-        self._print(f"The server ended with status {status}. All of its output: {self._log}")
+        self._say(f"The server ended with status {status}. All of its output: {self._log}")
         if self._failure is not None:
             reasons = [f"application {self._failure.name}: {self._failure.reason}"]
         else:
             reasons = [line for line in self._kept if _TROUBLE.search(line)][-_SHOWN_TROUBLE:]
         for reason in reasons:
-            self._print(shortened(reason, _LONGEST_LINE), problem=True)
+            self._say(shortened(reason, _LONGEST_LINE), problem=True)
 
     def _plain(self, source: str, text: str, line: str) -> None:
         """A line of Ray's."""
@@ -116,13 +119,13 @@ class StartReport:
         if failed := _FAILED_APPLICATION.search(text):
             self._failure = _Failure(failed[1], source)
             if self._ready:
-                self._print(f"application {failed[1]} was not replaced: see the log", problem=True)
+                self._say(f"application {failed[1]} was not replaced: see the log", problem=True)
         elif self._failure is not None and source == self._failure.source:
             self._failure.complete |= parse_line(line).level is not None
             if text.strip() and not self._failure.complete:
                 self._failure.reason = text.strip()
         elif "Importing and building app" in text:
-            self._print("reading the configuration")
+            self._say("reading the configuration")
         elif "Started HTTP server" in text:
             self._served = True
             self._check_ready()
@@ -131,12 +134,12 @@ class StartReport:
         model = str(event.get("model", ""))
         match event.get("event"):
             case "starting":
-                self._print(f"{model}: starting")
+                self._say(f"{model}: starting")
             case "device":
                 kernels = f", kernels {event['kernels']}" if event.get("kernels") else ""
-                self._print(f"device {event.get('name') or event.get('kind')}{kernels}")
+                self._say(f"device {event.get('name') or event.get('kind')}{kernels}")
             case "compiling kernels":
-                self._print("compiling the CPU kernels, once: up to a minute")
+                self._say("compiling the CPU kernels, once: up to a minute")
             case "pull":
                 self._progress(f"{model}: pulling", float(event.get("percent", 0)), "pulled")
             case "loading":
@@ -150,19 +153,19 @@ class StartReport:
                 self._served_models.discard(model)
                 what = model or str(event.get("what", ""))
                 reason = str(event.get("reason", "")).removeprefix(f"Model {what}: ")
-                self._print(f"{what}: {reason}", problem=True)
+                self._say(f"{what}: {reason}", problem=True)
                 self._check_ready()
             case name if event.get("level") in ("warning", "error"):
                 hidden = ("event", "level", "timestamp", "traceback")
                 facts = ", ".join(f"{k}: {v}" for k, v in event.items() if k not in hidden)
-                self._print(f"{name}: {facts}", problem=True)
+                self._say(f"{name}: {facts}", problem=True)
 
     def _progress(self, work: str, percent: float, done: str) -> None:
         """A bar for `work`, or without a terminal one line when it is done."""
         if not sys.stderr.isatty():
             if percent >= 100 and work not in self._tasks:
                 self._tasks[work] = TaskID(0)
-                self._print(f"{work.rpartition(' ')[0]} {done}")
+                self._say(f"{work.rpartition(' ')[0]} {done}")
             return
         if work not in self._tasks:
             self._tasks[work] = self._bars.add_task(harmless(work), total=100)
@@ -174,17 +177,17 @@ class StartReport:
         self._ready = True
         self._stop_bars()
         seconds = time.monotonic() - self._begun
-        names = ", ".join(sorted(self._served_models)) or "none of the models yet"
-        self._print(
-            f"Caravan serves {names} at {self._address} after {seconds:.0f} s: chat page /, "
-            "status /status, APIs /docs. Ctrl-C stops it."
+        names = ", ".join(sorted(self._served_models))
+        self._say(
+            f"{READY + names if names else READY_WITHOUT_MODELS} at {self._address} after "
+            f"{seconds:.0f} s: chat page /, status /status, APIs /docs. Ctrl-C stops it."
         )
 
     def _stop_bars(self) -> None:
         if self._bars.live.is_started:
             self._bars.stop()
 
-    def _print(self, text: str, *, problem: bool = False) -> None:
+    def _say(self, text: str, *, problem: bool = False) -> None:
         line = harmless(text)
         if self._bars.live.is_started:
             style = "red" if problem else None

@@ -20,6 +20,14 @@ class ServerError(CaravanError):
     """The server cannot be reached, or it answered with an error."""
 
 
+class NoAnswer(ServerError):
+    """No server listens there."""
+
+
+class NotFound(ServerError):
+    """The server does not have the model."""
+
+
 class Server:
     """A server at `host`, with `key` if it has API keys. Answers have no time limit."""
 
@@ -62,7 +70,7 @@ class Server:
         try:
             yield
         except httpx.ConnectError:
-            raise ServerError(
+            raise NoAnswer(
                 f"no server answers at {self.host}; start one with `caravan serve`, or name "
                 "another in CARAVAN_HOST"
             ) from None
@@ -103,7 +111,8 @@ def server_options(command: Any) -> Any:
 
 def _checked(response: httpx.Response) -> httpx.Response:
     if not response.is_success:
-        raise ServerError(_reason(response))
+        kind = NotFound if response.status_code == 404 else ServerError
+        raise kind(_reason(response))
     return response
 
 

@@ -71,7 +71,7 @@ def print_error(message: str, *, as_json: bool = False) -> None:
 
 
 def print_note(message: str) -> None:
-    """Print one line about slow work to standard error, if that is a terminal."""
+    """Print one line for a person to standard error, if that is a terminal."""
     if sys.stderr.isatty():
         click.echo(f"caravan: {harmless(message)}", err=True)
 

@@ -19,13 +19,13 @@ _SWITCHES = frozenset(
     {"use_mmap", "use_mlock", "low_vram", "f16_kv", "logits_all", "vocab_only", "numa"}
     | {"penalize_newline"}
 )
-_NAMES = frozenset({"stop", *BOUNDS, *_KEPT, *_SWITCHES})
+PARAMETER_NAMES = frozenset({"stop", *BOUNDS, *_KEPT, *_SWITCHES})
 
 
 def check_parameters(raw: Mapping[str, Any]) -> None:
     """Raises a RequestError that names an unknown parameter, or the required type or range."""
     for name, value in raw.items():
-        if name not in _NAMES:
+        if name not in PARAMETER_NAMES:
             raise RequestError(f'option "{name}" is not known')
         if value is None:
             continue
@@ -39,7 +39,9 @@ def check_parameters(raw: Mapping[str, Any]) -> None:
 
 def known_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters that Ollama knows, with their stored values, valid or not."""
-    return {name: value for name, value in raw.items() if name in _NAMES and value is not None}
+    return {
+        name: value for name, value in raw.items() if name in PARAMETER_NAMES and value is not None
+    }
 
 
 def parameter_of(name: str, text: str) -> Any:

@@ -5,27 +5,33 @@ import dataclasses
 import json
 import os
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import Result
 
 from model_zoo.chat.formats.reply_format import format_of
+from model_zoo.store.store import Store
 from runtime.errors import GenerationFailedError
 from serve_app.cli.prompt import pictures_in
-from serve_app.cli.server import with_scheme
+from serve_app.cli.server import DEFAULT_HOST, Server, with_scheme
+from serve_app.cli.temporary_server import is_on_this_machine, temporary_server
 from serve_app.gateway.tasks import ReplyOpening
 from tests.patience import until
 from tests.unit.serve_app.api.api_keys import api_key
-from tests.unit.serve_app.cli.cli_runs import CARAVAN, run
+from tests.unit.serve_app.cli.cli_runs import CARAVAN, put, run
 from tests.unit.serve_app.fake_replicas import CARD, PretendReplica, ingress
 from tests.unit.serve_app.sockets import listening
 
 PICTURE = Path("models/demo.png")
 SEEING = dataclasses.replace(CARD, capabilities=("completion", "vision"))
+INIT = Server.__init__
 QWEN3 = ReplyOpening(format_of("tools <tool_call> <think> </think>"))
 
 
@@ -85,8 +91,10 @@ async def test_errors_are_one_line_and_a_status():
             "caravan: the engine broke\n"
         )
         unknown = await caravan(host, "run", "nope", "Hi", status=1)
-        assert "model 'nope' not found" in unknown.stderr
+        assert unknown.stderr == "caravan: model 'nope' not found; the server has demo\n"
         assert "NAME=VALUE" in (await caravan(host, "run", "demo", "--set", "x", status=2)).stderr
+        misspelt = await caravan(host, "run", "demo", "--set", "temperatur=1", status=2)
+        assert "temperatur is not an option; did you mean temperature?" in misspelt.stderr
     assert "no server answers at" in (await caravan(host, "ps", status=1)).stderr
     assert "is no URL" in (await caravan("http://x:y", "ps", status=2)).stderr
 
@@ -97,6 +105,69 @@ async def test_a_key_is_read_from_the_environment(monkeypatch):
         assert "set CARAVAN_API_KEY" in refused.stderr
         monkeypatch.setenv("CARAVAN_API_KEY", "secret")
         assert (await caravan(host, "run", "demo", "Hi")).stdout == "Hello, world\n"
+
+
+async def test_a_stop_string_is_a_list():
+    replica = PretendReplica()
+    async with served(replica) as host:
+        await caravan(host, "run", "demo", "Hi", "--set", "stop=end", "--set", "seed=3")
+    assert (replica.tasks[0].stop, replica.tasks[0].sampling.seed) == (("end",), 3)
+
+
+async def test_a_model_of_the_configuration_stays_and_says_so():
+    async with served(PretendReplica()) as host:
+        result = await caravan(host, "stop", "demo")
+    assert "demo stays loaded" in result.stderr
+
+
+async def test_a_server_that_answers_is_used(monkeypatch):
+    async with served(PretendReplica()) as host:
+        monkeypatch.setattr(Server, "__init__", partialmethod(_init, host))
+        result = await asyncio.to_thread(run, "run", "demo", "Hi")
+    assert result.stdout == "Hello, world\n"
+
+
+def _init(self: Server, host: str, default: str, key: str | None) -> None:
+    assert default == DEFAULT_HOST
+    INIT(self, host, key)
+
+
+def test_only_files_sources_and_stored_models_start_a_server(tmp_path):
+    store = Store(tmp_path)
+    put(store, "mine", {"model": b"1"})
+    assert is_on_this_machine("models/demo.gguf", store)
+    assert is_on_this_machine("hf://org/repo", store)
+    assert is_on_this_machine("mine", store)
+    assert not is_on_this_machine("nope", store)
+    assert not is_on_this_machine("a b", store)
+
+
+# In place of `caravan serve`: says what its first argument is, and waits for the end.
+PROGRAM = """
+import signal, sys
+from pathlib import Path
+said, ended, model = sys.argv[1:]
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print(f"starting {model}", file=sys.stderr, flush=True)
+if said != "nothing":
+    print(f"Caravan serves {said}", file=sys.stderr, flush=True)
+    signal.sigwait({signal.SIGTERM})
+Path(ended).touch()
+"""
+
+
+@pytest.mark.parametrize("said", ["demo at http://x", "none of the models yet at x", "nothing"])
+def test_a_temporary_server_lasts_as_long_as_it_is_needed(tmp_path, said, capsys):
+    ended = tmp_path / "ended"
+    command = [sys.executable, "-c", PROGRAM, said, str(ended)]
+    if said == "demo at http://x":
+        with temporary_server("demo", command=command):
+            assert not ended.exists()
+    else:
+        with pytest.raises(click.exceptions.Exit), temporary_server("demo", command=command):
+            raise AssertionError("no server")
+    assert ended.exists()
+    assert "starting demo" in capsys.readouterr().err
 
 
 async def test_loaded_models_are_listed():
