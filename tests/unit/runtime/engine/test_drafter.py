@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import pytest
 
 from runtime.engine.drafter import Drafter, DraftLimits
-from runtime.engine.request import GenerationRequest
+from runtime.engine.request import GenerationRequest, Result
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.sequence import Sequence
 from runtime.engine.speculation import Speculation
-from runtime.engine.step_plan import StepPlan
+from runtime.engine.step_plan import Chunk, StepPlan
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import CacheKind, Chunked, Full, Sliding
-from tests.unit.runtime.engine.pretend_device import VOCABULARY, PretendDevice, identity, mix
+from tests.unit.runtime.engine.pretend_device import VOCABULARY, Launched, PretendDevice, mix
 from tests.unit.runtime.engine.test_schedule_simulation import (
     LONGEST,
     PretendEncoder,
@@ -25,10 +25,7 @@ from tests.unit.runtime.engine.test_schedule_simulation import (
     answer_alone,
     answer_of_layer,
     drive,
-    follow_up,
-    moves,
-    random_request,
-    resumed,
+    random_requests,
 )
 
 SEEDS, MOST = 60, 4
@@ -47,35 +44,46 @@ class Drafts:
 
 def drawn_otherwise(x: int) -> int:
     """As the other model does, but in one of four cases."""
-    return (x + (mix("other", x) % 4 == 0)) % VOCABULARY
+    return (x + (mix(4, x) % 4 == 0)) % VOCABULARY
 
 
 class DraftDevice(PretendDevice):
-    """A runner, which computes a step when its results are collected."""
+    """That of the draft model. `asked`: the requests that it drafts for."""
 
-    def __init__(self, kinds: list[CacheKind], pages: list[int], size: int, slots: int) -> None:
+    def __init__(
+        self,
+        kinds: list[CacheKind],
+        pages: list[int],
+        size: int,
+        slots: int,
+        asked: list[GenerationRequest],
+    ) -> None:
         super().__init__(kinds, pages, size, slots)
-        self.flying: list[StepPlan] = []
+        self.asked = {request.id: request for request in asked}
+        self.flying: list[Launched] = []
         self.most_rows = self.most_draws = 0
 
-    def _drawn(self, x: int) -> int:
+    def _drawn(self, x: int, allowed: int | None) -> int:
         return drawn_otherwise(x)
 
-    def launch(self, plan: StepPlan) -> StepPlan:
+    def _request(self, chunk: Chunk) -> GenerationRequest:
+        return self.asked[chunk.sequence.request.id]
+
+    def launch(self, plan: StepPlan) -> Launched:
         self.most_rows = max(self.most_rows, sum(chunk.length for chunk in plan.chunks))
         self.most_draws = max(self.most_draws, sum(chunk.samples for chunk in plan.chunks))
-        self.flying.append(plan)
-        return plan
+        self.flying.append(super().launch(plan))
+        return self.flying[-1]
 
-    def collect(self, plan: StepPlan):
-        assert self.flying.pop(0) is plan
-        return self.execute(plan)
+    def collect(self, launched: Launched) -> tuple[Result, ...]:
+        assert self.flying.pop(0) is launched
+        return super().collect(launched)
 
 
 def alone(tokens: list[int], count: int, kinds: list[CacheKind]) -> tuple[int, ...]:
     tokens, begin = list(tokens), len(tokens)
     while len(tokens) < begin + count:
-        x = [mix("e", identity((), tokens, i)) for i in range(len(tokens))]
+        x = [mix(token) for token in tokens]
         for number, kind in enumerate(kinds):
             x = answer_of_layer(number, kind, (), x)
         tokens.append(drawn_otherwise(x[-1]))
@@ -137,18 +145,11 @@ def trial(seed: int, depth: int, drafts: Drafts) -> None:
         target_vocab_size=VOCABULARY,
         depth=r.choice([1, 2]),
     )
-    device = DraftDevice(kinds, less, size, slots)
+    todo = random_requests(r, manager, kinds, most=10, moving=True)
+    device = DraftDevice(kinds, less, size, slots, todo)
     drafter = Drafter(device, drafting, limits, clock=lambda: 0)
     speculation = RandomDrafts(r, drafter, kinds, draws=draws, drafts=drafts)
     scheduler = Scheduler(manager, slots=slots, step_tokens=budget, speculation=speculation)
-    base = tuple(r.randrange(1, VOCABULARY) for _ in range(24))
-    todo: list[GenerationRequest] = []
-    for number in range(r.randint(3, 10)):
-        asked = random_request(r, number, base, False, moving=True)
-        asked = follow_up(r, r.choice(todo), asked) if number and r.random() < 0.4 else asked
-        if r.random() < 0.2:
-            asked = resumed(r, asked, kinds, moves=moves(scheduler, asked))
-        todo.append(asked)
     encoder = PretendEncoder(r, 3, Tally())
     target = PretendDevice(kinds, own, size, slots)
     answers, aborted = drive(r, scheduler, target, encoder, todo, depth, draws)

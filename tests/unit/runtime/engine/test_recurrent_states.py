@@ -1,7 +1,8 @@
 """States of sequences: the cache kind, checkpoints, and random schedules on a fake device.
 
 The device runs launched plans late. A page must hold just what the sequence's own tokens before the
-step make of it, whatever was preempted, ended, copied or handed on in between.
+step make of it, whatever was preempted, ended, copied or handed on in between, and a sequence of
+the same salt must have computed it.
 """
 
 import random
@@ -208,13 +209,13 @@ def answer_alone(request: GenerationRequest) -> list[int]:
 
 
 class PretendDevice:
-    """Pages of states: the number of their tokens, and what those have made of it. Pages of
-    positions: the token of each cell."""
+    """Pages of states: the number of their tokens, what those have made of it, and for which salt.
+    Pages of positions: the token of each cell, and the salt."""
 
     def __init__(self, kinds: list[CacheKind], pages: list[int], size: int, slots: int) -> None:
         self.kinds, self.size = kinds, size
         self.pages: list[list] = [
-            [(-1, -1) if kind.by_sequence else [-1] * size for _ in range(count)]
+            [(-1, -1, b"") if kind.by_sequence else [(-1, b"")] * size for _ in range(count)]
             for kind, count in zip(kinds, pages, strict=True)
         ]
         self.host: list[dict[int, object]] = [{} for _ in kinds]
@@ -250,23 +251,25 @@ class PretendDevice:
         return Sampled(state % VOCABULARY) if chunk.samples else None
 
     def _advance_state(self, number: int, chunk, tokens: list[int]) -> int:
-        page = self.tables[number][chunk.slot][0]
-        length, state = self.pages[number][page] if chunk.start else (0, 0)
+        page, own = self.tables[number][chunk.slot][0], chunk.sequence.cache_salt
+        length, state, salt = self.pages[number][page] if chunk.start else (0, 0, own)
         assert length == chunk.start, "the state is that of another length"
+        assert salt == own, "the state is that of another salt"
         for token in tokens:
             state = grown(state, token)
-        self.pages[number][page] = (chunk.start + chunk.length, state)
+        self.pages[number][page] = (chunk.start + chunk.length, state, own)
         return state
 
     def _fill(self, number: int, chunk, tokens: list[int]) -> None:
         """Also checks that the rows see the sequence's own tokens, as far as they are known."""
         table, end = self.tables[number][chunk.slot], chunk.start + chunk.length
+        salt = chunk.sequence.cache_salt
         for position, token in enumerate(tokens, chunk.start):
-            self.pages[number][table[position // self.size]][position % self.size] = token
+            self.pages[number][table[position // self.size]][position % self.size] = (token, salt)
         begins, ends = self.kinds[number].seen(chunk.start, end)
         for position in range(min(begins), min(max(ends), len(chunk.sequence.tokens))):
             cell = self.pages[number][table[position // self.size]][position % self.size]
-            assert cell == chunk.sequence.tokens[position]
+            assert cell == (chunk.sequence.tokens[position], salt)
 
 
 def random_request(r: random.Random, number: int, base: tuple[int, ...]) -> GenerationRequest:

@@ -4,14 +4,17 @@ Every sequence must get exactly the tokens that it gets alone, recomputed from s
 may see a cell that does not hold what this row's own sequence has at that index. In half of the
 trials an encoder has to come first: late, in any order, for few images at a time, and it may fail.
 Some requests go on in a shifted context, in half of the trials with moved pages where they can.
-Requests belong to a few tenants; test_fair_scheduling.py checks in which order they are admitted.
-In half of the trials tokens are proposed, right and wrong.
+Requests belong to a few tenants, whose prefixes are salted in half of the trials;
+test_fair_scheduling.py checks in which order they are admitted. In half of the trials tokens are
+proposed, right and wrong; test_drafter.py has the steps of a draft model beside those of these.
+Some answers have a grammar, whose masks depend on the tokens that the host knows, and may be late.
 """
 
 import random
 from collections import deque
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, reduce
+from itertools import combinations
 
 import pytest
 
@@ -31,18 +34,23 @@ from runtime.kv.host_store import HostPages, TransferCosts
 from runtime.kv.spec import CacheKind, Chunked, Cross, Full, Sliding
 from tests.unit.runtime.engine.pretend_device import (
     VOCABULARY,
+    LateMasks,
     PretendDevice,
+    draw,
     identity,
     mix,
+    number_of,
     visible,
     visible_rows,
 )
+from tests.unit.runtime.engine.pretend_grammar import CLASSES, PretendGrammar, class_after
 from tests.unit.runtime.engine.random_proposals import RandomProposals
 
 LONGEST = 40
 IMAGES, IMAGE_ROWS = 3, 9
 SEEDS = 100
 TENANTS = ("one", "two", "three")
+SALTS = (b"", b"some", b"other")
 
 
 @dataclass
@@ -59,6 +67,11 @@ class Tally:
     restored: int = 0
     proposed: int = 0
     accepted: int = 0
+    shared: int = 0
+    separate: int = 0
+    masked: int = 0
+    late: int = 0
+    overlapped: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,29 +79,33 @@ class Picture:
     digest: bytes
 
 
-def moves(scheduler: Scheduler, request: GenerationRequest) -> bool:
-    """Whether pages move, as another scheduler decides too."""
+def moves(manager: KVCacheManager, request: GenerationRequest) -> bool:
+    """Whether pages move, as a scheduler decides."""
     cut = request.shift and cut_of(request.shift, len(request.prompt), ())
     computed = request.shift and request.shift.context_tokens - 1
-    return not request.spans and bool(cut and scheduler.cache_manager.can_shift(cut, computed))
+    return not request.spans and bool(cut and manager.can_shift(cut, computed))
 
 
 def answer_alone(
     request: GenerationRequest, kinds: list[CacheKind], *, moves: bool
 ) -> tuple[int, ...]:
+    grammar = request.grammar
+    assert grammar is None or isinstance(grammar, PretendGrammar)
+    asked = (request.prompt, request.stop, grammar, tuple(kinds))
     if moves:
         assert request.shift is not None
-        return moving_answer(request.prompt, request.stop, request.shift, tuple(kinds))
-    return whole_answer(request.prompt, request.spans, request.stop, request.shift, tuple(kinds))
+        return moving_answer(*asked, request.shift)
+    return whole_answer(*asked, request.spans, request.shift)
 
 
 @cache  # requests of a trial are the same in all tests
 def whole_answer(
     prompt: tuple[int, ...],
-    spans: tuple[ImageSpan, ...],
     stop: StopRules,
-    shift: ContextShift | None,
+    grammar: PretendGrammar | None,
     kinds: tuple[CacheKind, ...],
+    spans: tuple[ImageSpan, ...],
+    shift: ContextShift | None,
 ) -> tuple[int, ...]:
     tokens = list(prompt)
     answer: list[int] = []
@@ -96,11 +113,11 @@ def whole_answer(
         if shift is not None and len(tokens) == shift.context_tokens:
             cut = cut_of(shift, len(prompt), spans)
             tokens, spans = tokens[: cut.begin] + tokens[cut.end :], cut.spans(spans)
-        x = [mix("e", identity(spans, tokens, i)) for i in range(len(tokens))]
+        x = [mix(identity(spans, tokens, i)) for i in range(len(tokens))]
         for number, kind in enumerate(kinds):
             x = answer_of_layer(number, kind, spans, x)
-        tokens.append(x[-1] % VOCABULARY)
-        answer.append(tokens[-1])
+        answer.append(draw(x[-1], class_of_next(grammar, answer)))
+        tokens.append(answer[-1])
         if tokens[-1] in stop.end_tokens:
             break
     return tuple(answer)
@@ -108,7 +125,11 @@ def whole_answer(
 
 @cache
 def moving_answer(
-    prompt: tuple[int, ...], stop: StopRules, shift: ContextShift, kinds: tuple[CacheKind, ...]
+    prompt: tuple[int, ...],
+    stop: StopRules,
+    grammar: PretendGrammar | None,
+    kinds: tuple[CacheKind, ...],
+    shift: ContextShift,
 ) -> tuple[int, ...]:
     """With contiguous caches that lose what leaves, and keep the rest as it was computed."""
     cut = cut_of(shift, len(prompt), ())
@@ -117,11 +138,11 @@ def moving_answer(
     todo = list(prompt)
     while True:
         for token in todo:
-            x = mix("e", token)
+            x = mix(token)
             for number, (kind, cells) in enumerate(zip(kinds, stored, strict=True)):
                 cells.append(mix(number, x))
                 x = mix(x, *sorted(cells[q] for q in visible(kind, len(cells) - 1, ())))
-        answer.append(x % VOCABULARY)
+        answer.append(draw(x, class_of_next(grammar, answer)))
         if len(answer) == stop.max_tokens or answer[-1] in stop.end_tokens:
             return tuple(answer)
         todo = answer[-1:]
@@ -130,11 +151,17 @@ def moving_answer(
                 del cells[cut.begin : cut.end]
 
 
+def class_of_next(grammar: PretendGrammar | None, answer: list[int]) -> int | None:
+    """That a token behind `answer` must have, if any."""
+    return None if grammar is None else reduce(class_after, answer, grammar.first)
+
+
 def answer_of_layer(
     number: int, kind: CacheKind, spans: tuple[ImageSpan, ...], x: list[int]
 ) -> list[int]:
     if isinstance(kind, Cross):
-        seen = [[mix(number, row) for row in visible_rows(kind, p, spans)] for p in range(len(x))]
+        rows = [visible_rows(kind, p, spans) for p in range(len(x))]
+        seen = [[mix(number, number_of(row)) for row in some] for some in rows]
     else:
         stored = [mix(number, value) for value in x]
         seen = [[stored[q] for q in visible(kind, p, spans)] for p in range(len(x))]
@@ -180,6 +207,34 @@ class PretendEncoder:
         return None
 
 
+def random_requests(
+    r: random.Random, manager: KVCacheManager, kinds: list[CacheKind], *, most: int, moving: bool
+) -> list[GenerationRequest]:
+    """Many begin alike. In half of the calls tenants have salts, of which some may be equal."""
+    base = tuple(r.randrange(1, VOCABULARY) for _ in range(24))
+    beside = any(isinstance(kind, Cross) for kind in kinds)
+    salted = r.random() < 0.5
+    salts = {tenant: r.choice(SALTS) if salted else b"" for tenant in TENANTS}
+    made: list[GenerationRequest] = []
+    for number in range(r.randint(3, most)):
+        asked = random_request(r, number, base, beside, moving=moving)
+        asked = follow_up(r, r.choice(made), asked) if number and r.random() < 0.4 else asked
+        if r.random() < 0.2:
+            asked = resumed(r, asked, kinds, moves=moves(manager, asked))
+        made.append(replace(asked, cache_salt=salts[asked.tenant]))
+    return made
+
+
+def separate_beginnings(requests: list[GenerationRequest], page_tokens: int) -> int:
+    """Pairs of requests that would share a page if they had the same salt."""
+    return sum(
+        one.cache_salt != other.cache_salt
+        and one.prompt[:page_tokens] == other.prompt[:page_tokens]
+        and not one.spans + other.spans
+        for one, other in combinations(requests, 2)
+    )
+
+
 def random_request(
     r: random.Random, number: int, base: tuple[int, ...], beside: bool, *, moving: bool
 ) -> GenerationRequest:
@@ -195,7 +250,14 @@ def random_request(
         shift = ContextShift(r.randint(length + 1, LONGEST), r.choice([-1, 0, 4, length]))
         stop = StopRules(r.randint(1, 4 * LONGEST), frozenset() if moving else ends)
     return GenerationRequest(
-        str(number), prompt, stop, spans=spans, images=images, tenant=r.choice(TENANTS), shift=shift
+        str(number),
+        prompt,
+        stop,
+        spans=spans,
+        images=images,
+        tenant=r.choice(TENANTS),
+        grammar=PretendGrammar(r.randrange(CLASSES)) if r.random() < 0.3 else None,
+        shift=shift,
     )
 
 
@@ -274,7 +336,7 @@ def trial(seed: int, depth: int, prefix_cache: bool, tally: Tally) -> None:
     draws = slots + r.randint(0, budget - slots)
 
     def right(asked: GenerationRequest) -> tuple[int, ...]:
-        return answer_alone(asked, kinds, moves=moves(scheduler, asked))
+        return answer_alone(asked, kinds, moves=moves(cache_manager, asked))
 
     speculation = RandomProposals(r, draws=draws, right=right)
     scheduler = Scheduler(
@@ -284,15 +346,10 @@ def trial(seed: int, depth: int, prefix_cache: bool, tally: Tally) -> None:
         step_image_rows=IMAGES * IMAGE_ROWS,
         speculation=speculation if r.random() < 0.5 else None,
     )
-    device = PretendDevice(kinds, pages, size, slots)
-    base = tuple(r.randrange(1, VOCABULARY) for _ in range(24))
-    todo: list[GenerationRequest] = []
-    for number in range(r.randint(3, 14)):
-        asked = random_request(r, number, base, beside, moving=moving)
-        asked = follow_up(r, r.choice(todo), asked) if number and r.random() < 0.4 else asked
-        if r.random() < 0.2:
-            asked = resumed(r, asked, kinds, moves=moves(scheduler, asked))
-        todo.append(asked)
+    late = LateMasks(r, r.choice([0.0, 0.3]))
+    device = PretendDevice(kinds, pages, size, slots, late)
+    todo = random_requests(r, cache_manager, kinds, most=14, moving=moving)
+    tally.separate += separate_beginnings(todo, size)
     encoder = PretendEncoder(r, r.randint(IMAGES if beside else 1, 4), tally)
     if r.random() < 0.5:
         encoder.there = [bytes([kind, size]) for kind in range(3) for size in range(1, 6)]
@@ -311,6 +368,9 @@ def trial(seed: int, depth: int, prefix_cache: bool, tally: Tally) -> None:
             tally.images_reused += sum(s.start < sequence.cached for s in sequence.spans)
     cache_manager.check_idle()
     assert cache_manager.pages_owned == 0
+    tally.shared += device.shared
+    tally.masked += device.masked
+    tally.late += late.count
     tally.preemptions += scheduler.preemptions
     tally.shifts += scheduler.shifts
     tally.proposed += scheduler.proposed_tokens
@@ -339,18 +399,20 @@ def drive(r, scheduler, device, encoder, todo, depth, draws):
             if want.digest == failed and want.sequence.state is not SequenceState.FINISHED:
                 scheduler.finish(want.sequence)
                 aborted.add(want.sequence)
+        awaited = any(s.matcher is not None and s.pending for s in scheduler.running)
         plan = scheduler.plan(encoder.ready)
         encoder.provide([want.digest for want in scheduler.image_needs])
         if plan is not None:
+            encoder.tally.overlapped += awaited and any(chunk.feedback for chunk in plan.chunks)
             check_features(plan, encoder, device.kinds)
             assert sum(chunk.samples for chunk in plan.chunks) <= draws
             assert sum(chunk.length for chunk in plan.chunks) <= scheduler.step_tokens
-            in_flight.append(plan)
+            in_flight.append(device.launch(plan))
         elif not in_flight:
             check_waiting(scheduler, encoder)
         if in_flight and (len(in_flight) >= depth or plan is None):
             oldest = in_flight.popleft()
-            for advance in scheduler.retire(oldest, device.execute(oldest)):
+            for advance in scheduler.retire(oldest.plan, device.collect(oldest)):
                 answers[advance.sequence].append(advance.outcome.token)
         idle = idle + 1 if plan is None and not (in_flight or todo or encoder.coming) else 0
         assert idle < 50, "the scheduler is stuck"
@@ -391,6 +453,9 @@ def test_every_sequence_gets_the_tokens_it_gets_alone(depth: int, prefix_cache: 
     assert (tally.reused > 0) == prefix_cache
     assert (tally.images_reused > 0) == prefix_cache
     assert (tally.restored > SEEDS // 4) == prefix_cache
+    assert (tally.shared > SEEDS) == prefix_cache and tally.separate > SEEDS
+    assert min(tally.masked, tally.late) > SEEDS
+    assert (tally.overlapped > SEEDS) == (depth > 1), "sequences without a grammar waited, too"
     assert min(tally.encoded, tally.failed, tally.waits) > SEEDS // 25
     assert SEEDS < tally.accepted < tally.proposed - SEEDS
 
