@@ -1,4 +1,4 @@
-"""Settings of every test: one thread per parallel region, and the patient event loop."""
+"""Settings of every test: one thread per parallel region, the patient event loop, leak checks."""
 
 import asyncio
 import gc
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.leak_checks import LeakChecks
 from tests.patience import PatientLoop
 
 
@@ -23,6 +24,35 @@ asyncio.set_event_loop_policy(_PatientLoops())
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", settings.get_profile("patient"), max_examples=10_000)
 settings.load_profile("patient")
+
+
+_leak_checks = LeakChecks()
+_passed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    _leak_checks.watch_engines()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    found = yield
+    item.stash[_passed] = True
+    return found
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Checks for leaks once the test's fixtures have ended."""
+    found = yield
+    if item.stash.get(_passed, False):
+        mark = item.get_closest_marker("unfinished")
+        assert mark is None or mark.args, "the reason is missing"
+        _leak_checks.check(unfinished=mark is not None)
+    else:
+        _leak_checks.forget()
+    return found
 
 
 @pytest.hookimpl(wrapper=True)

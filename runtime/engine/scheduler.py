@@ -256,6 +256,13 @@ class Scheduler:
             self._arriving.remove(request.tenant, sequence, request.priority)
         sequence.state = SequenceState.FINISHED
 
+    def check_idle(self) -> None:
+        """Assert that no sequence is left, and that all slots and pages are free; for tests."""
+        assert not self.running and not self.waiting, "a sequence has not ended"
+        assert sorted(self._free_slots) == list(range(self.slots)), "a slot is lost"
+        assert not self._moved, "an ended sequence has moved pages"
+        self.cache_manager.check_idle()
+
     def _continue(self, sequence: Sequence, draft: _Draft) -> None:
         start = sequence.launched
         if sequence.spans:

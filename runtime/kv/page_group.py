@@ -116,6 +116,13 @@ class PageGroup:
         self.key_of[page] = key
         self.by_key[key] = page
 
+    def check_idle(self) -> None:
+        """Assert that each page is either free or idle."""
+        assert not any(self.owners) and not self.held, "a page is still owned"
+        assert sorted([*self.free, *self.idle]) == list(range(len(self.owners))), "a page is lost"
+        cached = {page: key for key, page in self.by_key.items()}
+        assert cached == self.key_of and cached.keys() == self.idle.keys(), "a key is lost"
+
     def forget(self, key: PageKey) -> None:
         """Remove the key from the cache, if it is there; an idle page becomes free."""
         page = self.by_key.pop(key, None)

@@ -54,7 +54,6 @@ class Drafted:
 
 @contextmanager
 def drafting(model: ChatModel, draft: ChatModel, **options) -> Iterator[Drafted]:
-    """Both caches are idle in the end."""
     options = {"proposed_tokens": PROPOSED, "ngram": False, **options}
     with running(model, draft=draft, **options) as engine:
         scheduler = engine._engine._scheduler
@@ -62,9 +61,6 @@ def drafting(model: ChatModel, draft: ChatModel, **options) -> Iterator[Drafted]
         drafter = speculation._drafts.drafter
         speculation._costs, drafter.costs = Costs(1.0), Costs(0.0)
         yield Drafted(engine)
-    drafter.keep(())
-    scheduler.cache_manager.check_idle()
-    drafter.cache_manager.check_idle()
 
 
 def plain_answers(model: ChatModel, requests: Sequence[GenerationRequest], **options):

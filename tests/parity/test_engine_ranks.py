@@ -237,6 +237,7 @@ def test_an_error_of_a_rank_is_reported_by_rank_0(tmp_path, three) -> None:
         pass
 
 
+@pytest.mark.unfinished("a rank dies during a request")
 def test_a_rank_that_dies_ends_the_streams_with_an_error(tmp_path, three, monkeypatch) -> None:
     write_llama(tmp_path / "tiny.gguf")
     kill_at_token(3, three[0], monkeypatch)

@@ -65,7 +65,6 @@ def with_proposals(
         )
         found = answers(engine, requests, together=True)
         totals = engine._engine.statistics()
-        scheduler.cache_manager.check_idle()
     proposed, accepted = totals.proposed_tokens_total, totals.accepted_tokens_total
     return found, accepted, proposed - accepted
 

@@ -189,6 +189,7 @@ def test_a_refused_request_raises_before_any_delta() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.unfinished("the loop fails in a step")
 def test_a_failed_loop_ends_streams_fails_the_check_and_refuses_new_ones() -> None:
     steps = iter(range(3))
 
@@ -234,6 +235,7 @@ def test_a_stuck_step_fails_the_check() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.unfinished("the engine is closed during a request")
 def test_closing_ends_live_requests() -> None:
     gate = threading.Semaphore(2)
 

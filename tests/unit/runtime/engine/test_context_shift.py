@@ -113,7 +113,7 @@ def naive(count: int, keep: int = KEEP) -> tuple[list[int], int]:
 @pytest.mark.parametrize("keep", [KEEP, 0, -1])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_an_answer_of_twenty_contexts_goes_on_from_what_is_kept(depth: int, keep: int) -> None:
-    engine, cache_manager = make_engine(depth=depth)
+    engine = make_engine(depth=depth)
     expected, shifts = naive(20 * CONTEXT, keep)
     [box] = run(engine, asked(20 * CONTEXT, keep))
     delta = whole(box)
@@ -123,13 +123,12 @@ def test_an_answer_of_twenty_contexts_goes_on_from_what_is_kept(depth: int, keep
     assert delta.usage is not None
     assert (delta.usage.prompt_tokens, delta.usage.completion_tokens) == (6, len(expected))
     assert (engine.statistics().shifts_total, engine.statistics().preemptions_total) == (shifts, 0)
-    cache_manager.check_idle()
 
 
 @pytest.mark.parametrize("pages", [12, 40])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_shifts_of_some_sequences_do_not_change_others(depth: int, pages: int) -> None:
-    engine, cache_manager = make_engine(depth=depth, pages=pages)
+    engine = make_engine(depth=depth, pages=pages)
     requests = [replace(asked(90 - number), id=str(number)) for number in range(5)]
     requests.append(replace(asked(90), id="ends", shift=None, stop=StopRules(30)))
     boxes = run(engine, *requests)
@@ -137,11 +136,10 @@ def test_shifts_of_some_sequences_do_not_change_others(depth: int, pages: int) -
         count = one.stop.max_tokens
         assert list(whole(box).tokens) == naive(count)[0]
     assert (engine.statistics().preemptions_total > 0) == (pages == 12)
-    cache_manager.check_idle()
 
 
 def test_an_answer_ends_with_the_context_unless_this_shifts() -> None:
-    engine, _ = make_engine()
+    engine = make_engine()
     long = GenerationRequest("a", PROMPT, StopRules(1000))
     assert admissible(long, LIMITS, live=0).stop.max_tokens == LIMITS.context_tokens - 6
     shifting = replace(long, shift=ContextShift(10**9, KEEP))
@@ -156,15 +154,14 @@ def test_an_answer_ends_with_the_context_unless_this_shifts() -> None:
 @pytest.mark.parametrize("logprobs", [None, 0])
 def test_an_answer_resumed_after_any_delta_is_the_uninterrupted_one(logprobs) -> None:
     one = asked(130, sampling=SamplingParams(logprobs=logprobs))
-    [box] = run(make_engine()[0], one)
+    [box] = run(make_engine(), one)
     for begun, had, rest in at_every_delta(one, box)[::3]:
-        engine, cache_manager = make_engine()
+        engine = make_engine()
         [continued] = run(engine, replace(one, resume=begun))
         told = whole(continued)
         assert (told.text, told.tokens, told.finish) == (rest.text, rest.tokens, rest.finish)
         assert told.usage is not None and told.usage.completion_tokens == 130
         assert len(had.tokens) == len(begun.tokens)
-        cache_manager.check_idle()
 
 
 def test_a_resumed_sequence_has_the_state_of_the_first_one() -> None:
@@ -190,28 +187,26 @@ def test_stop_strings_and_matchers_read_across_shifts() -> None:
         stop := b"".join(map(token_bytes, answer[n : n + 3])).decode()
     ) == len(b"".join(map(token_bytes, answer[:n]))))  # fmt: skip
     grammar = Recorded()
-    engine, cache_manager = make_engine()
+    engine = make_engine()
     stop = b"".join(map(token_bytes, answer[place : place + 3])).decode()
     [box] = run(engine, asked(200, stop={"strings": (stop,)}, grammar=grammar))
     assert whole(box).text == text[: text.index(stop)]
     assert whole(box).matched == stop
     assert grammar.accepted == list(whole(box).tokens) == answer[: place + 3]
-    cache_manager.check_idle()
 
 
 def test_what_has_been_computed_again_may_be_a_cached_prefix() -> None:
-    engine, cache_manager = make_engine()
+    engine = make_engine()
     [box] = run(engine, asked(60))
     answer = whole(box).tokens
     # 6 + 60 tokens: shifted twice, by 16 each; the context now begins with 4 tokens of the prompt.
     known = (*PROMPT, *answer)
     context = PROMPT[:4] + known[4 + 32 :]
     [same] = run(engine, GenerationRequest("b", context, StopRules(3)))
-    [other] = run(make_engine()[0], GenerationRequest("b", context, StopRules(3)))
+    [other] = run(make_engine(), GenerationRequest("b", context, StopRules(3)))
     assert whole(same).tokens == whole(other).tokens
     usage = whole(same).usage
     assert usage is not None and usage.cached_tokens == 32
-    cache_manager.check_idle()
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -194,6 +194,7 @@ def test_leaving_while_an_image_is_encoded_does_not_affect_other_requests() -> N
     assert tower.encoded == [1, 3]
 
 
+@pytest.mark.unfinished("the engine is closed during a request")
 def test_an_engine_closes_while_an_image_is_encoded() -> None:
     gate = threading.Semaphore(0)
     tower = PretendTower(gate=gate)

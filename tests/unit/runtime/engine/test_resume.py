@@ -71,14 +71,14 @@ def test_an_answer_resumed_after_any_delta_is_the_uninterrupted_one(
 ) -> None:
     one = asked(40, logprobs=logprobs)
     if stopped:
-        text = whole(run(make_engine()[0], one)[0]).text
+        text = whole(run(make_engine(), one)[0]).text
         one = asked(40, logprobs=logprobs, strings=(stop_inside(text), "a" * 9))
-    [box] = run(make_engine()[0], one)
+    [box] = run(make_engine(), one)
     ended = whole(box)
     assert ended.finish is (FinishReason.STOP if stopped else FinishReason.LENGTH)
     held_back = 0
     for begun, had, rest in at_every_delta(one, box):
-        engine, cache_manager = make_engine()
+        engine = make_engine()
         [continued] = run(engine, dataclasses.replace(one, resume=begun))
         told = whole(continued)
         drawn_again = len(had.tokens) - len(begun.tokens)
@@ -87,14 +87,13 @@ def test_an_answer_resumed_after_any_delta_is_the_uninterrupted_one(
         assert told.tokens[drawn_again:] == rest.tokens
         assert told.logprobs == rest.logprobs
         assert told.finish is ended.finish
-        cache_manager.check_idle()
     assert bool(held_back) == (logprobs is not None)
 
 
 def test_usage_of_a_resumed_answer_is_that_of_an_uninterrupted_one() -> None:
-    [box] = run(make_engine()[0], asked(12))
+    [box] = run(make_engine(), asked(12))
     usage = whole(box).usage
-    engine, _ = make_engine()
+    engine = make_engine()
     begun = ResumeState(tuple(answer(PROMPT, 12)[:7]), len(whole(box[:7]).text))
     [continued] = run(engine, dataclasses.replace(asked(12), resume=begun))
     again = whole(continued).usage
@@ -104,7 +103,7 @@ def test_usage_of_a_resumed_answer_is_that_of_an_uninterrupted_one() -> None:
 
 
 def test_cached_tokens_of_the_answer_do_not_count_as_prompt() -> None:
-    engine, _ = make_engine()
+    engine = make_engine()
     drawn = answer(PROMPT, 24)
     run(engine, asked(20))
     [box] = run(engine, dataclasses.replace(asked(24), resume=ResumeState(tuple(drawn[:18]))))
@@ -115,7 +114,7 @@ def test_cached_tokens_of_the_answer_do_not_count_as_prompt() -> None:
 def test_a_resumed_answer_stops_at_max_tokens() -> None:
     drawn = answer(PROMPT, 12)
     [box] = run(
-        make_engine()[0], dataclasses.replace(asked(12), resume=ResumeState(tuple(drawn[:11])))
+        make_engine(), dataclasses.replace(asked(12), resume=ResumeState(tuple(drawn[:11])))
     )
     assert whole(box).tokens == (drawn[11],)
     assert whole(box).finish is FinishReason.LENGTH
@@ -124,7 +123,7 @@ def test_a_resumed_answer_stops_at_max_tokens() -> None:
 
 
 def test_the_first_delta_has_the_usage_so_far() -> None:
-    [box] = run(make_engine()[0], asked(4))
+    [box] = run(make_engine(), asked(4))
     assert [delta.usage is not None for delta in box] == [True, False, False, True]
     assert box[0].usage is not None and box[0].usage.completion_tokens == 1
     assert box[0].merged(box[1]).usage == box[0].usage

@@ -113,6 +113,8 @@ def simulate(device: Device, target_ms: float | None, depth: int = 1) -> Measure
     measured.prompts_s = (runner.now_ns - start) / MS / 1000
     measured.tokens_per_s = engine.statistics().tokens_per_s or 0.0
     measured.prompt_steps = runner.prompts[first:]
+    for index in range(STREAMS):
+        engine.abort(f"s{index}")
     return measured
 
 

@@ -78,6 +78,8 @@ def test_sampled_tokens_slow_prompts_down_and_do_not_count() -> None:
     assert 14 <= (statistics.tokens_per_s or 0) <= 15
     assert statistics.queued_tokens == 150 - 8 * 15
     assert statistics.waiting_tokens > statistics.queued_tokens
+    engine.abort("a")
+    engine.abort("b")
 
 
 def test_cached_prompt_tokens_do_not_count_as_computed() -> None:

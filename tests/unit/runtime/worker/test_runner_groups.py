@@ -175,7 +175,6 @@ def test_four_cache_kinds_give_the_dense_answers(device, lead_in, depth, pages) 
     assert len({token for answer in expected for token in answer}) > 10
     assert (scheduler.preemptions > 0) == (pages == 44)
     assert sum(cached for _, cached in results) > 0 or pages == 44
-    scheduler.cache_manager.check_idle()
 
 
 @pytest.mark.parametrize("lead_in", [True, False])
