@@ -10,7 +10,14 @@ import msgspec
 from pydantic.json_schema import models_json_schema
 
 from serve_app.api.fields import NEUTRAL, OFF
-from serve_app.api.openapi_operations import BINARY, JSON, OPERATIONS, Operation, Protocol
+from serve_app.api.openapi_operations import (
+    BINARY,
+    JSON,
+    OPERATIONS,
+    OWN_GROUP,
+    Operation,
+    Protocol,
+)
 from serve_app.config.options import BOUNDS, LONGEST, OPENAI_BOUNDS, Bounds
 
 _DESCRIPTION = (
@@ -93,7 +100,7 @@ def document(version: str) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Caravan", "version": version, "description": _DESCRIPTION},
-        "tags": [{"name": protocol} for protocol in Protocol],
+        "tags": [{"name": name} for name in (*Protocol, OWN_GROUP)],
         "security": [{}, {"bearer": []}, {"header": []}],
         "paths": paths,
         "components": {
@@ -161,7 +168,7 @@ def _number(bounds: Bounds) -> dict[str, Any]:
 def _operation(operation: Operation, names: Mapping[type, str]) -> dict[str, Any]:
     described: dict[str, Any] = {
         "operationId": "_".join(re.findall(r"\w+", f"{operation.method.lower()} {operation.path}")),
-        "tags": [operation.protocol],
+        "tags": [operation.group],
         "summary": operation.summary,
         "responses": _responses(operation),
     }

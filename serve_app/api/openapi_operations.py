@@ -45,7 +45,14 @@ class Operation:
     media_types: tuple[str, ...] = (JSON,)
     uploads: bool = False
 
+    @property
+    def group(self) -> str:
+        """Its tag: the protocol, or this server for what belongs to none."""
+        return OWN_GROUP if self.path in _OWN_PATHS else self.protocol
 
+
+OWN_GROUP = "Caravan"
+_OWN_PATHS = ("/", "/healthz", "/openapi.json", "/status", "/status.json", "/docs", "/metrics")
 _OLLAMA, _OPENAI, _ANTHROPIC = Protocol
 
 OPERATIONS = (

@@ -23,7 +23,11 @@ function operation(method, path, described) {
   name.className = "method";
   const title = [name, " ", element("code", path), ` — ${described.summary}`];
   const content = [];
-  if (described.description) content.push(element("p", described.description));
+  if (described.description) {
+    const text = element("p");
+    text.append(...withCode(described.description));
+    content.push(text);
+  }
   if (described.parameters?.length) {
     const rows = described.parameters.map((one) => [one.name, typeOf(one.schema), `in the ${one.in}`]);
     content.push(table(["Parameter", "Type", "Meaning"], rows));
@@ -39,6 +43,11 @@ function operation(method, path, described) {
     }
   }
   return folded("operation", described.operationId, title, content);
+}
+
+// Parts between backticks become code.
+function withCode(text) {
+  return text.split("`").map((part, index) => (index % 2 ? element("code", part) : part));
 }
 
 function paragraph(text, media, schema) {
@@ -79,7 +88,7 @@ function meaning(schema) {
     .filter(([key]) => schema[key] !== undefined)
     .map(([key, text]) => `${text} ${schema[key]}`);
   if (schema.default !== undefined && schema.default !== null) found.unshift(`default ${JSON.stringify(schema.default)}`);
-  return [schema.description, found.join(", ")].filter(Boolean).join(" ");
+  return withCode([schema.description, found.join(", ")].filter(Boolean).join(" "));
 }
 
 function linked(name) {
@@ -119,7 +128,8 @@ function table(titles, rows) {
 }
 
 function show(document) {
-  $("about").textContent = `${document.info.title} ${document.info.version}. ${document.info.description ?? ""}`;
+  const { title, version, description = "" } = document.info;
+  $("about").replaceChildren(`${title} ${version}. `, ...withCode(description));
   const groups = (document.tags ?? []).map(({ name }) => {
     const group = element("section");
     group.append(element("h2", name));

@@ -25,6 +25,12 @@ async def test_every_operation_and_type_is_shown(visiting):
         assert await page.locator(".schema > summary").all_text_contents() == [*SCHEMAS]
         cells = page.locator("#schema-OllamaChatBody tbody td:first-child")
         assert await cells.all_text_contents() == [*SCHEMAS["OllamaChatBody"]["properties"]]
+        groups = page.locator("#operations section")
+        assert await groups.locator("h2").all_text_contents() == [
+            "Ollama", "OpenAI", "Anthropic", "Caravan",
+        ]  # fmt: skip
+        await groups.last.get_by_text("/healthz").wait_for()
+        assert await page.locator("#about code").inner_text() == "strict_fields"
         assert visit.problems == []
 
 
