@@ -41,6 +41,7 @@ async function loadModels() {
     return;
   }
   const wanted = chat.model || localStorage.getItem(MODEL);
+  $("model").disabled = !names.length;
   $("model").replaceChildren(...names.map((name) => new Option(name, name)));
   if (wanted && !names.includes(wanted)) $("model").add(new Option(`${wanted} (not served)`, wanted));
   $("model").value = wanted || names[0] || "";
@@ -62,7 +63,15 @@ async function choose(name) {
   const told = ["vision", "tools", "thinking"].filter((each) => capabilities.has(each));
   $("capabilities").textContent = told.join(", ");
   $("attach").disabled = !capabilities.has("vision");
+  $("attach").title = capabilities.has("vision") ? "Attach images" : `${name} cannot see images`;
+  $("welcome-hint").textContent = hint(name);
   $("think-label").hidden = !capabilities.has("thinking");
+}
+
+function hint(name) {
+  if (!name) return "";
+  const images = capabilities.has("vision") ? " Drop or paste a picture, or attach it with +." : "";
+  return `You talk with ${name}.${images} Settings has the system prompt, options and tools.`;
 }
 
 // ---- chats
@@ -71,7 +80,7 @@ function open(opened) {
   running?.abort();
   chat = opened;
   problem("");
-  if (chat.model && $("model").value !== chat.model && $("model").length) {
+  if (chat.model && $("model").value !== chat.model && !$("model").disabled) {
     if (![...$("model").options].some((option) => option.value === chat.model)) {
       $("model").add(new Option(`${chat.model} (not served)`, chat.model));
     }
@@ -84,9 +93,12 @@ function open(opened) {
 }
 
 function draw() {
+  const nodes = conversation.path(chat);
   $("messages").replaceChildren(
-    ...conversation.path(chat).map((node) => messageNode(chat, node, actions, running !== null)),
+    ...nodes.map((node) => messageNode(chat, node, actions, running !== null)),
   );
+  $("welcome").hidden = nodes.length > 0;
+  $("export").disabled = !nodes.length;
   follow(true);
 }
 
@@ -179,18 +191,19 @@ async function send() {
 
 async function answer() {
   const asked = chat;
-  const messages = conversation.messages(asked, asked.leaf);
-  const node = conversation.add(asked, asked.leaf, { role: "assistant", content: "" });
   const abort = new AbortController();
   running = abort;
   problem("");
   busy(true);
   store();
   draw();
+  await models;
+  const { model, options, tools, think } = asked;
+  const messages = conversation.messages(asked, asked.leaf);
+  const node = conversation.add(asked, asked.leaf, { role: "assistant", content: "", model });
+  if (chat === asked) draw();
   const shown = $("messages").lastChild;
   try {
-    await models;
-    const { model, options, tools, think } = asked;
     const body = { model, messages, options, think, tools: tools?.length ? tools : undefined };
     for await (const part of server.chat(body, abort.signal)) {
       take(node, part);
@@ -199,7 +212,7 @@ async function answer() {
   } catch (error) {
     if (error.name !== "AbortError") {
       if (!node.content && !node.thinking && !node.calls) remove(asked, node);
-      report(error);
+      report(error, asked.nodes[asked.leaf]?.role !== "assistant");
     } else node.stopped = true;
   }
   running = null;
@@ -224,8 +237,10 @@ function take(node, { message, done, ...rest }) {
 }
 
 function remove(from, node) {
+  const others = conversation.siblings(from, node).filter((other) => other !== node);
   delete from.nodes[node.id];
   from.leaf = node.parent;
+  if (others.length) conversation.showBranch(from, others.at(-1));
 }
 
 let drawing = false;
@@ -313,7 +328,7 @@ function drawAttached() {
 
 // ---- settings, export
 
-const NUMBERS = ["temperature", "top_k", "top_p", "seed", "num_predict"];
+const NUMBERS = ["temperature", "top_k", "top_p", "seed", "repeat_penalty", "num_predict"];
 const THINK = { on: true, off: false };
 
 async function openSettings() {
@@ -358,14 +373,16 @@ function save() {
   URL.revokeObjectURL(link.href);
 }
 
-function report(error) {
+// `again`: the last message has no answer and can be sent again.
+function report(error, again = false) {
   if (error.status === 401) askKey("This server needs an API key.");
-  else if (error instanceof server.ServerError) problem(error.message);
-  else problem(`The server cannot be reached: ${error.message}`);
+  else if (error instanceof server.ServerError) problem(error.message, again);
+  else problem(`The server cannot be reached: ${error.message}`, again);
 }
 
-function problem(text) {
+function problem(text, again = false) {
   $("problem").textContent = text;
+  $("again").hidden = !again;
 }
 
 function grow() {
@@ -408,6 +425,13 @@ $("frame").addEventListener("drop", (event) => {
   attach([...event.dataTransfer.files]);
 });
 $("stop").addEventListener("click", () => running?.abort());
+$("again").addEventListener("click", () => running ?? answer());
+for (const button of document.querySelectorAll(".suggestions button")) {
+  button.addEventListener("click", () => {
+    $("text").value = button.textContent;
+    send();
+  });
+}
 $("model").addEventListener("change", () => choose($("model").value));
 $("new-chat").addEventListener("click", () => {
   open(fresh());

@@ -63,10 +63,10 @@ export function messages(chat, leaf) {
 
 // The chat as a Markdown document.
 export function asMarkdown(chat) {
-  const names = { user: "You", assistant: chat.model, tool: "Result of a tool" };
   const parts = [`# ${chat.title}`];
   if (chat.system?.trim()) parts.push("## System", chat.system);
   for (const node of path(chat)) {
+    const names = { user: "You", assistant: node.model ?? chat.model, tool: `Result of ${node.tool}` };
     parts.push(`## ${names[node.role]}`);
     for (const image of node.images ?? []) parts.push(`(image: ${image.name})`);
     for (const call of node.calls ?? []) {

@@ -1,6 +1,7 @@
 // Markdown to DOM nodes. Text reaches the page through text nodes only, so it cannot add elements;
 // HTML in the source is shown as it is written. Remote images are shown as links.
 
+import { copyButton } from "./clipboard.js";
 import { highlight } from "./highlight.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)[^`]*$/;
@@ -197,17 +198,9 @@ function rowNode(line, tag, aligned) {
 function codeNode(text, language) {
   const frame = create("figure", "code");
   const head = create("figcaption");
-  const copy = create("button");
-  copy.type = "button";
-  copy.className = "plain";
-  copy.textContent = "Copy";
-  copy.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(text);
-    copy.textContent = "Copied";
-  });
   const name = create("span");
   name.textContent = language || "text";
-  head.append(name, copy);
+  head.append(name, copyButton(text));
   const code = create("code");
   highlight(code, text, language);
   const pre = create("pre");

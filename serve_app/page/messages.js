@@ -1,14 +1,14 @@
 // DOM nodes of messages.
 
+import { copyButton } from "./clipboard.js";
 import { siblings } from "./conversation.js";
 import { renderMarkdown } from "./markdown.js";
-
-const NAMES = { user: "You", tool: "Result" };
 
 // `actions`: the functions of the buttons: edit, retry, branch, result. `frozen`: an answer is being generated.
 export function messageNode(chat, node, actions, frozen) {
   const article = create("article", node.role);
-  article.append(create("h2", "", NAMES[node.role] ?? node.model ?? chat.model));
+  const authors = { user: "You", tool: `Result of ${node.tool}`, assistant: node.model ?? chat.model };
+  article.append(create("h2", "", authors[node.role]));
   const body = create("div", "body");
   article.append(body);
   if (node.role === "assistant") {
@@ -16,16 +16,16 @@ export function messageNode(chat, node, actions, frozen) {
     if (!frozen) for (const form of callForms(chat, node, actions)) body.append(form);
   } else {
     if (node.images?.length) body.append(pictures(node.images));
-    if (node.role === "tool") body.append(create("p", "", `Result of ${node.tool}`));
     body.append(create("div", "text", node.content));
   }
-  if (!frozen) article.append(toolbar(chat, node, actions, article));
+  article.append(toolbar(chat, node, actions, article)); // invisible while an answer is generated
   return article;
 }
 
 // Shows the part of an answer that has arrived.
 export function updateAnswer(article, node) {
   const body = article.querySelector(".body");
+  article.classList.toggle("waiting", !node.content && !node.calls);
   if (node.thinking) {
     const details = part(body, "details", "thoughts");
     if (!details.firstChild) {
@@ -65,6 +65,7 @@ function callForms(chat, node, actions) {
     const label = create("label", "", `Result of ${call.function.name}`);
     const field = create("textarea");
     field.rows = 2;
+    field.placeholder = "what the function returned";
     label.append(field);
     form.append(label, submit("Send the result"));
     form.addEventListener("submit", (event) => {
@@ -95,7 +96,7 @@ function toolbar(chat, node, actions, article) {
   if (node.role === "assistant") {
     bar.append(
       plain("Retry", () => actions.retry(node)),
-      plain("Copy", () => navigator.clipboard.writeText(node.content)),
+      copyButton(node.content),
       create("span", "", statistics(node)),
     );
   } else bar.append(plain("Edit", () => edit(article, node, actions)));

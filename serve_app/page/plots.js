@@ -34,19 +34,23 @@ export class Plot {
       this.points[index].push(value);
       if (this.points[index].length > this.span) this.points[index].shift();
     });
-    const highest = Math.max(1e-9, ...this.points.flat().filter((value) => value !== null));
-    const top = this.most ?? rounded(highest);
+    const highest = Math.max(0, ...this.points.flat().filter((value) => value !== null));
+    const top = this.most ?? rounded(Math.max(1, highest));
     this.paths.forEach((path, index) => path.setAttribute("d", this.#outline(this.points[index], top)));
     this.keys.forEach(({ text }, index) => {
-      text.textContent = `${this.lines[index]} ${number(values[index])}${this.unit}`;
+      text.textContent = `${this.lines[index]} ${this.#number(values[index])}`;
     });
     const now = this.keys.map(({ text }) => text.textContent).join(", ");
-    this.svg.setAttribute("aria-label", `${this.title} of ${label}: now ${now}; highest ${number(highest)}${this.unit}`);
-    this.scale.firstChild.textContent = `0 to ${number(top)}${this.unit}`;
+    this.svg.setAttribute("aria-label", `${this.title} of ${label}: now ${now}; highest ${this.#number(highest)}`);
+    this.scale.firstChild.textContent = `0 to ${this.#number(top)}`;
   }
 
   showSpan(text) {
     this.scale.lastChild.textContent = text;
+  }
+
+  #number(value) {
+    return value === null ? number(value) : number(value) + this.unit;
   }
 
   #outline(points, top) {

@@ -244,6 +244,49 @@ async def test_a_failing_answer_is_reported_and_can_be_repeated(visiting):
         await visit.ask("Hi")
         await visit.page.get_by_text("the engine broke").wait_for()
         assert await visit.page.locator("article.assistant").count() == 0
+        replica.fails_after = None
+        await visit.page.get_by_role("button", name="Try again").click()
+        await visit.page.get_by_text("Hello, world").wait_for()
+        assert not await visit.page.get_by_text("the engine broke").is_visible()
+        assert await visit.page.locator("article.user").count() == 1
+
+
+async def test_an_empty_chat_says_what_can_be_done_and_suggests_questions(visiting):
+    async with visiting(PretendReplica(), card=SEEING) as visit:
+        page = visit.page
+        await page.get_by_text("You talk with demo. Drop or paste a picture").wait_for()
+        await page.get_by_role("button", name="What is 17 + 25?").click()
+        await page.get_by_text("Hello, world").wait_for()
+        assert not await page.get_by_text("You talk with demo.").is_visible()
+        assert visit.replica.tasks[0].prompt.messages[-1].text == "What is 17 + 25?"
+        await page.get_by_role("button", name="New chat").click()
+        assert await page.get_by_text("You talk with demo.").is_visible()
+
+
+async def test_an_answer_keeps_the_name_of_its_model(visiting):
+    async with visiting(PretendReplica()) as visit:
+        page = visit.page
+        await visit.ask("Hi")
+        await page.get_by_text("tokens/s").wait_for()
+        await page.evaluate("document.querySelector('#model').add(new Option('other'))")
+        await page.get_by_label("Model", exact=True).select_option("other")
+        await page.get_by_role("button", name="Retry").click()
+        await page.get_by_text("model 'other' not found").wait_for()
+        assert await page.locator("article.assistant h2").inner_text() == "demo"
+
+
+async def test_code_is_copied_where_the_browser_offers_no_clipboard(visiting):
+    async with visiting(PretendReplica((MARKDOWN,))) as visit:
+        page = visit.page
+        await page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+        await visit.ask("Hi")
+        await page.get_by_text("tokens/s").wait_for()
+        await page.locator("figure.code").get_by_role("button", name="Copy").click()
+        await page.locator("figure.code").get_by_role("button", name="Copied").wait_for()
+        await page.get_by_label("Message", exact=True).last.focus()
+        await page.keyboard.press("Control+v")
+        pasted = await page.get_by_label("Message", exact=True).last.input_value()
+        assert pasted == 'def f():  # comment\n    return "text"'
 
 
 async def test_a_phone_shows_everything_within_its_width(visiting):

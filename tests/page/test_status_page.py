@@ -128,7 +128,7 @@ async def test_everything_can_be_reached_with_the_keyboard(visiting, fresh):
             await page.keyboard.press("Tab")
             reached.add(await page.evaluate(focused))
         assert {
-            "Skip to the content", "Chat", "Status", "APIs", "Pause", "Dark or light", "API key",
+            "Skip to the content", "Chat", "Status", "APIs", "Pause", "Theme", "API key",
             "Replicas of demo",
         } <= reached  # fmt: skip
 
@@ -136,6 +136,6 @@ async def test_everything_can_be_reached_with_the_keyboard(visiting, fresh):
 async def test_the_theme_is_that_of_the_other_pages(visiting, fresh):
     async with visiting(PretendReplica(), context={"color_scheme": "light"}) as visit:
         page = visit.page
-        await page.get_by_role("button", name="Dark or light").click()
+        await page.get_by_role("button", name="Theme").click()
         await page.goto(f"{visit.address}/status")
         await page.wait_for_function("document.documentElement.dataset.theme === 'dark'")
