@@ -142,9 +142,14 @@ package: .venv/installed-test $(PACKAGERS)/installed
 		--output-file dist/caravan.cdx.json $(CLEAN)/bin/python
 	$(BIN)/pytest tests/package
 
-# Asks PyPI, so it needs the network; packages of CUDA builds are in the second file.
+# Asks PyPI, so it needs the network; packages of CUDA builds are in the second file. --strict: a
+# package that PyPI says nothing about is an error, or an unreachable PyPI would look like success.
 audit: $(PACKAGERS)/installed
-	$(PACKAGERS)/bin/pip-audit --disable-pip --require-hashes -r k8s/requirements.lock -r k8s/requirements-cuda.lock
+	@if ! $(PACKAGERS)/bin/pip-audit --strict --progress-spinner off --disable-pip --require-hashes \
+		-r k8s/requirements.lock -r k8s/requirements-cuda.lock; then \
+		echo "make audit: FAILED: either advisories are listed above, or PyPI's JSON interface" \
+			"(https://pypi.org/pypi/NAME/VERSION/json) gave none, and nothing is known" >&2; exit 1; fi
+	@echo "make audit: passed: no advisory for any package of k8s/requirements*.lock"
 
 # Into .cache/site.
 docs: .venv/installed-test

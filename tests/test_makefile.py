@@ -112,3 +112,23 @@ def test_kernels_are_compiled_again_when_their_sources_change(clone: Path) -> No
 def test_a_dry_run_runs_nothing(clone: Path) -> None:
     assert make(clone, "--dry-run", "test").returncode == 0
     assert calls(clone) == []
+
+
+@pytest.mark.parametrize("fail", ["nothing fails", "pip-audit"])
+def test_an_audit_that_learns_nothing_fails(clone: Path, fail: str) -> None:
+    packagers = clone / ".cache" / "packagers" / "bin"
+    packagers.mkdir(parents=True)
+    (packagers / "pip-audit").write_text(STUB)
+    (packagers / "pip-audit").chmod(0o755)
+    (clone / "tests" / "package").mkdir(parents=True)
+    (clone / "tests" / "package" / "requirements.txt").touch()
+    (packagers.parent / "installed").touch()
+    done = make(clone, "audit", fail=fail)
+    (call,) = calls(clone)
+    assert "--strict" in call
+    if fail == "pip-audit":
+        assert done.returncode == 2
+        assert "make audit: FAILED" in done.stderr and "nothing is known" in done.stderr
+    else:
+        assert done.returncode == 0
+        assert "make audit: passed" in done.stdout
