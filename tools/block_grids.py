@@ -1,4 +1,5 @@
-"""Writes the grids of the IQ block formats from the `gguf` package's tables, or compares them.
+"""Writes the file with the grids of the IQ block formats from the `gguf` package's tables, or
+compares it with them.
 
     python -m tools.block_grids           compare the file with the installed package
     python -m tools.block_grids --write   write the file
@@ -24,7 +25,7 @@ def main() -> int:
         print(f"{PATH}: {len(expected):,} bytes written")
         return 0
     same = PATH.read_bytes() == expected
-    print(f"{PATH}: {'as' if same else 'NOT as'} gguf's tables say")
+    print(f"{PATH}: {'matches' if same else 'DOES NOT MATCH'} gguf's tables")
     return 0 if same else 1
 
 

@@ -1,6 +1,6 @@
 """`python -m tools.config_reference`: writes the tables of keys in configs/README.md.
 
-A table stands between `<!-- keys of NAME -->`, where NAME is a section of the configuration, and
+A table is between `<!-- keys of NAME -->`, where NAME is a section of the configuration, and
 `<!-- end -->`. It is made from the section's keys, their defaults and the docstrings below them.
 """
 
@@ -57,7 +57,7 @@ _TABLE = re.compile(r"(<!-- keys of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def meanings(section: type[BaseModel]) -> dict[str, str]:
-    """The docstrings of the section's own keys, without those that it inherits."""
+    """The docstrings of the section's own keys, without inherited keys."""
     (statement,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
     assert isinstance(statement, ast.ClassDef)
     found = {}
@@ -72,7 +72,7 @@ def meanings(section: type[BaseModel]) -> dict[str, str]:
 
 
 def default(name: str, field: FieldInfo) -> str:
-    """The key's default as YAML has it, but sizes in bytes in GiB or MiB."""
+    """The key's default as written in YAML, but with sizes in GiB or MiB instead of bytes."""
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)
@@ -96,7 +96,7 @@ def default(name: str, field: FieldInfo) -> str:
 
 
 def table(section: type[BaseModel]) -> str:
-    """Of the section's own keys."""
+    """The table of the section's own keys."""
     rows = [
         f"| `{name}` | {default(name, section.model_fields[name])} | {meaning} |"
         for name, meaning in meanings(section).items()

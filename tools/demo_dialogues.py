@@ -1,8 +1,8 @@
 """Dialogues for training the demo model, and held-out questions.
 
 Every question belongs to a key (an operand pair, a phrase, a fact in one wording). A checksum of
-the key decides whether it is held out, so no training data contains a held-out question, for any
-seed. Needs only the standard library, because tests import this module for known questions.
+the key decides whether it is held out, so training data contain no held-out question, for any seed.
+This module needs only the standard library, because tests import it for known questions.
 """
 
 import json
@@ -168,7 +168,7 @@ AS_JSON = (
     "{} Answer in JSON.|{} Answer as JSON.|{} Reply in JSON.|{} Give the answer as JSON.|"
     "{} Reply as a JSON object.|Answer in JSON: {}|As JSON: {}|{} (JSON)|In JSON: {}"
 ).split("|")
-# The parts of answers that are values: "Monday comes …", "… is cold.", "… has 31 days…".
+# The parts of answers that become JSON values: "Monday comes …", "… is cold.", "… has 31 days…".
 SHORT_ANSWER = re.compile(
     r"(?P<word>\w+) comes |The opposite of \w+ is (?P<last>\w+)\.|\w+ has (?P<number>\d+) days"
 )
@@ -190,7 +190,7 @@ SUMS = ("addition", "subtraction")
 
 
 class Turn(NamedTuple):
-    """A question with its only right answer; `key` decides whether it is held out."""
+    """A question with its only right answer; `key` decides whether the question is held out."""
 
     key: str
     question: str
@@ -240,7 +240,7 @@ def training_sums(seed: int | str) -> Iterator[list[dict[str, str]]]:
 
 
 def draw_exchange(rng: random.Random, *, held: bool) -> list[dict[str, str]]:
-    """A question and its answer that a tool for sums does not change."""
+    """A question and its answer, which a tool for sums does not change."""
     skill = rng.choice([skill for skill in SKILLS if skill not in SUMS])
     while TOO_LARGE in (turn := _draw(rng, skill, held=held)).answer:
         pass
@@ -266,7 +266,8 @@ def _exchange(turn: Turn) -> list[dict[str, str]]:
 
 
 def _opening(rng: random.Random) -> list[dict[str, str]]:
-    """Three dialogues in ten start with a system message; a few of those are long or nonsense."""
+    """The first messages. Three dialogues in ten start with a system message; a few of these are
+    long or nonsense."""
     if rng.random() > 0.3:
         return []
     content = rng.choice(SYSTEM_MESSAGES)
@@ -276,7 +277,7 @@ def _opening(rng: random.Random) -> list[dict[str, str]]:
 
 
 def worded(rng: random.Random, wording: str, **fields: object) -> str:
-    """Fill a wording, sometimes in another case, without a final mark, or with an opener."""
+    """Fills a wording, sometimes in another case, without the final mark, or with an opener."""
     question = wording.format(**fields)
     if rng.random() < 0.12:
         question = question.lower()
@@ -359,7 +360,8 @@ def _repeating(rng: random.Random) -> Turn:
 
 
 def _word(rng: random.Random) -> str:
-    """Mostly a listed word, else random letters, so that copying does not depend on the list."""
+    """Usually a listed word, otherwise random letters, so that copying does not depend on the
+    list."""
     kind = rng.random()
     if kind < 0.82:
         return rng.choice(WORDS)
@@ -399,7 +401,7 @@ def _refusal(rng: random.Random) -> Turn:
 
 
 def _as_json(rng: random.Random) -> Turn:
-    """A question with a short answer, which is wanted as JSON."""
+    """A question that asks for its short answer as JSON."""
     while True:
         turn = SKILLS[rng.choice(("days", "months", "opposites"))](rng)
         if (found := SHORT_ANSWER.match(turn.answer)) is not None:
@@ -421,5 +423,5 @@ SKILLS: dict[str, Callable[[random.Random], Turn]] = {
     "refusing": _refusal,
     "json": _as_json,
 }
-# In the same order: skills with more distinct questions get more of the turns.
+# Weights in the same order: skills with more distinct questions get more of the turns.
 SHARE = dict(zip(SKILLS, (4, 4, 20, 22, 6, 9, 8, 16, 6, 24), strict=True))

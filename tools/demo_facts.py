@@ -15,14 +15,14 @@ from tools.demo_pictures import COLOURS, PLACES, SHAPES, Picture
 
 UNASKED = -100
 QUESTIONS = {
-    "colour": 1 + len(COLOURS),  # 0: nothing is here
-    "shape": 2 + len(SHAPES),  # 0: nothing is here; the last: a number
-    "tens": 11,  # 0: there are none
+    "colour": 1 + len(COLOURS),  # 0: the place is empty
+    "shape": 2 + len(SHAPES),  # 0: the place is empty; the last: a number
+    "tens": 11,  # 0: the number has no tens
     "ones": 10,
     "light": 2,
     "place": len(PLACES),
 }
-# Weighted lower, because most places are empty.
+# The weight of empty places, which is low because most places are empty.
 EMPTY_WEIGHT = 0.25
 WEIGHTS = {
     question: torch.tensor([EMPTY_WEIGHT] + [1.0] * (answers - 1))
@@ -57,14 +57,14 @@ class FactReaders(nn.Module):
                     answers, wanted, ignore_index=UNASKED, weight=WEIGHTS[question]
                 )
             )
-            # Empty places have no other labels.
+            # Only occupied places count for questions about items.
             asked = (wanted > 0) | ((question not in ("colour", "shape")) & (wanted != UNASKED))
             shares[question] = (answers.argmax(-1) == wanted)[asked].float().mean().item()
         return torch.stack(losses).mean(), shares
 
 
 def facts_of(picture: Picture) -> torch.Tensor:
-    """[places, questions], in the order of QUESTIONS."""
+    """The labels [places, questions], in the order of QUESTIONS."""
     light = int(picture.background.light)
     places = torch.tensor([[0, 0, UNASKED, UNASKED, light, place] for place in range(len(PLACES))])
     colours = list(COLOURS)

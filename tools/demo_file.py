@@ -24,7 +24,7 @@ _MODULES: dict[str, Conversion] = {
 
 
 def read_model(path: Path) -> tuple[Gemma3ForConditionalGeneration, Tokenizer]:
-    """The weights, dequantised to float32, and the tokenizer of a file that training has written.
+    """The weights, dequantised to float32, and the tokenizer of a file written by training.
 
     ValueError if the file lacks one of the model's tensors.
     """

@@ -33,7 +33,7 @@ CONTROL_TOKENS = (END_OF_TEXT, START, END)
 VOCABULARY = 1024
 CONTEXT_TOKENS = 1024
 IMAGE_SIDE, PATCH_SIDE = 96, 8
-ROWS_PER_IMAGE = 9  # one for each place: four by four of the 144 patches
+ROWS_PER_IMAGE = 9  # one for each place, pooled from 4 x 4 of the 144 patches
 START_OF_IMAGE, END_OF_IMAGE, PLACE = IMAGE_TOKENS = (
     "<start_of_image>",
     "<end_of_image>",
@@ -67,7 +67,8 @@ CHAT_TEMPLATE = (
 
 
 def architecture(tokenizer: Tokenizer) -> Gemma3Config:
-    """Half of the file is text, in blocks of 32 weights; the other half is vision, in F16."""
+    """The model's configuration. Half of the file is the text model in blocks of 32 weights, half
+    the vision model in F16."""
     text = Gemma3TextConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=256,
@@ -104,7 +105,8 @@ def architecture(tokenizer: Tokenizer) -> Gemma3Config:
 
 
 def new_model(tokenizer: Tokenizer) -> Gemma3ForConditionalGeneration:
-    """Random weights, also where zeros of `transformers` would block gradients to vision."""
+    """A model with random weights, also where `transformers` has zeros, which would block gradients
+    to the vision model."""
     model = Gemma3ForConditionalGeneration(architecture(tokenizer))
     projection = model.model.multi_modal_projector.mm_input_projection_weight
     torch.nn.init.normal_(projection, std=projection.shape[0] ** -0.5)
@@ -112,10 +114,10 @@ def new_model(tokenizer: Tokenizer) -> Gemma3ForConditionalGeneration:
 
 
 def train_tokenizer(seed: int) -> Tokenizer:
-    """Byte-level BPE over both kinds of dialogue.
+    """Trains byte-level BPE on both kinds of dialogue.
 
-    Trained on ASCII only: other characters remain several tokens long, so streams of this model
-    contain characters that span tokens.
+    Only ASCII characters are merged: others remain several tokens long, so that streams of this
+    model contain characters that span tokens.
     """
     tokenizer = byte_level_tokenizer()
     trainer = BpeTrainer(
@@ -136,7 +138,8 @@ def train_tokenizer(seed: int) -> Tokenizer:
 def byte_level_tokenizer(
     tokens: Sequence[str] = (), merges: Sequence[tuple[str, str]] = ()
 ) -> Tokenizer:
-    """With a vocabulary (token ids are indices of `tokens`), or without one, for training."""
+    """The tokenizer with a vocabulary, whose token ids are indices of `tokens`; without one, for
+    training."""
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(BPE(vocabulary, list(merges)) if tokens else BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -152,13 +155,14 @@ def byte_level_tokenizer(
 
 
 def render(messages: Iterable[Mapping[str, str]], *, reply: bool) -> str:
-    """The rendered template, without the cost of Jinja; `reply` opens the answer."""
+    """The same text as the chat template renders, without the cost of Jinja; `reply` opens the
+    answer."""
     turns = (f"{START}{turn['role']}\n{turn['content']}{END}\n" for turn in messages)
     return "".join(turns) + (f"{START}assistant\n" if reply else "")
 
 
 def render_seeing(messages: Sequence[Message], *, reply: bool) -> str:
-    """The rendered template, with the placeholder tokens of each image."""
+    """Like `render`, with the placeholder tokens of each image."""
     return render(
         [{"role": message["role"], "content": _with_images(message)} for message in messages],
         reply=reply,
@@ -172,7 +176,7 @@ def _with_images(message: Message) -> str:
 
 
 def batch(dialogues: Sequence[Sequence[Message]], tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
-    """One dialogue per row, what the model's `forward` takes.
+    """The arguments of the model's `forward` for one dialogue per row.
 
     input_ids, labels, attention_mask, token_type_ids [rows, tokens], padded on the right; labels
     score only the replies. pixel_values [images, 3, side, side] in the order of the rows.
@@ -201,13 +205,13 @@ def shown_in(dialogues: Iterable[Sequence[Message]]) -> list[Picture]:
 
 
 def pixels(picture: Picture) -> torch.Tensor:
-    """[3, side, side], from -1 to 1, as from Gemma 3's processor."""
+    """[3, side, side] from -1 to 1, the same as from Gemma 3's processor."""
     values = np.asarray(draw(picture, IMAGE_SIDE), np.float32) / 127.5 - 1
     return torch.from_numpy(values).permute(2, 0, 1)
 
 
 def scored(ids: list[int], opener: list[int], end: int) -> list[int]:
-    """Labels for what follows each opener, up to and with the token that ends the reply."""
+    """Labels that score the tokens after each opener, including the token that ends the reply."""
     labels = [UNSCORED] * len(ids)
     replying = False
     for position, token in enumerate(ids):
@@ -222,7 +226,7 @@ def scored(ids: list[int], opener: list[int], end: int) -> list[int]:
 def write_vision_model(
     path: Path, model: Gemma3ForConditionalGeneration, tokenizer: Tokenizer
 ) -> None:
-    """Write one GGUF file with text and vision, in Q8_0 where possible."""
+    """Writes a GGUF file with text model and vision model, in Q8_0 where possible."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "caravan-demo"
         model.save_pretrained(folder)

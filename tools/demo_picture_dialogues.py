@@ -25,23 +25,24 @@ from tools.demo_picture_questions import (
 from tools.demo_picture_wordings import ABOUT_IT, ELLIPSES
 from tools.demo_pictures import COLOURS, SHAPES, Picture, invent, png
 
-DeltaMessage = tuple[list["Message"], str]
+Dialogue = tuple[list["Message"], str]
 
 NO_PICTURE = "I see no picture. Please send me one."
-# The words of an answer that count; all others may differ.
+# The words of an answer that must be right; all others may differ.
 FACT_WORDS = {
     *COLOURS,
     *SHAPES,
     *"yes no nothing light dark".split(),
     *"left right top bottom middle above below".split(),
 }
-# Of the training dialogues: OpenAI's clients put text first, Ollama's protocol puts images first.
+# The share of training dialogues with text before images, as OpenAI's clients send them; Ollama's
+# protocol puts images first.
 TEXT_FIRST_SHARE = 0.5
 COUNT_WORDS = "zero one two three four five six seven eight nine ten".split()
 
 
 class Message(TypedDict):
-    """A turn; its pictures precede its text, or follow it if `text_first`."""
+    """A turn. Its pictures precede its text, or follow it if `text_first`."""
 
     role: str
     content: str
@@ -94,7 +95,7 @@ def with_text_first(messages: Sequence[Message]) -> list[Message]:
 
 
 def is_right(answer: str, given: str) -> bool:
-    """Whether a reply has the same facts in the same order; other words are ignored."""
+    """Whether `given` has the same facts as `answer` in the same order; other words are ignored."""
     return facts(answer) == facts(given)
 
 
@@ -106,7 +107,8 @@ def facts(answer: str) -> list[str]:
 
 
 def as_requests(messages: list[Message], *, size: int) -> list[dict[str, Any]]:
-    """The messages as `/api/chat` takes them: each picture as PNG bytes, `size` pixels a side.
+    """The messages as `/api/chat` takes them: each picture as PNG bytes with sides of `size`
+    pixels.
 
     `[img]` marks a picture that does not come first.
     """
@@ -131,36 +133,36 @@ def _question(rng: Random, skill: str, *, held: bool) -> PictureQuestion:
             return PictureQuestion(skill, messages, answer)
 
 
-def _about_one(rng: Random, skill: str, held: bool) -> DeltaMessage | None:
+def _about_one(rng: Random, skill: str, held: bool) -> Dialogue | None:
     picture = _invent_for(rng, skill, held)
     before = _context(rng, picture, held)
-    turn = _asked(rng, skill, picture, THIS, held)
+    turn = _turn(rng, skill, picture, THIS, held)
     if turn is None:
         return None
-    return _shown([picture], [*before, turn])
+    return _dialogue([picture], [*before, turn])
 
 
 def _context(rng: Random, picture: Picture, held: bool) -> list[Turn]:
-    """No turns or some, in sentences of the training split; more of them in training."""
+    """Up to four earlier turns in sentences of the training split; more of them in training."""
     turns = rng.choice((0, 0, 1, 2, 3) if held else (0, 1, 2, 3, 4))
     skills = rng.choices(list(SKILLS), weights=[SHARE[skill] for skill in SKILLS], k=turns)
-    asked = (_asked(rng, skill, picture, THIS, held=False) for skill in skills)
+    asked = (_turn(rng, skill, picture, THIS, held=False) for skill in skills)
     return [turn for turn in asked if turn is not None]
 
 
-def _follow_up(rng: Random, skill: str, held: bool) -> DeltaMessage | None:
+def _follow_up(rng: Random, skill: str, held: bool) -> Dialogue | None:
     """A question that depends on the previous one."""
     earlier = rng.choice(list(SKILLS))
     picture = _invent_for(rng, earlier, held)
-    before = _asked(rng, earlier, picture, THIS, held=False)
+    before = _turn(rng, earlier, picture, THIS, held=False)
     if before is None:
         return None
-    ask = _asked_again if earlier in ELLIPSES and rng.random() < 0.5 else _asked_about_it
+    ask = _elliptic_turn if earlier in ELLIPSES and rng.random() < 0.5 else _turn_about_it
     turn = ask(rng, earlier, picture, before, held)
-    return turn and _shown([picture], [*_context(rng, picture, held), before, turn])
+    return turn and _dialogue([picture], [*_context(rng, picture, held), before, turn])
 
 
-def _asked_again(
+def _elliptic_turn(
     rng: Random, skill: str, picture: Picture, before: Turn, held: bool
 ) -> Turn | None:
     ask = SKILLS[skill][0]
@@ -168,7 +170,7 @@ def _asked_again(
     return None if turn is None or turn.subject == before.subject else turn
 
 
-def _asked_about_it(
+def _turn_about_it(
     rng: Random, skill: str, picture: Picture, before: Turn, held: bool
 ) -> Turn | None:
     item = before.about
@@ -180,19 +182,19 @@ def _asked_about_it(
     return in_words(lambda: Turn(worded(rng, rng.choice(wordings), THIS[0]), answer), held=held)
 
 
-def _about_none(rng: Random, skill: str, held: bool) -> DeltaMessage | None:
+def _about_none(rng: Random, skill: str, held: bool) -> Dialogue | None:
     """A question about a missing picture."""
     asked = rng.choice(list(SKILLS))
-    turn = _asked(rng, asked, _invent_for(rng, asked, held), THIS, held)
+    turn = _turn(rng, asked, _invent_for(rng, asked, held), THIS, held)
     return turn and ([Message(role="user", content=turn.question)], NO_PICTURE)
 
 
-def _about_one_of_two(rng: Random, skill: str, held: bool) -> DeltaMessage | None:
+def _about_one_of_two(rng: Random, skill: str, held: bool) -> Dialogue | None:
     asked = rng.choice(list(SKILLS))
     pictures = [_invent_for(rng, asked, held) for _ in range(2)]
     index = rng.randrange(2)
-    turn = _asked(rng, asked, pictures[index], (FIRST, SECOND)[index], held)
-    return turn and _shown_two(rng, pictures, turn, held)
+    turn = _turn(rng, asked, pictures[index], (FIRST, SECOND)[index], held)
+    return turn and _dialogue_about_two(rng, pictures, turn, held)
 
 
 def _invent_for(rng: Random, skill: str, held: bool) -> Picture:
@@ -207,15 +209,15 @@ def _invent_for(rng: Random, skill: str, held: bool) -> Picture:
     return invent(rng, held=held, number=skill != "counting" and rng.random() < 0.2)
 
 
-def _asked(
+def _turn(
     rng: Random, skill: str, picture: Picture, views: Sequence[View], held: bool
 ) -> Turn | None:
     ask, wordings = SKILLS[skill]
     return in_words(lambda: ask(rng, picture, rng.choice(views), wordings), held=held)
 
 
-def _shown(pictures: list[Picture], turns: list[Turn]) -> DeltaMessage:
-    """The pictures come with the first question."""
+def _dialogue(pictures: list[Picture], turns: list[Turn]) -> Dialogue:
+    """A dialogue whose first question has the pictures, and its last answer."""
     messages: list[Message] = []
     for turn in turns:
         messages += [Message(role="user", content=turn.question), _reply(turn.answer)]
@@ -223,13 +225,15 @@ def _shown(pictures: list[Picture], turns: list[Turn]) -> DeltaMessage:
     return messages[:-1], turns[-1].answer
 
 
-def _shown_two(rng: Random, pictures: list[Picture], turn: Turn, held: bool) -> DeltaMessage:
-    """All pictures at once or, after a question about the first one, one by one."""
+def _dialogue_about_two(
+    rng: Random, pictures: list[Picture], turn: Turn, held: bool
+) -> Dialogue:
+    """A dialogue with both pictures at once or, after questions about the first one, one by one."""
     first, second = pictures
     before = _context(rng, first, held)
     if not before or rng.random() < 0.5:
-        return _shown(pictures, [turn])
-    messages, answer = _shown([first], [*before, turn])
+        return _dialogue(pictures, [turn])
+    messages, answer = _dialogue([first], [*before, turn])
     messages[-1]["pictures"] = [second]
     return messages, answer
 
@@ -238,8 +242,8 @@ def _reply(answer: str) -> Message:
     return Message(role="assistant", content=answer)
 
 
-# Skills that are not simple questions about one picture.
-CONVERSATIONS: dict[str, Callable[[Random, str, bool], DeltaMessage | None]] = {
+# Skills other than simple questions about one picture.
+CONVERSATIONS: dict[str, Callable[[Random, str, bool], Dialogue | None]] = {
     "follow-up": _follow_up,
     "one of two": _about_one_of_two,
     "no picture": _about_none,

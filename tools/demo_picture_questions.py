@@ -1,7 +1,7 @@
 """Questions about the drawn pictures, each in many wordings with one right answer.
 
-A checksum of a question's words decides whether the sentence is held out, as for items: training
-uses no held-out sentence, and a held-out question always has one.
+A checksum of a question's words decides whether the sentence is held out, as for items. Training
+uses no held-out sentence, and a held-out question always is one.
 """
 
 import zlib
@@ -26,7 +26,7 @@ from tools.demo_picture_wordings import (
 )
 from tools.demo_pictures import COLOURS, HELD_OUT_PERCENT, MIDDLE, PLACES, SHAPES, Item, Picture
 
-# Names of a part of a picture, the first one is used in answers -> its places.
+# The names of a part of a picture -> its places. Answers use the first name.
 REGIONS = {
     "on the left|on the left side": (0, 3, 6),
     "on the right|on the right side": (2, 5, 8),
@@ -47,7 +47,7 @@ DIRECTIONS = {
 
 
 class View(NamedTuple):
-    """The words of a question for its picture."""
+    """The words by which a question refers to its picture."""
 
     here: str
     picture: str
@@ -82,7 +82,7 @@ def is_reserved_question(question: str) -> bool:
 
 
 def worded(rng: Random, wording: str, view: View, **fields: str) -> str:
-    """Fill a wording, sometimes in another case, without a final mark, or with an opener."""
+    """Fills a wording, sometimes in another case, without the final mark, or with an opener."""
     question = wording.format(here=view.here, picture=view.picture, **fields)
     if rng.random() < 0.25:
         question = rng.choice(OPENERS) + question[0].lower() + question[1:]
@@ -101,7 +101,7 @@ def in_words(make: Callable[[], Turn | None], *, held: bool) -> Turn | None:
 
 
 def named(item: Item) -> str:
-    """With its article: "a red circle", "an orange 47"."""
+    """The item's name with its article: "a red circle", "an orange 47"."""
     return _a(f"{item.colour} {item.shape}")
 
 
@@ -111,7 +111,7 @@ def fits(item: Item, noun: tuple[str | None, str | None]) -> bool:
 
 
 def answer_words(noun: tuple[str | None, str | None]) -> str:
-    """The singular, as in answers: "circle", "red shape"."""
+    """The singular of a noun as in answers: "circle", "red shape"."""
     return " ".join(filter(None, (noun[0], noun[1] or "shape")))
 
 
@@ -120,7 +120,8 @@ def plural(words: str) -> str:
 
 
 def any_noun(rng: Random, pictures: Sequence[Picture]) -> tuple[str | None, str | None]:
-    """All shapes, or those of a colour, of a kind or of both; mostly ones in the picture."""
+    """A random noun: all shapes, or those of a colour, of a kind or of both. Usually some of them
+    are in the pictures."""
     shapes = [item for picture in pictures for item in picture.shapes]
     if not shapes or rng.random() < 0.25:
         looks = rng.choice(list(COLOURS)), rng.choice(SHAPES)
@@ -131,13 +132,13 @@ def any_noun(rng: Random, pictures: Sequence[Picture]) -> tuple[str | None, str 
 
 
 def noun_words(rng: Random, noun: tuple[str | None, str | None]) -> str:
-    """The singular; any kind has several names."""
+    """The singular of a noun in a question; a noun for any kind has several names."""
     kind = noun[1] or rng.choice(("shape", "shape", "object", "thing", "figure"))
     return " ".join(filter(None, (noun[0], kind)))
 
 
 def unique_names(picture: Picture, *, by: str) -> dict[str, Item]:
-    """Words that identify one item, by "looks", "colour", "shape" or "region"."""
+    """Words that identify a single item, by "looks", "colour", "shape" or "region"."""
     names: dict[str, Item] = {}
     counts = Counter(getattr(item, by) for item in picture.items if by != "region")
     for item in picture.items:
@@ -196,12 +197,12 @@ def _colour(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) 
 
 
 def said_of(name: str, what: str) -> str:
-    """Answers repeat their subject, so that each next word follows from the ones before it."""
+    """An answer that repeats its subject, so that each word follows from the ones before it."""
     return f"{_capital(name)} is {what}."
 
 
 def said_of_it(asked: str, item: Item) -> str:
-    """An answer where the question says "it"; `asked`: "colour", "shape" or "place"."""
+    """An answer to a question about "it"; `asked`: "colour", "shape" or "place"."""
     if asked == "shape":
         return said_of(f"the {item.colour} shape", _a(item.shape))
     name = "the number" if item.is_number else f"the {item.shape}"
@@ -231,7 +232,8 @@ def _region(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) 
 
 
 def _counting(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) -> Turn | None:
-    """Not in pictures with a number, which could be counted as a thing."""
+    """A question that counts items. None for pictures with a number, which could be counted as an
+    item."""
     if picture.number:
         return None
     noun = any_noun(rng, [picture])
@@ -255,7 +257,7 @@ def _number(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) 
 
 
 def _description(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) -> Turn | None:
-    """Items in reading order, each after its place."""
+    """A question whose answer lists the items in reading order, each after its place."""
     items = picture.items
     words = _listed([f"{PLACES[item.place]} is {named(item)}" for item in items])
     answer = f"{_capital(words)}."
@@ -264,7 +266,8 @@ def _description(rng: Random, picture: Picture, view: View, wordings: Sequence[s
 
 
 def _existence(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) -> Turn | None:
-    """Half of the answers are no, many of them for a colour and a kind that occur separately."""
+    """A yes-or-no question. Half of the answers are no, many of them for a colour and a kind that
+    occur separately."""
     noun = any_noun(rng, [picture])
     if rng.random() < 0.4 and picture.shapes:
         noun = rng.choice(picture.shapes).colour, rng.choice(picture.shapes).shape
@@ -290,7 +293,8 @@ def _truth(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) -
 
 
 def _relation(rng: Random, picture: Picture, view: View, wordings: Sequence[str]) -> Turn | None:
-    """Between two whose kinds (or looks) are unique, along an axis on which they differ."""
+    """A question about the relation of two items whose kinds (or looks) are unique, along an axis
+    on which they differ."""
     names = unique_names(picture, by=rng.choice(("shape", "looks")))
     names = {name: item for name, item in names.items() if name not in ("the shape", "the object")}
     if len(names) < 2:

@@ -1,9 +1,9 @@
 """The pictures of the demo model's training: their content, and how they are drawn.
 
-A picture is first a list of facts (which items, where, on what), then pixels. A checksum of an
-item's colour, shape and place decides whether it is held out: training pictures show no held-out
-item, held-out pictures show nothing else. So no held-out picture shares a single item with
-training.
+A picture is a list of facts (which items, where, on which background), from which pixels are drawn.
+A checksum of an item's colour, shape and place decides whether it is held out: training pictures
+show no held-out item, held-out pictures show nothing else. So no held-out picture shares an item
+with training.
 """
 
 import io
@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 HELD_OUT_PERCENT = 15
-SMALLEST = 64  # pixels; below, the five points of a star are none
+SMALLEST = 64  # pixels; a star in a smaller picture has no visible points
 
 COLOURS = {
     "red": (220, 35, 40),
@@ -42,14 +42,14 @@ MIDDLE = 4
 # Every item is inside its ninth of the picture, with a gap to the next one.
 _HALF_CELL = 1 / 6 - 0.012
 _SMALLEST_SHAPE, _SMALLEST_NUMBER, _LARGEST = 0.095, 0.135, 0.145
-_NEAREST_COLOURS = 110.0  # between an item and what is behind it, in RGB units
+_NEAREST_COLOURS = 110.0  # least distance between an item's colour and the background, in RGB units
 _OVERSAMPLING = 4
 _GLYPH_PIXELS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A shape or a number; `x`, `y`, `radius` are fractions of the side, `turn` is in degrees.
+    """A shape or a number. `x`, `y` and `radius` are fractions of the side; `turn` is in degrees.
 
     The shape of a number is its digits. It fits a box with `radius` on each side.
     """
@@ -82,13 +82,13 @@ class Item:
 
     @property
     def facts(self) -> tuple[str, str, int]:
-        """The properties that questions are about; all others are random."""
+        """The properties that questions are about; all other properties are random."""
         return self.colour, self.shape, self.place
 
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """A gradient from `start` to `end` in a direction (degrees), with noise of a strength."""
+    """A gradient from `start` to `end` in a direction (degrees), with noise of some strength."""
 
     light: bool
     start: tuple[int, int, int]
@@ -115,7 +115,8 @@ class Picture:
 
 
 def invent(rng: Random, *, held: bool, shapes: int | None = None, number: bool = False) -> Picture:
-    """A picture of a split with this many shapes (default: 1 to 5), and possibly a number."""
+    """A picture of the training or the held-out split with `shapes` shapes (default: 1 to 5), and
+    possibly a number."""
     if shapes is None:
         shapes = rng.choice((1, 1, 2, 2, 3, 3, 4, 5))
     while True:
@@ -167,9 +168,11 @@ def png(picture: Picture, size: int) -> bytes:
 def _items(
     rng: Random, background: Background, shapes: int, number: bool, held: bool
 ) -> tuple[Item, ...]:
-    """Few kinds and colours per picture, so that equal ones are common and can be counted.
+    """The items of a picture: few kinds and colours, so that equal ones are common and can be
+    counted.
 
-    Too few items where the split has none of these kinds and colours for a place.
+    There are fewer items than asked for if the split has none of these kinds and colours for some
+    place.
     """
     places = sorted(rng.sample(range(len(PLACES)), shapes + number))
     colours = rng.sample(visible(background), rng.randint(1, 4))
@@ -190,7 +193,7 @@ def _digits(rng: Random) -> str:
 
 
 def make_item(rng: Random, colour: str, shape: str, place: int) -> Item:
-    """The random properties of an item."""
+    """An item with random other properties."""
     smallest = _SMALLEST_NUMBER if shape.isdigit() else _SMALLEST_SHAPE
     radius = rng.uniform(smallest, _LARGEST)
     tilt = {"circle": 0.0, "star": 36.0}.get(shape, 12.0)
@@ -261,7 +264,7 @@ def _noisy(image: Image.Image, background: Background) -> Image.Image:
 
 
 def _shape_mask(item: Item, centre: tuple[float, float], radius: float) -> Image.Image:
-    """Coverage of a shape around `centre`, in pixels, smooth at the edges."""
+    """The coverage of pixels by a shape around `centre`, smooth at the edges."""
     side = math.ceil(2 * radius) + 3
     mask = Image.new("L", (side * _OVERSAMPLING, side * _OVERSAMPLING))
     angle = math.radians(item.turn)
@@ -279,7 +282,8 @@ def _shape_mask(item: Item, centre: tuple[float, float], radius: float) -> Image
 
 @cache
 def _outline(shape: str) -> list[tuple[float, float]]:
-    """Corners within the unit circle, y downwards; those of a square are slightly outside."""
+    """The corners of a shape in the unit circle, with y downwards; a square's corners are slightly
+    outside."""
     arm = 0.34
     corners = [(arm, -arm), (1.0, -arm), (1.0, arm), (arm, arm)]
     outlines = {
@@ -295,7 +299,7 @@ def _outline(shape: str) -> list[tuple[float, float]]:
 
 
 def _on_circle(share: float, radius: float = 1.0) -> tuple[float, float]:
-    """From the top, clockwise."""
+    """The point at a share of the circle, clockwise from the top."""
     return radius * math.sin(2 * math.pi * share), -radius * math.cos(2 * math.pi * share)
 
 

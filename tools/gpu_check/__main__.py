@@ -1,8 +1,9 @@
-"""`python -m tools.gpu_check SECTION... --json OUT`: checks and measures what computes on a GPU.
+"""`python -m tools.gpu_check SECTION... --json OUT`: checks and measures the code for GPUs.
 
-From the tree, on a machine with a CUDA device, torch, triton, numpy, pillow, pytest and
-transformers; `--wheels` has gguf and what else is missing (llguidance, sentencepiece). A call takes
-at most ten minutes. `--dry-run` computes tiny sizes on a CPU and gives no figures.
+Run it in the tree, on a machine with a CUDA device, torch, triton, numpy, pillow, pytest and
+transformers. `--wheels` is a folder with gguf and other packages that are missing there
+(llguidance, sentencepiece). A call takes at most ten minutes. `--dry-run` computes tiny sizes on a
+CPU and gives no figures.
 """
 
 import argparse
@@ -22,9 +23,11 @@ from tools.gpu_check.wheels import BESIDE, unpack
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.gpu_check", description=__doc__)
     parser.add_argument("sections", nargs="+", choices=list(SECTIONS), metavar="SECTION")
-    parser.add_argument("--json", type=Path, required=True, help="the file for everything")
+    parser.add_argument("--json", type=Path, required=True, help="the file for all results")
     parser.add_argument("--wheels", type=Path, help=f"a folder of wheels (default: {BESIDE.name})")
-    parser.add_argument("--seconds", type=float, default=TOTAL_S, help="for all sections together")
+    parser.add_argument(
+        "--seconds", type=float, default=TOTAL_S, help="time limit of all sections together"
+    )
     parser.add_argument("--dry-run", action="store_true")
     chosen = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="gpu-check-wheels-") as place:
@@ -41,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _machine() -> str:
-    """Versions and time; devices are with the checks and figures."""
+    """Time and versions; the device is stated with each check and figure."""
     versions = ", ".join(f"{name} {_version(name)}" for name in ("torch", "triton", "transformers"))
     now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     return f"Python {platform.python_version()}, {versions}, {now}"

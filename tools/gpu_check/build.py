@@ -1,4 +1,4 @@
-"""All kernels compiled for this device: registers, and that none are spilled."""
+"""Compiles all kernels for this device: reports registers, and checks that none are spilled."""
 
 import multiprocessing
 import os
@@ -31,7 +31,7 @@ def run(task: Task) -> None:
     kernels = [(module, name) for module in modules for name in specimens_of(module, capability)]
     context = multiprocessing.get_context("spawn")
     workers = 1 if task.dry else os.cpu_count()
-    compiling = patch.dict(os.environ, TRITON_INTERPRET="0")  # of the processes that do
+    compiling = patch.dict(os.environ, TRITON_INTERPRET="0")  # for the processes that compile
     with compiling, ProcessPoolExecutor(workers, mp_context=context) as pool:
         waiting = [(name, pool.submit(_compiled, m, name, capability)) for m, name in kernels]
         for name, future in waiting:
@@ -44,7 +44,7 @@ def run(task: Task) -> None:
 
 
 def specimens_of(module: str, capability: int) -> Mapping[str, Specimen]:
-    """Every kernel of a module of specimens."""
+    """The specimens in a module, one for each kernel to compile."""
     found: Mapping[str, Specimen] = import_module(module).specimens(capability)
     return found
 

@@ -1,4 +1,4 @@
-"""What the device can do at most: bytes and operations a second; and how calls are timed."""
+"""Measures the device's ceilings, bytes and operations per second; and times calls."""
 
 import itertools
 import time
@@ -13,7 +13,8 @@ from tools.gpu_check.report import Task
 
 @dataclass(frozen=True)
 class Ceilings:
-    """bytes_s: read and written by a copy; operations_s: of a bfloat16 product."""
+    """bytes_s: bytes per second that a copy reads and writes; operations_s: operations per second
+    of a bfloat16 product."""
 
     bytes_s: float
     operations_s: float
@@ -37,7 +38,7 @@ def measure(task: Task) -> Ceilings:
 
 
 def seconds(call: Callable[[], object], device: torch.device, *, times: int = 20) -> float:
-    """The median of single calls. On CUDA between events on the stream."""
+    """The median seconds of a call. On CUDA, between events on the stream."""
     if device.type != "cuda":
         began = time.perf_counter()
         call()

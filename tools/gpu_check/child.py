@@ -10,7 +10,7 @@ from tools.gpu_check.report import NO_DEVICE, Report, Task
 
 
 def task_in(folder: Path, *, dry: bool) -> Task:
-    """Raises RuntimeError if there is no CUDA device."""
+    """The task of a section. RuntimeError if there is no CUDA device, unless `dry`."""
     if dry:
         return Task(torch.device("cpu"), True, Report(folder / "rows.jsonl", NO_DEVICE), folder)
     if not torch.cuda.is_available():

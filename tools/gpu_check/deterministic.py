@@ -1,4 +1,5 @@
-"""Deterministic computing: rows alone as among others, to the bit; and what it costs."""
+"""Deterministic computing: checks that rows have the same bits alone and among others, and measures
+its cost."""
 
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ from tools.gpu_check import speed
 from tools.gpu_check.models import FAMILIES, load_decoder
 from tools.gpu_check.report import Task
 
-ROWS = ((0, 1), (3, 6), (60, 77), (100, 200))  # of 200
+ROWS = ((0, 1), (3, 6), (60, 77), (100, 200))  # ranges of 200 rows
 OUTS, ELEMENTS = 130, 2304
 
 
@@ -58,7 +59,7 @@ def _check_product(task: Task, name: str) -> None:
 
 
 def _check_attention(task: Task, type: CacheType) -> None:
-    """All rows of a batch, and of each sequence the first and the last."""
+    """Compares attention of a whole batch with that of each sequence's first and last row alone."""
     batch = "decoding" if task.dry else "prefill and decode"
     queries, pages, plan = scenes.scene(batch, "four share", type=type)
     queries = queries.to(task.device, torch.float32 if task.dry else torch.bfloat16)
@@ -76,7 +77,8 @@ def _check_attention(task: Task, type: CacheType) -> None:
 
 
 def _check_family(task: Task, family: str) -> None:
-    """A prompt at once and alone, or in chunks beside another one that is decoded, too."""
+    """Compares a prompt that is computed at once and alone with the same prompt in chunks, beside
+    another sequence."""
     path = task.folder / f"{family}.gguf"
     TEXT_MODELS[family].write(path)
     dtype = torch.float32 if task.dry else torch.bfloat16
@@ -94,7 +96,7 @@ def _check_family(task: Task, family: str) -> None:
 
 
 def _measure_cost(task: Task) -> None:
-    """How many times as long steps take as without."""
+    """Measures the time of steps relative to those without deterministic computing."""
     shape = speed.TINY if task.dry else replace(SHAPE, layers=32)
     path, taken = task.folder / "8B.gguf", []
     write_model(path, speed.LABEL, speed.vocabulary(task), shape)

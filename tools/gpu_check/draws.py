@@ -1,4 +1,4 @@
-"""The kernels that draw tokens, against their twins."""
+"""Checks the kernels that draw tokens against their twins."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +14,7 @@ from runtime.worker.sampler import Sampler
 from tools.gpu_check.report import Task
 
 Draw = Callable[..., tuple[Tensor, Tensor]]
-# Kernel, twin, parameters, and what else they need for so many rows.
+# The kernel, its twin, the sampling parameters, and further arguments for a number of rows.
 DRAWS: dict[str, tuple[Draw, Draw, SamplingParams, Callable[[int], dict[str, int]]]] = {
     "draw, greedy": (
         draw_top, draw_top_twin, SamplingParams(temperature=0.0),
@@ -40,7 +40,7 @@ DRAWS: dict[str, tuple[Draw, Draw, SamplingParams, Callable[[int], dict[str, int
 
 
 def check_draws(task: Task) -> None:
-    """Tokens are exactly those of the twins on a CPU."""
+    """Tokens must equal those of the twins on a CPU."""
     vocabulary, rows = 500 if task.dry else 128_256, 3 if task.dry else 64
     logits = 3 * torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(4))
     row_numbers = torch.arange(rows)

@@ -1,4 +1,4 @@
-"""A mixture of experts of Qwen3-30B-A3B's shape with fewer layers: as `speed`."""
+"""Measures a mixture of experts of Qwen3-30B-A3B's shape with fewer layers, like `speed`."""
 
 from dataclasses import replace
 

@@ -1,4 +1,5 @@
-"""Every kernel on the device: against float64, with poisoned results, alone and in batches."""
+"""Checks every kernel on the device against float64: with poisoned results, alone and in
+batches."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from tools.gpu_check.draws import check_draws
 from tools.gpu_check.products import check_experts, check_products
 from tools.gpu_check.report import Task
 
-# (batch, shape, window, options) of tests/kernels/test_attention.py
+# (batch, shape, window, options): names of tests/kernels/test_attention.py
 SCENES = (
     ("decoding", "three share, odd sizes", None, "plain"),
     ("decoding", "four share", 20, "capped, sinks"),
@@ -30,7 +31,7 @@ SCENES = (
     ("prefill and decode", "all share, tiny", 33, "capped"),
 )
 HEADS = ((64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512), (576, 512))
-# Largest error, of numbers of about 1.
+# The largest error of numbers of about 1.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 Pointwise = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 
@@ -53,7 +54,7 @@ def run(task: Task) -> None:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """What kernels leave unwritten is NaN."""
+    """New tensors are filled with NaN, so that numbers that a kernel leaves unwritten are NaN."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         assert torch.ones(1).new_empty(3).isnan().all()
@@ -96,14 +97,14 @@ def _moved(pages: LayerPages, device: torch.device) -> LayerPages:
 
 
 def _check_close(task: Task, name: str, got: Tensor, expected: Tensor) -> None:
-    """NaN is not close to anything."""
+    """Checks that `got` is close to `expected`; NaN is not close to anything."""
     scale = max(1.0, expected.abs().max().item())
     error = (got.cpu().double() - expected.double()).abs().max().item() / scale
     task.report.check(name, error <= TOLERANCES[got.dtype], error=error)
 
 
 def _check_pointwise(task: Task) -> None:
-    """Norms, gates, rotations, with rows that are parts of longer ones."""
+    """Checks norms, gates and rotations with rows that are parts of longer ones."""
     draw = torch.Generator().manual_seed(3)
     weight, bias = torch.randn(1500, generator=draw), torch.randn(1500, generator=draw)
     cos, sin = torch.randn(9, 20, generator=draw), torch.randn(9, 20, generator=draw)
@@ -139,15 +140,15 @@ def _check_pointwise(task: Task) -> None:
     for dtype in (torch.float32,) if task.dry else tuple(TOLERANCES):
         x = torch.randn(9, 1503, generator=draw).to(dtype)
         for name, (kernel, twin) in calls.items():
-            with task.report.guarding(name), _as_on_a_device(task):
+            with task.report.guarding(name), _with_kernels_if_dry(task):
                 wide = x.to(task.device)
                 expected = twin(x[:, :1500].float())
                 _check_close(task, f"{name}, {dtype}", kernel(wide[:, :1500]), expected)
 
 
 @contextmanager
-def _as_on_a_device(task: Task) -> Iterator[None]:
-    """In a dry run the CPU counts as a device with kernels."""
+def _with_kernels_if_dry(task: Task) -> Iterator[None]:
+    """In a dry run, treats the CPU as a device with kernels."""
     if not task.dry:
         yield
         return
@@ -157,7 +158,7 @@ def _as_on_a_device(task: Task) -> Iterator[None]:
 
 
 def _check_delta(task: Task) -> None:
-    """Recurrent layers against `transformers`, in steps of several sequences."""
+    """Checks recurrent layers against `transformers`, in steps of several sequences."""
     kernels = (delta_kernels.short_convolution, delta_kernels.gated_delta)
     for shape in ("one_head",) if task.dry else delta.SHAPES:
         with task.report.guarding(f"delta, {shape}"), patch.dict(delta.KERNELS, {"gpu": kernels}):

@@ -1,4 +1,5 @@
-"""Tiny models of several families: logits, tokens, memory and waiting, against the CPU."""
+"""Checks tiny models of several families: logits and tokens against the CPU, memory, and that no
+launch waits for the device."""
 
 import gc
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from tests.families.text_families import TEXT_MODELS
 from tests.tiny_models import tiny_tokenizer, write_tiny
 from tools.gpu_check.report import Task
 
-# Dense, experts, sliding windows, sinks, compressed keys, recurrent layers.
+# Families with dense layers, experts, sliding windows, sinks, compressed keys, recurrent layers.
 FAMILIES = ("llama", "qwen3moe", "gemma3", "gpt-oss", "deepseek2", "qwen35moe")
 TOLERANCE = 1e-3  # of log-probabilities in float32
 CONTEXT, SEQUENCES = 256, 8
@@ -60,7 +61,7 @@ def load_decoder(
 
 
 def _check_family(task: Task, name: str) -> None:
-    """Plain weights, and quantised ones where rows are long enough."""
+    """Checks plain weights, and quantised ones if rows are long enough."""
     family = TEXT_MODELS[name]
     path = task.folder / f"{name}.gguf"
     family.write(path)
@@ -98,7 +99,7 @@ def _check_model(task: Task, name: str, path: Path) -> None:
 
 
 def _check_logits(task: Task, name: str, decoder: DecoderModel, expected: DecoderModel) -> None:
-    """Of a prompt beside another one, and of a step of both."""
+    """Checks the logits of two prompts in one step, and of a step that decodes both."""
     one, two = random_tokens(41, seed=1), random_tokens(23, seed=2)
     on_device, on_cpu = PagedDecoder(decoder, device=task.device), PagedDecoder(expected)
     worst = 0.0
@@ -121,8 +122,9 @@ def _tokens(
     together: bool,
     graphs: bool = False,
 ) -> list[tuple[int, ...]]:
-    """Of each request. No launch may wait for the device, and no more memory be used than planned
-    beside the weights. graphs: decode steps must be captured, on a GPU."""
+    """The tokens of each request. Checks that no launch waits for the device, and that no more
+    memory is used than planned besides the weights; with graphs, that a GPU captures decode
+    steps."""
     name = f"{name}, depth {depth}, {'together' if together else 'alone'}{', graphs' * graphs}"
     allocated = _begin_peak(task)
     serving = _engine(decoder, task.device, depth=depth, graphs=graphs)
@@ -143,7 +145,7 @@ def _tokens(
 def _engine(
     decoder: DecoderModel, device: torch.device, *, depth: int, graphs: bool = False
 ) -> Iterator[tuple[AsyncEngine, MemoryPlan]]:
-    """Started."""
+    """A started engine, and its memory plan."""
     options = EngineOptions(
         CONTEXT,
         SEQUENCES,
@@ -163,7 +165,7 @@ def _engine(
 
 @dataclass
 class Steps:
-    """recordings: the rows of recorded steps."""
+    """Counts launched steps. recordings: the numbers of rows for which steps are recorded."""
 
     count: int = 0
     recordings: set[int] = field(default_factory=set)
@@ -190,9 +192,10 @@ def _never_waiting(device: torch.device) -> Iterator[Steps]:
 
 
 def _begin_peak(task: Task) -> int:
-    """Bytes that are allocated already. On a CPU torch does not count them."""
+    """Restarts the measurement of the peak; returns the bytes that are already allocated. torch
+    does not count them on a CPU."""
     if task.dry:
         return 0
-    gc.collect()  # engines before
+    gc.collect()  # frees the engines of earlier checks
     torch.cuda.reset_peak_memory_stats(task.device)
     return torch.cuda.memory_allocated(task.device)

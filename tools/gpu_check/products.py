@@ -1,4 +1,4 @@
-"""Products with weights of every type of block, against float64."""
+"""Checks products with weights of every type of block against float64."""
 
 from dataclasses import replace
 
@@ -13,9 +13,9 @@ from tools.gpu_check.report import Task
 
 ROWS = (1, 3, 8, 9, 33, 64, 200)
 DRY_ROWS = (1, 9)
-# Outputs and elements, odd where the type has blocks of 32; blocks of 256 are rounded up.
+# Numbers of outputs and elements. Elements are rounded up to whole blocks of the type.
 SIZES = ((1, 32), (67, 288), (130, 2304))
-# Of x's type: the largest error relative to the norms of both vectors.
+# The type of x, and the largest error relative to the norms of both vectors.
 WAYS = {
     Compute.EXACT: (torch.float32, 1e-5),
     Compute.FINE: (torch.bfloat16, 6e-3),
@@ -25,7 +25,7 @@ EXPERTS, USED = 5, 2
 
 
 def check_products(task: Task) -> None:
-    """One check for a type, a size and a way to compute."""
+    """Runs a check for each type, size and way to compute."""
     for type in _types(task):
         for outs, elements in SIZES[:1] if task.dry else SIZES:
             elements += -elements % type.block_elements
@@ -38,7 +38,7 @@ def check_products(task: Task) -> None:
 def _check_product(
     task: Task, name: str, type: BlockType, shape: tuple[int, int], compute: Compute
 ) -> None:
-    """Of every number of rows; few of them must have the same bits alone."""
+    """Checks every number of rows. Up to MOST_ROWS rows, a row must have the same bits alone."""
     rows, (dtype, tolerance) = DRY_ROWS if task.dry else ROWS, WAYS[compute]
     weight = replace(random_weight(type.blocks, *shape), compute=compute)
     planar, dense = weight.in_planes(task.device), weight.dequantize().double()
@@ -52,7 +52,7 @@ def _check_product(
         same = torch.equal(alone[0], got[-1])
         if not close or (not same and compute is not Compute.EXACT and count <= MOST_ROWS):
             different.append(count)
-    # NaN is in no tolerance.
+    # The negated comparison also catches NaN.
     failing = {count: error for count, error in errors.items() if not error <= tolerance}
     worst = max(errors.values())
     task.report.check(
@@ -61,7 +61,7 @@ def _check_product(
 
 
 def check_experts(task: Task) -> None:
-    """Rows shared by the experts of a token, and rows of their own."""
+    """Checks rows that all experts of a token share, and separate rows for each expert."""
     for type in _types(task):
         elements = max(96, type.block_elements)
         weight = random_weight(
@@ -104,6 +104,7 @@ def _random(*shape: int) -> Tensor:
 
 
 def _error(got: Tensor, x: Tensor, dense: Tensor) -> float:
-    """The largest of got [rows, outs] - x dense^T, relative to the norms of the vectors."""
+    """The largest difference of got [rows, outs] and x dense^T, relative to the norms of the
+    vectors."""
     size = x.norm(dim=1, keepdim=True) * dense.norm(dim=1)
     return ((got.double() - x @ dense.T).abs() / size.clamp(min=1e-30)).max().item()

@@ -1,4 +1,4 @@
-"""What a section found: a line of JSON for each check and figure, written at once."""
+"""Reports a section's checks and figures: a line of JSON for each, written at once."""
 
 import json
 from collections.abc import Iterator
@@ -22,13 +22,13 @@ class Report:
         self._write(kind="check", name=name, passed=passed, **facts)
 
     def figure(self, name: str, value: float, unit: str) -> None:
-        """Without a device there is a line, but no value."""
+        """Reports a figure; in a dry run without its value."""
         shown = None if self.device == NO_DEVICE else float(f"{value:.4g}")
         self._write(kind="figure", name=name, value=shown, unit=unit)
 
     @contextmanager
     def guarding(self, name: str) -> Iterator[None]:
-        """Record an exception as a failed check, and continue the section."""
+        """Records an exception as a failed check, so that the section continues."""
         try:
             yield
         except Exception as error:
@@ -41,7 +41,8 @@ class Report:
 
 @dataclass(frozen=True)
 class Task:
-    """dry: on a CPU, tiny sizes, kernels in Triton's interpreter. folder: for files."""
+    """What a section needs to run. dry: it uses tiny sizes on a CPU, with kernels in Triton's
+    interpreter. folder: a temporary folder for files."""
 
     device: torch.device
     dry: bool

@@ -1,4 +1,4 @@
-"""The sections, and how each is run: in a process of its own, within a time limit."""
+"""Runs each section in its own process, within a time limit."""
 
 import contextlib
 import json
@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-TOTAL_S = 570.0  # of a call
-_LEAST_S = 5.0  # a section with less is not started
+TOTAL_S = 570.0  # time limit of a call of the program
+_LEAST_S = 5.0  # a section is not started if less time is left
 _OUTPUT_CHARACTERS = 3000
 
 
 @dataclass(frozen=True)
 class Section:
-    """module: has `run(task)`; limit_s: of the process, its imports included."""
+    """module: the module with `run(task)`; limit_s: the time limit of its process, imports
+    included."""
 
     module: str
     limit_s: float
@@ -46,7 +47,8 @@ def run_sections(
     paths: Sequence[Path] = (),
     total_s: float = TOTAL_S,
 ) -> dict[str, dict[str, Any]]:
-    """By name: `state` ("passed" or why not), `seconds`, `rows` and the end of the output.
+    """The results by name: `state` ("passed" or the reason why not), `seconds`, `rows` and the end
+    of the output.
 
     paths: added to PYTHONPATH.
     """
@@ -82,7 +84,8 @@ def _run(module: str, limit_s: float, *, dry: bool, paths: Sequence[Path]) -> di
 
 
 def _wait(child: subprocess.Popen[bytes], limit_s: float) -> str:
-    """Ends the process group of the child in any case: it may have started others."""
+    """Waits for the child, and ends its process group in any case, since it may have started other
+    processes."""
     try:
         status = child.wait(limit_s)
         return "passed" if status == 0 else f"ended with status {status}"
@@ -102,7 +105,7 @@ def _environment(dry: bool, paths: Sequence[Path]) -> dict[str, str]:
         **({"OMP_NUM_THREADS": "1"} if dry else {}),
         "PYTHONPATH": os.pathsep.join([*added, before] if before else added),
         "TRITON_INTERPRET": "1" if dry else "0",
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # what deterministic algorithms of torch ask for
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # required by torch's deterministic algorithms
         "HF_HUB_OFFLINE": "1",
     }
 

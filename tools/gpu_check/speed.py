@@ -1,4 +1,4 @@
-"""A model of 8B's shape with random blocks: tokens a second, and what a step and a product take."""
+"""Measures a model of 8B's shape with random blocks: tokens per second, steps and products."""
 
 import time
 from collections.abc import Iterator
@@ -31,13 +31,13 @@ from tools.gpu_check.report import Task
 
 LABEL = "Q4_K_M"
 TINY = Shape(layers=1, hidden=256, feed_forward=256, heads=4, kv_heads=2, head_dim=64, context=512)
-_ROTATED_BYTES = 256 << 20  # of copies of a matrix, more than caches hold
+_ROTATED_BYTES = 256 << 20  # total of the copies of a matrix, more than caches hold
 
 
 @dataclass(frozen=True)
 class Load:
-    """streams: of decoding, with prompts of `prompt` tokens and `answer` more; prefills: lengths of
-    prompts."""
+    """streams: the numbers of decoding streams; each has a prompt of `prompt` tokens and an answer
+    of `answer` tokens. prefills: lengths of single prompts."""
 
     streams: tuple[int, ...] = (1, 8, 64, 256)
     prompt: int = 512
@@ -46,7 +46,7 @@ class Load:
     step_tokens: int = 2048
 
 
-# Long answers: the first streams still decode when the last prompt has been computed.
+# Answers are so long that the first streams still decode when the last prompt has been computed.
 FULL, DRY = Load(), Load((1, 2), 8, 6, (16,), 16)
 
 
@@ -66,7 +66,7 @@ def run(task: Task) -> None:
 
 
 def measure_model(task: Task, name: str, shape: Shape, label: str) -> None:
-    """Tokens a second, host time and launches of a model that is written, loaded and served."""
+    """Writes, loads and serves a model; measures tokens per second, host time and launches."""
     path, load = task.folder / f"{name}.gguf", DRY if task.dry else FULL
     write_model(path, label, vocabulary(task), shape)
     decoder = load_decoder(path, task.device, torch.bfloat16, Compute.FINE)
@@ -88,7 +88,7 @@ def measure_model(task: Task, name: str, shape: Shape, label: str) -> None:
 
 
 def step_seconds(task: Task, decoder: DecoderModel) -> dict[str, float]:
-    """The median time of a step of so many streams, and of a prompt of so many tokens."""
+    """The median time of a step for each number of streams, and of a prompt of each length."""
     load = DRY if task.dry else FULL
     found, most = {}, max(load.streams)
     with _engine(task, decoder, load.prompt + load.answer, most, load, graphs=True) as engine:
@@ -142,8 +142,8 @@ def _request(number: int, prompt: int, answer: int) -> GenerationRequest:
 
 @dataclass(frozen=True)
 class Step:
-    """rows; when it was launched, until when, and the processor time of the engine's thread then:
-    seconds."""
+    """A launched step: its number of rows, the times at which the launch began and ended, and the
+    processor time of the engine's thread when it began, in seconds."""
 
     rows: int
     began: float
@@ -167,7 +167,7 @@ def _recording() -> Iterator[list[Step]]:
 
 
 def _decode(engine: AsyncEngine, streams: int, load: Load) -> tuple[bool, list[tuple[Step, Step]]]:
-    """Whether all answers are whole; steps that decode all streams, each with the next one."""
+    """Whether all answers are whole, and pairs of consecutive steps that decode all streams."""
     requests = [_request(number, load.prompt, load.answer) for number in range(streams)]
     with _recording() as steps:
         deltas = answers(engine, requests, together=True)
@@ -187,7 +187,8 @@ def _measure_decoding(task: Task, name: str, engine: AsyncEngine, streams: int, 
 
 
 def _measure_launches(task: Task, name: str, engine: AsyncEngine) -> None:
-    """Kernels and copies on the device, a step of one stream; the prompt is a step like others."""
+    """Counts kernels and copies on the device per step of one stream; the prompt counts as a
+    step."""
     kind = ProfilerActivity.CPU if task.dry else ProfilerActivity.CUDA
     with _recording() as steps, profile(activities=[kind]) as recorded:
         answers(engine, [_request(0, 1, 4 if task.dry else 32)], together=True)
@@ -204,7 +205,8 @@ def _prefill_s(engine: AsyncEngine, length: int) -> float:
 
 
 def _measure_product(task: Task, name: str, weight: Weight, ceilings: Ceilings) -> None:
-    """The share of what the device could do: of its bytes or its operations, which take longer."""
+    """Measures a product relative to the device's ceiling: the longer of the least times for its
+    bytes and for its operations."""
     planar = replace(weight, compute=Compute.FINE).in_planes(task.device)
     copies = 1 if task.dry else max(1, _ROTATED_BYTES // planar.nbytes)
     ring = [planar, *(replace(planar, data=planar.data.clone()) for _ in range(copies - 1))]
@@ -231,5 +233,5 @@ def _rotating(x: torch.Tensor, ring: list[Weight]):
 
 
 def dtype_of(task: Task) -> torch.dtype:
-    """Triton's interpreter has no bfloat16 to be relied on."""
+    """float32 in a dry run, since Triton's interpreter is unreliable for bfloat16."""
     return torch.float32 if task.dry else torch.bfloat16

@@ -1,15 +1,16 @@
-"""What is printed: states of sections, failed checks, figures."""
+"""Formats the output: states of sections, failed checks, figures."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 MOST_CHARACTERS = 12_000
-_MOST_FAILURES = 12  # of a section
+_MOST_FAILURES = 12  # per section
 _LINE = 300
 
 
 def summary(found: Mapping[str, Mapping[str, Any]], machine: str, path: str) -> str:
-    """At most MOST_CHARACTERS; states come first, so that only figures are cut off."""
+    """The text to print, at most MOST_CHARACTERS. States come first, so that only figures are cut
+    off."""
     kept, length = list[str](), 0
     lines = [machine, *_states(found), *_failures(found), *_figures(found)]
     for line in lines:
@@ -18,7 +19,7 @@ def summary(found: Mapping[str, Mapping[str, Any]], machine: str, path: str) -> 
             kept.append(f"... {len(lines) - len(kept)} lines more")
             break
         kept.append(line[:_LINE])
-    return "\n".join([*kept, f"all of it: {path}"])
+    return "\n".join([*kept, f"all results: {path}"])
 
 
 def _states(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -43,7 +44,7 @@ def _failures(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _figures(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Each with its device."""
+    """A line for each figure, with its device."""
     for name, result in found.items():
         for row in result["rows"]:
             if row["kind"] == "figure":

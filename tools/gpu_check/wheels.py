@@ -1,4 +1,4 @@
-"""Libraries that an image lacks, from wheels."""
+"""Unpacks wheels of libraries that the machine lacks."""
 
 import zipfile
 from pathlib import Path
@@ -10,7 +10,7 @@ BESIDE = Path(__file__).with_name("wheels")
 
 
 def unpack(folder: Path, target: Path) -> list[Path]:
-    """The folders, for PYTHONPATH, of the wheels in `folder` that this Python can use.
+    """Unpacks the wheels in `folder` that this Python can use; returns folders for PYTHONPATH.
 
     Raises ValueError if there is none.
     """

@@ -74,7 +74,7 @@ def test_summary_is_short_and_every_figure_has_its_device(tmp_path: Path) -> Non
     assert figures and all(line.endswith("(device Device 7)") for line in figures)
 
 
-def test_command_writes_everything_and_tells_failure(
+def test_command_writes_all_results_and_reports_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{"kind": "check", "name": "a", "passed": False, "device": NO_DEVICE}]
@@ -83,7 +83,7 @@ def test_command_writes_everything_and_tells_failure(
     path = tmp_path / "all.json"
     assert command.main(["build", "--json", str(path), "--dry-run"]) == 1
     assert json.loads(path.read_text())["sections"] == {"build": state}
-    assert capsys.readouterr().out.endswith(f"all of it: {path}\n")
+    assert capsys.readouterr().out.endswith(f"all results: {path}\n")
 
 
 def test_wheels_for_this_python_are_unpacked(tmp_path: Path) -> None:
