@@ -225,9 +225,7 @@ def _dialogue(pictures: list[Picture], turns: list[Turn]) -> Dialogue:
     return messages[:-1], turns[-1].answer
 
 
-def _dialogue_about_two(
-    rng: Random, pictures: list[Picture], turn: Turn, held: bool
-) -> Dialogue:
+def _dialogue_about_two(rng: Random, pictures: list[Picture], turn: Turn, held: bool) -> Dialogue:
     """A dialogue with both pictures at once or, after questions about the first one, one by one."""
     first, second = pictures
     before = _context(rng, first, held)
