@@ -213,7 +213,8 @@ def _products_cpu(
     result = torch.empty(tokens, used, outs)
     if not (pairs and outs):
         return result
-    packed = torch.empty(kernels.caravan_packed_bytes(pairs, elements), dtype=torch.uint8)
+    how = weight.type.id, weight.compute
+    packed = torch.empty(kernels.caravan_packed_bytes(*how, pairs, elements), dtype=torch.uint8)
     places = torch.empty(kernels.caravan_experts_places(pairs, experts), dtype=torch.int32)
     scale = None if scale is None else scale.float().contiguous()
     chosen = None if chosen is None else chosen.contiguous()
@@ -221,8 +222,8 @@ def _products_cpu(
         inputs, None if scale is None else address(scale, (tokens, used)),
         None if chosen is None else address(chosen, (tokens, used), torch.int64), blocks,
         None if bias is None else address(bias, (experts, outs)), result.data_ptr(),
-        packed.data_ptr(), places.data_ptr(), data.stride(0), data.stride(1), weight.type.id,
-        weight.compute, pairs, used if x.dim() == 2 else 1, experts, outs, elements,
+        packed.data_ptr(), places.data_ptr(), data.stride(0), data.stride(1), *how,
+        pairs, used if x.dim() == 2 else 1, experts, outs, elements,
     )  # fmt: skip
     if kernels.caravan_experts(ctypes.byref(job), torch.get_num_threads()):
         raise ValueError(f"chosen experts must be below {experts}")

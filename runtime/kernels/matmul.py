@@ -86,9 +86,10 @@ def _matmul_cpu(kernels: ctypes.CDLL, x: Tensor, weight: Weight, result: Tensor)
     blocks = row_address(weight.data, (outs, weight.type.row_bytes(elements)), torch.uint8)
     products = row_address(result, (rows, outs), torch.float32)
     if rows and outs:
-        packed = torch.empty(kernels.caravan_packed_bytes(rows, elements), dtype=torch.uint8)
+        how = weight.type.id, weight.compute
+        packed = torch.empty(kernels.caravan_packed_bytes(*how, rows, elements), dtype=torch.uint8)
         job = _MatmulJob(
             inputs, blocks, products, packed.data_ptr(), weight.data.stride(0), result.stride(0),
-            weight.type.id, weight.compute, rows, outs, elements,
+            *how, rows, outs, elements,
         )  # fmt: skip
         kernels.caravan_matmul(ctypes.byref(job), torch.get_num_threads())

@@ -73,7 +73,7 @@ static int sort(const caravan_experts_job *j, groups *g) {
 
 /* The packed rows of a group. */
 static void *packed_of(const caravan_experts_job *j, const groups *g, int n) {
-    return (char *)j->packed + g->starts[n] * packed_row_bytes(j->elements);
+    return (char *)j->packed + g->starts[n] * packed_row_bytes(j->type, j->compute, j->elements);
 }
 
 /* Copies the row of a sorted pair to its place in the packed rows of its group. */

@@ -46,8 +46,8 @@ method method_of(int type, int compute, int rows, int outs, int matrices, int th
 /* Number of elements of a row, rounded up to whole groups of 32. */
 INLINE int padded(int elements) { return (elements + 31) / 32 * 32; }
 
-/* Maximum number of bytes of a packed row, for any number of rows. */
-int64_t packed_row_bytes(int elements);
+/* Maximum number of bytes of a packed row, for any number of rows: floats, or groups of 32 as two planes for AMX. */
+int64_t packed_row_bytes(int type, int compute, int elements);
 
 /* Kernels with integers; `run` is NULL where there are none. */
 method integer_method(int type, int compute, int outs, int matrices, int threads);

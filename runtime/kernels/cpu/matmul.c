@@ -83,8 +83,13 @@ INLINE void pack_in_panels(const int type, const float *x, float factor, int ele
 DEFINE_PACKS(F32)
 DEFINE_PACKS(BF16_ROUNDED)
 
+/* The way to compute that AUTO stands for. */
+static int resolved(int type, int compute) {
+    return compute != AUTO ? compute : type == BF16 && HAS_BFLOAT_DOTS ? FAST : FINE;
+}
+
 method method_of(int type, int compute, int rows, int outs, int matrices, int threads) {
-    if (compute == AUTO) compute = type == BF16 && HAS_BFLOAT_DOTS ? FAST : FINE;
+    compute = resolved(type, compute);
     const method integers = integer_method(type, compute, outs, matrices, threads);
     if (integers.run) return integers;
     const int rounded = type == BF16 && compute == FAST, few = rows <= few_at_most(type);
@@ -93,8 +98,11 @@ method method_of(int type, int compute, int rows, int outs, int matrices, int th
     return (method){p->many, TILE_OUTS, rounded ? BF16_ROUNDED_in_panels : F32_in_panels};
 }
 
-/* The most of all methods: floats, or a group of 32 as two planes for AMX. */
-int64_t packed_row_bytes(int elements) { return (int64_t)padded(elements) / 32 * (HAS_AMX ? 160 : 128); }
+int64_t packed_row_bytes(int type, int compute, int elements) {
+    const int many = 1024; /* outputs: few are multiplied as floats */
+    const int integers = integer_method(type, resolved(type, compute), many, 1, 1).run != NULL;
+    return (int64_t)padded(elements) / 32 * (HAS_AMX && integers ? 160 : 128);
+}
 
 /* Whether a block type has a kernel. */
 EXPORT int caravan_matmul_knows(int type) {
@@ -111,7 +119,9 @@ typedef struct {
 } caravan_matmul_job;
 
 /* Bytes of scratch for the products of so many rows. */
-EXPORT int64_t caravan_packed_bytes(int rows, int elements) { return rows * packed_row_bytes(elements); }
+EXPORT int64_t caravan_packed_bytes(int type, int compute, int rows, int elements) {
+    return rows * packed_row_bytes(type, compute, elements);
+}
 
 typedef struct { const caravan_matmul_job *of; method how; } packing;
 
