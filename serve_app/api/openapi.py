@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from functools import cache
+from inspect import get_annotations
 from typing import Any
 
 import msgspec
@@ -126,7 +127,26 @@ def _add_schemas(
     )
     for name, schema in definitions.get("$defs", {}).items():
         schemas[f"{protocol}{name}"] = _refined(schema, protocol)
-    return {kind: schema["$ref"] for (kind, _), schema in found.items()}
+    names = {kind: schema["$ref"] for (kind, _), schema in found.items()}
+    for kind, reference in names.items():
+        schema = schemas[reference.rpartition("/")[2]]
+        schema["properties"] = _readable(kind, schema["properties"])
+    return names
+
+
+def _readable(kind: type, properties: dict[str, Any]) -> dict[str, Any]:
+    """The fields in the order of a reader's interest: the model, those of the type before those of
+    its bases, which are additions to the protocol, and at the end those that are not served."""
+    declared = [name for each in kind.__mro__ for name in get_annotations(each)]
+    order = sorted(
+        properties,
+        key=lambda name: (
+            properties[name].get("description") == NOT_SERVED,
+            name != "model",
+            declared.index(name) if name in declared else len(declared),
+        ),
+    )
+    return {name: properties[name] for name in order}
 
 
 def _refined(schema: dict[str, Any], protocol: Protocol) -> dict[str, Any]:

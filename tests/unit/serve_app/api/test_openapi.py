@@ -13,6 +13,7 @@ from runtime.errors import RequestError
 from serve_app.api.auth import PAGE_PATH
 from serve_app.api.fields import BodyReader
 from serve_app.api.ingress import VERSION
+from serve_app.api.openapi import NOT_SERVED
 from serve_app.api.openapi_operations import OPERATIONS, Operation
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.api.operations import (
@@ -102,6 +103,22 @@ async def test_requests_that_a_schema_excludes_are_refused(path: str, change: di
     async with http_client(AnyReplica(), **willing()) as client:
         response = await client.post(path, json=body)
     assert response.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("OpenAIChatCompletionBody", ["model", "messages"]),
+        ("OpenAICompletionBody", ["model", "prompt"]),
+        ("OllamaChatBody", ["model", "messages"]),
+    ],
+)
+def test_fields_that_readers_look_for_come_first(name: str, first: list[str]):
+    properties = DOCUMENT["components"]["schemas"][name]["properties"]
+    assert list(properties)[: len(first)] == first
+    served = [each.get("description") != NOT_SERVED for each in properties.values()]
+    assert served == sorted(served, reverse=True)
+    assert name != "OpenAIChatCompletionBody" or not served[-1]
 
 
 def test_the_schemas_are_valid_and_their_references_resolve():
