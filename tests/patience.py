@@ -1,4 +1,5 @@
-"""Time in tests: timeouts that only a hang reaches, and a clock that stalls do not advance.
+"""Time in tests: timeouts that only a hang reaches, and a clock that stops while the process
+stalls.
 
 On a busy machine a second may pass between any two lines of a test. Waits for events end after
 `HANG_S`. Short timeouts under test, such as that of a silent peer, run on `PatientLoop`.

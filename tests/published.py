@@ -1,4 +1,4 @@
-"""What registries and the Hub publish, answered as they answer it."""
+"""Models as registries and the Hub publish them, and handlers that answer like these servers."""
 
 import hashlib
 import json

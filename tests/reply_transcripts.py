@@ -1,5 +1,5 @@
-"""Replies as published templates render them: those of llama.cpp's models/templates and of vLLM's
-examples, and others that refuse to be calls."""
+"""Replies as published templates render them, from llama.cpp's models/templates and vLLM's
+examples, and replies that look like calls but are not."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""No test fails because the machine is busy: limits of waits, and the clock of event loops."""
+"""No test fails because the machine is busy: tests of wait limits, and of the event loops'
+clock."""
 
 import ast
 import asyncio

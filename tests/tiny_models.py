@@ -1,9 +1,9 @@
 """Tiny random models as GGUF files, each with its `transformers` twin, for every test.
 
-`write_tiny(path, config)` is the way in, for any architecture that can be converted: the model is
-made by `transformers`, saved as a folder, and converted. The file has a real byte-level BPE
-tokenizer, trained on the spot, and a ChatML template. `write_tiny_llama` knows every type of
-weights; its twin has them exactly as the file rounds them, so that it is the reference for all.
+Use `write_tiny(path, config)` for any architecture that can be converted: `transformers` makes the
+model and saves it as a folder, which is converted. The file has a byte-level BPE tokenizer, trained
+on the spot, and a ChatML template. `write_tiny_llama` supports every type of weights; its twin has
+exactly the weights that the file rounds to, so that it is the reference for all types.
 """
 
 import copy

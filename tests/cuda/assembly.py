@@ -1,4 +1,4 @@
-"""PTX of kernels, computed in Python: what Triton's interpreter cannot do."""
+"""Computes the kernels' inline PTX in Python, which Triton's interpreter cannot do."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Kernels of paged attention to be compiled: the head sizes and caches of real models."""
+"""Kernels of paged attention for tests that compile them: head sizes and caches of real models."""
 
 from dataclasses import replace
 

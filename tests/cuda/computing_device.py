@@ -1,8 +1,7 @@
-"""A fake CUDA device that computes as late as possible: what is enqueued runs when the host waits.
+"""A fake CUDA device that computes as late as possible: enqueued work runs when the host waits.
 
-So a step reads host memory that was overwritten too early, and device memory that was used again,
-as they are when the host is far ahead of the device.
-"""
+A step therefore reads host memory that was overwritten too early, and device memory that was reused
+too early, just as on a device that is far behind the host."""
 
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -1,4 +1,5 @@
-"""What `test_draws.py` compiles: draws among 128,256 tokens, greedy, by top_k, and of all."""
+"""Kernels that `test_draws.py` compiles: draws among 128,256 tokens, greedy, by top_k, and among
+all tokens."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""A CUDA device that computes nothing: what a step would launch, move and wait for is counted.
+"""A fake CUDA device that computes nothing, but counts a step's launches, copies and waits.
 
 Tensors on it have shapes and types, but no elements; those of the host are real. An operation that
 needs an element on the host, whose shape depends on elements, or that mixes devices, is an error.

@@ -1,4 +1,4 @@
-"""Kernels between products to be compiled, with the sizes of an 8B model."""
+"""Kernels between products, with the sizes of an 8B model, for tests that compile them."""
 
 import triton
 

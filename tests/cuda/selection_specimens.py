@@ -1,4 +1,4 @@
-"""What `test_selection.py` compiles."""
+"""Kernels that `test_selection.py` compiles."""
 
 from runtime.kernels.triton.selection import highest_kernel
 from tests.cuda.compiled import Specimen

@@ -1,4 +1,4 @@
-"""The launch before attention in Triton's interpreter, against one operation after the other."""
+"""The fused kernel before attention in Triton's interpreter, against its single operations."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""What a step of an 8B model launches and moves on a CUDA device, without one."""
+"""The launches and copies of a step of an 8B model, counted on a fake CUDA device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

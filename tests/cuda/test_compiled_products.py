@@ -1,4 +1,5 @@
-"""The kernels for products, compiled for an H100: ceilings, and the instructions that they need."""
+"""The kernels for products, compiled for an H100: limits of registers, and required
+instructions."""
 
 from tests.cuda import product_specimens
 from tests.cuda.compiled import compile_all

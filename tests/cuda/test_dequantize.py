@@ -1,4 +1,4 @@
-"""Planes, and the kernel that dequantises them, against the blocks they were made of."""
+"""Planes, and the kernel that dequantises them, against the blocks from which they are made."""
 
 import pytest
 import torch

@@ -124,7 +124,7 @@ def test_buckets_with_many_tokens_are_searched_part_by_part(
     assert kernels.tokens.tolist() == torchs.tokens.tolist()
 
 
-def test_tokens_of_all_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_among_all_tokens_follow_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     """The distribution is that of transformers, whose inverse is taken at the random number: in the
     order of logits, or, without top_k and top_p, in that of tokens."""
     monkeypatch.setattr(thresholds, "BLOCK", 256)
@@ -150,7 +150,7 @@ def test_a_row_alone_is_drawn_as_among_others(monkeypatch: pytest.MonkeyPatch) -
         assert alone.tokens.item() == together.tokens[row]
 
 
-def test_draws_of_all_are_three_launches_that_a_graph_can_capture() -> None:
+def test_draws_among_all_tokens_are_three_launches_that_a_graph_can_capture() -> None:
     rows, vocabulary = 5, 262_144
     with fake_cuda() as fake, torch.inference_mode():
         logits = torch.empty(rows, vocabulary, device=DEVICE)

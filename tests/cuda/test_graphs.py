@@ -1,5 +1,5 @@
-"""Decode steps as CUDA graphs give the tokens that they give without, on a device that computes as
-late as possible; and what a capture refuses."""
+"""Decode steps give the same tokens with CUDA graphs as without, on a device that computes as late
+as possible; and operations that cannot be captured are refused."""
 
 import random
 from collections.abc import Iterator
@@ -240,7 +240,7 @@ def test_the_fake_device_captures_no_copies_and_no_waiting(forbidden) -> None:
         assert isinstance(device, FakeCuda)
 
 
-def test_sizes_are_few_and_close() -> None:
+def test_graphs_exist_for_few_numbers_of_rows_close_to_any_number() -> None:
     assert graph_sizes(1) == (1,) and graph_sizes(6) == (1, 2, 4, 6)
     assert graph_sizes(20) == (1, 2, 4, 8, 16, 20)
     for slots in (1, 16, 100, 256, 1000):

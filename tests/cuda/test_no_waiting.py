@@ -127,7 +127,7 @@ WAITING: dict[str, Callable[[Tensor], object]] = {
 
 
 @pytest.mark.parametrize("name", WAITING)
-def test_what_waits_is_found(name: str, fake: FakeCuda) -> None:
+def test_an_operation_that_waits_is_detected(name: str, fake: FakeCuda) -> None:
     with torch.inference_mode(), pytest.raises((RuntimeError, AssertionError)):
         WAITING[name](torch.ones(4, device=DEVICE))
 

@@ -39,7 +39,7 @@ def test_vector_product_is_that_of_rounded_activations(type: BlockType) -> None:
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "NVFP4"])
-def test_one_plane_of_integers_is_what_fast_products_have(name: str) -> None:
+def test_fast_products_round_activations_to_one_plane_of_integers(name: str) -> None:
     check_vectors(PLANAR_TYPES[name], Compute.FAST, rows=1)
 
 

@@ -1,4 +1,4 @@
-"""Every command, configuration and program in the documents is parsed by what would read it."""
+"""Every command, configuration and program in the documents is parsed by its real parser."""
 
 import ast
 import importlib

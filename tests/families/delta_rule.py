@@ -1,9 +1,8 @@
-"""The step by step form of the gated delta rule as the reference.
+"""The reference uses the step-by-step form of the gated delta rule.
 
-`transformers` computes whole prompts in chunks, in float32, and that form is the least exact one:
-on the tiny models its log-probabilities are up to 2e-3 from those in float64, while those of its
-own step by step form, and ours, stay near them.
-"""
+`transformers` computes whole prompts in chunks, in float32, which is the least exact form: on the
+tiny models its log-probabilities differ by up to 2e-3 from those in float64, while those of its
+step-by-step form, and ours, stay close to them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Tiny configurations of encoders of texts, by family; `LARGE` are wider ones."""
+"""Tiny configurations of text encoders, by family; those in `LARGE` are wider."""
 
 from transformers import BertConfig, NomicBertConfig
 

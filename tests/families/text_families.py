@@ -1,4 +1,4 @@
-"""The table of text families: a row states tiny configurations and what is checked of them.
+"""The table of text families: a row states tiny configurations and the checks that apply to them.
 
 `test_text_models.py` checks every row; other tests take their models from here.
 """

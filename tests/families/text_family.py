@@ -1,4 +1,4 @@
-"""What a row of the table of text families states, and the tiny models that are made of it."""
+"""A row of the table of text families, and the tiny models that are made from it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The work done on every mutated file: all that serving does before the first token."""
+"""Does with a mutated file all that a server does before the first token."""
 
 from collections.abc import Sequence
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""The mutations of `make sanitize`: many files still open, so that the kernels run on them."""
+"""The mutations of `make sanitize` leave many files valid, so that kernels compute with them."""
 
 from random import Random
 

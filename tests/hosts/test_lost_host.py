@@ -1,4 +1,4 @@
-"""A caller's kernel notices a host that is gone, and knows it from a process that is only busy."""
+"""A caller's kernel detects a lost host, and distinguishes it from a process that is only busy."""
 
 import asyncio
 import os

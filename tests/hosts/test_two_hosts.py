@@ -1,5 +1,5 @@
-"""A cluster of two hosts with addresses of their own: what crosses the network, and what becomes of
-streams when one of them is cut off without a word. `make test-hosts`; needs root and iproute2."""
+"""A cluster of two hosts with different addresses: answers do not depend on the host, and streams
+of a host that is silently disconnected continue. `make test-hosts`; needs root and iproute2."""
 
 import json
 import secrets

@@ -1,4 +1,4 @@
-"""What the kernels of every instruction set must compute: a short form of the other tests here."""
+"""Checks for the kernels of every instruction set: a short form of the other tests here."""
 
 import ctypes
 from itertools import product

@@ -1,4 +1,4 @@
-"""Arguments of the C kernels: those that would cause accesses out of bounds are refused."""
+"""The C kernels refuse arguments that would cause accesses out of bounds."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Rows that see any interval of a cache, or nothing."""
+"""Rows that attend to any interval of a cache, or to nothing."""
 
 import pytest
 import torch

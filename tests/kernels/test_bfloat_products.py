@@ -42,7 +42,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(elements: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 3.4e38])
-def test_activations_that_no_bfloat16_holds_spoil_their_row_only(bad: float) -> None:
+def test_activations_beyond_bfloat16_affect_only_their_row(bad: float) -> None:
     """3.4e38 is rounded to infinity."""
     require_native_kernels()
     weight, x = bfloat_weight(40, 512, Compute.FAST), random_rows(20, 512)
@@ -54,7 +54,7 @@ def test_activations_that_no_bfloat16_holds_spoil_their_row_only(bad: float) -> 
 
 
 @pytest.mark.parametrize("compute", [Compute.FINE, Compute.AUTO])
-def test_other_settings_are_one_of_the_two(compute: Compute) -> None:
+def test_products_without_bfloat16_kernels_are_exact_or_fast(compute: Compute) -> None:
     require_native_kernels()
     x = random_rows(5, 512)
     of = {c: matmul(x, bfloat_weight(40, 512, c)) for c in Compute}

@@ -1,4 +1,4 @@
-"""Writes to the cache: what is stored, by kernel and twin, and what attention reads of it."""
+"""Writes to the cache by kernel and twin: the stored numbers, and attention that reads them."""
 
 from dataclasses import replace
 

@@ -245,7 +245,7 @@ def test_no_rows_give_no_rows(products) -> None:
     assert products(torch.empty(0, 64), weight, nobody, bias=torch.zeros(7, 5)).shape == (0, 7, 5)
 
 
-def test_rows_of_integers_may_be_none_as_well() -> None:
+def test_integer_experts_accept_zero_rows() -> None:
     weight, nobody = random_experts(block_type("I8"), 5, 64), torch.empty(0, 2, dtype=torch.int64)
     assert expert_products(torch.empty(0, 64), weight, nobody).shape == (0, 2, 5)
 

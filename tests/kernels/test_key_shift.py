@@ -1,4 +1,4 @@
-"""Keys at other positions, in every type of the cache."""
+"""Keys that are rotated to other positions, in every type of cache."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ STEPS = {
 @pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize(("count", "first"), [(24, 0), (10, 0), (10, 28)])
 @pytest.mark.parametrize("type", STEPS)
-def test_keys_turn_by_the_difference_of_positions(type, count, first, halves) -> None:
+def test_keys_are_rotated_by_the_difference_of_positions(type, count, first, halves) -> None:
     draw = torch.Generator().manual_seed(count)
     frequencies = 10000.0 ** -(torch.arange(count) / count)
     rotation = KeyRotation(frequencies, halves, first)

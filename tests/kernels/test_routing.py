@@ -81,7 +81,7 @@ def test_large_logits_are_told_apart_although_their_sigmoids_are_not(routed: Rou
 
 
 @both
-def test_weights_of_all_do_not_sum_to_one_and_those_of_the_chosen_do(routed: Router) -> None:
+def test_only_weights_normalised_over_the_chosen_experts_sum_to_one(routed: Router) -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0, -1.0]])
     probabilities = logits.softmax(-1)[0]
     chosen, weights = routed(OF_ALL, logits, 2)
@@ -122,7 +122,7 @@ def test_a_bias_of_the_choice_does_not_change_the_weights(routed: Router) -> Non
 
 @both
 @pytest.mark.parametrize("rule", [OF_ALL, OF_CHOSEN, SIGMOIDS])
-def test_a_logit_that_is_no_number_makes_a_weight_that_is_none(routed, rule: Routing) -> None:
+def test_a_nan_logit_gives_a_nan_weight(routed, rule: Routing) -> None:
     logits = random_logits(3, 20)
     logits[1, 7] = torch.nan
     chosen, weights = routed(rule, logits, 4)

@@ -1,4 +1,4 @@
-"""instructor's modes: the answer is a pydantic object, and requests demand its form."""
+"""instructor's modes: the answer is a pydantic object, and requests demand its schema."""
 
 from typing import Any
 

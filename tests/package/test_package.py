@@ -1,4 +1,4 @@
-"""What `make package` built: the files in `dist`, and an environment with only the wheel."""
+"""The results of `make package`: the files in `dist`, and an environment with only the wheel."""
 
 import email
 import json
@@ -83,7 +83,7 @@ def test_type_checkers_read_its_annotations(tmp_path: Path) -> None:
     assert 'expression has type "type[CacheLayout]"' in shown
 
 
-def test_it_serves(tmp_path: Path) -> None:
+def test_the_installed_wheel_serves_a_model(tmp_path: Path) -> None:
     """In an empty folder, with nothing of this checkout but the model."""
     port = free_port()
     environment = {

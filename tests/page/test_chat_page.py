@@ -46,7 +46,7 @@ def f():  # comment
 """
 
 
-async def test_an_answer_is_streamed_and_its_speed_told(visiting):
+async def test_an_answer_is_streamed_and_its_speed_is_shown(visiting):
     async with visiting(PretendReplica()) as visit:
         await visit.ask("Hi")
         await visit.page.get_by_text("Hello, world").wait_for()

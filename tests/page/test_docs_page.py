@@ -48,7 +48,7 @@ async def test_links_open_the_types_that_they_name(visiting):
         await page.locator("#schema-OpenAIError").get_by_text("error (required)").wait_for()
 
 
-async def test_a_search_leaves_what_has_all_words(visiting):
+async def test_a_search_shows_only_entries_with_all_words(visiting):
     async with visiting(PretendReplica()) as visit:
         page = visit.page
         await page.goto(f"{visit.address}/docs")

@@ -87,7 +87,7 @@ def changes(model, pair: Pair, tokens: list[int]) -> float:
         ("gemma3", "plain", []),
     ],
 )
-def test_an_adapter_means_what_peft_computes(tmp_path, family, config, more) -> None:
+def test_an_adapter_computes_what_peft_computes(tmp_path, family, config, more) -> None:
     row = TEXT_MODELS[family]
     twin = row.write(tmp_path / "tiny.gguf", config)
     model = adapted(twin, "one", MATRICES + more, rank=4, alpha=6.0)
@@ -102,7 +102,7 @@ def test_an_adapter_means_what_peft_computes(tmp_path, family, config, more) -> 
         check_declared_memory(decoder, tokens, outputs)
 
 
-def test_stacked_adapters_with_scales_mean_what_peft_computes(tmp_path) -> None:
+def test_stacked_adapters_with_scales_compute_what_peft_computes(tmp_path) -> None:
     twin = TEXT_MODELS["llama"].write(tmp_path / "tiny.gguf")
     model = adapted(twin, "one", MATRICES, rank=3, alpha=5.0)
     model = adapted(twin, "second", ["q_proj", "down_proj"], rank=8, alpha=8.0, model=model)
@@ -163,7 +163,9 @@ def merged(path: Path, pairs, factor: float) -> Path:
     ],
 )
 @pytest.mark.parametrize("size", [1, 2])
-def test_an_adapter_means_its_merged_matrices(tmp_path, family, config, pattern, size) -> None:
+def test_an_adapter_computes_what_merged_matrices_compute(
+    tmp_path, family, config, pattern, size
+) -> None:
     path = tmp_path / "tiny.gguf"
     TEXT_MODELS[family].write(path, config)
     shapes = {

@@ -1,4 +1,4 @@
-"""What the type of the cache costs: log-probabilities with each type, compared with float32."""
+"""The accuracy of cache types: log-probabilities with each type, compared with float32."""
 
 from functools import partial
 

@@ -1,7 +1,7 @@
-"""Answers of many contexts: each token is the one that the model gives for what is kept.
+"""Answers that are longer than many contexts: each token is the model's for the kept context.
 
-Without scheduler, runner and pages that move, the references compute the context anew at each
-shift, by `transformers` or the decoder itself; or drop positions of one cache, and rotate keys.
+The references use neither scheduler nor runner nor moved pages. They recompute the context at each
+shift, by `transformers` or the decoder itself, or drop positions of one cache and rotate its keys.
 """
 
 from collections.abc import Callable
@@ -97,7 +97,7 @@ def check_moving_answer(
 
 
 @pytest.mark.parametrize("family", TEXT_MODELS)
-def test_each_family_goes_on_from_what_is_computed_again(tmp_path, family: str) -> None:
+def test_each_family_continues_from_a_recomputed_context(tmp_path, family: str) -> None:
     path = tmp_path / "tiny.gguf"
     twin, known = TEXT_MODELS[family].write(path), tiny_tokenizer().get_vocab_size()
     prompt = random_tokens(PROMPT, seed=2)
@@ -129,7 +129,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("family", "config", "type"), CASES)
-def test_what_is_cached_moves(tmp_path, family: str, config: str, type: CacheType) -> None:
+def test_cached_pages_move_where_the_family_allows_it(
+    tmp_path, family: str, config: str, type: CacheType
+) -> None:
     path, length, dropped = tmp_path / "tiny.gguf", 60, 28
     TEXT_MODELS[family].write(path, config)
     model = load(path, device=CPU, dtype=torch.float32)
@@ -152,7 +154,7 @@ def test_what_is_cached_moves(tmp_path, family: str, config: str, type: CacheTyp
 
 
 @pytest.mark.parametrize("page_tokens", [8, 16])
-def test_the_demo_model_goes_on_from_what_is_kept(page_tokens: int) -> None:
+def test_the_demo_model_continues_from_the_kept_context(page_tokens: int) -> None:
     model, dropped = load(DEMO_MODEL, device=CPU, dtype=torch.float32), 56
     prompt = list(model.tokenizer.encode("Tell me about the sea"))
     options = {"context_tokens": 120, "max_sequences": 1, "page_tokens": page_tokens}

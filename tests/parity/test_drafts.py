@@ -1,7 +1,7 @@
 """A draft model changes no token and no log-probability, whatever it proposes, to the bit on a CPU.
 
-Drafts of the model itself are right, also those that are drawn at random; those of a model with
-other weights are mostly wrong, and those of a rounded copy are both.
+Drafts of the model itself are right, even if they are drawn at random; drafts of a model with other
+weights are mostly wrong, and some drafts of a rounded copy are right.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,7 @@
 """Embedding models from checkpoint to answer: their tokenizers, pooling and endpoints.
 
-Each is saved by `transformers`, converted, loaded and asked over HTTP; what it answers is what the
-saved model and tokenizer make of the same texts.
+Each model is saved by `transformers`, converted, loaded and called over HTTP. Its vectors must be
+those that the saved model and tokenizer give for the same texts.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What the engine does for recurrent models alone; `test_engine.py` has the rest."""
+"""Tests of the engine that apply only to recurrent models; `test_engine.py` has the others."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What image processors make of pictures, against those of `transformers`."""
+"""The results of image processors, against those of `transformers`."""
 
 import pytest
 import torch

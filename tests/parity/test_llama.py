@@ -1,4 +1,4 @@
-"""Logits of llamas with every type of weights, and what only this one model has to show."""
+"""Logits of Llama models with every type of weights, and checks for which one model suffices."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""Vectors of texts from the whole engine against `transformers`, alone and in a crowd."""
+"""Vectors of texts from the whole engine against `transformers`, alone and beside other
+requests."""
 
 import asyncio
 import contextlib

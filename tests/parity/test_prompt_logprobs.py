@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts against `transformers`, whatever the steps and the company."""
+"""Log-probabilities of prompts against `transformers`, in any steps and beside other requests."""
 
 import random
 
@@ -56,7 +56,7 @@ def check(delta: Delta, prompt: tuple[int, ...], model, twin) -> None:
 
 
 @pytest.mark.parametrize("most", [0, 5])
-def test_they_are_the_models_whatever_is_cached_and_runs_beside(tiny, most) -> None:
+def test_prompt_logprobs_do_not_depend_on_caches_and_other_requests(tiny, most) -> None:
     model, twin = tiny
     given = prompts(model.tokenizer.vocab_size, 6)
     plain = [GenerationRequest(f"p{n}", p, StopRules(9), GREEDY) for n, p in enumerate(given)]

@@ -1,4 +1,4 @@
-"""Recorded decode steps give what computed ones give, to the bit."""
+"""Recorded decode steps give the same bits as computed ones."""
 
 import logging
 import random

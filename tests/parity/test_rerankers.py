@@ -1,4 +1,4 @@
-"""Rerankers from checkpoint to score: what the saved model and tokenizer make of the same pairs."""
+"""Rerankers from checkpoint to score, against the saved model and tokenizer for the same pairs."""
 
 import asyncio
 import math

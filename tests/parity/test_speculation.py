@@ -154,6 +154,8 @@ def test_answers_follow_their_grammar_with_proposals(sliding) -> None:
 
 
 @pytest.mark.parametrize("family", STATEFUL)
-def test_nothing_is_proposed_where_states_cannot_be_taken_back(family: str, tmp_path: Path) -> None:
+def test_nothing_is_proposed_to_models_whose_states_cannot_be_undone(
+    family: str, tmp_path: Path
+) -> None:
     with running(loaded(family, tmp_path), proposed_tokens=PROPOSED) as engine:
         assert engine._engine._scheduler.speculation is None

@@ -1,7 +1,7 @@
 """Models whose layers are on several devices give the logits of one.
 
-Devices here are the CPU under several numbers: torch computes them all in one place, but weights,
-pages and what a step carries are asked for by number.
+The devices are the CPU under several numbers: torch computes all of them in one place, but weights,
+pages and inputs of a step are requested by device number.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Special tokens that take the white space beside them, as each family's own tokenizer has them."""
+"""Special tokens that strip adjacent white space, as in each family's own tokenizer."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -56,7 +56,7 @@ def both(family: str) -> tuple[Tokenizer, NativeTokenizer]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_white_space_beside_special_tokens_goes_as_the_library_has_it(family: str) -> None:
+def test_white_space_beside_special_tokens_is_stripped_as_in_the_library(family: str) -> None:
     subject, native = both(family)
     parts = (*FAMILIES[family][0], *SPACES, "hello", "x")
 
@@ -77,7 +77,7 @@ def test_what_users_type_keeps_its_white_space() -> None:
         assert subject.decode(subject.encode(text)) == text
 
 
-def test_roberta_documents_stand_between_its_tokens_where_the_file_does_not_say() -> None:
+def test_roberta_documents_have_bos_and_eos_by_default() -> None:
     keys: dict[str, Any] = {"pre": "roberta-bpe", "bos_token_id": 258, "eos_token_id": 259}
     metadata = byte_level_metadata(dict.fromkeys(ROBERTA, CONTROL), **keys)
     subject = load_tokenizer(metadata, architecture="bert")

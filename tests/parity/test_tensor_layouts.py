@@ -1,4 +1,4 @@
-"""Files whose tensors are laid out as other converters or earlier versions laid them out."""
+"""Files with the tensor layouts of other converters or of earlier versions."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Conversion of checkpoints as their authors publish them, where `transformers` saves others."""
+"""Conversion of checkpoints in their authors' layout, where `transformers` saves another layout."""
 
 import json
 from pathlib import Path

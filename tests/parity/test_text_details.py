@@ -1,4 +1,4 @@
-"""Details of single text families that the checks of every family do not show."""
+"""Details of single text families that the checks of all families do not cover."""
 
 import pytest
 import torch

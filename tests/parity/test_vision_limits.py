@@ -1,7 +1,7 @@
-"""The largest images of every vision family: what its processor produces, and their memory.
+"""The largest images of every vision family: the processor's output, and the memory that it takes.
 
-Files state the limits of images in several ways, or not at all. The limits here are numbers of rows
-that no rectangle has, tiny ones, and areas that are no multiples of a patch.
+Files state limits of images in several ways, or not at all. The limits in these tests are numbers
+of rows that no rectangle has, tiny numbers, and areas that are not multiples of a patch.
 """
 
 import re

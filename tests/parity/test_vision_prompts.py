@@ -1,4 +1,4 @@
-"""Prompts with pictures, token by token as each family's processor in `transformers` makes them."""
+"""Prompts with pictures have the tokens that each family's processor in `transformers` gives."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Templates that show images, as their processors in `transformers` render and fill them."""
+"""Templates that write images, rendered as by their processors in `transformers`."""
 
 import importlib
 import re

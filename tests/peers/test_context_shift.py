@@ -1,4 +1,5 @@
-"""A chat of many contexts in llama.cpp, whose keys are shifted, too: it gives what we sample."""
+"""A chat longer than many contexts in llama.cpp, which shifts keys too, gives the tokens we
+sample."""
 
 import ctypes
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,5 @@
-"""Quantised files in llama.cpp: it loads them, computes what we compute, and would mix types so."""
+"""Quantised files in llama.cpp: it loads them, computes what we compute, and chooses the same
+types."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What our quantisers lose, compared with llama.cpp's own on the same rows."""
+"""The errors of our quantisers, compared with those of llama.cpp's on the same rows."""
 
 from collections.abc import Callable, Mapping
 

@@ -1,4 +1,4 @@
-"""What a process keeps from round to round: memory, blocks and objects of Python."""
+"""Measures what a process keeps from round to round: memory, blocks and objects of Python."""
 
 import ctypes
 import gc

@@ -1,4 +1,4 @@
-"""Rounds of random requests to engines with random settings, and what has to hold of each.
+"""Rounds of random requests to engines with random settings, and the checks of each round.
 
 In a round a tiny model answers requests that share beginnings, pictures and schemas, shift their
 contexts, end at stop strings, or are aborted, while few pages make for preemption and copies to

@@ -9,7 +9,7 @@ from tests.soak.rounds import play, soak_models
 SEED = 28
 
 
-def test_rounds_hold_and_reach_what_they_are_for(tmp_path: Path) -> None:
+def test_rounds_pass_and_include_aborts_cache_hits_shifts_and_images(tmp_path: Path) -> None:
     totals: Counter[str] = Counter()
     for number, soaked in enumerate(soak_models(tmp_path)):
         totals += play(soaked, SEED + number, requests=12)

@@ -1,4 +1,5 @@
-"""The code of every kernel of attention for every device; minutes. Prints what it needs."""
+"""The code of every kernel of attention for every device: checks and prints the resources that it
+needs. It takes minutes."""
 
 import pytest
 

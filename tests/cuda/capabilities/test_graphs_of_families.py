@@ -13,7 +13,7 @@ from tools.gpu_check.models import load_decoder
 __all__ = ["fake", "without_spans"]
 
 
-def test_a_family_has_its_tokens(tmp_path: Path, fake: ComputingCuda) -> None:
+def test_a_family_gives_the_same_tokens_with_graphs(tmp_path: Path, fake: ComputingCuda) -> None:
     TEXT_MODELS["gemma3"].write(tmp_path / "model.gguf")
     model = load_decoder(tmp_path / "model.gguf", DEVICE, torch.float32)
     requests = requests_of(2, model.vocab_size)

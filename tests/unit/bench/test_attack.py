@@ -1,4 +1,4 @@
-"""The frame of `make attack`: what it finds on this host, what it prints, and its exit status."""
+"""The parts of `make attack` that need no server: findings on this host, output, exit status."""
 
 import asyncio
 import socket
@@ -37,7 +37,7 @@ def test_listeners_of_a_process_are_found_with_their_addresses(loopback) -> None
 
 
 @pytest.mark.parametrize(("socket_mode", "reached"), [(0o777, True), (0o600, False)])
-def test_sockets_that_others_may_reach_are_told_by_modes(socket_mode, reached) -> None:
+def test_sockets_that_others_may_reach_are_found_by_their_modes(socket_mode, reached) -> None:
     with TemporaryDirectory() as place, socket.socket(socket.AF_UNIX) as bound:
         folder = Path(place)  # pytest's own are below a private one
         path = folder / "admin"
@@ -51,7 +51,9 @@ def test_sockets_that_others_may_reach_are_told_by_modes(socket_mode, reached) -
 
 
 @pytest.mark.parametrize(("outcomes", "status"), [([HELD], 0), ([HELD, NOT_HELD], 1), ([], 1)])
-def test_the_exit_status_tells_whether_all_was_held(monkeypatch, capsys, outcomes, status) -> None:
+def test_the_exit_status_is_0_only_if_all_attacks_were_held(
+    monkeypatch, capsys, outcomes, status
+) -> None:
     async def told(target: Target) -> list[Outcome]:
         assert target.url == "http://127.0.0.1:1"
         return outcomes

@@ -1,4 +1,4 @@
-"""What `make chaos` reports: each fault with what clients saw of it."""
+"""The report of `make chaos`: each fault with its effect on clients."""
 
 import pytest
 

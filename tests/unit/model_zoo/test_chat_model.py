@@ -1,4 +1,4 @@
-"""From a conversation to a prompt: which template, with which variables, refused by which words."""
+"""From a conversation to a prompt: the chosen template, its variables, and errors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -76,7 +76,7 @@ def test_a_template_is_told_the_time_that_the_request_came() -> None:
     assert prompt_of(model) == f"{datetime.now():%d %b %Y} hi"
 
 
-def test_no_tools_are_none_to_the_template() -> None:
+def test_an_empty_list_of_tools_is_none_in_the_template() -> None:
     source = "{{ tools is none }}"
     assert prompt_of(model_with(source)) == prompt_of(model_with(source), tools=()) == "True"
 
@@ -200,7 +200,7 @@ def test_an_unknown_effort_is_refused() -> None:
         prompt_of(model_with("x"), thinking="<b>")
 
 
-def test_images_are_refused_while_no_model_sees() -> None:
+def test_images_are_refused_without_a_vision_model() -> None:
     model = model_with(template_source("google-gemma-4-31B-it"))
     with pytest.raises(RequestError, match="model does not support images"):
         prompt_of(model, TALKS["an image"].messages)
@@ -224,7 +224,7 @@ def test_messages_cross_processes_unchanged(message: Message) -> None:
     assert msgspec.msgpack.decode(data, type=Message) == message
 
 
-def test_values_too_deep_within_each_other_are_refused() -> None:
+def test_too_deeply_nested_values_are_refused() -> None:
     deep: Any = "x"
     for _ in range(5000):
         deep = {"a": [deep]}

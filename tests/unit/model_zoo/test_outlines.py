@@ -1,4 +1,5 @@
-"""Models built of headers alone, as every start does first: nothing is computed for them."""
+"""Models built from headers only, as at the beginning of every start, without computing
+anything."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Loading a model file: a ready ChatModel, or one message that names what is in the way."""
+"""Loading a model file gives a ready ChatModel, or a single error that names the cause."""
 
 import subprocess
 import sys
@@ -209,7 +209,7 @@ def test_nothing_is_read_of_a_file_that_is_refused(tiny) -> None:
     assert heard == []
 
 
-def test_a_projector_for_a_model_without_eyes_is_refused(tiny) -> None:
+def test_a_projector_for_an_architecture_without_vision_is_refused(tiny) -> None:
     blind = rewrite(tiny, tiny.with_name("gemma2.gguf"), keys={"general.architecture": "gemma2"})
     with pytest.raises(ConfigurationError, match="gemma2 do not support images"):
         load_here(blind, projector=Path("mmproj.gguf"))

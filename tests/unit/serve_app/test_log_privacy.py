@@ -1,4 +1,4 @@
-"""No text of a user and no key gets into logs, whatever the request and however it fails."""
+"""No text of a user and no API key is logged, for any request and any failure."""
 
 import json
 import logging

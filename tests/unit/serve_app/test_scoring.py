@@ -1,4 +1,4 @@
-"""Scores of prompts, biased and bounded answers, and tokens, of a tiny model by its clients."""
+"""Scores of prompts, logit biases, ends of answers and tokenization over HTTP, on a tiny model."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""What several modules make of the demo model's data."""
+"""Data of the demo model that several test modules use."""
 
 import pytest
 from tokenizers import Tokenizer

@@ -1,4 +1,4 @@
-"""The check of a GPU without one: every section with tiny sizes, and sections that go wrong."""
+"""`tools.gpu_check` without a GPU: every section with tiny sizes, and sections that fail."""
 
 import json
 import zipfile

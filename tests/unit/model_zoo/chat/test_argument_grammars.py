@@ -1,6 +1,6 @@
 """Random schemas under the grammar of each family's calls: every call validates.
 
-CARAVAN_RANDOM_SCHEMAS sets the number of schemas for each; 1,000 take some minutes.
+CARAVAN_RANDOM_SCHEMAS sets the number of schemas for each family; 1,000 take some minutes.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Schemas as alternatives that combine none, against jsonschema."""
+"""Schemas rewritten as plain alternatives, without combining keywords, against jsonschema."""
 
 from typing import Any
 
@@ -94,7 +94,9 @@ def test_alternatives_allow_what_the_schema_allows(schema: Any) -> None:
         ({"allOf": [{"patternProperties": {"x": {}}}, {"properties": {"x": {}}}]}, "patternProp"),
     ],
 )
-def test_what_has_no_such_alternatives_is_refused(schema: dict[str, Any], reason: str) -> None:
+def test_schemas_without_plain_alternatives_are_refused(
+    schema: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(Unwritable, match=reason):
         plain(Place.whole(schema))
 
@@ -120,7 +122,9 @@ PATTERNS = {"patternProperties": {"^x": {"type": "null"}, "^y": {"type": "number
         (PATTERNS, "x", {"null", "number"}),  # patterns are not matched where replies are read
     ],
 )
-def test_all_parts_tell_the_types_of_a_member(schema: Any, name: str, types: Any) -> None:
+def test_types_of_a_member_come_from_all_parts_of_a_schema(
+    schema: Any, name: str, types: Any
+) -> None:
     assert Place.whole(schema).member(name).types() == types
 
 

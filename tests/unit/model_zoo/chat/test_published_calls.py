@@ -1,4 +1,4 @@
-"""What each published template renders of calls is what the grammar of its family allows."""
+"""The calls that published templates render are allowed by the grammars of their families."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What each published template renders of calls, parsed back."""
+"""The calls that published templates render are parsed as the same calls."""
 
 import itertools
 from typing import Any

@@ -1,4 +1,5 @@
-"""Replies of every format, parsed whole and cut anywhere, against what they were written from."""
+"""Replies of every format, parsed whole and cut anywhere, against the messages that they
+express."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Random replies under the grammar of each family are read back by its parser as demanded."""
+"""Random replies under the grammar of each family are parsed to the demanded text and calls."""
 
 import itertools
 import json
@@ -254,7 +254,9 @@ ENCLOSED = {
 
 @pytest.mark.parametrize("name", ENCLOSED)
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
-def test_what_encloses_an_answer_stands_beside_its_form(name: str, vocabulary: str) -> None:
+def test_markup_around_an_answer_is_allowed_and_not_part_of_its_form(
+    name: str, vocabulary: str
+) -> None:
     template, before, after = ENCLOSED[name]
     family = Family(template, vocabulary)
     thinking = family.format.thinking

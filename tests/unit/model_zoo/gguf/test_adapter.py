@@ -1,4 +1,4 @@
-"""Adapter files: what is refused, and that damaged files are."""
+"""Adapter files: unsuitable and damaged ones are refused."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Defaults of missing keys are those of `transformers` for settings that a checkpoint lacks.
 
-Each row of DEFAULTS has a key that some converter leaves out, or once did, and whose value is the
-same in all models of the family. Other missing keys are errors, see `test_what_files_lack`.
+Each row of DEFAULTS has a key that some converter omits, or once did, and whose value is the same
+in all models of the family. Other missing keys are errors, see `test_missing_keys.py`.
 """
 
 import copy

@@ -1,7 +1,7 @@
-"""Every architecture, of files from which one thing is missing or in which one contradicts.
+"""Files of every architecture in which a key or tensor is missing or a tensor has a wrong shape.
 
-Each key and each tensor is left out by itself, and each tensor gets other shapes: loading fails and
-names it, unless the tables below say what stands in for it.
+Each key and each tensor is left out by itself, and each tensor gets other shapes. Loading must fail
+and name it, unless the tables below state its default.
 """
 
 import copy
@@ -89,7 +89,7 @@ def names(tensor: str, message: str) -> bool:
 
 
 @every_case
-def test_a_missing_key_is_told_unless_its_default_is_known(opened, case) -> None:
+def test_a_missing_key_is_named_unless_it_has_a_known_default(opened, case) -> None:
     file = opened(case)
     assert refusal(file) is None
     prefix = file.metadata["general.architecture"] + "."

@@ -127,13 +127,13 @@ def near(got: Tensor, expected: Tensor) -> None:
 QUERIES, KEYS, VALUES = (heads_of(name) for name in ("attn_q", "attn_k", "attn_v"))
 
 
-def test_without_a_rotary_embedding_nothing_is_turned(scope) -> None:
+def test_without_a_rotary_embedding_nothing_is_rotated(scope) -> None:
     attention = layer(scope(MATRICES))
     near(attention(X, step(rotary=None)), attended(QUERIES, KEYS, VALUES))
     near(attention(X, step()), attended(turned(QUERIES), turned(KEYS), VALUES))
 
 
-def test_norms_come_before_the_turn_or_after_it(scope) -> None:
+def test_norms_are_applied_before_or_after_rotation(scope) -> None:
     before = layer(scope(MATRICES), q_norm=NORM, k_norm=NORM)
     near(before(X, step()), attended(turned(normal(QUERIES)), turned(normal(KEYS)), VALUES))
     after = layer(scope(MATRICES), rotated_norm=RMSNorm(None, EPS))
@@ -154,14 +154,14 @@ def test_caps_and_sinks_reach_the_kernel(scope) -> None:
         near(attention(X, step()), expected)
 
 
-def test_queries_grow_with_their_position(scope) -> None:
+def test_queries_are_scaled_by_the_temperature_of_their_position(scope) -> None:
     attention = layer(scope(MATRICES), temperature=Temperature(0.3, 4, offset=1))
     factors = [1 + 0.3 * math.log(1 + (position + 1) // 4) for position in range(TOKENS)]
     grown = turned(QUERIES) * torch.tensor(factors, dtype=torch.float64)[:, None, None]
     near(attention(X, step()), attended(grown, turned(KEYS), VALUES))
 
 
-def test_only_the_rows_asked_for_come_out_but_all_are_stored(scope) -> None:
+def test_only_selected_rows_are_returned_but_all_are_stored(scope) -> None:
     attention, pages = layer(scope(MATRICES)), empty_pages()
     got = attention(X, step(pages=pages, rows=torch.tensor([7, 2])))
     near(got, attended(turned(QUERIES), turned(KEYS), VALUES)[[7, 2]])
@@ -179,7 +179,7 @@ def test_a_layer_that_stores_nothing_reads_what_another_has_stored(scope) -> Non
     assert torch.equal(pages.keys, before)
 
 
-def test_bare_keys_stand_in_for_values_that_a_file_lacks(scope) -> None:
+def test_keys_before_norm_and_rotation_replace_missing_values(scope) -> None:
     without = {name: matrix for name, matrix in MATRICES.items() if name != "attn_v"}
     attention = layer(scope(without), keys_as_values=True, k_norm=NORM, v_norm=RMSNorm(None, EPS))
     expected = attended(turned(QUERIES), turned(normal(KEYS)), normal(KEYS, None))
@@ -190,7 +190,7 @@ def test_bare_keys_stand_in_for_values_that_a_file_lacks(scope) -> None:
         layer(scope(without))
 
 
-def test_one_tensor_and_biases_are_taken_as_the_file_has_them(scope) -> None:
+def test_fused_tensors_and_biases_of_the_file_are_used(scope) -> None:
     biases = {f"{name}.bias": RANDOM.standard_normal(len(MATRICES[name])) for name in MATRICES}
     apart = layer(scope(MATRICES | biases))(X, step())
     joined = ("attn_q", "attn_k", "attn_v")

@@ -1,4 +1,4 @@
-"""The decoder's frame: what its layers are handed, and what becomes of their result."""
+"""The decoder around its layers: their inputs, and the use of their results."""
 
 import numpy as np
 import pytest
@@ -126,7 +126,7 @@ def test_layers_may_read_what_an_earlier_one_has_stored(make) -> None:
     assert steps[2].plan.visible_begin.tolist() == [0, 0, 0, 0]
 
 
-def test_scale_cap_and_tokens_that_a_file_does_not_know(make) -> None:
+def test_embeddings_are_scaled_logits_capped_and_unknown_tokens_impossible(make) -> None:
     keys = {"tokenizer.ggml.tokens": ["a"] * 9}
     decoder = make([TextLayer(Noting(), FULL)], keys=keys, embedding_scale=4.0, logit_softcap=2.0)
     got = PagedDecoder(decoder).feed({0: TOKENS})
@@ -145,7 +145,7 @@ def test_a_head_may_be_shorter_than_the_embedding(make) -> None:
         make([TextLayer(Noting(), FULL)], tensors={"output": head})
 
 
-def test_what_is_computed_beside_the_embedding_is_dealt_out_to_the_layers(make) -> None:
+def test_each_layer_gets_its_own_layer_input(make) -> None:
     blocks = [Noting() for _ in range(2)]
     decoder = make(
         [TextLayer(block, FULL) for block in blocks],
@@ -158,7 +158,7 @@ def test_what_is_computed_beside_the_embedding_is_dealt_out_to_the_layers(make) 
     torch.testing.assert_close(second, 2 * embedded() + torch.tensor(TOKENS)[:, None])
 
 
-def test_rows_of_images_are_not_scaled_and_their_further_parts_come_behind_the_layers(make) -> None:
+def test_image_rows_are_not_scaled_and_deep_features_are_added_after_layers(make) -> None:
     decoder = make([TextLayer(Noting(), FULL) for _ in range(3)], embedding_scale=4.0)
     features = torch.randn(6, 3 * HIDDEN, generator=torch.Generator().manual_seed(1))
     paged = PagedDecoder(decoder)
@@ -212,13 +212,13 @@ def test_states_for_pooling_are_float32_whatever_the_model_computes_in(make) -> 
         ("attention.key_length", 1 << 20, "1,048,576"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused_by_key(tmp_path, key, value, words) -> None:
+def test_impossible_sizes_are_refused_by_key(tmp_path, key, value, words) -> None:
     metadata = Metadata(KEYS | {f"llama.{key}": value}, path=tmp_path / "tiny.gguf")
     with pytest.raises(ModelFileError, match=f"llama.{key}.*{words}"):
         TextSizes.read(metadata).sliding_layers(6)
 
 
-def test_a_pattern_is_a_period_or_says_it_of_each_layer(tmp_path) -> None:
+def test_a_pattern_is_a_period_or_a_list_of_layers(tmp_path) -> None:
     def pattern(value) -> tuple[bool, ...]:
         stated = {} if value is None else {"llama.attention.sliding_window_pattern": value}
         metadata = Metadata(KEYS | stated, path=tmp_path / "tiny.gguf")

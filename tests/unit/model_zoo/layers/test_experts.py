@@ -1,4 +1,4 @@
-"""Layers of experts: routing rules, the ways in which files store them, and plain torch beside."""
+"""Layers of experts: routing rules and the layouts of files, against plain torch."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -93,7 +93,7 @@ def test_a_layer_is_the_weighted_sum_of_the_chosen_experts(tmp_path, routing, us
     torch.testing.assert_close(experts(X), dense(X, *routed(routing, used)), rtol=1e-4, atol=1e-5)
 
 
-def test_weights_may_multiply_what_goes_into_the_experts(tmp_path) -> None:
+def test_weights_may_multiply_the_inputs_of_experts(tmp_path) -> None:
     experts = layer(tmp_path / "a.gguf", SPLIT, routing=SIGMOID_OF_CHOSEN, weigh_input=True)
     expected = dense(X, *routed(SIGMOID_OF_CHOSEN), weigh_input=True)
     torch.testing.assert_close(experts(X), expected, rtol=1e-4, atol=1e-5)
@@ -154,7 +154,7 @@ def test_a_tensor_for_each_expert_is_the_same_as_one_for_all(tmp_path, order: st
     assert torch.equal(old(X), layer(tmp_path / "new.gguf", SPLIT)(X))
 
 
-def test_old_tensors_at_even_distances_stay_in_the_map_of_the_file(tmp_path) -> None:
+def test_separate_tensors_at_equal_distances_stay_in_the_mapped_file(tmp_path) -> None:
     matrices = {f"ffn_up.{e}.weight": UP[e] for e in range(COUNT)}
     others = {f"ffn_down.{e}.weight": DOWN[e] for e in range(COUNT)}
     pairs = zip(matrices.items(), others.items(), strict=True)
@@ -171,7 +171,7 @@ def test_old_tensors_at_even_distances_stay_in_the_map_of_the_file(tmp_path) -> 
 
 
 @pytest.mark.parametrize("weigh_input", [False, True])
-def test_a_scale_of_each_expert_multiplies_what_it_gives(tmp_path, weigh_input) -> None:
+def test_a_scale_of_each_expert_multiplies_its_output(tmp_path, weigh_input) -> None:
     scale = np.linspace(0.5, 2, COUNT, dtype=np.float32)
     tensors = SPLIT | {"ffn_down_exps.scale": scale}
     experts = layer(tmp_path / "a.gguf", tensors, weigh_input=weigh_input)
@@ -221,7 +221,7 @@ def test_no_rows_give_no_rows(tmp_path) -> None:
     assert layer(tmp_path / "a.gguf", SPLIT)(X[:0]).shape == (0, HIDDEN)
 
 
-def test_what_is_missing_or_misshapen_is_named(tmp_path) -> None:
+def test_missing_and_misshapen_tensors_are_named(tmp_path) -> None:
     wrong = {**SPLIT, "ffn_up_exps.weight": UP[:, :-1], "ffn_down_exps.bias": random(5, 64, seed=1)}
     del wrong["ffn_gate_inp.weight"]
     w = scope(write(tmp_path / "a.gguf", wrong), device=META)
@@ -290,7 +290,7 @@ def test_a_layer_allocates_no_more_than_it_declares(
     assert 0 < peak_bytes(recorded) <= 4 * rows * experts.row_elements + slab
 
 
-def test_experts_have_a_width(tmp_path) -> None:
+def test_experts_without_a_width_are_refused(tmp_path) -> None:
     empty = {"ffn_gate_exps": (0, HIDDEN), "ffn_up_exps": (0, HIDDEN), "ffn_down_exps": (HIDDEN, 0)}
     nothing = {f"{n}.weight": np.empty((COUNT, *s), np.float32) for n, s in empty.items()}
     path = write_tensors(tmp_path / "a.gguf", {"ffn_gate_inp.weight": ROUTER, **nothing})

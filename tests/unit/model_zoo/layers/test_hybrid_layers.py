@@ -1,4 +1,4 @@
-"""Which layers keep states, and sizes of theirs that cannot be."""
+"""Which layers keep recurrent states, and impossible sizes of these states."""
 
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def test_layers_that_contradict_each_other_are_refused(scope, changes) -> None:
         {"ssm__conv_kernel": 1000},
     ],
 )
-def test_sizes_of_states_that_cannot_be_are_refused(changes) -> None:
+def test_impossible_sizes_of_states_are_refused(changes) -> None:
     with pytest.raises(ModelFileError, match="ssm"):
         DeltaSizes.read(metadata(**changes))
 

@@ -1,4 +1,4 @@
-"""What layers compute in float32 even where the rest of the model is computed in 16 bits."""
+"""The parts of layers that are computed in float32 even if the model computes in 16 bits."""
 
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace

@@ -70,7 +70,7 @@ def agrees(rotary: Rotary, parameters: dict, *, seq_len: int | None = None) -> N
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": ORIGINAL}
 
 
-def test_a_bare_file_turns_whole_heads_by_the_usual_base(read) -> None:
+def test_by_default_whole_heads_are_rotated_with_the_usual_base(read) -> None:
     rotary = read({})
     expected = 10000.0 ** (-torch.arange(0, DIM, 2) / DIM)
     torch.testing.assert_close(rotary.frequencies, expected)
@@ -93,7 +93,7 @@ def test_linear_scaling_agrees_in_every_spelling(read, keys) -> None:
     agrees(read(keys), {"rope_type": "linear", "factor": 4.0})
 
 
-def test_no_scaling_is_none_whatever_else_is_stated(read) -> None:
+def test_the_scaling_type_none_disables_a_stated_factor(read) -> None:
     rotary = read({"scaling.type": "none", "scaling.factor": 4.0})
     torch.testing.assert_close(rotary.frequencies, plain_frequencies(DIM, 10000.0))
 
@@ -157,7 +157,7 @@ def test_yarn_without_an_original_context_uses_the_whole_context(read) -> None:
 @pytest.mark.parametrize(
     "served, expected", [(None, "long"), (CONTEXT, "long"), (ORIGINAL + 1, "long"), (ORIGINAL, "")]
 )
-def test_longrope_goes_by_the_longest_context_that_is_served(read, served, expected) -> None:
+def test_longrope_factors_depend_on_the_served_context(read, served, expected) -> None:
     keys = {"scaling.original_context_length": ORIGINAL}
     tensors = {"rope_factors_short": SHORT, "rope_factors_long": LONG}
     rotary = read(keys, tensors=tensors, context_tokens=served)
@@ -185,7 +185,7 @@ def test_yarn_without_its_factor_is_refused_by_key(read) -> None:
 
 
 @pytest.mark.parametrize("keys", [{}, YARN_KEYS], ids=["plain", "yarn"])
-def test_heads_of_an_odd_length_cannot_turn_whole(read, keys) -> None:
+def test_heads_of_an_odd_size_cannot_be_rotated_whole(read, keys) -> None:
     with pytest.raises(ModelFileError, match=r"attention\.key_length` is 63; .* need an even size"):
         read(keys, key_dim=63, dim=63)
 
@@ -197,7 +197,7 @@ def test_on_meta_nothing_is_computed(read) -> None:
 
 
 @pytest.mark.parametrize("pairs", Pairs)
-def test_a_magnitude_lengthens_what_is_turned_and_nothing_else(pairs) -> None:
+def test_a_magnitude_scales_only_rotated_dimensions(pairs) -> None:
     frequencies, positions = plain_frequencies(8, 100.0), torch.tensor([0, 3, 50])
     x = torch.randn(3, 2, 12)
     plain = Rotary(frequencies, pairs)(positions)(x)
@@ -207,12 +207,12 @@ def test_a_magnitude_lengthens_what_is_turned_and_nothing_else(pairs) -> None:
     torch.testing.assert_close(plain[0], x[0])
 
 
-def test_sections_follow_one_another_or_take_turns() -> None:
+def test_sections_are_consecutive_or_interleaved() -> None:
     assert axes_of([2, 3, 3], 8, interleaved=False).tolist() == [0, 0, 1, 1, 1, 2, 2, 2]
     assert axes_of([4, 2, 2], 8, interleaved=True).tolist() == [0, 1, 2, 0, 1, 2, 0, 0]
 
 
-def test_each_frequency_turns_by_the_position_on_its_axis() -> None:
+def test_each_frequency_rotates_by_the_position_on_its_axis() -> None:
     frequencies = torch.tensor([1.0, 0.5, 0.25])
     rotary = Rotary(frequencies, Pairs.NEOX, axes=torch.tensor([0, 1, 2]))
     positions = torch.tensor([[4, 5], [7, 5], [2, 5]])

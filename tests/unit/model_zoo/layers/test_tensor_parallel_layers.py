@@ -1,4 +1,4 @@
-"""Layers whose weights ranks divide: every block type, every way of storing, and what cannot be."""
+"""Layers whose weights ranks divide: every block type, every layout, and impossible divisions."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -54,7 +54,7 @@ def scope(path: Path, ranks: Ranks = ALONE, device: torch.device = CPU) -> Tenso
 
 
 @pytest.mark.parametrize("type", BLOCK_TYPES.values(), ids=lambda type: type.name)
-def test_parts_of_blocks_mean_those_parts_of_the_matrix(type: BlockType) -> None:
+def test_parts_of_blocks_are_parts_of_the_dequantised_matrix(type: BlockType) -> None:
     block = type.block_elements
     weight = random_weight(type, OUTS, BLOCKS * block)
     whole = weight.dequantize()
@@ -69,7 +69,7 @@ def test_parts_of_blocks_mean_those_parts_of_the_matrix(type: BlockType) -> None
 
 
 @pytest.mark.parametrize("type", BLOCK_TYPES.values(), ids=lambda type: type.name)
-def test_parts_of_experts_mean_those_parts_of_their_matrices(type: BlockType) -> None:
+def test_parts_of_experts_are_parts_of_their_dequantised_matrices(type: BlockType) -> None:
     block = type.block_elements
     flat = random_weight(type, COUNT * OUTS, BLOCKS * block)
     weight = Weight(flat.data.view(COUNT, OUTS, -1), type, (COUNT, OUTS, BLOCKS * block))
@@ -194,9 +194,7 @@ def test_experts_hold_a_part_of_every_expert(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("joined", [False, True])
-def test_parts_of_matrices_of_one_input_are_one_matrix_where_they_are_copied(
-    tmp_path, joined
-) -> None:
+def test_copied_parts_of_fused_matrices_are_joined(tmp_path, joined) -> None:
     """On a CPU they stay views of the file; the device "meta" stands in for others."""
     tensors = {f"{n}.weight": random(8, 64, seed=i) for i, n in enumerate("abc")}
     tensors |= {f"{n}.bias": random(8, seed=9) for n in "ac"}

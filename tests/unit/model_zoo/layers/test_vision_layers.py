@@ -1,4 +1,4 @@
-"""What towers are made of: order of patches, windows, who sees whom, merging."""
+"""The parts of vision towers: the order of patches, windows, attention spans, merging."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def test_a_patch_is_channel_then_row_then_column() -> None:
 
 
 @pytest.mark.parametrize("rows, columns", [(6, 6), (7, 5), (2, 9), (1, 1), (3, 3)])
-def test_a_row_sees_those_of_its_window(rows: int, columns: int) -> None:
+def test_a_row_attends_to_the_rows_of_its_window(rows: int, columns: int) -> None:
     arrangement = windows(rows, columns, 3, device=CPU)
     numbers = torch.arange(rows * columns)
     down, right = numbers // columns // 3, numbers % columns // 3
@@ -63,7 +63,7 @@ def test_windows_of_one_shape_are_computed_together() -> None:
     assert [span.parts for span in arrangement.spans] == [4, 2, 2, 1]
 
 
-def test_rows_may_see_others_than_themselves() -> None:
+def test_a_span_may_attend_to_other_rows_than_its_own() -> None:
     queries, keys, values = (heads(2, 9, seed=seed) for seed in range(3))
     spans = (AttentionSpan(0, 6, 0, 9), AttentionSpan(6, 9, 0, 6))
     visible = torch.ones(9, 9, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Steps of any number of rows that take as long, so that it is certain what pays."""
+"""Steps that take the same time for any number of rows, so that it is certain which drafts pay."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""A pretend device that executes plans on simulated pages, and what its model sees.
+"""A pretend device that executes plans on simulated pages, and records what its model reads.
 
 No row may see a cell that does not hold what this row's own sequence has at that index, nor one
 that a sequence of another salt has computed.

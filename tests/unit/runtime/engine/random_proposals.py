@@ -1,4 +1,4 @@
-"""Proposals of any length, right ones and wrong ones, for whatever sequence may have some."""
+"""Random proposals of any length, right or wrong, for every sequence that may have proposals."""
 
 import random
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Which tokens leave a full context, and that answers go on without them."""
+"""Which tokens are cut from a full context, and answers that continue without them."""
 
 import random
 from dataclasses import replace
@@ -52,7 +52,7 @@ def image(start: int, length: int, name: bytes = b"a", first_row: int = 0) -> Im
         (40, 4, 38, (image(15, 24),), (4, 39)),  # no multiple is outside
     ],
 )  # fmt: skip
-def test_the_older_half_leaves(context, keep, prompt, spans, expected) -> None:
+def test_the_older_half_of_the_context_is_cut(context, keep, prompt, spans, expected) -> None:
     cut = cut_of(ContextShift(context, keep), prompt, spans)
     assert (cut.begin, cut.end) == expected
 

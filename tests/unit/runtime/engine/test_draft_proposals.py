@@ -1,4 +1,5 @@
-"""When a draft model proposes: by acceptance, by the time of both models' steps, by load."""
+"""When a draft model proposes, depending on acceptance, the times of both models' steps and
+load."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -107,7 +108,7 @@ def test_drafts_pay_although_steps_overlap(depth: int) -> None:
     assert gain(FakeDrafter(right=0.9, cost=fast), *texts, slots=40, depth=depth) > 1.5
 
 
-def test_what_occurred_before_is_proposed_first() -> None:
+def test_repeated_text_is_proposed_before_drafts() -> None:
     drafter = FakeDrafter(right=1.0, cost=fast)
     decoding = decode(drafter, repeated(1100), ngram=True)
     assert decoding.scheduler.accepted_tokens > 800

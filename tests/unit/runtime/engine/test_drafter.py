@@ -1,7 +1,7 @@
-"""Drafts are what the draft model draws alone, computed from scratch, whatever came before.
+"""Drafts are the tokens that the draft model draws alone, computed from scratch.
 
-Random schedules, as in test_schedule_simulation.py, on two pretend devices: the one of the draft
-model has few pages, and draws the same tokens as the other one except for some.
+Random schedules, as in test_schedule_simulation.py, on two pretend devices. The draft model's
+device has few pages, and draws the same tokens as the other one except for some.
 """
 
 import random

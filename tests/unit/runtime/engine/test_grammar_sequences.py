@@ -1,4 +1,4 @@
-"""Sequences with a grammar: which steps they take part in, and what their matchers see."""
+"""Sequences with a grammar: the steps that they take part in, and the tokens their matchers get."""
 
 import random
 

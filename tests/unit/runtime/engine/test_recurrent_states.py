@@ -187,7 +187,9 @@ def test_the_state_is_copied_from_the_checkpoint_and_to_it_on_all_groups() -> No
         (300, 0, 0, 8, [148, 296]),  # two sparse ones of eight
     ],
 )
-def test_places_in_prompts(length, begin, shared, most, positions) -> None:
+def test_checkpoints_in_prompts_are_at_the_expected_positions(
+    length, begin, shared, most, positions
+) -> None:
     found = RULES.in_prompt(length, begin=begin, shared=shared, page_tokens=4, most=most)
     assert found == positions
 

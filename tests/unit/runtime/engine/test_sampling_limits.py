@@ -1,4 +1,4 @@
-"""What requests may ask of the sampler."""
+"""The limits of sampling parameters of requests."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""When tokens are proposed, and how many: by acceptance, by the measured cost of rows, by load."""
+"""When tokens are proposed and how many, depending on acceptance, measured costs of rows and
+load."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""A trace has what the engine computes for traced requests, and nothing of the others."""
+"""A trace has the computation of traced requests, and nothing of other requests."""
 
 from dataclasses import replace
 from random import Random

@@ -1,4 +1,4 @@
-"""Pages in host memory: what is kept, copied back and forgotten, and in which order."""
+"""Pages in host memory: which are kept, copied back and evicted, and in which order."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Which pages move to lower indices when positions leave, and what has to be copied."""
+"""Which pages move to lower indices when positions are cut, and which positions are copied."""
 
 import pytest
 
@@ -31,11 +31,11 @@ SIZE = 4
         (Recurrent(), (4, 20), False),
     ],
 )
-def test_what_later_rows_see_must_be_there(kind, cut, moves) -> None:
+def test_pages_move_only_if_they_hold_what_later_rows_attend_to(kind, cut, moves) -> None:
     assert can_move([Full(), kind], Cut(*cut), 39, page_tokens=SIZE) == moves
 
 
-def test_pages_behind_move_down_and_the_first_one_gets_what_stays() -> None:
+def test_later_pages_move_down_and_kept_positions_are_copied_into_the_first() -> None:
     manager = KVCacheManager([Full(), Sliding(6)], [12, 12], page_tokens=SIZE, moves_keys=True)
     owner = Owner(list(range(40)))
     compute(manager, owner, 39)

@@ -1,4 +1,4 @@
-"""Cache kinds: what rows see, what a sequence fills and holds, and how layers form groups."""
+"""Cache kinds: what rows attend to, what a sequence fills and holds, and how layers form groups."""
 
 import random
 
@@ -125,7 +125,7 @@ def test_the_content_of_rows_names_images_their_order_and_where_they_lie() -> No
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_no_sequence_holds_more_than_its_kind_says(seed) -> None:
+def test_no_sequence_holds_more_pages_than_its_cache_kind_states(seed) -> None:
     r = random.Random(seed)
     page_tokens = r.choice([2, 4])
     kinds = [Sliding(r.randint(1, 30)), Chunked(r.randint(1, 30)), Full(), Cross(3, 9, alignment=4)]

@@ -1,4 +1,4 @@
-"""An image that is being encoded pauses beside steps with prompts and streams, and only there."""
+"""Encoding an image pauses during steps with both prompts and streams, and only then."""
 
 import threading
 from collections.abc import Iterator

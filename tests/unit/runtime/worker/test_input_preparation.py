@@ -1,4 +1,4 @@
-"""From plans to tensors: rows, what they see, pages, loads, and the order of draws."""
+"""From plans to tensors: rows, what they attend to, pages, loads, and the order of draws."""
 
 import dataclasses
 from dataclasses import dataclass

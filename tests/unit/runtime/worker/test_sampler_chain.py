@@ -250,7 +250,7 @@ def test_logits_that_are_not_finite_disturb_no_other_row():
     assert (drawn.tokens >= 0).all() and (drawn.tokens < VOCAB).all()
 
 
-def test_only_parameters_that_change_something_leave_the_cheaper_paths():
+def test_the_chain_path_is_taken_only_for_parameters_with_an_effect():
     off = replace(PLAIN, top_n_sigma=-1.0, xtc_probability=1.0, xtc_threshold=0.6)
     assert path_of(off, VOCAB) is Path.WHOLE
     assert {path_of(s, VOCAB) for s in CASES} == {Path.CHAIN}

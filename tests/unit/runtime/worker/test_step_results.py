@@ -1,4 +1,4 @@
-"""Results of steps: copied in one piece, and the same afterwards."""
+"""Results of steps are copied in one piece without changes."""
 
 from collections.abc import Iterator
 

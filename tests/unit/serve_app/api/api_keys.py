@@ -1,4 +1,4 @@
-"""Entries of API keys whose text a test chooses, as no real key's is."""
+"""Entries of API keys whose text a test chooses; the text of a real key is random."""
 
 from typing import Any
 

@@ -86,7 +86,7 @@ def used(usage) -> tuple[int, int, int]:
     return usage.prompt_tokens, usage.completion_tokens, usage.total_tokens
 
 
-async def test_a_chat_with_n_has_so_many_choices_and_counts_its_prompt_once():
+async def test_a_chat_with_n_has_n_choices_and_counts_its_prompt_once():
     async with client_of(SeededReplica()) as client:
         reply = await chat(client, n=3)
     assert [choice.index for choice in reply.choices] == [0, 1, 2]

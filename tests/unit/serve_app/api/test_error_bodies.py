@@ -1,4 +1,4 @@
-"""Messages of errors: what clients receive, and what only the log has."""
+"""Messages of errors: what clients receive, and what is only logged."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A client that leaves, behind the HAProxy of Ray Serve with the options that Serve sets."""
+"""A client that disconnects, behind the HAProxy of Ray Serve with the options that Serve sets."""
 
 import asyncio
 from collections.abc import AsyncIterator

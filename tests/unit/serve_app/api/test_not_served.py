@@ -1,4 +1,4 @@
-"""The tables of what is not served, against the types and the official clients."""
+"""The tables of fields and paths that are not served, against the types and official clients."""
 
 import re
 from collections.abc import Iterator

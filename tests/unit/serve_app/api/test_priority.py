@@ -1,4 +1,4 @@
-"""Whose requests may have a priority, and which."""
+"""Which API keys may set the priority of requests, and the allowed values."""
 
 import pytest
 

@@ -109,7 +109,7 @@ async def test_no_status_is_sent_before_the_first_delta():
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_the_end_of_a_reply_waits_for_what_must_precede_it(stream):
+async def test_the_end_of_a_reply_waits_for_its_ending_callback(stream):
     server = Server()
     sent_before = []
 

@@ -1,4 +1,4 @@
-"""Who may have requests traced, on every route that generates."""
+"""Which API keys may trace requests, on every route that generates."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""`caravan serve`: the configuration that it makes, and what it shows of Serve's output."""
+"""`caravan serve`: the configuration that it makes, and the lines of Serve's output that it
+shows."""
 
 import json
 import os
@@ -184,7 +185,7 @@ def test_the_log_is_below_the_users_folder_of_states():
     assert log_path({"XDG_STATE_HOME": "/s"}) == Path("/s/caravan/serve.log")
 
 
-def test_mistakes_are_told_before_ray_starts(tmp_path):
+def test_mistakes_are_reported_before_ray_starts(tmp_path):
     assert "excludes other models" in run("serve", "a.yaml", "b.gguf", status=2).stderr
     assert "excludes" in run("serve", "a.yaml", "--port", 80, status=2).stderr
     missing = run("serve", tmp_path / "x.gguf", status=1).stderr

@@ -1,4 +1,4 @@
-"""How long a model stays loaded, in all the forms in which clients say it."""
+"""`keep_alive`: how long a model stays loaded, in all forms that clients send."""
 
 import math
 

@@ -53,7 +53,7 @@ def test_times_of_an_answer_are_measured():
     assert body["stream"] is True and body["stream_options"] == {"include_usage": True}
 
 
-def test_at_most_so_many_requests_run_at_a_time():
+def test_the_number_of_concurrent_requests_is_limited():
     server = FakeServer(first_s=1.0, gap_s=0.0, parts=1)
     samples = measured(server, count=8, concurrency=4)
     assert server.most_running == 4
@@ -77,7 +77,7 @@ def test_starts_are_those_of_a_poisson_process():
     assert quantiles(delays, n=2)[0] == pytest.approx(0.6931 / 4, rel=0.05)
 
 
-def test_what_runs_when_the_time_is_up_is_ended():
+def test_requests_that_run_at_the_end_of_the_time_are_cancelled():
     server = FakeServer(first_s=1.0, gap_s=0.25, parts=100)
     samples = measured(server, count=9, concurrency=2, max_s=10.0)
     assert [sample.error for sample in samples] == [UNFINISHED] * 2

@@ -1,4 +1,4 @@
-"""Caches reveal nothing about the requests of other API keys, unless they are shared."""
+"""Caches reveal nothing about the requests of other API keys, unless the caches are shared."""
 
 import base64
 from collections.abc import AsyncIterator, Iterator

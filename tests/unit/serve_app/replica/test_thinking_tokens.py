@@ -1,4 +1,4 @@
-"""Tokens of thinking in replies of several formats, however they arrive."""
+"""Tokens of thinking in replies of several formats, in deltas of any size."""
 
 import pytest
 

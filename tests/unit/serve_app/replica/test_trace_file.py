@@ -142,7 +142,7 @@ def test_a_restarted_replica_continues_its_file_and_one_beside_it_has_its_own(
 
 
 @pytest.mark.parametrize("kind", ["link", "readable"])
-def test_an_existing_file_is_no_way_to_the_text(kind: str, tmp_path: Path) -> None:
+def test_an_existing_file_or_link_does_not_expose_the_text(kind: str, tmp_path: Path) -> None:
     file = opened(tmp_path)
     file.close()
     file.path.unlink()

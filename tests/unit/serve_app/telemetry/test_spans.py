@@ -126,7 +126,7 @@ async def test_an_unsampled_parent_is_followed(collected):
     assert answer.headers["traceparent"].endswith("-00")
 
 
-async def test_a_failure_is_told_without_its_text(collected):
+async def test_a_failure_is_recorded_without_its_text(collected):
     replica = PretendReplica()
     replica.error = OverloadedError("canary")
     async with http_client(replica, telemetry=collected.telemetry) as client:

@@ -1,4 +1,4 @@
-"""What callers ask of the kernel, and what they say of connections that it ends."""
+"""The socket options of callers, and their errors for connections that the kernel ends."""
 
 import socket
 import sys
