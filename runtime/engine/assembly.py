@@ -449,9 +449,8 @@ def _pool(
         pages_per_sequence=-(-options.context_tokens // options.page_tokens),
         type=options.kv_dtype,
         device=device,
-        layer_devices=decoder.cache_devices,
         host_pages=host_pages,
-        key_rotations=decoder.key_rotations,
+        decoder=decoder,
     )
 
 

@@ -12,7 +12,7 @@ from runtime.kernels.key_shift import shift_keys
 from runtime.kv.cache_types import CacheType
 from runtime.kv.page_group import CopyKind, KeyShift, PageCopy
 from runtime.kv.spec import CacheLayout, LayerCache
-from runtime.worker.model import KeyRotation, LayerPages, QuantizedRows
+from runtime.worker.model import DecoderModel, LayerPages, QuantizedRows
 from runtime.worker.pinned_buffer import ALIGNMENT
 
 
@@ -39,9 +39,10 @@ class KVPool:
     `pages`: number of pages of each group. One more page, the last, belongs to no sequence; all
     page tables refer to it until `write_pages`, so warm-up and padding rows are written there.
     `pages_per_sequence`: pages of a full context. `type`: cache type of all layers except `exact`
-    ones. The constructor allocates and writes all memory. `layer_devices`: the device of each
-    layer's pages; None: all are on `device`, as the page tables are. `host_pages`: number of pages
-    of each group in host memory, for copies; () for none. `key_rotations`: see `DecoderModel`.
+    ones. The constructor allocates and writes all memory. `host_pages`: number of pages of each
+    group in host memory, for copies; () for none. `decoder`: states the device of each layer's
+    pages and the rotations of moved keys; without it, all pages are on `device`, as the page tables
+    are, and keys cannot move.
     """
 
     def __init__(
@@ -53,12 +54,12 @@ class KVPool:
         pages_per_sequence: int,
         type: CacheType,
         device: torch.device,
-        layer_devices: Sequence[torch.device] | None = None,
         host_pages: Sequence[int] = (),
-        key_rotations: Sequence[KeyRotation | None] | None = None,
+        decoder: DecoderModel | None = None,
     ) -> None:
         assert len(pages) == len(layout.groups)
-        self._key_rotations = key_rotations or ()
+        self._key_rotations = decoder.key_rotations or () if decoder else ()
+        layer_devices = decoder.cache_devices if decoder else None
         self._widths = layout.capacity_pages(pages_per_sequence * layout.page_tokens)
         sizes = [slots * width for width in self._widths]
         self._slots = slots
