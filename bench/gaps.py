@@ -13,7 +13,7 @@ from bench.gap_replica import MOST_ARRIVALS, STREAMS, EncoderProcess, GapReplica
 from bench.machine import describe_machine
 from bench.real_model import real_model
 from bench.report import Row, comparison
-from bench.sections import GAPS, RESULTS, with_section
+from bench.sections import GAPS, publish
 from bench.vision_model import VisionModelShape, ensure_vision_model
 from runtime.kernels.build import cache_directory
 from serve_app.transport.wire import Address
@@ -158,9 +158,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write bench/RESULTS.md")
     arguments = parser.parse_args()
     section = gaps_section(arguments.source, arguments.threads, arguments.rounds)
-    print(section)
-    if arguments.write:
-        RESULTS.write_text(with_section(RESULTS.read_text(), GAPS, section))
+    publish(GAPS, section, write=arguments.write)
 
 
 if __name__ == "__main__":

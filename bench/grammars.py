@@ -24,7 +24,7 @@ import torch
 from bench.machine import describe_processor
 from bench.make_model import Shape, ensure_model
 from bench.ours import SAMPLING
-from bench.sections import GRAMMARS, RESULTS, with_section
+from bench.sections import GRAMMARS, publish
 from bench.vocabulary import find_vocabulary
 from model_zoo.grammars.json_schema import compilable
 from model_zoo.grammars.token_grammar import TokenGrammars
@@ -137,9 +137,7 @@ def main() -> None:
     if not arguments.keep:
         path.unlink()
     page = _page(rows, arguments, load_average)
-    print(page)
-    if arguments.write:
-        RESULTS.write_text(with_section(RESULTS.read_text(), GRAMMARS, page))
+    publish(GRAMMARS, page, write=arguments.write)
 
 
 def _cases() -> list[tuple[int, int]]:

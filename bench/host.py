@@ -12,7 +12,7 @@ from statistics import median
 import torch
 
 from bench.machine import describe_processor
-from bench.sections import HOST, RESULTS, with_section
+from bench.sections import HOST, publish
 from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.engine import Engine, EngineLimits
 from runtime.engine.request import GenerationRequest, Result, SamplingParams, StopRules
@@ -147,9 +147,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write bench/RESULTS.md")
     arguments = parser.parse_args()
     section = host_section(arguments.rounds)
-    print(section)
-    if arguments.write:
-        RESULTS.write_text(with_section(RESULTS.read_text(), HOST, section))
+    publish(HOST, section, write=arguments.write)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from bench.peer import LlamaCpp
 from bench.real_model import TEXT, real_model, real_text
 from bench.reference import Reference
 from bench.report import Row, comparison
-from bench.sections import REAL, RESULTS, with_section
+from bench.sections import REAL, publish
 from model_zoo.registry import load
 from runtime.quant.block_types import Compute
 
@@ -49,9 +49,7 @@ def main() -> None:
     starts = first_token_rows("start", path, setting, arguments.rounds)
     accuracies = _accuracies(path, setting, arguments.settings)
     section = _section(path, setting, (rows, starts), accuracies)
-    print(section)
-    if not arguments.quick:
-        RESULTS.write_text(with_section(RESULTS.read_text(), REAL, section))
+    publish(REAL, section, write=not arguments.quick)
 
 
 def text_tokens(path: Path) -> list[int]:

@@ -16,6 +16,13 @@ FAULTS = "# Faults under load"
 SOAK = "# Random requests against answers alone"
 
 
+def publish(heading: str, section: str, *, write: bool) -> None:
+    """Prints a section; `write` also puts it into bench/RESULTS.md."""
+    print(section)
+    if write:
+        RESULTS.write_text(with_section(RESULTS.read_text(), heading, section))
+
+
 def with_section(page: str, heading: str, section: str) -> str:
     """The page after replacing the section with the heading of `section`, or appending it."""
     old = section_of(page, heading)

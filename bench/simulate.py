@@ -7,7 +7,7 @@ import argparse
 import time
 from dataclasses import replace
 
-from bench.sections import RESULTS, ROUTING, with_section
+from bench.sections import ROUTING, publish
 from bench.simulation.measure import Table, compared, measured
 from bench.simulation.page import routing_page
 from bench.simulation.scenarios import Scenario, scenarios
@@ -28,9 +28,7 @@ def main() -> None:
             for scenario, contestants in variants()
         ]
     page = routing_page(tables, tried, time.monotonic() - begin)
-    print(page)
-    if not (arguments.quick or arguments.only):
-        RESULTS.write_text(with_section(RESULTS.read_text(), ROUTING, page))
+    publish(ROUTING, page, write=not (arguments.quick or arguments.only))
 
 
 def _shortened(scenario: Scenario) -> Scenario:

@@ -20,7 +20,7 @@ import torch
 
 from bench.machine import describe_machine
 from bench.real_model import real_model, real_text
-from bench.sections import RESULTS, SPECULATION, with_section
+from bench.sections import SPECULATION, publish
 from model_zoo.registry import LoadOptions, load
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.async_engine import AsyncEngine
@@ -182,9 +182,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write bench/RESULTS.md")
     arguments = parser.parse_args()
     section = speculation_section(arguments.source, arguments.threads, arguments.rounds)
-    print(section)
-    if arguments.write:
-        RESULTS.write_text(with_section(RESULTS.read_text(), SPECULATION, section))
+    publish(SPECULATION, section, write=arguments.write)
 
 
 if __name__ == "__main__":

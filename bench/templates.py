@@ -20,7 +20,7 @@ from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from bench.machine import describe_processor
-from bench.sections import RESULTS, TEMPLATES, with_section
+from bench.sections import TEMPLATES, publish
 from model_zoo.chat.messages import ChatTemplate, Message, ToolCall
 from runtime.errors import RequestError
 
@@ -73,9 +73,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     found = {name: _timed(source) for name, source in sorted(sources.items())}
     page = _page({name: timings for name, timings in found.items() if timings}, load)
-    print(page)
-    if arguments.write:
-        RESULTS.write_text(with_section(RESULTS.read_text(), TEMPLATES, page))
+    publish(TEMPLATES, page, write=arguments.write)
 
 
 def _timed(source: str) -> tuple[Timing, Timing] | None:

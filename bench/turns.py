@@ -25,7 +25,7 @@ from bench.machine import describe_processor
 from bench.ours import Caravan
 from bench.peer import LlamaCpp
 from bench.report import Row, comparison
-from bench.sections import RESULTS, TURNS, with_section
+from bench.sections import TURNS, publish
 from model_zoo.convert.convert_folder import convert
 from runtime.kernels.build import cache_directory
 from tools.demo_model import CHAT_TEMPLATE, END, END_OF_TEXT, train_tokenizer
@@ -156,9 +156,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write bench/RESULTS.md")
     arguments = parser.parse_args()
     section = turns_section(arguments.threads, arguments.rounds)
-    print(section)
-    if arguments.write:
-        RESULTS.write_text(with_section(RESULTS.read_text(), TURNS, section))
+    publish(TURNS, section, write=arguments.write)
 
 
 if __name__ == "__main__":

@@ -20,24 +20,15 @@ from ray.serve.schema import ReplicaState
 
 from bench.server import free_port
 from serve_app.app import build
+from serve_app.cli.serve import SERVE_ENVIRONMENT
+from serve_app.haproxy import BINARY_VARIABLE, COMMAND
 
 NAME = "chaos"
 ROOT = Path(__file__).parents[2]
 FIRST_WAITING = 512
 STORE_BYTES = 80 * 2**20
 START_TIMEOUT_S = 120.0
-# The variables that `make serve` sets, except for ports and directories.
-VARIABLES = {
-    "RAY_SERVE_ENABLE_HA_PROXY": "1",
-    "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(sys.executable).with_name("caravan-haproxy")),
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
-    "RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S": "10",
-    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
-}
+VARIABLES = SERVE_ENVIRONMENT | {BINARY_VARIABLE: str(Path(sys.executable).with_name(COMMAND))}
 PORTS = ("HAPROXY_METRICS_PORT", "HAPROXY_STATS_PORT", "FALLBACK_PROXY_HTTP_PORT")
 
 
@@ -97,12 +88,12 @@ class ChaosCluster:
 def running_cluster(model: Path, size: Size) -> Iterator[ChaosCluster]:
     with TemporaryDirectory() as store, _cluster(store, size.nodes) as nodes:
         port = free_port()
-        variables = VARIABLES | {f"RAY_SERVE_{name}": str(free_port()) for name in PORTS}
+        ports = {f"RAY_SERVE_{name}": str(free_port()) for name in PORTS}
         try:
             serve.start(
                 proxy_location="HeadOnly",
                 http_options={"host": "127.0.0.1", "port": port},
-                controller_options={"runtime_env": {"env_vars": variables}},
+                controller_options={"runtime_env": {"env_vars": VARIABLES | ports}},
             )
             deploy(model, size)
             built = ChaosCluster(f"http://127.0.0.1:{port}", nodes, size)

@@ -37,8 +37,8 @@ from serve_app.config.settings import read_settings
 from serve_app.haproxy import BINARY_VARIABLE, COMMAND, SECRET_VARIABLE
 
 _CONFIG_SUFFIXES = (".yaml", ".yml")
-# What every configuration needs for HAProxy; configs/quickstart.yaml explains it.
-_SERVE_ENVIRONMENT = {
+# Variables that every configuration needs for HAProxy; configs/quickstart.yaml explains them.
+SERVE_ENVIRONMENT = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
@@ -110,7 +110,7 @@ def config_of(models: Sequence[str], given: Mapping[str, Any], store: Store) -> 
     return {
         "proxy_location": "HeadOnly",
         "http_options": {"host": given["listen"] or "127.0.0.1", "port": given["port"] or 8000},
-        "controller_options": {"runtime_env": {"env_vars": dict(_SERVE_ENVIRONMENT)}},
+        "controller_options": {"runtime_env": {"env_vars": dict(SERVE_ENVIRONMENT)}},
         "applications": [
             {
                 "name": "caravan",

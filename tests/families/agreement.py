@@ -26,7 +26,7 @@ from tests.gguf_files import matrices, rewrite
 from tests.memory_profile import peak_bytes
 from tests.tiny_models import tiny_tokenizer, write_tiny
 
-# Of log-probabilities. A processor with AMX computes torch's part of Qwen 3.5 with an error of 1.01e-4.
+# Of log-probabilities. On a processor with AMX, Qwen 3.5 has a row with an error of 1.01e-4.
 TOLERANCE = 1.5e-4
 # Longer than every window and chunk of the tiny models; LONG fills a sequence's pages.
 PROMPT, DECODED, LONG = 41, 8, 120
