@@ -104,7 +104,8 @@ def _measure_cost(task: Task) -> None:
         decoder = load_decoder(
             path, task.device, torch.bfloat16, Compute.FINE, deterministic=deterministic
         )
-        taken.append(speed.step_seconds(task, decoder))
+        name = "8B, deterministic" if deterministic else "8B"
+        taken.append(speed.step_seconds(task, name, decoder))
     path.unlink()
     for name, without in taken[0].items():
         task.report.figure(f"8B, {name}, time by that without", taken[1][name] / without, "")

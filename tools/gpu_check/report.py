@@ -1,14 +1,17 @@
-"""Reports a section's checks and figures: a line of JSON for each, written at once."""
+"""What a section found: a line of JSON for each check and figure, written at once."""
 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 NO_DEVICE = "none: dry run on a CPU"
+# "at least" or "at most", and the number.
+Goal = tuple[Literal["at least", "at most"], float]
 
 
 @dataclass(frozen=True)
@@ -21,14 +24,18 @@ class Report:
     def check(self, name: str, passed: bool, **facts: object) -> None:
         self._write(kind="check", name=name, passed=passed, **facts)
 
-    def figure(self, name: str, value: float, unit: str) -> None:
-        """Reports a figure; in a dry run without its value."""
+    def figure(self, name: str, value: float, unit: str, goal: Goal | None = None) -> None:
+        """Without a device there is a line, but no value."""
         shown = None if self.device == NO_DEVICE else float(f"{value:.4g}")
-        self._write(kind="figure", name=name, value=shown, unit=unit)
+        self._write(kind="figure", name=name, value=shown, unit=unit, goal=goal)
+
+    def skip(self, name: str, reason: str, goal: Goal) -> None:
+        """A figure that this machine cannot give."""
+        self._write(kind="skipped", name=name, reason=reason, goal=goal)
 
     @contextmanager
     def guarding(self, name: str) -> Iterator[None]:
-        """Records an exception as a failed check, so that the section continues."""
+        """Record an exception as a failed check, and continue the section."""
         try:
             yield
         except Exception as error:
@@ -41,8 +48,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Task:
-    """What a section needs to run. dry: it uses tiny sizes on a CPU, with kernels in Triton's
-    interpreter. folder: a temporary folder for files."""
+    """dry: on a CPU, tiny sizes, kernels in Triton's interpreter. folder: for files."""
 
     device: torch.device
     dry: bool

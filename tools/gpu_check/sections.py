@@ -34,6 +34,8 @@ SECTIONS: Mapping[str, Section] = {
     "kernels": Section("tools.gpu_check.kernels", 560),
     "models": Section("tools.gpu_check.models", 560),
     "speed": Section("tools.gpu_check.speed", 560),
+    "prefill": Section("tools.gpu_check.prefill", 300),
+    "ranks": Section("tools.gpu_check.ranks", 400),
     "experts": Section("tools.gpu_check.experts", 400),
     "deterministic": Section("tools.gpu_check.deterministic", 560),
 }

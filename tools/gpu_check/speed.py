@@ -1,11 +1,12 @@
-"""Measures a model of 8B's shape with random blocks: tokens per second, steps and products."""
+"""A model of 8B's shape with random blocks: tokens a second, and what a step and a product take."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
+from types import MappingProxyType
 from unittest.mock import patch
 
 import torch
@@ -14,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.make_model import Shape, write_model
 from bench.vocabulary import Vocabulary, synthetic_vocabulary
+from runtime.distributed.rank_group import RankGroup
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.request import GenerationRequest, SamplingParams, StopRules
@@ -27,32 +29,48 @@ from tests.families.engine_runs import answers
 from tests.kernels.random_weights import random_weight
 from tools.gpu_check.ceilings import Ceilings, measure, seconds
 from tools.gpu_check.models import load_decoder
-from tools.gpu_check.report import Task
+from tools.gpu_check.report import Goal, Task
 
 LABEL = "Q4_K_M"
 TINY = Shape(layers=1, hidden=256, feed_forward=256, heads=4, kv_heads=2, head_dim=64, context=512)
-_ROTATED_BYTES = 256 << 20  # total of the copies of a matrix, more than caches hold
+_NO_GOALS: Mapping[str, Goal] = MappingProxyType({})
+_ROTATED_BYTES = 256 << 20  # of copies of a matrix, more than caches hold
 
 
 @dataclass(frozen=True)
 class Load:
-    """streams: the numbers of decoding streams; each has a prompt of `prompt` tokens and an answer
-    of `answer` tokens. prefills: lengths of single prompts."""
+    """streams: of decoding, with prompts of `prompt` tokens and `answer` more; prefills: lengths of
+    prompts, of which that of a whole step has a goal."""
 
     streams: tuple[int, ...] = (1, 8, 64, 256)
-    prompt: int = 512
+    prompt: int = 924
     answer: int = 200
     prefills: tuple[int, ...] = (512, 2048, 8192)
     step_tokens: int = 2048
 
+    @property
+    def context_tokens(self) -> int:
+        return self.prompt + self.answer
 
-# Answers are so long that the first streams still decode when the last prompt has been computed.
+
+# About 1k tokens of context. Long answers: the first streams still decode when the last prompt has
+# been computed.
 FULL, DRY = Load(), Load((1, 2), 8, 6, (16,), 16)
+
+
+def load_of(task: Task) -> Load:
+    return DRY if task.dry else FULL
 
 
 def run(task: Task) -> None:
     shape = TINY if task.dry else replace(SHAPE, layers=32)
-    measure_model(task, "8B", shape, LABEL)
+    load = load_of(task)
+    goals: dict[str, Goal] = {
+        f"8B, graphs, {load.streams[0]} streams": ("at least", 400),
+        f"8B, graphs, {load.streams[-1]} streams": ("at least", 11_000),
+        f"8B, prefill of {load.step_tokens}": ("at least", 20_000),
+    }
+    measure_model(task, "8B", shape, LABEL, goals)
     ceilings = measure(task)
     matrices = {"head": (VOCABULARY, shape.hidden)} | shape.matrices()
     if task.dry:
@@ -65,40 +83,41 @@ def run(task: Task) -> None:
             )
 
 
-def measure_model(task: Task, name: str, shape: Shape, label: str) -> None:
-    """Writes, loads and serves a model; measures tokens per second, host time and launches."""
-    path, load = task.folder / f"{name}.gguf", DRY if task.dry else FULL
+def measure_model(
+    task: Task, name: str, shape: Shape, label: str, goals: Mapping[str, Goal] = _NO_GOALS
+) -> None:
+    """Tokens a second, host time and launches of a model that is written, loaded and served.
+    goals: by the names of figures."""
+    path, load = task.folder / f"{name}.gguf", load_of(task)
     write_model(path, label, vocabulary(task), shape)
     decoder = load_decoder(path, task.device, torch.bfloat16, Compute.FINE)
     path.unlink()
-    context_tokens, most = load.prompt + load.answer, max(load.streams)
     for graphs in (False, True):
         label = f"{name}, graphs" if graphs else name
-        with _engine(task, decoder, context_tokens, most, load, graphs=graphs) as engine:
+        with decoding_engine(task, decoder, graphs=graphs) as engine:
             for streams in load.streams:
                 with task.report.guarding(f"{label}, {streams} streams"):
-                    _measure_decoding(task, label, engine, streams, load)
+                    _measure_decoding(task, label, engine, streams, goals)
             with task.report.guarding(f"{label}, launches"):
                 _measure_launches(task, label, engine)
-    with _engine(task, decoder, max(load.prefills) + 16, 1, load) as engine:
+    with prefill_engine(task, decoder) as engine:
         for length in load.prefills:
-            with task.report.guarding(f"{name}, prefill of {length}"):
-                taken = median(_prefill_s(engine, length) for _ in range(3))
-                task.report.figure(f"{name}, prefill of {length}", length / taken, "tokens/s")
+            shown = f"{name}, prefill of {length}"
+            with task.report.guarding(shown):
+                speed = length / prefill_s(engine, length)
+                task.report.figure(shown, speed, "tokens/s", goals.get(shown))
 
 
-def step_seconds(task: Task, decoder: DecoderModel) -> dict[str, float]:
-    """The median time of a step for each number of streams, and of a prompt of each length."""
-    load = DRY if task.dry else FULL
-    found, most = {}, max(load.streams)
-    with _engine(task, decoder, load.prompt + load.answer, most, load, graphs=True) as engine:
+def step_seconds(task: Task, name: str, decoder: DecoderModel) -> dict[str, float]:
+    """The median time of a step of so many streams, and of a prompt of so many tokens."""
+    load, found = load_of(task), {}
+    with decoding_engine(task, decoder, graphs=True) as engine:
         for streams in load.streams:
-            _, pairs = _decode(engine, streams, load)
-            found[f"{streams} streams"] = median(b.began - a.began for a, b in pairs)
-    with _engine(task, decoder, max(load.prefills) + 16, 1, load) as engine:
+            pairs = decode(task, f"{name}, {streams} streams", engine, streams)
+            found[f"{streams} streams"] = median_s(pairs)
+    with prefill_engine(task, decoder) as engine:
         for length in load.prefills:
-            taken = median(_prefill_s(engine, length) for _ in range(3))
-            found[f"prefill of {length}"] = taken
+            found[f"prefill of {length}"] = prefill_s(engine, length)
     return found
 
 
@@ -109,25 +128,33 @@ def vocabulary(task: Task) -> Vocabulary:
     return replace(whole, tokens=whole.tokens[:512], types=whole.types[:512], merges=[])
 
 
+def decoding_engine(
+    task: Task, decoder: DecoderModel, *, graphs: bool = False, rank_group: RankGroup | None = None
+) -> AbstractContextManager[AsyncEngine]:
+    """For all streams of a load."""
+    load = load_of(task)
+    options = EngineOptions(load.context_tokens, max(load.streams), cuda_graphs=graphs)
+    return _engine(task, decoder, options, rank_group)
+
+
+def prefill_engine(task: Task, decoder: DecoderModel) -> AbstractContextManager[AsyncEngine]:
+    """For one prompt."""
+    return _engine(task, decoder, EngineOptions(max(load_of(task).prefills) + 16, 1), None)
+
+
 @contextmanager
 def _engine(
-    task: Task,
-    decoder: DecoderModel,
-    context_tokens: int,
-    sequences: int,
-    load: Load,
-    *,
-    graphs: bool = False,
+    task: Task, decoder: DecoderModel, options: EngineOptions, rank_group: RankGroup | None
 ) -> Iterator[AsyncEngine]:
-    options = EngineOptions(
-        context_tokens,
-        sequences,
-        load.step_tokens,
+    options = replace(
+        options,
+        step_tokens=load_of(task).step_tokens,
         kv_dtype=CacheType.BFLOAT16,
         prefix_cache=False,
-        cuda_graphs=graphs,
     )
-    engine, _ = assemble(decoder, lambda token: b"t", device=task.device, options=options)
+    engine, _ = assemble(
+        decoder, lambda token: b"t", device=task.device, options=options, rank_group=rank_group
+    )
     engine.start()
     try:
         yield engine
@@ -142,8 +169,8 @@ def _request(number: int, prompt: int, answer: int) -> GenerationRequest:
 
 @dataclass(frozen=True)
 class Step:
-    """A launched step: its number of rows, the times at which the launch began and ended, and the
-    processor time of the engine's thread when it began, in seconds."""
+    """rows; when it was launched, until when, and the processor time of the engine's thread then:
+    seconds."""
 
     rows: int
     began: float
@@ -166,29 +193,36 @@ def _recording() -> Iterator[list[Step]]:
         yield steps
 
 
-def _decode(engine: AsyncEngine, streams: int, load: Load) -> tuple[bool, list[tuple[Step, Step]]]:
-    """Whether all answers are whole, and pairs of consecutive steps that decode all streams."""
+def decode(task: Task, name: str, engine: AsyncEngine, streams: int) -> list[tuple[Step, Step]]:
+    """Steps that decode so many streams, each with the next one."""
+    load = load_of(task)
     requests = [_request(number, load.prompt, load.answer) for number in range(streams)]
     with _recording() as steps:
         deltas = answers(engine, requests, together=True)
     whole = all(len(delta.tokens) == load.answer and not delta.error for delta in deltas)
-    return whole, [(a, b) for a, b in pairwise(steps) if a.rows == b.rows == streams]
+    task.report.check(f"{name} have whole answers", whole)
+    return [(a, b) for a, b in pairwise(steps) if a.rows == b.rows == streams]
 
 
-def _measure_decoding(task: Task, name: str, engine: AsyncEngine, streams: int, load: Load) -> None:
-    whole, pairs = _decode(engine, streams, load)
-    task.report.check(f"{name}, {streams} streams have whole answers", whole)
-    step_s = median(b.began - a.began for a, b in pairs)
-    task.report.figure(f"{name}, {streams} streams", streams / step_s, "tokens/s")
+def median_s(pairs: Sequence[tuple[Step, Step]]) -> float:
+    """The time of a step, from its launch to that of the next."""
+    return median(b.began - a.began for a, b in pairs)
+
+
+def _measure_decoding(
+    task: Task, name: str, engine: AsyncEngine, streams: int, goals: Mapping[str, Goal]
+) -> None:
+    shown = f"{name}, {streams} streams"
+    pairs = decode(task, shown, engine, streams)
+    task.report.figure(shown, streams / median_s(pairs), "tokens/s", goals.get(shown))
     host_ms = median(b.processor - a.processor for a, b in pairs) * 1e3
-    task.report.figure(f"{name}, {streams} streams, processor time a step", host_ms, "ms")
+    task.report.figure(f"{shown}, processor time a step", host_ms, "ms")
     launch_ms = median(a.ended - a.began for a, _ in pairs) * 1e3
-    task.report.figure(f"{name}, {streams} streams, launch of a step", launch_ms, "ms")
+    task.report.figure(f"{shown}, launch of a step", launch_ms, "ms")
 
 
 def _measure_launches(task: Task, name: str, engine: AsyncEngine) -> None:
-    """Counts kernels and copies on the device per step of one stream; the prompt counts as a
-    step."""
+    """Kernels and copies on the device, a step of one stream; the prompt is a step like others."""
     kind = ProfilerActivity.CPU if task.dry else ProfilerActivity.CUDA
     with _recording() as steps, profile(activities=[kind]) as recorded:
         answers(engine, [_request(0, 1, 4 if task.dry else 32)], together=True)
@@ -197,7 +231,12 @@ def _measure_launches(task: Task, name: str, engine: AsyncEngine) -> None:
     task.report.figure(f"{name}, launches a step", count / len(steps), "launches")
 
 
-def _prefill_s(engine: AsyncEngine, length: int) -> float:
+def prefill_s(engine: AsyncEngine, length: int) -> float:
+    """The median time of a prompt of so many tokens and the token after it."""
+    return median(_prompt_s(engine, length) for _ in range(3))
+
+
+def _prompt_s(engine: AsyncEngine, length: int) -> float:
     began = time.perf_counter()
     deltas = answers(engine, [_request(0, length, 1)], together=True)
     assert len(deltas[0].tokens) == 1, deltas[0].error
@@ -205,8 +244,7 @@ def _prefill_s(engine: AsyncEngine, length: int) -> float:
 
 
 def _measure_product(task: Task, name: str, weight: Weight, ceilings: Ceilings) -> None:
-    """Measures a product relative to the device's ceiling: the longer of the least times for its
-    bytes and for its operations."""
+    """The share of what the device could do: of its bytes or its operations, which take longer."""
     planar = replace(weight, compute=Compute.FINE).in_planes(task.device)
     copies = 1 if task.dry else max(1, _ROTATED_BYTES // planar.nbytes)
     ring = [planar, *(replace(planar, data=planar.data.clone()) for _ in range(copies - 1))]
@@ -233,5 +271,5 @@ def _rotating(x: torch.Tensor, ring: list[Weight]):
 
 
 def dtype_of(task: Task) -> torch.dtype:
-    """float32 in a dry run, since Triton's interpreter is unreliable for bfloat16."""
+    """Triton's interpreter has no bfloat16 to be relied on."""
     return torch.float32 if task.dry else torch.bfloat16

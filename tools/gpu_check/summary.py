@@ -1,25 +1,24 @@
-"""Formats the output: states of sections, failed checks, figures."""
+"""What is printed: states of sections, goals, failed checks, figures."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 MOST_CHARACTERS = 12_000
-_MOST_FAILURES = 12  # per section
+_MOST_FAILURES = 12  # of a section
 _LINE = 300
 
 
 def summary(found: Mapping[str, Mapping[str, Any]], machine: str, path: str) -> str:
-    """The text to print, at most MOST_CHARACTERS. States come first, so that only figures are cut
-    off."""
+    """At most MOST_CHARACTERS; states come first, so that only figures are cut off."""
     kept, length = list[str](), 0
-    lines = [machine, *_states(found), *_failures(found), *_figures(found)]
+    lines = [machine, *_states(found), *_goals(found), *_failures(found), *_figures(found)]
     for line in lines:
         length += len(line[:_LINE]) + 1
         if length > MOST_CHARACTERS - 100 - len(path):
             kept.append(f"... {len(lines) - len(kept)} lines more")
             break
         kept.append(line[:_LINE])
-    return "\n".join([*kept, f"all results: {path}"])
+    return "\n".join([*kept, f"all of it: {path}"])
 
 
 def _states(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -28,6 +27,28 @@ def _states(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         passed = sum(row["passed"] for row in checks)
         counted = f"{passed} of {len(checks)} checks passed, {result['seconds']} s"
         yield f"{name}: {result['state']} ({counted})"
+
+
+def _goals(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for result in found.values():
+        for row in result["rows"]:
+            if row.get("goal") is not None:
+                bound, number = row["goal"]
+                yield f"goal / measured: {row['name']}: {bound} {number:g} / {_measured(row)}"
+
+
+def _measured(row: Mapping[str, Any]) -> str:
+    """Of a row with a goal."""
+    if row["kind"] == "skipped":
+        return f"skipped: {row['reason']}"
+    bound, number = row["goal"]
+    value = row["value"]
+    if value is None:
+        return "no figure"
+    reached = value >= number if bound == "at least" else value <= number
+    state = "reached" if reached else "missed"
+    shown = f"{value:g} {row['unit']}".rstrip()
+    return f"{shown}, {state} (device {row['device']})"
 
 
 def _failures(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -44,7 +65,7 @@ def _failures(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _figures(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """A line for each figure, with its device."""
+    """Each with its device."""
     for name, result in found.items():
         for row in result["rows"]:
             if row["kind"] == "figure":

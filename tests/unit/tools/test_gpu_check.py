@@ -1,4 +1,4 @@
-"""`tools.gpu_check` without a GPU: every section with tiny sizes, and sections that fail."""
+"""The check of a GPU without one: every section with tiny sizes, and sections that go wrong."""
 
 import json
 import zipfile
@@ -30,6 +30,14 @@ def rows_of(task: Task) -> list[dict]:
     return [json.loads(line) for line in task.report.path.read_text().splitlines()]
 
 
+# Of the figures of sections, in tokens a second and as ratios.
+GOALS = {
+    "speed": [["at least", 400], ["at least", 11_000], ["at least", 20_000]],
+    "prefill": [["at most", 1.15]],
+    "ranks": [["at least", 1.7]],
+}
+
+
 @pytest.mark.parametrize("name", SECTIONS)
 def test_section_passes_without_a_device_and_gives_no_figures(name: str, tmp_path: Path) -> None:
     task = task_in(tmp_path, dry=True)
@@ -37,6 +45,7 @@ def test_section_passes_without_a_device_and_gives_no_figures(name: str, tmp_pat
     rows = rows_of(task)
     checks = [row for row in rows if row["kind"] == "check"]
     assert checks and all(row["passed"] for row in checks), checks
+    assert [row["goal"] for row in rows if row.get("goal")] == GOALS.get(name, [])
     assert all(row["device"] == NO_DEVICE for row in rows)
     assert all(row["value"] is None for row in rows if row["kind"] == "figure")
 
@@ -74,7 +83,21 @@ def test_summary_is_short_and_every_figure_has_its_device(tmp_path: Path) -> Non
     assert figures and all(line.endswith("(device Device 7)") for line in figures)
 
 
-def test_command_writes_all_results_and_reports_failure(
+def test_goals_precede_what_is_cut_off(tmp_path: Path) -> None:
+    report = Report(tmp_path / "rows", "Device 7")
+    report.figure("streams", 412.3, "tokens/s", ("at least", 400))
+    report.figure("ratio", 1.2, "", ("at most", 1.15))
+    report.skip("two devices", "there is one", ("at least", 1.7))
+    rows = [json.loads(line) for line in report.path.read_text().splitlines()]
+    result = {"state": "passed", "seconds": 1.0, "rows": rows, "output": ""}
+    assert summary({"one": result}, "machine", "all.json").splitlines()[2:5] == [
+        "goal / measured: streams: at least 400 / 412.3 tokens/s, reached (device Device 7)",
+        "goal / measured: ratio: at most 1.15 / 1.2, missed (device Device 7)",
+        "goal / measured: two devices: at least 1.7 / skipped: there is one",
+    ]
+
+
+def test_command_writes_everything_and_tells_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{"kind": "check", "name": "a", "passed": False, "device": NO_DEVICE}]
@@ -83,7 +106,7 @@ def test_command_writes_all_results_and_reports_failure(
     path = tmp_path / "all.json"
     assert command.main(["build", "--json", str(path), "--dry-run"]) == 1
     assert json.loads(path.read_text())["sections"] == {"build": state}
-    assert capsys.readouterr().out.endswith(f"all results: {path}\n")
+    assert capsys.readouterr().out.endswith(f"all of it: {path}\n")
 
 
 def test_wheels_for_this_python_are_unpacked(tmp_path: Path) -> None:
