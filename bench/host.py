@@ -1,30 +1,39 @@
-"""`python -m bench.host`: the host's time for a decode step, with a device that takes no time."""
+"""`python -m bench.host`: what the host computes for a decode step, with a device that takes no
+time."""
 
 import argparse
 import asyncio
 import os
 import platform
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import pairwise, product
 from statistics import median
+from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
 from bench.machine import describe_processor
-from bench.sections import HOST, publish
+from bench.sections import HOST, RESULTS, with_section
 from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.engine import Engine, EngineLimits
-from runtime.engine.request import GenerationRequest, Result, SamplingParams, StopRules
+from runtime.engine.request import GenerationRequest, SamplingParams, StopRules
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.step_plan import StepPlan
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout, Full, LayerCache, Sliding
-from runtime.worker.input_preparer import InputPreparer, StepLimits
-from runtime.worker.sampler import Drawn, Sampler
-from runtime.worker.step_results import Launched, outcomes
+from runtime.worker.input_preparer import StepLimits
+from runtime.worker.model import Batch, KVCache
+from runtime.worker.runner import DeviceRunner
+from runtime.worker.sampler import Drawn, Draws, Sampler, TokenMasks
+from runtime.worker.step_graphs import padded_rows
+from runtime.worker.step_results import Launched, ResultCopier
 
 SEQUENCES = (1, 64, 256)
 KINDS: dict[str, tuple[CacheKind, ...]] = {
@@ -39,54 +48,147 @@ INTRODUCTION = f"""\
 {HOST}
 
 Written by `make bench` and `python -m bench.host`: processor time of the engine's thread from one
-decode step to the next, in milliseconds, with a runner that prepares inputs and reads results but
-computes nothing. A GPU computes meanwhile; a step takes at least this long. Sequences have
-{LEAST} to {MOST} tokens, and their streams are read on another thread. The goals are 0.5 ms for 1
-sequence and 3 ms for 256.
+decode step to the next, in milliseconds. `DeviceRunner` launches steps of a model and a sampler
+that compute nothing. A GPU computes meanwhile; a step takes at least this long. With graphs, a step
+is repeated by one call; without, torch makes its batch, and launches of the model's kernels would
+be added. Not measured: an upload, the call of a graph, and 13 launches of
+head, sampler and results. Sequences have {LEAST} to {MOST} tokens, and their streams are read on
+another thread. The goals are 0.5 ms for 1 sequence and 3 ms for 256.
 """
 
 
-class StubRunner:
-    """Prepares inputs and reads results like `DeviceRunner`, but computes nothing. `steps`: the
-    number of rows of each step, and the thread's processor time when it was launched."""
+class StubModel:
+    """A `DecoderModel` with these caches whose states are all the same."""
 
-    def __init__(self, layout: CacheLayout, limits: StepLimits) -> None:
+    vocab_size, hidden_size, context_length = VOCABULARY, 8, CONTEXT_TOKENS
+    causal, generates, position_axes, weight_bytes = True, True, 1, 0
+    cache_devices, key_rotations = None, None
+
+    def __init__(self, cache_layers: Sequence[LayerCache]) -> None:
+        self.cache_layers = cache_layers
+        self._states = torch.zeros(max(SEQUENCES), self.hidden_size)
+
+    def weight_bytes_on(self, device: torch.device) -> int:
+        return 0
+
+    def states(self, batch: Batch, cache: KVCache) -> Tensor:
+        return self._states[: len(batch.output_rows)]
+
+    def logits(self, states: Tensor) -> Tensor:
+        return states
+
+    def activation_bytes(self, tokens: int, outputs: int) -> int:
+        return 0
+
+
+class StubSampler(Sampler):
+    """Draws the same token in each row."""
+
+    def sample(self, logits: Tensor, draws: Draws, masks: TokenMasks | None = None) -> Drawn:
+        count = len(draws.slots)
+        tokens, finite = torch.full((count,), 100), torch.ones(count, dtype=torch.bool)
+        none = torch.zeros(0, 0)
+        empty = none.flatten()
+        return Drawn(tokens, finite, empty, none.long(), none, empty)
+
+
+class StubRecorder:
+    """A `StepRecorder` with the rows of CUDA graphs."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def rows(self, count: int) -> int | None:
+        return padded_rows(count, self._most)
+
+    def fixed(self, make: Callable[[], Batch]) -> Callable[[], Batch]:
+        return make
+
+    def record(self, computation: Callable[[], Tensor]) -> tuple["StubRecording", Tensor]:
+        result = computation()
+        return StubRecording(result), result
+
+
+@dataclass(frozen=True)
+class StubRecording:
+    result: Tensor
+
+    def replay(self) -> Tensor:
+        return self.result
+
+
+class HostCopier(ResultCopier):
+    """Packs results; there is no copy to wait for."""
+
+    def _pinned(self) -> Tensor:
+        return torch.empty(self._nbytes, dtype=torch.uint8)
+
+
+class Inert:
+    """Stands for events and streams."""
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        pass
+
+    def record(self, stream: object) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+class HostRunner(DeviceRunner):
+    """On a CPU as if on a CUDA device. `steps`: the number of rows of each step, and the processor
+    time of the thread when it was launched."""
+
+    def __init__(
+        self, model: StubModel, layout: CacheLayout, limits: StepLimits, *, graphs: bool
+    ) -> None:
         self.steps: list[tuple[int, int]] = []
         pool = KVPool(
             layout,
             pages=[1] * len(layout.groups),
-            slots=limits.slots,
+            slots=limits.slots + 1,
             pages_per_sequence=limits.context_tokens // PAGE_TOKENS,
             type=CacheType.BFLOAT16,
             device=CPU,
         )
-        sampler = Sampler(
-            slots=limits.slots,
-            context_tokens=limits.context_tokens,
-            vocab_size=VOCABULARY,
-            device=CPU,
-        )
-        self._preparer = InputPreparer(layout, pool, sampler, limits, device=CPU)
+        super().__init__(model, pool, layout, limits, device=CPU, recorded_bytes=int(graphs))
+        self._copier = HostCopier(limits, hidden=model.hidden_size, device=CPU)
 
     def launch(self, plan: StepPlan) -> Launched:
         self.steps.append((sum(chunk.length for chunk in plan.chunks), time.thread_time_ns()))
-        inputs = self._preparer.prepare(plan)
-        count = len(inputs.drawing)
-        tokens, finite = torch.full((count,), 100), torch.ones(count, dtype=torch.bool)
-        none = torch.zeros(0, 0)
-        empty = none.flatten()
-        drawn = Drawn(tokens, finite, empty, none.long(), none, empty)
-        return Launched(plan.chunks, inputs.drawing, drawn, {}, (), none, inputs.scored, None, None)
-
-    def collect(self, launched: Launched) -> tuple[Result, ...]:
-        return outcomes(launched)
+        return super().launch(plan)
 
 
-def step_ms(kinds: tuple[CacheKind, ...], sequences: int) -> float:
-    """The median processor time in milliseconds of steps that decode all sequences."""
-    layers = [LayerCache(kind, 1, 8, 8) for kind in kinds]
-    layout = CacheLayout.of(layers, page_tokens=PAGE_TOKENS)
-    runner = StubRunner(layout, StepLimits(sequences, STEP_TOKENS, CONTEXT_TOKENS))
+@contextmanager
+def _stubs(limits: StepLimits) -> Iterator[None]:
+    runner, recorder = "runtime.worker.runner", StubRecorder(limits.draws)
+    with (
+        patch(f"{runner}.Sampler", StubSampler),
+        patch(f"{runner}.recorder_of", lambda *_, **options: recorder),
+        patch.multiple(torch.cuda, Event=Inert, current_stream=Inert),
+    ):
+        yield
+
+
+def step_ms(kinds: tuple[CacheKind, ...], sequences: int, *, graphs: bool) -> float:
+    """The median over decode steps of all sequences."""
+    limits = StepLimits(sequences, STEP_TOKENS, CONTEXT_TOKENS)
+    with _stubs(limits):
+        steps = _steps(kinds, limits, graphs=graphs)
+    full = [(a, b) for (rows, a), (_, b) in pairwise(steps) if rows == sequences]
+    return median((b - a) / 1e6 for a, b in full[2:])
+
+
+def _steps(
+    kinds: tuple[CacheKind, ...], limits: StepLimits, *, graphs: bool
+) -> Sequence[tuple[int, int]]:
+    """As of `HostRunner`."""
+    sequences = limits.slots
+    model = StubModel([LayerCache(kind, 1, 8, 8) for kind in kinds])
+    layout = CacheLayout.of(model.cache_layers, page_tokens=PAGE_TOKENS)
+    runner = HostRunner(model, layout, limits, graphs=graphs)
     pages = [sequences * CONTEXT_TOKENS // PAGE_TOKENS] * len(kinds)
     manager = KVCacheManager(layout.kinds, pages, page_tokens=PAGE_TOKENS)
     engine = Engine(
@@ -97,12 +199,7 @@ def step_ms(kinds: tuple[CacheKind, ...], sequences: int) -> float:
         depth=2,
     )
     asyncio.run(_stream_all(AsyncEngine(engine), sequences))
-    full = [
-        (before, after)
-        for (rows, before), (_, after) in pairwise(runner.steps)
-        if rows == sequences
-    ]
-    return median((after - before) / 1e6 for before, after in full[2:])
+    return runner.steps
 
 
 async def _stream_all(engine: AsyncEngine, count: int) -> None:
@@ -123,9 +220,13 @@ def host_section(rounds: int) -> str:
     """The section of bench/RESULTS.md."""
     load_average = os.getloadavg()[0]
     rows = []
-    for name, kinds in KINDS.items():
-        found = [median(step_ms(kinds, count) for _ in range(rounds)) for count in SEQUENCES]
-        rows.append(f"| {name} | " + " | ".join(f"{ms:.2f}" for ms in found) + " |")
+    for (name, kinds), graphs in product(KINDS.items(), (True, False)):
+        found = [
+            median(step_ms(kinds, count, graphs=graphs) for _ in range(rounds))
+            for count in SEQUENCES
+        ]
+        label = f"{name}; {'with' if graphs else 'without'} graphs"
+        rows.append(f"| {label} | " + " | ".join(f"{ms:.2f}" for ms in found) + " |")
     return "\n".join(
         [
             INTRODUCTION,
@@ -144,10 +245,12 @@ def host_section(rounds: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.host", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--write", action="store_true", help="write bench/RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="into bench/RESULTS.md")
     arguments = parser.parse_args()
     section = host_section(arguments.rounds)
-    publish(HOST, section, write=arguments.write)
+    print(section)
+    if arguments.write:
+        RESULTS.write_text(with_section(RESULTS.read_text(), HOST, section))
 
 
 if __name__ == "__main__":
