@@ -67,6 +67,7 @@ _NICENESS = "0"
 @click.command(
     epilog="""\b
 Examples:
+  caravan serve
   caravan serve models/demo.gguf
   caravan serve llama3.2:1b --context 8192
   caravan serve hf://org/repo:Q4_K_M --listen 0.0.0.0 --port 8080
@@ -76,8 +77,7 @@ Examples:
 @click.argument(
     "models",
     nargs=-1,
-    required=True,
-    metavar="MODEL...|CONFIG",
+    metavar="[MODEL...|CONFIG]",
     shell_complete=stored_models,
 )
 @click.option("--port", type=click.IntRange(1, 65535), help="Default: 8000.")
@@ -88,8 +88,11 @@ def serve(models: tuple[str, ...], verbose: bool, **given: Any) -> None:
     """Serve models: files, names of models, hf:// sources, or a configuration.
 
     A name such as llama3.2:1b is that of a model in the store, or else in Ollama's registry, from
-    which it is pulled first. Ctrl-C ends everything that was started. For Ray's own commands, such
-    as `serve status`, set RAY_AUTH_MODE=token in another terminal.
+    which it is pulled first. Without arguments, all models of the store are loaded when they are
+    requested, and unloaded when their memory is needed.
+
+    Ctrl-C ends everything that was started. For Ray's own commands, such as `serve status`, set
+    RAY_AUTH_MODE=token in another terminal.
     """
     with _config_file(models, given) as path:
         for note in check(path):
@@ -101,12 +104,13 @@ def serve(models: tuple[str, ...], verbose: bool, **given: Any) -> None:
 
 def config_of(models: Sequence[str], given: Mapping[str, Any], store: Store) -> dict[str, Any]:
     """A configuration of Serve for files and names of models, which are pulled if the store lacks
-    them. Raises SourceError or StoreError."""
+    them; without any, for all models of the store, on demand. Raises SourceError or StoreError."""
     context = {} if given["context"] is None else {"context_tokens": given["context"]}
     served = [
         {"name": served_name(model), "source": _available_source(model, store), **context}
         for model in models
     ]
+    args: dict[str, Any] = {"models": served} if served else {"on_demand": {"model": context}}
     return {
         "proxy_location": "HeadOnly",
         "http_options": {"host": given["listen"] or "127.0.0.1", "port": given["port"] or 8000},
@@ -116,7 +120,7 @@ def config_of(models: Sequence[str], given: Mapping[str, Any], store: Store) -> 
                 "name": "caravan",
                 "route_prefix": "/",
                 "import_path": IMPORT_PATH,
-                "args": {"models": served},
+                "args": args,
             }
         ],
     }
@@ -216,7 +220,10 @@ def _config_file(models: Sequence[str], given: Mapping[str, Any]) -> Iterator[Pa
         return
     with tempfile.TemporaryDirectory(prefix="caravan-") as folder:
         path = Path(folder) / "config.yaml"
-        config = config_of(models, given, Store(default_root(os.environ)))
+        store = Store(default_root(os.environ))
+        if not models and not store.names():
+            click.echo(f"The store {store.root} is empty; `caravan pull` adds models.", err=True)
+        config = config_of(models, given, store)
         path.write_text(yaml.safe_dump(config))
         yield path
 

@@ -47,7 +47,8 @@ class _Failure:
 
 
 class StartReport:
-    """Shows the progress of a start, then warnings and errors. `models`: those that start at once.
+    """Shows the progress of a start, then warnings and errors. `models`: those that start at once;
+    without any, models are loaded when they are requested.
 
     Use as a context manager; `read` gets each line of output. `failed`: the server cannot start,
     but Serve keeps it running.
@@ -57,6 +58,7 @@ class StartReport:
         self._address = address
         self._waiting = set(models)
         self._served_models = set(models)
+        self._on_demand = not models
         self._log = log
         self._begun = time.monotonic()
         self._ready = False
@@ -177,7 +179,7 @@ class StartReport:
         self._ready = True
         self._stop_bars()
         seconds = time.monotonic() - self._begun
-        names = ", ".join(sorted(self._served_models))
+        names = ", ".join(sorted(self._served_models)) or "models on demand" * self._on_demand
         self._say(
             f"{READY + names if names else READY_WITHOUT_MODELS} at {self._address} after "
             f"{seconds:.0f} s: chat page /, status /status, APIs /docs. Ctrl-C stops it."

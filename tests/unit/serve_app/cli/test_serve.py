@@ -147,6 +147,15 @@ def test_models_become_a_valid_configuration(tmp_path):
     assert config["http_options"] == {"host": "127.0.0.1", "port": 8080}
 
 
+def test_without_models_those_of_the_store_are_served_on_demand(tmp_path, capsys):
+    config = config_of([], NOTHING | {"context": 512}, Store(tmp_path))
+    settings = read_settings(config["applications"][0]["args"])
+    assert settings.models == ()
+    assert settings.on_demand is not None
+    assert settings.on_demand.model.context_tokens == 512
+    assert shown(READY[:3], capsys, models=())[-1].startswith("Caravan serves models on demand at")
+
+
 def test_a_model_of_the_store_is_served_by_its_name(tmp_path, monkeypatch):
     monkeypatch.setenv("CARAVAN_MODELS", str(tmp_path))
     put(Store(tmp_path), "mine", {"model": Path(DEMO).read_bytes()})
