@@ -31,7 +31,7 @@ Examples:
   caravan run demo "What do you see?" --image models/demo.png
   cat notes.txt | caravan run demo "Summarise this."
   caravan run demo "Add 3 and 4." --format schema.json --set temperature=0
-  caravan run models/demo.gguf "Hi"     (starts a server if none runs)
+  caravan run models/demo.gguf "Hi"  # starts a server if none runs
 """
 )
 @server_options

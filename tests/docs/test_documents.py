@@ -159,7 +159,7 @@ def test_commands(text: str) -> None:
             name = name.partition("=")[0] + "="
         if name not in OTHERS:
             assert name in PROGRAMS, f"unknown program: {words}"
-            PROGRAMS[name](words)
+            PROGRAMS[name]([name, *words[1:]])
 
 
 @pytest.mark.parametrize("name", COMMANDS)
