@@ -117,8 +117,9 @@ def assemble(
     )
     _warm_up(runner, encoder, memory, device, alone=rank_group is None)
     costs = _host_costs(layout, host, pool, device, options)
-    drafter = draft_plan.build(memory) if draft_plan else None
-    scheduler = _scheduler(decoder, layout, memory, options, costs, drafter)
+    budget = _step_budget(options)
+    drafter = draft_plan.build(memory, budget) if draft_plan else None
+    scheduler = _scheduler(decoder, layout, memory, options, costs, drafter, budget)
     engine = Engine(
         scheduler,
         runner if encoder is None or encoder.gate is None else GatedRunner(runner, encoder.gate),
@@ -396,6 +397,7 @@ def _scheduler(
     options: EngineOptions,
     host_pages: HostPages | None,
     drafter: Drafter | None,
+    budget: StepBudget | None,
 ) -> Scheduler:
     cache_manager = KVCacheManager(
         layout.kinds,
@@ -411,7 +413,7 @@ def _scheduler(
         step_tokens=options.step_tokens,
         step_image_rows=layout.image_rows,
         speculation=_speculation(options, drafter),
-        step_budget=_step_budget(options),
+        step_budget=budget,
     )
 
 

@@ -7,6 +7,7 @@ import torch
 
 from runtime.engine.drafter import Drafter, DraftLimits
 from runtime.engine.memory_plan import CacheSizes, MemoryOptions, MemoryPlan, sampler_bytes
+from runtime.engine.step_budget import StepBudget
 from runtime.errors import ConfigurationError
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.cache_types import CacheType
@@ -84,8 +85,9 @@ class DraftPlan:
     def cache_bytes(self, tokens: int) -> int:
         return cache_bytes(self._layout, self._pages(tokens), self._options.kv_dtype)
 
-    def build(self, memory: MemoryPlan) -> Drafter:
-        """The drafter, with all memory reserved; `memory`: the plan for both models."""
+    def build(self, memory: MemoryPlan, budget: StepBudget | None) -> Drafter:
+        """The drafter, with all memory reserved; `memory`: the plan for both models; `budget`: of
+        the steps that it drafts for."""
         options, limits, device = self._options, self._limits, self._device
         pages = self._pages(memory.cache_tokens)
         pool = KVPool(
@@ -120,7 +122,7 @@ class DraftPlan:
             target_vocab_size=self._target_vocab_size,
             depth=options.depth,
         )
-        return Drafter(runner, manager, draft_limits)
+        return Drafter(runner, manager, draft_limits, budget=budget)
 
     def _pages(self, tokens: int) -> Sequence[int]:
         """Pages of each group for `tokens` cached tokens, at least for one full context."""

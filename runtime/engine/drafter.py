@@ -15,6 +15,7 @@ from typing import Any
 
 from runtime.engine.request import GenerationRequest, Sampled, StopRules
 from runtime.engine.sequence import Sequence
+from runtime.engine.step_budget import StepBudget
 from runtime.engine.step_costs import StepCosts
 from runtime.engine.step_plan import Chunk, PageWrite, Runner, SlotLoad, StepPlan
 from runtime.kv.cache_manager import KVCacheManager, PageGrant
@@ -66,8 +67,11 @@ class _Draft:
 
 
 class Drafter:
-    """Drafts tokens with the draft model. `costs`: durations of its decode steps, in ns of
-    `clock`."""
+    """Drafts tokens with the draft model. `costs`: durations of its decode steps, in ns of `clock`.
+
+    `budget`: of the target's steps. Durations of drafts are reported to it. It limits the prompt
+    tokens that the draft model computes before a draft, as if they took as long as the target's.
+    """
 
     def __init__(
         self,
@@ -76,10 +80,12 @@ class Drafter:
         limits: DraftLimits,
         *,
         clock: Callable[[], int] = time.monotonic_ns,
+        budget: StepBudget | None = None,
     ) -> None:
         self.costs = StepCosts()
         self.cache_manager = cache_manager
         self._runner, self._limits, self._clock = runner, limits, clock
+        self._budget = budget
         self._drafts: dict[Sequence, _Draft] = {}
         self._page_writes: list[PageWrite] = []  # for the next step
         self._mark = 0  # end of the last step
@@ -106,6 +112,7 @@ class Drafter:
 
         A draft is shorter if a token cannot be sampled. Sequences are missing in the result if one
         step cannot compute all of their missing tokens or no pages are free."""
+        begun = self._clock()
         drafts = {sequence: self._synchronised(sequence) for sequence in wanted}
         self._catch_up(list(drafts.values()), wanted)
         ready, draws = dict[Sequence, _Draft](), self._limits.draws
@@ -115,6 +122,8 @@ class Drafter:
                 draws -= draft.behind
         if ready:
             self._sample(list(ready.values()))
+        if self._budget is not None:
+            self._budget.note_drafts(self._clock() - begun)
         shared = min(self._limits.vocab_size, self._limits.target_vocab_size)
         return {sequence: _before(draft.drawn, shared) for sequence, draft in ready.items()}
 
@@ -159,6 +168,8 @@ class Drafter:
         """Compute the missing tokens before each sequence's last one in a single step."""
         crowded = sum(min(draft.behind, _NEAR) for draft in drafts) > self._limits.draws
         rows, chunks = self._limits.step_tokens, list[Chunk]()
+        if self._budget is not None:
+            rows = min(rows, self._budget.prompt_tokens)
         for draft in drafts:
             own, count = draft.own, min(draft.behind - 1, rows)
             far = draft.behind > _NEAR or (crowded and draft.behind > 1)

@@ -141,8 +141,8 @@ class EngineSettings(Section):
     target_gap_ms: float | None = Field(default=None, ge=1, le=60_000)
     """While streams run, a step computes as many prompt tokens as its measured time allows within
     this gap between tokens (in most steps, at the 99th percentile; at least 16 tokens, and whole
-    images that must not be divided). Prompts then start later. Answers with a grammar may take two
-    steps per token on CUDA devices. null: prompts fill `step_tokens`."""
+    images that must not be divided); the steps of a draft model count, too. Prompts then start
+    later. null: prompts fill `step_tokens`."""
     cache_tokens: int | None = Count
     """Capacity of the KV cache in tokens."""
     page_tokens: int = Field(default=16, ge=1)

@@ -126,6 +126,16 @@ def test_drafts_survive_what_happens_to_sequences(options, llama, rounded) -> No
     assert totals.preemptions_total > 0 or "cache_tokens" not in options
 
 
+def test_the_budget_of_steps_contains_drafts(llama, rounded) -> None:
+    requests = requests_for(llama.tokenizer.vocab_size)
+    with drafting(llama, rounded, target_gap_ms=5.0) as drafted:
+        budget = drafted.engine._engine._scheduler.step_budget
+        noted, note = [], budget.note_drafts
+        budget.note_drafts = lambda took_ns: (noted.append(took_ns), note(took_ns))
+        answers(drafted.engine, requests, together=True)
+    assert noted and min(noted) > 0
+
+
 def test_answers_end_and_follow_grammars_as_without_drafts(llama, rounded) -> None:
     lark = 'start: "[" item ("," item)* "]"\nitem: /"[a-z ]{2,9}"/ | /[1-9][0-9]{0,3}/'
     compiled, ends = TokenGrammars(llama.tokenizer).compile(lark), llama.tokenizer.end_tokens

@@ -1,14 +1,24 @@
 """Steps adapt to a target for the gaps of streams, on a simulated device and its clock."""
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
+from runtime.engine.draft_proposals import DraftProposals
+from runtime.engine.drafter import Drafter, DraftLimits
 from runtime.engine.engine import Engine, EngineLimits
-from runtime.engine.request import Delta, GenerationRequest, ImageSpan, Result, StopRules
+from runtime.engine.request import (
+    Delta,
+    GenerationRequest,
+    ImageSpan,
+    Result,
+    Sampled,
+    StopRules,
+)
 from runtime.engine.scheduler import Scheduler
+from runtime.engine.speculation import Speculation
 from runtime.engine.step_budget import LEAST_TOKENS, StepBudget
 from runtime.engine.step_plan import StepPlan
 from runtime.kv.cache_manager import KVCacheManager
@@ -38,11 +48,26 @@ class Device:
         return self.step + rows
 
 
-class TimedRunner:
-    """Advances the clock by the time of each step; its results are all the same."""
+class Clock:
+    """Of all devices together, which compute one after the other."""
 
-    def __init__(self, device: Device) -> None:
-        self.now_ns, self.device, self.random = 0, device, random.Random(1)
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def advance(self, ms: float) -> None:
+        self.now_ns += int(MS * ms)
+
+
+class TimedRunner:
+    """Advances the clock by the time of each step; its results are all the same but for `wrong`,
+    the share of those that are not."""
+
+    def __init__(self, device: Device, clock: Clock, *, wrong: float = 0.0) -> None:
+        self.device, self.clock, self.wrong = device, clock, wrong
+        self.random = random.Random(1)
         self.prompts: list[int] = []  # prompt tokens of each step
 
     def launch(self, plan: StepPlan) -> StepPlan:
@@ -50,9 +75,13 @@ class TimedRunner:
 
     def collect(self, launched: StepPlan) -> tuple[Result, ...]:
         noise = max(0.5, self.random.gauss(1.0, self.device.noise))
-        self.now_ns += int(MS * self.device.duration(launched) * noise)
+        self.clock.advance(self.device.duration(launched) * noise)
         self.prompts.append(sum(c.length for c in launched.chunks if c.length > 1))
-        return results(launched)
+        return tuple(map(self._perhaps_wrong, results(launched)))
+
+    def _perhaps_wrong(self, result: Sampled | None) -> Sampled | None:
+        changed = result is not None and self.wrong and self.random.random() < self.wrong
+        return Sampled(8) if changed else result
 
 
 @dataclass
@@ -61,61 +90,102 @@ class Measured:
     prompts_s: float = 0.0  # until all prompts are computed
     tokens_per_s: float = 0.0
     prompt_steps: list[int] = field(default_factory=list)
+    drafted: int = 0  # tokens
 
     @property
     def p99(self) -> float:
         return sorted(self.gaps_ms)[int(0.99 * len(self.gaps_ms))]
 
 
-def simulate(device: Device, target_ms: float | None, depth: int = 1) -> Measured:
-    """Prompts arrive beside streams, two at a time."""
-    runner, measured = TimedRunner(device), Measured()
-    budget = target_ms and StepBudget(int(target_ms * MS), step_tokens=STEP_TOKENS)
-    slots = STREAMS + 2
-    cache_manager = KVCacheManager([Full()], [4000], page_tokens=16, prefix_cache=False)
-    engine = Engine(
-        Scheduler(cache_manager, slots=slots, step_tokens=STEP_TOKENS, step_budget=budget or None),
-        runner,
-        token_bytes=lambda token: b"x",
-        limits=EngineLimits(100_000, 100, max_live=STREAMS + PROMPTS, slots=slots),
+class Simulation:
+    """Prompts arrive beside streams, two at a time. `draft`: the device of a draft model."""
+
+    def __init__(
+        self, device: Device, target_ms: float | None, depth: int, draft: Device | None
+    ) -> None:
+        self.clock, self.measured = Clock(), Measured()
+        self.runner = TimedRunner(device, self.clock)
+        budget = StepBudget(int(target_ms * MS), step_tokens=STEP_TOKENS) if target_ms else None
+        slots = STREAMS + 2
+        cache_manager = KVCacheManager([Full()], [5000], page_tokens=16, prefix_cache=False)
+        scheduler = Scheduler(
+            cache_manager, slots=slots, step_tokens=STEP_TOKENS, step_budget=budget
+        )
+        if draft is not None:
+            drafter = drafter_of(TimedRunner(draft, self.clock, wrong=0.2), slots, depth, budget)
+            scheduler.speculation = Speculation(
+                draws=5 * slots, overlaps=depth > 1, drafts=DraftProposals(drafter, most=4)
+            )
+        self.engine = Engine(
+            scheduler,
+            self.runner,
+            token_bytes=lambda token: b"x",
+            limits=EngineLimits(100_000, 100, max_live=STREAMS + PROMPTS, slots=slots),
+            depth=depth,
+            clock=self.clock,
+        )
+        self.seen: dict[str, int] = {}  # when streams got their last tokens
+        self.left = 0  # prompts
+
+    def run(self, *, answer: int) -> Measured:
+        streams = [f"s{index}" for index in range(STREAMS)]
+        for name in streams:
+            self.engine.add(asks(name, 5, 10**5), partial(self._stream, name), arrived=0)
+        for _ in range(20):
+            self._step()
+        self.left, start, first = PROMPTS, self.clock.now_ns, len(self.runner.prompts)
+        for number in range(PROMPTS):
+            asked = asks(f"p{number}", PROMPT_TOKENS, answer)
+            self.engine.add(asked, self._prompt, arrived=start)
+        while self.left:
+            self._step()
+        statistics, measured = self.engine.statistics(), self.measured
+        measured.prompts_s = (self.clock.now_ns - start) / MS / 1000
+        measured.tokens_per_s = statistics.tokens_per_s or 0.0
+        measured.prompt_steps = self.runner.prompts[first:]
+        measured.drafted = statistics.drafted_tokens_total
+        for name in streams:
+            self.engine.abort(name)
+        return measured
+
+    def _step(self) -> None:
+        self.engine.step()
+        self.clock.advance(self.runner.device.host)
+
+    def _stream(self, name: str, delta: Delta) -> None:
+        """Tokens that come at the same time have no gap between them."""
+        gap_ns = self.clock.now_ns - self.seen.get(name, self.clock.now_ns)
+        if self.left and gap_ns:
+            self.measured.gaps_ms.append(gap_ns / MS)
+        self.seen[name] = self.clock.now_ns
+
+    def _prompt(self, delta: Delta) -> None:
+        self.left -= delta.finish is not None
+
+
+def drafter_of(runner: TimedRunner, slots: int, depth: int, budget: StepBudget | None) -> Drafter:
+    limits = DraftLimits(
+        step_tokens=STEP_TOKENS,
+        draws=2 * slots,
+        context_tokens=10**6,
+        written_tokens=6,
+        vocab_size=100,
+        target_vocab_size=100,
         depth=depth,
-        clock=lambda: runner.now_ns,
     )
-    seen: dict[int, int] = {}
-    left = PROMPTS
+    cache_manager = KVCacheManager([Full()], [5000], page_tokens=16, prefix_cache=False)
+    return Drafter(runner, cache_manager, limits, clock=runner.clock, budget=budget)
 
-    def stream(index: int) -> Callable[[Delta], None]:
-        def deliver(delta: Delta) -> None:
-            if index in seen and left and begun:
-                measured.gaps_ms.append((runner.now_ns - seen[index]) / MS)
-            seen[index] = runner.now_ns
 
-        return deliver
-
-    def prompt(delta: Delta) -> None:
-        nonlocal left
-        left -= delta.finish is not None
-
-    def step() -> None:
-        engine.step()
-        runner.now_ns += int(MS * device.host)
-
-    begun = False
-    for index in range(STREAMS):
-        engine.add(asks(f"s{index}", 5, 10**5), stream(index), arrived=0)
-    for _ in range(20):
-        step()
-    begun, start, first = True, runner.now_ns, len(runner.prompts)
-    for number in range(PROMPTS):
-        engine.add(asks(f"p{number}", PROMPT_TOKENS, 1), prompt, arrived=start)
-    while left:
-        step()
-    measured.prompts_s = (runner.now_ns - start) / MS / 1000
-    measured.tokens_per_s = engine.statistics().tokens_per_s or 0.0
-    measured.prompt_steps = runner.prompts[first:]
-    for index in range(STREAMS):
-        engine.abort(f"s{index}")
-    return measured
+def simulate(
+    device: Device,
+    target_ms: float | None,
+    depth: int = 1,
+    *,
+    draft: Device | None = None,
+    answer: int = 1,
+) -> Measured:
+    return Simulation(device, target_ms, depth, draft).run(answer=answer)
 
 
 def asks(name: str, tokens: int, answer: int) -> GenerationRequest:
@@ -140,6 +210,21 @@ def test_the_gaps_of_streams_stay_below_the_target_while_prompts_arrive(
     assert limited.p99 < 40.0 < freely.p99
     assert limited.prompts_s < slower * freely.prompts_s
     assert 0 < limited.tokens_per_s < freely.tokens_per_s, "small steps count for the speed"
+
+
+# The first one pays beside `Device`, the second one hardly.
+DRAFTS = [Device(step=2.0, row=0.05), Device(step=2.0, row=0.05, noise=0.05), Device(4.0, 0.1)]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_the_steps_of_a_draft_model_count_for_the_gaps(draft: Device, depth: int) -> None:
+    """Also those that compute the prompts, whose answers are drafted, too."""
+    noise = Device(noise=draft.noise)
+    freely, limited = (simulate(noise, t, depth, draft=draft, answer=60) for t in (None, 40.0))
+    assert limited.p99 < 40.0 < freely.p99
+    assert limited.prompts_s < 2.0 * freely.prompts_s
+    assert limited.drafted > 0
 
 
 def test_prompts_finish_if_the_target_cannot_be_met() -> None:
