@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, closing
+from functools import partial
 
 from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat_model import ChatModel, Prompt
@@ -123,20 +124,16 @@ class PromptPreparer:
         self, task: AnyTask, source: Conversation, max_tokens: int, lease: ImageLease | None
     ) -> Prompt:
         model = self._templates.model(source.template)
-        thinking = self._served_thinking(model, source)
-
-        def prepare(messages: Sequence[Message]) -> Prompt:
-            return model.prepare(
-                messages,
-                tools=source.tools,
-                thinking=thinking,
-                variables=source.variables,
-                opens_reply=source.opens_reply,
-                at_most=max(0, max_tokens - len(source.after)),
-                now=task.now,
-                lease=lease,
-            )
-
+        prepare = partial(
+            model.prepare,
+            tools=source.tools,
+            thinking=self._served_thinking(model, source),
+            variables=source.variables,
+            opens_reply=source.opens_reply,
+            at_most=max(0, max_tokens - len(source.after)),
+            now=task.now,
+            lease=lease,
+        )
         if task.truncation is not None and task.truncation.turns:
             return with_recent_turns(
                 source.messages,
