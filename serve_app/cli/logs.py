@@ -46,8 +46,7 @@ Examples:
 def logs(follow: bool, count: int, level: str, model: str | None, request: str | None) -> None:
     """Show the log of the latest `caravan serve` on this machine.
 
-    It is in ~/.local/state/caravan/serve.log, or in $XDG_STATE_HOME. With `--verbose`, `caravan
-    serve` writes to the terminal instead.
+    It is in ~/.local/state/caravan/serve.log, or in $XDG_STATE_HOME.
     """
     path = log_path(os.environ)
     chosen = LogFilter(level=level, model=model, request=request)

@@ -162,12 +162,12 @@ def _serve(path: Path, *, verbose: bool) -> int:
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     log.touch(mode=0o600)
     log.write_bytes(b"")
-    report = StartReport(address=_address(path), models=_expected(path), log=log)
+    report = StartReport(address=_address(path), models=_expected(path), log=log, verbose=verbose)
     server = subprocess.Popen(
         [Path(sys.executable).with_name("serve"), "run", path],
         env=environment(own),
-        stdout=None if verbose else subprocess.PIPE,
-        stderr=None if verbose else subprocess.STDOUT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         process_group=0,  # Ctrl-C reaches this process only, which passes it on
         preexec_fn=_prepare_child,
     )
@@ -178,14 +178,12 @@ def _serve(path: Path, *, verbose: bool) -> int:
 
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
-    if server.stdout is not None:
-        with log.open("ab") as written, report:  # also beside another server
-            _follow(server, written, report)
+    with log.open("ab") as written, report:  # also beside another server
+        _follow(server, written, report)
     status = server.wait()
     if report.is_stopping:
         return 0
-    if not verbose:
-        report.ended(status)
+    report.ended(status)
     return max(status, 1)
 
 

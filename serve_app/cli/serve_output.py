@@ -48,14 +48,19 @@ class _Failure:
 
 class StartReport:
     """Shows the progress of a start, then warnings and errors. `models`: those that start at once;
-    without any, models are loaded when they are requested.
+    without any, models are loaded when they are requested. `verbose`: also shows all output as it
+    is, without bars.
 
     Use as a context manager; `read` gets each line of output. `failed`: the server cannot start,
     but Serve keeps it running.
     """
 
-    def __init__(self, *, address: str, models: frozenset[str], log: Path) -> None:
+    def __init__(
+        self, *, address: str, models: frozenset[str], log: Path, verbose: bool = False
+    ) -> None:
         self._address = address
+        self._verbose = verbose
+        self._draws_bars = sys.stderr.isatty() and not verbose
         self._waiting = set(models)
         self._served_models = set(models)
         self._on_demand = not models
@@ -78,7 +83,7 @@ class StartReport:
 
     def __enter__(self) -> Self:
         self._say(f"starting Ray Serve, whose output is in {self._log}")
-        if sys.stderr.isatty():
+        if self._draws_bars:
             self._bars.add_task("starting", total=None)
             self._bars.start()
         return self
@@ -88,6 +93,8 @@ class StartReport:
 
     def read(self, line: str) -> None:
         """One line of output."""
+        if self._verbose:
+            click.echo(line.rstrip("\n"), err=True)
         source, text = split_source(line)
         event = structured(text)
         if event is not None:
@@ -164,7 +171,7 @@ class StartReport:
 
     def _progress(self, work: str, percent: float, done: str) -> None:
         """A bar for `work`, or without a terminal one line when it is done."""
-        if not sys.stderr.isatty():
+        if not self._draws_bars:
             if percent >= 100 and work not in self._tasks:
                 self._tasks[work] = TaskID(0)
                 self._say(f"{work.rpartition(' ')[0]} {done}")

@@ -62,6 +62,20 @@ def test_a_start_is_a_few_lines_and_ends_with_the_address(capsys):
     )
 
 
+def test_a_verbose_start_shows_all_output_and_ends_with_the_address(capsys):
+    report = StartReport(
+        address="http://x", models=frozenset(["demo"]), log=Path("serve.log"), verbose=True
+    )
+    with report:
+        for line in READY:
+            report.read(line + "\n")
+    lines = [re.sub(r"\x1b\[\d+m", "", line) for line in capsys.readouterr().err.splitlines()]
+    assert lines[-1].startswith("Caravan serves demo at http://x")
+    assert [line for line in lines if line in READY or "pid=13276" in line] == [
+        re.sub(r"\x1b\[\d+m", "", line) for line in READY
+    ]
+
+
 def test_compiling_and_pulling_are_shown(capsys):
     pulled = [{"event": "pull", "model": "demo", "percent": percent} for percent in (3, 100)]
     events = [{"event": "compiling kernels"}, *pulled]
@@ -202,20 +216,25 @@ def test_mistakes_are_reported_before_ray_starts(tmp_path):
     assert "x.yaml" in run("serve", tmp_path / "x.yaml", status=1).stderr
 
 
+@pytest.mark.parametrize("options", [[], ["--verbose"]])
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_an_end_of_the_server_is_reported(tmp_path, interrupted):
+def test_an_end_of_the_server_is_reported(tmp_path, interrupted, options):
     """With a program in place of Serve that fails, or waits for the interrupt."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "python").symlink_to(sys.executable)
-    program = "import signal\nsignal.pause()\n" if interrupted else "raise ValueError('broken')\n"
-    (folder / "serve").write_text(f"#!{sys.executable}\nprint('started', flush=True)\n{program}")
+    program = "signal.pause()" if interrupted else "raise ValueError('broken')"
+    (folder / "serve").write_text(
+        f"#!{sys.executable}\nimport signal\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+        f"print('started', flush=True)\n{program}\n"
+    )
     (folder / "serve").chmod(0o755)
     caller = (
         "import sys; sys.executable = sys.argv.pop(1)\nfrom serve_app.cli.main import main\nmain()"
     )
     port = str(free_port())
     command = [sys.executable, "-c", caller, folder / "python", "serve", DEMO, "--port", port]
+    command += options
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
@@ -230,7 +249,7 @@ def test_an_end_of_the_server_is_reported(tmp_path, interrupted):
     told = process.stderr.read()
     status = process.wait()
     if interrupted:
-        assert told == "stopping\n"
+        assert set(told.splitlines()) == {"stopping", *(["started"] if options else [])}
     else:
         assert "ValueError: broken" in told
         assert "The server ended with status 1." in told
