@@ -1,5 +1,6 @@
 """The leak check of `make soak` finds leaks of each kind, and no others."""
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,13 @@ from tests.soak.growth import FEWEST, MIB, Held, check_growth, growth, held_now
 
 ROUNDS = 24
 REQUESTS = 32
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_other_objects() -> None:
+    """What other tests left is not searched for garbage before each measurement."""
+    gc.collect()
+    gc.freeze()
 
 
 class Kept:
