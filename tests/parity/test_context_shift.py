@@ -26,11 +26,12 @@ from tests.tiny_models import tiny_tokenizer
 
 CONTEXT, KEEP, PROMPT = 20, 4, 9
 DROPPED = 8  # half of the tokens after the first 4
+CONTEXTS = 6  # in an answer
 TOLERANCE = 1e-3  # of logits, by which rounding may change the most likely token
 
 
 def shifting(prompt: list[int], context: int, *, count: int | None = None) -> GenerationRequest:
-    stop, greedy = StopRules(count or 20 * context), SamplingParams(temperature=0)
+    stop, greedy = StopRules(count or CONTEXTS * context), SamplingParams(temperature=0)
     return GenerationRequest("a", tuple(prompt), stop, greedy, shift=ContextShift(context, KEEP))
 
 
@@ -106,7 +107,7 @@ def test_each_family_continues_from_a_recomputed_context(tmp_path, family: str) 
     with running(model, context_tokens=CONTEXT, max_sequences=1, page_tokens=16) as engine:
         [delta] = answers(engine, [shifting(prompt, CONTEXT)], together=False)
     statistics = engine.statistics()
-    assert len(delta.tokens) == 20 * CONTEXT
+    assert len(delta.tokens) == CONTEXTS * CONTEXT
     shifts = check_answer(
         lambda tokens: twin(torch.tensor([tokens])).logits[0, :, :known],
         prompt,
@@ -114,7 +115,7 @@ def test_each_family_continues_from_a_recomputed_context(tmp_path, family: str) 
         length=CONTEXT,
         dropped=DROPPED,
     )
-    assert statistics.shifts_total == shifts > 40
+    assert statistics.shifts_total == shifts > 2 * CONTEXTS
     assert statistics.pages_owned == 0
 
 
@@ -138,7 +139,7 @@ def test_cached_pages_move_where_the_family_allows_it(
     prompt = random_tokens(PROMPT, seed=2)
     options = {"max_sequences": 1, "page_tokens": 4, "kv_dtype": type}
     with running(model, context_tokens=length, **options) as engine:
-        [delta] = answers(engine, [shifting(prompt, length, count=200)], together=False)
+        [delta] = answers(engine, [shifting(prompt, length, count=120)], together=False)
     kinds = [cache.kind for cache in model.decoder.cache_layers]
     moves = model.decoder.key_rotations is not None and can_move(
         kinds, Cut(KEEP, KEEP + dropped), length - 1, page_tokens=4
@@ -149,7 +150,7 @@ def test_cached_pages_move_where_the_family_allows_it(
         shifts = check_moving_answer(
             model.decoder, type, prompt, answer, length=length, dropped=dropped
         )
-        assert shifts == engine.statistics().shifts_total > 4
+        assert shifts == engine.statistics().shifts_total > 2
     assert engine.statistics().pages_owned == 0
 
 
@@ -161,14 +162,14 @@ def test_the_demo_model_continues_from_the_kept_context(page_tokens: int) -> Non
     with running(model, **options) as engine:
         [delta] = answers(engine, [shifting(prompt, 120)], together=False)
     answer = list(delta.tokens)
-    assert len(answer) == 20 * 120
+    assert len(answer) == CONTEXTS * 120
     if dropped % page_tokens:
         logits = partial(_at_once, model.decoder)
         shifts = check_answer(logits, prompt, answer, length=120, dropped=dropped)
     else:
         decoder, type = model.decoder, CacheType.FLOAT32
         shifts = check_moving_answer(decoder, type, prompt, answer, length=120, dropped=dropped)
-    assert shifts == engine.statistics().shifts_total > 40
+    assert shifts == engine.statistics().shifts_total >= 2 * CONTEXTS - 1
     assert engine.statistics().pages_owned == 0
 
 
