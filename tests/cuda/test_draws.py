@@ -58,10 +58,10 @@ def test_tokens_are_those_of_the_twin(
     monkeypatch.setattr(draws, "BLOCK", 512)
     monkeypatch.setattr(thresholds, "BLOCK", 256)
     generator = torch.Generator().manual_seed(vocabulary)
-    logits = 3 * torch.randn(2 * len(PARAMS), vocabulary, generator=generator)
+    logits = 3 * torch.randn(len(PARAMS), vocabulary, generator=generator)
     positions = torch.randint(100, (len(logits),), generator=generator).tolist()
     logits = logits.round() if ties else logits
-    kernels, torchs = both(monkeypatch, logits, PARAMS * 2, positions=positions)
+    kernels, torchs = both(monkeypatch, logits, PARAMS, positions=positions)
     assert kernels.tokens.tolist() == torchs.tokens.tolist() and kernels.finite.all()
 
 
@@ -115,7 +115,7 @@ def test_buckets_with_many_tokens_are_searched_part_by_part(
     """With few buckets, or with all logits but one in the same bucket."""
     monkeypatch.setattr(thresholds, "BLOCK", 256)
     monkeypatch.setattr(thresholds, "BUCKETS", 8)
-    monkeypatch.setattr(thresholds, "TILE", 32)
+    monkeypatch.setattr(thresholds, "TILE", 64)
     logits = torch.randn(len(OF_ALL), 290, generator=torch.Generator().manual_seed(5))
     logits[:, ::3] = logits[:, ::3].round()
     logits[:, 5] = -1e6
