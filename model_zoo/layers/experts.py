@@ -1,6 +1,5 @@
 """Mixtures of experts: a router chooses a few feed-forwards for each row."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -16,7 +15,7 @@ from model_zoo.layers.routing import SOFTMAX_OF_CHOSEN, Router
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.distributed.ranks import Split, evenly
 from runtime.kernels.experts import expert_products, weighted_sum
-from runtime.kernels.pointwise import add_, silu_mul
+from runtime.kernels.pointwise import Gate, add_, silu_mul
 from runtime.quant.block_types import Weight
 
 # More experts than any model has; limits the allocation for a damaged count.
@@ -60,7 +59,7 @@ class ExpertOptions:
     """
 
     routing: Router = SOFTMAX_OF_CHOSEN
-    gated: Callable[[Tensor, Tensor], Tensor] = silu_mul
+    gated: Gate = silu_mul
     weigh_input: bool = False
     alternating: bool = False
     shared: RowWise | None = None

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.dividing import divided_width
-from runtime.kernels.pointwise import silu_mul
+from runtime.kernels.pointwise import Gate, silu_mul
 
 
 class GatedFeedForward:
@@ -23,7 +23,7 @@ class GatedFeedForward:
         *,
         hidden: int,
         size: int,
-        gated: Callable[[Tensor, Tensor], Tensor] = silu_mul,
+        gated: Gate = silu_mul,
         suffix: str = "",
         whole: str | None = None,
     ) -> None:

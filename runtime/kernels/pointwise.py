@@ -1,5 +1,6 @@
 """Norms, rotary embeddings, activations, sums and softcaps; rows are computed independently."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -14,6 +15,9 @@ from runtime.kernels.triton.launch import has_kernels
 # The curves of caravan_gate in cpu/pointwise.c and of gate_kernel in triton/pointwise.py; only the
 # latter has the last one.
 _SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID, _SOFTCAP = range(6)
+
+# gate, values [..., n] -> [..., n], such as `silu_mul`.
+Gate = Callable[[Tensor, Tensor], Tensor]
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

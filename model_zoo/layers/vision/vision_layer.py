@@ -25,6 +25,7 @@ from model_zoo.layers.vision.names import LayerNames, known_as
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from runtime.kernels.matmul import EXPANDED_ELEMENTS, SLAB_ELEMENTS
 from runtime.kernels.native import library
+from runtime.kernels.pointwise import Gate
 from runtime.kernels.workspace import TWIN_BYTES_PER_WEIGHT
 
 # The C kernels pad rows to multiples of this.
@@ -131,9 +132,7 @@ def read_feed_forward(
     return FeedForward(w, hidden=sizes.hidden, size=size, curve=curve, up=up, down=down)
 
 
-def read_gated(
-    w: TensorScope, sizes: VisionSizes, gated: Callable[[Tensor, Tensor], Tensor]
-) -> GatedFeedForward:
+def read_gated(w: TensorScope, sizes: VisionSizes, gated: Gate) -> GatedFeedForward:
     """A feed-forward with a gate; its width is that of the tensors."""
     shape = w.shape("ffn_up")
     size = shape[0] if shape else sizes.hidden

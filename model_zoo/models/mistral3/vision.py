@@ -1,7 +1,5 @@
 """Vision model of Mistral Small 3.1 and Pixtral: any aspect ratio, patches merged two by two."""
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
@@ -22,7 +20,7 @@ from model_zoo.layers.vision.vision_layer import (
     rms_norms,
 )
 from model_zoo.layers.vision.vision_sizes import CHANNELS, MAX_SIDE, VisionSizes
-from runtime.kernels.pointwise import gelu_erf, gelu_erf_mul, gelu_quick_mul, silu_mul
+from runtime.kernels.pointwise import Gate, gelu_erf, gelu_erf_mul, gelu_quick_mul, silu_mul
 from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 EPS, SIDE, MERGED = 1e-5, 1540, 2
@@ -126,7 +124,7 @@ def _rotary(w: TensorScope, sizes: VisionSizes) -> PlaneRotary:
     return PlaneRotary(frequencies[0::2], frequencies[1::2], pairs)
 
 
-def _gate(metadata: Metadata) -> Callable[[Tensor, Tensor], Tensor]:
+def _gate(metadata: Metadata) -> Gate:
     if metadata.architecture != "clip" or metadata.get("use_silu", bool, False):
         return silu_mul
     return gelu_erf_mul if metadata.get("use_gelu", bool, False) else gelu_quick_mul
