@@ -45,11 +45,14 @@ def qwen_limits(family: str, flavour: str) -> Iterator[Limits]:
     """Absent; of a prime number of rows, of less than one; the least and the most alike."""
     (least, most), square = QWEN_KEYS[family, flavour], UNITS[family] ** 2
     yield {least: None, most: None}
+    yield {least: 100 * square + 1, most: 100 * square + 1}
+    if flavour == "ollama":  # whose keys differ, but not what is computed from them
+        return
     for area in (1, square - 1, 53 * square, 211 * square, 211 * square + 1, 65_537):
         yield {least: None, most: area}
     for area in (square - 1, 211 * square + 1):
         yield {least: 1, most: area}
-    for area in (square, 30 * square, 100 * square + 1):
+    for area in (square, 30 * square):
         yield {least: area, most: area}
 
 
