@@ -9,6 +9,7 @@ from serve_app.transport import sockets
 from serve_app.transport.connection import HOST_LOST, FramedConnection
 from serve_app.transport.generation import generation_server
 from serve_app.transport.wire import ConnectionLost
+from tests.patience import until
 from tests.unit.serve_app.fake_replicas import PretendReplica
 
 
@@ -26,6 +27,24 @@ async def test_the_kernel_looks_for_a_lost_host_within_three_seconds():
     assert idle + every * count == 3
     # It would also end connections to a busy process whose buffers are full.
     assert not connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    connection.close()
+    await server.close(drain_s=0)
+
+
+@pytest.mark.parametrize("secured", [False, True], ids=["plain", "tls"])
+async def test_neither_end_waits_for_acknowledgements_of_small_messages(
+    secured: bool, request: pytest.FixtureRequest
+):
+    if secured:
+        request.getfixturevalue("secured")
+    server = generation_server(PretendReplica().generate)
+    connection = await sockets.connect(await server.start("127.0.0.1"))
+    await until(lambda: server._connections)
+    (accepted,) = server._connections
+    for end in (connection, accepted):
+        assert end._transport is not None
+        connected: socket.socket = end._transport.get_extra_info("socket")
+        assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     connection.close()
     await server.close(drain_s=0)
 
