@@ -38,8 +38,7 @@ class GatedFeedForward:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden]."""
-        gate, up = self._gate_up(x)
-        return self._down(self._gated(gate, up))
+        return self._down(self._gate_up.gated(x, self._gated))
 
 
 class FeedForward:

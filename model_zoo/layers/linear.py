@@ -10,8 +10,8 @@ from torch import Tensor
 from model_zoo.layers.low_rank import LowRank, LowRankRows
 from runtime.distributed.ranks import ALONE, Ranks, Split
 from runtime.kernels.embedding import embedding_rows
-from runtime.kernels.matmul import matmul, matmuls
-from runtime.kernels.pointwise import add_
+from runtime.kernels.matmul import gated_matmul, matmul, matmuls
+from runtime.kernels.pointwise import Gate, add_
 from runtime.quant.block_types import Weight
 
 
@@ -124,6 +124,15 @@ class FusedLinear:
         return tuple(
             _with_added(result, x, added) for result, added in zip(results, self.added, strict=True)
         )
+
+    def gated(self, x: Tensor, gate: Gate) -> Tensor:
+        """`gate` of the two results, which have the same size: [tokens, size]."""
+        part = self.parts[0]
+        if len(self.parts) > 1 or part.bias is not None or part.added or any(self.added):
+            return gate(*self(x))
+        first, second = self.sizes[0]
+        assert first == second, self.sizes
+        return gated_matmul(x, part.weight, gate)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.kernels.native import address, library, row_address
+from runtime.kernels.pointwise import Gate, curve_of
 from runtime.kernels.triton.launch import has_kernels
 from runtime.quant.block_types import Weight, block_type, dequantize
 
@@ -47,6 +48,22 @@ def matmuls(x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
 
         return products(x, weights)
     return tuple(matmul(x, weight) for weight in weights)
+
+
+def gated_matmul(x: Tensor, weight: Weight, gate: Gate) -> Tensor:
+    """x [tokens, in], weight (2 n, in) -> [tokens, n] like x: `gate` of the products with the first
+    n rows and those with the others. CUDA devices compute it with the products, if `curve_of` knows
+    it."""
+    if weight.by_triton and has_kernels(x.device) and (curve := curve_of(gate)) is not None:
+        from runtime.kernels.triton.products import gated_product
+
+        return gated_product(x, weight, curve)
+    return gate(*matmul(x, weight).chunk(2, dim=1))
+
+
+def gated_matmul_twin(x: Tensor, weight: Weight, gate: Gate) -> Tensor:
+    """The specification of `gated_matmul`."""
+    return gate(*matmul_twin(x, weight).chunk(2, dim=1))
 
 
 def matmul_twin(x: Tensor, weight: Weight) -> Tensor:

@@ -1,6 +1,6 @@
 """Norms, rotary embeddings, activations, sums and softcaps; rows are computed independently."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -12,8 +12,8 @@ from torch import Tensor
 from runtime.kernels.native import address, library, row_address
 from runtime.kernels.triton.launch import has_kernels
 
-# The curves of caravan_gate in cpu/pointwise.c and of gate_kernel in triton/pointwise.py; only the
-# latter has the last one.
+# The curves of caravan_gate in cpu/pointwise.c and of `curved` in triton/curves.py; the last one is
+# only in gate_kernel in triton/pointwise.py.
 _SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID, _SOFTCAP = range(6)
 
 # gate, values [..., n] -> [..., n], such as `silu_mul`.
@@ -95,6 +95,11 @@ def gelu_quick_mul(gate: Tensor, up: Tensor) -> Tensor:
 def sigmoid_mul(gate: Tensor, up: Tensor) -> Tensor:
     """sigmoid(gate) * up, likewise."""
     return _gate(_SIGMOID, gate, up)
+
+
+def curve_of(gate: Gate) -> int | None:
+    """The number of its curve; None if it is not one of the functions above."""
+    return _CURVES.get(gate)
 
 
 def silu(x: Tensor) -> Tensor:
@@ -403,3 +408,11 @@ gelu_mul_twin = partial(_gate_twin, _GELU)
 gelu_erf_mul_twin = partial(_gate_twin, _GELU_ERF)
 gelu_quick_mul_twin = partial(_gate_twin, _GELU_QUICK)
 sigmoid_mul_twin = partial(_gate_twin, _SIGMOID)
+
+_CURVES: Mapping[Gate, int] = {
+    silu_mul: _SILU,
+    gelu_mul: _GELU,
+    gelu_erf_mul: _GELU_ERF,
+    gelu_quick_mul: _GELU_QUICK,
+    sigmoid_mul: _SIGMOID,
+}

@@ -34,19 +34,19 @@ class Budget:
 
 @dataclass(frozen=True)
 class Scene:
-    """A step of a model with so many of its 32 layers; None: of 32, derived from `DEPTHS`. `goal`:
-    what kernels are to reach; `holds`: what they have reached, to be lowered with every kernel."""
+    """A step of a model with so many of its 32 layers; None: of 32, derived from `DEPTHS`. budget:
+    what kernels have reached, to be lowered with every kernel. The goals were 500 launches and 1.15
+    times the bytes of a step."""
 
     step: Sequence[Rows]
     layers: int | None
-    goal: Budget
-    holds: Budget
+    budget: Budget
 
 
 SCENES = {
-    "one stream": Scene([Rows(CONTEXT - 1)], None, Budget(491, 1.02), Budget(491, 1.02)),
-    "many streams": Scene([Rows(CONTEXT - 1)] * 256, None, Budget(443, 1.15), Budget(443, 1.153)),
-    "prefill": Scene([Rows(CONTEXT - 512, 512)], 4, Budget(80, 2.3), Budget(80, 2.3)),
+    "one stream": Scene([Rows(CONTEXT - 1)], None, Budget(459, 1.01)),
+    "many streams": Scene([Rows(CONTEXT - 1)] * 256, None, Budget(411, 1.129)),
+    "prefill": Scene([Rows(CONTEXT - 512, 512)], 4, Budget(76, 2.033)),
 }
 
 
@@ -79,10 +79,8 @@ def test_step_of_a_large_model_stays_within_its_budget(name: str, tmp_path: Path
         measured = _measured(scene.step, scene.layers, tmp_path)
     launches, nbytes, least = measured.sums
     found = Budget(launches, round(nbytes / least, 3), *measured.copies)
-    holds, goal = (vars(budget) for budget in (scene.holds, scene.goal))
     for field, value in vars(found).items():
-        assert value <= holds[field], (name, field, found, measured.kinds)
-        assert holds[field] >= goal[field]  # a goal that is reached is a ceiling from then on
+        assert value <= getattr(scene.budget, field), (name, field, found, measured.kinds)
 
 
 def test_step_of_a_large_model_is_the_sum_of_its_layers(tmp_path: Path) -> None:

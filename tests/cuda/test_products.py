@@ -6,13 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.kernels import matmul, pointwise
 from runtime.kernels.experts import expert_products_twin
+from runtime.kernels.matmul import gated_matmul, gated_matmul_twin
+from runtime.kernels.pointwise import curve_of, gelu_mul, silu_mul, silu_mul_twin
 from runtime.kernels.triton import products, tiles, vector
 from runtime.kernels.triton.bundles import bundles_of
-from runtime.kernels.triton.products import experts_product, product
+from runtime.kernels.triton.pointwise import gate
+from runtime.kernels.triton.products import experts_product, gated_product, product
 from runtime.kernels.triton.tiles import tile_product
 from runtime.kernels.triton.vector import vector_products
 from runtime.quant.block_types import PLANAR_TYPES, BlockType, Compute, Weight, block_type
+from tests.cuda.interpreted import placeless_products
 from tests.kernels.random_weights import random_weight, relative_error
 from tests.kernels.test_integers import rounded
 
@@ -122,6 +127,54 @@ def test_many_rows_are_multiplied_by_dequantised_slabs(monkeypatch: pytest.Monke
     x = random_rows(65, weight.shape[1])
     assert relative_error(product(x, planar), x, weight) < 1e-6
     assert product(x[:0], planar).shape == (0, 9)
+
+
+@pytest.mark.parametrize(
+    "rows, size", [(1, 5), (3, 3), (8, 3), (9, 67), (33, 67), (70, 67), (130, 67), (520, 67)]
+)
+def test_gated_product_is_the_gate_of_both_products(rows: int, size: int) -> None:
+    """To the bit; float16 shows where products are rounded. The interpreter is slow with vectors,
+    which compute few rows."""
+    _, planar = pair(block_type("Q5_0"), 2 * size, 3, Compute.FINE)
+    x, curve = random_rows(rows, planar.shape[1]).half(), curve_of(gelu_mul)
+    with placeless_products():
+        got = gated_product(x, planar, curve)
+        assert torch.equal(got, gate(curve, *product(x, planar).chunk(2, dim=1)))
+
+
+@pytest.mark.parametrize("rows", [2, 17])
+def test_gated_product_agrees_with_the_twin(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where programs divide the inputs."""
+    weight, planar = pair(block_type("Q4_K"), 10, 2)
+    x = random_rows(rows, weight.shape[1])
+    expected = gated_matmul_twin(x, weight, silu_mul_twin)
+    monkeypatch.setattr(matmul, "has_kernels", lambda device: True)
+    for splits in (1, 2):
+        monkeypatch.setattr(tiles, "_splits", lambda *_, splits=splits: splits)
+        got = gated_matmul(x, planar, silu_mul)
+        torch.testing.assert_close(
+            got, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item()
+        )
+
+
+@pytest.mark.parametrize("name", ["gelu_mul", "gelu_erf_mul", "gelu_quick_mul", "sigmoid_mul"])
+def test_gates_are_computed_with_the_product(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, planar = pair(block_type("Q8_0"), 10, 1)
+    x = random_rows(9, 32)
+    monkeypatch.setattr(matmul, "has_kernels", lambda device: True)
+    monkeypatch.setattr(matmul, "matmul", None)
+    got = gated_matmul(x, planar, getattr(pointwise, name))
+    expected = gated_matmul_twin(x, weight, getattr(pointwise, f"{name}_twin"))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert gated_matmul(x[:0], planar, getattr(pointwise, name)).shape == (0, 5)
+
+
+def test_other_gates_follow_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, planar = pair(block_type("Q8_0"), 10, 1)
+    x = random_rows(2, 32)
+    monkeypatch.setattr(matmul, "has_kernels", lambda device: True)
+    got = gated_matmul(x, planar, torch.sub)
+    torch.testing.assert_close(got, gated_matmul_twin(x, weight, torch.sub), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("rows", [1, 9, 70])

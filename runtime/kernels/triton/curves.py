@@ -38,3 +38,25 @@ def gelu(x):
 @triton.jit
 def gelu_erf(x):
     return 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
+
+
+@triton.jit
+def curved(x, CURVE: tl.constexpr):
+    """The curves of gates, by their numbers in `runtime/kernels/pointwise.py`."""
+    if CURVE == 0:
+        return x * sigmoid(x)
+    elif CURVE == 1:
+        return gelu(x)
+    elif CURVE == 2:
+        return gelu_erf(x)
+    elif CURVE == 3:
+        return x * sigmoid(1.702 * x)
+    else:
+        return sigmoid(x)
+
+
+@triton.jit
+def gated(pairs, dtype: tl.constexpr, CURVE: tl.constexpr):
+    """float32 [..., 2], gates and values -> [...]; both are rounded to `dtype` before."""
+    gate, value = tl.split(pairs.to(dtype).to(tl.float32))
+    return curved(gate, CURVE) * value

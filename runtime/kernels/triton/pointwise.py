@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.kernels.triton.curves import gelu, gelu_erf, sigmoid, tanh
+from runtime.kernels.triton.curves import curved, tanh
 from runtime.kernels.triton.launch import launch
 
 # Number of elements that a program of `gate_kernel` computes.
@@ -68,18 +68,7 @@ def gate_kernel(
     row, index = tl.program_id(0).to(tl.int64), tl.program_id(1) * ELEMENTS + tl.arange(0, ELEMENTS)
     exists = index < n
     x = tl.load(gate + row * gate_stride + index, mask=exists, other=0.0).to(tl.float32)
-    if CURVE == 0:
-        value = x * sigmoid(x)
-    elif CURVE == 1:
-        value = gelu(x)
-    elif CURVE == 2:
-        value = gelu_erf(x)
-    elif CURVE == 3:
-        value = x * sigmoid(1.702 * x)
-    elif CURVE == 4:
-        value = sigmoid(x)
-    else:
-        value = cap * tanh(x / cap)
+    value = cap * tanh(x / cap) if CURVE == 5 else curved(x, CURVE)
     if GATED:
         value *= tl.load(up + row * up_stride + index, mask=exists, other=0.0).to(tl.float32)
     tl.store(result + row * n + index, value.to(result.dtype.element_ty), mask=exists)

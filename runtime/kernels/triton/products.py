@@ -14,8 +14,20 @@ from torch import Tensor
 
 from runtime.kernels.triton.bundles import bundles_of
 from runtime.kernels.triton.dequantize import dequantized
-from runtime.kernels.triton.tiles import bundle_size, expert_tiles, most_rows, tile_product
-from runtime.kernels.triton.vector import MOST_ROWS, expert_vectors, vector_products
+from runtime.kernels.triton.pointwise import gate
+from runtime.kernels.triton.tiles import (
+    bundle_size,
+    expert_tiles,
+    gated_tiles,
+    most_rows,
+    tile_product,
+)
+from runtime.kernels.triton.vector import (
+    MOST_ROWS,
+    expert_vectors,
+    gated_vectors,
+    vector_products,
+)
 from runtime.quant.block_types import Compute, Weight
 
 # Up to this mean number of pairs per expert, each pair reads the expert's matrix by itself.
@@ -43,6 +55,18 @@ def products(x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
     if len(x) and all(_by_vectors(x, weight) for weight in weights):
         return vector_products(x, weights)
     return tuple(product(x, weight) for weight in weights)
+
+
+def gated_product(x: Tensor, weight: Weight, curve: int) -> Tensor:
+    """As `gated_matmul`; weight (2 n, in) in planes or deterministic, curve: of `gate`."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    if not len(x):
+        return x.new_empty(0, weight.shape[0] // 2)
+    if _by_vectors(x, weight):
+        return gated_vectors(x, weight, curve)
+    if weight.deterministic or len(x) <= most_rows(x):
+        return gated_tiles(x, weight, curve)
+    return gate(curve, *_dense_product(x, weight).chunk(2, dim=1))
 
 
 def experts_product(

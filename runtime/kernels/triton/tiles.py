@@ -15,9 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from runtime.kernels.triton.curves import gated
 from runtime.kernels.triton.dequantize import group_values
 from runtime.kernels.triton.groups import grid_of
 from runtime.kernels.triton.launch import HOPPER, capability, launch
+from runtime.kernels.triton.pointwise import gate
 from runtime.kernels.triton.words import multiplied
 from runtime.quant.block_types import Weight
 
@@ -109,10 +111,7 @@ def tile_product(x: Tensor, weight: Weight, dtype: torch.dtype | None = None) ->
     """x [rows, in], weight (out, in) in planes or deterministic -> [rows, out] in `dtype`, by
     default x's."""
     (rows, _), outs, dtype = x.shape, weight.shape[0], dtype or x.dtype
-    if weight.deterministic:
-        tiling = fixed_tiling(x.dtype)
-    else:
-        tiling = _tiling(tilings(x.dtype, capability(x.device)), rows)
+    tiling = _tiling_of(x, weight)
     splits = _splits(weight, tiling)
     result = torch.empty(rows, outs, dtype=dtype, device=x.device)
     if splits == 1:
@@ -125,6 +124,17 @@ def tile_product(x: Tensor, weight: Weight, dtype: torch.dtype | None = None) ->
         sum_kernel, (triton.cdiv(count, _SUMMED),), parts, result, count, SPLITS=splits,
         SIZE=_SUMMED, num_warps=4, device=x.device,
     )  # fmt: skip
+    return result
+
+
+def gated_tiles(x: Tensor, weight: Weight, curve: int) -> Tensor:
+    """x [rows, in], weight (2 n, in) in planes or deterministic, rows of gates first -> [rows, n]:
+    the curve of the gates times the others, both rounded to x's type before."""
+    tiling = _tiling_of(x, weight)
+    if _splits(weight, tiling) > 1:
+        return gate(curve, *tile_product(x, weight).chunk(2, dim=1))
+    result = torch.empty(len(x), weight.shape[0] // 2, dtype=x.dtype, device=x.device)
+    _launch(x, weight, result, tiling, curve=curve)
     return result
 
 
@@ -145,6 +155,12 @@ def expert_tiles(
     return result.view(*shape, weight.shape[1])
 
 
+def _tiling_of(x: Tensor, weight: Weight) -> Tiling:
+    if weight.deterministic:
+        return fixed_tiling(x.dtype)
+    return _tiling(tilings(x.dtype, capability(x.device)), len(x))
+
+
 def _splits(weight: Weight, tiling: Tiling) -> int:
     """Number of parts that the inputs are divided into; depends on the shape and the tiling only.
 
@@ -163,11 +179,13 @@ def _launch(
     *,
     splits: int = 1,
     pairs: _Pairs | None = None,
+    curve: int | None = None,
 ) -> None:
-    """result [rows, outs], or [splits, rows, outs]."""
+    """result [rows, outs], or [splits, rows, outs]. curve: of gates; see `gated_tiles`."""
     assert x.stride(1) == 1, x.stride()
     x, data, type = _operands(x, weight)
-    outs, elements = weight.shape[-2], x.shape[1]
+    outs, elements = result.shape[-1], x.shape[1]
+    held = tiling.outs if curve is None else tiling.outs // 2
     rows, tiles, share = len(x), triton.cdiv(len(x), tiling.rows), 1
     optional: tuple[Tensor | None, ...] = (None, None, None, None)
     if pairs is not None:
@@ -175,12 +193,12 @@ def _launch(
         rows, tiles = result.shape[0], len(bundles.experts)
         optional = bundles.experts, bundles.pairs, pairs.factors, pairs.bias
     launch(
-        tile_kernel, (tiles, triton.cdiv(outs, tiling.outs), splits), x, data,
+        tile_kernel, (tiles, triton.cdiv(outs, held), splits), x, data,
         None if type == PLAIN.value else grid_of(type, data.device), *optional, result, rows, outs,
         elements // 32, x.stride(0),
         data.stride(-2), data.stride(0), share, TYPE=type, ROWS=tiling.rows, OUTS=tiling.outs,
-        GROUPS=tiling.groups, SPLITS=splits, num_warps=tiling.warps, num_stages=tiling.stages,
-        device=data.device,
+        GROUPS=tiling.groups, SPLITS=splits, CURVE=curve, num_warps=tiling.warps,
+        num_stages=tiling.stages, device=data.device,
     )  # fmt: skip
 
 
@@ -201,13 +219,16 @@ def _operands(x: Tensor, weight: Weight) -> tuple[Tensor, Tensor, str]:
 def tile_kernel(
     x, data, grid, experts, pairs, factors, bias, result, rows, outs, groups, x_stride, row_stride,
     expert_stride, share, TYPE: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr,
-    GROUPS: tl.constexpr, SPLITS: tl.constexpr,
+    GROUPS: tl.constexpr, SPLITS: tl.constexpr, CURVE: tl.constexpr,
 ):  # fmt: skip
     """Rows are those of x or, with `pairs`, pairs of a row and an expert; `rows` counts either.
 
-    Programs of the same weights are neighbours, so that weights are read once from memory.
+    Programs of the same weights are neighbours, so that weights are read once from memory. With a
+    CURVE, a program multiplies by eight gates and their eight values in turn: a thread then has the
+    sums of both. `outs` counts such pairs.
     """
-    tile, first_out, split = tl.program_id(0), tl.program_id(1) * OUTS, tl.program_id(2)
+    HELD: tl.constexpr = OUTS if CURVE is None else OUTS // 2
+    tile, first_out, split = tl.program_id(0), tl.program_id(1) * HELD, tl.program_id(2)
     row = tile * ROWS + tl.arange(0, ROWS)
     if pairs is not None:
         if tl.load(pairs + tile * ROWS) == rows:
@@ -216,10 +237,14 @@ def tile_kernel(
         data += expert * expert_stride
         row = tl.load(pairs + row)
     source = x + (tl.minimum(row, rows - 1) // share).to(tl.int64) * x_stride
-    out = first_out + tl.arange(0, OUTS)
     # One group of 32 weights after the other, GROUPS of each row.
     index = tl.arange(0, OUTS * GROUPS)
-    weight_row = tl.minimum(first_out + index // GROUPS, outs - 1)
+    place = index // GROUPS
+    if CURVE is None:
+        weight_row = tl.minimum(first_out + place, outs - 1)
+    else:
+        weight_row = tl.minimum(first_out + place // 16 * 8 + place % 8, outs - 1)
+        weight_row += place % 16 // 8 * outs
     weights = data + weight_row.to(tl.int64) * row_stride
     within = tl.arange(0, GROUPS * 32)
     total = tl.zeros([OUTS, ROWS], tl.float32)
@@ -236,13 +261,17 @@ def tile_kernel(
         some = tl.load(source[:, None] + column[None, :], mask=exists, other=0.0)
         values = tl.reshape(values, [OUTS, GROUPS * 32])
         total = multiplied(values, tl.trans(some), total)
+    if CURVE is not None:
+        total = tl.permute(tl.reshape(total, [OUTS // 16, 2, 8, ROWS]), (0, 2, 3, 1))
+        total = tl.reshape(gated(total, result.dtype.element_ty, CURVE), [HELD, ROWS])
+    out = first_out + tl.arange(0, HELD)
     if factors is not None:
         total *= tl.load(factors + row, mask=row < rows, other=0.0)[None, :]
     if bias is not None:
         total += tl.load(bias + expert * outs + out, mask=out < outs, other=0.0)[:, None]
-    place = (split * rows + row).to(tl.int64)[None, :] * outs + out[:, None]
+    at = (split * rows + row).to(tl.int64)[None, :] * outs + out[:, None]
     exists = (row < rows)[None, :] & (out < outs)[:, None]
-    tl.store(result + place, total.to(result.dtype.element_ty), mask=exists)
+    tl.store(result + at, total.to(result.dtype.element_ty), mask=exists)
 
 
 @triton.jit

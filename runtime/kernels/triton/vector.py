@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from runtime.kernels.triton.curves import gated
 from runtime.kernels.triton.groups import grid_of, group, has_minima, is_halved, offset_of
 from runtime.kernels.triton.launch import launch
 from runtime.kernels.triton.rounded import Rounded, rounded
@@ -38,6 +39,16 @@ def vector_products(x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
         grid = triton.cdiv(weight.shape[0], OUTS[columns]), 1
         _launch(values[weight.compute], weight, result, columns, grid)
     return results
+
+
+def gated_vectors(x: Tensor, weight: Weight, curve: int) -> Tensor:
+    """x [rows, in], one to MOST_ROWS, weight (2 n, in) in planes, rows of gates first -> [rows, n]:
+    the curve of the gates times the others, both rounded to x's type before."""
+    n, columns = weight.shape[0] // 2, triton.next_power_of_2(len(x))
+    result = torch.empty(len(x), n, dtype=x.dtype, device=x.device)
+    grid = triton.cdiv(n, OUTS[columns] // 2), 1
+    _launch(_rounded(x, weight.compute), weight, result, columns, grid, curve=curve)
+    return result
 
 
 def expert_vectors(
@@ -69,16 +80,19 @@ def _launch(
     chosen: Tensor | None = None,
     bias: Tensor | None = None,
     share: int = 1,
+    *,
+    curve: int | None = None,
 ) -> None:
     assert weight.type.blocks is not None
-    (outs, elements), type, data = weight.shape[-2:], weight.type.blocks.name, weight.data
+    outs, elements = result.shape[-1], weight.shape[-1]
+    type, data = weight.type.blocks.name, weight.data
     warps = min(_MOST_WARPS, triton.next_power_of_2(triton.cdiv(elements, 32 * 32)))
     launch(
         vector_kernel, grid, values.planes, values.scales, values.sums, data,
         grid_of(type, data.device), chosen, bias, result, len(values.scales), outs,
         elements // 32, data.stride(-2), data.stride(0), share, TYPE=type,
-        PLANES=len(values.planes), COLUMNS=columns, OUTS=OUTS[columns], GROUPS=32 * warps,
-        num_warps=warps, enable_fp_fusion=False, device=data.device,
+        PLANES=len(values.planes), COLUMNS=columns, OUTS=OUTS[columns], CURVE=curve,
+        GROUPS=32 * warps, num_warps=warps, enable_fp_fusion=False, device=data.device,
     )  # fmt: skip
 
 
@@ -86,10 +100,12 @@ def _launch(
 def vector_kernel(
     planes, scales, sums, data, grid, chosen, bias, result, rows, outs, groups, row_stride,
     expert_stride, share, TYPE: tl.constexpr, PLANES: tl.constexpr, COLUMNS: tl.constexpr,
-    OUTS: tl.constexpr, GROUPS: tl.constexpr,
+    OUTS: tl.constexpr, CURVE: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: blocks of OUTS. With `chosen` [pairs], the second axis is pairs, and COLUMNS is 1."""
-    first_out, pair = tl.program_id(0) * OUTS, tl.program_id(1)
+    """Grid: blocks of OUTS. With `chosen` [pairs], the second axis is pairs, and COLUMNS is 1.
+    With a CURVE, a program multiplies by a gate and its value in turn; `outs` counts pairs."""
+    HELD: tl.constexpr = OUTS if CURVE is None else OUTS // 2
+    first_out, pair = tl.program_id(0) * HELD, tl.program_id(1)
     if chosen is not None:
         expert = tl.load(chosen + pair).to(tl.int64)
         data += expert * expert_stride
@@ -102,27 +118,37 @@ def vector_kernel(
         at = tl.minimum(g, groups - 1)
         weights = ()
         for out in tl.static_range(OUTS):
-            row = tl.minimum(first_out + out, outs - 1).to(tl.int64)
+            if CURVE is None:
+                row = tl.minimum(first_out + out, outs - 1).to(tl.int64)
+            else:
+                row = (tl.minimum(first_out + out // 2, outs - 1) + out % 2 * outs).to(tl.int64)
             weights = weights + (group(data + row * row_stride, at, groups, grid, TYPE),)
         added = ()
         for column in tl.static_range(COLUMNS):
             row = tl.minimum(column, rows - 1) if chosen is None else pair // share
             place = row * groups + at
-            scale = tl.load(scales + place, mask=g < groups, other=0.0)
+            # Where else scales are loaded, the assembler spills registers on sm_80: before numbers
+            # with eight columns of IQ3_S, after them with one of IQ2_XXS.
+            if COLUMNS == 1:
+                scale = tl.load(scales + place, mask=g < groups, other=0.0)
             numbers = _numbers(planes, place, rows * groups, PLANES)
             halves = two_words((sums + place * 2).to(tl.pointer_type(tl.uint8)))
+            if COLUMNS > 1:
+                scale = tl.load(scales + place, mask=g < groups, other=0.0)
             for out in tl.static_range(OUTS):
                 sum = scale * _product(weights[out], numbers, halves, TYPE, PLANES)
                 added = added + (totals[column * OUTS + out] + sum,)
         totals = added
-    number = tl.arange(0, OUTS * COLUMNS)
     total = tl.sum(_stacked(totals, OUTS * COLUMNS, GROUPS), axis=0)
-    out = first_out + number % OUTS
-    column = number // OUTS if chosen is None else pair
+    if CURVE is not None:
+        total = gated(tl.reshape(total, [HELD * COLUMNS, 2]), result.dtype.element_ty, CURVE)
+    number = tl.arange(0, HELD * COLUMNS)
+    out = first_out + number % HELD
+    column = number // HELD if chosen is None else pair
     if bias is not None:
         total += tl.load(bias + expert * outs + out, mask=out < outs, other=0.0)
     place = tl.cast(column, tl.int64) * outs + out
-    exists = (out < outs) & (number // OUTS < rows)
+    exists = (out < outs) & (number // HELD < rows)
     tl.store(result + place, total.to(result.dtype.element_ty), mask=exists)
 
 
