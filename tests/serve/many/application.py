@@ -1,7 +1,8 @@
 """An application with models of the store, loaded on demand, next to configured ones.
 
 Of these one is served ("fixed"), one is pulled from a registry when it starts ("pulled"), one is
-divided among two processes ("divided"), and one fits on no node ("huge").
+divided among two processes ("divided"), one fits on no node ("huge"), and one does not fit in its
+memory ("giant").
 """
 
 import os
@@ -71,6 +72,7 @@ def arguments(registry: Server) -> dict[str, Any]:
     models = [
         {"name": "fixed", **source, **SMALL},
         {"name": "huge", **source, **ENGINE, "num_gpus": 4},
+        {"name": "giant", **source, **SMALL, "memory_bytes": 1_000_000},
         {"name": "pulled", **pulled},
         {"name": "divided", **source, **SMALL, "parallel": {"tensor": 2}},
     ]
