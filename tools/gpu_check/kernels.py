@@ -19,7 +19,7 @@ from runtime.worker.model import LayerPages
 from tests.kernels import test_attention as scenes
 from tests.kernels import test_delta as delta
 from tools.gpu_check.draws import check_draws
-from tools.gpu_check.products import check_experts, check_products
+from tools.gpu_check.products import check_experts, check_gated, check_products
 from tools.gpu_check.report import Task
 
 # (batch, shape, window, options): names of tests/kernels/test_attention.py
@@ -39,6 +39,7 @@ Pointwise = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 def run(task: Task) -> None:
     with poisoned():
         check_products(task)
+        check_gated(task)
         check_experts(task)
         _check_attention(task)
         _check_pointwise(task)

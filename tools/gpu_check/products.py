@@ -5,7 +5,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from runtime.kernels.triton.products import experts_product, product
+from runtime.kernels.pointwise import curve_of, silu_mul
+from runtime.kernels.triton.pointwise import gate
+from runtime.kernels.triton.products import experts_product, gated_product, product
 from runtime.kernels.triton.vector import MOST_ROWS
 from runtime.quant.block_types import PLANAR_TYPES, BlockType, Compute
 from tests.kernels.random_weights import random_weight
@@ -58,6 +60,27 @@ def _check_product(
     task.report.check(
         name, not failing and not different, error=worst, failing=failing, not_as_alone=different
     )
+
+
+def check_gated(task: Task) -> None:
+    """Against the gate of the two products, whose kernels add in the same order."""
+    curve, size = curve_of(silu_mul), 3 if task.dry else 67
+    for type in _types(task):
+        elements = max(288, type.block_elements)
+        elements += -elements % type.block_elements
+        for compute in (Compute.FINE,) if task.dry else WAYS:
+            name = f"gated product, {type.blocks.name}, {compute.name}"
+            with task.report.guarding(name):
+                weight = replace(random_weight(type.blocks, 2 * size, elements), compute=compute)
+                planar, errors = weight.in_planes(task.device), {}
+                for rows in DRY_ROWS if task.dry else ROWS:
+                    x = _random(rows, elements).to(task.device, WAYS[compute][0])
+                    got = gated_product(x, planar, curve).double()
+                    apart = gate(curve, *product(x, planar).chunk(2, dim=1)).double()
+                    errors[rows] = ((got - apart).abs().max() / apart.abs().max()).item()
+                tolerance = torch.finfo(WAYS[compute][0]).eps * 4
+                failing = {rows: error for rows, error in errors.items() if not error <= tolerance}
+                task.report.check(name, not failing, failing=failing)
 
 
 def check_experts(task: Task) -> None:
