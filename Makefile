@@ -179,6 +179,9 @@ clean:
 	$(PIP) -e '.[$*]'
 	@touch $@ .venv/installed
 
+# llama.cpp, which is compiled then, uses AMX where the processor has it.
+.venv/installed-bench: export CMAKE_ARGS ?= -DCMAKE_CXX_FLAGS='-include "$(CURDIR)/bench/amx_for_llama_cpp.h"'
+
 # Not into .venv: cyclonedx-bom brings checkers of formats that make each import of Ray slower.
 $(PACKAGERS)/installed: tests/package/requirements.txt constraints.txt
 	$(PYTHON) -m venv $(@D)
