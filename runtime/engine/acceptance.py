@@ -7,7 +7,7 @@ from itertools import takewhile
 FIRST_TOKENS = 2  # length of the first proposal, and of the first one after a pause
 SHORTEST_PAUSE, LONGEST_PAUSE = 32, 1024  # tokens without proposals
 LEAST_GAIN = 1.1  # factor in tokens per second that a proposal must be expected to yield
-_KEPT = 0.8  # each proposal multiplies the weight of the earlier ones by this factor
+_KEPT = 0.9  # each proposal multiplies the weight of the earlier ones by this factor
 _TRIED, _ACCEPTED = 2.0, 1.5  # initial values of a record
 _CERTAIN = 0.98  # upper bound of the acceptance probability of a token
 
@@ -24,20 +24,30 @@ class Acceptance:
     paused_until: int = 0  # length of the sequence at which the current pause ends
     _proposed: tuple[int, ...] = ()  # the last proposal
     _length: int = 0  # length of the sequence at that time
+    _withheld: bool = False  # whether no step computed it
 
     def propose(self, tokens: tuple[int, ...], length: int) -> None:
         """Record a proposal made when the sequence had `length` tokens."""
-        self._proposed, self._length = tokens, length
+        self._proposed, self._length, self._withheld = tokens, length, False
+
+    def withhold(self, tokens: tuple[int, ...], length: int) -> None:
+        """Record tokens that could have been proposed, to learn whether they would have been
+        accepted; ignored until those withheld before are reviewed."""
+        if not self._proposed:
+            self._proposed, self._length, self._withheld = tokens, length, True
 
     def review(self, tokens: Sequence[int], most: int) -> bool:
         """Compare the last proposal with the sampled tokens. Returns whether all of it was
         accepted; the next proposal may then be twice as long, up to `most` tokens."""
-        proposed, self._proposed = self._proposed, ()
+        proposed = self._proposed
         sampled = tokens[self._length : self._length + len(proposed)]
-        if not sampled:
-            return False
         pairs = zip(proposed, sampled, strict=False)
         right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if self._withheld and right == len(sampled) < len(proposed):
+            return False  # the others are not sampled yet
+        self._proposed = ()
+        if not sampled:
+            return False
         self.tried = _KEPT * self.tried + min(right + 1, len(proposed))
         self.accepted = _KEPT * self.accepted + right
         whole = right == len(proposed)

@@ -4,9 +4,9 @@ from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from runtime.engine.acceptance import LEAST_GAIN, Acceptance
+from runtime.engine.acceptance import Acceptance
 from runtime.engine.ngram_index import NGramIndex
-from runtime.engine.planned_step import PlannedStep
+from runtime.engine.planned_step import Bid, PlannedStep
 from runtime.engine.sequence import Sequence
 
 INDEXED_TOKENS = 1024  # one step adds at most this many tokens to the indices of all sequences
@@ -31,44 +31,49 @@ class NGramProposals:
 
     def propose(self, running: Several[Sequence], step: PlannedStep) -> None:
         """Set the proposals of the sequences. A sequence whose last token is only on the device is
-        marked to wait for it (`waits_to_propose`). Nothing is proposed if that would not pay off
-        even with all tokens accepted."""
-        count = min(self._most, step.room)
-        if count <= 0 or step.rate(count, count + 1) < LEAST_GAIN * step.rate(0, 1):
+        marked to wait for it (`waits_to_propose`). What does not pay off is not proposed, but
+        compared with the tokens that are sampled."""
+        most = min(self._most, step.room)
+        if most <= 0 or not step.could_gain(most):
             return
-        places = INDEXED_TOKENS
+        places, found = INDEXED_TOKENS, []
         for sequence in running:
-            if step.room > 0:
-                places -= self._propose_for(sequence, step, places)
+            record = self._record(sequence)
+            places -= record.index.extend(places)
+            if sequence.may_propose and (tokens := self._found(sequence, record, step.room)):
+                found.append((sequence, record, tokens))
+        bids = [Bid(record.acceptance, len(tokens)) for _, record, tokens in found]
+        for (sequence, record, tokens), bid, count in zip(
+            found, bids, step.divided(bids), strict=True
+        ):
+            if count:
+                step.take(bid, count)
+            self._set(sequence, record, tokens, count)
 
-    def _propose_for(self, sequence: Sequence, step: PlannedStep, places: int) -> int:
-        """Returns the number of places that were indexed, of up to `places`."""
-        record, length = self._record(sequence), len(sequence.tokens)
-        indexed, acceptance = record.index.extend(places), record.acceptance
-        if not sequence.may_propose:
-            return indexed
+    def _found(self, sequence: Sequence, record: _Record, room: int) -> tuple[int, ...]:
+        """The tokens that the sequence may propose."""
+        acceptance = record.acceptance
         acceptance.review(sequence.tokens, self._most)
-        room = min(acceptance.most, step.room, sequence.most_tokens - sequence.length - 1)
-        if length < acceptance.paused_until or room <= 0:
-            return indexed
-        found = sequence.acceptable(record.index.continuation(room))
-        if not found:
-            if record.waited:
-                acceptance.miss()
+        room = min(acceptance.most, room, sequence.most_tokens - sequence.length - 1)
+        tokens = sequence.acceptable(record.index.continuation(room)) if room > 0 else ()
+        if record.waited and not tokens:
+            acceptance.miss()
             record.waited = False
-            return indexed
-        rates = [step.rate(n, acceptance.expected(n)) for n in range(len(found) + 1)]
-        count = rates.index(max(rates))
-        if rates[count] < LEAST_GAIN * rates[0]:
-            acceptance.rest(length)
-        elif sequence.pending:
+        return tokens
+
+    def _set(
+        self, sequence: Sequence, record: _Record, tokens: tuple[int, ...], count: int
+    ) -> None:
+        """Let the sequence propose the first `count` of its tokens."""
+        if count and sequence.pending:
             sequence.waits_to_propose = record.waited = True
+            return
+        record.waited = False
+        if count:
+            sequence.propose(tokens[:count])
+            record.acceptance.propose(tokens[:count], len(sequence.tokens))
         else:
-            sequence.propose(found[:count])
-            acceptance.propose(found[:count], length)
-            record.waited = False
-            step.take(count, acceptance.expected(count))
-        return indexed
+            record.acceptance.withhold(tokens, len(sequence.tokens))
 
     def _record(self, sequence: Sequence) -> _Record:
         found = self._records.get(sequence)

@@ -1,8 +1,18 @@
 """The step being planned: the expected gain from adding proposed tokens to it."""
 
+from collections.abc import Sequence as Several
 from dataclasses import dataclass
 
+from runtime.engine.acceptance import LEAST_GAIN, Acceptance
 from runtime.engine.step_costs import StepCosts
+
+
+@dataclass(frozen=True, slots=True)
+class Bid:
+    """A sequence that may propose up to `most` tokens."""
+
+    acceptance: Acceptance
+    most: int
 
 
 @dataclass(slots=True)
@@ -24,14 +34,58 @@ class PlannedStep:
         """The part of the steps in which a sequence with proposals takes part."""
         return 0.5 if self.overlaps and self.rows > 1 else 1.0
 
-    def rate(self, proposed: int, expected: float) -> float:
-        """Tokens per unit of time if a sequence proposes `proposed` tokens and yields `expected`
-        ones."""
-        if proposed:
-            expected *= self.share
-        return (self.tokens - 1 + expected) / self.costs.of(self.rows + proposed)
+    @property
+    def rate(self) -> float:
+        """Expected tokens per unit of time."""
+        return self.tokens / self.costs.of(self.rows)
 
-    def take(self, proposed: int, expected: float) -> None:
-        """Add a sequence's `proposed` tokens to the step; it is expected to yield `expected`."""
-        self.rows, self.room = self.rows + proposed, self.room - proposed
-        self.tokens += expected - 1
+    def could_gain(self, most: int) -> bool:
+        """Whether it would pay off that one sequence proposes `most` tokens if all are accepted."""
+        tokens = self.tokens - 1 + (most + 1) * self.share
+        return tokens / self.costs.of(self.rows + most) >= LEAST_GAIN * self.rate
+
+    def divided(self, bids: Several[Bid]) -> list[int]:
+        """How many tokens each sequence proposes so that the step yields the most tokens per unit
+        of time; none where that is not LEAST_GAIN as much as without proposals.
+
+        Dinkelbach's method: each row costs as many tokens as the best rate so far yields in its
+        time, and each sequence proposes as many as are worth their cost.
+        """
+        counts, rate = [0] * len(bids), self.rate
+        while True:
+            better = self._worth(bids, rate * self.costs.slope)
+            gained = sum(self._gain(bid, n) for bid, n in zip(bids, better, strict=True))
+            found = (self.tokens + gained) / self.costs.of(self.rows + sum(better))
+            if found <= rate:
+                break
+            counts, rate = better, found
+        return counts if rate >= LEAST_GAIN * self.rate else [0] * len(bids)
+
+    def take(self, bid: Bid, count: int) -> None:
+        """Add the `count` tokens that a sequence proposes."""
+        self.rows, self.room = self.rows + count, self.room - count
+        self.tokens += self._gain(bid, count)
+
+    def _worth(self, bids: Several[Bid], price: float) -> list[int]:
+        """How many tokens each sequence proposes if a row costs `price` tokens. Where rows do not
+        suffice, those go first that are accepted with the highest probability."""
+        counts = []
+        for bid in bids:
+            worth = [self._gain(bid, count) - price * count for count in range(bid.most + 1)]
+            counts.append(worth.index(max(worth)))
+        if sum(counts) <= self.room:
+            return counts
+        chances = (
+            (bid.acceptance.chance**n, which)
+            for which, (bid, count) in enumerate(zip(bids, counts, strict=True))
+            for n in range(1, count + 1)
+        )
+        counts = [0] * len(bids)
+        for _, which in sorted(chances, reverse=True)[: self.room]:
+            counts[which] += 1
+        pairs = zip(bids, counts, strict=True)
+        return [count if self._gain(bid, count) > 0 else 0 for bid, count in pairs]
+
+    def _gain(self, bid: Bid, count: int) -> float:
+        """How many more tokens a sequence is expected to yield if it proposes `count`."""
+        return bid.acceptance.expected(count) * self.share - 1 if count else 0.0

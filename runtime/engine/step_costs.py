@@ -12,7 +12,7 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._weight = self._rows = self._squares = self._times = self._products = 0.0
-        self._slope = 0.0
+        self.slope = 0.0  # what a further row adds
         self._seen: set[int] = set()  # numbers of rows that have occurred
 
     def observe(self, rows: int, duration: float) -> None:
@@ -31,9 +31,9 @@ class StepCosts:
         spread = self._spread
         if spread > 1:
             shared = self._products - self._rows * self._times / self._weight
-            self._slope = max(0.0, shared / spread)
+            self.slope = max(0.0, shared / spread)
         else:
-            self._slope *= self.SLOPE_KEPT
+            self.slope *= self.SLOPE_KEPT
 
     def needs(self, rows: int) -> bool:
         """Whether a step with `rows` rows should be measured, because all recent steps had the same
@@ -53,4 +53,4 @@ class StepCosts:
         if not self._weight:
             return 1.0
         mean = self._rows / self._weight
-        return max(self._times / self._weight + self._slope * (rows - mean), self._slope * rows)
+        return max(self._times / self._weight + self.slope * (rows - mean), self.slope * rows)

@@ -1,12 +1,14 @@
 """When tokens are proposed and how many, depending on acceptance, measured costs of rows and
 load."""
 
+import itertools
 import random
 
 import pytest
 
-from runtime.engine.acceptance import LONGEST_PAUSE
+from runtime.engine.acceptance import LEAST_GAIN, LONGEST_PAUSE, Acceptance
 from runtime.engine.ngram_proposals import NGramProposals
+from runtime.engine.planned_step import Bid, PlannedStep
 from runtime.engine.request import GenerationRequest, Sampled, StopRules
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.sequence import Sequence
@@ -75,10 +77,10 @@ def repeated(length: int = 600) -> list[int]:
     return [r.randrange(1000) for _ in range(60)] * (length // 60)
 
 
-def unrelated(seed: int = 2, length: int = 600) -> list[int]:
+def unrelated(seed: int = 2, length: int = 600, letters: int = 4) -> list[int]:
     """Runs of three tokens recur, and what follows them does not."""
     r = random.Random(seed)
-    return [r.randrange(4) for _ in range(length)]
+    return [r.randrange(letters) for _ in range(length)]
 
 
 def nearly_free(rows: int) -> int:
@@ -104,10 +106,75 @@ def test_text_that_cannot_be_foretold_is_nearly_as_fast_as_without_proposals() -
         assert decoding.speed > 0.97 / 1300
 
 
-def test_pauses_grow_while_proposals_are_wrong() -> None:
-    lengths = Decoding(unrelated(length=3000), cost=lambda rows: 1000 + 300 * rows).run().lengths
-    tries = [step for step, length in enumerate(lengths) if length]
-    assert 0 < len([step for step in tries if step > 1500]) < 12 and len(tries) < 90
+def test_proposals_end_while_they_would_be_wrong() -> None:
+    text = unrelated(length=3000, letters=8)
+    lengths = Decoding(text, cost=lambda rows: 1000 + 300 * rows).run().lengths
+    assert 0 < sum(length > 0 for length in lengths) < 0.03 * len(lengths)
+
+
+def copied(seed: int, *, change: float, length: int = 600) -> list[int]:
+    """One passage again and again; each token is another one with the probability `change`."""
+    r = random.Random(seed)
+    passage = [r.randrange(1000) for _ in range(100)]
+    text = list(passage)
+    while len(text) < length:
+        text += [token if r.random() >= change else r.randrange(1000, 2000) for token in passage]
+    return text[:length]
+
+
+@pytest.mark.parametrize("change, gain", [(0, 1.9), (0.05, 1.4), (0.12, 1.15)])
+def test_all_sequences_that_copy_propose(change: float, gain: float) -> None:
+    """A row costs a twelfth of a step with one row."""
+
+    def cost(rows: int) -> int:
+        return 12_500 + 1_500 * rows
+
+    decoding = Decoding(*(copied(seed, change=change) for seed in range(4)), cost=cost).run()
+    assert decoding.speed > gain * 4 / cost(4)
+
+
+def bids(r: random.Random, count: int) -> list[Bid]:
+    chances = [r.choice((0.0, 0.3, 0.6, 0.9, 1.0)) for _ in range(count)]
+    return [Bid(Acceptance(tried=1.0, accepted=chance), r.randint(1, 4)) for chance in chances]
+
+
+def test_rows_are_divided_for_the_most_tokens_per_unit_of_time() -> None:
+    """Against all divisions."""
+    r, divided = random.Random(3), 0
+    for _ in range(200):
+        costs, row_ns = StepCosts(), r.choice((20, 100, 300))
+        for rows in [*range(1, 16)] * 2:
+            costs.observe(rows, 1000 + row_ns * rows)
+        offers = bids(r, 3)
+        step = PlannedStep(costs, rows=4, tokens=4, room=r.randint(1, 12))
+
+        def rate(counts: tuple[int, ...], step=step, offers=offers) -> float:
+            pairs = zip(offers, counts, strict=True)
+            tokens = step.tokens + sum(bid.acceptance.expected(n) - 1 for bid, n in pairs)
+            return tokens / step.costs.of(step.rows + sum(counts))
+
+        possible = itertools.product(*(range(bid.most + 1) for bid in offers))
+        best = max(rate(counts) for counts in possible if sum(counts) <= step.room)
+        counts = step.divided(offers)
+        assert sum(counts) <= step.room
+        if best >= LEAST_GAIN * step.rate:
+            divided += 1
+            assert rate(tuple(counts)) == pytest.approx(best, rel=1e-6)
+        else:
+            assert not any(counts)
+    assert 100 < divided < 190
+
+
+@pytest.mark.parametrize("room", [3, 8, 100])
+def test_overlapping_steps_gain_from_what_is_proposed(room: int) -> None:
+    """A sequence that proposes takes part in every other step only."""
+    costs = StepCosts()
+    for rows in [*range(1, 16)] * 2:
+        costs.observe(rows, 1000 + 20 * rows)
+    step = PlannedStep(costs, rows=4, tokens=4, room=room, overlaps=True)
+    sure, unsure = (Bid(Acceptance(tried=1.0, accepted=chance), 8) for chance in (1.0, 0.3))
+    first, second = step.divided([sure, unsure])
+    assert second == 0 and first == min(room, 8)
 
 
 def test_proposals_return_when_the_text_can_be_foretold_again() -> None:
