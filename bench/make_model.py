@@ -31,7 +31,9 @@ _SAMPLE_BLOCKS = 1024  # the scales are chosen by the standard deviation of this
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The sizes of a llama model or, with `experts`, of a qwen3moe model; `feed_forward` is then
-    the size of one expert. The defaults are Llama-3.2-1B's."""
+    the size of one expert. The defaults are Llama-3.2-1B's. `seed`: of the weights, which do not
+    depend on the number of layers. `further`: what the norms of layers from `first` on multiply by,
+    so that these layers add little (or nothing) to the answers, and take the same time."""
 
     name: str = "1b"
     layers: int = 16
@@ -44,6 +46,9 @@ class Shape:
     rope_base: float = 500000.0
     experts: int = 0
     experts_used: int = 0
+    seed: int = 1
+    first: int | None = None
+    further: float = 0.0
 
     def matrices(self) -> dict[str, tuple[int, ...]]:
         """Name in a block -> ([experts,] rows out, columns in)."""
@@ -82,7 +87,7 @@ def write_model(path: Path, label: str, vocabulary: Vocabulary, shape: Shape) ->
     Embeddings of tokens other than plain text are zero, so their logits are 0 and far below the
     best ones: answers are readable and do not end early.
     """
-    random = np.random.default_rng(1)
+    random = np.random.default_rng(shape.seed)
     writer = GGUFWriter(path, "qwen3moe" if shape.experts else "llama")
     write_sizes(writer, shape, len(vocabulary.tokens))
     write_vocabulary(writer, vocabulary)
@@ -95,7 +100,7 @@ def write_model(path: Path, label: str, vocabulary: Vocabulary, shape: Shape) ->
         writer.add_tensor("rope_freqs.weight", llama3_rope_factors(shape))
     matrices: dict[tuple[str, GGMLQuantizationType], np.ndarray] = {}
     for layer in range(shape.layers):
-        for name, values in _vectors(shape, random).items():
+        for name, values in _vectors(shape, random, layer).items():
             writer.add_tensor(f"blk.{layer}.{name}.weight", values)
         for name, size in shape.matrices().items():
             kind = kind_of(label, name, layer, shape.layers)
@@ -121,10 +126,11 @@ def kind_of(label: str, name: str, layer: int, layers: int) -> GGMLQuantizationT
     return GGMLQuantizationType.Q6_K if finer else GGMLQuantizationType.Q4_K
 
 
-def _vectors(shape: Shape, random: Generator) -> dict[str, np.ndarray]:
+def _vectors(shape: Shape, random: Generator, layer: int) -> dict[str, np.ndarray]:
     """The float32 tensors of a layer: norms, and the router of experts."""
-    ones = np.ones(shape.hidden, dtype=np.float32)
-    vectors = {"attn_norm": ones, "ffn_norm": ones}
+    scale = 1.0 if shape.first is None or layer < shape.first else shape.further
+    norm = np.full(shape.hidden, scale, dtype=np.float32)
+    vectors = {"attn_norm": norm, "ffn_norm": norm}
     if shape.experts:
         per_head = np.ones(shape.head_dim, dtype=np.float32)
         router = random.standard_normal((shape.experts, shape.hidden), dtype=np.float32)

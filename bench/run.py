@@ -4,6 +4,7 @@ import argparse
 import os
 
 from bench.contender import Setting
+from bench.drafts import drafts_section
 from bench.first_token import first_token_rows
 from bench.gaps import gaps_section
 from bench.host import host_section
@@ -11,7 +12,16 @@ from bench.machine import describe_machine
 from bench.make_model import LABELS, MOE, MOE_SHAPE, Shape, ensure_model
 from bench.measure import Plan, against_peer, against_rest, long_context_row, sampler_shares
 from bench.report import Results, Row, results_page
-from bench.sections import GAPS, HOST, RESULTS, SPECULATION, TURNS, kept_sections, with_section
+from bench.sections import (
+    DRAFTS,
+    GAPS,
+    HOST,
+    RESULTS,
+    SPECULATION,
+    TURNS,
+    kept_sections,
+    with_section,
+)
 from bench.speculation import speculation_section
 from bench.start import start_rows
 from bench.streams import DEMO, stream_rows
@@ -30,6 +40,7 @@ def main() -> None:
     page = with_section(page, HOST, host_section(plan.rounds))
     section = speculation_section(None, arguments.threads, plan.rounds)
     page = with_section(page, SPECULATION, section)
+    page = with_section(page, DRAFTS, drafts_section(CACHE, arguments.threads, plan.rounds))
     page = with_section(page, GAPS, gaps_section(None, arguments.threads, plan.rounds))
     page = with_section(page, TURNS, turns_section(arguments.threads, plan.rounds))
     print(page)

@@ -1,4 +1,4 @@
-"""`python -m bench.speculation`: decoding with and without proposed tokens, in turn in one process.
+"""`python -m bench.speculation`: decoding with and without prompt lookup, in turn in one process.
 
 The cases are copied text, edited code, prose, and unpredictable tokens. The model is real, since a
 random one does not copy.
@@ -21,6 +21,7 @@ import torch
 from bench.machine import describe_machine
 from bench.real_model import real_model, real_text
 from bench.sections import SPECULATION, publish
+from model_zoo.chat_model import ChatModel
 from model_zoo.registry import LoadOptions, load
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.async_engine import AsyncEngine
@@ -106,12 +107,13 @@ class Contender:
         return sum(len(tokens) - 1 for tokens in answers) / seconds, answers
 
 
-def contenders(path: Path, threads: int, stack: ExitStack) -> list[Contender]:
-    """An engine with proposals, and one without."""
+def contenders(
+    path: Path, threads: int, stack: ExitStack, draft: Path | None = None
+) -> list[Contender]:
+    """An engine with proposals, by prompt lookup or of a draft model, and one without."""
     torch.set_num_threads(threads)
     device = torch.device("cpu")
-    loading = LoadOptions(compute=compute_type("auto"))
-    model = load(path, device=device, dtype=torch.float32, options=loading)
+    model, drafting = _loaded(path), draft and _loaded(draft).decoder
     found = []
     for proposed in (SpeculationSettings().proposed_tokens, 0):
         options = EngineOptions(
@@ -121,13 +123,25 @@ def contenders(path: Path, threads: int, stack: ExitStack) -> list[Contender]:
             cache_tokens=max(COUNTS) * CONTEXT_TOKENS,
             kv_dtype=default_cache_type(device, generates=True),
             proposed_tokens=proposed,
+            ngram=draft is None,
         )
         token_bytes = model.tokenizer.token_bytes
-        engine, _ = assemble(model.decoder, token_bytes, device=device, options=options)
+        engine, _ = assemble(
+            model.decoder,
+            token_bytes,
+            device=device,
+            options=options,
+            draft=drafting if proposed else None,
+        )
         engine.start()
         stack.callback(engine.close)
         found.append(Contender(engine, model.tokenizer))
     return found
+
+
+def _loaded(path: Path) -> ChatModel:
+    loading = LoadOptions(compute=compute_type("auto"))
+    return load(path, device=torch.device("cpu"), dtype=torch.float32, options=loading)
 
 
 def speculation_section(source: str | None, threads: int, rounds: int) -> str:
@@ -136,10 +150,14 @@ def speculation_section(source: str | None, threads: int, rounds: int) -> str:
     machine = describe_machine(threads)
     with ExitStack() as stack:
         engines = contenders(path, threads, stack)
-        rows = [_row(engines, case, n, rounds) for case in cases() for n in COUNTS]
+        rows = [measured_row(engines, case, n, rounds) for case in cases() for n in COUNTS]
+    return as_section(INTRODUCTION.format(name=path.name), machine, rows)
+
+
+def as_section(introduction: str, machine: str, rows: Sequence[str]) -> str:
     return "\n".join(
         [
-            INTRODUCTION.format(name=path.name),
+            introduction,
             machine,
             "",
             "| text | sequences | with, tokens/s | without | ratio | accepted | per step |",
@@ -150,7 +168,8 @@ def speculation_section(source: str | None, threads: int, rounds: int) -> str:
     )
 
 
-def _row(engines: Sequence[Contender], case: Case, count: int, rounds: int) -> str:
+def measured_row(engines: Sequence[Contender], case: Case, count: int, rounds: int) -> str:
+    """`engines`: as of `contenders`."""
     for engine in engines:
         engine.answer(case, count, 0)  # fills the prompt's pages
     before = engines[0].engine.statistics()
