@@ -48,11 +48,12 @@ right, and tokens per step and sequence.
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A kind of text: the prompt, and the sampling of the answer."""
+    """A kind of text: the prompt, and the sampling and the length of the answer."""
 
     name: str
     prompt: str
     sampling: SamplingParams
+    tokens: int = ANSWER_TOKENS
 
 
 def cases() -> list[Case]:
@@ -91,7 +92,7 @@ class Contender:
         async def one(number: int) -> tuple[int, ...]:
             sampling = replace(case.sampling, seed=1000 * round + number)
             prompt = self._tokenizer.encode_document(f"{number}. {case.prompt}")
-            stop = StopRules(ANSWER_TOKENS)
+            stop = StopRules(case.tokens)
             request = GenerationRequest(next(self._ids), tuple(prompt), stop, sampling)
             tokens: tuple[int, ...] = ()
             async with aclosing(self.engine.stream(request)) as deltas:
@@ -170,6 +171,7 @@ def as_section(introduction: str, machine: str, rows: Sequence[str]) -> str:
 
 def measured_row(engines: Sequence[Contender], case: Case, count: int, rounds: int) -> str:
     """`engines`: as of `contenders`."""
+    print(f"{case.name}: {count} sequences", flush=True)
     for engine in engines:
         engine.answer(case, count, 0)  # fills the prompt's pages
     before = engines[0].engine.statistics()
@@ -184,7 +186,7 @@ def measured_row(engines: Sequence[Contender], case: Case, count: int, rounds: i
     after = engines[0].engine.statistics()
     proposed = after.proposed_tokens_total - before.proposed_tokens_total
     accepted = after.accepted_tokens_total - before.accepted_tokens_total
-    yielded = rounds * count * (ANSWER_TOKENS - 1)
+    yielded = rounds * count * (case.tokens - 1)
     share = f"{accepted / proposed:.0%}" if proposed else "–"
     speeds = (median(column) for column in zip(*pairs, strict=True))
     ratio = median(first / second for first, second in pairs)
