@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from bench.goals import goal
+from bench.sections import MODELS
 
 INTRODUCTION = """\
 Written by `make bench`. A random model of Llama-3.2-1B's shape with a vocabulary of 128k;
@@ -82,7 +83,7 @@ class Results:
 def results_page(results: Results) -> str:
     agreement = ", ".join(f"{label} {value:.3f}" for label, value in results.agreement.items())
     sections = [
-        "# Benchmark results",
+        MODELS,
         INTRODUCTION,
         results.machine,
         "## Against llama.cpp",

@@ -12,16 +12,7 @@ from bench.machine import describe_machine
 from bench.make_model import LABELS, MOE, MOE_SHAPE, Shape, ensure_model
 from bench.measure import Plan, against_peer, against_rest, long_context_row, sampler_shares
 from bench.report import Results, Row, results_page
-from bench.sections import (
-    DRAFTS,
-    GAPS,
-    HOST,
-    RESULTS,
-    SPECULATION,
-    TURNS,
-    kept_sections,
-    with_section,
-)
+from bench.sections import DRAFTS, GAPS, HOST, MODELS, SPECULATION, TURNS, publish
 from bench.speculation import speculation_section
 from bench.start import start_rows
 from bench.streams import DEMO, stream_rows
@@ -34,18 +25,18 @@ CACHE = cache_directory(os.environ) / "bench"
 
 def main() -> None:
     arguments = _arguments()
-    setting = Setting(arguments.threads, context_tokens=1024, sequences=16, step_tokens=512)
-    plan = Plan(arguments.rounds, setting)
-    page = results_page(_measure(arguments, plan))
-    page = with_section(page, HOST, host_section(plan.rounds))
-    section = speculation_section(None, arguments.threads, plan.rounds)
-    page = with_section(page, SPECULATION, section)
-    page = with_section(page, DRAFTS, drafts_section(CACHE, arguments.threads, plan.rounds))
-    page = with_section(page, GAPS, gaps_section(None, arguments.threads, plan.rounds))
-    page = with_section(page, TURNS, turns_section(arguments.threads, plan.rounds))
-    print(page)
-    if not arguments.quick:
-        RESULTS.write_text(page + kept_sections(RESULTS.read_text()))
+    threads, rounds = arguments.threads, arguments.rounds
+    setting = Setting(threads, context_tokens=1024, sequences=16, step_tokens=512)
+
+    def put(heading: str, section: str) -> None:
+        publish(heading, section, write=not arguments.quick)
+
+    put(MODELS, results_page(_measure(arguments, Plan(rounds, setting))))
+    put(HOST, host_section(rounds))
+    put(SPECULATION, speculation_section(None, threads, rounds))
+    put(DRAFTS, drafts_section(CACHE, threads, rounds))
+    put(GAPS, gaps_section(None, threads, rounds))
+    put(TURNS, turns_section(threads, rounds))
 
 
 def _measure(arguments: argparse.Namespace, plan: Plan) -> Results:
@@ -61,6 +52,8 @@ def _measure(arguments: argparse.Namespace, plan: Plan) -> Results:
         path = ensure_model(CACHE, label, vocabulary, shape)
         found, agreement[label] = against_peer(path, label, plan)
         rows += found
+        for row in found:
+            print(f"  {row.task}: {row.ratio:.2f} times llama.cpp's speed", flush=True)
         if label == arguments.served_type:
             rows.append(long_context_row(path, label, plan))
             served = against_rest(path, label, plan)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
+MODELS = "# Benchmark results"
 GRAMMARS = "# Structured output"
 TEMPLATES = "# Chat templates"
 ROUTING = "# Routing, simulated"
@@ -26,19 +27,16 @@ def publish(heading: str, section: str, *, write: bool) -> None:
 
 def with_section(page: str, heading: str, section: str) -> str:
     """The page after replacing the section with the heading of `section`, or appending it."""
-    old = section_of(page, heading)
-    new = f"\n{section.rstrip()}\n"
-    return page.replace(old, new) if old else f"{page.rstrip()}\n{new}"
+    new = f"{section.rstrip()}\n"
+    before, found, old = f"\n{page}".partition(f"\n{heading}\n")
+    if not found:
+        return f"{page.rstrip()}\n\n{new}"
+    _, following, after = old.partition("\n# ")
+    return f"{before}\n{new}{following}{after}".removeprefix("\n")
 
 
 def section_of(page: str, heading: str) -> str:
     """The section from its heading to the next one of the same level; "" if there is none."""
-    _, found, after = page.partition(f"\n{heading}\n")
+    _, found, after = f"\n{page}".partition(f"\n{heading}\n")
     body, _, _ = after.partition("\n# ")
     return f"\n{heading}\n{body}" if found else ""
-
-
-def kept_sections(page: str) -> str:
-    """The sections that `make bench` does not measure."""
-    kept = (REAL, GRAMMARS, TEMPLATES, ROUTING, FAULTS, SOAK)
-    return "".join(section_of(page, heading) for heading in kept)
