@@ -68,6 +68,22 @@ def test_this_engine_loads_the_mixture_of_experts(tmp_path: Path) -> None:
     assert model.description.architecture == "qwen3moe"
 
 
+def test_a_draft_model_is_the_first_layers_of_its_target(tmp_path: Path) -> None:
+    target = replace(SMALL, name="target", layers=3, first=1, further=0.25)
+    draft, other = (
+        replace(SMALL, name=f"draft-{seed}", layers=1, seed=seed) for seed in (target.seed, 2)
+    )
+    found = []
+    for shape in (target, draft, other):
+        path = ensure_model(tmp_path, "Q4_0", few_tokens(), shape)
+        found.append({tensor.name: tensor.data for tensor in GGUFReader(path).tensors})
+    whole, first, different = found
+    assert all(np.array_equal(whole[name], data) for name, data in first.items())
+    assert not np.array_equal(whole["blk.0.attn_q.weight"], different["blk.0.attn_q.weight"])
+    scales = [whole[f"blk.{layer}.ffn_norm.weight"].max() for layer in range(target.layers)]
+    assert scales == [1, 0.25, 0.25]
+
+
 @pytest.mark.parametrize("label", LABELS)
 def test_only_plain_text_tokens_have_an_embedding(label: str, tmp_path: Path) -> None:
     path = ensure_model(tmp_path, label, few_tokens(), SMALL)
