@@ -58,6 +58,11 @@ def of(questions, *skills):
     return [question for question in questions if question.skill in skills]
 
 
+def with_pixels(questions, *skills):
+    """Every second question, since looking at a picture takes long."""
+    return of(questions, *skills)[::2]
+
+
 def matching(blobs_seen, words):
     """The blobs that are "red stars", "crosses", "shapes"."""
     colour, _, kind = words.rpartition(" ")
@@ -69,7 +74,7 @@ def matching(blobs_seen, words):
 
 def test_counts_agree_with_the_pixels(questions):
     said = re.compile(r"(?P<words>.+): (?P<places>.+), so there (?:is|are) (?P<number>\d)\.")
-    for question in of(questions, "counting"):
+    for question in with_pixels(questions, "counting"):
         [seen] = seen_in(question)
         told = said.fullmatch(question.answer)
         if told is None:
@@ -83,7 +88,7 @@ def test_counts_agree_with_the_pixels(questions):
 
 def test_colour_place_and_shape_of_single_items_agree_with_the_pixels(questions):
     checked = Counter()
-    for question in of(questions, "colour", "place", "shape"):
+    for question in with_pixels(questions, "colour", "place", "shape"):
         [seen] = seen_in(question)
         if len(seen) == 1 and not pictures_of(question.messages)[0].number:
             [blob] = seen
@@ -100,7 +105,7 @@ def test_colour_place_and_shape_of_single_items_agree_with_the_pixels(questions)
 def test_a_place_asked_about_holds_exactly_what_the_answer_says(questions):
     columns = {"on the left": 0, "on the right": 2}
     rows = {"at the top": 0, "at the bottom": 2}
-    for question in of(questions, "region"):
+    for question in with_pixels(questions, "region"):
         if pictures_of(question.messages)[0].number:
             continue
         place, what = re.fullmatch(r"((?:At|On|In) .+) is (.+)\.", question.answer).groups()
@@ -117,7 +122,7 @@ def test_a_place_asked_about_holds_exactly_what_the_answer_says(questions):
 
 
 def test_descriptions_name_everything_in_reading_order(questions):
-    for question in of(questions, "description"):
+    for question in with_pixels(questions, "description"):
         if pictures_of(question.messages)[0].number:
             continue
         [seen] = seen_in(question)
@@ -127,7 +132,7 @@ def test_descriptions_name_everything_in_reading_order(questions):
 
 
 def test_yes_and_no_agree_with_the_pixels(questions):
-    for question in of(questions, "existence"):
+    for question in with_pixels(questions, "existence"):
         yes, words = re.fullmatch(r"(Yes|No), there is (?:an?|no) (.+)\.", question.answer).groups()
         [seen] = seen_in(question)
         words = "cross" if words == "cross" else words
@@ -135,7 +140,7 @@ def test_yes_and_no_agree_with_the_pixels(questions):
 
 
 def test_answers_about_colours_and_relations_agree_with_the_pixels(questions):
-    for question in of(questions, "truth", "relation"):
+    for question in with_pixels(questions, "truth", "relation"):
         if pictures_of(question.messages)[0].number:
             continue
         [seen] = seen_in(question)
