@@ -25,6 +25,8 @@ KERNELS := runtime/kernels/build.py runtime/kernels/levels.py $(wildcard runtime
 # Nothing here calls home.
 export RAY_USAGE_STATS_ENABLED := 0
 export HF_HUB_OFFLINE := 1
+# Tests start some hundred processes, which would compile the same modules each.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # all installs go into one environment
