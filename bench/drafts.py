@@ -25,7 +25,7 @@ ANSWER_TOKENS = 96
 # Text -> what the norms of the target's further layers multiply by, and the seed of the draft.
 TEXTS = {
     "draft always right": (0.0, 1),
-    "draft often right": (0.1, 1),
+    "draft often right": (0.02, 1),
     "draft always wrong": (0.0, 2),
 }
 INTRODUCTION = f"""\

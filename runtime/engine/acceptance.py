@@ -63,10 +63,11 @@ class Acceptance:
         self.tried, self.accepted = _KEPT * self.tried + 1, _KEPT * self.accepted
 
     def rest(self, length: int) -> None:
-        """Start a pause, each twice as long as the previous one, and reset the statistics."""
+        """Start a pause, each twice as long as the previous one, and reset the statistics, so that
+        one wrong proposal is enough for the next pause."""
         self.paused_until = length + self.pause
         self.pause = min(2 * self.pause, LONGEST_PAUSE)
-        self.tried, self.accepted, self.most = _TRIED, _ACCEPTED, FIRST_TOKENS
+        self.tried, self.accepted, self.most = _TRIED / 2, _ACCEPTED / 2, FIRST_TOKENS
 
     @property
     def chance(self) -> float:
