@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 
 from starlette.applications import Starlette
@@ -123,7 +124,7 @@ def ingress_app(
     return Starlette(
         routes=[
             *page_routes(),
-            *_plain_routes(),
+            *_plain_routes(keyed=api_keys is not None),
             *_ollama_routes(backend, images, bodies),
             *_management_routes(management, bodies, keyed=api_keys is not None),
             *_monitoring_routes(
@@ -177,11 +178,11 @@ def _middleware(
     return [*middleware, Middleware(ServerErrorMiddleware, handler=on_error)]
 
 
-def _plain_routes() -> list[Route]:
+def _plain_routes(*, keyed: bool) -> list[Route]:
     return [
         Route("/healthz", _healthy),
         Route("/api/version", _version),
-        Route("/openapi.json", _openapi),
+        Route("/openapi.json", partial(_openapi, keyed=keyed)),
     ]
 
 
@@ -283,6 +284,7 @@ async def _version(request: Request) -> Response:
     return JSONResponse({"version": OLLAMA_VERSION, "caravan": VERSION})
 
 
-async def _openapi(request: Request) -> Response:
-    document = await asyncio.to_thread(encoded_document, VERSION)  # 0.1 s the first time
+async def _openapi(request: Request, *, keyed: bool) -> Response:
+    # 0.1 s the first time
+    document = await asyncio.to_thread(encoded_document, VERSION, keyed=keyed)
     return Response(document, media_type="application/json")

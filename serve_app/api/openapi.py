@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from pydantic.json_schema import models_json_schema
 
+from serve_app.api.auth import needs_no_key
 from serve_app.api.fields import NEUTRAL, OFF
 from serve_app.api.openapi_operations import (
     BINARY,
@@ -82,13 +83,13 @@ _PARAMETER = re.compile(r"\{(\w+)\}")
 
 
 @cache
-def encoded_document(version: str) -> bytes:
+def encoded_document(version: str, *, keyed: bool) -> bytes:
     """The document as JSON."""
-    return msgspec.json.encode(document(version))
+    return msgspec.json.encode(document(version, keyed=keyed))
 
 
-def document(version: str) -> dict[str, Any]:
-    """An OpenAPI 3.1 document of all `OPERATIONS`."""
+def document(version: str, *, keyed: bool = False) -> dict[str, Any]:
+    """An OpenAPI 3.1 document of all `OPERATIONS`. `keyed`: the server requires API keys."""
     schemas: dict[str, Any] = {_error_name(p): schema for p, schema in _ERRORS.items()}
     schemas["OllamaOptions"] = _options()
     paths: dict[str, dict[str, Any]] = {}
@@ -97,12 +98,14 @@ def document(version: str) -> dict[str, Any]:
         names = _add_schemas(schemas, protocol, own)
         for operation in own:
             described = _operation(operation, names)
+            if keyed and needs_no_key(operation.path):
+                described["security"] = []
             paths.setdefault(operation.path, {})[operation.method.lower()] = described
     return {
         "openapi": "3.1.0",
         "info": {"title": "Caravan", "version": version, "description": _DESCRIPTION},
         "tags": [{"name": name} for name in (*Protocol, OWN_GROUP)],
-        "security": [{}, {"bearer": []}, {"header": []}],
+        "security": [*([] if keyed else [{}]), {"bearer": []}, {"header": []}],
         "paths": paths,
         "components": {
             "schemas": schemas,

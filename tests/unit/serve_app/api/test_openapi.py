@@ -151,6 +151,18 @@ async def test_the_document_needs_an_api_key_like_the_version():
     assert response.json()["paths"].keys() == DOCUMENT["paths"].keys()
 
 
+@pytest.mark.parametrize("keyed", [False, True])
+async def test_the_document_says_which_operations_need_a_key(keyed: bool):
+    keys = (api_key("good"),) if keyed else None
+    async with http_client(AnyReplica(), **willing(), api_keys=keys) as client:
+        document = (await client.get("/openapi.json", headers=KEY)).json()
+        for operation in OPERATIONS:
+            response = await client.request(operation.method, path_of(operation))
+            described = document["paths"][operation.path][operation.method.lower()]
+            security = described.get("security", document["security"])
+            assert (response.status_code == 401) == (security != [] and {} not in security)
+
+
 def without_nulls(value: Any) -> Any:
     """Null means absent."""
     return json.loads(
