@@ -12,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 
 from serve_app.api.auth import needs_no_key
 from serve_app.api.fields import NEUTRAL, OFF
+from serve_app.api.openapi_examples import PARAMETERS, reply_examples, request_examples
 from serve_app.api.openapi_operations import (
     BINARY,
     JSON,
@@ -198,14 +199,19 @@ def _operation(operation: Operation, names: Mapping[type, str]) -> dict[str, Any
     parameters = _PARAMETER.findall(operation.path)
     if parameters:
         described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": _TEXT} for name in parameters
+            {"name": name, "in": "path", "required": True, "schema": _TEXT, **_example_of(name)}
+            for name in parameters
         ]
     if operation.body is not None:
-        schema = {"$ref": names[operation.body]}
-        described["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
+        content = {"schema": {"$ref": names[operation.body]}, **request_examples(operation)}
+        described["requestBody"] = {"required": True, "content": {JSON: content}}
     elif operation.uploads:
         described["requestBody"] = {"required": True, "content": {BINARY: {}}}
     return described
+
+
+def _example_of(parameter: str) -> dict[str, Any]:
+    return {"example": PARAMETERS[parameter]} if parameter in PARAMETERS else {}
 
 
 def _responses(operation: Operation) -> dict[str, Any]:
@@ -216,7 +222,10 @@ def _responses(operation: Operation) -> dict[str, Any]:
     success: dict[str, Any] = {"description": "Success"}
     if operation.media_types:
         success["content"] = {
-            media: {"schema": _OBJECT if media == JSON else _TEXT}
+            media: {
+                "schema": _OBJECT if media == JSON else _TEXT,
+                **reply_examples(operation, media),
+            }
             for media in operation.media_types
         }
     return {"2XX": success, "4XX": error, "5XX": error}
