@@ -25,7 +25,8 @@ from serve_app.config.options import BOUNDS, LONGEST, OPENAI_BOUNDS, Bounds
 
 _DESCRIPTION = (
     "Fields whose value is null count as absent. Unknown fields are ignored, unless the server has "
-    "`strict_fields`. Content-Type is not checked."
+    "`strict_fields`. Content-Type is not checked. The examples are for the demo model; "
+    "other models are named in its place."
 )
 NOT_SERVED = "Not served: only these values, which change nothing, are accepted."
 _TEXT: dict[str, Any] = {"type": "string"}

@@ -1,5 +1,7 @@
-// The page /docs: shows /openapi.json as text and tables.
+// The page /docs: shows /openapi.json as text, tables and examples.
 
+import { withCode } from "./code.js";
+import { exampleNodes } from "./examples.js";
 import { element } from "./plots.js";
 import { askKey, setUp } from "./preferences.js";
 import * as server from "./server.js";
@@ -18,7 +20,7 @@ function folded(kind, id, title, content) {
   return node;
 }
 
-function operation(method, path, described) {
+function operation(method, path, described, keyed) {
   const name = element("span", method.toUpperCase());
   name.className = "method";
   const title = [name, " ", element("code", path), ` — ${described.summary}`];
@@ -42,12 +44,8 @@ function operation(method, path, described) {
       content.push(paragraph(`${status}: ${response.description}`, media, schema));
     }
   }
+  content.push(...exampleNodes(method, path, described, keyed));
   return folded("operation", described.operationId, title, content);
-}
-
-// Parts between backticks become code.
-function withCode(text) {
-  return text.split("`").map((part, index) => (index % 2 ? element("code", part) : part));
 }
 
 function paragraph(text, media, schema) {
@@ -135,7 +133,10 @@ function show(document) {
     group.append(element("h2", name));
     for (const [path, item] of Object.entries(document.paths)) {
       for (const method of METHODS) {
-        if (item[method]?.tags?.includes(name)) group.append(operation(method, path, item[method]));
+        const described = item[method];
+        if (!described?.tags?.includes(name)) continue;
+        const keyed = needsKey(described.security ?? document.security ?? []);
+        group.append(operation(method, path, described, keyed));
       }
     }
     return group;
@@ -145,6 +146,11 @@ function show(document) {
   $("schemas").replaceChildren(...schemas.map(([name, schema]) => schemaNode(name, schema)));
   find();
   openTarget();
+}
+
+// Whether none of the ways to authenticate is to send nothing.
+function needsKey(security) {
+  return security.length > 0 && security.every((way) => Object.keys(way).length > 0);
 }
 
 function find() {

@@ -1,8 +1,7 @@
 // Markdown to DOM nodes. Text reaches the page through text nodes only, so it cannot add elements;
 // HTML in the source is shown as it is written. Remote images are shown as links.
 
-import { copyButton } from "./clipboard.js";
-import { highlight } from "./highlight.js";
+import { codeNode } from "./code.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)[^`]*$/;
 const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
@@ -193,21 +192,6 @@ function rowNode(line, tag, aligned) {
     row.append(cell);
   }
   return row;
-}
-
-function codeNode(text, language) {
-  const frame = create("figure", "code");
-  const head = create("figcaption");
-  const name = create("span");
-  name.textContent = language || "text";
-  head.append(name, copyButton(text));
-  const code = create("code");
-  highlight(code, text, language);
-  const pre = create("pre");
-  pre.tabIndex = 0; // can be scrolled with the keyboard
-  pre.append(code);
-  frame.append(head, pre);
-  return frame;
 }
 
 // Inline elements by their first character: a function of the text and a place, which returns the node

@@ -20,12 +20,16 @@ export class ServerError extends Error {
   }
 }
 
+// Of a path of the server: relative to this file, since an application may be mounted below a prefix.
+export function address(path) {
+  return new URL(`..${path}`, import.meta.url);
+}
+
 export async function request(path, body, signal) {
   const headers = {};
   if (apiKey()) headers.Authorization = `Bearer ${apiKey()}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  // Relative to this file, since an application may be mounted below a prefix.
-  const response = await fetch(new URL(`..${path}`, import.meta.url), {
+  const response = await fetch(address(path), {
     method: body === undefined ? "GET" : "POST",
     headers,
     body: body === undefined ? undefined : JSON.stringify(body),
