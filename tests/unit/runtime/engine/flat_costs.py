@@ -9,6 +9,7 @@ class Costs:
 
     duration: float
     measured: bool = True
+    slope: float = 0.0
 
     def observe(self, rows: int, duration: float) -> None: ...
 
