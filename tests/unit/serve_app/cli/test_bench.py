@@ -10,9 +10,19 @@ import pytest
 
 from runtime.errors import GenerationFailedError
 from serve_app.gateway.tasks import ChatDelta, ChatTask
+from tests.patience import settled
 from tests.unit.serve_app.cli.cli_runs import CARAVAN, run
 from tests.unit.serve_app.fake_replicas import PretendReplica, ingress
 from tests.unit.serve_app.sockets import listening
+
+
+class InParts(PretendReplica):
+    """Each part of its answers is sent before there is another, with which it would be merged."""
+
+    async def generate(self, task: ChatTask) -> AsyncGenerator[ChatDelta, None]:
+        async for delta in super().generate(task):
+            yield delta
+            await settled()
 
 
 class FourthWaits(PretendReplica):
@@ -37,7 +47,7 @@ async def bench(replica, *arguments, **options):
 
 
 async def test_a_server_is_measured(tmp_path):
-    replica = PretendReplica()
+    replica = InParts()
     samples, plot = tmp_path / "samples.json", tmp_path / "plot.svg"
     result = await bench(
         replica, "--requests", 6, "--warm-up", 3, "--answer-tokens", "5-9", "--prompt-words", 2,
