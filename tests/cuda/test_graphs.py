@@ -156,13 +156,12 @@ def run(engine: Engine, requests: list[GenerationRequest]) -> Answers:
     return found
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_tokens_are_those_without_graphs(depth: int, fake: ComputingCuda) -> None:
+def test_tokens_are_those_without_graphs(fake: ComputingCuda) -> None:
     """With sequences that join, end, are preempted and have cached prefixes."""
-    model, requests = TinyModel(), requests_of(12, VOCABULARY)
-    expected = run(engine_of(model, graphs=False, depth=depth), requests)
+    model, requests = TinyModel(), requests_of(9, VOCABULARY)
+    expected = run(engine_of(model, graphs=False), requests)
     assert not fake.graphs
-    engine = engine_of(model, graphs=True, depth=depth)
+    engine = engine_of(model, graphs=True)
     assert [graph.replays for graph in fake.graphs] == [0, 0]  # the warm-up's: all slots, and one
     found = run(engine, requests)
     assert found.tokens == expected.tokens and len(found.tokens) == len(requests)
@@ -178,7 +177,7 @@ def test_tokens_are_those_without_a_draft_model(
     graphs: bool, seed: int, fake: ComputingCuda
 ) -> None:
     """The steps of both models are on one stream. With the seed of the model, drafts are right."""
-    requests = requests_of(4, VOCABULARY)
+    requests = requests_of(3, VOCABULARY)
     expected = run(engine_of(TinyModel(), graphs=False), requests)
     engine = engine_of(
         TinyModel(), graphs=graphs, draft=TinyModel(seed), ngram=False, proposed_tokens=5,
