@@ -18,7 +18,7 @@ def settings() -> dict[str, Any]:
     (whole,) = args["models"]
     parallel = {"tensor": 2, "placement": "strict_spread"}
     divided = {**whole, "name": MODEL, "parallel": parallel, "num_cpus": 2}
-    return {"models": [whole, divided], "start_timeout_s": HANG_S}
+    return {"models": [whole, divided], "responses": None, "start_timeout_s": HANG_S}
 
 
 def answer(url: str, model: str) -> str:

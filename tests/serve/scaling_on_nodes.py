@@ -69,7 +69,7 @@ class ReplicaCounts:
                 self.answering |= {card.pid for card, now in each if now.first_tokens_total}
 
     def _watch_counts(self) -> None:
-        while not self._done.wait(0.05):
+        while not self._done.wait(0.2):
             states = serve.status().applications[NAME].deployments["demo"].replica_states
             count = states.get("STARTING", 0) + states.get("RUNNING", 0)
             if count != self.counts[-1]:

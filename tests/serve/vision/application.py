@@ -44,7 +44,7 @@ def picture_server() -> Iterator[Server]:
 def running(application: Application, pictures: Server, folder: Path) -> Iterator[str]:
     """Yields the URL; the model's files are in `folder`."""
     urls = {"allowed_hosts": [pictures.host], "allow_private": True}
-    args = {"models": models(folder), "max_images": 8, "image_urls": urls}
+    args = {"models": models(folder), "max_images": 8, "image_urls": urls, "responses": None}
     try:
         serve.run(build(args), name=NAME, route_prefix=PATH)
         await_http(f"{application.url}{PATH}")
