@@ -78,13 +78,15 @@ def call_replicas(
 
 
 def arguments(**model: Any) -> dict[str, Any]:
-    """One model, without a store of responses, whose processes take time to start."""
+    """One model on one thread, since the machine may be busy, and without a store of responses,
+    whose processes take time to start."""
     demo = {
         "name": "demo",
         "source": str(DEMO_MODEL),
         "context_tokens": 512,
         "max_sequences": 32,
         "device": "cpu",
+        "threads": 1,
     }
     return {"models": [{**demo, **model}], "responses": None}
 
