@@ -17,7 +17,7 @@ def _usage(output: int) -> dict[str, Any]:
     }
 
 
-_BEGUN = {
+_BEGUN: dict[str, Any] = {
     "id": "msg_7f56c1714619364936af410e",
     "type": "message",
     "role": "assistant",
