@@ -46,7 +46,7 @@ class NGramProposals:
         for (sequence, record, tokens), bid, count in zip(
             found, bids, step.divided(bids), strict=True
         ):
-            if count:
+            if count and not sequence.pending:
                 step.take(bid, count)
             self._set(sequence, record, tokens, count)
 
