@@ -171,14 +171,16 @@ def source_of(path: str) -> Any:
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory) -> Callable[..., GGUFFile]:
     """A function that writes the tiny model of a configuration once and opens the file."""
-    folder, made = tmp_path_factory.mktemp("models"), {}
+    folder = tmp_path_factory.mktemp("models")
+    made: dict[str, GGUFFile] = {}
 
     def get(config: PreTrainedConfig, **options: Any) -> GGUFFile:
-        if id(config) not in made:
+        key = repr((type(config), config.to_dict(), options))
+        if key not in made:
             path: Path = folder / f"{len(made)}.gguf"
             write_tiny(path, config, **options)
-            made[id(config)] = GGUFFile.open(path)
-        return made[id(config)]
+            made[key] = GGUFFile.open(path)
+        return made[key]
 
     return get
 
