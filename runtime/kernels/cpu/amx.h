@@ -195,6 +195,91 @@ INLINE void add_amx_rows(const int type, const int planes, const amx_group *g, i
     for (int r = 0; r < AMX_ROWS; r++) f_store(y + r * y_stride, to[r]);
 }
 
+/* Whether add_amx_pairs computes a type: with one sum for each group. */
+INLINE int has_amx_pairs(const int type, const int planes) { return !has_two_sums(type, planes); }
+
+#define AMX_UNIT 4 /* groups of two tiles, whose sums are added while those of the next are computed */
+
+#define BEGIN_PAIR(planes, first, second, g, other, x)       \
+    do {                                                     \
+        _tile_zero(first);                                   \
+        _tile_zero(second);                                  \
+        LOAD_TILE(4, x, AMX_PLANE);                          \
+        LOAD_TILE(5, (g)->codes, 64);                        \
+        _tile_dpbf16ps(first, 4, 5);                         \
+        LOAD_TILE(6, (other)->codes, 64);                    \
+        _tile_dpbf16ps(second, 4, 6);                        \
+        if ((planes) == 2) {                                 \
+            LOAD_TILE(7, (x) + AMX_ROWS * AMX_PLANE, AMX_PLANE); \
+            _tile_dpbf16ps(first, 7, 5);                     \
+            _tile_dpbf16ps(second, 7, 6);                    \
+        }                                                    \
+    } while (0)
+
+/* As add_sums, for rows from `row` on of two adjacent tiles, whose activations are broadcast once for both. */
+INLINE void add_pair_sums(const int type, const amx_group *g, const amx_group *other, float (*sums)[AMX_ROWS][LANES],
+                          const uint8_t *numbers, const int row, floats (*y)[AMX_ROWS / 2]) {
+    const float *const scales = (const float *)numbers + row;
+    UNROLL(8)
+    for (int r = 0; r < AMX_ROWS / 2; r++) {
+        const floats scale = f_all(scales[r]), sum = has_base(type) ? f_all(scales[AMX_ROWS + r]) : scale;
+        UNROLL(2)
+        for (int t = 0; t < 2; t++) {
+            const amx_group *const of = t ? other : g;
+            floats all = f_load(sums[t][row + r]) * of->scale[0];
+            if (has_base(type)) all = f_fma(sum, of->base[0], all);
+            y[t][r] = f_fma(all, scale, y[t][r]);
+        }
+    }
+}
+
+/* AMX_GROUPS groups of two adjacent tiles times `full` tiles of rows, `x_stride` bytes from each other, each of which
+ * is loaded once for both. Registers 0 to 3 are sums, 4 and 7 rows, 5 and 6 codes. */
+INLINE void add_amx_pairs(const int type, const int planes, amx_group (*g)[AMX_GROUPS], const uint8_t *x,
+                          ptrdiff_t x_stride, int full, float *y) {
+    const ptrdiff_t each = AMX_ROWS * amx_row_bytes(planes), numbers = AMX_ROWS * planes * AMX_PLANE;
+    const int units = full * (AMX_GROUPS / AMX_UNIT), width = 2 * LANES;
+    float sums[2][AMX_UNIT][2][AMX_ROWS][LANES] __attribute__((aligned(64)));
+    const uint8_t *before = x;
+    for (int u = 0; u <= units; u++) {
+        const int begin = u % (AMX_GROUPS / AMX_UNIT) * AMX_UNIT, begun = AMX_GROUPS - AMX_UNIT - begin;
+        const uint8_t *const now = x + u / (AMX_GROUPS / AMX_UNIT) * x_stride + begin * each;
+        float *const to = y + (u - 1) / (AMX_GROUPS / AMX_UNIT) * AMX_ROWS * width;
+        floats all[2][AMX_ROWS / 2];
+        UNROLL(4)
+        for (int k = 0; k < AMX_UNIT; k++) {
+            const int first = k % 2 * 2, row = k / 2 * (AMX_ROWS / 2);
+            if (u < units) {
+                const amx_group *const a = g[0] + begin + k, *const b = g[1] + begin + k;
+                if (k % 2) BEGIN_PAIR(planes, 2, 3, a, b, now + k * each);
+                else BEGIN_PAIR(planes, 0, 1, a, b, now + k * each);
+            }
+            if (u > 0) {
+                UNROLL(16)
+                for (int i = 0; i < AMX_ROWS && !first; i++)
+                    all[i % 2][i / 2] = f_load(to + (row + i / 2) * width + i % 2 * LANES);
+                UNROLL(2)
+                for (int i = first; i < first + 2; i++)
+                    add_pair_sums(type, g[0] + begun + i, g[1] + begun + i, sums[~u & 1][i],
+                                  before + i * each + numbers, row, all);
+                UNROLL(16)
+                for (int i = 0; i < AMX_ROWS && first; i++)
+                    f_store(to + (row + i / 2) * width + i % 2 * LANES, all[i % 2][i / 2]);
+            }
+            if (u < units) {
+                if (k % 2) {
+                    _tile_stored(2, sums[u & 1][k][0], 64);
+                    _tile_stored(3, sums[u & 1][k][1], 64);
+                } else {
+                    _tile_stored(0, sums[u & 1][k][0], 64);
+                    _tile_stored(1, sums[u & 1][k][1], 64);
+                }
+            }
+        }
+        before = now;
+    }
+}
+
 /* The same for fewer rows. */
 INLINE void add_amx_rest(const int type, const int planes, const amx_group *g, int count, const uint8_t *x, int some,
                          float *y, ptrdiff_t y_stride) {

@@ -17,6 +17,8 @@
 #define FETCHES (LANES < 8 ? LANES : 8) /* of a block */
 #define IN_MEMORY(v) __asm__("" : "+m"(v))
 #define ROWS_AT_ONCE 128 /* rows of activations that share unpacked weights */
+#define AMX_ROWS_AT_ONCE 256 /* the same with AMX */
+#define AMX_TILES_AT_ONCE 32  /* of whose outputs some groups at a time are added; divisible by TILES */
 
 /* A group of activations: `planes` times 32 bytes, a float scale, then for each half the sum of its integers
  * as needed by the type: times minus the offset as an integer, or as a float; for types with one scale per
@@ -220,13 +222,15 @@ INLINE void add_block(const int type, const int form, const int tiles, const uin
  * registers than there are. */
 typedef struct {
     int type, planes;
-    void (*unpack)(const uint8_t *p, ptrdiff_t stride, int count, foresight *f, amx_group *to);
+    void (*unpack)(const uint8_t *p, const uint8_t *next, ptrdiff_t stride, int count, amx_group *to);
     void (*rows)(const amx_group *g, int count, const uint8_t *x, float *y, ptrdiff_t y_stride);
     void (*rest)(const amx_group *g, int count, const uint8_t *x, int rows, float *y, ptrdiff_t y_stride);
+    void (*pairs)(amx_group (*g)[AMX_GROUPS], const uint8_t *x, ptrdiff_t x_stride, int full, float *y);
 } amx_product;
 
-/* `count` groups of LANES outputs, at most AMX_GROUPS. */
-INLINE void unpack_for_amx(const int type, const uint8_t *p, ptrdiff_t stride, int count, foresight *f,
+/* `count` groups of LANES outputs, at most AMX_GROUPS, of rows `stride` apart. `next`: those that are unpacked some
+ * time later, whose loads begin. */
+INLINE void unpack_for_amx(const int type, const uint8_t *p, const uint8_t *next, ptrdiff_t stride, int count,
                            amx_group *to) {
     const int in_block = block_groups(type) == 8 && count == AMX_GROUPS;
     const amx_codes table = amx_codes_of(code_offset(type));
@@ -236,7 +240,9 @@ INLINE void unpack_for_amx(const int type, const uint8_t *p, ptrdiff_t stride, i
     UNROLL(8)
     for (int k = 0; k < AMX_GROUPS; k++) {
         if (k == count) break;
-        foresee(f, p + k * LANES / AMX_GROUPS * stride, stride, LANES / AMX_GROUPS, amx_block_bytes(type));
+        UNROLL(2)
+        for (int l = 0; l < LANES / AMX_GROUPS; l++)
+            fetch(next + (k * (LANES / AMX_GROUPS) + l) * stride, amx_block_bytes(type));
         if (in_block) block_group(type, p, stride, k, &b, &g);
         else if (block_vectors(type) < 16) simple_group(type, p + k * block_bytes(type), stride, &g);
         IN_MEMORY(b);
@@ -244,24 +250,72 @@ INLINE void unpack_for_amx(const int type, const uint8_t *p, ptrdiff_t stride, i
     }
 }
 
-/* As add_tile. */
-INLINE void add_amx_tile(const amx_product *how, int tiles, const uint8_t *p, ptrdiff_t stride, int elements,
-                         foresight f, const tile_rows *to) {
-    const int groups = elements / GROUP, width = tiles * LANES, full = to->rows / AMX_ROWS, rest = to->rows % AMX_ROWS;
-    const int row_bytes = amx_row_bytes(how->planes), bytes = amx_block_bytes(how->type);
-    amx_group g[TILES][AMX_GROUPS];
-    for (int begin = 0; begin < groups; begin += AMX_GROUPS, p += bytes) {
-        const int count = groups - begin < AMX_GROUPS ? groups - begin : AMX_GROUPS;
-        for (int t = 0; t < tiles; t++) how->unpack(p + t * LANES * stride, stride, count, &f, g[t]);
-        for (int i = 0; i < full; i++) {
-            const uint8_t *const x = to->x + (ptrdiff_t)(i * groups + begin) * AMX_ROWS * row_bytes;
+/* `count` groups from `begin` on of `tiles` adjacent tiles, unpacked in g, for `rows` rows at x: added to y. */
+INLINE void add_amx_groups(const amx_product *how, int tiles, amx_group (*g)[AMX_GROUPS], int begin, int count,
+                           int groups, const uint8_t *x, int rows, float *y) {
+    const int width = tiles * LANES, full = rows / AMX_ROWS, rest = rows % AMX_ROWS;
+    const ptrdiff_t row_bytes = amx_row_bytes(how->planes), apart = groups * AMX_ROWS * row_bytes;
+    const uint8_t *const at = x + begin * AMX_ROWS * row_bytes;
+    if (has_amx_pairs(how->type, how->planes) && count == AMX_GROUPS && tiles == 2) how->pairs(g, at, apart, full, y);
+    else
+        for (int i = 0; i < full; i++)
             for (int t = 0; t < tiles; t++)
-                how->rows(g[t], count, x, to->y + i * AMX_ROWS * width + t * LANES, width);
+                how->rows(g[t], count, at + i * apart, y + i * AMX_ROWS * width + t * LANES, width);
+    if (!rest) return;
+    begin_amx(how->type, rest);
+    for (int t = 0; t < tiles; t++)
+        how->rest(g[t], count, x + full * apart + begin * rest * row_bytes, rest,
+                  y + full * AMX_ROWS * width + t * LANES, width);
+    begin_amx(how->type, 0);
+}
+
+/* Outputs begin .. end - 1, at most AMX_TILES_AT_ONCE tiles, for `rows` rows, at most AMX_ROWS_AT_ONCE, from `row` on.
+ * AMX_GROUPS groups of all of them at a time, so that weights are unpacked once for all rows, while the groups of the
+ * activations stay in the second cache. `next`: the output that is computed afterwards. */
+static void add_amx_outs(const amx_product *how, int tiles, const job *j, int begin, int end, int row, int rows,
+                         int next) {
+    const int groups = j->elements / GROUP, width = tiles * LANES;
+    const uint8_t *const x = (const uint8_t *)j->x + (ptrdiff_t)row * groups * amx_row_bytes(how->planes);
+    float y[AMX_TILES_AT_ONCE * LANES * AMX_ROWS_AT_ONCE] __attribute__((aligned(64)));
+    amx_group g[TILES][AMX_GROUPS];
+    memset(y, 0, (size_t)rows * ((end - begin + width - 1) / width * width) * sizeof *y);
+    for (int group = 0; group < groups; group += AMX_GROUPS) {
+        const int count = groups - group < AMX_GROUPS ? groups - group : AMX_GROUPS;
+        const uint8_t *const at = j->weight + group / AMX_GROUPS * amx_block_bytes(how->type);
+        for (int out = begin; out < end; out += width) {
+            /* The last tile ends with the last output. */
+            const int first = out + width <= j->outs ? out : j->outs - width, last = out + width >= end;
+            const int more = group + AMX_GROUPS < groups, then = !last ? out + width : more ? begin : next;
+            const uint8_t *const following = last ? more ? at + amx_block_bytes(how->type) : j->weight : at;
+            for (int t = 0; t < tiles; t++)
+                how->unpack(at + (first + t * LANES) * j->row_bytes, following + (then + t * LANES) * j->row_bytes,
+                            j->row_bytes, count, g[t]);
+            add_amx_groups(how, tiles, g, group, count, groups, x, rows, y + (out - begin) * rows);
         }
-        const uint8_t *const x = to->x + ((ptrdiff_t)full * groups * AMX_ROWS + begin * rest) * row_bytes;
-        for (int t = 0; rest && t < tiles; t++)
-            how->rest(g[t], count, x, rest, to->y + full * AMX_ROWS * width + t * LANES, width);
     }
+    for (int r = 0; r < rows; r++)
+        for (int out = begin; out < end; out += width) {
+            const int skipped = out + width <= j->outs ? 0 : width - (j->outs - out);
+            memcpy(results_of(j, row + r) + out, y + (out - begin) * rows + r * width + skipped,
+                   (width - skipped) * sizeof *y);
+        }
+}
+
+/* As integer_part. */
+static void amx_part(const amx_product *how, const job *j, int index, int next) {
+    const int begin = index * j->outs_at_once, tiles = j->outs < TILES * LANES ? 1 : TILES;
+    const int end = begin + j->outs_at_once < j->outs ? begin + j->outs_at_once : j->outs;
+    const int at_once = AMX_TILES_AT_ONCE * LANES;
+    begin_amx(how->type, 0);
+    for (int row = 0; row < j->rows; row += AMX_ROWS_AT_ONCE) {
+        const int rows = j->rows - row < AMX_ROWS_AT_ONCE ? j->rows - row : AMX_ROWS_AT_ONCE;
+        const int behind = row + rows < j->rows || next < 0 ? begin : next * j->outs_at_once;
+        for (int out = begin; out < end; out += at_once) {
+            const int then = out + at_once < end ? out + at_once : behind;
+            add_amx_outs(how, tiles, j, out, out + at_once < end ? out + at_once : end, row, rows, then);
+        }
+    }
+    end_amx();
 }
 
 #define DEFINE_AMX_PLANES(type, planes)                                                                             \
@@ -273,12 +327,17 @@ INLINE void add_amx_tile(const amx_product *how, int tiles, const uint8_t *p, pt
                                                                    int rows, float *y, ptrdiff_t y_stride) {        \
         add_amx_rest(type, planes, g, count, x, rows, y, y_stride);                                                 \
     }                                                                                                               \
-    static const amx_product type##_amx_##planes = {type, planes, type##_unpack_for_amx, type##_amx_rows_##planes,  \
-                                                    type##_amx_rest_##planes};
+    static __attribute__((noinline)) void type##_amx_pairs_##planes(amx_group (*g)[AMX_GROUPS], const uint8_t *x,   \
+                                                                    ptrdiff_t x_stride, int full, float *y) {       \
+        if (has_amx_pairs(type, planes)) add_amx_pairs(type, planes, g, x, x_stride, full, y);                      \
+    }                                                                                                               \
+    static const amx_product type##_amx_##planes = {                                                                \
+        type, planes, type##_unpack_for_amx, type##_amx_rows_##planes, type##_amx_rest_##planes,                    \
+        type##_amx_pairs_##planes};
 #define DEFINE_AMX(type)                                                                                         \
-    static __attribute__((noinline)) void type##_unpack_for_amx(const uint8_t *p, ptrdiff_t stride, int count,   \
-                                                                foresight *f, amx_group *to) {                   \
-        unpack_for_amx(type, p, stride, count, f, to);                                                           \
+    static __attribute__((noinline)) void type##_unpack_for_amx(const uint8_t *p, const uint8_t *next,           \
+                                                                ptrdiff_t stride, int count, amx_group *to) {    \
+        unpack_for_amx(type, p, next, stride, count, to);                                                        \
     }                                                                                                            \
     DEFINE_AMX_PLANES(type, 1)                                                                                   \
     DEFINE_AMX_PLANES(type, 2)
@@ -289,6 +348,9 @@ INLINE void add_amx_tile(const amx_product *how, int tiles, const uint8_t *p, pt
 typedef struct amx_product amx_product;
 #define DEFINE_AMX(type)
 #define AMX_PRODUCT(type, planes) NULL
+INLINE void amx_part(const amx_product *how, const job *j, int index, int next) {
+    (void)how, (void)j, (void)index, (void)next;
+}
 
 #endif
 
@@ -313,15 +375,11 @@ INLINE void add_tile(const int type, const int form, const int tiles, const uint
 }
 
 /* Outputs from `index` * outs_at_once on, a multiple of tiles * LANES, of at least so many in all. */
-INLINE void integer_part(const int type, const int form, int tiles, const amx_product *amx, const job *j, int index,
-                         int next, int foreseen) {
+INLINE void integer_part(const int type, const int form, const int tiles, const job *j, int index, int next,
+                         int foreseen) {
     const int begin = index * j->outs_at_once, width = tiles * LANES;
-    (void)amx;
     const int end = begin + j->outs_at_once < j->outs ? begin + j->outs_at_once : j->outs;
     float y[ROWS_AT_ONCE * TILES * LANES] __attribute__((aligned(64)));
-#if HAS_AMX
-    if (is_amx(form)) begin_amx(type, j->rows % AMX_ROWS);
-#endif
     for (int row = 0; row < j->rows; row += ROWS_AT_ONCE) {
         const int rows = j->rows - row < ROWS_AT_ONCE ? j->rows - row : ROWS_AT_ONCE;
         const ptrdiff_t row_bytes = (ptrdiff_t)(j->elements / GROUP) * form_bytes(form);
@@ -334,29 +392,12 @@ INLINE void integer_part(const int type, const int form, int tiles, const amx_pr
             const uint8_t *const p = j->weight + first * j->row_bytes;
             const foresight f = {j->weight + then * j->row_bytes, out == begin && !row && !foreseen};
             memset(y, 0, (size_t)rows * width * sizeof *y);
-#if HAS_AMX
-            if (is_amx(form)) add_amx_tile(amx, tiles, p, j->row_bytes, j->elements, f, &to);
-            else
-#endif
-                add_tile(type, form, tiles, p, j->row_bytes, j->elements, f, &to);
+            add_tile(type, form, tiles, p, j->row_bytes, j->elements, f, &to);
             for (int r = 0; r < rows; r++)
                 memcpy(results_of(j, row + r) + out, y + r * width + skipped,
                        (width - skipped) * sizeof *y);
         }
     }
-#if HAS_AMX
-    if (is_amx(form)) end_amx();
-#endif
-}
-
-static void amx_part(const amx_product *how, int form, const job *j, int index, int next, int foreseen) {
-#if HAS_AMX
-    const int tiles = j->outs < TILES * LANES ? 1 : TILES;
-    if (form == TWO_AMX_PLANES) integer_part(how->type, TWO_AMX_PLANES, tiles, how, j, index, next, foreseen);
-    else integer_part(how->type, ONE_AMX_PLANE, tiles, how, j, index, next, foreseen);
-#else
-    (void)how, (void)form, (void)j, (void)index, (void)next, (void)foreseen;
-#endif
 }
 
 typedef struct { part fine, fast; } integer_product;
@@ -366,15 +407,15 @@ integer_product integer_product_of(int type);
 integer_product rarer_integer_product(int type);
 
 #define MEMORY_BOUND 3 /* rows; with so few, one tile at a time, because the innermost cache holds the next one too */
-#define DEFINE_PART(name, type, planes, tiles)                                                  \
-    static void name(const job *j, int index, int next, int foreseen) {                         \
-        const int form = form_of(type, planes, j->rows), few = j->rows <= MEMORY_BOUND;         \
-        if (is_amx(form)) amx_part(AMX_PRODUCT(type, planes), form, j, index, next, foreseen);  \
-        else if (form == WIDE && few) integer_part(type, WIDE, 1, NULL, j, index, next, foreseen);   \
-        else if (form == WIDE) integer_part(type, WIDE, TILES, NULL, j, index, next, foreseen); \
-        else if (tiles > 1 && !few && j->outs >= tiles * LANES)                                 \
-            integer_part(type, planes, tiles, NULL, j, index, next, foreseen);                  \
-        else integer_part(type, planes, 1, NULL, j, index, next, foreseen);                     \
+#define DEFINE_PART(name, type, planes, tiles)                                                 \
+    static void name(const job *j, int index, int next, int foreseen) {                        \
+        const int form = form_of(type, planes, j->rows), few = j->rows <= MEMORY_BOUND;        \
+        if (is_amx(form)) amx_part(AMX_PRODUCT(type, planes), j, index, next);                 \
+        else if (form == WIDE && few) integer_part(type, WIDE, 1, j, index, next, foreseen);   \
+        else if (form == WIDE) integer_part(type, WIDE, TILES, j, index, next, foreseen);      \
+        else if (tiles > 1 && !few && j->outs >= tiles * LANES)                                \
+            integer_part(type, planes, tiles, j, index, next, foreseen);                       \
+        else integer_part(type, planes, 1, j, index, next, foreseen);                          \
     }
 #define DEFINE_INTEGER(type, tiles)          \
     DEFINE_AMX(type)                         \
