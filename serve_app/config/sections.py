@@ -116,11 +116,12 @@ class EngineSettings(Section):
     and bfloat16 on CUDA."""
     compute: Literal["auto", "exact", "fine", "fast"] = "auto"
     """How activations enter products with quantised weights: `exact`, in float32; `fine`, as
-    integers of 15 bits per group of 32 with one scale; `fast`, of 8 bits, as in llama.cpp. `auto`
-    is `fine`, but `fast` for BF16 where the processor multiplies bfloat16 (AVX512-BF16). BF16 on a
-    CPU: exactly with `fine`, activations rounded to bfloat16 with `fast`. Other plain types, and on
-    a CPU those of IQ1, IQ2, IQ3, TQ and NVFP4, are always computed exactly. On CUDA devices, more
-    than eight rows, and `exact`, are multiplied in the model's own type."""
+    integers of 15 bits per group of 32 with one scale; `fast`, of 8 bits, as in llama.cpp. BF16 on
+    a CPU: as one bfloat16 with `fast`; with `fine` as the sum of two if the processor has AMX, else
+    exactly. Other plain types, and on a CPU those of IQ1, IQ2, IQ3, TQ and NVFP4, are always
+    computed exactly. `auto` is `fine`, but `fast` for BF16 where the processor multiplies bfloat16
+    (AVX512-BF16) and has no AMX. On CUDA devices, more than eight rows, and `exact`, are multiplied
+    in the model's own type."""
     deterministic: bool = False
     """Whether, on CUDA devices, the bits of a token's computation do not depend on the other
     requests of a step; see "The same answers in any batch". On a CPU they never do, and this has no

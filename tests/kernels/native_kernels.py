@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.kernels.native import has_integer_products, library
+from runtime.kernels.native import has_integer_products, kernel_level, library
 from runtime.kv.cache_types import CacheType
 
 NATIVE_TYPES = [type for type in CacheType if type is not CacheType.FP8]
@@ -17,3 +17,8 @@ def require_integer_products() -> None:
     require_native_kernels()
     if not has_integer_products():
         pytest.skip("the kernels for this processor have no integer products")
+
+
+def has_tile_registers() -> bool:
+    """Whether the kernels multiply BF16 weights in the tile registers of AMX."""
+    return kernel_level().endswith("-amx")

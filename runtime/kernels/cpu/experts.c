@@ -76,13 +76,15 @@ static void *packed_of(const caravan_experts_job *j, const groups *g, int n) {
     return (char *)j->packed + g->starts[n] * packed_row_bytes(j->type, j->compute, j->elements);
 }
 
-/* Copies the row of a sorted pair to its place in the packed rows of its group. */
+/* Copies the row of a sorted pair to its place in the packed rows of its group, and those that are packed with it. */
 static void pack_row(const caravan_experts_job *j, const groups *g, int at) {
     const int n = g->group_of[at], begin = g->starts[n], rows = g->starts[n + 1] - begin;
-    const int pair = g->order[at];
-    const float *x = j->x + (ptrdiff_t)(pair / j->share) * j->elements;
-    method_for(j, g, rows).pack(j->type, x, j->scales ? j->scales[pair] : 1.0f, j->elements, rows, at - begin,
-                             packed_of(j, g, n));
+    const method how = method_for(j, g, rows);
+    for (int row = at - begin; row < packed_until(&how, at - begin, rows); row++) {
+        const int pair = g->order[begin + row];
+        const float *x = j->x + (ptrdiff_t)(pair / j->share) * j->elements;
+        how.pack(j->type, x, j->scales ? j->scales[pair] : 1.0f, j->elements, rows, row, packed_of(j, g, n));
+    }
 }
 
 /* Outputs [begin, end) of a group. */

@@ -9,8 +9,9 @@
 
 #define WORTH_SHARING (1 << 17) /* products; with fewer, threads do not pay off */
 
-/* How activations enter products: as floats, as integers of 15 bits, or as integers of 8 bits (for BF16: as
- * bfloat16). AUTO: FAST for BF16 where the processor multiplies bfloat16, else FINE. */
+/* How activations enter products: as floats, as integers of 15 bits, or as integers of 8 bits. For BF16: FAST as one
+ * bfloat16; FINE, with AMX, as the sum of two. AUTO: FAST for BF16 where the processor multiplies bfloat16 but has no
+ * AMX, else FINE. */
 enum { EXACT = 0, FINE = 1, FAST = 2, AUTO = 3 };
 
 typedef struct {
@@ -33,12 +34,20 @@ INLINE float *results_of(const job *j, int row) {
 typedef void (*part)(const job *, int index, int next, int foreseen);
 
 /* `run` is for jobs with this outs_at_once; `pack` copies a row of x, times a factor, to its place among
- * `rows` packed rows. */
+ * `rows` packed rows. `together`: rows that one thread packs in order, beginning at a multiple of it; 0: any. */
 typedef struct {
     part run;
     int outs_at_once;
     void (*pack)(int type, const float *x, float factor, int elements, int rows, int row, void *packed);
+    int together;
 } method;
+
+/* The end of the rows that the thread packs which packs `row`: `row` if that is another thread. */
+INLINE int packed_until(const method *how, int row, int rows) {
+    if (!how->together) return row + 1;
+    if (row % how->together) return row;
+    return row + how->together < rows ? row + how->together : rows;
+}
 
 /* The method for this number of rows. Threads share the work of `matrices` such products. */
 method method_of(int type, int compute, int rows, int outs, int matrices, int threads);

@@ -1,5 +1,5 @@
 /* Activations times quantised rows: the entry points, and the float kernels of the common types. */
-#include "amx.h"
+#include "amx_floats.h"
 #include "products.h"
 #include "team.h"
 
@@ -85,13 +85,15 @@ DEFINE_PACKS(BF16_ROUNDED)
 
 /* The way to compute that AUTO stands for. */
 static int resolved(int type, int compute) {
-    return compute != AUTO ? compute : type == BF16 && HAS_BFLOAT_DOTS ? FAST : FINE;
+    return compute != AUTO ? compute : type == BF16 && HAS_BFLOAT_DOTS && !HAS_AMX ? FAST : FINE;
 }
 
 method method_of(int type, int compute, int rows, int outs, int matrices, int threads) {
     compute = resolved(type, compute);
     const method integers = integer_method(type, compute, outs, matrices, threads);
     if (integers.run) return integers;
+    const method tiles = amx_float_method(type, compute, outs, matrices, threads);
+    if (tiles.run) return tiles;
     const int rounded = type == BF16 && compute == FAST, few = rows <= few_at_most(type);
     const product *const p = product_of(rounded ? BF16_ROUNDED : type);
     if (few && p->few) return (method){p->few, FEW_CHUNK, rounded ? BF16_ROUNDED_in_order : F32_in_order};
@@ -128,8 +130,9 @@ typedef struct { const caravan_matmul_job *of; method how; } packing;
 static void pack_rows(const void *argument, const items *mine) {
     const packing *p = argument;
     const caravan_matmul_job *m = p->of;
-    for (int64_t r = mine->begin; r < mine->end; r++)
-        p->how.pack(m->type, m->x + r * m->elements, 1.0f, m->elements, m->rows, (int)r, m->packed);
+    for (int begin = (int)mine->begin; begin < mine->end; begin++)
+        for (int r = begin; r < packed_until(&p->how, begin, m->rows); r++)
+            p->how.pack(m->type, m->x + (int64_t)r * m->elements, 1.0f, m->elements, m->rows, r, m->packed);
 }
 
 typedef struct { job j; part run; } product_parts;
