@@ -30,6 +30,7 @@ class Specimen:
     """A kernel with the types of its arguments ("*fp32", "i32", ...) and its constants.
 
     Pointers, and the integers in `multiples`, are multiples of 16, as they are at run time.
+    `fused`: whether products may be fused with sums, as at the launch.
     """
 
     kernel: Any
@@ -38,6 +39,7 @@ class Specimen:
     multiples: tuple[str, ...] = ()
     warps: int = 4
     stages: int = 3
+    fused: bool = True
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,11 @@ def compile_specimen(specimen: Specimen, capability: int) -> Compiled:
     built = triton.compile(
         source,
         target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": specimen.warps, "num_stages": specimen.stages},
+        options={
+            "num_warps": specimen.warps,
+            "num_stages": specimen.stages,
+            "enable_fp_fusion": specimen.fused,
+        },
     )
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])

@@ -36,16 +36,16 @@ def specimens(capability: int) -> dict[str, Specimen]:
         found[f"rank {most}"] = Specimen(rank_kernel, _RANK, sizes, ("row_stride",), 8)
         sizes = {"MOST": most, "BLOCKS": 16}
         warps = max(1, min(8, most * 16 // 256))
-        found[f"draw {most}"] = Specimen(draw_kernel, _DRAW, sizes, (), warps)
+        found[f"draw {most}"] = Specimen(draw_kernel, _DRAW, sizes, (), warps, fused=False)
     sizes = {"BLOCK": thresholds.BLOCK, "BUCKETS": thresholds.BUCKETS}
-    found["extent"] = _of_all(thresholds.extent_kernel, 8, sizes)
+    found["extent"] = _of_all(thresholds.extent_kernel, 8, sizes, fused=True)
     sizes["BLOCKS"] = 32
-    found["weights"] = _of_all(thresholds.weight_kernel, 8, sizes)
+    found["weights"] = _of_all(thresholds.weight_kernel, 8, sizes, fused=False)
     sizes = {**sizes, "TILE": thresholds.TILE}
-    found["threshold"] = _of_all(thresholds.threshold_kernel, 16, sizes)
+    found["threshold"] = _of_all(thresholds.threshold_kernel, 16, sizes, fused=False)
     return found
 
 
-def _of_all(kernel: Any, warps: int, sizes: Mapping[str, object]) -> Specimen:
+def _of_all(kernel: Any, warps: int, sizes: Mapping[str, object], *, fused: bool) -> Specimen:
     types = {name: type for name, type in _ALL.items() if name in kernel.arg_names}
-    return Specimen(kernel, types, dict(sizes), ("row_stride", "vocab"), warps)
+    return Specimen(kernel, types, dict(sizes), ("row_stride", "vocab"), warps, fused=fused)

@@ -51,7 +51,7 @@ def add_norm(*, layer: bool) -> Specimen:
         add_norm_kernel,
         pointers | {"x_stride": "i32", "y_stride": "i32", "scale": "fp32", "eps": "fp32"},
         {"N": HIDDEN, "PADDED": HIDDEN, "LAYER": layer, "WEIGHTED": True},
-        ("x_stride", "y_stride"), warps=8,
+        ("x_stride", "y_stride"), warps=8, fused=False,
     )  # fmt: skip
 
 

@@ -63,9 +63,8 @@ def _rounding(planes: int) -> Specimen:
     pointers = {"x": "*bf16", "planes": "*i8", "scales": "*fp32", "sums": "*i32"}
     constants = {"factors": None, "SHARE": 1, "PLANES": planes, "GROUPS": rounded.GROUPS}
     integers = ("count", "groups", "row_stride")
-    return Specimen(
-        rounded.round_kernel, pointers | dict.fromkeys(integers, "i32"), constants, integers, 1
-    )
+    types = pointers | dict.fromkeys(integers, "i32")
+    return Specimen(rounded.round_kernel, types, constants, integers, 1, fused=False)
 
 
 def _grid(type: str) -> tuple[dict[str, str], dict[str, object]]:
@@ -95,7 +94,7 @@ def _vector(
     if columns == 1 and not experts:
         del types["rows"]
         constants["rows"] = 1  # Triton makes constants of arguments that are 1
-    return Specimen(vector.vector_kernel, types, constants, _MULTIPLES)
+    return Specimen(vector.vector_kernel, types, constants, _MULTIPLES, fused=False)
 
 
 def _tile(
