@@ -127,14 +127,9 @@ def vector_kernel(
         for column in tl.static_range(COLUMNS):
             row = tl.minimum(column, rows - 1) if chosen is None else pair // share
             place = row * groups + at
-            # Where else scales are loaded, the assembler spills registers on sm_80: before numbers
-            # with eight columns of IQ3_S, after them with one of IQ2_XXS.
-            if COLUMNS == 1:
-                scale = tl.load(scales + place, mask=g < groups, other=0.0)
+            scale = tl.where(g < groups, tl.load(scales + place), 0.0)
             numbers = _numbers(planes, place, rows * groups, PLANES)
             halves = two_words((sums + place * 2).to(tl.pointer_type(tl.uint8)))
-            if COLUMNS > 1:
-                scale = tl.load(scales + place, mask=g < groups, other=0.0)
             for out in tl.static_range(OUTS):
                 sum = scale * _product(weights[out], numbers, halves, TYPE, PLANES)
                 added = added + (totals[column * OUTS + out] + sum,)
