@@ -1,12 +1,16 @@
-"""Events of the transport for which tests wait, and refusals that do not wait."""
+"""The demo model; events of the transport for which tests wait; refusals that do not wait."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from serve_app.api import connections
+from serve_app.config.settings import ModelSettings
+from serve_app.replica.loading import load_replica
+from serve_app.replica.replica import ModelReplica
 from serve_app.transport.connection import FramedConnection
 from serve_app.transport.wire import Heartbeat
+from tests.checkout import DEMO_MODEL
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -15,6 +19,17 @@ def undelayed() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connections, "REFUSAL_DELAY_S", (0.0, 0.0))
         yield
+
+
+@pytest.fixture(scope="package")
+def demo_replica() -> Iterator[ModelReplica]:
+    """The demo model, for `ingress` and its clients in `fake_replicas.py`."""
+    settings = ModelSettings(
+        name="demo", source=str(DEMO_MODEL), context_tokens=768, max_sequences=2
+    )
+    replica = load_replica(settings)
+    yield replica
+    replica.close()
 
 
 @pytest.fixture

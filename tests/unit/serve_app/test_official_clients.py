@@ -13,19 +13,13 @@ import openai
 import pytest
 from starlette.applications import Starlette
 
-from serve_app.api.bodies import BodyLimits
-from serve_app.api.ingress import IngressOptions, ingress_app
-from serve_app.api.request_images import ImageRules
-from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings
-from serve_app.gateway.model_registry import ServedModel
 from serve_app.replica.loading import load_replica
 from serve_app.replica.model_files import local_files
 from serve_app.replica.replica import ModelReplica
-from serve_app.transport.generation import generation_server
 from tests.checkout import DEMO_MODEL
 from tests.patience import HANG_S
-from tests.unit.serve_app.fake_replicas import OneReplica, backend_of
+from tests.unit.serve_app.fake_replicas import ingress
 
 CONTEXT_TOKENS = 128
 QUESTION = [{"role": "user", "content": "What is the opposite of hot?"}]
@@ -58,20 +52,8 @@ def replica() -> Iterator[ModelReplica]:
 
 @asynccontextmanager
 async def clients(replica: ModelReplica) -> AsyncIterator[Clients]:
-    server = generation_server(replica.generate)
-    card = replica.describe()
-    replicas = OneReplica(await server.start("127.0.0.1"), card)
-    backend = backend_of(replicas, ServedModel("demo", Options()))
-    app = ingress_app(
-        backend,
-        IngressOptions(api_keys=None, body_limits=BodyLimits(1 << 20), image_rules=ImageRules()),
-    )
-    try:
-        async with asyncio.timeout(HANG_S):
-            yield _clients_of(app)
-    finally:
-        backend.close()
-        await server.close(drain_s=1.0)
+    async with ingress(replica, card=replica.describe()) as app, asyncio.timeout(HANG_S):
+        yield _clients_of(app)
 
 
 def _clients_of(app: Starlette) -> Clients:

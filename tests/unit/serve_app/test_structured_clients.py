@@ -1,17 +1,12 @@
 """Structured output and forced calls of the official clients, against the demo model."""
 
 import json
-from collections.abc import Iterator
 from typing import Literal
 
 import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from serve_app.config.settings import ModelSettings
-from serve_app.replica.loading import load_replica
-from serve_app.replica.replica import ModelReplica
-from tests.checkout import DEMO_MODEL
 from tests.unit.serve_app.test_official_clients import clients
 
 QUESTION = [{"role": "user", "content": "What is 3 plus 4?"}]
@@ -22,27 +17,17 @@ class Sum(BaseModel):
     result: int = Field(ge=0, le=99)
 
 
-@pytest.fixture(scope="module")
-def replica() -> Iterator[ModelReplica]:
-    settings = ModelSettings(
-        name="demo", source=str(DEMO_MODEL), context_tokens=768, max_sequences=2
-    )
-    replica = load_replica(settings)
-    yield replica
-    replica.close()
-
-
-async def test_openai_parses_a_model_of_pydantic(replica):
-    async with clients(replica) as to:
+async def test_openai_parses_a_model_of_pydantic(demo_replica):
+    async with clients(demo_replica) as to:
         parsed = await to.oai.chat.completions.parse(
             model="demo", messages=QUESTION, response_format=Sum, max_tokens=200
         )
     assert isinstance(parsed.choices[0].message.parsed, Sum)
 
 
-async def test_ollama_follows_a_schema_whole_and_streamed(replica):
+async def test_ollama_follows_a_schema_whole_and_streamed(demo_replica):
     schema = Sum.model_json_schema()
-    async with clients(replica) as to:
+    async with clients(demo_replica) as to:
         whole = await to.native.chat("demo", QUESTION, format=schema)
         stream = await to.native.generate("demo", "3 plus 4?", format=schema, stream=True)
         pieces = [part.response async for part in stream]
@@ -53,9 +38,9 @@ async def test_ollama_follows_a_schema_whole_and_streamed(replica):
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
-async def test_openai_gets_the_call_that_it_requires(replica, choice):
+async def test_openai_gets_the_call_that_it_requires(demo_replica, choice):
     tools = [openai.pydantic_function_tool(Sum, name="add")]
-    async with clients(replica) as to:
+    async with clients(demo_replica) as to:
         reply = await to.oai.chat.completions.create(
             model="demo", messages=QUESTION, tools=tools, tool_choice=choice, max_tokens=200,
             parallel_tool_calls=False,
@@ -65,10 +50,10 @@ async def test_openai_gets_the_call_that_it_requires(replica, choice):
     Sum.model_validate_json(call.function.arguments)
 
 
-async def test_a_schema_that_cannot_be_compiled_is_refused_with_its_place(replica):
+async def test_a_schema_that_cannot_be_compiled_is_refused_with_its_place(demo_replica):
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     described = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-    async with clients(replica) as to:
+    async with clients(demo_replica) as to:
         with pytest.raises(openai.BadRequestError, match=r'at "/properties/a": .*uniqueItems'):
             await to.oai.chat.completions.create(
                 model="demo", messages=QUESTION, response_format=described

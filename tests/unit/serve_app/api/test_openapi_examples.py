@@ -1,36 +1,24 @@
 """Every example of the OpenAPI document: its request succeeds, and its reply has the same form."""
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
-from serve_app.api.bodies import BodyLimits
-from serve_app.api.ingress import IngressOptions, ingress_app
 from serve_app.api.openapi_examples import EXAMPLES, PARAMETERS
 from serve_app.api.openapi_operations import JSON, NDJSON, OPERATIONS, SSE, Operation
-from serve_app.api.request_images import ImageRules
-from serve_app.config.options import Options
-from serve_app.config.settings import ModelSettings
-from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.model_registry import ModelRegistry, ServedModel
 from serve_app.gateway.replica_status import ReplicaStatus
-from serve_app.replica.loading import load_replica
 from serve_app.replica.replica import ModelReplica
-from serve_app.transport.generation import generation_server
-from tests.checkout import DEMO_MODEL
 from tests.loopback import serving as publishing
-from tests.patience import HANG_S
 from tests.published import Registry
 from tests.tiny_models import write_tiny_llama
 from tests.unit.serve_app.api.operations import DOCUMENT, name_of, schema_of
 from tests.unit.serve_app.api.test_reranking import PretendRanker
-from tests.unit.serve_app.fake_replicas import OneReplica
+from tests.unit.serve_app.fake_replicas import http_client
 from tests.unit.serve_app.on_demand.fake_cluster import cluster_of, serving
 from tests.unit.serve_app.responses.fake_processes import one_process
 
@@ -38,6 +26,7 @@ from tests.unit.serve_app.responses.fake_processes import one_process
 # refused.
 WITHOUT = {"GET /openapi.json", "POST /v1/responses/{id}/cancel"}
 MANAGING = ("/api/pull", "/api/create", "/api/copy", "/api/push", "/api/delete")
+RANKING = ("/v1/rerank", "/v1/score")
 # Values of these keys name the kind of an object; of other keys, only the type is compared.
 KINDS = ("type", "object", "event")
 # Objects whose keys are those of the model file.
@@ -152,43 +141,6 @@ def check(example: Shown, response: httpx.Response) -> None:
         assert missing in real or (index and part_of(missing, stated[index - 1]))
 
 
-@pytest.fixture(scope="module")
-def replica() -> Iterator[ModelReplica]:
-    settings = ModelSettings(
-        name="demo", source=str(DEMO_MODEL), context_tokens=768, max_sequences=2
-    )
-    replica = load_replica(settings)
-    yield replica
-    replica.close()
-
-
-@asynccontextmanager
-async def client_of(replica: ModelReplica) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of an application with the demo model and a ranker."""
-    generators = {"demo": replica, "reranker": PretendRanker()}
-    servers = {name: generation_server(each.generate) for name, each in generators.items()}
-    card = replica.describe()
-    replicas = {
-        name: OneReplica(await server.start("127.0.0.1"), replace(card, name=name))
-        for name, server in servers.items()
-    }
-    replicas["demo"].statuses = [ReplicaStatus("a", {"demo": asdict(replica.statistics())})]
-    models = [ServedModel(name, Options()) for name in servers]
-    backend = ChatBackend(ModelRegistry(models, replicas), start_timeout_s=HANG_S)
-    options = IngressOptions(
-        api_keys=None, body_limits=BodyLimits(1 << 20), image_rules=ImageRules()
-    )
-    app = ingress_app(backend, options, None, one_process())
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            yield client
-    finally:
-        backend.close()
-        for server in servers.values():
-            await server.close(drain_s=1.0)
-
-
 async def sent(
     client: httpx.AsyncClient, example: Shown, names: Mapping[str, str]
 ) -> httpx.Response:
@@ -202,10 +154,14 @@ async def sent(
 
 @pytest.mark.parametrize("example", INFERENCE, ids=str)
 async def test_the_example_of_a_request_is_answered_as_the_example_of_its_reply(
-    example: Shown, replica: ModelReplica
+    example: Shown, demo_replica: ModelReplica
 ):
-    async with client_of(replica) as client:
-        names = {}
+    statuses = [ReplicaStatus("a", {"demo": asdict(demo_replica.statistics())})]
+    served: dict[str, Any] = {"card": demo_replica.describe(), "statuses": statuses}
+    ranks = example.path in RANKING
+    answering: Any = PretendRanker() if ranks else demo_replica
+    async with http_client(answering, stored=one_process(), **served) as client:
+        names = {"reranker": "demo"} if ranks else {}
         if PARAMETERS["id"] in example.path:
             (create,) = (each for each in ALL if str(each) == "POST /v1/responses whole")
             names[PARAMETERS["id"]] = (await sent(client, create, {})).json()["id"]
