@@ -2,6 +2,7 @@
 
 import logging
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,10 @@ def answered(model: ChatModel, *, recorded: bool, monkeypatch, **options) -> lis
         if not recorded:
             patch.setattr(memory_plan, "recorded_bytes", lambda *_, **__: 0)
         with running(model, **options) as engine:
-            requests = mixed_requests(model.tokenizer.vocab_size)[:6]
+            requests = [
+                replace(request, stop=StopRules(request.stop.max_tokens // 2))
+                for request in mixed_requests(model.tokenizer.vocab_size)[:6]
+            ]
             first = answers(engine, requests, together=True)
             turns = [
                 GenerationRequest(

@@ -81,7 +81,10 @@ def check(found: Sequence[Delta], plain: Sequence[Delta]) -> None:
 @pytest.mark.parametrize("family", [name for name in TEXT_MODELS if name not in STATEFUL])
 def test_answers_are_those_without_proposals(family: str, tmp_path: Path) -> None:
     model = loaded(family, tmp_path)
-    requests = requests_for(model.tokenizer.vocab_size)
+    requests = [
+        replace(each, stop=StopRules(each.stop.max_tokens // 2))
+        for each in requests_for(model.tokenizer.vocab_size)
+    ]
     with running(model, step_tokens=64) as engine:
         plain = answers(engine, requests, together=True)
     found, right, wrong = with_proposals(model, requests, plain, max_sequences=12)
