@@ -60,8 +60,9 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest.fixture
 def visiting(browser: Browser) -> Callable[..., AbstractAsyncContextManager[Visit]]:
-    """`async with visiting(replica, context=..., **access)`: a `Visit` in a browser context of its
-    own. `context`: as Playwright has it; `access`: as `ingress` has it."""
+    """`async with visiting(replica, path=..., context=..., **access)`: a `Visit` in a browser
+    context of its own, by default to the chat page. `context`: as Playwright has it; `access`: as
+    `ingress` has it."""
     return partial(_visit, browser)
 
 
@@ -70,6 +71,7 @@ async def _visit(
     browser: Browser,
     replica: PretendReplica,
     *,
+    path: str = "/",
     context: dict[str, Any] | None = None,
     **access: Any,
 ) -> AsyncIterator[Visit]:
@@ -81,5 +83,5 @@ async def _visit(
         page = await opened.new_page()
         page.set_default_timeout(HANG_S * 1000)
         visit = Visit(page, replica, f"http://127.0.0.1:{port}")
-        await page.goto(visit.address)
+        await page.goto(visit.address + path)
         yield visit

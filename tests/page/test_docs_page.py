@@ -16,9 +16,8 @@ SCHEMAS = DOCUMENT["components"]["schemas"]
 
 
 async def test_every_operation_and_type_is_shown(visiting):
-    async with visiting(PretendReplica()) as visit:
+    async with visiting(PretendReplica(), path="/docs") as visit:
         page = visit.page
-        await page.goto(f"{visit.address}/docs")
         await page.locator(".schema").first.wait_for(state="attached")
         shown = await page.locator(".operation > summary").all_text_contents()
         described = [
@@ -40,9 +39,8 @@ async def test_every_operation_and_type_is_shown(visiting):
 
 
 async def test_links_open_the_types_that_they_name(visiting):
-    async with visiting(PretendReplica()) as visit:
+    async with visiting(PretendReplica(), path="/docs") as visit:
         page = visit.page
-        await page.goto(f"{visit.address}/docs")
         await page.get_by_text("/api/chat", exact=True).click()
         await page.get_by_role("link", name="OllamaChatBody").click()
         await page.locator("#schema-OllamaChatBody").get_by_text("keep_alive").wait_for()
@@ -54,9 +52,8 @@ async def test_links_open_the_types_that_they_name(visiting):
 
 
 async def test_a_search_shows_only_entries_with_all_words(visiting):
-    async with visiting(PretendReplica()) as visit:
+    async with visiting(PretendReplica(), path="/docs") as visit:
         page = visit.page
-        await page.goto(f"{visit.address}/docs")
         await page.locator(".operation").first.wait_for()
         everything = await page.locator(".operation").count()
         await page.get_by_label("Find").fill("POST embed one")
@@ -95,9 +92,8 @@ def filled(path: str, described: dict[str, Any]) -> str:
 
 
 async def test_every_example_is_a_command_with_its_reply(visiting):
-    async with visiting(PretendReplica()) as visit:
+    async with visiting(PretendReplica(), path="/docs") as visit:
         page = visit.page
-        await page.goto(f"{visit.address}/docs")
         await page.locator(".schema").first.wait_for(state="attached")
         for path, item in DOCUMENT["paths"].items():
             for method, described in item.items():
@@ -127,9 +123,8 @@ def parsed(reply: Any) -> Any:
 
 async def test_the_parts_of_an_example_have_names_and_can_be_copied(visiting):
     options = {"permissions": ["clipboard-read", "clipboard-write"]}
-    async with visiting(PretendReplica(), context=options) as visit:
+    async with visiting(PretendReplica(), context=options, path="/docs") as visit:
         page = visit.page
-        await page.goto(f"{visit.address}/docs")
         await page.get_by_text("/v1/chat/completions", exact=True).click()
         names = ["Request, not streamed", "Reply, not streamed", "Request, streamed"]
         for name in names:
@@ -144,9 +139,8 @@ async def test_the_parts_of_an_example_have_names_and_can_be_copied(visiting):
 
 
 async def test_commands_have_a_key_only_where_one_is_needed(visiting):
-    async with visiting(PretendReplica(), api_keys=(api_key("one"),)) as visit:
+    async with visiting(PretendReplica(), api_keys=(api_key("one"),), path="/docs") as visit:
         page = visit.page
-        await page.goto(f"{visit.address}/docs")
         await page.get_by_label("Key", exact=True).fill("one")
         await page.get_by_role("button", name="Save").click()
         await page.locator(".schema").first.wait_for(state="attached")
@@ -157,15 +151,13 @@ async def test_commands_have_a_key_only_where_one_is_needed(visiting):
             assert ("Authorization: Bearer $CARAVAN_API_KEY" in words) != (
                 f"{visit.address}/healthz" in words
             )
-    async with visiting(PretendReplica()) as visit:
-        await visit.page.goto(f"{visit.address}/docs")
+    async with visiting(PretendReplica(), path="/docs") as visit:
         await visit.page.locator(".schema").first.wait_for(state="attached")
         assert "Authorization" not in await visit.page.locator("main").text_content()
 
 
 async def test_a_server_with_keys_asks_for_one(visiting):
-    async with visiting(PretendReplica(), api_keys=(api_key("one"),)) as visit:
-        await visit.page.goto(f"{visit.address}/docs")
+    async with visiting(PretendReplica(), api_keys=(api_key("one"),), path="/docs") as visit:
         await visit.page.get_by_label("Key", exact=True).fill("one")
         await visit.page.get_by_role("button", name="Save").click()
         await visit.page.get_by_text("Answer a chat").first.wait_for()

@@ -39,9 +39,8 @@ def fresh(monkeypatch):
 
 async def test_numbers_and_plots_follow_the_replicas(visiting, fresh):
     statuses = [state(ENGINE)]
-    async with visiting(PretendReplica(), statuses=statuses) as visit:
+    async with visiting(PretendReplica(), statuses=statuses, path="/status") as visit:
         page = visit.page
-        await page.goto(f"{visit.address}/status")
         await page.get_by_text("Models: 1. Replicas: 1. Requests: 3 running, 2 waiting.").wait_for()
         cells = await page.locator("tbody td").all_inner_texts()
         assert cells == ["abcd1234", "3 of 16", "2", "900", "50 of 200", "0", "5,000", "0"]
@@ -62,9 +61,8 @@ async def test_numbers_and_plots_follow_the_replicas(visiting, fresh):
 
 async def test_the_speed_is_what_was_generated_between_two_answers(visiting, fresh):
     statuses = [state(ENGINE)]
-    async with visiting(PretendReplica(), statuses=statuses) as visit:
+    async with visiting(PretendReplica(), statuses=statuses, path="/status") as visit:
         page = visit.page
-        await page.goto(f"{visit.address}/status")
         plot = page.locator("figure", has_text="Tokens per second").get_by_role("img")
         await page.get_by_role("img", name="generated 0,").wait_for()
         statuses[0] = state(dataclasses.replace(ENGINE, completion_tokens_total=10_000))
@@ -92,9 +90,8 @@ async def test_pause_stops_the_requests(visiting, fresh):
 
 
 async def test_a_server_with_keys_asks_for_one(visiting, fresh):
-    keys = (api_key(KEY),)
-    async with visiting(PretendReplica(), api_keys=keys, statuses=[state(ENGINE)]) as visit:
-        await visit.page.goto(f"{visit.address}/status")
+    options = {"api_keys": (api_key(KEY),), "statuses": [state(ENGINE)]}
+    async with visiting(PretendReplica(), path="/status", **options) as visit:
         await visit.page.get_by_text("This server needs an API key.").wait_for()
         await visit.page.get_by_label("Key", exact=True).fill(KEY)
         await visit.page.get_by_role("button", name="Save").click()
@@ -105,9 +102,9 @@ async def test_a_server_with_keys_asks_for_one(visiting, fresh):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_axe_finds_nothing_serious_on_a_phone(visiting, path, scheme):
     options = {"color_scheme": scheme, "viewport": {"width": 360, "height": 740}}
-    async with visiting(PretendReplica(), context=options, statuses=[state(ENGINE)]) as visit:
+    statuses = [state(ENGINE)]
+    async with visiting(PretendReplica(), path=path, context=options, statuses=statuses) as visit:
         page = visit.page
-        await page.goto(f"{visit.address}{path}")
         await page.get_by_text("demo" if path == "/status" else "Answer a chat").first.wait_for()
         if path == "/docs":
             await page.get_by_text("/v1/chat/completions", exact=True).click()
@@ -120,9 +117,8 @@ async def test_axe_finds_nothing_serious_on_a_phone(visiting, path, scheme):
 
 async def test_everything_can_be_reached_with_the_keyboard(visiting, fresh):
     focused = "document.activeElement.ariaLabel ?? document.activeElement.textContent.trim()"
-    async with visiting(PretendReplica(), statuses=[state(ENGINE)]) as visit:
+    async with visiting(PretendReplica(), statuses=[state(ENGINE)], path="/status") as visit:
         page = visit.page
-        await page.goto(f"{visit.address}/status")
         await page.get_by_text("Requests: 3 running").wait_for()
         reached = set()
         for _ in range(12):
