@@ -115,7 +115,7 @@ def test_buckets_with_many_tokens_are_searched_part_by_part(
     """With few buckets, or with all logits but one in the same bucket."""
     monkeypatch.setattr(thresholds, "BLOCK", 256)
     monkeypatch.setattr(thresholds, "BUCKETS", 8)
-    monkeypatch.setattr(thresholds, "TILE", 64)
+    monkeypatch.setattr(thresholds, "TILE", 128)
     logits = torch.randn(len(OF_ALL), 290, generator=torch.Generator().manual_seed(5))
     logits[:, ::3] = logits[:, ::3].round()
     logits[:, 5] = -1e6
