@@ -10,7 +10,7 @@ import copy
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -109,11 +109,33 @@ def write_tiny(
     `transformers`; by default the first that knows the configuration of those for pictures and
     text, for text, and for anything: `AutoModel` must be named for encoders.
     """
+    recipe = _Recipe(repr((config.__class__, config.to_dict())), config)
+    data, model = _made(recipe, seed, type, flavour, padding_rows, maker)
+    Path(path).write_bytes(data)
+    return copy.deepcopy(model)
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """A configuration that is equal to others with the same settings."""
+
+    settings: str
+    config: Any = field(compare=False)
+
+
+# Most tests make a model that another test has made.
+@lru_cache(maxsize=128)
+def _made(
+    recipe: _Recipe, seed: int, type: str, flavour: str, padding_rows: int, maker: Any
+) -> tuple[bytes, Any]:
+    """The content of the file, and the twin."""
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "tiny"
-        model = write_tiny_folder(folder, config, seed=seed, padding_rows=padding_rows, maker=maker)
-        convert(folder, Path(path), type=type, flavour=flavour)
-    return model
+        folder, path = Path(place) / "tiny", Path(place) / "tiny.gguf"
+        model = write_tiny_folder(
+            folder, recipe.config, seed=seed, padding_rows=padding_rows, maker=maker
+        )
+        convert(folder, path, type=type, flavour=flavour)
+        return path.read_bytes(), model
 
 
 def write_tiny_folder(
@@ -159,11 +181,23 @@ def write_tiny_llama(
     `overrides`: name of a tensor without block and suffix ("attn_v", "output") -> another type.
     """
     sizes = CONFIGS[config] if isinstance(config, str) else config
+    others = tuple(sorted((overrides or {}).items()))
+    data, model = _made_llama(_Recipe(repr(sizes), sizes), type, others, seed)
+    Path(path).write_bytes(data)
+    return copy.deepcopy(model)
+
+
+@lru_cache(maxsize=64)
+def _made_llama(
+    recipe: _Recipe, type: str, overrides: tuple[tuple[str, str], ...], seed: int
+) -> tuple[bytes, LlamaForCausalLM]:
+    """The content of the file, and the twin."""
+    sizes = recipe.config
     with tempfile.TemporaryDirectory() as place:
-        plain = Path(place) / "plain.gguf"
+        plain, path = Path(place) / "plain.gguf", Path(place) / "retyped.gguf"
         model = write_tiny(plain, _llama(sizes), seed=seed, padding_rows=sizes.padding_rows)
-        _write_retyped(gguf.GGUFReader(plain), path, model, sizes, type, overrides or {}, seed)
-    return model
+        _write_retyped(gguf.GGUFReader(plain), path, model, sizes, type, dict(overrides), seed)
+        return path.read_bytes(), model
 
 
 @cache
