@@ -85,11 +85,10 @@ def check_gated(task: Task) -> None:
 
 def check_experts(task: Task) -> None:
     """Checks rows that all experts of a token share, and separate rows for each expert."""
+    outs = EXPERTS * (3 if task.dry else 35)
     for type in _types(task):
         elements = max(96, type.block_elements)
-        weight = random_weight(
-            type.blocks, EXPERTS * 35, elements + -elements % type.block_elements
-        )
+        weight = random_weight(type.blocks, outs, elements + -elements % type.block_elements)
         weight = weight.unflatten(EXPERTS)
         for compute in (Compute.FINE,) if task.dry else WAYS:
             for tokens in (1,) if task.dry else (1, 2, 20, 200):
