@@ -28,14 +28,14 @@ from tests.serve.application import (
     report_of,
     serving,
 )
+from tests.serve.congested_replicas import congested_replicas, relieve
 from tests.serve.fake_nodes import autoscaled_cluster, cluster_environment
 from tests.serve.scaling_on_nodes import WORDS, body
 
 # Of each node, and of a replica: one fits on each.
 CPUS = 2
-REPLICAS = 3
-CLIENTS = 32
-MOST_REQUESTS = 4000
+REPLICAS, FITTING = 3, 2
+CLIENTS = 12  # more than both replicas that fit run at once
 INTERVAL_S = 0.25
 AUTOSCALING = {
     "min_replicas": 0,
@@ -86,19 +86,25 @@ class Watch:
 
 
 async def _load(url: str, enough: Callable[[], bool]) -> list[int]:
-    """Status codes of clients that send one long prompt after the other."""
+    """Status codes of clients that send one long prompt after the other. Replicas are relieved
+    once there have been `enough`."""
     statuses: list[int] = []
 
     async def ask(client: httpx.AsyncClient, number: int) -> None:
-        while not enough() and len(statuses) < MOST_REQUESTS:
+        while not enough():
             prompt = f"{number}. {time.monotonic()} {20 * WORDS}"
             reply = await client.post(f"{url}/api/generate", json=body(prompt))
             statuses.append(reply.status_code)
 
-    async with httpx.AsyncClient(
-        timeout=HANG_S, limits=httpx.Limits(max_connections=CLIENTS)
-    ) as client:
-        await asyncio.gather(*(ask(client, number) for number in range(CLIENTS)))
+    limits = httpx.Limits(max_connections=CLIENTS)
+    async with (
+        httpx.AsyncClient(timeout=HANG_S, limits=limits) as client,
+        asyncio.TaskGroup() as tasks,
+    ):
+        for number in range(CLIENTS):
+            tasks.create_task(ask(client, number))
+        await asyncio.to_thread(eventually, enough)
+        await asyncio.to_thread(relieve, FITTING)
     return statuses
 
 
@@ -110,7 +116,7 @@ def _answers(url: str) -> bool:
 def _scenario(url: str) -> dict[str, Any]:
     with Watch() as watch:
         eventually(lambda: _answers(url), timeout_s=HANG_S)
-        statuses = asyncio.run(_load(url, lambda: (2, 1, 2) in watch.seen))
+        statuses = asyncio.run(_load(url, lambda: (FITTING, 1, 2) in watch.seen))
         eventually(lambda: watch.seen[-1] == (0, 0, 1), timeout_s=HANG_S)
     return {"statuses": statuses, "seen": watch.seen}
 
@@ -120,12 +126,13 @@ def _report(port: int) -> dict[str, Any]:
         num_cpus=CPUS,
         threads=1,
         max_sequences=4,
-        step_tokens=16,  # so small that the queue grows on any machine
+        step_tokens=16,
         context_tokens=1024,
         autoscaling=AUTOSCALING,
     )
     args["start_timeout_s"] = START_TIMEOUT_S
-    application = deploy(args, port)
+    with congested_replicas():
+        application = deploy(args, port)
     await_http(application.url)
     return _scenario(application.url)
 

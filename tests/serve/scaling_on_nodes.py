@@ -6,6 +6,7 @@ It computes on the CPU: the nodes' GPUs are resources of Ray that no device has.
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -22,10 +23,11 @@ from tests.serve.application import (
     deploy,
     eventually,
 )
+from tests.serve.congested_replicas import congested_replicas, relieve
 
 GPUS = (1, 2)  # of the nodes beside the head
 REPLICAS = 3
-BURST = 160  # takes longer than replicas take to start
+BURST = 24  # more than all replicas run at once
 WORDS = "What is the sum of seven and ten, and what is the day after a Monday in May? "
 INTERVAL_S = 0.25
 AUTOSCALING = {
@@ -40,7 +42,7 @@ AUTOSCALING = {
 
 class ReplicaCounts:
     """Watches a model: `counts` of its running and starting replicas, one for each change; the
-    fewest GPUs that were free; the processes of replicas that have sent a first token."""
+    fewest GPUs that were free; the processes of replicas that have answered a request."""
 
     def __init__(self) -> None:
         self.counts: list[int] = [0]
@@ -66,7 +68,7 @@ class ReplicaCounts:
             with suppress(Exception):  # no replica runs, or one has just ended
                 cards, figures = (call_replicas(name) for name in ("describe", "statistics"))
                 each = zip(cards, figures, strict=True)
-                self.answering |= {card.pid for card, now in each if now.first_tokens_total}
+                self.answering |= {card.pid for card, now in each if now.completion_tokens_total}
 
     def _watch_counts(self) -> None:
         while not self._done.wait(0.2):
@@ -86,14 +88,19 @@ def body(words: str) -> dict[str, Any]:
     return {"model": "demo", "prompt": words, "raw": True, "stream": False, "options": options}
 
 
-async def burst(url: str) -> list[int]:
-    """Long prompts at once, no two with a common prefix; returns the status codes."""
-    async with httpx.AsyncClient(timeout=HANG_S) as client:
+async def burst(url: str, all_answer: Callable[[], bool]) -> list[int]:
+    """Long prompts at once, no two with a common prefix; returns the status codes. Replicas are
+    relieved when `all_answer`."""
+    async with httpx.AsyncClient(timeout=HANG_S) as client, asyncio.TaskGroup() as tasks:
         requests = [
-            client.post(f"{url}/api/generate", json=body(f"{number}. {20 * WORDS}"))
+            tasks.create_task(
+                client.post(f"{url}/api/generate", json=body(f"{number}. {20 * WORDS}"))
+            )
             for number in range(BURST)
         ]
-        return [response.status_code for response in await asyncio.gather(*requests)]
+        await asyncio.to_thread(eventually, all_answer)
+        await asyncio.to_thread(relieve, REPLICAS)
+    return [request.result().status_code for request in requests]
 
 
 def scenario(url: str) -> dict[str, Any]:
@@ -103,7 +110,7 @@ def scenario(url: str) -> dict[str, Any]:
         after_listing = list(replicas.counts)
         first = ask(url, WORDS)
         after_the_first = list(replicas.counts)
-        statuses = asyncio.run(burst(url))
+        statuses = asyncio.run(burst(url, lambda: len(replicas.answering) == REPLICAS))
         eventually(lambda: replicas.counts[-1] == 0)
     return {
         "first_answer": {"status": first.status_code, **first.json()},
@@ -123,11 +130,12 @@ def report(port: int) -> dict[str, Any]:
         num_cpus=0.5,
         threads=1,
         max_sequences=4,
-        step_tokens=16,  # so small that the burst takes long on any machine
+        step_tokens=16,
         context_tokens=1024,
         autoscaling=AUTOSCALING,
     )
     args["start_timeout_s"] = HANG_S
-    application = deploy(args, port)
+    with congested_replicas():
+        application = deploy(args, port)
     await_http(application.url)
     return scenario(application.url)

@@ -1,0 +1,49 @@
+"""A deployment for tests of scaling: so slow that requests queue, however fast the machine is."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pytest import MonkeyPatch
+
+import serve_app.app
+from runtime.engine.engine import Engine
+from serve_app.replica.deployments import ModelDeployment
+from tests.serve.application import call_replicas, eventually
+
+# Long prompts have some 30 steps, so that a few of them last until other replicas have started.
+STEP_S = 1.0
+
+
+class CongestedDeployment(ModelDeployment):
+    """Steps of a replica last `STEP_S`, during which it computes nothing, from its first answer
+    until it is relieved."""
+
+    async def __init__(self, *args: Any) -> None:  # type: ignore[misc]
+        self._relieved = threading.Event()
+        step = Engine.step
+
+        def slow(engine: Engine) -> bool:
+            if engine.statistics().completion_tokens_total:
+                self._relieved.wait(STEP_S)
+            return step(engine)
+
+        Engine.step = slow
+        await super().__init__(*args)
+
+    async def relieve(self) -> None:
+        self._relieved.set()
+
+
+@contextmanager
+def congested_replicas() -> Iterator[None]:
+    """Models of applications built meanwhile have such replicas."""
+    with MonkeyPatch.context() as patch:
+        patch.setattr(serve_app.app, "ModelDeployment", CongestedDeployment)
+        yield
+
+
+def relieve(replicas: int) -> None:
+    """All of so many that run, once this process's handle knows them."""
+    eventually(lambda: len(call_replicas("relieve")) == replicas)
