@@ -180,6 +180,27 @@ def test_a_sequence_without_its_first_image_does_not_delay_others() -> None:
     assert shape(scheduler.plan(lambda digest: True)) == [("image", 0, 6, True)]
 
 
+def test_streams_wait_for_an_image_no_longer_than_for_text_of_as_many_tokens() -> None:
+    def steps(arriving: GenerationRequest) -> list[list[int]]:
+        """The lengths of the chunks of three steps in which an image is encoded, and of the next
+        three."""
+        scheduler, found = scheduler_of(pages=64, step_tokens=12), []
+        for name in ("a", "bb"):
+            scheduler.add(request(name, 3, count=20))
+        for number in range(7):
+            plan = scheduler.plan(lambda digest, number=number: number > 3)
+            found.append([length for _, _, length, _ in shape(plan)])
+            list(scheduler.retire(plan, results(plan)))
+            if number == 0:
+                scheduler.add(arriving)
+        return found[1:]
+
+    image = steps(looking("image", 16, ImageSpan(4, 8, True, b"x")))
+    assert image[:3] == 3 * [[1, 1]]
+    assert image[3:] == [[1, 1, 4], [1, 1, 10], [1, 1, 2]]
+    assert max(map(sum, image)) == max(map(sum, steps(request("text", 16))))
+
+
 def test_a_chunk_ends_before_an_image_that_is_missing() -> None:
     scheduler = scheduler_of(step_tokens=30)
     first, later = ImageSpan(2, 3, True, b"x"), ImageSpan(7, 4, False, b"y")
