@@ -127,9 +127,14 @@ def vector_kernel(
         for column in tl.static_range(COLUMNS):
             row = tl.minimum(column, rows - 1) if chosen is None else pair // share
             place = row * groups + at
-            scale = tl.where(g < groups, tl.load(scales + place), 0.0)
+            # Where else scales are loaded, the assembler spills registers, of other types on each
+            # kind of device. So, it does with eight gated columns of IQ2_S on sm_100 only.
+            if COLUMNS == 1:
+                scale = tl.load(scales + place, mask=g < groups, other=0.0)
             numbers = _numbers(planes, place, rows * groups, PLANES)
             halves = two_words((sums + place * 2).to(tl.pointer_type(tl.uint8)))
+            if COLUMNS > 1:
+                scale = tl.load(scales + place, mask=g < groups, other=0.0)
             for out in tl.static_range(OUTS):
                 sum = scale * _product(weights[out], numbers, halves, TYPE, PLANES)
                 added = added + (totals[column * OUTS + out] + sum,)
