@@ -102,7 +102,8 @@ def write_tiny(
     padding_rows: int = 0,
     maker: Any = None,
 ) -> Any:
-    """Write a random model of that configuration to `path`; returns its float32 eager twin.
+    """Write a random model of that configuration to `path`, and its vision model, if that is a file
+    of its own, beside it; returns its float32 eager twin.
 
     The vocabulary is the tiny tokenizer's and `padding_rows` more, whatever `config` says. With
     types other than f32 the twin keeps what the file rounds. `maker`: an Auto class of
@@ -110,8 +111,9 @@ def write_tiny(
     text, for text, and for anything: `AutoModel` must be named for encoders.
     """
     recipe = _Recipe(repr((config.__class__, config.to_dict())), config)
-    data, model = _made(recipe, seed, type, flavour, padding_rows, maker)
-    Path(path).write_bytes(data)
+    files, model = _made(recipe, seed, type, flavour, padding_rows, maker)
+    for name, content in files.items():
+        Path(path).with_name(name.replace(_MADE, Path(path).name)).write_bytes(content)
     return copy.deepcopy(model)
 
 
@@ -123,19 +125,23 @@ class _Recipe:
     config: Any = field(compare=False)
 
 
+_MADE = "model.gguf"
+
+
 # Most tests make a model that another test has made.
 @lru_cache(maxsize=128)
 def _made(
     recipe: _Recipe, seed: int, type: str, flavour: str, padding_rows: int, maker: Any
-) -> tuple[bytes, Any]:
-    """The content of the file, and the twin."""
+) -> tuple[Mapping[str, bytes], Any]:
+    """The files, whose names end with _MADE, and the twin."""
     with tempfile.TemporaryDirectory() as place:
-        folder, path = Path(place) / "tiny", Path(place) / "tiny.gguf"
+        folder, path = Path(place) / "tiny", Path(place) / "files" / _MADE
+        path.parent.mkdir()
         model = write_tiny_folder(
             folder, recipe.config, seed=seed, padding_rows=padding_rows, maker=maker
         )
         convert(folder, path, type=type, flavour=flavour)
-        return path.read_bytes(), model
+        return {file.name: file.read_bytes() for file in path.parent.iterdir()}, model
 
 
 def write_tiny_folder(
