@@ -28,9 +28,6 @@ typedef struct { bytes codes[16]; floats scale[2], base[2]; } amx_group;
 
 typedef float amx_sums[2][AMX_ROWS][LANES]; /* of halves, or of planes */
 
-/* With fewer rows, vectors are faster, because codes are unpacked in less time for them. */
-INLINE int amx_least_rows(const int planes) { return planes == 2 ? 32 : 96; }
-
 /* Bytes of AMX_GROUPS groups of a row of weights. */
 INLINE int amx_block_bytes(const int type) {
     return AMX_GROUPS * GROUP / (16 * block_vectors(type)) * block_bytes(type);
@@ -128,6 +125,11 @@ INLINE int separate_planes(const int type, const int planes) { return planes == 
             _tile_dpbf16ps(sums, left, 5);           \
         }                                            \
     } while (0)
+
+/* With fewer rows, vectors are faster, because codes are unpacked in less time for them. */
+INLINE int amx_least_rows(const int type, const int planes) {
+    return planes == 1 ? 96 : separate_planes(type, planes) ? 32 : AMX_ROWS;
+}
 
 /* What is summed in the first register, and in the second if there are two sums: halves, or separate planes. */
 #define SUM_FIRST(type, planes, sums, left, g, x, apart) \

@@ -60,8 +60,7 @@ INLINE int form_of(const int type, const int planes, int rows) {
 #ifdef WIDE_ROWS
     return planes == 2 && (rows >= WIDE_ROWS || largest_code(type) > PAIRED_CODES) ? WIDE : planes;
 #elif HAS_AMX
-    (void)type;
-    return rows < amx_least_rows(planes) ? planes : planes == 2 ? TWO_AMX_PLANES : ONE_AMX_PLANE;
+    return rows < amx_least_rows(type, planes) ? planes : planes == 2 ? TWO_AMX_PLANES : ONE_AMX_PLANE;
 #else
     (void)type, (void)rows;
     return planes;
