@@ -15,11 +15,13 @@ from typing import Any
 
 import httpx
 import ray
+from pytest import MonkeyPatch
 from ray import serve
 
 from runtime.engine.engine_statistics import EngineStatistics
 from serve_app.app import build
 from serve_app.gateway.model_card import ModelCard
+from serve_app.replica.deployments import ModelDeployment
 from tests.checkout import DEMO_MODEL, ROOT
 from tests.loopback import free_port
 from tests.patience import HANG_S
@@ -89,6 +91,14 @@ def arguments(**model: Any) -> dict[str, Any]:
         "threads": 1,
     }
     return {"models": [{**demo, **model}], "responses": None}
+
+
+@contextmanager
+def replicas_of(deployment: type[ModelDeployment]) -> Iterator[None]:
+    """Models of applications built meanwhile have replicas of this class."""
+    with MonkeyPatch.context() as patch:
+        patch.setattr("serve_app.app.ModelDeployment", deployment)
+        yield
 
 
 @contextmanager

@@ -16,8 +16,9 @@ from tests.serve.application import (
     await_http,
     deploy,
     ray_cluster,
+    replicas_of,
 )
-from tests.serve.fragile_replicas import fragile_replicas
+from tests.serve.fragile_replicas import FragileDeployment
 from tests.serve.node_scaling import node_scaling_report
 from tests.serve.quickstart import quickstart_report
 from tests.serve.three_nodes import three_nodes_report
@@ -44,7 +45,7 @@ def programs_of(item: pytest.Item) -> set[str]:
 @pytest.fixture(scope="package")
 def application() -> Iterator[Application]:
     port = free_port()
-    with ray_cluster(port), fragile_replicas():
+    with ray_cluster(port), replicas_of(FragileDeployment):
         application = deploy({**arguments(), "responses": {"replicas": 2}}, port)
         await_http(application.url)
         yield application

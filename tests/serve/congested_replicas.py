@@ -1,13 +1,8 @@
 """A deployment for tests of scaling: so slow that requests queue, however fast the machine is."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from pytest import MonkeyPatch
-
-import serve_app.app
 from runtime.engine.engine import Engine
 from serve_app.replica.deployments import ModelDeployment
 from tests.serve.application import call_replicas, eventually
@@ -34,14 +29,6 @@ class CongestedDeployment(ModelDeployment):
 
     async def relieve(self) -> None:
         self._relieved.set()
-
-
-@contextmanager
-def congested_replicas() -> Iterator[None]:
-    """Models of applications built meanwhile have such replicas."""
-    with MonkeyPatch.context() as patch:
-        patch.setattr(serve_app.app, "ModelDeployment", CongestedDeployment)
-        yield
 
 
 def relieve(replicas: int) -> None:

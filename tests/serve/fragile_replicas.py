@@ -4,15 +4,12 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest import MonkeyPatch
-
-import serve_app.app
 from runtime.engine.engine import Engine
 from serve_app.gateway.tasks import ChatDelta, ChatTask, RawText, Task
 from serve_app.replica.deployments import ModelDeployment
@@ -85,14 +82,6 @@ class FragileDeployment(ModelDeployment):
             await self._released.wait()
         finally:
             self._held -= 1
-
-
-@contextmanager
-def fragile_replicas() -> Iterator[None]:
-    """Models of applications built meanwhile have such replicas."""
-    with MonkeyPatch.context() as patch:
-        patch.setattr(serve_app.app, "ModelDeployment", FragileDeployment)
-        yield
 
 
 def _crash_at(task: Task) -> None:

@@ -25,10 +25,11 @@ from tests.serve.application import (
     deploy,
     environment,
     eventually,
+    replicas_of,
     report_of,
     serving,
 )
-from tests.serve.congested_replicas import congested_replicas, relieve
+from tests.serve.congested_replicas import CongestedDeployment, relieve
 from tests.serve.fake_nodes import autoscaled_cluster, cluster_environment
 from tests.serve.scaling_on_nodes import WORDS, body
 
@@ -131,7 +132,7 @@ def _report(port: int) -> dict[str, Any]:
         autoscaling=AUTOSCALING,
     )
     args["start_timeout_s"] = START_TIMEOUT_S
-    with congested_replicas():
+    with replicas_of(CongestedDeployment):
         application = deploy(args, port)
     await_http(application.url)
     return _scenario(application.url)

@@ -22,8 +22,9 @@ from tests.serve.application import (
     call_replicas,
     deploy,
     eventually,
+    replicas_of,
 )
-from tests.serve.congested_replicas import congested_replicas, relieve
+from tests.serve.congested_replicas import CongestedDeployment, relieve
 
 GPUS = (1, 2)  # of the nodes beside the head
 REPLICAS = 3
@@ -135,7 +136,7 @@ def report(port: int) -> dict[str, Any]:
         autoscaling=AUTOSCALING,
     )
     args["start_timeout_s"] = HANG_S
-    with congested_replicas():
+    with replicas_of(CongestedDeployment):
         application = deploy(args, port)
     await_http(application.url)
     return scenario(application.url)
