@@ -5,7 +5,7 @@ The layouts are those of the GGUF format's `ggml` block types; the `gguf` packag
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from enum import IntEnum
+from enum import Enum, IntEnum
 from math import prod
 from types import MappingProxyType
 
@@ -13,28 +13,58 @@ import torch
 from torch import Tensor
 
 from runtime.errors import UnsupportedModelError
-from runtime.quant.formats import codebooks, k_quants, legacy, microscaling, planes, ternary
+from runtime.quant.formats import (
+    codebooks,
+    k_quants,
+    legacy,
+    microscaling,
+    planes,
+    row_tiles,
+    ternary,
+)
+from runtime.quant.formats.row_tiles import TILE_ROWS
+
+
+class WeightLayout(Enum):
+    """The order of the bytes of a matrix.
+
+    BLOCKS: rows of blocks, as in files. PLANES: rows, each rearranged for CUDA devices; only whole
+    rows can be decoded. TILES: 16 rows at a time interleaved, for CPUs; see `formats/row_tiles.py`.
+    """
+
+    BLOCKS = 0
+    PLANES = 1
+    TILES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
     """A format that stores `block_elements` consecutive weights of a row in `block_bytes` bytes.
 
-    blocks: for rows rearranged into planes, the block type in the file; only whole rows can be
-    decoded. None for the types of files.
+    blocks: for a rearranged layout, the type of the same weights in a file; else None.
     """
 
     id: int
     name: str
     block_elements: int
     block_bytes: int
+    layout: WeightLayout = WeightLayout.BLOCKS
     blocks: "BlockType | None" = None
 
     def row_bytes(self, elements: int) -> int:
         """Bytes of a row of `elements` weights, a multiple of `block_elements`."""
         assert elements % self.block_elements == 0, (self.name, elements)
         plain = elements // self.block_elements * self.block_bytes
-        return plain if self.blocks is None else plain + -plain % planes.ROW_MULTIPLE
+        return plain + -plain % planes.ROW_MULTIPLE if self.layout is WeightLayout.PLANES else plain
+
+    def data_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape in bytes of a tensor with this logical shape, in torch order: [..., rows,
+        row bytes]; in tiles [..., rows / 16, 16 * row bytes]."""
+        row_bytes = self.row_bytes(shape[-1])
+        if self.layout is not WeightLayout.TILES:
+            return *shape[:-1], row_bytes
+        assert shape[-2] % TILE_ROWS == 0, (self.name, shape)
+        return *shape[:-2], shape[-2] // TILE_ROWS, TILE_ROWS * row_bytes
 
 
 _TYPES = (
@@ -77,9 +107,21 @@ MXFP4_PAIRS = BlockType(4, "MXFP4_PAIRS", 32, 17)
 # The types of rows in planes, by the name of the block type; their ids do not occur in GGUF.
 PLANAR_TYPES: Mapping[str, BlockType] = MappingProxyType(
     {
-        t.name: replace(t, id=1000 + t.id, name=f"{t.name} in planes", blocks=t)
+        t.name: replace(
+            t, id=1000 + t.id, name=f"{t.name} in planes", layout=WeightLayout.PLANES, blocks=t
+        )
         for t in (*_TYPES, MXFP4_PAIRS)
         if t.name in planes.PLANES
+    }
+)
+# The types of rows in tiles, likewise.
+TILED_TYPES: Mapping[str, BlockType] = MappingProxyType(
+    {
+        t.name: replace(
+            t, id=2000 + t.id, name=f"{t.name} in tiles", layout=WeightLayout.TILES, blocks=t
+        )
+        for t in (*_TYPES, MXFP4_PAIRS)
+        if t.name in row_tiles.TILED
     }
 )
 
@@ -116,12 +158,12 @@ _SLAB_BYTES = 1 << 22
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Weight:
-    """A quantised tensor, in the bytes of its file.
+    """A quantised tensor, in the bytes of its file or rearranged.
 
-    data: uint8 [..., rows, row_bytes], possibly a read-only memory map; shape: the logical one, in
-    torch order (..., out, in). deterministic: on CUDA devices, one kernel with one tile size
-    multiplies any number of rows, regardless of `compute`, so that the bits of a row do not depend
-    on other rows. On a CPU they never do.
+    data: uint8 [..., rows, row bytes], in tiles [..., rows / 16, 16 * row bytes], possibly a
+    read-only memory map; shape: the logical one, in torch order (..., out, in). deterministic: on
+    CUDA devices, one kernel with one tile size multiplies any number of rows, regardless of
+    `compute`, so that the bits of a row do not depend on other rows. On a CPU they never do.
     """
 
     data: Tensor
@@ -131,7 +173,7 @@ class Weight:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        expected = (*self.shape[:-1], self.type.row_bytes(self.shape[-1]))
+        expected = self.type.data_shape(self.shape)
         assert self.data.dtype == torch.uint8, self.data.dtype
         assert tuple(self.data.shape) == expected, (tuple(self.data.shape), expected)
 
@@ -142,34 +184,51 @@ class Weight:
     @property
     def by_triton(self) -> bool:
         """Whether Triton kernels multiply with it on CUDA devices; else torch does."""
-        return self.type.blocks is not None or self.deterministic
+        return self.type.layout is WeightLayout.PLANES or self.deterministic
 
     def to(self, device: torch.device | str) -> "Weight":
         return replace(self, data=self.data.to(device))
 
     def unflatten(self, count: int) -> "Weight":
-        """(count * out, in) as (count, out, in), a view."""
-        data = self.data.unflatten(0, (count, -1))
-        return replace(self, data=data, shape=(*data.shape[:2], self.shape[-1]))
+        """(count * out, in) as (count, out, in), a view; in tiles, `out` is a multiple of 16."""
+        outs, rest = divmod(self.shape[0], count)
+        assert rest == 0, (self.shape, count)
+        shape = count, outs, self.shape[-1]
+        data = self.data.unflatten(0, self.type.data_shape(shape)[:2])
+        return replace(self, data=data, shape=shape)
 
     def matrices(self, begin: int, end: int) -> "Weight":
         """(n, out, in) -> matrices [begin, end), as a view."""
         data = self.data[begin:end]
-        return replace(self, data=data, shape=(*data.shape[:-1], self.shape[-1]))
+        return replace(self, data=data, shape=(len(data), *self.shape[1:]))
 
-    def outputs(self, begin: int, end: int) -> "Weight":
-        """Rows [begin, end) of each matrix, as a view."""
-        data = self.data[..., begin:end, :]
-        return replace(self, data=data, shape=(*data.shape[:-1], self.shape[-1]))
+    def outputs(self, begin: int, end: int, step: int = 1) -> "Weight":
+        """Every `step`-th of the rows [begin, end) of each matrix, as a view; in tiles every row,
+        from and to a multiple of 16."""
+        at = slice(begin, end, step)
+        if self.type.layout is WeightLayout.TILES:
+            assert begin % TILE_ROWS == end % TILE_ROWS == 0 and step == 1, (begin, end, step)
+            at = slice(begin // TILE_ROWS, end // TILE_ROWS)
+        rows = range(self.shape[-2])[begin:end:step]
+        shape = *self.shape[:-2], len(rows), self.shape[-1]
+        return replace(self, data=self.data[..., at, :], shape=shape)
 
     def inputs(self, begin: int, end: int) -> "Weight":
         """Columns [begin, end) of each matrix, as a view; both are multiples of a block.
 
         Not available in planes.
         """
-        assert self.type.blocks is None, self.type.name
-        data = self.data[..., self.type.row_bytes(begin) : self.type.row_bytes(end)]
-        return replace(self, data=data, shape=(*self.shape[:-1], end - begin))
+        assert self.type.layout is not WeightLayout.PLANES, self.type.name
+        by = TILE_ROWS if self.type.layout is WeightLayout.TILES else 1
+        at = slice(by * self.type.row_bytes(begin), by * self.type.row_bytes(end))
+        shape = *self.shape[:-1], end - begin
+        return replace(self, data=self.data[..., at], shape=shape)
+
+    def in_tiles(self) -> "Weight":
+        """A copy in tiles; the type has them, and the rows of a matrix are a multiple of 16."""
+        type = TILED_TYPES[self.type.name]
+        data = row_tiles.to_tiles(self.data.flatten(0, -2), self.type.name, self.type.block_bytes)
+        return replace(self, data=data.view(type.data_shape(self.shape)), type=type)
 
     def in_planes(self, device: torch.device) -> "Weight":
         """This weight on the device, rearranged into planes if its type has them."""
@@ -200,13 +259,19 @@ class Weight:
 
 
 def dequantize(data: Tensor, type: BlockType) -> Tensor:
-    """uint8 [..., n * block_bytes] (planes: whole rows) -> float32 [..., n * block_elements].
+    """uint8 [..., n * block_bytes] -> float32 [..., n * block_elements].
 
-    Bit for bit equal to `gguf.quants.dequantize`; integers and F64, which it does not support, are
-    rounded to float32. The result for F32 is a view of `data`.
+    In planes, of whole rows; in tiles, uint8 [..., tiles, 16 * n * block_bytes] -> float32
+    [..., 16 * tiles, n * block_elements]. Bit for bit equal to `gguf.quants.dequantize`; integers
+    and F64, which it does not support, are rounded to float32. The result for F32 is a view of
+    `data`.
     """
     if type.name in _PLAIN:
         return _numbers(data.contiguous(), _PLAIN[type.name]).float()
+    if type.layout is WeightLayout.TILES:
+        assert type.blocks is not None
+        rows = row_tiles.to_rows(data.flatten(0, -2), type.blocks.name, type.block_bytes)
+        return dequantize(rows.view(*data.shape[:-2], -1, rows.shape[-1]), type.blocks)
     elements = data.shape[-1] // type.block_bytes * type.block_elements
     if type.blocks is None:
         blocks = data.reshape(-1, type.block_bytes)
@@ -217,7 +282,9 @@ def dequantize(data: Tensor, type: BlockType) -> Tensor:
 
 
 def gather_rows(weight: Weight, ids: Tensor) -> Tensor:
-    """weight (rows, in), ids [n] integer -> float32 [n, in]; reads no other rows."""
+    """weight (rows, in), ids [n] integer -> float32 [n, in]; reads no other rows. Not
+    available in tiles."""
+    assert weight.type.layout is not WeightLayout.TILES, weight.type.name
     return dequantize(weight.data.index_select(0, ids), weight.type)
 
 
