@@ -172,10 +172,19 @@ INLINE void add_sums(const int type, const int planes, const amx_group *g, amx_s
     }
 }
 
+/* What is loaded while products are computed: the next codes of two tiles, some lines after each group. Many loads at
+ * once would wait for the few buffers of the first cache. */
+typedef struct { const uint8_t *p[2]; int lines, each; } amx_foresight;
+
+INLINE void foresee_codes(amx_foresight *f) {
+    for (int i = 0; i < f->each && f->lines > 0; i++, f->lines--)
+        for (int t = 0; t < 2; t++, f->p[t - 1] += 64) prefetch_once(f->p[t]);
+}
+
 /* `count` groups times AMX_ROWS rows, which begin at x; order[i] is the group that is added i-th. Sums of the next
  * group are begun before those of a group are added: the processor does not look far enough ahead by itself. */
 INLINE void add_amx_rows(const int type, const int planes, const amx_group *g, int count, const uint8_t *x, float *y,
-                         ptrdiff_t y_stride) {
+                         ptrdiff_t y_stride, amx_foresight *f) {
     const ptrdiff_t each = AMX_ROWS * amx_row_bytes(planes), numbers = AMX_ROWS * planes * AMX_PLANE;
     amx_sums sums[2] __attribute__((aligned(64)));
     floats to[AMX_ROWS];
@@ -184,6 +193,7 @@ INLINE void add_amx_rows(const int type, const int planes, const amx_group *g, i
     BEGIN_SUMS(type, planes, 0, 1, g, x + nth_group(type, 0) * each);
     for (int k = 0; k < count; k += 2) {
         const uint8_t *const even = x + nth_group(type, k) * each, *const odd = x + nth_group(type, k + 1) * each;
+        foresee_codes(f);
         STORE_SUMS(type, planes, 0, 1, sums[0]);
         if (k + 1 < count) BEGIN_SUMS(type, planes, 2, 3, g + k + 1, odd);
         add_sums(type, planes, g + k, sums[0], even + numbers, AMX_ROWS, to);
@@ -238,7 +248,7 @@ INLINE void add_pair_sums(const int type, const amx_group *g, const amx_group *o
 /* AMX_GROUPS groups of two adjacent tiles times `full` tiles of rows, `x_stride` bytes from each other, each of which
  * is loaded once for both. Registers 0 to 3 are sums, 4 and 7 rows, 5 and 6 codes. */
 INLINE void add_amx_pairs(const int type, const int planes, amx_group (*g)[AMX_GROUPS], const uint8_t *x,
-                          ptrdiff_t x_stride, int full, float *y) {
+                          ptrdiff_t x_stride, int full, float *y, amx_foresight *f) {
     const ptrdiff_t each = AMX_ROWS * amx_row_bytes(planes), numbers = AMX_ROWS * planes * AMX_PLANE;
     const int units = full * (AMX_GROUPS / AMX_UNIT), width = 2 * LANES;
     float sums[2][AMX_UNIT][2][AMX_ROWS][LANES] __attribute__((aligned(64)));
@@ -251,6 +261,7 @@ INLINE void add_amx_pairs(const int type, const int planes, amx_group (*g)[AMX_G
         UNROLL(4)
         for (int k = 0; k < AMX_UNIT; k++) {
             const int first = k % 2 * 2, row = k / 2 * (AMX_ROWS / 2);
+            foresee_codes(f);
             if (u < units) {
                 const amx_group *const a = g[0] + begin + k, *const b = g[1] + begin + k;
                 if (k % 2) BEGIN_PAIR(planes, 2, 3, a, b, now + k * each);

@@ -114,11 +114,11 @@ INLINE void pack(const int planes, int type, const float *x, float factor, int e
 }
 
 static void pack_fine(int type, const float *x, float factor, int elements, int rows, int row, void *packed) {
-    pack(2, type, x, factor, elements, rows, row, packed);
+    pack(2, file_type(type), x, factor, elements, rows, row, packed);
 }
 
 static void pack_fast(int type, const float *x, float factor, int elements, int rows, int row, void *packed) {
-    pack(1, type, x, factor, elements, rows, row, packed);
+    pack(1, file_type(type), x, factor, elements, rows, row, packed);
 }
 
 /* Each thread computes some parts, so that one that is held up delays the others little. */
@@ -129,7 +129,8 @@ static int outs_at_once(int outs, int matrices, int threads) {
 }
 
 method integer_method(int type, int compute, int outs, int matrices, int threads) {
-    const integer_product p = integer_product_of(type);
+    const int own = file_type(type);
+    const integer_product p = own == type ? integer_product_of(type) : tiled_integer_product(own);
     if (outs < LEAST_OUTS) return (method){0};
     if (compute == FINE) return (method){p.fine, outs_at_once(outs, matrices, threads), pack_fine};
     if (compute == FAST) return (method){p.fast, outs_at_once(outs, matrices, threads), pack_fast};

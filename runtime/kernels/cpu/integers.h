@@ -13,12 +13,19 @@
 
 #ifdef LANES
 
-#define AHEAD 256 /* bytes of a row */
+#if TILED
+#define STREAMS 4  /* tiles that are read in turn, with few rows: memory delivers several streams faster than one */
+#define FEW_ROWS 16
+#else
+#define STREAMS 1
+#define FEW_ROWS 0
+#endif
 #define FETCHES (LANES < 8 ? LANES : 8) /* of a block */
 #define IN_MEMORY(v) __asm__("" : "+m"(v))
 #define ROWS_AT_ONCE 128 /* rows of activations that share unpacked weights */
 #define AMX_ROWS_AT_ONCE 256 /* the same with AMX */
 #define AMX_TILES_AT_ONCE 32  /* of whose outputs some groups at a time are added; divisible by TILES */
+#define AMX_ROWS_IN_ORDER 32  /* with so few, activations fit into the second cache, and tiles are read in order */
 
 /* A group of activations: `planes` times 32 bytes, a float scale, then for each half the sum of its integers
  * as needed by the type: times minus the offset as an integer, or as a float; for types with one scale per
@@ -179,40 +186,77 @@ INLINE void add_group(const int type, const int form, const int tiles, const gro
         add_row(type, planes, tiles, g, x, y);
 }
 
+/* Bytes of a row, or with TILED of a tile, that are loaded in advance: there also a block, which is not read in order. */
+INLINE int ahead(const int type) {
+    return !TILED ? 256 : 1024 + (block_vectors(type) == 16 ? TILE_ROWS * block_bytes(type) : 0);
+}
+
 /* Begins to load so many bytes, some of which may be behind the end of the weights. */
 INLINE void fetch(const uint8_t *p, const int bytes_count) {
     UNROLL(16)
     for (int line = 0; line < bytes_count; line += 64) prefetch_once(p + line);
 }
 
-/* What is loaded while a tile is computed: the next tile, `next`, in order; and the first tile of a thread,
- * which has not been loaded, some bytes ahead in each row. The hardware does not foresee rows of tiles. */
-typedef struct { const uint8_t *next; int first; } foresight;
-
-INLINE void foresee(foresight *f, const uint8_t *p, ptrdiff_t stride, const int rows, const int row_bytes) {
-    fetch(f->next, rows * row_bytes);
-    f->next += rows * row_bytes;
-    if (f->first)
-        for (int l = 0; l < rows; l++) fetch(p + l * stride + AHEAD, row_bytes);
+/* The first block of LANES outputs from `out` on, with TILED a multiple of LANES. */
+INLINE block_place block_of(const job *j, int out) {
+    const int first = TILED ? out / TILE_ROWS * TILE_ROWS : out;
+    return (block_place){j->weight + first * j->row_bytes, TILED ? out - first : j->row_bytes};
 }
 
-/* The eight groups of 256 elements, from group `index` on. */
-INLINE void add_block(const int type, const int form, const int tiles, const uint8_t *p, ptrdiff_t stride,
-                      int index, const tile_rows *to, foresight *f) {
-    const int share = LANES / FETCHES * tiles, row_bytes = 256 / (16 * block_vectors(type)) * block_bytes(type);
+/* What is loaded while a tile is computed. Rows: the next tile, `p`, in order; and the first tile of a thread, which has
+ * not been loaded (`is_first`), some bytes ahead in each row. The hardware does not foresee rows of tiles. TILED: the
+ * same tile from p on, in advance; after so many bytes, `left`, the beginning of the tile `next`. */
+typedef struct { const uint8_t *p, *next; ptrdiff_t left; int is_first; } foresight;
+
+/* `tiles` adjacent tiles at their next blocks; the results are added to y [row][tiles * LANES]. */
+typedef struct { block_place at[TILES]; foresight f[TILES]; float *y; } column;
+
+/* Columns that have a tile of TILE_ROWS rows in common; the loads are begun with the first of them. */
+INLINE int columns_of_tile(const int tiles) { return tiles * LANES < TILE_ROWS ? TILE_ROWS / (tiles * LANES) : 1; }
+
+/* With the blocks of `rows` rows, from `row` on, of a column; with TILED, of each of its tiles. */
+INLINE void foresee(const int type, column *c, const int tiles, const int row, const int rows, const int row_bytes) {
+    if (TILED) {
+        UNROLL(2)
+        for (int t = 0; t < tiles; t++) {
+            foresight *const f = c->f + t;
+            if (first_lane(c->at + t)) continue;
+            fetch(f->p, rows * row_bytes);
+            f->p += rows * row_bytes;
+            f->left -= rows * row_bytes;
+            if (f->left <= 0) f->p = f->next, f->left = PTRDIFF_MAX;
+        }
+        return;
+    }
+    fetch(c->f->p, rows * row_bytes);
+    c->f->p += rows * row_bytes;
+    if (c->f->is_first)
+        for (int l = row; l < row + rows; l++) fetch(c->at->p + l * c->at->step + ahead(type), row_bytes);
+}
+
+INLINE void next_block(column *c, const int tiles, const int block_bytes_count) {
+    UNROLL(2)
+    for (int t = 0; t < tiles; t++) c->at[t].p += ADJACENT_ROWS * block_bytes_count;
+}
+
+/* The eight groups of 256 elements, from group `index` on. turns[k]: the column whose blocks are loaded with group k. */
+INLINE void add_block(const int type, const int form, const int tiles, column *c, column *const *turns, int index,
+                      const tile_rows *to) {
+    const int share = LANES / FETCHES * (TILED && LANES == TILE_ROWS ? 1 : tiles), row_bytes = 256 / (16 * block_vectors(type)) * block_bytes(type);
     block b[TILES];
     group g[TILES];
     UNROLL(2)
-    for (int t = 0; t < tiles; t++) begin_block(type, p + t * LANES * stride, stride, b + t);
+    for (int t = 0; t < tiles; t++) begin_block(type, c->at + t, b + t);
     UNROLL(8)
     for (int k = 0; k < 8; k++) {
         /* A share of the block's rows with each group, as many loads at once delay those behind them. */
-        if (k % (8 / FETCHES) == 0) foresee(f, p + k / (8 / FETCHES) * share * stride, stride, share, row_bytes);
+        if (k % (8 / FETCHES) == 0) foresee(type, turns[k], tiles, k / (8 / FETCHES) * share, share, row_bytes);
         UNROLL(2)
-        for (int t = 0; t < tiles; t++) block_group(type, p + t * LANES * stride, stride, k, b + t, g + t);
+        for (int t = 0; t < tiles; t++) block_group(type, c->at + t, k, b + t, g + t);
         IN_MEMORY(b); /* or gcc has too few registers for the loop over rows */
         add_group(type, form, tiles, g, index + nth_group(type, k), to);
     }
+    next_block(c, tiles, row_bytes);
 }
 
 #if HAS_AMX
@@ -221,29 +265,33 @@ INLINE void add_block(const int type, const int form, const int tiles, const uin
  * registers than there are. */
 typedef struct {
     int type, planes;
-    void (*unpack)(const uint8_t *p, const uint8_t *next, ptrdiff_t stride, int count, amx_group *to);
-    void (*rows)(const amx_group *g, int count, const uint8_t *x, float *y, ptrdiff_t y_stride);
+    void (*rows)(const amx_group *g, int count, const uint8_t *x, float *y, ptrdiff_t y_stride, amx_foresight *f);
     void (*rest)(const amx_group *g, int count, const uint8_t *x, int rows, float *y, ptrdiff_t y_stride);
-    void (*pairs)(amx_group (*g)[AMX_GROUPS], const uint8_t *x, ptrdiff_t x_stride, int full, float *y);
+    void (*pairs)(amx_group (*g)[AMX_GROUPS], const uint8_t *x, ptrdiff_t x_stride, int full, float *y,
+                  amx_foresight *f);
 } amx_product;
 
-/* `count` groups of LANES outputs, at most AMX_GROUPS, of rows `stride` apart. `next`: those that are unpacked some
- * time later, whose loads begin. */
-INLINE void unpack_for_amx(const int type, const uint8_t *p, const uint8_t *next, ptrdiff_t stride, int count,
-                           amx_group *to) {
+typedef void (*amx_unpack)(const block_place *at, const block_place *next, int count, amx_group *to);
+
+/* `count` groups of LANES outputs, at most AMX_GROUPS. `next`: those that are unpacked some time later, whose loads
+ * begin; with TILED, products do that. */
+INLINE void unpack_for_amx(const int type, const block_place *at, const block_place *next, int count, amx_group *to) {
     const int in_block = block_groups(type) == 8 && count == AMX_GROUPS;
     const amx_codes table = amx_codes_of(code_offset(type));
     block b;
     group g;
-    if (in_block) begin_block(type, p, stride, &b);
+    if (in_block) begin_block(type, at, &b);
     UNROLL(8)
     for (int k = 0; k < AMX_GROUPS; k++) {
         if (k == count) break;
         UNROLL(2)
-        for (int l = 0; l < LANES / AMX_GROUPS; l++)
-            fetch(next + (k * (LANES / AMX_GROUPS) + l) * stride, amx_block_bytes(type));
-        if (in_block) block_group(type, p, stride, k, &b, &g);
-        else if (block_vectors(type) < 16) simple_group(type, p + k * block_bytes(type), stride, &g);
+        for (int l = 0; l < LANES / AMX_GROUPS && !TILED; l++)
+            fetch(next->p + (k * (LANES / AMX_GROUPS) + l) * next->step, amx_block_bytes(type));
+        if (in_block) block_group(type, at, k, &b, &g);
+        else if (block_vectors(type) < 16) {
+            const block_place kth = {at->p + ADJACENT_ROWS * k * block_bytes(type), at->step};
+            simple_group(type, &kth, &g);
+        }
         IN_MEMORY(b);
         amx_group_of(type, &table, &g, to + k);
     }
@@ -251,15 +299,15 @@ INLINE void unpack_for_amx(const int type, const uint8_t *p, const uint8_t *next
 
 /* `count` groups from `begin` on of `tiles` adjacent tiles, unpacked in g, for `rows` rows at x: added to y. */
 INLINE void add_amx_groups(const amx_product *how, int tiles, amx_group (*g)[AMX_GROUPS], int begin, int count,
-                           int groups, const uint8_t *x, int rows, float *y) {
+                           int groups, const uint8_t *x, int rows, float *y, amx_foresight *f) {
     const int width = tiles * LANES, full = rows / AMX_ROWS, rest = rows % AMX_ROWS;
     const ptrdiff_t row_bytes = amx_row_bytes(how->planes), apart = groups * AMX_ROWS * row_bytes;
     const uint8_t *const at = x + begin * AMX_ROWS * row_bytes;
-    if (has_amx_pairs(how->type, how->planes) && count == AMX_GROUPS && tiles == 2) how->pairs(g, at, apart, full, y);
+    if (has_amx_pairs(how->type, how->planes) && count == AMX_GROUPS && tiles == 2) how->pairs(g, at, apart, full, y, f);
     else
         for (int i = 0; i < full; i++)
             for (int t = 0; t < tiles; t++)
-                how->rows(g[t], count, at + i * apart, y + i * AMX_ROWS * width + t * LANES, width);
+                how->rows(g[t], count, at + i * apart, y + i * AMX_ROWS * width + t * LANES, width, f);
     if (!rest) return;
     begin_amx(how->type, rest);
     for (int t = 0; t < tiles; t++)
@@ -271,25 +319,31 @@ INLINE void add_amx_groups(const amx_product *how, int tiles, amx_group (*g)[AMX
 /* Outputs begin .. end - 1, at most AMX_TILES_AT_ONCE tiles, for `rows` rows, at most AMX_ROWS_AT_ONCE, from `row` on.
  * AMX_GROUPS groups of all of them at a time, so that weights are unpacked once for all rows, while the groups of the
  * activations stay in the second cache. `next`: the output that is computed afterwards. */
-static void add_amx_outs(const amx_product *how, int tiles, const job *j, int begin, int end, int row, int rows,
-                         int next) {
+static void add_amx_outs(const amx_product *how, amx_unpack unpack, int tiles, const job *j, int begin, int end, int row,
+                         int rows, int next) {
     const int groups = j->elements / GROUP, width = tiles * LANES;
     const uint8_t *const x = (const uint8_t *)j->x + (ptrdiff_t)row * groups * amx_row_bytes(how->planes);
     float y[AMX_TILES_AT_ONCE * LANES * AMX_ROWS_AT_ONCE] __attribute__((aligned(64)));
     amx_group g[TILES][AMX_GROUPS];
     memset(y, 0, (size_t)rows * ((end - begin + width - 1) / width * width) * sizeof *y);
+    const int lines = TILED ? LANES * amx_block_bytes(how->type) / 64 + 1 : 0, turns = rows / AMX_ROWS * AMX_GROUPS;
     for (int group = 0; group < groups; group += AMX_GROUPS) {
         const int count = groups - group < AMX_GROUPS ? groups - group : AMX_GROUPS;
-        const uint8_t *const at = j->weight + group / AMX_GROUPS * amx_block_bytes(how->type);
+        const ptrdiff_t offset = (ptrdiff_t)ADJACENT_ROWS * (group / AMX_GROUPS) * amx_block_bytes(how->type);
+        const ptrdiff_t following = offset + ADJACENT_ROWS * amx_block_bytes(how->type);
         for (int out = begin; out < end; out += width) {
             /* The last tile ends with the last output. */
             const int first = out + width <= j->outs ? out : j->outs - width, last = out + width >= end;
             const int more = group + AMX_GROUPS < groups, then = !last ? out + width : more ? begin : next;
-            const uint8_t *const following = last ? more ? at + amx_block_bytes(how->type) : j->weight : at;
-            for (int t = 0; t < tiles; t++)
-                how->unpack(at + (first + t * LANES) * j->row_bytes, following + (then + t * LANES) * j->row_bytes,
-                            j->row_bytes, count, g[t]);
-            add_amx_groups(how, tiles, g, group, count, groups, x, rows, y + (out - begin) * rows);
+            amx_foresight f = {.lines = lines, .each = (lines + turns) / (turns + 1)};
+            for (int t = 0; t < tiles; t++) {
+                block_place at = block_of(j, first + t * LANES), behind = block_of(j, then + t * LANES);
+                at.p += offset;
+                behind.p += !last ? offset : more ? following : 0;
+                unpack(&at, &behind, count, g[t]);
+                f.p[t] = f.p[1] = behind.p;
+            }
+            add_amx_groups(how, tiles, g, group, count, groups, x, rows, y + (out - begin) * rows, &f);
         }
     }
     for (int r = 0; r < rows; r++)
@@ -301,17 +355,17 @@ static void add_amx_outs(const amx_product *how, int tiles, const job *j, int be
 }
 
 /* As integer_part. */
-static void amx_part(const amx_product *how, const job *j, int index, int next) {
+static void amx_part(const amx_product *how, amx_unpack unpack, const job *j, int index, int next) {
     const int begin = index * j->outs_at_once, tiles = j->outs < TILES * LANES ? 1 : TILES;
     const int end = begin + j->outs_at_once < j->outs ? begin + j->outs_at_once : j->outs;
-    const int at_once = AMX_TILES_AT_ONCE * LANES;
+    const int at_once = TILED && j->rows <= AMX_ROWS_IN_ORDER ? tiles * LANES : AMX_TILES_AT_ONCE * LANES;
     begin_amx(how->type, 0);
     for (int row = 0; row < j->rows; row += AMX_ROWS_AT_ONCE) {
         const int rows = j->rows - row < AMX_ROWS_AT_ONCE ? j->rows - row : AMX_ROWS_AT_ONCE;
         const int behind = row + rows < j->rows || next < 0 ? begin : next * j->outs_at_once;
         for (int out = begin; out < end; out += at_once) {
             const int then = out + at_once < end ? out + at_once : behind;
-            add_amx_outs(how, tiles, j, out, out + at_once < end ? out + at_once : end, row, rows, then);
+            add_amx_outs(how, unpack, tiles, j, out, out + at_once < end ? out + at_once : end, row, rows, then);
         }
     }
     end_amx();
@@ -319,108 +373,157 @@ static void amx_part(const amx_product *how, const job *j, int index, int next) 
 
 #define DEFINE_AMX_PLANES(type, planes)                                                                             \
     static __attribute__((noinline)) void type##_amx_rows_##planes(const amx_group *g, int count, const uint8_t *x, \
-                                                                   float *y, ptrdiff_t y_stride) {                  \
-        add_amx_rows(type, planes, g, count, x, y, y_stride);                                                       \
+                                                                   float *y, ptrdiff_t y_stride, amx_foresight *f) { \
+        add_amx_rows(type, planes, g, count, x, y, y_stride, f);                                                    \
     }                                                                                                               \
     static __attribute__((noinline)) void type##_amx_rest_##planes(const amx_group *g, int count, const uint8_t *x, \
                                                                    int rows, float *y, ptrdiff_t y_stride) {        \
         add_amx_rest(type, planes, g, count, x, rows, y, y_stride);                                                 \
     }                                                                                                               \
     static __attribute__((noinline)) void type##_amx_pairs_##planes(amx_group (*g)[AMX_GROUPS], const uint8_t *x,   \
-                                                                    ptrdiff_t x_stride, int full, float *y) {       \
-        if (has_amx_pairs(type, planes)) add_amx_pairs(type, planes, g, x, x_stride, full, y);                      \
+                                                                    ptrdiff_t x_stride, int full, float *y,         \
+                                                                    amx_foresight *f) {                             \
+        if (has_amx_pairs(type, planes)) add_amx_pairs(type, planes, g, x, x_stride, full, y, f);                   \
     }                                                                                                               \
     static const amx_product type##_amx_##planes = {                                                                \
-        type, planes, type##_unpack_for_amx, type##_amx_rows_##planes, type##_amx_rest_##planes,                    \
-        type##_amx_pairs_##planes};
-#define DEFINE_AMX(type)                                                                                         \
-    static __attribute__((noinline)) void type##_unpack_for_amx(const uint8_t *p, const uint8_t *next,           \
-                                                                ptrdiff_t stride, int count, amx_group *to) {    \
-        unpack_for_amx(type, p, next, stride, count, to);                                                        \
-    }                                                                                                            \
-    DEFINE_AMX_PLANES(type, 1)                                                                                   \
+        type, planes, type##_amx_rows_##planes, type##_amx_rest_##planes, type##_amx_pairs_##planes};
+#define DEFINE_UNPACK(type)                                                                                     \
+    static __attribute__((noinline)) void type##_unpack_for_amx(const block_place *at, const block_place *next, \
+                                                                int count, amx_group *to) {                     \
+        unpack_for_amx(type, at, next, count, to);                                                              \
+    }
+#define UNPACK(type) type##_unpack_for_amx
+#if TILED /* which has the products of rows */
+#define DEFINE_AMX(type) DEFINE_UNPACK(type)
+#define AMX_PRODUCTS(type) {0}
+#else
+#define DEFINE_AMX(type)       \
+    DEFINE_UNPACK(type)        \
+    DEFINE_AMX_PLANES(type, 1) \
     DEFINE_AMX_PLANES(type, 2)
-#define AMX_PRODUCT(type, planes) &type##_amx_##planes
+#define AMX_PRODUCTS(type) {&type##_amx_1, &type##_amx_2}
+#endif
 
 #else
 
 typedef struct amx_product amx_product;
+typedef void (*amx_unpack)(void);
 #define DEFINE_AMX(type)
-#define AMX_PRODUCT(type, planes) NULL
-INLINE void amx_part(const amx_product *how, const job *j, int index, int next) {
-    (void)how, (void)j, (void)index, (void)next;
+#define UNPACK(type) NULL
+#define AMX_PRODUCTS(type) {0}
+INLINE void amx_part(const amx_product *how, amx_unpack unpack, const job *j, int index, int next) {
+    (void)how, (void)unpack, (void)j, (void)index, (void)next;
 }
 
 #endif
 
-/* `tiles` times LANES outputs, from rows `stride` apart at p on. */
-INLINE void add_tile(const int type, const int form, const int tiles, const uint8_t *p, ptrdiff_t stride,
-                     int elements, foresight f, const tile_rows *to) {
+/* The outputs of some columns, whose blocks are read in turn. */
+INLINE void add_columns(const int type, const int form, const int tiles, column *all, int count, int elements,
+                        const tile_rows *to) {
     const int groups = elements / GROUP, at_once = block_groups(type);
+    const int apart = TILED ? columns_of_tile(tiles) : 1;
+    column *turns[8];
     int i = 0;
-    if (f.first)
-        for (int l = 0; l < tiles * LANES; l++) fetch(p + l * stride, AHEAD);
+    for (int k = 0; k < 8; k++) turns[k] = all + k / (8 / FETCHES) * apart % count;
     if (at_once == 8)
-        for (; i + 8 <= groups; i += 8, p += 256 / (16 * block_vectors(type)) * block_bytes(type))
-            add_block(type, form, tiles, p, stride, i, to, &f);
+        for (; i + 8 <= groups; i += 8)
+            for (column *c = all; c < all + count; c++) {
+                const tile_rows of = {to->x, to->rows, c->y};
+                add_block(type, form, tiles, c, turns, i, &of);
+            }
     if (block_vectors(type) == 16) return;
-    for (; i < groups; i++, p += block_bytes(type)) {
-        group g[TILES];
-        foresee(&f, p, stride, tiles * LANES, block_bytes(type));
-        UNROLL(2)
-        for (int t = 0; t < tiles; t++) simple_group(type, p + t * LANES * stride, stride, g + t);
-        add_group(type, form, tiles, g, i, to);
+    for (; i < groups; i++)
+        for (column *c = all; c < all + count; c++) {
+            const tile_rows of = {to->x, to->rows, c->y};
+            group g[TILES];
+            foresee(type, c, tiles, 0, TILED ? TILE_ROWS : tiles * LANES, block_bytes(type));
+            UNROLL(2)
+            for (int t = 0; t < tiles; t++) simple_group(type, c->at + t, g + t);
+            add_group(type, form, tiles, g, i, &of);
+            next_block(c, tiles, block_bytes(type));
+        }
+}
+
+/* A column of the outputs from `out` on, whose first blocks are loaded already if `foreseen`; then that of `next`. */
+INLINE void begin_column(const int type, const int tiles, const job *j, int out, int next, int foreseen, column *c) {
+    const ptrdiff_t tile_bytes = TILE_ROWS * j->row_bytes;
+    UNROLL(2)
+    for (int t = 0; t < tiles; t++) {
+        foresight *const f = c->f + t;
+        c->at[t] = block_of(j, out + t * LANES);
+        f->is_first = !foreseen;
+        f->next = block_of(j, next + t * LANES).p;
+        f->left = tile_bytes - ahead(type);
+        f->p = !TILED || f->left <= 0 ? f->next : c->at[t].p + ahead(type);
+        if (TILED && !foreseen && !first_lane(c->at + t)) fetch(c->at[t].p, ahead(type));
     }
+    if (!TILED && !foreseen)
+        for (int l = 0; l < tiles * LANES; l++) fetch(c->at->p + l * c->at->step, ahead(type));
 }
 
 /* Outputs from `index` * outs_at_once on, a multiple of tiles * LANES, of at least so many in all. */
 INLINE void integer_part(const int type, const int form, const int tiles, const job *j, int index, int next,
                          int foreseen) {
-    const int begin = index * j->outs_at_once, width = tiles * LANES;
+    enum { most = STREAMS * TILE_ROWS / LANES }; /* columns */
+    const int begin = index * j->outs_at_once, width = tiles * LANES, last = j->outs - width;
     const int end = begin + j->outs_at_once < j->outs ? begin + j->outs_at_once : j->outs;
-    float y[ROWS_AT_ONCE * TILES * LANES] __attribute__((aligned(64)));
+    const int columns = TILED && j->rows <= FEW_ROWS ? most / tiles : 1, step = columns * width;
+    float y[(TILED && most * FEW_ROWS > TILES * ROWS_AT_ONCE ? most * FEW_ROWS : TILES * ROWS_AT_ONCE) * LANES]
+        __attribute__((aligned(64)));
+    column all[TILED ? most : 1];
     for (int row = 0; row < j->rows; row += ROWS_AT_ONCE) {
         const int rows = j->rows - row < ROWS_AT_ONCE ? j->rows - row : ROWS_AT_ONCE;
         const ptrdiff_t row_bytes = (ptrdiff_t)(j->elements / GROUP) * form_bytes(form);
         const tile_rows to = {(const uint8_t *)j->x + row * row_bytes, rows, y};
-        const int behind = row + rows < j->rows ? begin : next < 0 ? end - 1 : next * j->outs_at_once;
-        for (int out = begin; out < end; out += width) {
+        const int behind = row + rows < j->rows || next < 0 ? begin : next * j->outs_at_once;
+        for (int out = begin; out < end; out += step) {
+            const int count = end - out < step ? (end - out + width - 1) / width : columns;
             /* The last tile ends with the last output; it stores only those after the other tiles. */
-            const int first = out + width <= j->outs ? out : j->outs - width, skipped = out - first;
-            const int then = out + width < end ? out + width : behind;
-            const uint8_t *const p = j->weight + first * j->row_bytes;
-            const foresight f = {j->weight + then * j->row_bytes, out == begin && !row && !foreseen};
-            memset(y, 0, (size_t)rows * width * sizeof *y);
-            add_tile(type, form, tiles, p, j->row_bytes, j->elements, f, &to);
-            for (int r = 0; r < rows; r++)
-                memcpy(results_of(j, row + r) + out, y + r * width + skipped,
-                       (width - skipped) * sizeof *y);
+            for (int c = 0; c < count; c++) {
+                const int own = out + c * width, then = own + step < end ? own + step : behind + c * width;
+                begin_column(type, tiles, j, own < last ? own : last, then < last ? then : last,
+                             foreseen || row || out > begin, all + c);
+                all[c].y = y + c * rows * width;
+            }
+            memset(y, 0, (size_t)count * rows * width * sizeof *y);
+            add_columns(type, form, tiles, all, count, j->elements, &to);
+            for (int c = 0; c < count; c++) {
+                const int own = out + c * width, skipped = own < last ? 0 : own - last;
+                for (int r = 0; r < rows; r++)
+                    memcpy(results_of(j, row + r) + own, all[c].y + r * width + skipped, (width - skipped) * sizeof *y);
+            }
         }
     }
 }
 
-typedef struct { part fine, fast; } integer_product;
+typedef struct {
+    part fine, fast;
+    const amx_product *amx[2]; /* with one plane, and with two */
+} integer_product;
 
-/* The integer kernels of a type; `fine` is NULL if it has none. The second function has those of integers_rarer.c. */
+/* The integer kernels of a type; `fine` is NULL if it has none. The second function has those of integers_rarer.c, the
+ * third those of integers_tiled.c, for weights in tiles. */
 integer_product integer_product_of(int type);
 integer_product rarer_integer_product(int type);
+integer_product tiled_integer_product(int type);
 
-#define MEMORY_BOUND 3 /* rows; with so few, one tile at a time, because the innermost cache holds the next one too */
-#define DEFINE_PART(name, type, planes, tiles)                                                 \
-    static void name(const job *j, int index, int next, int foreseen) {                        \
-        const int form = form_of(type, planes, j->rows), few = j->rows <= MEMORY_BOUND;        \
-        if (is_amx(form)) amx_part(AMX_PRODUCT(type, planes), j, index, next);                 \
-        else if (form == WIDE && few) integer_part(type, WIDE, 1, j, index, next, foreseen);   \
-        else if (form == WIDE) integer_part(type, WIDE, TILES, j, index, next, foreseen);      \
-        else if (tiles > 1 && !few && j->outs >= tiles * LANES)                                \
-            integer_part(type, planes, tiles, j, index, next, foreseen);                       \
-        else integer_part(type, planes, 1, j, index, next, foreseen);                          \
+/* Rows; with so few, one tile at a time, because the innermost cache holds the next one too. */
+#define MEMORY_BOUND 3
+#define DEFINE_PART(name, type, planes, tiles)                                                                  \
+    static void name(const job *j, int index, int next, int foreseen) {                                         \
+        const int form = form_of(type, planes, j->rows), few = j->rows <= MEMORY_BOUND;                         \
+        if (is_amx(form)) amx_part(integer_product_of(type).amx[planes - 1], UNPACK(type), j, index, next);     \
+        else if (form == WIDE && few) integer_part(type, WIDE, 1, j, index, next, foreseen);                    \
+        else if (form == WIDE) integer_part(type, WIDE, TILES, j, index, next, foreseen);                       \
+        else if (tiles > 1 && !few && j->outs >= tiles * LANES)                                                 \
+            integer_part(type, planes, tiles, j, index, next, foreseen);                                        \
+        else integer_part(type, planes, 1, j, index, next, foreseen);                                           \
     }
 #define DEFINE_INTEGER(type, tiles)          \
     DEFINE_AMX(type)                         \
     DEFINE_PART(type##_fine, type, 2, tiles) \
     DEFINE_PART(type##_fast, type, 1, tiles)
-#define INTEGER(type) [type] = {type##_fine, type##_fast}
+#define INTEGER(type) [type] = {type##_fine, type##_fast, AMX_PRODUCTS(type)}
 
 #endif /* LANES */
 #endif

@@ -84,8 +84,8 @@ INLINE void dots(const int largest, const int tiles, const bytes *const *w, cons
     for (int t = 0; t < tiles; t++) sum[t] = (ints)_mm512_add_epi32(first[t], second[t]);
 }
 
-/* Four bytes at p of each row; by quarters, because insertions wait for each other. */
-INLINE ints ints_at(const uint8_t *p, ptrdiff_t stride) {
+/* Four bytes at p of each of rows `stride` apart; by quarters, because insertions wait for each other. */
+INLINE ints ints_of_rows(const uint8_t *p, ptrdiff_t stride) {
     const __m128i a = four_ints(p, stride), b = four_ints(p + 4 * stride, stride);
     const __m128i c = four_ints(p + 8 * stride, stride), d = four_ints(p + 12 * stride, stride);
     const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1);
@@ -214,7 +214,7 @@ INLINE void dots(const int largest, const int tiles, const bytes *const *w, cons
     to[0] = (ints)sum;
 }
 
-INLINE ints ints_at(const uint8_t *p, ptrdiff_t stride) {
+INLINE ints ints_of_rows(const uint8_t *p, ptrdiff_t stride) {
     const __m128i low = four_ints(p, stride), high = four_ints(p + 4 * stride, stride);
     return (ints)_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
 }
@@ -273,7 +273,7 @@ INLINE void dots(const int largest, const int tiles, const bytes *const *w, cons
         sum[0] = (ints)vdotq_s32((int32x4_t)sum[0], (int8x16_t)w[0][i], (int8x16_t)vdupq_n_s32(int_at(x + 4 * i)));
 }
 
-INLINE ints ints_at(const uint8_t *p, ptrdiff_t stride) {
+INLINE ints ints_of_rows(const uint8_t *p, ptrdiff_t stride) {
     return (ints){int_at(p), int_at(p + stride), int_at(p + 2 * stride), int_at(p + 3 * stride)};
 }
 
@@ -314,8 +314,8 @@ INLINE void i_store_bytes(uint8_t *p, ints i) {
 /* The upper half of each lane of a, then the lower half of that of b. */
 INLINE bytes join_halves(bytes a, bytes b) { return (bytes)(((ints)a >> 16 & 0xffff) | (ints)b << 16); }
 
-/* Two bytes at p of each row. */
-INLINE ints shorts_at(const uint8_t *p, ptrdiff_t stride) {
+/* Two bytes at p of each of rows `stride` apart. */
+INLINE ints shorts_of_rows(const uint8_t *p, ptrdiff_t stride) {
     ints i;
     UNROLL(16)
     for (int l = 0; l < LANES; l++) {
@@ -325,8 +325,6 @@ INLINE ints shorts_at(const uint8_t *p, ptrdiff_t stride) {
     }
     return i;
 }
-/* The float16 at p of each row. */
-INLINE floats halves_at(const uint8_t *p, ptrdiff_t stride) { return f_halves(shorts_at(p, stride)); }
 
 /* Unsigned and signed byte `which` of each lane. */
 INLINE ints byte_of(bytes b, const int which) { return ((ints)b >> 8 * which) & 255; }

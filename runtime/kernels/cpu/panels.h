@@ -8,7 +8,7 @@
 #include "jobs.h"
 
 #define STEPS 32      /* vectors of a row expanded at a time; divisible by those of a block */
-#define TILE_ROWS 128 /* rows that use them; divisible by ROWS_TILE */
+#define PANEL_ROWS 128 /* rows that use them; divisible by ROWS_TILE */
 #define TILE_OUTS 24  /* outputs of a part; divisible by OUTS_TILE */
 
 /* The number of vectors of a row, with the last block padded. */
@@ -129,12 +129,12 @@ INLINE void expand_panel(const int type, const job *j, int out, int vector, int 
     }
 }
 
-/* Outputs from `begin` on for `rows` rows, at most TILE_ROWS, from `row` on. `then`: the output computed next. */
+/* Outputs from `begin` on for `rows` rows, at most PANEL_ROWS, from `row` on. `then`: the output computed next. */
 INLINE void panel_tile(const int type, const job *j, int begin, int outs, int row, int rows, int then) {
     const int panels = (outs + OUTS_TILE - 1) / OUTS_TILE, vectors = row_vectors(type, j->elements);
     const int bytes = STEPS / block_vectors(type) * block_bytes(type);
     float w[STEPS * OUTS_TILE * 16] __attribute__((aligned(64)));
-    float sums[TILE_OUTS / OUTS_TILE][TILE_ROWS * OUTS_TILE * 16] __attribute__((aligned(64)));
+    float sums[TILE_OUTS / OUTS_TILE][PANEL_ROWS * OUTS_TILE * 16] __attribute__((aligned(64)));
     for (int vector = 0; vector < vectors; vector += STEPS) {
         const int steps = vectors - vector < STEPS ? vectors - vector : STEPS;
         const float *const x = (const float *)j->x + ((ptrdiff_t)vector * j->rows + (ptrdiff_t)row * steps) * 16;
@@ -158,9 +158,9 @@ INLINE void panel_tile(const int type, const job *j, int begin, int outs, int ro
 
 INLINE void many_rows(const int type, const job *j, int index, int next) {
     const int begin = index * TILE_OUTS, outs = j->outs - begin < TILE_OUTS ? j->outs - begin : TILE_OUTS;
-    for (int row = 0; row < j->rows; row += TILE_ROWS) {
-        const int left = j->rows - row, then = left > TILE_ROWS || next < 0 ? begin : next * TILE_OUTS;
-        panel_tile(type, j, begin, outs, row, left < TILE_ROWS ? left : TILE_ROWS, then);
+    for (int row = 0; row < j->rows; row += PANEL_ROWS) {
+        const int left = j->rows - row, then = left > PANEL_ROWS || next < 0 ? begin : next * TILE_OUTS;
+        panel_tile(type, j, begin, outs, row, left < PANEL_ROWS ? left : PANEL_ROWS, then);
     }
 }
 

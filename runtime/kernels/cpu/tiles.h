@@ -3,7 +3,7 @@
 #define CARAVAN_TILES_H
 
 #include "blocks.h"
-#include "lanes.h"
+#include "fields.h"
 
 #ifdef LANES
 
@@ -47,9 +47,9 @@ INLINE int group_scales(const int type) { return type == Q2_K || type == Q3_K ||
 typedef struct { bytes w[8]; floats scale[2], base[2]; } group;
 
 /* Nibbles of 16 bytes of each row: first the low ones. */
-INLINE void nibbles_tile(const uint8_t *p, ptrdiff_t stride, bytes *w) {
+INLINE void nibbles_tile(const block_place *at, const int offset, bytes *w) {
     bytes q[4];
-    transpose(p, stride, q);
+    words_at(at, offset, q);
     UNROLL(4)
     for (int i = 0; i < 4; i++) {
         w[i] = q[i] & 15;
@@ -63,26 +63,27 @@ INLINE void add_fifth_bits(ints bits, bytes *w) {
     for (int i = 0; i < 8; i++) w[i] |= bits_of((bytes)bits, i) & 16;
 }
 
-INLINE void codes_tile(const int8_t *codes, int offset, const uint8_t *p, ptrdiff_t stride, bytes *w) {
+/* Nibbles as indices into `codes`, which are moved by `moved`. */
+INLINE void codes_tile(const int8_t *codes, int moved, const block_place *at, const int offset, bytes *w) {
     uint8_t table[16];
-    for (int i = 0; i < 16; i++) table[i] = (uint8_t)(codes[i] + offset);
-    nibbles_tile(p, stride, w);
+    for (int i = 0; i < 16; i++) table[i] = (uint8_t)(codes[i] + moved);
+    nibbles_tile(at, offset, w);
     UNROLL(8)
     for (int i = 0; i < 8; i++) w[i] = look_up(table, w[i]);
 }
 
 /* power_at of each row. */
-INLINE floats powers_at(const uint8_t *p, ptrdiff_t stride) {
-    const ints e = ints_at(p, stride) & 255, small = e < 2;
+INLINE floats powers_at(const block_place *at) {
+    const ints e = first_bytes(at), small = e < 2;
     return (floats)((small & (e + 1) << 21) | (~small & (e - 1) << 23));
 }
 
 /* As codes_tile for MXFP4, but with elements 2k and 2k + 1 in byte k. */
-INLINE void pairs_tile(const uint8_t *p, ptrdiff_t stride, bytes *w) {
+INLINE void pairs_tile(const block_place *at, const int offset, bytes *w) {
     uint8_t table[16];
     bytes q[4];
     for (int i = 0; i < 16; i++) table[i] = (uint8_t)(E2M1[i] + code_offset(MXFP4_PAIRS));
-    transpose(p, stride, q);
+    words_at(at, offset, q);
     UNROLL(4)
     for (int i = 0; i < 4; i++)
         UNROLL(2)
@@ -95,50 +96,50 @@ INLINE void pairs_tile(const uint8_t *p, ptrdiff_t stride, bytes *w) {
 }
 
 /* A block of 32 elements. */
-INLINE void simple_group(const int type, const uint8_t *p, ptrdiff_t stride, group *g) {
+INLINE void simple_group(const int type, const block_place *at, group *g) {
     switch (type) {
     case Q4_0:
-        g->scale[0] = halves_at(p, stride);
-        nibbles_tile(p + 2, stride, g->w);
+        g->scale[0] = halves_at(at, 0);
+        nibbles_tile(at, 2, g->w);
         break;
     case Q4_1: case Q5_1: {
-        const ints both = ints_at(p, stride);
+        const ints both = ints_at(at, 0);
         g->scale[0] = f_halves(both);
         g->base[0] = f_halves((both >> 16) & 0xffff);
-        nibbles_tile(p + (type == Q4_1 ? 4 : 8), stride, g->w);
-        if (type == Q5_1) add_fifth_bits(ints_at(p + 4, stride), g->w);
+        nibbles_tile(at, type == Q4_1 ? 4 : 8, g->w);
+        if (type == Q5_1) add_fifth_bits(ints_at(at, 4), g->w);
         break;
     }
     case Q5_0:
-        g->scale[0] = halves_at(p, stride);
-        nibbles_tile(p + 6, stride, g->w);
-        add_fifth_bits(ints_at(p + 2, stride), g->w);
+        g->scale[0] = halves_at(at, 0);
+        nibbles_tile(at, 6, g->w);
+        add_fifth_bits(ints_at(at, 2), g->w);
         break;
     case Q8_0:
-        g->scale[0] = halves_at(p, stride);
-        transpose(p + 2, stride, g->w);
-        transpose(p + 18, stride, g->w + 4);
+        g->scale[0] = halves_at(at, 0);
+        words_at(at, 2, g->w);
+        words_at(at, 18, g->w + 4);
         UNROLL(8)
         for (int i = 0; i < 8; i++) g->w[i] = from_signed(g->w[i]);
         break;
     case IQ4_NL:
-        g->scale[0] = halves_at(p, stride);
-        codes_tile(NONLINEAR, SIGNED_OFFSET, p + 2, stride, g->w);
+        g->scale[0] = halves_at(at, 0);
+        codes_tile(NONLINEAR, SIGNED_OFFSET, at, 2, g->w);
         break;
     case MXFP4:
-        g->scale[0] = powers_at(p, stride);
-        codes_tile(E2M1, code_offset(MXFP4), p + 1, stride, g->w);
+        g->scale[0] = powers_at(at);
+        codes_tile(E2M1, code_offset(MXFP4), at, 1, g->w);
         break;
     default: /* MXFP4_PAIRS */
-        g->scale[0] = powers_at(p, stride);
-        pairs_tile(p + 1, stride, g->w);
+        g->scale[0] = powers_at(at);
+        pairs_tile(at, 1, g->w);
     }
 }
 
 /* Scales and bases of the eight groups of a block of Q4_K or Q5_K. */
-INLINE void k_scales_tile(const uint8_t *p, ptrdiff_t stride, floats *scale, floats *base) {
+INLINE void k_scales_tile(const block_place *at, floats *scale, floats *base) {
     bytes q[4], s[2], m[2];
-    transpose(p, stride, q);
+    words_at(at, 0, q);
     const floats d = f_halves((ints)q[0] & 0xffff), least = -f_halves(((ints)q[0] >> 16) & 0xffff);
     s[0] = q[1] & 0x3f;
     s[1] = (q[3] & 0x0f) | (right(q[1], 2) & 0x30);
@@ -152,10 +153,10 @@ INLINE void k_scales_tile(const uint8_t *p, ptrdiff_t stride, floats *scale, flo
 }
 
 /* Sixteen scales and bases. */
-INLINE void q2_k_scales_tile(const uint8_t *p, ptrdiff_t stride, floats *scale, floats *base) {
+INLINE void q2_k_scales_tile(const block_place *at, floats *scale, floats *base) {
     bytes q[4];
-    transpose(p, stride, q);
-    const ints both = ints_at(p + 80, stride);
+    words_at(at, 0, q);
+    const ints both = ints_at(at, 80);
     const floats d = f_halves(both & 0xffff), least = -f_halves((both >> 16) & 0xffff);
     UNROLL(16)
     for (int i = 0; i < 16; i++) {
@@ -165,10 +166,10 @@ INLINE void q2_k_scales_tile(const uint8_t *p, ptrdiff_t stride, floats *scale, 
     }
 }
 
-INLINE void q3_k_scales_tile(const uint8_t *p, ptrdiff_t stride, floats *scale) {
-    const bytes a = (bytes)ints_at(p + 96, stride), b = (bytes)ints_at(p + 100, stride);
-    const bytes c = (bytes)ints_at(p + 104, stride);
-    const floats d = halves_at(p + 108, stride);
+INLINE void q3_k_scales_tile(const block_place *at, floats *scale) {
+    const bytes a = (bytes)ints_at(at, 96), b = (bytes)ints_at(at, 100);
+    const bytes c = (bytes)ints_at(at, 104);
+    const floats d = halves_at(at, 108);
     const bytes s[4] = {
         (a & 15) | (left(c, 4) & 0x30), (b & 15) | (left(c, 2) & 0x30),
         (right(a, 4) & 15) | (c & 0x30), (right(b, 4) & 15) | (right(c, 2) & 0x30),
@@ -177,17 +178,17 @@ INLINE void q3_k_scales_tile(const uint8_t *p, ptrdiff_t stride, floats *scale) 
     for (int i = 0; i < 16; i++) scale[i] = d * f_from(byte_of(s[i / 4], i % 4) - 32);
 }
 
-INLINE void q6_k_scales_tile(const uint8_t *p, ptrdiff_t stride, floats *scale) {
+INLINE void q6_k_scales_tile(const block_place *at, floats *scale) {
     bytes q[4];
-    transpose(p + 192, stride, q);
-    const floats d = halves_at(p + 208, stride);
+    words_at(at, 192, q);
+    const floats d = halves_at(at, 208);
     UNROLL(16)
     for (int i = 0; i < 16; i++) scale[i] = d * f_from(signed_byte_of(q[i / 4], i % 4));
 }
 
-INLINE void iq4_xs_scales_tile(const uint8_t *p, ptrdiff_t stride, floats *scale) {
-    const ints first = ints_at(p, stride);
-    const bytes low = (bytes)ints_at(p + 4, stride);
+INLINE void iq4_xs_scales_tile(const block_place *at, floats *scale) {
+    const ints first = ints_at(at, 0);
+    const bytes low = (bytes)ints_at(at, 4);
     const ints high = (first >> 16) & 0xffff;
     const floats d = f_halves(first & 0xffff);
     UNROLL(8)
@@ -197,29 +198,29 @@ INLINE void iq4_xs_scales_tile(const uint8_t *p, ptrdiff_t stride, floats *scale
     }
 }
 
-/* Groups of a tile that are unpacked together: 256 elements at a time, or each by itself. Q4_0 gains nothing with
- * AVX2, which has too few registers. */
+/* Groups of a tile that are unpacked together: 256 elements at a time, or each by itself. Q4_0 gains nothing in
+ * tiles, and nothing with AVX2, which has too few registers. */
 INLINE int block_groups(const int type) {
-    return block_vectors(type) == 16 || (type == Q4_0 && LANES == 16) ? 8 : 1;
+    return block_vectors(type) == 16 || (type == Q4_0 && LANES == 16 && !TILED) ? 8 : 1;
 }
 
 /* What is kept of 256 elements of each of LANES rows while their groups are unpacked. */
 typedef struct { floats scale[16], base[16]; bytes q[8], bits[8]; } block;
 
-INLINE void begin_block(const int type, const uint8_t *p, ptrdiff_t stride, block *b) {
+INLINE void begin_block(const int type, const block_place *at, block *b) {
     switch (type) {
-    case Q4_0: transpose(p, stride, b->q); break;
-    case Q4_K: k_scales_tile(p, stride, b->scale, b->base); break;
-    case Q5_K: k_scales_tile(p, stride, b->scale, b->base); break;
-    case Q2_K: q2_k_scales_tile(p, stride, b->scale, b->base); break;
-    case Q3_K: q3_k_scales_tile(p, stride, b->scale); break;
-    case Q6_K: q6_k_scales_tile(p, stride, b->scale); break;
-    default: iq4_xs_scales_tile(p, stride, b->scale);
+    case Q4_0: words_at(at, 0, b->q); break;
+    case Q4_K: k_scales_tile(at, b->scale, b->base); break;
+    case Q5_K: k_scales_tile(at, b->scale, b->base); break;
+    case Q2_K: q2_k_scales_tile(at, b->scale, b->base); break;
+    case Q3_K: q3_k_scales_tile(at, b->scale); break;
+    case Q6_K: q6_k_scales_tile(at, b->scale); break;
+    default: iq4_xs_scales_tile(at, b->scale);
     }
     if (type == Q5_K || type == Q3_K) {
-        const int at = type == Q5_K ? 16 : 0;
-        transpose(p + at, stride, b->bits);
-        transpose(p + at + 16, stride, b->bits + 4);
+        const int offset = type == Q5_K ? 16 : 0;
+        words_at(at, offset, b->bits);
+        words_at(at, offset + 16, b->bits + 4);
     }
 }
 
@@ -229,10 +230,10 @@ INLINE int nth_group(const int type, const int k) {
 }
 
 /* The k-th of eight groups of 18 bytes: b->q has the words 16 bytes at a time, in turn in its halves. */
-INLINE void q4_0_group(const uint8_t *p, ptrdiff_t stride, const int k, block *b, group *g) {
+INLINE void q4_0_group(const block_place *at, const int k, block *b, group *g) {
     const int first = k / 2 * 9 + k % 2 * 4; /* the word with the scale, in its lower or upper half */
     const ints start = (ints)b->q[first % 8];
-    transpose(p + 16 * (k + 1), stride, b->q + (k + 1) % 2 * 4);
+    words_at(at, 16 * (k + 1), b->q + (k + 1) % 2 * 4);
     g->scale[0] = f_halves(k % 2 ? (start >> 16) & 0xffff : start & 0xffff);
     UNROLL(4)
     for (int n = 0; n < 4; n++) {
@@ -243,16 +244,16 @@ INLINE void q4_0_group(const uint8_t *p, ptrdiff_t stride, const int k, block *b
     }
 }
 
-INLINE void block_group(const int type, const uint8_t *p, ptrdiff_t stride, const int k, block *b, group *g) {
+INLINE void block_group(const int type, const block_place *at, const int k, block *b, group *g) {
     const int i = nth_group(type, k), quarter = i % 4;
     bytes *const q = b->q, *const bits = b->bits;
     switch (type) {
-    case Q4_0: q4_0_group(p, stride, k, b, g); return;
+    case Q4_0: q4_0_group(at, k, b, g); return;
     case Q4_K: case Q5_K:
         if (i % 2 == 0) {
-            const uint8_t *const at = p + (type == Q4_K ? 16 : 48) + 16 * i;
-            transpose(at, stride, q);
-            transpose(at + 16, stride, q + 4);
+            const int offset = (type == Q4_K ? 16 : 48) + 16 * i;
+            words_at(at, offset, q);
+            words_at(at, offset + 16, q + 4);
         }
         UNROLL(8)
         for (int n = 0; n < 8; n++) {
@@ -262,9 +263,9 @@ INLINE void block_group(const int type, const uint8_t *p, ptrdiff_t stride, cons
         break;
     case Q2_K: case Q3_K:
         if (quarter == 0) {
-            const uint8_t *const at = p + (type == Q2_K ? 16 : 32) + 8 * i;
-            transpose(at, stride, q);
-            transpose(at + 16, stride, q + 4);
+            const int offset = (type == Q2_K ? 16 : 32) + 8 * i;
+            words_at(at, offset, q);
+            words_at(at, offset + 16, q + 4);
         }
         UNROLL(8)
         for (int n = 0; n < 8; n++) {
@@ -274,12 +275,12 @@ INLINE void block_group(const int type, const uint8_t *p, ptrdiff_t stride, cons
         break;
     case Q6_K:
         if (k % 4 == 0) {
-            transpose(p + 128 + 8 * i, stride, bits);
-            transpose(p + 144 + 8 * i, stride, bits + 4);
+            words_at(at, 128 + 8 * i, bits);
+            words_at(at, 144 + 8 * i, bits + 4);
         }
         if (k % 2 == 0) {
-            transpose(p + 64 * (i / 4) + 32 * (i % 2), stride, q);
-            transpose(p + 64 * (i / 4) + 32 * (i % 2) + 16, stride, q + 4);
+            words_at(at, 64 * (i / 4) + 32 * (i % 2), q);
+            words_at(at, 64 * (i / 4) + 32 * (i % 2) + 16, q + 4);
         }
         UNROLL(8)
         for (int n = 0; n < 8; n++) {
@@ -288,7 +289,7 @@ INLINE void block_group(const int type, const uint8_t *p, ptrdiff_t stride, cons
             g->w[n] = ((quarter < 2 ? q[n] : right(q[n], 4)) & 15) | (upper & 48);
         }
         break;
-    default: codes_tile(NONLINEAR, SIGNED_OFFSET, p + 8 + 16 * i, stride, g->w);
+    default: codes_tile(NONLINEAR, SIGNED_OFFSET, at, 8 + 16 * i, g->w);
     }
     UNROLL(2)
     for (int h = 0; h < group_scales(type); h++) {

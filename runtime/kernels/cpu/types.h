@@ -12,4 +12,8 @@ enum {
     MXFP4_PAIRS = 4, /* formerly Q4_2; MXFP4 with adjacent elements in one byte */
 };
 
+/* The id of a type in tiles is this much greater (integers_tiled.c); the type in files of any id. */
+enum { IN_TILES = 2000 };
+static inline int file_type(int type) { return type < IN_TILES ? type : type - IN_TILES; }
+
 #endif
