@@ -36,7 +36,7 @@ def expert_products(
     if kernels is None:
         return expert_products_twin(x, weight, chosen, bias=bias, scale=scale)
     wide = x.float().contiguous()
-    if kernels.caravan_matmul_knows(weight.type.id):
+    if kernels.caravan_matmul_knows(weight.type.id, weight.compute):
         result = _products_cpu(kernels, wide, weight, chosen, bias, scale)
     else:
         chosen = _all_in_order(wide, weight) if chosen is None else chosen
@@ -108,7 +108,8 @@ def expert_products_twin(
     size = _bundle_size(pairs, experts)
     experts_of, members = _bundles(chosen.flatten(), experts, size)
     factors = None if scale is None else scale.flatten().to(x.dtype)
-    outs_at_once = min(outs, max(1, SLAB_ELEMENTS // elements))
+    together = weight.type.interleaved_rows
+    outs_at_once = min(outs, max(1, SLAB_ELEMENTS // (elements * together)) * together)
     bundles_at_once = max(1, SLAB_ELEMENTS // (outs_at_once * elements))
     for some, of in zip(
         members.split(bundles_at_once), experts_of.split(bundles_at_once), strict=True
@@ -117,7 +118,8 @@ def expert_products_twin(
         taken = rows[inside // share]
         taken = taken if factors is None else taken * factors[inside].unsqueeze(-1)
         for begin in range(0, outs, outs_at_once):
-            blocks = weight.data[:, begin : begin + outs_at_once].index_select(0, of)
+            some_outs = weight.outputs(begin, min(begin + outs_at_once, outs))
+            blocks = some_outs.data.index_select(0, of)
             dense = dequantize(blocks, weight.type).to(x.dtype)
             products = torch.bmm(taken, dense.transpose(1, 2)).flatten(0, 1)
             result[:, begin : begin + outs_at_once].index_copy_(0, some.flatten(), products)
@@ -209,7 +211,7 @@ def _products_cpu(
     pairs, data = tokens * used, weight.data
     rows = (tokens,) if x.dim() == 2 else (tokens, used)
     inputs = address(x, (*rows, elements))
-    blocks = row_address(data, (experts, outs, weight.type.row_bytes(elements)), torch.uint8)
+    blocks = row_address(data, weight.type.data_shape(weight.shape), torch.uint8)
     result = torch.empty(tokens, used, outs)
     if not (pairs and outs):
         return result
@@ -222,7 +224,8 @@ def _products_cpu(
         inputs, None if scale is None else address(scale, (tokens, used)),
         None if chosen is None else address(chosen, (tokens, used), torch.int64), blocks,
         None if bias is None else address(bias, (experts, outs)), result.data_ptr(),
-        packed.data_ptr(), places.data_ptr(), data.stride(0), data.stride(1), *how,
+        packed.data_ptr(), places.data_ptr(), data.stride(0),
+        data.stride(1) // weight.type.interleaved_rows, *how,
         pairs, used if x.dim() == 2 else 1, experts, outs, elements,
     )  # fmt: skip
     if kernels.caravan_experts(ctypes.byref(job), torch.get_num_threads()):
@@ -233,8 +236,8 @@ def _products_cpu(
 def _products_expanded(
     x: Tensor, weight: Weight, chosen: Tensor, bias: Tensor | None, scale: Tensor | None
 ) -> Tensor:
-    """One used expert after the other, dequantised: for weights of integer and double types, which
-    have no C kernel."""
+    """One used expert after the other, dequantised: for weights without a C kernel, as of
+    integers and doubles."""
     tokens, used = chosen.shape
     rows, flat = x.flatten(0, -2), chosen.flatten()
     share, result = used if x.dim() == 2 else 1, torch.empty(tokens * used, weight.shape[1])

@@ -34,7 +34,7 @@ def matmul(x: Tensor, weight: Weight, *, operands: torch.dtype | None = None) ->
     if kernels is None:
         return matmul_twin(x, weight)
     result = torch.empty(x.shape[0], weight.shape[0])
-    if kernels.caravan_matmul_knows(weight.type.id):
+    if kernels.caravan_matmul_knows(weight.type.id, weight.compute):
         _matmul_cpu(kernels, x.float().contiguous(), weight, result)
     else:
         _matmul_expanded(kernels, x.float().contiguous(), weight, result)
@@ -71,9 +71,14 @@ def matmul_twin(x: Tensor, weight: Weight) -> Tensor:
     numbers = weight.numbers()
     if numbers is not None and numbers.dtype == x.dtype:
         return F.linear(x, numbers)
-    slabs = weight.data.split(max(1, SLAB_ELEMENTS // weight.shape[-1]))
+    slabs = weight.data.split(_slab_rows(weight, SLAB_ELEMENTS))
     products = [F.linear(x, dequantize(slab, weight.type).to(x.dtype)) for slab in slabs]
     return products[0] if len(products) == 1 else torch.cat(products, dim=-1)
+
+
+def _slab_rows(weight: Weight, elements: int) -> int:
+    """Rows of `weight.data` with at most so many weights, but at least one."""
+    return max(1, elements // (weight.shape[-1] * weight.type.interleaved_rows))
 
 
 class _MatmulJob(ctypes.Structure):
@@ -87,9 +92,9 @@ class _MatmulJob(ctypes.Structure):
 
 
 def _matmul_expanded(kernels: ctypes.CDLL, x: Tensor, weight: Weight, result: Tensor) -> None:
-    """For weights of integer and double types: a slab at a time in float32."""
-    plain, elements, begin = block_type("F32"), weight.shape[-1], 0
-    for slab in weight.data.split(max(1, EXPANDED_ELEMENTS // elements)):
+    """For weights without a kernel (integers, doubles, tiles in float32): a slab at a time."""
+    plain, begin = block_type("F32"), 0
+    for slab in weight.data.split(_slab_rows(weight, EXPANDED_ELEMENTS)):
         rows = dequantize(slab, weight.type)
         expanded = Weight(rows.view(torch.uint8), plain, tuple(rows.shape))
         _matmul_cpu(kernels, x, expanded, result[:, begin : begin + len(rows)])
@@ -100,13 +105,14 @@ def _matmul_cpu(kernels: ctypes.CDLL, x: Tensor, weight: Weight, result: Tensor)
     """x [rows, in] float32, contiguous; result [rows, out], rows may be strided."""
     rows, (outs, elements) = x.shape[0], weight.shape
     inputs = address(x, (rows, elements))
-    blocks = row_address(weight.data, (outs, weight.type.row_bytes(elements)), torch.uint8)
+    blocks = row_address(weight.data, weight.type.data_shape(weight.shape), torch.uint8)
     products = row_address(result, (rows, outs), torch.float32)
     if rows and outs:
         how = weight.type.id, weight.compute
         packed = torch.empty(kernels.caravan_packed_bytes(*how, rows, elements), dtype=torch.uint8)
+        row_bytes = weight.data.stride(0) // weight.type.interleaved_rows
         job = _MatmulJob(
-            inputs, blocks, products, packed.data_ptr(), weight.data.stride(0), result.stride(0),
+            inputs, blocks, products, packed.data_ptr(), row_bytes, result.stride(0),
             *how, rows, outs, elements,
         )  # fmt: skip
         kernels.caravan_matmul(ctypes.byref(job), torch.get_num_threads())

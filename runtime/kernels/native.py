@@ -22,7 +22,7 @@ _pointer, _int, _int64, _float = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, 
 SIGNATURES = {
     "caravan_level": ([], ctypes.c_char_p),
     "caravan_set_grids": ([_pointer], None),
-    "caravan_matmul_knows": ([_int], _int),
+    "caravan_matmul_knows": ([_int, _int], _int),
     "caravan_has_integers": ([], _int),
     "caravan_packed_bytes": ([*4 * [_int]], _int64),
     "caravan_matmul": ([_pointer, _int], None),

@@ -57,14 +57,19 @@ class BlockType:
         plain = elements // self.block_elements * self.block_bytes
         return plain + -plain % planes.ROW_MULTIPLE if self.layout is WeightLayout.PLANES else plain
 
+    @property
+    def interleaved_rows(self) -> int:
+        """Rows that are stored together, so that only multiples of them can be sliced."""
+        return TILE_ROWS if self.layout is WeightLayout.TILES else 1
+
     def data_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape in bytes of a tensor with this logical shape, in torch order: [..., rows,
         row bytes]; in tiles [..., rows / 16, 16 * row bytes]."""
-        row_bytes = self.row_bytes(shape[-1])
-        if self.layout is not WeightLayout.TILES:
+        row_bytes, rows = self.row_bytes(shape[-1]), self.interleaved_rows
+        if rows == 1:
             return *shape[:-1], row_bytes
-        assert shape[-2] % TILE_ROWS == 0, (self.name, shape)
-        return *shape[:-2], shape[-2] // TILE_ROWS, TILE_ROWS * row_bytes
+        assert shape[-2] % rows == 0, (self.name, shape)
+        return *shape[:-2], shape[-2] // rows, rows * row_bytes
 
 
 _TYPES = (
@@ -219,7 +224,7 @@ class Weight:
         Not available in planes.
         """
         assert self.type.layout is not WeightLayout.PLANES, self.type.name
-        by = TILE_ROWS if self.type.layout is WeightLayout.TILES else 1
+        by = self.type.interleaved_rows
         at = slice(by * self.type.row_bytes(begin), by * self.type.row_bytes(end))
         shape = *self.shape[:-1], end - begin
         return replace(self, data=self.data[..., at], shape=shape)

@@ -43,6 +43,9 @@ def check_kernels(kernels: ctypes.CDLL | Any, monkeypatch: pytest.MonkeyPatch) -
         computed = test_integers.rounded(x, compute) if kernels.caravan_has_integers() else x
         assert relative_error(got, computed, weight) < 1e-6
         assert torch.equal(matmul(x[:1], weight), got[:1])
+        if kernels.caravan_has_integers():
+            rows = test_integers.integer_weight(type, 80, 512, compute)
+            assert torch.equal(matmul(x, rows.in_tiles()), matmul(x, rows))
     queries, pages, plan = test_attention.scene("prefill and decode", "three share, odd sizes")
     options = test_attention.options_of("capped, sinks", queries.shape[1])
     got = paged_attention(queries, pages, plan, **options)

@@ -71,6 +71,32 @@ def test_products_are_those_of_rounded_activations(type: BlockType, compute: Com
 
 @computes
 @integer_types
+def test_tiles_have_the_bits_of_rows(type: BlockType, compute: Compute) -> None:
+    """Also with few blocks, which are loaded in advance as a whole; parts of a larger tensor; and
+    numbers of tiles that are no multiple of those that are read in turn."""
+    require_integer_products()
+    for outs, elements in ((16, 256), (48, 512), (80, 2048), (208, 1280)):
+        weight = integer_weight(type, outs, elements, compute, seed=outs)
+        tiles = weight.in_tiles()
+        for rows in (1, 2, 3, 4, 7, 15, 16, 17, 33, 130):
+            x = random_rows(rows, elements, seed=rows)
+            assert torch.equal(matmul(x, tiles), matmul(x, weight)), (outs, rows)
+            inner = x[:, 256:].contiguous()
+            some = matmul(inner, tiles.inputs(256, elements).outputs(16, outs))
+            expected = matmul(inner, weight.inputs(256, elements).outputs(16, outs))
+            assert torch.equal(some, expected), (outs, rows)
+
+
+@integer_types
+def test_tiles_are_multiplied_in_float32_if_asked(type: BlockType) -> None:
+    require_integer_products()
+    weight = integer_weight(type, 32, 512, Compute.EXACT)
+    x = random_rows(3, 512)
+    assert relative_error(matmul(x, weight.in_tiles()), x, weight) < 1e-6
+
+
+@computes
+@integer_types
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(type: BlockType, compute: Compute) -> None:
     require_integer_products()
     weight = integer_weight(type, 50, 3 * 256, compute)
@@ -152,7 +178,7 @@ def test_zeros_and_the_ends_of_the_range_of_floats(type: BlockType, compute: Com
 @integer_types
 def test_experts_compute_the_bits_of_single_matrices(type: BlockType, compute: Compute) -> None:
     require_integer_products()
-    experts, outs, elements = 5, 40, 256
+    experts, outs, elements = 5, 48, 256
     flat = integer_weight(type, experts * outs, elements, compute)
     weight = replace(flat, data=flat.data.view(experts, outs, -1), shape=(experts, outs, elements))
     for tokens, used in ((1, 2), (9, 3), (200, 4)):
@@ -161,6 +187,8 @@ def test_experts_compute_the_bits_of_single_matrices(type: BlockType, compute: C
         chosen = drawn.argsort(dim=1)[:, :used].contiguous()
         scale, bias = random_rows(tokens, used, seed=2), random_rows(experts, outs, seed=3)
         got = expert_products(x, weight, chosen, bias=bias, scale=scale)
+        tiles = expert_products(x, weight.in_tiles(), chosen, bias=bias, scale=scale)
+        assert torch.equal(tiles, got)
         for expert in range(experts):
             matrix = replace(weight, data=weight.data[expert], shape=(outs, elements))
             for token, place in (chosen == expert).nonzero().tolist():

@@ -106,9 +106,9 @@ int64_t packed_row_bytes(int type, int compute, int elements) {
     return (int64_t)padded(elements) / 32 * (HAS_AMX && integers ? 160 : 128);
 }
 
-/* Whether a block type has a kernel. */
-EXPORT int caravan_matmul_knows(int type) {
-    return product_of(type) || integer_method(type, FINE, 1024, 1, 1).run;
+/* Whether a block type has a kernel; those in tiles have only integer products. */
+EXPORT int caravan_matmul_knows(int type, int compute) {
+    return product_of(type) || integer_method(type, resolved(type, compute), 1024, 1, 1).run;
 }
 
 typedef struct {
