@@ -11,6 +11,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.tensors import Progress
+from model_zoo.gguf.tiled_copy import TilingOptions
 from model_zoo.registry import check_divisible, class_for, open_adapters
 from runtime.distributed.ranks import Ranks
 from runtime.quant.block_types import Compute
@@ -38,9 +39,10 @@ def load_part(
     adapters: Sequence[AdapterPath] = (),
     compute: Compute = Compute.EXACT,
     deterministic: bool = False,
+    tiling: TilingOptions | None = None,
 ) -> DecoderModel:
     """The decoder with this rank's weights; the other arguments and errors are those of
-    `registry.load`."""
+    `registry.load` and its options."""
     file = GGUFFile.open(path)
     metadata = Metadata(file.metadata, path=file.path)
     decoder_class = class_for(metadata)
@@ -55,6 +57,7 @@ def load_part(
             adapters=open_adapters(adapters, metadata),
             compute=compute,
             deterministic=deterministic,
+            tiling=tiling,
             progress=progress,
         ),
     )

@@ -23,6 +23,7 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.shared_weights import SharedWeights
 from model_zoo.gguf.tensors import META, Progress
+from model_zoo.gguf.tiled_copy import TilingOptions
 from model_zoo.gguf.unread import UnreadFile
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.layers.ranking_head import RANK, RankingHead
@@ -68,6 +69,8 @@ class LoadOptions:
     shared: copies of weights of models that are loaded already.
     compute: how activations enter products.
     deterministic: on CUDA devices, the bits of a row do not depend on other rows.
+    tiling: where copies of weights in tiles are kept, for products on a CPU; None: products use the
+    rows of the files.
     """
 
     vision_device: torch.device | None = None
@@ -81,6 +84,7 @@ class LoadOptions:
     shared: SharedWeights | None = None
     compute: Compute = Compute.EXACT
     deterministic: bool = False
+    tiling: TilingOptions | None = None
 
 
 def pooling_of(metadata: Metadata) -> str | None:
@@ -317,14 +321,19 @@ class _Recipe:
             compute=self.options.compute,
             deterministic=self.options.deterministic,
         )
+        tilings = [self.options.tiling, None]
+        if self.vision is not None and self.vision.is_own:
+            tilings[1] = self.options.tiling  # else it would copy a text model for a vision model
         scopes = [
             TensorScope(
                 file,
                 device=device,
                 dtype=self.dtype,
-                options=replace(options, progress=share, adapters=adapting),
+                options=replace(options, progress=share, adapters=adapting, tiling=tiling),
             )
-            for (file, device), share, adapting in zip(places, shares, adapters, strict=True)
+            for (file, device), share, adapting, tiling in zip(
+                places, shares, adapters, tilings, strict=False
+            )
         ]
         return scopes[0], scopes[-1]
 

@@ -14,7 +14,8 @@ from model_zoo.gguf.adapted_tensors import AdaptedTensors
 from model_zoo.gguf.adapter import Adapter
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.shared_weights import SharedWeights
-from model_zoo.gguf.tensors import Progress, RowRange, Shape, Tensors
+from model_zoo.gguf.tensors import Piece, Progress, Shape, Tensors
+from model_zoo.gguf.tiled_copy import TilingOptions
 from model_zoo.layers.linear import (
     AllGatherLinear,
     AllReduceLinear,
@@ -42,6 +43,8 @@ class ScopeOptions:
     adapters: adapters that change matrices of the file; layers compute their additions separately.
     shared: copies of weights that other models of this process use.
     compute, deterministic: how activations enter products and attention; see `Weight`.
+    tiling: where copies of weights in tiles are kept, for scopes on a CPU; None: products use the
+    rows of the file.
     progress(done, total): called with bytes read.
     """
 
@@ -52,16 +55,18 @@ class ScopeOptions:
     shared: SharedWeights | None = None
     compute: Compute = Compute.EXACT
     deterministic: bool = False
+    tiling: TilingOptions | None = None
     progress: Progress | None = None
 
 
 class TensorScope:
     """The tensors under a name prefix, as layers on `device`.
 
-    Matrices keep the file's block types: on a CPU they are views of the map, elsewhere copies. A
-    model should be built on the device "meta" first, which reads and copies nothing; `check` then
-    lists all problems of the file. On "meta" and after an error, layers hold no data. Names and
-    shapes are always those of the file, even where ranks divide a tensor.
+    Matrices keep the file's block types: on a CPU they are views of the map or, where they are only
+    multiplied, of a mapped copy in tiles; elsewhere copies. A model should be built on the device
+    "meta" first, which reads and copies nothing; `check` then lists all problems of the file. On
+    "meta" and after an error, layers hold no data. Names and shapes are always those of the file,
+    even where ranks divide a tensor.
     """
 
     def __init__(
@@ -74,7 +79,12 @@ class TensorScope:
     ) -> None:
         options = options or ScopeOptions()
         self._tensors = Tensors(
-            file, options.progress, options.shared, options.compute, options.deterministic
+            file,
+            options.progress,
+            options.shared,
+            options.compute,
+            options.deterministic,
+            options.tiling if device.type == "cpu" else None,
         )
         self._adapted = AdaptedTensors(options.adapters, self._tensors.held, options.deterministic)
         self._options, self._prefix = options, ""
@@ -91,7 +101,8 @@ class TensorScope:
 
     @property
     def loaded_bytes(self) -> int:
-        """Bytes of all layers so far; shared tensors count once."""
+        """Bytes of all layers so far; shared tensors count once, also one that an embedding has in
+        rows, of which it reads few, and a head in tiles."""
         return self.held.total()
 
     @property
@@ -172,7 +183,8 @@ class TensorScope:
         name = self._either(name, alt)
         if optional and self._tensors.lacks(self._full(name)):
             return None
-        weight = self._tensors.weight(self._full(name), shape, self.device, outs=outs)
+        full = self._full(name)
+        weight = self._tensors.weight(full, shape, self.device, outs=outs, tiled=True)
         added = self._added(stated, self.shape(name), outs=outs)
         return Linear(weight, self._bias(name, shape[0], outs), added)
 
@@ -200,7 +212,7 @@ class TensorScope:
         added = self._fused_added(shapes, whole)
         if whole is not None:
             shape = sum(sizes), hidden
-            weight = self._tensors.weight(self._full(whole), shape, self.device)
+            weight = self._tensors.weight(self._full(whole), shape, self.device, tiled=True)
             return FusedLinear((Linear(weight, self._bias(whole, shape[0])),), (sizes,), added)
         weights = {self._full(name): shape for name, shape in shapes.items()}
         biases = iter([self._bias(name, out) for name, (out, _) in shapes.items()])
@@ -223,7 +235,7 @@ class TensorScope:
             linear = self.linear(name, shape=shape, outs=outs)
             return AllGatherLinear(linear.weight, linear.bias, outs, ins, self.ranks, linear.added)
         held = self._divided(ins)
-        weight = self._tensors.weight(full, shape, self.device, ins=held)
+        weight = self._tensors.weight(full, shape, self.device, ins=held, tiled=True)
         added = self._added(name, self.shape(name), ins=held)
         return AllReduceLinear(weight, self._bias(name, shape[0]), self.ranks, added)
 
@@ -257,14 +269,18 @@ class TensorScope:
         each: Split | None = None,
         outs: Split | None = None,
         ins: Split | None = None,
+        tiled: bool = False,
     ) -> Weight:
         """The tensor `name` in its blocks, of any number of dimensions: experts (n, out, in).
 
-        Ranks divide the matrices (`each`), their outputs or their inputs.
+        Ranks divide the matrices (`each`), their outputs or their inputs. `tiled`: possibly in
+        tiles, for weights that are only multiplied.
         """
         each, outs, ins = self._divided(each), self._divided(outs), self._divided(ins)
         full = self._full(name)
-        return self._tensors.weight(full, shape, self.device, each=each, outs=outs, ins=ins)
+        return self._tensors.weight(
+            full, shape, self.device, each=each, outs=outs, ins=ins, tiled=tiled
+        )
 
     def transposed(self, weight: Weight) -> Weight:
         """(n, out, in) -> a copy (n, in, out) in the model's type; blocks cannot be transposed."""
@@ -327,17 +343,19 @@ class TensorScope:
         shape: tuple[int, int | None, int | None],
         outs: Split | None = None,
         ins: Split | None = None,
+        tiled: bool = True,
     ) -> Weight:
-        """The matrices (experts, out, in), stacked if the file has one tensor per expert.
+        """The matrices (experts, out, in), stacked if the file has one tensor per expert; `tiled`:
+        as of `weight`.
 
         The oldest files have `ffn_gate.0`, `ffn_gate.1` and so on for `ffn_gate_exps`.
         """
         single = name.removesuffix("_exps")
         if self.has(name) or not self.has(f"{single}.0"):
-            return self.weight(name, shape=shape, outs=outs, ins=ins)
+            return self.weight(name, shape=shape, outs=outs, ins=ins, tiled=tiled)
         names = [self._full(f"{single}.{expert}") for expert in range(shape[0])]
         outs, ins = self._divided(outs), self._divided(ins)
-        return self._tensors.stacked(names, shape[1:], self.device, outs=outs, ins=ins)
+        return self._tensors.stacked(names, shape[1:], self.device, outs=outs, ins=ins, tiled=tiled)
 
     def expert_additions(
         self, name: str, *, outs: Split | None = None, ins: Split | None = None
@@ -404,11 +422,11 @@ class TensorScope:
         self, shapes: Mapping[str, tuple[int, int]], whole: str | None, outs: Sequence[Split]
     ) -> FusedLinear:
         """This rank's rows of each matrix; the matrices may be parts of the tensor `whole`."""
-        pieces = [_Piece(name, *shape, 0) for name, shape in shapes.items()]
+        pieces = [Piece(name, *shape, 0) for name, shape in shapes.items()]
         if whole is not None:
             rows, hidden = [piece.outs for piece in pieces], pieces[0].hidden
             before = [0, *accumulate(rows)]
-            pieces = [_Piece(whole, before[-1], hidden, begin) for begin in before[:-1]]
+            pieces = [Piece(whole, before[-1], hidden, begin) for begin in before[:-1]]
         weights = self._tensors.rows(
             [piece.rows(self._full(piece.name), o) for piece, o in zip(pieces, outs, strict=True)],
             self.device,
@@ -447,7 +465,7 @@ class TensorScope:
         """
         total, begin, added = sum(out for out, _ in shapes.values()), 0, []
         for number, (name, (out, hidden)) in enumerate(shapes.items()):
-            piece = _Piece(whole or name, total, hidden, begin)
+            piece = Piece(whole or name, total, hidden, begin)
             held = Split(((0, out),), 0) if outs is None else outs[number]
             found = () if name == whole else self._added(name, (out, hidden), outs=held)
             if whole is not None:
@@ -468,24 +486,6 @@ class TensorScope:
 
     def _full(self, name: str) -> str:
         return f"{self._prefix}{name}.weight"
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A matrix within the tensor `name` (outs, hidden), from row `begin`."""
-
-    name: str
-    outs: int
-    hidden: int
-    begin: int
-
-    def rows(self, full: str, outs: Split) -> RowRange:
-        part = self.part(outs)
-        return RowRange(full, (self.outs, self.hidden), part.begin, part.end)
-
-    def part(self, outs: Split) -> Split:
-        """The rows `outs` of this matrix, counted from the first row of the tensor."""
-        return Split(((self.begin + outs.begin, self.begin + outs.end),), 0)
 
 
 def _joined_bias(biases: list[Tensor | None], sizes: tuple[int, ...]) -> Tensor | None:

@@ -4,17 +4,28 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from math import prod
 
 import torch
 from torch import Tensor
 
+from model_zoo.gguf.mapped import MappedTensors
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.shared_weights import SharedWeights
+from model_zoo.gguf.tiled_copy import TilingOptions, tiled_tensors
 from runtime.distributed.ranks import Split
+from runtime.kernels.native import has_integer_products
 from runtime.kernels.triton.launch import has_kernels
-from runtime.quant.block_types import PLANAR_TYPES, Compute, Weight, block_type, dequantize
+from runtime.quant.block_types import (
+    PLANAR_TYPES,
+    TILE_ROWS,
+    Compute,
+    Weight,
+    block_type,
+    dequantize,
+)
 
 Progress = Callable[[int, int], None]
 # Shapes in torch order; None allows any size except 0.
@@ -34,11 +45,30 @@ class RowRange:
     end: int
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A matrix within the tensor `name` (outs, hidden), from row `begin`."""
+
+    name: str
+    outs: int
+    hidden: int
+    begin: int
+
+    def rows(self, full: str, outs: Split) -> RowRange:
+        part = self.part(outs)
+        return RowRange(full, (self.outs, self.hidden), part.begin, part.end)
+
+    def part(self, outs: Split) -> Split:
+        """The rows `outs` of this matrix, counted from the first row of the tensor."""
+        return Split(((self.begin + outs.begin, self.begin + outs.end),), 0)
+
+
 class Tensors:
     """The state that scopes share: one copy of a matrix per device, and the requested names.
 
     `shared`: copies that other models of the same file use. `compute`, `deterministic`: see
-    `Weight`.
+    `Weight`. `tiling`: how weights on a CPU that are only multiplied are had in tiles; None: they
+    are the rows of the file.
     """
 
     def __init__(
@@ -48,8 +78,9 @@ class Tensors:
         shared: SharedWeights | None = None,
         compute: Compute = Compute.EXACT,
         deterministic: bool = False,
+        tiling: TilingOptions | None = None,
     ) -> None:
-        self.file = file
+        self.file, self._tiling = file, tiling
         self._compute, self._deterministic = compute, deterministic
         self._shared = SharedWeights() if shared is None else shared
         self.claimed: set[str] = set()
@@ -58,9 +89,9 @@ class Tensors:
         self.held: Counter[torch.device] = Counter()  # bytes
         self._absent: list[str] = []
         self._progress = progress
-        self._fetched_bytes = 0
+        self._read_bytes: Counter[str] = Counter()  # by tensor
         self._total_bytes = sum(info.nbytes for info in file.tensors.values())
-        self._weights: dict[tuple[str, torch.device, *tuple[Split | None, ...]], Weight] = {}
+        self._weights: dict[Hashable, Weight] = {}
 
     def lacks(self, name: str) -> bool:
         """Whether the file lacks this optional tensor; recorded if so."""
@@ -83,20 +114,26 @@ class Tensors:
         each: Split | None = None,
         outs: Split | None = None,
         ins: Split | None = None,
+        tiled: bool = False,
     ) -> Weight:
         """The matrix or matrices (..., out, in) of that shape.
 
-        `each`, `outs` and `ins` select matrices (of (n, out, in)), outputs and inputs.
+        `each`, `outs` and `ins` select matrices (of (n, out, in)), outputs and inputs. `tiled`: in
+        tiles if possible, for weights that are only multiplied.
         """
         if not self._claim(name, shape):
             return missing_weight(len(shape))
-        key = name, device, each, outs, ins
-        if key not in self._weights:
-            self._fetch(name, device, outs, each)
-            whole = self.file.weight(name)
+        source = self._source([name], device, tiled, outs)
+        key, part = (source is self.file, name, device), (each, outs, ins)
+        if (*key, *part) not in self._weights:
+            self._fetch(source, name, device, outs, each)
+            whole = source.weight(name)
             some = whole if each is None else whole.matrices(each.begin, each.end)
-            self._weights[key] = self._placed(key, device, _cut(some, outs, ins))
-        return self._weights[key]
+            placed = self._placed((name, *part), device, _cut(some, outs, ins))
+            if (source is not self.file, name, device, *part) in self._weights:
+                self.held[device] -= placed.nbytes  # tiles and rows count once
+            self._weights[*key, *part] = placed
+        return self._weights[*key, *part]
 
     def transposed(self, weight: Weight, device: torch.device, dtype: torch.dtype) -> Weight:
         """A copy (n, in, out) of (n, out, in) in `dtype`, counted in `held`."""
@@ -127,29 +164,32 @@ class Tensors:
         return [{name: shapes[name] for name in names} for _, names in runs]
 
     def joined(self, shapes: Mapping[str, tuple[int, int]], device: torch.device) -> Weight:
-        """The rows of all matrices, which are `joinable`, as one weight."""
+        """The rows of all matrices, which are `joinable`, as one weight, in tiles if possible."""
         if len(shapes) == 1:
             ((name, shape),) = shapes.items()
-            return self.weight(name, shape, device)
+            return self.weight(name, shape, device, tiled=True)
+        source = self._source(list(shapes), device, True)
         for name, shape in shapes.items():
             self._claim(name, shape)
-            self._fetch(name, device)
-        key, whole = ("joined", *shapes), self.file.adjacent_rows(list(shapes))
+            self._fetch(source, name, device)
+        key, whole = ("joined", *shapes), source.adjacent_rows(list(shapes))
         if whole is not None:
             return self._placed(key, device, whole)
         parts = [self.file.weight(name) for name in shapes]
         return self._copied(key, device, lambda: _stacked(parts, device))
 
     def rows(self, pieces: Sequence[RowRange], device: torch.device) -> list[Weight]:
-        """The weight of each piece, or one weight with all rows if they are copied anyway."""
+        """The weight of each piece, in tiles if possible, or one weight with all rows if they are
+        copied anyway."""
         sound = [self._claim(piece.name, piece.shape) for piece in pieces]
         if not all(sound):
             return [missing_weight(2) for _ in pieces]
         views = []
         for piece in pieces:
             part = Split(((piece.begin, piece.end),), 0)
-            self._fetch(piece.name, device, part)
-            views.append(_cut(self.file.weight(piece.name), part, None))
+            source = self._source([piece.name], device, True, part)
+            self._fetch(source, piece.name, device, part)
+            views.append(_cut(source.weight(piece.name), part, None))
         if device.type != "cpu" and len({view.type for view in views}) == 1:
             return [self._copied(tuple(pieces), device, lambda: _stacked(views, device))]
         pairs = zip(pieces, views, strict=True)
@@ -163,8 +203,9 @@ class Tensors:
         *,
         outs: Split | None = None,
         ins: Split | None = None,
+        tiled: bool = False,
     ) -> Weight:
-        """Tensors of one shape, stacked along a new first dimension.
+        """Tensors of one shape, stacked along a new first dimension; `tiled`: as of `weight`.
 
         A view of the map if they are equidistant in the file, else a copy.
         """
@@ -175,12 +216,13 @@ class Tensors:
         if len(kinds) > 1:
             self.misshapen.append(f"{names[0]} and its counterparts differ in type or shape")
             return missing_weight(len(shape) + 1)
+        source = self._source(names, device, tiled, outs)
         for name in names:
-            self._fetch(name, device, outs)
-        even, key = self.file.evenly_spaced(names), ("stacked", *names, outs, ins)
+            self._fetch(source, name, device, outs)
+        even, key = source.evenly_spaced(names), ("stacked", *names, outs, ins)
         if even is not None:
             return self._placed(key, device, _cut(even, outs, ins))
-        parts = [_cut(self.file.weight(name), outs, ins) for name in names]
+        parts = [_cut(source.weight(name), outs, ins) for name in names]
 
         def stacked() -> Weight:
             return _stacked(parts, device).unflatten(len(names))
@@ -194,7 +236,7 @@ class Tensors:
         dimension."""
         if not self._claim(name, shape):
             return torch.empty([size or 0 for size in shape], device=META)
-        self._fetch(name, device)
+        self._fetch(self.file, name, device)
         numbers = self.file.weight(name).dequantize()
         if outs is not None:
             numbers = numbers[..., outs.begin : outs.end].contiguous()
@@ -236,8 +278,32 @@ class Tensors:
         self.held[device] += placed.nbytes
         return placed
 
+    @cached_property
+    def _tiles(self) -> MappedTensors | None:
+        """The tensors in tiles, written now if no process has done so; None if no product would
+        read them. Written tensors count as read: their pages are in memory."""
+        if self._tiling is None or self._compute is Compute.EXACT or not has_integer_products():
+            return None
+        return tiled_tensors(self.file, self._tiling, self._report_read)
+
+    def _source(
+        self,
+        names: Sequence[str],
+        device: torch.device,
+        tiled: bool,
+        outs: Split | None = None,
+    ) -> MappedTensors:
+        """The tensors in tiles, if `tiled` and all of these have them and `outs` are whole tiles;
+        else the file."""
+        if not tiled or device.type != "cpu" or self._tiles is None:
+            return self.file
+        whole = outs is None or outs.begin % TILE_ROWS == outs.end % TILE_ROWS == 0
+        has_tiles = all(name in self._tiles.tensors for name in names)
+        return self._tiles if whole and has_tiles else self.file
+
     def _fetch(
         self,
+        source: MappedTensors,
         name: str,
         device: torch.device,
         outs: Split | None = None,
@@ -247,14 +313,10 @@ class Tensors:
         reports progress."""
         if device == META:
             return
-        before = self._fetched_bytes
         for begin, nbytes in self._ranges(name, outs, each):
-            for count in self.file.fetch(name, begin, nbytes):
-                self._fetched_bytes += count
-                self._report_progress()
-        if outs is not None or each is not None:  # other ranks hold the rest
-            self._fetched_bytes = before + self.file.tensors[name].nbytes
-            self._report_progress()
+            for count in source.fetch(name, begin, nbytes):
+                self._report_read(name, count)
+        self._report_read(name, self.file.tensors[name].nbytes)  # other ranks hold the rest
 
     def _ranges(
         self, name: str, outs: Split | None, each: Split | None
@@ -272,9 +334,12 @@ class Tensors:
         else:
             yield 0, info.nbytes
 
-    def _report_progress(self) -> None:
-        if self._progress is not None:
-            self._progress(min(self._fetched_bytes, self._total_bytes), self._total_bytes)
+    def _report_read(self, name: str, nbytes: int) -> None:
+        """Each byte of a tensor is reported once, even if it is read again or in tiles, too."""
+        new = min(nbytes, self.file.tensors[name].nbytes - self._read_bytes[name])
+        self._read_bytes[name] += new
+        if new and self._progress is not None:
+            self._progress(self._read_bytes.total(), self._total_bytes)
 
 
 def missing_weight(dimensions: int) -> Weight:
@@ -297,11 +362,11 @@ def _stacked(parts: Sequence[Weight], device: torch.device) -> Weight:
     """All rows in one new weight; the parts are copied directly to the device, one by one."""
     first = parts[0]
     type = PLANAR_TYPES.get(first.type.name, first.type) if has_kernels(device) else first.type
-    rows, elements = sum(part.shape[0] for part in parts), first.shape[1]
-    data = torch.empty(rows, type.row_bytes(elements), dtype=torch.uint8, device=device)
+    shape = sum(part.shape[0] for part in parts), first.shape[1]
+    data = torch.empty(type.data_shape(shape), dtype=torch.uint8, device=device)
     begin = 0
     for part in parts:
         placed = part if type is first.type else part.in_planes(device)
-        data[begin : begin + part.shape[0]].copy_(placed.data)
-        begin += part.shape[0]
-    return Weight(data, type, (rows, elements))
+        data[begin : begin + len(placed.data)].copy_(placed.data)
+        begin += len(placed.data)
+    return Weight(data, type, shape)

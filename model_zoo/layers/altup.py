@@ -62,8 +62,8 @@ class AltUpStreams:
 
     def __init__(self, w: TensorScope, sizes: TextSizes, *, streams: int) -> None:
         shape = streams - 1, sizes.hidden, sizes.hidden
-        self._apart = w.weight("altup_proj", shape=shape)
-        self._together = w.weight("altup_unembd_proj", shape=shape)
+        self._apart = w.weight("altup_proj", shape=shape, tiled=True)
+        self._together = w.weight("altup_unembd_proj", shape=shape, tiled=True)
 
     def spread(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] -> [tokens, streams, hidden]."""

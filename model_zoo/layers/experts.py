@@ -1,6 +1,6 @@
 """Mixtures of experts: a router chooses a few feed-forwards for each row."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from model_zoo.layers.text_sizes import TextSizes
 from runtime.distributed.ranks import Split, evenly
 from runtime.kernels.experts import expert_products, weighted_sum
 from runtime.kernels.pointwise import Gate, add_, silu_mul
-from runtime.quant.block_types import Weight
+from runtime.quant.block_types import TILE_ROWS, Weight
 
 # More experts than any model has; limits the allocation for a damaged count.
 MAX_EXPERTS = 4096
@@ -175,19 +175,19 @@ class _Matrices:
         shape: tuple[int, int | None, int | None],
         *,
         outs: Split | None = None,
+        tiled: bool = True,
     ) -> "_Matrices":
+        """`tiled`: as of `TensorScope.experts`."""
         bias = w.table(f"{name}.bias", shape=shape[:2], optional=True, outs=outs)
-        return cls(
-            w.experts(name, shape=shape, outs=outs), bias, w.expert_additions(name, outs=outs)
-        )
+        weight = w.experts(name, shape=shape, outs=outs, tiled=tiled)
+        return cls(weight, bias, w.expert_additions(name, outs=outs))
 
     def rows(self, which: slice) -> "_Matrices":
         """The selected rows of each expert, as a view."""
-        data = self.weight.data[:, which]
-        shape = (*data.shape[:2], self.weight.shape[2])
+        weight = self.weight.outputs(*which.indices(self.weight.shape[1]))
         bias = None if self.bias is None else self.bias[:, which].contiguous()
         added = tuple(each.rows(which) for each in self.added)
-        return _Matrices(replace(self.weight, data=data, shape=shape), bias, added)
+        return _Matrices(weight, bias, added)
 
     def __call__(self, x: Tensor, chosen: Tensor, scale: Tensor | None) -> Tensor:
         """x [tokens, in] or [tokens, used, in] -> [tokens, used, out]."""
@@ -256,10 +256,11 @@ def _gates_and_ups(
         return gate, up
     shape = count, None if width is None else 2 * width, hidden
     if alternating:
-        both = _Matrices.read(w, "ffn_gate_up_exps", shape, outs=split.times(2))
+        both = _Matrices.read(w, "ffn_gate_up_exps", shape, outs=split.times(2), tiled=False)
         return both.rows(slice(0, None, 2)), both.rows(slice(1, None, 2))
     if split.whole:
-        both = _Matrices.read(w, "ffn_gate_up_exps", shape)
+        halves_are_tiles = (width or 0) % TILE_ROWS == 0
+        both = _Matrices.read(w, "ffn_gate_up_exps", shape, tiled=halves_are_tiles)
         half = both.weight.shape[1] // 2
         return both.rows(slice(0, half)), both.rows(slice(half, None))
     return (

@@ -117,9 +117,9 @@ class _Queries:
 def _head_matrices(w: TensorScope, sizes: LatentSizes, heads: Split) -> tuple[Weight, Weight]:
     """(this rank's heads, latent, plain) and (this rank's heads, value, latent)."""
     if w.has("attn_k_b") or not w.has("attn_kv_b"):
-        keys = w.weight("attn_k_b", shape=(sizes.heads, sizes.latent, sizes.plain), each=heads)
-        values = w.weight("attn_v_b", shape=(sizes.heads, sizes.value, sizes.latent), each=heads)
-        return keys, values
+        shapes = (sizes.heads, sizes.latent, sizes.plain), (sizes.heads, sizes.value, sizes.latent)
+        keys = w.weight("attn_k_b", shape=shapes[0], each=heads, tiled=True)
+        return keys, w.weight("attn_v_b", shape=shapes[1], each=heads, tiled=True)
     height = sizes.plain + sizes.value
     shape = sizes.heads * height, sizes.latent
     both = w.weight("attn_kv_b", shape=shape, outs=heads.times(height))

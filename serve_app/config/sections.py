@@ -122,6 +122,12 @@ class EngineSettings(Section):
     computed exactly. `auto` is `fine`, but `fast` for BF16 where the processor multiplies bfloat16
     (AVX512-BF16) and has no AMX. On CUDA devices, more than eight rows, and `exact`, are multiplied
     in the model's own type."""
+    repack: Literal["auto", "off"] = "auto"
+    """Whether weights are rearranged for a CPU: `auto` writes a copy of a file's quantised weights,
+    with 16 rows interleaved, once per node into the cache directory, `tiles` in `$CARAVAN_CACHE`
+    (`~/.cache/caravan`), where all processes map it; it takes as much of the disk as the weights.
+    Without the space, with `compute: exact`, and for less than 64 MiB of weights, the file itself
+    is used, as with `off`. The answers are the same."""
     deterministic: bool = False
     """Whether, on CUDA devices, the bits of a token's computation do not depend on the other
     requests of a step; see "The same answers in any batch". On a CPU they never do, and this has no

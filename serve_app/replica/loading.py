@@ -48,6 +48,7 @@ from serve_app.replica.machine import (
     require_cache_type,
     require_deterministic,
     share_threads,
+    tiling_options,
 )
 from serve_app.replica.model_files import (
     ModelFiles,
@@ -154,6 +155,7 @@ def run_rank(settings: ModelSettings, rank_info: RankInfo) -> None:
             adapters=files.adapters,
             compute=compute_type(settings.compute),
             deterministic=settings.deterministic,
+            tiling=tiling_options(settings.repack),
         )
         member.report_loaded(files_digest(files.path, files.adapters))
         if device.type == "cpu":
@@ -342,6 +344,7 @@ def _load_model(
             frames=settings.max_image_frames,
         ),
         progress=LoadingProgress(settings.name) if options.read else None,
+        tiling=tiling_options(settings.repack) if options.read else None,
         adapters=files.adapters,
     )
     try:
@@ -376,6 +379,7 @@ def _load_draft(
         context_tokens=_requested_context(settings, files),
         progress=LoadingProgress(f"{settings.name} (draft)") if options.read else None,
         compute=compute_type(settings.compute),
+        tiling=tiling_options(settings.repack) if options.read else None,
     )
     dtype = number_type(settings.dtype, device)
     return load_draft(files.draft, model, device=device, dtype=dtype, options=complete)

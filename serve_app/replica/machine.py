@@ -7,9 +7,11 @@ from pathlib import Path
 
 import torch
 
+from model_zoo.gguf.tiled_copy import TilingOptions
 from runtime.engine.memory_plan import available_bytes
 from runtime.errors import ConfigurationError
 from runtime.kernels import native
+from runtime.kernels.build import cache_directory
 from runtime.kernels.levels import levels_of, machine, processor_features
 from runtime.kernels.triton.launch import has_kernels
 from runtime.kv.cache_types import CacheType, default_cache_type
@@ -78,6 +80,11 @@ def compute_type(name: str) -> Compute:
     if name not in ("auto", "exact") and not native.has_integer_products():
         log.warning("computed exactly: no integer products on this processor", compute=name)
     return Compute[name.upper()]
+
+
+def tiling_options(repack: str) -> TilingOptions | None:
+    """Where copies of weights in tiles are kept; None if `repack` is off."""
+    return None if repack == "off" else TilingOptions(cache_directory(os.environ) / "tiles")
 
 
 def require_cache_type(name: str, device: torch.device) -> None:

@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from model_zoo.gguf import reader
+from model_zoo.gguf.mapped import MappedBytes
 from runtime.kernels import build as kernels_build
 from runtime.kernels import native
 
@@ -56,7 +56,7 @@ def use(kernels: Path) -> None:
     A read beyond a weight of a mapped file would hit the next weight, which no sanitizer detects.
     """
     native.built_library = lambda **_: kernels
-    view, spaced = reader._MappedFile.view, reader._MappedFile.spaced
+    view, spaced = MappedBytes.view, MappedBytes.spaced
 
     def copied_view(self, *args):
         weight = view(self, *args)
@@ -66,7 +66,7 @@ def use(kernels: Path) -> None:
         weight = spaced(self, *args)
         return weight and replace(weight, data=weight.data.contiguous().clone())
 
-    reader._MappedFile.view, reader._MappedFile.spaced = copied_view, copied_spaced  # type: ignore[method-assign]
+    MappedBytes.view, MappedBytes.spaced = copied_view, copied_spaced  # type: ignore[method-assign]
 
 
 if KERNELS in os.environ:

@@ -145,7 +145,7 @@ def test_rows_join_only_if_contiguous_and_of_one_type(tmp_path) -> None:
 
 
 def test_fetching_counts_every_byte_once(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("model_zoo.gguf.reader._FETCH_BYTES", 5000)
+    monkeypatch.setattr("model_zoo.gguf.mapped._FETCH_BYTES", 5000)
     parts = Parts(tensors=[tensor("a", [100, 40])], data=bytes(16000))
     file = write(tmp_path / "big.gguf", parts)
     assert list(file.fetch("a")) == [5000, 5000, 5000, 1000]

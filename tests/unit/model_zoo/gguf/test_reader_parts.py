@@ -48,7 +48,7 @@ def test_reading_without_arrays_checks_everything_else(tmp_path) -> None:
 
 @pytest.mark.parametrize("size", [15_000, 17_000])
 def test_a_change_of_the_file_size_during_fetching_is_an_error(tmp_path, monkeypatch, size) -> None:
-    monkeypatch.setattr("model_zoo.gguf.reader._FETCH_BYTES", 5000)
+    monkeypatch.setattr("model_zoo.gguf.mapped._FETCH_BYTES", 5000)
     path = tmp_path / "big.gguf"
     parts = Parts(tensors=[tensor("a", [100, 40])], data=bytes(16000))
     path.write_bytes(parts.bytes())

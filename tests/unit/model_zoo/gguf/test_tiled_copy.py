@@ -1,0 +1,248 @@
+"""Copies of weights in tiles: their content, their one writer, and when there is none."""
+
+import fcntl
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from model_zoo.gguf.reader import GGUFFile
+from model_zoo.gguf.tiled_copy import TilingOptions, tiled_tensors
+from tests.checkout import ROOT
+from tests.gguf_files import write_tensors
+
+RANDOM = np.random.default_rng(0)
+
+
+def matrix(*shape: int, type: str = "Q8_0") -> tuple[np.ndarray, str]:
+    return RANDOM.standard_normal(shape, dtype=np.float32), type
+
+
+def write(path: Path, **tensors: tuple[np.ndarray, str]) -> GGUFFile:
+    write_tensors(path, {f"{name.replace('__', '.')}.weight": t for name, t in tensors.items()})
+    return GGUFFile.open(path)
+
+
+@pytest.fixture
+def options(tmp_path) -> TilingOptions:
+    return TilingOptions(tmp_path / "cache" / "tiles", least_bytes=1, spare_bytes=0)
+
+
+def copies(options: TilingOptions) -> list[Path]:
+    return sorted(options.directory.glob("*.tiles"))
+
+
+def names(options: TilingOptions) -> list[str]:
+    return sorted(path.suffix or path.name for path in options.directory.iterdir())
+
+
+def test_a_copy_has_tiles_where_the_file_has_rows(tmp_path, options) -> None:
+    file = write(
+        tmp_path / "a.gguf", up=matrix(32, 64), norms=matrix(16, 8192, type="F32"),
+        down=matrix(48, 32, type="Q4_0"), experts=matrix(3, 16, 32, type="MXFP4"),
+    )  # fmt: skip
+    tiled = tiled_tensors(file, options)
+    assert tiled is not None
+    assert set(tiled.tensors) == {f"{name}.weight" for name in ("up", "down", "experts")}
+    for name in tiled.tensors:
+        found, rows = tiled.weight(name), file.weight(name)
+        assert found.type.name == f"{rows.type.name} in tiles" and found.shape == rows.shape
+        assert torch.equal(found.data, rows.in_tiles().data)
+        assert sum(tiled.fetch(name)) == rows.nbytes
+    (copy,) = copies(options)
+    infos = file.tensors
+    assert copy.stat().st_size == max(infos[n].begin + infos[n].nbytes for n in tiled.tensors)
+    norms = infos["norms.weight"]
+    assert not any(copy.read_bytes()[norms.begin : norms.begin + norms.nbytes])
+    assert copy.stat().st_blocks * 512 < norms.nbytes, "the hole takes no space"
+
+
+def test_adjacent_and_evenly_spaced_tensors_are_views(tmp_path, options) -> None:
+    file = write(tmp_path / "a.gguf", q=matrix(32, 64), k=matrix(16, 64), v=matrix(16, 64))
+    tiled = tiled_tensors(file, options)
+    assert tiled is not None
+    every = [f"{name}.weight" for name in "qkv"]
+    for found, rows in (
+        (tiled.adjacent_rows(every), file.adjacent_rows(every)),
+        (tiled.evenly_spaced(every[1:]), file.evenly_spaced(every[1:])),
+    ):
+        assert found is not None and rows is not None and found.shape == rows.shape
+        assert torch.equal(found.data, rows.in_tiles().data)
+    assert tiled.adjacent_rows([every[0], every[2]]) is None
+
+
+def test_only_multiplied_matrices_of_whole_tiles_are_copied(tmp_path, options) -> None:
+    shared = {
+        "token_embd": matrix(32, 32), "per_layer_token_embd": matrix(32, 32),
+        "some_rows": matrix(24, 32), "numbers": matrix(32, 32, type="F16"),
+        "kernel": matrix(2, 2, 16, 32), "vector": matrix(32), "q": matrix(16, 32),
+    }  # fmt: skip
+    tied = tiled_tensors(write(tmp_path / "tied.gguf", **shared), options)
+    assert tied is not None and set(tied.tensors) == {"token_embd.weight", "q.weight"}
+    apart = write(tmp_path / "apart.gguf", **shared, output=matrix(32, 32))
+    tiled = tiled_tensors(apart, options)
+    assert tiled is not None and set(tiled.tensors) == {"output.weight", "q.weight"}
+
+
+def test_small_models_get_no_copy(tmp_path, options) -> None:
+    file = write(tmp_path / "a.gguf", up=matrix(32, 64))
+    assert tiled_tensors(file, TilingOptions(options.directory)) is None
+    assert not options.directory.exists()
+
+
+def test_each_part_of_a_split_model_gets_a_copy(tmp_path, options) -> None:
+    first = tmp_path / "a-00001-of-00002.gguf"
+    writer = gguf.GGUFWriter(first, "llama", split_max_tensors=1)
+    for name in ("up", "down"):
+        numbers, stored = matrix(32, 64)[0], gguf.GGMLQuantizationType.Q8_0
+        data = gguf.quants.quantize(numbers, stored)
+        writer.add_tensor(f"{name}.weight", data, raw_dtype=stored)
+    writer.path = tmp_path / "a.gguf"
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = GGUFFile.open(first)
+    tiled = tiled_tensors(file, options)
+    assert tiled is not None and len(copies(options)) == 2
+    for name in ("up.weight", "down.weight"):
+        assert torch.equal(tiled.weight(name).data, file.weight(name).in_tiles().data)
+
+
+def test_a_copy_is_written_once(tmp_path, options) -> None:
+    path = tmp_path / "a.gguf"
+    file, written = write(path, up=matrix(32, 64), down=matrix(16, 64)), []
+    first = tiled_tensors(file, options, lambda *part: written.append(part))
+    assert written == [("up.weight", 32 * 68), ("down.weight", 16 * 68)]
+    assert names(options) == [".json", ".tiles", "lock"]
+    before = copies(options)[0].stat()
+    os.link(path, tmp_path / "link.gguf")
+    again = tiled_tensors(
+        GGUFFile.open(tmp_path / "link.gguf"), options, lambda *part: written.append(part)
+    )
+    assert first is not None and again is not None and len(written) == 2
+    after = copies(options)[0].stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+    assert torch.equal(again.weight("up.weight").data, first.weight("up.weight").data)
+
+
+# Opens the copy of a file, and prints how many parts of tensors it has written.
+OPEN = """
+import logging, os, resource, signal, sys
+from pathlib import Path
+from model_zoo.gguf.reader import GGUFFile
+from model_zoo.gguf.tiled_copy import TilingOptions, tiled_tensors
+
+logging.basicConfig(level=logging.INFO)
+written, (path, directory, mode) = [], sys.argv[1:]
+def count(*part):
+    written.append(part)
+    if mode == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+file = GGUFFile.open(path)
+if mode == "full":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+tiled = tiled_tensors(file, TilingOptions(Path(directory), 1, 0), count)
+print(len(written), tiled is not None)
+"""
+
+
+@pytest.fixture
+def opening(options) -> Callable[..., subprocess.Popen[str]]:
+    def start(path: Path, mode: str = "") -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", OPEN, str(path), str(options.directory), mode],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+            text=True,
+        )
+
+    return start
+
+
+def test_of_two_processes_one_writes_and_the_other_waits(tmp_path, options, opening) -> None:
+    path = tmp_path / "a.gguf"
+    write(path, up=matrix(32, 64))
+    options.directory.mkdir(parents=True)
+    with (options.directory / "lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        processes = [opening(path) for _ in range(2)]
+        for process in processes:
+            assert "Waiting for another process" in process.stderr.readline()
+        assert not copies(options)
+    results = sorted(process.communicate()[0].strip() for process in processes)
+    assert results == ["0 True", "1 True"]
+    assert names(options) == [".json", ".tiles", "lock"]
+
+
+def test_a_killed_writer_leaves_no_copy_and_is_replaced(tmp_path, options, opening) -> None:
+    path = tmp_path / "a.gguf"
+    file = write(path, up=matrix(32, 64))
+    opening(path, "killed").communicate()
+    assert names(options) == [".unfinished", "lock"]
+    tiled = tiled_tensors(file, options)
+    assert tiled is not None
+    assert torch.equal(tiled.weight("up.weight").data, file.weight("up.weight").in_tiles().data)
+    assert names(options) == [".json", ".tiles", "lock"]
+
+
+def test_a_disk_that_becomes_full_leaves_nothing(tmp_path, options, opening) -> None:
+    path = tmp_path / "a.gguf"
+    write(path, up=matrix(256, 64))
+    output, log = opening(path, "full").communicate()
+    assert output.strip() == "0 False"
+    assert "Weights are not rearranged" in log and "File too large" in log
+    assert names(options) == ["lock"]
+
+
+def test_without_the_space_the_rows_of_the_file_are_used(tmp_path, options, caplog) -> None:
+    caplog.set_level(logging.INFO, "model_zoo")
+    file = write(tmp_path / "a.gguf", up=matrix(32, 64))
+    little = TilingOptions(options.directory, least_bytes=1, spare_bytes=1 << 62)
+    assert tiled_tensors(file, little) is None
+    (record,) = caplog.records
+    assert "2,176 bytes are needed" in record.message and "are free" in record.message
+    assert names(options) == ["lock"]
+
+
+def test_without_a_cache_directory_the_rows_of_the_file_are_used(tmp_path, caplog) -> None:
+    caplog.set_level(logging.INFO, "model_zoo")
+    (tmp_path / "file").write_text("")
+    options = TilingOptions(tmp_path / "file" / "tiles", least_bytes=1, spare_bytes=0)
+    assert tiled_tensors(write(tmp_path / "a.gguf", up=matrix(32, 64)), options) is None
+    (record,) = caplog.records
+    assert "Weights are not rearranged" in record.message
+
+
+def test_copies_of_changed_and_lost_files_are_removed(tmp_path, options) -> None:
+    paths = {name: tmp_path / f"{name}.gguf" for name in ("changed", "lost", "kept")}
+    for path in paths.values():
+        assert tiled_tensors(write(path, up=matrix(32, 64)), options) is not None
+    before = copies(options)
+    (options.directory / "other").write_text("")
+    paths["lost"].unlink()
+    changed = write(paths["changed"], up=matrix(48, 64))
+    tiled = tiled_tensors(changed, options)
+    assert tiled is not None
+    assert torch.equal(tiled.weight("up.weight").data, changed.weight("up.weight").in_tiles().data)
+    after = copies(options)
+    assert len(after) == 2 and len(set(before) & set(after)) == 1
+    assert names(options) == [".json", ".json", ".tiles", ".tiles", "lock", "other"]
+
+
+def test_a_file_that_was_replaced_after_it_was_opened_is_not_copied(tmp_path, options) -> None:
+    """The copy would have the name of the old content."""
+    path = tmp_path / "a.gguf"
+    old = write(path, up=matrix(32, 64))
+    write(tmp_path / "new.gguf", up=matrix(32, 64))
+    (tmp_path / "new.gguf").replace(path)
+    assert tiled_tensors(old, options) is None
+    assert names(options) == ["lock"]
