@@ -97,6 +97,8 @@ def tiled_tensors(
         if mapped is None:
             return None
         by_name |= dict.fromkeys((info.name for info in copy.infos), mapped)
+    nbytes = sum(copy.nbytes for copy in copies)
+    _log.info("Mapped %s bytes of weights in tiles from %s.", f"{nbytes:,}", options.directory)
     return MappedTensors({name: _tiled(info) for name, info in infos.items()}, by_name)
 
 

@@ -106,6 +106,7 @@ def test_pods_without_gpus_need_none(helm: str, tmp_path: Path):
     (container,) = pod["containers"]
     assert "tolerations" not in pod and "cuda" not in container["image"]
     assert container["resources"]["limits"] == {"cpu": "7.5", "memory": "24Gi"}
+    assert {"name": "home", "emptyDir": {}} in pod["volumes"], "it has copies of weights"
 
 
 def test_values_reach_their_objects(helm: str, tmp_path: Path):
