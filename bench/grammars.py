@@ -33,7 +33,7 @@ from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.request import FinishReason, GenerationRequest, Grammar, StopRules
 from runtime.kernels.build import cache_directory
 from runtime.kv.cache_types import default_cache_type
-from serve_app.replica.machine import compute_type
+from serve_app.replica.machine import compute_type, tiling_options
 
 CACHE = cache_directory(os.environ) / "bench"
 LABEL = "Q4_0"
@@ -78,7 +78,7 @@ class Decoder:
     def __init__(self, path: Path, threads: int) -> None:
         torch.set_num_threads(threads)
         device = torch.device("cpu")
-        loading = LoadOptions(compute=compute_type("auto"))
+        loading = LoadOptions(compute=compute_type("auto"), tiling=tiling_options("auto"))
         model = load(path, device=device, dtype=torch.float32, options=loading)
         options = EngineOptions(
             context_tokens=128,

@@ -16,6 +16,7 @@ from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams, StopRules
 from runtime.kv.cache_types import default_cache_type
 from runtime.quant.block_types import Compute
+from serve_app.replica.machine import tiling_options
 
 SAMPLING = SamplingParams(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P, seed=1)
 
@@ -26,7 +27,7 @@ class Caravan:
     def __init__(self, path: Path, setting: Setting, compute: Compute = Compute.AUTO) -> None:
         torch.set_num_threads(setting.threads)
         device = torch.device("cpu")
-        loading = LoadOptions(compute=compute)
+        loading = LoadOptions(compute=compute, tiling=tiling_options("auto"))
         model = load(path, device=device, dtype=torch.float32, options=loading)
         options = EngineOptions(
             context_tokens=setting.context_tokens,

@@ -28,7 +28,7 @@ from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.request import GenerationRequest, SamplingParams, StopRules
 from runtime.kv.cache_types import default_cache_type
 from serve_app.config.sections import SpeculationSettings
-from serve_app.replica.machine import compute_type
+from serve_app.replica.machine import compute_type, tiling_options
 
 ANSWER_TOKENS, CONTEXT_TOKENS, STEP_TOKENS = 256, 2048, 512
 SLOTS = 16
@@ -141,7 +141,7 @@ def contenders(
 
 
 def _loaded(path: Path) -> ChatModel:
-    loading = LoadOptions(compute=compute_type("auto"))
+    loading = LoadOptions(compute=compute_type("auto"), tiling=tiling_options("auto"))
     return load(path, device=torch.device("cpu"), dtype=torch.float32, options=loading)
 
 

@@ -180,7 +180,7 @@ class _Slab:
         row_bytes = self.info.type.row_bytes(self.info.shape[-1])
         rows = torch.frombuffer(data, dtype=torch.uint8).view(-1, row_bytes)
         tiles = to_tiles(rows, self.info.type.name, self.info.type.block_bytes)
-        left, at = memoryview(tiles.numpy()).cast("B"), self.begin
+        left, at = tiles.numpy().data.cast("B"), self.begin
         while left:  # a disk that becomes full first writes a part
             done = os.pwrite(target, left, at)
             left, at = left[done:], at + done

@@ -2,17 +2,20 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 from model_zoo.gguf.reader import GGUFFile
+from model_zoo.gguf.tiled_copy import TilingOptions
 from runtime.errors import ConfigurationError, DoesNotFitError, ModelFileError
 from runtime.kernels import native
 from runtime.vision import encoder as vision
 from serve_app.config.settings import ModelSettings
 from serve_app.replica import loading
 from serve_app.replica.loading import check_model, load_replica
+from serve_app.replica.machine import tiling_options
 from tests.checkout import DEMO_MODEL
 
 
@@ -49,6 +52,21 @@ def test_a_deterministic_model_is_loaded_as_such_and_encodes_images_one_by_one(m
         load_replica(chosen).close()
         assert loaded[-1].decoder._token_embd.weight.deterministic is deterministic
         assert encoders[-1].batch_images == batch
+
+
+@pytest.mark.parametrize("repack", ["auto", "off"])
+def test_weights_are_copied_in_tiles_unless_that_is_off(tmp_path, monkeypatch, repack):
+    def small_models_too(repack: str) -> TilingOptions | None:
+        options = tiling_options(repack)
+        return options and replace(options, directory=tmp_path / "tiles", least_bytes=1)
+
+    monkeypatch.setattr(loading, "tiling_options", small_models_too)
+    chosen = settings(context_tokens=64, max_sequences=2, repack=repack)
+    check_model(chosen)
+    assert not (tmp_path / "tiles").exists()
+    load_replica(chosen).close()
+    wanted = repack == "auto" and native.has_integer_products()
+    assert len(list(tmp_path.glob("tiles/*.tiles"))) == wanted
 
 
 def test_the_last_line_of_a_start_has_the_loading_and_warm_up_times(capsys):

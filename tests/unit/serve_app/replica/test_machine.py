@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from model_zoo.gguf.tiled_copy import TilingOptions
 from runtime.errors import ConfigurationError
 from runtime.kernels import native
 from runtime.quant.block_types import Compute
@@ -17,6 +18,7 @@ from serve_app.replica.machine import (
     log_devices,
     processor_name,
     require_deterministic,
+    tiling_options,
 )
 
 
@@ -42,6 +44,12 @@ def test_only_a_requested_rounding_that_the_processor_cannot_use_is_logged(
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     warned = not supported and name in ("fine", "fast")
     assert [line["compute"] for line in lines] == ([name] if warned else [])
+
+
+def test_copies_in_tiles_are_kept_in_the_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARAVAN_CACHE", "/cache")
+    assert tiling_options("auto") == TilingOptions(Path("/cache/tiles"))
+    assert tiling_options("off") is None
 
 
 def test_the_log_states_the_processor_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
