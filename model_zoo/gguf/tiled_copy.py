@@ -46,7 +46,6 @@ _LOOKED_UP = frozenset(
 )
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 
-
 Written = Callable[[str, int], None]
 
 
