@@ -21,13 +21,13 @@ from tests.serve.application import (
 from tests.serve.fragile_replicas import FragileDeployment
 from tests.serve.node_scaling import node_scaling_report
 from tests.serve.quickstart import quickstart_report
-from tests.serve.three_nodes import three_nodes_report
+from tests.serve.ranks_on_nodes import ranks_on_nodes_report
 
 # By the fixtures that return their reports. Each has a cluster of its own.
 PROGRAMS = {
     "node_scaling": node_scaling_report,
     "quickstart": quickstart_report,
-    "three_nodes": three_nodes_report,
+    "ranks_on_nodes": ranks_on_nodes_report,
 }
 
 
@@ -65,11 +65,6 @@ def programs(
 
 
 @pytest.fixture(scope="package")
-def three_nodes(programs: Mapping[str, Future[dict[str, Any]]]) -> dict[str, Any]:
-    return programs["three_nodes"].result()
-
-
-@pytest.fixture(scope="package")
 def node_scaling(programs: Mapping[str, Future[dict[str, Any]]]) -> dict[str, Any]:
     return programs["node_scaling"].result()
 
@@ -77,6 +72,11 @@ def node_scaling(programs: Mapping[str, Future[dict[str, Any]]]) -> dict[str, An
 @pytest.fixture(scope="package")
 def quickstart(programs: Mapping[str, Future[dict[str, Any]]]) -> dict[str, Any]:
     return programs["quickstart"].result()
+
+
+@pytest.fixture(scope="package")
+def ranks_on_nodes(programs: Mapping[str, Future[dict[str, Any]]]) -> dict[str, Any]:
+    return programs["ranks_on_nodes"].result()
 
 
 @pytest.fixture

@@ -40,16 +40,17 @@ def cluster_environment() -> dict[str, str]:
 
 
 @contextmanager
-def autoscaled_cluster(folder: Path, *, cpus: int, most_workers: int) -> Iterator[None]:
-    """This process drives it; it has been started with `cluster_environment()`. `cpus`: of the head
-    and of each worker node. `folder`: for Ray's files. In the end all processes are ended that this
-    one has started, directly or not."""
+def autoscaled_cluster(folder: Path, *, cpus: int, gpus: int, most_workers: int) -> Iterator[None]:
+    """This process drives it; it has been started with `cluster_environment()`. `cpus`,
+    `gpus`: of the head and of each worker node. `folder`: for Ray's files. In the end all processes
+    are ended that this one has started, directly or not."""
     adopt_descendants()
     port = free_port()
     config = folder / "autoscaler.json"
-    config.write_text(json.dumps(_config(f"127.0.0.1:{port}", cpus, most_workers)))
+    each = {"CPU": cpus, "GPU": gpus}
+    config.write_text(json.dumps(_config(f"127.0.0.1:{port}", each, most_workers)))
     try:
-        _start_head(port, config, folder, cpus)
+        _start_head(port, config, folder, each)
         ray.init(address=f"127.0.0.1:{port}", log_to_driver=False)
         yield
     finally:
@@ -57,13 +58,17 @@ def autoscaled_cluster(folder: Path, *, cpus: int, most_workers: int) -> Iterato
         end_descendants()
 
 
-def _start_head(port: int, config: Path, folder: Path, cpus: int) -> None:
+def _start_head(port: int, config: Path, folder: Path, resources: dict[str, int]) -> None:
     started = subprocess.run(
         [
             Path(sys.executable).parent / "ray",
             *("start", "--head", f"--port={port}", "--node-ip-address=127.0.0.1"),
-            *(f"--autoscaling-config={config}", f"--temp-dir={folder}", f"--num-cpus={cpus}"),
-            *("--num-gpus=0", "--include-dashboard=false"),
+            *(
+                f"--autoscaling-config={config}",
+                f"--temp-dir={folder}",
+                "--include-dashboard=false",
+            ),
+            *(f"--num-cpus={resources['CPU']}", f"--num-gpus={resources['GPU']}"),
             *(f"--ray-client-server-port={free_port()}", "--dashboard-agent-listen-port=0"),
             f"--object-store-memory={STORE['object_store_memory']}",
         ],
@@ -75,14 +80,14 @@ def _start_head(port: int, config: Path, folder: Path, cpus: int) -> None:
     assert started.returncode == 0, f"{started.stdout}\n{started.stderr}"
 
 
-def _config(address: str, cpus: int, most_workers: int) -> dict[str, Any]:
+def _config(address: str, resources: dict[str, int], most_workers: int) -> dict[str, Any]:
     """A file of `ray up` (ray/autoscaler/ray-schema.json)."""
     lists = (
         *("cluster_synced_files", "rsync_exclude", "rsync_filter", "initialization_commands"),
         *("setup_commands", "head_setup_commands", "worker_setup_commands"),
         *("head_start_ray_commands", "worker_start_ray_commands"),
     )
-    worker = {"CPU": cpus, **STORE}
+    worker = {**resources, **STORE}
     return {
         "cluster_name": "fake",
         "max_workers": most_workers,
@@ -98,7 +103,7 @@ def _config(address: str, cpus: int, most_workers: int) -> dict[str, Any]:
         },
         "auth": {},
         "available_node_types": {
-            "ray.head.default": {"resources": {"CPU": cpus}, "node_config": {}, "max_workers": 0},
+            "ray.head.default": {"resources": resources, "node_config": {}, "max_workers": 0},
             "worker": {
                 "resources": worker,
                 "node_config": {},

@@ -1,6 +1,9 @@
-"""A model under load on a cluster that grows by one node: three replicas are wanted, two fit.
+"""A model that is scaled from zero and back on a cluster that grows by one node: three replicas are
+wanted, two fit.
 
-A program for `report_of`."""
+A program for `report_of`. The model computes on the CPU: the nodes' GPUs are resources of Ray that
+no device has.
+"""
 
 import asyncio
 import json
@@ -9,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ from tests.serve.application import (
     NAME,
     arguments,
     await_http,
+    call_replicas,
     deploy,
     environment,
     eventually,
@@ -31,12 +36,12 @@ from tests.serve.application import (
 )
 from tests.serve.congested_replicas import CongestedDeployment, relieve
 from tests.serve.fake_nodes import autoscaled_cluster, cluster_environment
-from tests.serve.scaling_on_nodes import WORDS, body
 
-# Of each node, and of a replica: one fits on each.
-CPUS = 2
+# Of each node. A replica needs one GPU: one fits on each, though there are CPUs for more.
+CPUS, GPUS = 2, 1
 REPLICAS, FITTING = 3, 2
-CLIENTS = 12  # more than both replicas that fit run at once
+BURST = 24  # more than all replicas run at once
+WORDS = "What is the sum of seven and ten, and what is the day after a Monday in May? "
 INTERVAL_S = 0.25
 AUTOSCALING = {
     "min_replicas": 0,
@@ -55,6 +60,7 @@ LIMIT_S = 900
 ENDING_S = 120
 
 Counts = tuple[int, int, int]
+FULL: Counts = (FITTING, 1, 2)
 
 
 def node_scaling_report() -> dict[str, Any]:
@@ -62,22 +68,28 @@ def node_scaling_report() -> dict[str, Any]:
 
 
 class Watch:
-    """Each change of: replicas that run, replicas that start, nodes that are alive."""
+    """`seen`: each change of: replicas that run, replicas that start, nodes that are alive;
+    `answering`: the nodes of replicas that have answered a request, by their processes."""
 
     def __init__(self) -> None:
         self.seen: list[Counts] = []
+        self.answering: dict[int, str] = {}
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
+        self._threads = [
+            threading.Thread(target=each) for each in (self._watch_counts, self._watch_answers)
+        ]
 
     def __enter__(self) -> "Watch":
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
-    def _watch(self) -> None:
+    def _watch_counts(self) -> None:
         while not self._done.wait(0.1):
             states = serve.status().applications[NAME].deployments["demo"].replica_states
             nodes = sum(node["Alive"] for node in ray.nodes())
@@ -85,46 +97,64 @@ class Watch:
             if not self.seen or counts != self.seen[-1]:
                 self.seen.append(counts)
 
+    def _watch_answers(self) -> None:
+        while not self._done.wait(0.3):
+            with suppress(Exception):  # no replica runs, or one has just ended
+                self.answering |= dict(each for each in call_replicas("answering") if each)
 
-async def _load(url: str, enough: Callable[[], bool]) -> list[int]:
-    """Status codes of clients that send one long prompt after the other. Replicas are relieved
-    once there have been `enough`."""
-    statuses: list[int] = []
 
-    async def ask(client: httpx.AsyncClient, number: int) -> None:
-        while not enough():
-            prompt = f"{number}. {time.monotonic()} {20 * WORDS}"
-            reply = await client.post(f"{url}/api/generate", json=body(prompt))
-            statuses.append(reply.status_code)
+def _body(prompt: str) -> dict[str, Any]:
+    options = {"num_predict": 4, "temperature": 0, "seed": 1}
+    return {"model": "demo", "prompt": prompt, "raw": True, "stream": False, "options": options}
 
-    limits = httpx.Limits(max_connections=CLIENTS)
-    async with (
-        httpx.AsyncClient(timeout=HANG_S, limits=limits) as client,
-        asyncio.TaskGroup() as tasks,
-    ):
-        for number in range(CLIENTS):
-            tasks.create_task(ask(client, number))
+
+async def _burst(url: str, enough: Callable[[], bool]) -> list[int]:
+    """Long prompts at once, no two with a common prefix; returns the status codes. Replicas are
+    relieved once there have been `enough`."""
+    async with httpx.AsyncClient(timeout=HANG_S) as client, asyncio.TaskGroup() as tasks:
+        requests = [
+            tasks.create_task(
+                client.post(f"{url}/api/generate", json=_body(f"{number}. {20 * WORDS}"))
+            )
+            for number in range(BURST)
+        ]
         await asyncio.to_thread(eventually, enough)
         await asyncio.to_thread(relieve, FITTING)
-    return statuses
+    return [request.result().status_code for request in requests]
 
 
 def _answers(url: str) -> bool:
-    reply = httpx.post(f"{url}/api/generate", json=body(WORDS), timeout=HANG_S)
+    reply = httpx.post(f"{url}/api/generate", json=_body(WORDS), timeout=HANG_S)
     return reply.status_code == 200
 
 
 def _scenario(url: str) -> dict[str, Any]:
     with Watch() as watch:
-        eventually(lambda: _answers(url), timeout_s=HANG_S)
-        statuses = asyncio.run(_load(url, lambda: (FITTING, 1, 2) in watch.seen))
-        eventually(lambda: watch.seen[-1] == (0, 0, 1), timeout_s=HANG_S)
-    return {"statuses": statuses, "seen": watch.seen}
+        listed = httpx.get(f"{url}/api/tags", timeout=HANG_S).json()
+        time.sleep(4 * INTERVAL_S)
+        after_listing = list(watch.seen)
+        eventually(lambda: _answers(url))
+        after_the_first = list(watch.seen)
+
+        def all_answer() -> bool:
+            return FULL in watch.seen and len(watch.answering) == FITTING
+
+        statuses = asyncio.run(_burst(url, all_answer))
+        eventually(lambda: watch.seen[-1] == (0, 0, 1))
+    return {
+        "listed": [model["name"] for model in listed["models"]],
+        "after_listing": after_listing,
+        "after_the_first": after_the_first,
+        "statuses": statuses,
+        "nodes_answering": list(watch.answering.values()),
+        "seen": watch.seen,
+    }
 
 
 def _report(port: int) -> dict[str, Any]:
     args = arguments(
-        num_cpus=CPUS,
+        num_gpus=1,
+        num_cpus=0.5,
         threads=1,
         max_sequences=4,
         step_tokens=16,
@@ -142,7 +172,7 @@ def main() -> None:
     signal.signal(signal.SIGALRM, _give_up)
     signal.alarm(LIMIT_S - ENDING_S)
     report, port = Path(sys.argv[1]), free_port()
-    nodes = autoscaled_cluster(report.parent, cpus=CPUS, most_workers=1)
+    nodes = autoscaled_cluster(report.parent, cpus=CPUS, gpus=GPUS, most_workers=1)
     with environment(), nodes, serving(port):
         report.write_text(json.dumps(_report(port)))
 

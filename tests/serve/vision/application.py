@@ -1,4 +1,5 @@
-"""An application with tiny vision models: with encoders of their own, shared ones, scaled ones."""
+"""An application with tiny vision models: with encoders of their own, shared ones, and one that is
+scaled from zero, as its encoders are."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from ray import serve
 
 from serve_app.app import build
 from tests.loopback import Exchange, Server, serving
+from tests.patience import HANG_S
 from tests.serve.application import Application, await_http
 from tests.tiny_vision_model import write_tiny_vision_model
 from tests.vision_prompts import png
@@ -16,12 +18,9 @@ from tests.vision_prompts import png
 NAME, PATH = "vision", "/vision"
 PICTURE = png(30, 40)
 WAIT_S = 280.0  # for an encoder, the most that a model may be given
-SCALING = {
-    "min_replicas": 0,
-    "max_replicas": 1,
-    "downscale_delay_s": 1.0,
-    "metrics_interval_s": 0.25,
-}
+FROM_ZERO = {"min_replicas": 0, "max_replicas": 1, "metrics_interval_s": 0.25}
+STAYING = {**FROM_ZERO, "downscale_to_zero_delay_s": 10 * HANG_S}
+SCALING = {**FROM_ZERO, "downscale_delay_s": 1.0}
 LIMITS = {"context_tokens": 128, "max_sequences": 8, "num_cpus": 0.1, "threads": 1}
 ENCODER = {"num_cpus": 0.1, "threads": 1, "timeout_s": WAIT_S}
 
@@ -45,6 +44,7 @@ def running(application: Application, pictures: Server, folder: Path) -> Iterato
     """Yields the URL; the model's files are in `folder`."""
     urls = {"allowed_hosts": [pictures.host], "allow_private": True}
     args = {"models": models(folder), "max_images": 8, "image_urls": urls, "responses": None}
+    args["start_timeout_s"] = HANG_S
     try:
         serve.run(build(args), name=NAME, route_prefix=PATH)
         await_http(f"{application.url}{PATH}")
@@ -63,5 +63,10 @@ def models(folder: Path) -> list[dict[str, Any]]:
         {"name": "with-vision", **vision},
         # The cache has room for all images of a test, if they meet on one replica.
         {"name": "shared", **vision, "replicas": 2, "image_cache_bytes": 2**20, "vision": shared},
-        {"name": "scaled", **vision, "vision": {"autoscaling": SCALING, **ENCODER}},
+        {
+            "name": "scaled",
+            **vision,
+            "autoscaling": STAYING,
+            "vision": {"autoscaling": SCALING, **ENCODER},
+        },
     ]

@@ -1,4 +1,5 @@
-"""Encoders that are scaled to zero: started for an image, stopped when there are none."""
+"""A model that is started for a request, and its encoders, which are started for an image and
+stopped when there are none."""
 
 from base64 import b64encode
 
@@ -13,9 +14,9 @@ from tests.vision_prompts import png
 MODEL, ENCODERS = "scaled", "VisionEncoder:scaled"
 
 
-def encoders() -> int:
+def replicas(deployment: str) -> int:
     """The number that runs or starts."""
-    states = serve.status().applications[NAME].deployments[ENCODERS].replica_states
+    states = serve.status().applications[NAME].deployments[deployment].replica_states
     return states.get("STARTING", 0) + states.get("RUNNING", 0)
 
 
@@ -38,13 +39,17 @@ def _text(image: bytes) -> str:
     return b64encode(image).decode()
 
 
-def test_an_encoder_starts_for_an_image_and_stops_afterwards_twice(url: str) -> None:
-    assert encoders() == 0
+def test_a_model_starts_for_a_request_and_its_encoder_for_an_image_and_stops_twice(
+    url: str,
+) -> None:
+    models = httpx.get(f"{url}/api/tags", timeout=HANG_S).json()["models"]
+    assert f"{MODEL}:latest" in [model["name"] for model in models]
+    assert (replicas(MODEL), replicas(ENCODERS)) == (0, 0), "listing starts none"
     answer(url)
-    assert encoders() == 0, "a text needs no encoder"
+    assert (replicas(MODEL), replicas(ENCODERS)) == (1, 0), "a text needs no encoder"
     for seed in (1, 2):
         answer(url, png(30, 40, seed=seed))
         assert images_received() == seed, "the encoder has not computed the features"
-        eventually(lambda: encoders() == 0)
+        eventually(lambda: replicas(ENCODERS) == 0)
     answer(url, png(30, 40, seed=1))
-    assert encoders() == 0, "cached features need no encoder"
+    assert replicas(ENCODERS) == 0, "cached features need no encoder"
