@@ -17,11 +17,10 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
-from runtime.kernels.triton.launch import has_kernels
+from runtime.kernels.triton import launch
 
 DEVICE = torch.device("cuda", 0)
 CAPABILITY = (9, 0)
@@ -84,6 +83,30 @@ class Counts:
         return Counter(each.name for each in self.launches)
 
 
+class DeviceTensor(Tensor):
+    """A tensor on the device: that of torch's meta device with the same shape and storage."""
+
+    meta: Tensor
+
+    @staticmethod
+    def __new__(cls, meta: Tensor) -> "DeviceTensor":
+        self = Tensor._make_subclass(
+            cls, meta, meta.requires_grad, dispatch_device=True, device_for_backend_keys=DEVICE
+        )
+        self.meta = meta
+        return self
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> torch.device:
+        """Without the device there are no operations but the question for it."""
+        assert func is torch.ops.prim.device.default, f"{func} without a device"
+        return DEVICE
+
+
 class FakeGraph:
     """Stands for `torch.cuda.CUDAGraph`: what is captured is counted when it is replayed."""
 
@@ -119,7 +142,6 @@ class FakeCuda(TorchDispatchMode):
         self.graphs: list[FakeGraph] = []
         self._capturing: FakeGraph | None = None
         self._counts = Counts()
-        self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self._pinned: WeakSet[torch.UntypedStorage] = WeakSet()
         self._parts: WeakKeyDictionary[torch.UntypedStorage, tuple[int, int]] = WeakKeyDictionary()
 
@@ -173,12 +195,12 @@ class FakeCuda(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:
-            return args[0].fake_device
+            return DEVICE
         kwargs, name = dict(kwargs or {}), func.overloadpacket.__name__
         pinned = kwargs.pop("pin_memory", False)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         to_device = torch.device(kwargs.get("device") or "cpu").type == "cuda"
-        if not to_device and not any(isinstance(tensor, FakeTensor) for tensor in tensors):
+        if not to_device and not any(isinstance(tensor, DeviceTensor) for tensor in tensors):
             result = func(*args, **kwargs)
             if pinned:
                 self._forbid_in_captures("allocates pinned memory")
@@ -198,8 +220,7 @@ class FakeCuda(TorchDispatchMode):
         uploads = to_device and any(tensor.device.type == "cpu" for tensor in tensors)
         if uploads:
             self._note_upload(tensors[0])
-        with self._fakes:
-            result = func(*args, **kwargs)
+        result = _without_elements(func, args, kwargs, uploads)
         if not (uploads or func.is_view or name in _WITHOUT_KERNEL):
             self._note_launch(name, tensors, result)
         self._computed(func, args, kwargs, result)
@@ -255,7 +276,7 @@ def fake_cuda(
     torchs["graph_pool_handle"] = object
     torchs["get_device_capability"] = lambda device: capability
     torchs["get_device_properties"] = lambda device: PROPERTIES
-    has_kernels.cache_clear()
+    _forget_devices()
     lifts = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor` copies to the device by an operation
     try:
@@ -267,7 +288,12 @@ def fake_cuda(
             yield fake
     finally:
         torch._C._set_only_lift_cpu_tensors(lifts)
-        has_kernels.cache_clear()
+        _forget_devices()
+
+
+def _forget_devices() -> None:
+    launch.has_kernels.cache_clear()
+    launch.capability.cache_clear()
 
 
 def _set_device_guard() -> None:
@@ -295,6 +321,33 @@ class _Inert:
 
     def __exit__(self, *arguments: Any) -> None:
         pass
+
+
+def _without_elements(func: Any, args: Any, kwargs: Any, uploads: bool) -> Any:
+    """The result on the device. Of the host's tensors, only numbers may be arguments, unless the
+    operation uploads them."""
+    given: dict[int, DeviceTensor] = {}
+
+    def meta_of(value: Any) -> Any:
+        if isinstance(value, DeviceTensor):
+            given[id(value.meta)] = value
+            return value.meta
+        if not isinstance(value, Tensor):
+            return value
+        assert uploads or value.dim() == 0, f"{func} mixes devices"
+        return value.to("meta")
+
+    def on_device(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        known = given.get(id(value))
+        assert known is None or known.shape == value.shape, f"{func} changes a shape"
+        return DeviceTensor(value) if known is None else known
+
+    meta_args, meta_kwargs = tree_map(meta_of, (args, kwargs))
+    if meta_kwargs.get("device") is not None:
+        meta_kwargs["device"] = torch.device("meta")
+    return tree_map(on_device, func(*meta_args, **meta_kwargs))
 
 
 def _is_composite(func: Any) -> bool:
