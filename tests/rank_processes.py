@@ -1,16 +1,13 @@
 """Ranks that are processes: followers that wait for seats, and an engine whose team they join.
 
-`python -m tests.rank_processes` is such a follower. It reads jobs from its standard input, one
-after the other, so that few processes serve many tests.
+A follower receives jobs, one after the other, so that few processes serve many tests. All are
+forked from one process that has imported this module and computed nothing.
 """
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -25,39 +22,34 @@ from runtime.distributed.ranks import ALONE
 from runtime.engine.assembly import EngineOptions, assemble, compute_part
 from runtime.engine.async_engine import AsyncEngine
 from runtime.vision.encoder import ImageEncoder
-from tests.checkout import ROOT
 
 CPU = torch.device("cpu")
 HOST = "127.0.0.1"
+FORKED = get_context("forkserver")
+FORKED.set_forkserver_preload([__name__])
 
 
 class Follower:
     """A process that computes parts; when it has been killed, the next job starts another."""
 
     def __init__(self) -> None:
-        self.process = self._started()
+        self._start()
 
-    def _started(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.rank_processes"],
-            stdin=subprocess.PIPE,
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            text=True,
-        )
+    def _start(self) -> None:
+        self._jobs, jobs = FORKED.Pipe()
+        self._process = FORKED.Process(target=follow, args=(jobs,), daemon=True)
+        self._process.start()
+        jobs.close()
 
-    def sit(self, rank_info: RankInfo, path: Path, **change: Any) -> None:
-        """Join there with a part of the file; `change`: other things than usual that it does."""
-        if self.process.poll() is not None:
-            self.process = self._started()
-        assert self.process.stdin is not None
-        job = {"seat": asdict(rank_info), "path": str(path), **change}
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
+    def sit(self, rank_info: RankInfo, path: Path, *, told: Path | None = None) -> None:
+        """Join there with a part of the file; `told`: the file that it says it has."""
+        if not self._process.is_alive():
+            self._start()
+        self._jobs.send((rank_info, path, told or path))
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        self._process.kill()
+        self._process.join()
 
 
 @contextmanager
@@ -110,11 +102,15 @@ def assembled(
         return model, engine
 
 
-def main() -> None:
+def follow(jobs: Connection) -> None:
+    """Compute parts until the other end is closed."""
     torch.set_num_threads(1)
-    for line in sys.stdin:
-        job = json.loads(line)
-        compute(RankInfo(**job["seat"]), Path(job["path"]), Path(job.get("told", job["path"])))
+    while True:
+        try:
+            job = jobs.recv()
+        except EOFError:
+            return
+        compute(*job)
 
 
 def compute(rank_info: RankInfo, path: Path, told: Path) -> None:
@@ -130,7 +126,3 @@ def compute(rank_info: RankInfo, path: Path, told: Path) -> None:
         member.control_channel.fail(error)
     finally:
         member.close()
-
-
-if __name__ == "__main__":
-    main()

@@ -225,7 +225,7 @@ def test_an_error_of_a_rank_is_reported_by_rank_0(tmp_path, three) -> None:
     write_llama(tmp_path / "tiny.gguf")
     write_tiny_llama(tmp_path / "other.gguf", config="gqa", seed=1)
     lead = RankZero(HOST, 2)
-    three[0].sit(lead.rank_infos[0], tmp_path / "tiny.gguf", told=str(tmp_path / "other.gguf"))
+    three[0].sit(lead.rank_infos[0], tmp_path / "tiny.gguf", told=tmp_path / "other.gguf")
     with contextlib.closing(lead), pytest.raises(ModelFileError, match=r"Rank 1 .* different file"):
         assembled(lead, tmp_path / "tiny.gguf")
     lead = RankZero(HOST, 2)
