@@ -135,6 +135,7 @@ def _scenario(url: str) -> dict[str, Any]:
         after_listing = list(watch.seen)
         eventually(lambda: _answers(url))
         after_the_first = list(watch.seen)
+        watch.answering.clear()  # on a slow machine this replica is idle for too long and ends
 
         def all_answer() -> bool:
             return FULL in watch.seen and len(watch.answering) == FITTING

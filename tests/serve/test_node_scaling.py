@@ -34,13 +34,14 @@ def test_listing_models_starts_no_replica(report: dict[str, Any]) -> None:
 
 
 def test_a_request_starts_one_replica(report: dict[str, Any]) -> None:
-    assert wanted(counts(report, "after_the_first")) == [0, 1]
+    assert set(wanted(counts(report, "after_the_first"))) == {0, 1}
 
 
 def test_a_burst_of_long_prompts_starts_all_needed_replicas_in_one_decision(
     report: dict[str, Any],
 ) -> None:
-    assert wanted(counts(report, "seen"))[:3] == [0, 1, REPLICAS]
+    totals = wanted(counts(report, "seen"))
+    assert set(totals[: totals.index(REPLICAS)]) == {0, 1}
 
 
 def test_a_node_is_added_for_a_pending_replica(report: dict[str, Any]) -> None:
