@@ -507,22 +507,24 @@ integer_product integer_product_of(int type);
 integer_product rarer_integer_product(int type);
 integer_product tiled_integer_product(int type);
 
-/* Rows; with so few, one tile at a time, because the innermost cache holds the next one too. */
-#define MEMORY_BOUND 3
-#define DEFINE_PART(name, type, planes, tiles)                                                                  \
+/* Rows from which two tiles share the loads of activations, by how many operations unpack a type; with fewer, the
+ * innermost cache holds the next tile too, or sums stay in registers. */
+#define SOON 4
+#define LATE 32
+#define DEFINE_PART(name, type, planes, pairs_from)                                                             \
     static void name(const job *j, int index, int next, int foreseen) {                                         \
-        const int form = form_of(type, planes, j->rows), few = j->rows <= MEMORY_BOUND;                         \
+        const int form = form_of(type, planes, j->rows), few = j->rows < SOON;                                  \
         if (is_amx(form)) amx_part(integer_product_of(type).amx[planes - 1], UNPACK(type), j, index, next);     \
         else if (form == WIDE && few) integer_part(type, WIDE, 1, j, index, next, foreseen);                    \
         else if (form == WIDE) integer_part(type, WIDE, TILES, j, index, next, foreseen);                       \
-        else if (tiles > 1 && !few && j->outs >= tiles * LANES)                                                 \
-            integer_part(type, planes, tiles, j, index, next, foreseen);                                        \
+        else if (BYTE_TILES > 1 && j->rows >= pairs_from && j->outs >= BYTE_TILES * LANES)                      \
+            integer_part(type, planes, BYTE_TILES, j, index, next, foreseen);                                   \
         else integer_part(type, planes, 1, j, index, next, foreseen);                                           \
     }
-#define DEFINE_INTEGER(type, tiles)          \
-    DEFINE_AMX(type)                         \
-    DEFINE_PART(type##_fine, type, 2, tiles) \
-    DEFINE_PART(type##_fast, type, 1, tiles)
+#define DEFINE_INTEGER(type, pairs_from)          \
+    DEFINE_AMX(type)                              \
+    DEFINE_PART(type##_fine, type, 2, pairs_from) \
+    DEFINE_PART(type##_fast, type, 1, pairs_from)
 #define INTEGER(type) [type] = {type##_fine, type##_fast, AMX_PRODUCTS(type)}
 
 #endif /* LANES */
