@@ -134,7 +134,7 @@ async def test_an_image_of_an_encoder_that_stops_is_encoded_by_another() -> None
             await until(lambda: pool.towers[1].entered.acquire(blocking=False))
             gate.release(100)
             assert torch.equal(await asked, rounded(image))
-        assert pool.encoded == [[number], [number]]
+        await until(lambda: pool.encoded == [[number], [number]])  # by the first one, too
 
 
 async def test_an_image_of_a_silent_encoder_is_encoded_by_another(monkeypatch) -> None:
