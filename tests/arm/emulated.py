@@ -32,7 +32,7 @@ def emulated(level: Level) -> Iterator["EmulatedLibrary"]:
         command = [EMULATOR, "-L", _SYSROOT, str(_driver(Path(folder)))]
         command += [str(built_library(level=level)), f"/proc/{os.getpid()}/mem"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-            kernels = EmulatedLibrary(process)
+            kernels = EmulatedLibrary(process, level)
             grids = all_grids()
             kernels.caravan_set_grids(grids.data_ptr())
             yield kernels
@@ -41,8 +41,12 @@ def emulated(level: Level) -> Iterator["EmulatedLibrary"]:
 class EmulatedLibrary:
     """The kernels as attributes, as of a `ctypes.CDLL`. They must be called with one thread."""
 
-    def __init__(self, process: subprocess.Popen) -> None:
-        self._process = process
+    def __init__(self, process: subprocess.Popen, level: Level) -> None:
+        self._process, self._level = process, level
+
+    def caravan_level(self) -> bytes:
+        """The function of this name returns an address in the other process."""
+        return self._level.name.encode()
 
     def __getattr__(self, name: str) -> Any:
         arguments, result = SIGNATURES[name]

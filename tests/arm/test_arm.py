@@ -33,5 +33,7 @@ def test_every_instruction_set_of_arm64_computes_the_same(
         here = library()
         if here is not None and here.caravan_has_integers() and kernels.caravan_has_integers():
             expected = integer_products(here, monkeypatch)
-            for name, products in integer_products(kernels, monkeypatch).items():
-                assert torch.equal(products, expected[name]), name
+            computed = integer_products(kernels, monkeypatch)
+            assert expected.keys() <= computed.keys()  # those of AMX lack rounded BF16
+            for name, products in expected.items():
+                assert torch.equal(products, computed[name]), name
