@@ -1,5 +1,5 @@
 /* Fields of the blocks of LANES rows of weights. Compiled twice: for rows as in files, and, if TILED is 1, for tiles
- * of TILE_ROWS rows whose fields are interleaved (runtime/quant/formats/tiles.py). */
+ * of TILE_ROWS rows whose fields are interleaved (runtime/quant/formats/row_tiles.py). */
 #ifndef CARAVAN_FIELDS_H
 #define CARAVAN_FIELDS_H
 

@@ -16,15 +16,9 @@ EXPORT int caravan_has_integers(void) {
 #define LEAST_OUTS 16 /* so that outputs have the same bits whatever the vectors */
 #define TILES_OF_A_PART 16 /* at most, so that the threads end together */
 
-DEFINE_INTEGER(Q4_0, SOON)
-DEFINE_INTEGER(Q8_0, SOON)
-DEFINE_INTEGER(Q4_K, SOON)
-DEFINE_INTEGER(Q5_K, SOON)
-DEFINE_INTEGER(Q6_K, LATE)
+COMMON_TYPES(DEFINE_INTEGER)
 
-static const integer_product common[] = {
-    INTEGER(Q4_0), INTEGER(Q8_0), INTEGER(Q4_K), INTEGER(Q5_K), INTEGER(Q6_K),
-};
+static const integer_product common[] = {COMMON_TYPES(INTEGER)};
 
 integer_product integer_product_of(int type) {
     const int found = type >= 0 && type < (int)(sizeof common / sizeof *common) && common[type].fine;

@@ -2,7 +2,7 @@
  *
  * Each group of 32 activations of a row becomes integers and one scale. Integers of 15 bits are two
  * planes of bytes, high * 128 + low, or numbers of 16 bits. Invariant: the result of an output adds its
- * groups in the order of add_tile by float operations that do not depend on other rows or outputs, and all
+ * groups in the order of add_columns by float operations that do not depend on other rows or outputs, and all
  * other sums are exact; so the bits of a row depend on nothing else, not even on the instruction set. */
 #ifndef CARAVAN_INTEGERS_H
 #define CARAVAN_INTEGERS_H
@@ -242,7 +242,8 @@ INLINE void next_block(column *c, const int tiles, const int block_bytes_count) 
 /* The eight groups of 256 elements, from group `index` on. turns[k]: the column whose blocks are loaded with group k. */
 INLINE void add_block(const int type, const int form, const int tiles, column *c, column *const *turns, int index,
                       const tile_rows *to) {
-    const int share = LANES / FETCHES * (TILED && LANES == TILE_ROWS ? 1 : tiles), row_bytes = 256 / (16 * block_vectors(type)) * block_bytes(type);
+    const int share = LANES / FETCHES * (TILED && LANES == TILE_ROWS ? 1 : tiles);
+    const int row_bytes = 256 / (16 * block_vectors(type)) * block_bytes(type);
     block b[TILES];
     group g[TILES];
     UNROLL(2)
@@ -525,7 +526,13 @@ integer_product tiled_integer_product(int type);
     DEFINE_AMX(type)                              \
     DEFINE_PART(type##_fine, type, 2, pairs_from) \
     DEFINE_PART(type##_fast, type, 1, pairs_from)
-#define INTEGER(type) [type] = {type##_fine, type##_fast, AMX_PRODUCTS(type)}
+#define INTEGER(type, pairs_from) [type] = {type##_fine, type##_fast, AMX_PRODUCTS(type)},
+
+/* The types, with the rows from which two tiles share loads: of integers.c, and of integers_rarer.c. */
+#define COMMON_TYPES(DO) DO(Q4_0, SOON) DO(Q8_0, SOON) DO(Q4_K, SOON) DO(Q5_K, SOON) DO(Q6_K, LATE)
+#define RARER_TYPES(DO)                                                                             \
+    DO(Q4_1, LATE) DO(Q5_0, LATE) DO(Q5_1, LATE) DO(Q2_K, LATE) DO(Q3_K, LATE) DO(IQ4_NL, LATE) \
+    DO(IQ4_XS, LATE) DO(MXFP4, LATE) DO(MXFP4_PAIRS, LATE)
 
 #endif /* LANES */
 #endif
