@@ -178,7 +178,10 @@ typedef struct { const uint8_t *p[2]; int lines, each; } amx_foresight;
 
 INLINE void foresee_codes(amx_foresight *f) {
     for (int i = 0; i < f->each && f->lines > 0; i++, f->lines--)
-        for (int t = 0; t < 2; t++, f->p[t - 1] += 64) prefetch_once(f->p[t]);
+        for (int t = 0; t < 2; t++) {
+            prefetch_once(f->p[t]);
+            f->p[t] += 64;
+        }
 }
 
 /* `count` groups times AMX_ROWS rows, which begin at x; order[i] is the group that is added i-th. Sums of the next
