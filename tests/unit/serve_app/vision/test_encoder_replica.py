@@ -81,9 +81,10 @@ async def test_waiting_images_of_one_shape_form_a_batch() -> None:
     async with GatedEncoder(batch_images=3) as gated:
         rows = {1: 3, 2: 3, 3: 5, 4: 3, 5: 3, 6: 5}
         images = [picture(number, count) for number, count in rows.items()]
-        requests = [asyncio.create_task(encode(gated.encoder, image)) for image in images]
-        await until(lambda: gated.encoder.statistics().images_waiting == 6)
+        requests = [asyncio.create_task(encode(gated.encoder, images[0]))]
         await until(lambda: gated.tower.entered.acquire(blocking=False))
+        requests += [asyncio.create_task(encode(gated.encoder, image)) for image in images[1:]]
+        await until(lambda: gated.encoder.statistics().images_waiting == 6)
         await settled()
         gated.gate.release(100)
         found = await all_of(*requests)
