@@ -1,10 +1,14 @@
-"""The demo model; events of the transport for which tests wait; refusals that do not wait."""
+"""The demo model; events of the transport for which tests wait; what a test must not wait for or
+leave to chance."""
 
 from collections.abc import Iterator
+from random import Random
+from types import SimpleNamespace
 
 import pytest
 
 from serve_app.api import connections
+from serve_app.config import options
 from serve_app.config.settings import ModelSettings
 from serve_app.replica.loading import load_replica
 from serve_app.replica.replica import ModelReplica
@@ -19,6 +23,14 @@ def undelayed() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connections, "REFUSAL_DELAY_S", (0.0, 0.0))
         yield
+
+
+@pytest.fixture(autouse=True)
+def repeatable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests without a seed draw the same ones each time that a test runs, so that a test of
+    what they sample either always passes or never."""
+    draw = Random(request.node.nodeid).randrange
+    monkeypatch.setattr(options, "secrets", SimpleNamespace(randbelow=draw))
 
 
 @pytest.fixture(scope="package")
