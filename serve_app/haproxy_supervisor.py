@@ -150,7 +150,7 @@ class Supervisor:
         self._clock = clock
         self._sleep = sleep
         self._process: Process | None = None
-        self._stopping = False
+        self._stopping = self._draining = False
         self._failures = 0  # consecutive failures
 
     async def run(self) -> int:
@@ -186,9 +186,15 @@ class Supervisor:
         )
 
     def _forward_signal(self, number: int) -> None:
+        """Forwards a soft stop once only: Ray repeats it, which would kill a HAProxy that is just
+        ending."""
         self._stopping |= number in _STOPS
-        if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(number)
+        if self._process is None or self._process.returncode is not None:
+            return
+        if number == signal.SIGUSR1 and self._draining:
+            return
+        self._draining |= number == signal.SIGUSR1
+        self._process.send_signal(number)
 
     async def _answer_admin(self) -> None:
         """Takes over Ray's path of the admin socket once HAProxy has bound its ports."""

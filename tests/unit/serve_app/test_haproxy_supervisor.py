@@ -25,7 +25,7 @@ from serve_app.haproxy_supervisor import (
     Supervisor,
     planned,
 )
-from tests.patience import HANG_S, until
+from tests.patience import HANG_S, settled, until
 from tests.unit.serve_app.proxy_configs import proxy_config
 
 COMMAND = f'#!/bin/sh\nexec "{sys.executable}" -m serve_app.haproxy "$@"\n'
@@ -224,6 +224,32 @@ async def test_a_program_that_crashes_at_once_is_given_up_but_not_one_that_ran(t
     starts = len((tmp_path / "crashing.starts").read_text())
     assert steady + MAX_FAILURES <= starts <= steady + MAX_FAILURES + 1
     assert pauses == [0.05 * 2**each for each in range(MAX_FAILURES - 1)]
+
+
+# A program that ends when it is told to; each soft stop before is a line of a file.
+DRAINING = """#!/bin/sh
+trap 'echo >> "$0.stops"' USR1
+trap 'exit 0' TERM
+touch "$0.stops"
+while :; do sleep 0.01; done
+"""
+
+
+async def test_a_soft_stop_is_passed_on_once(tmp_path):
+    """Ray repeats it, perhaps while HAProxy is ending, which that would kill."""
+    program, stops = tmp_path / "draining", tmp_path / "draining.stops"
+    program.write_text(DRAINING)
+    program.chmod(0o700)
+    files = Files(tmp_path / "config", tmp_path / "admin", os.getpid())
+    running = asyncio.create_task(Supervisor(str(program), Start("", [], []), files).run())
+    await until(stops.exists)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    await until(stops.read_text)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    await settled()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await running == 0
+    assert len(stops.read_text()) == 1
 
 
 CONFIG = """global
