@@ -14,7 +14,7 @@ turn. Each figure is the median over rounds, ± the round farthest from it; a ra
 of the rounds' ratios."""
 AGAINST_PEER = """\
 Tokens per second of all sequences together; above 1.00 this engine is faster. Both read the same
-blocks and cache in float16; this engine computes with `compute: fine`, llama.cpp rounds
+blocks and cache in float16; this engine computes with `compute: auto`, llama.cpp rounds
 activations to 8 bits."""
 AGAINST_BARE = """\
 The same engine behind `serve run`, with one HTTP client process, against the engine alone. For

@@ -1,6 +1,5 @@
 """Loads model files; the architecture in a file chooses the family that builds the model."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -380,7 +379,4 @@ def quantization(file: GGUFFile, metadata: Metadata) -> str:
     stated = _FILE_TYPES.get(metadata.get("general.file_type", int, -1))
     if stated is not None:
         return stated
-    elements: Counter[str] = Counter()
-    for info in file.tensors.values():
-        elements[info.type.name] += info.elements
-    return elements.most_common(1)[0][0] if elements else "unknown"
+    return file.main_type or "unknown"

@@ -3,7 +3,9 @@
 import hashlib
 import mmap
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from os import stat_result
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
@@ -42,6 +44,14 @@ class GGUFFile(MappedTensors):
         self.modified_at = max(part.modified_at for part in parts)
         self.identity = tuple(part.identity for part in parts)
         self.parts = tuple(parts)
+
+    @cached_property
+    def main_type(self) -> str | None:
+        """The name of the block type of most weights; None for a file without tensors."""
+        elements: Counter[str] = Counter()
+        for info in self.tensors.values():
+            elements[info.type.name] += info.elements
+        return elements.most_common(1)[0][0] if elements else None
 
     @classmethod
     def open(cls, path: Path | str, *, arrays: bool = True) -> "GGUFFile":

@@ -16,6 +16,7 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.shared_weights import SharedWeights
 from model_zoo.gguf.tiled_copy import TilingOptions, tiled_tensors
 from runtime.distributed.ranks import Split
+from runtime.kernels.auto_compute import on_this_cpu
 from runtime.kernels.native import has_integer_products
 from runtime.kernels.triton.launch import has_kernels
 from runtime.quant.block_types import (
@@ -268,7 +269,8 @@ class Tensors:
         because models of one file share its pages anyway."""
 
         def computed() -> Weight:
-            return replace(copy(), compute=self._compute, deterministic=self._deterministic)
+            compute = self._on_cpu if device.type == "cpu" else self._compute
+            return replace(copy(), compute=compute, deterministic=self._deterministic)
 
         if device.type in ("cpu", "meta"):
             placed = computed()
@@ -277,6 +279,11 @@ class Tensors:
             placed = self._shared.get(key, computed)
         self.held[device] += placed.nbytes
         return placed
+
+    @cached_property
+    def _on_cpu(self) -> Compute:
+        """How weights on the CPU are computed."""
+        return on_this_cpu(self._compute, self.file.main_type or "")
 
     @cached_property
     def _tiles(self) -> MappedTensors | None:

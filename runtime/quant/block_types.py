@@ -146,9 +146,10 @@ class Compute(IntEnum):
     EXACT: in float32. FINE and FAST: each group of 32 activations of a row as integers of 15 or 8
     bits with one scale, so that products are sums of integers. BF16 on a CPU: FAST rounds
     activations to bfloat16; FINE, with AMX, to the sum of two. Other types without such kernels are
-    always EXACT. AUTO: FAST for BF16 on a CPU that multiplies bfloat16 without AMX, else FINE. On
-    CUDA devices this applies to up to eight rows; more rows, and EXACT, are multiplied in the rows'
-    own type, to which weights are rounded.
+    always EXACT. AUTO: FAST for BF16 on a CPU that multiplies bfloat16 without AMX, else FINE;
+    `kernels/auto_compute.py` chooses one of them for whole files. On CUDA devices this applies to
+    up to eight rows; more rows, and EXACT, are multiplied in the rows' own type, to which weights
+    are rounded.
     """
 
     EXACT = 0

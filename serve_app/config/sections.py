@@ -119,9 +119,11 @@ class EngineSettings(Section):
     integers of 15 bits per group of 32 with one scale; `fast`, of 8 bits, as in llama.cpp. BF16 on
     a CPU: as one bfloat16 with `fast`; with `fine` as the sum of two if the processor has AMX, else
     exactly. Other plain types, and on a CPU those of IQ1, IQ2, IQ3, TQ and NVFP4, are always
-    computed exactly. `auto` is `fine`, but `fast` for BF16 where the processor multiplies bfloat16
-    (AVX512-BF16) and has no AMX. On CUDA devices, more than eight rows, and `exact`, are multiplied
-    in the model's own type."""
+    computed exactly. `auto` is `fine`, but on a CPU without AMX `fast` for BF16 where the processor
+    multiplies bfloat16 (AVX512-BF16), and for files most of whose weights have a type with which
+    `fine` computes prompts no faster than llama.cpp, or hardly: Q5_K, Q6_K and IQ4_XS with
+    AVX512-VNNI; Q4_K, Q5_K and Q6_K with AVX2. On CUDA devices, more than eight rows, and
+    `exact`, are multiplied in the model's own type."""
     repack: Literal["auto", "off"] = "auto"
     """Whether weights are rearranged for a CPU: `auto` writes a copy of a file's quantised weights,
     with 16 rows interleaved, once per node into the cache directory, `tiles` in `$CARAVAN_CACHE`
