@@ -85,6 +85,18 @@ def test_heads_may_be_large(dims: tuple[int, int], batch: str, with_shape) -> No
     assert_as_the_twin(queries, pages, plan, scale=0.05)
 
 
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)], ids=str)
+@pytest.mark.parametrize("dim", [128, 256])
+@pytest.mark.parametrize("type", [CacheType.Q8_0, CacheType.Q4_0], ids=str)
+def test_blocks_may_be_dequantised_half_by_half(
+    type: CacheType, dim: int, capability: tuple[int, int], with_shape, monkeypatch
+) -> None:
+    monkeypatch.setattr(kernels, "capability", lambda device: capability)
+    with_shape(2, 1, dim, dim, 16)
+    queries, pages, plan = scene("short", "given", type=type)
+    assert_as_the_twin(queries, pages, plan, scale=0.05)
+
+
 @pytest.mark.parametrize("parts", [1, 3, 40])
 def test_a_long_row_is_divided_into_the_same_splits_by_any_number_of_programs(
     parts: int, monkeypatch: pytest.MonkeyPatch

@@ -124,21 +124,37 @@ class Shape:
         return self.capability >= BLACKWELL and self.dtype == torch.float32
 
     @property
-    def constants(self) -> dict[str, object]:
-        """Constants of all kernels."""
+    def _decode_halves(self) -> tuple[int, ...]:
+        """Sizes of heads whose blocks decoding dequantises half by half, which takes them fewer
+        instructions and registers. Others take more, or spill: 256 elements of Q8_0 on Hopper."""
+        return (128, 256) if self.capability >= BLACKWELL else (128,)
+
+    @property
+    def _prefill_halves(self) -> tuple[int, ...]:
+        """As `_decode_halves`, for prefill."""
+        return (256,) if self.capability >= BLACKWELL else (128, 256)
+
+    def _parts(self, dim: int, halves: tuple[int, ...]) -> tuple[int, int]:
+        """One or two powers of two that have room for `dim` elements, the second possibly 0."""
         least = 32 if self.type.quantized else 16
-        v1, v2 = _parts(self.value_dim, least)
+        whole = max(least, next_power(dim))
+        rest = max(least, next_power(max(1, dim - whole // 2)))
+        halved = self.type.quantized and self.key_dim == self.value_dim and whole in halves
+        divided = whole // 2 >= least and (halved or rest < whole // 2)
+        return (whole // 2, rest) if divided else (whole, 0)
+
+    def _constants(self, halves: tuple[int, ...]) -> dict[str, object]:
+        """Constants of all kernels."""
+        v1, v2 = self._parts(self.value_dim, halves)
         return {
             "HEADS": self.heads, "VALUE_DIM": self.value_dim, "V1": v1, "V2": v2,
             "BLOCK": BLOCK_BYTES[self.type], "SINKS": self.sinks,
         }  # fmt: skip
 
-    @property
-    def read_constants(self) -> dict[str, object]:
+    def _read_constants(self, halves: tuple[int, ...]) -> dict[str, object]:
         """Constants of kernels that read the cache."""
-        least = 32 if self.type.quantized else 16
-        k1, k2 = _parts(self.key_dim, least)
-        return self.constants | {
+        k1, k2 = self._parts(self.key_dim, halves)
+        return self._constants(halves) | {
             "KV_HEADS": self.kv_heads, "KEY_DIM": self.key_dim, "K1": k1, "K2": k2,
             "PAGE_TOKENS": self.page_tokens, "CAPPED": self.capped,
         }  # fmt: skip
@@ -146,18 +162,18 @@ class Shape:
     @property
     def decode_options(self) -> dict[str, Any]:
         decodes_blocks = self.type.quantized and self.capability >= BLACKWELL
-        return self.read_constants | self._division | {
+        return self._read_constants(self._decode_halves) | self._division | {
             "M": self.decode_heads, "num_stages": 3,
             "num_warps": 8 if decodes_blocks or self.row_bytes > 1024 else 4,
         }  # fmt: skip
 
     @property
     def merge_options(self) -> dict[str, Any]:
-        return self.constants | self._division | {"num_warps": 1}
+        return self._constants(self._decode_halves) | self._division | {"num_warps": 1}
 
     @property
     def prefill_options(self) -> dict[str, Any]:
-        return self.read_constants | {
+        return self._read_constants(self._prefill_halves) | {
             "M": self.prefill_heads, "N": self._prefill_positions,
             "HEADS_AT_ONCE": min(self.group, self.prefill_heads),
             "num_warps": 4 if self._wide_on_blackwell else 8, "num_stages": 2,
@@ -231,13 +247,6 @@ class _Call:
 
 def next_power(number: int) -> int:
     return int(triton.next_power_of_2(number))
-
-
-def _parts(dim: int, least: int) -> tuple[int, int]:
-    """One or two powers of two that have room for `dim` elements, the second possibly 0."""
-    whole = max(least, next_power(dim))
-    rest = max(least, next_power(max(1, dim - whole // 2)))
-    return (whole // 2, rest) if whole // 2 >= least and rest < whole // 2 else (whole, 0)
 
 
 def _factors(scale: float, softcap: float | None) -> tuple[float, float]:
