@@ -41,6 +41,8 @@ SHAPES = {
     "192/128": shape(16, 16, 192, 128),
     "32 heads, q4_0": shape(32, 32, 128, type=CacheType.Q4_0),
     "256, capped": shape(16, 8, 256, capped=True),
+    "256, q8_0": shape(16, 8, 256, type=CacheType.Q8_0),
+    "256, q4_0": shape(16, 8, 256, type=CacheType.Q4_0),
     "512": shape(8, 1, 512),
     "576/512": shape(128, 1, 576, 512),
 }

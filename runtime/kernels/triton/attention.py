@@ -109,7 +109,7 @@ class Shape:
     def prefill_heads(self) -> int:
         """Pairs of a row and a query head that a program of prefill computes."""
         rows = 128 if self.row_bytes <= 256 else 64 if self.row_bytes <= 512 else 32
-        return rows // 2 if self._wide_on_blackwell else rows
+        return rows // 2 if self._half_prefill else rows
 
     @property
     def _prefill_positions(self) -> int:
@@ -119,9 +119,14 @@ class Shape:
         return self.positions if self.capability >= HOPPER else max(16, self.positions // 2)
 
     @property
-    def _wide_on_blackwell(self) -> bool:
-        """Whether float32 products exhaust registers on Blackwell, whose tensor cores lack them."""
-        return self.capability >= BLACKWELL and self.dtype == torch.float32
+    def _half_prefill(self) -> bool:
+        """Whether prefill computes half a tile by half the warps, since registers have no room for
+        more: float32 products on Blackwell, whose tensor cores lack them, and blocks of wide heads
+        before Hopper."""
+        if self.capability >= BLACKWELL:
+            return self.dtype == torch.float32
+        wide_blocks = self.type.quantized and 256 < self.row_bytes <= 512
+        return wide_blocks and self.capability < HOPPER
 
     @property
     def _decode_halves(self) -> tuple[int, ...]:
@@ -176,7 +181,7 @@ class Shape:
         return self._read_constants(self._prefill_halves) | {
             "M": self.prefill_heads, "N": self._prefill_positions,
             "HEADS_AT_ONCE": min(self.group, self.prefill_heads),
-            "num_warps": 4 if self._wide_on_blackwell else 8, "num_stages": 2,
+            "num_warps": 4 if self._half_prefill else 8, "num_stages": 2,
         }  # fmt: skip
 
     @property
