@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from runtime.engine.engine import Engine, engine_dead
@@ -79,7 +80,7 @@ class AsyncEngine:
         self._death: str | None = None
         self._busy_since: float | None = None  # start of the current step; None while idle
         self._snapshot, self._counted_ns, self._counted = engine.statistics(), 0, 0
-        self._wakeups: dict[asyncio.AbstractEventLoop, _Wakeups] = {}
+        self._outboxes: dict[asyncio.AbstractEventLoop, _Outbox] = {}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._features = engine.features
         if self._features is not None:
@@ -132,8 +133,9 @@ class AsyncEngine:
         Output since the last read is merged into one delta. Raises RequestError, OverloadedError or
         EngineDeadError before the first one.
         """
-        pending = _PendingDelta(self._wakeups_of(asyncio.get_running_loop()))
-        self._submit(request, pending.put)
+        pending = _PendingDelta()
+        outbox = self._outbox_of(asyncio.get_running_loop())
+        self._submit(request, partial(outbox.put, pending))
         ended = False
         try:
             while not ended:
@@ -143,12 +145,12 @@ class AsyncEngine:
         finally:
             self._leave(request, ended=ended)
 
-    def _wakeups_of(self, loop: asyncio.AbstractEventLoop) -> "_Wakeups":
+    def _outbox_of(self, loop: asyncio.AbstractEventLoop) -> "_Outbox":
         with self._changed:
-            if loop not in self._wakeups:
-                opened = {k: v for k, v in self._wakeups.items() if not k.is_closed()}
-                self._wakeups = {**opened, loop: _Wakeups(loop)}
-            return self._wakeups[loop]
+            if loop not in self._outboxes:
+                opened = {k: v for k, v in self._outboxes.items() if not k.is_closed()}
+                self._outboxes = {**opened, loop: _Outbox(loop)}
+            return self._outboxes[loop]
 
     def _submit(self, request: GenerationRequest, deliver: Deliver) -> None:
         with self._changed:
@@ -181,6 +183,7 @@ class AsyncEngine:
                     self._peers.check()
                 self._busy_since = self._clock()
                 busy = self._engine.step()
+                self._send()
                 self._count(busy=busy)
                 self._busy_since = self._clock() if busy else None
                 if not busy:
@@ -190,6 +193,11 @@ class AsyncEngine:
         except Exception as error:
             logger.exception("the engine loop failed")
             self._die(f"{type(error).__name__}: {error}")
+
+    def _send(self) -> None:
+        """Send the output of a step to the event loops that read it."""
+        for outbox in self._outboxes.values():
+            outbox.send()
 
     def _count(self, *, busy: bool) -> None:
         """Take a snapshot, unless the last one was of a busy engine with as many requests, and is
@@ -231,6 +239,7 @@ class AsyncEngine:
             if isinstance(command, _Submit):
                 self._engine.add(command.request, command.deliver, arrived=command.arrived)
         self._engine.fail(str(engine_dead(reason)))
+        self._send()
         self._busy_since = None
         if self._peers is not None:
             self._peers.close()
@@ -245,54 +254,55 @@ def failure(engine: AsyncEngine, delta: Delta) -> CaravanError:
     return GenerationFailedError(delta.error or "The model could not continue.")
 
 
-class _Wakeups:
-    """Wakes the readers of one event loop: a call to the loop, which costs a system call, for all
-    that have output since the loop last ran."""
+class _Outbox:
+    """Output for the streams of one event loop. A step sends all of it by one call to the loop,
+    which costs a system call, or by none if the loop has not run since the last one."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._lock = threading.Lock()
-        self._filled: list[asyncio.Event] = []
+        self._put: list[tuple[_PendingDelta, Delta]] = []
+        self._sent: list[tuple[_PendingDelta, Delta]] = []
 
-    def set(self, filled: asyncio.Event) -> None:
-        """Called on the engine's thread. Ignored if the event loop is closed."""
+    def put(self, pending: "_PendingDelta", delta: Delta) -> None:
+        """Called on the engine's thread, like `send`."""
+        self._put.append((pending, delta))
+
+    def send(self) -> None:
+        """Dropped if the event loop is closed."""
+        if not self._put:
+            return
         with self._lock:
-            first = not self._filled
-            self._filled.append(filled)
+            first = not self._sent
+            self._sent += self._put
+        self._put.clear()
         if first:
             try:
-                self._loop.call_soon_threadsafe(self._set_all)
+                self._loop.call_soon_threadsafe(self._deliver)
             except RuntimeError:  # the loop is closed
-                self._filled = []
+                self._sent = []
 
-    def _set_all(self) -> None:
+    def _deliver(self) -> None:
         with self._lock:
-            events, self._filled = self._filled, []
-        for event in events:
-            event.set()
+            sent, self._sent = self._sent, []
+        for pending, delta in sent:
+            pending.put(delta)
 
 
 class _PendingDelta:
     """Output of one request that its reader has not taken yet, merged into one delta."""
 
-    def __init__(self, wakeups: _Wakeups) -> None:
-        self._wakeups = wakeups
-        self._lock = threading.Lock()
+    def __init__(self) -> None:
         self._delta: Delta | None = None
         self._filled = asyncio.Event()
 
     def put(self, delta: Delta) -> None:
-        """Called on the engine's thread."""
-        with self._lock:
-            wake = self._delta is None
-            self._delta = delta if self._delta is None else self._delta.merged(delta)
-        if wake:
-            self._wakeups.set(self._filled)
+        self._delta = delta if self._delta is None else self._delta.merged(delta)
+        self._filled.set()
 
     async def take(self) -> Delta:
         await self._filled.wait()
         self._filled.clear()
-        with self._lock:
-            delta, self._delta = self._delta, None
+        delta, self._delta = self._delta, None
         assert delta is not None
         return delta
