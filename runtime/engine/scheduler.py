@@ -7,6 +7,7 @@ prefix hits, decoding and resumption after preemption are the same mechanism.
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from runtime.engine.context_shift import Cut, cut_of
 from runtime.engine.fairness import PriorityQueue
@@ -32,8 +33,7 @@ from runtime.kv.page_shift import MovedPages
 FeaturesReady = Callable[[bytes], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class Advance:
+class Advance(NamedTuple):  # faster to create than a dataclass; each step creates many
     """The result of a retired step for one sequence; `finish` if that ended the sequence.
 
     `prompt_logprobs`: as in `Delta`, with the sequence's first result."""

@@ -146,7 +146,7 @@ def _request_facts(request: GenerationRequest) -> dict[str, Any]:
 def _delta_facts(delta: Delta) -> dict[str, Any]:
     facts: dict[str, Any] = {"text": delta.text}
     if delta.logprobs:
-        facts["logprobs"] = delta.logprobs
+        facts["logprobs"] = tuple(sampled._asdict() for sampled in delta.logprobs)
     if delta.finish is not None:
         ended = {"matched": delta.matched, "usage": delta.usage, "error": delta.error}
         facts |= {"finish": delta.finish.value, **ended}

@@ -1,5 +1,6 @@
 """Traces of a real replica, and the files that hold them."""
 
+import dataclasses
 import json
 import stat
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from runtime.engine.request import SamplingParams
 from runtime.engine.tracing import TraceEvent
 from runtime.errors import ConfigurationError, RequestError
 from serve_app.config.settings import ModelSettings
-from serve_app.gateway.tasks import ChatTask, RawText, merge
+from serve_app.gateway.tasks import ChatTask, EndRules, RawText, merge
 from serve_app.replica import trace_file
 from serve_app.replica.loading import load_replica
 from serve_app.replica.replica import ModelReplica
@@ -82,6 +83,23 @@ async def test_the_lines_have_the_prompt_its_computation_and_the_answer(
     out, err = capfd.readouterr()
     assert "secret" not in out + err
     assert '"traces"' in err, "the log says where traces are written"
+
+
+async def test_log_probabilities_are_written_by_name(
+    load: Callable[..., ModelReplica], tmp_path: Path
+) -> None:
+    replica = load(trace=True, trace_folder=str(tmp_path))
+    sampling = SamplingParams(temperature=0.0, logprobs=1)
+    answer = await answered(
+        replica, dataclasses.replace(TASK, sampling=sampling, ending=EndRules(ignore_model=True))
+    )
+    replica.close()
+    deltas = [line for line in lines(tmp_path) if line["event"] == "delta"]
+    written = [scored for line in deltas for scored in line["logprobs"]]
+    assert tuple(scored["token"] for scored in written) == answer.tokens
+    for scored, given in zip(written, answer.logprobs, strict=True):
+        assert scored["logprob"] == pytest.approx(given.drawn.logprob)
+        assert scored["top"] == [{"token": scored["token"], "logprob": scored["logprob"]}]
 
 
 async def test_a_model_that_traces_every_request_needs_no_request_for_it(
