@@ -71,8 +71,8 @@ class CacheKind(Protocol):
     def seen(self, start: int, end: int, images: Images = ()) -> tuple[list[int], list[int]]:
         """Begin and end of the indices that each row at positions [start, end) sees."""
 
-    def seen_by(self, position: int) -> tuple[int, int]:
-        """`seen` for the row at `position` in a sequence without images."""
+    def seen_by(self, positions: Sequence[int]) -> tuple[list[int], list[int]]:
+        """`seen` for rows at any positions of sequences without images."""
 
     def extent(self, end: int, images: Images = ()) -> int:
         """One more than the last index that the rows before `end` fill."""
@@ -121,8 +121,8 @@ class _Positions:
                 ends[inside.start - start : inside.stop - start] = [image.end] * len(inside)
         return begins, ends
 
-    def seen_by(self, position: int) -> tuple[int, int]:
-        return self.first_visible(position), position + 1
+    def seen_by(self, positions: Sequence[int]) -> tuple[list[int], list[int]]:
+        return [self.first_visible(each) for each in positions], [each + 1 for each in positions]
 
     def extent(self, end: int, images: Images = ()) -> int:
         return end
@@ -222,8 +222,8 @@ class Cross:
                     ends[after:] = [place.rows.stop] * count
         return begins, ends
 
-    def seen_by(self, position: int) -> tuple[int, int]:
-        return 0, 0
+    def seen_by(self, positions: Sequence[int]) -> tuple[list[int], list[int]]:
+        return [0] * len(positions), [0] * len(positions)
 
     def extent(self, end: int, images: Images = ()) -> int:
         return max((b.end for b in self._blocks(images) if b.position < end), default=0)

@@ -1,5 +1,6 @@
 """The cache of recurrent layers: one state per sequence, overwritten by every step."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,8 +28,8 @@ class Recurrent:
         """Index 0, the state of earlier steps; nothing for a step at position 0."""
         return [0] * (end - start), [min(start, 1)] * (end - start)
 
-    def seen_by(self, position: int) -> tuple[int, int]:
-        return 0, min(position, 1)
+    def seen_by(self, positions: Sequence[int]) -> tuple[list[int], list[int]]:
+        return [0] * len(positions), [min(each, 1) for each in positions]
 
     def extent(self, end: int, images: Images = ()) -> int:
         return min(end, 1)

@@ -5,7 +5,6 @@ Everything that a step uploads is written to one host buffer and copied at once.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +24,7 @@ from runtime.worker.logit_biases import (
     table_bytes,
 )
 from runtime.worker.mirostat import LoadedMirostats, mirostat_bytes, mirostat_row
-from runtime.worker.model import ImageWrite, RowSpan
+from runtime.worker.model import ImageWrite
 from runtime.worker.pinned_buffer import ALIGNMENT, PinnedBuffer
 from runtime.worker.pooling import PooledStep, plan_pooling
 from runtime.worker.prompt_scores import ScoredStep, plan_scores
@@ -47,6 +46,7 @@ from runtime.worker.sampler import (
 )
 from runtime.worker.sampler_chain import LoadedChains, chain_bytes, chain_rows
 from runtime.worker.slot_requests import SlotRequests
+from runtime.worker.step_rows import Column, SeenIndices, StepRows
 
 _INT32, _INT64 = torch.int32, torch.int64
 _NOTHING = Insertions((), ()), ScoredStep((), ()), PooledStep((), (), ())
@@ -87,9 +87,10 @@ class DeviceImages:
 
 @dataclass(frozen=True, slots=True)
 class DeviceGroup:
-    """The indices of one cache group that rows attend to: begin and end [rows] int32."""
+    """The indices of one cache group that rows attend to: begin and end [rows] int32. `seen`: the
+    same on the host."""
 
-    spans: tuple[RowSpan, ...]
+    seen: SeenIndices
     begin: Tensor
     end: Tensor
     images: DeviceImages | None
@@ -167,35 +168,35 @@ class InputPreparer:
         buffer, chunks, room = self._buffers[0], plan.chunks, self._draws
         buffer.clear()
         self._requests.update(chunks)
-        slots = np.fromiter((chunk.slot for chunk in chunks), np.int64, len(chunks))
-        plain = self._requests.plain[slots].tolist()
-        rows = _row_spans(chunks)
+        rows = StepRows.of(chunks)
+        plain = self._requests.plain[rows.slots]
         insertions, scored, pooled = _NOTHING
-        if not all(plain):
-            insertions = plan_insertions(chunks, rows)
-            scored, pooled = plan_scores(chunks, rows), plan_pooling(chunks, rows)
-        drawing = self._drawing_order(chunks, slots)
-        output_rows = [*(rows[index].end - 1 for index in drawing), *scored.rows, *pooled.rows]
-        cell = self._pool.table_cell
-        single = len(chunks) == rows[-1].end == len(output_rows) and not insertions.rows
-        count = self._padded_rows(len(chunks)) if single else rows[-1].end
+        if not plain.all():
+            spans = rows.spans()
+            insertions = plan_insertions(chunks, spans)
+            scored, pooled = plan_scores(chunks, spans), plan_pooling(chunks, spans)
+        drawing = self._drawing_order(rows)
+        output_rows = [*(rows.ends[drawing] - 1).tolist(), *scored.rows, *pooled.rows]
+        single = len(chunks) == rows.count == len(output_rows) and not insertions.rows
+        count = self._padded_rows(len(chunks)) if single else rows.count
         space = _Space(count, room, self._slots)
         # Steps with up to `room` rows that all sample have these parts at the same offsets.
-        positions, row_slot = _write_rows(buffer, chunks, slots, space)
-        groups = tuple(_write_group(buffer, k, chunks, rows, plain, space) for k in self._kinds)
+        positions, row_slot = _write_rows(buffer, rows, space)
+        groups = tuple(_write_group(buffer, kind, rows, plain, space) for kind in self._kinds)
         output_rows += [0] * (space.rows - len(output_rows) if single else 0)
         outputs = buffer.put(output_rows, _INT64, room=room)
+        cell = self._pool.table_cell
         inputs = DeviceInputs(
             single,
             positions,
-            _write_axes(buffer, chunks, rows, space) if self._needs_axes else None,
+            _write_axes(buffer, rows, space) if self._needs_axes else None,
             row_slot,
             buffer.put(insertions.rows, _INT64),
             insertions.parts,
             groups,
             outputs,
-            self._write_draws(buffer, [chunks[index] for index in drawing], slots[list(drawing)]),
-            drawing,
+            self._write_draws(buffer, rows, drawing),
+            tuple(drawing.tolist()),
             scored,
             pooled,
             buffer.put([cell(w.group, w.slot, w.index) for w in plan.page_writes], _INT64),
@@ -206,24 +207,24 @@ class InputPreparer:
         buffer.upload()
         return inputs
 
-    def _drawing_order(self, chunks: Sequence[Chunk], slots: NDArray[np.int64]) -> tuple[int, ...]:
+    def _drawing_order(self, rows: StepRows) -> Column:
         """Indices of the chunks that draw a token, ordered by sampling path."""
-        samples = np.fromiter((chunk.samples for chunk in chunks), np.bool_, len(chunks))
-        drawing = np.flatnonzero(samples & self._requests.draws[slots])
-        paths = self._requests.path[slots[drawing]]
-        return tuple(drawing[paths.argsort(kind="stable")].tolist())
+        samples = np.fromiter((chunk.samples for chunk in rows.chunks), np.bool_, len(rows.chunks))
+        drawing = (samples & self._requests.draws[rows.slots]).nonzero()[0]
+        paths = self._requests.path[rows.slots[drawing]]
+        return drawing[paths.argsort(kind="stable")]
 
-    def _write_draws(
-        self, buffer: PinnedBuffer, drawn: Sequence[Chunk], slots: NDArray[np.int64]
-    ) -> Draws:
-        """`slots` [drawn]: the slots of the chunks."""
+    def _write_draws(self, buffer: PinnedBuffer, rows: StepRows, drawing: Column) -> Draws:
+        """`drawing` [drawn]: the chunks that draw a token, in this order."""
         requests, room = self._requests, self._draws
-        ends = [chunk.start + chunk.length for chunk in drawn]
+        slots, ends = rows.slots[drawing], (rows.starts + rows.lengths)[drawing]
         counts = np.bincount(requests.path[slots], minlength=len(Path))
-        penalised = np.flatnonzero(requests.penalised[slots])
-        params = ((drawn[row].sequence.sampling, ends[row]) for row in penalised.tolist())
-        scored = np.flatnonzero(requests.alternatives[slots] >= 0)
-        biased = np.flatnonzero(requests.biases[slots])
+        penalised = requests.penalised[slots].nonzero()[0]
+        params = (
+            (rows.chunks[drawing[row]].sequence.sampling, int(ends[row])) for row in penalised
+        )
+        scored = (requests.alternatives[slots] >= 0).nonzero()[0]
+        biased = requests.biases[slots].nonzero()[0]
         width = int(requests.biases[slots].max(initial=0))
         return Draws(
             slots=buffer.put(slots, _INT64, room=room),
@@ -240,21 +241,19 @@ class InputPreparer:
         )
 
     def _write_repeating(
-        self, buffer: PinnedBuffer, slots: NDArray[np.int64], ends: Sequence[int]
+        self, buffer: PinnedBuffer, slots: Column, ends: Column
     ) -> RepeatingRows | None:
-        """`slots` and `ends` [drawn]: as in `_write_draws`."""
+        """slots, ends [drawn]: of the chunks, and the position after the last one of each."""
         repeats = self._requests.repeats[slots]
-        rows = np.flatnonzero(repeats >= 0)
+        rows = (repeats >= 0).nonzero()[0]
         if not len(rows):
             return None
-        window = max(ends[row] for row in rows.tolist())
+        window = int(ends[rows].max())
         return RepeatingRows(buffer.put(rows, _INT64), window, int(repeats.max()))
 
-    def _write_restricted(
-        self, buffer: PinnedBuffer, slots: NDArray[np.int64]
-    ) -> RestrictedRows | None:
+    def _write_restricted(self, buffer: PinnedBuffer, slots: Column) -> RestrictedRows | None:
         words, limited = self._requests.words[slots], self._requests.limited[slots]
-        rows = np.flatnonzero(limited | (words > 0))
+        rows = (limited | (words > 0)).nonzero()[0]
         if not len(rows):
             return None
         longest = int(self._requests.word_tokens[slots].max())
@@ -374,14 +373,6 @@ def _lookback(sampling: SamplingParams, end: int) -> int:
     return within if sampling.repeat_last_n is None else min(sampling.repeat_last_n, within)
 
 
-def _row_spans(chunks: Sequence[Chunk]) -> list[RowSpan]:
-    ends = list(accumulate(chunk.length for chunk in chunks))
-    return [
-        RowSpan(end - chunk.length, end, chunk.slot, chunk.start)
-        for chunk, end in zip(chunks, ends, strict=True)
-    ]
-
-
 class _Space(NamedTuple):
     """The rows of a step, with padding, and `room`, the minimum size of each part in elements."""
 
@@ -390,31 +381,21 @@ class _Space(NamedTuple):
     padding_slot: int
 
 
-def _write_rows(
-    buffer: PinnedBuffer, chunks: Sequence[Chunk], chunk_slots: NDArray[np.int64], space: _Space
-) -> tuple[Tensor, Tensor]:
+def _write_rows(buffer: PinnedBuffer, rows: StepRows, space: _Space) -> tuple[Tensor, Tensor]:
     """The position and the slot of each row."""
-    lengths = np.fromiter((chunk.length for chunk in chunks), np.int64, len(chunks))
-    starts = np.fromiter((chunk.start for chunk in chunks), np.int64, len(chunks))
-    count = int(lengths.sum())
+    count = rows.count
     position_array, positions = buffer.take(space.rows, _INT64, room=space.room)
     slot_array, slots = buffer.take(space.rows, _INT32, room=space.room)
-    begins = lengths.cumsum() - lengths
-    position_array[:count] = np.repeat(starts - begins, lengths)
-    position_array[:count] += np.arange(count)
-    position_array[count:] = 0
-    slot_array[:count] = np.repeat(chunk_slots, lengths)
-    slot_array[count:] = space.padding_slot
+    position_array[:count], position_array[count:] = rows.positions(), 0
+    slot_array[:count], slot_array[count:] = rows.slots.repeat(rows.lengths), space.padding_slot
     return positions, slots
 
 
-def _write_axes(
-    buffer: PinnedBuffer, chunks: Sequence[Chunk], rows: Sequence[RowSpan], space: _Space
-) -> Tensor:
+def _write_axes(buffer: PinnedBuffer, rows: StepRows, space: _Space) -> Tensor:
     array, axes = buffer.take(AXES * space.rows, _INT64, room=AXES * space.room)
     written = array.reshape(AXES, -1)
-    written[:, rows[-1].end :] = 0
-    for chunk, span in zip(chunks, rows, strict=True):
+    written[:, rows.count :] = 0
+    for chunk, span in zip(rows.chunks, rows.spans(), strict=True):
         end = chunk.start + chunk.length
         written[:, span.begin : span.end] = axes_of(chunk.sequence.spans, chunk.start, end)
     return axes.view(AXES, -1)
@@ -423,44 +404,27 @@ def _write_axes(
 def _write_group(
     buffer: PinnedBuffer,
     kind: CacheKind,
-    chunks: Sequence[Chunk],
-    rows: Sequence[RowSpan],
-    plain: Sequence[bool],
+    rows: StepRows,
+    plain: NDArray[np.bool_],
     space: _Space,
 ) -> DeviceGroup:
-    """`plain`: as in `SlotRequests`, of each chunk."""
+    """`plain` [chunks]: as in `SlotRequests`."""
+    count = rows.count
     begin_array, begin = buffer.take(space.rows, _INT32, room=space.room)
     end_array, end = buffer.take(space.rows, _INT32, room=space.room)
-    begins: list[int] = []
-    ends: list[int] = []
-    spans = []
-    for chunk, span, alone in zip(chunks, rows, plain, strict=True):
-        if alone and chunk.length == 1:
-            first, last = kind.seen_by(chunk.start)
-            begins.append(first)
-            ends.append(last)
-        else:
-            stop = chunk.start + chunk.length
-            some_begins, some_ends = kind.seen(chunk.start, stop, chunk.sequence.spans)
-            first, last = min(some_begins), max(some_ends)
-            begins += some_begins
-            ends += some_ends
-        spans.append(RowSpan(span.begin, span.end, span.slot, span.start, first, last))
-    count = rows[-1].end
-    begin_array[:count], end_array[:count] = begins, ends
+    seen = SeenIndices(rows, begin_array[:count], end_array[:count])
+    seen.write(kind, plain)
     begin_array[count:] = end_array[count:] = 0
-    images = _write_images(buffer, kind, chunks, rows) if kind.by_image else None
-    return DeviceGroup(tuple(spans), begin, end, images)
+    images = _write_images(buffer, kind, rows) if kind.by_image else None
+    return DeviceGroup(seen, begin, end, images)
 
 
-def _write_images(
-    buffer: PinnedBuffer, kind: CacheKind, chunks: Sequence[Chunk], rows: Sequence[RowSpan]
-) -> DeviceImages:
-    after_array, after = buffer.take(rows[-1].end, torch.bool)
+def _write_images(buffer: PinnedBuffer, kind: CacheKind, rows: StepRows) -> DeviceImages:
+    after_array, after = buffer.take(rows.count, torch.bool)
     writes: list[ImageWrite] = []
     slots: list[int] = []
     indices: list[int] = []
-    for chunk, span in zip(chunks, rows, strict=True):
+    for chunk, span in zip(rows.chunks, rows.spans(), strict=True):
         images, stop = chunk.sequence.spans, chunk.start + chunk.length
         first = min((image.start for image in images if image.cross_rows), default=stop)
         written = after_array[span.begin : span.end]

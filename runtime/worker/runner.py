@@ -212,11 +212,11 @@ class DeviceRunner:
                     cells = table[slots, 0].long()
                 else:
                     cells = self._cells(table, slots, positions)
-                plans.append(AttentionPlan(*seen, cells, group.spans))
+                plans.append(AttentionPlan(*seen, cells, group.seen.spans()))
                 continue
             cells = self._cells(table, group.images.slots, group.images.indices)
             writes, after = group.images.writes, group.images.after_image
-            plans.append(AttentionPlan(*seen, cells, group.spans, writes, after))
+            plans.append(AttentionPlan(*seen, cells, group.seen.spans(), writes, after))
         return Batch(
             self._sampler.tokens_at(slots, positions),
             positions,

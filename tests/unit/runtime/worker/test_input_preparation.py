@@ -86,7 +86,7 @@ def test_rows_lie_flat_in_the_order_of_the_chunks(preparer):
     assert inputs.positions.dtype == torch.int64
     assert inputs.row_slot.tolist() == [2, 2, 2, 0, 3, 3]
     assert inputs.row_slot.dtype == torch.int32
-    full, sliding, chunked = (group.spans for group in inputs.groups)
+    full, sliding, chunked = (group.seen.spans() for group in inputs.groups)
     assert full == (
         RowSpan(0, 3, 2, 5, 0, 8),
         RowSpan(3, 4, 0, 40, 0, 41),
@@ -276,7 +276,7 @@ def test_rows_see_the_images_of_the_last_run_and_these_are_written_when_it_begin
         *((0, 0), (0, 0), (0, 3), (0, 7), (0, 7)),
         *((0, 7), (0, 7), (8, 13), (8, 13), (8, 13)),
     ]
-    assert [(span.seen_begin, span.seen_end) for span in cross.spans] == [(0, 7), (0, 13)]
+    assert [(span.seen_begin, span.seen_end) for span in cross.seen.spans()] == [(0, 7), (0, 13)]
     assert cross.images.writes == (
         ImageWrite(b"a", 0, 3),
         ImageWrite(b"b", 3, 7),

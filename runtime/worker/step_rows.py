@@ -1,0 +1,76 @@
+"""The rows of a step: those of its chunks, one after the other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.engine.step_plan import Chunk
+from runtime.kv.spec import CacheKind
+from runtime.worker.model import RowSpan
+
+Column = NDArray[np.int64]
+_COLUMNS = tuple(attrgetter(name) for name in ("slot", "start", "length"))
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The chunks of a step as columns [chunks]: the slot of each, its first position, its number of
+    rows, and its rows [begins, ends)."""
+
+    chunks: Sequence[Chunk]
+    slots: Column
+    starts: Column
+    lengths: Column
+    begins: Column
+    ends: Column
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk]) -> "StepRows":
+        slots, starts, lengths = (
+            np.fromiter(map(column, chunks), np.int64, len(chunks)) for column in _COLUMNS
+        )
+        ends = lengths.cumsum()
+        return cls(chunks, slots, starts, lengths, ends - lengths, ends)
+
+    @property
+    def count(self) -> int:
+        return int(self.ends[-1])
+
+    def positions(self) -> Column:
+        """[rows]."""
+        return (self.starts - self.begins).repeat(self.lengths) + np.arange(self.count)
+
+    def spans(self, *seen: NDArray[np.int32]) -> list[RowSpan]:
+        """The rows of each chunk. `seen`: begin and end of the indices that these see, [chunks]."""
+        columns: list[NDArray[Any]] = [self.begins, self.ends, self.slots, self.starts, *seen]
+        return list(map(RowSpan, *(column.tolist() for column in columns)))
+
+
+@dataclass(frozen=True, slots=True)
+class SeenIndices:
+    """Begin and end [rows] of the indices of a cache group that each row of a step sees."""
+
+    rows: StepRows
+    begin: NDArray[np.int32]
+    end: NDArray[np.int32]
+
+    def write(self, kind: CacheKind, plain: NDArray[np.bool_]) -> None:
+        """`plain` [chunks]: as in `SlotRequests`."""
+        rows = self.rows
+        alone = plain & (rows.lengths == 1)
+        places = rows.begins[alone]
+        self.begin[places], self.end[places] = kind.seen_by(rows.starts[alone].tolist())
+        for index in (~alone).nonzero()[0].tolist():
+            chunk, part = rows.chunks[index], slice(rows.begins[index], rows.ends[index])
+            stop = chunk.start + chunk.length
+            self.begin[part], self.end[part] = kind.seen(chunk.start, stop, chunk.sequence.spans)
+
+    def spans(self) -> tuple[RowSpan, ...]:
+        """As in `AttentionPlan`."""
+        first = np.minimum.reduceat(self.begin, self.rows.begins)
+        last = np.maximum.reduceat(self.end, self.rows.begins)
+        return tuple(self.rows.spans(first, last))
