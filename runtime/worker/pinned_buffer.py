@@ -7,12 +7,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-_NUMPY_TYPES = {
-    torch.int64: np.int64,
-    torch.int32: np.int32,
-    torch.float32: np.float32,
-    torch.bool: np.bool_,
-}
+_TYPES = (torch.int64, torch.int32, torch.float32, torch.bool)
 ALIGNMENT = 8  # bytes; alignment of every part, enough for all element types
 
 
@@ -26,7 +21,8 @@ class PinnedBuffer:
     def __init__(self, nbytes: int, device_bytes: Tensor | None) -> None:
         host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=device_bytes is not None)
         self._host, self._device = host, host if device_bytes is None else device_bytes
-        self._array: NDArray[np.uint8] = host.numpy()
+        self._arrays = {kind: _viewed(host, kind).numpy() for kind in _TYPES}
+        self._tensors = {kind: _viewed(self._device, kind) for kind in _TYPES}
         self._used = 0
         self._uploaded: torch.cuda.Event | None = None
 
@@ -43,19 +39,19 @@ class PinnedBuffer:
     def take(self, count: int, dtype: torch.dtype, *, room: int = 0) -> tuple[NDArray[Any], Tensor]:
         """`count` elements: the host array to write, and the tensor on the device. The next part
         begins after `room` elements, if `count` is not larger."""
-        begin, end = self._used, self._used + count * dtype.itemsize
-        assert end <= len(self._array), "the plan is larger than any plan may be"
-        after = begin + max(count, room) * dtype.itemsize
+        begin = self._used // dtype.itemsize
+        end, tensor = begin + count, self._tensors[dtype]
+        assert end <= len(tensor), "the plan is larger than any plan may be"
+        after = (begin + max(count, room)) * dtype.itemsize
         self._used = -(-after // ALIGNMENT) * ALIGNMENT
-        host: NDArray[Any] = self._array[begin:end].view(_NUMPY_TYPES[dtype])
-        return host, self._device[begin:end].view(dtype)
+        return self._arrays[dtype][begin:end], tensor[begin:end]
 
     def put(self, values: ArrayLike, dtype: torch.dtype, *, room: int = 0) -> Tensor:
         """A tensor with the shape of `values`."""
-        array: NDArray[Any] = np.asarray(values, _NUMPY_TYPES[dtype])
+        array: NDArray[Any] = np.asarray(values, self._arrays[dtype].dtype)
         host, tensor = self.take(array.size, dtype, room=room)
         host[:] = array.ravel()
-        return tensor.view(array.shape)
+        return tensor if array.ndim == 1 else tensor.view(array.shape)
 
     def upload(self, nbytes: int | None = None) -> None:
         """Upload all parts taken so far, or the first `nbytes` bytes."""
@@ -65,3 +61,8 @@ class PinnedBuffer:
         self._device[:end].copy_(self._host[:end], non_blocking=True)
         self._uploaded = torch.cuda.Event()
         self._uploaded.record(torch.cuda.current_stream(self._device.device))
+
+
+def _viewed(buffer: Tensor, dtype: torch.dtype) -> Tensor:
+    """The buffer as elements of this type, without the bytes after the last whole one."""
+    return buffer[: len(buffer) // dtype.itemsize * dtype.itemsize].view(dtype)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from runtime.engine.request import (
     MAX_TOP_LOGPROBS,
     Alternative,
     DrawFailure,
+    GenerationRequest,
     Pooled,
     Result,
     Sampled,
@@ -26,6 +28,7 @@ NO_TOKEN = DrawFailure(
     "No token may follow: `allowed_token_ids`, `bad_words`, `min_tokens` and the form of the "
     "answer exclude all of them, or the model returned numbers that are not finite."
 )
+_EMPTY = torch.empty(0)  # in place of parts without elements, which are not copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +66,21 @@ class ResultCopier:
 
     def begin(self, launched: Launched) -> Launched:
         """Start the copy; the returned step has its tensors on the host, valid after `finish`."""
-        parts = _tensors(launched)
-        order = sorted(range(len(parts)), key=lambda index: -parts[index].element_size())
-        packed = torch.cat([parts[index].reshape(-1).view(torch.uint8) for index in order])
-        buffer = self._free.pop() if self._free else self._pinned()
-        host = buffer[: len(packed)]
-        host.copy_(packed, non_blocking=True)
+        parts, buffer = _tensors(launched), self._free.pop() if self._free else self._pinned()
+        filled = [index for index, part in enumerate(parts) if part.numel()]
+        filled.sort(key=lambda index: -parts[index].element_size())  # so that all are aligned
+        copies = [_EMPTY] * len(parts)
+        if filled:
+            packed = torch.cat([parts[index].reshape(-1).view(torch.uint8) for index in filled])
+            buffer[: len(packed)].copy_(packed, non_blocking=True)
+        begin = 0
+        for index in filled:
+            part, end = parts[index], begin + parts[index].nbytes
+            copies[index] = buffer[begin:end].view(part.dtype).view(part.shape)
+            begin = end
         done = torch.cuda.Event(blocking=True)
         done.record(torch.cuda.current_stream(self._device))
-        copies = list(parts)
-        pieces = host.split([parts[index].nbytes for index in order])
-        for index, piece in zip(order, pieces, strict=True):  # the widest first, so all are aligned
-            copies[index] = piece.view(parts[index].dtype).view(parts[index].shape)
-        return _with_tensors(replace(launched, copy=HostCopy(buffer, done)), copies)
+        return _with_tensors(launched, copies, HostCopy(buffer, done))
 
     def finish(self, launched: Launched) -> tuple[Result, ...]:
         """Wait for the copy and return `outcomes`. The buffer is then free for another step."""
@@ -117,14 +122,19 @@ def _store_drawn(launched: Launched, drawn: Drawn, results: list[Result]) -> Non
     scores, mus = _Scores(drawn), drawn.mirostat_mus.tolist()
     states = [None] * (len(drawn.tokens) - len(mus)) + mus
     rows = zip(launched.drawing, drawn.tokens.tolist(), drawn.finite.tolist(), states, strict=True)
-    for row, (index, token, finite, mu) in enumerate(rows):
+    for index, token, finite, mu in rows:
         request = launched.chunks[index].sequence.request
         wanted = request.sampling.logprobs
         logprob, top = (None, ()) if wanted is None else scores.next(wanted)
-        sampled = Sampled(token, logprob, top, mu)
-        excludes = request.sampling.restricted or request.grammar is not None
-        failure = NO_TOKEN if excludes else NOT_FINITE
-        results[index] = launched.unmasked.get(row) or (sampled if finite else failure)
+        results[index] = Sampled(token, logprob, top, mu) if finite else _failure(request)
+    for row, reason in launched.unmasked.items():
+        results[launched.drawing[row]] = reason
+
+
+def _failure(request: GenerationRequest) -> DrawFailure:
+    """The reason why no token of a row is finite."""
+    excludes = request.sampling.restricted or request.grammar is not None
+    return NO_TOKEN if excludes else NOT_FINITE
 
 
 class _Scores:
@@ -149,12 +159,12 @@ def _tensors(launched: Launched) -> list[Tensor]:
     return [*(getattr(g, field.name) for g in groups for field in fields(g)), launched.vectors]
 
 
-def _with_tensors(launched: Launched, tensors: Sequence[Tensor]) -> Launched:
+def _with_tensors(launched: Launched, tensors: Sequence[Tensor], copy: HostCopy) -> Launched:
     """`launched` with `tensors` in place of those that `_tensors` returns."""
     others = iter(tensors)
     drawn, scores = launched.drawn, launched.scores
     if drawn is not None:
-        drawn = Drawn(*(next(others) for _ in fields(drawn)))
+        drawn = Drawn(*islice(others, len(fields(drawn))))
     if scores is not None:
-        scores = PromptScores(*(next(others) for _ in fields(scores)))
-    return replace(launched, drawn=drawn, scores=scores, vectors=next(others))
+        scores = PromptScores(*islice(others, len(fields(scores))))
+    return replace(launched, drawn=drawn, scores=scores, vectors=next(others), copy=copy)
