@@ -105,8 +105,8 @@ class DeviceInputs:
     with the same number of rows have the same addresses. Additional rows are padding: position 0 of
     the slot after the last one, attending to nothing; outputs are padded with row 0.
     output_rows [draws + scored + pooled rows] int64: the sampling rows of the chunks in `drawing`,
-    then the rows that `scored` and `pooled` read. image_rows [n] int64: the rows of `images`,
-    concatenated. axes [3, rows] int64: as in `Batch`.
+    then the rows that `scored` and `pooled` read. constrained: which sampling rows have a grammar.
+    image_rows [n] int64: the rows of `images`, concatenated. axes [3, rows] int64: as in `Batch`.
     """
 
     one_row_each: bool
@@ -119,6 +119,7 @@ class DeviceInputs:
     output_rows: Tensor
     draws: Draws
     drawing: tuple[int, ...]
+    constrained: tuple[int, ...]
     scored: ScoredStep
     pooled: PooledStep
     page_cells: Tensor
@@ -197,6 +198,7 @@ class InputPreparer:
             outputs,
             self._write_draws(buffer, rows, drawing),
             tuple(drawing.tolist()),
+            tuple(self._requests.constrained[rows.slots[drawing]].nonzero()[0].tolist()),
             scored,
             pooled,
             buffer.put([cell(w.group, w.slot, w.index) for w in plan.page_writes], _INT64),

@@ -1,7 +1,7 @@
 """Token masks of sequences with a grammar, computed on threads beside the device's step."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
@@ -114,18 +114,18 @@ class MaskWorker:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="masks")
         self._queue: deque[_Masks] = deque()
 
-    def begin(self, drawn: Sequence[Chunk], *, step_chunks: int) -> PendingMasks | None:
-        """Start computing the masks of the sampling rows whose sequences have a grammar.
+    def begin(self, constrained: Mapping[int, Chunk], *, step_chunks: int) -> PendingMasks | None:
+        """Start computing the masks of the sampling rows whose sequences have a grammar, in order.
         `step_chunks`: number of chunks of the step."""
         masks, groups = {}, list[list[int]]()
-        for row, chunk in enumerate(drawn):
+        for row, chunk in constrained.items():
             if chunk.sequence.late_mask is not None:
                 masks[row] = chunk.sequence.late_mask.mask, 0
-            elif chunk.proposed and chunk.sequence.matcher is not None:
+            elif chunk.proposed:
                 groups[-1].append(row)  # behind the other rows of its sequence
-            elif chunk.sequence.matcher is not None:
+            else:
                 groups.append([row])
-        new = [self._new(drawn, rows) for rows in groups]
+        new = [self._new([constrained[row] for row in rows]) for rows in groups]
         for rows, each in zip(groups, new, strict=True):
             masks |= {row: (each, index) for index, row in enumerate(rows)}
         if new:
@@ -133,11 +133,12 @@ class MaskWorker:
             self._threads.submit(self._compute)
         return PendingMasks(masks, self, step_chunks) if masks else None
 
-    def _new(self, drawn: Sequence[Chunk], rows: Sequence[int]) -> _Masks:
-        matcher = drawn[rows[0]].sequence.matcher
+    def _new(self, chunks: Sequence[Chunk]) -> _Masks:
+        """The masks of a sequence. `chunks`: its last known token, then its proposed ones."""
+        matcher = chunks[0].sequence.matcher
         assert matcher is not None
-        proposed = [drawn[row].known[0] for row in rows[1:]]
-        return _Masks(matcher, np.zeros((len(rows), self._words), np.int32), proposed)
+        proposed = [chunk.known[0] for chunk in chunks[1:]]
+        return _Masks(matcher, np.zeros((len(chunks), self._words), np.int32), proposed)
 
     def wait(self, works: list[Future[DrawFailure | None]], *, alone: bool) -> None:
         """Wait until the masks are computed or late. `alone`: the step has only these rows, so it

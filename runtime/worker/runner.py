@@ -118,8 +118,8 @@ class DeviceRunner:
             self._sampler.propose(inputs.proposed)
         states_of = self._prepared(inputs)
         # Last, because the mask thread and this one contend for the interpreter outside kernels.
-        drawn_chunks = [plan.chunks[index] for index in inputs.drawing]
-        pending = self._masks.begin(drawn_chunks, step_chunks=len(plan.chunks))
+        constrained = {row: plan.chunks[inputs.drawing[row]] for row in inputs.constrained}
+        pending = self._masks.begin(constrained, step_chunks=len(plan.chunks))
         states = states_of()
         draws, scored = len(inputs.drawing), inputs.scored
         pooled_at = draws + len(scored.rows)

@@ -20,14 +20,15 @@ class SlotRequests:
     draws: tokens are sampled; path: how; top_k: in path TOP, else 0; penalised: with penalties;
     alternatives: of log-probabilities, -1 for none; biases: number of biased tokens; repeats: the
     longest repetition that DRY reads, -1 without it; words, word_tokens: number of bad words, and
-    tokens of the longest; limited: only some tokens are allowed; plain: no images, no pooling and
-    no log-probabilities of the prompt.
+    tokens of the longest; limited: only some tokens are allowed; constrained: by a grammar; plain:
+    no images, no pooling and no log-probabilities of the prompt.
     """
 
     def __init__(self, *, slots: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._sequences: list[Callable[[], sequence.Sequence | None]] = [_nothing] * slots
-        self.draws, self.penalised, self.plain, self.limited = np.zeros((4, slots), np.bool_)
+        self.draws, self.penalised, self.plain = np.zeros((3, slots), np.bool_)
+        self.limited, self.constrained = np.zeros((2, slots), np.bool_)
         self.words, self.word_tokens = np.zeros((2, slots), np.int64)
         self.path, self.top_k, self.alternatives, self.biases = np.zeros((4, slots), np.int64)
         self.repeats = np.full(slots, -1, np.int64)
@@ -53,6 +54,7 @@ class SlotRequests:
         self.repeats[slot] = longest_repeat(sampling) if sampling.repetitive else -1
         self.words[slot], self.word_tokens[slot] = len(sampling.bad_words), longest_word(sampling)
         self.limited[slot] = bool(sampling.allowed)
+        self.constrained[slot] = request.grammar is not None
         plain = request.pooling is None and request.prompt_logprobs is None
         self.plain[slot] = plain and not request.spans
 

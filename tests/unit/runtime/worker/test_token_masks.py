@@ -251,7 +251,7 @@ def test_a_model_that_computes_no_position_twice_waits_for_slow_masks(monkeypatc
     chunk = Chunk(sequence, 0, 0, 2, 1, (3,), feedback=False, samples=True)
     for waits in (False, True):
         worker = MaskWorker(rows=2, vocab_size=VOCAB, device=CPU, waits=waits)
-        pending = worker.begin([chunk], step_chunks=2)
+        pending = worker.begin({0: chunk}, step_chunks=2)
         assert pending is not None
         masks, unmasked = pending.uploaded()
         assert (masks.count, len(unmasked)) == ((1, 0) if waits else (0, 1))
