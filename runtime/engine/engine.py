@@ -241,11 +241,11 @@ class Engine:
         self._totals.steps_total += 1
 
     def _deliver(self, advance: Advance, now: int) -> None:
-        live = self._by_sequence[advance.sequence]
+        sequence, sampled, finish, scores = advance
+        live = self._by_sequence[sequence]
         first = live.first_token is None
         if first:
             self._note_first_token(live, now)
-        sampled, finish, scores = advance.outcome, advance.finish, advance.prompt_logprobs
         if isinstance(sampled, Pooled):
             self._end(live, Delta(vector=sampled.vector), FinishReason.STOP)
             return
@@ -259,15 +259,15 @@ class Engine:
         text, shown = self._push(live, sampled, ended=finish is FinishReason.STOP)
         if live.text.stopped:
             finish = FinishReason.STOP
-            self._scheduler.finish(advance.sequence)
-        delta = Delta(
+            self._scheduler.finish(sequence)
+        delta = Delta(  # positional arguments are faster; each step creates one per sequence
             text,
             (sampled.token,),
             _logprobs(live, shown),
-            usage=self._usage(live) if first else None,
-            prompt_logprobs=scores,
-            matched=_matched(live, sampled.token, finish),
-            mirostat_mus=() if sampled.mirostat_mu is None else (sampled.mirostat_mu,),
+            () if sampled.mirostat_mu is None else (sampled.mirostat_mu,),
+            self._usage(live) if first else None,
+            scores,
+            None if finish is None else _matched(live, sampled.token, finish),
         )
         if finish is None:
             live.deliver(delta)
@@ -283,9 +283,9 @@ class Engine:
         stop = request.stop
         if ended and not (stop.keep_match and sampled.token in stop.reported):
             return "", ()
-        late_enough = live.sequence.answered > stop.min_tokens
+        may_stop = bool(stop.strings) and not ended and live.sequence.answered > stop.min_tokens
         piece = self._bytes_of(request, sampled.token)
-        return live.text.push(piece, sampled, may_stop=late_enough and not ended)
+        return live.text.push(piece, sampled, may_stop=may_stop)
 
     def _bytes_of(self, request: GenerationRequest, token: int) -> bytes:
         markup = request.markup.get(token)
@@ -296,7 +296,13 @@ class Engine:
         usage = self._usage(live)
         logprobs = _logprobs(live, shown)
         last = Delta(
-            text, (), logprobs, finish, usage, delta.error, delta.vector, matched=delta.matched
+            text,
+            logprobs=logprobs,
+            usage=usage,
+            matched=delta.matched,
+            finish=finish,
+            error=delta.error,
+            vector=delta.vector,
         )
         del self._live[live.sequence.request.id]
         del self._by_sequence[live.sequence]
@@ -323,7 +329,7 @@ def _logprobs(live: _Live, shown: tuple[Sampled, ...]) -> tuple[Sampled, ...]:
     return shown if live.sequence.request.sampling.logprobs is not None else ()
 
 
-def _matched(live: _Live, token: int, finish: FinishReason | None) -> str | int | None:
+def _matched(live: _Live, token: int, finish: FinishReason) -> str | int | None:
     """The stop string or the reported end token that has ended the answer."""
     if finish is not FinishReason.STOP or live.text.stopped:
         return live.text.matched

@@ -403,23 +403,23 @@ class Delta(NamedTuple):  # faster to create than a dataclass; each step creates
     """The output of a request since its last delta; only the last delta has `finish`.
 
     `tokens`: all ids sampled since then, including the end token and those whose text is held back.
-    `logprobs` belong to the text of this delta; text cut off by a stop string has none. `usage`: in
-    the first delta the usage so far, in the last one the total. `prompt_logprobs`: of the prompt's
+    `logprobs` belong to the text of this delta; text cut off by a stop string has none.
+    `mirostat_mus`: the states of Mirostat after each of `tokens`, if it applies. `usage`: in the
+    first delta the usage so far, in the last one the total. `prompt_logprobs`: of the prompt's
     tokens from the second on, if requested, in the first delta. `matched`: in the last delta, the
-    stop string or the reported end token that has ended the answer. `mirostat_mus`: the states of
-    Mirostat after each of `tokens`, if it applies.
+    stop string or the reported end token that has ended the answer.
     """
 
     text: str = ""
     tokens: tuple[int, ...] = ()
     logprobs: tuple[Sampled, ...] = ()
-    finish: FinishReason | None = None
+    mirostat_mus: tuple[float, ...] = ()
     usage: Usage | None = None
-    error: str | None = None
-    vector: bytes | None = None  # of a pooled prompt, as in `Pooled`
     prompt_logprobs: tuple[Sampled, ...] = ()
     matched: str | int | None = None
-    mirostat_mus: tuple[float, ...] = ()
+    finish: FinishReason | None = None
+    error: str | None = None
+    vector: bytes | None = None  # of a pooled prompt, as in `Pooled`
 
     def merged(self, later: "Delta") -> "Delta":
         """This delta and the next one as one."""
@@ -427,11 +427,11 @@ class Delta(NamedTuple):  # faster to create than a dataclass; each step creates
             self.text + later.text,
             self.tokens + later.tokens,
             self.logprobs + later.logprobs,
-            later.finish,
+            self.mirostat_mus + later.mirostat_mus,
             later.usage or self.usage,
-            later.error,
-            later.vector,
             self.prompt_logprobs + later.prompt_logprobs,
             later.matched,
-            self.mirostat_mus + later.mirostat_mus,
+            later.finish,
+            later.error,
+            later.vector,
         )

@@ -71,10 +71,10 @@ class _Draft:
     used: list[ImageNeed] = field(default_factory=list)  # images of its chunks
     ahead: list[ImageNeed] = field(default_factory=list)  # images of possible later chunks
 
-    def take(self, sequence: Sequence, count: int) -> None:
-        """Deduct `count` rows of the sequence from the budgets."""
+    def take(self, count: int, *, prompt: bool) -> None:
+        """Deduct `count` rows of a sequence from the budgets."""
         self.budget -= count
-        if sequence.remaining > 1:
+        if prompt:
             self.prompt_rows = max(0, self.prompt_rows - count)
 
     def move(self, sequence: Sequence, moved: MovedPages) -> None:
@@ -194,11 +194,12 @@ class Scheduler:
 
     def _offer(self) -> int:
         """Rows for prompts in the next step."""
-        prompt_rows = self.step_tokens
-        streams = sum(s.remaining <= 1 and s.request.draws for s in self.running)
-        if self.step_budget is not None and streams:
-            prompt_rows = self.step_budget.prompt_tokens
-        self.offered_rows = min(self.step_tokens, streams + prompt_rows)
+        self.offered_rows = prompt_rows = self.step_tokens
+        if self.step_budget is not None:
+            streams = sum(s.remaining <= 1 and s.request.draws for s in self.running)
+            if streams:
+                prompt_rows = self.step_budget.prompt_tokens
+                self.offered_rows = min(self.step_tokens, streams + prompt_rows)
         return prompt_rows
 
     def retire(self, plan: StepPlan, results: tuple[Result, ...]) -> Iterator[Advance]:
@@ -346,9 +347,10 @@ class Scheduler:
 
     def _chunk_tokens(self, sequence: Sequence, draft: _Draft) -> int:
         """Length of the sequence's chunk in this step; 0 for none."""
-        start, most = sequence.launched, sequence.most_tokens - 1
-        length = min(sequence.length, most)
-        if sequence.waits_for_token or length <= start:
+        start, length = sequence.launched, sequence.length
+        if length >= sequence.most_tokens:
+            length = sequence.most_tokens - 1
+        if length <= start or sequence.waits_for_token:
             return 0
         late = sequence.late_mask
         if late is not None and not late.ready() and not draft.waits_for_masks:
@@ -384,11 +386,10 @@ class Scheduler:
     ) -> None:
         assert sequence.slot is not None
         start, end = sequence.launched, sequence.launched + count
-        tokens = sequence.tokens
-        samples = end == len(tokens) + sequence.pending
-        feedback = start >= len(tokens)
+        tokens, length = sequence.tokens, sequence.length
+        samples, feedback = end == length, start >= len(tokens)
         assert not feedback or count == 1
-        known = tuple(tokens[start:end])
+        known = () if feedback else tuple(tokens[start:end])
         assert feedback or len(known) == count
         slot, scores = sequence.slot, sequence.scores_in(start, end)
         draft.chunks.append(
@@ -397,7 +398,7 @@ class Scheduler:
         if grants:
             draft.page_writes += [PageWrite(g.group, slot, g.index, g.page) for g in grants]
         self.cache_manager.checkpoint(sequence, start)
-        draft.take(sequence, count)
+        draft.take(count, prompt=length - start > 1)
         if sequence.spans:
             draft.used += self._needs(sequence, start, end)
             draft.image_rows -= self.cache_manager.image_rows(sequence, start, end)
@@ -480,7 +481,7 @@ def _is_right(chunk: Chunk) -> bool:
 def _finish_reason(sequence: Sequence, outcome: Outcome) -> FinishReason | None:
     if isinstance(outcome, Sampled):
         ended = outcome.token in sequence.request.stop.end_tokens
-        full = sequence.answered >= sequence.request.stop.max_tokens
+        full = len(sequence.tokens) >= sequence.whole_tokens
         return FinishReason.STOP if ended else FinishReason.LENGTH if full else None
     if isinstance(outcome, Pooled):
         return FinishReason.STOP

@@ -57,6 +57,7 @@ class Sequence:
     # False for prompts whose rows must all be computed (pooling, scores) and after a moving shift.
     shares_pages: bool = field(init=False)
     matcher: Matcher | None = field(init=False)  # None without a grammar
+    whole_tokens: int = field(init=False)  # number of `tokens` at the end of the longest answer
     # Limit of `length`; no step computes the last position.
     most_tokens: int = field(init=False)
 
@@ -135,9 +136,10 @@ class Sequence:
 
     def _set_most_tokens(self) -> None:
         request = self.request
-        whole = len(request.prompt) + max(1, request.stop.max_tokens) - self.sampling.dropped
-        context = whole if request.shift is None else request.shift.context_tokens
-        self.most_tokens = min(whole, context)
+        most = max(1, request.stop.max_tokens)
+        self.whole_tokens = len(request.prompt) + most - self.sampling.dropped
+        context = self.whole_tokens if request.shift is None else request.shift.context_tokens
+        self.most_tokens = min(self.whole_tokens, context)
 
     @property
     def resumes(self) -> bool:

@@ -95,8 +95,10 @@ class KVCacheManager:
             )
         for group in self._groups:
             group.evicted = self._evicted
-        # Of owners without images: positions for which all groups have pages.
+        # Of owners without images: positions for which all groups have pages, and the number of
+        # confirmed positions that completes the next page.
         self._reserved: dict[Owner, int] = {}
+        self._completes: dict[Owner, int] = {}
 
     @property
     def page_tokens(self) -> int:
@@ -289,7 +291,7 @@ class KVCacheManager:
 
     def publish(self, owner: Owner) -> None:
         """Add the owner's full, confirmed pages to the prefix cache."""
-        if not self._prefix_cache:
+        if owner.confirmed < self._completes.get(owner, 0) or not self._prefix_cache:
             return
         for group in self._paged:
             held = group.held.get(owner)
@@ -302,6 +304,9 @@ class KVCacheManager:
             for index in range(max(held.published, held.begin), full):
                 group.publish(held.pages[index - held.begin], self._key(group, owner, index))
             held.published = full
+        if self.checkpoints is None and not owner.spans:
+            full = owner.confirmed // self._page_tokens
+            self._completes[owner] = (full + 1) * self._page_tokens
         if self.checkpoints is not None and self.checkpoints.unpublished(owner):
             self._extend_keys(owner, owner.confirmed)
             self.checkpoints.publish(owner)
@@ -312,7 +317,7 @@ class KVCacheManager:
             held = group.held.get(owner)
             if held is None:
                 continue
-            first = self._first_page(group, owner)
+            first = group.kind.first_visible(owner.confirmed, owner.spans) // self._page_tokens
             if first <= held.begin:
                 continue
             gone = min(first - held.begin, len(held.pages))
@@ -341,6 +346,7 @@ class KVCacheManager:
     def release(self, owner: Owner) -> None:
         """Release all pages, the last ones first, so that prefixes stay cached longest."""
         self._reserved.pop(owner, None)
+        self._completes.pop(owner, None)
         if self.checkpoints is not None:
             self.checkpoints.release(owner)
         for group in self._groups:

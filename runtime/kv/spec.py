@@ -163,7 +163,7 @@ class Sliding(_Positions):
     looks_ahead: bool = True
 
     def first_visible(self, position: int, images: Images = ()) -> int:
-        return max(0, position - self.window + 1)
+        return position - self.window + 1 if position >= self.window else 0
 
     def reach(self, context_tokens: int) -> int:
         return min(self.window, context_tokens)
