@@ -9,6 +9,7 @@ from typing import Any
 from runtime.engine.engine_statistics import EngineStatistics
 from runtime.engine.request import (
     Delta,
+    DrawFailure,
     FinishReason,
     GenerationRequest,
     Pooled,
@@ -212,12 +213,12 @@ class Engine:
             self._end(live, Delta(error=error), FinishReason.FAILED)
 
     def _note_launch(self, plan: StepPlan) -> None:
-        now = self._clock()
+        now, lengths = self._clock(), []
         for chunk in plan.chunks:
+            lengths.append(chunk.length)
             live = self._by_sequence[chunk.sequence]
             if live.first_step is None:
                 live.first_step = now
-        lengths = [chunk.length for chunk in plan.chunks]
         self._throughput.launch(lengths, now, offered=self._scheduler.offered_rows)
 
     def _note_first_token(self, live: _Live, now: int) -> None:
@@ -246,14 +247,8 @@ class Engine:
         first = live.first_token is None
         if first:
             self._note_first_token(live, now)
-        if isinstance(sampled, Pooled):
-            self._end(live, Delta(vector=sampled.vector), FinishReason.STOP)
-            return
-        if isinstance(sampled, Scored):
-            self._end(live, Delta(prompt_logprobs=scores), FinishReason.LENGTH)
-            return
         if not isinstance(sampled, Sampled):
-            self._end(live, Delta(error=sampled.reason), FinishReason.FAILED)
+            self._end_without_token(live, sampled, scores)
             return
         self._totals.completion_tokens_total += 1
         text, shown = self._push(live, sampled, ended=finish is FinishReason.STOP)
@@ -273,6 +268,16 @@ class Engine:
             live.deliver(delta)
         else:
             self._end(live, delta, finish)
+
+    def _end_without_token(
+        self, live: _Live, outcome: Pooled | Scored | DrawFailure, scores: tuple[Sampled, ...]
+    ) -> None:
+        if isinstance(outcome, Pooled):
+            self._end(live, Delta(vector=outcome.vector), FinishReason.STOP)
+        elif isinstance(outcome, Scored):
+            self._end(live, Delta(prompt_logprobs=scores), FinishReason.LENGTH)
+        else:
+            self._end(live, Delta(error=outcome.reason), FinishReason.FAILED)
 
     def _push(
         self, live: _Live, sampled: Sampled, *, ended: bool

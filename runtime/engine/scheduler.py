@@ -223,10 +223,10 @@ class Scheduler:
                     outcome = outcome.drawn
             assert outcome is not None or not chunk.samples
             computed = chunk.length
-            if isinstance(outcome, LateMask):
-                sequence.late_mask, outcome, computed = outcome, None, chunk.length - 1
             if isinstance(outcome, Sampled):
                 sequence.append(outcome)
+            elif isinstance(outcome, LateMask):
+                sequence.late_mask, outcome, computed = outcome, None, chunk.length - 1
             if chunk.epoch == sequence.epoch:
                 sequence.confirmed = chunk.start + computed
                 if chunk.proposed:

@@ -211,8 +211,7 @@ class InputPreparer:
 
     def _drawing_order(self, rows: StepRows) -> Column:
         """Indices of the chunks that draw a token, ordered by sampling path."""
-        samples = np.fromiter((chunk.samples for chunk in rows.chunks), np.bool_, len(rows.chunks))
-        drawing = (samples & self._requests.draws[rows.slots]).nonzero()[0]
+        drawing = (rows.samples & self._requests.draws[rows.slots]).nonzero()[0]
         paths = self._requests.path[rows.slots[drawing]]
         return drawing[paths.argsort(kind="stable")]
 

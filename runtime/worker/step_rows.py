@@ -1,6 +1,6 @@
 """The rows of a step: those of its chunks, one after the other."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -13,28 +13,34 @@ from runtime.kv.spec import CacheKind
 from runtime.worker.model import RowSpan
 
 Column = NDArray[np.int64]
-_COLUMNS = tuple(attrgetter(name) for name in ("slot", "start", "length"))
+_COLUMNS: tuple[tuple[Callable[[Chunk], Any], type[np.generic]], ...] = (
+    (attrgetter("slot"), np.int64),
+    (attrgetter("start"), np.int64),
+    (attrgetter("length"), np.int64),
+    (attrgetter("samples"), np.bool_),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
     """The chunks of a step as columns [chunks]: the slot of each, its first position, its number of
-    rows, and its rows [begins, ends)."""
+    rows, whether it samples, and its rows [begins, ends)."""
 
     chunks: Sequence[Chunk]
     slots: Column
     starts: Column
     lengths: Column
+    samples: NDArray[np.bool_]
     begins: Column
     ends: Column
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk]) -> "StepRows":
-        slots, starts, lengths = (
-            np.fromiter(map(column, chunks), np.int64, len(chunks)) for column in _COLUMNS
+        slots, starts, lengths, samples = (
+            np.fromiter(map(field, chunks), dtype, len(chunks)) for field, dtype in _COLUMNS
         )
         ends = lengths.cumsum()
-        return cls(chunks, slots, starts, lengths, ends - lengths, ends)
+        return cls(chunks, slots, starts, lengths, samples, ends - lengths, ends)
 
     @property
     def count(self) -> int:
