@@ -273,7 +273,7 @@ class _Outbox:
         if not self._put:
             return
         with self._lock:
-            first = not self._sent
+            first = not self._sent or self._loop.is_closed()
             self._sent += self._put
         self._put.clear()
         if first:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import weakref
 
 import pytest
 
@@ -66,6 +67,17 @@ def test_output_wakes_an_event_loop_once_until_it_runs(monkeypatch) -> None:
             assert all(len(delta.tokens) == 20 for delta in await asyncio.gather(*reads))
 
     asyncio.run(main())
+
+
+def test_nothing_is_kept_for_an_event_loop_that_was_closed_before_it_ran() -> None:
+    loop, stream = asyncio.new_event_loop(), async_engine._PendingDelta()
+    outbox, kept = async_engine._Outbox(loop), weakref.ref(stream)
+    for close in (loop.close, lambda: None):
+        outbox.put(stream, Delta("text", (1,)))
+        outbox.send()
+        close()
+    del stream
+    assert kept() is None
 
 
 def test_a_busy_engine_counts_its_sequences_at_intervals(monkeypatch) -> None:
