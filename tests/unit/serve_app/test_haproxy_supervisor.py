@@ -226,7 +226,7 @@ async def test_a_program_that_crashes_at_once_is_given_up_but_not_one_that_ran(t
     assert pauses == [0.05 * 2**each for each in range(MAX_FAILURES - 1)]
 
 
-# A program that ends when it is told to; each soft stop before is a line of a file.
+# A program that ends on SIGTERM and adds a line to a file on each SIGUSR1.
 DRAINING = """#!/bin/sh
 trap 'echo >> "$0.stops"' USR1
 trap 'exit 0' TERM
