@@ -10,11 +10,7 @@ from model_zoo.gguf.adapter_path import AdapterPath
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import ScopeOptions, TensorScope
-from model_zoo.gguf.tensors import Progress
-from model_zoo.gguf.tiled_copy import TilingOptions
-from model_zoo.registry import check_divisible, class_for, open_adapters
-from runtime.distributed.ranks import Ranks
-from runtime.quant.block_types import Compute
+from model_zoo.registry import LoadOptions, check_divisible, class_for, open_adapters
 from runtime.worker.model import DecoderModel
 
 
@@ -33,32 +29,26 @@ def load_part(
     *,
     device: torch.device,
     dtype: torch.dtype,
-    context_tokens: int | None,
-    ranks: Ranks,
-    progress: Progress | None = None,
-    adapters: Sequence[AdapterPath] = (),
-    compute: Compute = Compute.EXACT,
-    deterministic: bool = False,
-    tiling: TilingOptions | None = None,
+    options: LoadOptions,
 ) -> DecoderModel:
-    """The decoder with this rank's weights; the other arguments and errors are those of
-    `registry.load` and its options."""
+    """The decoder with this rank's weights; arguments and errors are those of `registry.load`.
+    Options of vision models, placement and sharing have no effect."""
     file = GGUFFile.open(path)
     metadata = Metadata(file.metadata, path=file.path)
     decoder_class = class_for(metadata)
-    check_divisible(metadata, ranks)
+    check_divisible(metadata, options.ranks)
     scope = TensorScope(
         file,
         device=device,
         dtype=dtype,
         options=ScopeOptions(
-            context_tokens=context_tokens,
-            ranks=ranks,
-            adapters=open_adapters(adapters, metadata),
-            compute=compute,
-            deterministic=deterministic,
-            tiling=tiling,
-            progress=progress,
+            context_tokens=options.context_tokens,
+            ranks=options.ranks,
+            adapters=open_adapters(options.adapters, metadata),
+            compute=options.compute,
+            deterministic=options.deterministic,
+            tiling=options.tiling,
+            progress=options.progress,
         ),
     )
     return decoder_class(scope, metadata)

@@ -117,9 +117,8 @@ def compute(rank_info: RankInfo, path: Path, told: Path) -> None:
     """`told`: the file that it says it has."""
     member = Member(rank_info, CPU)
     try:
-        part = load_part(
-            path, device=CPU, dtype=torch.float32, context_tokens=None, ranks=member.ranks
-        )
+        options = LoadOptions(ranks=member.ranks)
+        part = load_part(path, device=CPU, dtype=torch.float32, options=options)
         member.report_loaded(files_digest(told))
         compute_part(part, member, device=CPU)
     except Exception as error:

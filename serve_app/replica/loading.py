@@ -145,10 +145,7 @@ def run_rank(settings: ModelSettings, rank_info: RankInfo) -> None:
         share_threads(settings.threads, member.machine_ranks)
         log_devices(device)
         files = pulled_files(settings, os.environ)
-        decoder = load_part(
-            files.path,
-            device=device,
-            dtype=number_type(settings.dtype, device),
+        loading = LoadOptions(
             context_tokens=_requested_context(settings, files),
             ranks=member.ranks,
             progress=LoadingProgress(settings.name),
@@ -157,6 +154,8 @@ def run_rank(settings: ModelSettings, rank_info: RankInfo) -> None:
             deterministic=settings.deterministic,
             tiling=tiling_options(settings.repack),
         )
+        dtype = number_type(settings.dtype, device)
+        decoder = load_part(files.path, device=device, dtype=dtype, options=loading)
         member.report_loaded(files_digest(files.path, files.adapters))
         if device.type == "cpu":
             explain_bus_errors()

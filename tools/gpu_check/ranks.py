@@ -15,6 +15,7 @@ import torch
 
 from bench.make_model import write_model
 from model_zoo.rank_part import files_digest, load_part
+from model_zoo.registry import LoadOptions
 from runtime.distributed.control_channel import RankInfo, RankZero
 from runtime.distributed.rank_group import Member, RankGroup
 from runtime.distributed.ranks import ALONE, Ranks
@@ -74,14 +75,8 @@ def _divided(task: Task, path: Path) -> Iterator[AsyncEngine]:
 
 
 def _part(path: Path, device: torch.device, ranks: Ranks) -> DecoderModel:
-    return load_part(
-        path,
-        device=device,
-        dtype=torch.bfloat16,
-        context_tokens=None,
-        ranks=ranks,
-        compute=Compute.FINE,
-    )
+    options = LoadOptions(ranks=ranks, compute=Compute.FINE)
+    return load_part(path, device=device, dtype=torch.bfloat16, options=options)
 
 
 def main() -> None:

@@ -250,7 +250,7 @@ def test_an_architecture_that_cannot_be_divided_is_refused_by_name(tmp_path) -> 
     with pytest.raises(UnsupportedModelError, match=refusal):
         load(path, **where, options=LoadOptions(ranks=ranks))
     with pytest.raises(UnsupportedModelError, match=refusal):
-        load_part(path, **where, context_tokens=None, ranks=ranks)
+        load_part(path, **where, options=LoadOptions(ranks=ranks))
 
 
 def test_a_model_can_be_checked_before_its_ranks_are_there(tmp_path) -> None:
