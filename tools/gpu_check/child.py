@@ -1,4 +1,5 @@
-"""`python -m tools.gpu_check.child MODULE FOLDER [--dry-run]`: runs one section in this process."""
+"""`python -m tools.gpu_check.child MODULE FOLDER PART PARTS [--dry-run]`: runs one section, or a
+part of its checks, in this process."""
 
 import sys
 from importlib import import_module
@@ -9,18 +10,22 @@ import torch
 from tools.gpu_check.report import NO_DEVICE, Report, Task
 
 
-def task_in(folder: Path, *, dry: bool) -> Task:
-    """The task of a section. RuntimeError if there is no CUDA device, unless `dry`."""
+def task_in(folder: Path, *, dry: bool, part: int = 0, parts: int = 1) -> Task:
+    """The task of a process. RuntimeError if there is no CUDA device, unless `dry`."""
     if dry:
-        return Task(torch.device("cpu"), True, Report(folder / "rows.jsonl", NO_DEVICE), folder)
+        return Task(
+            torch.device("cpu"), True, Report(folder / "rows.jsonl", NO_DEVICE), folder, part, parts
+        )
     if not torch.cuda.is_available():
         raise RuntimeError("There is no CUDA device; `--dry-run` computes tiny sizes on a CPU.")
     report = Report(folder / "rows.jsonl", torch.cuda.get_device_name())
-    return Task(torch.device("cuda", torch.cuda.current_device()), False, report, folder)
+    device = torch.device("cuda", torch.cuda.current_device())
+    return Task(device, False, report, folder, part, parts)
 
 
-def main(module: str, folder: str, *options: str) -> None:
-    import_module(module).run(task_in(Path(folder), dry="--dry-run" in options))
+def main(module: str, folder: str, part: str, parts: str, *options: str) -> None:
+    dry = "--dry-run" in options
+    import_module(module).run(task_in(Path(folder), dry=dry, part=int(part), parts=int(parts)))
 
 
 if __name__ == "__main__":

@@ -1,23 +1,19 @@
-"""Deterministic computing: checks that rows have the same bits alone and among others, and measures
-its cost."""
+"""Checks that with deterministic computing rows have the same bits alone and among others."""
 
 from dataclasses import replace
 
 import torch
 
-from bench.make_model import write_model
 from runtime.kernels.triton.attention import paged_attention
 from runtime.kernels.triton.log_sums import log_sums
 from runtime.kernels.triton.products import product
 from runtime.kv.cache_types import CacheType
 from runtime.quant.block_types import BLOCK_TYPES, Compute, block_type
-from tests.cuda.large_model import SHAPE
 from tests.families.agreement import random_tokens
 from tests.families.paged_decoder import PagedDecoder
 from tests.families.text_families import TEXT_MODELS
 from tests.kernels import test_attention as scenes
 from tests.kernels.random_weights import random_weight
-from tools.gpu_check import speed
 from tools.gpu_check.models import FAMILIES, load_decoder
 from tools.gpu_check.report import Task
 
@@ -26,21 +22,19 @@ OUTS, ELEMENTS = 130, 2304
 
 
 def run(task: Task) -> None:
-    for name in ("F16",) if task.dry else (type.name for type in BLOCK_TYPES.values()):
+    for name in ("F16",) if task.dry else task.share([t.name for t in BLOCK_TYPES.values()]):
         with task.report.guarding(f"product, {name}"):
             _check_product(task, name)
-    for type in (CacheType.FLOAT32,) if task.dry else CacheType:
+    for type in (CacheType.FLOAT32,) if task.dry else task.share(list(CacheType)):
         with task.report.guarding(f"attention, {type.value}"):
             _check_attention(task, type)
     with task.report.guarding("logarithms of sums"):
         logits = torch.randn(9, 5000, device=task.device)
         same = torch.equal(log_sums(logits[4:5]), log_sums(logits)[4:5])
         task.report.check("logarithms of sums", same)
-    for family in FAMILIES[: 1 if task.dry else None]:
+    for family in task.share(FAMILIES[: 1 if task.dry else None]):
         with task.report.guarding(family):
             _check_family(task, family)
-    with task.report.guarding("cost"):
-        _measure_cost(task)
 
 
 def _check_product(task: Task, name: str) -> None:
@@ -93,19 +87,3 @@ def _check_family(task: Task, family: str) -> None:
     ]
     same = torch.equal(torch.cat(found), expected)
     task.report.check(f"{family}, logits in any batch", same)
-
-
-def _measure_cost(task: Task) -> None:
-    """Measures the time of steps relative to those without deterministic computing."""
-    shape = speed.TINY if task.dry else replace(SHAPE, layers=32)
-    path, taken = task.folder / "8B.gguf", []
-    write_model(path, speed.LABEL, speed.vocabulary(task), shape)
-    for deterministic in (False, True):
-        decoder = load_decoder(
-            path, task.device, torch.bfloat16, Compute.FINE, deterministic=deterministic
-        )
-        name = "8B, deterministic" if deterministic else "8B"
-        taken.append(speed.step_seconds(task, name, decoder))
-    path.unlink()
-    for name, without in taken[0].items():
-        task.report.figure(f"8B, {name}, time by that without", taken[1][name] / without, "")

@@ -3,6 +3,7 @@ batches."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from unittest.mock import patch
 
 import torch
@@ -42,15 +43,15 @@ def run(task: Task) -> None:
         check_gated(task)
         check_experts(task)
         _check_attention(task)
-        _check_pointwise(task)
-        _check_delta(task)
-        check_draws(task)
-        with task.report.guarding("highest"):
-            values = torch.randn(7, 128, generator=torch.Generator().manual_seed(0)).round(
-                decimals=1
-            )
-            got = highest(values.to(task.device), 8).cpu()
-            task.report.check("highest", torch.equal(got, highest_twin(values, 8)))
+        for check in task.share((_check_pointwise, _check_delta, check_draws, _check_highest)):
+            check(task)
+
+
+def _check_highest(task: Task) -> None:
+    with task.report.guarding("highest"):
+        values = torch.randn(7, 128, generator=torch.Generator().manual_seed(0)).round(decimals=1)
+        got = highest(values.to(task.device), 8).cpu()
+        task.report.check("highest", torch.equal(got, highest_twin(values, 8)))
 
 
 @contextmanager
@@ -66,10 +67,10 @@ def poisoned() -> Iterator[None]:
 
 def _check_attention(task: Task) -> None:
     types = [CacheType.FLOAT32] if task.dry else list(CacheType)
-    for batch, shape, window, options in SCENES[: 1 if task.dry else None]:
-        for type in types:
-            _check_scene(task, batch, shape, window, options, type)
-    for dims in HEADS[: 1 if task.dry else None]:
+    cases = list(product(SCENES[: 1 if task.dry else None], types))
+    for (batch, shape, window, options), type in task.share(cases):
+        _check_scene(task, batch, shape, window, options, type)
+    for dims in task.share(HEADS[: 1 if task.dry else None]):
         with patch.dict(scenes.SHAPES, {f"dims {dims}": (4, 2, *dims, 16)}):
             for batch in ("decoding",) if task.dry else ("decoding", "prefill"):
                 _check_scene(task, batch, f"dims {dims}", None, "plain", CacheType.FLOAT16)

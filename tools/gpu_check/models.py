@@ -38,7 +38,7 @@ CPU = torch.device("cpu")
 
 
 def run(task: Task) -> None:
-    for family in FAMILIES[: 1 if task.dry else None]:
+    for family in task.share(FAMILIES[: 1 if task.dry else None]):
         with task.report.guarding(family):
             _check_family(task, family)
 

@@ -1,15 +1,16 @@
 """What a section found: a line of JSON for each check and figure, written at once."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
 NO_DEVICE = "none: dry run on a CPU"
+Item = TypeVar("Item")
 # "at least" or "at most", and the number.
 Goal = tuple[Literal["at least", "at most"], float]
 
@@ -48,9 +49,16 @@ class Report:
 
 @dataclass(frozen=True)
 class Task:
-    """dry: on a CPU, tiny sizes, kernels in Triton's interpreter. folder: for files."""
+    """dry: on a CPU, tiny sizes, kernels in Triton's interpreter. folder: for files. part, parts:
+    which share of the section's checks this process makes."""
 
     device: torch.device
     dry: bool
     report: Report
     folder: Path
+    part: int = 0
+    parts: int = 1
+
+    def share(self, items: Sequence[Item]) -> Sequence[Item]:
+        """The items of this process; each item belongs to one process."""
+        return items[self.part :: self.parts]

@@ -1,4 +1,4 @@
-"""Runs each section in its own process, within a time limit."""
+"""Runs sections in processes, within a time limit: checks side by side, then measurements."""
 
 import contextlib
 import json
@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,23 +22,26 @@ _OUTPUT_CHARACTERS = 3000
 
 @dataclass(frozen=True)
 class Section:
-    """module: the module with `run(task)`; limit_s: the time limit of its process, imports
-    included."""
+    """module: the module with `run(task)`; limit_s: the time limit of its processes, imports
+    included; processes: how many divide its checks, beside those of other sections, because most of
+    the time is compilation; 0 for measurements, beside which nothing runs."""
 
     module: str
     limit_s: float
+    processes: int = 0
 
 
 SECTIONS: Mapping[str, Section] = {
     "ceilings": Section("tools.gpu_check.ceilings", 90),
     "build": Section("tools.gpu_check.build", 560),
-    "kernels": Section("tools.gpu_check.kernels", 560),
-    "models": Section("tools.gpu_check.models", 560),
+    "kernels": Section("tools.gpu_check.kernels", 560, processes=10),
+    "models": Section("tools.gpu_check.models", 560, processes=6),
     "speed": Section("tools.gpu_check.speed", 560),
     "prefill": Section("tools.gpu_check.prefill", 300),
     "ranks": Section("tools.gpu_check.ranks", 400),
     "experts": Section("tools.gpu_check.experts", 400),
-    "deterministic": Section("tools.gpu_check.deterministic", 560),
+    "deterministic": Section("tools.gpu_check.deterministic", 560, processes=2),
+    "deterministic cost": Section("tools.gpu_check.deterministic_cost", 560),
 }
 
 
@@ -54,35 +58,59 @@ def run_sections(
 
     paths: added to PYTHONPATH.
     """
-    ends, found = time.monotonic() + total_s, {}
-    for name in names:
-        limit_s = min(sections[name].limit_s, ends - time.monotonic())
-        if limit_s < min(_LEAST_S, sections[name].limit_s):
-            found[name] = _result("not started: no time left in this call", 0.0)
-        else:
-            found[name] = _run(sections[name].module, limit_s, dry=dry, paths=paths)
-    return found
+    ends = time.monotonic() + total_s
+
+    def run(name: str) -> dict[str, Any]:
+        section = sections[name]
+        limit_s = min(section.limit_s, ends - time.monotonic())
+        if limit_s < min(_LEAST_S, section.limit_s):
+            return _result("not started: no time left in this call", 0.0)
+        parts = 1 if dry else max(1, section.processes)
+        with ThreadPoolExecutor(parts) as threads:
+            running = [
+                threads.submit(_run, section, part, parts, limit_s, dry=dry, paths=paths)
+                for part in range(parts)
+            ]
+            return _joined([each.result() for each in running])
+
+    checks = [name for name in names if sections[name].processes]
+    with ThreadPoolExecutor(max(1, len(checks))) as threads:
+        found = dict(zip(checks, threads.map(run, checks), strict=True))
+    return {name: found[name] if name in found else run(name) for name in names}
 
 
-def _run(module: str, limit_s: float, *, dry: bool, paths: Sequence[Path]) -> dict[str, Any]:
+def _run(
+    section: Section, part: int, parts: int, limit_s: float, *, dry: bool, paths: Sequence[Path]
+) -> dict[str, Any]:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as place:
         rows, output = Path(place) / "rows.jsonl", Path(place) / "output"
         rows.touch()
-        command = [sys.executable, "-m", "tools.gpu_check.child", module, place]
+        numbers = [str(part), str(parts)]
+        command = [sys.executable, "-m", "tools.gpu_check.child", section.module, place, *numbers]
         with output.open("wb") as log:
             child = subprocess.Popen(
-                command + ["--dry-run"] * dry, cwd=ROOT, env=_environment(dry, paths), stdout=log,
-                stderr=subprocess.STDOUT, start_new_session=True,
+                command + ["--dry-run"] * dry, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT,
+                env=_environment(paths, dry=dry, alone=not section.processes),
+                start_new_session=True,
             )  # fmt: skip
             state = _wait(child, limit_s)
         lines = [json.loads(line) for line in rows.read_text().splitlines(keepends=True)
                  if line.endswith("\n")]  # fmt: skip
         tail = output.read_text(errors="replace")[-_OUTPUT_CHARACTERS:]
-    failures = sum(not row.get("passed", True) for row in lines)
+    return _result(state, time.monotonic() - began, lines, tail)
+
+
+def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The result of a section from those of its processes; of outputs that of the first process
+    that ended otherwise than it should."""
+    rows = [row for part in parts for row in part["rows"]]
+    worst = next((part for part in parts if part["state"] != "passed"), parts[0])
+    failures, state = sum(not row.get("passed", True) for row in rows), worst["state"]
     if state == "passed" and failures:
         state = f"{failures} checks failed"
-    return _result(state, time.monotonic() - began, lines, tail)
+    seconds = max(part["seconds"] for part in parts)
+    return _result(state, seconds, rows, worst["output"])
 
 
 def _wait(child: subprocess.Popen[bytes], limit_s: float) -> str:
@@ -99,12 +127,12 @@ def _wait(child: subprocess.Popen[bytes], limit_s: float) -> str:
         child.wait()
 
 
-def _environment(dry: bool, paths: Sequence[Path]) -> dict[str, str]:
+def _environment(paths: Sequence[Path], *, dry: bool, alone: bool) -> dict[str, str]:
     added = [os.fspath(path) for path in (ROOT, *paths)]
     before = os.environ.get("PYTHONPATH")
     return {
         **os.environ,
-        **({"OMP_NUM_THREADS": "1"} if dry else {}),
+        **({"OMP_NUM_THREADS": "1"} if dry or not alone else {}),
         "PYTHONPATH": os.pathsep.join([*added, before] if before else added),
         "TRITON_INTERPRET": "1" if dry else "0",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # required by torch's deterministic algorithms

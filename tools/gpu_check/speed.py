@@ -10,8 +10,6 @@ from types import MappingProxyType
 from unittest.mock import patch
 
 import torch
-from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
 
 from bench.make_model import Shape, write_model
 from bench.vocabulary import Vocabulary, synthetic_vocabulary
@@ -28,6 +26,7 @@ from tests.cuda.large_model import SHAPE, VOCABULARY
 from tests.families.engine_runs import answers
 from tests.kernels.random_weights import random_weight
 from tools.gpu_check.ceilings import Ceilings, measure, seconds
+from tools.gpu_check.kernel_times import profiling, report_kernels
 from tools.gpu_check.models import load_decoder
 from tools.gpu_check.report import Goal, Task
 
@@ -98,14 +97,17 @@ def measure_model(
             for streams in load.streams:
                 with task.report.guarding(f"{label}, {streams} streams"):
                     _measure_decoding(task, label, engine, streams, goals)
-            with task.report.guarding(f"{label}, launches"):
-                _measure_launches(task, label, engine)
+            for streams in {load.streams[0], load.streams[-1]} if graphs else ():
+                with task.report.guarding(f"{label}, {streams} streams, kernels"):
+                    _profile_decoding(task, f"{label}, {streams} streams", engine, streams)
     with prefill_engine(task, decoder) as engine:
         for length in load.prefills:
             shown = f"{name}, prefill of {length}"
             with task.report.guarding(shown):
                 speed = length / prefill_s(engine, length)
                 task.report.figure(shown, speed, "tokens/s", goals.get(shown))
+        with task.report.guarding(f"{name}, prefill, kernels"):
+            _profile_prefill(task, f"{name}, prefill of {load.step_tokens}", engine)
 
 
 def step_seconds(task: Task, name: str, decoder: DecoderModel) -> dict[str, float]:
@@ -221,14 +223,16 @@ def _measure_decoding(
     task.report.figure(f"{shown}, launch of a step", launch_ms, "ms")
 
 
-def _measure_launches(task: Task, name: str, engine: AsyncEngine) -> None:
-    """Kernels and copies on the device, a step of one stream; the prompt is a step like others."""
-    kind = ProfilerActivity.CPU if task.dry else ProfilerActivity.CUDA
-    with _recording() as steps, profile(activities=[kind]) as recorded:
-        answers(engine, [_request(0, 1, 4 if task.dry else 32)], together=True)
-    count = sum(event.device_type == DeviceType.CUDA for event in recorded.events())
-    task.report.check(f"{name}, launches are seen", task.dry or count > 0)
-    task.report.figure(f"{name}, launches a step", count / len(steps), "launches")
+def _profile_decoding(task: Task, name: str, engine: AsyncEngine, streams: int) -> None:
+    with profiling(task, lambda rows: rows == streams) as found:
+        decode(task, f"{name}, profiled,", engine, streams)
+    report_kernels(task, name, found)
+
+
+def _profile_prefill(task: Task, name: str, engine: AsyncEngine) -> None:
+    with profiling(task, lambda rows: rows > 1) as found:
+        answers(engine, [_request(0, load_of(task).step_tokens, 4)], together=True)
+    report_kernels(task, name, found)
 
 
 def prefill_s(engine: AsyncEngine, length: int) -> float:
