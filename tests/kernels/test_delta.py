@@ -96,8 +96,11 @@ class Sequences:
         convolved = causal_conv1d_fn(mixed.t()[None], self.weight.t(), None, activation="silu")
         queries, key, value = mixed.split((keys, keys, self.heads * self.value_dim), dim=1)
         q, k = (t.unflatten(1, (self.key_heads, -1))[None] for t in (queries, key))
+        group = self.heads // self.key_heads  # older versions of transformers do not repeat keys
         if tiled:
-            q, k = (t.repeat(1, 1, self.heads // self.key_heads, 1) for t in (q, k))
+            q, k = (t.repeat(1, 1, group, 1) for t in (q, k))
+        else:
+            q, k = (t.repeat_interleave(group, dim=2) for t in (q, k))
         v = value.unflatten(1, (self.heads, -1))[None]
         decay = torch.nn.functional.softplus(self.alphas[number] + self.offsets) * self.rates
         learnt, _ = torch_recurrent_gated_delta_rule(

@@ -2,13 +2,15 @@
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import torch
 
 from tools.gpu_check.report import Task
+
+_RECORDED = 16  # calls in a graph, at least
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,20 @@ def measure(task: Task) -> Ceilings:
     one = torch.randn(side, side, device=task.device, dtype=torch.bfloat16)
     multiplying = seconds(lambda: one @ one, task.device)
     return Ceilings(2 * nbytes / copying, 2 * side**3 / multiplying)
+
+
+def recorded_seconds(calls: Sequence[Callable[[], object]], device: torch.device) -> float:
+    """The mean seconds of calls that are launched in turn by one CUDA graph, so that the host takes
+    no part in it. On a CPU, the seconds of the first one."""
+    if device.type != "cuda":
+        return seconds(calls[0], device)
+    times = max(1, _RECORDED // len(calls))
+    calls[0]()  # compiles kernels
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in (*calls,) * times:
+            call()
+    return seconds(graph.replay, device, times=4) / (times * len(calls))
 
 
 def seconds(call: Callable[[], object], device: torch.device, *, times: int = 20) -> float:

@@ -1,6 +1,7 @@
 """Measures a mixture of experts of Qwen3-30B-A3B's shape with fewer layers, like `speed`."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -9,7 +10,7 @@ from runtime.kernels.triton.products import experts_product
 from runtime.quant.block_types import Compute, block_type
 from tests.kernels.random_weights import random_weight
 from tools.gpu_check import speed
-from tools.gpu_check.ceilings import measure, seconds
+from tools.gpu_check.ceilings import measure, recorded_seconds
 from tools.gpu_check.report import Task
 
 
@@ -31,10 +32,8 @@ def run(task: Task) -> None:
             chosen = scores.topk(shape.experts_used).indices
             used = len(chosen.unique()) / shape.experts
             places = chosen.to(task.device)
-            taken = seconds(
-                lambda x=x, places=places: experts_product(x, planar, places, None, None),
-                task.device,
-            )
+            call = partial(experts_product, x, planar, places, None, None)
+            taken = recorded_seconds([call], task.device)
             operations = 2 * chosen.numel() * outs * shape.hidden
             nbytes = used * planar.nbytes
             least = max(nbytes / ceilings.bytes_s, operations / ceilings.operations_s)

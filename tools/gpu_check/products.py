@@ -17,7 +17,7 @@ ROWS = (1, 3, 8, 9, 33, 64, 200)
 DRY_ROWS = (1, 9)
 # Numbers of outputs and elements. Elements are rounded up to whole blocks of the type.
 SIZES = ((1, 32), (67, 288), (130, 2304))
-_OUTS = 67  # of the size for all ways to compute; the others are for one, since kernels are compiled
+_OUTS = 67  # of the size for all ways to compute, so that fewer kernels are compiled
 # The type of x, and the largest error relative to the norms of both vectors.
 WAYS = {
     Compute.EXACT: (torch.float32, 1e-5),

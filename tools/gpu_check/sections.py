@@ -34,7 +34,7 @@ class Section:
 SECTIONS: Mapping[str, Section] = {
     "ceilings": Section("tools.gpu_check.ceilings", 90),
     "build": Section("tools.gpu_check.build", 560),
-    "kernels": Section("tools.gpu_check.kernels", 560, processes=10),
+    "kernels": Section("tools.gpu_check.kernels", 560, processes=14),
     "models": Section("tools.gpu_check.models", 560, processes=6),
     "speed": Section("tools.gpu_check.speed", 560),
     "prefill": Section("tools.gpu_check.prefill", 300),

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from types import MappingProxyType
@@ -25,7 +26,7 @@ from runtime.worker.runner import DeviceRunner
 from tests.cuda.large_model import SHAPE, VOCABULARY
 from tests.families.engine_runs import answers
 from tests.kernels.random_weights import random_weight
-from tools.gpu_check.ceilings import Ceilings, measure, seconds
+from tools.gpu_check.ceilings import Ceilings, measure, recorded_seconds
 from tools.gpu_check.kernel_times import profiling, report_kernels
 from tools.gpu_check.models import load_decoder
 from tools.gpu_check.report import Goal, Task
@@ -256,22 +257,12 @@ def _measure_product(task: Task, name: str, weight: Weight, ceilings: Ceilings) 
     for rows in (1,) if task.dry else (1, 8, 64, 512):
         with task.report.guarding(f"{name}, {rows} rows"):
             x = torch.randn(rows, elements, device=task.device).to(dtype_of(task))
-            taken = seconds(_rotating(x, ring), task.device)
+            taken = recorded_seconds([partial(product, x, each) for each in ring], task.device)
             nbytes = planar.nbytes + 2 * rows * (outs + elements)
             least = max(
                 nbytes / ceilings.bytes_s, 2 * rows * outs * elements / ceilings.operations_s
             )
             task.report.figure(f"{name}, {rows} rows, share of the ceiling", least / taken, "")
-
-
-def _rotating(x: torch.Tensor, ring: list[Weight]):
-    calls = [0]
-
-    def call() -> None:
-        calls[0] += 1
-        product(x, ring[calls[0] % len(ring)])
-
-    return call
 
 
 def dtype_of(task: Task) -> torch.dtype:
