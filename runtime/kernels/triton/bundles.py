@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.kernels.triton.launch import launch
+from runtime.kernels.triton.launch import launch, next_power
 from runtime.kernels.triton.tiles import Bundles
 
 _READ = 1024  # pairs that a program reads at once
@@ -23,7 +23,7 @@ def bundles_of(chosen: Tensor, experts: int, size: int) -> Bundles:
     launch(count_kernel, (experts,), chosen, counts, pairs, READ=_READ, device=device)
     launch(
         bundle_kernel, (experts + 1,), chosen, counts, result.experts, result.pairs, pairs, experts,
-        most, SIZE=size, EXPERTS=triton.next_power_of_2(experts), READ=_READ, device=device,
+        most, SIZE=size, EXPERTS=next_power(experts), READ=_READ, device=device,
     )  # fmt: skip
     return result
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from runtime.kernels.delta import NORM_EPS, DeltaGates
 from runtime.kernels.triton.curves import sigmoid
-from runtime.kernels.triton.launch import launch
+from runtime.kernels.triton.launch import divided, launch, next_power
 from runtime.worker.model import AttentionPlan, LayerPages
 
 # Value columns of a state that a program of `delta_kernel` updates; channels and rows of a program
@@ -139,7 +139,7 @@ def short_convolution(x: Tensor, weight: Tensor, pages: LayerPages, plan: Attent
     result, (rows, n) = x.new_empty(x.shape), x.shape
     spans, longest = _spans(plan, rows)
     launch(
-        convolution_kernel, (spans, triton.cdiv(n, CHANNELS), triton.cdiv(longest, ROWS)),
+        convolution_kernel, (spans, divided(n, CHANNELS), divided(longest, ROWS)),
         x, weight, pages.keys, plan.row_slot, plan.visible_end, plan.write_cell, result,
         rows, x.stride(0), n, TAPS=weight.shape[0] - 1, CHANNELS=CHANNELS, ROWS=ROWS,
         SINGLE=spans == rows, device=x.device,
@@ -164,12 +164,12 @@ def gated_delta(
     result = mixed.new_empty(len(mixed), heads, value_dim)
     spans, _ = _spans(plan, len(mixed))
     launch(
-        delta_kernel, (spans, heads, triton.cdiv(value_dim, COLUMNS)),
+        delta_kernel, (spans, heads, divided(value_dim, COLUMNS)),
         mixed, alphas, betas, gates.rates, gates.offsets, pages.values, plan.row_slot,
         plan.visible_end, plan.write_cell, result,
         len(mixed), mixed.stride(0), alphas.stride(0), betas.stride(0), key_dim**-0.5, NORM_EPS,
         HEADS=heads, KEY_HEADS=key_heads, KEY_DIM=key_dim, VALUE_DIM=value_dim,
-        KEYS_PADDED=triton.next_power_of_2(key_dim), COLUMNS=COLUMNS, TILED=tiled,
+        KEYS_PADDED=next_power(key_dim), COLUMNS=COLUMNS, TILED=tiled,
         SINGLE=spans == len(mixed), num_warps=1, device=mixed.device,
     )  # fmt: skip
     return result

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.kernels.triton.groups import grid_of, group, has_minima, offset_of
-from runtime.kernels.triton.launch import launch
+from runtime.kernels.triton.launch import divided, launch
 from runtime.quant.block_types import Weight
 
 GROUPS = 128  # groups of a program: one per thread
@@ -21,7 +21,7 @@ def dequantized(weight: Weight, dtype: torch.dtype, ids: Tensor | None = None) -
     groups, type = elements // 32, weight.type.blocks.name
     count = rows * groups
     launch(
-        dequantize_kernel, (triton.cdiv(count, GROUPS),), weight.data, ids, out,
+        dequantize_kernel, (divided(count, GROUPS),), weight.data, ids, out,
         grid_of(type, out.device), count, groups, weight.data.stride(0),
         TYPE=type, GROUPS=GROUPS, num_warps=GROUPS // 32, device=out.device,
     )  # fmt: skip

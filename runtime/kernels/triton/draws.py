@@ -12,7 +12,7 @@ from torch import Tensor
 
 from runtime.kernels.draws import ONE, DrawnRows
 from runtime.kernels.triton.curves import exponential
-from runtime.kernels.triton.launch import launch
+from runtime.kernels.triton.launch import divided, launch, next_power
 from runtime.kernels.triton.random_numbers import uniform
 from runtime.kernels.triton.token_ranks import (
     LEAST_KEY,
@@ -33,8 +33,8 @@ def draw_top(inputs: DrawnRows, *, greedy: int, width: int) -> tuple[Tensor, Ten
     """As `runtime.kernels.draws.draw_top`."""
     logits, floats, ints, history = inputs.logits, inputs.floats, inputs.ints, inputs.history
     rows, vocab = logits.shape
-    most = max(16, triton.next_power_of_2(width)) if greedy < rows else 1
-    blocks = triton.cdiv(vocab, BLOCK)
+    most = max(16, next_power(width)) if greedy < rows else 1
+    blocks = divided(vocab, BLOCK)
     ranks = torch.empty(rows, blocks, most, dtype=torch.int64, device=logits.device)
     launch(
         rank_kernel, (blocks, rows), logits, inputs.slots, ints, ranks, vocab, logits.stride(0),
@@ -42,7 +42,7 @@ def draw_top(inputs: DrawnRows, *, greedy: int, width: int) -> tuple[Tensor, Ten
     )  # fmt: skip
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
-    padded = triton.next_power_of_2(blocks)
+    padded = next_power(blocks)
     launch(
         draw_kernel, (rows,), ranks, inputs.slots, inputs.positions, floats, ints, history, tokens,
         finite, blocks, history.stride(0), greedy, vocab, floats.shape[1], ints.shape[1], MOST=most,

@@ -25,6 +25,16 @@ def has_kernels(device: torch.device) -> bool:
     return capability(device) >= LEAST_CAPABILITY
 
 
+def divided(number: int, by: int) -> int:
+    """The quotient, rounded up. Triton's own function takes microseconds, for each launch."""
+    return -(-number // by)
+
+
+def next_power(number: int) -> int:
+    """The smallest power of two that is not below `number`, which is at least 1."""
+    return 1 << (number - 1).bit_length()
+
+
 @cache
 def capability(device: torch.device) -> tuple[int, int]:
     """Compute capability of a CUDA device; for Triton's interpreter on a CPU that of an H100."""

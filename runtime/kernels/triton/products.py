@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-import triton
 from torch import Tensor
 
 from runtime.kernels.triton.bundles import bundles_of
 from runtime.kernels.triton.dequantize import dequantized
+from runtime.kernels.triton.launch import divided
 from runtime.kernels.triton.pointwise import gate
 from runtime.kernels.triton.tiles import (
     bundle_size,
@@ -80,7 +80,7 @@ def experts_product(
     few = pairs <= _VECTORS_PER_EXPERT * experts
     if weight.compute is not Compute.EXACT and few and not weight.deterministic:
         return expert_vectors(x, weight, chosen, bias, scale)
-    size = bundle_size(x.dtype, None if weight.deterministic else triton.cdiv(pairs, experts))
+    size = bundle_size(x.dtype, None if weight.deterministic else divided(pairs, experts))
     bundles = bundles_of(chosen.flatten(), experts, size)
     return expert_tiles(x, weight, bundles, chosen.shape, bias, scale)
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.kernels.triton.launch import launch
+from runtime.kernels.triton.launch import divided, launch
 
 GROUPS = 32  # groups per program
 
@@ -37,7 +37,7 @@ def rounded(x: Tensor, planes: int, factors: Tensor | None = None, share: int = 
     )
     count = rows * groups
     launch(
-        round_kernel, (triton.cdiv(count, GROUPS),), x, factors, result.planes, result.scales,
+        round_kernel, (divided(count, GROUPS),), x, factors, result.planes, result.scales,
         result.sums, count, groups, x.stride(0), SHARE=1 if factors is None else share,
         PLANES=planes, GROUPS=GROUPS, num_warps=1, enable_fp_fusion=False, device=x.device,
     )  # fmt: skip

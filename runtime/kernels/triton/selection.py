@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.kernels.triton.launch import launch
+from runtime.kernels.triton.launch import launch, next_power
 from runtime.kernels.triton.token_ranks import LEAST_KEY, key_of
 
 
@@ -15,7 +15,7 @@ def highest(values: Tensor, count: int) -> Tensor:
     wide = values.float().contiguous()
     result = torch.empty(rows, count, dtype=torch.int64, device=values.device)
     launch(
-        highest_kernel, (rows,), wide, result, n, COUNT=count, PADDED=triton.next_power_of_2(n),
+        highest_kernel, (rows,), wide, result, n, COUNT=count, PADDED=next_power(n),
         device=values.device,
     )  # fmt: skip
     return result

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from runtime.kernels.draws import ONE, DrawnRows
 from runtime.kernels.triton.curves import exponential
-from runtime.kernels.triton.launch import launch
+from runtime.kernels.triton.launch import divided, launch, next_power
 from runtime.kernels.triton.random_numbers import uniform
 from runtime.kernels.triton.token_ranks import LEAST_KEY, key_of, logit_of
 
@@ -33,7 +33,7 @@ def draw_all(inputs: DrawnRows, *, ordered: int) -> tuple[Tensor, Tensor]:
     logits, slots, history = inputs.logits, inputs.slots, inputs.history
     floats, ints = inputs.floats, inputs.ints
     (rows, vocab), device = logits.shape, logits.device
-    blocks = triton.cdiv(vocab, BLOCK)
+    blocks = divided(vocab, BLOCK)
     peaks = torch.empty(rows, blocks, dtype=torch.int32, device=device)
     lows = torch.empty(rows, blocks, dtype=torch.float32, device=device)
     sums = torch.empty(rows, blocks, dtype=torch.int64, device=device)
@@ -42,7 +42,7 @@ def draw_all(inputs: DrawnRows, *, ordered: int) -> tuple[Tensor, Tensor]:
         extent_kernel, (blocks, rows), logits, peaks, lows, tables, vocab, logits.stride(0),
         ordered, BLOCK=BLOCK, BUCKETS=BUCKETS, num_warps=8, device=device,
     )  # fmt: skip
-    padded = triton.next_power_of_2(blocks)
+    padded = next_power(blocks)
     launch(
         weight_kernel, (blocks, rows), logits, slots, floats, ints, peaks, lows, sums, tables,
         vocab, logits.stride(0), ordered, floats.shape[1], ints.shape[1], BLOCK=BLOCK,
