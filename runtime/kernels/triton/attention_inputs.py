@@ -8,7 +8,8 @@ from runtime.kernels.attention_inputs import HeadNorm, HeadNorms, HeadRotation
 from runtime.kernels.cache_rows import RANGES
 from runtime.kernels.triton.cache_rows import kernel_pages
 from runtime.kernels.triton.cache_write import as_stored, write_cache
-from runtime.kernels.triton.launch import launch
+from runtime.kernels.triton.launch import launch, next_power
+from runtime.kernels.triton.pointwise import load_pairs, store_pairs
 from runtime.worker.model import AttentionPlan, LayerPages
 
 
@@ -47,17 +48,17 @@ def _prepare(
     parts of HALF elements, which are rotated, and the rest.
     """
     RESTS: tl.constexpr = DIM - 2 * HALF
+    PAIRS: tl.constexpr = triton.next_power_of_2(HALF) if HALF > 0 else 1
     head = tl.arange(0, PADDED)
-    pair = tl.arange(0, triton.next_power_of_2(HALF) if HALF > 0 else 1)
+    pair = tl.arange(0, PAIRS)
     others = 2 * HALF + tl.arange(0, triton.next_power_of_2(RESTS) if RESTS > 0 else 1)
     first, second = (pair, pair + HALF) if HALVES else (2 * pair, 2 * pair + 1)
     in_half, in_rest = pair < HALF, others < DIM
     source = x + token * row_stride + head[:, None] * head_stride
     target += (row * HEADS + head[:, None]) * DIM
     exists = (head < HEADS)[:, None]
-    halves, rests = exists & in_half[None, :], exists & in_rest[None, :]
-    a = tl.load(source + first[None, :], mask=halves, other=0.0).to(tl.float32)
-    b = tl.load(source + second[None, :], mask=halves, other=0.0).to(tl.float32)
+    rests = exists & in_rest[None, :]
+    a, b = load_pairs(source, exists, HALF, PAIRS, HALVES)
     rest = tl.load(source + others[None, :], mask=rests, other=0.0).to(tl.float32)
     if NORM > 0:
         a, b, rest = _normed(
@@ -75,8 +76,8 @@ def _prepare(
         )  # fmt: skip
     type = target.dtype.element_ty
     if HALF > 0:
-        tl.store(target + first[None, :], as_stored(a, most, type), mask=halves)
-        tl.store(target + second[None, :], as_stored(b, most, type), mask=halves)
+        a, b = as_stored(a, most, type), as_stored(b, most, type)
+        store_pairs(target, exists, a, b, HALF, PAIRS, HALVES)
     if RESTS > 0:
         tl.store(target + others[None, :], as_stored(rest, most, type), mask=rests)
 
@@ -138,8 +139,8 @@ def prepare_attention(
     if rotation is not None:
         cos, sin = rotation.cos.float().contiguous(), rotation.sin.float().contiguous()
     options = {
-        "HEADS": heads, "KV_HEADS": kv_heads, "HEADS_PADDED": triton.next_power_of_2(heads),
-        "KV_PADDED": triton.next_power_of_2(kv_heads), "KEY_DIM": key_dim, "VALUE_DIM": value_dim,
+        "HEADS": heads, "KV_HEADS": kv_heads, "HEADS_PADDED": next_power(heads),
+        "KV_PADDED": next_power(kv_heads), "KEY_DIM": key_dim, "VALUE_DIM": value_dim,
         "HALF": 0 if cos is None else cos.shape[1],
         "HALVES": rotation is not None and rotation.halves,
         "QUERY_NORM": _kind(norms.query), "KEY_NORM": _kind(norms.key),
@@ -162,7 +163,7 @@ def prepare_attention(
 
 def warps(elements: int) -> int:
     """Number of warps of a tile that stays in registers: some 32 elements per thread."""
-    return int(min(16, max(1, triton.next_power_of_2(elements) // 1024)))
+    return int(min(16, max(1, next_power(elements) // 1024)))
 
 
 def _kind(norm: HeadNorm | None) -> int:

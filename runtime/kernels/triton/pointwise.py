@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.kernels.triton.curves import curved, tanh
-from runtime.kernels.triton.launch import launch
+from runtime.kernels.triton.launch import divided, launch, next_power
 
 # Number of elements that a program of `gate_kernel` computes.
 ELEMENTS = 1024
@@ -75,6 +75,41 @@ def gate_kernel(
 
 
 @triton.jit
+def load_pairs(
+    heads, exists, HALF: tl.constexpr, PADDED: tl.constexpr, HALVES: tl.constexpr
+):  # fmt: skip
+    """heads: pointers [n, 1], of which some exist [n, 1] -> the first and the second elements of
+    HALF pairs, float32 [n, PADDED] each. A pair is (i, i + HALF) with HALVES, else (2i, 2i + 1);
+    then one load of adjacent elements reads both."""
+    if HALVES:
+        pair = tl.arange(0, PADDED)[None, :]
+        mask = exists & (pair < HALF)
+        first = tl.load(heads + pair, mask=mask, other=0.0)
+        second = tl.load(heads + HALF + pair, mask=mask, other=0.0)
+    else:
+        index = tl.arange(0, 2 * PADDED)[None, :]
+        both = tl.load(heads + index, mask=exists & (index < 2 * HALF), other=0.0)
+        first, second = tl.split(tl.reshape(both, [heads.shape[0], PADDED, 2]))
+    return first.to(tl.float32), second.to(tl.float32)
+
+
+@triton.jit
+def store_pairs(
+    heads, exists, first, second, HALF: tl.constexpr, PADDED: tl.constexpr, HALVES: tl.constexpr
+):  # fmt: skip
+    """As `load_pairs`; first and second in the type of the heads."""
+    if HALVES:
+        pair = tl.arange(0, PADDED)[None, :]
+        mask = exists & (pair < HALF)
+        tl.store(heads + pair, first, mask=mask)
+        tl.store(heads + HALF + pair, second, mask=mask)
+    else:
+        index = tl.arange(0, 2 * PADDED)[None, :]
+        both = tl.reshape(tl.join(first, second), [heads.shape[0], 2 * PADDED])
+        tl.store(heads + index, both, mask=exists & (index < 2 * HALF))
+
+
+@triton.jit
 def rope_kernel(
     x, cos, sin, result, row_stride, head_stride,
     HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, HALVES: tl.constexpr,
@@ -83,20 +118,20 @@ def rope_kernel(
     """Grid: tokens. Rotates all heads of a token."""
     token = tl.program_id(0).to(tl.int64)
     head, pair = tl.arange(0, HEADS_PADDED), tl.arange(0, HALF_PADDED)
-    turns = pair < HALF
-    c = tl.load(cos + token * HALF + pair, mask=turns, other=0.0)[None, :]
-    s = tl.load(sin + token * HALF + pair, mask=turns, other=0.0)[None, :]
+    c = tl.load(cos + token * HALF + pair, mask=pair < HALF, other=0.0)[None, :]
+    s = tl.load(sin + token * HALF + pair, mask=pair < HALF, other=0.0)[None, :]
     source = x + token * row_stride + head[:, None] * head_stride
     target = result + (token * HEADS + head[:, None]) * DIM
-    exists = (head < HEADS)[:, None] & turns[None, :]
-    first, second = (pair, pair + HALF) if HALVES else (2 * pair, 2 * pair + 1)
-    a = tl.load(source + first[None, :], mask=exists, other=0.0).to(tl.float32)
-    b = tl.load(source + second[None, :], mask=exists, other=0.0).to(tl.float32)
-    tl.store(target + first[None, :], (a * c - b * s).to(result.dtype.element_ty), mask=exists)
-    tl.store(target + second[None, :], (a * s + b * c).to(result.dtype.element_ty), mask=exists)
+    exists = (head < HEADS)[:, None]
+    a, b = load_pairs(source, exists, HALF, HALF_PADDED, HALVES)
+    first, second = a * c - b * s, a * s + b * c
+    type = result.dtype.element_ty
+    store_pairs(
+        target, exists, first.to(type), second.to(type), HALF, HALF_PADDED, HALVES
+    )  # fmt: skip
     if 2 * HALF < DIM:
         rest = 2 * HALF + tl.arange(0, REST_PADDED)[None, :]
-        exists = (head < HEADS)[:, None] & (rest < DIM)
+        exists = exists & (rest < DIM)
         tl.store(target + rest, tl.load(source + rest, mask=exists), mask=exists)
 
 
@@ -108,7 +143,7 @@ def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> T
     if rows.dim() == 2:
         strides = rows.stride(0), 0
     result = x.new_empty(x.shape)
-    padded = triton.next_power_of_2(n)
+    padded = next_power(n)
     launch(
         norm_kernel, (x.numel() // n,), rows, weight, bias, result, *strides, eps,
         PARTS=x.shape[1] if x.dim() == 3 else 1, N=n, PADDED=padded, LAYER=bias is not None,
@@ -123,7 +158,7 @@ def add_norm_(
     """x [rows, n] = x * scale + y in place, adjacent elements in rows of both; its `norm`."""
     rows, n = x.shape
     result = x.new_empty(x.shape)
-    padded = triton.next_power_of_2(n)
+    padded = next_power(n)
     launch(
         add_norm_kernel, (rows,), x, y, weight, bias, result, x.stride(0), y.stride(0), scale, eps,
         N=n, PADDED=padded, LAYER=bias is not None, WEIGHTED=weight is not None,
@@ -139,7 +174,7 @@ def gate(curve: int, gate: Tensor, up: Tensor | None, *, cap: float = 1.0) -> Te
     rows, others = _matrix(gate), None if up is None else _matrix(up)
     result = gate.new_empty(gate.shape)
     launch(
-        gate_kernel, (rows.shape[0], triton.cdiv(rows.shape[1], ELEMENTS)), rows, others, result,
+        gate_kernel, (rows.shape[0], divided(rows.shape[1], ELEMENTS)), rows, others, result,
         rows.shape[1], rows.stride(0), 0 if others is None else others.stride(0), cap,
         CURVE=curve, GATED=up is not None, ELEMENTS=ELEMENTS, device=gate.device,
     )  # fmt: skip
@@ -156,8 +191,8 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
     launch(
         rope_kernel, (tokens,), x, cos.float().contiguous(), sin.float().contiguous(), result,
         *x.stride()[:2], HEADS=heads, DIM=dim, HALF=half, HALVES=halves,
-        HEADS_PADDED=triton.next_power_of_2(heads), HALF_PADDED=triton.next_power_of_2(half),
-        REST_PADDED=triton.next_power_of_2(max(1, dim - 2 * half)), device=x.device,
+        HEADS_PADDED=next_power(heads), HALF_PADDED=next_power(half),
+        REST_PADDED=next_power(max(1, dim - 2 * half)), device=x.device,
     )  # fmt: skip
     return result
 
