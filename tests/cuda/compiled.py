@@ -30,7 +30,8 @@ class Specimen:
     """A kernel with the types of its arguments ("*fp32", "i32", ...) and its constants.
 
     Pointers, and the integers in `multiples`, are multiples of 16, as they are at run time.
-    `fused`: whether products may be fused with sums, as at the launch.
+    `fused`: whether products may be fused with sums; `most_registers` of a thread; both as at the
+    launch.
     """
 
     kernel: Any
@@ -40,6 +41,7 @@ class Specimen:
     warps: int = 4
     stages: int = 3
     fused: bool = True
+    most_registers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ def compile_specimen(specimen: Specimen, capability: int) -> Compiled:
             "num_warps": specimen.warps,
             "num_stages": specimen.stages,
             "enable_fp_fusion": specimen.fused,
+            "maxnreg": specimen.most_registers,
         },
     )
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -46,7 +46,7 @@ def specimens_of(types: Iterable[str], capability: int) -> dict[str, Specimen]:
             found[f"vector of {columns} {type}"] = _vector(type, columns)
             found[f"gated vector of {columns} {type}"] = _vector(type, columns, curve=_SILU)
         found[f"vector of experts {type}"] = _vector(type, 1, experts=True)
-        tilings = tiles.tilings(torch.bfloat16, divmod(capability, 10))
+        tilings = tiles.tilings(torch.bfloat16)
         widest = tilings[-1]  # needs the most registers
         found[f"gated tile of {widest.rows} {type}"] = _tile(type, "bf16", widest, curve=_SILU)
         for tiling in tilings:
@@ -54,7 +54,7 @@ def specimens_of(types: Iterable[str], capability: int) -> dict[str, Specimen]:
                 found[f"tile of {tiling.rows} {type}"] = _tile(type, "bf16", tiling)
             if tiling.rows == 64:
                 found[f"tile of experts {type}"] = _tile(type, "bf16", tiling, experts=True)
-        floats = tiles.tilings(torch.float32, divmod(capability, 10))[-1]
+        floats = tiles.tilings(torch.float32)[-1]
         found[f"tile of {floats.rows} floats {type}"] = _tile(type, "fp32", floats)
     return found
 
@@ -85,7 +85,8 @@ def _vector(
     pointer, absent = _grid(type)
     types = {"planes": "*i8", "scales": "*fp32", "sums": "*i32", "data": "*u8", "result": "*bf16"}
     types |= pointer | dict.fromkeys(_COUNTS, "i32")
-    constants = {"TYPE": type, "PLANES": 2, "COLUMNS": columns, "GROUPS": 128} | absent
+    warps = 4 if experts else 1  # experts are small matrices, see `vector.warps_of`
+    constants = {"TYPE": type, "PLANES": 2, "COLUMNS": columns, "GROUPS": 32 * warps} | absent
     constants |= {"OUTS": vector.OUTS[columns], "CURVE": curve}
     if experts:
         types |= {"chosen": "*i64", "bias": "*fp32", "expert_stride": "i32", "share": "i32"}
@@ -94,7 +95,10 @@ def _vector(
     if columns == 1 and not experts:
         del types["rows"]
         constants["rows"] = 1  # Triton makes constants of arguments that are 1
-    return Specimen(vector.vector_kernel, types, constants, _MULTIPLES, fused=False)
+    return Specimen(
+        vector.vector_kernel, types, constants, _MULTIPLES, warps, fused=False,
+        most_registers=vector.MOST_REGISTERS[columns],
+    )  # fmt: skip
 
 
 def _tile(
@@ -142,11 +146,10 @@ CEILINGS = {
     "dequantize": Ceiling(64, 4 << 10, 0),
     "vector of 1": Ceiling(96, 2 << 10, 8),
     "vector of experts": Ceiling(96, 2 << 10, 8),
-    "vector of 8": Ceiling(168, 2 << 10, 15),
+    "vector of 8": Ceiling(255, 2 << 10, 15),
     "tile of 16": Ceiling(168, 48 << 10, 14),
     "tile of 64": Ceiling(255, 99 << 10, 26),
     "tile of 128": Ceiling(255, 99 << 10, 26),
-    "tile of 256": Ceiling(255, 99 << 10, 26),
     "tile of 32 floats": Ceiling(255, 99 << 10, 50),
     "tile of experts": Ceiling(255, 99 << 10, 26),
 }
@@ -180,7 +183,8 @@ def check(name: str, found: Compiled) -> None:
 def per_weight(name: str, found: Compiled) -> float:
     """Instructions in the loop of a thread for each of its weights; 0 without a loop."""
     if name.startswith("vector"):
-        return found.loop / (32 * vector.OUTS[8 if name.startswith("vector of 8") else 1])
+        columns = 8 if name.startswith("vector of 8") else 1
+        return found.loop / (32 * vector.OUTS[columns])
     # of a thread: 64 outputs of 128 inputs for 128 threads, or 64 for 256
     return found.loop / (64 if name.startswith("tile of 16") else 32)
 

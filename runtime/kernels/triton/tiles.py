@@ -18,7 +18,7 @@ from torch import Tensor
 from runtime.kernels.triton.curves import gated
 from runtime.kernels.triton.dequantize import group_values
 from runtime.kernels.triton.groups import grid_of
-from runtime.kernels.triton.launch import HOPPER, capability, launch
+from runtime.kernels.triton.launch import divided, launch
 from runtime.kernels.triton.pointwise import gate
 from runtime.kernels.triton.words import multiplied
 from runtime.quant.block_types import Weight
@@ -40,28 +40,23 @@ class Tiling:
     stages: int = 3
 
 
-# What fits into the registers of a thread. Before Hopper, tensor cores read operands from registers
-# only, and 256 rows do not fit.
+# What fits into the registers of a thread.
 _TILINGS = (Tiling(16, 64, 4, 4), Tiling(32, 64, 4, 4), Tiling(64, 64, 4, 8))
-_WIDE_TILINGS = (
-    *_TILINGS, Tiling(128, 128, 2, 8, programs=132), Tiling(256, 128, 2, 8, programs=132, stages=2),
-)  # fmt: skip
+_WIDE_TILINGS = (*_TILINGS, Tiling(128, 128, 2, 8, programs=132))
 _FLOAT_TILINGS = (Tiling(16, 64, 2, 4), Tiling(32, 64, 2, 4))
 
 
-def tilings(dtype: torch.dtype, capability: tuple[int, int]) -> tuple[Tiling, ...]:
+def tilings(dtype: torch.dtype) -> tuple[Tiling, ...]:
     """The tilings of products of rows of this type, the fewest rows first."""
-    if dtype == torch.float32:
-        return _FLOAT_TILINGS
-    return _WIDE_TILINGS if capability >= HOPPER else _WIDE_TILINGS[:-1]
+    return _FLOAT_TILINGS if dtype == torch.float32 else _WIDE_TILINGS
 
 
 def most_rows(x: Tensor) -> int:
-    """The number of rows up to which tiles dequantise: two of the largest tiles. By counts of
-    instructions and bytes, dequantising in each of two tiles takes as long as dequantising once to
-    memory and reading that.
+    """The number of rows up to which tiles dequantise: those of the largest tile. On an H200, to
+    dequantise 128 rows' weights to memory for cuBLAS takes as long, and for 256 rows a fifth less
+    than tiles of 256 rows.
     """
-    return 2 * tilings(x.dtype, capability(x.device))[-1].rows
+    return tilings(x.dtype)[-1].rows
 
 
 def bundle_size(dtype: torch.dtype, rows: int | None) -> int:
@@ -121,7 +116,7 @@ def tile_product(x: Tensor, weight: Weight, dtype: torch.dtype | None = None) ->
     _launch(x, weight, parts, tiling, splits=splits)
     count = rows * outs
     launch(
-        sum_kernel, (triton.cdiv(count, _SUMMED),), parts, result, count, SPLITS=splits,
+        sum_kernel, (divided(count, _SUMMED),), parts, result, count, SPLITS=splits,
         SIZE=_SUMMED, num_warps=4, device=x.device,
     )  # fmt: skip
     return result
@@ -150,7 +145,7 @@ def expert_tiles(
     result = torch.empty(shape.numel(), weight.shape[1], dtype=x.dtype, device=x.device)
     factors = None if scale is None else scale.float().flatten()
     pairs = _Pairs(bundles, shape[1] if x.dim() == 2 else 1, factors, bias)
-    tiling = _tiling(tilings(x.dtype, capability(x.device)), bundles.pairs.shape[1])
+    tiling = _tiling(tilings(x.dtype), bundles.pairs.shape[1])
     _launch(x.flatten(0, -2), weight, result, tiling, pairs=pairs)
     return result.view(*shape, weight.shape[1])
 
@@ -158,7 +153,7 @@ def expert_tiles(
 def _tiling_of(x: Tensor, weight: Weight) -> Tiling:
     if weight.deterministic:
         return fixed_tiling(x.dtype)
-    return _tiling(tilings(x.dtype, capability(x.device)), len(x))
+    return _tiling(tilings(x.dtype), len(x))
 
 
 def _splits(weight: Weight, tiling: Tiling) -> int:
@@ -166,7 +161,7 @@ def _splits(weight: Weight, tiling: Tiling) -> int:
 
     As many as occupy the device, but partial sums, written and read with 4 bytes each, may move at
     most half as many bytes as the rows of a program, which have 64 per group of 32."""
-    outs, groups = triton.cdiv(weight.shape[0], tiling.outs), weight.shape[1] // 32
+    outs, groups = divided(weight.shape[0], tiling.outs), weight.shape[1] // 32
     wanted = min(tiling.programs // max(1, outs), groups // (tiling.outs // 4))
     return 1 << max(0, wanted.bit_length() - 1)
 
@@ -186,14 +181,14 @@ def _launch(
     x, data, type = _operands(x, weight)
     outs, elements = result.shape[-1], x.shape[1]
     held = tiling.outs if curve is None else tiling.outs // 2
-    rows, tiles, share = len(x), triton.cdiv(len(x), tiling.rows), 1
+    rows, tiles, share = len(x), divided(len(x), tiling.rows), 1
     optional: tuple[Tensor | None, ...] = (None, None, None, None)
     if pairs is not None:
         bundles, share = pairs.bundles, pairs.share
         rows, tiles = result.shape[0], len(bundles.experts)
         optional = bundles.experts, bundles.pairs, pairs.factors, pairs.bias
     launch(
-        tile_kernel, (tiles, triton.cdiv(outs, held), splits), x, data,
+        tile_kernel, (tiles, divided(outs, held), splits), x, data,
         None if type == PLAIN.value else grid_of(type, data.device), *optional, result, rows, outs,
         elements // 32, x.stride(0),
         data.stride(-2), data.stride(0), share, TYPE=type, ROWS=tiling.rows, OUTS=tiling.outs,

@@ -14,15 +14,19 @@ from torch import Tensor
 
 from runtime.kernels.triton.curves import gated
 from runtime.kernels.triton.groups import grid_of, group, has_minima, is_halved, offset_of
-from runtime.kernels.triton.launch import launch
+from runtime.kernels.triton.launch import divided, launch, next_power
 from runtime.kernels.triton.rounded import Rounded, rounded
 from runtime.kernels.triton.words import dot, four_words, two_words
 from runtime.quant.block_types import Compute, Weight
 
 MOST_ROWS = 8
 _MOST_WARPS = 4
-# Outputs per program by the number of rows, rounded up to a power of two.
-OUTS = {1: 4, 2: 4, 4: 2, 8: 2}
+# A matrix with fewer outputs has more warps for each, so that its programs occupy the device.
+_OUTS_WARPS = 8192
+# Outputs per program by the number of rows, rounded up to a power of two: the fastest on an H200.
+OUTS = {1: 2, 2: 4, 4: 4, 8: 4}
+# Registers of a thread. The assembler takes fewer, for more threads, and then spills some.
+MOST_REGISTERS = {1: None, 2: None, 4: None, 8: 255}
 
 
 def vector_products(x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
@@ -30,24 +34,21 @@ def vector_products(x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
 
     Activations are rounded as `Weight.compute` says, once for all weights with the same.
     """
-    columns = triton.next_power_of_2(len(x))
+    columns = next_power(len(x))
     values = {compute: _rounded(x, compute) for compute in {each.compute for each in weights}}
     results = tuple(
         torch.empty(len(x), each.shape[0], dtype=x.dtype, device=x.device) for each in weights
     )
     for weight, result in zip(weights, results, strict=True):
-        grid = triton.cdiv(weight.shape[0], OUTS[columns]), 1
-        _launch(values[weight.compute], weight, result, columns, grid)
+        _launch(values[weight.compute], weight, result, columns)
     return results
 
 
 def gated_vectors(x: Tensor, weight: Weight, curve: int) -> Tensor:
     """x [rows, in], one to MOST_ROWS, weight (2 n, in) in planes, rows of gates first -> [rows, n]:
     the curve of the gates times the others, both rounded to x's type before."""
-    n, columns = weight.shape[0] // 2, triton.next_power_of_2(len(x))
-    result = torch.empty(len(x), n, dtype=x.dtype, device=x.device)
-    grid = triton.cdiv(n, OUTS[columns] // 2), 1
-    _launch(_rounded(x, weight.compute), weight, result, columns, grid, curve=curve)
+    result = torch.empty(len(x), weight.shape[0] // 2, dtype=x.dtype, device=x.device)
+    _launch(_rounded(x, weight.compute), weight, result, next_power(len(x)), curve=curve)
     return result
 
 
@@ -60,9 +61,8 @@ def expert_vectors(
     factors = None if scale is None else scale.float().flatten()
     result = torch.empty(pairs, outs, dtype=x.dtype, device=x.device)
     values = _rounded(x.flatten(0, -2), weight.compute, factors, share)
-    grid = triton.cdiv(outs, OUTS[1]), pairs
     share = share if scale is None else 1
-    _launch(values, weight, result, 1, grid, chosen.flatten(), bias, share)
+    _launch(values, weight, result, 1, chosen.flatten(), bias, share)
     return result.view(*chosen.shape, outs)
 
 
@@ -76,7 +76,6 @@ def _launch(
     weight: Weight,
     result: Tensor,
     columns: int,
-    grid: tuple[int, int],
     chosen: Tensor | None = None,
     bias: Tensor | None = None,
     share: int = 1,
@@ -86,14 +85,23 @@ def _launch(
     assert weight.type.blocks is not None
     outs, elements = result.shape[-1], weight.shape[-1]
     type, data = weight.type.blocks.name, weight.data
-    warps = min(_MOST_WARPS, triton.next_power_of_2(triton.cdiv(elements, 32 * 32)))
+    warps, at_once = warps_of(weight.shape[-2], elements), OUTS[columns]
+    held = at_once if curve is None else at_once // 2
+    grid = divided(outs, held), 1 if chosen is None else len(chosen)
     launch(
         vector_kernel, grid, values.planes, values.scales, values.sums, data,
         grid_of(type, data.device), chosen, bias, result, len(values.scales), outs,
         elements // 32, data.stride(-2), data.stride(0), share, TYPE=type,
-        PLANES=len(values.planes), COLUMNS=columns, OUTS=OUTS[columns], CURVE=curve,
-        GROUPS=32 * warps, num_warps=warps, enable_fp_fusion=False, device=data.device,
+        PLANES=len(values.planes), COLUMNS=columns, OUTS=at_once, CURVE=curve,
+        GROUPS=32 * warps, num_warps=warps, maxnreg=MOST_REGISTERS[columns],
+        enable_fp_fusion=False, device=data.device,
     )  # fmt: skip
+
+
+def warps_of(outs: int, elements: int) -> int:
+    """The warps of a program; they depend on the shape of the weight only."""
+    wanted = next_power(divided(_OUTS_WARPS, outs))
+    return min(_MOST_WARPS, wanted, next_power(divided(elements, 32 * 32)))
 
 
 @triton.jit
