@@ -94,6 +94,7 @@ def _specimen(kernel, types: dict[str, str], options: dict) -> Specimen:
     return Specimen(
         kernel, types, constants, multiples=("row_stride", "head_stride"),
         warps=options["num_warps"], stages=options.get("num_stages", 3),
+        most_registers=options.get("maxnreg"),
     )  # fmt: skip
 
 

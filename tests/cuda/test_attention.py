@@ -60,6 +60,7 @@ def with_shape(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def occupy(monkeypatch: pytest.MonkeyPatch, programs: int) -> None:
     """As if a device needed this many programs."""
     monkeypatch.setattr(kernels, "PROGRAMS_EACH", programs)
+    monkeypatch.setattr(kernels, "LEAST_PROGRAMS_EACH", programs)
 
 
 def assert_as_the_twin(queries: Tensor, pages: LayerPages, plan: AttentionPlan, **chosen) -> Tensor:

@@ -25,8 +25,8 @@ def test_attention_needs_no_stack_and_uses_tensor_cores() -> None:
     code = compile_all("tests.cuda.attention_specimens", 90)
     assert_attention_code(code, 90)
     assert code["prefill"].count("HGMMA") and code["decode"].count("LDGSTS.E.BYPASS.128")
-    assert code["decode in parts"].registers <= 128  # four blocks on a multiprocessor
-    assert code["decode"].registers <= 168  # three
+    assert code["decode in parts"].registers <= 168  # three blocks on a multiprocessor
+    assert code["decode"].registers <= 255  # two
 
 
 def test_other_kernels_need_no_stack_and_load_widely() -> None:

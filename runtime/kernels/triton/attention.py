@@ -12,7 +12,6 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from runtime.kernels.triton.attention_kernels import (
@@ -22,13 +21,14 @@ from runtime.kernels.triton.attention_kernels import (
     prefill_kernel,
 )
 from runtime.kernels.triton.cache_rows import BLOCK_BYTES, kernel_pages
-from runtime.kernels.triton.launch import BLACKWELL, HOPPER, capability, launch
+from runtime.kernels.triton.launch import BLACKWELL, HOPPER, capability, launch, next_power
 from runtime.kv.cache_types import CacheType
 from runtime.worker.model import AttentionPlan, LayerPages
 
 LEAST_SPLIT = 128
-# Number of programs per multiprocessor that occupy a device.
-PROGRAMS_EACH = 2
+# With fewer programs per multiprocessor, programs of decoding rows are divided until there are so
+# many.
+LEAST_PROGRAMS_EACH, PROGRAMS_EACH = 2, 4
 
 
 def paged_attention(
@@ -100,6 +100,13 @@ class Shape:
         the workspace."""
         return min(32, max(8, 4096 // self.value_dim))
 
+    def parts(self, programs: int, processors: int) -> int:
+        """Number of programs that share the splits of a decoding row, where there are `programs`
+        without that."""
+        if programs >= LEAST_PROGRAMS_EACH * processors:
+            return 1
+        return min(self.splits, -(-PROGRAMS_EACH * processors // programs))
+
     @property
     def decode_heads(self) -> int:
         """Query heads that a decoding program computes, at least 16 for tensor cores."""
@@ -137,7 +144,14 @@ class Shape:
     @property
     def _prefill_halves(self) -> tuple[int, ...]:
         """As `_decode_halves`, for prefill."""
+        if self._is_q4_0 and not HOPPER <= self.capability < BLACKWELL:
+            return () if self.capability >= BLACKWELL else (128,)
         return (256,) if self.capability >= BLACKWELL else (128, 256)
+
+    @property
+    def _is_q4_0(self) -> bool:
+        """Q4_0 takes more registers than Q8_0, for shifts."""
+        return self.type is CacheType.Q4_0
 
     def _parts(self, dim: int, halves: tuple[int, ...]) -> tuple[int, int]:
         """One or two powers of two that have room for `dim` elements, the second possibly 0."""
@@ -153,7 +167,7 @@ class Shape:
         v1, v2 = self._parts(self.value_dim, halves)
         return {
             "HEADS": self.heads, "VALUE_DIM": self.value_dim, "V1": v1, "V2": v2,
-            "BLOCK": BLOCK_BYTES[self.type], "SINKS": self.sinks,
+            "SINKS": self.sinks,
         }  # fmt: skip
 
     def _read_constants(self, halves: tuple[int, ...]) -> dict[str, object]:
@@ -161,14 +175,14 @@ class Shape:
         k1, k2 = self._parts(self.key_dim, halves)
         return self._constants(halves) | {
             "KV_HEADS": self.kv_heads, "KEY_DIM": self.key_dim, "K1": k1, "K2": k2,
-            "PAGE_TOKENS": self.page_tokens, "CAPPED": self.capped,
+            "PAGE_TOKENS": self.page_tokens, "BLOCK": BLOCK_BYTES[self.type], "CAPPED": self.capped,
         }  # fmt: skip
 
     @property
     def decode_options(self) -> dict[str, Any]:
         decodes_blocks = self.type.quantized and self.capability >= BLACKWELL
         return self._read_constants(self._decode_halves) | self._division | {
-            "M": self.decode_heads, "num_stages": 3,
+            "M": self.decode_heads, "num_stages": 3, "maxnreg": 255 if self._is_q4_0 else None,
             "num_warps": 8 if decodes_blocks or self.row_bytes > 1024 else 4,
         }  # fmt: skip
 
@@ -181,14 +195,24 @@ class Shape:
         return self._read_constants(self._prefill_halves) | {
             "M": self.prefill_heads, "N": self._prefill_positions,
             "HEADS_AT_ONCE": min(self.group, self.prefill_heads),
-            "num_warps": 4 if self._half_prefill else 8, "num_stages": 2,
+            "num_warps": 4 if self._half_prefill and not self._is_q4_0 else 8, "num_stages": 2,
         }  # fmt: skip
 
     @property
+    def _decode_positions(self) -> int:
+        """Positions of a block. Dequantising cache blocks takes registers; where a tile is small,
+        there are enough for more positions, which is a quarter faster for 64 sequences on an
+        H200."""
+        if self.type.quantized:
+            return min(16, self.positions)
+        whole = self._parts(self.key_dim, ())[1] == self._parts(self.value_dim, ())[1] == 0
+        small = whole and self.row_bytes <= 256 and self.decode_heads == 16
+        return 128 if small and self.type.dtype.itemsize == 2 else self.positions
+
+    @property
     def _division(self) -> dict[str, int]:
-        """How a decoding row's positions are divided. Dequantising cache blocks takes registers."""
-        positions = min(16, self.positions) if self.type.quantized else self.positions
-        return {"N": positions, "SPLITS": self.splits, "LEAST_SPLIT": LEAST_SPLIT}
+        """How a decoding row's positions are divided."""
+        return {"N": self._decode_positions, "SPLITS": self.splits, "LEAST_SPLIT": LEAST_SPLIT}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -207,7 +231,7 @@ class _Call:
         shape, device = self.shape, self.queries.device
         tiles = shape.kv_heads * -(-shape.group // shape.decode_heads)
         count = end - first
-        parts = min(shape.splits, -(-PROGRAMS_EACH * _processors(device) // (count * tiles)))
+        parts = shape.parts(count * tiles, _processors(device))
         options, whole = shape.decode_options, parts == 1
         states = sums = self.result
         if not whole:
@@ -248,10 +272,6 @@ class _Call:
     def _numbers(self) -> tuple[int | float, ...]:
         table = self.plan.page_table.stride(0)
         return self.queries.stride(0), self.queries.stride(1), table, *self.factors
-
-
-def next_power(number: int) -> int:
-    return int(triton.next_power_of_2(number))
 
 
 def _factors(scale: float, softcap: float | None) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from math import e, log2
 import triton
 import triton.language as tl
 
-from runtime.kernels.triton.cache_rows import elements, load_rows
+from runtime.kernels.triton.cache_rows import load_rows
 
 LOG2_E = tl.constexpr(log2(e))
 
@@ -69,8 +69,7 @@ def _merge(most, total, sum1, sum2, most_b, total_b, sum1_b, sum2_b, V2: tl.cons
 @triton.jit
 def _finish(
     most, total, sum1, sum2, sinks, result, at, head, exists,
-    VALUE_DIM: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr, BLOCK: tl.constexpr,
-    SINKS: tl.constexpr,
+    VALUE_DIM: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Store the results of some states: `head` [m], and `at` [m] in `result`."""
     factor = 1.0
@@ -80,27 +79,25 @@ def _finish(
         factor = tl.exp2(most - base)
         total = tl.fma(total, factor, tl.exp2(sink - base))
     factor = tl.where(total == 0.0, 0.0, factor / tl.where(total == 0.0, 1.0, total))
-    _store(result, at, exists, sum1 * factor[:, None], 0, V1, VALUE_DIM, BLOCK)
+    _store(result, at, exists, sum1 * factor[:, None], 0, V1, VALUE_DIM)
     if V2 > 0:
-        _store(result, at, exists, sum2 * factor[:, None], V1, V2, VALUE_DIM, BLOCK)
+        _store(result, at, exists, sum2 * factor[:, None], V1, V2, VALUE_DIM)
 
 
 @triton.jit
 def _store(
-    result, at, exists, value, START: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
+    result, at, exists, value, START: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr
 ):  # fmt: skip
-    element = elements(START, WIDTH, BLOCK)
+    element = START + tl.arange(0, WIDTH)
     mask = exists[:, None] & (element < DIM)[None, :]
     tl.store(result + at[:, None] + element[None, :], value.to(result.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _load_queries(
-    queries, at, exists, START: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
+    queries, at, exists, START: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr
 ):  # fmt: skip
-    element = elements(START, WIDTH, BLOCK)
+    element = START + tl.arange(0, WIDTH)
     mask = exists[:, None] & (element < DIM)[None, :]
     return tl.load(queries + at[:, None] + element[None, :], mask=mask, other=0.0)
 
@@ -160,10 +157,10 @@ def decode_kernel(
     member = tl.program_id(1) % TILES * M + tl.arange(0, M)
     exists, head = member < GROUP, kv_head * GROUP + member
     at = row.to(tl.int64) * row_stride + head * head_stride
-    q1 = _load_queries(queries, at, exists, 0, K1, KEY_DIM, BLOCK)
+    q1 = _load_queries(queries, at, exists, 0, K1, KEY_DIM)
     q2 = q1
     if K2 > 0:
-        q2 = _load_queries(queries, at, exists, K1, K2, KEY_DIM, BLOCK)
+        q2 = _load_queries(queries, at, exists, K1, K2, KEY_DIM)
     pages = page_table + tl.load(row_slot + row).to(tl.int64) * table_stride
     begin, end = tl.load(begins + row), tl.load(ends + row)
     first, split, splits = _division(begin, end, N, LEAST_SPLIT, SPLITS)
@@ -189,14 +186,13 @@ def decode_kernel(
             tl.store(states + 2 * at, most_b, mask=exists)
             tl.store(states + 2 * at + 1, total_b, mask=exists)
             at = at * (V1 + V2)
-            _store(sums, at, exists, sum1_b, 0, V1, V1, 0)
+            _store(sums, at, exists, sum1_b, 0, V1, V1)
             if V2 > 0:
-                _store(sums, at, exists, sum2_b, V1, V2, V1 + V2, 0)
+                _store(sums, at, exists, sum2_b, V1, V2, V1 + V2)
     if WHOLE:
         at = (row.to(tl.int64) * HEADS + head) * VALUE_DIM
         _finish(
-            most, total, sum1, sum2, sinks, result, at, head, exists, VALUE_DIM, V1, V2, BLOCK,
-            SINKS,
+            most, total, sum1, sum2, sinks, result, at, head, exists, VALUE_DIM, V1, V2, SINKS
         )  # fmt: skip
 
 
@@ -204,7 +200,7 @@ def decode_kernel(
 def merge_kernel(
     row_slot, begins, ends, sinks, states, sums, result, first_row, rows,
     HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr,
-    BLOCK: tl.constexpr, SINKS: tl.constexpr,
+    SINKS: tl.constexpr,
     N: tl.constexpr, SPLITS: tl.constexpr, LEAST_SPLIT: tl.constexpr, MIXED: tl.constexpr,
 ):  # fmt: skip
     """Grid: rows x query heads. The result from the states of all splits."""
@@ -227,9 +223,7 @@ def merge_kernel(
         )
         at += 1
     at = (row.to(tl.int64) * HEADS + head) * VALUE_DIM
-    _finish(
-        most, total, sum1, sum2, sinks, result, at, head, exists, VALUE_DIM, V1, V2, BLOCK, SINKS
-    )
+    _finish(most, total, sum1, sum2, sinks, result, at, head, exists, VALUE_DIM, V1, V2, SINKS)
 
 
 @triton.jit(do_not_specialize=["first_row", "end_row", "rows"])
@@ -256,10 +250,10 @@ def prefill_kernel(
     head = kv_head * GROUP + member
     exists = (row < stop) & (member < GROUP)
     at = row.to(tl.int64) * row_stride + head * head_stride
-    q1 = _load_queries(queries, at, exists, 0, K1, KEY_DIM, BLOCK)
+    q1 = _load_queries(queries, at, exists, 0, K1, KEY_DIM)
     q2 = q1
     if K2 > 0:
-        q2 = _load_queries(queries, at, exists, K1, K2, KEY_DIM, BLOCK)
+        q2 = _load_queries(queries, at, exists, K1, K2, KEY_DIM)
     most, total, sum1, sum2 = _nothing(M, V1, V2)
     each = top + tl.arange(0, ROWS_PADDED)
     while top < stop:
@@ -286,9 +280,7 @@ def prefill_kernel(
             exists = exists & (row != top)
         top = after
     at = (row.to(tl.int64) * HEADS + head) * VALUE_DIM
-    _finish(
-        most, total, sum1, sum2, sinks, result, at, head, exists, VALUE_DIM, V1, V2, BLOCK, SINKS
-    )
+    _finish(most, total, sum1, sum2, sinks, result, at, head, exists, VALUE_DIM, V1, V2, SINKS)
 
 
 @triton.jit

@@ -26,18 +26,6 @@ def kernel_pages(pages: LayerPages) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 @triton.jit
-def elements(START: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """[WIDTH]: the elements of a row in the order in which `load_rows` returns them.
-
-    The nibbles of a byte of Q4_0 are elements j and j + 16 of their block; they stay adjacent.
-    """
-    index = tl.arange(0, WIDTH)
-    if BLOCK == 18:
-        index = index // 32 * 32 + index % 2 * 16 + index % 32 // 2
-    return START + index
-
-
-@triton.jit
 def load_rows(
     stored,
     halves,
@@ -48,11 +36,13 @@ def load_rows(
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`elements(START, WIDTH)` of rows [n] int64 -> [n, WIDTH], in the type of the cache; bytes of
-    E4M3 in that of `from_e4m3`, and blocks in float32. Zero beyond DIM and where a row does not
+    """WIDTH elements from START on of rows [n] int64 -> [n, WIDTH], in the type of the cache; bytes
+    of E4M3 in that of `from_e4m3`, and blocks in float32. Zero beyond DIM and where a row does not
     exist.
 
-    halves: `stored` as float16.
+    halves: `stored` as float16. A byte of Q4_0 has elements j and j + 16 of its block, and is
+    loaded for each of them: joined nibbles as an operand of `tl.dot` gave wrong sums on an H200
+    (Triton 3.6).
     """
     if BLOCK == 0:
         element = START + tl.arange(0, WIDTH)
@@ -68,12 +58,12 @@ def load_rows(
         mask = exists[:, None] & (block < COUNT)[None, :]
         at = row[:, None] * (COUNT * BLOCK) + block[None, :] * BLOCK
         scale = tl.load(halves + at // 2, mask=mask, other=0.0).to(tl.float32)
-        byte = at[:, :, None] + (2 + tl.arange(0, BLOCK - 2))[None, None, :]
+        element = tl.arange(0, 32)[None, None, :]
+        byte = at[:, :, None] + 2 + element % (BLOCK - 2)
         code = tl.load(stored + byte, mask=mask[:, :, None], other=0)
         if BLOCK == 34:
             value = code.to(tl.int8, bitcast=True).to(tl.float32)
         else:
-            value = tl.join((code & 15).to(tl.float32) - 8.0, (code >> 4).to(tl.float32) - 8.0)
-            value = tl.reshape(value, (value.shape[0], WIDTH // 32, 32))
+            value = (code >> element // 16 * 4 & 15).to(tl.float32) - 8.0
         value = tl.reshape(value * scale[:, :, None], (value.shape[0], WIDTH))
     return value
