@@ -41,6 +41,7 @@ SECTIONS: Mapping[str, Section] = {
     "ranks": Section("tools.gpu_check.ranks", 400),
     "experts": Section("tools.gpu_check.experts", 400),
     "deterministic": Section("tools.gpu_check.deterministic", 560, processes=2),
+    "variants": Section("tools.gpu_check.variants", 400),
     "deterministic cost": Section("tools.gpu_check.deterministic_cost", 560),
 }
 

@@ -1,0 +1,244 @@
+"""Measures kernels with other tiles, warps and stages than they are launched with, to choose them.
+
+Kernels are compiled before, by processes side by side, because that takes longer than to measure.
+"""
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from bench.make_model import Shape
+from runtime.kernels.pointwise import curve_of, silu_mul
+from runtime.kernels.triton import attention, launch, tiles, vector
+from runtime.kv.cache_types import CacheType
+from runtime.quant.block_types import Compute, Weight, block_type
+from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
+from tests.cuda.large_model import SHAPE
+from tests.kernels.random_weights import random_weight
+from tools.gpu_check import speed
+from tools.gpu_check.ceilings import recorded_seconds
+from tools.gpu_check.report import Task
+
+_ROTATED_BYTES = 200 << 20  # of copies of a matrix, more than caches hold
+_PAGE_TOKENS = 16
+_TOLERANCE = 2e-2  # of the largest number, in bfloat16
+# Rows of tiles, and (outputs, groups, warps, stages) of each.
+_TILES = {
+    16: ((64, 4, 4, 3), (64, 2, 4, 4), (32, 4, 4, 3), (128, 4, 8, 3)),
+    64: ((64, 4, 8, 3), (64, 2, 4, 3), (128, 2, 8, 3), (128, 4, 8, 2)),
+    128: ((128, 2, 8, 3), (64, 4, 8, 3), (128, 2, 8, 2), (64, 2, 4, 3)),
+}
+# Sequences and their tokens; then rows of a prompt and its tokens.
+_DECODING = ((1, 1024), (1, 8192), (8, 1024), (64, 1024), (256, 1024))
+_PROMPTS = ((512, 512), (2048, 2048), (2048, 8192))
+
+
+Products = Sequence[Callable[[Tensor], Tensor]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """calls: the same work on different memory, in turn; patched(): what is changed meanwhile."""
+
+    name: str
+    calls: Sequence[Callable[[], Tensor]]
+    patched: Callable[[], AbstractContextManager[object]]
+
+
+def run(task: Task) -> None:
+    if not task.dry:
+        _compile_all()
+    for case in _cases(task.device, dry=task.dry, copies=_ROTATED_BYTES):
+        with task.report.guarding(case.name):
+            expected = case.calls[0]()
+            with case.patched():
+                got = case.calls[0]()
+                taken = recorded_seconds(case.calls, task.device)
+            error = (got.float() - expected.float()).abs().max() / expected.float().abs().max()
+            task.report.check(case.name, error.item() <= _TOLERANCE, error=error.item())
+            task.report.figure(case.name, taken * 1e6, "µs")
+
+
+def _compile_all() -> None:
+    parts = os.cpu_count() or 1
+    with ProcessPoolExecutor(parts, mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(_compile, range(parts), [parts] * parts))
+
+
+def _compile(part: int, parts: int) -> None:
+    """Compiles the kernels of every n-th case. A variant that does not compile fails later."""
+
+    def compiled(kernel, grid, arguments, options) -> None:
+        kernel.warmup(*arguments, grid=grid, **options)
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    for number, case in enumerate(_cases(device, dry=False, copies=1)):
+        if number % parts == part:
+            with case.patched(), patch.object(launch, "start", compiled), suppress(Exception):
+                case.calls[0]()
+
+
+def _cases(device: torch.device, *, dry: bool, copies: int) -> Iterator[Case]:
+    """copies: bytes of copies of a matrix."""
+    dtype = torch.float32 if dry else torch.bfloat16
+    for name, type, size, gated in _matrices(dry=dry):
+        weight = replace(random_weight(block_type(type), *size), compute=Compute.FINE)
+        first = weight.in_planes(device)
+        count = max(1, min(16, copies // first.nbytes))
+        ring = [first, *(replace(first, data=first.data.clone()) for _ in range(count - 1))]
+        width = size[1]
+        vectors = [partial(_by_vectors, weight, gated) for weight in ring]
+        yield from _vectors(f"{name} {type}", vectors, width, device, dtype, dry=dry)
+        by_tiles = [partial(_by_tiles, weight, gated) for weight in ring]
+        yield from _tiles(f"{name} {type}", by_tiles, width, device, dtype, dry=dry)
+    yield from _attention(device, dtype, dry=dry)
+
+
+def _matrices(*, dry: bool) -> list[tuple[str, str, tuple[int, int], bool]]:
+    """Name, type, size, and whether it has gates and their values."""
+    if dry:
+        return [("gate_up", "Q4_K", (4, 256), True)]
+    sizes = SHAPE.matrices()
+    gates = (2 * sizes["ffn_gate"][0], sizes["ffn_gate"][1])
+    return [
+        ("gate_up", "Q4_K", gates, True),
+        ("attn_q", "Q4_K", sizes["attn_q"], False),
+        ("attn_k", "Q4_K", sizes["attn_k"], False),
+        ("ffn_down", "Q6_K", sizes["ffn_down"], False),
+    ]
+
+
+def _vectors(
+    name: str,
+    products: Products,
+    width: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    dry: bool,
+) -> Iterator[Case]:
+    for rows in (1,) if dry else (1, 2, 4, 8):
+        x = torch.randn(rows, width, device=device, dtype=dtype)
+        for outs, warps in ((2, 1),) if dry else product((2, 4, 8), (1, 2, 4)):
+            if outs * rows <= 32:
+                yield Case(
+                    f"vector, {name}, {rows} rows, {outs} outputs, {warps} warps",
+                    [partial(each, x) for each in products],
+                    partial(
+                        patch.multiple, vector, OUTS={rows: outs},
+                        warps_of=lambda outs, elements, warps=warps: warps,
+                    ),
+                )  # fmt: skip
+
+
+def _tiles(
+    name: str,
+    products: Products,
+    width: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    dry: bool,
+) -> Iterator[Case]:
+    for rows, variants in _TILES.items():
+        x = torch.randn(rows, width, device=device, dtype=dtype)
+        for outs, groups, warps, stages in variants[: 1 if dry else None]:
+            for programs in (132, 528)[: 1 if dry else None]:
+                tiling = tiles.Tiling(rows, outs, groups, warps, programs, stages)
+                yield Case(
+                    f"tile, {name}, {rows} rows, {outs} outputs, {groups} groups, {warps} warps, "
+                    f"{stages} stages, {programs} programs",
+                    [partial(each, x) for each in products],
+                    partial(
+                        patch.object, tiles, "_tiling_of", lambda x, weight, tiling=tiling: tiling
+                    ),
+                )
+        if dry:
+            return
+
+
+def _by_vectors(weight: Weight, gated: bool, x: Tensor) -> Tensor:
+    if gated:
+        return vector.gated_vectors(x, weight, curve_of(silu_mul))
+    return vector.vector_products(x, (weight,))[0]
+
+
+def _by_tiles(weight: Weight, gated: bool, x: Tensor) -> Tensor:
+    if gated:
+        return tiles.gated_tiles(x, weight, curve_of(silu_mul))
+    return tiles.tile_product(x, weight)
+
+
+def _attention(device: torch.device, dtype: torch.dtype, *, dry: bool) -> Iterator[Case]:
+    shape = speed.TINY if dry else SHAPE
+    decoding = list(product((32, 64, 128), (2, 4), (2, 3), (2, 4)))
+    for sequences, tokens in ((2, 20),) if dry else _DECODING:
+        call = _attend(shape, sequences, 1, tokens, device, dtype)
+        for positions, warps, stages, each in decoding[: 1 if dry else None]:
+            yield Case(
+                f"decoding, {sequences} of {tokens}, {positions} positions, {warps} warps, "
+                f"{stages} stages, {each} programs each",
+                [call],
+                partial(_decoding_with, positions, each, num_warps=warps, num_stages=stages),
+            )
+    prefill = list(product((64, 128), (64, 128), (4, 8), (2, 3)))
+    for rows, tokens in ((4, 20),) if dry else _PROMPTS:
+        call = _attend(shape, 1, rows, tokens, device, dtype)
+        for heads, positions, warps, stages in prefill[: 1 if dry else None]:
+            yield Case(
+                f"prefill, {rows} of {tokens}, {heads} heads, {positions} positions, "
+                f"{warps} warps, {stages} stages",
+                [call],
+                partial(
+                    _with_options, "prefill_options", M=heads, N=positions, num_warps=warps,
+                    num_stages=stages,
+                ),
+            )  # fmt: skip
+
+
+def _with_options(name: str, **options: int) -> AbstractContextManager[object]:
+    own = getattr(attention.Shape, name).fget
+    return patch.object(attention.Shape, name, property(lambda shape: own(shape) | options))
+
+
+@contextmanager
+def _decoding_with(positions: int, each: int, **options: int) -> Iterator[None]:
+    """With other blocks, also where splits are merged, and so many programs for each
+    multiprocessor."""
+    of_shape = property(lambda shape: positions)
+    with (
+        _with_options("decode_options", **options),
+        patch.object(attention.Shape, "_decode_positions", of_shape),
+        patch.object(attention, "PROGRAMS_EACH", each),
+    ):
+        yield
+
+
+def _attend(
+    shape: Shape, sequences: int, rows: int, tokens: int, device: torch.device, dtype: torch.dtype
+) -> Callable[[], Tensor]:
+    """Attention of the last rows of each sequence, whose pages are in random order."""
+    each = -(-tokens // _PAGE_TOKENS)
+    size = sequences * each, _PAGE_TOKENS, shape.kv_heads, shape.head_dim
+    keys, values = (torch.randn(size, device=device, dtype=dtype) for _ in range(2))
+    pages = LayerPages(keys, values, 0)
+    ends = torch.arange(tokens - rows + 1, tokens + 1, dtype=torch.int32).repeat(sequences)
+    slots = torch.arange(sequences, dtype=torch.int32).repeat_interleave(rows)
+    spans = [RowSpan(n * rows, (n + 1) * rows, n, tokens - rows) for n in range(sequences)]
+    plan = AttentionPlan(
+        torch.randperm(sequences * each).int().view(sequences, each), slots, torch.zeros_like(ends),
+        ends, slots.long(), tuple(spans),
+    ).to(device)  # fmt: skip
+    queries = torch.randn(sequences * rows, shape.heads, shape.head_dim, device=device, dtype=dtype)
+    assert pages.type in (CacheType.BFLOAT16, CacheType.FLOAT32)
+    scale = shape.head_dim**-0.5
+    return lambda: attention.paged_attention(queries, pages, plan, scale=scale)
