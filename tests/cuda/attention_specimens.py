@@ -106,6 +106,7 @@ def specimens(capability: int) -> dict[str, Specimen]:
         "merge": merge(found["8B"]),
         "decode fp8": decode(found["8B, fp8"]),
         "decode q8_0": decode(found["8B, q8_0"]),
+        "decode q4_0": decode(found["8B, q4_0"]),
         "prefill": prefill(found["8B"]),
         "prefill fp8": prefill(found["8B, fp8"]),
     }

@@ -72,7 +72,10 @@ def compile_all(module: str, capability: int) -> dict[str, Compiled]:
 
 
 def compile_specimen(specimen: Specimen, capability: int) -> Compiled:
-    """Only where TRITON_INTERPRET was not set when the kernel was imported."""
+    """Only where TRITON_INTERPRET was not set when the kernel was imported.
+
+    Raises AssertionError if a product would be wrong, see `assert_dots_are_filled`.
+    """
     names = specimen.kernel.arg_names
     signature = {name: specimen.types.get(name, "constexpr") for name in names}
     aligned = [
@@ -97,6 +100,7 @@ def compile_specimen(specimen: Specimen, capability: int) -> Compiled:
             "maxnreg": specimen.most_registers,
         },
     )
+    assert_dots_are_filled(built.asm["ttgir"])
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
         file.flush()
@@ -109,6 +113,16 @@ def compile_specimen(specimen: Specimen, capability: int) -> Compiled:
         registers, stack + local, max(shared, built.metadata.shared), _instructions(code),
         _longest_loop(code),
     )  # fmt: skip
+
+
+def assert_dots_are_filled(ttgir: str) -> None:
+    """Each of four threads holds `kWidth` adjacent inner elements of an operand in registers. Where
+    there are fewer inner elements than that, Triton 3.6 gives wrong sums, as an H200 showed."""
+    operands = re.findall(
+        r"tt\.dot .*?tensor<\d+x(\d+)x\w+, #ttg\.dot_op<\{opIdx = 0, [^}]*kWidth = (\d+)\}", ttgir
+    )
+    narrow = [(inner, width) for inner, width in operands if int(inner) < 4 * int(width)]
+    assert not narrow, narrow
 
 
 def _instructions(code: str) -> dict[str, int]:

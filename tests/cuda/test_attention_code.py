@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 
-from tests.cuda.compiled import Compiled, compile_all
+import pytest
+
+from tests.cuda.compiled import Compiled, assert_dots_are_filled, compile_all
 
 # Of blocks that may ask for it: A100, L4 and RTX 4090, H100, B200.
 SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
@@ -27,6 +29,17 @@ def test_attention_needs_no_stack_and_uses_tensor_cores() -> None:
     assert code["prefill"].count("HGMMA") and code["decode"].count("LDGSTS.E.BYPASS.128")
     assert code["decode in parts"].registers <= 168  # three blocks on a multiprocessor
     assert code["decode"].registers <= 255  # two
+
+
+def test_products_with_too_few_inner_elements_are_noticed() -> None:
+    dot = (
+        "%r = tt.dot %a, %b, %c : tensor<16x16xbf16, #ttg.dot_op<{opIdx = 0, parent = #mma, "
+        "kWidth = WIDTH}>> * tensor<16x64xbf16, #ttg.dot_op<{opIdx = 1, parent = #mma, "
+        "kWidth = WIDTH}>> -> tensor<16x64xf32, #mma>"
+    )
+    assert_dots_are_filled(dot.replace("WIDTH", "4"))
+    with pytest.raises(AssertionError, match="16"):
+        assert_dots_are_filled(dot.replace("WIDTH", "8"))
 
 
 def test_other_kernels_need_no_stack_and_load_widely() -> None:

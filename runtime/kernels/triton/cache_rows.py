@@ -41,8 +41,8 @@ def load_rows(
     exist.
 
     halves: `stored` as float16. A byte of Q4_0 has elements j and j + 16 of its block, and is
-    loaded for each of them: joined nibbles as an operand of `tl.dot` gave wrong sums on an H200
-    (Triton 3.6).
+    loaded for each of them: for operands of joined nibbles Triton chooses a layout that needs 32
+    inner elements, and sums over 16 positions are wrong.
     """
     if BLOCK == 0:
         element = START + tl.arange(0, WIDTH)
