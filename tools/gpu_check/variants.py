@@ -43,6 +43,7 @@ _PROMPTS = ((512, 512), (2048, 2048), (2048, 8192))
 
 
 Products = Sequence[Callable[[Tensor], Tensor]]
+Draw = Callable[[int], Tensor]  # so many rows of inputs
 
 
 @dataclass(frozen=True)
@@ -95,11 +96,14 @@ def _cases(device: torch.device, *, dry: bool, copies: int) -> Iterator[Case]:
         first = weight.in_planes(device)
         count = max(1, min(16, copies // first.nbytes))
         ring = [first, *(replace(first, data=first.data.clone()) for _ in range(count - 1))]
-        width = size[1]
+
+        def draw(rows: int, inputs: int = size[1]) -> Tensor:
+            return torch.randn(rows, inputs, device=device, dtype=dtype)
+
         vectors = [partial(_by_vectors, weight, gated) for weight in ring]
-        yield from _vectors(f"{name} {type}", vectors, width, device, dtype, dry=dry)
+        yield from _vectors(f"{name} {type}", vectors, draw, dry=dry)
         by_tiles = [partial(_by_tiles, weight, gated) for weight in ring]
-        yield from _tiles(f"{name} {type}", by_tiles, width, device, dtype, dry=dry)
+        yield from _tiles(f"{name} {type}", by_tiles, draw, dry=dry)
     yield from _attention(device, dtype, dry=dry)
 
 
@@ -117,17 +121,9 @@ def _matrices(*, dry: bool) -> list[tuple[str, str, tuple[int, int], bool]]:
     ]
 
 
-def _vectors(
-    name: str,
-    products: Products,
-    width: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    dry: bool,
-) -> Iterator[Case]:
+def _vectors(name: str, products: Products, draw: Draw, *, dry: bool) -> Iterator[Case]:
     for rows in (1,) if dry else (1, 2, 4, 8):
-        x = torch.randn(rows, width, device=device, dtype=dtype)
+        x = draw(rows)
         for outs, warps in ((2, 1),) if dry else product((2, 4, 8), (1, 2, 4)):
             if outs * rows <= 32:
                 yield Case(
@@ -140,17 +136,9 @@ def _vectors(
                 )  # fmt: skip
 
 
-def _tiles(
-    name: str,
-    products: Products,
-    width: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    dry: bool,
-) -> Iterator[Case]:
+def _tiles(name: str, products: Products, draw: Draw, *, dry: bool) -> Iterator[Case]:
     for rows, variants in _TILES.items():
-        x = torch.randn(rows, width, device=device, dtype=dtype)
+        x = draw(rows)
         for outs, groups, warps, stages in variants[: 1 if dry else None]:
             for programs in (132, 528)[: 1 if dry else None]:
                 tiling = tiles.Tiling(rows, outs, groups, warps, programs, stages)
