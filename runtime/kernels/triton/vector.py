@@ -135,11 +135,11 @@ def vector_kernel(
         for column in tl.static_range(COLUMNS):
             row = tl.minimum(column, rows - 1) if chosen is None else pair // share
             place = row * groups + at
-            if _scales_precede_numbers(TYPE, COLUMNS):
+            if COLUMNS == 1:  # with more, this order takes registers
                 scale = tl.load(scales + place, mask=g < groups, other=0.0)
             numbers = _numbers(planes, place, rows * groups, PLANES)
             halves = two_words((sums + place * 2).to(tl.pointer_type(tl.uint8)))
-            if not _scales_precede_numbers(TYPE, COLUMNS):
+            if COLUMNS > 1:
                 scale = tl.load(scales + place, mask=g < groups, other=0.0)
             for out in tl.static_range(OUTS):
                 sum = scale * _product(weights[out], numbers, halves, TYPE, PLANES)
@@ -156,13 +156,6 @@ def vector_kernel(
     place = tl.cast(column, tl.int64) * outs + out
     exists = (out < outs) & (number // HELD < rows)
     tl.store(result + place, total.to(result.dtype.element_ty), mask=exists)
-
-
-@triton.constexpr_function
-def _scales_precede_numbers(type: str, columns: int) -> bool:
-    """Where scales of activations are loaded, so that the assembler spills no registers: with eight
-    gated columns it does otherwise for IQ2_S on sm_100 and for Q8_0 on sm_90."""
-    return columns == 1 or type == "IQ2_S"
 
 
 @triton.jit
