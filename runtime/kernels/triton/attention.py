@@ -127,9 +127,9 @@ class Shape:
 
     @property
     def _half_prefill(self) -> bool:
-        """Whether prefill computes half a tile by half the warps, since registers have no room for
-        more: float32 products on Blackwell, whose tensor cores lack them, and blocks of wide heads
-        before Hopper."""
+        """Whether prefill computes half a tile, by half the warps except with Q4_0, since registers
+        have no room for more: float32 products on Blackwell, whose tensor cores lack them, and
+        blocks of wide heads before Hopper."""
         if self.capability >= BLACKWELL:
             return self.dtype == torch.float32
         wide_blocks = self.type.quantized and 256 < self.row_bytes <= 512
@@ -144,9 +144,10 @@ class Shape:
     @property
     def _prefill_halves(self) -> tuple[int, ...]:
         """As `_decode_halves`, for prefill."""
-        if self._is_q4_0 and not HOPPER <= self.capability < BLACKWELL:
-            return () if self.capability >= BLACKWELL else (128,)
-        return (256,) if self.capability >= BLACKWELL else (128, 256)
+        wide = () if self._is_q4_0 else (256,)
+        if self.capability >= BLACKWELL:
+            return wide
+        return (128, 256) if self.capability >= HOPPER else (128, *wide)
 
     @property
     def _is_q4_0(self) -> bool:

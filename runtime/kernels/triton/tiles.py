@@ -52,9 +52,9 @@ def tilings(dtype: torch.dtype) -> tuple[Tiling, ...]:
 
 
 def most_rows(x: Tensor) -> int:
-    """The number of rows up to which tiles dequantise: those of the largest tile. On an H200, to
-    dequantise 128 rows' weights to memory for cuBLAS takes as long, and for 256 rows a fifth less
-    than tiles of 256 rows.
+    """The number of rows up to which tiles dequantise: those of the largest tile. On an H200,
+    dequantising to memory for cuBLAS takes as long as tiles with 128 rows, and a fifth less with
+    256.
     """
     return tilings(x.dtype)[-1].rows
 
