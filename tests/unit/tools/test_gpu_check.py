@@ -9,12 +9,15 @@ import pytest
 
 pytest.importorskip("triton")
 
+from tests.cuda.interpreter import leave_out_what_has_no_effect
 from tools.gpu_check import __main__ as command
 from tools.gpu_check.child import task_in
 from tools.gpu_check.report import NO_DEVICE, Report, Task
 from tools.gpu_check.sections import SECTIONS, Section, run_sections
 from tools.gpu_check.summary import MOST_CHARACTERS, summary
 from tools.gpu_check.wheels import unpack
+
+leave_out_what_has_no_effect()
 
 
 def run(task: Task) -> None:
