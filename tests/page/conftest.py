@@ -15,7 +15,8 @@ from tests.patience import HANG_S
 from tests.unit.serve_app.fake_replicas import PretendReplica, ingress
 from tests.unit.serve_app.sockets import listening
 
-NAMES = ("chromium", "google-chrome", "chromium-browser")
+# The shell takes half of the processor time.
+NAMES = ("chromium-headless-shell", "chromium", "google-chrome", "chromium-browser")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 # Chromium has no sandbox for root.
 ARGUMENTS = ["--no-sandbox"] if os.geteuid() == 0 else []
