@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
 
-from tests.cuda.fake_device import DeviceTensor, FakeCuda, FakeGraph
+from tests.cuda.fake_device import DeviceTensor, FakeCuda, FakeGraph, mapped, tensors_in
 
 _ALLOCATING = frozenset("empty empty_strided empty_like new_empty new_empty_strided".split())
 
@@ -29,9 +28,14 @@ class ComputingCuda(FakeCuda):
         self._enqueued = self._completed = 0
 
     def start(
-        self, kernel: Any, grid: Sequence[int], arguments: Sequence[object], options: Any
+        self,
+        kernel: Any,
+        grid: Sequence[int],
+        arguments: Sequence[object],
+        options: dict[str, Any],
+        device: torch.device,
     ) -> None:
-        super().start(kernel, grid, arguments, options)
+        super().start(kernel, grid, arguments, options, device)
         self._enqueue(partial(kernel[tuple(grid)], *map(_elements, arguments), **options))
 
     def replay(self, graph: FakeGraph) -> None:
@@ -62,19 +66,19 @@ class ComputingCuda(FakeCuda):
         self._enqueued += 1
 
     def _computed(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        name, outs = func.overloadpacket.__name__, _tensors(result)
+        name, outs = func.overloadpacket.__name__, tensors_in(result)
         if name == "record_stream":
             return
         if name in _ALLOCATING:
             outs[0]._elements = _unwritten(outs[0])
             return
-        real_args, real_kwargs = tree_map(partial(self._read, name), (args, dict(kwargs)))
+        real_args, real_kwargs = mapped(partial(self._read, name), (args, dict(kwargs)))
         if real_kwargs.get("device") is not None:
             real_kwargs["device"] = torch.device("cpu")
         call = partial(func, *real_args, **real_kwargs)
         if func.is_view:
             with _disable_current_modes():
-                found = _tensors(call())
+                found = tensors_in(call())
             for out, elements in zip(outs, found, strict=True):
                 out._elements = elements
         elif func._schema.is_mutable:
@@ -111,7 +115,7 @@ def _elements(value: Any) -> Any:
 
 
 def _store(call: Callable[[], Any], targets: Sequence[Tensor]) -> None:
-    for target, found in zip(targets, _tensors(call()), strict=True):
+    for target, found in zip(targets, tensors_in(call()), strict=True):
         target.copy_(found)
 
 
@@ -121,7 +125,3 @@ def _unwritten(like: Tensor) -> Tensor:
         if like.dtype.is_floating_point:
             return found.fill_(torch.nan)
         return found.fill_(True if like.dtype == torch.bool else torch.iinfo(like.dtype).max)
-
-
-def _tensors(result: Any) -> list[Any]:
-    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]

@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from runtime.kernels.triton import launch
 
@@ -158,9 +157,17 @@ class FakeCuda(TorchDispatchMode):
         self._parts[tensor.untyped_storage()] = nbytes, nbytes if written is None else written
 
     def start(
-        self, kernel: Any, grid: Sequence[int], arguments: Sequence[object], options: object
+        self,
+        kernel: Any,
+        grid: Sequence[int],
+        arguments: Sequence[object],
+        options: dict[str, object],
+        device: torch.device,
     ) -> None:
         """Instead of `runtime.kernels.triton.launch.start`."""
+        assert device == DEVICE, f"{kernel.__name__} starts on {device}"
+        assert set(kernel.arg_names[len(arguments) :]) <= options.keys(), kernel.__name__
+        assert not any(isinstance(option, Tensor) for option in options.values()), kernel.__name__
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
         for tensor in tensors:
             assert tensor.device == DEVICE, f"{kernel.__name__} has an argument on {tensor.device}"
@@ -198,7 +205,7 @@ class FakeCuda(TorchDispatchMode):
             return DEVICE
         kwargs, name = dict(kwargs or {}), func.overloadpacket.__name__
         pinned = kwargs.pop("pin_memory", False)
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = tensors_in((args, kwargs))
         to_device = torch.device(kwargs.get("device") or "cpu").type == "cuda"
         if not to_device and not any(isinstance(tensor, DeviceTensor) for tensor in tensors):
             result = func(*args, **kwargs)
@@ -248,8 +255,7 @@ class FakeCuda(TorchDispatchMode):
         self._counts.pageable_uploads += source.untyped_storage() not in self._pinned
 
     def _note_launch(self, name: str, tensors: Sequence[Tensor], result: object) -> None:
-        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        written = sum(map(_nbytes, results))
+        written = sum(map(_nbytes, tensors_in(result)))
         if not written:
             return
         read = [_nbytes(tensor) for tensor in tensors if tensor.device == DEVICE]
@@ -274,6 +280,7 @@ def fake_cuda(
     torchs["Event"] = lambda **options: fake.event()
     torchs["CUDAGraph"] = lambda: FakeGraph(fake)
     torchs["graph_pool_handle"] = object
+    torchs["current_device"] = lambda: DEVICE.index
     torchs["get_device_capability"] = lambda device: capability
     torchs["get_device_properties"] = lambda device: PROPERTIES
     _forget_devices()
@@ -344,10 +351,28 @@ def _without_elements(func: Any, args: Any, kwargs: Any, uploads: bool) -> Any:
         assert known is None or known.shape == value.shape, f"{func} changes a shape"
         return DeviceTensor(value) if known is None else known
 
-    meta_args, meta_kwargs = tree_map(meta_of, (args, kwargs))
+    meta_args, meta_kwargs = mapped(meta_of, (args, kwargs))
     if meta_kwargs.get("device") is not None:
         meta_kwargs["device"] = torch.device("meta")
-    return tree_map(on_device, func(*meta_args, **meta_kwargs))
+    return mapped(on_device, func(*meta_args, **meta_kwargs))
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Arguments or results of an operation of torch with `function` applied to each. They are
+    lists, tuples and dictionaries only, for which `torch.utils._pytree` takes four times as long.
+    """
+    if isinstance(value, list | tuple):
+        return type(value)([mapped(function, each) for each in value])
+    if isinstance(value, dict):
+        return {key: mapped(function, each) for key, each in value.items()}
+    return function(value)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors among arguments or results of an operation."""
+    found: list[Tensor] = []
+    mapped(lambda each: isinstance(each, Tensor) and found.append(each), value)
+    return found
 
 
 def _is_composite(func: Any) -> bool:

@@ -163,8 +163,10 @@ def test_triton_kernels_are_launches_with_the_bytes_of_their_tensors(fake: FakeC
         chosen = highest(values, 7)
         assert counts.launches == [Launch("highest_kernel", 3 * 100 * 4 + 3 * 7 * 8)]
         fake.use_partly(cache, 36)
-        launch(highest_kernel, (5,), cache[10:], chosen, 990, device=DEVICE)
-        launch(highest_kernel, (0,), cache, chosen, 990, device=DEVICE)  # nothing to compute
+        constants = {"COUNT": 7, "PADDED": 128}
+        launch(highest_kernel, (5,), cache[10:], chosen, 990, **constants, device=DEVICE)
+        nothing = (0,)
+        launch(highest_kernel, nothing, cache, chosen, 990, **constants, device=DEVICE)
         assert counts.launches[1:] == [Launch("highest_kernel", 36 + 3 * 7 * 8)]
         with pytest.raises(AssertionError, match="highest_kernel has an argument on cpu"):
-            launch(highest_kernel, (5,), torch.ones(4), chosen, 990, device=DEVICE)
+            launch(highest_kernel, (5,), torch.ones(4), chosen, 4, **constants, device=DEVICE)

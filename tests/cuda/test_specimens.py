@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from runtime.engine.request import SamplingParams
 from tests.cuda import (
     attention_specimens,
@@ -38,9 +40,14 @@ class Launches(FakeCuda):
         self.fused: dict[str, bool] = {}
 
     def start(
-        self, kernel: Any, grid: Sequence[int], arguments: Sequence[object], options: Any
+        self,
+        kernel: Any,
+        grid: Sequence[int],
+        arguments: Sequence[object],
+        options: dict[str, Any],
+        device: torch.device,
     ) -> None:
-        super().start(kernel, grid, arguments, options)
+        super().start(kernel, grid, arguments, options, device)
         self.fused[kernel.__name__] = options.get("enable_fp_fusion", True)
 
 

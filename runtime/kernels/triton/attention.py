@@ -242,15 +242,15 @@ class _Call:
             sums = self.result.new_empty(*cells, width, dtype=torch.float32)
         launch(
             decode_kernel, (count, tiles, parts), *self._reading(), states, sums,
-            first, len(self.result), parts, *self._numbers(), **options, MIXED=mixed, WHOLE=whole,
-            device=device,
+            first, self.result.shape[0], parts, *self._numbers(), **options, MIXED=mixed,
+            WHOLE=whole, device=device,
         )  # fmt: skip
         if not whole:
             plan = self.plan
             launch(
                 merge_kernel, (count, shape.heads), plan.row_slot, plan.visible_begin,
-                plan.visible_end, self.sinks, states, sums, self.result, first, len(self.result),
-                **shape.merge_options, MIXED=mixed, device=device,
+                plan.visible_end, self.sinks, states, sums, self.result, first,
+                self.result.shape[0], **shape.merge_options, MIXED=mixed, device=device,
             )  # fmt: skip
 
     def prefill(self, first: int, end: int) -> None:
@@ -259,7 +259,7 @@ class _Call:
         tiles = -(-(end - first) // (options["M"] // together))
         grid = (tiles, shape.kv_heads * -(-shape.group // together))
         launch(
-            prefill_kernel, grid, *self._reading(), first, end, len(self.result),
+            prefill_kernel, grid, *self._reading(), first, end, self.result.shape[0],
             *self._numbers(), **options, device=self.queries.device,
         )  # fmt: skip
 

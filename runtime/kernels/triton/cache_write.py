@@ -145,7 +145,7 @@ def write_cache(keys: Tensor, values: Tensor, pages: LayerPages, plan: Attention
     """As `runtime.kernels.attention.write_cache`."""
     keys, values = (part if part.stride(2) == 1 else part.contiguous() for part in (keys, values))
     launch(
-        write_kernel, (len(keys), 2), keys, values, *kernel_pages(pages), plan.write_cell,
+        write_kernel, (keys.shape[0], 2), keys, values, *kernel_pages(pages), plan.write_cell,
         *keys.stride()[:2], *values.stride()[:2], RANGES.get(pages.type, float("inf")),
         HEADS=pages.keys.shape[2], KEY_DIM=pages.dims[0], VALUE_DIM=pages.dims[1],
         BLOCK=BLOCK_BYTES[pages.type], AT_ONCE=ELEMENTS, device=keys.device,

@@ -16,7 +16,7 @@ def dequantized(weight: Weight, dtype: torch.dtype, ids: Tensor | None = None) -
     """weight (rows, in) in planes -> [rows, in], or the rows `ids` [n] int64, which exist."""
     assert weight.type.blocks is not None
     rows, elements = weight.shape
-    rows = rows if ids is None else len(ids)
+    rows = rows if ids is None else ids.shape[0]
     out = torch.empty(rows, elements, dtype=dtype, device=weight.data.device)
     groups, type = elements // 32, weight.type.blocks.name
     count = rows * groups

@@ -4,17 +4,21 @@ The modules beside this one are imported where there is such a device only: a pr
 on a CPU does not load Triton.
 """
 
+from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import Tensor
 
 # The first capability with bfloat16 in tensor cores and asynchronous copies to shared memory.
 LEAST_CAPABILITY = (8, 0)
 # The first capability whose tensor cores read operands from shared memory, which frees registers.
 HOPPER = (9, 0)
 BLACKWELL = (10, 0)
+# What Triton has compiled, and constants of the kernel, by all that they depend on.
+_compiled: dict[tuple[object, ...], tuple[Any, tuple[object, ...]]] = {}
 
 
 @cache
@@ -50,15 +54,51 @@ def launch(
     """
     if not all(grid):
         return
-    if device.type == "cuda":
+    # Triton's interpreter, in tests, computes on a CPU.
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        start(kernel, grid, arguments, options, device)
+    else:
         with torch.cuda.device(device):
-            start(kernel, grid, arguments, options)
-    else:  # Triton's interpreter, in tests
-        start(kernel, grid, arguments, options)
+            start(kernel, grid, arguments, options, device)
 
 
 def start(
-    kernel: Any, grid: tuple[int, ...], arguments: tuple[object, ...], options: dict[str, object]
+    kernel: Any,
+    grid: tuple[int, ...],
+    arguments: tuple[object, ...],
+    options: dict[str, object],
+    device: torch.device,
 ) -> None:
-    """Launch on the current device. Tests replace this function to count launches."""
-    kernel[grid](*arguments, **options)
+    """Launch on the current device. Tests replace this function to count launches.
+
+    Triton takes three times as long to find what it has compiled.
+    """
+    key = kernel.fn, device, *options.items(), *specialization(arguments)
+    known = _compiled.get(key)
+    if known is not None:
+        compiled, constants = known
+        compiled[(*grid, 1, 1)[:3]](*arguments, *constants)
+        return
+    compiled = kernel[grid](*arguments, **options)
+    if compiled is not None:  # as the interpreter returns
+        names = kernel.arg_names[len(arguments) :]
+        _compiled[key] = compiled, tuple(options[name] for name in names)
+
+
+def specialization(arguments: Iterable[Any]) -> tuple[object, ...]:
+    """Differs if Triton compiles a kernel anew for arguments: for each type of numbers and of
+    elements, for 1, and for addresses and integers that are divisible by 16 or not."""
+    found: list[object] = []
+    for argument in arguments:
+        kind = type(argument)
+        if kind is int:
+            long = (argument if argument >= 0 else ~argument).bit_length() // 32
+            found.append((argument == 1) + 2 * (argument & 15 == 0) + 4 * long)
+        elif argument is None:
+            found.append(None)
+        elif isinstance(argument, Tensor):
+            found.append(argument.dtype)
+            found.append(argument.data_ptr() & 15 == 0)
+        else:
+            found.append(kind)
+    return tuple(found)

@@ -39,20 +39,20 @@ _SLAB_ELEMENTS = 1 << 26
 def product(x: Tensor, weight: Weight, operands: torch.dtype | None = None) -> Tensor:
     """As `matmul`; weight (out, in) in planes or deterministic."""
     x = x if x.stride(-1) == 1 else x.contiguous()
-    if not len(x):
+    if not x.shape[0]:
         return x.new_empty(0, weight.shape[0])
     if _by_vectors(x, weight):
         return vector_products(x, (weight,))[0]
     if operands is not None and operands != x.dtype:
         return tile_product(x.to(operands), weight, x.dtype)
-    if weight.deterministic or len(x) <= most_rows(x):
+    if weight.deterministic or x.shape[0] <= most_rows(x):
         return tile_product(x, weight)
     return _dense_product(x, weight)
 
 
 def products(x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
     """As `matmuls`; weights (out, in) in planes or deterministic."""
-    if len(x) and all(_by_vectors(x, weight) for weight in weights):
+    if x.shape[0] and all(_by_vectors(x, weight) for weight in weights):
         return vector_products(x, weights)
     return tuple(product(x, weight) for weight in weights)
 
@@ -60,11 +60,11 @@ def products(x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
 def gated_product(x: Tensor, weight: Weight, curve: int) -> Tensor:
     """As `gated_matmul`; weight (2 n, in) in planes or deterministic, curve: of `gate`."""
     x = x if x.stride(-1) == 1 else x.contiguous()
-    if not len(x):
+    if not x.shape[0]:
         return x.new_empty(0, weight.shape[0] // 2)
     if _by_vectors(x, weight):
         return gated_vectors(x, weight, curve)
-    if weight.deterministic or len(x) <= most_rows(x):
+    if weight.deterministic or x.shape[0] <= most_rows(x):
         return gated_tiles(x, weight, curve)
     return gate(curve, *_dense_product(x, weight).chunk(2, dim=1))
 
@@ -86,7 +86,7 @@ def experts_product(
 
 
 def _by_vectors(x: Tensor, weight: Weight) -> bool:
-    few = weight.compute is not Compute.EXACT and len(x) <= MOST_ROWS
+    few = weight.compute is not Compute.EXACT and x.shape[0] <= MOST_ROWS
     return few and not weight.deterministic
 
 
@@ -95,7 +95,7 @@ def _dense_product(x: Tensor, weight: Weight) -> Tensor:
     at_once = max(1, _SLAB_ELEMENTS // elements)
     if outs <= at_once:
         return F.linear(x, dequantized(weight, x.dtype))
-    result = torch.empty(len(x), outs, dtype=x.dtype, device=x.device)
+    result = torch.empty(x.shape[0], outs, dtype=x.dtype, device=x.device)
     for begin in range(0, outs, at_once):
         slab = weight.outputs(begin, min(outs, begin + at_once))
         torch.mm(x, dequantized(slab, x.dtype).t(), out=result[:, begin : begin + at_once])

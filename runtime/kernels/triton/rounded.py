@@ -29,7 +29,7 @@ def rounded(x: Tensor, planes: int, factors: Tensor | None = None, share: int = 
     """Round x [rows, in]. With `factors` float32 [pairs], round row n // share times factors[n] for
     each pair n instead: [pairs, in]."""
     assert x.stride(1) == 1, x.stride()
-    rows, groups = len(x) if factors is None else len(factors), x.shape[1] // 32
+    rows, groups = x.shape[0] if factors is None else factors.shape[0], x.shape[1] // 32
     result = Rounded(
         torch.empty(planes, rows, x.shape[1], dtype=torch.int8, device=x.device),
         torch.empty(rows, groups, dtype=torch.float32, device=x.device),

@@ -128,7 +128,7 @@ def gated_tiles(x: Tensor, weight: Weight, curve: int) -> Tensor:
     tiling = _tiling_of(x, weight)
     if _splits(weight, tiling) > 1:
         return gate(curve, *tile_product(x, weight).chunk(2, dim=1))
-    result = torch.empty(len(x), weight.shape[0] // 2, dtype=x.dtype, device=x.device)
+    result = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
     _launch(x, weight, result, tiling, curve=curve)
     return result
 
@@ -153,7 +153,7 @@ def expert_tiles(
 def _tiling_of(x: Tensor, weight: Weight) -> Tiling:
     if weight.deterministic:
         return fixed_tiling(x.dtype)
-    return _tiling(tilings(x.dtype), len(x))
+    return _tiling(tilings(x.dtype), x.shape[0])
 
 
 def _splits(weight: Weight, tiling: Tiling) -> int:
@@ -181,11 +181,11 @@ def _launch(
     x, data, type = _operands(x, weight)
     outs, elements = result.shape[-1], x.shape[1]
     held = tiling.outs if curve is None else tiling.outs // 2
-    rows, tiles, share = len(x), divided(len(x), tiling.rows), 1
+    rows, tiles, share = x.shape[0], divided(x.shape[0], tiling.rows), 1
     optional: tuple[Tensor | None, ...] = (None, None, None, None)
     if pairs is not None:
         bundles, share = pairs.bundles, pairs.share
-        rows, tiles = result.shape[0], len(bundles.experts)
+        rows, tiles = result.shape[0], bundles.experts.shape[0]
         optional = bundles.experts, bundles.pairs, pairs.factors, pairs.bias
     launch(
         tile_kernel, (tiles, divided(outs, held), splits), x, data,

@@ -34,10 +34,10 @@ def vector_products(x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
 
     Activations are rounded as `Weight.compute` says, once for all weights with the same.
     """
-    columns = next_power(len(x))
+    columns = next_power(x.shape[0])
     values = {compute: _rounded(x, compute) for compute in {each.compute for each in weights}}
     results = tuple(
-        torch.empty(len(x), each.shape[0], dtype=x.dtype, device=x.device) for each in weights
+        torch.empty(x.shape[0], each.shape[0], dtype=x.dtype, device=x.device) for each in weights
     )
     for weight, result in zip(weights, results, strict=True):
         _launch(values[weight.compute], weight, result, columns)
@@ -47,8 +47,8 @@ def vector_products(x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
 def gated_vectors(x: Tensor, weight: Weight, curve: int) -> Tensor:
     """x [rows, in], one to MOST_ROWS, weight (2 n, in) in planes, rows of gates first -> [rows, n]:
     the curve of the gates times the others, both rounded to x's type before."""
-    result = torch.empty(len(x), weight.shape[0] // 2, dtype=x.dtype, device=x.device)
-    _launch(_rounded(x, weight.compute), weight, result, next_power(len(x)), curve=curve)
+    result = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
+    _launch(_rounded(x, weight.compute), weight, result, next_power(x.shape[0]), curve=curve)
     return result
 
 
@@ -87,12 +87,12 @@ def _launch(
     type, data = weight.type.blocks.name, weight.data
     warps, at_once = warps_of(weight.shape[-2], elements), OUTS[columns]
     held = at_once if curve is None else at_once // 2
-    grid = divided(outs, held), 1 if chosen is None else len(chosen)
+    grid = divided(outs, held), 1 if chosen is None else chosen.shape[0]
     launch(
         vector_kernel, grid, values.planes, values.scales, values.sums, data,
-        grid_of(type, data.device), chosen, bias, result, len(values.scales), outs,
+        grid_of(type, data.device), chosen, bias, result, values.scales.shape[0], outs,
         elements // 32, data.stride(-2), data.stride(0), share, TYPE=type,
-        PLANES=len(values.planes), COLUMNS=columns, OUTS=at_once, CURVE=curve,
+        PLANES=values.planes.shape[0], COLUMNS=columns, OUTS=at_once, CURVE=curve,
         GROUPS=32 * warps, num_warps=warps, maxnreg=MOST_REGISTERS[columns],
         enable_fp_fusion=False, device=data.device,
     )  # fmt: skip
