@@ -3,7 +3,7 @@
 `python -m bench.first_token ENGINE PATH THREADS CONTEXT_TOKENS SEQUENCES STEP_TOKENS` runs once.
 """
 
-import resource
+import re
 import subprocess
 import sys
 import time
@@ -50,6 +50,13 @@ def _started(engine: str, path: Path, setting: Setting) -> tuple[float, float]:
     return seconds, int(peak) / MIB
 
 
+def _peak_bytes() -> int:
+    """The peak resident memory of this process. `getrusage` begins with that of its parent."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return 1024 * int(found[1])
+
+
 def _column(pairs: Sequence[tuple[float, float]], index: int) -> tuple[float, ...]:
     return tuple(pair[index] for pair in pairs)
 
@@ -59,7 +66,7 @@ def main(engine: str, path: str, *sizes: str) -> None:
     with collector_paused():  # as a replica does
         contender = getattr(import_module(module), name)(Path(path), Setting(*map(int, sizes)))
     contender.prefill(PROMPT)
-    print(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, flush=True)
+    print(_peak_bytes(), flush=True)
     contender.close()
 
 
