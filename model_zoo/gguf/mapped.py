@@ -47,9 +47,10 @@ class MappedBytes:
         inner = torch.empty(stored[1:], device="meta").stride()
         return Weight(self._bytes.as_strided(stored, (step, *inner), begin), type, shape)
 
-    def fetch(self, begin: int, nbytes: int) -> Iterator[int]:
+    def fetch(self, begin: int, nbytes: int, *, sparse: bool = False) -> Iterator[int]:
         """Reads these bytes from disk into memory; yields the number of bytes of each part that was
-        read. ModelFileError if the file's size has changed since it was opened."""
+        read. ModelFileError if the file's size has changed since it was opened. `sparse`: few of
+        them will be used, so they stay in the page cache only, and not in this process's memory."""
         end = begin + nbytes
         for at in range(begin, end, _FETCH_BYTES):
             count = min(_FETCH_BYTES, end - at)
@@ -58,6 +59,8 @@ class MappedBytes:
             self.map.madvise(mmap.MADV_WILLNEED, page, at + count - page)
             self._bytes[at : at + count : mmap.PAGESIZE].sum()
             self._check_size()
+            if sparse:
+                self.map.madvise(mmap.MADV_DONTNEED, page, at + count - page)
             yield count
 
     def _check_size(self) -> None:
@@ -105,12 +108,14 @@ class MappedTensors:
                 return None
         return mapped.spaced(first.begin, first.type, (len(infos), *first.shape), step)
 
-    def fetch(self, name: str, begin: int = 0, nbytes: int | None = None) -> Iterator[int]:
+    def fetch(
+        self, name: str, begin: int = 0, nbytes: int | None = None, *, sparse: bool = False
+    ) -> Iterator[int]:
         """Reads a tensor, or `nbytes` of it from `begin`, from disk into memory; see
         `MappedBytes.fetch`."""
         info = self.tensors[name]
         count = info.nbytes - begin if nbytes is None else nbytes
-        return self._maps[name].fetch(info.begin + begin, count)
+        return self._maps[name].fetch(info.begin + begin, count, sparse=sparse)
 
 
 def _as_tensor(data: mmap.mmap) -> Tensor:

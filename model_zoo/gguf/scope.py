@@ -257,7 +257,7 @@ class TensorScope:
         """The embedding `name` (rows, hidden). `divided`: each rank holds a part of the rows."""
         full, stated = self._full(name), self.shape(name) or (0,)
         held = self._divided(evenly(stated[0], self.ranks)) if divided else None
-        weight = self._tensors.weight(full, shape, self.device, outs=held)
+        weight = self._tensors.weight(full, shape, self.device, outs=held, sparse=True)
         added = self._adapted.embedding_additions(full, stated, self.device, held=held)
         return Embedding(weight, self.dtype, held, self.ranks, added)
 

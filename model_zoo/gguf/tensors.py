@@ -116,18 +116,19 @@ class Tensors:
         outs: Split | None = None,
         ins: Split | None = None,
         tiled: bool = False,
+        sparse: bool = False,
     ) -> Weight:
         """The matrix or matrices (..., out, in) of that shape.
 
         `each`, `outs` and `ins` select matrices (of (n, out, in)), outputs and inputs. `tiled`: in
-        tiles if possible, for weights that are only multiplied.
+        tiles if possible, for weights that are only multiplied. `sparse`: few rows are read.
         """
         if not self._claim(name, shape):
             return missing_weight(len(shape))
         source = self._source([name], device, tiled, outs)
         key, part = (source is self.file, name, device), (each, outs, ins)
         if (*key, *part) not in self._weights:
-            self._fetch(source, name, device, outs, each)
+            self._fetch(source, name, device, outs, each, sparse=sparse)
             whole = source.weight(name)
             some = whole if each is None else whole.matrices(each.begin, each.end)
             placed = self._placed((name, *part), device, _cut(some, outs, ins))
@@ -315,13 +316,15 @@ class Tensors:
         device: torch.device,
         outs: Split | None = None,
         each: Split | None = None,
+        *,
+        sparse: bool = False,
     ) -> None:
         """Reads the tensor, or its rows `outs` or matrices `each`, from disk now, so that loading
-        reports progress."""
+        reports progress. `sparse`: see `MappedBytes.fetch`."""
         if device == META:
             return
         for begin, nbytes in self._ranges(name, outs, each):
-            for count in source.fetch(name, begin, nbytes):
+            for count in source.fetch(name, begin, nbytes, sparse=sparse):
                 self._report_read(name, count)
         self._report_read(name, self.file.tensors[name].nbytes)  # other ranks hold the rest
 

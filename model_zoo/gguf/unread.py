@@ -8,5 +8,7 @@ from model_zoo.gguf.reader import GGUFFile
 class UnreadFile(GGUFFile):
     """A file of which only the header and small tensors that building a model needs are read."""
 
-    def fetch(self, name: str, begin: int = 0, nbytes: int | None = None) -> Iterator[int]:
+    def fetch(
+        self, name: str, begin: int = 0, nbytes: int | None = None, *, sparse: bool = False
+    ) -> Iterator[int]:
         return iter(())

@@ -301,8 +301,28 @@ def test_progress_rises_to_the_whole_and_counts_shared_tensors_once(open_scope) 
     assert heard[-1] == (total, total)
 
 
+def test_only_the_rows_of_an_embedding_that_are_read_are_in_memory(open_scope, tmp_path) -> None:
+    rows = RANDOM.standard_normal((65_536, 32), dtype=np.float32)
+    heard = []
+    w = open_scope(progress=lambda done, of: heard.append(done / of), a=rows, b=rows)
+    embedding = w.embedding("a", shape=(65_536, 32))
+    resident = resident_bytes(tmp_path / "scope.gguf")
+    assert heard[-1] == 0.5 and resident < rows.nbytes // 4
+    assert near(embedding(torch.tensor([0, 65_535])), rows[[0, 65_535]])
+    w.linear("b", shape=(65_536, 32))
+    assert heard[-1] == 1
+    assert rows.nbytes <= resident_bytes(tmp_path / "scope.gguf") < rows.nbytes * 5 // 4
+
+
+def resident_bytes(path: Path) -> int:
+    """The bytes of a mapped file that are in this process's memory."""
+    areas = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())
+    found = [re.search(r"(?m)^Rss: +(\d+) kB$", area) for area in areas if str(path) in area]
+    return sum(int(each[1]) << 10 for each in found)
+
+
 def test_building_on_meta_reads_nothing(open_scope, monkeypatch) -> None:
-    def fetch(*_):
+    def fetch(*_, **__):
         raise AssertionError("a survey reads no data")
 
     monkeypatch.setattr(GGUFFile, "fetch", fetch)

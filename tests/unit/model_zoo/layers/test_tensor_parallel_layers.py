@@ -266,7 +266,12 @@ def test_only_the_bytes_of_this_rank_are_read(tmp_path) -> None:
     path = write(tmp_path / "a.gguf", GATED)
     file, read = GGUFFile.open(path), []
     fetch = file.fetch
-    file.fetch = lambda name, *part: read.append((name, *part)) or fetch(name, *part)
+
+    def noted(name, *part, **options):
+        read.append((name, *part))
+        return fetch(name, *part, **options)
+
+    file.fetch = noted
     heard: list[tuple[int, int]] = []
     w = TensorScope(
         file,

@@ -112,9 +112,9 @@ def fetched(monkeypatch) -> list[str]:
     names: list[str] = []
     fetch = GGUFFile.fetch
 
-    def noted(file, name, *part):
+    def noted(file, name, *part, **options):
         names.append(name)
-        return fetch(file, name, *part)
+        return fetch(file, name, *part, **options)
 
     monkeypatch.setattr(GGUFFile, "fetch", noted)
     return names
