@@ -16,7 +16,7 @@ call="$(basename "$0") $*"
 echo "$call" >> calls
 case "$call" in *"${FAIL:-nothing fails}"*) exit 1;; esac
 """
-PARTS = ("ruff check .", "pytest --ignore tests/serve", "pytest tests/serve")
+PARTS = ("ruff check .", "pytest")
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -61,10 +61,13 @@ def calls(clone: Path) -> list[str]:
 def test_all_parts_of_the_tests_pass(clone: Path) -> None:
     done = make(clone, "test")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "make test: passed: unit tests, cluster tests, lint"
+    assert done.stdout.splitlines()[-1] == (
+        "make test: passed: unit tests, cluster tests, lint, CUDA tests"
+    )
     first, *beside = (part for part in calls(clone) if part.startswith(PARTS))
-    assert first == "pytest --ignore tests/serve --numprocesses 2 --dist worksteal"
-    assert sorted(beside) == ["pytest tests/serve", "ruff check ."]
+    apart = "--ignore tests/serve --ignore tests/cuda"
+    assert first == f"pytest {apart} --numprocesses 2 --dist worksteal"
+    assert sorted(beside) == ["pytest tests/cuda", "pytest tests/serve", "ruff check ."]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +76,8 @@ def test_all_parts_of_the_tests_pass(clone: Path) -> None:
         ("mypy", "lint"),
         ("pytest --ignore", "unit tests"),
         ("pytest tests/serve", "cluster tests"),
-        ("pytest", "unit tests, cluster tests"),
+        ("pytest tests/cuda", "CUDA tests"),
+        ("pytest", "unit tests, cluster tests, CUDA tests"),
     ],
 )
 def test_a_failing_part_does_not_stop_others_and_is_named_at_the_end(
