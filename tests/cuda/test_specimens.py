@@ -1,10 +1,7 @@
 """What tests compile ahead of time is the code that is launched."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from runtime.engine.request import SamplingParams
 from tests.cuda import (
@@ -39,15 +36,9 @@ class Launches(FakeCuda):
         super().__init__()
         self.fused: dict[str, bool] = {}
 
-    def start(
-        self,
-        kernel: Any,
-        grid: Sequence[int],
-        arguments: Sequence[object],
-        options: dict[str, Any],
-        device: torch.device,
-    ) -> None:
-        super().start(kernel, grid, arguments, options, device)
+    def start(self, kernel: Any, *given: Any) -> None:
+        super().start(kernel, *given)
+        _, _, options, _ = given
         self.fused[kernel.__name__] = options.get("enable_fp_fusion", True)
 
 
