@@ -1,5 +1,6 @@
 """TensorScope: layers by name, and errors for every tensor that does not fit."""
 
+import os
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from model_zoo.gguf.tensors import META
 from runtime.errors import ModelFileError
 from runtime.quant.block_types import Compute
 from tests.gguf_files import write_tensors
+from tests.mapped_files import maps_of
 
 CPU = torch.device("cpu")
 RANDOM = np.random.default_rng(0)
@@ -316,9 +318,7 @@ def test_only_the_rows_of_an_embedding_that_are_read_are_in_memory(open_scope, t
 
 def resident_bytes(path: Path) -> int:
     """The bytes of a mapped file that are in this process's memory."""
-    areas = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())
-    found = [re.search(r"(?m)^Rss: +(\d+) kB$", area) for area in areas if str(path) in area]
-    return sum(int(each[1]) << 10 for each in found)
+    return sum(counted["Rss"] for _, counted in maps_of(os.getpid(), path))
 
 
 def test_building_on_meta_reads_nothing(open_scope, monkeypatch) -> None:

@@ -1,7 +1,6 @@
 """Weights stay in the mapped file, and replicas of a node share its pages."""
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.make_model import Shape, ensure_model
+from tests.mapped_files import maps_of
 from tests.unit.bench.test_make_model import few_tokens
 
 # So large that a copy would stand out from the other memory of a process.
@@ -61,19 +61,6 @@ def serving(path: Path) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             process.stdin.close()
-
-
-def maps_of(pid: int, path: Path) -> list[tuple[str, dict[str, int]]]:
-    """The permissions and byte counts of each mapping of the file."""
-    areas = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path(f"/proc/{pid}/smaps").read_text())
-    return [
-        (
-            area.split(maxsplit=2)[1],
-            {name: 1024 * int(kb) for name, kb in re.findall(r"(\w+): +(\d+) kB", area)},
-        )
-        for area in areas
-        if str(path) in area
-    ]
 
 
 @pytest.fixture(scope="module")
