@@ -13,6 +13,7 @@ EXPORT int caravan_has_integers(void) {
 #ifdef LANES
 
 #define PARTS_PER_THREAD 16
+#define AMX_PARTS_PER_THREAD 4 /* each part reads all activations into the second cache */
 #define LEAST_OUTS 16 /* so that outputs have the same bits whatever the vectors */
 #define TILES_OF_A_PART 16 /* at most, so that the threads end together */
 
@@ -116,25 +117,25 @@ static void pack_fast(int type, const float *x, float factor, int elements, int 
 }
 
 /* Each thread computes some parts, so that one that is held up delays the others little. */
-static int outs_at_once(int outs, int matrices, int threads) {
+static int outs_at_once(int form, int outs, int matrices, int threads) {
     const int width = TILES * LANES, tiles = (outs + width - 1) / width;
-    const int each = tiles * matrices / (PARTS_PER_THREAD * threads), most = tiles < TILES_OF_A_PART ? tiles : TILES_OF_A_PART;
+    const int parts = (is_amx(form) ? AMX_PARTS_PER_THREAD : PARTS_PER_THREAD) * threads;
+    const int each = tiles * matrices / parts, most = tiles < TILES_OF_A_PART ? tiles : TILES_OF_A_PART;
     return width * (each < 1 ? 1 : each > most ? most : each);
 }
 
-method integer_method(int type, int compute, int outs, int matrices, int threads) {
-    const int own = file_type(type);
+method integer_method(int type, int compute, int rows, int outs, int matrices, int threads) {
+    const int own = file_type(type), planes = compute == FINE ? 2 : 1;
     const integer_product p = own == type ? integer_product_of(type) : tiled_integer_product(own);
-    if (outs < LEAST_OUTS) return (method){0};
-    if (compute == FINE) return (method){p.fine, outs_at_once(outs, matrices, threads), pack_fine};
-    if (compute == FAST) return (method){p.fast, outs_at_once(outs, matrices, threads), pack_fast};
-    return (method){0};
+    if (outs < LEAST_OUTS || (compute != FINE && compute != FAST)) return (method){0};
+    const int at_once = outs_at_once(form_of(own, planes, rows), outs, matrices, threads);
+    return planes == 2 ? (method){p.fine, at_once, pack_fine} : (method){p.fast, at_once, pack_fast};
 }
 
 #else
 
-method integer_method(int type, int compute, int outs, int matrices, int threads) {
-    (void)type, (void)compute, (void)outs, (void)matrices, (void)threads;
+method integer_method(int type, int compute, int rows, int outs, int matrices, int threads) {
+    (void)type, (void)compute, (void)rows, (void)outs, (void)matrices, (void)threads;
     return (method){0};
 }
 

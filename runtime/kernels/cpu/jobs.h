@@ -59,6 +59,6 @@ INLINE int padded(int elements) { return (elements + 31) / 32 * 32; }
 int64_t packed_row_bytes(int type, int compute, int elements);
 
 /* Kernels with integers; `run` is NULL where there are none. */
-method integer_method(int type, int compute, int outs, int matrices, int threads);
+method integer_method(int type, int compute, int rows, int outs, int matrices, int threads);
 
 #endif

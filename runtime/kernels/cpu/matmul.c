@@ -90,7 +90,7 @@ static int resolved(int type, int compute) {
 
 method method_of(int type, int compute, int rows, int outs, int matrices, int threads) {
     compute = resolved(type, compute);
-    const method integers = integer_method(type, compute, outs, matrices, threads);
+    const method integers = integer_method(type, compute, rows, outs, matrices, threads);
     if (integers.run) return integers;
     const method tiles = amx_float_method(type, compute, outs, matrices, threads);
     if (tiles.run) return tiles;
@@ -102,13 +102,13 @@ method method_of(int type, int compute, int rows, int outs, int matrices, int th
 
 int64_t packed_row_bytes(int type, int compute, int elements) {
     const int many = 1024; /* outputs: few are multiplied as floats */
-    const int integers = integer_method(type, resolved(type, compute), many, 1, 1).run != NULL;
+    const int integers = integer_method(type, resolved(type, compute), 1, many, 1, 1).run != NULL;
     return (int64_t)padded(elements) / 32 * (HAS_AMX && integers ? 160 : 128);
 }
 
 /* Whether a block type has a kernel; those in tiles have only integer products. */
 EXPORT int caravan_matmul_knows(int type, int compute) {
-    return product_of(type) || integer_method(type, resolved(type, compute), 1024, 1, 1).run;
+    return product_of(type) || integer_method(type, resolved(type, compute), 1, 1024, 1, 1).run;
 }
 
 typedef struct {
