@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from serve_app.api.access import key_of, set_key
-from serve_app.api.error_bodies import error_response, route_path
+from serve_app.api.error_bodies import route_path
 from serve_app.api.keys import ApiKey, key_hash
 from serve_app.api.refusals import Refusal
 from serve_app.api.tenant import set_tenant
@@ -24,51 +24,40 @@ def needs_no_key(path: str) -> bool:
 
 
 class RequireKey:
-    """Middleware: answers 401 unless the request has a known key or `needs_no_key`.
+    """Check: 401 unless the request has a known key or `needs_no_key`.
 
     The key is a bearer token or, as Anthropic's clients send it, the header `x-api-key`. The name
     of the key becomes the tenant of the request.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[ApiKey]) -> None:
-        self._app = app
+    def __init__(self, keys: Sequence[ApiKey]) -> None:
         # Lookup time depends only on the hash, which a client cannot choose.
         self._keys = {key.sha256: key for key in keys}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not needs_no_key(route_path(scope)):
-            key = self._key(Headers(scope=scope))
-            if key is None:
-                refusal = Refusal(
-                    401,
-                    "a valid API key is required: Authorization: Bearer <key>",
-                    code="invalid_api_key",
-                )
-                await error_response(route_path(scope), refusal)(scope, receive, send)
-                return
-            set_tenant(scope, key.name)
-            set_key(scope, key)
-        await self._app(scope, receive, send)
+    def __call__(self, scope: Scope) -> Refusal | None:
+        if needs_no_key(route_path(scope)):
+            return None
+        key = self._key(Headers(scope=scope))
+        if key is None:
+            reason = "a valid API key is required: Authorization: Bearer <key>"
+            return Refusal(401, reason, code="invalid_api_key")
+        set_tenant(scope, key.name)
+        set_key(scope, key)
+        return None
 
     def _key(self, headers: Headers) -> ApiKey | None:
         found = (self._keys.get(key_hash(key)) for key in _presented_keys(headers))
         return next((key for key in found if key is not None), None)
 
 
-class RequireManagementKey:
-    """Middleware behind RequireKey: answers 403 unless the key may manage models."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        key = key_of(scope)
-        assert key is not None, "RequireKey sets it"
-        if not key.manage:
-            reason = f"API key '{key.name}' may not manage models; its entry lacks `manage: true`"
-            await error_response(route_path(scope), Refusal(403, reason))(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+def require_management_key(scope: Scope) -> Refusal | None:
+    """Check behind RequireKey: 403 unless the key may manage models."""
+    key = key_of(scope)
+    assert key is not None, "RequireKey sets it"
+    if key.manage:
+        return None
+    reason = f"API key '{key.name}' may not manage models; its entry lacks `manage: true`"
+    return Refusal(403, reason)
 
 
 def _presented_keys(headers: Headers) -> Iterator[str]:

@@ -19,14 +19,19 @@ def through_proxy(scope: Scope) -> bool:
     return any(name in headers for name in _PROXY_HEADERS)
 
 
-class CloseUnreadBody:
-    """Middleware: closes the connection after a response to a request whose body was not read to
-    its end.
+class ConnectionRules:
+    """Middleware: sends whole responses to HTTP/1.0 clients, and closes connections with unread
+    bodies.
 
-    uvicorn would keep the connection open and receive and discard the rest of the body, which costs
-    more processor time than the refusal. Bodies of up to `SMALL_BODY_BYTES` are discarded, because
-    a new connection costs more.
+    uvicorn's httptools sends every response of unknown length in chunks, even to HTTP/1.0, and
+    HAProxy passes them on. An ASGI application cannot request that the end of the connection ends
+    the response, so streams are sent whole at their end, with a Content-Length. Requests through
+    other proxies are exempt: nginx before 1.29.7 speaks HTTP/1.0 but reads chunks, and its clients
+    may need the stream.
 
+    After a response to a request whose body was not read to its end, uvicorn would keep the
+    connection open and receive and discard the rest, which costs more processor time than the
+    refusal. Bodies of up to `SMALL_BODY_BYTES` are discarded, because a new connection costs more.
     The response is delayed by a time within `REFUSAL_DELAY_S`, while nothing is received: clients
     that retry at once would otherwise occupy a processor with refusals.
     """
@@ -35,24 +40,12 @@ class CloseUnreadBody:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _has_large_body(scope):
-            await self._app(scope, receive, send)
-            return
-        complete = False
-
-        async def receive_part() -> Message:
-            nonlocal complete
-            message = await receive()
-            complete = message["type"] == "http.request" and not message.get("more_body", False)
-            return message
-
-        async def send_part(message: Message) -> None:
-            if message["type"] == "http.response.start" and not complete:
-                MutableHeaders(scope=message)["connection"] = "close"
-                await asyncio.sleep(random.uniform(*REFUSAL_DELAY_S))
-            await send(message)
-
-        await self._app(scope, receive_part, send_part)
+        if scope["type"] == "http":
+            if _has_large_body(scope):
+                receive, send = _closing_if_unread(receive, send)
+            if scope["http_version"] == "1.0" and not through_proxy(scope):
+                send = _Collected(send).send
+        await self._app(scope, receive, send)
 
 
 def _has_large_body(scope: Scope) -> bool:
@@ -61,22 +54,22 @@ def _has_large_body(scope: Scope) -> bool:
     return "transfer-encoding" in headers or (length.isdecimal() and int(length) > SMALL_BODY_BYTES)
 
 
-class WholeForHttp10:
-    """Middleware: collects responses to HTTP/1.0 clients and sends them with a Content-Length.
+def _closing_if_unread(receive: Receive, send: Send) -> tuple[Receive, Send]:
+    complete = False
 
-    uvicorn's httptools sends every response of unknown length in chunks, even to HTTP/1.0, and
-    HAProxy passes them on. An ASGI application cannot request that the end of the connection ends
-    the response, so streams are sent whole at their end. Requests through other proxies are exempt:
-    nginx before 1.29.7 speaks HTTP/1.0 but reads chunks, and its clients may need the stream.
-    """
+    async def receive_part() -> Message:
+        nonlocal complete
+        message = await receive()
+        complete = message["type"] == "http.request" and not message.get("more_body", False)
+        return message
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    async def send_part(message: Message) -> None:
+        if message["type"] == "http.response.start" and not complete:
+            MutableHeaders(scope=message)["connection"] = "close"
+            await asyncio.sleep(random.uniform(*REFUSAL_DELAY_S))
+        await send(message)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["http_version"] == "1.0" and not through_proxy(scope):
-            send = _Collected(send).send
-        await self._app(scope, receive, send)
+    return receive_part, send_part
 
 
 class _Collected:

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from serve_app.api.auth import OPEN_PATHS
-from serve_app.api.error_bodies import error_response, route_path
+from serve_app.api.error_bodies import route_path
 from serve_app.api.refusals import Refusal
 from serve_app.logs import get_logger
 
@@ -49,38 +49,31 @@ log = get_logger()
 
 
 class RefuseForeignOrigin:
-    """Middleware: answers 403 to web pages whose origin `allowed` does not match.
+    """Check: 403 for web pages whose origin `allowed` does not match.
 
     Pages of the server's own origin pass, and requests without an `Origin`: these are not from
     browsers, or are GETs whose responses browsers withhold from foreign pages. `remedy` ends the
     message.
     """
 
-    def __init__(self, app: ASGIApp, allowed: str, remedy: str) -> None:
-        self._app = app
+    def __init__(self, allowed: str, remedy: str) -> None:
         self._allowed = re.compile(allowed)
         self._remedy = remedy
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._is_allowed(Headers(scope=scope)):
-            origin = Headers(scope=scope)["origin"]
-            reason = f"web pages of origin {origin[:80]!r} are not allowed; {self._remedy}"
-            response = error_response(route_path(scope), Refusal(403, reason))
-            response.headers["vary"] = "Origin"
-            await response(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _is_allowed(self, headers: Headers) -> bool:
+    def __call__(self, scope: Scope) -> Refusal | None:
+        headers = Headers(scope=scope)
         origin, host = headers.get("origin"), headers.get("host", "")
         if origin is None or self._allowed.fullmatch(origin):
-            return True
-        return origin in (f"http://{host}", f"https://{host}")
+            return None
+        if origin in (f"http://{host}", f"https://{host}"):
+            return None
+        reason = f"web pages of origin {origin[:80]!r} are not allowed; {self._remedy}"
+        return Refusal(403, reason)
 
 
 class RefuseForeignHost:
-    """Middleware: answers 403 to requests whose `Host` is a name that others could have resolved to
-    this server.
+    """Check: 403 for requests whose `Host` is a name that others could have resolved to this
+    server.
 
     Addresses, names without a dot and local domains are safe. `allowed` lists further names:
     `*.name` matches all names below, `*` any name. This process's host name is not accepted
@@ -89,8 +82,7 @@ class RefuseForeignHost:
     once.
     """
 
-    def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
-        self._app = app
+    def __init__(self, allowed: Sequence[str]) -> None:
         names = {name.lower() for name in allowed}
         self._any = "*" in names
         self._names = frozenset(names)
@@ -98,16 +90,13 @@ class RefuseForeignHost:
         self._suffixes = _LOCAL_DOMAINS + below
         self._logged: set[str] = set()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and route_path(scope) not in OPEN_PATHS:
-            host = Headers(scope=scope).get("host", "")
-            if not (self._any or self._is_allowed(host)):
-                self._log(host)
-                name = host[:LONGEST_NAME]
-                reason = f"{name!r} is not a known name of this server; see `allowed_hosts`"
-                await error_response(route_path(scope), Refusal(403, reason))(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+    def __call__(self, scope: Scope) -> Refusal | None:
+        host = Headers(scope=scope).get("host", "")
+        if self._any or route_path(scope) in OPEN_PATHS or self._is_allowed(host):
+            return None
+        self._log(host)
+        name = host[:LONGEST_NAME]
+        return Refusal(403, f"{name!r} is not a known name of this server; see `allowed_hosts`")
 
     def _is_allowed(self, host: str) -> bool:
         parts = _HOST.fullmatch(host)

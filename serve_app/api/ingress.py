@@ -18,9 +18,10 @@ from starlette.routing import Route
 
 from runtime.errors import CaravanError
 from serve_app.api.anthropic import AnthropicMessages
-from serve_app.api.auth import RequireKey, RequireManagementKey
+from serve_app.api.auth import RequireKey, require_management_key
 from serve_app.api.bodies import BodyLimits
-from serve_app.api.connections import CloseUnreadBody, WholeForHttp10
+from serve_app.api.checks import Check, CheckRequests
+from serve_app.api.connections import ConnectionRules
 from serve_app.api.cross_site import (
     LOCAL_ORIGINS,
     RefuseForeignHost,
@@ -48,7 +49,7 @@ from serve_app.api.request_images import ImageReader, ImageRules
 from serve_app.api.reranking import Reranking
 from serve_app.api.responses import OpenAIResponses
 from serve_app.api.responses_history import ResponseHistory
-from serve_app.api.tenant import TenantByAddress
+from serve_app.api.tenant import tenant_by_address
 from serve_app.api.through_proxy import ThroughProxy
 from serve_app.api.tokenization import Tokenization
 from serve_app.api.traced import PermitTraces
@@ -136,29 +137,20 @@ def ingress_app(
         ],
         middleware=[
             Middleware(ObserveRequests, telemetry=telemetry),
-            *([] if secret is None else [Middleware(ThroughProxy, secret=secret)]),
-            *_middleware(api_keys, limiter, options.allowed_origins, options.allowed_hosts),
-            Middleware(PermitTraces, without_keys=options.trace_without_keys),
+            *([] if secret is None else [Middleware(CheckRequests, checks=[ThroughProxy(secret)])]),
+            *_middleware(options, limiter),
         ],
         exception_handlers={CaravanError: on_error, HTTPException: on_http_error},
     )
 
 
-def _middleware(
-    api_keys: tuple[ApiKey, ...] | None,
-    limiter: Limiter,
-    allowed_origins: tuple[str, ...],
-    allowed_hosts: tuple[str, ...] | None,
-) -> list[Middleware]:
+def _middleware(options: IngressOptions, limiter: Limiter) -> list[Middleware]:
     """Outermost first. CORS headers are added to error responses too, so that pages can read them;
-    preflight requests, which carry no key, are answered before keys are checked.
+    preflight requests, which carry no key, are answered before requests are checked.
     """
-    origins = origin_pattern((*LOCAL_ORIGINS, *allowed_origins))
-    middleware = [Middleware(CloseUnreadBody), Middleware(WholeForHttp10)]
-    if api_keys is None:
-        remedy = "see `allowed_origins`"
-        middleware.append(Middleware(RefuseForeignOrigin, allowed=origins, remedy=remedy))
-    middleware.append(
+    origins = origin_pattern((*LOCAL_ORIGINS, *options.allowed_origins))
+    return [
+        Middleware(ConnectionRules),
         Middleware(
             CORSMiddleware,
             allow_origin_regex=origins,
@@ -166,16 +158,23 @@ def _middleware(
             allow_headers=("*",),
             expose_headers=("Retry-After", *RATE_LIMIT_HEADERS),
             allow_private_network=True,
-        )
-    )
-    if api_keys is None or allowed_hosts is not None:
-        middleware.append(Middleware(RefuseForeignHost, allowed=allowed_hosts or ()))
-    if api_keys is None:
-        middleware.append(Middleware(TenantByAddress))
-    else:
-        middleware.append(Middleware(RequireKey, keys=api_keys))
-    middleware.append(Middleware(LimitRequests, limiter=limiter))
-    return [*middleware, Middleware(ServerErrorMiddleware, handler=on_error)]
+        ),
+        Middleware(CheckRequests, checks=_checks(options, origins)),
+        Middleware(LimitRequests, limiter=limiter),
+        Middleware(ServerErrorMiddleware, handler=on_error),
+    ]
+
+
+def _checks(options: IngressOptions, origins: str) -> list[Check]:
+    keys, hosts = options.api_keys, options.allowed_hosts
+    checks: list[Check] = []
+    if keys is None:
+        checks.append(RefuseForeignOrigin(origins, remedy="see `allowed_origins`"))
+    if keys is None or hosts is not None:
+        checks.append(RefuseForeignHost(hosts or ()))
+    checks.append(tenant_by_address if keys is None else RequireKey(keys))
+    checks.append(PermitTraces(without_keys=options.trace_without_keys))
+    return checks
 
 
 def _plain_routes(*, keyed: bool) -> list[Route]:
@@ -233,9 +232,9 @@ def _monitoring_routes(monitoring: Monitoring, *, keyed: bool) -> list[Route]:
 
 def _management_guard(*, keyed: bool) -> list[Middleware]:
     remedy = "without API keys only local pages may manage models"
-    allowed = origin_pattern(LOCAL_ORIGINS)
-    local = Middleware(RefuseForeignOrigin, allowed=allowed, remedy=remedy)
-    return [Middleware(RequireManagementKey) if keyed else local]
+    local = RefuseForeignOrigin(origin_pattern(LOCAL_ORIGINS), remedy)
+    check: Check = require_management_key if keyed else local
+    return [Middleware(CheckRequests, checks=[check])]
 
 
 def _openai_routes(backend: ChatBackend, images: ImageReader, bodies: BodyReader) -> list[Route]:

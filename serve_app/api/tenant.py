@@ -4,7 +4,7 @@ from hashlib import blake2b
 from ipaddress import IPv6Address, ip_address
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 ID_BYTES = 16
 # Requests without a client address, such as those over a Unix socket, share one tenant.
@@ -12,16 +12,9 @@ UNKNOWN = "unknown"
 _HOST_BITS = 64
 
 
-class TenantByAddress:
-    """Middleware for servers without API keys: each client address is a tenant."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            set_tenant(scope, client_address(scope))
-        await self._app(scope, receive, send)
+def tenant_by_address(scope: Scope) -> None:
+    """Check for servers without API keys: the client address is the tenant. Refuses nothing."""
+    set_tenant(scope, client_address(scope))
 
 
 def client_address(scope: Scope) -> str:
@@ -50,7 +43,7 @@ def set_tenant(scope: Scope, tenant: str) -> None:
 
 
 def tenant_of(request: Request) -> str:
-    """The tenant that a middleware has set: the name of an API key, or a client address."""
+    """The tenant that a check has set: the name of an API key, or a client address."""
     return request.state.tenant
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from runtime.engine.request import FinishReason
 from serve_app.api import connections
 from serve_app.api import reply as reply_module
-from serve_app.api.connections import REFUSAL_DELAY_S, CloseUnreadBody, WholeForHttp10
+from serve_app.api.connections import REFUSAL_DELAY_S, ConnectionRules
 from serve_app.api.ollama import NativeEncoder
 from serve_app.api.reply import Reply
 from serve_app.gateway.tasks import ChatDelta
@@ -77,7 +77,7 @@ async def test_a_long_single_reply_to_http_1_0_has_its_blanks_and_no_chunks(http
 
         await Reply(deltas(), NativeEncoder("message"), stream=False)(scope, receive, noted)
 
-    async with listening(WholeForHttp10(app), http=http) as port:
+    async with listening(ConnectionRules(app), http=http) as port:
         headers, body = parted(await ask(port, "1.0", {}))
     assert "transfer-encoding" not in headers
     assert int(headers["content-length"]) == len(body)
@@ -174,9 +174,10 @@ async def test_only_the_refusal_of_an_unread_large_body_is_delayed(monkeypatch):
         await refuse(scope, receive, send)
 
     for app, length in ((refuse, 100), (read, 2**20), (refuse, 2**20)):
-        scope = {"type": "http", "headers": [(b"content-length", str(length).encode())]}
+        headers = [(b"content-length", str(length).encode())]
+        scope = {"type": "http", "http_version": "1.1", "headers": headers}
         assert not delays
-        await CloseUnreadBody(app)(scope, receive, send)
+        await ConnectionRules(app)(scope, receive, send)
     (delay,) = delays
     shortest, longest = REFUSAL_DELAY_S
     assert shortest <= delay <= longest

@@ -6,8 +6,17 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from serve_app.api.auth import RequireKey
-from serve_app.api.tenant import UNKNOWN, TenantByAddress, client_address, tenant_id, tenant_of
+from serve_app.api.checks import CheckRequests
+from serve_app.api.tenant import (
+    UNKNOWN,
+    client_address,
+    tenant_by_address,
+    tenant_id,
+    tenant_of,
+)
 from tests.unit.serve_app.api.api_keys import api_key
+
+BY_ADDRESS = Middleware(CheckRequests, checks=[tenant_by_address])
 
 
 async def tenant(request: Request) -> PlainTextResponse:
@@ -15,7 +24,10 @@ async def tenant(request: Request) -> PlainTextResponse:
 
 
 def test_without_keys_the_tenant_is_the_client_address() -> None:
-    app = Starlette(routes=[Route("/", tenant)], middleware=[Middleware(TenantByAddress)])
+    app = Starlette(
+        routes=[Route("/", tenant)],
+        middleware=[BY_ADDRESS],
+    )
     assert TestClient(app, client=("192.0.2.7", 1234)).get("/").text == "192.0.2.7"
     assert TestClient(app, client=("192.0.2.8", 1234)).get("/").text == "192.0.2.8"
 
@@ -23,7 +35,9 @@ def test_without_keys_the_tenant_is_the_client_address() -> None:
 def test_with_keys_each_key_is_a_tenant() -> None:
     app = Starlette(
         routes=[Route("/x", tenant)],
-        middleware=[Middleware(RequireKey, keys=[api_key("one"), api_key("two")])],
+        middleware=[
+            Middleware(CheckRequests, checks=[RequireKey([api_key("one"), api_key("two")])])
+        ],
     )
     client = TestClient(app)
     reported = [
@@ -38,7 +52,10 @@ def test_a_connection_without_an_address_has_the_shared_tenant() -> None:
 
 def test_tasks_carry_a_digest_of_the_tenant_without_its_address() -> None:
     def shown(address: str) -> str:
-        app = Starlette(routes=[Route("/", identified)], middleware=[Middleware(TenantByAddress)])
+        app = Starlette(
+            routes=[Route("/", identified)],
+            middleware=[BY_ADDRESS],
+        )
         return TestClient(app, client=(address, 1234)).get("/").text
 
     async def identified(request: Request) -> PlainTextResponse:

@@ -16,8 +16,9 @@ from starlette.testclient import TestClient
 from uvicorn.server import ServerState
 
 from serve_app.api import http_server
+from serve_app.api.checks import CheckRequests
 from serve_app.api.http_server import MAX_HEAD_BYTES, LimitedProtocol
-from serve_app.api.tenant import TenantByAddress, tenant_of
+from serve_app.api.tenant import tenant_by_address, tenant_of
 from serve_app.api.through_proxy import ThroughProxy
 from tests.unit.serve_app.fake_replicas import PretendReplica, http_client
 from tests.unit.serve_app.sockets import listening
@@ -33,7 +34,7 @@ async def seen(request: Request) -> JSONResponse:
 
 APP = Starlette(
     routes=[Route("/v1/x", seen)],
-    middleware=[Middleware(ThroughProxy, secret=SECRET), Middleware(TenantByAddress)],
+    middleware=[Middleware(CheckRequests, checks=[ThroughProxy(SECRET), tenant_by_address])],
 )
 
 
