@@ -206,7 +206,12 @@ def render_unforged(
     breakable = _breakable_texts(template, tokenizer, reserved)
     given = [values, variables, template.source, breakable.control, breakable.inspected_markers]
     sentinel = unused_sentinel(given)
-    rendered = _render_unforged(template, values, variables, breakable, sentinel, image, now)
+    needed, stricter = _broken(template, values, variables, breakable, sentinel, image)
+    rendered = template.render_values(*needed, now=now)
+    if stricter is not None:
+        further = template.render_values(*stricter, now=now)
+        same = without_sentinel(further, sentinel) == without_sentinel(rendered, sentinel)
+        rendered = further if same else rendered
     return Unforged(rendered, sentinel)
 
 
@@ -245,22 +250,27 @@ def _breakable_texts(
     )
 
 
-def _render_unforged(
+_Values = tuple[list[dict[str, Any]], dict[str, Any]]
+
+
+def _broken(
     template: ChatTemplate,
     messages: list[dict[str, Any]],
     variables: dict[str, Any],
     breakable: _Breakable,
     sentinel: str,
     image: str | None,
-    now: datetime | None,
-) -> str:
+) -> tuple[_Values, _Values | None]:
+    """The messages and variables with the texts broken that must be; and, if that differs, with
+    `inspected_markers` broken too."""
+
     def breaking(texts: tuple[str, ...]) -> Callable[[Any], Any]:
         chosen = breaker(texts, breakable.kept, template.names)
         return lambda value: value if chosen is None else chosen.broken(value, sentinel)
 
     in_assistant = breaking(breakable.in_assistant)
 
-    def broken(texts: tuple[str, ...]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    def broken(texts: tuple[str, ...]) -> _Values:
         given = breaking(texts)
         broken_messages = [
             _broken_message(message, given, in_assistant, image, parts=template.form.parts)
@@ -269,15 +279,10 @@ def _render_unforged(
         return broken_messages, {name: given(value) for name, value in variables.items()}
 
     needed = broken(breakable.control + breakable.markers)
-    rendered = template.render_values(*needed, now=now)
     if not breakable.inspected_markers:
-        return rendered
-    stricter_values = broken(breakable.control + breakable.markers + breakable.inspected_markers)
-    if stricter_values == needed:
-        return rendered
-    stricter = template.render_values(*stricter_values, now=now)
-    same = without_sentinel(stricter, sentinel) == without_sentinel(rendered, sentinel)
-    return stricter if same else rendered
+        return needed, None
+    stricter = broken(breakable.control + breakable.markers + breakable.inspected_markers)
+    return needed, None if stricter == needed else stricter
 
 
 def _broken_message(

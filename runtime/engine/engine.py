@@ -126,8 +126,16 @@ class Engine:
 
     def step(self) -> bool:
         """Launch a step if possible, retire one if necessary. False if there was nothing to do;
-        then only a new request or new image features can change that."""
-        plan = self._plan()
+        then only a new request or new image features can change that. Also requests the features
+        that the step and those after it need."""
+        features, scheduler = self.features, self._scheduler
+        if features is None:
+            plan = scheduler.plan()
+        else:
+            for digest, reason in features.collect().items():
+                self._fail_for_image(digest, reason)
+            plan = scheduler.plan(features.ready)
+            features.provide([_image(need) for need in scheduler.image_needs])
         if self._tracer.live:
             self._tracer.planned(plan)
         if plan is not None:
@@ -136,7 +144,7 @@ class Engine:
         if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
             self._retire(*self._in_flight.popleft())
             return True
-        return plan is not None or (self.features is not None and self.features.has_finished)
+        return plan is not None or (features is not None and features.has_finished)
 
     def fail(self, error: str) -> None:
         """End every live request with FAILED."""
@@ -188,17 +196,6 @@ class Engine:
         if features is not None and awaited and not all(map(features.ready, awaited)):
             return 0
         return sequence.remaining if sequence.remaining > 1 else 0
-
-    def _plan(self) -> StepPlan | None:
-        """The next step. Also requests the image features that it and the following steps need."""
-        store, scheduler = self.features, self._scheduler
-        if store is None:
-            return scheduler.plan()
-        for digest, reason in store.collect().items():
-            self._fail_for_image(digest, reason)
-        plan = scheduler.plan(store.ready)
-        store.provide([_image(need) for need in scheduler.image_needs])
-        return plan
 
     def _fail_for_image(self, digest: bytes, reason: str) -> None:
         """End the requests that wait for the image; a later request encodes it again."""

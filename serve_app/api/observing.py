@@ -2,6 +2,8 @@
 it."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -16,7 +18,7 @@ from serve_app.telemetry import metrics
 from serve_app.telemetry.meter import Meter
 from serve_app.telemetry.request_context import HEADER, RequestContext, current_request, request_id
 from serve_app.telemetry.spans import HEADER as TRACE_HEADER
-from serve_app.telemetry.spans import SpanKind, Spans
+from serve_app.telemetry.spans import Span, SpanKind, Spans
 
 # nginx's status for requests whose client left before the response.
 CLIENT_LEFT = 499
@@ -59,28 +61,8 @@ class ObserveRequests:
             await self._app(scope, receive, send)
             return
         scope.setdefault("state", {})  # shared with copies of the scope
-        headers = Headers(scope=scope)
-        context = RequestContext(request_id(headers.get(HEADER)))
-        if self._spans is None:
-            await self._observe(scope, receive, send, context)
-            return
-        path, method = route_path(scope), scope["method"]
-        route = path if path in _ROUTES else None
-        name = method if route is None else f"{method} {route}"
-        parent = headers.get(TRACE_HEADER, "")
-        with self._spans.span(name, SpanKind.SERVER, parent) as span:
-            context.traceparent = span.traceparent
-            span.set(http__request__method=method, http__route=route)
-            status = await self._observe(scope, receive, send, context)
-            span.set(http__response__status_code=status)
-            if status >= 500:
-                span.fail(str(status))
-
-    async def _observe(
-        self, scope: Scope, receive: Receive, send: Send, context: RequestContext
-    ) -> int:
-        """Serve the request and record it; returns the status of the response."""
-        status, given = CLIENT_LEFT, Headers(scope=scope).get(HEADER)
+        given = Headers(scope=scope).get(HEADER)
+        context, status = RequestContext(request_id(given)), CLIENT_LEFT
 
         async def noted(message: Message) -> None:
             nonlocal status
@@ -93,13 +75,31 @@ class ObserveRequests:
                     headers[TRACE_HEADER] = context.traceparent
             await send(message)
 
-        token = current_request.set(context)
-        try:
-            await self._app(scope, receive, noted)
-        finally:
-            self._record(scope, status, time.monotonic() - context.arrived)
-            current_request.reset(token)
-        return status
+        with self._span(scope, context) as span:
+            token = current_request.set(context)
+            try:
+                await self._app(scope, receive, noted)
+            finally:
+                self._record(scope, status, time.monotonic() - context.arrived)
+                current_request.reset(token)
+            if span is not None:
+                span.set(http__response__status_code=status)
+                if status >= 500:
+                    span.fail(str(status))
+
+    @contextmanager
+    def _span(self, scope: Scope, context: RequestContext) -> Iterator[Span | None]:
+        if self._spans is None:
+            yield None
+            return
+        path, method = route_path(scope), scope["method"]
+        route = path if path in _ROUTES else None
+        name = method if route is None else f"{method} {route}"
+        parent = Headers(scope=scope).get(TRACE_HEADER, "")
+        with self._spans.span(name, SpanKind.SERVER, parent) as span:
+            context.traceparent = span.traceparent
+            span.set(http__request__method=method, http__route=route)
+            yield span
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         path, key = route_path(scope), key_of(scope)

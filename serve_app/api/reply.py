@@ -97,39 +97,35 @@ class Reply(Response):
         self._ending = ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _cancel_on_disconnect(self._answer(metered(self._deltas, scope), send), receive)
+        answer = self._send_stream if self._stream else self._send_whole
+        await _cancel_on_disconnect(answer(metered(self._deltas, scope), send), receive)
 
-    async def _answer(self, generation: AsyncGenerator[ChatDelta, None], send: Send) -> None:
+    async def _send_whole(self, generation: AsyncGenerator[ChatDelta, None], send: Send) -> None:
         async with aclosing(generation) as deltas:
-            if self._stream:
-                await self._send_stream(deltas, send)
-            else:
-                await self._send_whole(deltas, send)
+            try:
+                first = await anext(deltas)
+            except Exception as error:
+                await _refuse(error, self._encoder.refused, send)
+                return
 
-    async def _send_whole(self, deltas: AsyncGenerator[ChatDelta, None], send: Send) -> None:
-        try:
-            first = await anext(deltas)
-        except Exception as error:
-            await _refuse(error, self._encoder.refused, send)
-            return
+            async def whole() -> bytes:
+                body = self._encoder.whole(merge([first, *[delta async for delta in deltas]]))
+                await self._end()
+                return body
 
-        async def whole() -> bytes:
-            body = self._encoder.whole(merge([first, *[delta async for delta in deltas]]))
-            await self._end()
-            return body
+            await _send_single(whole(), self._encoder.refused, send, quiet_s=SINGLE_QUIET_S)
 
-        await _send_single(whole(), self._encoder.refused, send, quiet_s=SINGLE_QUIET_S)
-
-    async def _send_stream(self, deltas: AsyncGenerator[ChatDelta, None], send: Send) -> None:
+    async def _send_stream(self, generation: AsyncGenerator[ChatDelta, None], send: Send) -> None:
         failure: Exception | None = None
         head = _start(200, self._encoder.stream_type, {"cache-control": "no-cache"})
         async with _Line(send, head, self._encoder.heartbeat, quiet_s=QUIET_S) as line:
             try:
-                async for delta in deltas:
-                    piece = self._encoder.piece(delta)
-                    if delta.finish is not None:
-                        await self._end()
-                    await line.write(piece)
+                async with aclosing(generation) as deltas:
+                    async for delta in deltas:
+                        piece = self._encoder.piece(delta)
+                        if delta.finish is not None:
+                            await self._end()
+                        await line.write(piece)
             except Exception as error:
                 failure = error
         if failure is not None and not line.begun:
