@@ -12,7 +12,7 @@ from runtime.errors import RequestError
 
 SEED_LIMIT = 2**63
 LONGEST = 2**63 - 1  # the largest integer in messages to replicas
-LARGEST = 1e6
+LARGEST = 1_000_000
 # Stop strings are searched for after every token.
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1024
@@ -100,8 +100,8 @@ class Bounds:
         return (value > self.low if self.above else value >= self.low) and value <= self.high
 
     def __str__(self) -> str:
-        low = f"{'above' if self.above else 'at least'} {self.low:g}" * (self.low > -math.inf)
-        high = f"at most {self.high:g}" * (self.high < LONGEST)
+        low = f"{'above' if self.above else 'at least'} {self.low:,}" * (self.low > -math.inf)
+        high = f"at most {self.high:,}" * (self.high < LONGEST)
         return " and ".join(filter(None, (low, high)))
 
 
@@ -207,7 +207,8 @@ def number(name: str, value: Any, bounds: Bounds, *, noun: str = "field") -> int
         wanted = "integer" if bounds.type is int else "float32"
         raise RequestError(f'{noun} "{name}" must be of type {wanted}')
     if value != value or value not in bounds:
-        raise RequestError(f'{noun} "{name}" is {str(value)[:40]}; it must be {bounds}')
+        wanted = f"at most {LONGEST:,}" if value > bounds.high == LONGEST else bounds
+        raise RequestError(f'{noun} "{name}" is {str(value)[:40]}; it must be {wanted}')
     return bounds.type(value)
 
 

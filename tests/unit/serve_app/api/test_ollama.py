@@ -167,6 +167,8 @@ BAD = [
     ({"stream": "yes"}, 'field "stream" must be'),
     ({"tools": [{"type": "function"}]}, 'field "tools[0].function" is required'),
     ({"think": "a lot"}, 'invalid think value: "a lot"'),
+    ({"think": 5}, 'field "think" must be a boolean or a string'),
+    ({"options": {"temperature": 2e6}}, "it must be at least 0 and at most 1,000,000"),
     ({"options": {"repeat_penalty": 1e-46}}, 'option "repeat_penalty" is 1e-46'),
     ({"options": {"stop": ["x"] * 65}}, "at most 64 strings"),
     ({"options": {"stop": ["x" * 1025]}}, "1,024 characters"),
