@@ -260,6 +260,8 @@ BAD_CHAT = [
     ({"audio": {"voice": "x"}}, 'field "audio" is not served yet'),
     ({"reasoning_effort": "huge"}, "invalid reasoning value: 'huge'"),
     ({"reasoning": {"effort": "huge"}}, "invalid reasoning value: 'huge'"),
+    ({"reasoning": {"effort": ["low"]}}, 'field "reasoning.effort" must be a string'),
+    ({"reasoning": "high"}, 'field "reasoning" must be an object'),
     ({"temperature": -0.1}, 'field "temperature" is -0.1; it must be at least 0 and at most 2'),
     ({"temperature": 2.1}, 'field "temperature" is 2.1'),
     ({"top_p": 0}, 'field "top_p" is 0'),
