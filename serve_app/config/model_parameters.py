@@ -50,7 +50,8 @@ def parameter_of(name: str, text: str) -> Any:
         return {"true": True, "false": False}.get(text.lower(), text)
     if name == "stop":
         return text
-    for kind in (int, float):
+    bounds = BOUNDS.get(name) or _KEPT.get(name)
+    for kind in (int,) if bounds is not None and bounds.type is int else (int, float):
         try:
             return kind(text)
         except ValueError:
