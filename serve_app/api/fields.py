@@ -19,6 +19,7 @@ from serve_app.api.bodies import BodyLimits, BodyReceiver
 from serve_app.api.large_bodies import LargeBodies
 from serve_app.api.tenant import tenant_of
 from serve_app.config.options import Options, read_options
+from serve_app.config.wrong_types import REQUIRED_TYPES
 from serve_app.logs import get_logger
 
 # Clients choose the names of ignored fields: at most MOST_LOGGED are logged, cut to LONGEST_NAME.
@@ -35,15 +36,6 @@ INLINE_OBJECTS = 256
 NEUTRAL = "neutral"
 OFF: tuple[Any, ...] = (None, "", [], {})
 _INDEX = re.compile(r"\[\d+\]")
-# What a value must be, by pydantic's name of the error that it is not.
-_TYPES = {
-    "string_type": "a string",
-    "bool_type": "a boolean",
-    "int_type": "an integer",
-    "list_type": "a list",
-    "dict_type": "an object",
-    "model_type": "an object",
-}
 
 log = get_logger()
 
@@ -266,7 +258,7 @@ def _message(errors: list[ErrorDetails], raw: Any) -> str:
     of several types has an error for each of them."""
     place = _place(errors[0], raw)
     same = [error for error in errors if _place(error, raw) == place]
-    error = next((each for each in same if each["type"] not in _TYPES), same[0])
+    error = next((each for each in same if each["type"] not in REQUIRED_TYPES), same[0])
     match error["type"]:
         case "missing":
             return f'field "{place}" is required'
@@ -277,8 +269,8 @@ def _message(errors: list[ErrorDetails], raw: Any) -> str:
         case "literal_error" if isinstance(error["input"], str):
             value, wanted = error["input"][:80], error["ctx"]["expected"]
             return f'field "{place}" is "{value}"; it must be {wanted}'
-        case kind if kind in _TYPES:
-            wanted = " or ".join(dict.fromkeys(_TYPES[each["type"]] for each in same))
+        case kind if kind in REQUIRED_TYPES:
+            wanted = " or ".join(dict.fromkeys(REQUIRED_TYPES[each["type"]] for each in same))
             return f'field "{place}" must be {wanted}'
     wanted = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     return f'field "{place}" must be {wanted}'

@@ -24,6 +24,7 @@ from serve_app.check import (
     application_arguments,
     check,
     check_port,
+    http_options,
     read_config,
 )
 from serve_app.child_process import end_with_parent
@@ -247,10 +248,9 @@ def served_name(source: str) -> str:
 
 
 def _address(path: Path) -> str:
-    options = read_config(path).get("http_options") or {}
-    host = options.get("host", "127.0.0.1")
-    shown = "localhost" if host in ("0.0.0.0", "127.0.0.1", "::", "::1") else host
-    return f"http://{shown}:{options.get('port', 8000)}"
+    http = http_options(read_config(path))
+    shown = "localhost" if http.host in ("0.0.0.0", "127.0.0.1", "::", "::1") else http.host
+    return f"http://{shown}:{http.port}"
 
 
 def _expected(path: Path) -> frozenset[str]:

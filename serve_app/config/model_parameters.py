@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runtime.errors import RequestError
-from serve_app.config.options import BOUNDS, Bounds, number, stop_strings
+from serve_app.config.options import BOUNDS, Bounds, number, stop_strings, unknown_option
 
 # Parameters that are stored and shown but not used. Ollama has removed some of them.
 _KEPT: Mapping[str, Bounds] = {
@@ -26,7 +26,7 @@ def check_parameters(raw: Mapping[str, Any]) -> None:
     """Raises a RequestError that names an unknown parameter, or the required type or range."""
     for name, value in raw.items():
         if name not in PARAMETER_NAMES:
-            raise RequestError(f'option "{name}" is not known')
+            raise unknown_option(name, PARAMETER_NAMES)
         if value is None:
             continue
         if name == "stop":

@@ -3,8 +3,9 @@
 import dataclasses
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Self
 
 from runtime.engine.request import MAX_TOP_LOGPROBS, SamplingParams
@@ -164,8 +165,14 @@ _HARMLESS = frozenset(
 _REMOVED: Mapping[str, Any] = {"tfs_z": 1}
 
 
+def unknown_option(name: str, known: Iterable[str]) -> RequestError:
+    near = get_close_matches(name[:80], sorted(known), n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return RequestError(f'option "{name[:80]}" is not known{hint}')
+
+
 def _refuse(name: str) -> None:
-    raise RequestError(f'option "{name[:80]}" is not known')
+    raise unknown_option(name, [*BOUNDS, "stop", "dry_sequence_breakers"])
 
 
 def read_options(raw: Mapping[str, Any], *, unknown: Callable[[str], None] = _refuse) -> Options:
