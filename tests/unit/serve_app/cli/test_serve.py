@@ -76,6 +76,11 @@ def test_a_verbose_start_shows_all_output_and_ends_with_the_address(capsys):
     ]
 
 
+def test_a_device_is_shown_once_whatever_number_of_models_it_computes(capsys):
+    lines = shown([*READY[3:4] * 2, READY[3].replace("cpu", "cuda")], capsys)
+    assert lines[1:] == ["device cpu, kernels x86-64-v4", "device cuda, kernels x86-64-v4"]
+
+
 def test_compiling_and_pulling_are_shown(capsys):
     pulled = [{"event": "pull", "model": "demo", "percent": percent} for percent in (3, 100)]
     events = [{"event": "compiling kernels"}, *pulled]
