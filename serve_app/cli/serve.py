@@ -1,6 +1,7 @@
 """`caravan serve`: starts Ray Serve with models, and shows what matters of its output."""
 
 import os
+import re
 import secrets
 import signal
 import socket
@@ -50,6 +51,7 @@ SERVE_ENVIRONMENT = {
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
 }
 _SECRET_BYTES = 32
+_NO_NAME = re.compile(r"[^A-Za-z0-9_.\-]+")
 # How often a thread of the CPU kernels looks for work before it sleeps. OpenMP's own 300,000 takes
 # the processor from other processes and slows replicas beside them down.
 _SPIN_COUNT = "1000"
@@ -238,11 +240,11 @@ def _available_source(text: str, store: Store) -> str:
 
 
 def served_name(source: str) -> str:
-    """The name of a source in requests: of a file its stem, of a repository its last part, of a
-    registry with a port too; else what the user wrote."""
-    path = Path(source)
-    if path.suffix.lower() == ".gguf":
-        return path.stem
+    """The name of a source in requests: of a file its stem, with a hyphen for characters that names
+    do not have, of a repository its last part, of a registry with a port too; else what the user
+    wrote."""
+    if is_path(source) or source.lower().endswith(".gguf"):
+        return _NO_NAME.sub("-", Path(source).stem).strip("-.") or "model"
     before, _, last = source.partition("@")[0].rpartition("/")
     return last if ":" in before else source
 

@@ -18,7 +18,7 @@ import yaml
 from model_zoo.store.store import Store
 from serve_app.check import check
 from serve_app.cli.log_file import log_path
-from serve_app.cli.serve import config_of, environment
+from serve_app.cli.serve import config_of, environment, served_name
 from serve_app.cli.serve_output import StartReport
 from serve_app.config.model_sources import named_source
 from serve_app.config.settings import read_settings
@@ -164,6 +164,24 @@ def test_models_become_a_valid_configuration(tmp_path):
     ]
     assert {model.context_tokens for model in settings.models} == {512}
     assert config["http_options"] == {"host": "127.0.0.1", "port": 8080}
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("models/My Model (Q8).gguf", "My-Model-Q8"),
+        ("./blobs/sha256-0123", "sha256-0123"),
+        ("/tmp/.gguf", "gguf"),
+        ("hf://org/repo/small model.gguf", "small-model"),
+    ],
+)
+def test_any_file_has_a_name_that_requests_may_use(source, name):
+    assert served_name(source) == name
+    read_settings({"models": [{"name": name, "source": DEMO}]})
+
+
+def test_a_folder_is_reported_as_one():
+    assert "models: is a directory" in run("serve", "models/", status=1).stderr
 
 
 def test_without_models_those_of_the_store_are_served_on_demand(tmp_path, capsys):
