@@ -6,7 +6,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.api.access import key_of, set_key
-from serve_app.api.error_bodies import error_response, route_path
+from serve_app.api.error_bodies import LONGEST_PATH, error_response, route_path
 from serve_app.api.keys import ApiKey, key_hash
 from serve_app.api.refusals import Refusal
 from serve_app.api.tenant import set_tenant
@@ -56,7 +56,8 @@ class RequireKey:
 
 
 class RequireManagementKey:
-    """Middleware behind RequireKey: answers 403 unless the key may manage models."""
+    """Middleware behind RequireKey: answers 403 unless the key may manage models, which includes to
+    read the metrics, where all of them are named."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -65,8 +66,10 @@ class RequireManagementKey:
         key = key_of(scope)
         assert key is not None, "RequireKey sets it"
         if not key.manage:
-            reason = f"API key '{key.name}' may not manage models; its entry lacks `manage: true`"
-            await error_response(route_path(scope), Refusal(403, reason))(scope, receive, send)
+            path = route_path(scope)
+            used = path[:LONGEST_PATH]
+            reason = f"API key '{key.name}' may not use {used}; its entry lacks `manage: true`"
+            await error_response(path, Refusal(403, reason))(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

@@ -451,7 +451,8 @@ async def test_a_key_is_required_where_keys_are_configured():
     ) as client:
         for path in ("/api/tags", "/v1/models", "/api/version"):
             for header in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
-                assert (await client.get(path, headers=header)).status_code == 401
+                refused = await client.get(path, headers=header)
+                assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
             for key in ("secret", "other"):
                 for header in ({"authorization": f"Bearer {key}"}, {"x-api-key": key}):
                     assert (await client.get(path, headers=header)).status_code == 200
