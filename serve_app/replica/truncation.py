@@ -71,9 +71,9 @@ def with_recent_turns(
     found = attempt(1, limit) if excessive > 1 else None
     if found is None:
         raise PromptTooLongError(
-            "the input length exceeds the context length: the system prompt and the last turn "
-            f"alone have more than {limit:,} tokens, the limit that `{setting}` sets for model "
-            f"'{model}'. Shorten them or raise it."
+            "the input length exceeds the context length: the system prompt, the tools and the "
+            f"last turn alone have more than {limit:,} tokens, the limit that `{setting}` sets for "
+            f"model '{model}'. Shorten them or raise it."
         )
     step = 2
     while excessive - fitting > 1:
