@@ -3,6 +3,7 @@
 `serve run` checks the same, but only logs an error and keeps waiting.
 """
 
+import errno
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +13,25 @@ from types import MappingProxyType
 from typing import Any
 
 import yaml
+from pydantic import BaseModel, Field, ValidationError
 
 from runtime.errors import ConfigurationError
 from serve_app.api.keys import read_keys
 from serve_app.config.settings import AppSettings, read_settings
+from serve_app.config.wrong_types import REQUIRED_TYPES
 from serve_app.replica.loading import check_model
 
 IMPORT_PATH = "serve_app.app:build"
+_OPEN = (
+    "`http_options` states no `host`, so the server listens on all addresses of this machine; "
+    "`host: 127.0.0.1` accepts connections from this machine only."
+)
+_FIXES = MappingProxyType(
+    {
+        errno.EADDRINUSE: "Stop the process that listens there, or choose another port.",
+        errno.EACCES: "Choose a port that this user may open, such as 8000.",
+    }
+)
 # The keys of Serve's own schema, which ignores others: of a file, of `http_options` and of each of
 # `applications`.
 FILE_KEYS = (
@@ -39,13 +52,22 @@ SECTION_KEYS: Mapping[str, Sequence[str]] = MappingProxyType(
 )
 
 
+class HttpOptions(BaseModel):
+    """Where Serve listens, with the defaults of its schema."""
+
+    host: str = "0.0.0.0"
+    port: int = Field(default=8000, ge=0, le=65535)
+
+
 def check(path: Path) -> list[str]:
-    """Checks settings, API keys and model files; returns messages about models that must be pulled.
+    """Checks settings, API keys and model files; returns messages about models that must be pulled
+    and about access from other machines that is not stated.
 
     Raises a CaravanError for the first bad setting, API key file or model file.
     """
     config = read_config(path)
     _check_keys(path, config)
+    http = http_options(config)
     arguments = list(application_arguments(config))
     if not arguments:
         raise ConfigurationError(f"{path}: no application has `import_path: {IMPORT_PATH}`.")
@@ -53,22 +75,35 @@ def check(path: Path) -> list[str]:
     for each in settings:
         read_keys(each.api_keys_file, os.environ)
     models = [model for each in settings for model in each.models]
-    return [note for note in map(check_model, models) if note is not None]
+    notes = [note for note in map(check_model, models) if note is not None]
+    return notes if "host" in http.model_fields_set else [*notes, _OPEN]
 
 
 def check_port(path: Path) -> None:
     """Raises ConfigurationError if the HTTP port is in use or may not be bound."""
-    options = read_config(path).get("http_options") or {}
-    host, port = options.get("host", "127.0.0.1"), options.get("port", 8000)
-    with socket.socket() as probe:
+    http = http_options(read_config(path))
+    family = socket.AF_INET6 if ":" in http.host else socket.AF_INET
+    with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind((http.host, http.port))
         except OSError as error:
+            fix = _FIXES.get(error.errno or 0, "Choose an address of this machine as `host`.")
             raise ConfigurationError(
-                f"`http_options`: port {port} of {host} is not available: {error.strerror}. Stop "
-                "the process that listens there, or choose another port."
+                f"`http_options`: port {http.port} of {http.host} is not available: "
+                f"{error.strerror}. {fix}"
             ) from error
+
+
+def http_options(config: Mapping[str, Any]) -> HttpOptions:
+    """Raises ConfigurationError if they are wrong."""
+    try:
+        return HttpOptions.model_validate(config.get("http_options") or {})
+    except ValidationError as error:
+        [details, *_] = error.errors()
+        place = ".".join(map(str, ("http_options", *details["loc"])))
+        wanted = REQUIRED_TYPES.get(details["type"], "at least 0 and at most 65535")
+        raise ConfigurationError(f"`{place}` must be {wanted}.") from None
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
@@ -93,7 +128,10 @@ def application_arguments(config: Mapping[str, Any]) -> Iterator[Mapping[str, An
         raise ConfigurationError("`applications` is missing or not a list.")
     for application in applications:
         if isinstance(application, dict) and application.get("import_path") == IMPORT_PATH:
-            yield application.get("args") or {}
+            args = application.get("args") or {}
+            if not isinstance(args, dict):
+                raise ConfigurationError("`args` of an application must be an object.")
+            yield args
 
 
 def _check_keys(path: Path, config: Mapping[str, Any]) -> None:

@@ -106,8 +106,8 @@ def _check_unquantized(file: GGUFFile) -> None:
         if info.type.block_elements > 1:
             raise ModelFileError(
                 f"{file.path}: tensor `{info.name}` is {info.type.name}, quantised already, and "
-                "would lose quality again; start from an f16, bf16 or f32 file, or allow "
-                "requantising."
+                "would lose quality again; start from an f16, bf16 or f32 file, or requantise it "
+                "with `caravan quantize --allow-requantize`."
             )
 
 

@@ -2,8 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from model_zoo.sources.download import DownloadStreams, RemoteModel, download
@@ -13,7 +13,7 @@ from model_zoo.sources.oci_registry import find_in_registry
 from model_zoo.sources.reference import HubSource, RemoteSource
 from model_zoo.store.manifest import ManifestLayer
 from model_zoo.store.store import Store, StoredModel
-from runtime.errors import StoreError
+from runtime.errors import SourceError, StoreError
 
 # Another process may remove a blob between its download and the commit of the manifest.
 MAX_COMMITS = 3
@@ -64,13 +64,27 @@ def pull(
     """
     report = progress or ignore_progress
     host = source.name.host if insecure else None
-    with closing(open_http(environment, host, first_pause_s=first_pause_s)) as http:
+    with (
+        _named(source),
+        closing(open_http(environment, host, first_pause_s=first_pause_s)) as http,
+    ):
         report(PullProgress("pulling manifest"))
         remote = _find(source, http, environment)
         remote.manifest.check_servable(source)
         model = _download_all(remote, http, store, streams, report)
     report(PullProgress("success"))
     return model
+
+
+@contextmanager
+def _named(source: RemoteSource) -> Iterator[None]:
+    """Names the source in SourceErrors about its host."""
+    try:
+        yield
+    except SourceError as error:
+        if str(source) in str(error):
+            raise
+        raise SourceError(f"{source}: {error}") from error
 
 
 def open_http(

@@ -88,7 +88,7 @@ def is_path(text: str) -> bool:
     """
     if "://" in text:
         return False
-    written_so = text.startswith((".", "/", "~")) or text.lower().endswith(".gguf")
+    written_so = text.startswith((".", "/", "~")) or text.lower().endswith((".gguf", "/"))
     return written_so or Path(text).is_file()
 
 

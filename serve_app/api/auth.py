@@ -6,7 +6,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from serve_app.api.access import key_of, set_key
-from serve_app.api.error_bodies import route_path
+from serve_app.api.error_bodies import LONGEST_PATH, route_path
 from serve_app.api.keys import ApiKey, key_hash
 from serve_app.api.refusals import Refusal
 from serve_app.api.tenant import set_tenant
@@ -51,13 +51,14 @@ class RequireKey:
 
 
 def require_management_key(scope: Scope) -> Refusal | None:
-    """Check behind RequireKey: 403 unless the key may manage models."""
+    """Check behind RequireKey: 403 unless the key may manage models, which includes to read the
+    metrics, where all of them are named."""
     key = key_of(scope)
     assert key is not None, "RequireKey sets it"
     if key.manage:
         return None
-    reason = f"API key '{key.name}' may not manage models; its entry lacks `manage: true`"
-    return Refusal(403, reason)
+    used = route_path(scope)[:LONGEST_PATH]
+    return Refusal(403, f"API key '{key.name}' may not use {used}; its entry lacks `manage: true`")
 
 
 def _presented_keys(headers: Headers) -> Iterator[str]:

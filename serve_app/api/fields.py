@@ -11,6 +11,7 @@ import msgspec
 from annotated_types import MaxLen
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
 from runtime.errors import RequestError
@@ -18,6 +19,7 @@ from serve_app.api.bodies import BodyLimits, BodyReceiver
 from serve_app.api.large_bodies import LargeBodies
 from serve_app.api.tenant import tenant_of
 from serve_app.config.options import Options, read_options
+from serve_app.config.wrong_types import REQUIRED_TYPES
 from serve_app.logs import get_logger
 
 # Clients choose the names of ignored fields: at most MOST_LOGGED are logged, cut to LONGEST_NAME.
@@ -137,7 +139,7 @@ class BodyReader:
         try:
             body = kind.model_validate(raw)
         except ValidationError as error:
-            raise RequestError(_message(dict(error.errors(include_url=False)[0]))) from None
+            raise RequestError(_message(error.errors(include_url=False), raw)) from None
         if len(data) > self._limits.max_text_bytes:
             self._limits.check_text(len(data) - body.image_bytes())
         self._check(body, "")
@@ -251,12 +253,35 @@ def _refused(value: Any, neutral: list[Any]) -> bool:
     return value not in OFF and value not in neutral
 
 
-def _message(details: dict[str, Any]) -> str:
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"])
-    name = f'field "{place.removeprefix(".")}"'
-    if details["type"] == "missing":
-        return f"{name} is required"
-    if details["type"] == "too_long":
-        return f"{name} has more than {details['ctx']['max_length']:,} items"
-    wanted = details["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    return f"{name} must be {wanted}"
+def _message(errors: list[ErrorDetails], raw: Any) -> str:
+    """Names the first field that is wrong in the body `raw`, and what it must be. A value of none
+    of several types has an error for each of them."""
+    place = _place(errors[0], raw)
+    same = [error for error in errors if _place(error, raw) == place]
+    error = next((each for each in same if each["type"] not in REQUIRED_TYPES), same[0])
+    match error["type"]:
+        case "missing":
+            return f'field "{place}" is required'
+        case "too_long":
+            return f'field "{place}" has more than {error["ctx"]["max_length"]:,} items'
+        case "string_pattern_mismatch":
+            return f'field "{place}" must match the pattern {error["ctx"]["pattern"]}'
+        case "literal_error" if isinstance(error["input"], str):
+            value, wanted = error["input"][:80], error["ctx"]["expected"]
+            return f'field "{place}" is "{value}"; it must be {wanted}'
+        case kind if kind in REQUIRED_TYPES:
+            wanted = " or ".join(dict.fromkeys(REQUIRED_TYPES[each["type"]] for each in same))
+            return f'field "{place}" must be {wanted}'
+    wanted = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    return f'field "{place}" must be {wanted}'
+
+
+def _place(error: ErrorDetails, raw: Any) -> str:
+    """The path of a field. Pydantic's also has the names of types, which are not in the body."""
+    place = ""
+    for part in error["loc"]:
+        if isinstance(part, int):
+            place, raw = f"{place}[{part}]", raw[part]
+        elif isinstance(raw, dict) and (part in raw or error["type"] == "missing"):
+            place, raw = f"{place}.{part}", raw.get(part)
+    return place.removeprefix(".")

@@ -114,6 +114,11 @@ class ChatCompletionMessage(Body):
         return sum(len(url) for url in self.images if isinstance(url, str))
 
 
+class ChatCompletionReasoning(Body):
+    effort: str | None = None
+    summary: Any = harmless()
+
+
 class ChatCompletionBody(Common):
     holds_images: ClassVar[bool] = True
     messages: Items[ChatCompletionMessage]
@@ -122,7 +127,7 @@ class ChatCompletionBody(Common):
     logprobs: bool = False
     top_logprobs: Any = None
     reasoning_effort: str | None = None
-    reasoning: dict[str, Any] = Field(default_factory=dict)
+    reasoning: ChatCompletionReasoning = ChatCompletionReasoning()
     tools: Items[Tool] = Field(default_factory=list)
     tool_choice: Any = None
     functions: Any = unserved()
@@ -370,10 +375,11 @@ def _max_tokens(body: ChatCompletionBody) -> int | None:
 
 def _thinking(body: ChatCompletionBody) -> bool | str | None:
     """Whether and how much to think; `reasoning.effort` overrides `reasoning_effort`."""
-    return thinking_for(body.reasoning.get("effort", body.reasoning_effort))
+    effort = body.reasoning.effort
+    return thinking_for(body.reasoning_effort if effort is None else effort)
 
 
-def thinking_for(effort: Any) -> bool | str | None:
+def thinking_for(effort: str | None) -> bool | str | None:
     """Whether and how much to think for a value of OpenAI's `reasoning_effort`."""
     if effort is None:
         return None

@@ -72,8 +72,12 @@ class Refusal:
     @property
     def headers(self) -> dict[str, str]:
         headers = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
-        # Closes the connection, which the rest of a slow body would otherwise occupy.
-        return headers | ({"connection": "close"} if self.status == 408 else {})
+        match self.status:
+            case 401:  # RFC 9110, section 15.5.2
+                headers["www-authenticate"] = "Bearer"
+            case 408:  # the rest of a slow body would otherwise occupy the connection
+                headers["connection"] = "close"
+        return headers
 
 
 def refusal(error: Exception) -> Refusal:

@@ -3,7 +3,7 @@
 import secrets
 import string
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from pydantic import Field
@@ -32,15 +32,12 @@ class Function(Body):
 class Tool(Body):
     """One function. Other types of tools are refused."""
 
-    type: str = "function"
+    type: Literal["function"] = "function"
     function: Function
 
 
 def declared(tools: Sequence[Tool]) -> tuple[dict[str, Any], ...]:
-    """The tools as templates read them. Raises RequestError for other types."""
-    for index, tool in enumerate(tools):
-        if tool.type != "function":
-            raise RequestError(f'field "tools[{index}].type" is "{tool.type}", which is not served')
+    """The tools as templates read them. Raises RequestErrors as `described` does."""
     return described([tool.function for tool in tools], name_field="function.name")
 
 

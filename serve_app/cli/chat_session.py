@@ -98,7 +98,7 @@ def parse_option(name: str, value: str) -> tuple[str, Any]:
     this name, which a server would ignore."""
     if name not in OPTION_NAMES:
         near = get_close_matches(name, OPTION_NAMES, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"; did you mean {near[0]}?" if near else "."
         raise RequestError(f"{name} is not an option{hint}")
     try:
         parsed = json.loads(value)

@@ -53,8 +53,8 @@ def create(name: str, modelfile: TextIO, recipe: str | None, store: Store, as_js
     """Create a model from a Modelfile.
 
     FROM names a model of the store, a model to pull, or a GGUF file (the first part of a split
-    one). ADAPTER names a GGUF file with a LoRA adapter. PARAMETER, SYSTEM, TEMPLATE (in Jinja),
-    MESSAGE and LICENSE override or extend it. Files are copied into the store.
+    one). ADAPTER names a GGUF file with a LoRA adapter. PARAMETER, SYSTEM, TEMPLATE (in Jinja, or
+    in Go as in Ollama), MESSAGE and LICENSE override or extend it. Files are copied into the store.
     """
     new = stored_name(name)
     try:

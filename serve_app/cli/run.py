@@ -139,7 +139,7 @@ def named_value(text: str) -> tuple[str, Any]:
     try:
         return parse_option(name.strip(), value)
     except RequestError as error:
-        raise click.UsageError(f"{error}.") from None
+        raise click.UsageError(str(error)) from None
 
 
 def read_format(text: str | None) -> Any:

@@ -1,6 +1,7 @@
 """`caravan serve`: starts Ray Serve with models, and shows what matters of its output."""
 
 import os
+import re
 import secrets
 import signal
 import socket
@@ -24,6 +25,7 @@ from serve_app.check import (
     application_arguments,
     check,
     check_port,
+    http_options,
     read_config,
 )
 from serve_app.child_process import end_with_parent
@@ -49,6 +51,7 @@ SERVE_ENVIRONMENT = {
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
 }
 _SECRET_BYTES = 32
+_NO_NAME = re.compile(r"[^A-Za-z0-9_.\-]+")
 # How often a thread of the CPU kernels looks for work before it sleeps. OpenMP's own 300,000 takes
 # the processor from other processes and slows replicas beside them down.
 _SPIN_COUNT = "1000"
@@ -237,20 +240,19 @@ def _available_source(text: str, store: Store) -> str:
 
 
 def served_name(source: str) -> str:
-    """The name of a source in requests: of a file its stem, of a repository its last part, of a
-    registry with a port too; else what the user wrote."""
-    path = Path(source)
-    if path.suffix.lower() == ".gguf":
-        return path.stem
+    """The name of a source in requests: of a file its stem, with a hyphen for characters that names
+    do not have, of a repository its last part, of a registry with a port too; else what the user
+    wrote."""
+    if is_path(source) or source.lower().endswith(".gguf"):
+        return _NO_NAME.sub("-", Path(source).stem).strip("-.") or "model"
     before, _, last = source.partition("@")[0].rpartition("/")
     return last if ":" in before else source
 
 
 def _address(path: Path) -> str:
-    options = read_config(path).get("http_options") or {}
-    host = options.get("host", "127.0.0.1")
-    shown = "localhost" if host in ("0.0.0.0", "127.0.0.1", "::", "::1") else host
-    return f"http://{shown}:{options.get('port', 8000)}"
+    http = http_options(read_config(path))
+    shown = "localhost" if http.host in ("0.0.0.0", "127.0.0.1", "::", "::1") else http.host
+    return f"http://{shown}:{http.port}"
 
 
 def _expected(path: Path) -> frozenset[str]:

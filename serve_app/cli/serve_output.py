@@ -77,6 +77,7 @@ class StartReport:
             transient=True,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._said: set[str] = set()
         self._served = False
         self._failure: _Failure | None = None
         self.is_stopping = False
@@ -146,7 +147,7 @@ class StartReport:
                 self._say(f"{model}: starting")
             case "device":
                 kernels = f", kernels {event['kernels']}" if event.get("kernels") else ""
-                self._say(f"device {event.get('name') or event.get('kind')}{kernels}")
+                self._say_once(f"device {event.get('name') or event.get('kind')}{kernels}")
             case "compiling kernels":
                 self._say("compiling the CPU kernels, once: up to a minute")
             case "pull":
@@ -195,6 +196,12 @@ class StartReport:
     def _stop_bars(self) -> None:
         if self._bars.live.is_started:
             self._bars.stop()
+
+    def _say_once(self, text: str) -> None:
+        """What each load of a model repeats."""
+        if text not in self._said:
+            self._said.add(text)
+            self._say(text)
 
     def _say(self, text: str, *, problem: bool = False) -> None:
         line = harmless(text)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runtime.errors import RequestError
-from serve_app.config.options import BOUNDS, Bounds, number, stop_strings
+from serve_app.config.options import BOUNDS, Bounds, number, stop_strings, unknown_option
 
 # Parameters that are stored and shown but not used. Ollama has removed some of them.
 _KEPT: Mapping[str, Bounds] = {
@@ -26,7 +26,7 @@ def check_parameters(raw: Mapping[str, Any]) -> None:
     """Raises a RequestError that names an unknown parameter, or the required type or range."""
     for name, value in raw.items():
         if name not in PARAMETER_NAMES:
-            raise RequestError(f'option "{name}" is not known')
+            raise unknown_option(name, PARAMETER_NAMES)
         if value is None:
             continue
         if name == "stop":
@@ -50,7 +50,8 @@ def parameter_of(name: str, text: str) -> Any:
         return {"true": True, "false": False}.get(text.lower(), text)
     if name == "stop":
         return text
-    for kind in (int, float):
+    bounds = BOUNDS.get(name) or _KEPT.get(name)
+    for kind in (int,) if bounds is not None and bounds.type is int else (int, float):
         try:
             return kind(text)
         except ValueError:

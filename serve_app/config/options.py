@@ -3,8 +3,9 @@
 import dataclasses
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Self
 
 from runtime.engine.request import MAX_TOP_LOGPROBS, SamplingParams
@@ -12,7 +13,7 @@ from runtime.errors import RequestError
 
 SEED_LIMIT = 2**63
 LONGEST = 2**63 - 1  # the largest integer in messages to replicas
-LARGEST = 1e6
+LARGEST = 1_000_000
 # Stop strings are searched for after every token.
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1024
@@ -100,8 +101,8 @@ class Bounds:
         return (value > self.low if self.above else value >= self.low) and value <= self.high
 
     def __str__(self) -> str:
-        low = f"{'above' if self.above else 'at least'} {self.low:g}" * (self.low > -math.inf)
-        high = f"at most {self.high:g}" * (self.high < LONGEST)
+        low = f"{'above' if self.above else 'at least'} {self.low:,}" * (self.low > -math.inf)
+        high = f"at most {self.high:,}" * (self.high < LONGEST)
         return " and ".join(filter(None, (low, high)))
 
 
@@ -164,8 +165,14 @@ _HARMLESS = frozenset(
 _REMOVED: Mapping[str, Any] = {"tfs_z": 1}
 
 
+def unknown_option(name: str, known: Iterable[str]) -> RequestError:
+    near = get_close_matches(name[:80], sorted(known), n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return RequestError(f'option "{name[:80]}" is not known{hint}')
+
+
 def _refuse(name: str) -> None:
-    raise RequestError(f'option "{name[:80]}" is not known')
+    raise unknown_option(name, [*BOUNDS, "stop", "dry_sequence_breakers"])
 
 
 def read_options(raw: Mapping[str, Any], *, unknown: Callable[[str], None] = _refuse) -> Options:
@@ -207,7 +214,8 @@ def number(name: str, value: Any, bounds: Bounds, *, noun: str = "field") -> int
         wanted = "integer" if bounds.type is int else "float32"
         raise RequestError(f'{noun} "{name}" must be of type {wanted}')
     if value != value or value not in bounds:
-        raise RequestError(f'{noun} "{name}" is {str(value)[:40]}; it must be {bounds}')
+        wanted = f"at most {LONGEST:,}" if value > bounds.high == LONGEST else bounds
+        raise RequestError(f'{noun} "{name}" is {str(value)[:40]}; it must be {wanted}')
     return bounds.type(value)
 
 

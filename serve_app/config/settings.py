@@ -26,6 +26,7 @@ from serve_app.config.sections import (
     Section,
     SpeculationSettings,
 )
+from serve_app.config.wrong_types import REQUIRED_TYPES
 from serve_app.gateway.failover import FailoverRules
 from serve_app.on_demand.pool_settings import OnDemandModelSettings, OnDemandSettings
 
@@ -400,6 +401,8 @@ def _line(details: dict[str, Any], args: Mapping[str, Any]) -> str:
         return f"{place} is not a known key{_nearest(location)}"
     if details["type"] == "missing":
         return f"{place} is missing"
+    if details["type"] in REQUIRED_TYPES:
+        return f"{place} must be {REQUIRED_TYPES[details['type']]}"
     message = details["msg"].removeprefix("Value error, ")
     return f"{place}: {message[:1].lower()}{message[1:]}"
 

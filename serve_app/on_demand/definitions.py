@@ -42,27 +42,24 @@ def definition_from_modelfile(
     resolve_base: BaseResolver,
     resolve_adapter: AdapterResolver = adapter_from_request,
 ) -> Definition:
-    """The definition in a Modelfile. Raises RequestErrors that name the line."""
+    """The definition in a Modelfile. Raises RequestErrors that name the line.
+
+    Files, which may be large, are resolved when everything else is right.
+    """
     commands = parse_modelfile(text)
-    froms = [command for command in commands if command.name == "from"]
-    bases = [_with_line(command, lambda each: resolve_base(each.value)) for command in froms]
     definition = Definition(
         parameters=_parameters(c for c in commands if c.name == "parameter"),
         template=_last(commands, "template"),
         system=_last(commands, "system"),
         messages=_messages(commands),
         licenses=tuple(c.value for c in commands if c.name == "license" and c.value),
-        adapters=tuple(
-            ChosenAdapter(_with_line(c, lambda each: resolve_adapter(each.value)))
-            for c in commands
-            if c.name == "adapter"
-        )
-        or None,
     )
     if definition.template:
         line = [command for command in commands if command.name == "template"][-1]
         _with_line(line, lambda each: check_template(each.value))
-    return _based_on(definition, bases)
+    adapters = _each(commands, "adapter", lambda text: ChosenAdapter(resolve_adapter(text)))
+    bases = _each(commands, "from", resolve_base)
+    return _based_on(replace(definition, adapters=tuple(adapters) or None), bases)
 
 
 def definition_from_fields(
@@ -181,6 +178,11 @@ def _messages(commands: Iterable[Command]) -> tuple[Message, ...] | None:
 
 def _last(commands: Sequence[Command], name: str) -> str | None:
     return next((c.value for c in reversed(commands) if c.name == name), None)
+
+
+def _each(commands: Sequence[Command], name: str, resolve: Callable[[str], Any]) -> list[Any]:
+    """What `resolve` makes of the value of each command of this name."""
+    return [_with_line(c, lambda each: resolve(each.value)) for c in commands if c.name == name]
 
 
 def _with_line(command: Command, check: Callable[[Command], Any]) -> Any:

@@ -28,6 +28,7 @@ from serve_app.gateway.tasks import (
 from serve_app.replica.request_templates import RequestTemplates
 from serve_app.replica.truncation import (
     cut_text,
+    limiting_setting,
     shortened_tokens,
     with_recent_turns,
     with_tokens_cut,
@@ -43,14 +44,20 @@ MAX_WAITING = 64  # prompts with images; their files stay in memory while they w
 class PromptPreparer:
     """Prepares the prompts of one model. Images take memory leased from `image_cache`.
 
-    `name`: the model's name in errors.
+    `name`: the model's name in errors. `context_tokens`: limit of prompt and answer together.
     """
 
     def __init__(
-        self, model: ChatModel, image_cache: ImageCache | None = None, *, name: str = ""
+        self,
+        model: ChatModel,
+        image_cache: ImageCache | None = None,
+        *,
+        name: str = "",
+        context_tokens: int,
     ) -> None:
         self._model = model
         self._name = name
+        self._context_tokens = context_tokens
         self._templates = RequestTemplates(model)
         self.image_cache = image_cache or ImageCache()
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="prompts")
@@ -142,6 +149,7 @@ class PromptPreparer:
                 shortened=shortened_tokens(task, max_tokens),
                 least=self._least_tokens,
                 model=self._name,
+                setting=limiting_setting(max_tokens, served_tokens=self._context_tokens),
             )
         prompt = prepare(
             [

@@ -50,6 +50,7 @@ from serve_app.replica.served_files import ServedFiles
 from serve_app.replica.text_embedder import TextEmbedder
 from serve_app.replica.thinking_tokens import ThinkingCounter
 from serve_app.replica.trace_file import TraceFile
+from serve_app.replica.truncation import limiting_setting
 
 # An answer that shifts the context is limited to this many times the context, as in Ollama.
 SHIFTED_CONTEXTS = 10
@@ -80,7 +81,9 @@ class ModelReplica:
         self._prompt_defaults = prompt_defaults or PromptDefaults()
         self._files = files or ServedFiles()
         self._trace_file = trace_file
-        self._preparer = PromptPreparer(model, image_cache, name=card.name)
+        self._preparer = PromptPreparer(
+            model, image_cache, name=card.name, context_tokens=card.context_tokens
+        )
         self._reply_forms = ReplyForms(model.tokenizer)
         self._breakers = SequenceBreakers(model.tokenizer)
         self._embedder = TextEmbedder(model, engine, name=card.name)
@@ -264,10 +267,11 @@ class ModelReplica:
         )
 
     def _too_long(self, tokens: str, limit: int) -> PromptTooLongError:
+        setting = limiting_setting(limit, served_tokens=self._card.context_tokens)
         return PromptTooLongError(
             f"the input length exceeds the context length: the prompt has {tokens} tokens; model "
             f"'{self._card.name}' has {limit:,} for prompt and answer. Shorten the prompt or raise "
-            f"{'`num_ctx`' if limit < self._card.context_tokens else '`context_tokens`'}."
+            f"`{setting}`."
         )
 
     def _context_limit(self, requested: int | None) -> int:

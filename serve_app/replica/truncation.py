@@ -20,6 +20,11 @@ Prepare = Callable[[Sequence[Message]], Prompt]
 LeastTokens = Callable[[Sequence[Message]], int]
 
 
+def limiting_setting(max_tokens: int, *, served_tokens: int) -> str:
+    """The setting that must be raised for longer prompts: the request's own, or the model's."""
+    return "num_ctx" if max_tokens < served_tokens else "context_tokens"
+
+
 def shortened_tokens(task: ChatTask | PromptTask, max_tokens: int) -> int:
     """Maximum length of a shortened prompt. `max_tokens`: limit of prompt and answer."""
     room = max_tokens // _ANSWER_SHARE
@@ -36,14 +41,15 @@ def with_recent_turns(
     shortened: int,
     least: LeastTokens,
     model: str,
+    setting: str,
 ) -> Prompt:
     """The prompt with as many of the last turns as fit, all system messages included.
 
     A turn begins with a user's message. If the whole conversation has more than `limit` tokens, it
     is shortened to at most `shortened`, but never below its last turn. `prepare` is called about
     2 log2(turns) times. `least`: a lower bound of the number of tokens of messages; messages for
-    which it is too large are not prepared. PromptTooLongError with the name of the `model` if the
-    last turn does not fit.
+    which it is too large are not prepared. PromptTooLongError with the names of the `model` and of
+    the `setting` that limits it if the last turn does not fit.
     """
     starts = _turn_starts(messages)
 
@@ -65,9 +71,9 @@ def with_recent_turns(
     found = attempt(1, limit) if excessive > 1 else None
     if found is None:
         raise PromptTooLongError(
-            "the input length exceeds the context length: the system prompt and the last turn "
-            f"alone have more than {limit:,} tokens, the limit of model '{model}'. Shorten them or "
-            "raise `num_ctx`."
+            "the input length exceeds the context length: the system prompt, the tools and the "
+            f"last turn alone have more than {limit:,} tokens, the limit that `{setting}` sets for "
+            f"model '{model}'. Shorten them or raise it."
         )
     step = 2
     while excessive - fitting > 1:

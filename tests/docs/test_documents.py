@@ -179,7 +179,8 @@ def test_the_page_of_the_command_line_has_every_command() -> None:
 
 @pytest.mark.parametrize("text", cases("yaml"))
 def test_configurations(text: str) -> None:
-    """Whole files are those of Serve; parts are keys of `args`, or of entries of lists in it."""
+    """Whole files are those of Serve, and state who may connect; parts are keys of `args`, or of
+    entries of lists in it."""
     value = yaml.safe_load(text)
     if "apiVersion" in value:
         return  # manifests: tests/unit/k8s
@@ -188,6 +189,7 @@ def test_configurations(text: str) -> None:
         read_settings({"models": [demo], **value})
         return
     parsed(text)
+    assert "host" in value["http_options"]
     for args in application_arguments(value):
         read_settings(args)
 

@@ -10,7 +10,7 @@ from ray.serve.schema import HTTPOptionsSchema, ServeApplicationSchema, ServeDep
 
 from runtime.errors import CaravanError, ConfigurationError
 from serve_app.app import build
-from serve_app.check import FILE_KEYS, SECTION_KEYS, check, check_port
+from serve_app.check import FILE_KEYS, SECTION_KEYS, HttpOptions, check, check_port
 from tests.checkout import DEMO_MODEL
 from tests.unit.model_zoo.gguf.test_split import split_like_a_converter
 
@@ -107,10 +107,10 @@ def test_settings_that_contradict_each_other_are_refused(change, message):
         build(args(DEMO_MODEL, **change))
 
 
-def config(folder: Path, arguments: dict, port: int = 0) -> Path:
+def config(folder: Path, arguments: dict, port: int | str = 0, host: str = "127.0.0.1") -> Path:
     path = folder / "config.yaml"
     application = {"name": "a", "import_path": "serve_app.app:build", "args": arguments}
-    http = {"host": "127.0.0.1", "port": port}
+    http = {"host": host, "port": port}
     path.write_text(yaml.safe_dump({"http_options": http, "applications": [application]}))
     return path
 
@@ -121,6 +121,22 @@ def test_a_port_in_use_is_named(tmp_path):
         with pytest.raises(ConfigurationError, match=f"port {port} of 127.0.0.1"):
             check_port(config(tmp_path, args(DEMO_MODEL), port))
     check_port(config(tmp_path, args(DEMO_MODEL), port))
+    check_port(config(tmp_path, args(DEMO_MODEL), str(port)))  # which Serve accepts
+
+
+def test_an_address_of_another_machine_is_named_as_such(tmp_path):
+    path = config(tmp_path, args(DEMO_MODEL), host="192.0.2.1")  # reserved for documents
+    with pytest.raises(ConfigurationError, match=r"port 0 of 192\.0\.2\.1 .* an address of"):
+        check_port(path)
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="Python lacks IPv6")
+def test_a_port_of_an_ipv6_address_is_probed(tmp_path):
+    check_port(config(tmp_path, args(DEMO_MODEL), host="::1"))
+
+
+def test_serves_defaults_are_those_of_its_schema(tmp_path):
+    assert HttpOptions() == HttpOptions.model_validate(HTTPOptionsSchema().model_dump())
 
 
 @pytest.mark.parametrize(
@@ -137,6 +153,14 @@ def test_a_port_in_use_is_named(tmp_path):
         ("applications: []", "no application has `import_path: serve_app.app:build`"),
         ("applications: [{import_path: other:app}]", "no application has"),
         ("http_options: {}", "`applications` is missing"),
+        ("http_options: x", "`http_options` must be an object"),
+        ("http_options: {port: x}", "`http_options.port` must be an integer"),
+        ("http_options: {port: 65536}", "`http_options.port` must be at least 0 and at most 65535"),
+        ("http_options: {host: 5}", "`http_options.host` must be a string"),
+        (
+            "applications: [{import_path: 'serve_app.app:build', args: x}]",
+            "`args` of an application must be an object",
+        ),
         ("", "it has no keys"),
         ("a: [b", "line 1, column 6: expected"),
     ],
@@ -165,6 +189,15 @@ def test_the_known_keys_are_those_of_serves_schema():
 
 def test_the_check_notes_nothing_for_a_valid_configuration(tmp_path):
     assert check(config(tmp_path, args(DEMO_MODEL))) == []
+
+
+def test_the_check_notes_that_all_addresses_are_open_without_a_host(tmp_path):
+    path = config(tmp_path, args(DEMO_MODEL))
+    stated = yaml.safe_load(path.read_text())
+    for http in ({"port": 0}, {}):
+        path.write_text(yaml.safe_dump(stated | {"http_options": http}))
+        (note,) = check(path)
+        assert "listens on all addresses" in note
 
 
 def test_the_check_refuses_a_missing_file_in_one_line(tmp_path):

@@ -319,8 +319,11 @@ def test_compressed_bodies_are_refused(store) -> None:
 def test_an_unreachable_server_is_an_error(store) -> None:
     with serving(published()) as server:
         gone = source(server)
-    with pytest.raises(SourceError, match=r"127\.0\.0\.1: ConnectError.* 6 times in a row"):
+    with pytest.raises(
+        SourceError, match=r"127\.0\.0\.1: ConnectError.* 6 times in a row"
+    ) as caught:
         pull(gone, store, first_pause_s=0.001)
+    assert str(caught.value).startswith(f"{gone}: ")
 
 
 def test_an_inconsistent_journal_is_ignored(store) -> None:

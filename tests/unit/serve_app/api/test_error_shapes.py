@@ -89,7 +89,7 @@ async def test_a_page_of_another_origin_gets_403(operation: Operation):
 async def test_a_key_that_may_not_manage_models_gets_403(operation: Operation):
     headers = {"authorization": "Bearer good"}
     response = await sent(operation, api_keys=KEYS, headers=headers)
-    check(operation, response, 403, "may not manage models")
+    check(operation, response, 403, "lacks `manage: true`")
 
 
 @pytest.mark.parametrize("operation", MANAGING, ids=name_of)

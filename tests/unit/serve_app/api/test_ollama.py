@@ -167,6 +167,8 @@ BAD = [
     ({"stream": "yes"}, 'field "stream" must be'),
     ({"tools": [{"type": "function"}]}, 'field "tools[0].function" is required'),
     ({"think": "a lot"}, 'invalid think value: "a lot"'),
+    ({"think": 5}, 'field "think" must be a boolean or a string'),
+    ({"options": {"temperature": 2e6}}, "it must be at least 0 and at most 1,000,000"),
     ({"options": {"repeat_penalty": 1e-46}}, 'option "repeat_penalty" is 1e-46'),
     ({"options": {"stop": ["x"] * 65}}, "at most 64 strings"),
     ({"options": {"stop": ["x" * 1025]}}, "1,024 characters"),
@@ -449,7 +451,8 @@ async def test_a_key_is_required_where_keys_are_configured():
     ) as client:
         for path in ("/api/tags", "/v1/models", "/api/version"):
             for header in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
-                assert (await client.get(path, headers=header)).status_code == 401
+                refused = await client.get(path, headers=header)
+                assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
             for key in ("secret", "other"):
                 for header in ({"authorization": f"Bearer {key}"}, {"x-api-key": key}):
                     assert (await client.get(path, headers=header)).status_code == 200

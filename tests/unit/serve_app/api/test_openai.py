@@ -201,7 +201,14 @@ BAD_CHAT = [
     ({"model": ""}, "model is required"),
     ({"messages": []}, "[] is too short - 'messages'"),
     ({"messages": None}, 'field "messages" is required'),
-    ({"messages": [{"role": "user", "content": 5}]}, 'field "messages[0].content'),
+    (
+        {"messages": [{"role": "user", "content": 5}]},
+        'field "messages[0].content" must be a string or a list',
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 2049}]},
+        'field "messages[0].content" has more than 2,048 items',
+    ),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
         'invalid image input: field "messages[0].content[0].image_url" must be a URL',
@@ -216,8 +223,14 @@ BAD_CHAT = [
         },
         "invalid tool call arguments",
     ),
-    ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, '"tools[0].type" is "custom"'),
-    ({"tools": [{"function": {"name": "a b"}}]}, '"tools[0].function.name" must be'),
+    (
+        {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
+        '"tools[0].type" is "custom"; it must be \'function\'',
+    ),
+    (
+        {"tools": [{"function": {"name": "a b"}}]},
+        'field "tools[0].function.name" must match the pattern ^[a-zA-Z0-9_.:/-]{1,256}$',
+    ),
     ({"messages": [{"role": "user", "content": "", "name": 5}]}, '"messages[0].name" must be'),
     (
         {"messages": [{"role": "user", "content": "", "name": "x" * 257}]},
@@ -246,6 +259,9 @@ BAD_CHAT = [
     ({"ignore_eos": 1}, 'field "ignore_eos" must be'),
     ({"audio": {"voice": "x"}}, 'field "audio" is not served yet'),
     ({"reasoning_effort": "huge"}, "invalid reasoning value: 'huge'"),
+    ({"reasoning": {"effort": "huge"}}, "invalid reasoning value: 'huge'"),
+    ({"reasoning": {"effort": ["low"]}}, 'field "reasoning.effort" must be a string'),
+    ({"reasoning": "high"}, 'field "reasoning" must be an object'),
     ({"temperature": -0.1}, 'field "temperature" is -0.1; it must be at least 0 and at most 2'),
     ({"temperature": 2.1}, 'field "temperature" is 2.1'),
     ({"top_p": 0}, 'field "top_p" is 0'),
@@ -256,6 +272,7 @@ BAD_CHAT = [
     ({"max_tokens": 0}, 'field "max_tokens" is 0; it must be at least 1'),
     ({"max_completion_tokens": -1}, 'field "max_completion_tokens" is -1'),
     ({"max_tokens": "ten"}, 'field "max_tokens" must be of type integer'),
+    ({"max_tokens": 2**63}, "it must be at most 9,223,372,036,854,775,807"),
     ({"presence_penalty": 3}, 'field "presence_penalty" is 3'),
     ({"top_logprobs": 5}, 'field "top_logprobs" needs "logprobs": true'),
     ({"logprobs": True, "top_logprobs": 21}, 'field "top_logprobs" is 21'),

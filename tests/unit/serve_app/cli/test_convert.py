@@ -62,7 +62,7 @@ def test_quantize_makes_a_file_smaller(tmp_path):
     assert out.stat().st_size < source.stat().st_size / 3
     assert said("show", out)["quantization"] == "Q4_0"
     again = run("quantize", out, tmp_path / "again.gguf", "--type", "q8_0", status=1)
-    assert "allow requantising" in again.stderr.splitlines()[-1]
+    assert "--allow-requantize`" in again.stderr.splitlines()[-1]
     allowed = ["--type", "q8_0", "--allow-requantize"]
     run("quantize", out, tmp_path / "again.gguf", *allowed)
     assert "Q8_0" in types(tmp_path / "again.gguf")

@@ -60,12 +60,22 @@ def test_mistakes_are_one_line(tiny, store, tmp_path):
         ("FROM nobody/here/too/long", "line 1: invalid model name"),
         ("FROM ./nowhere.gguf", "nowhere.gguf"),
         (f"FROM {tiny}\nPARAMETER x 1", 'line 2: option "x" is not known'),
+        (f"FROM {tiny}\nPARAMETER num_ctx 2.5", 'line 2: option "num_ctx" must be of type integer'),
     ]:
         failed = run("create", "mine", "-f", modelfile(tmp_path, text), store=store, status=1)
         assert reported in failed.stderr and len(failed.stderr.strip().splitlines()[-1:]) == 1
     (tmp_path / "Modelfile").write_bytes(b"FROM \xff\xfe")
     assert "is not UTF-8 text" in run("create", "m", "-f", tmp_path / "Modelfile", status=1).stderr
     assert store.names() == []
+
+
+@pytest.mark.parametrize(
+    "line", ["PARAMETER top_k x", "TEMPLATE {{ end }}", "ADAPTER ./none.gguf", "MESSAGE robot hi"]
+)
+def test_files_are_copied_after_everything_else_is_checked(tiny, store, tmp_path, line):
+    path = modelfile(tmp_path, f"FROM {tiny}\n{line}")
+    failed = run("create", "mine", "-f", path, store=store, status=1)
+    assert "copying" not in failed.stderr
 
 
 def test_cp_reports_the_copy(tiny, store):

@@ -94,7 +94,7 @@ async def test_errors_are_one_line_and_a_status():
         assert unknown.stderr == "caravan: model 'nope' not found; the server has demo\n"
         assert "NAME=VALUE" in (await caravan(host, "run", "demo", "--set", "x", status=2)).stderr
         misspelt = await caravan(host, "run", "demo", "--set", "temperatur=1", status=2)
-        assert "temperatur is not an option; did you mean temperature?" in misspelt.stderr
+        assert "temperatur is not an option; did you mean temperature?\n" in misspelt.stderr
     assert "no server answers at" in (await caravan(host, "ps", status=1)).stderr
     assert "is no URL" in (await caravan("http://x:y", "ps", status=2)).stderr
 

@@ -18,7 +18,7 @@ import yaml
 from model_zoo.store.store import Store
 from serve_app.check import check
 from serve_app.cli.log_file import log_path
-from serve_app.cli.serve import config_of, environment
+from serve_app.cli.serve import config_of, environment, served_name
 from serve_app.cli.serve_output import StartReport
 from serve_app.config.model_sources import named_source
 from serve_app.config.settings import read_settings
@@ -74,6 +74,11 @@ def test_a_verbose_start_shows_all_output_and_ends_with_the_address(capsys):
     assert [line for line in lines if line in READY or "pid=13276" in line] == [
         re.sub(r"\x1b\[\d+m", "", line) for line in READY
     ]
+
+
+def test_a_device_is_shown_once_whatever_number_of_models_it_computes(capsys):
+    lines = shown([*READY[3:4] * 2, READY[3].replace("cpu", "cuda")], capsys)
+    assert lines[1:] == ["device cpu, kernels x86-64-v4", "device cuda, kernels x86-64-v4"]
 
 
 def test_compiling_and_pulling_are_shown(capsys):
@@ -159,6 +164,24 @@ def test_models_become_a_valid_configuration(tmp_path):
     ]
     assert {model.context_tokens for model in settings.models} == {512}
     assert config["http_options"] == {"host": "127.0.0.1", "port": 8080}
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("models/My Model (Q8).gguf", "My-Model-Q8"),
+        ("./blobs/sha256-0123", "sha256-0123"),
+        ("/tmp/.gguf", "gguf"),
+        ("hf://org/repo/small model.gguf", "small-model"),
+    ],
+)
+def test_any_file_has_a_name_that_requests_may_use(source, name):
+    assert served_name(source) == name
+    read_settings({"models": [{"name": name, "source": DEMO}]})
+
+
+def test_a_folder_is_reported_as_one():
+    assert "models: is a directory" in run("serve", "models/", status=1).stderr
 
 
 def test_without_models_those_of_the_store_are_served_on_demand(tmp_path, capsys):

@@ -99,6 +99,7 @@ def test_a_text_that_names_no_model_is_refused(base):
     ("text", "reported"),
     [
         ("FROM a\nPARAMETER colour red", 'line 2: option "colour" is not known'),
+        ("FROM a\nPARAMETER temprature 1", "not known; did you mean temperature?"),
         ("FROM a\nPARAMETER top_k many", 'line 2: option "top_k" must be of type integer'),
         ("FROM a\nPARAMETER top_p 3", 'line 2: option "top_p" is 3'),
         ("FROM a\nPARAMETER mirostat two", 'line 2: option "mirostat" must be of type'),

@@ -48,7 +48,7 @@ async def test_an_inference_key_manages_nothing(root, method, path, body):
         if method != "HEAD":
             reported = answer.json()["error"]
             assert reported == (
-                "API key 'inference' may not manage models; its entry lacks `manage: true`"
+                f"API key 'inference' may not use {path[:80]}; its entry lacks `manage: true`"
             )
     assert Store(root).find(ModelName.parse("tiny")) is not None
     assert Store(root).find(ModelName.parse("x")) is None

@@ -65,7 +65,7 @@ async def running(model: SlowModel, count: int) -> None:
 @pytest.mark.parametrize("source", WITH_IMAGES)
 async def test_few_images_are_decoded_at_once_and_not_on_the_event_loop(source) -> None:
     model = SlowModel()
-    preparer = PromptPreparer(model)
+    preparer = PromptPreparer(model, context_tokens=512)
     asked = [asyncio.create_task(prepared(preparer, source)) for _ in range(9)]
     await running(model, IMAGE_THREADS)
     await settled()
@@ -78,7 +78,7 @@ async def test_few_images_are_decoded_at_once_and_not_on_the_event_loop(source) 
 
 async def test_texts_do_not_wait_for_images() -> None:
     model = SlowModel()
-    preparer = PromptPreparer(model)
+    preparer = PromptPreparer(model, context_tokens=512)
     images = [asyncio.create_task(prepared(preparer, WITH_IMAGES[0])) for _ in range(9)]
     await running(model, IMAGE_THREADS)
     texts = [asyncio.create_task(prepared(preparer, source)) for source in WITHOUT_IMAGES]
@@ -92,7 +92,7 @@ async def test_texts_do_not_wait_for_images() -> None:
 @pytest.mark.parametrize("source", [WITH_IMAGES[0], WITHOUT_IMAGES[0]])
 async def test_slow_prompts_of_one_tenant_do_not_delay_another(source) -> None:
     model = SlowModel()
-    preparer = PromptPreparer(model)
+    preparer = PromptPreparer(model, context_tokens=512)
     flood = [asyncio.create_task(prepared(preparer, source, tenant="flood")) for _ in range(30)]
     await until(lambda: preparer.pending == 30)
     await running(model, IMAGE_THREADS)
@@ -107,7 +107,10 @@ async def test_slow_prompts_of_one_tenant_do_not_delay_another(source) -> None:
 async def test_slow_prompts_of_one_model_do_not_delay_those_of_another() -> None:
     slow, quick = SlowModel(), SlowModel()
     quick.may.set()
-    preparers = [PromptPreparer(slow), PromptPreparer(quick)]
+    preparers = [
+        PromptPreparer(slow, context_tokens=512),
+        PromptPreparer(quick, context_tokens=512),
+    ]
     delayed = [asyncio.create_task(prepared(preparers[0], WITHOUT_IMAGES[0])) for _ in range(100)]
     await running(slow, TEXT_THREADS)
     assert (await prepared(preparers[1], WITHOUT_IMAGES[0])).tokens == (1,)
@@ -121,7 +124,7 @@ async def test_slow_prompts_of_one_model_do_not_delay_those_of_another() -> None
 async def test_an_aborted_request_keeps_its_slot_until_its_thread_is_done(monkeypatch) -> None:
     monkeypatch.setattr(prompt_preparation, "MAX_WAITING", 0)
     model = SlowModel()
-    preparer = PromptPreparer(model)
+    preparer = PromptPreparer(model, context_tokens=512)
     asked = [asyncio.create_task(prepared(preparer, WITH_IMAGES[0])) for _ in range(2)]
     await running(model, 2)
     for one in asked:
@@ -139,7 +142,7 @@ async def test_a_refused_image_frees_its_slot(monkeypatch) -> None:
     monkeypatch.setattr(prompt_preparation, "MAX_WAITING", 0)
     model = SlowModel()
     model.may.set()
-    preparer = PromptPreparer(model)
+    preparer = PromptPreparer(model, context_tokens=512)
 
     def refuse(*_, **__) -> Prompt:
         raise RequestError("The image is truncated.")
@@ -155,7 +158,7 @@ async def test_a_refused_image_frees_its_slot(monkeypatch) -> None:
 async def test_tokens_of_an_earlier_answer_count_against_the_limit() -> None:
     model = SlowModel()
     model.may.set()
-    preparer = PromptPreparer(model)
+    preparer = PromptPreparer(model, context_tokens=512)
     for after, limit in (((), 9), ((1, 2), 7), ((1,) * 12, 0)):
         source = Conversation((Message("user", "a"),), after=after)
         await prepared(preparer, source)
@@ -165,7 +168,7 @@ async def test_tokens_of_an_earlier_answer_count_against_the_limit() -> None:
 
 async def test_image_files_of_waiting_prompts_count_against_the_budget() -> None:
     model = SlowModel()
-    preparer = PromptPreparer(model, ImageCache(budget_bytes=100))
+    preparer = PromptPreparer(model, ImageCache(budget_bytes=100), context_tokens=512)
     source = RawText("[img-0]", (ImagePart(bytes(30)),))
     asked = [asyncio.create_task(prepared(preparer, source, tenant=name)) for name in "abc"]
     await running(model, IMAGE_THREADS)
@@ -188,7 +191,7 @@ async def test_image_files_of_waiting_prompts_count_against_the_budget() -> None
 
 async def test_an_aborted_request_frees_its_image_memory_once_its_thread_is_done() -> None:
     model = SlowModel()
-    preparer = PromptPreparer(model, ImageCache(budget_bytes=100))
+    preparer = PromptPreparer(model, ImageCache(budget_bytes=100), context_tokens=512)
     asked = asyncio.create_task(prepared(preparer, RawText("[img-0]", (ImagePart(bytes(60)),))))
     await running(model, 1)
     asked.cancel()
@@ -205,7 +208,7 @@ async def test_a_placeholder_at_the_start_of_a_prompt_is_not_dropped_as_bos() ->
     model = SlowModel()
     span = ImageSpan(0, 2, False, b"d")
     model.prepare = lambda *_, **__: Prompt((0, 0, 5), (span,))
-    preparer = PromptPreparer(model)
+    preparer = PromptPreparer(model, context_tokens=512)
     prompt = await prepared(preparer, Conversation((Message("user", "a"),), after=(7, 8)))
     assert prompt.tokens == (7, 8, 0, 0, 5) and prompt.spans[0].start == 2
     preparer.close()

@@ -109,8 +109,14 @@ def test_a_long_chat_loses_its_oldest_turns(replica) -> None:
     with pytest.raises(PromptTooLongError, match="exceeds the context length"):
         answer(replica, Conversation(messages))
     alone = (Message("system", "x y " * 99), *HI)
-    with pytest.raises(PromptTooLongError, match="the system prompt and the last turn"):
-        answer(replica, Conversation(alone), truncation=Truncation(turns=True))
+    for asked, setting in ((None, "context_tokens"), (32, "num_ctx")):
+        with pytest.raises(PromptTooLongError, match=f"the tools and the last turn .* that `{setting}` sets"):
+            answer(
+                replica,
+                Conversation(alone),
+                truncation=Truncation(turns=True),
+                context_tokens=asked,
+            )
 
 
 @pytest.mark.parametrize("length", [70, 50_000])

@@ -48,6 +48,7 @@ def kept(spelled: str, limit: int, shortened: int) -> str:
         shortened=shortened,
         least=model.least,
         model="demo",
+        setting="num_ctx",
     )
     return "".join(map(chr, prompt.tokens))
 
@@ -99,6 +100,7 @@ def test_as_many_turns_stay_as_fit_and_few_are_rendered() -> None:
             shortened=shortened,
             least=lambda _: 0,
             model="demo",
+            setting="num_ctx",
         )
         assert len(prompt.tokens) == sum(len(m.text) for m in expected)
         assert len(model.prepared) <= 3 + 2 * log2(len(messages))
@@ -108,7 +110,13 @@ def test_what_cannot_fit_is_not_rendered() -> None:
     model = Model()
     messages = conversation("u9999 a1 u1")
     with_recent_turns(
-        messages, model.prepare, limit=9, shortened=9, least=model.least, model="demo"
+        messages,
+        model.prepare,
+        limit=9,
+        shortened=9,
+        least=model.least,
+        model="demo",
+        setting="num_ctx",
     )
     assert model.prepared == [messages[2:]]
 
@@ -121,7 +129,7 @@ def test_turns_with_too_many_images_are_left_out() -> None:
 
     messages = conversation("u1 a1 u1")
     prompt = with_recent_turns(
-        messages, prepare, limit=9, shortened=9, least=lambda _: 0, model="demo"
+        messages, prepare, limit=9, shortened=9, least=lambda _: 0, model="demo", setting="num_ctx"
     )
     assert prompt.tokens == (1,)
 
