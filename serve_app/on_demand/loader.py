@@ -101,8 +101,9 @@ class StoreLoader:
 
     def unload(self, replica: ModelReplica) -> None:
         replica.close()
-        del replica
-        gc.collect()
+
+    def reclaim(self) -> None:
+        gc.collect()  # references between an engine and its parts are circular
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
