@@ -455,17 +455,8 @@ class _PooledModel:
             reserved_bytes=self.bytes,
             expires_at=None if expires_at == FOREVER else expires_at,
         )
-        if self.replica is None:
-            return Resident(loaded, users=self.users)
-        statistics = self.replica.statistics()
-        return Resident(
-            loaded,
-            ready=True,
-            users=self.users,
-            running=statistics.running,
-            waiting=statistics.waiting,
-            slots=statistics.slots,
-        )
+        waiting = 0 if self.replica is None else self.replica.statistics().waiting
+        return Resident(loaded, self.users, waiting)
 
 
 def _total_bytes(entries: Iterable[_PooledModel]) -> int:
