@@ -21,7 +21,6 @@ from serve_app.api.access import allowed_models, is_traced
 from serve_app.api.fields import Body, BodyReader, FirstError, Items, harmless
 from serve_app.api.json_lines import json_line
 from serve_app.api.json_values import check_value
-from serve_app.api.keys import AllowedModels
 from serve_app.api.openai import logprob_entry
 from serve_app.api.output_forms import ollama_form
 from serve_app.api.refusals import Refusal
@@ -33,6 +32,7 @@ from serve_app.api.tool_choice import call_rule, openai_choice
 from serve_app.api.tools import MAX_ARGUMENTS_BYTES, Tool, declared, strict_names
 from serve_app.config.keep_alive import keep_alive_s
 from serve_app.config.options import OLLAMA_DEFAULTS
+from serve_app.gateway.allowed_models import AllowedModels
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import ServedModel
 from serve_app.gateway.tasks import (

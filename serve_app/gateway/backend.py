@@ -14,7 +14,7 @@ from runtime.errors import (
     ReplicaLostError,
     RequestError,
 )
-from serve_app.api.keys import AllowedModels
+from serve_app.gateway.allowed_models import AllowedModels
 from serve_app.gateway.failover import FailoverRules, FailoverState
 from serve_app.gateway.fair_gate import FairGate
 from serve_app.gateway.model_card import ModelCard

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from runtime.errors import CaravanError, ModelNotFoundError, ModelUnavailableError
-from serve_app.api.keys import AllowedModels
 from serve_app.config.options import Options
 from serve_app.config.settings import canonical_name
+from serve_app.gateway.allowed_models import AllowedModels
 from serve_app.gateway.listing import ListedModel, LoadedModel, merge_loaded, unpulled_model
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.replica_status import ReplicaStatus
