@@ -17,7 +17,6 @@ from serve_app.api import http_server, large_bodies
 from serve_app.api.ingress import IngressOptions, ingress_app
 from serve_app.api.keys import ApiKey
 from serve_app.api.observing import Telemetry
-from serve_app.api.refusals import explained
 from serve_app.autoscaling.serve_policy import encoder_metrics, engine_metrics
 from serve_app.config.sections import ResponseStoreSettings
 from serve_app.config.settings import AppSettings, ModelSettings
@@ -34,6 +33,7 @@ from serve_app.on_demand.management import ModelManagement
 from serve_app.on_demand.pool_settings import OnDemandSettings
 from serve_app.on_demand.processes import PoolDirectory
 from serve_app.on_demand.report import CallResult, PoolReport
+from serve_app.replica.load_errors import explained
 from serve_app.replica.unserved import UnservedReplica
 from serve_app.responses.response_store import (
     Copy,
