@@ -13,6 +13,7 @@ from ray.serve.exceptions import RayServeException
 from runtime.errors import CaravanError
 from serve_app.api.keys import ApiKey, read_keys
 from serve_app.autoscaling.serve_policy import autoscaling_config
+from serve_app.config.on_demand_settings import OnDemandSettings
 from serve_app.config.sections import ResponseStoreSettings
 from serve_app.config.settings import (
     AppSettings,
@@ -25,7 +26,6 @@ from serve_app.gateway.file_headers import listed_model
 from serve_app.gateway.model_registry import ON_DEMAND
 from serve_app.gateway.schedulability import Need, Plan
 from serve_app.logs import get_logger
-from serve_app.on_demand.pool_settings import OnDemandSettings
 from serve_app.replica.deployments import (
     Ingress,
     ModelDeployment,

@@ -24,6 +24,7 @@ from runtime.errors import (
     PromptTooLongError,
     RequestError,
 )
+from serve_app.config.on_demand_settings import OnDemandSettings
 from serve_app.gateway.tasks import (
     ChatDelta,
     ChatTask,
@@ -36,7 +37,6 @@ from serve_app.gateway.tasks import (
 from serve_app.on_demand import loader as loader_module
 from serve_app.on_demand.loader import StoreLoader
 from serve_app.on_demand.model_pool import ModelPool, PoolLimits
-from serve_app.on_demand.pool_settings import OnDemandSettings
 from serve_app.replica.replica import ModelReplica
 from tests.checkout import DEMO_MODEL
 from tests.gguf_files import rewrite
