@@ -83,7 +83,8 @@ class ChatBackend:
             return await self.registry.describe(model.name, verbose=verbose)
 
     async def load(self, model: ServedModel, keep_alive_s: float | None, *, tenant: str) -> None:
-        """Loading itself has no timeout; `start_timeout_s` bounds the search for a replica."""
+        """Returns when the model is loaded. Loading itself has no timeout; `start_timeout_s` bounds
+        the search for a replica."""
         await self.card(model)
         await self.registry.load(model.name, keep_alive_s, tenant=tenant)
 

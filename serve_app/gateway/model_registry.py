@@ -168,12 +168,10 @@ class ModelRegistry:
                 return card
 
     async def load(self, model: str, keep_alive_s: float | None, *, tenant: str) -> None:
-        """Load the model; returns when it is loaded."""
-        if model in self._replicas:
-            await self.describe(model, verbose=False)
-            return
-        async with self._schedulable(model):
-            await self._on_demand.load(model, keep_alive_s, tenant=tenant)
+        """Loads a model on demand; returns when it is loaded. Configured models stay loaded."""
+        if model not in self._replicas:
+            async with self._schedulable(model):
+                await self._on_demand.load(model, keep_alive_s, tenant=tenant)
 
     async def unload(self, model: str) -> None:
         """Configured models stay loaded. That is not an error, because `ollama stop` and other
