@@ -14,8 +14,7 @@ from serve_app.on_demand.uploads import UploadLimits, Uploads
 from serve_app.telemetry.request_spans import spanned_replies
 from serve_app.telemetry.spans import configured_spans
 from serve_app.transport.generation import generation_server
-
-DRAIN_S = 20.0
+from serve_app.transport.stream_server import DRAIN_S
 
 
 async def open_store_manager(

@@ -54,6 +54,7 @@ from serve_app.telemetry.ray_meter import RayMeter
 from serve_app.telemetry.request_spans import spanned_replies
 from serve_app.telemetry.spans import configured_spans
 from serve_app.transport.generation import generation_server
+from serve_app.transport.stream_server import DRAIN_S
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -61,8 +62,6 @@ if TYPE_CHECKING:
     from runtime.engine.engine_statistics import EngineStatistics
     from serve_app.replica.replica import ModelReplica
     from serve_app.vision.encoder_replica import EncoderStatistics
-
-DRAIN_S = 20.0
 
 log = get_logger()
 
