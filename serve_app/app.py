@@ -13,6 +13,7 @@ from ray.serve.exceptions import RayServeException
 from runtime.errors import CaravanError
 from serve_app.api.keys import ApiKey, read_keys
 from serve_app.autoscaling.serve_policy import autoscaling_config
+from serve_app.config.on_demand_settings import OnDemandSettings
 from serve_app.config.sections import ResponseStoreSettings
 from serve_app.config.settings import (
     AppSettings,
@@ -25,7 +26,6 @@ from serve_app.gateway.file_headers import listed_model
 from serve_app.gateway.model_registry import ON_DEMAND
 from serve_app.gateway.schedulability import Need, Plan
 from serve_app.logs import get_logger
-from serve_app.on_demand.pool_settings import OnDemandSettings
 from serve_app.replica.deployments import (
     Ingress,
     ModelDeployment,
@@ -51,6 +51,9 @@ _LIFECYCLE: dict[str, Any] = {
 # The colon cannot occur in a model's deployment name.
 ON_DEMAND_DEPLOYMENT = "OnDemand:models"
 RESPONSES_DEPLOYMENT = "Responses:store"
+
+# The settings of processes whose number and resources are configured.
+_Scaled = ModelSettings | VisionSettings | OnDemandSettings
 
 log = get_logger()
 
@@ -218,17 +221,14 @@ def _bundles(settings: ModelSettings) -> dict[str, Any]:
     parallel, resources = settings.parallel, _resources(settings)
     if parallel.tensor == 1:
         return {}
-    bundle = {"CPU": resources["num_cpus"], "GPU": resources["num_gpus"]}
-    bundle = {name: count for name, count in bundle.items() if count}
+    bundle = {name: count for name, count in _bundle(resources).items() if count}
     return {
         "placement_group_bundles": [bundle] * parallel.tensor,
         "placement_group_strategy": parallel.placement.upper(),
     }
 
 
-def _scale(
-    settings: ModelSettings | VisionSettings | OnDemandSettings, start_timeout_s: float
-) -> dict[str, Any]:
+def _scale(settings: _Scaled, start_timeout_s: float) -> dict[str, Any]:
     if settings.autoscaling is not None:
         config = autoscaling_config(settings.autoscaling, start_timeout_s=start_timeout_s)
         return {"autoscaling_config": config}
@@ -240,24 +240,28 @@ def _resources(settings: ModelSettings) -> dict[str, Any]:
 
     `device: auto` uses a GPU if the cluster has any.
     """
-    device = settings.computing_device
-    wants_gpu = device == "cuda" or (device == "auto" and _cluster_has_gpus())
-    gpus = float(wants_gpu and len(settings.tensor_split or (1,)))
-    gpus = settings.num_gpus if settings.num_gpus is not None else gpus
-    cpus = settings.num_cpus if settings.num_cpus is not None else 1.0
-    return {"num_cpus": cpus, "num_gpus": gpus}
+    gpus = _uses_gpu(settings.computing_device) and len(settings.tensor_split or (1,))
+    return _reserved(settings, gpus=gpus)
 
 
 def _on_demand_resources(settings: OnDemandSettings) -> dict[str, Any]:
-    device = settings.model.device
-    wants_gpu = device == "cuda" or (device == "auto" and _cluster_has_gpus())
-    gpus = settings.num_gpus if settings.num_gpus is not None else float(wants_gpu)
-    return {"num_cpus": 1.0 if settings.num_cpus is None else settings.num_cpus, "num_gpus": gpus}
+    return _reserved(settings, gpus=_uses_gpu(settings.model.device))
 
 
 def _encoder_resources(settings: VisionSettings) -> dict[str, Any]:
-    gpus = settings.num_gpus if settings.num_gpus is not None else float(settings.device == "cuda")
-    return {"num_cpus": 1.0 if settings.num_cpus is None else settings.num_cpus, "num_gpus": gpus}
+    return _reserved(settings, gpus=settings.device == "cuda")
+
+
+def _reserved(settings: _Scaled, *, gpus: int) -> dict[str, Any]:
+    """`gpus`: the number if the settings state none."""
+    return {
+        "num_cpus": 1.0 if settings.num_cpus is None else settings.num_cpus,
+        "num_gpus": float(gpus) if settings.num_gpus is None else settings.num_gpus,
+    }
+
+
+def _uses_gpu(device: str) -> bool:
+    return device == "cuda" or (device == "auto" and _cluster_has_gpus())
 
 
 def _cluster_has_gpus() -> bool:

@@ -151,16 +151,17 @@ class Supervisor:
         self._sleep = sleep
         self._process: Process | None = None
         self._stopping = self._draining = False
+        self._missed: int | None = None  # a stop that arrived while no process was running
         self._failures = 0  # consecutive failures
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in _PASSED_ON:
             loop.add_signal_handler(number, self._forward_signal, number)
-        self._process = await self._started(self._start.first)
+        process = await self._started(self._start.first)
         answering = asyncio.create_task(self._answer_admin())
         try:
-            return await self._keep_running(self._process)
+            return await self._keep_running(process)
         finally:
             answering.cancel()
 
@@ -178,18 +179,22 @@ class Supervisor:
                 await self._sleep(_FIRST_PAUSE_S * 2 ** (self._failures - 2))
             if self._stopping:
                 return 0
-            process = self._process = await self._started(self._start.again)
+            process = await self._started(self._start.again)
 
     async def _started(self, arguments: Sequence[str]) -> Process:
-        return await asyncio.create_subprocess_exec(
+        self._process = await asyncio.create_subprocess_exec(
             self._binary, *arguments, preexec_fn=end_with_parent
         )
+        if self._missed is not None:
+            self._process.send_signal(self._missed)
+        return self._process
 
     def _forward_signal(self, number: int) -> None:
         """Forwards a soft stop once only: Ray repeats it, which would kill a HAProxy that is just
         ending."""
         self._stopping |= number in _STOPS
         if self._process is None or self._process.returncode is not None:
+            self._missed = number if number in _STOPS else self._missed
             return
         if number == signal.SIGUSR1 and self._draining:
             return

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from serve_app.api.keys import ApiKey
+from serve_app.config.on_demand_settings import OnDemandModelSettings, OnDemandSettings
 from serve_app.config.sections import (
     AutoscalingSettings,
     EngineSettings,
@@ -31,7 +32,6 @@ from serve_app.config.settings import (
     ParallelSettings,
     VisionSettings,
 )
-from serve_app.on_demand.pool_settings import OnDemandModelSettings, OnDemandSettings
 
 README: Final = Path(__file__).parents[1] / "configs" / "README.md"
 SECTIONS: Final[dict[str, type[BaseModel]]] = {

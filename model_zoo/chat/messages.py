@@ -14,7 +14,8 @@ from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import RequestError
 
 # Templates build control tokens from the role, so it must be one of these.
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+SYSTEM_ROLES = ("system", "developer")  # the second is OpenAI's newer name of the first
+ROLES = frozenset({*SYSTEM_ROLES, "user", "assistant", "tool"})
 
 _MARKER = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 

@@ -3,7 +3,8 @@
 from starlette.requests import Request
 from starlette.types import Scope
 
-from serve_app.api.keys import ALL_MODELS, AllowedModels, ApiKey
+from serve_app.api.keys import ApiKey
+from serve_app.gateway.allowed_models import ALL_MODELS, AllowedModels
 from serve_app.telemetry.request_context import current_request
 
 _STATE = "api_key"

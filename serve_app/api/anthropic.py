@@ -17,7 +17,6 @@ from serve_app.api.anthropic_reply import MessageEncoder, error_body
 from serve_app.api.content_parts import check_type, joined, string
 from serve_app.api.fields import Body, BodyReader, Items, Objects, harmless, unserved
 from serve_app.api.json_values import check_value
-from serve_app.api.openai import encoded
 from serve_app.api.output_forms import schema_format
 from serve_app.api.reply import Reply, WholeEncoder
 from serve_app.api.reply_reader import ReplyReader
@@ -194,12 +193,12 @@ class AnthropicMessages:
         return Conversation(messages, thinking, tools=tools, thinking_optional=True)
 
 
-def _counted(delta: ChatDelta) -> bytes:
+def _counted(delta: ChatDelta) -> dict[str, Any]:
     assert delta.prompt_tokens is not None
-    return encoded({"input_tokens": len(delta.prompt_tokens.ids)})
+    return {"input_tokens": len(delta.prompt_tokens.ids)}
 
 
-_COUNT = WholeEncoder(_counted, lambda refusal: encoded(error_body(refusal)))
+_COUNT = WholeEncoder(_counted, error_body)
 
 
 def _configured(body: MessagesBody, model: ServedModel) -> Options:

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from runtime.errors import ModelFileError, RequestError
 from serve_app.api.access import allowed_models
 from serve_app.api.fields import Body, BodyReader, harmless, token_ids, unserved
-from serve_app.api.openai import encoded, error_body
+from serve_app.api.openai import error_body
 from serve_app.api.reply import Reply, WholeEncoder
 from serve_app.api.tenant import tenant_id
 from serve_app.config.keep_alive import keep_alive_s
@@ -115,9 +115,7 @@ class Embeddings:
             dimensions=body.dimensions,
             encoding=encoding,
         )
-        encoder = WholeEncoder(
-            lambda delta: encoded(reply(delta)), lambda refusal: encoded(error_body(refusal))
-        )
+        encoder = WholeEncoder(reply, error_body)
         return Reply(computed(self._backend, tasks), encoder, stream=False)
 
 
@@ -174,9 +172,7 @@ def openai_reply(
 
 
 def _native(reply: Callable[[ChatDelta], dict[str, Any]]) -> WholeEncoder:
-    return WholeEncoder(
-        lambda delta: encoded(reply(delta)), lambda refusal: encoded({"error": refusal.message})
-    )
+    return WholeEncoder(reply, lambda refusal: {"error": refusal.message})
 
 
 def _shown(vector: Vectors, encoding: str) -> list[float] | str:

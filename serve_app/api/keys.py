@@ -9,8 +9,6 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -20,7 +18,8 @@ from pydantic import Field, TypeAdapter, ValidationError, field_validator, model
 from runtime.errors import ConfigurationError
 from serve_app.api.limits import Limits
 from serve_app.config.sections import Count, Section
-from serve_app.config.settings import canonical_name, source_path
+from serve_app.config.settings import source_path
+from serve_app.gateway.allowed_models import AllowedModels
 
 ENVIRONMENT = "CARAVAN_API_KEYS"
 # The prefix by which secret scanners, and people, recognise a key.
@@ -33,22 +32,6 @@ MODEL_PATTERN = r"^[A-Za-z0-9_*.\-/:]{1,256}$"
 _FORBIDDEN_MODE = 0o027
 _HASH = re.compile(r"[0-9a-f]{64}")
 _FIELD = re.compile(r"[a-z0-9_]{1,32}")
-
-
-@dataclass(frozen=True, slots=True)
-class AllowedModels:
-    """Name patterns of the models that a request may use; `*` matches any text. None: all."""
-
-    patterns: tuple[str, ...] | None = None
-
-    def __contains__(self, name: str) -> bool:
-        if self.patterns is None:
-            return True
-        name = canonical_name(name)
-        return any(fnmatchcase(name, canonical_name(pattern)) for pattern in self.patterns)
-
-
-ALL_MODELS = AllowedModels()
 
 
 class ApiKey(Section):

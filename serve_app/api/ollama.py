@@ -21,7 +21,7 @@ from serve_app.api.access import allowed_models, is_traced
 from serve_app.api.fields import Body, BodyReader, FirstError, Items, harmless
 from serve_app.api.json_lines import json_line
 from serve_app.api.json_values import check_value
-from serve_app.api.keys import AllowedModels
+from serve_app.api.openai import logprob_entry
 from serve_app.api.output_forms import ollama_form
 from serve_app.api.refusals import Refusal
 from serve_app.api.reply import Reply
@@ -32,17 +32,16 @@ from serve_app.api.tool_choice import call_rule, openai_choice
 from serve_app.api.tools import MAX_ARGUMENTS_BYTES, Tool, declared, strict_names
 from serve_app.config.keep_alive import keep_alive_s
 from serve_app.config.options import OLLAMA_DEFAULTS
+from serve_app.gateway.allowed_models import AllowedModels
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import ServedModel
 from serve_app.gateway.tasks import (
-    Candidate,
     ChatDelta,
     ChatTask,
     Conversation,
     Infill,
     PromptSource,
     RawText,
-    TokenLogprob,
     Truncation,
 )
 
@@ -252,7 +251,7 @@ class NativeEncoder:
             parts = [Part()]
         lines = [self._line(part) | {"done": False} for part in parts]
         if lines and delta.logprobs:
-            lines[0]["logprobs"] = [_logprob(entry) for entry in delta.logprobs]
+            lines[0]["logprobs"] = [logprob_entry(entry) for entry in delta.logprobs]
         if delta.finish is not None:
             lines.append(self._line(Part()) | self._end(delta))
         return b"".join(json_line(line) for line in lines)
@@ -264,7 +263,7 @@ class NativeEncoder:
             collected.add(event)
         line = self._line(Part(collected.text, collected.thinking, tuple(collected.calls.items())))
         if delta.logprobs:
-            line["logprobs"] = [_logprob(entry) for entry in delta.logprobs]
+            line["logprobs"] = [logprob_entry(entry) for entry in delta.logprobs]
         return json_line(line | self._end(delta)).rstrip()
 
     def broken(self, refusal: Refusal) -> bytes:
@@ -403,11 +402,3 @@ def _truncation(body: _Generation, keep: int | None) -> Truncation | None:
 
 def _keep(keep: int | None) -> int:
     return DEFAULT_NUM_KEEP if keep is None else keep
-
-
-def _logprob(entry: TokenLogprob) -> dict[str, Any]:
-    return _candidate(entry.drawn) | {"top_logprobs": [_candidate(each) for each in entry.top]}
-
-
-def _candidate(candidate: Candidate) -> dict[str, Any]:
-    return {"token": candidate.text, "logprob": candidate.logprob, "bytes": list(candidate.raw)}

@@ -14,9 +14,9 @@ from model_zoo.store.modelfile import render_modelfile
 from runtime.errors import ModelNotFoundError
 from serve_app.api.access import allowed_models
 from serve_app.api.fields import Body, BodyReader, harmless
-from serve_app.api.keys import AllowedModels
 from serve_app.config.model_sources import sound_name
 from serve_app.config.options import LONGEST, Options
+from serve_app.gateway.allowed_models import AllowedModels
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.listing import ListedModel, LoadedModel
 from serve_app.gateway.model_card import CardAdapter, ModelCard

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from traceback import format_exception
 
 from runtime.errors import (
     CaravanError,
@@ -12,9 +11,7 @@ from runtime.errors import (
     RequestError,
     StorageFullError,
 )
-from serve_app.logs import get_logger
 
-LONGEST_REASON = 300
 RETRY_AFTER_S = 1
 UNAVAILABLE_RETRY_AFTER_S = 30
 BUSY = "server busy, please try again.  maximum pending requests exceeded"
@@ -22,9 +19,6 @@ BUSY = "server busy, please try again.  maximum pending requests exceeded"
 
 # An absolute path of at least two parts, with the last part as a group; not the path of a URL.
 _PATH = re.compile(r"(?<![\w:/.~-])/(?:[^\s/:;,'\"`()]+/)+([^\s/:;,'\"`()]+)")
-
-
-log = get_logger()
 
 
 class BodyTooLargeError(RequestError):
@@ -114,18 +108,6 @@ def refusal(error: Exception) -> Refusal:
         case CaravanError():
             return Refusal(500, _without_directories(error))
     return Refusal(500, f"internal error: {type(error).__name__}")
-
-
-def explained(what: str, error: Exception) -> CaravanError:
-    """A one-line message that says why `what` could not be loaded. Exceptions of other packages are
-    logged with their traceback.
-    """
-    if isinstance(error, CaravanError):
-        return error
-    log.error("unforeseen error", what=what, traceback="".join(format_exception(error)))
-    lines = str(error).strip().splitlines()
-    reason = f": {lines[0][:LONGEST_REASON]}" if lines else ""
-    return CaravanError(f"{what} could not be loaded: {type(error).__name__}{reason}")
 
 
 def _without_directories(error: CaravanError) -> str:

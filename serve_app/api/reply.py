@@ -11,8 +11,9 @@ import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -62,19 +63,28 @@ class ReplyEncoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WholeEncoder:
-    """Encodes replies in one piece, `whole`, and errors, `refused`, in the format of one
-    endpoint."""
+    """Encodes replies in one piece as JSON. `body`, `error_body`: the values of a reply and of an
+    error.
 
-    whole: Callable[[ChatDelta], bytes]
-    refused: Callable[[Refusal], bytes]
-    stream_type: str = "application/json"
-    heartbeat: bytes = b" "
+    msgspec, because `json` would hold the event loop for seconds where a reply has many vectors.
+    """
+
+    body: Callable[[ChatDelta], Any]
+    error_body: Callable[[Refusal], Any]
+    stream_type: ClassVar[str] = "application/json"
+    heartbeat: ClassVar[bytes] = b" "
 
     def piece(self, delta: ChatDelta) -> bytes:
         return self.whole(delta)
 
+    def whole(self, delta: ChatDelta) -> bytes:
+        return msgspec.json.encode(self.body(delta))
+
     def broken(self, refusal: Refusal) -> bytes:
         return self.refused(refusal)
+
+    def refused(self, refusal: Refusal) -> bytes:
+        return msgspec.json.encode(self.error_body(refusal))
 
 
 class Reply(Response):

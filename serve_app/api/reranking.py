@@ -16,7 +16,7 @@ from runtime.errors import ModelFileError, RequestError
 from serve_app.api.access import allowed_models
 from serve_app.api.embeddings import GROUP, computed
 from serve_app.api.fields import Body, BodyReader, harmless, unserved
-from serve_app.api.openai import encoded, error_body
+from serve_app.api.openai import error_body
 from serve_app.api.reply import Reply, WholeEncoder
 from serve_app.api.tenant import tenant_id
 from serve_app.gateway.backend import ChatBackend
@@ -81,9 +81,7 @@ class Reranking:
     ) -> Response:
         model = await self._backend.model(name, allowed_models(request))
         tasks = _tasks(model, queries, texts, tenant=tenant_id(request))
-        encoder = WholeEncoder(
-            lambda delta: encoded(reply(delta)), lambda refusal: encoded(error_body(refusal))
-        )
+        encoder = WholeEncoder(reply, error_body)
         return Reply(computed(self._backend, tasks), encoder, stream=False)
 
 

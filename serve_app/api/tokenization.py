@@ -12,7 +12,7 @@ from starlette.responses import Response
 from runtime.errors import RequestError
 from serve_app.api.access import allowed_models
 from serve_app.api.fields import Body, BodyReader, Items, token_ids, unserved
-from serve_app.api.openai import encoded, error_body
+from serve_app.api.openai import error_body
 from serve_app.api.openai_chat import ChatCompletionMessage, drafts_of, template_variables
 from serve_app.api.reply import Reply, WholeEncoder
 from serve_app.api.request_images import ImageReader
@@ -70,7 +70,8 @@ class Tokenization:
         prompt = await self._prompt(request, body, model)
         wanted = body.return_token_strs
         found = self._found(request, model, prompt, vocabulary_wanted=wanted)
-        return Reply(found, _encoder(partial(_tokenized, strings=wanted)), stream=False)
+        encoder = WholeEncoder(partial(_tokenized, strings=wanted), error_body)
+        return Reply(found, encoder, stream=False)
 
     async def detokenize(self, request: Request) -> Response:
         body = await self._bodies.read(DetokenizeBody, request)
@@ -79,7 +80,7 @@ class Tokenization:
         if body.tokens and ids is None:
             raise RequestError('field "tokens" must be a list of token ids')
         found = self._found(request, model, TokenIds(ids or ()))
-        return Reply(found, _encoder(_detokenized), stream=False)
+        return Reply(found, WholeEncoder(_detokenized, error_body), stream=False)
 
     async def _prompt(
         self, request: Request, body: TokenizeBody, model: ServedModel
@@ -113,12 +114,6 @@ class Tokenization:
             tenant=tenant_id(request),
         )
         return self._backend.generate(task)
-
-
-def _encoder(reply: Any) -> WholeEncoder:
-    return WholeEncoder(
-        lambda delta: encoded(reply(delta)), lambda refusal: encoded(error_body(refusal))
-    )
 
 
 def _tokenized(delta: ChatDelta, *, strings: bool) -> dict[str, Any]:

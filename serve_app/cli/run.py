@@ -128,7 +128,8 @@ def _explained(server: Server) -> Iterator[None]:
         names = [
             model["name"].removesuffix(":latest") for model in server.get("/api/tags")["models"]
         ]
-        raise ServerError(f"{error}; the server has {', '.join(names[:10]) or 'none'}") from None
+        shown = ", ".join(names[:_SHOWN_MODELS]) or "none"
+        raise ServerError(f"{error}; the server has {shown}") from None
 
 
 def named_value(text: str) -> tuple[str, Any]:

@@ -18,6 +18,7 @@ from pydantic import (
 from model_zoo.gguf.adapter_path import MAX_ADAPTERS
 from model_zoo.sources.reference import HubSource, PathSource, Source, parse_source
 from runtime.errors import ConfigurationError, SourceError
+from serve_app.config.on_demand_settings import OnDemandModelSettings, OnDemandSettings
 from serve_app.config.sections import (
     AutoscalingSettings,
     Count,
@@ -27,8 +28,6 @@ from serve_app.config.sections import (
     SpeculationSettings,
 )
 from serve_app.config.wrong_types import REQUIRED_TYPES
-from serve_app.gateway.failover import FailoverRules
-from serve_app.on_demand.pool_settings import OnDemandModelSettings, OnDemandSettings
 
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.\-/]*(:[A-Za-z0-9_][A-Za-z0-9_.\-]*)?$"
 # Largest file that the image decoders accept.
@@ -70,10 +69,6 @@ class FailoverSettings(Section):
     silence_s: float = Field(default=10.0, ge=3)
     """Time without a heartbeat, sent every second, after which a replica counts as lost. A lost
     host is noticed after 3 s."""
-
-    @property
-    def rules(self) -> FailoverRules:
-        return FailoverRules(self.max_retries, self.silence_s)
 
 
 class VisionSettings(Section):

@@ -14,7 +14,7 @@ from runtime.errors import (
     ReplicaLostError,
     RequestError,
 )
-from serve_app.api.keys import AllowedModels
+from serve_app.gateway.allowed_models import AllowedModels
 from serve_app.gateway.failover import FailoverRules, FailoverState
 from serve_app.gateway.fair_gate import FairGate
 from serve_app.gateway.model_card import ModelCard
@@ -83,7 +83,8 @@ class ChatBackend:
             return await self.registry.describe(model.name, verbose=verbose)
 
     async def load(self, model: ServedModel, keep_alive_s: float | None, *, tenant: str) -> None:
-        """Loading itself has no timeout; `start_timeout_s` bounds the search for a replica."""
+        """Returns when the model is loaded. Loading itself has no timeout; `start_timeout_s` bounds
+        the search for a replica."""
         await self.card(model)
         await self.registry.load(model.name, keep_alive_s, tenant=tenant)
 

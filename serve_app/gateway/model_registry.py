@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from runtime.errors import CaravanError, ModelNotFoundError, ModelUnavailableError
-from serve_app.api.keys import AllowedModels
 from serve_app.config.options import Options
 from serve_app.config.settings import canonical_name
+from serve_app.gateway.allowed_models import AllowedModels
 from serve_app.gateway.listing import ListedModel, LoadedModel, merge_loaded, unpulled_model
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.replica_status import ReplicaStatus
@@ -168,12 +168,10 @@ class ModelRegistry:
                 return card
 
     async def load(self, model: str, keep_alive_s: float | None, *, tenant: str) -> None:
-        """Load the model; returns when it is loaded."""
-        if model in self._replicas:
-            await self.describe(model, verbose=False)
-            return
-        async with self._schedulable(model):
-            await self._on_demand.load(model, keep_alive_s, tenant=tenant)
+        """Loads a model on demand; returns when it is loaded. Configured models stay loaded."""
+        if model not in self._replicas:
+            async with self._schedulable(model):
+                await self._on_demand.load(model, keep_alive_s, tenant=tenant)
 
     async def unload(self, model: str) -> None:
         """Configured models stay loaded. That is not an error, because `ollama stop` and other

@@ -71,10 +71,6 @@ class Schedulability:
         self._problems: dict[str, str] = {}
         self._waiting: dict[str, set[asyncio.Timeout]] = {name: set() for name in needs}
 
-    def problem(self, name: str) -> str | None:
-        """Why no replica can be started; None if none is known."""
-        return self._problems.get(name)
-
     def check(self, name: str) -> None:
         """Raises ModelUnavailableError if no replica can be started."""
         problem = self._problems.get(name)
@@ -124,7 +120,8 @@ class Schedulability:
                 log.error("not schedulable", deployment=need.deployment, reason=problem)
             now = asyncio.get_running_loop().time()
             for timeout in self._waiting[name]:
-                timeout.reschedule(now)
+                if not timeout.expired():  # it cannot be changed again while its body ends
+                    timeout.reschedule(now)
 
 
 def find_problem(need: Need, view: ClusterView) -> str | None:

@@ -17,10 +17,10 @@ from runtime.engine.assembly import EngineOptions, plan_engine_memory
 from runtime.engine.memory_plan import LEFT_FREE, available_bytes
 from runtime.errors import CaravanError, ModelNotFoundError, SourceError, StoreError
 from runtime.vision.encoder import PlannedEncoder
+from serve_app.config.on_demand_settings import OnDemandSettings
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.model_card import ModelCard
 from serve_app.on_demand.model_pool import MemoryNeed, StoredVersion
-from serve_app.on_demand.pool_settings import OnDemandSettings
 from serve_app.replica.loading import DEFAULT_CONTEXT_TOKENS, ModelPlan, load_replica, plan_model
 from serve_app.replica.machine import computing_device
 from serve_app.replica.model_files import ModelFiles, complete_card, local_files
@@ -101,8 +101,9 @@ class StoreLoader:
 
     def unload(self, replica: ModelReplica) -> None:
         replica.close()
-        del replica
-        gc.collect()
+
+    def reclaim(self) -> None:
+        gc.collect()  # references between an engine and its parts are circular
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -83,7 +83,10 @@ class Loader(Protocol):
 
     def load(self, version: StoredVersion, memory_bytes: int) -> Replica: ...
     def unload(self, replica: Any) -> None:
-        """Unloads a replica that `load` returned."""
+        """Ends a replica that `load` returned. Its memory is in use until `reclaim`."""
+
+    def reclaim(self) -> None:
+        """Frees the memory of ended replicas that are no longer referenced."""
 
     def free_bytes(self, shared_bytes: int = 0) -> int:
         """Device memory for a further model, of whose weights the loaded models already have
@@ -131,8 +134,9 @@ class ModelPool:
         """The replica's deltas, once the model is loaded; waiting for that counts as queueing."""
         begun_ns = time.monotonic_ns()
         async with (
-            self._used(task.model, task.keep_alive_s, task.tenant) as replica,
-            aclosing(replica.generate(task)) as deltas,
+            # The replica has no name here: an unloaded one must not stay referenced.
+            self._used(task.model, task.keep_alive_s, task.tenant) as entry,
+            aclosing(entry.loaded_replica.generate(task)) as deltas,
         ):
             waited_ns = time.monotonic_ns() - begun_ns
             async for delta in deltas:
@@ -216,7 +220,8 @@ class ModelPool:
     @asynccontextmanager
     async def _used(
         self, name: str, keep_alive_s: float | None, tenant: str
-    ) -> AsyncIterator[Replica]:
+    ) -> AsyncIterator["_PooledModel"]:
+        """The loaded model, which stays loaded until the end of the context."""
         entry = await self._entry(name, tenant)
         entry.users_of[tenant] += 1
         entry.cancel_timer()
@@ -225,7 +230,8 @@ class ModelPool:
         try:
             assert entry.loading is not None
             # Shielded: other requests may wait for the same load.
-            yield await asyncio.shield(entry.loading)
+            await asyncio.shield(entry.loading)
+            yield entry
         finally:
             entry.leave(tenant)
             entry.used_at = time.monotonic()
@@ -267,10 +273,10 @@ class ModelPool:
         entry.keep_alive_s = 0.0
         await self._unload_if_idle(entry)
 
-    async def _load(self, entry: "_PooledModel") -> Replica:
+    async def _load(self, entry: "_PooledModel") -> None:
         begun = time.monotonic()
         try:
-            replica = await self._load_within_limits(entry)
+            entry.replica = await self._load_within_limits(entry)
         except BaseException as error:
             self._forget(entry)
             # Other exceptions may have an empty text.
@@ -279,13 +285,12 @@ class ModelPool:
             if isinstance(error, DoesNotFitError):
                 raise ModelUnavailableError(str(error)) from error
             raise
-        entry.replica, entry.card = replica, replica.describe()
+        entry.card = entry.replica.describe()
         entry.bytes = entry.card.reserved_bytes
         seconds = round(time.monotonic() - begun, 3)
         log.info("loaded", model=entry.version.name, bytes=entry.bytes, seconds=seconds)
         if not entry.users:
             await self._unload_if_idle(entry)
-        return replica
 
     async def _load_within_limits(self, entry: "_PooledModel") -> Replica:
         card, need = await _run(self._outlining, self._loader.outline, entry.version)
@@ -368,18 +373,21 @@ class ModelPool:
 
     async def _unload(self, entry: "_PooledModel", reason: str) -> None:
         """The caller holds `_changing`, so the memory is not assigned before it is free."""
-        replica = entry.replica
-        assert replica is not None
         entry.cancel_timer()
-        self._load_metrics.note_unloaded(replica.statistics())
+        self._load_metrics.note_unloaded(entry.loaded_replica.statistics())
         self._forget(entry)
         self._outgoing.add(entry)  # its bytes count until it is unloaded
-        entry.replica = None
         try:
-            await asyncio.shield(_run(self._loading, self._loader.unload, replica))
+            await asyncio.shield(self._end(entry))
         finally:
             self._outgoing.discard(entry)
         log.info("unloaded", model=entry.version.name, reason=reason)
+
+    async def _end(self, entry: "_PooledModel") -> None:
+        replica, entry.replica = entry.replica, None
+        await _run(self._loading, self._loader.unload, replica)
+        del replica
+        await _run(self._loading, self._loader.reclaim)
 
     def _forget(self, entry: "_PooledModel") -> None:
         if self._entries.get(entry.version.name) is entry:
@@ -410,9 +418,14 @@ class _PooledModel:
         self.base_bytes = 0
         self.card: ModelCard | None = None
         self.replica: Replica | None = None
-        self.loading: asyncio.Task[Replica] | None = None
+        self.loading: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.expiring: asyncio.Task[None] | None = None
+
+    @property
+    def loaded_replica(self) -> Replica:
+        assert self.replica is not None
+        return self.replica
 
     @property
     def users(self) -> int:
@@ -442,17 +455,8 @@ class _PooledModel:
             reserved_bytes=self.bytes,
             expires_at=None if expires_at == FOREVER else expires_at,
         )
-        if self.replica is None:
-            return Resident(loaded, users=self.users)
-        statistics = self.replica.statistics()
-        return Resident(
-            loaded,
-            ready=True,
-            users=self.users,
-            running=statistics.running,
-            waiting=statistics.waiting,
-            slots=statistics.slots,
-        )
+        waiting = 0 if self.replica is None else self.replica.statistics().waiting
+        return Resident(loaded, self.users, waiting)
 
 
 def _total_bytes(entries: Iterable[_PooledModel]) -> int:

@@ -12,14 +12,12 @@ from serve_app.transport.wire import Address
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A model that is loaded, or being loaded while not `ready`; `users`: requests that use it."""
+    """A model that is loaded or being loaded. `users`: requests that use it; `waiting`: those that
+    wait for a slot."""
 
     loaded: LoadedModel
-    ready: bool = False
     users: int = 0
-    running: int = 0
     waiting: int = 0
-    slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +25,13 @@ class PoolReport:
     """State of one process.
 
     `store`: identity of its store, equal for processes that share one. `listing`: version of the
-    store's list of models. `capacity_bytes`: memory for models, of which `free_bytes` are not
-    reserved; `most_models`: how many may be loaded at once, None without a limit.
+    store's list of models. `free_bytes`: memory for models that is not reserved. `most_models`: how
+    many may be loaded at once, None without a limit.
     """
 
     address: Address
     store: str
     listing: str
-    capacity_bytes: int
     free_bytes: int
     most_models: int | None = None
     residents: tuple[Resident, ...] = ()

@@ -6,16 +6,15 @@ import os
 from contextlib import AsyncExitStack
 
 from model_zoo.store.store import Store, default_root
+from serve_app.config.on_demand_settings import OnDemandSettings
 from serve_app.on_demand.loader import StoreLoader
 from serve_app.on_demand.model_pool import ModelPool, PoolLimits
-from serve_app.on_demand.pool_settings import OnDemandSettings
 from serve_app.on_demand.store_manager import StoreManager, TransferRules
 from serve_app.on_demand.uploads import UploadLimits, Uploads
 from serve_app.telemetry.request_spans import spanned_replies
 from serve_app.telemetry.spans import configured_spans
 from serve_app.transport.generation import generation_server
-
-DRAIN_S = 20.0
+from serve_app.transport.stream_server import DRAIN_S
 
 
 async def open_store_manager(

@@ -118,14 +118,12 @@ class StoreManager:
 
     async def report(self) -> PoolReport:
         version = await asyncio.to_thread(self.models.version)
-        limits = self.pool.limits
         return PoolReport(
             address=self.address,
             store=self._identity,
             listing=version,
-            capacity_bytes=limits.max_loaded_bytes,
             free_bytes=self.pool.free_bytes,
-            most_models=limits.max_models,
+            most_models=self.pool.limits.max_models,
             residents=self.pool.residents(),
         )
 

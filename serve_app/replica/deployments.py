@@ -17,12 +17,13 @@ from serve_app.api import http_server, large_bodies
 from serve_app.api.ingress import IngressOptions, ingress_app
 from serve_app.api.keys import ApiKey
 from serve_app.api.observing import Telemetry
-from serve_app.api.refusals import explained
 from serve_app.autoscaling.serve_policy import encoder_metrics, engine_metrics
+from serve_app.config.on_demand_settings import OnDemandSettings
 from serve_app.config.sections import ResponseStoreSettings
 from serve_app.config.settings import AppSettings, ModelSettings
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.cluster import RayCluster
+from serve_app.gateway.failover import FailoverRules
 from serve_app.gateway.listing import LoadedModel
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.model_registry import ModelRegistry, ServedModel
@@ -31,9 +32,9 @@ from serve_app.gateway.replica_status import ReplicaStatus
 from serve_app.gateway.schedulability import Plan, Schedulability
 from serve_app.logs import get_logger, structure_records
 from serve_app.on_demand.management import ModelManagement
-from serve_app.on_demand.pool_settings import OnDemandSettings
 from serve_app.on_demand.processes import PoolDirectory
 from serve_app.on_demand.report import CallResult, PoolReport
+from serve_app.replica.load_errors import explained
 from serve_app.replica.unserved import UnservedReplica
 from serve_app.responses.response_store import (
     Copy,
@@ -53,6 +54,7 @@ from serve_app.telemetry.ray_meter import RayMeter
 from serve_app.telemetry.request_spans import spanned_replies
 from serve_app.telemetry.spans import configured_spans
 from serve_app.transport.generation import generation_server
+from serve_app.transport.stream_server import DRAIN_S
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -60,8 +62,6 @@ if TYPE_CHECKING:
     from runtime.engine.engine_statistics import EngineStatistics
     from serve_app.replica.replica import ModelReplica
     from serve_app.vision.encoder_replica import EncoderStatistics
-
-DRAIN_S = 20.0
 
 log = get_logger()
 
@@ -311,10 +311,11 @@ class Ingress:
             plan=self._plan,
             schedulability=schedulability,
         )
+        failover = settings.failover
         backend = ChatBackend(
             registry,
             start_timeout_s=settings.start_timeout_s,
-            failover=settings.failover.rules,
+            failover=FailoverRules(failover.max_retries, failover.silence_s),
             private_caches=settings.caches_are_private(keyed=self._keys is not None),
             meter=meter,
             spans=spans,

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from model_zoo.chat.messages import Message
+from model_zoo.chat.messages import SYSTEM_ROLES, Message
 from serve_app.gateway.tasks import Conversation, PromptSource
-
-_SYSTEM_ROLES = ("system", "developer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,5 +40,5 @@ def _split_system(
     messages: Sequence[Message],
 ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     """The first message if it is a system message, and the others."""
-    count = int(bool(messages) and messages[0].role in _SYSTEM_ROLES)
+    count = int(bool(messages) and messages[0].role in SYSTEM_ROLES)
     return tuple(messages[:count]), tuple(messages[count:])

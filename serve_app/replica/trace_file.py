@@ -8,6 +8,7 @@ import re
 import stat
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from socket import gethostname
@@ -96,7 +97,8 @@ class TraceFile:
             return
         size = os.fstat(self._file.fileno()).st_size
         if size + len(line) > self._max_bytes:
-            self.path.replace(self.path.with_name(self.path.name + ".1"))
+            with suppress(FileNotFoundError):  # renamed before, when the next could not be opened
+                self.path.replace(self.path.with_name(self.path.name + ".1"))
             full, self._file = self._file, _opened(self.path)
             full.close()
             size = 0

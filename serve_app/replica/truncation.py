@@ -6,12 +6,11 @@ The result depends on the task and the model only, so every replica makes the sa
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from model_zoo.chat.messages import Message
+from model_zoo.chat.messages import SYSTEM_ROLES, Message
 from model_zoo.chat_model import Prompt
 from runtime.errors import PromptTooLongError
 from serve_app.gateway.tasks import ChatTask, PromptTask, Truncation
 
-_SYSTEM_ROLES = ("system", "developer")
 # A shortened prompt leaves this share of the context for the answer, or less if the answer is
 # limited to less.
 _ANSWER_SHARE = 4
@@ -55,7 +54,7 @@ def with_recent_turns(
 
     def attempt(turns: int, most: int) -> Prompt | None:
         begin = starts[len(starts) - turns]
-        kept = [m for at, m in enumerate(messages) if at >= begin or m.role in _SYSTEM_ROLES]
+        kept = [m for at, m in enumerate(messages) if at >= begin or m.role in SYSTEM_ROLES]
         if least(kept) > most:
             return None
         try:
@@ -91,7 +90,7 @@ def _turn_starts(messages: Sequence[Message]) -> list[int]:
     starts: list[int] = []
     asked = False
     for at, message in enumerate(messages):
-        if message.role in _SYSTEM_ROLES:
+        if message.role in SYSTEM_ROLES:
             continue
         if message.role == "user" and not asked:
             starts.append(at)

@@ -81,8 +81,9 @@ async def copy_from(processes: ReplicaBroadcast, store: ResponseStore) -> None:
             lists: list[list[str]] = await processes.broadcast("ids", timeout_s=None)
             await _copy(processes, store, max(lists, key=len, default=[]))
     except Exception as error:  # an incomplete store is better than none
-        log.warning("responses not copied", reason=repr(error))
-    log.info("responses copied", count=len(store.ids()))
+        log.warning("not all responses copied", count=len(store.ids()), reason=repr(error))
+    else:
+        log.info("responses copied", count=len(store.ids()))
 
 
 async def _copy(processes: ReplicaBroadcast, store: ResponseStore, ids: list[str]) -> None:

@@ -15,6 +15,9 @@ from serve_app.transport import authentication, wire
 from serve_app.transport.connection import FramedConnection
 from serve_app.transport.sockets import accept, accept_all, listening_socket
 
+# How long the requests of a stopping process have to end or to continue elsewhere.
+DRAIN_S = 20.0
+
 logger = logging.getLogger(__name__)
 log = get_logger()
 

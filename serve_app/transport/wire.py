@@ -226,7 +226,13 @@ def request_of(task: Task) -> TaskRequest:
 
 
 def frame(message: WireMessage) -> bytes:
+    """RequestError: a delta is larger than callers accept; they would take the replica for lost."""
     body = _encoder.encode(message)
+    if isinstance(message, DeltaMessage) and len(body) > MAX_REPLY_BYTES:
+        raise RequestError(
+            f"the reply has {len(body):,} bytes in one piece; at most {MAX_REPLY_BYTES:,} can be "
+            "sent. Request fewer log-probabilities of the prompt, or shorten it."
+        )
     return LENGTH.pack(len(body)) + body
 
 

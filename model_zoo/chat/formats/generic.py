@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from model_zoo.chat.messages import ImagePart, Message, ToolCall
+from model_zoo.chat.messages import SYSTEM_ROLES, ImagePart, Message, ToolCall
 
 _INSTRUCTIONS = (
     "You may call functions. Their signatures are:\n{signatures}\n\n"
@@ -66,7 +66,7 @@ def _with_instructions(
 ) -> list[Message]:
     signatures = "\n".join(_json(tool.get("function", tool)) for tool in tools)
     text = _INSTRUCTIONS.format(signatures=signatures)
-    if messages and messages[0].role in ("system", "developer"):
+    if messages and messages[0].role in SYSTEM_ROLES:
         first = messages[0]
         content = with_images(f"{first.text}\n\n{text}", first.images)
         return [dataclasses.replace(first, content=content), *messages[1:]]

@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 
 from serve_app.cli.serve import environment as serve_environment
 from serve_app.config.settings import deployment_name, read_settings
-from serve_app.replica.deployments import DRAIN_S
+from serve_app.transport.stream_server import DRAIN_S
 from tests.checkout import ROOT
 from tests.serve_configs import arguments, deployments, on_demo, parsed
 from tests.unit.k8s.manifests import container, groups, pod, ray_service

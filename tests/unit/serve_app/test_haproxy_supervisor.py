@@ -252,6 +252,24 @@ async def test_a_soft_stop_is_passed_on_once(tmp_path):
     assert len(stops.read_text()) == 1
 
 
+async def test_a_stop_during_a_start_reaches_the_new_process(tmp_path, monkeypatch):
+    program = tmp_path / "waiting"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o700)
+    files = Files(tmp_path / "config", tmp_path / "admin", os.getpid())
+    supervisor = Supervisor(str(program), Start("", [], []), files)
+    create = asyncio.create_subprocess_exec
+
+    async def interrupted(*arguments, **options):
+        process = await create(*arguments, **options)
+        supervisor._forward_signal(signal.SIGTERM)
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", interrupted)
+    async with asyncio.timeout(HANG_S):
+        assert await supervisor.run() == 128 + signal.SIGTERM
+
+
 CONFIG = """global
     stats socket /d/admin.sock mode 600 level admin
 frontend http_frontend

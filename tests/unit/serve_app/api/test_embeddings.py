@@ -2,14 +2,19 @@
 
 import asyncio
 import base64
+import json
+import time
 from collections.abc import AsyncGenerator
+from functools import partial
 
 import numpy as np
 import pytest
 
 from runtime.engine.request import FinishReason, Usage
 from runtime.errors import CaravanError, PromptTooLongError
-from serve_app.api.embeddings import GROUP, MAX_INPUTS
+from serve_app.api.embeddings import GROUP, MAX_INPUTS, openai_reply
+from serve_app.api.openai import error_body
+from serve_app.api.reply import WholeEncoder
 from serve_app.config.options import Options
 from serve_app.gateway.tasks import ChatDelta, EmbeddingTask, RawText, TokenIds
 from tests.unit.serve_app.fake_replicas import http_client
@@ -59,6 +64,21 @@ async def test_embed_returns_unit_vectors_in_the_order_of_the_texts():
     assert 1_000 <= reply["load_duration"] < reply["total_duration"]
     assert [len(task.texts) for task in replica.tasks] == [GROUP, GROUP, 7]
     assert all(task.truncate for task in replica.tasks)
+
+
+def test_many_vectors_do_not_hold_the_event_loop_as_long_as_json_would():
+    vectors = np.random.default_rng(0).standard_normal((256, 1024)).astype("<f4")
+    delta = ChatDelta(vectors=tuple(vector.tobytes() for vector in vectors))
+    reply = partial(openai_reply, model="demo", dimensions=None, encoding="float")
+    begun = time.process_time()
+    encoded = WholeEncoder(reply, error_body).whole(delta)
+    took = time.process_time() - begun
+    values = json.loads(encoded)
+    begun = time.process_time()
+    json.dumps(values)
+    assert took < 0.5 * (time.process_time() - begun)
+    shown = [each["embedding"] for each in values["data"]]
+    np.testing.assert_allclose(shown, [unit(each) for each in vectors], rtol=1e-6, atol=1e-9)
 
 
 async def test_embed_takes_one_text_and_fewer_dimensions():

@@ -6,7 +6,6 @@ import pytest
 
 from model_zoo.store.store import Store
 from runtime.errors import (
-    CaravanError,
     ModelFileError,
     ModelNotFoundError,
     ModelUnavailableError,
@@ -15,7 +14,7 @@ from runtime.errors import (
     StorageFullError,
     StoreError,
 )
-from serve_app.api.refusals import explained, refusal
+from serve_app.api.refusals import refusal
 from serve_app.transport import wire
 from tests.tiny_models import write_tiny_llama
 from tests.unit.serve_app.cli.cli_runs import put
@@ -84,17 +83,3 @@ async def test_a_damaged_blob_is_reported_without_its_path_and_logged_with_it(tm
     reasons = {line["event"]: line.get("reason", "") for line in logged}
     for event in ("call failed", "not loaded"):
         assert str(blob) in reasons[event]
-
-
-def test_a_caravan_error_is_reported_with_its_message_only():
-    error = StoreError("full")
-    assert explained("Model x", error) is error
-
-
-def test_other_errors_are_reported_in_one_line_with_their_operation(capsys):
-    error = explained("Model x", RuntimeError("shape mismatch\n  at layer 3"))
-    assert type(error) is CaravanError
-    assert str(error) == "Model x could not be loaded: RuntimeError: shape mismatch"
-    assert str(explained("Model x", AssertionError())).endswith(": AssertionError")
-    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert "at layer 3" in lines[0]["traceback"]

@@ -9,9 +9,10 @@ import yaml
 from ray.serve.exceptions import RayServeException
 
 from runtime.errors import ConfigurationError
-from serve_app.api.keys import ENVIRONMENT, AllowedModels, ApiKey, key_hash, new_key, read_keys
+from serve_app.api.keys import ENVIRONMENT, ApiKey, key_hash, new_key, read_keys
 from serve_app.app import build
 from serve_app.check import check
+from serve_app.gateway.allowed_models import AllowedModels
 from tests.checkout import DEMO_MODEL
 from tests.serve_configs import deployments
 from tests.unit.serve_app.cli.cli_runs import run, said

@@ -14,8 +14,8 @@ from runtime.errors import (
     OverloadedError,
     RequestError,
 )
-from serve_app.api.keys import ALL_MODELS
 from serve_app.config.options import Options
+from serve_app.gateway.allowed_models import ALL_MODELS
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import ModelRegistry, ServedModel
 from serve_app.gateway.tasks import ChatTask, RawText, merge

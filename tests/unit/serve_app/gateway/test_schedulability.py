@@ -145,9 +145,49 @@ async def test_new_nodes_are_detected_and_failed_polls_change_nothing(monkeypatc
     schedulability = Schedulability({"m": need()}, cluster)
     async with asyncio.timeout(HANG_S):
         watching = asyncio.create_task(schedulability.watch())
-        await until(lambda: schedulability.problem("m") is not None)
-        await until(lambda: schedulability.problem("m") is None)
+        await until(lambda: is_refused(schedulability, "m"))
+        await until(lambda: not is_refused(schedulability, "m"))
         watching.cancel()
+
+
+def is_refused(schedulability: Schedulability, name: str) -> bool:
+    try:
+        schedulability.check(name)
+    except ModelUnavailableError:
+        return True
+    return False
+
+
+async def test_a_request_that_ends_slowly_does_not_stop_the_polls():
+    """Requests for other deployments are still refused in the same poll."""
+    schedulability = Schedulability({"m": need(), "n": need()}, Cluster(view(SMALL)))
+    may_end, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> None:
+        async with schedulability.wait_schedulable("m"):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+                await may_end.wait()
+
+    async def waiting() -> None:
+        async with schedulability.wait_schedulable("n"):
+            await asyncio.Event().wait()
+
+    ending = asyncio.create_task(slow())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(HANG_S):
+        schedulability.update(view(SMALL))
+        await cancelled.wait()
+        schedulability.update(view(SMALL, BIG))
+        other = asyncio.create_task(waiting())
+        await asyncio.sleep(0)
+        schedulability.update(view(SMALL))
+        may_end.set()
+        for task in (ending, other):
+            with pytest.raises(ModelUnavailableError):
+                await task
 
 
 async def test_images_without_a_schedulable_encoder_are_refused_but_texts_are_not():

@@ -17,6 +17,7 @@ from serve_app.api.bodies import BodyLimits
 from serve_app.api.ingress import IngressOptions, ingress_app
 from serve_app.api.keys import ApiKey
 from serve_app.api.request_images import ImageRules
+from serve_app.config.on_demand_settings import OnDemandSettings
 from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.backend import ChatBackend
@@ -25,7 +26,6 @@ from serve_app.gateway.model_registry import ModelRegistry, ServedModel
 from serve_app.on_demand.loader import StoreLoader, find_version
 from serve_app.on_demand.management import ModelManagement
 from serve_app.on_demand.model_pool import Loader, MemoryNeed, ModelPool, PoolLimits, StoredVersion
-from serve_app.on_demand.pool_settings import OnDemandSettings
 from serve_app.on_demand.processes import PoolDirectory
 from serve_app.on_demand.store_manager import StoreManager, TransferRules
 from serve_app.on_demand.uploads import UploadLimits, Uploads

@@ -91,6 +91,9 @@ class FakeLoader:
         replica.closed = True
         self.unloads.append(replica.version.name)
 
+    def reclaim(self) -> None:
+        """Nothing to free."""
+
     def free_bytes(self, shared_bytes: int = 0) -> int:
         return self.free + shared_bytes
 

@@ -1,8 +1,11 @@
 """The loader: memory is planned before a load, and contexts are limited."""
 
 import asyncio
+import dataclasses
+import gc
 import json
 import threading
+import weakref
 from contextlib import aclosing
 
 import gguf
@@ -21,6 +24,7 @@ from runtime.errors import (
     PromptTooLongError,
     RequestError,
 )
+from serve_app.config.on_demand_settings import OnDemandSettings
 from serve_app.gateway.tasks import (
     ChatDelta,
     ChatTask,
@@ -33,7 +37,6 @@ from serve_app.gateway.tasks import (
 from serve_app.on_demand import loader as loader_module
 from serve_app.on_demand.loader import StoreLoader
 from serve_app.on_demand.model_pool import ModelPool, PoolLimits
-from serve_app.on_demand.pool_settings import OnDemandSettings
 from serve_app.replica.replica import ModelReplica
 from tests.checkout import DEMO_MODEL
 from tests.gguf_files import rewrite
@@ -144,6 +147,37 @@ async def test_a_model_is_loaded_while_a_description_hangs(store, monkeypatch, d
     finally:
         may_end.set()
         await describing
+        await pool.close()
+
+
+class WatchedLoader(StoreLoader):
+    """Keeps weak references to the engines that it has loaded."""
+
+    def load(self, version, memory_bytes):
+        replica = super().load(version, memory_bytes)
+        self.engine = weakref.ref(replica._engine._engine)
+        return replica
+
+
+@pytest.mark.parametrize("by_request", [True, False])
+async def test_the_memory_of_an_unloaded_model_is_free_at_once(store, by_request):
+    """The engine is part of reference cycles, which only the garbage collector frees."""
+    settings = OnDemandSettings(model={"context_tokens": 64, "device": "cpu", "threads": 1})
+    loader = WatchedLoader(settings, {"CARAVAN_MODELS": str(store.root)})
+    pool = ModelPool(loader, PoolLimits(max_loaded_bytes=1 << 30))
+    task = ChatTask("t", "tiny", RawText("a"), SamplingParams(seed=1), max_tokens=1)
+    if by_request:
+        task = dataclasses.replace(task, keep_alive_s=0.0)
+    gc.disable()
+    try:
+        async with aclosing(pool.generate(task)) as deltas:
+            assert [delta async for delta in deltas]
+        if not by_request:
+            assert loader.engine() is not None
+            assert await pool.unload("tiny:latest")
+        assert loader.engine() is None
+    finally:
+        gc.enable()
         await pool.close()
 
 

@@ -219,3 +219,22 @@ def test_a_disk_that_fails_is_logged_once_without_text(
     err = capsys.readouterr().err
     assert err.count("trace not written") == 1
     assert "secret" not in err
+
+
+def test_a_file_that_could_not_be_opened_is_opened_for_a_later_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_file, failures = trace_file._opened, iter([True])
+
+    def failing_once(path: Path) -> Any:
+        if next(failures, False):
+            raise OSError(24, "Too many open files")
+        return open_file(path)
+
+    file = opened(tmp_path, max_bytes=600)
+    monkeypatch.setattr(trace_file, "_opened", failing_once)
+    for number in range(20):
+        file.write(event(5, str(number)))
+    file.close()
+    last = json.loads(file.path.read_text().splitlines()[-1])
+    assert (last["request"], last["left_out"]) == ("19", 1)

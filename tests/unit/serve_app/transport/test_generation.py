@@ -10,7 +10,7 @@ import pytest
 
 from model_zoo.chat.messages import Message
 from runtime.engine.request import FinishReason, SamplingParams
-from runtime.errors import OverloadedError, PromptTooLongError
+from runtime.errors import OverloadedError, PromptTooLongError, RequestError
 from serve_app.gateway.tasks import (
     ChatDelta,
     ChatTask,
@@ -73,6 +73,14 @@ async def test_deltas_arrive_in_order_and_end_with_the_finish():
     async with connected(PretendReplica(("a", "b", "c"))) as (_, address, client):
         whole = merge(await collected(client, address))
     assert whole == ChatDelta("abc", (0, 1, 2, 99), finish=FinishReason.STOP, usage=USAGE)
+
+
+async def test_a_delta_that_is_too_large_fails_the_request_and_not_the_connection():
+    """An echoed prompt with log-probabilities can be that large on every replica."""
+    large = PretendReplica(("a" * wire.MAX_REPLY_BYTES,))
+    async with connected(large) as (_, address, client):
+        with pytest.raises(RequestError, match="at most 67,108,864 can be sent"):
+            await collected(client, address)
 
 
 async def test_unread_deltas_are_received_as_one():
