@@ -218,6 +218,7 @@ def test_a_file_with_too_many_parts_is_refused() -> None:
     for data in [
         PNG_MAGIC + png_header(1, 1, depth=8, colour=2) + chunk(b"eXIf", b"") * many,
         b"\xff\xd8" + b"\xff\xfe\x00\x02" * many,
+        b"\xff\xd8\xff" + b"\xff\x00" * many,
         gif_of([b"!\xfe" + b"\x01a" * many + b"\0"], width=1, height=1),
         gif_of([b"\0" * many], width=1, height=1),
         webp(*[(b"what", b"")] * many),
