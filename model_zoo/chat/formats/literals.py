@@ -140,7 +140,7 @@ class ValueRules:
     def _container(self, kind: str, place: Place, depth: int) -> str:
         if kind == "array":
             separator = self.notation.separator
-            items = sequence(place, lambda part, _: self.value(part, depth), separator=separator)
+            items = sequence(place, lambda part: self.value(part, depth), separator=separator)
             return f'"[" {items} "]"'
         return f'"{{" {self.members(depth, place, self.notation)} "}}"'
 
