@@ -134,7 +134,6 @@ def feed_forward(module: str = "mlp", **conditions: Any) -> tuple[Rule, ...]:
 def experts(
     module: str = "mlp",
     *,
-    router: str = "gate",
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     **conditions: Any,
 ) -> tuple[Rule, ...]:
@@ -142,7 +141,7 @@ def experts(
     source = f"layers.{{n}}.{module}"
     targets = zip(names, ("gate", "up", "down"), strict=True)
     return (
-        Rule(f"{source}.{router}.weight", "blk.{n}.ffn_gate_inp.weight", **conditions),
+        Rule(f"{source}.gate.weight", "blk.{n}.ffn_gate_inp.weight", **conditions),
         *(
             Rule(
                 f"{source}.experts.{{e}}.{name}.weight",
