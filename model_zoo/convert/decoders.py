@@ -191,6 +191,16 @@ def rope_base(config: Configuration, layer_type: str = "full_attention") -> floa
     return float(config.rope(layer_type).get("rope_theta", 10000.0))
 
 
+def local_rope_base(config: Configuration) -> float:
+    """The rotary base of layers with a window. Newer settings nest it under `rope_parameters`;
+    older ones have a separate key."""
+    older = config.get("rope_local_base_freq")
+    if older is not None:
+        return float(older)
+    nested = "sliding_attention" in (config.get("rope_parameters") or {})
+    return rope_base(config, "sliding_attention") if nested else 10000.0
+
+
 def rotated_size(config: Configuration) -> int:
     return int(config.head_dim * float(config.rope().get("partial_rotary_factor", 1.0)))
 
