@@ -129,19 +129,6 @@ REPLIES: dict[str, tuple[str, str, Parsed]] = {
         '_time">\n<parameter name="city">x</parameter>\n</invoke>\n</minimax:tool_call>',
         Parsed("TT", "RR", BOTH),
     ),
-    "minimax-m3": (
-        "tools ]<]minimax[>[ <mm:think> </mm:think>",
-        '</mm:think>]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="get_weather">]<]min'
-        "imax[>[<cit"
-        f"y>{CITY}]<]minimax[>[</city>]<]minimax[>[<days>3]<]minimax[>[</days>]<]minimax[>[<"
-        "/invoke>\n]"
-        '<]minimax[>[<invoke name="get_time">]<]minimax[>[<deep>]<]minimax[>[<list>]<]minima'
-        "x[>[<item>1"
-        "]<]minimax[>[</item>]<]minimax[>[<item>b]<]minimax[>[</item>]<]minimax[>[</list>]<]"
-        "minimax[>[<"
-        "/deep>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
-        Parsed(calls=(BOTH[0], ("get_time", {"deep": {"list": ["1", "b"]}}, None))),
-    ),
     "seed": (
         "tools <seed:tool_call> <seed:think> </seed:think>",
         "<seed:think>RR</seed:think>\nTT\n\n<seed:tool_call>\n<function=get_weather>\n<param"
@@ -330,10 +317,6 @@ MALFORMED = {
     "pythonic: other list": ("llama3.2-pythonic", "[1, 2]"),
     "pythonic: other function": ("llama3.2-pythonic", "[print(city='x')]"),
     "minimax: no name": ("minimax-m2", '<minimax:tool_call><invoke name="">'),
-    "minimax-m3: deep": (
-        "minimax-m3",
-        ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="get_time">' + "]<]minimax[>[<a>" * 999,
-    ),
     "cdata": ("minicpm5", '<function name="get_time"><param name="city"><![CDATA[x]]> </param>'),
     "apertus": ("apertus", '<|tools_prefix|>[{"get_time": 1}]'),
     "functions": ("functionary-3.1", "<function=get_time>none</function>"),

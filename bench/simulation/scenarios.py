@@ -53,9 +53,9 @@ def scenarios() -> list[Scenario]:
     return [
         _cpu("conversations", Mix(4 * 0.06, chats=1, think_s=30, systems=5)),
         _cpu("prompts without common prefixes", Mix(4 * 0.12, unshared=1)),
-        _accelerators(64, "conversations", Mix(64 * 9, chats=1, think_s=8), 45),
-        _accelerators(64, "prompts without common prefixes", Mix(64 * 14, unshared=1), 40),
-        _accelerators(64, "documents with many questions each", Mix(64 * 11, documents=1), 40),
+        _accelerators("conversations", Mix(64 * 9, chats=1, think_s=8), 45),
+        _accelerators("prompts without common prefixes", Mix(64 * 14, unshared=1), 40),
+        _accelerators("documents with many questions each", Mix(64 * 11, documents=1), 40),
         long_answers(64, 60),
         everything(64, 60),
         everything(2048, 16),
@@ -110,6 +110,6 @@ def _cpu(name: str, mix: Mix) -> Scenario:
     return Scenario(f"4 CPU machines, {name}", ClusterSpec((CPU,) * 4), mix, 7200, 600, 10.0)
 
 
-def _accelerators(count: int, name: str, mix: Mix, seconds: float) -> Scenario:
-    cluster = ClusterSpec((ACCELERATOR,) * count)
-    return Scenario(f"{count} accelerators, {name}", cluster, mix, seconds, seconds / 3, 0.5)
+def _accelerators(name: str, mix: Mix, seconds: float) -> Scenario:
+    cluster = ClusterSpec((ACCELERATOR,) * 64)
+    return Scenario(f"64 accelerators, {name}", cluster, mix, seconds, seconds / 3, 0.5)

@@ -134,7 +134,6 @@ def feed_forward(module: str = "mlp", **conditions: Any) -> tuple[Rule, ...]:
 def experts(
     module: str = "mlp",
     *,
-    router: str = "gate",
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     **conditions: Any,
 ) -> tuple[Rule, ...]:
@@ -142,7 +141,7 @@ def experts(
     source = f"layers.{{n}}.{module}"
     targets = zip(names, ("gate", "up", "down"), strict=True)
     return (
-        Rule(f"{source}.{router}.weight", "blk.{n}.ffn_gate_inp.weight", **conditions),
+        Rule(f"{source}.gate.weight", "blk.{n}.ffn_gate_inp.weight", **conditions),
         *(
             Rule(
                 f"{source}.experts.{{e}}.{name}.weight",
@@ -190,6 +189,16 @@ def windows(config: Configuration, *, every: int) -> list[bool]:
 
 def rope_base(config: Configuration, layer_type: str = "full_attention") -> float:
     return float(config.rope(layer_type).get("rope_theta", 10000.0))
+
+
+def local_rope_base(config: Configuration) -> float:
+    """The rotary base of layers with a window. Newer settings nest it under `rope_parameters`;
+    older ones have a separate key."""
+    older = config.get("rope_local_base_freq")
+    if older is not None:
+        return float(older)
+    nested = "sliding_attention" in (config.get("rope_parameters") or {})
+    return rope_base(config, "sliding_attention") if nested else 10000.0
 
 
 def rotated_size(config: Configuration) -> int:

@@ -77,7 +77,6 @@ class Computed:
 
     target: str
     make: Callable[[Configuration], Tensor | None]
-    flavours: tuple[str, ...] = FLAVOURS
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,8 +53,7 @@ def plan(
                 order = _order(place.layer, place.kind, index)
                 targets.append((order, _target(rule, place, sources, config, checkpoint)))
     for index, computed in enumerate(conversion.computed, start=len(rules)):
-        wanted = flavour in computed.flavours
-        tensor = config.derived(computed.target, computed.make) if wanted else None
+        tensor = config.derived(computed.target, computed.make)
         if tensor is not None:
             targets.append((_order(None, None, index), _computed(computed, tensor)))
     return [target for _, target in sorted(targets, key=lambda pair: pair[0])]

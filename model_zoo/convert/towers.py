@@ -110,10 +110,11 @@ def stacked(config: Configuration, weight: Tensor) -> Tensor:
     return weight.flatten(0, 1)
 
 
-def split_qkv(source: str, target: str, *flavours: str) -> tuple[Rule, ...]:
-    """Rules that split one tensor into queries, keys and values; `{}` in `target` is q, k or v."""
+def split_qkv(*flavours: str) -> tuple[Rule, ...]:
+    """Rules that split one tensor into queries, keys and values."""
+    source = "blocks.{n}.attn.qkv.*"
     return tuple(
-        Rule(source, target.format(part, n="{n}"), part_of_rows(index, 3), flavours=flavours)
+        Rule(source, f"v.blk.{{n}}.attn_{part}.*", part_of_rows(index, 3), flavours=flavours)
         for index, part in enumerate("qkv")
     )
 

@@ -56,10 +56,8 @@ def check_references(field: str, schema: Any) -> None:
     depths: dict[int, int] = {}
     levels = _depth(schema, depths)
     for target in targets:
-        part = schema
-        for step in steps_of(target):
-            part = part.get(step) if isinstance(part, dict) else None
-        levels += depths.get(id(part), MAX_LEVELS if part else 1)
+        part = _part_at(schema, target)
+        levels += depths.get(id(part), MAX_LEVELS) if isinstance(part, dict | list) else 1
     if levels > MAX_LEVELS:
         raise RequestError(
             f'field "{field}" has parts that refer to each other {levels:,} levels deep; at most '
@@ -71,6 +69,17 @@ def steps_of(reference: str) -> list[str]:
     """The steps of a JSON pointer in a reference (RFC 6901)."""
     steps = unquote(reference[1:]).split("/")[1:]
     return [step.replace("~1", "/").replace("~0", "~") for step in steps]
+
+
+def _part_at(schema: Any, reference: str) -> Any:
+    """The part of a schema that a reference within it leads to; None if there is none."""
+    part = schema
+    for step in steps_of(reference):
+        try:
+            part = part[int(step)] if isinstance(part, list) else part[step]
+        except (KeyError, IndexError, ValueError, TypeError):
+            return None
+    return part
 
 
 def _depth(schema: Any, depths: dict[int, int]) -> int:

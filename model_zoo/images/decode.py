@@ -6,6 +6,7 @@ from io import BytesIO
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
+from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
@@ -14,7 +15,6 @@ from PIL.WebPImagePlugin import WebPImageFile
 from model_zoo.images import bmp, gif, jpeg, png, webp
 from model_zoo.images.container import Container, damaged, truncated, undecodable
 from model_zoo.images.orientation import exchanges_sides, orientation_of, upright
-from model_zoo.images.run_lengths import BmpFile
 from runtime.errors import RequestError
 
 WHITE = (255, 255, 255, 255)
@@ -23,7 +23,7 @@ DECODERS: dict[str, type[ImageFile.ImageFile]] = {
     jpeg.KIND: JpegImageFile,
     gif.KIND: GifImageFile,
     webp.KIND: WebPImageFile,
-    bmp.KIND: BmpFile,
+    bmp.KIND: BmpImageFile,
 }
 
 

@@ -24,8 +24,7 @@ def read(data: bytes) -> Container:
     frame: tuple[int, int, int] | None = None  # marker, height, width
     parts, offset = PartCounter(KIND), 2
     while True:
-        parts.count()
-        marker, offset = _next_marker(data, offset)
+        marker, offset = _next_marker(data, offset, parts)
         if marker in STANDALONE:
             continue
         if marker == END_OF_IMAGE:
@@ -54,9 +53,10 @@ def read(data: bytes) -> Container:
     return _container(frame, kept, data[offset - 2 :], b"".join(exif), xmp)
 
 
-def _next_marker(data: bytes, offset: int) -> tuple[int, int]:
+def _next_marker(data: bytes, offset: int, parts: PartCounter) -> tuple[int, int]:
     """The next marker and the offset after it; bytes between markers are skipped."""
     while True:
+        parts.count()
         offset = data.find(b"\xff", offset) + 1
         if offset == 0 or offset >= len(data):
             raise truncated(KIND)

@@ -58,10 +58,10 @@ def _narrowed(image: Pixels, width: int, resample: Filter) -> Pixels:
     return resized(image, image.shape[0], width, resample)
 
 
-def check_aspect(height: int, width: int, limit: int = MAX_ASPECT) -> None:
+def check_aspect(height: int, width: int) -> None:
     """Raises RequestError if the sides differ so much that the resized image would be huge."""
-    if max(height, width) > limit * min(height, width):
-        raise _unsuitable(height, width, f"at most {limit} times as long as wide")
+    if max(height, width) > MAX_ASPECT * min(height, width):
+        raise _unsuitable(height, width, f"at most {MAX_ASPECT} times as long as wide")
 
 
 def _unsuitable(height: int, width: int, bound: str) -> RequestError:

@@ -1,7 +1,6 @@
 """Creates models: a manifest of the layers of another model or of GGUF files, with changes."""
 
 import hashlib
-import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,10 +13,8 @@ import msgspec
 from model_zoo.convert.quantize import quantize_file
 from model_zoo.gguf.adapter import Adapter
 from model_zoo.gguf.adapter_path import MAX_ADAPTERS, AdapterPath
-from model_zoo.gguf.cursor import Cursor
-from model_zoo.gguf.header import read_header
 from model_zoo.gguf.metadata import Metadata
-from model_zoo.gguf.reader import GGUFFile
+from model_zoo.gguf.reader import FilePart, GGUFFile
 from model_zoo.gguf.split import further_parts
 from model_zoo.registry import check_adapts
 from model_zoo.sources.pull import Progress, PullProgress, ignore_progress, placeholder_digest, pull
@@ -304,12 +301,8 @@ def _write_layer(kind: str, data: bytes, store: Store, report: Progress) -> Mani
 
 
 def _metadata(path: Path) -> Mapping[str, Any]:
-    try:
-        with path.open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise ModelFileError(f"{path}: cannot be read: {error}.") from None
-    return read_header(Cursor(data, str(path)), arrays=False).metadata
+    """The metadata of one file, which may be any part of a split model."""
+    return FilePart.open(path, arrays=False).header.metadata
 
 
 def _without_success(report: Progress) -> Callable[[PullProgress], None]:

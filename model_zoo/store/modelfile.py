@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from model_zoo.chat.messages import Message
 from runtime.errors import RequestError
@@ -45,11 +46,9 @@ def parse_modelfile(text: str) -> list[Command]:
             f"The Modelfile has {len(text):,} characters; the limit is {MAX_CHARACTERS:,}."
         )
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
-    commands = list(_commands(lines))
+    commands = list(islice(_commands(lines), MAX_COMMANDS + 1))
     if len(commands) > MAX_COMMANDS:
-        raise RequestError(
-            f"The Modelfile has {len(commands):,} commands; the limit is {MAX_COMMANDS:,}."
-        )
+        raise RequestError(f"The Modelfile has more than {MAX_COMMANDS:,} commands, the limit.")
     if not any(command.name == "from" for command in commands):
         raise RequestError("The Modelfile has no FROM line, which names the base of the model.")
     return commands

@@ -3,9 +3,8 @@
 from contextlib import nullcontext
 from typing import Any
 
-from runtime.engine.engine import Runner
 from runtime.engine.request import Result
-from runtime.engine.step_plan import StepPlan
+from runtime.engine.step_plan import Runner, StepPlan
 from runtime.vision.step_gate import StepGate
 
 

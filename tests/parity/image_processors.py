@@ -88,11 +88,11 @@ def gemma4(tokens: int, patch: int, pool: int) -> Row:
     return Gemma4Processor(patch=patch, pool=pool, tokens=tokens), expected
 
 
-def idefics3(edge: int, *, split: bool = True) -> Row:
+def idefics3(edge: int) -> Row:
     theirs = Idefics3ImageProcessorPil(
         size={"longest_edge": edge},
         max_image_size={"longest_edge": 56},
-        do_image_splitting=split,
+        do_image_splitting=True,
         return_row_col_info=True,
     )
 
@@ -102,7 +102,7 @@ def idefics3(edge: int, *, split: bool = True) -> Row:
         grid = made["rows"][0][0] or 1, made["cols"][0][0] or 1
         return Expected(pixels, grid, 4 * len(pixels))
 
-    return Idefics3Processor(side=56, longest_edge=edge, tile_rows=4, split=split), expected
+    return Idefics3Processor(side=56, longest_edge=edge, tile_rows=4), expected
 
 
 def internvl(least: int, most: int) -> Row:
@@ -190,7 +190,6 @@ PROCESSORS: Mapping[str, Row] = {
     "idefics3": idefics3(224),
     "idefics3 of an odd edge": idefics3(205),
     "idefics3 of one tile": idefics3(56),
-    "idefics3 without tiles": idefics3(224, split=False),
     "internvl": internvl(1, 12),
     "internvl of several tiles": internvl(2, 6),
     "internvl of one tile": internvl(1, 1),

@@ -65,20 +65,17 @@ def texts_of(place: Place, reading: Reading) -> str | None:
     return " | ".join(texts) or None
 
 
-def sequence(
-    place: Place, write: Callable[[Place, int], str], *, separator: str = "", least: int = 0
-) -> str:
-    """Lark for the items of an array, at least `least`. `write(schema, index)`: Lark for one item;
-    items after those of `prefixItems` all have the first such index."""
+def sequence(place: Place, write: Callable[[Place], str], *, separator: str) -> str:
+    """Lark for the items of an array. `write`: a function that returns Lark for one item."""
     first, rest = place.list_parts()
-    least, most = max(least, place.schema.get("minItems", 0)), place.schema.get("maxItems")
+    least, most = place.schema.get("minItems", 0), place.schema.get("maxItems")
     written: list[str] = []
     further = None
     with suppress(NoValue):
-        for index, part in enumerate(first[:most]):
-            written.append(write(part, index))
+        for part in first[:most]:
+            written.append(write(part))
         if most is None or most > len(first):
-            further = write(rest, len(first))
+            further = write(rest)
     if further is None:
         most = len(written)
     if most is not None and most < least:

@@ -6,9 +6,8 @@ Sources: the families' published chat templates.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from model_zoo.chat.formats import family_calls, family_parameters, gemma4, minimax_m3
+from model_zoo.chat.formats import family_calls, family_parameters, gemma4
 from model_zoo.chat.formats.arguments import Arguments, JsonArguments, ParameterArguments
-from model_zoo.chat.formats.elements import ElementArguments
 from model_zoo.chat.formats.lark import LINE_END, Match, Maybe, Pieces
 from model_zoo.chat.formats.literals import GemmaArguments, PythonArguments, PythonLiteral
 from model_zoo.chat.formats.parameter_calls import Parameters
@@ -145,12 +144,6 @@ _SOLAR = NamedCall(
     (family_calls.SOLAR_CALL_END,),
 )
 _GEMMA_4 = NamedCall(("call:",), (), (gemma4.CLOSE,), GemmaArguments())
-_MINIMAX_M3 = NamedCall(
-    (f'{minimax_m3.TAG}invoke name="',),
-    ('">',),
-    (f"{minimax_m3.TOKEN}</invoke>\n",),
-    ElementArguments(),
-)
 _DEEPSEEK_END, _LISTED_ID = "<｜tool▁calls▁end｜>", (("id", {"type": "string", "maxLength": 40}),)
 _FORMS = {
     "mistral": CallForm(JsonCall(last=(("id", _of_type(_ID)),)), "[TOOL_CALLS]", listed=True),
@@ -203,9 +196,6 @@ _FORMS = {
     "tool-code": CallForm(_PYTHON, "```tool_code\n", ("\n```",)),
     "pythonic": CallForm(_PYTHON, end=("]",), separator=_COMMA, opener="["),
     "minimax-m2": _invoked(family_parameters.MINIMAX_M2, "<minimax:tool_call>"),
-    "minimax-m3": CallForm(
-        _MINIMAX_M3, f"{minimax_m3.OPEN}\n", (minimax_m3.CLOSE,), ()
-    ),
     "seed": CallForm(
         _SEED,
         "<seed:tool_call>\n",

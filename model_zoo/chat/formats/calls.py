@@ -4,12 +4,11 @@ A grammar consumes one call, or a list of calls, and reports it to `Calls`. It r
 the text does not follow it.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from model_zoo.chat.formats.events import CallAborted, CallArguments, CallBegin, CallEnd, Text
-from model_zoo.chat.formats.source import Malformed, Source, Steps, decoded
+from model_zoo.chat.formats.source import Malformed, Source, Steps, decoded, encoded
 
 NAMES = ("name", "tool_name")
 ARGUMENTS = ("arguments", "parameters")
@@ -96,7 +95,7 @@ def json_object(source: Source, calls: Calls) -> Steps[None]:
         if not isinstance(arguments, dict):
             raise Malformed
         calls.begin(found.get("name"), found.get("id"))
-        calls.arguments(json.dumps(arguments, ensure_ascii=False))
+        calls.arguments(encoded(arguments))
     calls.end()
 
 

@@ -1,9 +1,15 @@
 """Gemma 4's tool calls: `call:NAME{key:value,...}`, with strings between `<|"|>` marks."""
 
-import json
-
 from model_zoo.chat.formats.calls import Calls
-from model_zoo.chat.formats.source import MAX_DEPTH, Emit, Malformed, Source, Steps, decoded
+from model_zoo.chat.formats.source import (
+    MAX_DEPTH,
+    Emit,
+    Malformed,
+    Source,
+    Steps,
+    decoded,
+    encoded,
+)
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 
@@ -23,7 +29,7 @@ def _object(source: Source, emit: Emit, depth: int) -> Steps[None]:
         emit("}")
         return
     while True:
-        emit(_json((yield from _key(source))) + ": ")
+        emit(encoded((yield from _key(source))) + ": ")
         yield from _value(source, emit, depth)
         if (yield from source.expect(",", "}")) == "}":
             emit("}")
@@ -45,7 +51,7 @@ def _key(source: Source) -> Steps[str]:
 def _value(source: Source, emit: Emit, depth: int) -> Steps[None]:
     if (yield from source.starts_with((QUOTE,))):
         emit('"')
-        yield from _quoted(source, lambda text: emit(_json(text)[1:-1]))
+        yield from _quoted(source, lambda text: emit(encoded(text)[1:-1]))
         emit('"')
         return
     first = yield from source.peek()
@@ -79,7 +85,3 @@ def _list(source: Source, emit: Emit, depth: int) -> Steps[None]:
 def _quoted(source: Source, emit: Emit) -> Steps[None]:
     if (yield from source.until((QUOTE,), emit)) is None:
         raise Malformed
-
-
-def _json(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

@@ -4,10 +4,10 @@ The form is that of Hermes, which most models were trained on: JSON within `<too
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from model_zoo.chat.formats.source import encoded
 from model_zoo.chat.messages import SYSTEM_ROLES, ImagePart, Message, ToolCall
 
 _INSTRUCTIONS = (
@@ -33,13 +33,17 @@ def _plain(message: Message) -> Message:
         return Message("user", with_images(result, message.images))
     if not message.tool_calls:
         return message
-    calls = "\n".join(map(_call, message.tool_calls))
+    calls = "\n".join(map(tagged_call, message.tool_calls))
     text = f"{message.text}\n{calls}" if message.text else calls
     return dataclasses.replace(message, content=with_images(text, message.images), tool_calls=())
 
 
-def _call(call: ToolCall) -> str:
-    return f"<tool_call>\n{_json({'name': call.name, 'arguments': call.arguments})}\n</tool_call>"
+def tagged_call(call: ToolCall) -> str:
+    return f"<tool_call>\n{encoded(named_call(call))}\n</tool_call>"
+
+
+def named_call(call: ToolCall) -> dict[str, Any]:
+    return {"name": call.name, "arguments": dict(call.arguments)}
 
 
 def _with_joined_results(messages: list[Message]) -> list[Message]:
@@ -64,7 +68,7 @@ def _is_result(message: Message) -> bool:
 def _with_instructions(
     messages: list[Message], tools: Sequence[Mapping[str, Any]]
 ) -> list[Message]:
-    signatures = "\n".join(_json(tool.get("function", tool)) for tool in tools)
+    signatures = "\n".join(encoded(tool.get("function", tool)) for tool in tools)
     text = _INSTRUCTIONS.format(signatures=signatures)
     if messages and messages[0].role in SYSTEM_ROLES:
         first = messages[0]
@@ -76,7 +80,3 @@ def _with_instructions(
 def with_images(text: str, images: tuple[ImagePart, ...]) -> str | tuple[str | ImagePart, ...]:
     """The content of a message with these images before the text."""
     return (*images, text) if images else text
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -8,7 +8,7 @@ from itertools import compress
 from typing import Any
 
 from model_zoo.chat.formats.schema_place import Place
-from model_zoo.chat.formats.source import MAX_DEPTH
+from model_zoo.chat.formats.source import MAX_DEPTH, encoded
 from model_zoo.grammars.json_schema import compilable, rebased, refers
 from model_zoo.grammars.token_grammar import GrammarError, check, followed, terminal_matches
 
@@ -151,7 +151,7 @@ class LarkGrammar:
         self._charge(source)
         schema = json.loads(source)
         try:
-            follow = followed(schema, (json.dumps(v, ensure_ascii=False) for v in values))
+            follow = followed(schema, (encoded(v) for v in values))
         except GrammarError:
             return []
         return list(compress(values, follow))
@@ -213,7 +213,7 @@ class LarkGrammar:
         The text must not contain `stop`, by default `end`. `without`: terminal expressions that it
         must not match.
         """
-        stopped = json.dumps(stop or end, ensure_ascii=False)
+        stopped = encoded(stop or end)
         refused = [f"({_TERMINALS['TEXT']} {stopped} {_TERMINALS['TEXT']})", *without]
         free = " & ".join([f"({text})", *(f"~{each}" for each in refused)])
         literal, control, rest = self._spelled(end).partition("<[")
@@ -244,13 +244,11 @@ class LarkGrammar:
         """Lark for exactly this text."""
         found = [marker for marker in self.control if marker in text]
         if not found:
-            return json.dumps(text, ensure_ascii=False) if text else ""
+            return encoded(text) if text else ""
         markers = "|".join(map(re.escape, sorted(found, key=len, reverse=True)))
         pieces = re.split(f"({markers})", text)
         return " ".join(
-            f"<[{self.control[piece]}]>"
-            if piece in self.control
-            else json.dumps(piece, ensure_ascii=False)
+            f"<[{self.control[piece]}]>" if piece in self.control else encoded(piece)
             for piece in pieces
             if piece
         )

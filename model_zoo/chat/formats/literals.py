@@ -12,7 +12,7 @@ from model_zoo.chat.formats.lark import LarkGrammar, NoValue, Unwritable
 from model_zoo.chat.formats.members import Members, Names, besides, of_objects
 from model_zoo.chat.formats.plain_schemas import plain
 from model_zoo.chat.formats.schema_place import Place
-from model_zoo.chat.formats.source import MAX_DEPTH
+from model_zoo.chat.formats.source import MAX_DEPTH, encoded
 from model_zoo.chat.formats.text_patterns import ANY, strings_of
 
 _TYPES = ("string", "number", "boolean", "null", "array", "object")
@@ -140,7 +140,7 @@ class ValueRules:
     def _container(self, kind: str, place: Place, depth: int) -> str:
         if kind == "array":
             separator = self.notation.separator
-            items = sequence(place, lambda part, _: self.value(part, depth), separator=separator)
+            items = sequence(place, lambda part: self.value(part, depth), separator=separator)
             return f'"[" {items} "]"'
         return f'"{{" {self.members(depth, place, self.notation)} "}}"'
 
@@ -227,7 +227,7 @@ def _literal_string(stop: str, lark: LarkGrammar, place: Place, strings: str) ->
 
 def _literal_texts(stop: str, strings: str) -> str:
     """Texts in one line and without `stop`."""
-    whole = f"~(/(?s:.*)/ {json.dumps(stop, ensure_ascii=False)} /(?s:.*)/)"
+    whole = f"~(/(?s:.*)/ {encoded(stop)} /(?s:.*)/)"
     if strings == ANY:
         plain = r"\\\r\n\x00"
         return (
@@ -243,7 +243,7 @@ def _quoted(strings: str, refused: str) -> str:
 
 
 def _python_text(lark: LarkGrammar, place: Place, text: str) -> str:
-    escaped = json.dumps(text, ensure_ascii=False)
+    escaped = encoded(text)
     single = "'" + escaped[1:-1].replace('\\"', '"').replace("'", "\\'") + "'"
     return f"({lark.spelled(escaped)} | {lark.spelled(single)})"
 

@@ -1,6 +1,5 @@
 """The members of objects that a schema allows, for grammars."""
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from model_zoo.chat.formats.lark import LarkGrammar, NoValue, Unwritable
 from model_zoo.chat.formats.plain_schemas import plain
 from model_zoo.chat.formats.schema_place import Place
+from model_zoo.chat.formats.source import encoded
 from model_zoo.chat.formats.text_patterns import ANY, narrowed, refuse, searched
 from model_zoo.grammars.json_schema import closed
 
@@ -46,7 +46,7 @@ class Members:
         declared = []
         for name in dict.fromkeys((*schema.get("properties", ()), *required)):
             parts = [
-                part for names, part in patterns if lark.allows(place, f"{_text(name)} & {names}")
+                part for names, part in patterns if lark.allows(place, f"{encoded(name)} & {names}")
             ]
             if name in schema.get("properties", ()):
                 parts.append(place.part("properties", name))
@@ -115,9 +115,5 @@ class Names:
 
 def besides(names: str, declared: frozenset[str]) -> str:
     """A terminal expression without certain names."""
-    texts = " | ".join(map(_text, sorted(declared)))
+    texts = " | ".join(map(encoded, sorted(declared)))
     return f"({names}) & ~({texts})" if texts else names
-
-
-def _text(name: str) -> str:
-    return json.dumps(name, ensure_ascii=False)

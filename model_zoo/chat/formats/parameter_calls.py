@@ -1,6 +1,5 @@
 """Calls whose arguments are written one by one between markers, as in XML."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +7,16 @@ from typing import Any
 from model_zoo.chat.formats import pythonic
 from model_zoo.chat.formats.calls import Calls
 from model_zoo.chat.formats.schema_place import Place, Reading
-from model_zoo.chat.formats.source import PIECE, Emit, Extent, Malformed, Source, Steps, decoded
+from model_zoo.chat.formats.source import (
+    PIECE,
+    Emit,
+    Extent,
+    Malformed,
+    Source,
+    Steps,
+    decoded,
+    encoded,
+)
 
 CDATA, CDATA_END = "<![CDATA[", "]]>"
 MAX_LITERAL = 1 << 18  # characters of a Python list or dict; each takes 2 microseconds
@@ -69,7 +77,7 @@ class Parameters:
             if (yield from source.expect(self.key, self.end)) == self.end:
                 break
             key, attributes = yield from self._read_key(source)
-            calls.arguments(f"{separator}{_text(key)}: ")
+            calls.arguments(f"{separator}{encoded(key)}: ")
             yield from self._read_value(source, calls.arguments, _reader(schema, key, attributes))
             separator = ", "
         calls.arguments("{}" if separator == "{" else "}")
@@ -132,7 +140,7 @@ class _Value:
             kept = self._unpadded()
             if self._break == "\r\n":
                 kept = kept.removesuffix("\r")
-            self._emit(_text(kept)[1:-1])
+            self._emit(encoded(kept)[1:-1])
             self._held = self._held[len(kept) :]
 
     def ends_within_string(self) -> bool:
@@ -152,7 +160,7 @@ class _Value:
         if self._convert is None:
             self._emit('"')
         else:
-            self._emit(json.dumps(self._convert(self._unpadded()), ensure_ascii=False))
+            self._emit(encoded(self._convert(self._unpadded())))
 
     def _unpadded(self) -> str:
         """The held text without the line break that may end the value."""
@@ -218,10 +226,6 @@ _READERS: Mapping[Reading, Callable[[str], Any] | None] = {
 
 def _in_name(char: str) -> bool:
     return not char.isspace() and char not in "<>\"'{}[]|"
-
-
-def _text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _ignore(piece: str) -> None:

@@ -3,7 +3,7 @@
 import json
 
 from model_zoo.chat.formats.calls import Calls
-from model_zoo.chat.formats.source import MAX_DEPTH, Emit, Malformed, Source, Steps, finite
+from model_zoo.chat.formats.source import MAX_DEPTH, Emit, Malformed, Source, Steps, encoded, finite
 
 _CONSTANTS = {
     "True": "true",
@@ -73,7 +73,7 @@ def _arguments(source: Source, calls: Calls, name: str) -> Steps[None]:
         yield from source.space()
         if not key:
             raise Malformed
-        calls.arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+        calls.arguments(f"{separator}{encoded(key)}: ")
         separator = ", "
         yield from value(source, calls.arguments)
         yield from source.space()
@@ -126,9 +126,7 @@ def _string(source: Source, emit: Emit) -> Steps[None]:
     quote = yield from source.expect("'", '"')
     emit('"')
     while True:
-        found = yield from source.until(
-            (quote, "\\"), lambda text: emit(json.dumps(text, ensure_ascii=False)[1:-1])
-        )
+        found = yield from source.until((quote, "\\"), lambda text: emit(encoded(text)[1:-1]))
         if found is None:
             raise Malformed
         if found[1] == quote:

@@ -6,7 +6,7 @@ interpret as a value of the schema.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -71,16 +71,6 @@ class Place:
             place = place.part(step)
         return place
 
-    def referred(self) -> "Place":
-        """The target of a schema that consists of a reference; otherwise the schema itself."""
-        place = self
-        for _ in range(MAX_DEPTH):
-            target = place.target() if place._mapping.keys() == {"$ref"} else None
-            if target is None:
-                break
-            place = target
-        return place
-
     def options(self, keyword: str) -> "list[Place]":
         """The schemas in the list `keyword`."""
         found = self._mapping.get(keyword)
@@ -102,11 +92,7 @@ class Place:
     def member(self, key: str | None) -> "Place":
         """The schema of the member `key` of an object, by this schema and those that it combines;
         an empty one if they have none. `key` None: of a member that none of them declares."""
-        return self._within(lambda place: place._own_member(key))
-
-    def item(self, index: int) -> "Place":
-        """The schema of an item of an array, likewise."""
-        return self._within(lambda place: place._own_item(index))
+        return _member(self, key, 0, [MAX_PARTS]) or Place(self.root, {})
 
     def list_parts(self) -> "tuple[list[Place], Place]":
         """The schemas of the first items of an array, and that of the others."""
@@ -141,16 +127,6 @@ class Place:
             found.append(self.part("additionalProperties"))
         return _joined(self.root, "anyOf", found)
 
-    def _own_item(self, index: int) -> "Place | None":
-        first, rest = self.list_parts()
-        place = first[index] if index < len(first) else rest
-        return place if isinstance(place.schema, Mapping) else None
-
-    def _within(self, own: "Callable[[Place], Place | None]") -> "Place":
-        """The schema that `own` finds in this schema, combined with those that it finds in the
-        schemas that this one combines."""
-        return _within(self, own, 0, [MAX_PARTS]) or Place(self.root, {})
-
     def _all_parts(self) -> "Iterator[Place]":
         """This part and the parts that it combines or refers to."""
         pending, budget = [(self, 0)], MAX_PARTS
@@ -175,17 +151,15 @@ def list_schemas(schema: Mapping[str, Any]) -> tuple[list[Any], Any]:
     return (first if isinstance(first, list) else []), items
 
 
-def _within(
-    place: Place, own: Callable[[Place], Place | None], depth: int, budget: list[int]
-) -> Place | None:
+def _member(place: Place, key: str | None, depth: int, budget: list[int]) -> Place | None:
     if depth > MAX_DEPTH or not budget[0]:
         return None
     budget[0] -= 1
     target = place.target()
     parts = [*([] if target is None else [target]), *place.options("allOf")]
-    found = [own(place), *(_within(part, own, depth + 1, budget) for part in parts)]
+    found = [place._own_member(key), *(_member(part, key, depth + 1, budget) for part in parts)]
     for keyword in ("anyOf", "oneOf"):
-        options = [_within(part, own, depth + 1, budget) for part in place.options(keyword)]
+        options = [_member(part, key, depth + 1, budget) for part in place.options(keyword)]
         found.append(_joined(place.root, "anyOf", [each for each in options if each is not None]))
     return _joined(place.root, "allOf", [each for each in found if each is not None])
 

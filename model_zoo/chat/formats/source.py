@@ -201,10 +201,15 @@ def decoded(text: str) -> Any:
     try:
         value = json.loads(text, parse_constant=_refuse, parse_float=finite)
         if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()
+            encoded(value).encode()
     except (ValueError, RecursionError):
         raise Malformed from None
     return value
+
+
+def encoded(value: Any) -> str:
+    """The JSON text of a value, with letters as they are."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _refuse(constant: str) -> None:

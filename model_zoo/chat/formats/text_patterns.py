@@ -4,11 +4,11 @@ They are llguidance's terminals: regular expressions of Rust without look-around
 `&` and `~`.
 """
 
-import json
 from collections.abc import Mapping
 
 from model_zoo.chat.formats.lark import Unwritable
 from model_zoo.chat.formats.schema_place import MAX_DEPTH, MAX_PARTS, Place
+from model_zoo.chat.formats.source import encoded
 
 ANY = "/(?s:.*)/"
 # Subsets of the formats of RFC 3339, 5321, 1123, 2673, 4291, 4122 and 3986 and ISO 8601.
@@ -78,7 +78,7 @@ def _constraints(place: Place) -> list[str | None]:
     terms: list[str | None] = []
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if values is not None:
-        texts = [json.dumps(each, ensure_ascii=False) for each in values if isinstance(each, str)]
+        texts = [encoded(each) for each in values if isinstance(each, str)]
         terms.append(" | ".join(texts) or None)
     least, most = schema.get("minLength"), schema.get("maxLength")
     if least is not None or most is not None:

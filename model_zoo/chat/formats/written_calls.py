@@ -4,11 +4,10 @@ They have the model's own notation, so that the next call follows the same form.
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-from model_zoo.chat.formats.generic import with_images
+from model_zoo.chat.formats.generic import named_call, tagged_call, with_images
+from model_zoo.chat.formats.source import encoded
 from model_zoo.chat.messages import Message, ToolCall
 
 Write = Callable[[Sequence[ToolCall]], str]
@@ -28,7 +27,7 @@ def _written(message: Message, write: Write) -> Message:
 
 def _list(calls: Sequence[ToolCall]) -> str:
     """Granite 3."""
-    return "<|tool_call|>" + _json([_named(call) for call in calls])
+    return "<|tool_call|>" + encoded([named_call(call) for call in calls])
 
 
 def _python(calls: Sequence[ToolCall]) -> str:
@@ -42,15 +41,7 @@ def _python_call(call: ToolCall) -> str:
 
 def _tags(calls: Sequence[ToolCall]) -> str:
     """Hermes."""
-    return "".join(f"\n<tool_call>\n{_json(_named(call))}\n</tool_call>" for call in calls)
-
-
-def _named(call: ToolCall) -> Mapping[str, Any]:
-    return {"name": call.name, "arguments": dict(call.arguments)}
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return "".join(f"\n{tagged_call(call)}" for call in calls)
 
 
 _WRITERS: Mapping[str, Write] = {"list": _list, "lfm2": _python}

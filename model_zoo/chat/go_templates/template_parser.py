@@ -21,7 +21,7 @@ from model_zoo.chat.go_templates.syntax import (
     refuse,
 )
 
-MAX_DEPTH = 40  # nesting of blocks, and of parentheses
+MAX_DEPTH = 40  # nesting of blocks, of parentheses, and of the fields of a value
 _BRANCHES = ("if", "with", "range")
 _CONSTANTS = {"true": True, "false": False, "nil": None}
 
@@ -190,8 +190,11 @@ class _Tokens:
         return tuple(operands)
 
     def _operand(self, depth: int) -> Operand:
-        operand = self._term(depth)
+        operand, fields = self._term(depth), 0
         while (token := self._next()) is not None and token.kind == "field" and not token.spaced:
+            fields += 1
+            if fields > MAX_DEPTH:
+                refuse(self.line, f"fields are nested more than {MAX_DEPTH} levels deep")
             if isinstance(operand, FunctionName | Literal | Dot):
                 refuse(self.line, f"unexpected {str(token.value)[:40]!r}")
             self.take()

@@ -35,6 +35,5 @@ class LayerNames:
     attn_norm: Names = ("ln1",)
     output: Names = ("attn_out",)
     ffn_norm: Names = ("ln2",)
-    gate: Names = ("ffn_gate",)
     up: Names = ("ffn_up",)
     down: Names = ("ffn_down",)

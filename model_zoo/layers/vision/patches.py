@@ -10,18 +10,16 @@ from model_zoo.layers.vision.vision_sizes import CHANNELS, VisionSizes
 from runtime.quant.block_types import Weight, block_type
 
 
-def squares(pixels: Tensor, side: int, *, block: int = 1) -> Tensor:
+def squares(pixels: Tensor, side: int) -> Tensor:
     """pixels [images, channels, height, width] -> [images, patches, channels * side * side].
 
-    Patches are in row-major order; with `block`, the patches of a block of `block` x `block` are
-    consecutive, and blocks are in row-major order. Surplus pixels at the right and bottom are
-    dropped.
+    Patches are in row-major order. Surplus pixels at the right and bottom are dropped.
     """
     images, channels, height, width = pixels.shape
-    down, right = height // (side * block), width // (side * block)
-    cut = pixels[:, :, : down * block * side, : right * block * side]
-    parts = cut.reshape(images, channels, down, block, side, right, block, side)
-    return parts.permute(0, 2, 5, 3, 6, 1, 4, 7).reshape(images, -1, channels * side * side)
+    down, right = height // side, width // side
+    cut = pixels[:, :, : down * side, : right * side]
+    parts = cut.reshape(images, channels, down, side, right, side)
+    return parts.permute(0, 2, 4, 1, 3, 5).reshape(images, -1, channels * side * side)
 
 
 def patch_embedding(w: TensorScope, sizes: VisionSizes, *names: str) -> Linear:

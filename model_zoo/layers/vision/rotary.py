@@ -38,7 +38,8 @@ def halves_rotary(w: TensorScope, sizes: VisionSizes) -> PlaneRotary:
 def coordinates(
     rows: int, columns: int, *, block: int = 1, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Row and column of each patch [rows * columns], in the order of `patches.squares`."""
+    """Row and column of each patch [rows * columns]. The patches of each square of `block` x
+    `block` are consecutive; squares are in row-major order."""
     down, right = rows // block, columns // block
     numbers = torch.arange(rows * columns, device=device).view(down, block, right, block)
     ordered = numbers.permute(0, 2, 1, 3).flatten()

@@ -5,17 +5,6 @@ from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key
 
 
-def _local_base(config: Configuration) -> float:
-    """The rotary base of layers with a window. Newer settings nest it under `rope_parameters`;
-    older ones have a separate key."""
-    older = config.get("rope_local_base_freq")
-    if older is not None:
-        return float(older)
-    if "sliding_attention" in (config.get("rope_parameters") or {}):
-        return decoders.rope_base(config, "sliding_attention")
-    return 10000.0
-
-
 def _stated_pattern(config: Configuration) -> list[bool] | None:
     """Whether each layer has a window; None for the default, all layers but every sixth."""
     windows = decoders.windows(config, every=config.get("sliding_window_pattern", 6))
@@ -32,9 +21,9 @@ CONVERSION = Conversion(
         Key("attention.sliding_window", "sliding_window"),
         Key("attention.sliding_window_pattern", _stated_pattern),
         Key("rope.freq_base", decoders.rope_base, flavours=(LLAMA_CPP,)),
-        Key("rope.freq_base_swa", _local_base, flavours=(LLAMA_CPP,)),
+        Key("rope.freq_base_swa", decoders.local_rope_base, flavours=(LLAMA_CPP,)),
         Key("rope.global.freq_base", decoders.rope_base, flavours=(OLLAMA,)),
-        Key("rope.local.freq_base", _local_base, flavours=(OLLAMA,)),
+        Key("rope.local.freq_base", decoders.local_rope_base, flavours=(OLLAMA,)),
         *decoders.LINEAR_SCALING,
         Key("final_logit_softcapping", "final_logit_softcapping", optional=True, of=float),
     ),

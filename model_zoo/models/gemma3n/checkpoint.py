@@ -8,17 +8,7 @@ from torch import Tensor
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
-from model_zoo.models.gemma3n.text import FULL_EVERY, LOCAL_BASE
-
-
-def _local_base(config: Configuration) -> float:
-    """The rotary base of layers with a window. Newer settings nest it under `rope_parameters`;
-    older ones have a separate key."""
-    older = config.get("rope_local_base_freq")
-    if older is not None:
-        return float(older)
-    nested = "sliding_attention" in (config.get("rope_parameters") or {})
-    return decoders.rope_base(config, "sliding_attention") if nested else LOCAL_BASE
+from model_zoo.models.gemma3n.text import FULL_EVERY
 
 
 def _windows(config: Configuration) -> list[bool]:
@@ -98,8 +88,8 @@ CONVERSION = Conversion(
         Key("attention.sliding_window_pattern", _windows),
         Key("attention.shared_kv_layers", "num_kv_shared_layers"),
         Key("rope.freq_base", decoders.rope_base),
-        Key("rope.freq_base_swa", _local_base, flavours=(LLAMA_CPP,)),
-        Key("rope.freq_base_local", _local_base, flavours=(OLLAMA,)),
+        Key("rope.freq_base_swa", decoders.local_rope_base, flavours=(LLAMA_CPP,)),
+        Key("rope.freq_base_local", decoders.local_rope_base, flavours=(OLLAMA,)),
         *decoders.LINEAR_SCALING,
         Key("embedding_length_per_layer_input", "hidden_size_per_layer_input"),
         Key("activation_sparsity_scale", _sparsity_bounds),

@@ -21,20 +21,17 @@ class Idefics3Processor:
     """pixels [tiles, 3, side, side] in row-major order; after several tiles, the stretched whole
     image follows as one more.
 
-    grid: rows and columns of tiles, without the whole image. `split` False: only the whole image.
+    grid: rows and columns of tiles, without the whole image.
     """
 
     side: int
     longest_edge: int
     tile_rows: int
-    split: bool = True
     resample: Filter = Filter.LANCZOS
     normalisation: Normalisation = STANDARD
 
     @property
     def most_rows(self) -> int:
-        if not self.split:
-            return self.tile_rows
         edge = min(self.longest_edge, MAX_EDGE)
         edge += edge % 2  # one side is rounded up to an even length, even if both are equal
         return with_whole(math.ceil(edge / self.side) ** 2) * self.tile_rows
@@ -63,8 +60,6 @@ class Idefics3Processor:
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
         """The longer side in whole tiles, the shorter one by the aspect ratio."""
-        if not self.split:
-            return 1, 1
         aspect = width / height
         if width >= height:
             columns = math.ceil(width / self.side)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
+from model_zoo.images.tiling import with_whole
 from model_zoo.multimodal.placeholders import Outlined, Piece, PlaceholderRows, required_token
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
@@ -21,7 +22,7 @@ class Llama4Placeholders:
 
     def pieces(self, image: Outlined) -> Sequence[Piece]:
         _, columns = image.grid
-        tiles = 1 if prod(image.grid) == 1 else prod(image.grid) + 1
+        tiles = with_whole(prod(image.grid))
         length = image.rows // tiles
         places = [
             PlaceholderRows(self._tokens[PLACE], length, tile * length) for tile in range(tiles)

@@ -72,7 +72,7 @@ VISION = Conversion(
                 towers.frame(index),
             )
         ),
-        *towers.split_qkv("blocks.{n}.attn.qkv.*", "v.blk.{n}.attn_{}.*", LLAMA_CPP, OLLAMA),
+        *towers.split_qkv(LLAMA_CPP, OLLAMA),
         *towers.layers("blocks.{n}", _MODULES),
         *towers.both("merger.ln_q.weight", "v.post_ln.weight", "v.merger.ln_q.weight"),
         *towers.both("merger.mlp.0.*", "mm.0.*", "v.merger.mlp.0.*"),

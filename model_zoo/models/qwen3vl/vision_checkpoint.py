@@ -90,7 +90,7 @@ VISION = Conversion(
         Rule("patch_embed.proj.bias", "v.patch_embed.bias", flavours=(OLLAMA,)),
         *towers.both("pos_embed.weight", "v.position_embd.weight", "v.pos_embed.weight"),
         Rule("blocks.{n}.attn.qkv.*", "v.blk.{n}.attn_qkv.*", flavours=(LLAMA_CPP,)),
-        *towers.split_qkv("blocks.{n}.attn.qkv.*", "v.blk.{n}.attn_{}.*", OLLAMA),
+        *towers.split_qkv(OLLAMA),
         *towers.layers("blocks.{n}", _MODULES),
         *towers.both("merger.norm.*", "v.post_ln.*", "v.merger.norm.*"),
         *towers.both("merger.linear_fc1.*", "mm.0.*", "v.merger.linear_fc1.*"),

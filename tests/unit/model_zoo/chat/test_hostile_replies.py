@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_zoo.chat.formats import minimax_m3
 from model_zoo.chat.formats.events import CallAborted, CallArguments, Text, Thinking
 from model_zoo.chat.formats.parameter_calls import MAX_LITERAL
 from model_zoo.chat.formats.reply_format import format_of
@@ -23,7 +22,6 @@ TEMPLATES = {name: template for name, (template, _, _) in REPLIES.items()} | {
     "deepseek": "tools <｜tool▁calls▁begin｜> <think> </think>",
     "granite": "tools <|tool_call|> </think> <response>",
 }
-TAG = minimax_m3.TAG
 MARKS = "</tool_call> <tool_call> ]] }, [TOOL_CALLS] <think> </invoke> <|im_end|>"
 KIMI_CALL = "<|tool_call_begin|>functions.get_time:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
 
@@ -72,12 +70,6 @@ HOSTILE: dict[str, tuple[str, str, Parsed]] = {
         "lfm2",
         f"<|tool_call_start|>[get_time(city='{MARKS})]<|tool_call_end|>')]<|tool_call_end|>",
         Parsed(calls=one(f"{MARKS})]<|tool_call_end|>")),
-    ),
-    "elements": (
-        "minimax-m3",
-        f'{minimax_m3.OPEN}{TAG}invoke name="get_time">{TAG}city>{MARKS} </city>{TAG}/city>'
-        f"{TAG}/invoke>{minimax_m3.CLOSE}",
-        Parsed(calls=one(f"{MARKS} </city>")),
     ),
     "deepseek": (
         "deepseek",

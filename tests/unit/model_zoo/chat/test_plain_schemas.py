@@ -106,8 +106,6 @@ PARTS = {
     "properties": {"a": {"type": ["integer", "null"]}, "b": {}},
     "anyOf": [{"properties": {"c": {"type": "string"}}}, {"properties": {"c": {"type": "null"}}}],
     "additionalProperties": {"type": ["null", "number"]},
-    "prefixItems": [{"type": "null"}],
-    "items": {"type": "boolean"},
 }
 PATTERNS = {"patternProperties": {"^x": {"type": "null"}, "^y": {"type": "number"}}}
 
@@ -126,8 +124,3 @@ def test_types_of_a_member_come_from_all_parts_of_a_schema(
     schema: Any, name: str, types: Any
 ) -> None:
     assert Place.whole(schema).member(name).types() == types
-
-
-def test_items_have_types_by_their_places() -> None:
-    place = Place.whole({"allOf": [PARTS, {"items": {}}]})
-    assert [place.item(index).types() for index in range(2)] == [{"null"}, {"boolean"}]

@@ -9,7 +9,6 @@ import jsonschema
 import numpy as np
 import pytest
 
-from model_zoo.chat.formats import minimax_m3
 from model_zoo.chat.formats.allowed_calls import AllowedCalls
 from model_zoo.chat.formats.call_forms import call_form
 from model_zoo.chat.formats.events import (
@@ -43,7 +42,7 @@ ANSWER = {"json_schema": {"type": "object", "properties": {"n": {"enum": [1, 2]}
 # Families of which the transcripts have the words of a template.
 WRITTEN = (
     "glm-4.6", "kimi-k2", "kimi-k3", "lfm2", "llama3.2-pythonic", "llama4", "gemma3-tool-code",
-    "minimax-m1", "minimax-m2", "minimax-m3", "seed", "hunyuan-3", "deepseek-v3.2", "apertus",
+    "minimax-m1", "minimax-m2", "seed", "hunyuan-3", "deepseek-v3.2", "apertus",
     "gigachat-3", "solar", "minicpm5", "functionary-3.1", "functionary-3.2", "firefunction", "muse",
     "qwen3-coder",
 )  # fmt: skip
@@ -83,7 +82,7 @@ MESSAGES = {
     "muse": (" to=user<|message|>", " to=clock<|message|>"),
 }
 # Families whose markers are always control tokens, and those that are like others.
-CONTROL_ONLY = {"harmony", "muse", *WRITTEN} - {"qwen3-coder", "lfm2", "minimax-m3"}
+CONTROL_ONLY = {"harmony", "muse", *WRITTEN} - {"qwen3-coder", "lfm2"}
 # Vocabularies where these texts are control tokens, and where they are ordinary text.
 VOCABULARIES = {"control": ByteTokenizer(*MARKERS), "text": ByteTokenizer()}
 GRAMMARS = {name: TokenGrammars(tokenizer) for name, tokenizer in VOCABULARIES.items()}  # type: ignore[arg-type]
@@ -289,12 +288,6 @@ def test_text_of_a_form_has_no_markup_in_its_strings(name: str) -> None:
 NESTED = {
     "lfm2": ("<|tool_call_start|>[f(a=", ")]<|tool_call_end|>", "[", "]"),
     "gemma4": ("<|tool_call>call:f{a:", "}<tool_call|>", "[", "]"),
-    "minimax-m3": (
-        f'{minimax_m3.OPEN}\n{minimax_m3.TAG}invoke name="f">{minimax_m3.TAG}a>',
-        f"{minimax_m3.TAG}/a>{minimax_m3.TAG}/invoke>\n{minimax_m3.CLOSE}",
-        f"{minimax_m3.TAG}item>",
-        f"{minimax_m3.TAG}/item>",
-    ),
 }
 
 
@@ -306,12 +299,10 @@ def test_values_nest_as_deep_as_they_are_read(name: str, schema: dict[str, Any])
     tools = {"f": {"properties": {"a": schema}, "required": ["a"], "$defs": {"list": lists}}}
     grammar = family.grammar(calls=AllowedCalls(tools, required=True, parallel=False))
     begin, end, opener, closer = NESTED[name]
-    # The argument itself is an element, and what is empty is a list.
-    deepest = MAX_DEPTH - (name == "minimax-m3") * (1 + bool(schema))
-    inner = {"lfm2": "'x'", "gemma4": '<|"|>x<|"|>', "minimax-m3": "x"}[name] if not schema else ""
-    for levels in (deepest, deepest + 1):
+    inner = {"lfm2": "'x'", "gemma4": '<|"|>x<|"|>'}[name] if not schema else ""
+    for levels in (MAX_DEPTH, MAX_DEPTH + 1):
         reply = begin + opener * levels + inner + closer * levels + end
-        if levels == deepest:
+        if levels == MAX_DEPTH:
             assert_allowed(family, grammar, reply)
             parser = family.format.parser(tools)
             assert len(calls_in([*parser.feed(reply), *parser.finish()])) == 1
@@ -394,10 +385,6 @@ WRONG = {
     "lfm2: bound": (
         "tools <|tool_list_start|>",
         "<|tool_call_start|>[weather(city='Bern', days=10)]<|tool_call_end|>",
-    ),
-    "minimax-m3: other tool": (
-        "tools ]<]minimax[>[",
-        ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="time">]<]minimax[>[</invoke>',
     ),
     "functionary": (">>>all >>>${recipient}", 'clock\n{"zone": "X"}'),
 }

@@ -101,6 +101,22 @@ def test_schemas_that_refer_to_each_other_too_deeply_are_refused() -> None:
     check_references("format", {"anyOf": [{"$ref": "#/$defs/d0"}] * 9, "$defs": {"d0": {}}})
 
 
+@pytest.mark.parametrize("index", ["{}", "0{}"])
+@pytest.mark.parametrize("keyword", ["prefixItems", "anyOf", "x-list"])
+def test_references_to_items_of_lists_count_like_those_to_definitions(keyword, index) -> None:
+    """Otherwise a chain of them overflows llguidance's stack, which ends the process."""
+    links = [{"$ref": f"#/{keyword}/{index.format(n)}"} for n in range(100)]
+    parts = [within("/items" * 20, link) for link in links]
+    with pytest.raises(RequestError, match="levels deep"):
+        check_references("format", {"items": links[0], keyword: parts})
+
+
+def test_references_to_boolean_schemas_are_accepted() -> None:
+    schema = {"properties": {"a": {"$ref": "#/$defs/any"}}, "$defs": {"any": True}}
+    check_references("format", schema)
+    assert error_of(schema) is None
+
+
 def test_names_and_values_that_look_like_references_are_not() -> None:
     schema = {"properties": {"$ref": {"const": {"$ref": "http://x"}}}, "enum": [{"$ref": "x"}]}
     check_references("format", schema)

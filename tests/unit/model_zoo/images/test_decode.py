@@ -119,9 +119,6 @@ BMP_FILES = {
     "16 bits": bmp_of(
         photo(6, 4).tobytes()[:48], 4, 6, bits=16, compression=3, masks=(0xF800, 0x7E0, 0x1F)
     ),
-    "run lengths": bmp_of(
-        bytes([3, 1, 1, 2, 0, 0, 4, 0, 0, 1]), 4, 2, bits=8, compression=1, palette=bytes(range(12))
-    ),
 }
 FILES = {
     f"{kind}: {name}": data

@@ -218,6 +218,7 @@ def test_a_file_with_too_many_parts_is_refused() -> None:
     for data in [
         PNG_MAGIC + png_header(1, 1, depth=8, colour=2) + chunk(b"eXIf", b"") * many,
         b"\xff\xd8" + b"\xff\xfe\x00\x02" * many,
+        b"\xff\xd8\xff" + b"\xff\x00" * many,
         gif_of([b"!\xfe" + b"\x01a" * many + b"\0"], width=1, height=1),
         gif_of([b"\0" * many], width=1, height=1),
         webp(*[(b"what", b"")] * many),
@@ -233,10 +234,11 @@ def test_a_jpeg_with_too_many_scans_is_refused() -> None:
         decode(data[:-2] + scan * 40 + data[-2:], LIMITS)
 
 
-def test_a_long_run_length_encoded_bmp_is_refused() -> None:
-    data = bmp_of(bytes(2**22), 4, 2, bits=8, compression=1, palette=bytes(12))
-    with pytest.raises(RequestError, match="Send it as PNG"):
-        decode(data, DecodingLimits())
+@pytest.mark.parametrize(("bits", "compression"), [(8, 1), (4, 2)])
+def test_a_run_length_encoded_bmp_is_refused(bits: int, compression: int) -> None:
+    data = bmp_of(b"\4\1\0\1", 4, 1, bits=bits, compression=compression, palette=bytes(12))
+    with pytest.raises(RequestError, match="Send the image as PNG"):
+        decode(data, LIMITS)
 
 
 KINDS = {

@@ -26,15 +26,17 @@ def masked(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Te
     return F.scaled_dot_product_attention(*parts, attn_mask=visible).transpose(1, 2)
 
 
-def test_patches_go_line_by_line_and_blocks_stay_together() -> None:
+def test_patches_go_line_by_line() -> None:
     rows, columns, side = 4, 6, 2
     numbers = torch.arange(rows * columns).view(1, 1, rows, columns)
     pixels = numbers.repeat_interleave(side, 2).repeat_interleave(side, 3).expand(1, 3, -1, -1)
     assert squares(pixels, side)[0, :, 0].tolist() == list(range(rows * columns))
-    in_blocks = squares(pixels, side, block=2)[0, :, 0]
-    assert in_blocks[:8].tolist() == [0, 1, 6, 7, 2, 3, 8, 9]
-    down, right = coordinates(rows, columns, block=2, device=CPU)
-    assert (down * columns + right).tolist() == in_blocks.tolist()
+
+
+def test_coordinates_go_block_by_block() -> None:
+    down, right = coordinates(4, 6, block=2, device=CPU)
+    assert (6 * down + right)[:8].tolist() == [0, 1, 6, 7, 2, 3, 8, 9]
+    assert (6 * down + right)[-4:].tolist() == [16, 17, 22, 23]
 
 
 def test_a_patch_is_channel_then_row_then_column() -> None:

@@ -156,7 +156,6 @@ CALLED = {
     "coder": "tools <tool_call> <function=",
     "gemma": "tools <|tool_call>",
     "python": "tools <|tool_list_start|>",
-    "elements": "tools ]<]minimax[>[",
 }
 
 
@@ -251,7 +250,6 @@ def forms_of(tokenizer: ByteTokenizer, **more) -> ReplyForms:
 
 
 CODER, GEMMA = "tools <tool_call> <function=", "tools <|tool_call>"
-M3 = "tools ]<]minimax[>["
 DEEP: dict[str, Any] = {"type": "array", "items": {}, "minItems": 1}
 for _ in range(40):
     DEEP = {**DEEP, "items": DEEP}
@@ -274,13 +272,6 @@ def tool(name: str, schema: dict[str, Any]) -> dict[str, Any]:
             "several",
         ),
         (GEMMA, {"a": DEEP}, "/properties/a", "nested at most 32 deep"),
-        (M3, {"a": DEEP}, "/properties/a", "nested at most 32 deep"),
-        (
-            M3,
-            {"a": {"properties": {"item": {}}}},
-            "/properties/a/properties/item",
-            "items of lists",
-        ),
         (GEMMA, {"a": {"items": {"const": '<|"|>'}}}, "/properties/a/items", "a text with"),
     ],
 )

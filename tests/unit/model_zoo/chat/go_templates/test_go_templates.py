@@ -85,6 +85,7 @@ def test_the_text_is_that_of_go(about: str) -> None:
         ("{{ " + "1" * 31 + " }}", "too long"),
         ("{{ " + "(" * 99 + "1" + ")" * 99 + " }}", "parentheses are nested"),
         ("{{ if 1 }}" * 99 + "{{ end }}" * 99, "blocks are nested"),
+        ("{{ $" + ".Function" * 9_999 + " }}", "fields are nested"),
         ("{{ not }}", "`not` with 0 arguments"),
         ("{{ range .Messages }}{{ .Images }}{{ end }}", r"\.Images"),
     ],
