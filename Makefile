@@ -42,7 +42,7 @@ help:
 	@echo "make test-arm    kernels of arm64, cross compiled and run under qemu-user"
 	@echo "make test-cuda   kernels for CUDA, compiled for every kind of device, which it does not need"
 	@echo "make test-real   a real model file against llama.cpp and transformers"
-	@echo "make lint        the last three of these"
+	@echo "make lint        ruff, types and import rules, without the tests"
 	@echo "make fuzz        search for model files that do harm, FUZZ_SECONDS=$(FUZZ_SECONDS) long"
 	@echo "make sanitize    kernels under sanitizers: their tests, damaged files for SANITIZE_SECONDS=$(SANITIZE_SECONDS)"
 	@echo "make soak        random requests, aborted ones too, against answers alone: SOAK_SECONDS=$(SOAK_SECONDS)"

@@ -22,7 +22,12 @@ _LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 
-
+# Messages of the library that name parts of its own, and what they mean for the author of a form.
+_MEANINGS = {
+    "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with "
+    "anyOf": "the alternatives of `oneOf` may overlap; use `anyOf`",
+    "NoExtensionBias": "no token continues it",
+}
 # Sets of tokens ("slices") that the library adds to a mask as a whole where all of them may follow.
 # More sets than its default make masks of strings with `maxLength` cheaper.
 _SPACE, _IN_STRINGS = r"[\x20\x0A\x0D\x09]+", r'[^"\\\x00-\x1F\x7F]'
@@ -188,4 +193,6 @@ def _brief(error: str) -> str:
     """The library's message as one line, without the grammar's listing and the library's
     location."""
     error = error.replace("<non-verbose/>", "").partition("while processing json-schema:")[0]
+    for message, meaning in _MEANINGS.items():
+        error = error.replace(message, meaning)
     return " ".join(filter(None, map(str.strip, error.splitlines())))[:400]

@@ -146,17 +146,17 @@ class Common(VllmExtras, LlamaExtras):
 
 
 def configured(body: Body, model: ServedModel, max_tokens: int | None) -> Options:
-    """The options of a request: its own, then the model's configured ones, then the protocol's
-    defaults.
+    """The options of a request: its own, as far as its type declares them, then the model's
+    configured ones, then the protocol's defaults.
     """
+    declared = {name: getattr(body, name) for name in type(body).model_fields}
     values = {
         option: number(name, value, OPENAI_BOUNDS[name])
         for name, option in _SAMPLING.items()
-        if (value := getattr(body, name, None)) is not None
+        if (value := declared.get(name)) is not None
     }
-    stop = getattr(body, "stop", None)
+    stop, breakers = declared.get("stop"), declared.get("dry_sequence_breakers")
     stop = [stop] if isinstance(stop, str) else stop
-    breakers = getattr(body, "dry_sequence_breakers", None)
     given = Options(
         **values,  # type: ignore[arg-type]
         num_predict=max_tokens,

@@ -108,6 +108,7 @@ class ResponsesBody(Body):
     presence_penalty: Any = None
     frequency_penalty: Any = None
     repetition_penalty: Any = None
+    stop: Any = None
 
     def image_bytes(self) -> int:
         return 0 if isinstance(self.input, str) else image_bytes(self.input)

@@ -28,6 +28,8 @@ _KEPT_LINES = 400
 _LONGEST_LINE = 400
 _TROUBLE = re.compile(r"(?:ERROR|Error|Exception|CRITICAL|FATAL)\b")
 _SHOWN_TROUBLE = 5
+# An ingress behind HAProxy listens itself; without it, Serve's own proxy gets its routes.
+_SERVED = re.compile(r"Started HTTP server|Got updated endpoints: .*route_patterns=\[")
 # Serve's controller, before a stack trace or the message of an error.
 _FAILED_APPLICATION = re.compile(
     r"(?:Deploying app|Runtime env setup for app|"
@@ -136,7 +138,7 @@ class StartReport:
                 self._failure.reason = text.strip()
         elif "Importing and building app" in text:
             self._say("reading the configuration")
-        elif "Started HTTP server" in text:
+        elif _SERVED.search(text):
             self._served = True
             self._check_ready()
 

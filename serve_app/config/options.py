@@ -214,7 +214,7 @@ def number(name: str, value: Any, bounds: Bounds, *, noun: str = "field") -> int
         wanted = "integer" if bounds.type is int else "float32"
         raise RequestError(f'{noun} "{name}" must be of type {wanted}')
     if value != value or value not in bounds:
-        wanted = f"at most {LONGEST:,}" if value > bounds.high == LONGEST else bounds
+        wanted = f"at most {LONGEST:,}" if value > bounds.high == LONGEST else str(bounds)
         raise RequestError(f'{noun} "{name}" is {str(value)[:40]}; it must be {wanted}')
     return bounds.type(value)
 

@@ -69,11 +69,7 @@ def with_recent_turns(
     fitting, excessive = 1, len(starts)
     found = attempt(1, limit) if excessive > 1 else None
     if found is None:
-        raise PromptTooLongError(
-            "the input length exceeds the context length: the system prompt, the tools and the "
-            f"last turn alone have more than {limit:,} tokens, the limit that `{setting}` sets for "
-            f"model '{model}'. Shorten them or raise it."
-        )
+        raise _last_turn_too_long(limit, model, setting)
     step = 2
     while excessive - fitting > 1:
         turns = min(step, (fitting + excessive) // 2)
@@ -83,6 +79,14 @@ def with_recent_turns(
         else:
             found, fitting, step = prompt, turns, 2 * turns
     return found
+
+
+def _last_turn_too_long(limit: int, model: str, setting: str) -> PromptTooLongError:
+    return PromptTooLongError(
+        "the input length exceeds the context length: the system prompt, the tools and the last "
+        f"turn alone have more than {limit:,} tokens, the limit that `{setting}` sets for model "
+        f"'{model}'. Shorten them or raise it."
+    )
 
 
 def _turn_starts(messages: Sequence[Message]) -> list[int]:

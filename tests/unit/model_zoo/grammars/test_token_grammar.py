@@ -1,6 +1,8 @@
 """Masks over the tokens of a vocabulary, and what costs too much."""
 
 import itertools
+import json
+import re
 
 import pytest
 
@@ -12,6 +14,7 @@ from tests.byte_tokenizer import END, ByteTokenizer
 TOKENIZER = ByteTokenizer("<tool>", "<other>")
 GRAMMARS = TokenGrammars(TOKENIZER)  # type: ignore[arg-type]
 TOOL = TOKENIZER.vocabulary.control["<tool>"]
+OVERLAPPING = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
 # The first character after it takes most of a second.
 SLOW = "x{1000}{1000}{1000}"
 
@@ -102,6 +105,21 @@ def test_an_answer_does_not_pay_for_masks_ahead() -> None:
     saved_s = matcher._budget_s
     matcher.look_ahead(tokens, [memoryview(bytearray(36)) for _ in tokens])
     assert matcher._budget_s == saved_s
+
+
+@pytest.mark.parametrize(
+    ("grammar", "meaning"),
+    [
+        ("start: start", "no token continues it"),
+        (
+            json.dumps({"grammars": [{"json_schema": OVERLAPPING}]}),
+            "`oneOf` may overlap; use `anyOf`",
+        ),
+    ],
+)
+def test_errors_name_nothing_of_the_librarys_own(grammar, meaning) -> None:
+    with pytest.raises(GrammarError, match=re.escape(meaning) + "$"):
+        GRAMMARS.compile(grammar)
 
 
 def test_a_grammar_whose_first_mask_costs_too_much_is_refused(monkeypatch) -> None:

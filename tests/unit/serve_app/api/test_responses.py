@@ -282,6 +282,13 @@ async def test_options_reach_the_engine():
     assert (task.sampling.temperature, task.sampling.top_k, task.max_tokens) == (1.0, 5, 3)
 
 
+async def test_only_declared_fields_change_the_sampling():
+    plain = await task_of(seed=1)
+    extended = await task_of(seed=1, typical_p=0.5, mirostat=2, dry_multiplier=1, stop="end")
+    assert extended.sampling == plain.sampling
+    assert (plain.stop, extended.stop) == ((), ("end",))  # of vLLM
+
+
 @pytest.mark.parametrize(
     ("truncation", "turns"), [("disabled", None), ("auto", Truncation(turns=True))]
 )

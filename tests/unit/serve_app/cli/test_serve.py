@@ -62,6 +62,17 @@ def test_a_start_is_a_few_lines_and_ends_with_the_address(capsys):
     )
 
 
+def test_a_start_without_haproxy_ends_with_the_address_too(capsys):
+    endpoints = (
+        "(ProxyActor pid=3) INFO x proxy 192.0.2.2 -- Got updated endpoints: {{Deployment("
+        "name='Ingress', app='caravan'): EndpointInfo(route='/', route_patterns={})}}."
+    )
+    served = endpoints.format("[RoutePattern(methods=['GET', 'HEAD'], path='/')]")
+    lines = [*READY[:2], endpoints.format("None"), *READY[3:]]
+    assert shown(lines, capsys)[-1] == "demo: loaded"
+    assert shown([*lines, served], capsys)[-1].startswith("Caravan serves demo at http://x")
+
+
 def test_a_verbose_start_shows_all_output_and_ends_with_the_address(capsys):
     report = StartReport(
         address="http://x", models=frozenset(["demo"]), log=Path("serve.log"), verbose=True
@@ -171,7 +182,7 @@ def test_models_become_a_valid_configuration(tmp_path):
     [
         ("models/My Model (Q8).gguf", "My-Model-Q8"),
         ("./blobs/sha256-0123", "sha256-0123"),
-        ("/tmp/.gguf", "gguf"),
+        ("/models/.gguf", "gguf"),
         ("hf://org/repo/small model.gguf", "small-model"),
     ],
 )
