@@ -1,6 +1,6 @@
-"""Typed parts of messages, common to Anthropic's protocol and OpenAI's responses."""
+"""Typed parts of messages, common to Anthropic's protocol and OpenAI's."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
@@ -25,12 +25,12 @@ def string(place: str, part: dict[str, Any], field: str) -> str:
     return value
 
 
-def joined(parts: Sequence[str | Unread]) -> str | tuple[str | Unread, ...]:
+def joined(parts: Iterable[str | Unread], separator: str = "") -> str | tuple[str | Unread, ...]:
     """The parts, with adjacent texts joined; one text if there are no images."""
     merged: list[str | Unread] = []
     for kind, group in groupby(parts, key=type):
         if kind is str:
-            merged.append("".join(map(str, group)))
+            merged.append(separator.join(map(str, group)))
         else:
             merged += group
     if any(isinstance(part, Unread) for part in merged):

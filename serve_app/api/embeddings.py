@@ -131,13 +131,13 @@ async def computed(
         async with at_once:
             return merge_embeddings([delta async for delta in backend.generate(task)])
 
-    asked = [asyncio.create_task(answer(task)) for task in tasks]
+    answers = [asyncio.create_task(answer(task)) for task in tasks]
     try:
-        yield merge_embeddings(await asyncio.gather(*asked))
+        yield merge_embeddings(await asyncio.gather(*answers))
     finally:
-        for task in asked:
+        for task in answers:
             task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.gather(*answers, return_exceptions=True)
 
 
 def native_reply(

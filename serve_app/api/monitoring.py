@@ -39,9 +39,9 @@ class Monitoring:
     def __init__(self, exposition: Exposition, registry: ModelRegistry) -> None:
         self._exposition = exposition
         self._registry = registry
-        self._asking = asyncio.Lock()
+        self._reading = asyncio.Lock()
         self._statuses: list[ReplicaStatus] = []
-        self._asked_at = float("-inf")
+        self._read_at = float("-inf")
 
     async def metrics(self, request: Request) -> Response:
         return Response(await self._exposition(), media_type=CONTENT_TYPE)
@@ -50,16 +50,16 @@ class Monitoring:
         """The engines of the models that the request's key may use; `at`: time in seconds."""
         allowed = allowed_models(request)
         configured = [name for name in self._registry.configured if name in allowed]
-        async with self._asking:  # concurrent readers share one call of the replicas
-            if time.monotonic() - self._asked_at > KEPT_S:
+        async with self._reading:  # concurrent readers share one call of the replicas
+            if time.monotonic() - self._read_at > KEPT_S:
                 self._statuses = await self._registry.statuses()
-                self._asked_at = time.monotonic()
+                self._read_at = time.monotonic()
         models: dict[str, list[dict[str, Any]]] = {name: [] for name in configured}
         for model, engine in _engines(self._statuses):
             if model in allowed:
                 models.setdefault(model, []).append(engine)
         shown = [{"name": name, "replicas": models[name]} for name in sorted(models)]
-        return JSONResponse({"at": self._asked_at, "models": shown})
+        return JSONResponse({"at": self._read_at, "models": shown})
 
 
 def _engines(statuses: Iterable[ReplicaStatus]) -> Iterable[tuple[str, dict[str, Any]]]:

@@ -1,7 +1,6 @@
 """The OpenAI-compatible protocol: /v1/chat/completions."""
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -21,6 +20,7 @@ from runtime.engine.request import FinishReason
 from runtime.errors import RequestError
 from serve_app.api.access import allowed_models, key_of
 from serve_app.api.choices import choice_count, choice_tasks, generate_choices
+from serve_app.api.content_parts import joined
 from serve_app.api.fields import Body, BodyReader, Items, Objects, harmless, unserved
 from serve_app.api.json_values import check_value
 from serve_app.api.openai import (
@@ -328,15 +328,8 @@ def _content_of(place: str, content: str | list[Any]) -> str | tuple[str | Unrea
     are."""
     if isinstance(content, str):
         return content
-    parts: list[str | Unread] = []
-    read = (_part(f"{place}[{index}]", part) for index, part in enumerate(content))
-    for kind, group in groupby(read, key=type):
-        if kind is str:
-            parts.append("\n\n".join(map(str, group)))
-        else:
-            parts += group
-    has_images = any(isinstance(part, Unread) for part in parts)
-    return tuple(parts) if has_images else "".join(map(str, parts))
+    parts = (_part(f"{place}[{index}]", part) for index, part in enumerate(content))
+    return joined(parts, separator="\n\n")
 
 
 def _is_image(part: Any) -> bool:

@@ -229,8 +229,9 @@ class ChatBackend:
     async def _pause_for_full_replicas(
         self, failover: FailoverState, address: Address, budget: "_WaitBudget"
     ) -> None:
-        """Raises if the replica can never take the task, or if it is full and the task is new."""
-        if not failover.can_continue_on(address):
+        """Raises if the replica can never take the task, or if it is full and the task is new. One
+        that could not load its model is replaced soon."""
+        if address.model and not failover.can_continue_on(address):
             raise ReplicaLostError(
                 f"Model '{failover.model}' was replaced by another one while it answered."
             )

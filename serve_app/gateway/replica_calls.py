@@ -3,6 +3,10 @@
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
+from serve_app.logs import get_logger
+
+log = get_logger()
+
 
 class Handle(Protocol):
     """The part of a Serve handle that is used here."""
@@ -38,7 +42,8 @@ class Replicas:
             answers = await calls.results_async(timeout_s=timeout_s, return_exceptions=True)
         except TimeoutError:
             raise
-        except Exception:  # raised by Serve if there are no replicas
+        except Exception as error:  # raised by Serve if there are no replicas
+            log.debug("no replica called", method=method, reason=repr(error))
             return []
         return [answer for answer in answers if not isinstance(answer, BaseException)]
 

@@ -1,7 +1,7 @@
 """Tasks of the protocols and the deltas of their answers: plain values that cross processes."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain
 from typing import Any, ClassVar
@@ -287,22 +287,20 @@ class ChatDelta:
 def merge(deltas: list[ChatDelta]) -> ChatDelta:
     """Merges consecutive deltas of an answer into one."""
     last = deltas[-1]
-    return ChatDelta(
-        "".join(delta.text for delta in deltas),
-        tuple(chain.from_iterable(delta.tokens for delta in deltas)),
-        tuple(chain.from_iterable(delta.logprobs for delta in deltas)),
-        last.finish,
-        next((delta.usage for delta in reversed(deltas) if delta.usage is not None), None),
-        last.error,
-        last.prompt,
-        tuple(chain.from_iterable(delta.vectors for delta in deltas)),
-        next((delta.opening for delta in deltas if delta.opening is not None), None),
-        tuple(chain.from_iterable(delta.choices for delta in deltas)),
-        next((delta.echo for delta in deltas if delta.echo is not None), None),
-        last.matched,
-        sum(delta.thinking_tokens for delta in deltas),
-        last.prompt_tokens,
-        tuple(chain.from_iterable(delta.mirostat_mus for delta in deltas)),
+    if len(deltas) == 1:
+        return last
+    return replace(
+        last,
+        text="".join(delta.text for delta in deltas),
+        tokens=tuple(chain.from_iterable(delta.tokens for delta in deltas)),
+        logprobs=tuple(chain.from_iterable(delta.logprobs for delta in deltas)),
+        usage=next((delta.usage for delta in reversed(deltas) if delta.usage is not None), None),
+        vectors=tuple(chain.from_iterable(delta.vectors for delta in deltas)),
+        opening=next((delta.opening for delta in deltas if delta.opening is not None), None),
+        choices=tuple(chain.from_iterable(delta.choices for delta in deltas)),
+        echo=next((delta.echo for delta in deltas if delta.echo is not None), None),
+        thinking_tokens=sum(delta.thinking_tokens for delta in deltas),
+        mirostat_mus=tuple(chain.from_iterable(delta.mirostat_mus for delta in deltas)),
     )
 
 

@@ -34,6 +34,7 @@ class UnservedReplica:
 
     @property
     def identity(self) -> str:
+        """Empty: it continues no answer."""
         return ""
 
     async def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]:

@@ -23,14 +23,14 @@ from serve_app.gateway.replica_calls import Replicas
 from serve_app.gateway.tasks import Task
 from serve_app.routing.policy import RoutingPolicy
 from serve_app.routing.prefix_hashes import prefix_hashes_of
-from serve_app.transport.watch import Subscriber, Watcher
+from serve_app.transport.watch import Watcher
 from serve_app.transport.wire import Address, LoadReport
 
 CARD_LIFE_S = 10.0
 RETRY_S = 0.05
 REPORT_EVERY_S = 0.1
-# Reports per second that an ingress accepts from all replicas of a model together; with more
-# replicas, each reports less often.
+# Reports per second that an ingress requests from all replicas of a model together, up to twice as
+# many while replicas are added; with more replicas, each reports less often.
 REPORTS_PER_S = 2000
 
 # The routers by application and deployment. Serve constructs them, so a replica set finds the one
@@ -80,16 +80,17 @@ class ReplicaSet(Replicas):
         self._policy = RoutingPolicy()
         self._listed: Mapping[ReplicaID, RunningReplica] = {}
         self._addresses: dict[str, Address] = {}
+        self._unserved: frozenset[str] = frozenset()  # they report an idle engine
         self._watchers: dict[str, Watcher] = {}
         self._card: tuple[float, ModelCard] | None = None  # with the time of the call
 
     async def choose(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address:
-        """The replica for a task; waits until there is one. Replicas in `avoid` are chosen only if
-        there is no other."""
+        """The replica for a task; waits until there is one. Replicas in `avoid`, and those that
+        could not load the model, are chosen only if there is no other."""
         while not self._refresh():
             await self.await_one()
         chosen = self._policy.choose(
-            prefix_hashes_of(task), now=_now(), avoid=avoid, request=task.id
+            prefix_hashes_of(task), now=_now(), avoid=avoid | self._unserved, request=task.id
         )
         assert chosen is not None
         return self._addresses[chosen]
@@ -99,6 +100,7 @@ class ReplicaSet(Replicas):
     ) -> Address | None:
         """A replica that would start a queued task far earlier; None if it should stay."""
         self._refresh()
+        avoid |= self._unserved
         chosen = self._policy.choose_earlier(task.id, now=_now(), avoid=avoid)
         return None if chosen is None else self._addresses[chosen]
 
@@ -137,12 +139,21 @@ class ReplicaSet(Replicas):
             self._watchers.pop(name).close()
             del self._addresses[name]
         every_s = max(REPORT_EVERY_S, len(running) / REPORTS_PER_S)
+        for name, watcher in list(self._watchers.items()):
+            if every_s > 2 * watcher.every_s:  # subscribed when there were far fewer replicas
+                watcher.close()
+                self._watch(name, every_s)
         for name in running.keys() - self._policy.replicas:
             address = replace(Address(**running[name].replica_metadata), replica=name)
             self._addresses[name] = address
             self._policy.add(name)
-            listener = Subscriber(partial(self._record, name), partial(self._doubt, name))
-            self._watchers[name] = Watcher(address, listener, every_s=every_s)
+            self._watch(name, every_s)
+        unserved = (name for name, address in self._addresses.items() if not address.model)
+        self._unserved = frozenset(unserved)
+
+    def _watch(self, name: str, every_s: float) -> None:
+        report, lost = partial(self._record, name), partial(self._doubt, name)
+        self._watchers[name] = Watcher(self._addresses[name], report, lost, every_s=every_s)
 
     def _record(self, name: str, report: LoadReport) -> None:
         self._policy.report(name, report.load, now=_now())

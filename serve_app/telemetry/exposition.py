@@ -30,17 +30,17 @@ class ClusterExposition:
     def __init__(self, urls: AgentUrls) -> None:
         self._urls = urls
         self._client = httpx.AsyncClient(timeout=AGENT_TIMEOUT_S, trust_env=False)
-        self._asking = asyncio.Lock()
+        self._reading = asyncio.Lock()
         self._places = asyncio.Semaphore(AGENTS_AT_ONCE)
-        self._text, self._asked_at = "", float("-inf")
+        self._text, self._read_at = "", float("-inf")
 
     async def __call__(self) -> str:
         """The text. Concurrent callers share the agents' answers, which are at most `KEPT_S`
         old."""
-        async with self._asking:
-            if time.monotonic() - self._asked_at > KEPT_S:
+        async with self._reading:
+            if time.monotonic() - self._read_at > KEPT_S:
                 self._text = await self._collect()
-                self._asked_at = time.monotonic()
+                self._read_at = time.monotonic()
             return self._text
 
     async def _collect(self) -> str:

@@ -16,7 +16,6 @@ from serve_app.telemetry.spans import HEADER, Attribute, SpanKind
 _KINDS = {
     SpanKind.SERVER: trace.SpanKind.SERVER,
     SpanKind.CLIENT: trace.SpanKind.CLIENT,
-    SpanKind.INTERNAL: trace.SpanKind.INTERNAL,
 }
 _propagator = TraceContextTextMapPropagator()
 

@@ -82,16 +82,16 @@ def _operation(task: Task) -> str:
 
 
 def _request_attributes(task: Task) -> dict[str, Attribute | None]:
-    asked: dict[str, Attribute | None] = {
+    attributes: dict[str, Attribute | None] = {
         "gen_ai__operation__name": _operation(task),
         "gen_ai__provider__name": "caravan",
         "gen_ai__request__model": task.model,
         "caravan__request__id": task.origin.id or None,
     }
     if isinstance(task, ChatTask):
-        asked["gen_ai__request__max_tokens"] = task.max_tokens
-        asked["gen_ai__request__temperature"] = task.sampling.temperature
-    return asked
+        attributes["gen_ai__request__max_tokens"] = task.max_tokens
+        attributes["gen_ai__request__temperature"] = task.sampling.temperature
+    return attributes
 
 
 def _response_attributes(record: ReplyRecord) -> dict[str, Attribute | None]:

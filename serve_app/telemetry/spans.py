@@ -23,7 +23,6 @@ Attribute = str | int | float | tuple[str, ...]
 class SpanKind(Enum):
     SERVER = auto()
     CLIENT = auto()
-    INTERNAL = auto()
 
 
 class Span(Protocol):

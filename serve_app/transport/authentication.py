@@ -4,10 +4,11 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from runtime.distributed.handshake import Handshake, new_nonce
 from serve_app.transport import wire
+from serve_app.transport.connection import FramedConnection
 
 PURPOSE = "serving"
 # Time limits of the whole handshake. The listener's process may be busy; a genuine caller rarely
@@ -17,15 +18,7 @@ LISTENER_TIMEOUT_S = 5.0
 MAX_HALF_OPEN = 256
 
 
-class Messages(Protocol):
-    """The part of a connection that the handshake uses."""
-
-    def send(self, message: wire.WireMessage) -> None: ...
-
-    async def receive(self) -> wire.WireMessage: ...
-
-
-async def admit(connection: Messages, token: str) -> None:
+async def admit(connection: FramedConnection, token: str) -> None:
     """The listener's side. WireError: the caller does not know the token. TimeoutError: it has not
     finished within LISTENER_TIMEOUT_S."""
     async with asyncio.timeout(LISTENER_TIMEOUT_S):
@@ -40,7 +33,7 @@ async def admit(connection: Messages, token: str) -> None:
         connection.send(wire.Accepted(handshake.proof("listener")))
 
 
-async def prove(connection: Messages, token: str) -> None:
+async def prove(connection: FramedConnection, token: str) -> None:
     """The caller's side. Nothing else may be sent before this returns.
 
     WireError: the listener does not know the token, such as a process that has taken the port of

@@ -26,29 +26,22 @@ def generation_server(
     heartbeat_s: float = wire.HEARTBEAT_S,
 ) -> StreamServer:
     """Serves `generate`, and load reports if `report` is given."""
-    answers = AnswerHandler(generate)
+
+    async def answer(request: wire.TaskRequest, connection: FramedConnection) -> None:
+        begin_work(request.task.origin)
+        async with aclosing(generate(request.task)) as deltas:
+            async for delta in deltas:
+                connection.send(wire.DeltaMessage(delta))
+                await connection.drain()
+
     handlers: dict[type, Handler] = {
-        wire.GenerateRequest: answers,
-        wire.EmbedRequest: answers,
-        wire.TokenizeRequest: answers,
+        wire.GenerateRequest: answer,
+        wire.EmbedRequest: answer,
+        wire.TokenizeRequest: answer,
     }
     if report is not None:
         handlers[wire.Watch] = ReportHandler(report, heartbeat_s)
     return StreamServer(handlers, max_request_bytes=wire.MAX_TASK_BYTES, heartbeat_s=heartbeat_s)
-
-
-class AnswerHandler:
-    """Sends the deltas of a task."""
-
-    def __init__(self, generate: Generate) -> None:
-        self._generate = generate
-
-    async def __call__(self, request: wire.TaskRequest, connection: FramedConnection) -> None:
-        begin_work(request.task.origin)
-        async with aclosing(self._generate(request.task)) as deltas:
-            async for delta in deltas:
-                connection.send(wire.DeltaMessage(delta))
-                await connection.drain()
 
 
 class ReportHandler:

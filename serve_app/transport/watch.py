@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 
 from serve_app.transport import wire
 from serve_app.transport.client import SILENCE_S
@@ -14,22 +13,24 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Subscriber:
-    """`report`: called with each report. `lost`: called when the subscription breaks; the next
-    report ends that."""
-
-    report: Callable[[wire.LoadReport], None]
-    lost: Callable[[], None]
-
-
 class Watcher:
-    """Subscribes to one replica in the running loop until closed. Reconnects after a loss."""
+    """Subscribes to one replica in the running loop until closed. Reconnects after a loss.
 
-    def __init__(self, address: wire.Address, subscriber: Subscriber, *, every_s: float) -> None:
+    `report`: called with each report. `lost`: called when the subscription breaks; the next report
+    ends that.
+    """
+
+    def __init__(
+        self,
+        address: wire.Address,
+        report: Callable[[wire.LoadReport], None],
+        lost: Callable[[], None],
+        *,
+        every_s: float,
+    ) -> None:
         self._address = address
-        self._subscriber = subscriber
-        self._every_s = every_s
+        self._report, self._lost = report, lost
+        self.every_s = every_s
         self._watching = asyncio.create_task(self._watch())
 
     def close(self) -> None:
@@ -43,8 +44,8 @@ class Watcher:
                 async with aclosing(self._reports()) as reports:
                     async for report in reports:
                         received = True
-                        self._subscriber.report(report)
-            self._subscriber.lost()
+                        self._report(report)
+            self._lost()
             pause_s = FIRST_PAUSE_S if received else min(2 * pause_s, LONGEST_PAUSE_S)
             await asyncio.sleep(pause_s)
 
@@ -52,7 +53,7 @@ class Watcher:
         """Reads reports until the replica stops."""
         connection = await connect(self._address)
         try:
-            connection.send(wire.Watch(self._every_s))
+            connection.send(wire.Watch(self.every_s))
             with connection.silence_limit(SILENCE_S):
                 while not isinstance(message := await connection.receive(), wire.Draining):
                     if isinstance(message, wire.LoadReport):

@@ -190,7 +190,7 @@ class Address:
     """Where a replica or encoder listens, and the token that its callers must know.
 
     `replica`: a name that is never reused. `model`: equal for replicas that can continue each
-    other's answers.
+    other's answers; empty for one that could not load its model.
     """
 
     host: str

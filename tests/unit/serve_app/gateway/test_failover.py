@@ -354,6 +354,24 @@ async def test_an_answer_is_not_continued_by_another_model():
             await answer
 
 
+async def test_an_answer_waits_while_the_only_other_replica_could_not_load_the_model():
+    first = ResumableReplica(halts_at=4, dies_at=4)
+    unserved = ResumableReplica(model="", error=ModelUnavailableError("cannot be served"))
+    later = ResumableReplica()
+    async with serving(first, unserved) as (backend, replica_set):
+        answer = asyncio.create_task(answer_of(backend))
+        await until(lambda: first.halted)
+        del replica_set.addresses[0]
+        first.resume.set()
+        await until(lambda: answer.done() or replica_set.choices > 4)
+        replica_set.addresses.append(await later.start())
+        try:
+            assert (await answer).text == TEXT
+        finally:
+            await later.server.close(drain_s=0)
+    assert not unserved.tasks
+
+
 async def test_an_answer_without_tokens_may_come_from_another_model():
     first, other = ResumableReplica(dies_at=0), ResumableReplica(model="two")
     async with serving(first, other) as (backend, _):

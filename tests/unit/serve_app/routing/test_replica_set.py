@@ -4,7 +4,7 @@ import asyncio
 import secrets
 from collections import Counter
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +19,7 @@ from serve_app.routing.prefix_hashes import prefix_hashes_of
 from serve_app.routing.replica_set import ListingRouter, ReplicaSet, router_config, routers
 from serve_app.transport.client import StreamClient
 from serve_app.transport.generation import generation_server
+from serve_app.transport.watch import Watcher
 from tests.patience import HANG_S, settled, until
 from tests.unit.serve_app.fake_replicas import CARD, PretendReplica
 
@@ -40,7 +41,8 @@ def busy(tokens: int) -> EngineStatistics:
 class RunningFake:
     """A running replica as Serve lists it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, model: str = "m") -> None:
+        self.model = model
         self.replica_id = SimpleNamespace(unique_id=name)
         self.statistics = IDLE
         self.replica = PretendReplica()
@@ -50,7 +52,8 @@ class RunningFake:
         )
 
     async def start(self) -> "RunningFake":
-        self.replica_metadata = asdict(await self.server.start("127.0.0.1"))
+        address = await self.server.start("127.0.0.1")
+        self.replica_metadata = asdict(replace(address, model=self.model))
         return self
 
 
@@ -128,6 +131,46 @@ async def test_the_next_turn_is_sent_to_the_same_replica():
     async with running("a", "b", "c") as replicas, replica_set(FakeHandle(*replicas)) as known:
         first = await chosen(known, task("x"))
         assert {await chosen(known, task("x", 200 + 50 * n)) for n in range(5)} == {first}
+
+
+async def test_replicas_report_less_often_when_others_are_added(monkeypatch):
+    monkeypatch.setattr("serve_app.routing.replica_set.REPORTS_PER_S", 10)
+    intervals = {}
+
+    class RecordedWatcher(Watcher):
+        def __init__(self, address, report, lost, *, every_s):
+            super().__init__(address, report, lost, every_s=every_s)
+            intervals[address.replica] = every_s
+
+    monkeypatch.setattr("serve_app.routing.replica_set.Watcher", RecordedWatcher)
+    async with running("a", "b", "c", "d") as replicas:
+        handle = FakeHandle(replicas[0])
+        async with replica_set(handle) as known:
+            await chosen(known, task("x"))
+            assert intervals == {"a": 0.1}
+            handle.replace(*replicas)
+            await chosen(known, task("y"))
+            assert intervals == dict.fromkeys("abcd", 0.4)
+            replicas[0].statistics = busy(50_000)
+            numbers = iter(range(10_000))
+
+            async def avoided() -> bool:
+                return "a" not in {
+                    await chosen(known, task(f"{next(numbers)}", 10)) for _ in range(8)
+                }
+
+            await until(avoided)  # the reports of the new subscription arrive
+
+
+async def test_a_replica_that_could_not_load_the_model_is_chosen_only_alone():
+    async with running("a") as (a,):
+        unserved = await RunningFake("b", model="").start()
+        handle = FakeHandle(a, unserved)
+        async with replica_set(handle) as known:
+            assert {await chosen(known, task(f"{n}")) for n in range(9)} == {"a"}
+            handle.replace(unserved)
+            assert await chosen(known, task("x")) == "b"
+        await unserved.server.close(drain_s=0)
 
 
 async def test_a_replica_that_reports_a_queue_is_not_chosen():

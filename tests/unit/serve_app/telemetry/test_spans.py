@@ -170,7 +170,7 @@ async def test_spans_are_sent_to_the_configured_receiver(monkeypatch):
     async with receiver() as (url, received):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
         provider = exporting_provider()
-        with OtelSpans(provider).span("one", SpanKind.INTERNAL, ""):
+        with OtelSpans(provider).span("one", SpanKind.SERVER, ""):
             pass
         await asyncio.to_thread(provider.shutdown)
     (body,) = received

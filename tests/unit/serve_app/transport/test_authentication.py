@@ -18,7 +18,7 @@ from serve_app.transport.client import StreamClient
 from serve_app.transport.features import FeatureClient
 from serve_app.transport.generation import generation_server
 from serve_app.transport.stream_server import StreamServer
-from serve_app.transport.watch import Subscriber, Watcher
+from serve_app.transport.watch import Watcher
 from serve_app.transport.wire import ConnectionLost
 from tests.patience import HANG_S, pass_time, until
 from tests.unit.runtime.vision.fake_tower import PretendTower, picture
@@ -126,7 +126,7 @@ async def requests_features(address: wire.Address) -> None:
 
 async def subscribes(address: wire.Address) -> None:
     lost = asyncio.Event()
-    watcher = Watcher(address, Subscriber(lambda report: None, lost.set), every_s=1.0)
+    watcher = Watcher(address, lambda report: None, lost.set, every_s=1.0)
     await lost.wait()
     watcher.close()
 

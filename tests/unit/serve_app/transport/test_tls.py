@@ -15,7 +15,7 @@ from serve_app.transport import authentication
 from serve_app.transport.client import StreamClient
 from serve_app.transport.features import FeatureClient
 from serve_app.transport.generation import generation_server
-from serve_app.transport.watch import Subscriber, Watcher
+from serve_app.transport.watch import Watcher
 from serve_app.transport.wire import Address, ConnectionLost, LoadReport
 from tests.certificates import Authority, set_variables
 from tests.patience import HANG_S, until
@@ -96,7 +96,7 @@ async def test_load_reports_arrive() -> None:
         report=lambda since: LoadReport(ReplicaLoad(running=3), (), since),
     )
     address = await server.start(HOST)
-    watcher = Watcher(address, Subscriber(reports.append, lambda: None), every_s=0.02)
+    watcher = Watcher(address, reports.append, lambda: None, every_s=0.02)
     await until(lambda: reports)
     assert reports[0].load.running == 3
     watcher.close()
