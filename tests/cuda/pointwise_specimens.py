@@ -41,7 +41,7 @@ def norm(*, layer: bool) -> Specimen:
             "row_stride": "i32", "part_stride": "i32", "eps": "fp32",
         },
         {"PARTS": 1, "N": HIDDEN, "PADDED": HIDDEN, "LAYER": layer, "WEIGHTED": True},
-        STRIDES, warps=8,
+        STRIDES, warps=8, fused=False,
     )  # fmt: skip
 
 
