@@ -1,6 +1,6 @@
 """Products with the matrices of a file, quantised or not."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -116,6 +116,23 @@ class FusedLinear:
     sizes: tuple[tuple[int, ...], ...]
     added: tuple[tuple[LowRank, ...], ...]
 
+    @classmethod
+    def of(
+        cls,
+        weights: Iterable[tuple[Weight, int]],
+        sizes: Sequence[int],
+        biases: Sequence[Tensor | None],
+        added: tuple[tuple[LowRank, ...], ...],
+    ) -> "FusedLinear":
+        """Weights that each have the rows of so many matrices; sizes and biases of each matrix."""
+        parts, divided, begin = [], [], 0
+        for weight, count in weights:
+            some = slice(begin, begin + count)
+            divided.append(tuple(sizes[some]))
+            parts.append(Linear(weight, _joined_bias(biases[some], divided[-1])))
+            begin += count
+        return cls(tuple(parts), tuple(divided), added)
+
     @property
     def width(self) -> int:
         """Total width of all results."""
@@ -183,3 +200,14 @@ def _with_added(result: Tensor, x: Activations, added: Iterable[LowRank]) -> Ten
     for each in added:
         result.add_(each(x))
     return result
+
+
+def _joined_bias(biases: Sequence[Tensor | None], sizes: tuple[int, ...]) -> Tensor | None:
+    present = [bias for bias in biases if bias is not None]
+    if not present:
+        return None
+    joined = present[0].new_zeros(sum(sizes))
+    for part, bias in zip(joined.split(sizes), biases, strict=True):
+        if bias is not None:
+            part.copy_(bias)
+    return joined
