@@ -214,14 +214,13 @@ class TensorScope:
             shape = sum(sizes), hidden
             weight = self._tensors.weight(self._full(whole), shape, self.device, tiled=True)
             return FusedLinear((Linear(weight, self._bias(whole, shape[0])),), (sizes,), added)
-        weights = {self._full(name): shape for name, shape in shapes.items()}
-        biases = iter([self._bias(name, out) for name, (out, _) in shapes.items()])
-        parts, divided = [], []
-        for joined in self._tensors.joinable(weights, self.device):
-            divided.append(tuple(out for out, _ in joined.values()))
-            bias = _joined_bias([next(biases) for _ in joined], divided[-1])
-            parts.append(Linear(self._tensors.joined(joined, self.device), bias))
-        return FusedLinear(tuple(parts), tuple(divided), added)
+        full = {self._full(name): shape for name, shape in shapes.items()}
+        weights = [
+            (self._tensors.joined(joined, self.device), len(joined))
+            for joined in self._tensors.joinable(full, self.device)
+        ]
+        biases = [self._bias(name, out) for name, (out, _) in shapes.items()]
+        return FusedLinear.of(weights, sizes, biases, added)
 
     def merging_linear(self, name: str, *, shape: tuple[int, int], ins: Split) -> Merging:
         """The matrix `name` with inputs divided among ranks; ranks all-reduce the result.
@@ -436,9 +435,7 @@ class TensorScope:
             for piece, o in zip(pieces, outs, strict=True)
         ]
         sizes, added = tuple(split.count for split in outs), self._fused_added(shapes, whole, outs)
-        if len(weights) < len(pieces):
-            return FusedLinear((Linear(weights[0], _joined_bias(biases, sizes)),), (sizes,), added)
-        return FusedLinear(tuple(map(Linear, weights, biases)), tuple(zip(sizes)), added)
+        return FusedLinear.of(weights, sizes, biases, added)
 
     def _added(
         self,
@@ -486,14 +483,3 @@ class TensorScope:
 
     def _full(self, name: str) -> str:
         return f"{self._prefix}{name}.weight"
-
-
-def _joined_bias(biases: list[Tensor | None], sizes: tuple[int, ...]) -> Tensor | None:
-    present = [bias for bias in biases if bias is not None]
-    if not present:
-        return None
-    joined = present[0].new_zeros(sum(sizes))
-    for part, bias in zip(joined.split(sizes), biases, strict=True):
-        if bias is not None:
-            part.copy_(bias)
-    return joined

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from math import prod
 
@@ -180,22 +180,31 @@ class Tensors:
         parts = [self.file.weight(name) for name in shapes]
         return self._copied(key, device, lambda: _stacked(parts, device))
 
-    def rows(self, pieces: Sequence[RowRange], device: torch.device) -> list[Weight]:
-        """The weight of each piece, in tiles if possible, or one weight with all rows if they are
-        copied anyway."""
+    def rows(
+        self, pieces: Sequence[RowRange], device: torch.device
+    ) -> Sequence[tuple[Weight, int]]:
+        """The pieces as weights, each of so many of them: neighbours of one type together if they
+        are copied anyway, otherwise each, in tiles if possible."""
         sound = [self._claim(piece.name, piece.shape) for piece in pieces]
         if not all(sound):
-            return [missing_weight(2) for _ in pieces]
+            return [(missing_weight(2), 1) for _ in pieces]
         views = []
         for piece in pieces:
             part = Split(((piece.begin, piece.end),), 0)
             source = self._source([piece.name], device, True, part)
             self._fetch(source, piece.name, device, part)
             views.append(_cut(source.weight(piece.name), part, None))
-        if device.type != "cpu" and len({view.type for view in views}) == 1:
-            return [self._copied(tuple(pieces), device, lambda: _stacked(views, device))]
-        pairs = zip(pieces, views, strict=True)
-        return [self._placed(piece, device, view) for piece, view in pairs]
+        if device.type == "cpu":
+            pairs = zip(pieces, views, strict=True)
+            return [(self._placed(piece, device, view), 1) for piece, view in pairs]
+        weights, begin = [], 0
+        for _, run in groupby(views, key=lambda view: view.type):
+            some = list(run)
+            end = begin + len(some)
+            copy = partial(_stacked, some, device)
+            weights.append((self._copied(tuple(pieces[begin:end]), device, copy), len(some)))
+            begin = end
+        return weights
 
     def stacked(
         self,

@@ -11,6 +11,7 @@ from model_zoo.layers.norm import AcrossHeads, RMSNorm
 from model_zoo.layers.step import Step
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.distributed.ranks import HeadSplit, Split
+from runtime.kernels.activations import Activations
 from runtime.kernels.attention import paged_attention
 from runtime.kernels.attention_inputs import HeadNorms, prepare_attention
 from runtime.kernels.pointwise import contiguous, sigmoid_mul, temper
@@ -103,8 +104,9 @@ class SelfAttention:
         widths = self._qkv.width + outputs.count
         self.row_elements = 4 * widths + self._output.row_elements
         self.matrix_elements = hidden * widths
+        self.rounding = self._qkv.rounding
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Activations, step: Step) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden], or only [outputs, hidden] of `step.rows`.
 
         The keys and values of all tokens are written to the cache first.

@@ -11,30 +11,35 @@ from model_zoo.layers.norm import LayerNorm, RMSNorm
 from model_zoo.layers.residual import Residual
 from model_zoo.layers.step import Step
 from model_zoo.layers.text_sizes import TextSizes
+from runtime.kernels.activations import Activations
 from runtime.kernels.pointwise import add_
+from runtime.quant.block_types import Compute
 
 
 class RowWise(Protocol):
     """x [tokens, hidden] -> [tokens, hidden], each row independently.
 
     row_elements: maximum number of temporary elements per row, besides x. matrix_elements: number
-    of elements of the largest matrix.
+    of elements of the largest matrix. rounding: that of its products with x, see `Weight.rounding`;
+    None if x is first changed.
     """
 
     row_elements: int
     matrix_elements: int
+    rounding: Compute | None
 
-    def __call__(self, x: Tensor) -> Tensor: ...
+    def __call__(self, x: Activations) -> Tensor: ...
 
 
 class Mixer(Protocol):
     """Mixes information between rows, such as attention: x [tokens, hidden] -> [tokens, hidden], or
-    only [outputs, hidden] of `step.rows`. Sizes as in `RowWise`."""
+    only [outputs, hidden] of `step.rows`. Sizes and rounding as in `RowWise`."""
 
     row_elements: int
     matrix_elements: int
+    rounding: Compute | None
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor: ...
+    def __call__(self, x: Activations, step: Step) -> Tensor: ...
 
 
 class _TwoParts:
@@ -76,11 +81,12 @@ class Block(_TwoParts):
 
     def unadded(self, residual: Residual, step: Step) -> Residual:
         """As `__call__`, with residuals whose sums the norms before and after the block compute."""
-        attended = self.attention(residual.normed(self.attn_norm), step)
+        attention, feed_forward = self.attention, self.feed_forward
+        attended = attention(residual.normed(self.attn_norm, attention.rounding), step)
         if self.post_attention_norm is not None:
             attended = self.post_attention_norm(attended)
         residual = Residual(attended, step.kept(residual.x), self.residual_scale)
-        added = self.feed_forward(residual.normed(self.ffn_norm))
+        added = feed_forward(residual.normed(self.ffn_norm, feed_forward.rounding))
         if self.post_ffw_norm is not None:
             added = self.post_ffw_norm(added)
         return Residual(added, residual.x, self.residual_scale)

@@ -8,6 +8,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.step import Step
 from model_zoo.layers.text_sizes import MAX_HEAD_DIM
+from runtime.kernels.activations import Activations, unrounded
 from runtime.kernels.delta import CHUNK, DeltaGates, gated_delta, short_convolution
 from runtime.kernels.pointwise import joined, silu_mul
 from runtime.kv.states import Recurrent, StateCache
@@ -89,8 +90,9 @@ class GatedDeltaNet:
         expanded = sizes.heads * (6 * sizes.key_dim + 4 * sizes.value_dim + 9 * CHUNK)
         self.row_elements = 6 * (sizes.channels + sizes.values) + expanded
         self.matrix_elements = hidden * (sizes.channels + sizes.values)
+        self.rounding = self._inputs.rounding
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Activations, step: Step) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden], or [outputs, hidden] if `step.rows` selects
         rows."""
         mixed, gate = self._inputs(x)
@@ -119,8 +121,9 @@ class _Inputs:
         if self._grouped:
             matrices = {"ssm_in": (sizes.channels + sizes.values, hidden)}
         self._matrices = w.fused_linear(matrices)
+        self.rounding = self._matrices.rounding
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: Activations) -> tuple[Tensor, Tensor]:
         if not self._grouped:
             qkv, gate = self._matrices(x)
             return qkv, gate
@@ -153,8 +156,8 @@ class _Gates:
             offsets = w.table("ssm_dt.bias", shape=(sizes.heads,))
         self._offsets = offsets
 
-    def __call__(self, x: Tensor) -> DeltaGates:
-        parts = self._matrices(x.float())
+    def __call__(self, x: Activations) -> DeltaGates:
+        parts = self._matrices(unrounded(x).float())
         if self._together:
             pairs = parts[0].unflatten(1, (self._key_heads, 2, -1)).unbind(2)
             parts = tuple(joined(part).flatten(1) for part in pairs)

@@ -14,9 +14,10 @@ from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.routing import SOFTMAX_OF_CHOSEN, Router
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.distributed.ranks import Split, evenly
+from runtime.kernels.activations import Activations, unrounded
 from runtime.kernels.experts import expert_products, weighted_sum
 from runtime.kernels.pointwise import Gate, add_, silu_mul
-from runtime.quant.block_types import TILE_ROWS, Weight
+from runtime.quant.block_types import TILE_ROWS, Compute, Weight
 
 # More experts than any model has; limits the allocation for a damaged count.
 MAX_EXPERTS = 4096
@@ -98,12 +99,13 @@ class Experts:
         if options.shared is not None:
             self.row_elements += hidden + options.shared.row_elements
             self.matrix_elements = max(self.matrix_elements, options.shared.matrix_elements)
+        self.rounding = None if options.norm is not None else self._gate.weight.rounding
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Activations) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden]."""
         options = self._options
-        chosen, weights = self._routed(x)
-        x = x if options.norm is None else options.norm(x)
+        chosen, weights = self._routed(unrounded(x))
+        x = x if options.norm is None else options.norm(unrounded(x))
         result = weighted_sum(
             self._of_each(x, chosen, weights),
             None if options.weigh_input else weights,
@@ -118,7 +120,7 @@ class Experts:
         logits = self._router(x.float() if norm is None else norm(x.float()))
         return self._options.routing(logits, self._used)
 
-    def _of_each(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    def _of_each(self, x: Activations, chosen: Tensor, weights: Tensor) -> Tensor:
         """[tokens, used, hidden], or this rank's contribution to it."""
         scale = weights if self._options.weigh_input else None
         gated = self._options.gated(self._gate(x, chosen, scale), self._up(x, chosen, scale))
@@ -149,9 +151,11 @@ class DenseAndExperts:
         self._experts, self._experts_norm = experts, experts_norm
         self.row_elements = 2 * experts.hidden + max(dense.row_elements, experts.row_elements)
         self.matrix_elements = max(dense.matrix_elements, experts.matrix_elements)
+        self.rounding: Compute | None = None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Activations) -> Tensor:
         """x [tokens, hidden], not normed -> [tokens, hidden]."""
+        x = unrounded(x)
         result = self._dense_norm(self._dense(self._norm(x)))
         return add_(result, self._experts_norm(self._experts(x)))
 
@@ -189,7 +193,7 @@ class _Matrices:
         added = tuple(each.rows(which) for each in self.added)
         return _Matrices(weight, bias, added)
 
-    def __call__(self, x: Tensor, chosen: Tensor, scale: Tensor | None) -> Tensor:
+    def __call__(self, x: Activations, chosen: Tensor, scale: Tensor | None) -> Tensor:
         """x [tokens, in] or [tokens, used, in] -> [tokens, used, out]."""
         result = expert_products(x, self.weight, chosen, bias=self.bias, scale=scale)
         for each in self.added:

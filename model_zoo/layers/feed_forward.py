@@ -6,6 +6,7 @@ from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.dividing import divided_width
+from runtime.kernels.activations import Activations
 from runtime.kernels.pointwise import Gate, silu_mul
 
 
@@ -35,8 +36,9 @@ class GatedFeedForward:
         self._down = w.merging_linear(down, shape=(hidden, size), ins=split)
         self.row_elements = 6 * split.count + self._down.row_elements
         self.matrix_elements = 2 * hidden * split.count
+        self.rounding = self._gate_up.rounding
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Activations) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden]."""
         return self._down(self._gate_up.gated(x, self._gated))
 
@@ -60,7 +62,8 @@ class FeedForward:
         self._down = w.merging_linear(down, shape=(hidden, size), ins=split)
         self.row_elements = 4 * split.count + self._down.row_elements
         self.matrix_elements = hidden * split.count
+        self.rounding = self._up.rounding
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Activations) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden]."""
         return self._down(self._curve(self._up(x)))

@@ -8,6 +8,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.dividing import divided_heads
 from model_zoo.layers.step import Step
 from runtime.distributed.ranks import Split
+from runtime.kernels.activations import Activations
 from runtime.kernels.attention import paged_attention, write_cache
 from runtime.kernels.experts import expert_products
 from runtime.kernels.pointwise import joined
@@ -72,8 +73,9 @@ class LatentAttention:
         self.row_elements = 4 * (width + 2 * rows + (sizes.query_rank or 0))
         self.row_elements += self._output.row_elements
         self.matrix_elements = hidden * (outputs.count + heads.count * sizes.query + rows)
+        self.rounding = self._compress.rounding
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Activations, step: Step) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden], or [outputs, hidden] if `step.rows` selects
         rows."""
         sizes, rotation = self._sizes, step.rotation
@@ -108,7 +110,7 @@ class _Queries:
             self._norm = w.rms_norm("attn_q_a_norm", eps, size=rank)
             self._expand = w.linear("attn_q_b", shape=(rows, rank), outs=outs)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Activations) -> Tensor:
         if self._compress is not None and self._norm is not None:
             x = self._norm(self._compress(x))
         return self._expand(x).unflatten(1, (self._heads, -1))

@@ -1,6 +1,6 @@
 """Products with the matrices of a file, quantised or not."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -9,10 +9,11 @@ from torch import Tensor
 
 from model_zoo.layers.low_rank import LowRank, LowRankRows
 from runtime.distributed.ranks import ALONE, Ranks, Split
+from runtime.kernels.activations import Activations
 from runtime.kernels.embedding import embedding_rows
 from runtime.kernels.matmul import gated_matmul, matmul, matmuls
 from runtime.kernels.pointwise import Gate, add_
-from runtime.quant.block_types import Weight
+from runtime.quant.block_types import Compute, Weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,10 +25,15 @@ class Linear:
     bias: Tensor | None = None
     added: tuple[LowRank, ...] = ()
 
-    def __call__(self, x: Tensor) -> Tensor:
+    @property
+    def rounding(self) -> Compute | None:
+        """See `Weight.rounding`."""
+        return self.weight.rounding
+
+    def __call__(self, x: Activations) -> Tensor:
         return self.completed(matmul(x, self.weight), x)
 
-    def completed(self, product: Tensor, x: Tensor) -> Tensor:
+    def completed(self, product: Tensor, x: Activations) -> Tensor:
         """Adds bias and additions, in place, to the product of x and the weight."""
         result = _with_added(product, x, self.added)
         return result if self.bias is None else add_(result, self.bias)
@@ -110,12 +116,34 @@ class FusedLinear:
     sizes: tuple[tuple[int, ...], ...]
     added: tuple[tuple[LowRank, ...], ...]
 
+    @classmethod
+    def of(
+        cls,
+        weights: Iterable[tuple[Weight, int]],
+        sizes: Sequence[int],
+        biases: Sequence[Tensor | None],
+        added: tuple[tuple[LowRank, ...], ...],
+    ) -> "FusedLinear":
+        """Weights that each have the rows of so many matrices; sizes and biases of each matrix."""
+        parts, divided, begin = [], [], 0
+        for weight, count in weights:
+            some = slice(begin, begin + count)
+            divided.append(tuple(sizes[some]))
+            parts.append(Linear(weight, _joined_bias(biases[some], divided[-1])))
+            begin += count
+        return cls(tuple(parts), tuple(divided), added)
+
     @property
     def width(self) -> int:
         """Total width of all results."""
         return sum(map(sum, self.sizes))
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+    @property
+    def rounding(self) -> Compute | None:
+        """That of the first weight that has one; see `Weight.rounding`."""
+        return next((part.rounding for part in self.parts if part.rounding is not None), None)
+
+    def __call__(self, x: Activations) -> tuple[Tensor, ...]:
         products = matmuls(x, [part.weight for part in self.parts])
         results = list[Tensor]()
         for part, product, sizes in zip(self.parts, products, self.sizes, strict=True):
@@ -125,7 +153,7 @@ class FusedLinear:
             _with_added(result, x, added) for result, added in zip(results, self.added, strict=True)
         )
 
-    def gated(self, x: Tensor, gate: Gate) -> Tensor:
+    def gated(self, x: Activations, gate: Gate) -> Tensor:
         """`gate` of the two results, which have the same size: [tokens, size]."""
         part = self.parts[0]
         if len(self.parts) > 1 or part.bias is not None or part.added or any(self.added):
@@ -167,8 +195,19 @@ class Embedding:
         return self.ranks.all_reduce(rows.masked_fill_(foreign[:, None], 0.0))
 
 
-def _with_added(result: Tensor, x: Tensor, added: Iterable[LowRank]) -> Tensor:
+def _with_added(result: Tensor, x: Activations, added: Iterable[LowRank]) -> Tensor:
     """`result` with the additions of adapters, changed in place."""
     for each in added:
         result.add_(each(x))
     return result
+
+
+def _joined_bias(biases: Sequence[Tensor | None], sizes: tuple[int, ...]) -> Tensor | None:
+    present = [bias for bias in biases if bias is not None]
+    if not present:
+        return None
+    joined = present[0].new_zeros(sum(sizes))
+    for part, bias in zip(joined.split(sizes), biases, strict=True):
+        if bias is not None:
+            part.copy_(bias)
+    return joined

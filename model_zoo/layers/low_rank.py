@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from runtime.kernels.activations import Activations
 from runtime.kernels.experts import expert_products
 from runtime.kernels.matmul import matmul
 from runtime.quant.block_types import Weight, gather_rows
@@ -31,11 +32,11 @@ class LowRank:
         shape = (*data.shape[:-1], self.up.shape[-1])
         return replace(self, up=replace(self.up, data=data, shape=shape))
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Activations) -> Tensor:
         """x [tokens, in] -> [tokens, out], in x's type."""
         return matmul(matmul(x, self.down).mul_(self.scale), self.up)
 
-    def of_experts(self, x: Tensor, chosen: Tensor, scale: Tensor | None) -> Tensor:
+    def of_experts(self, x: Activations, chosen: Tensor, scale: Tensor | None) -> Tensor:
         """x [tokens, in] or [tokens, used, in] -> [tokens, used, out]; see `expert_products`."""
         inner = expert_products(x, self.down, chosen, scale=scale).mul_(self.scale)
         return expert_products(inner, self.up, chosen)

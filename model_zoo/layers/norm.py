@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from runtime.kernels.pointwise import add_norm_, layer_norm, rms_norm
+from runtime.kernels.activations import Activations
+from runtime.kernels.pointwise import add_norm_, layer_norm, rms_norm, rounded_norm_
+from runtime.quant.block_types import Compute
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,6 +22,12 @@ class RMSNorm:
     def of_sum(self, x: Tensor, y: Tensor, *, scale: float = 1.0) -> Tensor:
         """The norm of x * scale + y [tokens, size], which replaces x."""
         return add_norm_(x, y, self.weight, None, self.eps, scale=scale)
+
+    def rounded(
+        self, x: Tensor, y: Tensor | None, *, scale: float = 1.0, rounding: Compute
+    ) -> Activations:
+        """`of_sum`, or the norm of x without a y, for products with this rounding."""
+        return rounded_norm_(x, y, self.weight, None, self.eps, scale=scale, rounding=rounding)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,3 +54,9 @@ class LayerNorm:
     def of_sum(self, x: Tensor, y: Tensor, *, scale: float = 1.0) -> Tensor:
         """As `RMSNorm.of_sum`."""
         return add_norm_(x, y, self.weight, self.bias, self.eps, scale=scale)
+
+    def rounded(
+        self, x: Tensor, y: Tensor | None, *, scale: float = 1.0, rounding: Compute
+    ) -> Activations:
+        """As `RMSNorm.rounded`."""
+        return rounded_norm_(x, y, self.weight, self.bias, self.eps, scale=scale, rounding=rounding)

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from model_zoo.layers.norm import LayerNorm, RMSNorm
+from runtime.kernels.activations import Activations
 from runtime.kernels.pointwise import add_
+from runtime.quant.block_types import Compute
 
 
 @dataclass(slots=True, eq=False)
@@ -27,13 +29,16 @@ class Residual:
             self.y = None
         return self.x
 
-    def normed(self, norm: RMSNorm | LayerNorm | None) -> Tensor:
-        """The norm of the sum; without one, the sum itself."""
-        if norm is None or self.y is None:
-            x = self.computed()
-            return x if norm is None else norm(x)
+    def normed(
+        self, norm: RMSNorm | LayerNorm | None, rounding: Compute | None = None
+    ) -> Activations:
+        """The norm of the sum, for products with this rounding; without one, the sum itself."""
+        if norm is None:
+            return self.computed()
         y, self.y = self.y, None
-        return norm.of_sum(self.x, y, scale=self.scale)
+        if rounding is not None:
+            return norm.rounded(self.x, y, scale=self.scale, rounding=rounding)
+        return norm(self.x) if y is None else norm.of_sum(self.x, y, scale=self.scale)
 
     def to(self, device: torch.device) -> "Residual":
         """The residual on `device`; `self` if it is there already."""

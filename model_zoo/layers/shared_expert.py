@@ -6,6 +6,7 @@ from torch import Tensor
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.linear import Linear
+from runtime.kernels.activations import Activations
 from runtime.kernels.experts import weighted_sum
 from runtime.kernels.pointwise import sigmoid
 from runtime.quant.block_types import Weight, block_type
@@ -19,8 +20,9 @@ class SharedExpert:
         self._gate = _single_row(w, "ffn_gate_inp_shexp", hidden)
         self.row_elements = self._feed_forward.row_elements + 3 * hidden
         self.matrix_elements = self._feed_forward.matrix_elements
+        self.rounding = self._feed_forward.rounding
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Activations) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden]."""
         return weighted_sum(self._feed_forward(x).unsqueeze(1), sigmoid(self._gate(x)))
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from runtime.kernels.activations import Activations, unrounded
 from runtime.kernels.matmul import SLAB_ELEMENTS, matmul
 from runtime.kernels.native import address, library, row_address
 from runtime.kernels.triton.launch import has_kernels
@@ -13,7 +14,7 @@ from runtime.quant.block_types import Weight, dequantize
 
 
 def expert_products(
-    x: Tensor,
+    x: Activations,
     weight: Weight,
     chosen: Tensor | None,
     *,
@@ -27,11 +28,12 @@ def expert_products(
     x's type. With C kernels it is computed in float32, the matrix of each used expert is read once,
     and the bits of a row do not depend on other rows.
     """
-    if weight.by_triton and has_kernels(x.device):
+    if weight.by_triton and has_kernels(unrounded(x).device):
         from runtime.kernels.triton.products import experts_product
 
-        chosen = _all_in_order(x, weight) if chosen is None else chosen
+        chosen = _all_in_order(unrounded(x), weight) if chosen is None else chosen
         return experts_product(x, weight, chosen, bias=bias, scale=scale)
+    x = unrounded(x)
     kernels = library() if x.device.type == "cpu" else None
     if kernels is None:
         return expert_products_twin(x, weight, chosen, bias=bias, scale=scale)

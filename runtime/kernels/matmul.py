@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime.kernels.activations import Activations, unrounded
 from runtime.kernels.native import address, library, row_address
 from runtime.kernels.pointwise import Gate, curve_of
 from runtime.kernels.triton.launch import has_kernels
@@ -18,7 +19,7 @@ SLAB_ELEMENTS = 1 << 24
 EXPANDED_ELEMENTS = 1 << 16
 
 
-def matmul(x: Tensor, weight: Weight, *, operands: torch.dtype | None = None) -> Tensor:
+def matmul(x: Activations, weight: Weight, *, operands: torch.dtype | None = None) -> Tensor:
     """x [tokens, in] of float32, bfloat16 or float16, weight (out, in) -> [tokens, out] like x.
 
     With kernels it is computed as `weight.compute` says, accumulated in float32. With C kernels,
@@ -26,10 +27,11 @@ def matmul(x: Tensor, weight: Weight, *, operands: torch.dtype | None = None) ->
     type to which CUDA devices may round x and weights where they multiply with tensor cores; None
     for that of x.
     """
-    if weight.by_triton and has_kernels(x.device):
+    if weight.by_triton and has_kernels(unrounded(x).device):
         from runtime.kernels.triton.products import product
 
         return product(x, weight, operands)
+    x = unrounded(x)
     kernels = library() if x.device.type == "cpu" else None
     if kernels is None:
         return matmul_twin(x, weight)
@@ -41,20 +43,21 @@ def matmul(x: Tensor, weight: Weight, *, operands: torch.dtype | None = None) ->
     return result.to(x.dtype)
 
 
-def matmuls(x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
+def matmuls(x: Activations, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
     """`matmul` with each weight; CUDA devices round x once for all of them."""
-    if has_kernels(x.device) and all(each.by_triton for each in weights):
+    if has_kernels(unrounded(x).device) and all(each.by_triton for each in weights):
         from runtime.kernels.triton.products import products
 
         return products(x, weights)
     return tuple(matmul(x, weight) for weight in weights)
 
 
-def gated_matmul(x: Tensor, weight: Weight, gate: Gate) -> Tensor:
+def gated_matmul(x: Activations, weight: Weight, gate: Gate) -> Tensor:
     """x [tokens, in], weight (2 n, in) -> [tokens, n] like x: `gate` of the products with the first
     n rows and those with the others. CUDA devices compute it with the products, if `curve_of` knows
     it."""
-    if weight.by_triton and has_kernels(x.device) and (curve := curve_of(gate)) is not None:
+    curve = curve_of(gate)
+    if curve is not None and weight.by_triton and has_kernels(unrounded(x).device):
         from runtime.kernels.triton.products import gated_product
 
         return gated_product(x, weight, curve)

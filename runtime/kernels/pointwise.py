@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime.kernels.activations import MOST_ROUNDED_ROWS, Activations
 from runtime.kernels.native import address, library, row_address
 from runtime.kernels.triton.launch import has_kernels
+from runtime.quant.block_types import Compute
 
 # The curves of caravan_gate in cpu/pointwise.c and of `curved` in triton/curves.py; the last one is
 # only in gate_kernel in triton/pointwise.py.
@@ -191,11 +193,27 @@ def add_norm_(
     is a bias: one launch on CUDA devices."""
     if has_kernels(x.device) and x.dim() == 2 and x.stride(1) == y.stride(1) == 1:
         return _triton().add_norm_(x, y, weight, bias, eps, scale=scale)
-    add_(x, y, scale=scale)
-    if bias is None:
-        return rms_norm(x, weight, eps)
-    assert weight is not None
-    return layer_norm(x, weight, bias, eps)
+    return _norm(add_(x, y, scale=scale), weight, bias, eps)
+
+
+def rounded_norm_(
+    x: Tensor,
+    y: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    scale: float = 1.0,
+    rounding: Compute,
+) -> Activations:
+    """`add_norm_`, or the norm of x [rows, n] without a y, for products whose weights have this
+    `rounding`. CUDA devices round a few rows in the same launch."""
+    adjacent = all(rows is None or rows.stride(1) == 1 for rows in (x, y))
+    if has_kernels(x.device) and adjacent and len(x) <= MOST_ROUNDED_ROWS:
+        return _triton().rounded_norm_(x, y, weight, bias, eps, scale=scale, rounding=rounding)
+    if y is None:
+        return _norm(x, weight, bias, eps)
+    return add_norm_(x, y, weight, bias, eps, scale=scale)
 
 
 def scale_(x: Tensor, scale: float | Tensor) -> Tensor:
@@ -281,6 +299,13 @@ def _rope(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
         tokens, heads, dim, half, halves, result.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return result.to(x.dtype)
+
+
+def _norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    if bias is None:
+        return rms_norm(x, weight, eps)
+    assert weight is not None
+    return layer_norm(x, weight, bias, eps)
 
 
 def _gate(curve: int, gate: Tensor, up: Tensor | None) -> Tensor:

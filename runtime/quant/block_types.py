@@ -192,6 +192,12 @@ class Weight:
         """Whether Triton kernels multiply with it on CUDA devices; else torch does."""
         return self.type.layout is WeightLayout.PLANES or self.deterministic
 
+    @property
+    def rounding(self) -> Compute | None:
+        """How CUDA devices round a few rows that they multiply with it; None if they do not."""
+        exact = self.compute is Compute.EXACT or self.deterministic
+        return None if exact or self.type.layout is not WeightLayout.PLANES else self.compute
+
     def to(self, device: torch.device | str) -> "Weight":
         return replace(self, data=self.data.to(device))
 

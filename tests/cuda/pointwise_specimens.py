@@ -41,16 +41,21 @@ def norm(*, layer: bool) -> Specimen:
             "row_stride": "i32", "part_stride": "i32", "eps": "fp32",
         },
         {"PARTS": 1, "N": HIDDEN, "PADDED": HIDDEN, "LAYER": layer, "WEIGHTED": True},
-        STRIDES, warps=8,
+        STRIDES, warps=8, fused=False,
     )  # fmt: skip
 
 
-def add_norm(*, layer: bool) -> Specimen:
+def add_norm(*, layer: bool, planes: int = 0) -> Specimen:
+    """planes: of the integers to which it is rounded."""
     pointers = dict.fromkeys(("x", "y", "result"), "*bf16") | {"weight": "*fp32", "bias": "*fp32"}
+    integers = {"planes": "*i8", "scales": "*fp32", "sums": "*i32"}
+    sizes = {"N": HIDDEN, "PADDED": HIDDEN, "LAYER": layer, "WEIGHTED": True, "PLANES": planes}
     return Specimen(
         add_norm_kernel,
-        pointers | {"x_stride": "i32", "y_stride": "i32", "scale": "fp32", "eps": "fp32"},
-        {"N": HIDDEN, "PADDED": HIDDEN, "LAYER": layer, "WEIGHTED": True},
+        pointers
+        | (integers if planes else {})
+        | {"x_stride": "i32", "y_stride": "i32", "scale": "fp32", "eps": "fp32"},
+        sizes | ({} if planes else dict.fromkeys(integers)),
         ("x_stride", "y_stride"), warps=8, fused=False,
     )  # fmt: skip
 
@@ -161,6 +166,7 @@ def specimens(capability: int) -> dict[str, Specimen]:
         "layer norm": norm(layer=True),
         "rms norm of a sum": add_norm(layer=False),
         "layer norm of a sum": add_norm(layer=True),
+        "rms norm of a sum, rounded": add_norm(layer=False, planes=2),
         "silu gate": gate(0),
         "gelu erf gate": gate(2),
         "softcap": gate(5),

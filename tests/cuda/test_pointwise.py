@@ -1,11 +1,16 @@
 """Norms, rotations and curves of CUDA devices in Triton's interpreter, against their twins."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 
 from runtime.kernels import pointwise
+from runtime.kernels.activations import MOST_ROUNDED_ROWS, RoundedActivations
 from runtime.kernels.triton import pointwise as kernels
+from runtime.kernels.triton.rounded import planes_of, rounded
+from runtime.quant.block_types import Compute
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")
 DRAW = torch.Generator().manual_seed(3)
@@ -73,6 +78,49 @@ def test_norms_of_sums(make, dtype: torch.dtype, scale: float, launches: list[st
         assert torch.equal(total, added)
         torch.testing.assert_close(got, expected, **close)
     assert launches == ["add_norm_kernel"] * 3
+
+
+@pytest.mark.filterwarnings("ignore:(invalid value|All-NaN)")
+@pytest.mark.parametrize("rounding", [Compute.FINE, Compute.FAST], ids=lambda c: c.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("biased", [True, False], ids=["layer", "rms"])
+@pytest.mark.parametrize("summed", [True, False], ids=["sum", "rows"])
+def test_rounded_norms_have_the_bits_of_the_norm_and_then_its_rounding(
+    summed: bool, biased: bool, dtype: torch.dtype, rounding: Compute, launches: list[str]
+) -> None:
+    """Also of a group of zeros, and of a row with a number that is not finite."""
+    x, y, weight = parts(3, 96).to(dtype), parts(3, 96).to(dtype), noise(96)
+    weight[32:64], x[1, 40] = 0.0, torch.inf
+    bias = weight.flip(0).roll(32) if biased else None
+    norm = pointwise.rms_norm if bias is None else partial(pointwise.layer_norm, bias=bias)
+    total = pointwise.add_twin_(x.clone(), y, scale=0.5) if summed else x.clone()
+    expected = norm(total, weight, eps=1e-5)
+    launches.clear()
+    got = pointwise.rounded_norm_(
+        x, y if summed else None, weight, bias, 1e-5, scale=0.5, rounding=rounding
+    )
+    assert isinstance(got, RoundedActivations) and launches == ["add_norm_kernel"]
+    assert same(x, total) and same(got.x, expected)
+    integers = rounded(expected, planes_of(rounding))
+    finite = torch.tensor([0, 2])  # integers beside a scale that is NaN are any
+    assert torch.equal(got.rounded.planes[:, finite], integers.planes[:, finite])
+    assert torch.equal(got.rounded.sums[finite], integers.sums[finite])
+    assert same(got.rounded.scales, integers.scales)
+
+
+def same(x: Tensor, y: Tensor) -> bool:
+    return torch.allclose(x, y, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("summed", [True, False], ids=["sum", "rows"])
+def test_norms_of_many_rows_are_not_rounded(summed: bool, launches: list[str]) -> None:
+    x, y, weight = noise(MOST_ROUNDED_ROWS + 1, 32), noise(MOST_ROUNDED_ROWS + 1, 32), noise(32)
+    total = x + y if summed else x.clone()
+    got = pointwise.rounded_norm_(
+        x, y if summed else None, weight, None, 1e-5, rounding=Compute.FINE
+    )
+    assert torch.equal(got, pointwise.rms_norm(total, weight, 1e-5))
+    assert launches == ["add_norm_kernel" if summed else "norm_kernel", "norm_kernel"]
 
 
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_erf", "gelu_quick", "sigmoid"])

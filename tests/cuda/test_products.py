@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from runtime.kernels import matmul, pointwise
+from runtime.kernels.activations import MOST_ROUNDED_ROWS, RoundedActivations
 from runtime.kernels.experts import expert_products_twin
 from runtime.kernels.matmul import gated_matmul, gated_matmul_twin
 from runtime.kernels.pointwise import curve_of, gelu_mul, silu_mul, silu_mul_twin
@@ -14,6 +15,7 @@ from runtime.kernels.triton import products, tiles, vector
 from runtime.kernels.triton.bundles import bundles_of
 from runtime.kernels.triton.pointwise import gate
 from runtime.kernels.triton.products import experts_product, gated_product, product
+from runtime.kernels.triton.rounded import planes_of
 from runtime.kernels.triton.tiles import tile_product
 from runtime.kernels.triton.vector import vector_products
 from runtime.quant.block_types import PLANAR_TYPES, BlockType, Compute, Weight, block_type
@@ -65,7 +67,43 @@ def test_products_of_one_input_round_it_once(rows: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(vector, "rounded", lambda *a: calls.append(1) or round(*a))
     for got, alone in zip(products.products(x, weights), expected, strict=True):
         assert torch.equal(got, alone)
-    assert len(calls) == (rows <= vector.MOST_ROWS)
+    assert len(calls) == (rows <= MOST_ROUNDED_ROWS)
+
+
+@pytest.mark.parametrize("compute", [Compute.FINE, Compute.FAST], ids=lambda c: c.name)
+def test_products_take_the_integers_of_a_norm(
+    compute: Compute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the same number of planes; also low-rank additions and experts do."""
+    _, planar = pair(block_type("Q5_0"), 6, 3, compute)
+    x, curve = random_rows(2, planar.shape[1]), curve_of(silu_mul)
+    given = RoundedActivations(x, vector.rounded(x, planes_of(compute)))
+    experts, chosen = planar.unflatten(2), torch.tensor([[1], [0]])
+    calls = [
+        lambda x: product(x, planar),
+        lambda x: products.products(x, [planar, planar])[1],
+        lambda x: gated_product(x, planar, curve),
+        lambda x: experts_product(x, experts, chosen, None, None),
+    ]
+    expected = [call(x) for call in calls]
+    monkeypatch.setattr(vector, "rounded", None)
+    assert all(map(torch.equal, [call(given) for call in calls], expected))
+
+
+def test_other_products_take_the_rows_themselves() -> None:
+    """Experts whose inputs are scaled, a weight with other planes, and tiles."""
+    _, planar = pair(block_type("Q5_0"), 6, 3, Compute.FINE)
+    x = random_rows(2, planar.shape[1])
+    given = RoundedActivations(x, vector.rounded(x, planes_of(Compute.FAST)))
+    experts, chosen, scale = planar.unflatten(2), torch.tensor([[1], [0]]), random_rows(2, 1)
+    for call in (
+        lambda x: product(x, planar),
+        lambda x: product(x, replace(planar, deterministic=True)),
+        lambda x: experts_product(x, experts, chosen, None, scale),
+        lambda x: experts_product(x, replace(experts, compute=Compute.EXACT), chosen, None, None),
+        lambda x: matmul.matmul(x, random_weight(block_type("F32"), 3, planar.shape[1])),
+    ):
+        assert torch.equal(call(given), call(x))
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])
@@ -183,7 +221,7 @@ def test_operands_are_rounded_and_results_are_not(rows: int) -> None:
     x = random_rows(rows, weight.shape[1])
     got = product(x, planar, torch.bfloat16)
     assert got.dtype == torch.float32 and not torch.equal(got, got.bfloat16().float())
-    assert torch.equal(got, product(x, planar)) == (rows <= vector.MOST_ROWS)
+    assert torch.equal(got, product(x, planar)) == (rows <= MOST_ROUNDED_ROWS)
     assert relative_error(got, x, weight) < 2**-9
 
 

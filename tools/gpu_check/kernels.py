@@ -3,6 +3,7 @@ batches."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from unittest.mock import patch
 
@@ -10,12 +11,15 @@ import torch
 from torch import Tensor
 
 from runtime.kernels import pointwise as twins
+from runtime.kernels.activations import RoundedActivations
 from runtime.kernels.selection import highest_twin
 from runtime.kernels.triton import delta as delta_kernels
 from runtime.kernels.triton import pointwise
 from runtime.kernels.triton.attention import paged_attention
+from runtime.kernels.triton.rounded import planes_of, rounded
 from runtime.kernels.triton.selection import highest
 from runtime.kv.cache_types import CacheType
+from runtime.quant.block_types import Compute
 from runtime.worker.model import LayerPages
 from tests.kernels import test_attention as scenes
 from tests.kernels import test_delta as delta
@@ -40,7 +44,8 @@ Pointwise = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 def run(task: Task) -> None:
     with poisoned():
         _check_attention(task)
-        for check in task.share((_check_pointwise, _check_delta, check_draws, _check_highest)):
+        checks = (_check_pointwise, _check_rounded_norms, _check_delta, check_draws, _check_highest)
+        for check in task.share(checks):
             check(task)
         check_products(task)  # last, because most of the time is theirs
         check_gated(task)
@@ -86,11 +91,11 @@ def _check_scene(
         narrow = torch.float16 if type is CacheType.FLOAT16 else torch.bfloat16
         dtypes = [torch.float32] if type is CacheType.FLOAT32 else [torch.float32, narrow]
         for dtype in dtypes[-1:] if task.dry else dtypes:
-            rounded = queries.to(dtype)
-            expected = scenes.by_definition(rounded, pages, plan, **chosen)
+            narrowed = queries.to(dtype)
+            expected = scenes.by_definition(narrowed, pages, plan, **chosen)
             sinks = None if chosen["sinks"] is None else chosen["sinks"].to(task.device)
             moved = _moved(pages, task.device), plan.to(task.device)
-            got = paged_attention(rounded.to(task.device), *moved, **chosen | {"sinks": sinks})
+            got = paged_attention(narrowed.to(task.device), *moved, **chosen | {"sinks": sinks})
             _check_close(task, f"{name}, {dtype}", got, expected)
 
 
@@ -146,6 +151,31 @@ def _check_pointwise(task: Task) -> None:
                 wide = x.to(task.device)
                 expected = twin(x[:, :1500].float())
                 _check_close(task, f"{name}, {dtype}", kernel(wide[:, :1500]), expected)
+
+
+def _check_rounded_norms(task: Task) -> None:
+    """Checks that norms and their integers have the same bits by one launch and by two."""
+    draw = torch.Generator().manual_seed(4)
+    for elements, rows in ((96, 1),) if task.dry else product((96, 1504, 4096, 5120), (1, 8)):
+        x, y = (torch.randn(rows, elements, generator=draw).bfloat16() for _ in range(2))
+        x, y, weight, bias = (each.to(task.device) for each in (x, y, x[0].float(), y[0].float()))
+        of_rows = partial(pointwise.norm, x)
+        of_sum = partial(pointwise.add_norm_, x.clone(), y, scale=1.0)
+        for name, norm, addend, offset in (
+            ("rms norm", of_rows, None, None), ("rms norm of a sum", of_sum, y, None),
+            ("layer norm", of_rows, None, bias),
+        ):  # fmt: skip
+            name = f"{name}, rounded, {rows} rows of {elements}"
+            with task.report.guarding(name):
+                expected = norm(weight=weight, bias=offset, eps=1e-5)
+                integers = rounded(expected, planes_of(Compute.FINE))
+                got = pointwise.rounded_norm_(
+                    x.clone(), addend, weight, offset, 1e-5, scale=1.0, rounding=Compute.FINE
+                )
+                assert isinstance(got, RoundedActivations)
+                pairs = [(got.x, expected), (got.rounded.scales, integers.scales)]
+                pairs += [(got.rounded.planes, integers.planes), (got.rounded.sums, integers.sums)]
+                task.report.check(name, all(torch.equal(*pair) for pair in pairs))
 
 
 @contextmanager

@@ -4,8 +4,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from runtime.kernels.activations import Rounded, RoundedActivations
 from runtime.kernels.triton.curves import curved, tanh
 from runtime.kernels.triton.launch import divided, launch, next_power
+from runtime.kernels.triton.rounded import empty_rounded, planes_of, store_rounded
+from runtime.quant.block_types import Compute
 
 # Number of elements that a program of `gate_kernel` computes.
 ELEMENTS = 1024
@@ -29,33 +32,48 @@ def norm_kernel(
 
 @triton.jit
 def add_norm_kernel(
-    x, y, weight, bias, result, x_stride, y_stride, scale, eps,
+    x, y, weight, bias, result, planes, scales, sums, x_stride, y_stride, scale, eps,
     N: tl.constexpr, PADDED: tl.constexpr, LAYER: tl.constexpr, WEIGHTED: tl.constexpr,
+    PLANES: tl.constexpr,
 ):  # fmt: skip
-    """Grid: rows. x = x * scale + y, rounded after each operation as by torch, and its norm."""
+    """Grid: rows. x = x * scale + y, if there is a y, rounded after each operation as by torch, and
+    its norm, which is also rounded to integers with PLANES."""
     row, index = tl.program_id(0).to(tl.int64), tl.arange(0, PADDED)
     exists, at = index < N, x + row * x_stride + index
-    scaled = (tl.load(at, mask=exists, other=0.0).to(tl.float32) * scale).to(x.dtype.element_ty)
-    other = tl.load(y + row * y_stride + index, mask=exists, other=0.0).to(tl.float32)
-    sum = (scaled.to(tl.float32) + other).to(x.dtype.element_ty)
-    tl.store(at, sum, mask=exists)
+    sum = tl.load(at, mask=exists, other=0.0)
+    if y is not None:
+        scaled = (sum.to(tl.float32) * scale).to(x.dtype.element_ty)
+        other = tl.load(y + row * y_stride + index, mask=exists, other=0.0).to(tl.float32)
+        sum = (scaled.to(tl.float32) + other).to(x.dtype.element_ty)
+        tl.store(at, sum, mask=exists)
     value = _normed(sum.to(tl.float32), weight, bias, index, eps, N, LAYER, WEIGHTED)
-    tl.store(result + row * N + index, value.to(result.dtype.element_ty), mask=exists)
+    value = value.to(result.dtype.element_ty)
+    tl.store(result + row * N + index, value, mask=exists)
+    if PLANES > 0:
+        group = tl.arange(0, PADDED // 32)
+        store_rounded(
+            tl.reshape(value.to(tl.float32), [PADDED // 32, 32]), row * (N // 32) + group,
+            group < N // 32, planes, scales, sums, tl.num_programs(0) * (N // 32), PLANES,
+        )  # fmt: skip
 
 
 @triton.jit
 def _normed(
     value, weight, bias, index, eps, N: tl.constexpr, LAYER: tl.constexpr, WEIGHTED: tl.constexpr
 ):  # fmt: skip
-    """RMS norm or, with LAYER, layer norm with a bias. value float32 [padded], zeros from N on."""
+    """RMS norm or, with LAYER, layer norm, which has weight and bias. value float32 [padded], zeros
+    from N on."""
     exists = index < N
     if LAYER:
         value = tl.where(exists, value - tl.sum(value, 0) / N, 0.0)
     value = value * tl.math.rsqrt(tl.sum(value * value, 0) / N + eps)
     if WEIGHTED:
-        value *= tl.load(weight + index, mask=exists, other=0.0).to(tl.float32)
-    if LAYER:
-        value += tl.load(bias + index, mask=exists, other=0.0).to(tl.float32)
+        factor = tl.load(weight + index, mask=exists, other=0.0).to(tl.float32)
+        if LAYER:  # one operation, in every kernel: two spill on sm_90
+            offset = tl.load(bias + index, mask=exists, other=0.0).to(tl.float32)
+            value = tl.fma(value, factor, offset)
+        else:
+            value *= factor
     return value
 
 
@@ -147,7 +165,8 @@ def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> T
     launch(
         norm_kernel, (x.numel() // n,), rows, weight, bias, result, *strides, eps,
         PARTS=x.shape[1] if x.dim() == 3 else 1, N=n, PADDED=padded, LAYER=bias is not None,
-        WEIGHTED=weight is not None, num_warps=_norm_warps(padded), device=x.device,
+        WEIGHTED=weight is not None, num_warps=_norm_warps(padded), enable_fp_fusion=False,
+        device=x.device,
     )  # fmt: skip
     return result
 
@@ -156,15 +175,49 @@ def add_norm_(
     x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *, scale: float
 ) -> Tensor:
     """x [rows, n] = x * scale + y in place, adjacent elements in rows of both; its `norm`."""
-    rows, n = x.shape
     result = x.new_empty(x.shape)
+    _launch_add_norm(x, y, weight, bias, eps, scale, result, None)
+    return result
+
+
+def rounded_norm_(
+    x: Tensor,
+    y: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    scale: float,
+    rounding: Compute,
+) -> RoundedActivations:
+    """`add_norm_`, or the `norm` of x without a y, and the integers to which products of `rounding`
+    round it; n is a multiple of 32."""
+    rows, n = x.shape
+    integers = empty_rounded(rows, n, planes_of(rounding), x.device)
+    result = RoundedActivations(x.new_empty(x.shape), integers)
+    _launch_add_norm(x, y, weight, bias, eps, scale, result.x, result.rounded)
+    return result
+
+
+def _launch_add_norm(
+    x: Tensor,
+    y: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    scale: float,
+    result: Tensor,
+    rounded: Rounded | None,
+) -> None:
+    rows, n = x.shape
     padded = next_power(n)
+    integers = (None,) * 3 if rounded is None else (rounded.planes, rounded.scales, rounded.sums)
     launch(
-        add_norm_kernel, (rows,), x, y, weight, bias, result, x.stride(0), y.stride(0), scale, eps,
-        N=n, PADDED=padded, LAYER=bias is not None, WEIGHTED=weight is not None,
+        add_norm_kernel, (rows,), x, y, weight, bias, result, *integers, x.stride(0),
+        0 if y is None else y.stride(0), scale, eps, N=n, PADDED=padded, LAYER=bias is not None,
+        WEIGHTED=weight is not None, PLANES=0 if rounded is None else len(rounded.planes),
         num_warps=_norm_warps(padded), enable_fp_fusion=False, device=x.device,
     )  # fmt: skip
-    return result
 
 
 def gate(curve: int, gate: Tensor, up: Tensor | None, *, cap: float = 1.0) -> Tensor:

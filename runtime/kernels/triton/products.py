@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime.kernels.activations import MOST_ROUNDED_ROWS, Activations, unrounded
 from runtime.kernels.triton.bundles import bundles_of
 from runtime.kernels.triton.dequantize import dequantized
 from runtime.kernels.triton.launch import divided
@@ -22,13 +23,8 @@ from runtime.kernels.triton.tiles import (
     most_rows,
     tile_product,
 )
-from runtime.kernels.triton.vector import (
-    MOST_ROWS,
-    expert_vectors,
-    gated_vectors,
-    vector_products,
-)
-from runtime.quant.block_types import Compute, Weight
+from runtime.kernels.triton.vector import expert_vectors, gated_vectors, vector_products
+from runtime.quant.block_types import Weight
 
 # Up to this mean number of pairs per expert, each pair reads the expert's matrix by itself.
 _VECTORS_PER_EXPERT = 2
@@ -36,13 +32,13 @@ _VECTORS_PER_EXPERT = 2
 _SLAB_ELEMENTS = 1 << 26
 
 
-def product(x: Tensor, weight: Weight, operands: torch.dtype | None = None) -> Tensor:
+def product(x: Activations, weight: Weight, operands: torch.dtype | None = None) -> Tensor:
     """As `matmul`; weight (out, in) in planes or deterministic."""
-    x = x if x.stride(-1) == 1 else x.contiguous()
-    if not x.shape[0]:
-        return x.new_empty(0, weight.shape[0])
     if _by_vectors(x, weight):
         return vector_products(x, (weight,))[0]
+    x = _with_adjacent_elements(unrounded(x))
+    if not x.shape[0]:
+        return x.new_empty(0, weight.shape[0])
     if operands is not None and operands != x.dtype:
         return tile_product(x.to(operands), weight, x.dtype)
     if weight.deterministic or x.shape[0] <= most_rows(x):
@@ -50,44 +46,46 @@ def product(x: Tensor, weight: Weight, operands: torch.dtype | None = None) -> T
     return _dense_product(x, weight)
 
 
-def products(x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
+def products(x: Activations, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
     """As `matmuls`; weights (out, in) in planes or deterministic."""
-    if x.shape[0] and all(_by_vectors(x, weight) for weight in weights):
+    if all(_by_vectors(x, weight) for weight in weights):
         return vector_products(x, weights)
     return tuple(product(x, weight) for weight in weights)
 
 
-def gated_product(x: Tensor, weight: Weight, curve: int) -> Tensor:
+def gated_product(x: Activations, weight: Weight, curve: int) -> Tensor:
     """As `gated_matmul`; weight (2 n, in) in planes or deterministic, curve: of `gate`."""
-    x = x if x.stride(-1) == 1 else x.contiguous()
-    if not x.shape[0]:
-        return x.new_empty(0, weight.shape[0] // 2)
     if _by_vectors(x, weight):
         return gated_vectors(x, weight, curve)
+    x = _with_adjacent_elements(unrounded(x))
+    if not x.shape[0]:
+        return x.new_empty(0, weight.shape[0] // 2)
     if weight.deterministic or x.shape[0] <= most_rows(x):
         return gated_tiles(x, weight, curve)
     return gate(curve, *_dense_product(x, weight).chunk(2, dim=1))
 
 
 def experts_product(
-    x: Tensor, weight: Weight, chosen: Tensor, bias: Tensor | None, scale: Tensor | None
+    x: Activations, weight: Weight, chosen: Tensor, bias: Tensor | None, scale: Tensor | None
 ) -> Tensor:
     """As `expert_products`; weight (experts, out, in) in planes or deterministic."""
     pairs, (experts, outs, _) = chosen.numel(), weight.shape
     if not pairs:
-        return x.new_empty(*chosen.shape, outs)
-    x = x.contiguous()
-    few = pairs <= _VECTORS_PER_EXPERT * experts
-    if weight.compute is not Compute.EXACT and few and not weight.deterministic:
+        return unrounded(x).new_empty(*chosen.shape, outs)
+    if weight.rounding is not None and pairs <= _VECTORS_PER_EXPERT * experts:
         return expert_vectors(x, weight, chosen, bias, scale)
+    x = unrounded(x).contiguous()
     size = bundle_size(x.dtype, None if weight.deterministic else divided(pairs, experts))
     bundles = bundles_of(chosen.flatten(), experts, size)
     return expert_tiles(x, weight, bundles, chosen.shape, bias, scale)
 
 
-def _by_vectors(x: Tensor, weight: Weight) -> bool:
-    few = weight.compute is not Compute.EXACT and x.shape[0] <= MOST_ROWS
-    return few and not weight.deterministic
+def _by_vectors(x: Activations, weight: Weight) -> bool:
+    return weight.rounding is not None and 0 < len(unrounded(x)) <= MOST_ROUNDED_ROWS
+
+
+def _with_adjacent_elements(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _dense_product(x: Tensor, weight: Weight) -> Tensor:

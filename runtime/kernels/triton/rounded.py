@@ -3,26 +3,29 @@
 Integers have 8 bits with one plane, and 15 bits with two: 128 times the first plus the second.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from runtime.kernels.activations import Rounded
 from runtime.kernels.triton.launch import divided, launch
+from runtime.quant.block_types import Compute
 
 GROUPS = 32  # groups per program
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Rounded:
-    """planes: int8 [1 or 2, rows, in]; scales: float32 [rows, in / 32]; sums: int32
-    [rows, in / 32, 2], of the integers of each half of a group."""
+def planes_of(compute: Compute) -> int:
+    """The number of planes to which products round activations."""
+    return 1 if compute is Compute.FAST else 2
 
-    planes: Tensor
-    scales: Tensor
-    sums: Tensor
+
+def empty_rounded(rows: int, elements: int, planes: int, device: torch.device) -> Rounded:
+    return Rounded(
+        torch.empty(planes, rows, elements, dtype=torch.int8, device=device),
+        torch.empty(rows, elements // 32, dtype=torch.float32, device=device),
+        torch.empty(rows, elements // 32, 2, dtype=torch.int32, device=device),
+    )
 
 
 def rounded(x: Tensor, planes: int, factors: Tensor | None = None, share: int = 1) -> Rounded:
@@ -30,11 +33,7 @@ def rounded(x: Tensor, planes: int, factors: Tensor | None = None, share: int = 
     each pair n instead: [pairs, in]."""
     assert x.stride(1) == 1, x.stride()
     rows, groups = x.shape[0] if factors is None else factors.shape[0], x.shape[1] // 32
-    result = Rounded(
-        torch.empty(planes, rows, x.shape[1], dtype=torch.int8, device=x.device),
-        torch.empty(rows, groups, dtype=torch.float32, device=x.device),
-        torch.empty(rows, groups, 2, dtype=torch.int32, device=x.device),
-    )
+    result = empty_rounded(rows, x.shape[1], planes, x.device)
     count = rows * groups
     launch(
         round_kernel, (divided(count, GROUPS),), x, factors, result.planes, result.scales,
@@ -57,6 +56,15 @@ def round_kernel(
     values = values.to(tl.float32)
     if factors is not None:
         values *= tl.load(factors + row)[:, None]
+    store_rounded(values, place, exists, planes, scales, sums, count, PLANES)
+
+
+@triton.jit
+def store_rounded(
+    values, place, exists, planes, scales, sums, count, PLANES: tl.constexpr
+):  # fmt: skip
+    """Round groups of values, float32 [n, 32], and store those that exist as the groups `place` [n]
+    of `count`. Products and sums must not be fused."""
     largest: tl.constexpr = 127.0 if PLANES == 1 else 127.0 * 128.0
     top = tl.max(tl.abs(values), axis=1)
     factor = tl.where(top > 0, tl.minimum(tl.div_rn(largest, top), 3.0e38), 0.0)
@@ -65,7 +73,7 @@ def round_kernel(
     # A number that is not finite makes the scale NaN, and so all products with the group.
     scale = tl.div_rn(top, largest) + tl.sum(values * 0.0, axis=1)
     tl.store(scales + place, scale, mask=exists)
-    halves = tl.sum(tl.reshape(numbers, [GROUPS, 2, 16]), axis=2)
+    halves = tl.sum(tl.reshape(numbers, [values.shape[0], 2, 16]), axis=2)
     at = place[:, None] * 2 + tl.arange(0, 2)[None, :]
     tl.store(sums + at, halves, mask=exists[:, None])
     first = numbers if PLANES == 1 else (numbers + 64) >> 7

@@ -12,14 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from runtime.kernels.activations import Activations, Rounded, RoundedActivations, unrounded
 from runtime.kernels.triton.curves import gated
 from runtime.kernels.triton.groups import grid_of, group, has_minima, is_halved, offset_of
 from runtime.kernels.triton.launch import divided, launch, next_power
-from runtime.kernels.triton.rounded import Rounded, rounded
+from runtime.kernels.triton.rounded import planes_of, rounded
 from runtime.kernels.triton.words import dot, four_words, two_words
 from runtime.quant.block_types import Compute, Weight
 
-MOST_ROWS = 8
 _MOST_WARPS = 4
 # A matrix with fewer outputs has more warps for each, so that its programs occupy the device.
 _OUTS_WARPS = 8192
@@ -29,13 +29,15 @@ OUTS = {1: 2, 2: 4, 4: 4, 8: 4}
 MOST_REGISTERS = {1: None, 2: None, 4: None, 8: 255}
 
 
-def vector_products(x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
-    """x [rows, in], one to MOST_ROWS, weights (out, in) in planes -> [rows, out] each in x's type.
+def vector_products(x: Activations, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
+    """x [rows, in], one to MOST_ROUNDED_ROWS, weights (out, in) in planes -> [rows, out] each, in
+    x's type.
 
     Activations are rounded as `Weight.compute` says, once for all weights with the same.
     """
-    columns = next_power(x.shape[0])
     values = {compute: _rounded(x, compute) for compute in {each.compute for each in weights}}
+    x = unrounded(x)
+    columns = next_power(x.shape[0])
     results = tuple(
         torch.empty(x.shape[0], each.shape[0], dtype=x.dtype, device=x.device) for each in weights
     )
@@ -44,31 +46,38 @@ def vector_products(x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
     return results
 
 
-def gated_vectors(x: Tensor, weight: Weight, curve: int) -> Tensor:
-    """x [rows, in], one to MOST_ROWS, weight (2 n, in) in planes, rows of gates first -> [rows, n]:
-    the curve of the gates times the others, both rounded to x's type before."""
+def gated_vectors(x: Activations, weight: Weight, curve: int) -> Tensor:
+    """x [rows, in], one to MOST_ROUNDED_ROWS, weight (2 n, in) in planes, rows of gates first ->
+    [rows, n]: the curve of the gates times the others, both rounded to x's type before."""
+    values, x = _rounded(x, weight.compute), unrounded(x)
     result = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
-    _launch(_rounded(x, weight.compute), weight, result, next_power(x.shape[0]), curve=curve)
+    _launch(values, weight, result, next_power(x.shape[0]), curve=curve)
     return result
 
 
 def expert_vectors(
-    x: Tensor, weight: Weight, chosen: Tensor, bias: Tensor | None, scale: Tensor | None
+    x: Activations, weight: Weight, chosen: Tensor, bias: Tensor | None, scale: Tensor | None
 ) -> Tensor:
     """As `expert_products`, of any number of pairs; each pair reads its expert's matrix."""
-    pairs, outs = chosen.numel(), weight.shape[1]
-    share = chosen.shape[1] if x.dim() == 2 else 1
+    pairs, outs, rows = chosen.numel(), weight.shape[1], unrounded(x)
+    share = chosen.shape[1] if rows.dim() == 2 else 1
     factors = None if scale is None else scale.float().flatten()
-    result = torch.empty(pairs, outs, dtype=x.dtype, device=x.device)
-    values = _rounded(x.flatten(0, -2), weight.compute, factors, share)
+    result = torch.empty(pairs, outs, dtype=rows.dtype, device=rows.device)
+    values = _rounded(x, weight.compute, factors, share)
     share = share if scale is None else 1
     _launch(values, weight, result, 1, chosen.flatten(), bias, share)
     return result.view(*chosen.shape, outs)
 
 
-def _rounded(x: Tensor, compute: Compute, factors: Tensor | None = None, share: int = 1) -> Rounded:
-    x = x if x.stride(-1) == 1 else x.contiguous()
-    return rounded(x, 1 if compute is Compute.FAST else 2, factors, share)
+def _rounded(
+    x: Activations, compute: Compute, factors: Tensor | None = None, share: int = 1
+) -> Rounded:
+    """As `rounded`, of all rows of x [..., in]; a norm may have done it."""
+    planes, plain = planes_of(compute), factors is None
+    if isinstance(x, RoundedActivations) and plain and len(x.rounded.planes) == planes:
+        return x.rounded
+    x = unrounded(x).flatten(0, -2)
+    return rounded(x if x.stride(-1) == 1 else x.contiguous(), planes, factors, share)
 
 
 def _launch(

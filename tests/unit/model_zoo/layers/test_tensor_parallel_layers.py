@@ -122,6 +122,20 @@ GATED = {
 }
 
 
+def test_parts_of_neighbours_of_one_type_are_joined_on_other_devices(tmp_path) -> None:
+    shapes = {"a": (16, 32), "b": (4, 32), "c": (8, 32)}
+    arrays = {name: random(*shape, seed=1) for name, shape in shapes.items()}
+    types = {"a": "F32", "b": "F32", "c": "F16"}
+    tensors = {f"{name}.weight": (array, types[name]) for name, array in arrays.items()}
+    path = write_tensors(tmp_path / "a.gguf", tensors | {"b.bias": (arrays["b"][:, 0], "F32")})
+    w = scope(path, Unconnected(2, rank=1), META)
+    outs = [evenly(out, w.ranks) for out, _ in shapes.values()]
+    fused = w.fused_linear(shapes, outs=outs)
+    assert fused.sizes == ((8, 2), (4,))
+    assert [part.weight.shape for part in fused.parts] == [(10, 32), (4, 32)]
+    assert [part.bias is not None for part in fused.parts] == [True, False]
+
+
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("type", ["F32", "Q8_0"])
 @pytest.mark.parametrize("joined", [False, True])
