@@ -20,7 +20,6 @@ from runtime.errors import CaravanError
 from serve_app.api.anthropic import AnthropicMessages
 from serve_app.api.auth import RequireKey, require_management_key
 from serve_app.api.bodies import BodyLimits
-from serve_app.api.checks import Check, CheckRequests
 from serve_app.api.connections import ConnectionRules
 from serve_app.api.cross_site import (
     LOCAL_ORIGINS,
@@ -45,6 +44,7 @@ from serve_app.api.openapi import encoded_document
 from serve_app.api.pages import page_routes
 from serve_app.api.rate_limiting import HEADERS as RATE_LIMIT_HEADERS
 from serve_app.api.rate_limiting import LimitRequests
+from serve_app.api.request_checks import Check, CheckRequests
 from serve_app.api.request_images import ImageReader, ImageRules
 from serve_app.api.reranking import Reranking
 from serve_app.api.responses import OpenAIResponses

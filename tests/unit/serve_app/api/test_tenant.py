@@ -6,7 +6,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from serve_app.api.auth import RequireKey
-from serve_app.api.checks import CheckRequests
+from serve_app.api.request_checks import CheckRequests
 from serve_app.api.tenant import (
     UNKNOWN,
     client_address,

@@ -16,8 +16,8 @@ from starlette.testclient import TestClient
 from uvicorn.server import ServerState
 
 from serve_app.api import http_server
-from serve_app.api.checks import CheckRequests
 from serve_app.api.http_server import MAX_HEAD_BYTES, LimitedProtocol
+from serve_app.api.request_checks import CheckRequests
 from serve_app.api.tenant import tenant_by_address, tenant_of
 from serve_app.api.through_proxy import ThroughProxy
 from tests.unit.serve_app.fake_replicas import PretendReplica, http_client
