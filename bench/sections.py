@@ -33,10 +33,3 @@ def with_section(page: str, heading: str, section: str) -> str:
         return f"{page.rstrip()}\n\n{new}"
     _, following, after = old.partition("\n# ")
     return f"{before}\n{new}{following}{after}".removeprefix("\n")
-
-
-def section_of(page: str, heading: str) -> str:
-    """The section from its heading to the next one of the same level; "" if there is none."""
-    _, found, after = f"\n{page}".partition(f"\n{heading}\n")
-    body, _, _ = after.partition("\n# ")
-    return f"\n{heading}\n{body}" if found else ""

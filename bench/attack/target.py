@@ -75,9 +75,9 @@ class Target:
     def bystander_key(self) -> str | None:
         return None if self.keys is None else self.keys.bob
 
-    def client(self, key: str | None = None, *, timeout_s: float = 120.0) -> httpx.AsyncClient:
+    def client(self, key: str | None = None) -> httpx.AsyncClient:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=timeout_s)
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=120.0)
 
 
 @contextmanager

@@ -39,7 +39,7 @@ class Table:
     wall_s: float
 
 
-def compared(scenario: Scenario, *, seed: int = 0) -> Table:
+def compared(scenario: Scenario) -> Table:
     """The results of our policy with one ingress and with several, and of the other policies."""
     contestants: dict[str, tuple[Scenario, Make]] = {
         name: (scenario, make) for name, make in OTHERS.items()
@@ -47,27 +47,25 @@ def compared(scenario: Scenario, *, seed: int = 0) -> Table:
     many = scenario.with_ingresses(MANY_INGRESSES)
     contestants[f"{OURS}, one ingress"] = scenario, lambda _: Ours(1)
     contestants[f"{OURS}, {MANY_INGRESSES} ingresses"] = many, lambda _: Ours(MANY_INGRESSES)
-    return measured(scenario, contestants, seed=seed)
+    return measured(scenario, contestants)
 
 
-def measured(
-    scenario: Scenario, contestants: Mapping[str, tuple[Scenario, Make]], *, seed: int = 0
-) -> Table:
+def measured(scenario: Scenario, contestants: Mapping[str, tuple[Scenario, Make]]) -> Table:
     begin = time.monotonic()
     rows, decisions = [], 0
     for name, (variant, make) in contestants.items():
-        outcome = run(variant, make, seed=seed)
+        outcome = run(variant, make)
         rows.append(_row(name, variant, outcome))
         decisions = outcome.decisions
         print(f"{variant.name}: {name}, {decisions:,} requests", flush=True)
     return Table(scenario, decisions, rows, time.monotonic() - begin)
 
 
-def run(scenario: Scenario, make: Make, *, seed: int = 0) -> Outcome:
-    """Simulates a policy. The trace depends only on the seed, not on the policy."""
-    trace = sessions(scenario.mix, seconds=scenario.seconds, seed=seed)
+def run(scenario: Scenario, make: Make) -> Outcome:
+    """Simulates a policy. The trace does not depend on the policy."""
+    trace = sessions(scenario.mix, seconds=scenario.seconds, seed=0)
     outcome = Outcome(scenario.warm_s, scenario.seconds)
-    world = World(scenario.cluster, make, outcome=outcome, in_time_s=scenario.in_time_s, seed=seed)
+    world = World(scenario.cluster, make, outcome=outcome, in_time_s=scenario.in_time_s)
     return world.run(trace)
 
 

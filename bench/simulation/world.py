@@ -70,12 +70,12 @@ class World:
     """One run. `in_time_s`: limit of the time to first token for an answer to count as in time."""
 
     def __init__(
-        self, cluster: ClusterSpec, make: Make, *, outcome: Outcome, in_time_s: float, seed: int = 0
+        self, cluster: ClusterSpec, make: Make, *, outcome: Outcome, in_time_s: float
     ) -> None:
         self._cluster = cluster
         self._outcome = outcome
         self._in_time_s = in_time_s
-        self._random = Random(seed)
+        self._random = Random(0)
         self._replicas: dict[str, Replica] = {}
         self._contestant = make(self._replicas)
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []

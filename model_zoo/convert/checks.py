@@ -38,6 +38,15 @@ def no_windows(config: Configuration) -> None:
         )
 
 
+def experts_everywhere(config: Configuration) -> None:
+    """Refuses layers without experts."""
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise UnsupportedModelError(
+            f"{config.path}: has layers without experts, which this architecture's files "
+            "cannot express."
+        )
+
+
 def every_nth_full(n: int) -> Check:
     """Refuses patterns of layers with a window other than the one that readers assume."""
 

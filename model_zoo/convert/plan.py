@@ -127,10 +127,10 @@ def _note(
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    """{n} and {e} match numbers, a final `.*` weight or bias, `**` anything."""
+    """{n} and {e} match up to nine digits, a final `.*` weight or bias, `**` anything."""
     escaped = re.escape(name).replace(r"\*\*", ".+")
     for placeholder in "ne":
-        escaped = escaped.replace(rf"\{{{placeholder}\}}", rf"(?P<{placeholder}>\d+)")
+        escaped = escaped.replace(rf"\{{{placeholder}\}}", rf"(?P<{placeholder}>\d{{1,9}})")
     return re.compile(escaped.replace(r"\.\*", r"\.(?P<kind>weight|bias)"))
 
 

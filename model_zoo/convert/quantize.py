@@ -90,7 +90,8 @@ def facts_of(file: GGUFFile) -> Facts:
 def _first_count(value: MetadataValue | None) -> int:
     """An integer, or the first nonzero one of an array with one per layer; else 0."""
     if isinstance(value, np.ndarray):
-        return next((int(item) for item in value if item > 0), 0)
+        counts = value.tolist() if value.dtype.kind in "iu" else ()
+        return next((count for count in counts if count > 0), 0)
     return value if isinstance(value, int) and value > 0 else 0
 
 

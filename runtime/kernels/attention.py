@@ -83,7 +83,7 @@ def paged_attention_twin(
     scoring = _Scoring(scale, softcap, sinks)
     result = queries.new_zeros(shape)
     page_tokens = pages.keys.shape[1]
-    for spans, length in _by_length(plan.spans):
+    for spans, length in by_length(plan.spans):
         seen = [_seen_pages(plan, span, page_tokens) for span in spans]
         extent = max(map(len, seen)) * page_tokens
         row_elements = queries.shape[1] * extent
@@ -95,17 +95,17 @@ def paged_attention_twin(
             some = spans[first : first + spans_at_once]
             used = _page_indices(seen[first : first + spans_at_once], queries.device)
             for offset in range(0, length, rows_at_once):
-                rows = _rows(some, offset, min(length, offset + rows_at_once), queries.device)
+                rows = span_rows(some, offset, min(length, offset + rows_at_once), queries.device)
                 result[rows] = _attend(queries[rows], pages, plan, rows, used, scoring)
     return result
 
 
-def _by_length(spans: tuple[RowSpan, ...]) -> Iterator[tuple[list[RowSpan], int]]:
+def by_length(spans: tuple[RowSpan, ...]) -> Iterator[tuple[list[RowSpan], int]]:
     """Spans grouped by their number of rows, so that all decoding sequences are one group."""
-    by_length: dict[int, list[RowSpan]] = {}
+    groups: dict[int, list[RowSpan]] = {}
     for span in spans:
-        by_length.setdefault(span.end - span.begin, []).append(span)
-    for length, members in by_length.items():
+        groups.setdefault(span.end - span.begin, []).append(span)
+    for length, members in groups.items():
         yield members, length
 
 
@@ -127,7 +127,7 @@ def _page_indices(seen: list[range], device: torch.device) -> Tensor:
     return firsts + torch.arange(max(map(len, seen)), device=device)
 
 
-def _rows(spans: list[RowSpan], begin: int, end: int, device: torch.device) -> Tensor:
+def span_rows(spans: list[RowSpan], begin: int, end: int, device: torch.device) -> Tensor:
     """Indices [spans, end - begin] of the rows [begin, end) of each span."""
     rows = [range(span.begin + begin, span.begin + end) for span in spans]
     return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.kernels.attention import TWIN_ELEMENTS
+from runtime.kernels.attention import TWIN_ELEMENTS, by_length, span_rows
 from runtime.kernels.native import address, library
 from runtime.kernels.pointwise import contiguous, silu
 from runtime.kernels.triton.launch import has_kernels
@@ -107,7 +107,7 @@ def short_convolution_twin(
     """The specification of `short_convolution`, before silu."""
     result = torch.empty_like(x)
     taps = weight.shape[0] - 1
-    for spans, rows in _by_length(plan.spans, x.device):
+    for spans, rows in _groups(plan.spans, x.device):
         states = _States(pages.keys, plan, rows)
         inputs = torch.cat([states.initial(spans), x[rows].float()], dim=1)
         windows = inputs.unfold(1, taps + 1, 1)
@@ -132,7 +132,7 @@ def gated_delta_twin(
     decays = gates.rates * F.softplus(gates.alphas.float() + gates.offsets)
     betas = gates.betas.float().sigmoid()
     at_once = max(1, TWIN_ELEMENTS // (heads * key_dim * value_dim))
-    for spans, rows in _by_length(plan.spans, mixed.device, at_once=at_once):
+    for spans, rows in _groups(plan.spans, mixed.device, at_once=at_once):
         queries, keys, values = (
             part.unflatten(2, (-1, dim)).transpose(1, 2)
             for part, dim in zip(
@@ -207,18 +207,14 @@ class _States:
         self._stored.index_copy_(0, self._pages, states)
 
 
-def _by_length(
+def _groups(
     spans: tuple[RowSpan, ...], device: torch.device, *, at_once: int = 1 << 30
 ) -> Iterator[tuple[list[RowSpan], Tensor]]:
     """Groups of at most `at_once` spans of one length, with their rows int64 [spans, rows]."""
-    by_length: dict[int, list[RowSpan]] = {}
-    for span in spans:
-        by_length.setdefault(span.end - span.begin, []).append(span)
-    for members in by_length.values():
+    for members, length in by_length(spans):
         for first in range(0, len(members), at_once):
             some = members[first : first + at_once]
-            rows = [range(span.begin, span.end) for span in some]
-            yield some, torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
+            yield some, span_rows(some, 0, length, device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -104,17 +104,8 @@ class RecordedSteps:
         return result
 
 
-class RecordedModel(Protocol):
-    """The sizes of a model that `recorded_bytes` needs; see `DecoderModel`."""
-
-    @property
-    def hidden_size(self) -> int: ...
-
-    def activation_bytes(self, tokens: int, outputs: int) -> int: ...
-
-
 def recorded_bytes(
-    model: RecordedModel,
+    model: step_graphs.RecordedModel,
     layout: CacheLayout,
     limits: StepLimits,
     device: torch.device,

@@ -24,8 +24,8 @@ _STEP = 8  # sizes are multiples of this number of rows; smaller ones are powers
 _DRIVER_BYTES, _LIBRARY_BYTES = 4 << 20, 32 << 20
 
 
-class GraphModel(Protocol):
-    """The sizes of a model that `graph_bytes` needs; see `DecoderModel`."""
+class RecordedModel(Protocol):
+    """The sizes of a model that the memory of its recordings follows from; see `DecoderModel`."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -48,7 +48,7 @@ def graph_sizes(most: int) -> tuple[int, ...]:
     return tuple(sorted({rows for count in counts if (rows := padded_rows(count, most))}))
 
 
-def graph_bytes(model: GraphModel, most: int) -> int:
+def graph_bytes(model: RecordedModel, most: int) -> int:
     """Bytes of all graphs: one pool for their activations, since they run one after the other;
     their results, at most in float32; and allocations of driver and libraries."""
     sizes = graph_sizes(most)

@@ -132,6 +132,14 @@ def read_feed_forward(
     return FeedForward(w, hidden=sizes.hidden, size=size, curve=curve, up=up, down=down)
 
 
+def plain_layer(
+    w: TensorScope, sizes: VisionSizes, names: LayerNames, curve: Callable[[Tensor], Tensor]
+) -> VisionLayer:
+    """A layer with layer norms and a feed-forward without a gate."""
+    feed_forward = read_feed_forward(w, sizes, names, curve)
+    return read_layer(w, sizes, names, layer_norms(w, sizes), feed_forward)
+
+
 def read_gated(w: TensorScope, sizes: VisionSizes, gated: Gate) -> GatedFeedForward:
     """A feed-forward with a gate; its width is that of the tensors."""
     shape = w.shape("ffn_up")

@@ -9,12 +9,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.prepared import ImageOutline, blank
 from model_zoo.layers.vision.names import LayerNames, known_as
-from model_zoo.layers.vision.vision_layer import (
-    VisionLayer,
-    layer_norms,
-    read_feed_forward,
-    read_layer,
-)
+from model_zoo.layers.vision.vision_layer import plain_layer
 from model_zoo.layers.vision.vision_sizes import CHANNELS, VisionSizes
 from model_zoo.layers.vision.vit import Vit, VitNames
 from runtime.kernels.pointwise import gelu
@@ -47,7 +42,8 @@ class GemmaTower:
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
         self._side = sizes.side(SIDE)
         v = w.scope("vision" if w.has("vision.patch_embedding") else "v")
-        self._vit = Vit(v, sizes, self._side, partial(_layer, sizes=sizes), names=NAMES)
+        layer = partial(plain_layer, sizes=sizes, names=LAYER, curve=gelu)
+        self._vit = Vit(v, sizes, self._side, layer, names=NAMES)
         self._pooled = _pooled(metadata, self._vit.across)
         mm = w.scope("mm")
         norm = known_as(mm, "soft_emb_norm", "mm_soft_emb_norm")
@@ -78,11 +74,6 @@ class GemmaTower:
         plane = x.unflatten(1, (across, across))[:, : size * count, : size * count]
         parts = plane.unflatten(2, (count, size)).unflatten(1, (count, size))
         return parts.mean((2, 4)).flatten(1, 2)
-
-
-def _layer(w: TensorScope, sizes: VisionSizes) -> VisionLayer:
-    feed_forward = read_feed_forward(w, sizes, LAYER, gelu)
-    return read_layer(w, sizes, LAYER, layer_norms(w, sizes), feed_forward)
 
 
 def _pooled(metadata: Metadata, across: int) -> int:

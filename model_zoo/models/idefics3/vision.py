@@ -9,12 +9,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.prepared import ImageBounds, blank
 from model_zoo.layers.vision.merging import read_shuffle, shuffled_planes
 from model_zoo.layers.vision.names import LayerNames
-from model_zoo.layers.vision.vision_layer import (
-    VisionLayer,
-    layer_norms,
-    read_feed_forward,
-    read_layer,
-)
+from model_zoo.layers.vision.vision_layer import plain_layer
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.layers.vision.vit import Vit
 from runtime.kernels.pointwise import gelu
@@ -36,7 +31,8 @@ class ShuffledTower:
     def __init__(self, w: TensorScope, metadata: Metadata, images: ImageBounds) -> None:
         before = w.loaded_bytes
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
-        self._vit = Vit(w.scope("v"), sizes, sizes.side(), partial(_layer, sizes=sizes))
+        layer = partial(plain_layer, sizes=sizes, names=LayerNames(), curve=gelu)
+        self._vit = Vit(w.scope("v"), sizes, sizes.side(), layer)
         self._shuffled = read_shuffle(metadata, self._vit.across, SHUFFLED)
         self._wide = sizes.hidden * self._shuffled**2
         width = (w.shape("mm.model.fc") or (1,))[0]
@@ -57,8 +53,3 @@ class ShuffledTower:
         rows = self._vit(pixels.flatten(0, 1), pause).contiguous()
         shuffled = shuffled_planes(rows, self._vit.across, self._shuffled)
         return self._projection(shuffled.flatten(0, 1)).view(len(pixels), -1, self.limits.width)
-
-
-def _layer(w: TensorScope, *, sizes: VisionSizes) -> VisionLayer:
-    feed_forward = read_feed_forward(w, sizes, LayerNames(), gelu)
-    return read_layer(w, sizes, LayerNames(), layer_norms(w, sizes), feed_forward)

@@ -13,13 +13,7 @@ from model_zoo.layers.vision.merging import check_shuffle, read_shuffle, shuffle
 from model_zoo.layers.vision.names import LayerNames, first_table, known_as
 from model_zoo.layers.vision.patches import patch_embedding, squares
 from model_zoo.layers.vision.rotary import PlaneRotary, coordinates
-from model_zoo.layers.vision.vision_layer import (
-    VisionLayer,
-    layer_norms,
-    layers_bytes,
-    read_feed_forward,
-    read_layer,
-)
+from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import CHANNELS, MAX_SIDE, VisionSizes
 from runtime.kernels.pointwise import gelu_erf
 from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
@@ -61,7 +55,9 @@ class TileTower:
             for names in (("pre_ln", "layernorm_pre"), ("post_ln", "layernorm_post"))
         )
         self._rotation = _rotation(w, sizes, self._across)
-        self._layers = [_layer(v.scope("blk", i), sizes) for i in range(sizes.layers)]
+        self._layers = [
+            plain_layer(v.scope("blk", i), sizes, LAYER, gelu_erf) for i in range(sizes.layers)
+        ]
         self._adapter = VisionAdapter(w, sizes, _shuffled(metadata, self._across))
         rows = self._adapter.rows(self._across)
         self.limits = ImageLimits(MOST_TILES * rows, self._adapter.width, w.dtype)
@@ -120,11 +116,6 @@ def _sizes(metadata: Metadata) -> VisionSizes:
     if metadata.architecture == "clip":
         return VisionSizes.read(metadata, eps=EPS)
     return VisionSizes.read(metadata, eps=EPS, eps_key="vision.layer_norm_epsilon")
-
-
-def _layer(w: TensorScope, sizes: VisionSizes) -> VisionLayer:
-    feed_forward = read_feed_forward(w, sizes, LAYER, gelu_erf)
-    return read_layer(w, sizes, LAYER, layer_norms(w, sizes), feed_forward)
 
 
 def _rotation(w: TensorScope, sizes: VisionSizes, across: int) -> Rotation:

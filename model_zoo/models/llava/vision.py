@@ -9,12 +9,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.prepared import ImageOutline, blank
 from model_zoo.layers.vision.names import LayerNames
-from model_zoo.layers.vision.vision_layer import (
-    VisionLayer,
-    layer_norms,
-    read_feed_forward,
-    read_layer,
-)
+from model_zoo.layers.vision.vision_layer import VisionLayer, plain_layer
 from model_zoo.layers.vision.vision_sizes import CHANNELS, VisionSizes
 from model_zoo.layers.vision.vit import Vit, VitNames
 from runtime.errors import UnsupportedModelError
@@ -94,8 +89,7 @@ class LlavaTower:
 def _layer(w: TensorScope, *, sizes: VisionSizes) -> VisionLayer:
     """A layer with quick GELU, as in CLIP, unless the file states another activation."""
     curve = gelu if sizes.metadata.get("use_gelu", bool, False) else gelu_quick
-    feed_forward = read_feed_forward(w, sizes, LayerNames(), curve)
-    return read_layer(w, sizes, LayerNames(), layer_norms(w, sizes), feed_forward)
+    return plain_layer(w, sizes, LayerNames(), curve)
 
 
 def _computed_layers(metadata: Metadata, stored: int) -> int:

@@ -16,6 +16,7 @@ from model_zoo.layers.vision.vision_layer import (
     VisionLayer,
     layer_norms,
     layers_bytes,
+    plain_layer,
     read_feed_forward,
     read_layer,
 )
@@ -51,7 +52,9 @@ class AspectTower:
         self._pre_norm, self._post_norm = (
             v.layer_norm(name, EPS, size=sizes.hidden) for name in ("pre_ln", "post_ln")
         )
-        self._local = [_layer(v.scope("blk", i), sizes) for i in range(sizes.layers)]
+        self._local = [
+            plain_layer(v.scope("blk", i), sizes, LAYER, gelu_erf) for i in range(sizes.layers)
+        ]
         count = metadata.require_size("vision.global.block_count", at_most=MAX_LAYERS)
         self._global = [_gated_layer(v.scope("global", "blk", i), sizes) for i in range(count)]
         self._kept = _kept_layers(metadata, sizes.layers)
@@ -170,11 +173,6 @@ class Places:
 def _gate(w: TensorScope, name: str) -> Tensor:
     """float32 [1]: the factor of a gate."""
     return w.vector(name, size=1, bare=True)
-
-
-def _layer(w: TensorScope, sizes: VisionSizes) -> VisionLayer:
-    feed_forward = read_feed_forward(w, sizes, LAYER, gelu_erf)
-    return read_layer(w, sizes, LAYER, layer_norms(w, sizes), feed_forward)
 
 
 def _gated_layer(w: TensorScope, sizes: VisionSizes) -> VisionLayer:

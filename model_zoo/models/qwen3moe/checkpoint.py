@@ -1,18 +1,7 @@
 """Qwen 3 MoE: conversion of text model checkpoints to GGUF."""
 
 from model_zoo.convert import checks, decoders
-from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import Conversion, Key
-from runtime.errors import UnsupportedModelError
-
-
-def _experts_everywhere(config: Configuration) -> None:
-    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
-        raise UnsupportedModelError(
-            f"{config.path}: has layers without experts, which this architecture's files "
-            "cannot express."
-        )
-
 
 CONVERSION = Conversion(
     serves=("Qwen3MoeForCausalLM",),
@@ -35,5 +24,5 @@ CONVERSION = Conversion(
     ),
     drop=decoders.BUFFERS,
     defaults={"norm_topk_prob": False},
-    check=checks.all_of(checks.only_scalings("yarn"), checks.no_windows, _experts_everywhere),
+    check=checks.all_of(checks.only_scalings("yarn"), checks.no_windows, checks.experts_everywhere),
 )

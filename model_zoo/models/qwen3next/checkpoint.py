@@ -35,14 +35,6 @@ def _even_intervals(config: Configuration) -> None:
         )
 
 
-def _experts_everywhere(config: Configuration) -> None:
-    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
-        raise UnsupportedModelError(
-            f"{config.path}: has layers without experts, which this architecture's files "
-            "cannot express."
-        )
-
-
 def _kv_heads(config: Configuration) -> list[int]:
     """The number of key heads of each layer, 0 for recurrent layers, as in Ollama's files."""
     heads = config.require_size("num_key_value_heads")
@@ -214,7 +206,7 @@ CONVERSION = Conversion(
     ),
     drop=DROPPED,
     defaults={**DEFAULTS, "norm_topk_prob": True},
-    check=checks.all_of(checks.only_scalings("yarn"), _even_intervals, _experts_everywhere),
+    check=checks.all_of(checks.only_scalings("yarn"), _even_intervals, checks.experts_everywhere),
 )
 
 

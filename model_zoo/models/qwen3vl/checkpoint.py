@@ -11,7 +11,6 @@ from model_zoo.convert.transforms import (
     transposed,
 )
 from model_zoo.models.qwen3vl.text import SECTIONS
-from runtime.errors import UnsupportedModelError
 
 
 def _sections(config: Configuration) -> list[int]:
@@ -21,14 +20,6 @@ def _sections(config: Configuration) -> list[int]:
 def _deep_layers(config: Configuration) -> int:
     """The number of text layers that get features of intermediate vision layers."""
     return len((config.whole.get("vision_config") or {}).get("deepstack_visual_indexes") or ())
-
-
-def _experts_everywhere(config: Configuration) -> None:
-    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
-        raise UnsupportedModelError(
-            f"{config.path}: has layers without experts, which this architecture's files "
-            "cannot express."
-        )
 
 
 def _experts(name: str, target: str, size: str, half: Transform | None = None) -> Rule:
@@ -94,6 +85,6 @@ WITH_EXPERTS = Conversion(
     drop=(*decoders.BUFFERS, *decoders.OTHER_PARTS),
     defaults={"norm_topk_prob": True},
     check=checks.all_of(
-        checks.only_scalings("yarn", "mrope"), checks.no_windows, _experts_everywhere
+        checks.only_scalings("yarn", "mrope"), checks.no_windows, checks.experts_everywhere
     ),
 )

@@ -14,13 +14,7 @@ from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
 from model_zoo.layers.vision.names import LayerNames, known_as
 from model_zoo.layers.vision.patches import frame_embedding, stacked_frame_embedding
 from model_zoo.layers.vision.rotary import coordinates, halves_rotary
-from model_zoo.layers.vision.vision_layer import (
-    VisionLayer,
-    layer_norms,
-    layers_bytes,
-    read_feed_forward,
-    read_layer,
-)
+from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import MAX_MERGED, VisionSizes
 from runtime.kernels.pointwise import gelu, gelu_erf
 from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
@@ -56,7 +50,9 @@ class DeepTower:
             self._embed = frame_embedding(v, sizes, *FILE_FRAMES)
         self._places = _places(v, sizes)
         self._rotary = halves_rotary(w, sizes)
-        self._layers = [_layer(v.scope("blk", i), sizes) for i in range(sizes.layers)]
+        self._layers = [
+            plain_layer(v.scope("blk", i), sizes, LAYER, gelu) for i in range(sizes.layers)
+        ]
         each = self._merge**2
         self._merger = _last_merger(w, sizes, each)
         self._deep = _deep_mergers(v, sizes, each)
@@ -123,11 +119,6 @@ class Merger:
         else:
             merged = self._norm(x).view(-1, self._wide)
         return self._second(gelu_erf(self._first(merged)))
-
-
-def _layer(w: TensorScope, sizes: VisionSizes) -> VisionLayer:
-    feed_forward = read_feed_forward(w, sizes, LAYER, gelu)
-    return read_layer(w, sizes, LAYER, layer_norms(w, sizes), feed_forward)
 
 
 def _places(w: TensorScope, sizes: VisionSizes) -> Tensor:

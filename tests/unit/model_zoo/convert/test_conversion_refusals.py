@@ -27,6 +27,11 @@ def unknown_tensor(folder: Path) -> None:
     reshaped(folder, lambda w: w.update({"model.layers.0.mlp.extra.weight": torch.ones(2)}))
 
 
+def endless_layer_number(folder: Path) -> None:
+    name = f"model.layers.{'9' * 5000}.self_attn.q_proj.weight"
+    reshaped(folder, lambda w: w.update({name: torch.ones(64, 64)}))
+
+
 def lost_tensor(folder: Path) -> None:
     reshaped(folder, lambda w: w.pop("model.layers.1.self_attn.k_proj.weight"))
 
@@ -154,6 +159,7 @@ def no_tokenizer(folder: Path) -> None:
 
 REFUSED = {
     unknown_tensor: (ModelFileError, r"does not know: model\.layers\.0\.mlp\.extra\.weight"),
+    endless_layer_number: (ModelFileError, r"does not know: model\.layers\.9999"),
     lost_tensor: (ModelFileError, r"needs: layers\.1\.self_attn\.k_proj\.weight"),
     lost_head: (ModelFileError, r"needs: lm_head\.weight"),
     stored_twice: (ModelFileError, r"norm\.weight` are stored for the same tensor"),

@@ -1,5 +1,6 @@
 """Quantising files: what is kept, changed and refused, and clean-up after errors."""
 
+import math
 from pathlib import Path
 
 import gguf
@@ -215,3 +216,6 @@ def test_facts_come_from_the_file(source, tmp_path):
     changed = rewrite(source, tmp_path / "c.gguf", keys=keys, tensors={"output.weight": None})
     expected = Facts(layers=8, experts=8, kv_sharing=4, tied=True)
     assert facts_of(GGUFFile.open(changed)) == expected
+    keys["llama.attention.head_count_kv"] = [math.inf] * 8
+    endless = rewrite(source, tmp_path / "e.gguf", keys=keys)
+    assert facts_of(GGUFFile.open(endless)) == Facts(layers=8, experts=8)
