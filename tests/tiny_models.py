@@ -34,7 +34,7 @@ from transformers.utils import logging
 from model_zoo.convert.convert_folder import convert
 from runtime.quant.block_types import block_type
 from tests.block_samples import random_blocks, set_scales
-from tests.gguf_files import finish
+from tests.gguf_files import Reader, finish
 
 logging.disable_progress_bar()
 
@@ -202,7 +202,7 @@ def _made_llama(
     with tempfile.TemporaryDirectory() as place:
         plain, path = Path(place) / "plain.gguf", Path(place) / "retyped.gguf"
         model = write_tiny(plain, _llama(sizes), seed=seed, padding_rows=sizes.padding_rows)
-        _write_retyped(gguf.GGUFReader(plain), path, model, sizes, type, dict(overrides), seed)
+        _write_retyped(Reader(plain), path, model, sizes, type, dict(overrides), seed)
         return path.read_bytes(), model
 
 
@@ -273,7 +273,7 @@ def _llama(sizes: TinyLlama) -> LlamaConfig:
 
 
 def _write_retyped(
-    source: gguf.GGUFReader,
+    source: Reader,
     path: Path | str,
     model: LlamaForCausalLM,
     sizes: TinyLlama,
