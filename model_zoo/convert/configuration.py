@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from model_zoo.gguf.metadata import MAX_LAYERS
+from model_zoo.layers.text_sizes import MAX_HEAD_DIM
 from runtime.errors import ModelFileError
 
 T = TypeVar("T")
@@ -113,10 +114,13 @@ class Configuration:
 
     @property
     def head_dim(self) -> int:
-        stated = self.get("head_dim")
-        if stated is not None:
-            return self.require_size("head_dim")
-        return self.require_size("hidden_size") // self.require_size("num_attention_heads")
+        if self.get("head_dim") is not None:
+            size = self.require_size("head_dim")
+        else:
+            size = self.require_size("hidden_size") // self.require_size("num_attention_heads")
+        if size > MAX_HEAD_DIM:
+            raise self.error(f"has heads of {size:,} elements; {MAX_HEAD_DIM:,} is the limit")
+        return size
 
     @property
     def tied(self) -> bool:

@@ -137,6 +137,10 @@ def endless_layers(folder: Path) -> None:
     settings(folder, num_hidden_layers=10**9)
 
 
+def endless_heads(folder: Path) -> None:
+    settings(folder, head_dim=10**12)
+
+
 def no_size(folder: Path) -> None:
     settings(folder, intermediate_size=None)
 
@@ -184,6 +188,7 @@ REFUSED = {
     no_architecture: (UnsupportedModelError, r"the architecture \(none\) cannot be converted"),
     size_that_is_text: (ModelFileError, "has '64' "),
     endless_layers: (ModelFileError, "has 1,000,000,000 layers; 1,024 is the limit"),
+    endless_heads: (ModelFileError, "has heads of 1,000,000,000,000 elements; 4,096 is the limit"),
     no_size: (ModelFileError, "has no `intermediate_size`"),
     unknown_scaling: (UnsupportedModelError, "the rope scaling dynamic is not supported"),
     scaling_without_numbers: (ModelFileError, "does not determine `rope_freqs.weight`"),
