@@ -140,14 +140,17 @@ def bench(
 
     Times are measured here, in OpenAI's protocol: to the first token, between the parts of an
     answer, per token, and to the end. Ctrl-C ends the test and shows the results so far.
-    The exit status is 1 if no answer is complete.
+    If no answer is complete, only errors are shown, and the exit status is 1.
     """
     began = datetime.now(UTC)
     samples = asyncio.run(_run(server, model, given))
     if not samples:
         raise click.ClickException("The test ended before a request was sent.")
     summary = summarise(samples)
-    _print(summary, samples)
+    if summary.complete:
+        _print(summary, samples)
+    for error, count in list(summary.errors.items())[:_SHOWN_ERRORS]:
+        print_error(f"{count} × {error}")
     if json_file is not None:
         document: dict[str, Any] = {"model": model, "host": server.host}
         document |= {
@@ -222,8 +225,6 @@ def _print(summary: LoadSummary, samples: Sequence[Sample]) -> None:
             print_title(name)
             for line in histogram(values):
                 click.echo(f"  {line}")
-    for error, count in list(summary.errors.items())[:_SHOWN_ERRORS]:
-        print_error(f"{count} × {error}")
 
 
 def _stated(value: Any) -> Any:
