@@ -34,6 +34,11 @@ def divided(number: int, by: int) -> int:
     return -(-number // by)
 
 
+def with_adjacent_elements(x: Tensor) -> Tensor:
+    """x, or a copy if the elements of its rows are not adjacent."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def next_power(number: int) -> int:
     """The smallest power of two that is not below `number`, which is at least 1."""
     return 1 << (number - 1).bit_length()

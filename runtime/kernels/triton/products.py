@@ -14,7 +14,7 @@ from torch import Tensor
 from runtime.kernels.activations import MOST_ROUNDED_ROWS, Activations, unrounded
 from runtime.kernels.triton.bundles import bundles_of
 from runtime.kernels.triton.dequantize import dequantized
-from runtime.kernels.triton.launch import divided
+from runtime.kernels.triton.launch import divided, with_adjacent_elements
 from runtime.kernels.triton.pointwise import gate
 from runtime.kernels.triton.tiles import (
     bundle_size,
@@ -36,7 +36,7 @@ def product(x: Activations, weight: Weight, operands: torch.dtype | None = None)
     """As `matmul`; weight (out, in) in planes or deterministic."""
     if _by_vectors(x, weight):
         return vector_products(x, (weight,))[0]
-    x = _with_adjacent_elements(unrounded(x))
+    x = with_adjacent_elements(unrounded(x))
     if not x.shape[0]:
         return x.new_empty(0, weight.shape[0])
     if operands is not None and operands != x.dtype:
@@ -57,7 +57,7 @@ def gated_product(x: Activations, weight: Weight, curve: int) -> Tensor:
     """As `gated_matmul`; weight (2 n, in) in planes or deterministic, curve: of `gate`."""
     if _by_vectors(x, weight):
         return gated_vectors(x, weight, curve)
-    x = _with_adjacent_elements(unrounded(x))
+    x = with_adjacent_elements(unrounded(x))
     if not x.shape[0]:
         return x.new_empty(0, weight.shape[0] // 2)
     if weight.deterministic or x.shape[0] <= most_rows(x):
@@ -82,10 +82,6 @@ def experts_product(
 
 def _by_vectors(x: Activations, weight: Weight) -> bool:
     return weight.rounding is not None and 0 < len(unrounded(x)) <= MOST_ROUNDED_ROWS
-
-
-def _with_adjacent_elements(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _dense_product(x: Tensor, weight: Weight) -> Tensor:

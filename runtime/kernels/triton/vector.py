@@ -15,7 +15,7 @@ from torch import Tensor
 from runtime.kernels.activations import Activations, Rounded, RoundedActivations, unrounded
 from runtime.kernels.triton.curves import gated
 from runtime.kernels.triton.groups import grid_of, group, has_minima, is_halved, offset_of
-from runtime.kernels.triton.launch import divided, launch, next_power
+from runtime.kernels.triton.launch import divided, launch, next_power, with_adjacent_elements
 from runtime.kernels.triton.rounded import planes_of, rounded
 from runtime.kernels.triton.words import dot, four_words, two_words
 from runtime.quant.block_types import Compute, Weight
@@ -76,8 +76,8 @@ def _rounded(
     planes, plain = planes_of(compute), factors is None
     if isinstance(x, RoundedActivations) and plain and len(x.rounded.planes) == planes:
         return x.rounded
-    x = unrounded(x).flatten(0, -2)
-    return rounded(x if x.stride(-1) == 1 else x.contiguous(), planes, factors, share)
+    rows = with_adjacent_elements(unrounded(x).flatten(0, -2))
+    return rounded(rows, planes, factors, share)
 
 
 def _launch(
