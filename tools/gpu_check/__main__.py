@@ -2,8 +2,9 @@
 
 Run it in the tree, on a machine with a CUDA device, torch, triton, numpy, pillow, pytest and
 transformers. `--wheels` is a folder with gguf and other packages that are missing there
-(llguidance, sentencepiece). A call takes at most ten minutes. `--dry-run` computes tiny sizes on a
-CPU and gives no figures.
+(llguidance, sentencepiece), `--llama-cpp` one with `llama-bench`, `llama-batched-bench` and their
+libraries, compiled for CUDA, without which `peer` is skipped. A call takes at most ten minutes.
+`--dry-run` computes tiny sizes on a CPU and gives no figures.
 """
 
 import argparse
@@ -25,6 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("sections", nargs="+", choices=list(SECTIONS), metavar="SECTION")
     parser.add_argument("--json", type=Path, required=True, help="the file for all results")
     parser.add_argument("--wheels", type=Path, help=f"a folder of wheels (default: {BESIDE.name})")
+    parser.add_argument("--llama-cpp", type=Path, help="a folder of its programs, for `peer`")
     parser.add_argument(
         "--seconds", type=float, default=TOTAL_S, help="time limit of all sections together"
     )
@@ -34,8 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
         folder = chosen.wheels or (BESIDE if BESIDE.is_dir() else None)
         paths = [] if folder is None else unpack(folder, Path(place))
         found = run_sections(
-            chosen.sections, dry=chosen.dry_run, paths=paths, total_s=chosen.seconds
-        )
+            chosen.sections, dry=chosen.dry_run, paths=paths, llama_cpp=chosen.llama_cpp,
+            total_s=chosen.seconds,
+        )  # fmt: skip
     machine = _machine()
     everything = {"machine": machine, "dry_run": chosen.dry_run, "sections": found}
     chosen.json.write_text(json.dumps(everything, indent=1))

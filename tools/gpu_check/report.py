@@ -50,7 +50,8 @@ class Report:
 @dataclass(frozen=True)
 class Task:
     """dry: on a CPU, tiny sizes, kernels in Triton's interpreter. folder: for files. part, parts:
-    which share of the section's checks this process makes."""
+    which share of the section's checks this process makes. llama_cpp: the folder of llama.cpp's
+    programs."""
 
     device: torch.device
     dry: bool
@@ -58,6 +59,7 @@ class Task:
     folder: Path
     part: int = 0
     parts: int = 1
+    llama_cpp: Path | None = None
 
     def share(self, items: Sequence[Item]) -> Sequence[Item]:
         """The items of this process; each item belongs to one process."""

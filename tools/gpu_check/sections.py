@@ -38,6 +38,7 @@ SECTIONS: Mapping[str, Section] = {
     "models": Section("tools.gpu_check.models", 560, processes=6),
     "speed": Section("tools.gpu_check.speed", 560),
     "prefill": Section("tools.gpu_check.prefill", 300),
+    "peer": Section("tools.gpu_check.peer", 220),
     "ranks": Section("tools.gpu_check.ranks", 400),
     "experts": Section("tools.gpu_check.experts", 400),
     "deterministic": Section("tools.gpu_check.deterministic", 560, processes=2),
@@ -52,14 +53,18 @@ def run_sections(
     sections: Mapping[str, Section] = SECTIONS,
     dry: bool,
     paths: Sequence[Path] = (),
+    llama_cpp: Path | None = None,
     total_s: float = TOTAL_S,
 ) -> dict[str, dict[str, Any]]:
     """The results by name: `state` ("passed" or the reason why not), `seconds`, `rows` and the end
     of the output.
 
-    paths: added to PYTHONPATH.
+    paths: added to PYTHONPATH. llama_cpp: the folder of llama.cpp's programs.
     """
     ends = time.monotonic() + total_s
+    options = ["--dry-run"] * dry
+    if llama_cpp is not None:
+        options += ["--llama-cpp", str(llama_cpp.resolve())]
 
     def run(name: str) -> dict[str, Any]:
         section = sections[name]
@@ -67,9 +72,12 @@ def run_sections(
         if limit_s < min(_LEAST_S, section.limit_s):
             return _result("not started: no time left in this call", 0.0)
         parts = 1 if dry else max(1, section.processes)
+        environment = _environment(paths, dry=dry, alone=not section.processes)
         with ThreadPoolExecutor(parts) as threads:
             running = [
-                threads.submit(_run, section, part, parts, limit_s, dry=dry, paths=paths)
+                threads.submit(
+                    _run, section, [str(part), str(parts), *options], limit_s, environment
+                )
                 for part in range(parts)
             ]
             return _joined([each.result() for each in running])
@@ -81,19 +89,17 @@ def run_sections(
 
 
 def _run(
-    section: Section, part: int, parts: int, limit_s: float, *, dry: bool, paths: Sequence[Path]
+    section: Section, arguments: Sequence[str], limit_s: float, environment: Mapping[str, str]
 ) -> dict[str, Any]:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as place:
         rows, output = Path(place) / "rows.jsonl", Path(place) / "output"
         rows.touch()
-        numbers = [str(part), str(parts)]
-        command = [sys.executable, "-m", "tools.gpu_check.child", section.module, place, *numbers]
+        module = [sys.executable, "-m", "tools.gpu_check.child", section.module]
         with output.open("wb") as log:
             child = subprocess.Popen(
-                command + ["--dry-run"] * dry, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT,
-                env=_environment(paths, dry=dry, alone=not section.processes),
-                start_new_session=True,
+                [*module, place, *arguments], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT,
+                env=environment, start_new_session=True,
             )  # fmt: skip
             state = _wait(child, limit_s)
         lines = [json.loads(line) for line in rows.read_text().splitlines(keepends=True)

@@ -42,7 +42,7 @@ class Load:
     """streams: of decoding, with prompts of `prompt` tokens and `answer` more; prefills: lengths of
     prompts, of which that of a whole step has a goal."""
 
-    streams: tuple[int, ...] = (1, 8, 64, 256)
+    streams: tuple[int, ...] = (1, 4, 16, 64, 256)
     prompt: int = 924
     answer: int = 200
     prefills: tuple[int, ...] = (512, 2048, 8192)
@@ -128,7 +128,9 @@ def vocabulary(task: Task) -> Vocabulary:
     whole = synthetic_vocabulary()
     if not task.dry:
         return whole
-    return replace(whole, tokens=whole.tokens[:512], types=whole.types[:512], merges=[])
+    return replace(
+        whole, tokens=whole.tokens[:512], types=whole.types[:512], merges=whole.merges[:256]
+    )
 
 
 def decoding_engine(

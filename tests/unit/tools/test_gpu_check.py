@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("triton")
 
 from tests.cuda.interpreter import leave_out_what_has_no_effect
+from tests.unit.tools.llama_cpp_programs import write_programs
 from tools.gpu_check import __main__ as command
 from tools.gpu_check.child import task_in
 from tools.gpu_check.report import NO_DEVICE, Report, Task
@@ -37,13 +38,15 @@ def rows_of(task: Task) -> list[dict]:
 GOALS = {
     "speed": [["at least", 400], ["at least", 11_000], ["at least", 20_000]],
     "prefill": [["at most", 1.15]],
+    "peer": [["at least", 1.0]] * 3,
     "ranks": [["at least", 1.7]],
 }
 
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_section_passes_without_a_device_and_gives_no_figures(name: str, tmp_path: Path) -> None:
-    task = task_in(tmp_path, dry=True)
+    programs = write_programs(tmp_path / "programs")
+    task = task_in(tmp_path, dry=True, llama_cpp=programs)
     import_module(SECTIONS[name].module).run(task)
     rows = rows_of(task)
     checks = [row for row in rows if row["kind"] == "check"]
