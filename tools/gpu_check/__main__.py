@@ -1,10 +1,11 @@
 """`python -m tools.gpu_check SECTION... --json OUT`: checks and measures the code for GPUs.
 
 Run it in the tree, on a machine with a CUDA device, torch, triton, numpy, pillow, pytest and
-transformers. `--wheels` is a folder with gguf and other packages that are missing there
-(llguidance, sentencepiece), `--llama-cpp` one with `llama-bench`, `llama-batched-bench` and their
-libraries, compiled for CUDA, without which `peer` is skipped. A call takes at most ten minutes.
-`--dry-run` computes tiny sizes on a CPU and gives no figures.
+transformers; the section `serving` also needs all that the server needs. `--wheels` is a folder
+with gguf and other packages that are missing there (llguidance, sentencepiece), `--llama-cpp` one
+with `llama-bench`, `llama-batched-bench` and their libraries, compiled for CUDA, without which
+`peer` is skipped. A call takes at most ten minutes. `--dry-run` computes tiny sizes on a CPU and
+gives no figures.
 """
 
 import argparse

@@ -44,6 +44,7 @@ SECTIONS: Mapping[str, Section] = {
     "deterministic": Section("tools.gpu_check.deterministic", 560, processes=2),
     "variants": Section("tools.gpu_check.variants", 400),
     "deterministic cost": Section("tools.gpu_check.deterministic_cost", 560),
+    "serving": Section("tools.gpu_check.serving", 200),
 }
 
 
