@@ -11,18 +11,22 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.language import target_info
 
 # A100, L4 and RTX 4090, H100 and H200, B200.
 CAPABILITIES = (80, 89, 90, 100)
+_WAIT = "ACQBULK"
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Specimen:
 
     Pointers, and the integers in `multiples`, are multiples of 16, as they are at run time.
     `fused`: whether products may be fused with sums; `most_registers` of a thread; both as at the
-    launch.
+    launch. `reads_early`: whether it reads weights before the previous launch has ended.
     """
 
     kernel: Any
@@ -42,6 +46,7 @@ class Specimen:
     stages: int = 3
     fused: bool = True
     most_registers: int | None = None
+    reads_early: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,8 @@ def compile_all(module: str, capability: int) -> dict[str, Compiled]:
 def compile_specimen(specimen: Specimen, capability: int) -> Compiled:
     """Only where TRITON_INTERPRET was not set when the kernel was imported.
 
-    Raises AssertionError if a product would be wrong, see `assert_dots_are_filled`.
+    Raises AssertionError if a product would be wrong, see `assert_dots_are_filled`, or something
+    would be read or written too early, see `assert_waits`.
     """
     names = specimen.kernel.arg_names
     signature = {name: specimen.types.get(name, "constexpr") for name in names}
@@ -90,22 +96,26 @@ def compile_specimen(specimen: Specimen, capability: int) -> Compiled:
         constexprs=dict(specimen.constants),
         attrs={(index,): [["tt.divisibility", 16]] for index in aligned},
     )
-    built = triton.compile(
-        source,
-        target=GPUTarget("cuda", capability, 32),
-        options={
-            "num_warps": specimen.warps,
-            "num_stages": specimen.stages,
-            "enable_fp_fusion": specimen.fused,
-            "maxnreg": specimen.most_registers,
-        },
-    )
+    target = GPUTarget("cuda", capability, 32)
+    with _as_current(target):
+        built = triton.compile(
+            source,
+            target=target,
+            options={
+                "num_warps": specimen.warps,
+                "num_stages": specimen.stages,
+                "enable_fp_fusion": specimen.fused,
+                "maxnreg": specimen.most_registers,
+            },
+        )
     assert_dots_are_filled(built.asm["ttgir"])
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
         file.flush()
         usage = _run("cuobjdump", "-res-usage", file.name)
         code = _run("nvdisasm", "-ndf", "-c", file.name)  # a third faster without data flow
+    if _WAIT in code:
+        assert_waits(code, reads_early=specimen.reads_early)
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", usage)
     assert found is not None, usage
     registers, stack, shared, local = map(int, found.groups())
@@ -113,6 +123,18 @@ def compile_specimen(specimen: Specimen, capability: int) -> Compiled:
         registers, stack + local, max(shared, built.metadata.shared), _instructions(code),
         _longest_loop(code),
     )  # fmt: skip
+
+
+@contextmanager
+def _as_current(target: GPUTarget) -> Iterator[None]:
+    """Kernels ask for the target where they have code for some devices only."""
+
+    def current() -> GPUTarget:
+        return target
+
+    current.__triton_builtin__ = True  # type: ignore[attr-defined]
+    with patch.object(target_info, "current_target", current):
+        yield
 
 
 def assert_dots_are_filled(ttgir: str) -> None:
@@ -125,10 +147,22 @@ def assert_dots_are_filled(ttgir: str) -> None:
     assert not narrow, narrow
 
 
+def assert_waits(code: str, *, reads_early: bool) -> None:
+    """Nothing in global memory is written, and nothing but weights is read, before the wait for
+    previous launches."""
+    names = _names(code)
+    before = names[: names.index(_WAIT)]
+    assert not [name for name in before if name.startswith(("ST", "RED", "ATOM"))], before
+    assert any(name.startswith("LDG") for name in before) == reads_early
+
+
 def _instructions(code: str) -> dict[str, int]:
+    return dict(Counter(_names(code)))
+
+
+def _names(code: str) -> list[str]:
     """Of a listing with lines such as `/*0120*/  @P1 LDG.E.128 R4, [R2.64] ;`."""
-    names = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]+)", code, re.M)
-    return dict(Counter(names))
+    return re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]+)", code, re.M)
 
 
 def _longest_loop(code: str) -> int:

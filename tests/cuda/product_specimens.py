@@ -97,7 +97,7 @@ def _vector(
         constants["rows"] = 1  # Triton makes constants of arguments that are 1
     return Specimen(
         vector.vector_kernel, types, constants, _MULTIPLES, warps, fused=False,
-        most_registers=vector.MOST_REGISTERS[columns],
+        most_registers=vector.MOST_REGISTERS[columns], reads_early=not experts,
     )  # fmt: skip
 
 

@@ -1,7 +1,9 @@
 """What tests compile ahead of time is the code that is launched."""
 
-from pathlib import Path
+import inspect
 from typing import Any
+
+import pytest
 
 from runtime.engine.request import SamplingParams
 from tests.cuda import (
@@ -30,24 +32,42 @@ STEPS = (
 
 
 class Launches(FakeCuda):
-    """Notes by kernel whether products may be fused with sums."""
+    """Notes by kernel whether products may be fused with sums, and whether it may begin while the
+    previous launch ends."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fused: dict[str, bool] = {}
+        self.overlaps: dict[str, bool] = {}
+        self.sources: dict[str, str] = {}
 
     def start(self, kernel: Any, *given: Any) -> None:
         super().start(kernel, *given)
         _, _, options, _ = given
         self.fused[kernel.__name__] = options.get("enable_fp_fusion", True)
+        self.overlaps[kernel.__name__] = options.get("launch_pdl", False)
+        self.sources[kernel.__name__] = inspect.getsource(kernel.fn)
 
 
-def test_products_are_fused_with_sums_as_at_the_launch(tmp_path: Path) -> None:
-    write_large_model(tmp_path / "8b.gguf", layers=1)
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory: pytest.TempPathFactory) -> Launches:
+    """Of some steps of a model."""
+    path = tmp_path_factory.mktemp("model") / "8b.gguf"
+    write_large_model(path, layers=1)
     with fake_cuda(Launches()) as fake:
-        model = load_on_device(tmp_path / "8b.gguf", context_tokens=CONTEXT)
+        model = load_on_device(path, context_tokens=CONTEXT)
         steps = FakeSteps(fake, model, slots=16, context_tokens=CONTEXT)
         for step in STEPS:
             steps.launch(step)
-    assert not all(fake.fused.values())
-    assert fake.fused == {name: SPECIMENS[name].fused for name in fake.fused}
+    return fake
+
+
+def test_products_are_fused_with_sums_as_at_the_launch(launches: Launches) -> None:
+    assert not all(launches.fused.values())
+    assert launches.fused == {name: SPECIMENS[name].fused for name in launches.fused}
+
+
+def test_kernels_that_may_begin_early_wait(launches: Launches) -> None:
+    waiting = {name for name, text in launches.sources.items() if "wait_for_previous()" in text}
+    assert {name for name, early in launches.overlaps.items() if early} == waiting
+    assert waiting >= {"vector_kernel", "round_kernel", "add_norm_kernel", "merge_kernel"}

@@ -251,6 +251,7 @@ class _Call:
                 merge_kernel, (count, shape.heads), plan.row_slot, plan.visible_begin,
                 plan.visible_end, self.sinks, states, sums, self.result, first,
                 self.result.shape[0], **shape.merge_options, MIXED=mixed, device=device,
+                overlaps=True,
             )  # fmt: skip
 
     def prefill(self, first: int, end: int) -> None:

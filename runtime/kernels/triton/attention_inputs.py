@@ -9,6 +9,7 @@ from runtime.kernels.cache_rows import RANGES
 from runtime.kernels.triton.cache_rows import kernel_pages
 from runtime.kernels.triton.cache_write import as_stored, write_cache
 from runtime.kernels.triton.launch import launch, next_power
+from runtime.kernels.triton.overlap import wait_for_previous
 from runtime.kernels.triton.pointwise import load_pairs, store_pairs
 from runtime.worker.model import AttentionPlan, LayerPages
 
@@ -94,6 +95,7 @@ def prepare_kernel(
     VALUE_NORM: tl.constexpr, ROTATED_NORM: tl.constexpr, TO_CELLS: tl.constexpr,
 ):  # fmt: skip
     """Grid: tokens x (queries, keys, values). TO_CELLS: keys and values go to rows `cells`."""
+    wait_for_previous()
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = token
     if part == 0:
@@ -154,7 +156,7 @@ def prepare_attention(
         plan.write_cell, *queries.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
         *(0.0 if norm is None else norm.eps for norm in every),
         RANGES.get(pages.type, float("inf")), **options,
-        num_warps=warps(heads * key_dim), device=queries.device,
+        num_warps=warps(heads * key_dim), device=queries.device, overlaps=True,
     )  # fmt: skip
     if stored is not None and not to_cells:
         write_cache(*targets, pages, plan)

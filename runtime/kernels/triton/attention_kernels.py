@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from runtime.kernels.triton.cache_rows import load_rows
+from runtime.kernels.triton.overlap import wait_for_previous
 
 LOG2_E = tl.constexpr(log2(e))
 
@@ -204,6 +205,7 @@ def merge_kernel(
     N: tl.constexpr, SPLITS: tl.constexpr, LEAST_SPLIT: tl.constexpr, MIXED: tl.constexpr,
 ):  # fmt: skip
     """Grid: rows x query heads. The result from the states of all splits."""
+    wait_for_previous()
     row = first_row + tl.program_id(0)
     if MIXED:  # noqa: SIM102
         if not _is_alone(row_slot, row, rows):

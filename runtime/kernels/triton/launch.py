@@ -51,14 +51,22 @@ def capability(device: torch.device) -> tuple[int, int]:
 
 
 def launch(
-    kernel: Any, grid: tuple[int, ...], *arguments: object, device: torch.device, **options: object
+    kernel: Any,
+    grid: tuple[int, ...],
+    *arguments: object,
+    device: torch.device,
+    overlaps: bool = False,
+    **options: object,
 ) -> None:
     """Start `kernel[grid](*arguments, **options)` on `device`, whichever is the current one.
 
-    Every launch goes through this function. An empty grid launches nothing.
+    Every launch goes through this function. An empty grid launches nothing. `overlaps`: the kernel
+    may begin while the previous one ends, as described in `overlap.py`.
     """
     if not all(grid):
         return
+    if overlaps and device.type == "cuda" and capability(device) >= HOPPER:
+        options["launch_pdl"] = True
     # Triton's interpreter, in tests, computes on a CPU.
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         start(kernel, grid, arguments, options, device)

@@ -7,6 +7,7 @@ from torch import Tensor
 from runtime.kernels.activations import Rounded, RoundedActivations
 from runtime.kernels.triton.curves import curved, tanh
 from runtime.kernels.triton.launch import divided, launch, next_power
+from runtime.kernels.triton.overlap import begin_next, wait_for_previous
 from runtime.kernels.triton.rounded import empty_rounded, planes_of, store_rounded
 from runtime.quant.block_types import Compute
 
@@ -21,6 +22,8 @@ def norm_kernel(
     WEIGHTED: tl.constexpr,
 ):  # fmt: skip
     """Grid: vectors. The norm of one vector."""
+    begin_next()
+    wait_for_previous()
     number = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, PADDED)
     exists = index < N
@@ -38,6 +41,8 @@ def add_norm_kernel(
 ):  # fmt: skip
     """Grid: rows. x = x * scale + y, if there is a y, rounded after each operation as by torch, and
     its norm, which is also rounded to integers with PLANES."""
+    begin_next()
+    wait_for_previous()
     row, index = tl.program_id(0).to(tl.int64), tl.arange(0, PADDED)
     exists, at = index < N, x + row * x_stride + index
     sum = tl.load(at, mask=exists, other=0.0)
@@ -166,7 +171,7 @@ def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> T
         norm_kernel, (x.numel() // n,), rows, weight, bias, result, *strides, eps,
         PARTS=x.shape[1] if x.dim() == 3 else 1, N=n, PADDED=padded, LAYER=bias is not None,
         WEIGHTED=weight is not None, num_warps=_norm_warps(padded), enable_fp_fusion=False,
-        device=x.device,
+        device=x.device, overlaps=True,
     )  # fmt: skip
     return result
 
@@ -216,7 +221,7 @@ def _launch_add_norm(
         add_norm_kernel, (rows,), x, y, weight, bias, result, *integers, x.stride(0),
         0 if y is None else y.stride(0), scale, eps, N=n, PADDED=padded, LAYER=bias is not None,
         WEIGHTED=weight is not None, PLANES=0 if rounded is None else len(rounded.planes),
-        num_warps=_norm_warps(padded), enable_fp_fusion=False, device=x.device,
+        num_warps=_norm_warps(padded), enable_fp_fusion=False, device=x.device, overlaps=True,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runtime.kernels.activations import Rounded
 from runtime.kernels.triton.launch import divided, launch
+from runtime.kernels.triton.overlap import begin_next, wait_for_previous
 from runtime.quant.block_types import Compute
 
 GROUPS = 32  # groups per program
@@ -39,6 +40,7 @@ def rounded(x: Tensor, planes: int, factors: Tensor | None = None, share: int = 
         round_kernel, (divided(count, GROUPS),), x, factors, result.planes, result.scales,
         result.sums, count, groups, x.stride(0), SHARE=1 if factors is None else share,
         PLANES=planes, GROUPS=GROUPS, num_warps=1, enable_fp_fusion=False, device=x.device,
+        overlaps=True,
     )  # fmt: skip
     return result
 
@@ -48,6 +50,8 @@ def round_kernel(
     x, factors, planes, scales, sums, count, groups, row_stride,
     SHARE: tl.constexpr, PLANES: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
+    begin_next()
+    wait_for_previous()
     place = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
     inside = tl.minimum(place, count - 1)
     row, exists = inside // groups, place < count

@@ -16,6 +16,7 @@ from runtime.kernels.activations import Activations, Rounded, RoundedActivations
 from runtime.kernels.triton.curves import gated
 from runtime.kernels.triton.groups import grid_of, group, has_minima, is_halved, offset_of
 from runtime.kernels.triton.launch import divided, launch, next_power, with_adjacent_elements
+from runtime.kernels.triton.overlap import begin_next, wait_for_previous
 from runtime.kernels.triton.rounded import planes_of, rounded
 from runtime.kernels.triton.words import dot, four_words, two_words
 from runtime.quant.block_types import Compute, Weight
@@ -103,7 +104,7 @@ def _launch(
         elements // 32, data.stride(-2), data.stride(0), share, TYPE=type,
         PLANES=values.planes.shape[0], COLUMNS=columns, OUTS=at_once, CURVE=curve,
         GROUPS=32 * warps, num_warps=warps, maxnreg=MOST_REGISTERS[columns],
-        enable_fp_fusion=False, device=data.device,
+        enable_fp_fusion=False, device=data.device, overlaps=True,
     )  # fmt: skip
 
 
@@ -121,6 +122,8 @@ def vector_kernel(
 ):  # fmt: skip
     """Grid: blocks of OUTS. With `chosen` [pairs], the second axis is pairs, and COLUMNS is 1.
     With a CURVE, a program multiplies by a gate and its value in turn; `outs` counts pairs."""
+    if chosen is not None:
+        wait_for_previous()
     HELD: tl.constexpr = OUTS if CURVE is None else OUTS // 2
     first_out, pair = tl.program_id(0) * HELD, tl.program_id(1)
     if chosen is not None:
@@ -140,6 +143,8 @@ def vector_kernel(
             else:
                 row = (tl.minimum(first_out + out // 2, outs - 1) + out % 2 * outs).to(tl.int64)
             weights = weights + (group(data + row * row_stride, at, groups, grid, TYPE),)
+        if chosen is None:  # the first weights are loaded while what made the inputs ends
+            wait_for_previous()
         added = ()
         for column in tl.static_range(COLUMNS):
             row = tl.minimum(column, rows - 1) if chosen is None else pair // share
@@ -154,6 +159,7 @@ def vector_kernel(
                 sum = scale * _product(weights[out], numbers, halves, TYPE, PLANES)
                 added = added + (totals[column * OUTS + out] + sum,)
         totals = added
+    begin_next()
     total = tl.sum(_stacked(totals, OUTS * COLUMNS, GROUPS), axis=0)
     if CURVE is not None:
         total = gated(tl.reshape(total, [HELD * COLUMNS, 2]), result.dtype.element_ty, CURVE)

@@ -1,0 +1,27 @@
+"""Programs of a launch begin while those of the previous one end (programmatic dependent launch).
+
+Every kernel calls `wait_for_previous`. Until it returns, a program may read what no kernel writes,
+as weights, and writes nothing. Triton's interpreter and devices before Hopper run launches one
+after the other.
+"""
+
+import triton
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.target_info import cuda_capability_geq
+
+from runtime.kernels.triton.words import ASSEMBLY
+
+
+@triton.jit
+def begin_next():
+    """The next launch may begin once all programs of this one have called this or ended. Programs
+    that wait take places from those that compute, so only short kernels call it early."""
+    if ASSEMBLY and cuda_capability_geq(9, 0):
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_previous():
+    """Return when previous launches have ended and what they wrote can be read."""
+    if ASSEMBLY and cuda_capability_geq(9, 0):
+        gdc_wait()
