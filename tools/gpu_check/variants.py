@@ -3,6 +3,7 @@
 Kernels are compiled before, by processes side by side, because that takes longer than to measure.
 """
 
+import ctypes
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -30,12 +32,14 @@ from tools.gpu_check.report import Task
 
 _ROTATED_BYTES = 200 << 20  # of copies of a matrix, more than caches hold
 _PAGE_TOKENS = 16
+# CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, and its values.
+_CARVEOUT, _MOST_SHARED, _DEFAULT_SHARED = 9, 100, -1
 _TOLERANCE = 2e-2  # of the largest number, in bfloat16
-# Rows of tiles, and (outputs, groups, warps, stages) of each.
+# Rows of tiles, and (outputs, groups, warps, stages) of each. One stage: no asynchronous copies.
 _TILES = {
-    16: ((64, 4, 4, 3), (64, 2, 4, 4), (32, 4, 4, 3), (128, 4, 8, 3)),
-    64: ((64, 4, 8, 3), (64, 2, 4, 3), (128, 2, 8, 3), (128, 4, 8, 2)),
-    128: ((128, 2, 8, 3), (64, 4, 8, 3), (128, 2, 8, 2), (64, 2, 4, 3)),
+    16: ((64, 4, 4, 3), (64, 8, 4, 3), (64, 4, 4, 1), (32, 4, 4, 1), (32, 2, 2, 1)),
+    64: ((64, 4, 8, 3), (64, 2, 4, 4), (64, 4, 8, 1), (64, 2, 4, 1)),
+    128: ((128, 2, 8, 3), (64, 4, 8, 3), (128, 2, 8, 1)),
 }
 # Sequences and their tokens; then rows of a prompt and its tokens.
 _DECODING = ((1, 1024), (1, 8192), (8, 1024), (64, 1024), (256, 1024))
@@ -78,7 +82,7 @@ def _compile_all() -> None:
 def _compile(part: int, parts: int) -> None:
     """Compiles the kernels of every n-th case. A variant that does not compile fails later."""
 
-    def compiled(kernel, grid, arguments, options) -> None:
+    def compiled(kernel, grid, arguments, options, device) -> None:
         kernel.warmup(*arguments, grid=grid, **options)
 
     device = torch.device("cuda", torch.cuda.current_device())
@@ -140,18 +144,45 @@ def _tiles(name: str, products: Products, draw: Draw, *, dry: bool) -> Iterator[
     for rows, variants in _TILES.items():
         x = draw(rows)
         for outs, groups, warps, stages in variants[: 1 if dry else None]:
-            for programs in (132, 528)[: 1 if dry else None]:
-                tiling = tiles.Tiling(rows, outs, groups, warps, programs, stages)
-                yield Case(
-                    f"tile, {name}, {rows} rows, {outs} outputs, {groups} groups, {warps} warps, "
-                    f"{stages} stages, {programs} programs",
-                    [partial(each, x) for each in products],
-                    partial(
-                        patch.object, tiles, "_tiling_of", lambda x, weight, tiling=tiling: tiling
-                    ),
-                )
+            tiling = tiles.Tiling(rows, outs, groups, warps, 132 if rows == 128 else 528, stages)
+            case = (
+                f"tile, {name}, {rows} rows, {outs} outputs, {groups} groups, {warps} warps, "
+                f"{stages} stages"
+            )
+            calls = [partial(each, x) for each in products]
+            yield Case(case, calls, partial(_tiled, tiling))
+            if not dry:
+                yield Case(f"{case}, shared memory", calls, partial(_sharing, tiling))
         if dry:
             return
+
+
+def _tiled(tiling: tiles.Tiling) -> AbstractContextManager[object]:
+    return patch.object(tiles, "_tiling_of", lambda x, weight: tiling)
+
+
+@contextmanager
+def _sharing(tiling: tiles.Tiling) -> Iterator[None]:
+    """With all memory of a multiprocessor shared by as many programs as fit, instead of the part
+    that the driver chooses."""
+    started = launch.start
+
+    def start(*given: Any) -> None:
+        started(*given)
+        _set_shared_memory(_MOST_SHARED)
+
+    try:
+        with _tiled(tiling), patch.object(launch, "start", start):
+            yield
+    finally:
+        _set_shared_memory(_DEFAULT_SHARED)
+
+
+def _set_shared_memory(percent: int) -> None:
+    driver = ctypes.CDLL("libcuda.so.1")
+    for compiled, _ in launch._compiled.values():
+        status = driver.cuFuncSetAttribute(ctypes.c_void_p(compiled.function), _CARVEOUT, percent)
+        assert status == 0, status
 
 
 def _by_vectors(weight: Weight, gated: bool, x: Tensor) -> Tensor:
