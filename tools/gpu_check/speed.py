@@ -239,8 +239,10 @@ def _profile_prefill(task: Task, name: str, engine: AsyncEngine) -> None:
 
 
 def prefill_s(engine: AsyncEngine, length: int) -> float:
-    """The median time of a prompt of so many tokens and the token after it."""
-    return median(_prompt_s(engine, length) for _ in range(3))
+    """The median time of a prompt of so many tokens and the token after it, after one that is not
+    measured."""
+    _prompt_s(engine, length)
+    return median(_prompt_s(engine, length) for _ in range(5))
 
 
 def _prompt_s(engine: AsyncEngine, length: int) -> float:
