@@ -1,12 +1,12 @@
 /* The instruction set that this library was compiled for, and what depends on the maker of the processor. */
 #include "simd.h"
 
-int caravan_loads_past_caches = 1;
+int caravan_loads_into_second_cache = 1;
 
 #if defined(__x86_64__)
 __attribute__((constructor)) static void choose_loads(void) {
     __builtin_cpu_init();
-    caravan_loads_past_caches = __builtin_cpu_is("amd");
+    caravan_loads_into_second_cache = __builtin_cpu_is("amd");
 }
 #endif
 
