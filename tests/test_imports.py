@@ -42,6 +42,7 @@ RAY_FILES = {
     "serve_app/gateway/cluster.py",
     "serve_app/replica/deployments.py",
     "serve_app/replica/rank_actors.py",
+    "serve_app/routing/named_replicas.py",
     "serve_app/routing/replica_set.py",
     "serve_app/telemetry/ray_meter.py",
 }
@@ -119,6 +120,12 @@ def test_pure_core_runs_where_torch_numpy_and_ray_are_missing() -> None:
 def test_ingress_starts_without_torch() -> None:
     """torch costs each ingress and response store 1.8 s of processor time and 185 MB."""
     assert imported_without("torch", "serve_app.replica.deployments") == ""
+
+
+def test_a_server_without_configured_models_is_checked_and_built_without_torch() -> None:
+    """The import of torch takes two seconds, before Ray starts and again when Serve builds the
+    application."""
+    assert imported_without("torch", "serve_app.cli.serve", "serve_app.app") == ""
 
 
 def test_ray_is_imported_in_few_files_of_serve_app_only() -> None:

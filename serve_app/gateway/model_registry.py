@@ -1,7 +1,7 @@
 """The models that can be served, configured or stored, and the replicas that serve each one."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -118,8 +118,10 @@ class ModelRegistry:
 
     async def statuses(self) -> list[ReplicaStatus]:
         """The statuses of all replicas and of processes with models on demand. All statuses of a
-        deployment are missing if one of them does not answer in time."""
-        calls = [_broadcast(replicas, "status") for replicas in self._replicas.values()]
+        model are missing if one of its replicas does not answer in time."""
+        calls: list[Awaitable[list[Any] | None]] = [
+            _broadcast(replicas, "status") for replicas in self._replicas.values()
+        ]
         if self._pool is not None:
             calls.append(self._pool.statuses())
         answers = await asyncio.gather(*calls)

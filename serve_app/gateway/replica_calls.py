@@ -1,5 +1,6 @@
-"""Control calls to all replicas of a deployment through its handle."""
+"""Control calls to the replicas of a deployment through its handle."""
 
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -22,6 +23,17 @@ class ReplicaBroadcast(Protocol):
     async def broadcast(
         self, method: str, *arguments: Any, timeout_s: float | None
     ) -> list[Any]: ...
+
+    async def await_one(self) -> None: ...
+
+
+class NamedReplicaCalls(Protocol):
+    """Calls single replicas of a deployment; see serve_app.routing.named_replicas."""
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    async def call(self, replica: str, method: str, *arguments: Any) -> Any: ...
 
     async def await_one(self) -> None: ...
 

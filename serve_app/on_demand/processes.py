@@ -4,16 +4,20 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from model_zoo.store.model_name import ModelName
-from runtime.errors import ModelNotFoundError, OverloadedError, SourceError
+from runtime.errors import ModelNotFoundError, OverloadedError, ReplicaLostError, SourceError
 from serve_app.config.model_sources import sound_name
 from serve_app.gateway.listing import ListedModel, LoadedModel
 from serve_app.gateway.model_card import ModelCard
-from serve_app.gateway.replica_calls import ReplicaBroadcast
+from serve_app.gateway.replica_calls import NamedReplicaCalls
+from serve_app.gateway.replica_status import ReplicaStatus
 from serve_app.gateway.tasks import Task
+from serve_app.logs import get_logger
 from serve_app.on_demand.process_choice import choose_process
+from serve_app.on_demand.process_reports import ProcessReports
 from serve_app.on_demand.report import CallResult, PoolReport
 from serve_app.transport.wire import Address
 
@@ -27,19 +31,21 @@ UNKNOWN_NAME_S = 0.5
 # Requests for a model follow the first one to its process for up to this long, until a report shows
 # the model.
 STICKY_S = 30.0
-REPORT_TIMEOUT_S = 5.0
+STATUS_TIMEOUT_S = 5.0
+# During a call its process must answer this often.
+CHECK_S = 5.0
 # Limited, because the model itself may be the cause of the processes' end.
 MAX_PROCESSES_TRIED = 2
+
+log = get_logger()
 
 
 class PoolDirectory:
     """Knows the processes, the models in their stores, and where each model is loaded."""
 
-    def __init__(self, processes: ReplicaBroadcast) -> None:
+    def __init__(self, processes: NamedReplicaCalls) -> None:
         self._processes = processes
-        self._reporting = asyncio.Lock()
-        self._reports: list[PoolReport] = []
-        self._reported_at = float("-inf")
+        self._reports = ProcessReports(processes)
         self._listed: dict[str, dict[str, ListedModel]] = {}  # by store, then by name in lower case
         self._versions: dict[str, str] = {}
         self._listed_at = float("-inf")
@@ -60,7 +66,7 @@ class PoolDirectory:
 
     async def unload(self, model: str) -> None:
         """Unload the model from every process that has loaded it, after its running requests."""
-        replicas = [report.replica for report in await self._recent(NOW_S)]
+        replicas = [report.replica for report in await self._reports.newest(NOW_S)]
         for result in await self.call(replicas, "pool.unload", str(sound_name(model))):
             result.result()
         self.forget()
@@ -99,12 +105,12 @@ class PoolDirectory:
         return [*{m.name: m for models in self._listed.values() for m in models.values()}.values()]
 
     async def loaded(self) -> list[LoadedModel]:
-        reports = await self._recent(0)
+        reports = await self._reports.newest(0)
         return [resident.loaded for report in reports for resident in report.residents]
 
     async def reports(self) -> list[PoolReport]:
-        """Reports of all processes; waits until there is one."""
-        while not (reports := await self._recent(NOW_S)):
+        """Reports of all processes that do not hang; waits until there is one."""
+        while not (reports := await self._reports.newest(NOW_S)):
             await self._await_process()
         return reports
 
@@ -113,26 +119,32 @@ class PoolDirectory:
         return [*{report.store: report.replica for report in await self.reports()}.values()]
 
     async def call(self, replicas: Sequence[str], method: str, *arguments: Any) -> list[CallResult]:
-        """Calls `method` of these processes' `StoreManager`; lost processes have no result."""
-        if not replicas:
-            return []
-        results = await self._processes.broadcast(
-            "call", tuple(replicas), method, *arguments, timeout_s=None
-        )
-        return [result for result in results if isinstance(result, CallResult)]
+        """Calls `method` of these processes' `StoreManager`; those that are lost or hang have no
+        result."""
+        calls = (self._call(replica, method, *arguments) for replica in replicas)
+        return [result for result in await asyncio.gather(*calls) if result is not None]
 
-    async def statuses(self) -> list[Any] | None:
-        """A ReplicaStatus of each process; None if one of them does not answer in time."""
-        try:
-            return await self._processes.broadcast("status", timeout_s=REPORT_TIMEOUT_S)
-        except TimeoutError:
+    async def statuses(self) -> list[ReplicaStatus]:
+        """Those of the processes that answer in time."""
+
+        async def status(replica: str) -> ReplicaStatus | None:
+            with suppress(TimeoutError, ReplicaLostError):
+                async with asyncio.timeout(STATUS_TIMEOUT_S):
+                    found: ReplicaStatus = await self._processes.call(replica, "status")
+                    return found
             return None
+
+        reports = await self._reports.newest(FRESH_S)
+        answers = await asyncio.gather(*(status(report.replica) for report in reports))
+        return [each for each in answers if each is not None]
 
     def forget(self) -> None:
         """Mark reports and lists as outdated: the next caller requests new ones."""
-        self._reported_at = self._listed_at = float("-inf")
+        self._reports.forget()
+        self._listed_at = float("-inf")
 
     def close(self) -> None:
+        self._reports.close()
         if self._refreshing is not None:
             self._refreshing.cancel()
 
@@ -149,21 +161,21 @@ class PoolDirectory:
     async def _await_process(self) -> None:
         await self._processes.await_one()
         self.forget()
-        await asyncio.sleep(NOW_S)  # a broadcast may miss a process that has just started
+        await asyncio.sleep(NOW_S)  # Serve may not list a process that has just started
 
     async def _choose_among_known(
         self, model: ListedModel, avoid: frozenset[str]
     ) -> PoolReport | None:
         """None if no process can load the model."""
-        age = time.monotonic() - self._reported_at
-        known = [report for report in self._reports if report.replica not in avoid]
+        age_s = self._reports.age_s
+        known = [report for report in self._reports.reports if report.replica not in avoid]
         resident = any(report.resident(model.name) for report in known)
-        if not resident or avoid or age > STALE_S:
-            await self._recent(NOW_S if avoid else FRESH_S)
-        elif age > FRESH_S:
+        if not resident or avoid or age_s > STALE_S:
+            await self._reports.newest(NOW_S if avoid else FRESH_S)
+        elif age_s > FRESH_S:
             self._refresh_soon()
         key = model.name.lower()
-        able = [r for r in self._reports if key in self._listed.get(r.store, {})]
+        able = [r for r in self._reports.reports if key in self._listed.get(r.store, {})]
         if not able:
             return None
         chosen = self._chosen_before(model, able, avoid) or choose_process(able, model, avoid=avoid)
@@ -183,8 +195,8 @@ class PoolDirectory:
         return next((report for report in able if report.replica == replica), None)
 
     async def _call_for(self, model: str, method: str, *arguments: Any) -> Any:
-        """Calls the process that a task for the model would be sent to; another one if it is
-        lost."""
+        """Calls the process that a task for the model would be sent to; another one if it is lost
+        or hangs."""
         avoid: frozenset[str] = frozenset()
         for _ in range(MAX_PROCESSES_TRIED):
             report, _ = await self._choose(model, avoid)
@@ -194,33 +206,29 @@ class PoolDirectory:
             self.forget()
             avoid |= {report.replica}
         raise OverloadedError(
-            f"{MAX_PROCESSES_TRIED} processes with models on demand ended during calls for model "
-            f"'{model}'; try again"
+            f"{MAX_PROCESSES_TRIED} processes with models on demand ended or hung during calls for "
+            f"model '{model}'; try again"
         )
 
-    async def _recent(self, max_age_s: float) -> list[PoolReport]:
-        """Reports of at most that age; concurrent callers share one broadcast."""
-        wanted = time.monotonic() - max_age_s
-        async with self._reporting:
-            if self._reported_at < wanted:
-                await self._request_reports()
-        return self._reports
-
-    async def _request_reports(self) -> None:
-        before, self._reported_at = self._reported_at, time.monotonic()
+    async def _call(self, replica: str, method: str, *arguments: Any) -> CallResult | None:
+        """None if the process is lost or hangs. The call itself may take as long as a load."""
+        calling = asyncio.create_task(self._processes.call(replica, "call", method, *arguments))
         try:
-            reports = await self._processes.broadcast("report", timeout_s=REPORT_TIMEOUT_S)
-        except TimeoutError:
-            return  # the earlier reports remain valid
-        except asyncio.CancelledError:
-            self._reported_at = before  # other callers still need new reports
-            raise
-        self._reports = [report for report in reports if isinstance(report, PoolReport)]
+            while not (await asyncio.wait({calling}, timeout=CHECK_S))[0]:
+                if not await self._reports.answers(replica):
+                    log.warning("call not answered", replica=replica, method=method)
+                    return None
+            result: CallResult = calling.result()
+            return result
+        except ReplicaLostError:
+            return None
+        finally:
+            calling.cancel()
 
     async def _refresh(self) -> None:
         """Requests the lists of all stores that have changed."""
         begun = time.monotonic()
-        reports = await self._recent(NOW_S)
+        reports = await self._reports.newest(NOW_S)
         versions = {report.store: report.listing for report in reports}
         replicas = {
             report.replica: report.store

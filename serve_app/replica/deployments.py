@@ -45,6 +45,7 @@ from serve_app.responses.response_store import (
 )
 from serve_app.responses.stored_responses import StoredResponses, copy_from
 from serve_app.routing.load_reports import LoadReporter
+from serve_app.routing.named_replicas import NamedReplicas
 from serve_app.routing.replica_set import ReplicaSet
 from serve_app.telemetry import metrics
 from serve_app.telemetry.exposition import ClusterExposition
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
 
     from runtime.engine.engine_statistics import EngineStatistics
     from serve_app.replica.replica import ModelReplica
-    from serve_app.vision.encoder_replica import EncoderStatistics
 
 log = get_logger()
 
@@ -122,9 +122,6 @@ class ModelDeployment:
         """The part of the card that model lists contain."""
         return LoadedModel.of(self._replica.describe())
 
-    async def statistics(self) -> "EngineStatistics":
-        return self._replica.statistics()
-
     async def status(self) -> ReplicaStatus:
         return _status({self._settings.name: self._replica.statistics()})
 
@@ -171,9 +168,6 @@ class VisionEncoder:
         """The address, as a method so that a broadcast lists all replicas."""
         return dataclasses.asdict(self._address)
 
-    async def statistics(self) -> "EncoderStatistics":
-        return self._encoder.statistics()
-
     async def record_autoscaling_stats(self) -> dict[str, float]:
         statistics = self._encoder.statistics()
         return encoder_metrics(
@@ -207,12 +201,8 @@ class OnDemandDeployment:
     async def report(self) -> PoolReport:
         return await self._store_manager.report()
 
-    async def call(
-        self, replicas: tuple[str, ...], method: str, *arguments: Any
-    ) -> CallResult | None:
-        """See `StoreManager.call`. None unless this process is one of `replicas`."""
-        if self._store_manager.address.replica not in replicas:
-            return None
+    async def call(self, method: str, *arguments: Any) -> CallResult:
+        """See `StoreManager.call`."""
         return await self._store_manager.call(method, *arguments)
 
     async def status(self) -> ReplicaStatus:
@@ -299,7 +289,7 @@ class Ingress:
         cluster, meter, spans = RayCluster(), RayMeter(), configured_spans(os.environ)
         schedulability = Schedulability(self._plan.needs, cluster)
         self._watching.add(asyncio.create_task(schedulability.watch()))
-        pool = None if self._on_demand is None else PoolDirectory(Replicas(self._on_demand))
+        pool = None if self._on_demand is None else PoolDirectory(NamedReplicas(self._on_demand))
         registry = ModelRegistry(
             [
                 ServedModel(model.name, model.options, model.brings_options)

@@ -10,13 +10,7 @@ from weakref import WeakValueDictionary
 
 from ray.exceptions import RayActorError
 from ray.serve.handle import DeploymentHandle
-from ray.serve.request_router import (
-    FIFOMixin,
-    PendingRequest,
-    ReplicaID,
-    RequestRouter,
-    RunningReplica,
-)
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.replica_calls import Replicas
@@ -38,9 +32,9 @@ REPORTS_PER_S = 2000
 routers: WeakValueDictionary[tuple[str, str], "ListingRouter"] = WeakValueDictionary()
 
 
-class ListingRouter(FIFOMixin, RequestRouter):
-    """Serve's request router of model deployments. It routes control calls only, and its list of
-    running replicas is what `ReplicaSet` chooses from."""
+class ListingRouter(RequestRouter):
+    """Serve's request router of deployments whose replicas are called one by one. It routes control
+    calls only, and its list of running replicas is what `ReplicaSet` chooses from."""
 
     def initialize_state(self, **kwargs: Any) -> None:
         """Called by Serve with the `request_router_kwargs` of the deployment."""
@@ -55,15 +49,18 @@ class ListingRouter(FIFOMixin, RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """First two random replicas; then all replicas if those two are full."""
+        """The replica that the call names as its session; for other calls first two random
+        replicas, then all replicas if those two are full."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
+            if name := pending_request.metadata.session_id:
+                return [[each for each in candidate_replicas if each.replica_id.unique_id == name]]
         first = random.sample(candidate_replicas, min(2, len(candidate_replicas)))
         return [first, candidate_replicas]
 
 
 def router_config(deployment: str) -> dict[str, Any]:
-    """The `request_router_config` of a model deployment of this name."""
+    """The `request_router_config` of a deployment of this name."""
     return {
         "request_router_class": f"{__name__}.{ListingRouter.__name__}",
         "request_router_kwargs": {"deployment": deployment},

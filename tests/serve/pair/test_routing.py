@@ -11,7 +11,7 @@ from runtime.engine.engine_statistics import EngineStatistics
 from serve_app.gateway.model_card import ModelCard
 from serve_app.routing.replica_set import REPORT_EVERY_S
 from tests.patience import HANG_S
-from tests.serve.application import call_replicas, eventually
+from tests.serve.application import call_replicas, engine_of, eventually
 from tests.serve.pair.application import NAME
 
 PAUSE_S = 5 * REPORT_EVERY_S
@@ -23,8 +23,8 @@ GREEDY = {"temperature": 0, "num_predict": 3}
 def statistics() -> dict[int, EngineStatistics]:
     """By the process id of each replica."""
     cards: list[ModelCard] = call_replicas("describe", application=NAME)
-    figures = call_replicas("statistics", application=NAME)
-    return dict(zip((card.pid for card in cards), figures, strict=True))
+    engines = map(engine_of, call_replicas("status", application=NAME))
+    return dict(zip((card.pid for card in cards), engines, strict=True))
 
 
 def set_step_time(step_s: float) -> None:

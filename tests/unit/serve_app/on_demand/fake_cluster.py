@@ -1,9 +1,11 @@
 """Processes with models on demand, simulated in one: real stores and streams, fake engines."""
 
+import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +15,7 @@ import httpx
 import ollama
 
 from model_zoo.store.store import Store
+from runtime.errors import ReplicaLostError
 from serve_app.api.bodies import BodyLimits
 from serve_app.api.ingress import IngressOptions, ingress_app
 from serve_app.api.keys import ApiKey
@@ -23,6 +26,7 @@ from serve_app.config.settings import ModelSettings
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.model_registry import ModelRegistry, ServedModel
+from serve_app.gateway.replica_status import ReplicaStatus
 from serve_app.on_demand.loader import StoreLoader, find_version
 from serve_app.on_demand.management import ModelManagement
 from serve_app.on_demand.model_pool import Loader, MemoryNeed, ModelPool, PoolLimits, StoredVersion
@@ -54,34 +58,57 @@ class StoreBackedLoader(FakeLoader):
 
 @dataclass
 class Process:
-    """One process; with `alive` False it does not reply."""
+    """One process. With `alive` False, Serve lists it, but it has ended. With `awake` cleared it
+    hangs; `calls` counts the calls of it by method."""
 
     store_manager: StoreManager
     loader: Any
     server: StreamServer
     alive: bool = True
+    awake: asyncio.Event = field(default_factory=asyncio.Event)
+    calls: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.awake.set()
+
+    @property
+    def name(self) -> str:
+        return self.store_manager.address.replica
 
     async def die(self) -> None:
         self.alive = False
         await self.server.close(drain_s=0)
 
+    async def answer(self, method: str, *arguments: Any) -> Any:
+        self.calls[method] += 1
+        if not self.alive:
+            raise ReplicaLostError(f"{self.name} has ended")
+        await self.awake.wait()
+        function = {
+            "report": self.store_manager.report,
+            "call": self.store_manager.call,
+            "status": self._status,
+        }[method]
+        return await function(*arguments)
+
+    async def _status(self) -> ReplicaStatus:
+        return ReplicaStatus(self.name, {})
+
 
 class Cluster:
-    """Stands in for the handle of the deployment; `asked` counts broadcasts by method."""
+    """Stands in for the replicas of the deployment."""
 
     def __init__(self, processes: Sequence[Process]) -> None:
         self.processes = list(processes)
-        self.asked: dict[str, int] = {}
         self.awaited = 0
 
-    async def broadcast(self, method: str, *arguments: Any, timeout_s: float | None) -> list[Any]:
-        self.asked[method] = self.asked.get(method, 0) + 1
-        living = [process for process in self.processes if process.alive]
-        if method == "report":
-            return [await process.store_manager.report() for process in living]
-        replicas, *call = arguments
-        chosen = [p for p in living if p.store_manager.address.replica in replicas]
-        return [await p.store_manager.call(*call) for p in chosen]
+    @property
+    def names(self) -> list[str]:
+        return [process.name for process in self.processes]
+
+    async def call(self, replica: str, method: str, *arguments: Any) -> Any:
+        (process,) = (each for each in self.processes if each.name == replica)
+        return await process.answer(method, *arguments)
 
     async def await_one(self) -> None:
         self.awaited += 1

@@ -1,17 +1,23 @@
 """Failover between processes with models on demand."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from unittest.mock import AsyncMock
 
 import pytest
 
 from model_zoo.store.store import Store
-from serve_app.on_demand.processes import PoolDirectory
-from tests.patience import HANG_S, until
+from serve_app.on_demand import process_reports
+from serve_app.on_demand.processes import CHECK_S, PoolDirectory
+from serve_app.transport.client import SILENCE_S
+from tests.loopback import digest
+from tests.patience import HANG_S, pass_time, until
 from tests.unit.serve_app.cli.cli_runs import put
-from tests.unit.serve_app.on_demand.fake_cluster import cluster_of, serving
+from tests.unit.serve_app.on_demand.fake_cluster import Process, cluster_of, serving
 from tests.unit.serve_app.on_demand.test_on_demand import chat, task
+
+ABSENT = digest(b"in no store")
 
 
 @pytest.fixture
@@ -44,7 +50,7 @@ async def test_a_call_is_repeated_on_another_process_if_the_first_is_lost(roots,
     async with cluster_of(*roots) as cluster:
         pool = PoolDirectory(cluster)
         first = (await pool.choose(task("both"))).replica
-        (dead,) = [p for p in cluster.processes if p.store_manager.address.replica == first]
+        (dead,) = [p for p in cluster.processes if p.name == first]
         (other,) = [p for p in cluster.processes if p is not dead]
         dead.alive = False
         if what == "describe":
@@ -58,14 +64,93 @@ async def test_a_call_is_repeated_on_another_process_if_the_first_is_lost(roots,
 async def test_a_cancelled_caller_does_not_mark_old_reports_as_new(roots):
     async with cluster_of(*roots) as cluster:
         pool = PoolDirectory(cluster)
-        answers, cluster.broadcast = (
-            cluster.broadcast,
-            AsyncMock(side_effect=asyncio.CancelledError),
-        )
-        with pytest.raises(asyncio.CancelledError):
-            await pool.loaded()
-        cluster.broadcast = answers
+        for process in cluster.processes:
+            process.awake.clear()
+        asking = asyncio.create_task(pool.loaded())
+        await until(lambda: all(process.calls["report"] for process in cluster.processes))
+        asking.cancel()
+        await asyncio.wait({asking})
+        for process in cluster.processes:
+            process.awake.set()
         async with asyncio.timeout(HANG_S):
             assert len(await pool.reports()) == 2
             assert cluster.awaited == 0, "they were there all the time"
+        pool.close()
+
+
+async def test_concurrent_callers_share_one_request_for_a_report(roots):
+    async with cluster_of(*roots) as cluster:
+        pool = PoolDirectory(cluster)
+        await asyncio.gather(*(pool.reports() for _ in range(9)))
+        assert [process.calls["report"] for process in cluster.processes] == [1, 1]
+        pool.close()
+
+
+@asynccontextmanager
+async def with_one_hanging(*roots: Path) -> AsyncIterator[tuple[PoolDirectory, Process, Process]]:
+    """A directory that knows both processes, the one that hangs from now on, and the other."""
+    async with cluster_of(*roots) as cluster:
+        pool = PoolDirectory(cluster)
+        first = (await pool.choose(task("both"))).replica
+        (hanging,) = [p for p in cluster.processes if p.name == first]
+        (other,) = [p for p in cluster.processes if p is not hanging]
+        for process in cluster.processes:
+            process.calls.clear()
+        hanging.awake.clear()
+        try:
+            yield pool, hanging, other
+        finally:
+            hanging.awake.set()
+            pool.close()
+
+
+async def test_a_process_that_hangs_does_not_delay_calls_of_others(roots, monkeypatch):
+    async with with_one_hanging(*roots) as (pool, hanging, other):
+        assert [each.result() for each in await pool.call([other.name], "has_blob", ABSENT)] == [
+            False
+        ]
+        await pool.loaded()  # waits for a while
+        while [report.replica for report in await pool.reports()] != [other.name]:
+            await pass_time(1.0)
+        monkeypatch.setattr(process_reports, "PATIENCE_S", 10 * HANG_S)  # who waits now, hangs too
+        assert (await pool.describe("both", verbose=False)).name == "both:latest"
+        await pool.load("both", None)
+        await pool.unload("both")
+        assert [each.replica for each in await pool.statuses()] == [other.name]
+        assert [each.replica for each in await pool.reports()] == [other.name]
+        assert (hanging.loader.loads, other.loader.loads) == ([], [("both:latest", 10)])
+        hanging.awake.set()
+
+        async def returned() -> bool:
+            return hanging.name in {report.replica for report in await pool.reports()}
+
+        await until(returned)
+
+
+@pytest.mark.parametrize("what", ["describe", "load"])
+async def test_a_call_is_repeated_on_another_process_if_the_first_hangs(roots, what):
+    async with with_one_hanging(*roots) as (pool, hanging, other):
+        call = pool.load("both", 1) if what == "load" else pool.describe("both", verbose=False)
+        calling = asyncio.create_task(call)
+        await until(lambda: hanging.calls["call"])
+        while not other.calls["call"]:
+            await pass_time(1.0)
+        await calling
+        assert other.loader.loads == ([("both:latest", 10)] if what == "load" else [])
+
+
+async def test_a_call_may_take_long_while_its_process_answers(roots):
+    async with cluster_of(roots[0]) as cluster:
+        pool = PoolDirectory(cluster)
+        (process,) = cluster.processes
+        process.loader.may_load.clear()
+        loading = asyncio.create_task(pool.load("both", None))
+        await until(lambda: process.calls["call"] > 1)
+        for _ in range(3 * round(CHECK_S + SILENCE_S)):
+            await pass_time(1.0)
+            await pool.reports()
+        assert not loading.done()
+        process.loader.may_load.set()
+        await loading
+        assert process.loader.loads == [("both:latest", 10)]
         pool.close()

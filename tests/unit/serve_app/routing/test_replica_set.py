@@ -344,13 +344,29 @@ def test_the_router_that_serve_unpickles_is_found_in_this_process():
 
 async def test_control_calls_try_two_random_replicas_and_then_all():
     router = object.__new__(ListingRouter)
-    pending = SimpleNamespace(kwargs={}, routing_context=SimpleNamespace(should_backoff=False))
+    pending = pending_call("")
     replicas = list("abcdef")
     ranks = [await router.choose_replicas(replicas, pending) for _ in range(100)]
     assert all(len(rank[0]) == 2 and rank[1] == replicas for rank in ranks)
     assert {name for rank in ranks for name in rank[0]} == set(replicas)
     assert pending.routing_context.should_backoff
     assert await router.choose_replicas(["a"], None) == [["a"], ["a"]]
+
+
+async def test_a_call_that_names_a_replica_is_sent_to_no_other():
+    router, (a, b) = object.__new__(ListingRouter), (RunningFake("a"), RunningFake("b"))
+    pending = pending_call("b")
+    assert await router.choose_replicas([a, b], pending) == [[b]]
+    assert await router.choose_replicas([a], pending) == [[]], "Serve asks again later"
+    assert pending.routing_context.should_backoff
+
+
+def pending_call(session_id: str) -> SimpleNamespace:
+    """A call as Serve shows it to a router."""
+    return SimpleNamespace(
+        metadata=SimpleNamespace(session_id=session_id),
+        routing_context=SimpleNamespace(should_backoff=False),
+    )
 
 
 def test_the_first_report_has_recent_prompts_and_later_ones_the_new():

@@ -1,0 +1,59 @@
+"""Two real replicas are called one by one through Serve's router, also while one hangs."""
+
+import asyncio
+import os
+import signal
+
+from ray import serve
+
+from runtime.errors import ReplicaLostError
+from serve_app.routing.named_replicas import NamedReplicas
+from tests.patience import until
+from tests.serve.pair.application import NAME
+
+
+async def pids_of(replicas: NamedReplicas) -> dict[str, int]:
+    """The process ids of both replicas by name, once Serve lists them and each answers."""
+
+    async def both() -> bool:
+        found.clear()
+        for name in replicas.names:
+            try:
+                found[name] = (await replicas.call(name, "describe")).pid
+            except ReplicaLostError:  # a test before this one has killed it
+                return False
+        return len(found) == 2
+
+    found: dict[str, int] = {}
+    await until(both)
+    return found
+
+
+async def test_a_replica_that_hangs_delays_no_call_of_another(url: str) -> None:
+    replicas = NamedReplicas(serve.get_deployment_handle("demo", NAME))
+    pids = await pids_of(replicas)
+    assert len(set(pids.values())) == 2
+    hanging, other = pids
+    os.kill(pids[hanging], signal.SIGSTOP)
+    try:
+        waiting = [asyncio.create_task(replicas.call(hanging, "describe")) for _ in range(3)]
+        for _ in range(20):
+            assert (await replicas.call(other, "describe")).pid == pids[other]
+        assert not any(each.done() for each in waiting)
+    finally:
+        os.kill(pids[hanging], signal.SIGCONT)
+    assert {card.pid for card in await asyncio.gather(*waiting)} == {pids[hanging]}
+
+
+async def test_a_killed_replica_is_lost_and_its_successor_is_listed(url: str) -> None:
+    replicas = NamedReplicas(serve.get_deployment_handle("demo", NAME))
+    pids = await pids_of(replicas)
+    killed, other = pids
+    os.kill(pids[killed], signal.SIGSTOP)
+    calling = asyncio.create_task(replicas.call(killed, "describe"))
+    await replicas.call(other, "describe")
+    os.kill(pids[killed], signal.SIGKILL)
+    (lost,) = await asyncio.gather(calling, return_exceptions=True)
+    assert isinstance(lost, ReplicaLostError)
+    after = await pids_of(replicas)
+    assert other in after and killed not in after

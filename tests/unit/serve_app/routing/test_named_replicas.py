@@ -1,0 +1,90 @@
+"""Calls of single replicas over a fake handle: answers, lost replicas, and those that hang."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from runtime.errors import ReplicaLostError
+from serve_app.routing.named_replicas import FINISH_S, NamedReplicas
+from tests.patience import pass_time, settled
+from tests.unit.serve_app.routing.test_replica_set import FakeHandle, RunningFake
+
+
+class CalledHandle(FakeHandle):
+    """Replies with what was called where, or as `answers` state for a replica."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(*map(RunningFake, names))
+        self.router.initialize_state(deployment=self.deployment_name)
+        self.answers: dict[str, Any] = {}
+        self.called: dict[str, str] = {}
+
+    def options(self, **chosen: str) -> "CalledHandle":
+        self.called = chosen
+        return self
+
+    def remote(self, *arguments: Any) -> Awaitable[Any]:
+        return self._answer(self.called, arguments)
+
+    async def _answer(self, called: dict[str, str], arguments: tuple[Any, ...]) -> Any:
+        answer = self.answers.get(called["session_id"])
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(answer, asyncio.Event):
+            await answer.wait()
+        return called, arguments
+
+
+async def test_each_replica_is_called_by_its_name():
+    replicas = NamedReplicas(CalledHandle("a", "b"))
+    assert replicas.names == ["a", "b"]
+    for name in replicas.names:
+        called = {"method_name": "report", "session_id": name}
+        assert await replicas.call(name, "report", 5) == (called, (5,))
+
+
+async def test_there_are_no_names_before_serve_lists_replicas():
+    handle = FakeHandle(RunningFake("a"))
+    handle.options = lambda: handle
+    assert NamedReplicas(handle).names == []
+
+
+@pytest.mark.parametrize("error", [ActorDiedError(), OSError("the disk is broken")])
+async def test_a_replica_that_raises_is_lost(error):
+    handle = CalledHandle("a", "b")
+    handle.answers["a"] = error
+    replicas = NamedReplicas(handle)
+    with pytest.raises(ReplicaLostError, match="replica a did not answer report"):
+        await replicas.call("a", "report")
+    assert await replicas.call("b", "report")
+
+
+async def test_a_replica_that_serve_does_not_list_any_more_may_finish_within_a_time():
+    handle = CalledHandle("a", "b")
+    handle.answers = {"a": asyncio.Event(), "b": asyncio.Event()}
+    replicas = NamedReplicas(handle)
+    finished, lost = (asyncio.create_task(replicas.call(name, "report")) for name in "ab")
+    await settled()
+    handle.replace()
+    await pass_time(FINISH_S / 2)
+    assert not finished.done() and not lost.done()
+    handle.answers["a"].set()
+    assert (await finished)[0]["session_id"] == "a"
+    while not lost.done():
+        await pass_time(FINISH_S / 2)
+    with pytest.raises(ReplicaLostError, match="replica b ended before it answered report"):
+        await lost
+
+
+async def test_a_replica_that_hangs_is_waited_for():
+    handle = CalledHandle("a")
+    handle.answers["a"] = may_answer = asyncio.Event()
+    calling = asyncio.create_task(NamedReplicas(handle).call("a", "report"))
+    for _ in range(9):
+        await pass_time(FINISH_S)
+    assert not calling.done()
+    may_answer.set()
+    await calling
