@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -22,7 +22,7 @@ from serve_app.config.settings import (
     deployment_name,
     read_settings,
 )
-from serve_app.gateway.file_headers import listed_model
+from serve_app.gateway.listing import ListedModel
 from serve_app.gateway.model_registry import ON_DEMAND
 from serve_app.gateway.schedulability import Need, Plan
 from serve_app.logs import get_logger
@@ -33,7 +33,7 @@ from serve_app.replica.deployments import (
     ResponseStoreDeployment,
     VisionEncoder,
 )
-from serve_app.replica.loading import check_model
+from serve_app.replica.model_check import check_model
 from serve_app.routing.replica_set import router_config
 
 # Streams are long and mostly idle. Engines refuse requests that exceed their capacity.
@@ -122,6 +122,7 @@ def _on_demand(settings: OnDemandSettings | None, start_timeout_s: float) -> App
         OnDemandDeployment,
         name=ON_DEMAND_DEPLOYMENT,
         max_ongoing_requests=CONTROL_ONGOING_REQUESTS,
+        request_router_config=router_config(ON_DEMAND_DEPLOYMENT),
         ray_actor_options=_on_demand_resources(settings),
         **_LIFECYCLE,
         **_scale(settings, start_timeout_s),
@@ -139,9 +140,18 @@ def _plan(settings: AppSettings) -> Plan:
         if model.vision.pooled:
             need = _encoder_need(_encoder_models(settings)[_vision_key(model)])
             needs[need.what], encoders[model.name] = need, need.what
-    listed = {model.name: listed_model(model, os.environ) for model in settings.models}
-    known = {name: model for name, model in listed.items() if model is not None}
-    return Plan(needs, known, encoders)
+    return Plan(needs, _listed(settings.models), encoders)
+
+
+def _listed(models: Sequence[ModelSettings]) -> dict[str, ListedModel]:
+    """The entries of models in lists, of those whose files are on this machine."""
+    if not models:
+        return {}
+    # Imported late: it reads files with torch, which models on demand do not need here.
+    from serve_app.gateway.file_headers import listed_model
+
+    listed = {model.name: listed_model(model, os.environ) for model in models}
+    return {name: model for name, model in listed.items() if model is not None}
 
 
 def _need(settings: ModelSettings) -> Need:

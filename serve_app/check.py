@@ -19,7 +19,7 @@ from runtime.errors import ConfigurationError
 from serve_app.api.keys import read_keys
 from serve_app.config.settings import AppSettings, read_settings
 from serve_app.config.wrong_types import REQUIRED_TYPES
-from serve_app.replica.loading import check_model
+from serve_app.replica.model_check import check_model
 
 IMPORT_PATH = "serve_app.app:build"
 _OPEN = (

@@ -15,18 +15,19 @@ MAX_FURTHER_TOKENS = 128
 
 def load_draft(
     path: Path,
-    target: ChatModel,
+    target: Tokenizer,
     *,
     device: torch.device,
     dtype: torch.dtype,
     options: LoadOptions,
 ) -> ChatModel:
-    """The draft model. Raises errors of `load`, and ConfigurationError if vocabularies differ."""
+    """The draft model for a model with the tokenizer `target`. Raises errors of `load`, and
+    ConfigurationError if vocabularies differ."""
     try:
         draft = load(path, device=device, dtype=dtype, options=options)
     except CaravanError as error:
         raise type(error)(f"`speculation.draft`: {error}") from None
-    check_vocabularies(draft.tokenizer, target.tokenizer)
+    check_vocabularies(draft.tokenizer, target)
     return draft
 
 

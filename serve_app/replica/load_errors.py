@@ -1,5 +1,7 @@
 """Errors of loading a model or a vision encoder as one line each."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from traceback import format_exception
 
 from runtime.errors import CaravanError
@@ -8,6 +10,17 @@ from serve_app.logs import get_logger
 LONGEST_REASON = 300
 
 log = get_logger()
+
+
+@contextmanager
+def named_errors(what: str) -> Iterator[None]:
+    """Turns every exception into a CaravanError with one line that names `what`."""
+    try:
+        yield
+    except CaravanError as error:
+        raise type(error)(f"{what}: {error}") from None
+    except Exception as error:
+        raise explained(what, error) from error
 
 
 def explained(what: str, error: Exception) -> CaravanError:

@@ -3,8 +3,7 @@
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -24,12 +23,7 @@ from runtime.distributed.ranks import ALONE, Unconnected
 from runtime.engine.assembly import EngineOptions, assemble, check_options, compute_part
 from runtime.engine.draft_assembly import check_draft
 from runtime.engine.memory_plan import MemoryPlan
-from runtime.errors import (
-    CaravanError,
-    ConfigurationError,
-    ModelFileError,
-    UnsupportedModelError,
-)
+from runtime.errors import ConfigurationError, ModelFileError, UnsupportedModelError
 from runtime.kernels.native import explain_bus_errors
 from runtime.vision.encoder import ImageEncoder, LocalEncoder
 from serve_app.config.settings import MAX_IMAGE_BYTES, ModelSettings
@@ -37,7 +31,7 @@ from serve_app.gateway.model_card import ModelCard
 from serve_app.replica.device_map import device_map_options
 from serve_app.replica.draft_model import load_draft
 from serve_app.replica.image_memory import create_image_cache, set_aside_bytes
-from serve_app.replica.load_errors import explained
+from serve_app.replica.load_errors import named_errors
 from serve_app.replica.machine import (
     LoadingProgress,
     cache_type,
@@ -50,13 +44,7 @@ from serve_app.replica.machine import (
     share_threads,
     tiling_options,
 )
-from serve_app.replica.model_files import (
-    ModelFiles,
-    complete_card,
-    local_files,
-    pull_notice,
-    pulled_files,
-)
+from serve_app.replica.model_files import ModelFiles, complete_card, pulled_files
 from serve_app.replica.replica import ModelReplica, model_card
 from serve_app.replica.served_files import ServedFiles, warn_if_writable
 from serve_app.replica.startup_log import (
@@ -86,24 +74,16 @@ class ModelPlan:
     device: torch.device
 
 
-def check_model(settings: ModelSettings) -> str | None:
-    """Builds the model without its weights; raises a CaravanError for a bad file or setting.
-
-    A model that has not been pulled cannot be checked; then a message about that is returned.
-    """
-    with _named_errors(settings):
-        files = local_files(settings, os.environ)
-        if files is None:
-            return pull_notice(settings, os.environ)
-        if settings.computing_device == "cpu":
-            require_cache_type(settings.kv_dtype, torch.device("cpu"))
-        _plan(settings, files, META, torch.device("cpu"))
-        return None
+def check_files(settings: ModelSettings, files: ModelFiles) -> None:
+    """Builds the model without its weights; raises a CaravanError for a bad file or setting."""
+    if settings.computing_device == "cpu":
+        require_cache_type(settings.kv_dtype, torch.device("cpu"))
+    _plan(settings, files, META, torch.device("cpu"))
 
 
 def plan_model(settings: ModelSettings, files: ModelFiles) -> ModelPlan:
     """The model as this process would serve it; its weights are not read."""
-    with _named_errors(settings):
+    with named_errors(f"Model {settings.name}"):
         device = _main_device(settings)
         # The memory that CPU kernels need in addition to the weights is known only on the CPU.
         return _plan(settings, files, device if device.type == "cpu" else META, device)
@@ -123,7 +103,7 @@ def load_replica(
     listener that the other ranks join; None: it computes alone. `files`: by default those of the
     settings, pulled if necessary. `shared`: weights of other models of this process.
     """
-    with _named_errors(settings), ExitStack() as on_failure:
+    with named_errors(f"Model {settings.name}"), ExitStack() as on_failure:
         device = _main_device(settings)
         rank_group = None
         if rank_zero is not None:
@@ -169,7 +149,7 @@ def run_rank(settings: ModelSettings, rank_info: RankInfo) -> None:
 
 def load_encoder(settings: ModelSettings) -> EncoderReplica:
     """A vision encoder of the model's pool; only the vision model's weights are loaded."""
-    with _named_errors(settings):
+    with named_errors(f"Model {settings.name}"):
         vision = settings.vision
         device = computing_device(vision.computing_device, vision.threads)
         log_devices(device)
@@ -381,18 +361,7 @@ def _load_draft(
         tiling=tiling_options(settings.repack) if options.read else None,
     )
     dtype = number_type(settings.dtype, device)
-    return load_draft(files.draft, model, device=device, dtype=dtype, options=complete)
-
-
-@contextmanager
-def _named_errors(settings: ModelSettings) -> Iterator[None]:
-    """Turns every exception into a CaravanError with one line that names the model."""
-    try:
-        yield
-    except CaravanError as error:
-        raise type(error)(f"Model {settings.name}: {error}") from None
-    except Exception as error:
-        raise explained(f"Model {settings.name}", error) from error
+    return load_draft(files.draft, model.tokenizer, device=device, dtype=dtype, options=complete)
 
 
 def _main_device(settings: ModelSettings) -> torch.device:

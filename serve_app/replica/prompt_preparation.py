@@ -67,11 +67,6 @@ class PromptPreparer:
             IMAGE_THREADS, max_waiting=MAX_WAITING, things="prompts with images"
         )
 
-    @property
-    def pending(self) -> int:
-        """Number of prompts that are being prepared or waiting for it."""
-        return self._text_gate.count + self._image_gate.count
-
     @asynccontextmanager
     async def prepared(self, task: AnyTask, *, max_tokens: int) -> AsyncIterator[Prompt]:
         """The task's prompt; the memory of its images is released on exit.

@@ -158,11 +158,6 @@ class ModelReplica:
         facts = (card.digest, sorted((card.projector or {}).items()), card.adapters)
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
-    @property
-    def image_bytes(self) -> int:
-        """Host memory in use by the images of requests."""
-        return self._preparer.image_cache.used_bytes
-
     def statistics(self) -> EngineStatistics:
         return self._engine.statistics()
 

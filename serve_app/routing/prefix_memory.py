@@ -70,9 +70,6 @@ class PrefixMemory:
         self._clocks: dict[str, int] = {}
         self._evicted_until: dict[str, int] = {}  # prefixes last used before this are evicted
 
-    def __len__(self) -> int:
-        return self._entries
-
     def set_clock(self, replica: str, *, computed_tokens: int, cache_tokens: int) -> None:
         """Updates a replica's clock and cache size; unknown replicas hold nothing."""
         self._clocks[replica] = computed_tokens

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import math
-import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -34,13 +33,12 @@ ReceivePixels = Callable[[], Awaitable[Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class EncoderStatistics:
-    """The state of an encoder (the first three fields) and its counters since the start.
+    """The state of an encoder (the first two fields) and its counters since the start.
 
     `images_waiting`: requests without a reply yet. `images_known_total`: replies from the cache.
     `batches_total`: calls of the tower.
     """
 
-    pid: int
     images_waiting: int
     feature_bytes: int
     images_encoded_total: int
@@ -173,7 +171,6 @@ class EncoderReplica:
 
     def statistics(self) -> EncoderStatistics:
         return EncoderStatistics(
-            pid=os.getpid(),
             images_waiting=self._requests,
             feature_bytes=self._store.held_bytes,
             images_encoded_total=self._store.encoded,

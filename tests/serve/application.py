@@ -21,7 +21,8 @@ from ray import serve
 from runtime.engine.engine_statistics import EngineStatistics
 from serve_app.app import build
 from serve_app.gateway.model_card import ModelCard
-from serve_app.replica.deployments import ModelDeployment
+from serve_app.gateway.replica_status import ReplicaStatus
+from serve_app.replica.deployments import ModelDeployment, VisionEncoder
 from tests.checkout import DEMO_MODEL, ROOT
 from tests.loopback import free_port
 from tests.patience import HANG_S
@@ -40,7 +41,8 @@ class Application:
     url: str
 
     def statistics(self) -> EngineStatistics:
-        return self._call("statistics")
+        """Of any replica."""
+        return engine_of(self._call("status"))
 
     def card(self) -> ModelCard:
         return self._call("describe")
@@ -60,6 +62,12 @@ class Application:
     def _call(self, method: str, *arguments: Any) -> Any:
         handle = serve.get_deployment_handle("demo", NAME).options(method_name=method)
         return handle.remote(*arguments).result(timeout_s=CALL_TIMEOUT_S)
+
+
+def engine_of(status: ReplicaStatus) -> EngineStatistics:
+    """The statistics of a replica of one model."""
+    (engine,) = status.engines.values()
+    return EngineStatistics(**engine)  # type: ignore[arg-type]
 
 
 def call_replicas(
@@ -94,10 +102,11 @@ def arguments(**model: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def replicas_of(deployment: type[ModelDeployment]) -> Iterator[None]:
-    """Models of applications built meanwhile have replicas of this class."""
+def replicas_of(deployment: type[ModelDeployment] | type[VisionEncoder]) -> Iterator[None]:
+    """Models, or vision encoders, of applications built meanwhile have replicas of this class."""
+    base = ModelDeployment if issubclass(deployment, ModelDeployment) else VisionEncoder
     with MonkeyPatch.context() as patch:
-        patch.setattr("serve_app.app.ModelDeployment", deployment)
+        patch.setattr(f"serve_app.app.{base.__name__}", deployment)
         yield
 
 

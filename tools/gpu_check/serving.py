@@ -24,7 +24,7 @@ from serve_app.config.settings import ModelSettings
 from serve_app.load_test.measuring import Load, LoadClient, Sample, run_load
 from serve_app.load_test.summary import summarise
 from serve_app.load_test.workload import LengthRange, random_requests
-from serve_app.replica.loading import check_model
+from serve_app.replica.model_check import check_model
 from tests.checkout import DEMO_MODEL
 from tests.cuda.large_model import SHAPE
 from tools.gpu_check import speed

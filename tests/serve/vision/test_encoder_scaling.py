@@ -7,7 +7,7 @@ import httpx
 from ray import serve
 
 from tests.patience import HANG_S
-from tests.serve.application import CALL_TIMEOUT_S, eventually
+from tests.serve.application import call_replicas, engine_of, eventually
 from tests.serve.vision.application import NAME
 from tests.vision_prompts import png
 
@@ -22,8 +22,8 @@ def replicas(deployment: str) -> int:
 
 def images_received() -> int:
     """The number of images whose features the model's replica has got."""
-    handle = serve.get_deployment_handle(MODEL, NAME).options(method_name="statistics")
-    return handle.remote().result(timeout_s=CALL_TIMEOUT_S).images_encoded_total
+    (status,) = call_replicas("status", deployment=MODEL, application=NAME)
+    return engine_of(status).images_encoded_total
 
 
 def answer(url: str, *images: bytes) -> str:

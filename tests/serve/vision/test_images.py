@@ -103,7 +103,7 @@ def test_only_a_vision_model_lists_the_vision_capability(native, url) -> None:
 
 
 BAD = [
-    (["with-vision", ONE[:-200]], "truncated"),
+    (["with-vision", ONE[:-200]], '": The PNG image is truncated'),
     (["with-vision", b"hello"], "not a PNG, JPEG, WebP, GIF or BMP"),
     (["with-vision", *[ONE] * 8], "exceeds the context length"),
     (["with-vision", *[ONE] * 9], "at most 8"),

@@ -13,9 +13,8 @@ import pytest
 from runtime.engine.engine_statistics import EngineStatistics
 from serve_app.config.settings import ModelSettings
 from serve_app.replica.loading import load_replica
-from serve_app.vision.encoder_replica import EncoderStatistics
 from tests.patience import HANG_S
-from tests.serve.application import call_replicas, eventually
+from tests.serve.application import call_replicas, engine_of, eventually
 from tests.serve.vision.application import NAME, models
 from tests.unit.serve_app.replica.test_vision_replica import answer, likelihoods
 from tests.vision_prompts import png
@@ -25,21 +24,26 @@ TOKENS = 6
 Likelihoods = list[tuple[str, float]]
 
 
-def encoders() -> list[EncoderStatistics]:
-    return statistics(ENCODERS)
+def encoders() -> list[int]:
+    """The process ids of the encoders that answer."""
+    return call_replicas("pid", deployment=ENCODERS, application=NAME, skip_dead=True)
+
+
+def encoded() -> float:
+    """The images that the encoders which answer have computed."""
+    report = "record_autoscaling_stats"
+    reports = call_replicas(report, deployment=ENCODERS, application=NAME, skip_dead=True)
+    return sum(each["work_total"] for each in reports)
 
 
 def replicas() -> list[EngineStatistics]:
-    return statistics(MODEL)
-
-
-def statistics(deployment: str) -> list:
     """Of the replicas that answer."""
-    return call_replicas("statistics", deployment=deployment, application=NAME, skip_dead=True)
+    statuses = call_replicas("status", deployment=MODEL, application=NAME, skip_dead=True)
+    return [engine_of(status) for status in statuses]
 
 
-def total(statistics: list, name: str = "images_encoded_total") -> int:
-    return sum(getattr(each, name) for each in statistics)
+def images_waiting() -> int:
+    return sum(replica.images_waiting for replica in replicas())
 
 
 def both_encoders_run() -> bool:
@@ -93,13 +97,13 @@ def test_answers_are_those_of_a_replica_with_its_own_encoder(client, tmp_path) -
 
 
 def test_all_replicas_and_turns_share_one_encoding(client) -> None:
-    image, encoded, received = png(40, 30, seed=1), total(encoders()), received_by_each()
+    image, before, received = png(40, 30, seed=1), encoded(), received_by_each()
     for turn in range(20):
         results(client.ask(*((f"{turn} {number}", image) for number in range(8))))
-        if all(now > before for now, before in zip(received_by_each(), received, strict=True)):
+        if all(now > then for now, then in zip(received_by_each(), received, strict=True)):
             break
-    assert received_by_each() == [before + 1 for before in received]
-    assert total(encoders()) == encoded + 1
+    assert received_by_each() == [then + 1 for then in received]
+    assert encoded() == before + 1
 
 
 def received_by_each() -> list[int]:
@@ -109,14 +113,14 @@ def received_by_each() -> list[int]:
 def test_images_of_a_killed_encoder_are_encoded_by_the_other(client) -> None:
     eventually(both_encoders_run)
     first, second = encoders()
-    os.kill(first.pid, signal.SIGSTOP)
-    os.kill(second.pid, signal.SIGSTOP)
+    os.kill(first, signal.SIGSTOP)
+    os.kill(second, signal.SIGSTOP)
     try:
         answers = client.ask(*((f"n{n}", png(20 + n, 30, seed=n)) for n in range(8)))
-        eventually(lambda: total(replicas(), "images_waiting") == 8)
+        eventually(lambda: images_waiting() == 8)
     finally:
-        os.kill(first.pid, signal.SIGKILL)
-        os.kill(second.pid, signal.SIGCONT)
+        os.kill(first, signal.SIGKILL)
+        os.kill(second, signal.SIGCONT)
     assert len(results(answers)) == 8
 
 
@@ -124,14 +128,14 @@ def test_images_wait_for_new_encoders_when_all_are_killed(client) -> None:
     eventually(both_encoders_run)
     killed = encoders()
     for encoder in killed:
-        os.kill(encoder.pid, signal.SIGSTOP)
+        os.kill(encoder, signal.SIGSTOP)
     try:
         waiting = client.ask(("a", png(50, 30, seed=50)))
-        eventually(lambda: total(replicas(), "images_waiting") == 1)
+        eventually(lambda: images_waiting() == 1)
         assert results(client.ask(("b", None))), "requests without images do not wait"
     finally:
         for encoder in killed:
             with suppress(ProcessLookupError):
-                os.kill(encoder.pid, signal.SIGKILL)
+                os.kill(encoder, signal.SIGKILL)
     assert results(waiting)
-    assert {encoder.pid for encoder in encoders()}.isdisjoint(each.pid for each in killed)
+    assert set(encoders()).isdisjoint(killed)

@@ -16,7 +16,8 @@ from runtime.errors import ConfigurationError, EngineDeadError, ModelFileError
 from serve_app.config.settings import ModelSettings, read_settings
 from serve_app.gateway.tasks import ChatTask, RawText, merge
 from serve_app.on_demand.definitions import base_from_settings
-from serve_app.replica.loading import check_model, load_replica
+from serve_app.replica.loading import load_replica
+from serve_app.replica.model_check import check_model
 from serve_app.replica.model_files import local_files
 from tests.adapter_files import random_pairs, write_adapter
 from tests.tiny_models import write_tiny_llama

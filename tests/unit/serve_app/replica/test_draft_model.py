@@ -8,7 +8,8 @@ import pytest
 
 from runtime.errors import ConfigurationError, DoesNotFitError, EngineDeadError, ModelFileError
 from serve_app.config.settings import ModelSettings, read_settings
-from serve_app.replica.loading import check_model, load_replica
+from serve_app.replica.loading import load_replica
+from serve_app.replica.model_check import check_model
 from serve_app.replica.model_files import pull_notice
 from tests.families.text_families import TEXT_MODELS
 from tests.gguf_files import rewrite

@@ -22,7 +22,8 @@ from runtime.errors import (
 from serve_app.api.refusals import refusal
 from serve_app.config.settings import MAX_IMAGE_BYTES, ModelSettings
 from serve_app.gateway.tasks import ChatTask, Conversation
-from serve_app.replica.loading import check_model, load_replica
+from serve_app.replica.loading import load_replica
+from serve_app.replica.model_check import check_model
 from serve_app.replica.replica import ModelReplica
 from tests.families.vision_families import VISION_MODELS
 from tests.patience import until
@@ -69,6 +70,11 @@ def running(settings: ModelSettings, budget: int | None = None) -> Iterator[Mode
         replica.close()
 
 
+def image_bytes(replica: ModelReplica) -> int:
+    """Host memory in use by the images of requests."""
+    return replica._preparer.image_cache.used_bytes
+
+
 def chat(*content: str | bytes, **change: Any) -> ChatTask:
     parts = tuple(part if isinstance(part, str) else ImagePart(part) for part in content)
     prompt = Conversation((Message("user", parts),))
@@ -94,10 +100,10 @@ async def test_image_memory_is_in_use_only_during_a_request(file) -> None:
     with running(settings(file)) as replica:
         async with aclosing(replica.generate(chat(ONE, "a", max_tokens=9))) as deltas:
             await anext(deltas)
-            assert replica.image_bytes == len(ONE) + PIXELS
-        assert replica.image_bytes == 0
+            assert image_bytes(replica) == len(ONE) + PIXELS
+        assert image_bytes(replica) == 0
         await answer(replica, ONE, TWO, "a")
-        assert replica.image_bytes == 0
+        assert image_bytes(replica) == 0
 
 
 async def abandoned(replica: ModelReplica) -> None:
@@ -138,7 +144,7 @@ async def test_image_memory_is_released_however_a_request_ends(file, ends: Calla
     with running(settings(file)) as replica:
         for _ in range(2):
             await ends(replica)
-            await until(lambda: not replica.image_bytes)
+            await until(lambda: not image_bytes(replica))
         assert (await answer(replica, ONE, "a")).usage is not None
 
 
@@ -203,7 +209,7 @@ async def test_images_beyond_the_context_are_refused_before_decoding(
             with pytest.raises(PromptTooLongError) as raised:
                 await answer(replica, *content, "a", **change)
             assert refusal(raised.value).status == 400 and "images take" in str(raised.value)
-            assert replica.image_bytes == 0
+            assert image_bytes(replica) == 0
         assert decoded == []
 
 

@@ -14,7 +14,8 @@ from runtime.errors import ConfigurationError, ModelFileError, SourceError
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.file_headers import listed_model
 from serve_app.gateway.tasks import ChatTask, Conversation, RawText, merge
-from serve_app.replica.loading import check_model, load_replica
+from serve_app.replica.loading import load_replica
+from serve_app.replica.model_check import check_model
 from serve_app.replica.model_files import local_files, pulled_files
 from tests.checkout import DEMO_MODEL
 from tests.loopback import Server, digest, serving

@@ -16,7 +16,8 @@ from runtime.engine.request import SamplingParams
 from runtime.errors import ConfigurationError, PromptTooLongError, RequestError
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.tasks import ChatDelta, ChatTask, Conversation, RawText, merge
-from serve_app.replica.loading import check_model, load_replica
+from serve_app.replica.loading import load_replica
+from serve_app.replica.model_check import check_model
 from serve_app.replica.replica import ModelReplica
 from tests.patience import until
 from tests.tiny_models import write_tiny_llama
@@ -134,6 +135,16 @@ async def test_a_bad_image_is_refused_and_the_replica_keeps_serving(replica, nam
         await answer(replica, png(30, 40), data, "hello")
     assert replica.statistics() == before
     assert (await answer(replica, png(30, 40), "hello")).usage is not None
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_the_error_about_an_image_names_its_field(replica, name) -> None:
+    data, reason = BAD[name]
+    places = ("messages[0].images[0]", "messages[2].images[0]", "messages[2].images[1]")
+    images = map(ImagePart, (png(30, 40), data, data), places)
+    with pytest.raises(RequestError, match=reason) as refused:
+        await answer(replica, prompt=Conversation((Message("user", (*images, "hello")),)))
+    assert str(refused.value).startswith(f'field "{places[1]}": ')
 
 
 async def test_more_images_than_the_context_holds_are_refused(replica) -> None:

@@ -107,10 +107,12 @@ def test_a_replica_without_a_prefix_cache_holds_nothing():
 def test_the_number_of_entries_is_bounded_and_held_tokens_end_at_a_boundary(prompts, max_entries):
     """Keys are made of paths: paths with a common beginning share its keys."""
     known = memory(*"abc", max_entries=max_entries)
+    prefixes = {key for _, path in prompts for key in path_hashes(path).keys}
     for replica, path in prompts:
         hashes = path_hashes(path)
         known.record(replica, hashes)
-        assert len(known) <= max_entries
+        held = (known.holders(PrefixHashes((key,), (1,), 1), limit=3) for key in prefixes)
+        assert sum(map(len, held)) <= max_entries
         assert max_entries < 15 or known.held_tokens(replica, hashes) == hashes.tokens
         for other in "abc":
             assert known.held_tokens(other, hashes) in (0, *hashes.ends)

@@ -107,7 +107,7 @@ def test_each_statistic_is_exported_or_left_out_on_purpose():
     assert ENGINE.keys() | NOT_EXPORTED == fields
     assert not ENGINE.keys() & NOT_EXPORTED
     encoder = {field.name for field in dataclasses.fields(EncoderStatistics)}
-    assert ENCODER.keys() == encoder - {"pid", "feature_bytes"}
+    assert ENCODER.keys() == encoder - {"feature_bytes"}
 
 
 def test_published_totals_are_differences_that_survive_another_engine():

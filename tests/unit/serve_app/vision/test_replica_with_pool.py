@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 import torch
 
+from model_zoo.chat.messages import ImagePart
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.multimodal.vision_loading import PREFIXES
 from model_zoo.multimodal.vision_model import VisionModel
@@ -14,7 +15,8 @@ from model_zoo.registry import load
 from runtime.errors import ConfigurationError, DoesNotFitError
 from runtime.vision.encoder import batch_bytes
 from serve_app.config.settings import ModelSettings
-from serve_app.replica.loading import check_model, load_encoder, load_replica
+from serve_app.replica.loading import load_encoder, load_replica
+from serve_app.replica.model_check import check_model
 from serve_app.replica.replica import ModelReplica
 from serve_app.vision.encoder_replica import EncoderReplica
 from tests.tiny_models import write_tiny_llama
@@ -83,7 +85,7 @@ async def test_answers_equal_those_of_a_local_encoder(files, local) -> None:
 
 
 async def test_features_differ_from_local_ones_only_by_rounding(files, vision) -> None:
-    (image,) = vision.prepare([png(30, 40)], at_most=CONTEXT).images
+    (image,) = vision.prepare([ImagePart(png(30, 40))], at_most=CONTEXT).images
     own = vision.tower.encode(image.pixels[None], image.grid)[0]
     async with (
         served(load_encoder(settings(*files))) as (_, address),
