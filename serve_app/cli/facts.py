@@ -21,11 +21,13 @@ from runtime.quant.block_types import BlockType
 
 @dataclass(frozen=True, slots=True)
 class LocatedModel:
-    """The files of a model; `stored`: None for a file outside the store."""
+    """The files of a model; `stored`: None for a file outside the store. `draft`: that of a draft
+    model."""
 
     file: Path
     projector: Path | None
     stored: StoredModel | None
+    draft: Path | None = None
 
     @property
     def adapters(self) -> tuple[AdapterPath, ...]:

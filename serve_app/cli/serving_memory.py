@@ -7,22 +7,28 @@ from pathlib import Path
 import torch
 
 from model_zoo.gguf.adapter import Adapter
-from model_zoo.gguf.adapter_path import AdapterPath
 from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.tensors import META
 from model_zoo.gguf.unread import UnreadFile
 from model_zoo.multimodal.vision_loading import find_vision
-from model_zoo.registry import class_for, open_adapters, pooling_of, token_metadata
-from model_zoo.tokenizers.tokenizer import load_tokenizer
+from model_zoo.registry import (
+    LoadOptions,
+    class_for,
+    open_adapters,
+    pooling_of,
+    token_metadata,
+)
+from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from runtime.engine.assembly import EngineOptions, plan_engine_memory
 from runtime.engine.memory_plan import LEFT_FREE, MemoryPlan, available_bytes
 from runtime.errors import ConfigurationError, DoesNotFitError, UnsupportedModelError
 from runtime.kernels.native import needs_compiling
 from runtime.vision.encoder import PlannedEncoder, VisionTower
 from runtime.worker.model import DecoderModel
-from serve_app.cli.facts import ModelFacts
+from serve_app.cli.facts import LocatedModel, ModelFacts
 from serve_app.cli.terminal import print_note
 from serve_app.config.settings import ModelSettings
+from serve_app.replica.draft_model import load_draft
 from serve_app.replica.loading import DEFAULT_CONTEXT_TOKENS
 from serve_app.replica.machine import cache_type, number_type, usable_cpus
 
@@ -38,7 +44,8 @@ class ServingMemory:
 
     `vision_weight_bytes`: the vision model's part of `weight_bytes`; `vision_bytes`: memory to
     encode images, in addition to the weights; `projector_left_alone`: why the model's own projector
-    is not used. `least_bytes`: the minimum to start, with a cache for one context.
+    is not used. `draft_bytes`: all of the draft model, its cache included. `least_bytes`: the
+    minimum to start, with a cache for one context.
     `whole_context_tokens`: the context that the model was trained for;
     `whole_context_cache_bytes`: the cache for one request of that length, None beyond a limit.
     `available_bytes` and `cache_tokens`: memory and cache positions on this machine, None if it has
@@ -55,6 +62,7 @@ class ServingMemory:
     activation_bytes: int
     vision_bytes: int
     sampler_bytes: int
+    draft_bytes: int
     total_bytes: int
     least_bytes: int
     whole_context_tokens: int
@@ -72,37 +80,39 @@ class _Files:
     facts: ModelFacts
     projector: Path | None
     adapters: Sequence[Adapter]
+    draft: Path | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _UnloadedModel:
-    """A model that is built without reading its weights."""
+    """A model that is built without reading its weights, and its draft model."""
 
     decoder: DecoderModel
     encoder: PlannedEncoder | None
+    draft: DecoderModel | None
     left_alone: str | None = None
 
 
 def serving_memory(
     facts: ModelFacts,
+    location: LocatedModel,
     *,
     context_tokens: int | None,
     own_context_tokens: int | None = None,
     slots: int | None,
     device: str,
-    projector: Path | None = None,
     projector_wanted: bool = False,
-    adapters: Sequence[AdapterPath] = (),
 ) -> ServingMemory:
     """Plans the memory as for serving; None means the default of the settings.
 
-    `own_context_tokens`: `num_ctx` of the model's own parameters; limited to the trained context.
-    `projector`: the file of its vision model; `projector_wanted`: whether the user named it.
-    ConfigurationError for a longer context than the model's or an unsuitable projector,
-    ModelFileError for a model that is not supported.
+    `facts`: of the file of `location`. `own_context_tokens`: `num_ctx` of the model's own
+    parameters; limited to the trained context. `projector_wanted`: whether the user named the
+    projector. ConfigurationError for a longer context than the model's, an unsuitable projector or
+    an unsuitable draft model, ModelFileError for a model that is not supported.
     """
     where = _device(device)
-    files = _Files(facts, projector, open_adapters(adapters, facts.metadata, read=False))
+    adapters = open_adapters(location.adapters, facts.metadata, read=False)
+    files = _Files(facts, location.projector, adapters, location.draft)
     outline = _outline(files, where, wanted=projector_wanted)
     most = outline.decoder.context_length
     own = min(own_context_tokens or DEFAULT_CONTEXT_TOKENS, most)
@@ -122,6 +132,7 @@ def serving_memory(
         activation_bytes=full.activation_bytes,
         vision_bytes=full.vision_bytes,
         sampler_bytes=full.sampler_bytes,
+        draft_bytes=full.draft_bytes,
         total_bytes=full.reserved_bytes,
         least_bytes=least.reserved_bytes,
         whole_context_tokens=most,
@@ -143,6 +154,8 @@ def _options(
         page_tokens=_DEFAULTS["page_tokens"].default,
         kv_dtype=cache_type(_DEFAULTS["kv_dtype"].default, device, generates=generates),
         memory_bytes=_NO_LIMIT,
+        proposed_tokens=_DEFAULTS["speculation"].default.proposed_tokens,
+        cuda_graphs=_DEFAULTS["cuda_graphs"].default,
     )
 
 
@@ -160,9 +173,9 @@ def _outline(files: _Files, device: torch.device, *, wanted: bool) -> _UnloadedM
 def _built_for(files: _Files, device: torch.device) -> _UnloadedModel:
     """The model without reading its weights. On a CPU they are views of the mapped file; for other
     devices, which would copy them, they are on "meta"."""
-    draft = _built_on(files, META, device)
+    outline = _built_on(files, META, device)
     if device.type != "cpu":
-        return draft
+        return outline
     torch.set_num_threads(usable_cpus())
     if needs_compiling():
         print_note("compiling the CPU kernels, once for this instruction set and their version")
@@ -177,7 +190,16 @@ def _built_on(files: _Files, where: torch.device, device: torch.device) -> _Unlo
     decoder = class_for(facts.metadata)(w, facts.metadata)
     tower = _tower(facts, files.projector, w.undivided(), decoder)
     w.check()
-    return _UnloadedModel(decoder, None if tower is None else PlannedEncoder.of(tower, device))
+    encoder = None if tower is None else PlannedEncoder.of(tower, device)
+    return _UnloadedModel(decoder, encoder, _draft(files, where, device))
+
+
+def _draft(files: _Files, where: torch.device, device: torch.device) -> DecoderModel | None:
+    if files.draft is None:
+        return None
+    options, dtype = LoadOptions(read=False), _number_type(device)
+    tokenizer = _tokenizer(files.facts)
+    return load_draft(files.draft, tokenizer, device=where, dtype=dtype, options=options).decoder
 
 
 def _tower(
@@ -190,15 +212,22 @@ def _tower(
     if vision.is_own:
         vision = replace(vision, file=UnreadFile.open(vision.file.path))
         w = TensorScope(vision.file, device=w.device, dtype=w.dtype)
-    tokenizer = load_tokenizer(token_metadata(facts.file), architecture=facts.metadata.architecture)
-    tower = vision.build(w, tokenizer, decoder).tower
+    tower = vision.build(w, _tokenizer(facts), decoder).tower
     w.check()
     return tower
 
 
+def _tokenizer(facts: ModelFacts) -> Tokenizer:
+    return load_tokenizer(token_metadata(facts.file), architecture=facts.metadata.architecture)
+
+
 def _plan(outline: _UnloadedModel, options: EngineOptions, device: torch.device) -> MemoryPlan:
     return plan_engine_memory(
-        outline.decoder, device=device, options=options, encoder=outline.encoder
+        outline.decoder,
+        device=device,
+        options=options,
+        encoder=outline.encoder,
+        draft=outline.draft,
     )
 
 

@@ -66,11 +66,13 @@ Examples:
     type=click.Path(path_type=Path),
     help="Separate file with the vision model.",
 )
+@click.option("--draft", metavar="NAME|PATH|SOURCE", help="Draft model for speculation.")
 @store_option
 @json_option
 def show(
     model: str,
     projector: Path | None,
+    draft: str | None,
     context_tokens: int | None,
     slots: int | None,
     device: str,
@@ -79,24 +81,25 @@ def show(
 ) -> None:
     """Show facts about a model and the memory that it needs.
 
-    Only the headers of its files are read. --context, --slots, --device and --projector have the
-    meaning of `context_tokens`, `max_sequences`, `device` and `projector` in a configuration.
-    --json writes all metadata and every tensor.
+    Only the headers of its files are read. --context, --slots, --device, --projector and --draft
+    have the meaning of `context_tokens`, `max_sequences`, `device`, `projector` and
+    `speculation.draft` in a configuration. --json writes all metadata and every tensor.
     """
     location = locate(model, store)
     if projector is not None:
         location = replace(location, projector=projector)
+    if draft is not None:
+        location = replace(location, draft=locate(draft, store).file)
     facts = ModelFacts(location.file)
     try:
         need: ServingMemory | CaravanError = serving_memory(
             facts,
+            location,
             context_tokens=context_tokens,
             own_context_tokens=_own_context(location, store),
             slots=slots,
             device=device,
-            projector=location.projector,
             projector_wanted=projector is not None,
-            adapters=location.adapters,
         )
     except CaravanError as error:
         need = error
@@ -138,7 +141,8 @@ def _document(
         "file_bytes": facts.file.size_bytes,
         "modified_at": iso_date(facts.file.modified_at),
         "stored": None if stored is None else _stored(location, store),
-        "projector": None if location.projector is None else _projector(location.projector),
+        "projector": None if location.projector is None else _file(location.projector),
+        "draft": None if location.draft is None else _file(location.draft),
         "adapters": [{"path": str(a.path), "scale": a.scale} for a in location.adapters],
         "supported": refusal is None,
         "unsupported_because": refusal,
@@ -178,8 +182,8 @@ def _stored(location: LocatedModel, store: Store) -> dict[str, Any]:
     }
 
 
-def _projector(path: Path) -> dict[str, Any]:
-    """Facts of a separate projector, or the error of a damaged one."""
+def _file(path: Path) -> dict[str, Any]:
+    """Facts of a projector or a draft model, or the error of a damaged one."""
     try:
         facts = ModelFacts(path)
     except CaravanError as error:
@@ -238,7 +242,9 @@ def _summary(document: Mapping[str, Any], facts: ModelFacts) -> Iterator[tuple[s
     yield "size", f"{size}, written {modified_at}"
     if document["stored"] is not None:
         yield from _stored_pairs(document["stored"])
-    yield "projector", _projector_line(document)
+    yield "projector", _file_line(document, "projector")
+    if document["draft"] is not None:
+        yield "draft model", _file_line(document, "draft")
     for adapter in document["adapters"]:
         yield "adapter", f"{adapter['path']}, scale {adapter['scale']:g}"
     yield "chat template", facts.template.origin or "none: raw prompts only"
@@ -269,15 +275,15 @@ def _license(document: Mapping[str, Any]) -> str:
     return shortened(document["license"] or first or "not stated", _LONGEST_VALUE)
 
 
-def _projector_line(document: Mapping[str, Any]) -> str:
-    projector = document["projector"]
-    if projector is None:
+def _file_line(document: Mapping[str, Any], key: str) -> str:
+    file = document[key]
+    if file is None:
         return "none"
-    unused = projector.get("error") or document["memory"].get("projector_left_alone")
+    unused = file.get("error") or document["memory"].get(f"{key}_left_alone")
     if unused is not None:
         return shortened(unused, _LONGEST_REASON)
-    size = byte_size(projector["file_bytes"])
-    return f"{projector['path']}, {projector['architecture']}, {projector['quantization']}, {size}"
+    size = byte_size(file["file_bytes"])
+    return f"{file['path']}, {file['architecture']}, {file['quantization']}, {size}"
 
 
 def _memory_title(need: ServingMemory) -> str:
@@ -292,6 +298,8 @@ def _memory(need: ServingMemory) -> Iterator[tuple[str, str]]:
     if need.vision_bytes:
         yield "images", f"{byte_size(need.vision_bytes)}, to encode them and for their features"
     yield "sampling", byte_size(need.sampler_bytes)
+    if need.draft_bytes:
+        yield "draft model", f"{byte_size(need.draft_bytes)}, its cache included"
     yield "total", byte_size(need.total_bytes)
     yield "minimum", f"{byte_size(need.least_bytes)}, with a cache for one request"
     if need.whole_context_cache_bytes is not None:

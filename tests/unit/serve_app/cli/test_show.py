@@ -14,6 +14,7 @@ import torch
 from model_zoo.registry import load
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.kv.cache_types import CacheType
+from serve_app.config.sections import SpeculationSettings
 from serve_app.replica.machine import usable_cpus
 from tests.gguf_files import rewrite
 from tests.patience import HANG_S
@@ -21,6 +22,13 @@ from tests.tiny_models import CHAT_TEMPLATE, tiny_tokenizer, write_tiny_llama
 from tests.unit.model_zoo.gguf.gguf_bytes import F32, STRING, Parts, pair, text
 from tests.unit.serve_app.cli.cli_runs import put, run, said
 
+# What serving takes with `--context 96 --slots 3` and the default settings.
+ENGINE_OPTIONS = EngineOptions(
+    96,
+    max_sequences=3,
+    kv_dtype=CacheType.FLOAT16,
+    proposed_tokens=SpeculationSettings().proposed_tokens,
+)
 HOSTILE = "\x1b]0;owned\x07\x1b[31m\x9b2J\u202eevil\r\n[bold]"
 
 
@@ -74,9 +82,11 @@ def test_the_memory_shown_is_what_an_engine_reserves(tiny):
     reported = said("show", tiny, "--device", "cpu", "--context", 96, "--slots", 3)["memory"]
     model = load(tiny, device=torch.device("cpu"), dtype=torch.float32)
     torch.set_num_threads(usable_cpus())
-    options = EngineOptions(96, max_sequences=3, kv_dtype=CacheType.FLOAT16)
     _, plan = assemble(
-        model.decoder, model.tokenizer.token_bytes, device=torch.device("cpu"), options=options
+        model.decoder,
+        model.tokenizer.token_bytes,
+        device=torch.device("cpu"),
+        options=ENGINE_OPTIONS,
     )
     assert reported["weight_bytes"] == plan.weight_bytes
     assert reported["cache_bytes"] == plan.cache_bytes
@@ -85,6 +95,35 @@ def test_the_memory_shown_is_what_an_engine_reserves(tiny):
     assert reported["total_bytes"] == plan.available_bytes - plan.headroom_bytes
     assert reported["cache_tokens"] == plan.cache_tokens == 3 * 96
     assert reported["least_bytes"] == reported["total_bytes"] - plan.cache_bytes * 12 // 19  # pages
+
+
+def test_the_memory_shown_with_a_draft_model_is_what_an_engine_reserves(tiny, tmp_path):
+    path = tmp_path / "draft.gguf"
+    write_tiny_llama(path, type="Q4_0")
+    given = ("show", tiny, "--device", "cpu", "--context", 96, "--slots", 3)
+    alone, reported = said(*given)["memory"], said(*given, "--draft", path)
+    cpu = torch.device("cpu")
+    model, draft = (load(file, device=cpu, dtype=torch.float32) for file in (tiny, path))
+    torch.set_num_threads(usable_cpus())
+    token_bytes = model.tokenizer.token_bytes
+    _, plan = assemble(
+        model.decoder, token_bytes, device=cpu, options=ENGINE_OPTIONS, draft=draft.decoder
+    )
+    assert reported["memory"]["draft_bytes"] == plan.draft_bytes > draft.decoder.weight_bytes
+    assert reported["memory"]["total_bytes"] == plan.reserved_bytes
+    assert alone["draft_bytes"] == 0
+    assert alone["total_bytes"] == plan.reserved_bytes - plan.draft_bytes
+    assert (reported["draft"]["path"], reported["draft"]["quantization"]) == (str(path), "Q4_0")
+    shown = run(*given, "--draft", path).stdout
+    assert "draft model    " in shown and "its cache included" in shown
+
+
+def test_an_unsuitable_draft_model_is_the_reason_why_a_model_is_not_served(tiny, tmp_path):
+    other = rewrite(tiny, tmp_path / "other.gguf", keys={"tokenizer.ggml.eos_token_id": 5})
+    for draft, words in ((other, "another vocabulary"), (tmp_path / "no.gguf", "no such file")):
+        reported = said("show", tiny, "--draft", draft)
+        assert words in reported["unsupported_because"]
+        assert "`speculation.draft`" in reported["unsupported_because"]
 
 
 def test_without_options_memory_is_for_the_default_settings(tiny):

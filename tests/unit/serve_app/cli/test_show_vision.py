@@ -7,14 +7,14 @@ import torch
 
 from model_zoo.registry import load
 from model_zoo.store.store import Store
-from runtime.engine.assembly import EngineOptions, assemble
-from runtime.kv.cache_types import CacheType
+from runtime.engine.assembly import assemble
 from runtime.vision.encoder import LocalEncoder
 from serve_app.replica.machine import usable_cpus
 from tests.families.vision_families import VISION_MODELS
 from tests.gguf_files import rewrite
 from tests.tiny_vision_model import write_tiny_vision_model
 from tests.unit.serve_app.cli.cli_runs import put, run, said
+from tests.unit.serve_app.cli.test_show import ENGINE_OPTIONS
 
 CPU = torch.device("cpu")
 OPTIONS = ("--device", "cpu", "--context", 96, "--slots", 3)
@@ -42,7 +42,7 @@ def test_the_memory_shown_is_what_an_engine_with_vision_reserves(tmp_path, kind)
         model.decoder,
         model.tokenizer.token_bytes,
         device=CPU,
-        options=EngineOptions(96, max_sequences=3, kv_dtype=CacheType.FLOAT16),
+        options=ENGINE_OPTIONS,
         encoder=LocalEncoder(model.tower, device=CPU),
     )
     assert memory["vision_weight_bytes"] == model.tower.weight_bytes > 0
