@@ -304,8 +304,7 @@ class ChatModel:
         seen = PromptImages()
         if self.vision is not None and images:
             room = self.decoder.context_length if at_most is None else at_most
-            files = [image.data for image in images]
-            seen = self.vision.prepare(files, at_most=room, lease=lease)
+            seen = self.vision.prepare(images, at_most=room, lease=lease)
         laid = lay_out(self.tokenizer, texts, seen.pieces, sentinel=sentinel, bos=bos)
         return Prompt(laid.tokens, laid.spans, seen.images)
 

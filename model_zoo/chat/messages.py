@@ -22,9 +22,11 @@ _MARKER = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """An image of a message: the bytes of its file."""
+    """An image of a message: the bytes of its file. `place`: the field of the client's request that
+    it is from, for errors; None if unknown."""
 
     data: bytes = field(default=b"", repr=False)
+    place: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

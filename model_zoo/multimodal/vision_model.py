@@ -1,9 +1,11 @@
 """A model's vision: turns image files into prepared pixels and placeholders of a prompt."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from model_zoo.chat.messages import ImagePart
 from model_zoo.images.decode import DecodingLimits, decode, size_of
 from model_zoo.images.prepared import DIGEST_BYTES, ImageOutline, ImageProcessor
 from model_zoo.multimodal.image_cache import ImageCache, ImageLease
@@ -33,23 +35,24 @@ class VisionModel:
     most_images: int | None = None
 
     def prepare(
-        self, files: Sequence[bytes], *, at_most: int, lease: ImageLease | None = None
+        self, parts: Sequence[ImagePart], *, at_most: int, lease: ImageLease | None = None
     ) -> PromptImages:
         """Decodes and prepares images; known ones are taken from the cache.
 
         Nothing is decoded if the images take more than `at_most` tokens. RequestError for a file
-        that is not an image, and for too many images. `lease` reserves memory for the pixels, and
-        raises if there is too little.
+        that is not an image, with its place, and for too many images. `lease` reserves memory for
+        the pixels, and raises if there is too little.
         """
-        if self.most_images is not None and len(files) > self.most_images:
+        if self.most_images is not None and len(parts) > self.most_images:
             raise RequestError(
-                f"The conversation has {len(files):,} images; this model takes at most "
+                f"The conversation has {len(parts):,} images; this model takes at most "
                 f"{self.most_images:,}. Send fewer."
             )
         lease = lease or ImageCache().lease()
-        names = self._names(files, lease.salt)
-        known = self._known_or_outlined(files, names, at_most, lease)
-        images = self._prepared(dict(zip(names, files, strict=True)), known, lease)
+        names = self._names([part.data for part in parts], lease.salt)
+        known = self._known_or_outlined(parts, names, at_most, lease)
+        first = dict(zip(reversed(names), reversed(parts), strict=True))
+        images = self._prepared(first, known, lease)
         in_order = [images[name] for name in names]
         shown = (ImagePieces(self.placeholders.pieces(image), image.digest) for image in in_order)
         different = {image.digest: image for image in in_order}
@@ -68,25 +71,26 @@ class VisionModel:
         return [named[data] for data in files]
 
     def _known_or_outlined(
-        self, files: Sequence[bytes], names: Sequence[bytes], at_most: int, lease: ImageLease
+        self, parts: Sequence[ImagePart], names: Sequence[bytes], at_most: int, lease: ImageLease
     ) -> dict[bytes, PreparedImage | ImageOutline]:
         """By name, the prepared image if it is cached, else its outline."""
         known: dict[bytes, PreparedImage | ImageOutline] = {}
         tokens = 0
-        for number, (data, name) in enumerate(zip(files, names, strict=True), 1):
+        for number, (part, name) in enumerate(zip(parts, names, strict=True), 1):
             if name not in known:
-                known[name] = lease.find(name) or self._outline(data)
+                known[name] = lease.find(name) or self._outline(part)
             tokens += positions(self.placeholders.pieces(known[name]))
             if tokens > at_most:
-                raise _too_many(number, len(files), tokens, at_most)
+                raise _too_many(number, len(parts), tokens, at_most)
         return known
 
-    def _outline(self, data: bytes) -> ImageOutline:
-        return self.processor.outline(*size_of(data, self.limits))
+    def _outline(self, part: ImagePart) -> ImageOutline:
+        with _placed_errors(part):
+            return self.processor.outline(*size_of(part.data, self.limits))
 
     def _prepared(
         self,
-        files: Mapping[bytes, bytes],
+        parts: Mapping[bytes, ImagePart],
         known: Mapping[bytes, PreparedImage | ImageOutline],
         lease: ImageLease,
     ) -> dict[bytes, PreparedImage]:
@@ -98,10 +102,23 @@ class VisionModel:
         tower = blake2b(self.name, key=lease.salt).digest() if lease.salt else self.name
         for name, image in known.items():
             if isinstance(image, ImageOutline):
-                pixels = decode(files[name], self.limits)
-                image = lease.add(name, self.processor.prepare(pixels, tower=tower))
+                with _placed_errors(parts[name]):
+                    pixels = decode(parts[name].data, self.limits)
+                    made = self.processor.prepare(pixels, tower=tower)
+                image = lease.add(name, made)
             images[name] = image
         return images
+
+
+@contextmanager
+def _placed_errors(part: ImagePart) -> Iterator[None]:
+    """Names the image in errors about it."""
+    try:
+        yield
+    except RequestError as error:
+        if part.place is None:
+            raise
+        raise type(error)(f'field "{part.place}": {error}') from None
 
 
 def _too_many(shown: int, images: int, taken: int, at_most: int) -> PromptTooLongError:

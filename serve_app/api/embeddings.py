@@ -218,32 +218,52 @@ def _tasks(
 
 
 def _native_inputs(given: Any) -> list[Input]:
+    """A text or several texts. Errors begin with Ollama's message."""
     if given is None or given == "":
         return []
-    texts = [given] if isinstance(given, str) else given
-    if not isinstance(texts, list):
-        raise RequestError("invalid input type")
-    _check_count(texts)
-    if not all(isinstance(text, str) for text in texts):
-        raise RequestError("invalid input type")
-    return [RawText(text) for text in texts]
+    if isinstance(given, str):
+        return [RawText(given)]
+    if not isinstance(given, list):
+        raise _wrong("invalid input type", "input", "a string or a list of strings")
+    return _texts("invalid input type", given)
 
 
 def _openai_inputs(given: Any) -> list[Input]:
-    """A text, several texts, token ids, or several lists of token ids."""
-    if isinstance(given, str):
-        return [RawText(given)]
-    if isinstance(given, list) and given:
-        if ids := token_ids(given):
+    """A text, several texts, token ids, or several lists of token ids. Errors begin with Ollama's
+    message."""
+    wrong = "invalid input"
+    match given:
+        case None:
+            raise RequestError(f'{wrong}: field "input" is required')
+        case str():
+            return [RawText(given)]
+        case [str(), *_]:
+            return _texts(wrong, given)
+        case [list(), *_]:
+            _check_count(given)
+            return [_tokens(wrong, f"input[{place}]", item) for place, item in enumerate(given)]
+        case list() if ids := token_ids(given):
             return [TokenIds(ids)]
-        _check_count(given)
-        if all(isinstance(item, str) for item in given):
-            return [RawText(item) for item in given]
-        several = [token_ids(item) if isinstance(item, list) else None for item in given]
-        found = [TokenIds(ids) for ids in several if ids]
-        if len(found) == len(given):
-            return list[Input](found)
-    raise RequestError("invalid input")
+    raise _wrong(wrong, "input", "a string, or a list of strings, of token ids or of such lists")
+
+
+def _texts(wrong: str, given: list[Any]) -> list[Input]:
+    _check_count(given)
+    for place, item in enumerate(given):
+        if not isinstance(item, str):
+            raise _wrong(wrong, f"input[{place}]", "a string")
+    return [RawText(item) for item in given]
+
+
+def _tokens(wrong: str, place: str, given: Any) -> TokenIds:
+    ids = token_ids(given) if isinstance(given, list) else None
+    if ids is None:
+        raise _wrong(wrong, place, "a list of token ids")
+    return TokenIds(ids)
+
+
+def _wrong(wrong: str, place: str, wanted: str) -> RequestError:
+    return RequestError(f'{wrong}: field "{place}" must be {wanted}')
 
 
 def _check_count(inputs: list[Any]) -> None:

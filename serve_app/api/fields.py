@@ -16,6 +16,7 @@ from starlette.requests import Request
 
 from runtime.errors import RequestError
 from serve_app.api.bodies import BodyLimits, BodyReceiver
+from serve_app.api.json_values import decoded_json
 from serve_app.api.large_bodies import LargeBodies
 from serve_app.api.tenant import tenant_of
 from serve_app.config.options import Options, read_options
@@ -211,10 +212,7 @@ def _decoded(data: bytearray) -> dict[str, Any]:
     """The body as a JSON object, whatever its Content-Type."""
     if not data or data.isspace():
         raise RequestError("missing request body")
-    try:
-        raw = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"invalid JSON: {error}") from None
+    raw = decoded_json(data)
     if not isinstance(raw, dict):
         raise RequestError("invalid request body: it must be a JSON object")
     return raw

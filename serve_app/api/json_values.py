@@ -1,5 +1,6 @@
-"""Limits of JSON values that requests carry to replicas."""
+"""JSON texts of clients, and limits of the values that requests carry to replicas."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -7,6 +8,23 @@ import msgspec
 from runtime.errors import RequestError
 
 MAX_DEPTH = 32
+# Escapes in order: a surrogate pair, half of one, any other.
+_ESCAPES = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+
+
+def decoded_json(text: bytes | bytearray | str) -> Any:
+    """The value of a JSON text in UTF-8. Raises RequestError with the reason for other texts."""
+    try:
+        return msgspec.json.decode(text)
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except (msgspec.DecodeError, UnicodeError) as error:
+        reason = _reason(text if isinstance(text, bytes | bytearray) else text.encode(), error)
+    raise RequestError(f"invalid JSON: {reason}")
 
 
 def check_value(field: str, value: Any, *, max_bytes: int) -> None:
@@ -22,6 +40,24 @@ def check_value(field: str, value: Any, *, max_bytes: int) -> None:
             f'field "{field}" has {size:,} bytes as JSON; at most {max_bytes:,} are accepted'
         )
     _check(field, value, too_deep, depth=0)
+
+
+def _reason(text: bytes | bytearray, error: Exception) -> str:
+    """Why a text is not JSON. msgspec reports half of a surrogate pair as the text's end or as a
+    malformed escape, and bytes that are not UTF-8 by their place in their string."""
+    halves = (each for each in _ESCAPES.finditer(text) if each["half"] is not None)
+    half = next(halves, None)
+    if half is not None:
+        return (
+            f"the escape {half[0].decode()} (byte {half.start()}) is half of a UTF-16 surrogate "
+            "pair; only both halves together are a character"
+        )
+    try:
+        text.decode()
+    except UnicodeDecodeError as unicode_error:
+        at = unicode_error.start
+        return f"byte {at} is {text[at]:#04x}, which is not UTF-8"
+    return str(error)
 
 
 def _check(field: str, value: Any, too_deep: str, *, depth: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from model_zoo.grammars.constraint import OutputForm, OutputKind
 from model_zoo.grammars.json_schema import check_references
 from runtime.errors import RequestError
-from serve_app.api.json_values import check_value
+from serve_app.api.json_values import check_value, decoded_json
 
 MAX_SCHEMA_BYTES = 128 * 1024
 MAX_GRAMMAR_CHARACTERS = 64 * 1024
@@ -146,9 +146,9 @@ def _decoded(field: str, text: str) -> Any:
     if len(text) > MAX_SCHEMA_BYTES:
         raise RequestError(f'field "{field}" has more than {MAX_SCHEMA_BYTES:,} characters')
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise RequestError(f'field "{field}" is a text that is not JSON') from None
+        return decoded_json(text)
+    except RequestError as error:
+        raise RequestError(f'field "{field}" is a text that is not JSON; {error}') from None
 
 
 def _text(field: str, value: Any) -> str:

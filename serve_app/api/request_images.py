@@ -117,7 +117,7 @@ class ImageReader:
         fetched = await _together([self._fetched(image, tenant) for image in linked.values()])
         found = dict(zip(linked, fetched, strict=True))
         unlinked = iter(decoded)
-        parts = [ImagePart(found[i.text] if i.linked else next(unlinked)) for i in images]
+        parts = [ImagePart(found[i.text] if i.linked else next(unlinked), i.place) for i in images]
         check_total(parts)
         return parts
 

@@ -5,12 +5,11 @@ import string
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import msgspec
 from pydantic import Field
 
 from runtime.errors import RequestError
 from serve_app.api.fields import Body
-from serve_app.api.json_values import check_value
+from serve_app.api.json_values import check_value, decoded_json
 
 MAX_TOOLS_BYTES = 2**20
 MAX_ARGUMENTS_BYTES = 2**20
@@ -61,12 +60,13 @@ def described(functions: Sequence[Function], *, name_field: str) -> tuple[dict[s
 
 def decoded_arguments(place: str, text: str) -> dict[str, Any]:
     """The arguments of a call from the JSON text of the field `place`."""
+    problem = f'invalid tool call arguments: field "{place}" must be a JSON object'
     try:
-        arguments = msgspec.json.decode(text or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        arguments = None
+        arguments = decoded_json(text or "{}")
+    except RequestError as error:
+        raise RequestError(f"{problem}; {error}") from None
     if not isinstance(arguments, dict):
-        raise RequestError(f'invalid tool call arguments: field "{place}" must be a JSON object')
+        raise RequestError(problem)
     check_value(place, arguments, max_bytes=MAX_ARGUMENTS_BYTES)
     return arguments
 

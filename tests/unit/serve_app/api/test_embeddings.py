@@ -107,10 +107,19 @@ async def test_truncation_and_context_reach_the_model():
     assert (replica.tasks[0].truncate, replica.tasks[0].context_tokens) == (False, 64)
 
 
-@pytest.mark.parametrize("given", [7, [1, 2], ["a", 3], {"a": 1}])
-async def test_embed_takes_texts_only(given):
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (7, 'field "input" must be a string or a list of strings'),
+        ({"a": 1}, 'field "input" must be a string or a list of strings'),
+        ([1, 2], 'field "input[0]" must be a string'),
+        (["a", 3], 'field "input[1]" must be a string'),
+    ],
+)
+async def test_embed_takes_texts_only(given, wanted):
     response = await post("/api/embed", {"input": given})
-    assert (response.status_code, response.json()) == (400, {"error": "invalid input type"})
+    assert response.status_code == 400
+    assert response.json() == {"error": f"invalid input type: {wanted}"}
 
 
 async def test_too_many_texts_are_refused():
@@ -174,11 +183,30 @@ async def test_openai_takes_token_ids_and_the_empty_text(given, texts):
     assert replica.tasks[0].truncate  # as Ollama's own endpoint of this name does
 
 
-@pytest.mark.parametrize("given", [None, [], [[]], [True], [1.5], [[1], "a"], [-1]])
-async def test_openai_refuses_other_inputs(given):
+ANY = 'field "input" must be a string, or a list of strings, of token ids or of such lists'
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (None, 'field "input" is required'),
+        (5, ANY),
+        ([], ANY),
+        ([True], ANY),
+        ([1.5], ANY),
+        ([-1], ANY),
+        ([{}], ANY),
+        (["a", 3], 'field "input[1]" must be a string'),
+        (["a", [1]], 'field "input[1]" must be a string'),
+        ([[]], 'field "input[0]" must be a list of token ids'),
+        ([[1], "a"], 'field "input[1]" must be a list of token ids'),
+        ([[1], [2, -1]], 'field "input[1]" must be a list of token ids'),
+    ],
+)
+async def test_openai_names_the_field_and_type_of_other_inputs(given, wanted):
     response = await post("/v1/embeddings", {"input": given})
     assert response.status_code == 400
-    assert response.json()["error"]["message"] == "invalid input"
+    assert response.json()["error"]["message"] == f"invalid input: {wanted}"
 
 
 async def test_openai_refuses_other_encodings():

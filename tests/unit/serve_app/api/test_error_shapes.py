@@ -131,7 +131,13 @@ async def test_a_body_beyond_the_limit_is_413():
 
 @pytest.mark.parametrize("operation", with_bodies(), ids=name_of)
 async def test_a_body_without_json_is_400(operation: Operation):
-    for content, reported in ((b"", "missing request body"), (b"{", "invalid JSON")):
+    bodies = (
+        (b"", "missing request body"),
+        (b"{", "invalid JSON"),
+        (b'{"model": "\\ud800"}', "\\ud800 (byte 11) is half of a UTF-16 surrogate pair"),
+        (b'{"model": "\xed\xa0\x80"}', "byte 11 is 0xed, which is not UTF-8"),
+    )
+    for content, reported in bodies:
         check(operation, await sent(operation, content=content), 400, reported)
 
 

@@ -221,7 +221,7 @@ BAD_CHAT = [
                 {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}
             ]
         },
-        "invalid tool call arguments",
+        'arguments" must be a JSON object; invalid JSON: Input data was truncated',
     ),
     (
         {"tools": [{"type": "custom", "custom": {"name": "f"}}]},

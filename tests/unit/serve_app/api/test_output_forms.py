@@ -148,6 +148,7 @@ BAD = [
     (CHAT, in_format(None), f'field "{PLACE}" must be a JSON schema, an object'),
     (CHAT, in_format({"maximum": 2**70}), "more than 64 bits"),
     (CHAT, {"guided_json": "{"}, '"guided_json" is a text that is not JSON'),
+    (CHAT, {"guided_json": '{"const": "\\ud800"}'}, "\\ud800 (byte 11) is half of a UTF-16"),
     (TEXT, {"guided_json": "5"}, '"guided_json" must be a JSON schema'),
     (CHAT, {"guided_regex": ["a"]}, '"guided_regex" must be a text that is not empty'),
     (TEXT, {"guided_choice": []}, '"guided_choice" must be a list of texts'),

@@ -168,6 +168,36 @@ async def test_base64_may_use_the_alphabet_of_urls(spelled) -> None:
     assert prompt.messages[0].content == (ImagePart(image),) and codes == {"%2B", "%2F", "%3D"}
 
 
+BESIDE_TEXT = {"type": "image", "source": {"type": "base64", "data": coded(TWO)}}
+PLACES = [
+    (CHAT, user("x", images=[coded(ONE), coded(TWO)]), "messages[0].images[1]"),
+    (GENERATE, {"prompt": "x", "images": [coded(ONE), coded(TWO)]}, "images[1]"),
+    (OPENAI, user([text("a"), part(data_uri(TWO))]), "messages[0].content[1].image_url"),
+    (
+        "/v1/messages",
+        {"max_tokens": 4, **user([text("a"), BESIDE_TEXT])},
+        "messages[0].content[1].source.data",
+    ),
+    (
+        "/v1/responses",
+        {
+            "input": [
+                {"role": "user", "content": "a"},
+                {"role": "user", "content": [{"type": "input_image", "image_url": data_uri(TWO)}]},
+            ]
+        },
+        "input[1].content[0].image_url",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "place"), PLACES, ids=lambda each: str(each)[:20])
+async def test_the_replica_gets_the_place_of_each_image_for_its_errors(path, body, place) -> None:
+    prompt = await prompt_of(path, body)
+    last = [image for message in prompt.messages for image in message.images][-1]
+    assert (last.data, last.place) == (TWO, place)
+
+
 def test_base64_decoded_in_pieces_equals_that_decoded_at_once(monkeypatch) -> None:
     monkeypatch.setattr(images, "PIECE_CHARACTERS", 8)
     for data in (ONE, ONE + b"a", ONE + b"ab"):
