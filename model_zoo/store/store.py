@@ -266,6 +266,7 @@ class Store:
                 freed = self._unused(own)
                 for layer in freed:
                     self.blob(layer.digest).unlink(missing_ok=True)
+                self._remove_locks()
             except OSError as error:
                 raise file_error("remove", path, error) from error
         return sum(layer.size for layer in freed)
@@ -289,6 +290,7 @@ class Store:
                 if path.name not in used and not (downloading and _BLOB.fullmatch(path.name)):
                     freed += _disk_bytes(path)
                     path.unlink(missing_ok=True)
+            self._remove_locks()
             return freed + self._remove_temporary_folders(oldest)
 
     def used(self) -> set[str]:
@@ -331,6 +333,18 @@ class Store:
             with suppress(FileNotFoundError):  # another process has renamed it
                 found[path] = path.lstat().st_ctime
         return found
+
+    def _remove_locks(self) -> None:
+        """Removes the locks of blobs that the store no longer has, unless they are held.
+
+        A lock is removed by its holder only. A process that opened the file before that gets the
+        lock of a file without a name; FileLock notices it and opens the path again.
+        """
+        for path in self._locks.glob("sha256-*.lock"):
+            blob = self._blobs / path.stem
+            if not os.path.lexists(blob) and not blob.with_name(blob.name + PARTIAL).exists():
+                with suppress(Timeout), FileLock(path, blocking=False):
+                    path.unlink(missing_ok=True)
 
     def _remove_temporary_folders(self, oldest: float) -> int:
         freed = 0

@@ -1,5 +1,6 @@
 """The store: complete files only, safe removal, and names that cannot leave it."""
 
+import fcntl
 import json
 import os
 import threading
@@ -7,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
+from filelock import FileLock, Timeout
 
 from model_zoo.store.manifest import LAYER_TYPE, Manifest, ManifestLayer, is_file_name
 from model_zoo.store.model_name import ModelName
@@ -176,6 +178,58 @@ def test_old_unused_blobs_are_removed(store) -> None:
     assert [path.name for path in (store.root / "blobs").iterdir()] == [
         store.blob(digest(b"weights")).name
     ]
+
+
+def locks(store: Store) -> set[str]:
+    return {path.name.partition("-")[2] for path in (store.root / "locks").glob("sha256-*")}
+
+
+def lock_of(data: bytes) -> str:
+    return f"{digest(data).removeprefix('sha256:')}.lock"
+
+
+def test_the_lock_of_a_blob_is_removed_with_the_blob(store) -> None:
+    commit(store, "one", put(store, b"weights"))
+    commit(store, "two", put(store, b"others"))
+    put(store, b"a blob that no model uses")
+    store.partial(digest(b"a download")).write_bytes(b"x")
+    with store.blob_lock(digest(b"a download")):
+        pass
+    store.remove(ModelName.parse("one"))
+    kept = {lock_of(b"others"), lock_of(b"a blob that no model uses"), lock_of(b"a download")}
+    assert locks(store) == kept
+    store.remove_unused(older_than_s=0)
+    assert locks(store) == {lock_of(b"others")}
+
+
+def test_a_lock_that_is_held_is_not_removed(store) -> None:
+    commit(store, "other", put(store, b"others"))
+    with store.blob_lock(digest(b"new")):
+        store.remove_unused()
+        assert lock_of(b"new") in locks(store)
+        with pytest.raises(Timeout):
+            FileLock(store.root / "locks" / f"sha256-{lock_of(b'new')}").acquire(blocking=False)
+    store.remove_unused()
+    assert locks(store) == {lock_of(b"others")}
+
+
+def test_a_lock_that_is_removed_after_it_was_opened_is_opened_again(store, monkeypatch) -> None:
+    """Otherwise the next process would create the file anew, and both would hold the lock."""
+    commit(store, "other", put(store, b"others"))
+    flock, removed = fcntl.flock, []
+
+    def late(file: int, operation: int) -> None:
+        if not removed:
+            removed.append(lock_of(b"new") in locks(store))
+            store.remove_unused()
+            removed.append(lock_of(b"new") not in locks(store))
+        flock(file, operation)
+
+    monkeypatch.setattr("fcntl.flock", late)
+    with store.blob_lock(digest(b"new")):
+        assert removed == [True, True]
+        with pytest.raises(Timeout):
+            FileLock(store.root / "locks" / f"sha256-{lock_of(b'new')}").acquire(blocking=False)
 
 
 def test_complete_blobs_are_kept_while_a_download_makes_progress(store, monkeypatch) -> None:
