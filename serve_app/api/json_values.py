@@ -23,7 +23,8 @@ def decoded_json(text: bytes | bytearray | str) -> Any:
     except RecursionError:
         reason = "it is nested too deeply"
     except (msgspec.DecodeError, UnicodeError) as error:
-        reason = _reason(text if isinstance(text, bytes | bytearray) else text.encode(), error)
+        encoded = text.encode(errors="surrogatepass") if isinstance(text, str) else text
+        reason = _reason(encoded, error)
     raise RequestError(f"invalid JSON: {reason}")
 
 

@@ -33,6 +33,7 @@ def test_any_text_is_decoded_from_escapes_and_from_utf8(text: str) -> None:
         ('"', "Input data was truncated"),
         (b'"a\xff"', "byte 2 is 0xff, which is not UTF-8"),
         (b'"\xc3', "byte 1 is 0xc3, which is not UTF-8"),
+        ('"\ud800"', "byte 1 is 0xed, which is not UTF-8"),
         ("[" * 30_000, "it is nested too deeply"),
     ],
 )
