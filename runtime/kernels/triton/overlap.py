@@ -1,8 +1,8 @@
 """Programs of a launch begin while those of the previous one end (programmatic dependent launch).
 
-Every kernel calls `wait_for_previous`. Until it returns, a program may read what no kernel writes,
-as weights, and writes nothing. Triton's interpreter and devices before Hopper run launches one
-after the other.
+Kernels launched with `overlaps` call `wait_for_previous`. Until it returns, a program may read what
+no kernel writes, as weights, and writes nothing. Triton's interpreter and devices before Hopper run
+launches one after the other.
 """
 
 import triton
@@ -15,7 +15,7 @@ from runtime.kernels.triton.words import ASSEMBLY
 @triton.jit
 def begin_next():
     """The next launch may begin once all programs of this one have called this or ended. Programs
-    that wait take places from those that compute, so only short kernels call it early."""
+    that wait occupy multiprocessors, so only short kernels call it early."""
     if ASSEMBLY and cuda_capability_geq(9, 0):
         gdc_launch_dependents()
 

@@ -112,7 +112,7 @@ async def test_a_process_that_hangs_does_not_delay_calls_of_others(roots, monkey
         await pool.loaded()  # waits for a while
         while [report.replica for report in await pool.reports()] != [other.name]:
             await pass_time(1.0)
-        monkeypatch.setattr(process_reports, "PATIENCE_S", 10 * HANG_S)  # who waits now, hangs too
+        monkeypatch.setattr(process_reports, "PATIENCE_S", 10 * HANG_S)  # a wait would time out
         assert (await pool.describe("both", verbose=False)).name == "both:latest"
         await pool.load("both", None)
         await pool.unload("both")
