@@ -1,6 +1,7 @@
 """Control calls to single replicas of a deployment, by name."""
 
 import asyncio
+import contextvars
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -34,7 +35,9 @@ class NamedReplicas:
     async def call(self, replica: str, method: str, *arguments: Any) -> Any:
         """The answer of one replica. ReplicaLostError if it raises an exception, or ends first."""
         handle = self._handle.options(method_name=method, session_id=replica)
-        answer = asyncio.ensure_future(handle.remote(*arguments))
+        # Without the context of an HTTP request, whose id Serve gives to all calls: of two with one
+        # id that are not routed yet, its router forgets one, which would wait forever.
+        answer = asyncio.ensure_future(contextvars.Context().run(handle.remote, *arguments))
         unlisted_s = 0.0
         try:
             while not (await asyncio.wait({answer}, timeout=CHECK_S))[0]:

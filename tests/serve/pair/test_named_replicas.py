@@ -5,10 +5,11 @@ import os
 import signal
 
 from ray import serve
+from ray.serve.context import _RequestContext, _serve_request_context
 
 from runtime.errors import ReplicaLostError
 from serve_app.routing.named_replicas import NamedReplicas
-from tests.patience import until
+from tests.patience import HANG_S, until
 from tests.serve.pair.application import NAME
 
 
@@ -43,6 +44,16 @@ async def test_a_replica_that_hangs_delays_no_call_of_another(url: str) -> None:
     finally:
         os.kill(pids[hanging], signal.SIGCONT)
     assert {card.pid for card in await asyncio.gather(*waiting)} == {pids[hanging]}
+
+
+async def test_calls_of_one_http_request_at_once_reach_their_replicas(url: str) -> None:
+    replicas = NamedReplicas(serve.get_deployment_handle("demo", NAME))
+    pids = await pids_of(replicas)
+    _serve_request_context.set(_RequestContext(_internal_request_id="as in Serve's replicas"))
+    for _ in range(5):
+        calls = [replicas.call(name, "describe") for name in [*pids] * 3]
+        cards = await asyncio.wait_for(asyncio.gather(*calls), HANG_S)
+        assert [card.pid for card in cards] == [*pids.values()] * 3
 
 
 async def test_a_killed_replica_is_lost_and_its_successor_is_listed(url: str) -> None:
