@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import sentencepiece
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as NativeTokenizer
@@ -60,6 +60,8 @@ def assert_alike(ours: Tokenizer, theirs: Any, *, first: str = "") -> None:
     @settings(max_examples=200)
     @given(TEXTS)
     def check(text: str) -> None:
+        # Ours never encodes text to control tokens. Hypothesis tries constants of the code, too.
+        assume(not any(token in text for token in ours.vocabulary.control))
         expected = theirs.encode(first + text, add_special_tokens=False)
         assert ours.encode(first + text) == getattr(expected, "ids", expected), text
 
