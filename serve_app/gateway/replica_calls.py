@@ -1,12 +1,25 @@
 """Control calls to the replicas of a deployment through its handle."""
 
-from collections.abc import Sequence
+import asyncio
+import contextvars
+from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from serve_app.logs import get_logger
 
+T = TypeVar("T")
+
 log = get_logger()
+
+
+def outside_request(call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Starts a call through a handle, in a context without the HTTP request.
+
+    All calls that Serve sees within an HTTP request get the id of that request, and of those that
+    are not routed yet its router keeps one per id: the other ones would wait forever.
+    """
+    return asyncio.create_task(call, context=contextvars.Context())
 
 
 class Handle(Protocol):
@@ -60,6 +73,11 @@ class Replicas:
         return [answer for answer in answers if not isinstance(answer, BaseException)]
 
     async def await_one(self) -> None:
-        """Waits until there is a replica. Serve starts one for the reservation if there is none."""
-        async with self._handle.choose_replica():
-            return
+        """Waits until there is a replica. Serve starts one if there is none."""
+        await outside_request(reserve_one(self._handle))
+
+
+async def reserve_one(handle: Handle) -> None:
+    """Reserves a replica, for which Serve starts one if there is none, and releases it."""
+    async with handle.choose_replica():
+        return

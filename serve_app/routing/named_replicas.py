@@ -1,12 +1,12 @@
 """Control calls to single replicas of a deployment, by name."""
 
 import asyncio
-import contextvars
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
 from runtime.errors import ReplicaLostError
+from serve_app.gateway.replica_calls import outside_request, reserve_one
 from serve_app.routing.replica_set import routers
 
 CHECK_S = 0.2
@@ -35,9 +35,11 @@ class NamedReplicas:
     async def call(self, replica: str, method: str, *arguments: Any) -> Any:
         """The answer of one replica. ReplicaLostError if it raises an exception, or ends first."""
         handle = self._handle.options(method_name=method, session_id=replica)
-        # Without the context of an HTTP request, whose id Serve gives to all calls: of two with one
-        # id that are not routed yet, its router forgets one, which would wait forever.
-        answer = asyncio.ensure_future(contextvars.Context().run(handle.remote, *arguments))
+
+        async def call() -> Any:
+            return await handle.remote(*arguments)
+
+        answer = outside_request(call())
         unlisted_s = 0.0
         try:
             while not (await asyncio.wait({answer}, timeout=CHECK_S))[0]:
@@ -55,6 +57,5 @@ class NamedReplicas:
             answer.cancel()
 
     async def await_one(self) -> None:
-        """Waits until there is a replica. Serve starts one for the reservation if there is none."""
-        async with self._handle.choose_replica():
-            return
+        """Waits until there is a replica. Serve starts one if there is none."""
+        await outside_request(reserve_one(self._handle))

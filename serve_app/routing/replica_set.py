@@ -13,7 +13,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from serve_app.gateway.model_card import ModelCard
-from serve_app.gateway.replica_calls import Replicas
+from serve_app.gateway.replica_calls import Replicas, outside_request
 from serve_app.gateway.tasks import Task
 from serve_app.routing.policy import RoutingPolicy
 from serve_app.routing.prefix_hashes import prefix_hashes_of
@@ -108,12 +108,16 @@ class ReplicaSet(Replicas):
             return self._card[1]
         while True:
             try:
-                card: ModelCard = await self._describing.remote(verbose=verbose)
+                card = await outside_request(self._described(verbose))
                 break
             except RayActorError:
                 await asyncio.sleep(RETRY_S)
         if not verbose:
             self._card = _now(), card
+        return card
+
+    async def _described(self, verbose: bool) -> ModelCard:
+        card: ModelCard = await self._describing.remote(verbose=verbose)
         return card
 
     def close(self) -> None:

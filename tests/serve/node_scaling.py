@@ -124,8 +124,10 @@ async def _burst(url: str, enough: Callable[[], bool]) -> list[int]:
 
 
 def _answers(url: str) -> bool:
-    reply = httpx.post(f"{url}/api/generate", json=_body(WORDS), timeout=HANG_S)
-    return reply.status_code == 200
+    """Whether both choices of a request are answered, which wait for the replica at once."""
+    body = {"model": "demo", "prompt": WORDS, "n": 2, "max_tokens": 4, "temperature": 0}
+    reply = httpx.post(f"{url}/v1/completions", json=body, timeout=HANG_S)
+    return reply.status_code == 200 and len(reply.json()["choices"]) == 2
 
 
 def _scenario(url: str) -> dict[str, Any]:

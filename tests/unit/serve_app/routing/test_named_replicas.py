@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
+from copy import copy
 from typing import Any
 
 import pytest
@@ -23,8 +24,9 @@ class CalledHandle(FakeHandle):
         self.called: dict[str, str] = {}
 
     def options(self, **chosen: str) -> "CalledHandle":
-        self.called = chosen
-        return self
+        named = copy(self)
+        named.called = chosen
+        return named
 
     def remote(self, *arguments: Any) -> Awaitable[Any]:
         return self._answer(self.called, arguments)
