@@ -11,6 +11,7 @@ from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
 from runtime.errors import CaravanError
+from serve_app.api.ingress_deployment import Ingress
 from serve_app.api.keys import ApiKey, read_keys
 from serve_app.autoscaling.serve_policy import autoscaling_config
 from serve_app.config.on_demand_settings import OnDemandSettings
@@ -26,14 +27,9 @@ from serve_app.gateway.listing import ListedModel
 from serve_app.gateway.model_registry import ON_DEMAND
 from serve_app.gateway.schedulability import Need, Plan
 from serve_app.logs import get_logger
-from serve_app.replica.deployments import (
-    Ingress,
-    ModelDeployment,
-    OnDemandDeployment,
-    ResponseStoreDeployment,
-    VisionEncoder,
-)
+from serve_app.replica.deployments import ModelDeployment, OnDemandDeployment, VisionEncoder
 from serve_app.replica.model_check import check_model
+from serve_app.responses.response_store_deployment import ResponseStoreDeployment
 from serve_app.routing.replica_set import router_config
 
 # Streams are long and mostly idle. Engines refuse requests that exceed their capacity.

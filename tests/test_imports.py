@@ -37,11 +37,13 @@ PURE_CORE = (
     "runtime.kv.page_shift",
 )
 RAY_FILES = {
+    "serve_app/api/ingress_deployment.py",
     "serve_app/app.py",
     "serve_app/autoscaling/serve_policy.py",
     "serve_app/gateway/cluster.py",
     "serve_app/replica/deployments.py",
     "serve_app/replica/rank_actors.py",
+    "serve_app/responses/response_store_deployment.py",
     "serve_app/routing/named_replicas.py",
     "serve_app/routing/replica_set.py",
     "serve_app/telemetry/ray_meter.py",
@@ -119,7 +121,8 @@ def test_pure_core_runs_where_torch_numpy_and_ray_are_missing() -> None:
 
 def test_ingress_starts_without_torch() -> None:
     """torch costs each ingress and response store 1.8 s of processor time and 185 MB."""
-    assert imported_without("torch", "serve_app.replica.deployments") == ""
+    deployments = ("api.ingress_deployment", "responses.response_store_deployment")
+    assert imported_without("torch", *(f"serve_app.{each}" for each in deployments)) == ""
 
 
 def test_a_server_without_configured_models_is_checked_and_built_without_torch() -> None:

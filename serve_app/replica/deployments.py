@@ -1,9 +1,9 @@
-"""The classes that Serve deploys; each forwards Serve's calls to one plain object."""
+"""What Serve deploys to compute; each class forwards Serve's calls to one plain object."""
 
 import asyncio
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,43 +12,18 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from runtime.collector import collector_paused
-from serve_app import haproxy
-from serve_app.api import http_server, large_bodies
-from serve_app.api.ingress import IngressOptions, ingress_app
-from serve_app.api.keys import ApiKey
-from serve_app.api.observing import Telemetry
 from serve_app.autoscaling.serve_policy import encoder_metrics, engine_metrics
 from serve_app.config.on_demand_settings import OnDemandSettings
-from serve_app.config.sections import ResponseStoreSettings
-from serve_app.config.settings import AppSettings, ModelSettings
-from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.cluster import RayCluster
-from serve_app.gateway.failover import FailoverRules
+from serve_app.config.settings import ModelSettings
 from serve_app.gateway.listing import LoadedModel
 from serve_app.gateway.model_card import ModelCard
-from serve_app.gateway.model_registry import ModelRegistry, ServedModel
-from serve_app.gateway.replica_calls import Replicas
 from serve_app.gateway.replica_status import ReplicaStatus
-from serve_app.gateway.schedulability import Plan, Schedulability
 from serve_app.logs import get_logger, structure_records
-from serve_app.on_demand.management import ModelManagement
-from serve_app.on_demand.processes import PoolDirectory
 from serve_app.on_demand.report import CallResult, PoolReport
 from serve_app.replica.load_errors import explained
 from serve_app.replica.unserved import UnservedReplica
-from serve_app.responses.response_store import (
-    Copy,
-    ResponseStore,
-    Selection,
-    StoredResponse,
-    StoreLimits,
-)
-from serve_app.responses.stored_responses import StoredResponses, copy_from
 from serve_app.routing.load_reports import LoadReporter
-from serve_app.routing.named_replicas import NamedReplicas
-from serve_app.routing.replica_set import ReplicaSet
 from serve_app.telemetry import metrics
-from serve_app.telemetry.exposition import ClusterExposition
 from serve_app.telemetry.metrics import Metric
 from serve_app.telemetry.published import ENCODER, ENGINE, StatisticsPublisher, publish_regularly
 from serve_app.telemetry.ray_meter import RayMeter
@@ -58,8 +33,6 @@ from serve_app.transport.generation import generation_server
 from serve_app.transport.stream_server import DRAIN_S
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
-
     from runtime.engine.engine_statistics import EngineStatistics
     from serve_app.replica.replica import ModelReplica
 
@@ -98,7 +71,7 @@ class ModelDeployment:
     async def _loaded(
         self, settings: ModelSettings, encoders: DeploymentHandle | None
     ) -> "ModelReplica":
-        # Imported late, because the ingress imports this module too and does not need torch.
+        # Imported late: whoever builds the application imports this module and does not need torch.
         from serve_app.replica.loading import load_replica
         from serve_app.replica.rank_actors import RankActors
         from serve_app.vision.encoder_ranking import DeploymentEncoders
@@ -216,110 +189,6 @@ class OnDemandDeployment:
 
     async def __del__(self) -> None:
         await self._opened.aclose()
-
-
-class ResponseStoreDeployment:
-    """A process that stores responses. `name`: of this deployment."""
-
-    async def __init__(self, settings: ResponseStoreSettings, name: str) -> None:  # type: ignore[misc]
-        limits = StoreLimits(settings.max_bytes, settings.tenant_bytes, settings.max_age_s)
-        self._store = ResponseStore(limits)
-        if (await RayCluster().view()).running.get(name):
-            application = serve.get_replica_context().app_name
-            handle = serve.get_deployment_handle(name, application)
-            await copy_from(Replicas(handle), self._store)
-
-    async def put(self, tenant: str, stored: StoredResponse) -> bool:
-        return self._store.put(tenant, stored)
-
-    async def delete(self, tenant: str, id: str) -> bool:
-        return self._store.delete(tenant, id)
-
-    async def select(self, tenant: str, ids: Sequence[str], max_bytes: int) -> Selection:
-        return self._store.select(tenant, ids, max_bytes)
-
-    async def conversation(self, tenant: str, id: str, max_bytes: int) -> Selection:
-        return self._store.conversation(tenant, id, max_bytes)
-
-    async def ids(self) -> list[str]:
-        return self._store.ids()
-
-    async def copies(self, ids: list[str], max_bytes: int) -> list[Copy]:
-        return self._store.copies(ids, max_bytes)
-
-    async def check_health(self) -> None:
-        """Removes expired responses too: Serve calls this regularly, even without requests."""
-        self._store.expire()
-
-
-@serve.ingress()
-class Ingress:
-    """The HTTP server of all protocols and models.
-
-    `on_demand`: the processes that load models on demand. `plan`: facts about the models from when
-    the application was built. `keys`: None on a server without API keys. `responses`: the processes
-    that store responses.
-    """
-
-    def __init__(
-        self,
-        settings: AppSettings,
-        models: Mapping[str, DeploymentHandle],
-        on_demand: DeploymentHandle | None = None,
-        plan: Plan | None = None,
-        keys: tuple[ApiKey, ...] | None = None,
-        responses: DeploymentHandle | None = None,
-    ) -> None:
-        self._settings = settings
-        self._models = models
-        self._on_demand = on_demand
-        self._plan = plan or Plan()
-        self._keys = keys
-        self._responses = responses
-        self._watching: set[asyncio.Task[None]] = set()
-
-    async def __serve_build_asgi_app__(self) -> "Starlette":
-        settings = self._settings
-        structure_records()
-        for risk in haproxy.risks(os.environ):
-            log.warning("haproxy", text=risk)
-        http_server.configure(os.environ)
-        http_server.return_large_allocations()
-        large_bodies.configure_process()
-        cluster, meter, spans = RayCluster(), RayMeter(), configured_spans(os.environ)
-        schedulability = Schedulability(self._plan.needs, cluster)
-        self._watching.add(asyncio.create_task(schedulability.watch()))
-        pool = None if self._on_demand is None else PoolDirectory(NamedReplicas(self._on_demand))
-        registry = ModelRegistry(
-            [
-                ServedModel(model.name, model.options, model.brings_options)
-                for model in settings.models
-            ],
-            {name: ReplicaSet(handle) for name, handle in self._models.items()},
-            defaults=None if settings.on_demand is None else settings.on_demand.model.options,
-            pool=pool,
-            plan=self._plan,
-            schedulability=schedulability,
-        )
-        failover = settings.failover
-        backend = ChatBackend(
-            registry,
-            start_timeout_s=settings.start_timeout_s,
-            failover=FailoverRules(failover.max_retries, failover.silence_s),
-            private_caches=settings.caches_are_private(keyed=self._keys is not None),
-            meter=meter,
-            spans=spans,
-        )
-        management = None
-        if pool is not None and settings.models_are_managed(keyed=self._keys is not None):
-            management = ModelManagement(pool, settings.models)
-        secret = haproxy.enforced_secret(os.environ)
-        options = IngressOptions.of(settings, self._keys, proxy_secret=secret)
-        responses = self._responses
-        stored = None if responses is None else StoredResponses(Replicas(responses))
-        exposition = ClusterExposition(cluster.metrics_urls)
-        telemetry = Telemetry(meter=meter, exposition=exposition, ids_echoed=True, spans=spans)
-        return ingress_app(backend, options, management, stored, telemetry)
 
 
 def _status(engines: "Mapping[str, EngineStatistics]") -> ReplicaStatus:

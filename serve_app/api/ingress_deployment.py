@@ -1,0 +1,106 @@
+"""What Serve deploys as the HTTP server: joins the HTTP application and the cluster."""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from serve_app import haproxy
+from serve_app.api import http_server, large_bodies
+from serve_app.api.ingress import IngressOptions, ingress_app
+from serve_app.api.keys import ApiKey
+from serve_app.api.observing import Telemetry
+from serve_app.config.settings import AppSettings
+from serve_app.gateway.backend import ChatBackend
+from serve_app.gateway.cluster import RayCluster
+from serve_app.gateway.failover import FailoverRules
+from serve_app.gateway.model_registry import ModelRegistry, ServedModel
+from serve_app.gateway.replica_calls import Replicas
+from serve_app.gateway.schedulability import Plan, Schedulability
+from serve_app.logs import get_logger, structure_records
+from serve_app.on_demand.management import ModelManagement
+from serve_app.on_demand.processes import PoolDirectory
+from serve_app.responses.stored_responses import StoredResponses
+from serve_app.routing.named_replicas import NamedReplicas
+from serve_app.routing.replica_set import ReplicaSet
+from serve_app.telemetry.exposition import ClusterExposition
+from serve_app.telemetry.ray_meter import RayMeter
+from serve_app.telemetry.spans import configured_spans
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+log = get_logger()
+
+
+@serve.ingress()
+class Ingress:
+    """The HTTP server of all protocols and models.
+
+    `on_demand`: the processes that load models on demand. `plan`: facts about the models from when
+    the application was built. `keys`: None on a server without API keys. `responses`: the processes
+    that store responses.
+    """
+
+    def __init__(
+        self,
+        settings: AppSettings,
+        models: Mapping[str, DeploymentHandle],
+        on_demand: DeploymentHandle | None = None,
+        plan: Plan | None = None,
+        keys: tuple[ApiKey, ...] | None = None,
+        responses: DeploymentHandle | None = None,
+    ) -> None:
+        self._settings = settings
+        self._models = models
+        self._on_demand = on_demand
+        self._plan = plan or Plan()
+        self._keys = keys
+        self._responses = responses
+        self._watching: set[asyncio.Task[None]] = set()
+
+    async def __serve_build_asgi_app__(self) -> "Starlette":
+        settings = self._settings
+        structure_records()
+        for risk in haproxy.risks(os.environ):
+            log.warning("haproxy", text=risk)
+        http_server.configure(os.environ)
+        http_server.return_large_allocations()
+        large_bodies.configure_process()
+        cluster, meter, spans = RayCluster(), RayMeter(), configured_spans(os.environ)
+        schedulability = Schedulability(self._plan.needs, cluster)
+        self._watching.add(asyncio.create_task(schedulability.watch()))
+        pool = None if self._on_demand is None else PoolDirectory(NamedReplicas(self._on_demand))
+        registry = ModelRegistry(
+            [
+                ServedModel(model.name, model.options, model.brings_options)
+                for model in settings.models
+            ],
+            {name: ReplicaSet(handle) for name, handle in self._models.items()},
+            defaults=None if settings.on_demand is None else settings.on_demand.model.options,
+            pool=pool,
+            plan=self._plan,
+            schedulability=schedulability,
+        )
+        failover = settings.failover
+        backend = ChatBackend(
+            registry,
+            start_timeout_s=settings.start_timeout_s,
+            failover=FailoverRules(failover.max_retries, failover.silence_s),
+            private_caches=settings.caches_are_private(keyed=self._keys is not None),
+            meter=meter,
+            spans=spans,
+        )
+        management = None
+        if pool is not None and settings.models_are_managed(keyed=self._keys is not None):
+            management = ModelManagement(pool, settings.models)
+        secret = haproxy.enforced_secret(os.environ)
+        options = IngressOptions.of(settings, self._keys, proxy_secret=secret)
+        responses = self._responses
+        stored = None if responses is None else StoredResponses(Replicas(responses))
+        exposition = ClusterExposition(cluster.metrics_urls)
+        telemetry = Telemetry(meter=meter, exposition=exposition, ids_echoed=True, spans=spans)
+        return ingress_app(backend, options, management, stored, telemetry)
