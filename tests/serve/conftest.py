@@ -1,5 +1,6 @@
 """The application of most tests, and programs that run beside the tests."""
 
+import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -22,6 +23,9 @@ from tests.serve.fragile_replicas import FragileDeployment
 from tests.serve.node_scaling import node_scaling_report
 from tests.serve.quickstart import quickstart_report
 from tests.serve.ranks_on_nodes import ranks_on_nodes_report
+
+# Of every cluster: workers precede the other tests of `make test`, and start when they are needed.
+os.environ |= {"RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
 
 # By the fixtures that return their reports. Each has a cluster of its own.
 PROGRAMS = {
