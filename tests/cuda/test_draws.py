@@ -11,7 +11,7 @@ from runtime.kernels.draws import DrawnRows, draw_all, draw_all_twin, draw_top_t
 from runtime.kernels.random_numbers import uniforms
 from runtime.kernels.triton import draws, thresholds
 from runtime.worker import sampler
-from tests.cuda.compiled import CAPABILITIES, compile_all
+from tests.cuda.compiled import compile_all
 from tests.cuda.fake_device import DEVICE, fake_cuda
 from tests.unit.runtime.worker.test_sampler import sample, transformers_probabilities
 
@@ -167,9 +167,8 @@ def test_draws_among_all_tokens_are_three_launches_that_a_graph_can_capture() ->
     assert [launch.name for launch in fake.graphs[0].launches] == names
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES[::2])
-def test_kernels_keep_tokens_in_registers(capability: int) -> None:
-    assert_draw_code(capability)
+def test_kernels_keep_tokens_in_registers() -> None:
+    assert_draw_code(90)
 
 
 def assert_draw_code(capability: int) -> None:
