@@ -217,11 +217,14 @@ INLINE void begin_block(const int type, const block_place *at, block *b) {
     case Q6_K: q6_k_scales_tile(at, b->scale); break;
     default: iq4_xs_scales_tile(at, b->scale);
     }
-    if (type == Q5_K || type == Q3_K) {
-        const int offset = type == Q5_K ? 16 : 0;
-        words_at(at, offset, b->bits);
-        words_at(at, offset + 16, b->bits + 4);
-    }
+}
+
+/* 32 bytes that several groups need, of which this one is the `first` or not. Rows are transposed once, for all
+ * of them; tiles are read again, because a store of a vector takes twice as long as a load on some processors. */
+INLINE void shared_words(const block_place *at, const int offset, const int first, bytes *out) {
+    if (!TILED && !first) return;
+    words_at(at, offset, out);
+    words_at(at, offset + 16, out + 4);
 }
 
 /* The group that is unpacked as the k-th: Q6_K stores groups 0 and 2 of a half in the same bytes. */
@@ -246,15 +249,13 @@ INLINE void q4_0_group(const block_place *at, const int k, block *b, group *g) {
 
 INLINE void block_group(const int type, const block_place *at, const int k, block *b, group *g) {
     const int i = nth_group(type, k), quarter = i % 4;
-    bytes *const q = b->q, *const bits = b->bits;
+    bytes own_q[8], own_bits[8];
+    bytes *const q = TILED ? own_q : b->q, *const bits = TILED ? own_bits : b->bits;
     switch (type) {
     case Q4_0: q4_0_group(at, k, b, g); return;
     case Q4_K: case Q5_K:
-        if (i % 2 == 0) {
-            const int offset = (type == Q4_K ? 16 : 48) + 16 * i;
-            words_at(at, offset, q);
-            words_at(at, offset + 16, q + 4);
-        }
+        shared_words(at, (type == Q4_K ? 16 : 48) + 32 * (i / 2), i % 2 == 0, q);
+        if (type == Q5_K) shared_words(at, 16, k == 0, bits);
         UNROLL(8)
         for (int n = 0; n < 8; n++) {
             g->w[n] = (i % 2 ? right(q[n], 4) : q[n]) & 15;
@@ -262,11 +263,8 @@ INLINE void block_group(const int type, const block_place *at, const int k, bloc
         }
         break;
     case Q2_K: case Q3_K:
-        if (quarter == 0) {
-            const int offset = (type == Q2_K ? 16 : 32) + 8 * i;
-            words_at(at, offset, q);
-            words_at(at, offset + 16, q + 4);
-        }
+        shared_words(at, (type == Q2_K ? 16 : 32) + 32 * (i / 4), quarter == 0, q);
+        if (type == Q3_K) shared_words(at, 0, k == 0, bits);
         UNROLL(8)
         for (int n = 0; n < 8; n++) {
             g->w[n] = right(q[n], 2 * quarter) & 3;
@@ -274,14 +272,8 @@ INLINE void block_group(const int type, const block_place *at, const int k, bloc
         }
         break;
     case Q6_K:
-        if (k % 4 == 0) {
-            words_at(at, 128 + 8 * i, bits);
-            words_at(at, 144 + 8 * i, bits + 4);
-        }
-        if (k % 2 == 0) {
-            words_at(at, 64 * (i / 4) + 32 * (i % 2), q);
-            words_at(at, 64 * (i / 4) + 32 * (i % 2) + 16, q + 4);
-        }
+        shared_words(at, 128 + 32 * (i / 4), k % 4 == 0, bits);
+        shared_words(at, 64 * (i / 4) + 32 * (i % 2), k % 2 == 0, q);
         UNROLL(8)
         for (int n = 0; n < 8; n++) {
             const bytes upper = quarter < 2 ? left(bits[n], 4 - 2 * quarter)
