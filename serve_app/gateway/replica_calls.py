@@ -2,7 +2,7 @@
 
 import asyncio
 import contextvars
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -13,13 +13,19 @@ T = TypeVar("T")
 log = get_logger()
 
 
-def outside_request(call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+def outside_request(
+    call: Callable[..., Awaitable[T]], *arguments: Any, **named: Any
+) -> asyncio.Task[T]:
     """Starts a call through a handle, in a context without the HTTP request.
 
     All calls that Serve sees within an HTTP request get the id of that request, and of those that
     are not routed yet its router keeps one per id: the other ones would wait forever.
     """
-    return asyncio.create_task(call, context=contextvars.Context())
+
+    async def answer() -> T:
+        return await call(*arguments, **named)
+
+    return asyncio.create_task(answer(), context=contextvars.Context())
 
 
 class Handle(Protocol):
@@ -74,7 +80,7 @@ class Replicas:
 
     async def await_one(self) -> None:
         """Waits until there is a replica. Serve starts one if there is none."""
-        await outside_request(reserve_one(self._handle))
+        await outside_request(reserve_one, self._handle)
 
 
 async def reserve_one(handle: Handle) -> None:

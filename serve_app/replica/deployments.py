@@ -71,7 +71,7 @@ class ModelDeployment:
     async def _loaded(
         self, settings: ModelSettings, encoders: DeploymentHandle | None
     ) -> "ModelReplica":
-        # Imported late: whoever builds the application imports this module and does not need torch.
+        # Imported late, because an application is built with this module, but without torch.
         from serve_app.replica.loading import load_replica
         from serve_app.replica.rank_actors import RankActors
         from serve_app.vision.encoder_ranking import DeploymentEncoders

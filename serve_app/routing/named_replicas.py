@@ -35,11 +35,7 @@ class NamedReplicas:
     async def call(self, replica: str, method: str, *arguments: Any) -> Any:
         """The answer of one replica. ReplicaLostError if it raises an exception, or ends first."""
         handle = self._handle.options(method_name=method, session_id=replica)
-
-        async def call() -> Any:
-            return await handle.remote(*arguments)
-
-        answer = outside_request(call())
+        answer = outside_request(handle.remote, *arguments)
         unlisted_s = 0.0
         try:
             while not (await asyncio.wait({answer}, timeout=CHECK_S))[0]:
@@ -58,4 +54,4 @@ class NamedReplicas:
 
     async def await_one(self) -> None:
         """Waits until there is a replica. Serve starts one if there is none."""
-        await outside_request(reserve_one(self._handle))
+        await outside_request(reserve_one, self._handle)

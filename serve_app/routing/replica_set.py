@@ -108,16 +108,12 @@ class ReplicaSet(Replicas):
             return self._card[1]
         while True:
             try:
-                card = await outside_request(self._described(verbose))
+                card: ModelCard = await outside_request(self._describing.remote, verbose=verbose)
                 break
             except RayActorError:
                 await asyncio.sleep(RETRY_S)
         if not verbose:
             self._card = _now(), card
-        return card
-
-    async def _described(self, verbose: bool) -> ModelCard:
-        card: ModelCard = await self._describing.remote(verbose=verbose)
         return card
 
     def close(self) -> None:
