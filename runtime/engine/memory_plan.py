@@ -316,7 +316,7 @@ def _check_one_context(cache_tokens: int, context_tokens: int) -> None:
 
 
 def sampler_bytes(model: PlannedModel, layout: CacheLayout, limits: StepLimits) -> int:
-    """Bytes of sampling and of a step's inputs.
+    """At most the bytes of sampling and of a step's inputs.
 
     The state of the slots and of one for padding, the largest workspace, sums of pooled states,
     results and their packed copy, page tables, the masks of all rows while they are computed, and

@@ -70,6 +70,10 @@ SIGNATURES = {
         [_pointer, _int64, _int, _pointer, _int, _pointer, _int],
         _int,
     ),
+    "caravan_slot_entries": (
+        [_pointer, *2 * [_int64], *2 * [_pointer], *2 * [_int64], _pointer],
+        _int,
+    ),
     "caravan_replay": ([_pointer, _int64, _int], _int64),
     "caravan_explain_bus_errors": ([], None),
     "caravan_softcap": ([_pointer, _int64, _float, _pointer, _int], None),

@@ -67,6 +67,11 @@ def recordable(function: Any) -> Callable[..., Any]:
     return call
 
 
+def aligned_bytes(nbytes: int) -> int:
+    """The bytes that a tensor of `nbytes` bytes takes in an arena."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
 class Arena:
     """The memory that all recordings of one thread share, since they run one after the other."""
 
@@ -197,7 +202,7 @@ class _Allocator:
         nbytes = tensor.untyped_storage().nbytes()
         if not nbytes:
             return tensor
-        part = self._take(-(-nbytes // _ALIGNMENT) * _ALIGNMENT)
+        part = self._take(aligned_bytes(nbytes))
         elements = torch.from_numpy(part).view(tensor.dtype)
         return elements.as_strided(tensor.shape, tensor.stride())
 

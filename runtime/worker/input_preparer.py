@@ -73,8 +73,8 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True)
 class DeviceImages:
-    """Image rows that the step writes to a cache group: slots and indices [image rows] int64, and
-    the images that they belong to.
+    """Image rows that the step writes to a cache group: slots [image rows] int32 and indices
+    [image rows] int64, and the images that they belong to.
 
     after_image [rows] bool: as in `AttentionPlan`.
     """
@@ -98,7 +98,7 @@ class DeviceGroup:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInputs:
-    """One step's upload, on the device; valid until the step after the next one is prepared.
+    """One step's upload, on the device; valid until the next step is prepared.
 
     positions [rows] int64; row_slot [rows] int32; page_cells [n] int64, pages [n] int32.
     one_row_each: one row and one output for each chunk, without images; the inputs of such steps
@@ -133,7 +133,7 @@ def unpadded(count: int) -> int:
 
 
 class InputPreparer:
-    """Writes plans to two host buffers (pinned for CUDA) in turn and uploads them.
+    """Writes plans to a host buffer and uploads them; for CUDA to two pinned buffers in turn.
 
     padded_rows: maps the number of sequences of a step with one row each to its number of rows.
     """
@@ -161,10 +161,12 @@ class InputPreparer:
         nbytes, device_bytes = buffer_bytes(layout, limits, sampler.vocab_size), None
         if device.type == "cuda":
             device_bytes = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        self._buffers = [PinnedBuffer(nbytes, device_bytes) for _ in range(2)]
+        buffers = 1 if device_bytes is None else 2
+        self._buffers = [PinnedBuffer(nbytes, device_bytes) for _ in range(buffers)]
 
     def prepare(self, plan: StepPlan) -> DeviceInputs:
-        """Write and upload one plan. Waits only if the upload before the last is in progress."""
+        """Write and upload one plan. Waits only if the upload before the last is in progress. On a
+        CPU the step before must have been computed."""
         self._buffers.reverse()
         buffer, chunks, room = self._buffers[0], plan.chunks, self._draws
         buffer.clear()
@@ -437,5 +439,5 @@ def _write_images(buffer: PinnedBuffer, kind: CacheKind, rows: StepRows) -> Devi
             slots += [chunk.slot] * (len(indices) - begin)
             writes.append(ImageWrite(place.image.digest, begin, len(indices)))
     return DeviceImages(
-        tuple(writes), after, buffer.put(slots, _INT64), buffer.put(indices, _INT64)
+        tuple(writes), after, buffer.put(slots, _INT32), buffer.put(indices, _INT64)
     )

@@ -12,11 +12,17 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.native import library
-from runtime.kernels.recording import Arena, NotRecordableError, Recording, record
+from runtime.kernels.recording import (
+    Arena,
+    NotRecordableError,
+    Recording,
+    aligned_bytes,
+    record,
+)
 from runtime.kv.spec import CacheLayout
 from runtime.worker import step_graphs
 from runtime.worker.input_preparer import DeviceInputs, StepLimits
-from runtime.worker.model import AttentionPlan, Batch, DecoderModel, KVCache
+from runtime.worker.model import Batch, DecoderModel, KVCache
 
 # With more rows, a step takes so long that recording it gains little.
 MOST_ROWS = 64
@@ -34,21 +40,20 @@ class StepRecorder(Protocol):
     """How computations are recorded on a device.
 
     `rows(count)`: the number of rows of a recorded step with `count` spans, `count` or more with
-    padding; None if such steps are not recorded. `fixed(make)`, called for each step: a function
-    like `make` whose batch has its tensors at fixed addresses. `record(computation)` runs the
-    computation and returns its recording and its result; raises NotRecordableError, possibly after
-    a part of it has run.
+    padding; None if such steps are not recorded. `record(computation)` runs the computation and
+    returns its recording and its result; raises NotRecordableError, possibly after a part of it
+    has run.
     """
 
     def rows(self, count: int) -> int | None: ...
-
-    def fixed(self, make: Callable[[], Batch]) -> Callable[[], Batch]: ...
 
     def record(self, computation: Callable[[], Tensor]) -> tuple[StepRecording, Tensor]: ...
 
 
 class RecordedSteps:
-    """Computes the hidden states of steps; records those with one row and one output per span.
+    """Computes the hidden states of steps; records those with one row and one output per span,
+    whose inputs are at fixed addresses. What follows from the inputs, such as the cells of rows, is
+    computed inside the recording.
 
     Recordings are made when a number of rows first occurs, so that only numbers in use take time
     and memory. If a model is not recordable, this is logged once and every step is computed. With
@@ -82,17 +87,15 @@ class RecordedSteps:
         recorded = self._recordable and inputs.one_row_each
         if not recorded or self._recorder.rows(rows) != rows:
             return partial(self._model.states, of_inputs(), self._cache)
-        return partial(self._states, rows, self._recorder.fixed(of_inputs), of_inputs)
+        return partial(self._states, rows, of_inputs)
 
-    def _states(
-        self, rows: int, fixed: Callable[[], Batch], of_inputs: Callable[[], Batch]
-    ) -> Tensor:
+    def _states(self, rows: int, of_inputs: Callable[[], Batch]) -> Tensor:
         found = self._recordings.get(rows)
         if found is not None:
             return found.replay()
         try:
             recording, result = self._recorder.record(
-                lambda: self._model.states(_without_spans(fixed()), self._cache)
+                lambda: self._model.states(_without_spans(of_inputs()), self._cache)
             )
         except NotRecordableError as error:
             if self._stateful and self._recordings:
@@ -120,39 +123,26 @@ def recorded_bytes(
         return step_graphs.graph_bytes(model, limits.draws) if cuda_graphs else 0
     if device.type != "cpu" or library() is None:
         return 0
-    return model.activation_bytes(min(limits.draws, MOST_ROWS), 0)
+    rows = min(limits.draws, MOST_ROWS)
+    return model.activation_bytes(rows, 0) + aligned_bytes(8 * rows) * (1 + len(layout.groups))
 
 
-def recorder_of(
-    model: DecoderModel,
-    layout: CacheLayout,
-    limits: StepLimits,
-    device: torch.device,
-    *,
-    nbytes: int,
-) -> StepRecorder:
+def recorder_of(limits: StepLimits, device: torch.device, *, nbytes: int) -> StepRecorder:
     """The recorder for a device. `nbytes`: the result of `recorded_bytes`."""
     if device.type == "cuda":
         return step_graphs.GraphRecorder(limits.draws, device)
-    return CallRecorder(
-        limits.draws, groups=len(layout.groups), axes=model.position_axes, nbytes=nbytes
-    )
+    return CallRecorder(limits.draws, nbytes)
 
 
 class CallRecorder:
-    """Records calls of native kernels on a CPU; a batch is copied to fixed addresses."""
+    """Records calls of native kernels on a CPU."""
 
-    def __init__(self, rows: int, *, groups: int, axes: int, nbytes: int) -> None:
+    def __init__(self, rows: int, nbytes: int) -> None:
         self._most = min(rows, MOST_ROWS)
-        self._inputs = _Inputs(self._most, groups, axes)
         self._arena = Arena(nbytes)
 
     def rows(self, count: int) -> int | None:
         return count if count <= self._most else None
-
-    def fixed(self, make: Callable[[], Batch]) -> Callable[[], Batch]:
-        batch = self._inputs.copied(make())
-        return lambda: batch
 
     def record(self, computation: Callable[[], Tensor]) -> tuple[StepRecording, Tensor]:
         kernels = library()
@@ -182,45 +172,3 @@ class _HostOnly(tuple[Any, ...]):
 def _without_spans(batch: Batch) -> Batch:
     plans = (replace(plan, spans=_HostOnly(), one_row_each=True) for plan in batch.plans)
     return replace(batch, plans=tuple(plans))
-
-
-class _Inputs:
-    """The inputs of steps at fixed addresses."""
-
-    def __init__(self, rows: int, groups: int, axes: int) -> None:
-        self._wide = torch.zeros(3 + groups, rows, dtype=torch.int64)
-        self._narrow = torch.zeros(1 + 2 * groups, rows, dtype=torch.int32)
-        self._axes = torch.zeros(axes * rows, dtype=torch.int64)
-
-    def copied(self, batch: Batch) -> Batch:
-        """Copy the batch's tensors to fixed addresses; returns the batch with these tensors."""
-        rows = len(batch.tokens)
-        tokens, positions, outputs, *cells = self._wide[:, :rows].unbind()
-        slots, *seen = self._narrow[:, :rows].unbind()
-        slots.copy_(batch.plans[0].row_slot)
-        plans = tuple(
-            _plan_copied(plan, slots, seen[2 * group], seen[2 * group + 1], cells[group])
-            for group, plan in enumerate(batch.plans)
-        )
-        axes = None
-        if batch.axes is not None:
-            axes = self._axes[: batch.axes.numel()].view_as(batch.axes).copy_(batch.axes)
-        return Batch(
-            tokens.copy_(batch.tokens),
-            positions.copy_(batch.positions),
-            outputs.copy_(batch.output_rows),
-            plans,
-            axes=axes,
-        )
-
-
-def _plan_copied(
-    plan: AttentionPlan, slots: Tensor, begin: Tensor, end: Tensor, cells: Tensor
-) -> AttentionPlan:
-    return replace(
-        plan,
-        row_slot=slots,
-        visible_begin=begin.copy_(plan.visible_begin),
-        visible_end=end.copy_(plan.visible_end),
-        write_cell=cells.copy_(plan.write_cell),
-    )

@@ -23,6 +23,7 @@ from runtime.engine.request import (
 from runtime.engine.sequence import Sequence
 from runtime.engine.step_plan import Chunk, SlotLoad, StepPlan
 from runtime.errors import DoesNotFitError, ModelFileError
+from runtime.kernels.slot_tables import slot_entries
 from runtime.kv.pool import PagePool
 from runtime.kv.spec import CacheLayout
 from runtime.vision.encoder import ImageLimits
@@ -78,7 +79,7 @@ class DeviceRunner:
         )
         self._recorded: RecordedSteps | None = None
         if recorded_bytes:
-            recorder = recorder_of(model, layout, limits, device, nbytes=recorded_bytes)
+            recorder = recorder_of(limits, device, nbytes=recorded_bytes)
             self._recorded = RecordedSteps(model, pool, recorder, stateful=stateful)
         self._preparer = InputPreparer(
             layout,
@@ -183,7 +184,7 @@ class DeviceRunner:
         sample, because memory is reserved for that many logits."""
         draws = len(inputs.drawing)
         rows = inputs.output_rows[draws : draws + len(states)]
-        slots, positions = inputs.row_slot[rows].long(), inputs.positions[rows] + 1
+        slots, positions = inputs.row_slot[rows], inputs.positions[rows] + 1
         blocks, step = [], self._limits.draws
         for begin in range(0, len(states), step):
             block = slice(begin, begin + step)
@@ -202,19 +203,21 @@ class DeviceRunner:
         return partial(self._model.states, self._batch(inputs), self._pool)
 
     def _batch(self, inputs: DeviceInputs) -> Batch:
-        positions, slots = inputs.positions, inputs.row_slot.long()
+        positions, slots = inputs.positions, inputs.row_slot
         plans, writes = [], tuple[ImageWrite, ...]()
         tables = zip(self._pool.page_tables, self._kinds, inputs.groups, strict=True)
         for table, kind, group in tables:
-            seen = (table, inputs.row_slot, group.begin, group.end)
+            seen = (table, slots, group.begin, group.end)
             if group.images is None:
                 if kind.by_sequence:
-                    cells = table[slots, 0].long()
+                    cells = slot_entries(table, slots, None)
                 else:
-                    cells = self._cells(table, slots, positions)
+                    cells = slot_entries(table, slots, positions, page_tokens=self._page_tokens)
                 plans.append(AttentionPlan(*seen, cells, group.seen.spans()))
                 continue
-            cells = self._cells(table, group.images.slots, group.images.indices)
+            cells = slot_entries(
+                table, group.images.slots, group.images.indices, page_tokens=self._page_tokens
+            )
             writes, after = group.images.writes, group.images.after_image
             plans.append(AttentionPlan(*seen, cells, group.seen.spans(), writes, after))
         return Batch(
@@ -247,11 +250,6 @@ class DeviceRunner:
             grammar=_AnyToken(),
         )
         return Sequence(request, [0] * length)
-
-    def _cells(self, table: Tensor, slots: Tensor, indices: Tensor) -> Tensor:
-        """The cells of the pages of `slots` [n] int64 that hold `indices` [n] int64."""
-        pages = table[slots, indices // self._page_tokens].long()
-        return pages * self._page_tokens + indices % self._page_tokens
 
     def _inserted(self, parts: tuple[FeatureRows, ...]) -> Tensor:
         """[image rows, width]."""

@@ -26,6 +26,7 @@ from runtime.kernels.draws import (
     log_sums,
 )
 from runtime.kernels.random_numbers import uniforms
+from runtime.kernels.slot_tables import slot_entries
 from runtime.kernels.token_order import CHUNK, SORT_BLOCK, row_blocks, sorted_tokens, top_tokens
 from runtime.worker.logit_biases import BiasedRows, BiasTable, LoadedBiases, table_bytes
 from runtime.worker.mirostat import (
@@ -259,8 +260,8 @@ class Sampler:
         )
 
     def tokens_at(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """The tokens, of prompts or sampled, at these positions of these slots: [n] int64."""
-        return self._tokens[slots, positions].long()
+        """int64 [n]: tokens of prompts, or sampled, at positions int64 [n] of slots int32 [n]."""
+        return slot_entries(self._tokens, slots, positions)
 
     def sample(self, logits: Tensor, draws: Draws, masks: TokenMasks | None = None) -> Drawn:
         """logits [rows, vocab] float32, ordered as `draws`; overwritten.
@@ -291,7 +292,7 @@ class Sampler:
     def score(
         self, logits: Tensor, slots: Tensor, positions: Tensor, alternatives: int
     ) -> PromptScores:
-        """Scores of the tokens at `positions` of `slots`, [rows] int64 each, by the raw logits
+        """Scores of the tokens at positions [rows] int64 of slots [rows] int32, by the raw logits
         [rows, vocab] float32, and of the most likely ones."""
         return PromptScores(*_score(logits, self.tokens_at(slots, positions), alternatives))
 

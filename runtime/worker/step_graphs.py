@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from runtime.kernels.recording import NotRecordableError, OperationMode
-from runtime.worker.model import Batch
 
 # With more rows, kernels take longer than the host needs to start them.
 MOST_ROWS = 256
@@ -62,11 +61,7 @@ def graph_bytes(model: RecordedModel, most: int) -> int:
 
 
 class GraphRecorder:
-    """Captures computations of one device; see `StepRecorder`.
-
-    Parts of a batch that follow from the inputs, such as the cells of pages, are computed inside
-    the graph.
-    """
+    """Captures computations of one device; see `StepRecorder`."""
 
     def __init__(self, most: int, device: torch.device) -> None:
         self._most = most
@@ -75,9 +70,6 @@ class GraphRecorder:
 
     def rows(self, count: int) -> int | None:
         return padded_rows(count, self._most)
-
-    def fixed(self, make: Callable[[], Batch]) -> Callable[[], Batch]:
-        return make
 
     def record(self, computation: Callable[[], Tensor]) -> tuple["StepGraph", Tensor]:
         result = computation()  # compiles and loads kernels, which is not possible in a capture

@@ -21,6 +21,8 @@ from runtime.kernels.triton.pointwise import (
     norm_kernel,
     rope_kernel,
 )
+from runtime.kernels.triton.slot_tables import ROWS as LOOKED_UP
+from runtime.kernels.triton.slot_tables import slot_entries_kernel
 from runtime.kv.cache_types import CacheType
 from tests.cuda.compiled import Specimen
 
@@ -160,6 +162,16 @@ def log_sum() -> Specimen:
     return Specimen(log_sum_kernel, types, {"SIZE": SIZE}, ("vocab", "row_stride"), warps=8)
 
 
+def slot_entries(page_tokens: int) -> Specimen:
+    types = {"table": "*i32", "slots": "*i32", "indices": "*i64", "entries": "*i64"}
+    return Specimen(
+        slot_entries_kernel,
+        types | {"rows": "i32", "length": "i32"},
+        {"PAGE_TOKENS": page_tokens, "ROWS": LOOKED_UP},
+        ("rows", "length"),
+    )
+
+
 def specimens(capability: int) -> dict[str, Specimen]:
     return {
         "rms norm": norm(layer=False),
@@ -171,6 +183,8 @@ def specimens(capability: int) -> dict[str, Specimen]:
         "gelu erf gate": gate(2),
         "softcap": gate(5),
         "logarithm of a sum": log_sum(),
+        "tokens of rows": slot_entries(1),
+        "cells of rows": slot_entries(64),
         "rope halves": rope(halves=True),
         "rope interleaved": rope(halves=False),
         "write bfloat16": write(CacheType.BFLOAT16),

@@ -235,13 +235,6 @@ def test_loads_carry_tokens_and_parameters_exactly(preparer, odd):
     torch.testing.assert_close(chains.values, torch.tensor([[1.5, 0.5, 0.25, 0.2, 0.75, 2.0]]))
 
 
-def test_inputs_stay_valid_while_the_next_step_is_prepared(preparer):
-    first = preparer.prepare(plan(chunk(0, 0, 5)))
-    preparer.prepare(plan(chunk(1, 30, 20)))
-    assert first.row_slot.tolist() == [0] * 5
-    assert first.groups[0].end.tolist() == [1, 2, 3, 4, 5]
-
-
 @pytest.mark.parametrize("kinds", [KINDS, (Full(), Sliding(6), Cross(2, 30, alignment=8))])
 def test_the_largest_plan_fits_into_the_buffers(kinds):
     preparer = preparer_of(kinds)

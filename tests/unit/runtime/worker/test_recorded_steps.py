@@ -37,13 +37,16 @@ def batch(rows: int) -> Batch:
 def steps(model: Model, *, stateful: bool) -> Callable[[int], Tensor]:
     """The states of a step with so many rows."""
     require_native_kernels()
-    recorder = CallRecorder(4, groups=1, axes=1, nbytes=1 << 12)
+    recorder = CallRecorder(4, nbytes=1 << 12)
     recorded = RecordedSteps(model, None, recorder, stateful=stateful)  # type: ignore[arg-type]
 
     def step(rows: int, *, one_row_each: bool = True) -> Tensor:
         assert recorded.rows(rows) == rows  # nothing is padded on a CPU
-        inputs = SimpleNamespace(positions=range(rows), one_row_each=one_row_each)
-        return recorded.prepared(inputs, lambda _: batch(rows))()  # type: ignore[arg-type]
+        inputs, made = (
+            SimpleNamespace(positions=range(rows), one_row_each=one_row_each),
+            batch(rows),
+        )
+        return recorded.prepared(inputs, lambda _: made)()  # type: ignore[arg-type]
 
     step.recordings = recorded.recordings  # type: ignore[attr-defined]
     return step

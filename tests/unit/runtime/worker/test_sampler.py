@@ -76,7 +76,8 @@ def sample(
     drawn = sampler.sample(logits[order], draws_of(sampling, positions, order, vocab))
     back = torch.tensor(np.argsort(order))
     assert torch.equal(
-        sampler.tokens_at(torch.arange(rows), torch.tensor(positions)), drawn.tokens[back]
+        sampler.tokens_at(torch.arange(rows, dtype=torch.int32), torch.tensor(positions)),
+        drawn.tokens[back],
     )
     scored = [row for row in order if sampling[row].logprobs is not None]
     scored_back = torch.tensor(np.argsort(scored), dtype=torch.int64)
