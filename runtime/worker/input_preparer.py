@@ -13,39 +13,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.engine.request import SamplingParams
-from runtime.engine.step_plan import Chunk, SlotLoad, StepPlan
+from runtime.engine.step_plan import Chunk, StepPlan
 from runtime.kv.pool import PagePool
 from runtime.kv.spec import CacheKind, CacheLayout
 from runtime.vision.image_rows import AXES, FeatureRows, Insertions, axes_of, plan_insertions
-from runtime.worker.logit_biases import (
-    BiasedRows,
-    LoadedBiases,
-    rows_of,
-    table_bytes,
-)
-from runtime.worker.mirostat import LoadedMirostats, mirostat_bytes, mirostat_row
+from runtime.worker.logit_biases import BiasedRows, table_bytes
+from runtime.worker.mirostat import mirostat_bytes
 from runtime.worker.model import ImageWrite
 from runtime.worker.pinned_buffer import ALIGNMENT, PinnedBuffer
 from runtime.worker.pooling import PooledStep, plan_pooling
 from runtime.worker.prompt_scores import ScoredStep, plan_scores
-from runtime.worker.repetition import LoadedRepetitions, RepeatingRows, repetition_bytes
-from runtime.worker.restrictions import (
-    LoadedRestrictions,
-    RestrictedRows,
-    restriction_bytes,
-    restriction_rows,
-)
-from runtime.worker.sampler import (
-    FLOATS,
-    INTS,
-    Draws,
-    LoadedSlots,
-    Path,
-    ProposedTokens,
-    Sampler,
-)
-from runtime.worker.sampler_chain import LoadedChains, chain_bytes, chain_rows
+from runtime.worker.repetition import RepeatingRows, repetition_bytes
+from runtime.worker.restrictions import RestrictedRows, restriction_bytes
+from runtime.worker.sampler import FLOATS, INTS, Draws, Path, Sampler
+from runtime.worker.sampler_chain import chain_bytes
 from runtime.worker.slot_requests import SlotRequests
+from runtime.worker.step_changes import DeviceChanges, write_changes
 from runtime.worker.step_rows import Column, SeenIndices, StepRows
 
 _INT32, _INT64 = torch.int32, torch.int64
@@ -98,9 +81,9 @@ class DeviceGroup:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInputs:
-    """One step's upload, on the device; valid until the next step is prepared.
+    """The rows of one step, on the device; valid until the next step is prepared.
 
-    positions [rows] int64; row_slot [rows] int32; page_cells [n] int64, pages [n] int32.
+    rows: of the chunks, on the host. positions [rows] int64; row_slot [rows] int32.
     one_row_each: one row and one output for each chunk, without images; the inputs of such steps
     with the same number of rows have the same addresses. Additional rows are padding: position 0 of
     the slot after the last one, attending to nothing; outputs are padded with row 0.
@@ -109,6 +92,7 @@ class DeviceInputs:
     image_rows [n] int64: the rows of `images`, concatenated. axes [3, rows] int64: as in `Batch`.
     """
 
+    rows: StepRows
     one_row_each: bool
     positions: Tensor
     axes: Tensor | None
@@ -122,10 +106,57 @@ class DeviceInputs:
     constrained: tuple[int, ...]
     scored: ScoredStep
     pooled: PooledStep
-    page_cells: Tensor
-    pages: Tensor
-    loads: LoadedSlots | None
-    proposed: ProposedTokens | None
+
+
+class PreparedStep(NamedTuple):
+    """What a step changes before its rows are computed, and its rows."""
+
+    changes: DeviceChanges
+    inputs: DeviceInputs
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeStep:
+    """The inputs of a decode step, which the next step of the same sequences has too, but at other
+    positions.
+
+    version: of `SlotRequests`. slots: of the chunks, which have one row each and sample. positions
+    [rows]: those of the chunks. drawn [draws]: the chunks that draw, in this order, and
+    draw_positions [draws]. nbytes: of the inputs, at the front of a buffer.
+    """
+
+    version: int
+    slots: list[int]
+    inputs: DeviceInputs
+    positions: NDArray[np.int64]
+    drawn: Column
+    draw_positions: NDArray[np.int64]
+    nbytes: int
+
+    def holds_for(self, chunks: Sequence[Chunk], version: int) -> bool:
+        """Whether a step with these chunks differs in its positions only."""
+        return (
+            version == self.version
+            and self.slots == [chunk.slot for chunk in chunks]
+            and all(chunk.length == 1 and chunk.samples for chunk in chunks)
+        )
+
+    def at(self, starts: list[int], kinds: Sequence[CacheKind]) -> DeviceInputs:
+        """The inputs at other positions, [rows]."""
+        inputs = self.inputs
+        inputs.rows.starts[:] = self.positions[:] = starts
+        self.draw_positions[:] = (self.positions + 1)[self.drawn]
+        for kind, group in zip(kinds, inputs.groups, strict=True):
+            group.seen.begin[:], group.seen.end[:] = kind.seen_by(starts)
+        return inputs
+
+
+@dataclass(slots=True)
+class _HostStep:
+    """A buffer, and the decode step whose inputs are in it."""
+
+    buffer: PinnedBuffer
+    decode: _DecodeStep | None = None
 
 
 def unpadded(count: int) -> int:
@@ -155,23 +186,36 @@ class InputPreparer:
         self._needs_axes = position_axes == AXES
         self._pool = pool
         self._sampler = sampler
-        self._context_tokens, self._draws = limits.context_tokens, limits.draws
-        self._slots = limits.slots
+        self._draws, self._slots = limits.draws, limits.slots
         self._requests = SlotRequests(slots=limits.slots, vocab_size=sampler.vocab_size)
         nbytes, device_bytes = buffer_bytes(layout, limits, sampler.vocab_size), None
         if device.type == "cuda":
             device_bytes = torch.empty(nbytes, dtype=torch.uint8, device=device)
         buffers = 1 if device_bytes is None else 2
-        self._buffers = [PinnedBuffer(nbytes, device_bytes) for _ in range(buffers)]
+        self._steps = [_HostStep(PinnedBuffer(nbytes, device_bytes)) for _ in range(buffers)]
 
-    def prepare(self, plan: StepPlan) -> DeviceInputs:
+    def prepare(self, plan: StepPlan) -> PreparedStep:
         """Write and upload one plan. Waits only if the upload before the last is in progress. On a
         CPU the step before must have been computed."""
-        self._buffers.reverse()
-        buffer, chunks, room = self._buffers[0], plan.chunks, self._draws
-        buffer.clear()
+        self._steps.reverse()
+        step, chunks = self._steps[0], plan.chunks
+        buffer, decode = step.buffer, step.decode
         self._requests.update(chunks)
-        rows = StepRows.of(chunks)
+        if decode is not None and decode.holds_for(chunks, self._requests.version):
+            buffer.clear(keep=decode.nbytes)
+            inputs = decode.at([chunk.start for chunk in chunks], self._kinds)
+        else:
+            buffer.clear()
+            inputs, step.decode = self._write(buffer, chunks)
+        changes = write_changes(buffer, plan, self._pool, self._sampler)
+        buffer.upload()
+        return PreparedStep(changes, inputs)
+
+    def _write(
+        self, buffer: PinnedBuffer, chunks: Sequence[Chunk]
+    ) -> tuple[DeviceInputs, _DecodeStep | None]:
+        """The inputs of a step, and how to use them again, if possible."""
+        rows, room = StepRows.of(chunks), self._draws
         plain = self._requests.plain[rows.slots]
         insertions, scored, pooled = _NOTHING
         if not plain.all():
@@ -185,31 +229,38 @@ class InputPreparer:
         space = _Space(count, room, self._slots)
         # Steps with up to `room` rows that all sample have these parts at the same offsets.
         positions, row_slot = _write_rows(buffer, rows, space)
-        groups = tuple(_write_group(buffer, kind, rows, plain, space) for kind in self._kinds)
+        seen = (_write_group(buffer, kind, chunks, rows, plain, space) for kind in self._kinds)
+        groups = tuple(seen)
         output_rows += [0] * (space.rows - len(output_rows) if single else 0)
         outputs = buffer.put(output_rows, _INT64, room=room)
-        cell = self._pool.table_cell
         inputs = DeviceInputs(
+            rows,
             single,
             positions,
-            _write_axes(buffer, rows, space) if self._needs_axes else None,
+            _write_axes(buffer, chunks, rows, space) if self._needs_axes else None,
             row_slot,
             buffer.put(insertions.rows, _INT64),
             insertions.parts,
             groups,
             outputs,
-            self._write_draws(buffer, rows, drawing),
+            self._write_draws(buffer, chunks, rows, drawing),
             tuple(drawing.tolist()),
             tuple(self._requests.constrained[rows.slots[drawing]].nonzero()[0].tolist()),
             scored,
             pooled,
-            buffer.put([cell(w.group, w.slot, w.index) for w in plan.page_writes], _INT64),
-            buffer.put([write.page for write in plan.page_writes], _INT32),
-            self._write_loads(buffer, plan.slot_loads) if plan.slot_loads else None,
-            _write_proposals(buffer, plan.proposals) if plan.proposals else None,
         )
-        buffer.upload()
-        return inputs
+        draws, alike = inputs.draws, single and bool(rows.samples.all() and plain.all())
+        if not alike or draws.reads_history or self._needs_axes:
+            return inputs, None
+        return inputs, _DecodeStep(
+            self._requests.version,
+            rows.slots.tolist(),
+            inputs,
+            buffer.on_host(positions)[: rows.count],
+            drawing,
+            buffer.on_host(draws.positions),
+            buffer.used,
+        )
 
     def _drawing_order(self, rows: StepRows) -> Column:
         """Indices of the chunks that draw a token, ordered by sampling path."""
@@ -217,15 +268,15 @@ class InputPreparer:
         paths = self._requests.path[rows.slots[drawing]]
         return drawing[paths.argsort(kind="stable")]
 
-    def _write_draws(self, buffer: PinnedBuffer, rows: StepRows, drawing: Column) -> Draws:
+    def _write_draws(
+        self, buffer: PinnedBuffer, chunks: Sequence[Chunk], rows: StepRows, drawing: Column
+    ) -> Draws:
         """`drawing` [drawn]: the chunks that draw a token, in this order."""
         requests, room = self._requests, self._draws
         slots, ends = rows.slots[drawing], (rows.starts + rows.lengths)[drawing]
         counts = np.bincount(requests.path[slots], minlength=len(Path))
         penalised = requests.penalised[slots].nonzero()[0]
-        params = (
-            (rows.chunks[drawing[row]].sequence.sampling, int(ends[row])) for row in penalised
-        )
+        params = ((chunks[drawing[row]].sequence.sampling, int(ends[row])) for row in penalised)
         scored = (requests.alternatives[slots] >= 0).nonzero()[0]
         biased = requests.biases[slots].nonzero()[0]
         width = int(requests.biases[slots].max(initial=0))
@@ -264,48 +315,6 @@ class InputPreparer:
             buffer.put(rows, _INT64), int(words.max()), longest, bool(limited.any())
         )
 
-    def _write_repetitions(
-        self, buffer: PinnedBuffer, loads: Sequence[SlotLoad]
-    ) -> LoadedRepetitions | None:
-        if not loads:
-            return None
-        floats, ints, words = self._sampler.repetition_rows([load.sampling for load in loads])
-        return LoadedRepetitions(
-            buffer.put([load.slot for load in loads], _INT64),
-            buffer.put(floats, torch.float32),
-            buffer.put(ints, _INT64),
-            buffer.put(words, _INT32),
-        )
-
-    def _write_loads(self, buffer: PinnedBuffer, loads: Sequence[SlotLoad]) -> LoadedSlots:
-        assert all(len(load.tokens) <= self._context_tokens for load in loads)
-        floats, ints = self._sampler.parameter_rows([load.sampling for load in loads])
-        return LoadedSlots(
-            tuple((load.slot, buffer.put(load.tokens, _INT32)) for load in loads),
-            buffer.put([load.slot for load in loads], _INT64),
-            buffer.put(floats, torch.float32),
-            buffer.put(ints, _INT64),
-            _write_biases(buffer, [load for load in loads if load.sampling.biased]),
-            _write_chains(buffer, [load for load in loads if load.sampling.chained]),
-            self._write_repetitions(buffer, [load for load in loads if load.sampling.repetitive]),
-            self._write_restrictions(buffer, [load for load in loads if load.sampling.restricted]),
-            _write_mirostats(buffer, [load for load in loads if load.sampling.adaptive]),
-        )
-
-    def _write_restrictions(
-        self, buffer: PinnedBuffer, loads: Sequence[SlotLoad]
-    ) -> LoadedRestrictions | None:
-        if not loads:
-            return None
-        sampling = [load.sampling for load in loads]
-        words, allowed = restriction_rows(sampling, self._sampler.vocab_size)
-        return LoadedRestrictions(
-            buffer.put([load.slot for load in loads], _INT64),
-            buffer.put([params.words_from for params in sampling], _INT64),
-            buffer.put(words, _INT32),
-            buffer.put(allowed, _INT32),
-        )
-
 
 def buffer_bytes(layout: CacheLayout, limits: StepLimits, vocab_size: int) -> int:
     """Bytes that the largest plan takes."""
@@ -327,46 +336,6 @@ def buffer_bytes(layout: CacheLayout, limits: StepLimits, vocab_size: int) -> in
     parts = 38 + 5 * groups + slots
     sampling = biases + chains + repetitions + restrictions + mirostats
     return rows + images + draws + written + tables + loads + sampling + ALIGNMENT * parts
-
-
-def _write_proposals(buffer: PinnedBuffer, chunks: Sequence[Chunk]) -> ProposedTokens:
-    return ProposedTokens(
-        buffer.put([chunk.slot for chunk in chunks for _ in chunk.known], _INT64),
-        buffer.put([chunk.start + n for chunk in chunks for n in range(len(chunk.known))], _INT64),
-        buffer.put([token for chunk in chunks for token in chunk.known], _INT32),
-    )
-
-
-def _write_biases(buffer: PinnedBuffer, loads: Sequence[SlotLoad]) -> LoadedBiases | None:
-    if not loads:
-        return None
-    tokens, values, untils = rows_of([load.sampling for load in loads])
-    return LoadedBiases(
-        buffer.put([load.slot for load in loads], _INT64),
-        buffer.put(tokens, _INT32),
-        buffer.put(values, torch.float32),
-        buffer.put(untils, _INT32),
-    )
-
-
-def _write_chains(buffer: PinnedBuffer, loads: Sequence[SlotLoad]) -> LoadedChains | None:
-    if not loads:
-        return None
-    return LoadedChains(
-        buffer.put([load.slot for load in loads], _INT64),
-        buffer.put(chain_rows([load.sampling for load in loads]), torch.float32),
-    )
-
-
-def _write_mirostats(buffer: PinnedBuffer, loads: Sequence[SlotLoad]) -> LoadedMirostats | None:
-    if not loads:
-        return None
-    return LoadedMirostats(
-        buffer.put([load.slot for load in loads], _INT64),
-        buffer.put(
-            [mirostat_row(load.sampling, load.mirostat_mu) for load in loads], torch.float32
-        ),
-    )
 
 
 def _lookback(sampling: SamplingParams, end: int) -> int:
@@ -394,11 +363,13 @@ def _write_rows(buffer: PinnedBuffer, rows: StepRows, space: _Space) -> tuple[Te
     return positions, slots
 
 
-def _write_axes(buffer: PinnedBuffer, rows: StepRows, space: _Space) -> Tensor:
+def _write_axes(
+    buffer: PinnedBuffer, chunks: Sequence[Chunk], rows: StepRows, space: _Space
+) -> Tensor:
     array, axes = buffer.take(AXES * space.rows, _INT64, room=AXES * space.room)
     written = array.reshape(AXES, -1)
     written[:, rows.count :] = 0
-    for chunk, span in zip(rows.chunks, rows.spans(), strict=True):
+    for chunk, span in zip(chunks, rows.spans(), strict=True):
         end = chunk.start + chunk.length
         written[:, span.begin : span.end] = axes_of(chunk.sequence.spans, chunk.start, end)
     return axes.view(AXES, -1)
@@ -407,6 +378,7 @@ def _write_axes(buffer: PinnedBuffer, rows: StepRows, space: _Space) -> Tensor:
 def _write_group(
     buffer: PinnedBuffer,
     kind: CacheKind,
+    chunks: Sequence[Chunk],
     rows: StepRows,
     plain: NDArray[np.bool_],
     space: _Space,
@@ -415,19 +387,21 @@ def _write_group(
     count = rows.count
     begin_array, begin = buffer.take(space.rows, _INT32, room=space.room)
     end_array, end = buffer.take(space.rows, _INT32, room=space.room)
-    seen = SeenIndices(rows, begin_array[:count], end_array[:count])
-    seen.write(kind, plain)
+    seen = SeenIndices(begin_array[:count], end_array[:count])
+    seen.write(kind, chunks, rows, plain)
     begin_array[count:] = end_array[count:] = 0
-    images = _write_images(buffer, kind, rows) if kind.by_image else None
+    images = _write_images(buffer, kind, chunks, rows) if kind.by_image else None
     return DeviceGroup(seen, begin, end, images)
 
 
-def _write_images(buffer: PinnedBuffer, kind: CacheKind, rows: StepRows) -> DeviceImages:
+def _write_images(
+    buffer: PinnedBuffer, kind: CacheKind, chunks: Sequence[Chunk], rows: StepRows
+) -> DeviceImages:
     after_array, after = buffer.take(rows.count, torch.bool)
     writes: list[ImageWrite] = []
     slots: list[int] = []
     indices: list[int] = []
-    for chunk, span in zip(rows.chunks, rows.spans(), strict=True):
+    for chunk, span in zip(chunks, rows.spans(), strict=True):
         images, stop = chunk.sequence.spans, chunk.start + chunk.length
         first = min((image.start for image in images if image.cross_rows), default=stop)
         written = after_array[span.begin : span.end]

@@ -23,13 +23,13 @@ class PinnedBuffer:
         self._host, self._device = host, host if device_bytes is None else device_bytes
         self._arrays = {kind: _viewed(host, kind).numpy() for kind in _TYPES}
         self._tensors = {kind: _viewed(self._device, kind) for kind in _TYPES}
-        self._used = 0
+        self.used = 0  # bytes of all parts
         self._uploaded: torch.cuda.Event | None = None
 
-    def clear(self) -> None:
-        """Wait as `wait`, then start again at the front."""
+    def clear(self, *, keep: int = 0) -> None:
+        """Wait as `wait`, then start again after the parts in the first `keep` bytes."""
         self.wait()
-        self._used = 0
+        self.used = keep
 
     def wait(self) -> None:
         """Wait until the last upload has finished, so that the host's arrays may be written."""
@@ -39,11 +39,11 @@ class PinnedBuffer:
     def take(self, count: int, dtype: torch.dtype, *, room: int = 0) -> tuple[NDArray[Any], Tensor]:
         """`count` elements: the host array to write, and the tensor on the device. The next part
         begins after `room` elements, if `count` is not larger."""
-        begin = self._used // dtype.itemsize
+        begin = self.used // dtype.itemsize
         end, tensor = begin + count, self._tensors[dtype]
         assert end <= len(tensor), "the plan is larger than any plan may be"
         after = (begin + max(count, room)) * dtype.itemsize
-        self._used = -(-after // ALIGNMENT) * ALIGNMENT
+        self.used = -(-after // ALIGNMENT) * ALIGNMENT
         return self._arrays[dtype][begin:end], tensor[begin:end]
 
     def put(self, values: ArrayLike, dtype: torch.dtype, *, room: int = 0) -> Tensor:
@@ -53,11 +53,16 @@ class PinnedBuffer:
         host[:] = array.ravel()
         return tensor if array.ndim == 1 else tensor.view(array.shape)
 
+    def on_host(self, part: Tensor) -> NDArray[Any]:
+        """The host array of a part without dimensions beside its first."""
+        begin = part.storage_offset()
+        return self._arrays[part.dtype][begin : begin + len(part)]
+
     def upload(self, nbytes: int | None = None) -> None:
         """Upload all parts taken so far, or the first `nbytes` bytes."""
         if self._device is self._host:
             return
-        end = self._used if nbytes is None else nbytes
+        end = self.used if nbytes is None else nbytes
         self._device[:end].copy_(self._host[:end], non_blocking=True)
         self._uploaded = torch.cuda.Event()
         self._uploaded.record(torch.cuda.current_stream(self._device.device))

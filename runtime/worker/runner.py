@@ -106,17 +106,17 @@ class DeviceRunner:
     def launch(self, plan: StepPlan) -> Launched:
         """Enqueue one step; on CUDA nothing here waits for the device."""
         self._fresh = False
-        inputs = self._preparer.prepare(plan)
-        if inputs.pages.shape[0]:
-            self._pool.write_pages(inputs.page_cells, inputs.pages)
+        changes, inputs = self._preparer.prepare(plan)
+        if changes.pages is not None:
+            self._pool.write_pages(changes.pages.cells, changes.pages.pages)
         if plan.page_copies:
             self._pool.copy_pages(plan.page_copies)
         if plan.key_shifts:
             self._pool.shift_keys(plan.key_shifts)
-        if inputs.loads is not None:
-            self._sampler.load(inputs.loads)
-        if inputs.proposed is not None:
-            self._sampler.propose(inputs.proposed)
+        if changes.loads is not None:
+            self._sampler.load(changes.loads)
+        if changes.proposed is not None:
+            self._sampler.propose(changes.proposed)
         states_of = self._prepared(inputs)
         # Last, because the mask thread and this one contend for the interpreter outside kernels.
         constrained = {row: plan.chunks[inputs.drawing[row]] for row in inputs.constrained}
@@ -213,13 +213,13 @@ class DeviceRunner:
                     cells = slot_entries(table, slots, None)
                 else:
                     cells = slot_entries(table, slots, positions, page_tokens=self._page_tokens)
-                plans.append(AttentionPlan(*seen, cells, group.seen.spans()))
+                plans.append(AttentionPlan(*seen, cells, group.seen.spans(inputs.rows)))
                 continue
             cells = slot_entries(
                 table, group.images.slots, group.images.indices, page_tokens=self._page_tokens
             )
             writes, after = group.images.writes, group.images.after_image
-            plans.append(AttentionPlan(*seen, cells, group.seen.spans(), writes, after))
+            plans.append(AttentionPlan(*seen, cells, group.seen.spans(inputs.rows), writes, after))
         return Batch(
             self._sampler.tokens_at(slots, positions),
             positions,

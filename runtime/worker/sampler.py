@@ -141,6 +141,11 @@ class Draws:
     repeating: RepeatingRows | None = None
     restricted: RestrictedRows | None = None
 
+    @property
+    def reads_history(self) -> bool:
+        """Whether tokens depend on earlier ones, so that the sizes of windows do on positions."""
+        return len(self.penalised) > 0 or self.repeating is not None or self.restricted is not None
+
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:

@@ -21,11 +21,12 @@ class SlotRequests:
     alternatives: of log-probabilities, -1 for none; biases: number of biased tokens; repeats: the
     longest repetition that DRY reads, -1 without it; words, word_tokens: number of bad words, and
     tokens of the longest; limited: only some tokens are allowed; constrained: by a grammar; plain:
-    no images, no pooling and no log-probabilities of the prompt.
+    no images, no pooling and no log-probabilities of the prompt. version: number of writes so far.
     """
 
     def __init__(self, *, slots: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
+        self.version = 0
         self._sequences: list[Callable[[], sequence.Sequence | None]] = [_nothing] * slots
         self.draws, self.penalised, self.plain = np.zeros((3, slots), np.bool_)
         self.limited, self.constrained = np.zeros((2, slots), np.bool_)
@@ -43,6 +44,7 @@ class SlotRequests:
                 self._write(chunk.slot, chunk.sequence.request)
 
     def _write(self, slot: int, request: GenerationRequest) -> None:
+        self.version += 1
         sampling = request.sampling
         path = path_of(sampling, self._vocab_size)
         self.draws[slot] = request.draws

@@ -26,7 +26,6 @@ class StepRows:
     """The chunks of a step as columns [chunks]: the slot of each, its first position, its number of
     rows, whether it samples, and its rows [begins, ends)."""
 
-    chunks: Sequence[Chunk]
     slots: Column
     starts: Column
     lengths: Column
@@ -40,7 +39,7 @@ class StepRows:
             np.fromiter(map(field, chunks), dtype, len(chunks)) for field, dtype in _COLUMNS
         )
         ends = lengths.cumsum()
-        return cls(chunks, slots, starts, lengths, samples, ends - lengths, ends)
+        return cls(slots, starts, lengths, samples, ends - lengths, ends)
 
     @property
     def count(self) -> int:
@@ -60,23 +59,23 @@ class StepRows:
 class SeenIndices:
     """Begin and end [rows] of the indices of a cache group that each row of a step sees."""
 
-    rows: StepRows
     begin: NDArray[np.int32]
     end: NDArray[np.int32]
 
-    def write(self, kind: CacheKind, plain: NDArray[np.bool_]) -> None:
-        """`plain` [chunks]: as in `SlotRequests`."""
-        rows = self.rows
+    def write(
+        self, kind: CacheKind, chunks: Sequence[Chunk], rows: StepRows, plain: NDArray[np.bool_]
+    ) -> None:
+        """`rows`: of the chunks; `plain` [chunks]: as in `SlotRequests`."""
         alone = plain & (rows.lengths == 1)
         places = rows.begins[alone]
         self.begin[places], self.end[places] = kind.seen_by(rows.starts[alone].tolist())
         for index in (~alone).nonzero()[0].tolist():
-            chunk, part = rows.chunks[index], slice(rows.begins[index], rows.ends[index])
+            chunk, part = chunks[index], slice(rows.begins[index], rows.ends[index])
             stop = chunk.start + chunk.length
             self.begin[part], self.end[part] = kind.seen(chunk.start, stop, chunk.sequence.spans)
 
-    def spans(self) -> tuple[RowSpan, ...]:
+    def spans(self, rows: StepRows) -> tuple[RowSpan, ...]:
         """As in `AttentionPlan`."""
-        first = np.minimum.reduceat(self.begin, self.rows.begins)
-        last = np.maximum.reduceat(self.end, self.rows.begins)
-        return tuple(self.rows.spans(first, last))
+        first = np.minimum.reduceat(self.begin, rows.begins)
+        last = np.maximum.reduceat(self.end, rows.begins)
+        return tuple(rows.spans(first, last))

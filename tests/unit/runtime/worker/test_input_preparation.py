@@ -1,6 +1,7 @@
 """From plans to tensors: rows, what they attend to, pages, loads, and the order of draws."""
 
 import dataclasses
+import random
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout, Chunked, Cross, Full, LayerCache, Sliding
 from runtime.vision.image_rows import FeatureRows, axes_of
-from runtime.worker.input_preparer import InputPreparer, StepLimits
+from runtime.worker.input_preparer import DeviceInputs, InputPreparer, StepLimits
 from runtime.worker.model import ImageWrite, RowSpan
 from runtime.worker.sampler import Path, Sampler
 
@@ -80,13 +81,17 @@ def plan(*chunks: Chunk, writes=(), loads=()) -> StepPlan:
     return StepPlan(tuple(chunks), tuple(writes), tuple(loads))
 
 
+def inputs_of(preparer: InputPreparer, step: StepPlan) -> DeviceInputs:
+    return preparer.prepare(step).inputs
+
+
 def test_rows_lie_flat_in_the_order_of_the_chunks(preparer):
-    inputs = preparer.prepare(plan(chunk(2, 5, 3), chunk(0, 40, 1), chunk(3, 0, 2)))
+    inputs = inputs_of(preparer, plan(chunk(2, 5, 3), chunk(0, 40, 1), chunk(3, 0, 2)))
     assert inputs.positions.tolist() == [5, 6, 7, 40, 0, 1]
     assert inputs.positions.dtype == torch.int64
     assert inputs.row_slot.tolist() == [2, 2, 2, 0, 3, 3]
     assert inputs.row_slot.dtype == torch.int32
-    full, sliding, chunked = (group.seen.spans() for group in inputs.groups)
+    full, sliding, chunked = (group.seen.spans(inputs.rows) for group in inputs.groups)
     assert full == (
         RowSpan(0, 3, 2, 5, 0, 8),
         RowSpan(3, 4, 0, 40, 0, 41),
@@ -100,8 +105,8 @@ def test_decode_steps_have_their_inputs_at_the_same_places(preparer):
     places = []
     for penalty, scores, count in ((1.0, None, 2), (1.1, 3, 4), (1.0, 1, 4)):
         sampling = SamplingParams(repeat_penalty=penalty, logprobs=scores)
-        inputs = preparer.prepare(
-            plan(*(chunk(n, 9 + n, 1, sampling=sampling) for n in range(count)))
+        inputs = inputs_of(
+            preparer, plan(*(chunk(n, 9 + n, 1, sampling=sampling) for n in range(count)))
         )
         groups = (part for group in inputs.groups for part in (group.begin, group.end))
         parts = (inputs.positions, inputs.row_slot, *groups, inputs.output_rows)
@@ -110,9 +115,62 @@ def test_decode_steps_have_their_inputs_at_the_same_places(preparer):
     assert places[0] == places[1] == places[2]
 
 
+def flat(inputs: DeviceInputs) -> list[object]:
+    """All values of the inputs of a step without images."""
+    groups = [
+        (group.begin.tolist(), group.end.tolist(), group.seen.spans(inputs.rows))
+        for group in inputs.groups
+    ]
+    rows = inputs.positions, inputs.row_slot, inputs.output_rows
+    found = [*(each.tolist() for each in rows), groups, inputs.drawing, inputs.constrained]
+    return [*found, repr(inputs.draws)]
+
+
+def test_steps_of_the_same_sequences_have_the_inputs_of_others_at_their_positions() -> None:
+    """The inputs of a decode step are used again while its sequences stay in their slots."""
+    draw, used = random.Random(5), preparer_of(KINDS)
+    choices = (
+        SamplingParams(temperature=0.0),
+        SamplingParams(logprobs=2, logit_bias=((3, 1.0),)),
+        SamplingParams(top_k=0),
+        SamplingParams(repeat_penalty=1.1),
+    )
+    running: dict[int, Chunk] = {}
+    repeated = 0
+    for number in range(300):
+        before = used._steps[0].decode
+        if draw.random() < 0.2:
+            slot = draw.randrange(SLOTS)
+            sampling = choices[3 if draw.random() < 0.1 else draw.randrange(3)]
+            running[slot] = chunk(slot, draw.randrange(20), 1, sampling=sampling)
+        if draw.random() < 0.1 and len(running) > 1:
+            del running[draw.choice(list(running))]
+        if draw.random() < 0.2:
+            running = dict(sorted(running.items(), key=lambda _: draw.random()))
+        chunks = [
+            each._replace(
+                start=draw.randrange(CONTEXT - 3),
+                length=2 if draw.random() < 0.02 else 1,
+                samples=draw.random() > 0.02,
+            )
+            for each in running.values()
+        ]
+        if not chunks:
+            continue
+        writes = [PageWrite(0, 1, number % 4, number)] if draw.random() < 0.3 else []
+        step = plan(*chunks, writes=writes)
+        changes, inputs = used.prepare(step)
+        assert (changes.pages is not None) == bool(writes)
+        if changes.pages is not None:
+            assert changes.pages.pages.tolist() == [number]
+        assert flat(inputs) == flat(inputs_of(preparer_of(KINDS), step))
+        repeated += before is not None and used._steps[0].decode is before
+    assert repeated > 50
+
+
 def test_each_row_sees_what_the_kind_of_its_group_allows(preparer):
     chunks = [chunk(0, 0, 9), chunk(1, 3, 11), chunk(2, 30, 1), chunk(3, 16, 8)]
-    inputs = preparer.prepare(plan(*chunks))
+    inputs = inputs_of(preparer, plan(*chunks))
     places = [c.start + i for c in chunks for i in range(c.length)]
     for place, expected in {0: [0, 0, 0], 9: [0, 4, 8], 13: [0, 8, 8], 30: [0, 25, 24]}.items():
         row = places.index(place)
@@ -125,8 +183,8 @@ def test_each_row_sees_what_the_kind_of_its_group_allows(preparer):
 
 def test_rows_of_a_whole_image_see_its_end_and_other_rows_do_not(preparer):
     whole, split = ImageSpan(5, 4, True, b"a"), ImageSpan(12, 6, False, b"b")
-    inputs = preparer.prepare(
-        plan(chunk(0, 3, 11, spans=(whole, split)), chunk(1, 9, 4, spans=(whole, split)))
+    inputs = inputs_of(
+        preparer, plan(chunk(0, 3, 11, spans=(whole, split)), chunk(1, 9, 4, spans=(whole, split)))
     )
     ends = [4, 5, 9, 9, 9, 9, 10, 11, 12, 13, 14, 10, 11, 12, 13]
     for group in inputs.groups:
@@ -136,13 +194,14 @@ def test_rows_of_a_whole_image_see_its_end_and_other_rows_do_not(preparer):
 def test_outputs_are_the_last_rows_of_the_chunks_that_draw_ordered_by_path(preparer):
     sort = SamplingParams(top_k=0)
     greedy = SamplingParams(temperature=0.0)
-    inputs = preparer.prepare(
+    inputs = inputs_of(
+        preparer,
         plan(
             chunk(0, 0, 4, sampling=sort),
             chunk(1, 7, 2, samples=False, sampling=greedy),
             chunk(2, 9, 1, sampling=greedy),
             chunk(3, 2, 3, sampling=SamplingParams(top_k=13)),
-        )
+        ),
     )
     assert inputs.drawing == (2, 3, 0)
     assert inputs.output_rows.tolist() == [6, 9, 3]
@@ -158,13 +217,14 @@ def test_outputs_are_the_last_rows_of_the_chunks_that_draw_ordered_by_path(prepa
 def test_only_rows_with_these_options_are_penalised_and_scored(preparer):
     greedy = SamplingParams(temperature=0.0)
     replace = dataclasses.replace
-    inputs = preparer.prepare(
+    inputs = inputs_of(
+        preparer,
         plan(
             chunk(0, 20, 1, sampling=replace(greedy, repeat_penalty=1.1, repeat_last_n=9)),
             chunk(1, 20, 1, sampling=replace(greedy, logprobs=3)),
             chunk(2, 20, 1, sampling=replace(greedy, logprobs=0, repeat_last_n=None)),
             chunk(3, 12, 1, sampling=replace(greedy, presence_penalty=1, repeat_last_n=None)),
-        )
+        ),
     )
     assert inputs.draws.penalised.tolist() == [0, 3]
     assert inputs.draws.window == 13  # the whole sequence of slot 3, the longer of the two
@@ -177,22 +237,22 @@ def test_only_the_repeat_penalty_reads_tokens_before_counted_from(preparer, repe
     sampling = SamplingParams(
         presence_penalty=1, repeat_penalty=repeat_penalty, repeat_last_n=None, counted_from=20
     )
-    inputs = preparer.prepare(plan(chunk(0, 22, 1, sampling=sampling)))
+    inputs = inputs_of(preparer, plan(chunk(0, 22, 1, sampling=sampling)))
     assert inputs.draws.window == window
 
 
 def test_a_plan_that_draws_nothing_has_no_outputs(preparer):
-    inputs = preparer.prepare(plan(chunk(0, 0, 7, samples=False)))
+    inputs = inputs_of(preparer, plan(chunk(0, 0, 7, samples=False)))
     assert inputs.output_rows.shape == (0,) and inputs.drawing == ()
     assert sum(inputs.draws.counts) == 0
 
 
 def test_page_writes_are_those_of_the_pool(preparer):
     writes = [PageWrite(0, 1, 3, 17), PageWrite(2, 3, 15, 19)]
-    inputs = preparer.prepare(plan(chunk(0, 0, 1), writes=writes))
+    changes = preparer.prepare(plan(chunk(0, 0, 1), writes=writes)).changes
     cells = [preparer._pool.table_cell(w.group, w.slot, w.index) for w in writes]
-    assert inputs.page_cells.tolist() == cells and inputs.page_cells.dtype == torch.int64
-    assert inputs.pages.tolist() == [17, 19] and inputs.pages.dtype == torch.int32
+    assert changes.pages.cells.tolist() == cells and changes.pages.cells.dtype == torch.int64
+    assert changes.pages.pages.tolist() == [17, 19] and changes.pages.pages.dtype == torch.int32
 
 
 @pytest.mark.parametrize("odd", [0, 1])  # 64-bit values after an odd number of 32-bit ones
@@ -209,28 +269,29 @@ def test_loads_carry_tokens_and_parameters_exactly(preparer, odd):
     adaptive = SamplingParams(mirostat=1, mirostat_tau=4.0, mirostat_eta=0.5)
     loads = [SlotLoad(1, tuple(range(900, 910 + odd)), sampling), SlotLoad(3, (7,), everything)]
     states = [SlotLoad(0, (7,), adaptive), SlotLoad(2, (7,), adaptive, mirostat_mu=3.25)]
-    mirostats = preparer.prepare(plan(chunk(1, 9, 1), loads=states)).loads.mirostats
+    changes = preparer.prepare(plan(chunk(1, 9, 1), loads=states)).changes
+    mirostats = changes.loads.mirostats
     assert mirostats.slots.tolist() == [0, 2]
     assert mirostats.values.tolist() == [[1.0, 4.0, 0.5, 8.0], [1.0, 4.0, 0.5, 3.25]]
-    inputs = preparer.prepare(plan(chunk(1, 9, 1), loads=loads))
-    assert inputs.loads is not None
-    tokens = [(slot, part.tolist()) for slot, part in inputs.loads.tokens]
+    changes = preparer.prepare(plan(chunk(1, 9, 1), loads=loads)).changes
+    assert changes.loads is not None
+    tokens = [(slot, part.tolist()) for slot, part in changes.loads.tokens]
     assert tokens == [(1, list(range(900, 910 + odd))), (3, [7])]
-    assert inputs.loads.slots.tolist() == [1, 3]
+    assert changes.loads.slots.tolist() == [1, 3]
     expected = torch.tensor([0.3, 0.4, 0.1, 1.0, 0.0, 0.0])
-    torch.testing.assert_close(inputs.loads.floats[0], expected)
-    assert inputs.loads.ints.tolist() == [[2**63 - 3, 7, 5, 0, 6], [-9, VOCAB, CONTEXT, 0, 0]]
-    repetitions = inputs.loads.repetitions
+    torch.testing.assert_close(changes.loads.floats[0], expected)
+    assert changes.loads.ints.tolist() == [[2**63 - 3, 7, 5, 0, 6], [-9, VOCAB, CONTEXT, 0, 0]]
+    repetitions = changes.loads.repetitions
     assert repetitions is not None and repetitions.slots.tolist() == [3]
     assert repetitions.floats.tolist() == [[0.5, 8.0]]
     assert repetitions.ints.tolist() == [[3, CONTEXT, 42]]  # 8**42 is the largest float32
     assert repetitions.words[0, :2].tolist() == [-(2**31), 0]
-    restrictions = inputs.loads.restrictions
+    restrictions = changes.loads.restrictions
     assert restrictions is not None and restrictions.slots.tolist() == [3]
     assert restrictions.begins.tolist() == [4]
     assert restrictions.words[0, :3, :4].tolist() == [[9, 8, 7, -1], [6, *[-1] * 3], [-1] * 4]
     assert restrictions.allowed[0, :2].tolist() == [3 - 2**31, 0]
-    chains = inputs.loads.chains
+    chains = changes.loads.chains
     assert chains is not None and chains.slots.tolist() == [3]
     torch.testing.assert_close(chains.values, torch.tensor([[1.5, 0.5, 0.25, 0.2, 0.75, 2.0]]))
 
@@ -251,7 +312,7 @@ def test_the_largest_plan_fits_into_the_buffers(kinds):
     chunks = [chunk(s, 0, STEP_TOKENS // SLOTS, sampling=everything) for s in range(1, SLOTS)]
     images = tuple(ImageSpan(n, 1, False, b"a", 30) for n in range(2))
     chunks.append(chunk(0, 0, STEP_TOKENS // SLOTS, sampling=everything, spans=images))
-    inputs = preparer.prepare(plan(*chunks, writes=writes, loads=loads))
+    inputs = inputs_of(preparer, plan(*chunks, writes=writes, loads=loads))
     assert inputs.positions.shape == (STEP_TOKENS,)
 
 
@@ -262,14 +323,17 @@ def test_rows_see_the_images_of_the_last_run_and_these_are_written_when_it_begin
         ImageSpan(3, 1, False, b"b", 4, 2),
         ImageSpan(6, 2, False, b"c", 5),
     )
-    inputs = preparer.prepare(plan(chunk(1, 0, 5, spans=spans), chunk(3, 4, 5, spans=spans)))
+    inputs = inputs_of(preparer, plan(chunk(1, 0, 5, spans=spans), chunk(3, 4, 5, spans=spans)))
     text, cross = inputs.groups
     assert text.images is None
     assert list(zip(cross.begin.tolist(), cross.end.tolist(), strict=True)) == [
         *((0, 0), (0, 0), (0, 3), (0, 7), (0, 7)),
         *((0, 7), (0, 7), (8, 13), (8, 13), (8, 13)),
     ]
-    assert [(span.seen_begin, span.seen_end) for span in cross.seen.spans()] == [(0, 7), (0, 13)]
+    assert [(span.seen_begin, span.seen_end) for span in cross.seen.spans(inputs.rows)] == [
+        (0, 7),
+        (0, 13),
+    ]
     assert cross.images.writes == (
         ImageWrite(b"a", 0, 3),
         ImageWrite(b"b", 3, 7),
@@ -283,12 +347,12 @@ def test_rows_see_the_images_of_the_last_run_and_these_are_written_when_it_begin
 def test_text_before_the_first_image_may_see_all_images_and_their_padding():
     preparer = preparer_of((Full(), Cross(4, 6, lead_in=True, alignment=8)))
     spans = (ImageSpan(2, 1, False, b"a", 3), ImageSpan(4, 1, False, b"b", 4, 2))
-    first = preparer.prepare(plan(chunk(1, 0, 2, spans=spans))).groups[1]
+    first = inputs_of(preparer, plan(chunk(1, 0, 2, spans=spans))).groups[1]
     assert first.begin.tolist() == [0, 0] and first.end.tolist() == [9, 9]
     assert first.images.writes == (ImageWrite(b"a", 0, 3), ImageWrite(b"b", 3, 9))
     assert first.images.indices.tolist() == [2, 3, 4, 5, 6, 7, 8, 0, 1]
     assert first.images.after_image.tolist() == [False, False]
-    second = preparer.prepare(plan(chunk(1, 2, 4, spans=spans))).groups[1]
+    second = inputs_of(preparer, plan(chunk(1, 2, 4, spans=spans))).groups[1]
     assert second.begin.tolist() == [2, 2, 5, 5] and second.end.tolist() == [5, 5, 9, 9]
     assert second.images.writes == () and second.images.after_image.all()
 
@@ -297,12 +361,13 @@ def test_inserted_image_rows_have_their_batch_rows_and_feature_rows():
     preparer = preparer_of((Full(),))
     first, second = ImageSpan(5, 4, True, b"a"), ImageSpan(12, 6, False, b"b", first_row=10)
     beside, unknown = ImageSpan(0, 1, False, b"c", 3), ImageSpan(2, 2, False, b"d")
-    inputs = preparer.prepare(
+    inputs = inputs_of(
+        preparer,
         plan(
             chunk(0, 3, 11, spans=(first, second), images=b"ab"),
             chunk(1, 7, 1),
             chunk(2, 14, 3, spans=(beside, unknown, first, second), images=b"abc"),
-        )
+        ),
     )
     assert inputs.image_rows.tolist() == [2, 3, 4, 5, 9, 10, 12, 13, 14]
     assert inputs.images == (
@@ -311,14 +376,14 @@ def test_inserted_image_rows_have_their_batch_rows_and_feature_rows():
         FeatureRows(b"b", 12, 15),
     )
     assert inputs.axes is None
-    plain = preparer.prepare(plan(chunk(0, 0, 2)))
+    plain = inputs_of(preparer, plan(chunk(0, 0, 2)))
     assert plain.images == () and plain.image_rows.tolist() == []
 
 
 def test_axes_are_prepared_for_models_that_need_them():
     preparer = preparer_of((Full(),), position_axes=3)
     image = ImageSpan(2, 6, False, b"a", grid=(2, 3))
-    inputs = preparer.prepare(plan(chunk(0, 1, 9, spans=(image,)), chunk(1, 20, 1)))
+    inputs = inputs_of(preparer, plan(chunk(0, 1, 9, spans=(image,)), chunk(1, 20, 1)))
     assert inputs.axes is not None and inputs.axes.dtype == torch.int64
     assert inputs.axes.tolist() == [
         [1, 2, 2, 2, 2, 2, 2, 5, 6, 20],
