@@ -44,6 +44,8 @@ class DrawnRows:
 
     def part(self, begin: int, end: int | None = None) -> "DrawnRows":
         """Rows [begin, end)."""
+        if begin == 0 and end == len(self.logits):
+            return self
         rows = slice(begin, end)
         return replace(
             self, logits=self.logits[rows], slots=self.slots[rows], positions=self.positions[rows]

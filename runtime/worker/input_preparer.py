@@ -25,7 +25,7 @@ from runtime.worker.pooling import PooledStep, plan_pooling
 from runtime.worker.prompt_scores import ScoredStep, plan_scores
 from runtime.worker.repetition import RepeatingRows, repetition_bytes
 from runtime.worker.restrictions import RestrictedRows, restriction_bytes
-from runtime.worker.sampler import FLOATS, INTS, Draws, Path, Sampler
+from runtime.worker.sampler import FLOATS, INTS, Draws, Path, PenalisedRows, Sampler, ScoredRows
 from runtime.worker.sampler_chain import chain_bytes
 from runtime.worker.slot_requests import SlotRequests
 from runtime.worker.step_changes import DeviceChanges, write_changes
@@ -275,9 +275,6 @@ class InputPreparer:
         requests, room = self._requests, self._draws
         slots, ends = rows.slots[drawing], (rows.starts + rows.lengths)[drawing]
         counts = np.bincount(requests.path[slots], minlength=len(Path))
-        penalised = requests.penalised[slots].nonzero()[0]
-        params = ((chunks[drawing[row]].sequence.sampling, int(ends[row])) for row in penalised)
-        scored = (requests.alternatives[slots] >= 0).nonzero()[0]
         biased = requests.biases[slots].nonzero()[0]
         width = int(requests.biases[slots].max(initial=0))
         return Draws(
@@ -285,14 +282,35 @@ class InputPreparer:
             positions=buffer.put(ends, _INT64, room=room),
             counts=tuple(counts.tolist()),
             width=int(requests.top_k[slots].max(initial=0)),
-            penalised=buffer.put(penalised, _INT64),
-            window=max((_lookback(*each) for each in params), default=0),
-            scored=buffer.put(scored, _INT64),
-            alternatives=int(requests.alternatives[slots].max(initial=0)),
+            penalised=self._write_penalised(buffer, chunks, drawing, slots, ends),
+            scored=self._write_scored(buffer, slots),
             biased=BiasedRows(buffer.put(biased, _INT64), width) if width else None,
             repeating=self._write_repeating(buffer, slots, ends),
             restricted=self._write_restricted(buffer, slots),
         )
+
+    def _write_penalised(
+        self,
+        buffer: PinnedBuffer,
+        chunks: Sequence[Chunk],
+        drawing: Column,
+        slots: Column,
+        ends: Column,
+    ) -> PenalisedRows | None:
+        """`drawing`: as in `_write_draws`; ends [drawn]: as in `_write_repeating`."""
+        rows = self._requests.penalised[slots].nonzero()[0].tolist()
+        if not rows:
+            return None
+        drawn = [chunks[index].sequence.sampling for index in drawing]
+        window = max(_lookback(drawn[row], int(ends[row])) for row in rows)
+        return PenalisedRows(buffer.put(rows, _INT64), window)
+
+    def _write_scored(self, buffer: PinnedBuffer, slots: Column) -> ScoredRows | None:
+        alternatives = self._requests.alternatives[slots]
+        rows = (alternatives >= 0).nonzero()[0]
+        if not len(rows):
+            return None
+        return ScoredRows(buffer.put(rows, _INT64), int(alternatives.max()))
 
     def _write_repeating(
         self, buffer: PinnedBuffer, slots: Column, ends: Column

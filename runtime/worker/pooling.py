@@ -73,8 +73,9 @@ class Pooler:
     def __init__(self, *, slots: int, hidden: int, device: torch.device) -> None:
         self._sums = torch.zeros(slots, hidden, dtype=torch.float32, device=device)
 
-    def take(self, states: Tensor, parts: Sequence[PooledRows]) -> Tensor:
-        """states [rows, hidden] -> float32 [n, hidden]: a vector for each part with a divisor."""
+    def take(self, states: Tensor, parts: Sequence[PooledRows]) -> Tensor | None:
+        """states [rows, hidden] -> float32 [n, hidden]: a vector for each part with a divisor; None
+        if there are none."""
         vectors = []
         for part in parts:
             total = states[part.begin : part.end].float().sum(dim=0)
@@ -84,4 +85,4 @@ class Pooler:
                 self._sums[part.slot] = total
             else:
                 vectors.append(total / part.divisor)
-        return torch.stack(vectors) if vectors else self._sums[:0]
+        return torch.stack(vectors) if vectors else None

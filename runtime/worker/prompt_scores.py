@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,16 +37,16 @@ class ScoredStep:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptScores:
-    """Results of the scoring rows: logprobs [rows] float32, top_tokens and top_logprobs [rows,
-    alternatives]."""
+class TokenScores:
+    """logprobs [rows] float32 of tokens; top_tokens and top_logprobs [rows, alternatives]: the most
+    likely ones."""
 
     logprobs: Tensor
     top_tokens: Tensor
     top_logprobs: Tensor
 
     @classmethod
-    def joined(cls, blocks: Sequence["PromptScores"]) -> "PromptScores":
+    def joined(cls, blocks: Sequence["TokenScores"]) -> "TokenScores":
         return cls(
             torch.cat([block.logprobs for block in blocks]),
             torch.cat([block.top_tokens for block in blocks]),
@@ -67,37 +68,38 @@ def plan_scores(chunks: Sequence[Chunk], spans: Sequence[RowSpan]) -> ScoredStep
     return ScoredStep(tuple(rows), tuple(parts))
 
 
-def by_chunk(
-    step: ScoredStep, scores: PromptScores | None
-) -> dict[int, tuple[Sampled, ...] | None]:
+def by_chunk(step: ScoredStep, scores: TokenScores | None) -> dict[int, tuple[Sampled, ...] | None]:
     """The scored tokens of each chunk by its index; None if its logits are not finite."""
-    rows = () if scores is None else _rows(scores)
+    rows = score_rows(scores)
     found: dict[int, tuple[Sampled, ...] | None] = {}
     begin = 0
     for part in step.parts:
         end = begin + len(part.tokens)
         scored = list(zip(part.tokens, rows[begin:end], strict=True))
-        finite = not any(isnan(logprob) for _, (logprob, _, _) in scored)
-        found[part.index] = _sampled(scored, part.alternatives) if finite else None
+        finite = not any(isnan(row.logprob) for _, row in scored)
+        sampled = (
+            Sampled(token, row.logprob, row.alternatives(part.alternatives))
+            for token, row in scored
+        )
+        found[part.index] = tuple(sampled) if finite else None
         begin = end
     return found
 
 
-# A row's log-probability, its most likely tokens, and their log-probabilities.
-_Row = tuple[float, list[int], list[float]]
+class ScoreRow(NamedTuple):
+    """A row's log-probability, its most likely tokens, and their log-probabilities."""
+
+    logprob: float
+    top_tokens: list[int]
+    top_logprobs: list[float]
+
+    def alternatives(self, count: int) -> tuple[Alternative, ...]:
+        """At most `count` of the most likely tokens."""
+        return tuple(map(Alternative, self.top_tokens[:count], self.top_logprobs[:count]))
 
 
-def _rows(scores: PromptScores) -> list[_Row]:
+def score_rows(scores: TokenScores | None) -> list[ScoreRow]:
+    if scores is None:
+        return []
     columns = (scores.logprobs, scores.top_tokens, scores.top_logprobs)
-    return list(zip(*(column.tolist() for column in columns), strict=True))
-
-
-def _sampled(scored: Sequence[tuple[int, _Row]], alternatives: int) -> tuple[Sampled, ...]:
-    return tuple(
-        Sampled(
-            token,
-            logprob,
-            tuple(map(Alternative, tokens[:alternatives], logprobs[:alternatives])),
-        )
-        for token, (logprob, tokens, logprobs) in scored
-    )
+    return list(map(ScoreRow, *(column.tolist() for column in columns)))

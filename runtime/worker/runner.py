@@ -32,7 +32,7 @@ from runtime.worker.input_preparer import DeviceInputs, InputPreparer, StepLimit
 from runtime.worker.mask_worker import MaskWorker, Unmasked
 from runtime.worker.model import AttentionPlan, Batch, DecoderModel, ImageWrite
 from runtime.worker.pooling import Pooler
-from runtime.worker.prompt_scores import PromptScores
+from runtime.worker.prompt_scores import TokenScores
 from runtime.worker.recorded_steps import RecordedSteps, recorder_of
 from runtime.worker.sampler import Sampler
 from runtime.worker.step_results import NOT_FINITE, Launched, ResultCopier, outcomes
@@ -124,8 +124,9 @@ class DeviceRunner:
         states = states_of()
         draws, scored = len(inputs.drawing), inputs.scored
         pooled_at = draws + len(scored.rows)
-        vectors = self._pooler.take(states[pooled_at:], inputs.pooled.parts)
-        drawn, unmasked = None, Unmasked()
+        drawn, vectors, unmasked = None, None, Unmasked()
+        if inputs.pooled.parts:
+            vectors = self._pooler.take(states[pooled_at:], inputs.pooled.parts)
         if draws:
             logits, masks = self._model.logits(states[:draws]), None
             if pending is not None:
@@ -179,7 +180,7 @@ class DeviceRunner:
             ) from error
         self._fresh = True
 
-    def _score(self, states: Tensor, inputs: DeviceInputs) -> PromptScores:
+    def _score(self, states: Tensor, inputs: DeviceInputs) -> TokenScores:
         """The scores of states [rows, hidden], computed in blocks of at most as many rows as may
         sample, because memory is reserved for that many logits."""
         draws = len(inputs.drawing)
@@ -194,7 +195,7 @@ class DeviceRunner:
                     logits, slots[block], positions[block], inputs.scored.alternatives
                 )
             )
-        return PromptScores.joined(blocks)
+        return TokenScores.joined(blocks)
 
     def _prepared(self, inputs: DeviceInputs) -> Callable[[], Tensor]:
         """A function that computes the states of `output_rows`."""

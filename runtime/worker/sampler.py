@@ -36,7 +36,7 @@ from runtime.worker.mirostat import (
     mirostat_bytes,
     states_after,
 )
-from runtime.worker.prompt_scores import PromptScores
+from runtime.worker.prompt_scores import TokenScores
 from runtime.worker.repetition import (
     LoadedRepetitions,
     RepeatingRows,
@@ -118,25 +118,37 @@ class ProposedTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class PenalisedRows:
+    """Indices [n] int64 of the rows with penalties, which read at most `window` earlier tokens."""
+
+    rows: Tensor
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRows:
+    """Indices [n] int64 of the rows with log-probabilities, with at most `alternatives` of the most
+    likely tokens."""
+
+    rows: Tensor
+    alternatives: int
+
+
+@dataclass(frozen=True, slots=True)
 class Draws:
     """How the rows of the logits are sampled.
 
     slots, positions [rows] int64: the slot of each row's sequence, and the position of the new
     token; rows of one slot have different positions. Rows are ordered by path; `counts` has the
-    number of rows of each path. `width`: the largest top_k among the TOP rows. penalised [...]
-    int64: indices of the rows with penalties, which read at most `window` earlier tokens. scored
-    [...] int64: indices of the rows with log-probabilities, with at most `alternatives` of the most
-    likely tokens.
+    number of rows of each path. `width`: the largest top_k among the TOP rows.
     """
 
     slots: Tensor
     positions: Tensor
     counts: tuple[int, ...]
     width: int
-    penalised: Tensor
-    window: int
-    scored: Tensor
-    alternatives: int
+    penalised: PenalisedRows | None = None
+    scored: ScoredRows | None = None
     biased: BiasedRows | None = None
     repeating: RepeatingRows | None = None
     restricted: RestrictedRows | None = None
@@ -144,7 +156,8 @@ class Draws:
     @property
     def reads_history(self) -> bool:
         """Whether tokens depend on earlier ones, so that the sizes of windows do on positions."""
-        return len(self.penalised) > 0 or self.repeating is not None or self.restricted is not None
+        reading = self.penalised, self.repeating, self.restricted
+        return any(rows is not None for rows in reading)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,17 +174,14 @@ class TokenMasks:
 class Drawn:
     """The drawn tokens, on the device.
 
-    tokens [rows] int64; finite [rows] bool: whether the largest logit is finite. Of the scored
-    rows: logprobs [scored] float32, top_tokens and top_logprobs [scored, alternatives]. Of the
-    rows of path MIROSTAT: mirostat_mus float32, the states after their tokens.
+    tokens [rows] int64; finite [rows] bool: whether the largest logit is finite. scores: of the
+    scored rows. mirostat_mus float32: of the rows of path MIROSTAT, the states after their tokens.
     """
 
     tokens: Tensor
     finite: Tensor
-    logprobs: Tensor
-    top_tokens: Tensor
-    top_logprobs: Tensor
-    mirostat_mus: Tensor
+    scores: TokenScores | None = None
+    mirostat_mus: Tensor | None = None
 
 
 class Sampler:
@@ -274,12 +284,11 @@ class Sampler:
         The drawn tokens are also appended to the tokens of their slots. Log-probabilities are those
         of all tokens, whatever `masks` allow.
         """
-        scored = len(draws.scored) > 0
-        raw = logits[draws.scored] if scored else logits[:0]
+        raw = None if draws.scored is None else logits[draws.scored.rows]
         if draws.biased is not None:
             self._biases.apply(logits, draws.biased, draws.slots, draws.positions)
-        if draws.penalised.shape[0]:
-            self._penalise(logits, draws)
+        if draws.penalised is not None:
+            self._penalise(logits, draws, draws.penalised)
         if draws.repeating is not None:
             self._repetitions.apply(
                 logits, draws.repeating, draws.slots, draws.positions, self._tokens
@@ -291,15 +300,18 @@ class Sampler:
         if masks is not None:
             forbid(logits, masks.rows, masks.words, masks.count)
         tokens, finite = self._draw(logits, draws)
-        scores = _score(raw, tokens[draws.scored] if scored else tokens[:0], draws.alternatives)
-        return Drawn(tokens, finite, *scores, self._states_after(draws))
+        scores = None
+        if draws.scored is not None and raw is not None:
+            scores = _score(raw, tokens[draws.scored.rows], draws.scored.alternatives)
+        states = self._states_after(draws) if draws.counts[Path.MIROSTAT] else None
+        return Drawn(tokens, finite, scores, states)
 
     def score(
         self, logits: Tensor, slots: Tensor, positions: Tensor, alternatives: int
-    ) -> PromptScores:
+    ) -> TokenScores:
         """Scores of the tokens at positions [rows] int64 of slots [rows] int32, by the raw logits
         [rows, vocab] float32, and of the most likely ones."""
-        return PromptScores(*_score(logits, self.tokens_at(slots, positions), alternatives))
+        return _score(logits, self.tokens_at(slots, positions), alternatives)
 
     def _draw(self, logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """Tokens [rows] int64, appended to those of their slots, and `Drawn.finite`."""
@@ -346,8 +358,6 @@ class Sampler:
     def _states_after(self, draws: Draws) -> Tensor:
         """The states of Mirostat after the drawn tokens, as `Drawn.mirostat_mus`."""
         count = draws.counts[Path.MIROSTAT]
-        if not count:
-            return self._floats.new_empty(0)
         return self._mirostats.states(draws.slots[-count:], draws.positions[-count:] + 1)
 
     def _draw_mirostat(self, drawn: DrawnRows) -> tuple[Tensor, Tensor]:
@@ -362,16 +372,16 @@ class Sampler:
         self._mirostats.store(slots, positions + 1, mus)
         return drawn.write(values[:, 0], ids.gather(1, column)[:, 0])
 
-    def _penalise(self, logits: Tensor, draws: Draws) -> None:
+    def _penalise(self, logits: Tensor, draws: Draws, penalised: PenalisedRows) -> None:
         """Repeat, frequency and presence penalties in place, as llama.cpp defines them.
 
         The repeat penalty applies to every token in the window, the other two only to tokens from
         `counted_from` on.
         """
-        rows = draws.penalised
+        rows = penalised.rows
         slots, ends = draws.slots[rows], draws.positions[rows]
         repeat, presence, frequency = (self._floats[slots, i][:, None] for i in (3, 4, 5))
-        back = torch.arange(1, draws.window + 1, device=logits.device)
+        back = torch.arange(1, penalised.window + 1, device=logits.device)
         places = ends[:, None] - back
         last_n, begin = (self._ints[slots, i][:, None] for i in (2, 3))
         seen = (places >= 0) & (back <= last_n)
@@ -388,13 +398,12 @@ class Sampler:
         logits[cells] = lower - (counts * frequency + (counts > 0) * presence)
 
 
-def _score(raw: Tensor, tokens: Tensor, alternatives: int) -> tuple[Tensor, Tensor, Tensor]:
-    if not len(tokens):
-        nothing = raw.new_zeros(0, alternatives)
-        return raw.new_zeros(0), nothing.long(), nothing
+def _score(raw: Tensor, tokens: Tensor, alternatives: int) -> TokenScores:
+    """Of tokens [rows] int64 by logits [rows, vocab]."""
     normaliser = log_sums(raw)
     logprobs = (raw.gather(1, tokens[:, None]) - normaliser)[:, 0]
     if alternatives == 0:
-        return logprobs, tokens.new_zeros(len(tokens), 0), logprobs.new_zeros(len(tokens), 0)
+        ids, values = tokens.new_zeros(len(tokens), 0), logprobs.new_zeros(len(tokens), 0)
+        return TokenScores(logprobs, ids, values)
     values, ids = top_tokens(raw, alternatives)
-    return logprobs, ids, values - normaliser
+    return TokenScores(logprobs, ids, values - normaliser)

@@ -1,8 +1,8 @@
 """The results of launched steps: their copy to the host, and the result of each chunk."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from runtime.engine.request import (
 from runtime.engine.step_plan import Chunk
 from runtime.worker.input_preparer import StepLimits
 from runtime.worker.mask_worker import Unmasked
-from runtime.worker.prompt_scores import PromptScores, ScoredStep, by_chunk
+from runtime.worker.prompt_scores import ScoredStep, TokenScores, by_chunk, score_rows
 from runtime.worker.sampler import Drawn
 
 NOT_FINITE = DrawFailure("The model returned numbers that are not finite.")
@@ -28,7 +28,6 @@ NO_TOKEN = DrawFailure(
     "No token may follow: `allowed_token_ids`, `bad_words`, `min_tokens` and the form of the "
     "answer exclude all of them, or the model returned numbers that are not finite."
 )
-_EMPTY = torch.empty(0)  # in place of parts without elements, which are not copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +41,17 @@ class HostCopy:
 @dataclass(frozen=True, slots=True)
 class Launched:
     """A launched step. `drawing`: the chunk of each sampling row; `unmasked`: the rows that sampled
-    without their mask; `pooling`: the chunk of each row of `vectors`; `scored` and `scores`: scores
-    of prompts. `copy`: None if the device's memory is the host's."""
+    without their mask; `pooling`: the chunk of each row of `vectors`, None without any; `scored`
+    and `scores`: scores of prompts. `copy`: None if the device's memory is the host's."""
 
     chunks: tuple[Chunk, ...]
     drawing: tuple[int, ...]
     drawn: Drawn | None
     unmasked: Unmasked
     pooling: tuple[int, ...]
-    vectors: Tensor
+    vectors: Tensor | None
     scored: ScoredStep
-    scores: PromptScores | None
+    scores: TokenScores | None
     copy: HostCopy | None = None
 
 
@@ -69,18 +68,17 @@ class ResultCopier:
         parts, buffer = _tensors(launched), self._free.pop() if self._free else self._pinned()
         filled = [index for index, part in enumerate(parts) if part.numel()]
         filled.sort(key=lambda index: -parts[index].element_size())  # so that all are aligned
-        copies = [_EMPTY] * len(parts)
         if filled:
             packed = torch.cat([parts[index].reshape(-1).view(torch.uint8) for index in filled])
             buffer[: len(packed)].copy_(packed, non_blocking=True)
         begin = 0
         for index in filled:
             part, end = parts[index], begin + parts[index].nbytes
-            copies[index] = buffer[begin:end].view(part.dtype).view(part.shape)
+            parts[index] = buffer[begin:end].view(part.dtype).view(part.shape)
             begin = end
         done = torch.cuda.Event(blocking=True)
         done.record(torch.cuda.current_stream(self._device))
-        return _with_tensors(launched, copies, HostCopy(buffer, done))
+        return _with_tensors(launched, parts, HostCopy(buffer, done))
 
     def finish(self, launched: Launched) -> tuple[Result, ...]:
         """Wait for the copy and return `outcomes`. The buffer is then free for another step."""
@@ -107,7 +105,7 @@ def outcomes(launched: Launched) -> tuple[Result, ...]:
     results: list[Result] = [None] * len(launched.chunks)
     if launched.drawn is not None:
         _store_drawn(launched, launched.drawn, results)
-    if launched.pooling:
+    if launched.vectors is not None:
         finite = launched.vectors.isfinite().all(dim=1).tolist()
         for index, vector, sound in zip(launched.pooling, launched.vectors, finite, strict=True):
             results[index] = Pooled(vector.numpy().tobytes()) if sound else NOT_FINITE
@@ -119,13 +117,17 @@ def outcomes(launched: Launched) -> tuple[Result, ...]:
 
 
 def _store_drawn(launched: Launched, drawn: Drawn, results: list[Result]) -> None:
-    scores, mus = _Scores(drawn), drawn.mirostat_mus.tolist()
+    scores = iter(score_rows(drawn.scores))
+    mus = [] if drawn.mirostat_mus is None else drawn.mirostat_mus.tolist()
     states = [None] * (len(drawn.tokens) - len(mus)) + mus
     rows = zip(launched.drawing, drawn.tokens.tolist(), drawn.finite.tolist(), states, strict=True)
     for index, token, finite, mu in rows:
         request = launched.chunks[index].sequence.request
         wanted = request.sampling.logprobs
-        logprob, top = (None, ()) if wanted is None else scores.next(wanted)
+        logprob, top = None, tuple[Alternative, ...]()
+        if wanted is not None:
+            score = next(scores)
+            logprob, top = score.logprob, score.alternatives(wanted)
         results[index] = Sampled(token, logprob, top, mu) if finite else _failure(request)
     for row, reason in launched.unmasked.items():
         results[launched.drawing[row]] = reason
@@ -137,34 +139,30 @@ def _failure(request: GenerationRequest) -> DrawFailure:
     return NO_TOKEN if excludes else NOT_FINITE
 
 
-class _Scores:
-    """The log-probabilities of the scored rows, in order."""
-
-    def __init__(self, drawn: Drawn) -> None:
-        self._rows = zip(
-            drawn.logprobs.tolist(),
-            drawn.top_tokens.tolist(),
-            drawn.top_logprobs.tolist(),
-            strict=True,
-        )
-
-    def next(self, alternatives: int) -> tuple[float, tuple[Alternative, ...]]:
-        logprob, tokens, logprobs = next(self._rows)
-        pairs = zip(tokens[:alternatives], logprobs[:alternatives], strict=True)
-        return logprob, tuple(Alternative(*pair) for pair in pairs)
-
-
 def _tensors(launched: Launched) -> list[Tensor]:
-    groups = (group for group in (launched.drawn, launched.scores) if group is not None)
-    return [*(getattr(g, field.name) for g in groups for field in fields(g)), launched.vectors]
+    found: list[Tensor] = []
+
+    def add(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    for part in (launched.drawn, launched.scores, launched.vectors):
+        _mapped(part, add)
+    return found
 
 
 def _with_tensors(launched: Launched, tensors: Sequence[Tensor], copy: HostCopy) -> Launched:
     """`launched` with `tensors` in place of those that `_tensors` returns."""
     others = iter(tensors)
-    drawn, scores = launched.drawn, launched.scores
-    if drawn is not None:
-        drawn = Drawn(*islice(others, len(fields(drawn))))
-    if scores is not None:
-        scores = PromptScores(*islice(others, len(fields(scores))))
-    return replace(launched, drawn=drawn, scores=scores, vectors=next(others), copy=copy)
+    drawn, scores, vectors = (
+        _mapped(part, lambda _: next(others))
+        for part in (launched.drawn, launched.scores, launched.vectors)
+    )
+    return replace(launched, drawn=drawn, scores=scores, vectors=vectors, copy=copy)
+
+
+def _mapped(part: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A tensor, or a dataclass of tensors, with each of them changed, in order; None stays None."""
+    if part is None or isinstance(part, Tensor):
+        return None if part is None else change(part)
+    return type(part)(*(_mapped(getattr(part, field.name), change) for field in fields(part)))

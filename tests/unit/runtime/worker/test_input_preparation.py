@@ -226,10 +226,12 @@ def test_only_rows_with_these_options_are_penalised_and_scored(preparer):
             chunk(3, 12, 1, sampling=replace(greedy, presence_penalty=1, repeat_last_n=None)),
         ),
     )
-    assert inputs.draws.penalised.tolist() == [0, 3]
-    assert inputs.draws.window == 13  # the whole sequence of slot 3, the longer of the two
-    assert inputs.draws.scored.tolist() == [1, 2]
-    assert inputs.draws.alternatives == 3
+    assert inputs.draws.penalised.rows.tolist() == [0, 3]
+    assert (
+        inputs.draws.penalised.window == 13
+    )  # the whole sequence of slot 3, the longer of the two
+    assert inputs.draws.scored.rows.tolist() == [1, 2]
+    assert inputs.draws.scored.alternatives == 3
 
 
 @pytest.mark.parametrize(("repeat_penalty", "window"), [(1.0, 3), (1.1, 23)])
@@ -238,7 +240,7 @@ def test_only_the_repeat_penalty_reads_tokens_before_counted_from(preparer, repe
         presence_penalty=1, repeat_penalty=repeat_penalty, repeat_last_n=None, counted_from=20
     )
     inputs = inputs_of(preparer, plan(chunk(0, 22, 1, sampling=sampling)))
-    assert inputs.draws.window == window
+    assert inputs.draws.penalised.window == window
 
 
 def test_a_plan_that_draws_nothing_has_no_outputs(preparer):

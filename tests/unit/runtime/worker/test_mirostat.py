@@ -78,7 +78,7 @@ class Slots:
         plain = draws_of(sampling, [position] * len(chosen), list(range(len(chosen))), VOCAB)
         draws: Draws = replace(plain, slots=torch.tensor(chosen))
         drawn = self.sampler.sample(logits.clone(), draws)
-        assert drawn.finite.all()
+        assert drawn.finite.all() and drawn.mirostat_mus is not None
         return drawn.tokens.numpy(), drawn.mirostat_mus.tolist()
 
 

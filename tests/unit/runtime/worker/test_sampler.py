@@ -21,6 +21,7 @@ from runtime.kernels.draws import draw_top_twin
 from runtime.kernels.random_numbers import uniforms
 from runtime.kernels.token_order import sorted_tokens, top_tokens
 from runtime.worker import sampler
+from runtime.worker.prompt_scores import TokenScores
 from runtime.worker.repetition import LoadedRepetitions, RepeatingRows, longest_repeat
 from runtime.worker.sampler import (
     TOP_LIMIT,
@@ -28,7 +29,9 @@ from runtime.worker.sampler import (
     Draws,
     LoadedSlots,
     Path,
+    PenalisedRows,
     Sampler,
+    ScoredRows,
     path_of,
 )
 from runtime.worker.sampler_chain import LoadedChains, chain_rows
@@ -80,15 +83,11 @@ def sample(
         drawn.tokens[back],
     )
     scored = [row for row in order if sampling[row].logprobs is not None]
-    scored_back = torch.tensor(np.argsort(scored), dtype=torch.int64)
-    return Drawn(
-        drawn.tokens[back],
-        drawn.finite[back],
-        drawn.logprobs[scored_back],
-        drawn.top_tokens[scored_back],
-        drawn.top_logprobs[scored_back],
-        drawn.mirostat_mus,
-    )
+    scored_back, scores = torch.tensor(np.argsort(scored), dtype=torch.int64), drawn.scores
+    if scores is not None:
+        columns = scores.logprobs, scores.top_tokens, scores.top_logprobs
+        scores = TokenScores(*(column[scored_back] for column in columns))
+    return Drawn(drawn.tokens[back], drawn.finite[back], scores, drawn.mirostat_mus)
 
 
 def draws_of(
@@ -97,15 +96,16 @@ def draws_of(
     ordered = [sampling[row] for row in order]
     paths = [path_of(s, vocab) for s in ordered]
     windows = [s.repeat_last_n or CONTEXT for s in ordered if s.penalised]
+    penalised = torch.tensor([s.penalised for s in ordered]).nonzero()[:, 0]
+    scored = torch.tensor([s.logprobs is not None for s in ordered]).nonzero()[:, 0]
+    alternatives = max(s.logprobs or 0 for s in ordered)
     return Draws(
         slots=torch.tensor(order),
         positions=torch.tensor([positions[row] for row in order]),
         counts=tuple(paths.count(path) for path in Path),
         width=max([s.top_k for s, p in zip(ordered, paths, strict=True) if p is Path.TOP] or [0]),
-        penalised=torch.tensor([s.penalised for s in ordered]).nonzero()[:, 0],
-        window=max(windows, default=0),
-        scored=torch.tensor([s.logprobs is not None for s in ordered]).nonzero()[:, 0],
-        alternatives=max(s.logprobs or 0 for s in ordered),
+        penalised=PenalisedRows(penalised, max(windows)) if windows else None,
+        scored=ScoredRows(scored, alternatives) if len(scored) else None,
         repeating=repeating_rows(ordered),
     )
 
@@ -384,15 +384,15 @@ def test_log_probabilities_are_those_of_the_raw_logits():
     drawn = sample(logits.clone(), sampling, tokens=tokens)
     for place, row in enumerate([0, 2, 3, 4]):
         chosen = expected[row, drawn.tokens[row]]
-        torch.testing.assert_close(drawn.logprobs[place], chosen, atol=1e-5, rtol=0)
+        torch.testing.assert_close(drawn.scores.logprobs[place], chosen, atol=1e-5, rtol=0)
         wanted = sampling[row].logprobs
         best = expected[row].topk(wanted)
         torch.testing.assert_close(
-            drawn.top_logprobs[place, :wanted], best.values, atol=1e-5, rtol=0
+            drawn.scores.top_logprobs[place, :wanted], best.values, atol=1e-5, rtol=0
         )
-        assert torch.equal(drawn.top_tokens[place, :wanted], best.indices)
+        assert torch.equal(drawn.scores.top_tokens[place, :wanted], best.indices)
     alone = sample(logits[3:4].clone(), sampling[3:4], tokens=tokens[3:4])
-    assert torch.equal(alone.logprobs[0], drawn.logprobs[2])
+    assert torch.equal(alone.scores.logprobs[0], drawn.scores.logprobs[2])
 
 
 @pytest.mark.parametrize("bad", [float("nan"), -float("nan"), float("inf")], ids=str)

@@ -15,7 +15,7 @@ from runtime.engine.request import (
 from runtime.engine.sequence import Sequence
 from runtime.engine.step_plan import Chunk
 from runtime.worker.input_preparer import StepLimits
-from runtime.worker.prompt_scores import PromptScores, ScoredChunk, ScoredStep
+from runtime.worker.prompt_scores import ScoredChunk, ScoredStep, TokenScores
 from runtime.worker.sampler import Drawn
 from runtime.worker.step_results import Launched, ResultCopier, outcomes, result_bytes
 from tests.cuda.fake_device import DEVICE, fake_cuda
@@ -30,7 +30,7 @@ def copier() -> Iterator[ResultCopier]:
         yield ResultCopier(LIMITS, hidden=HIDDEN, device=DEVICE)
 
 
-def launched(seed: int, *, scored: int = 2, pooled: int = 1) -> Launched:
+def launched(seed: int, *, scored: int = 2, pooled: int = 1, alternatives: int = 3) -> Launched:
     """Three tokens, the first ones with log-probabilities, a vector, and scores of a prompt."""
     draw = torch.Generator().manual_seed(seed)
 
@@ -42,21 +42,26 @@ def launched(seed: int, *, scored: int = 2, pooled: int = 1) -> Launched:
 
     chunks = []
     for slot in range(4):
-        sampling = SamplingParams(logprobs=3 if slot < scored else None)
+        sampling = SamplingParams(logprobs=alternatives if slot < scored else None)
         pooling = Pooling.MEAN if slot == 3 else None
         request = GenerationRequest(f"{slot}", (1, 2), StopRules(4), sampling, pooling=pooling)
         chunks.append(Chunk(Sequence(request, [1, 2]), 0, slot, 0, 2, (1, 2), False, True))
     finite = torch.tensor([True, seed % 2 == 0, True])
-    logprobs = numbers(scored), tokens(scored, 3), numbers(scored, 3)
-    drawn = Drawn(tokens(3), finite, *logprobs, numbers(1))
+    top = scored, alternatives
+    logprobs = TokenScores(numbers(scored), tokens(*top), numbers(*top)) if scored else None
+    drawn = Drawn(tokens(3), finite, logprobs, numbers(1))
     parts = ScoredStep((4, 5), (ScoredChunk(2, (8, 9), 1),)) if scored else ScoredStep((), ())
-    scores = PromptScores(numbers(2), tokens(2, 1), numbers(2, 1)) if scored else None
+    scores = TokenScores(numbers(2), tokens(2, 1), numbers(2, 1)) if scored else None
     pooling = (3,) if pooled else ()
-    vectors = numbers(pooled, HIDDEN)
+    vectors = numbers(pooled, HIDDEN) if pooled else None
     return Launched(tuple(chunks), (0, 1, 2), drawn, {}, pooling, vectors, parts, scores)
 
 
-@pytest.mark.parametrize("counts", [{}, {"scored": 0}, {"pooled": 0}, {"scored": 0, "pooled": 0}])
+@pytest.mark.parametrize(
+    "counts",
+    [{}, {"scored": 0}, {"pooled": 0}, {"scored": 0, "pooled": 0}, {"alternatives": 0}],
+    ids=str,
+)
 def test_results_are_the_same_after_the_copy(counts: dict[str, int], copier: ResultCopier) -> None:
     steps = [launched(seed, **counts) for seed in range(5)]
     expected = [outcomes(step) for step in steps]
@@ -80,8 +85,8 @@ def test_a_buffer_is_used_again_once_its_results_are_read(copier: ResultCopier) 
 def test_the_largest_step_fits(copier: ResultCopier) -> None:
     slots, rows, most = LIMITS.slots, LIMITS.step_tokens, 20
     ones, wide = torch.ones(slots), torch.ones(slots, most)
-    drawn = Drawn(ones.long(), ones.bool(), ones, wide.long(), wide, ones)
-    scores = PromptScores(torch.ones(rows), torch.ones(rows, most).long(), torch.ones(rows, most))
+    drawn = Drawn(ones.long(), ones.bool(), TokenScores(ones, wide.long(), wide), ones)
+    scores = TokenScores(torch.ones(rows), torch.ones(rows, most).long(), torch.ones(rows, most))
     step = Launched((), (), drawn, {}, (), torch.ones(slots, HIDDEN), ScoredStep((), ()), scores)
     copied = copier.begin(step)
     assert copied.copy is not None
@@ -90,7 +95,7 @@ def test_the_largest_step_fits(copier: ResultCopier) -> None:
 
 def test_states_of_mirostat_belong_to_the_last_rows() -> None:
     step = launched(0, scored=0)
-    assert step.drawn is not None
+    assert step.drawn is not None and step.drawn.mirostat_mus is not None
     tokens, [mu] = step.drawn.tokens.tolist(), step.drawn.mirostat_mus.tolist()
     expected = [Sampled(tokens[0]), Sampled(tokens[1]), Sampled(tokens[2], mirostat_mu=mu)]
     assert outcomes(step)[:3] == tuple(expected)

@@ -84,9 +84,9 @@ def test_only_allowed_tokens_are_drawn_and_other_rows_do_not_change(vocab: int) 
             else:
                 assert token == int(free.tokens[row])
         assert bool(bound.finite.all())
-        assert torch.equal(bound.top_logprobs, free.top_logprobs)  # of the raw logits
+        assert torch.equal(bound.scores.top_logprobs, free.scores.top_logprobs)  # of the raw logits
         scored = logits[3].log_softmax(0)
-        assert bound.logprobs[0] == pytest.approx(
+        assert bound.scores.logprobs[0] == pytest.approx(
             float(scored[bound.tokens[order.index(3)]]), abs=1e-4
         )
 
