@@ -10,7 +10,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.norm import LayerNorm, RMSNorm
 from model_zoo.layers.stack import LayerInputs, LayerStack, Streams, TextLayer
 from model_zoo.layers.text_sizes import TextSizes
-from runtime.kernels.pointwise import scale_, softcap
+from runtime.kernels.pointwise import limit_columns, scale_, softcap
 from runtime.kernels.workspace import workspace_bytes
 from runtime.kv.spec import LayerCache
 from runtime.worker.model import Batch, KeyRotation, KVCache
@@ -20,14 +20,14 @@ from runtime.worker.model import Batch, KeyRotation, KVCache
 class DecoderOptions:
     """The properties of decoders that differ between families, besides the layers.
 
-    embedding_scale: factor of token embeddings. logit_divisor, logit_softcap: applied to logits in
+    embedding_scale: factor of token embeddings. logit_scale, logit_softcap: applied to logits in
     this order. output_norm: None for the RMS norm `output_norm`. head_rows: rows of the head, if it
     has fewer than the embedding. image_elements: temporary elements of layers that attend to images
     while they store the rows of one image. layer_inputs: see `LayerInputs`. streams: see `Streams`.
     """
 
     embedding_scale: float | None = None
-    logit_divisor: float = 1.0
+    logit_scale: float = 1.0
     logit_softcap: float | None = None
     output_norm: RMSNorm | LayerNorm | None = None
     head_rows: int | None = None
@@ -111,16 +111,12 @@ class Decoder:
         """float32 [rows, vocab_size] of states in float32: in bfloat16, logits between 16 and 32
         would have steps of 0.125, which makes ties and coarse log-probabilities."""
         logits = self._output(states)
-        if self._options.logit_divisor != 1.0:
-            logits = logits.div_(self._options.logit_divisor)
+        if self._options.logit_scale != 1.0:
+            logits = scale_(logits, self._options.logit_scale)
         if self._options.logit_softcap is not None:
             logits = softcap(logits, self._options.logit_softcap)
-        missing = self.vocab_size - logits.shape[1]
-        if missing:
-            logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
-        if self._known_tokens < self.vocab_size:
-            logits[:, self._known_tokens :] = -torch.inf
-        return logits
+        known = min(self._known_tokens, logits.shape[1])
+        return limit_columns(logits, known, self.vocab_size)
 
     def activation_bytes(self, tokens: int, outputs: int) -> int:
         """The rows of the residual, and the widest step of a layer, in float32 as kernels

@@ -9,7 +9,7 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ _VIEWS = frozenset(
 )
 _READS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__})
 _active = threading.local()
+Result = TypeVar("Result")
 
 
 class NotRecordableError(Exception):
@@ -81,25 +82,26 @@ class Arena:
         self.memory = memory[begin : begin + nbytes]
 
 
-class Recording:
-    """The calls of a computation and its result, which is valid until the arena is used again."""
+class Recording(Generic[Result]):
+    """The calls of a computation and its result, whose tensors are valid until the arena is used
+    again."""
 
     def __init__(
-        self, calls: Sequence[_Call], names: Sequence[str], kept: Sequence[Any], result: Tensor
+        self, calls: Sequence[_Call], names: Sequence[str], kept: Sequence[Any], result: Result
     ) -> None:
         self._calls = (_Call * len(calls))(*calls)
         self.names, self.result = tuple(names), result  # the functions, in order
         self._kept, self._threads = tuple(kept), torch.get_num_threads()
 
-    def replay(self, kernels: ctypes.CDLL) -> Tensor:
-        """Repeat the calls; the result, at the same address each time."""
+    def replay(self, kernels: ctypes.CDLL) -> Result:
+        """Repeat the calls; the result, at the same addresses each time."""
         failed = kernels.caravan_replay(ctypes.byref(self._calls), len(self._calls), self._threads)
         if failed >= 0:
             raise RuntimeError(f"{self.names[failed]}, call {failed} of a step, has failed")
         return self.result
 
 
-def record(computation: Callable[[], Tensor], arena: Arena) -> Recording:
+def record(computation: Callable[[], Result], arena: Arena) -> Recording[Result]:
     """Run a computation and record its calls. Raises NotRecordableError, possibly after a part of
     the computation has run."""
     recorder = _Recorder(arena)

@@ -89,6 +89,7 @@ class DeviceInputs:
     the slot after the last one, attending to nothing; outputs are padded with row 0.
     output_rows [draws + scored + pooled rows] int64: the sampling rows of the chunks in `drawing`,
     then the rows that `scored` and `pooled` read. constrained: which sampling rows have a grammar.
+    greedy: the number of greedy rows, if each row draws a token from its logits alone, else None.
     image_rows [n] int64: the rows of `images`, concatenated. axes [3, rows] int64: as in `Batch`.
     """
 
@@ -104,6 +105,7 @@ class DeviceInputs:
     draws: Draws
     drawing: tuple[int, ...]
     constrained: tuple[int, ...]
+    greedy: int | None
     scored: ScoredStep
     pooled: PooledStep
 
@@ -233,23 +235,29 @@ class InputPreparer:
         groups = tuple(seen)
         output_rows += [0] * (space.rows - len(output_rows) if single else 0)
         outputs = buffer.put(output_rows, _INT64, room=room)
+        axes = _write_axes(buffer, chunks, rows, space) if self._needs_axes else None
+        image_rows = buffer.put(insertions.rows, _INT64)
+        draws = self._write_draws(buffer, chunks, rows, drawing)
+        constrained = self._requests.constrained[rows.slots[drawing]].nonzero()[0].tolist()
+        alone = single and len(drawing) == len(chunks) and not constrained
         inputs = DeviceInputs(
             rows,
             single,
             positions,
-            _write_axes(buffer, chunks, rows, space) if self._needs_axes else None,
+            axes,
             row_slot,
-            buffer.put(insertions.rows, _INT64),
+            image_rows,
             insertions.parts,
             groups,
             outputs,
-            self._write_draws(buffer, chunks, rows, drawing),
+            draws,
             tuple(drawing.tolist()),
-            tuple(self._requests.constrained[rows.slots[drawing]].nonzero()[0].tolist()),
+            tuple(constrained),
+            draws.counts[Path.GREEDY] if alone and draws.from_logits_alone else None,
             scored,
             pooled,
         )
-        draws, alike = inputs.draws, single and bool(rows.samples.all() and plain.all())
+        alike = single and bool(rows.samples.all() and plain.all())
         if not alike or draws.reads_history or self._needs_axes:
             return inputs, None
         return inputs, _DecodeStep(

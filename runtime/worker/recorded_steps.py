@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -23,42 +23,64 @@ from runtime.kv.spec import CacheLayout
 from runtime.worker import step_graphs
 from runtime.worker.input_preparer import DeviceInputs, StepLimits
 from runtime.worker.model import Batch, DecoderModel, KVCache
+from runtime.worker.sampler import Drawn
 
 # With more rows, a step takes so long that recording it gains little.
 MOST_ROWS = 64
+# With more rows, logits take much memory, which recordings reserve.
+MOST_DRAWN_ROWS = 16
 
 _log = logging.getLogger(__name__)
 
 
-class StepRecording(Protocol):
-    """A recorded computation with inputs and a result at fixed addresses."""
+class StepOutput(NamedTuple):
+    """The states of the output rows of a step, and the tokens that they draw; None if these are
+    still to be drawn."""
 
-    def replay(self) -> Tensor: ...
+    states: Tensor
+    drawn: Drawn | None
+
+
+class StepRecording(Protocol):
+    """A recorded computation with inputs and results at fixed addresses."""
+
+    def replay(self) -> StepOutput: ...
 
 
 class StepRecorder(Protocol):
     """How computations are recorded on a device.
 
     `rows(count)`: the number of rows of a recorded step with `count` spans, `count` or more with
-    padding; None if such steps are not recorded. `record(computation)` runs the computation and
-    returns its recording and its result; raises NotRecordableError, possibly after a part of it
-    has run.
+    padding; None if such steps are not recorded. `drawn_rows`: the largest number of rows whose
+    draws are recorded too. `record(computation)` runs the computation and returns its recording and
+    its result; raises NotRecordableError, possibly after a part of it has run.
     """
+
+    @property
+    def drawn_rows(self) -> int: ...
 
     def rows(self, count: int) -> int | None: ...
 
-    def record(self, computation: Callable[[], Tensor]) -> tuple[StepRecording, Tensor]: ...
+    def record(self, computation: Callable[[], StepOutput]) -> tuple[StepRecording, StepOutput]: ...
+
+
+class _Key(NamedTuple):
+    """What the kernel calls of a step depend on: the number of its rows, and `DeviceInputs.greedy`
+    if it includes the draws."""
+
+    rows: int
+    greedy: int | None
 
 
 class RecordedSteps:
-    """Computes the hidden states of steps; records those with one row and one output per span,
-    whose inputs are at fixed addresses. What follows from the inputs, such as the cells of rows, is
-    computed inside the recording.
+    """Computes steps; records those with one row and one output per span, whose inputs are at fixed
+    addresses. What follows from the inputs, such as the cells of rows, is computed inside the
+    recording; so are draws that depend on logits alone, if the recorder allows it.
 
     Recordings are made when a number of rows first occurs, so that only numbers in use take time
-    and memory. If a model is not recordable, this is logged once and every step is computed. With
-    recurrent states (`stateful`) a step must not be computed twice, so recording may fail only in
-    the first step, which is part of the warm-up.
+    and memory. What is not recordable is logged once and computed in every step. With recurrent
+    states (`stateful`) a step must not be computed twice, so recording may fail only in the first
+    step without draws and in the first one with them, which are part of the warm-up.
     """
 
     def __init__(
@@ -66,45 +88,71 @@ class RecordedSteps:
     ) -> None:
         self._model, self._cache = model, cache
         self._recorder, self._stateful = recorder, stateful
-        self._recordings: dict[int, StepRecording] = {}
-        self._recordable = True
+        self._recordings: dict[_Key, StepRecording] = {}
+        self._recordable, self._drawn_rows = True, recorder.drawn_rows
 
     @property
-    def recordings(self) -> dict[int, StepRecording]:
-        """Recordings by number of rows."""
-        return self._recordings
+    def recorded_rows(self) -> frozenset[int]:
+        """The numbers of rows of which a step is recorded."""
+        return frozenset(key.rows for key in self._recordings)
 
     def rows(self, count: int) -> int:
         """The number of rows of a step with `count` spans, padding included."""
         return (self._recorder.rows(count) if self._recordable else None) or count
 
     def prepared(
-        self, inputs: DeviceInputs, make: Callable[[DeviceInputs], Batch]
-    ) -> Callable[[], Tensor]:
-        """A function that computes `DecoderModel.states` of the batch `make(inputs)`. The states
-        are valid until the next step is computed."""
-        rows, of_inputs = len(inputs.positions), partial(make, inputs)
+        self,
+        inputs: DeviceInputs,
+        make: Callable[[DeviceInputs], Batch],
+        draw: Callable[[DeviceInputs, Tensor], Drawn],
+    ) -> Callable[[], StepOutput]:
+        """A function that computes `DecoderModel.states` of the batch `make(inputs)` and perhaps
+        `draw(inputs, states)`. The states are valid until the next step is computed."""
+        rows, batch = len(inputs.positions), partial(make, inputs)
         recorded = self._recordable and inputs.one_row_each
         if not recorded or self._recorder.rows(rows) != rows:
-            return partial(self._model.states, of_inputs(), self._cache)
-        return partial(self._states, rows, of_inputs)
+            return partial(self._computed, batch())
+        greedy = inputs.greedy if rows <= self._drawn_rows else None
+        return partial(self._repeated, _Key(rows, greedy), batch, partial(draw, inputs))
 
-    def _states(self, rows: int, of_inputs: Callable[[], Batch]) -> Tensor:
-        found = self._recordings.get(rows)
+    def _computed(self, batch: Batch) -> StepOutput:
+        return StepOutput(self._model.states(batch, self._cache), None)
+
+    def _repeated(
+        self, key: _Key, batch: Callable[[], Batch], draw: Callable[[Tensor], Drawn]
+    ) -> StepOutput:
+        def computation() -> StepOutput:
+            states, _ = self._computed(_without_spans(batch()))
+            return StepOutput(states, None if key.greedy is None else draw(states))
+
+        found = self._recordings.get(key)
         if found is not None:
-            return found.replay()
+            return _with_own_tokens(found.replay())
         try:
-            recording, result = self._recorder.record(
-                lambda: self._model.states(_without_spans(of_inputs()), self._cache)
-            )
+            self._recordings[key], output = self._recorder.record(computation)
         except NotRecordableError as error:
-            if self._stateful and self._recordings:
-                raise RuntimeError(f"A step of {rows} rows cannot be recorded: {error}") from error
-            _log.info("Decode steps are not recorded, because of their computation: %s.", error)
-            self._recordable = False
-            return self._model.states(of_inputs(), self._cache)
-        self._recordings[rows] = recording
-        return result
+            if self._stateful and any(
+                (other.greedy is None) == (key.greedy is None) for other in self._recordings
+            ):
+                raise RuntimeError(f"{key} cannot be recorded: {error}") from error
+            if key.greedy is None:
+                _log.info("Decode steps are not recorded, because of their computation: %s.", error)
+                self._recordable = False
+                return self._computed(batch())
+            self._drawn_rows = 0
+            output = self._repeated(key._replace(greedy=None), batch, draw)
+            if self._recordable:
+                _log.info("Draws are not recorded, because of their computation: %s.", error)
+            return output
+        return _with_own_tokens(output)
+
+
+def _with_own_tokens(output: StepOutput) -> StepOutput:
+    """The output with tokens that stay valid while later steps are computed."""
+    drawn = output.drawn
+    if drawn is None:
+        return output
+    return output._replace(drawn=Drawn(drawn.tokens.clone(), drawn.finite.clone()))
 
 
 def recorded_bytes(
@@ -123,8 +171,9 @@ def recorded_bytes(
         return step_graphs.graph_bytes(model, limits.draws) if cuda_graphs else 0
     if device.type != "cpu" or library() is None:
         return 0
-    rows = min(limits.draws, MOST_ROWS)
-    return model.activation_bytes(rows, 0) + aligned_bytes(8 * rows) * (1 + len(layout.groups))
+    rows, drawn = min(limits.draws, MOST_ROWS), min(limits.draws, MOST_DRAWN_ROWS)
+    activations = max(model.activation_bytes(rows, 0), model.activation_bytes(drawn, drawn))
+    return activations + aligned_bytes(8 * rows) * (3 + len(layout.groups))
 
 
 def recorder_of(limits: StepLimits, device: torch.device, *, nbytes: int) -> StepRecorder:
@@ -144,7 +193,11 @@ class CallRecorder:
     def rows(self, count: int) -> int | None:
         return count if count <= self._most else None
 
-    def record(self, computation: Callable[[], Tensor]) -> tuple[StepRecording, Tensor]:
+    @property
+    def drawn_rows(self) -> int:
+        return min(self._most, MOST_DRAWN_ROWS)
+
+    def record(self, computation: Callable[[], StepOutput]) -> tuple[StepRecording, StepOutput]:
         kernels = library()
         assert kernels is not None, "`recorded_bytes` is 0 without kernels"
         recording = record(computation, self._arena)
@@ -153,10 +206,10 @@ class CallRecorder:
 
 @dataclass(frozen=True, slots=True)
 class _RecordedCalls:
-    recording: Recording
+    recording: Recording[StepOutput]
     kernels: ctypes.CDLL
 
-    def replay(self) -> Tensor:
+    def replay(self) -> StepOutput:
         return self.recording.replay(self.kernels)
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -33,10 +32,23 @@ from runtime.worker.mask_worker import MaskWorker, Unmasked
 from runtime.worker.model import AttentionPlan, Batch, DecoderModel, ImageWrite
 from runtime.worker.pooling import Pooler
 from runtime.worker.prompt_scores import TokenScores
-from runtime.worker.recorded_steps import RecordedSteps, recorder_of
-from runtime.worker.sampler import Sampler
+from runtime.worker.recorded_steps import RecordedSteps, StepOutput, recorder_of
+from runtime.worker.sampler import Drawn, Sampler
 from runtime.worker.step_results import NOT_FINITE, Launched, ResultCopier, outcomes
 
+_EVERY_OPTION = SamplingParams(
+    top_k=0,
+    top_p=0.5,
+    repeat_penalty=1.1,
+    repeat_last_n=None,
+    logprobs=MAX_TOP_LOGPROBS,
+    logit_bias=((0, 1.0),),
+    typical_p=0.5,
+    dry_multiplier=1.0,
+    dry_base=100.0,
+    allowed=b"\xff" * 4,
+    bad_words=((1,) * MAX_BAD_WORD_TOKENS,) * MAX_BAD_WORDS,
+)
 # An image's digest -> its features on the device, [rows, width], padding rows last.
 FeatureLookup = Callable[[bytes], Tensor]
 
@@ -100,7 +112,7 @@ class DeviceRunner:
     @property
     def recorded_rows(self) -> frozenset[int]:
         """The numbers of rows of which a step is recorded."""
-        return frozenset(self._recorded.recordings if self._recorded else ())
+        return self._recorded.recorded_rows if self._recorded else frozenset()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
@@ -117,17 +129,17 @@ class DeviceRunner:
             self._sampler.load(changes.loads)
         if changes.proposed is not None:
             self._sampler.propose(changes.proposed)
-        states_of = self._prepared(inputs)
+        compute = self._prepared(inputs)
         # Last, because the mask thread and this one contend for the interpreter outside kernels.
         constrained = {row: plan.chunks[inputs.drawing[row]] for row in inputs.constrained}
         pending = self._masks.begin(constrained, step_chunks=len(plan.chunks))
-        states = states_of()
+        states, drawn = compute()
         draws, scored = len(inputs.drawing), inputs.scored
         pooled_at = draws + len(scored.rows)
-        drawn, vectors, unmasked = None, None, Unmasked()
+        vectors, unmasked = None, Unmasked()
         if inputs.pooled.parts:
             vectors = self._pooler.take(states[pooled_at:], inputs.pooled.parts)
-        if draws:
+        if draws and drawn is None:
             logits, masks = self._model.logits(states[:draws]), None
             if pending is not None:
                 masks, unmasked = pending.uploaded()
@@ -148,7 +160,8 @@ class DeviceRunner:
     ) -> None:
         """Run the largest step before any other, so that a lack of memory is found at start.
 
-        Then run the largest decode step and the smallest one, which may use other kernels. If
+        Then run the largest decode step and the smallest one, which may use other kernels and draws
+        without options. If
         decode steps are recorded, the largest comes first, because the others reuse its memory. All
         rows write to the page that belongs to no sequence; slots are loaded before use. `images`:
         limits of the images that rows of the largest step may belong to. `workspace_bytes`: memory
@@ -160,13 +173,17 @@ class DeviceRunner:
         if images is not None and not any(kind.by_image for kind in self._kinds):
             row = torch.zeros(1, images.width, dtype=images.dtype, device=self._device)
             self._scratch = row.expand(limits.context_tokens, -1)
-        steps = [(limits.step_tokens, limits.draws), (limits.draws, limits.draws), (1, 1)]
+        steps = [
+            (limits.step_tokens, limits.draws, _EVERY_OPTION),
+            (limits.draws, limits.draws, _EVERY_OPTION),
+            (1, 1, SamplingParams()),
+        ]
         try:
             if workspace_bytes is not None:
                 torch.empty(workspace_bytes, dtype=torch.uint8, device=self._device)
                 steps = steps[-1:]
-            for rows, draws in steps:
-                results = self.collect(self.launch(self._scratch_plan(rows, draws)))
+            for rows, draws, sampling in steps:
+                results = self.collect(self.launch(self._scratch_plan(rows, draws, sampling)))
                 if any(isinstance(result, DrawFailure) for result in results):
                     raise ModelFileError(f"The model cannot compute: {NOT_FINITE.reason}")
                 self._scratch = None  # decode steps have no images
@@ -197,11 +214,16 @@ class DeviceRunner:
             )
         return TokenScores.joined(blocks)
 
-    def _prepared(self, inputs: DeviceInputs) -> Callable[[], Tensor]:
-        """A function that computes the states of `output_rows`."""
+    def _prepared(self, inputs: DeviceInputs) -> Callable[[], StepOutput]:
+        """A function that computes the states of `output_rows`, and perhaps draws tokens."""
         if self._recorded is not None:
-            return self._recorded.prepared(inputs, self._batch)
-        return partial(self._model.states, self._batch(inputs), self._pool)
+            return self._recorded.prepared(inputs, self._batch, self._draw)
+        batch = self._batch(inputs)
+        return lambda: StepOutput(self._model.states(batch, self._pool), None)
+
+    def _draw(self, inputs: DeviceInputs, states: Tensor) -> Drawn:
+        """The tokens of rows that all draw from their logits alone."""
+        return self._sampler.sample(self._model.logits(states), inputs.draws)
 
     def _batch(self, inputs: DeviceInputs) -> Batch:
         positions, slots = inputs.positions, inputs.row_slot
@@ -248,7 +270,7 @@ class DeviceRunner:
             spans=() if self._model.causal and not sees else (span,),
             pooling=None if self._model.generates else Pooling.MEAN,
             images=(image,) if sees else (),
-            grammar=_AnyToken(),
+            grammar=_AnyToken() if sampling is _EVERY_OPTION else None,
         )
         return Sequence(request, [0] * length)
 
@@ -265,26 +287,12 @@ class DeviceRunner:
             features.record_stream(torch.cuda.current_stream(self._device))
         return features
 
-    def _scratch_plan(self, rows: int, draws: int) -> StepPlan:
+    def _scratch_plan(self, rows: int, draws: int, sampling: SamplingParams) -> StepPlan:
         """A plan with `rows` rows in `draws` chunks, in consecutive slots, that end at the end of
-        the context. Chunks have one row; the remaining rows lengthen the first chunks.
-
-        Each chunk uses every option of the sampler.
+        the context. Chunks have one row; the remaining rows lengthen the first chunks. `sampling`:
+        of each chunk; with every option, chunks have a grammar too.
         """
         room = self._limits.context_tokens - 1  # leaves one position for the last sampled token
-        sampling = SamplingParams(
-            top_k=0,
-            top_p=0.5,
-            repeat_penalty=1.1,
-            repeat_last_n=None,
-            logprobs=MAX_TOP_LOGPROBS,
-            logit_bias=((0, 1.0),),
-            typical_p=0.5,
-            dry_multiplier=1.0,
-            dry_base=100.0,
-            allowed=b"\xff" * 4,
-            bad_words=((1,) * MAX_BAD_WORD_TOKENS,) * MAX_BAD_WORDS,
-        )
         left = rows - draws
         chunks, loads = [], []
         for number in range(draws):

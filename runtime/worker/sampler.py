@@ -154,6 +154,13 @@ class Draws:
     restricted: RestrictedRows | None = None
 
     @property
+    def from_logits_alone(self) -> bool:
+        """Whether each row draws one of its largest logits, without other options."""
+        options = self.penalised, self.scored, self.biased, self.repeating, self.restricted
+        whole = self.counts[Path.GREEDY] + self.counts[Path.TOP] == sum(self.counts)
+        return whole and all(rows is None for rows in options)
+
+    @property
     def reads_history(self) -> bool:
         """Whether tokens depend on earlier ones, so that the sizes of windows do on positions."""
         reading = self.penalised, self.repeating, self.restricted

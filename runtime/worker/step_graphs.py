@@ -7,7 +7,7 @@ the previous graph has read its inputs.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ _STEP = 8  # sizes are multiples of this number of rows; smaller ones are powers
 # Estimated memory that the driver holds for a graph of some 500 kernels; and the workspace that
 # torch gives cuBLAS on the stream of captures.
 _DRIVER_BYTES, _LIBRARY_BYTES = 4 << 20, 32 << 20
+Result = TypeVar("Result")
 
 
 class RecordedModel(Protocol):
@@ -68,10 +69,15 @@ class GraphRecorder:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
 
+    @property
+    def drawn_rows(self) -> int:
+        """0: logits are in float32, and the memory of each graph's results stays reserved."""
+        return 0
+
     def rows(self, count: int) -> int | None:
         return padded_rows(count, self._most)
 
-    def record(self, computation: Callable[[], Tensor]) -> tuple["StepGraph", Tensor]:
+    def record(self, computation: Callable[[], Result]) -> tuple["StepGraph[Result]", Result]:
         result = computation()  # compiles and loads kernels, which is not possible in a capture
         graph = torch.cuda.CUDAGraph()
         try:
@@ -94,13 +100,13 @@ class GraphRecorder:
             graph.capture_end()
 
 
-class StepGraph:
+class StepGraph(Generic[Result]):
     """A graph and its result, whose memory in the pool stays reserved."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, result: Tensor) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, result: Result) -> None:
         self._graph, self._result = graph, result
 
-    def replay(self) -> Tensor:
+    def replay(self) -> Result:
         self._graph.replay()
         return self._result
 

@@ -25,6 +25,7 @@ RECORDED = (
     "qwen3vlmoe"
 ).split()
 COMPUTED = "gemma3n mllama".split()
+PLAIN = SamplingParams(temperature=0), SamplingParams(seed=4), SamplingParams(top_k=3, seed=5)
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +54,8 @@ def model_of(family: str, folder: Path) -> ChatModel:
 
 
 def answered(model: ChatModel, *, recorded: bool, monkeypatch, **options) -> list[Delta]:
-    """With log-probabilities, which show differences of one bit."""
+    """With log-probabilities, which show differences of one bit; at last without, so that draws are
+    recorded too."""
     with monkeypatch.context() as patch:
         if not recorded:
             patch.setattr(memory_plan, "recorded_bytes", lambda *_, **__: 0)
@@ -72,7 +74,12 @@ def answered(model: ChatModel, *, recorded: bool, monkeypatch, **options) -> lis
                 )
                 for request, delta in zip(requests[:3], first, strict=False)
             ]
-            return first + answers(engine, turns, together=True)
+            second = answers(engine, turns, together=True)
+            plain = [
+                replace(turn, id=f"plain-{turn.id}", sampling=sampling)
+                for turn, sampling in zip(turns, PLAIN, strict=True)
+            ]
+            return [*first, *second, *answers(engine, plain, together=True)]
 
 
 def contents(deltas: list[Delta]) -> list[tuple]:
@@ -90,7 +97,9 @@ def test_recorded_answers_are_the_computed_ones(
     expected = answered(model, recorded=False, **options)
     assert not recordings
     assert contents(answered(model, recorded=True, **options)) == contents(expected)
-    assert 2 < len(recordings) <= 5  # one for each number of sequences
+    with_draws = ["caravan_draw" in recording.names for recording in recordings]
+    assert 2 < with_draws.count(False) <= 5  # one for each number of sequences
+    assert 1 < with_draws.count(True) <= 6  # the first one in the warm-up
     assert all("caravan_matmul" in recording.names for recording in recordings)
 
 
@@ -127,4 +136,4 @@ def test_a_growing_context_crosses_pages_and_windows(tmp_path, monkeypatch, reco
                 return contents(answers(engine, [ask], together=False))
 
     assert tokens(recorded=True) == tokens(recorded=False)
-    assert len(recordings) == 1  # of the step of one row at the warm-up
+    assert len(recordings) == 2  # of one row: with its draw, at the warm-up, and without

@@ -23,7 +23,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     rotary = read_rotary(w, metadata, pairs=Pairs.INTERLEAVED, key_dim=sizes.key_dim, base=base)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
     options = DecoderOptions(
-        logit_divisor=1 / metadata.get_positive("logit_scale", DEFAULT_LOGIT_SCALE),
+        logit_scale=metadata.get_positive("logit_scale", DEFAULT_LOGIT_SCALE),
         output_norm=w.layer_norm("output_norm", eps, size=sizes.hidden),
     )
     return Decoder(w, sizes, layers, options)

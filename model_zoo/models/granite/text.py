@@ -28,7 +28,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
     options = DecoderOptions(
         embedding_scale=metadata.get_positive("embedding_scale", 1.0),
-        logit_divisor=metadata.get_positive("logit_scale", 1.0),
+        logit_scale=1 / metadata.get_positive("logit_scale", 1.0),
     )
     return Decoder(w, sizes, layers, options)
 

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "ranks.h"
+#include "team.h"
 
 #define MOST 256  /* maximum number of tokens of a row that are ordered */
 #define CHUNK 64  /* logits compared at a time */
@@ -124,8 +125,11 @@ EXPORT int caravan_forbid(float *logits, int64_t rows, int vocab, const int64_t 
     return 0;
 }
 
+static void draw_rows(const void *argument, const items *mine) {
+    for (int64_t row = mine->begin; row < mine->end; row++) draw_row(argument, (int)row);
+}
+
 /* Every row has a top_k of at most MOST. The bits of a row do not depend on other rows. */
 EXPORT void caravan_draw(const job *j, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static) if (j->rows > 1 && j->vocab > 4096)
-    for (int row = 0; row < j->rows; row++) draw_row(j, row);
+    share(threads, j->rows > 1 && j->vocab > 4096, even(j->rows, threads), draw_rows, j);
 }

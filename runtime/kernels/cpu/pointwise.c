@@ -288,6 +288,12 @@ EXPORT void caravan_copy(const float *x, int64_t row, int64_t part, float *y, in
         memcpy(y + i / parts * to_row + i % parts * to_part, x + i / parts * row + i % parts * part, n * sizeof(float));
 }
 
+/* x[r][c] = value for columns [begin, end) of rows that are `stride` floats apart */
+EXPORT void caravan_fill_columns(float *x, int64_t stride, int rows, int begin, int end, float value) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = begin; c < end; c++) x[r * stride + c] = value;
+}
+
 typedef struct {
     const float *x;
     float *y, cap;

@@ -1,16 +1,23 @@
 """When decode steps are recorded; tests/parity compares the results with computed ones."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from runtime.engine.request import SamplingParams
 from runtime.kernels.pointwise import rms_norm
 from runtime.worker.model import AttentionPlan, Batch, KVCache, RowSpan
-from runtime.worker.recorded_steps import CallRecorder, RecordedSteps
+from runtime.worker.recorded_steps import CallRecorder, RecordedSteps, StepOutput
+from runtime.worker.sampler import Drawn, Draws, LoadedSlots, Sampler
 from tests.kernels.native_kernels import require_native_kernels
+
+CPU = torch.device("cpu")
+ROWS = 4
+PLACES = torch.arange(ROWS)
+NOISE = torch.randn(ROWS + 1, 8, generator=torch.Generator().manual_seed(1))
 
 
 class Model:
@@ -23,7 +30,7 @@ class Model:
 
     def states(self, batch: Batch, cache: KVCache) -> Tensor:
         self.computed += 1
-        states = rms_norm(torch.empty(len(batch.tokens), 8), None, 1e-5)
+        states = rms_norm(NOISE[: len(batch.tokens)], None, 1e-5)
         return states + 1 if len(batch.tokens) == self.refused else states
 
 
@@ -34,54 +41,101 @@ def batch(rows: int) -> Batch:
     return Batch(wide, wide, wide, (plan,))
 
 
-def steps(model: Model, *, stateful: bool) -> Callable[[int], Tensor]:
-    """The states of a step with so many rows."""
-    require_native_kernels()
-    recorder = CallRecorder(4, nbytes=1 << 12)
-    recorded = RecordedSteps(model, None, recorder, stateful=stateful)  # type: ignore[arg-type]
+class Steps:
+    """Steps of a model; `refuses_draws`: draws are not recordable."""
 
-    def step(rows: int, *, one_row_each: bool = True) -> Tensor:
-        assert recorded.rows(rows) == rows  # nothing is padded on a CPU
-        inputs, made = (
-            SimpleNamespace(positions=range(rows), one_row_each=one_row_each),
-            batch(rows),
-        )
-        return recorded.prepared(inputs, lambda _: made)()  # type: ignore[arg-type]
+    def __init__(self, model: Model, *, stateful: bool, refuses_draws: bool = False) -> None:
+        require_native_kernels()
+        self.refuses_draws, self.drawn = refuses_draws, 0
+        self.sampler = Sampler(slots=ROWS, context_tokens=9, vocab_size=8, device=CPU)
+        floats, ints = self.sampler.parameter_rows([SamplingParams(top_k=3, seed=5)] * ROWS)
+        self.sampler.load(LoadedSlots((), PLACES, torch.tensor(floats), torch.tensor(ints)))
+        recorder = CallRecorder(ROWS, nbytes=1 << 12)
+        self.recorded = RecordedSteps(model, None, recorder, stateful=stateful)  # type: ignore[arg-type]
 
-    step.recordings = recorded.recordings  # type: ignore[attr-defined]
-    return step
+    def __call__(
+        self, rows: int, *, one_row_each: bool = True, greedy: int | None = None
+    ) -> StepOutput:
+        assert self.recorded.rows(rows) == rows  # nothing is padded on a CPU
+        made, inputs = batch(rows), SimpleNamespace(positions=range(rows), greedy=greedy)
+        inputs.one_row_each = one_row_each
+        return self.recorded.prepared(inputs, lambda _: made, self.draw)()  # type: ignore[arg-type]
+
+    def draw(self, inputs: Any, states: Tensor) -> Drawn:
+        """The states are the logits."""
+        self.drawn += 1
+        rows = len(states)
+        counts = inputs.greedy, rows - inputs.greedy, 0, 0, 0, 0
+        draws = Draws(PLACES[:rows], PLACES[:rows], counts, width=3)
+        return self.sampler.sample(states * 1 if self.refuses_draws else states, draws)
 
 
 def test_a_recorded_number_of_rows_is_not_computed_again() -> None:
-    recorded = steps(model := Model(None), stateful=True)
+    step = Steps(model := Model(None), stateful=True)
     for rows in (1, 2, 1, 2, 2):
-        recorded(rows)
-    assert model.computed == 2 and set(recorded.recordings) == {1, 2}
+        assert step(rows).drawn is None
+    assert model.computed == 2 and step.recorded.recorded_rows == {1, 2}
 
 
 def test_other_steps_and_more_rows_than_sequences_are_computed() -> None:
-    recorded = steps(model := Model(None), stateful=True)
+    step = Steps(model := Model(None), stateful=True)
     for _ in range(2):
-        recorded(2, one_row_each=False)
-        recorded(5)
-    assert model.computed == 4 and not recorded.recordings
+        step(2, one_row_each=False, greedy=2)
+        step(ROWS + 1)
+    assert model.computed == 4 and not step.recorded.recorded_rows and not step.drawn
+
+
+def test_draws_are_recorded_for_each_number_of_greedy_rows(monkeypatch) -> None:
+    monkeypatch.setattr("runtime.worker.recorded_steps.MOST_DRAWN_ROWS", 2)
+    step = Steps(model := Model(None), stateful=True)
+    expected = {}
+    for rows, greedy in ((1, None), (2, 0), (2, 1), (2, 0), (2, 1), (2, None), (3, 3)):
+        states, drawn = step(rows, greedy=greedy)
+        assert (drawn is None) == (greedy is None or rows > 2)
+        if drawn is not None:
+            tokens = drawn.tokens.tolist()
+            assert expected.setdefault(greedy, tokens) == tokens
+            assert tokens[:greedy] == states[:greedy].argmax(dim=1).tolist()
+            assert step.sampler.tokens_at(PLACES[:rows].int(), PLACES[:rows]).tolist() == tokens
+    assert model.computed == 5 and step.drawn == 2
+
+
+def test_tokens_stay_valid_while_later_steps_are_computed() -> None:
+    step = Steps(Model(None), stateful=True)
+    for _ in range(2):
+        _, drawn = step(2, greedy=2)
+        assert drawn is not None
+        before = drawn.tokens.tolist(), drawn.finite.tolist()
+        for greedy in (0, 1, None):
+            step(3, greedy=greedy)
+        assert (drawn.tokens.tolist(), drawn.finite.tolist()) == before
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+def test_draws_that_are_not_recordable_follow_recorded_states(stateful: bool) -> None:
+    step = Steps(model := Model(None), stateful=stateful, refuses_draws=True)
+    step(2)
+    for rows in (1, 2, 1):
+        assert step(rows, greedy=0).drawn is None
+    assert step.recorded.recorded_rows == {1, 2} and step.drawn == 1
+    assert model.computed == 3
 
 
 @pytest.mark.parametrize("stateful", [False, True])
 def test_a_model_whose_first_step_is_not_recordable_computes_its_steps(stateful: bool) -> None:
-    recorded = steps(model := Model(1), stateful=stateful)
+    step = Steps(model := Model(1), stateful=stateful)
     for rows in (1, 2, 1):
-        assert len(recorded(rows)) == rows
-    assert model.computed == 4 and not recorded.recordings
+        assert len(step(rows).states) == rows
+    assert model.computed == 4 and not step.recorded.recorded_rows
 
 
 def test_a_later_step_is_computed_twice_only_if_there_are_no_states_of_sequences() -> None:
-    recorded = steps(model := Model(2), stateful=False)
+    step = Steps(model := Model(2), stateful=False)
     for rows in (1, 2, 1):
-        assert len(recorded(rows)) == rows
+        assert len(step(rows).states) == rows
     assert model.computed == 4
-    recorded = steps(model := Model(2), stateful=True)
-    recorded(1)
-    with pytest.raises(RuntimeError, match="2 rows cannot be recorded"):
-        recorded(2)
+    step = Steps(model := Model(2), stateful=True)
+    step(1)
+    with pytest.raises(RuntimeError, match=r"rows=2.*cannot be recorded"):
+        step(2)
     assert model.computed == 2
