@@ -49,10 +49,10 @@ class Scene:
 
 
 SCENES = {
-    "one stream": Scene((Rows(CONTEXT - 1),), None, Budget(395, 1.01)),
-    "streams of a tile": Scene((Rows(CONTEXT - 1),) * 128, None, Budget(411, 1.116)),
-    "many streams": Scene((Rows(CONTEXT - 1),) * 256, None, Budget(539, 1.805)),
-    "prefill": Scene((Rows(CONTEXT - 512, 512),), 4, Budget(87, 4.478)),
+    "one stream": Scene((Rows(CONTEXT - 1),), None, Budget(388, 1.01)),
+    "streams of a tile": Scene((Rows(CONTEXT - 1),) * 128, None, Budget(404, 1.116)),
+    "many streams": Scene((Rows(CONTEXT - 1),) * 256, None, Budget(532, 1.805)),
+    "prefill": Scene((Rows(CONTEXT - 512, 512),), 4, Budget(80, 4.478)),
 }
 
 
