@@ -8,7 +8,6 @@ import ray
 
 from runtime.engine.engine import Engine
 from serve_app.replica.deployments import ModelDeployment
-from tests.serve.application import call_replicas, eventually
 
 # Long prompts have some 30 steps, so that a few of them last until other replicas have started.
 STEP_S = 1.0
@@ -38,8 +37,3 @@ class CongestedDeployment(ModelDeployment):
 
     async def relieve(self) -> None:
         self._relieved.set()
-
-
-def relieve(replicas: int) -> None:
-    """All of so many that run, once this process's handle knows them."""
-    eventually(lambda: len(call_replicas("relieve")) == replicas)

@@ -34,7 +34,7 @@ from tests.serve.application import (
     report_of,
     serving,
 )
-from tests.serve.congested_replicas import CongestedDeployment, relieve
+from tests.serve.congested_replicas import CongestedDeployment
 from tests.serve.fake_nodes import autoscaled_cluster, cluster_environment
 
 # Of each node. A replica needs one GPU: one fits on each, though there are CPUs for more.
@@ -119,8 +119,13 @@ async def _burst(url: str, enough: Callable[[], bool]) -> list[int]:
             for number in range(BURST)
         ]
         await asyncio.to_thread(eventually, enough)
-        await asyncio.to_thread(relieve, FITTING)
+        await asyncio.to_thread(_relieve, FITTING)
     return [request.result().status_code for request in requests]
+
+
+def _relieve(replicas: int) -> None:
+    """All of so many that run, once this process's handle knows them."""
+    eventually(lambda: len(call_replicas("relieve")) == replicas)
 
 
 def _answers(url: str) -> bool:

@@ -1,7 +1,6 @@
 """An application with tiny vision models: with encoders of their own, shared ones, and one that is
 scaled from zero, as its encoders are."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import Any
 from ray import serve
 
 from serve_app.app import build
-from serve_app.replica.deployments import VisionEncoder
 from tests.loopback import Exchange, Server, serving
 from tests.patience import HANG_S
 from tests.serve.application import Application, await_http, replicas_of
+from tests.serve.vision.killable_encoders import KillableEncoder
 from tests.tiny_vision_model import write_tiny_vision_model
 from tests.vision_prompts import png
 
@@ -25,13 +24,6 @@ STAYING = {**FROM_ZERO, "downscale_to_zero_delay_s": 10 * HANG_S}
 SCALING = {**FROM_ZERO, "downscale_delay_s": 1.0}
 LIMITS = {"context_tokens": 128, "max_sequences": 8, "num_cpus": 0.1, "threads": 1}
 ENCODER = {"num_cpus": 0.1, "threads": 1, "timeout_s": WAIT_S}
-
-
-class KillableEncoder(VisionEncoder):
-    """An encoder whose process a test can stop and kill."""
-
-    async def pid(self) -> int:
-        return os.getpid()
 
 
 @contextmanager
