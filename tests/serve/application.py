@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
-import ray
 from pytest import MonkeyPatch
 from ray import serve
 
@@ -26,8 +25,10 @@ from serve_app.replica.deployments import ModelDeployment, VisionEncoder
 from tests.checkout import DEMO_MODEL, ROOT
 from tests.loopback import free_port
 from tests.patience import HANG_S
+from tests.serve.nodes import Nodes, cluster
 
 NAME = "caravan"
+HEAD_CPUS = 4
 CALL_TIMEOUT_S = 100.0  # of a control call, where `eventually` may try again
 POLL_S = 10.0  # of one request of `await_http`, which repeats it
 # Options for long answers: so hot that the end token is one of hundreds of equals.
@@ -111,23 +112,12 @@ def replicas_of(deployment: type[ModelDeployment] | type[VisionEncoder]) -> Iter
 
 
 @contextmanager
-def ray_cluster(port: int) -> Iterator[None]:
+def ray_cluster(port: int) -> Iterator[Nodes]:
     """Ray and Serve as in configs/quickstart.yaml, on free ports, but metrics are reported every
-    two seconds, not every ten."""
-    with environment(), _environment({"RAY_metrics_report_interval_ms": "2000"}):
-        ray.init(
-            address="local",
-            num_cpus=4,
-            num_gpus=0,
-            include_dashboard=False,
-            object_store_memory=80 * 2**20,
-            log_to_driver=False,
-        )
-        try:
-            with serving(port):
-                yield
-        finally:
-            ray.shutdown()
+    two seconds, not every ten. Tests may add nodes."""
+    reports = {"RAY_metrics_report_interval_ms": "2000"}
+    with environment(), _environment(reports), cluster(HEAD_CPUS) as nodes, serving(port):
+        yield nodes
 
 
 @contextmanager

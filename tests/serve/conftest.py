@@ -21,8 +21,8 @@ from tests.serve.application import (
 )
 from tests.serve.fragile_replicas import FragileDeployment
 from tests.serve.node_scaling import node_scaling_report
+from tests.serve.nodes import Nodes
 from tests.serve.quickstart import quickstart_report
-from tests.serve.ranks_on_nodes import ranks_on_nodes_report
 
 # Of every cluster: workers precede the other tests of `make test`, and start when they are needed.
 os.environ |= {"RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
@@ -31,7 +31,6 @@ os.environ |= {"RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "
 PROGRAMS = {
     "node_scaling": node_scaling_report,
     "quickstart": quickstart_report,
-    "ranks_on_nodes": ranks_on_nodes_report,
 }
 
 
@@ -47,9 +46,21 @@ def programs_of(item: pytest.Item) -> set[str]:
 
 
 @pytest.fixture(scope="package")
-def application() -> Iterator[Application]:
-    port = free_port()
-    with ray_cluster(port), replicas_of(FragileDeployment):
+def port() -> int:
+    """Of the proxy."""
+    return free_port()
+
+
+@pytest.fixture(scope="package")
+def nodes(port: int) -> Iterator[Nodes]:
+    """Of the cluster of most tests."""
+    with ray_cluster(port) as nodes:
+        yield nodes
+
+
+@pytest.fixture(scope="package")
+def application(nodes: Nodes, port: int) -> Iterator[Application]:
+    with replicas_of(FragileDeployment):
         application = deploy({**arguments(), "responses": {"replicas": 2}}, port)
         await_http(application.url)
         yield application
@@ -76,11 +87,6 @@ def node_scaling(programs: Mapping[str, Future[dict[str, Any]]]) -> dict[str, An
 @pytest.fixture(scope="package")
 def quickstart(programs: Mapping[str, Future[dict[str, Any]]]) -> dict[str, Any]:
     return programs["quickstart"].result()
-
-
-@pytest.fixture(scope="package")
-def ranks_on_nodes(programs: Mapping[str, Future[dict[str, Any]]]) -> dict[str, Any]:
-    return programs["ranks_on_nodes"].result()
 
 
 @pytest.fixture

@@ -10,32 +10,35 @@ STORE = {"object_store_memory": 80 * 2**20}
 
 
 class Nodes:
-    """The workers of a cluster, each with two CPUs."""
+    """The nodes of a cluster besides its head."""
 
-    def __init__(self, cluster: Cluster, workers: int) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        for _ in range(workers):
-            self._add()
 
-    def replace(self, node: str) -> None:
-        """Kill a node without a graceful stop and add one."""
+    def add(self, cpus: int) -> None:
+        self._cluster.add_node(num_cpus=cpus, num_gpus=0, **STORE)
+
+    def kill(self, node: str) -> None:
+        """Without a graceful stop."""
         lost = next(each for each in self._cluster.worker_nodes if each.node_id == node)
         self._cluster.remove_node(lost, allow_graceful=False)
-        self._add()
 
-    def _add(self) -> None:
-        self._cluster.add_node(num_cpus=2, num_gpus=0, **STORE)
+    def kill_all(self) -> None:
+        for node in list(self._cluster.worker_nodes):
+            self.kill(node.node_id)
 
 
 @contextmanager
-def cluster(workers: int) -> Iterator[Nodes]:
-    """This process drives it. The head has one CPU."""
-    head = {"num_cpus": 1, "num_gpus": 0, "include_dashboard": False, **STORE}
-    nodes = Cluster(initialize_head=True, head_node_args=head)
+def cluster(cpus: int) -> Iterator[Nodes]:
+    """This process drives it, and prints no logs of its workers. The head has so many CPUs."""
+    lacking = {"include_dashboard": False, "include_log_monitor": False}
+    nodes = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": cpus, "num_gpus": 0, **lacking, **STORE},
+    )
     try:
-        added = Nodes(nodes, workers)
         ray.init(address=nodes.address, log_to_driver=False)
-        yield added
+        yield Nodes(nodes)
     finally:
         ray.shutdown()
         nodes.shutdown()

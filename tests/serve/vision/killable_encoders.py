@@ -1,5 +1,5 @@
-"""A deployment for tests that stop and kill encoders. Its processes import this module, so it imports
-nothing that only tests need."""
+"""A deployment for tests that stop and kill encoders; its processes import this module, and nothing
+else of the tests."""
 
 import os
 
