@@ -122,8 +122,10 @@ def ray_cluster(port: int) -> Iterator[Nodes]:
 
 @contextmanager
 def environment() -> Iterator[None]:
-    """The environment of Ray's processes, with a model store of their own."""
+    """The environment of Ray's processes and of their clients, with a model store of their own."""
     own = {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+    # No server has a certificate, and each client would read those of all authorities.
+    own |= {"SSL_CERT_FILE": "", "SSL_CERT_DIR": os.devnull}
     with TemporaryDirectory() as store, _environment({**own, "CARAVAN_MODELS": store}):
         yield
 
