@@ -113,10 +113,8 @@ def replicas_of(deployment: type[ModelDeployment] | type[VisionEncoder]) -> Iter
 
 @contextmanager
 def ray_cluster(port: int) -> Iterator[Nodes]:
-    """Ray and Serve as in configs/quickstart.yaml, on free ports, but metrics are reported every
-    two seconds, not every ten. Tests may add nodes."""
-    reports = {"RAY_metrics_report_interval_ms": "2000"}
-    with environment(), _environment(reports), cluster(HEAD_CPUS) as nodes, serving(port):
+    """Ray and Serve as in configs/quickstart.yaml, on free ports. Tests may add nodes."""
+    with environment(), cluster(HEAD_CPUS) as nodes, serving(port):
         yield nodes
 
 
@@ -142,6 +140,8 @@ def serving(port: int) -> Iterator[None]:
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
+        # By default, the controller looks at all replicas ten times a second.
+        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
         # A proxy that is slow to start, as on a busy machine, is not started again and again.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "200",
     }
@@ -204,7 +204,7 @@ def eventually(condition: Callable[[], bool], *, timeout_s: float = HANG_S) -> N
             if time.monotonic() > deadline:
                 raise
         assert time.monotonic() < deadline, f"the condition did not hold within {timeout_s:g} s"
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 def await_http(url: str) -> None:

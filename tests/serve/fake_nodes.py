@@ -67,6 +67,7 @@ def _start_head(port: int, config: Path, folder: Path, resources: dict[str, int]
                 f"--autoscaling-config={config}",
                 f"--temp-dir={folder}",
                 "--include-dashboard=false",
+                "--include-log-monitor=false",
             ),
             *(f"--num-cpus={resources['CPU']}", f"--num-gpus={resources['GPU']}"),
             *(f"--ray-client-server-port={free_port()}", "--dashboard-agent-listen-port=0"),

@@ -90,7 +90,7 @@ class Watch:
             thread.join()
 
     def _watch_counts(self) -> None:
-        while not self._done.wait(0.1):
+        while not self._done.wait(0.25):
             states = serve.status().applications[NAME].deployments["demo"].replica_states
             nodes = sum(node["Alive"] for node in ray.nodes())
             counts = states.get("RUNNING", 0), states.get("STARTING", 0), nodes
@@ -98,7 +98,7 @@ class Watch:
                 self.seen.append(counts)
 
     def _watch_answers(self) -> None:
-        while not self._done.wait(0.3):
+        while not self._done.wait(0.5):
             with suppress(Exception):  # no replica runs, or one has just ended
                 self.answering |= dict(each for each in call_replicas("answering") if each)
 
