@@ -17,6 +17,7 @@ from tests.serve.fragile_replicas import CRASH_PROMPT
 from tests.serve.pair.application import MAX_RETRIES, both_run, call, deploy, reports
 
 CLIENTS = 3
+PAUSE_S = 0.5  # between their answers, which would leave no time to replicas that start
 LONG = 150  # tokens, enough to be killed among
 HOT = {**ENDLESS, "num_predict": 300}
 
@@ -123,7 +124,7 @@ def test_a_new_version_changes_no_answer(url: str):
 
     def ask_repeatedly(seed: int) -> list[Part]:
         answers = []
-        while not done.is_set():
+        while not done.wait(PAUSE_S):
             answers.append(whole(native_stream, url, seed))
         return answers
 
