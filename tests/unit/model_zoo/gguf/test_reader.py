@@ -7,7 +7,6 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,6 +16,7 @@ from model_zoo.gguf import header
 from model_zoo.gguf.header import MAX_KEYS, MAX_METADATA_BYTES, MAX_TENSORS
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import ModelFileError, UnsupportedModelError
+from tests.gguf_files import Reader
 from tests.reference_data import reference_data
 from tests.tiny_models import write_tiny_llama
 from tests.unit.model_zoo.gguf.gguf_bytes import (
@@ -63,7 +63,7 @@ def write(path: Path, parts: Parts) -> GGUFFile:
 
 def same_as_package(path: Path) -> None:
     """Every key and every byte of every tensor are equal to those of the `gguf` package."""
-    ours, theirs = GGUFFile.open(path), gguf.GGUFReader(path)
+    ours, theirs = GGUFFile.open(path), Reader(path)
     fields = {n: f.contents() for n, f in theirs.fields.items() if not n.startswith("GGUF.")}
     plain = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in ours.metadata.items()}
     assert plain == fields
