@@ -10,10 +10,12 @@ import re
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -69,11 +71,21 @@ class Compiled:
 def compile_all(module: str, capability: int) -> dict[str, Compiled]:
     """What the function `specimens` of this module returns by name for the capability, compiled by
     another process: here kernels are interpreted."""
+    compiler = _compiler(capability)
+    assert compiler.stdin is not None and compiler.stdout is not None
+    print(module, file=compiler.stdin, flush=True)
+    answer = json.loads(compiler.stdout.readline())
+    assert isinstance(answer, dict), answer
+    return {name: Compiled(**parts) for name, parts in answer.items()}
+
+
+@cache
+def _compiler(capability: int) -> subprocess.Popen[str]:
+    """Runs `main` until this process ends, since its imports take longer than most modules."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", __name__, module, str(capability)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return {name: Compiled(**parts) for name, parts in json.loads(done.stdout).items()}
+    command = [sys.executable, "-m", __name__, str(capability)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
 
 
 def compile_specimen(specimen: Specimen, capability: int) -> Compiled:
@@ -188,12 +200,16 @@ def _run(tool: str, *arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def main(module: str, capability: str) -> None:
-    """Print what `compile_all` returns, as JSON."""
-    specimens = import_module(module).specimens(int(capability))
-    compiled = {name: compile_specimen(s, int(capability)) for name, s in specimens.items()}
-    print(json.dumps({name: vars(result) for name, result in compiled.items()}))
+def main(capability: int) -> None:
+    """Print for each module that is read what `compile_all` returns, or the error, as JSON."""
+    for module in map(str.strip, sys.stdin):
+        try:
+            specimens = import_module(module).specimens(capability)
+            compiled = {name: compile_specimen(s, capability) for name, s in specimens.items()}
+            print(json.dumps({name: vars(each) for name, each in compiled.items()}), flush=True)
+        except Exception:
+            print(json.dumps(traceback.format_exc()), flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(int(sys.argv[1]))
