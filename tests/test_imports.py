@@ -119,16 +119,12 @@ def test_pure_core_runs_where_torch_numpy_and_ray_are_missing() -> None:
     assert "torch is hidden" in imported_without(libraries, "runtime.worker.model")
 
 
-def test_ingress_starts_without_torch() -> None:
-    """torch costs each ingress and response store 1.8 s of processor time and 185 MB."""
-    deployments = ("api.ingress_deployment", "responses.response_store_deployment")
-    assert imported_without("torch", *(f"serve_app.{each}" for each in deployments)) == ""
-
-
-def test_a_server_without_configured_models_is_checked_and_built_without_torch() -> None:
-    """The import of torch takes two seconds, before Ray starts and again when Serve builds the
-    application."""
-    assert imported_without("torch", "serve_app.cli.serve", "serve_app.app") == ""
+def test_ingress_and_a_server_without_configured_models_start_without_torch() -> None:
+    """torch costs each ingress and response store 1.8 s of processor time and 185 MB. A server is
+    checked before Ray starts, and built again by Serve."""
+    started = ("api.ingress_deployment", "responses.response_store_deployment")
+    built = ("cli.serve", "app")
+    assert imported_without("torch", *(f"serve_app.{each}" for each in started + built)) == ""
 
 
 def test_ray_is_imported_in_few_files_of_serve_app_only() -> None:

@@ -27,7 +27,7 @@ def process(*command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=HANG_S)
 
 
-def test_the_installed_script_shows_a_model(tmp_path):
+def test_the_installed_script_shows_a_model_and_reports_an_error(tmp_path):
     path = tmp_path / "tiny.gguf"
     write_tiny_llama(path, type="Q4_0")
     done = process(*CARAVAN, "show", path, "--json")
@@ -35,9 +35,9 @@ def test_the_installed_script_shows_a_model(tmp_path):
     reported, reader = json.loads(done.stdout), gguf.GGUFReader(path)
     assert reported["metadata"]["general.name"] == reader.get_field("general.name").contents()
     assert [tensor["name"] for tensor in reported["tensors"]] == [t.name for t in reader.tensors]
-    failed = process(*CARAVAN, "show", tmp_path / "nowhere.gguf")
+    failed = process(*CARAVAN, "rm", "nobody", "--store", tmp_path / "store")
     assert failed.returncode == 1 and failed.stdout == ""
-    assert len(failed.stderr.splitlines()) == 1 and "nowhere.gguf" in failed.stderr
+    assert len(failed.stderr.splitlines()) == 1 and "nobody" in failed.stderr
 
 
 def test_a_closed_pipe_is_no_error(tmp_path):

@@ -253,7 +253,8 @@ def test_mistakes_are_reported_before_ray_starts(tmp_path):
 @pytest.mark.parametrize("options", [[], ["--verbose"]])
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_an_end_of_the_server_is_reported(tmp_path, interrupted, options):
-    """With a program in place of Serve that fails, or waits for the interrupt."""
+    """With a program in place of Serve that fails, or waits for the interrupt. Without models,
+    nothing imports torch."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "python").symlink_to(sys.executable)
@@ -267,13 +268,14 @@ def test_an_end_of_the_server_is_reported(tmp_path, interrupted, options):
         "import sys; sys.executable = sys.argv.pop(1)\nfrom serve_app.cli.main import main\nmain()"
     )
     port = str(free_port())
-    command = [sys.executable, "-c", caller, folder / "python", "serve", DEMO, "--port", port]
+    command = [sys.executable, "-c", caller, folder / "python", "serve", "--port", port]
     command += options
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path), "CARAVAN_MODELS": str(tmp_path)},
     )  # fmt: skip
     assert process.stderr is not None
+    assert "is empty" in process.stderr.readline()
     assert process.stderr.readline().startswith("starting Ray Serve")
     if interrupted:
         log = tmp_path / "caravan" / "serve.log"
