@@ -137,7 +137,7 @@ def test_no_byte_of_an_unused_expert_is_read() -> None:
     """The pages are protected: reading them would end the process."""
     require_native_kernels()
     code = """
-import ctypes, mmap, sys
+import ctypes, mmap
 import torch
 from runtime.kernels.experts import expert_products
 from runtime.quant.block_types import Weight, block_type
@@ -148,18 +148,18 @@ data = torch.frombuffer(memory, dtype=torch.uint8).view(8, -1)[:, : outs * 144]
 weight = Weight(data.view(8, outs, 144), type, (8, outs, 256))
 protect = ctypes.CDLL(None, use_errno=True).mprotect
 protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-readable = set(map(int, sys.argv[1].split(",")))
-for expert in set(range(8)) - readable:
-    assert protect(data.data_ptr() + expert * mmap.PAGESIZE, mmap.PAGESIZE, 0) == 0
-for tokens in (1, 100):
-    chosen = torch.tensor([[2, 7]]).repeat(tokens, 1)
-    print(expert_products(torch.randn(tokens, 256), weight, chosen).abs().max().item())
+for readable in ({2, 7}, {2}):
+    for expert in set(range(8)) - readable:
+        assert protect(data.data_ptr() + expert * mmap.PAGESIZE, mmap.PAGESIZE, 0) == 0
+    for tokens in (1, 100):
+        chosen = torch.tensor([[2, 7]]).repeat(tokens, 1)
+        products = expert_products(torch.randn(tokens, 256), weight, chosen)
+        print(products.abs().max().item(), flush=True)
 """
-    command = [sys.executable, "-c", code]
-    done = subprocess.run([*command, "2,7"], capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout == "0.0\n0.0\n", done.stderr
-    # The same must fail where an expert in use cannot be read, or nothing was protected.
-    assert subprocess.run([*command, "2"], capture_output=True).returncode < 0
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "0.0\n0.0\n", done.stderr
+    # Then an expert in use cannot be read, or nothing was protected.
+    assert done.returncode < 0
 
 
 @pytest.mark.parametrize("tokens", [1, 64, 500])
