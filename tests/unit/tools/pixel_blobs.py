@@ -22,16 +22,24 @@ class Blob:
 
 def blobs(picture: Picture, size: int) -> list[Blob]:
     """The blobs, in reading order of their ninths."""
-    pixels = np.asarray(draw(picture, size)).astype(int)
-    found = [_described(pixels, patch) for patch in _patches(inked(picture, size))]
+    pixels = _pixels(picture, size)
+    found = [_described(pixels, patch) for patch in _patches(_inked(picture, pixels))]
     return sorted(found, key=lambda blob: blob.place)
 
 
 def inked(picture: Picture, size: int) -> NDArray[np.bool_]:
     """[size, size]: where the picture differs from its background."""
-    bare = replace(picture, items=())
-    seen, empty = (np.asarray(draw(shown, size)).astype(int) for shown in (picture, bare))
-    return np.abs(seen - empty).sum(axis=-1) > DARKEST_CHANGE
+    return _inked(picture, _pixels(picture, size))
+
+
+def _inked(picture: Picture, pixels: NDArray[np.int16]) -> NDArray[np.bool_]:
+    empty = _pixels(replace(picture, items=()), len(pixels))
+    return np.abs(pixels - empty).sum(axis=-1) > DARKEST_CHANGE
+
+
+def _pixels(picture: Picture, size: int) -> NDArray[np.int16]:
+    """[size, size, 3]"""
+    return np.asarray(draw(picture, size)).astype(np.int16)
 
 
 def _patches(mask: NDArray[np.bool_]) -> list[NDArray[np.int_]]:
@@ -49,7 +57,7 @@ def _patches(mask: NDArray[np.bool_]) -> list[NDArray[np.int_]]:
     return patches
 
 
-def _described(pixels: NDArray[np.int_], patch: NDArray[np.int_]) -> Blob:
+def _described(pixels: NDArray[np.int16], patch: NDArray[np.int_]) -> Blob:
     colour = np.median(pixels[patch[:, 0], patch[:, 1]], axis=0)
     name = min(COLOURS, key=lambda each: math.dist(COLOURS[each], colour))
     row, column = (int(3 * middle / len(pixels)) for middle in patch.mean(axis=0))
