@@ -56,7 +56,7 @@ HOPS = (
     "runtime.engine.scheduler:Scheduler.plan",
     "runtime.worker.input_preparer:InputPreparer.prepare",
 )
-KERNELS = str(ROOT / "runtime" / "kernels")
+KERNELS, MODELS = str(ROOT / "runtime" / "kernels"), str(ROOT / "model_zoo")
 
 
 class LocalReplicas(OneReplica):
@@ -75,7 +75,7 @@ class LocalReplicas(OneReplica):
 
 
 class Recorder:
-    """Records functions of our packages while `active`, until the first function of a kernel."""
+    """Records functions of our packages while `active`, until a model calls its first kernel."""
 
     def __init__(self) -> None:
         self.path: dict[CodeType, None] = {}
@@ -87,8 +87,10 @@ class Recorder:
             return
         code = frame.f_code
         if code.co_filename.startswith(KERNELS):
-            self._record_stack(frame.f_back)
-            self.active = False
+            caller = frame.f_back
+            if caller is not None and caller.f_code.co_filename.startswith(MODELS):
+                self._record_stack(caller)
+                self.active = False
         elif _counted(frame):
             self.entered.setdefault(code)
             if _name(code) in HOPS:

@@ -30,6 +30,7 @@ from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout, Full, LayerCache, Sliding
 from runtime.worker.input_preparer import StepLimits
 from runtime.worker.model import Batch, KVCache
+from runtime.worker.recorded_steps import StepOutput
 from runtime.worker.runner import DeviceRunner
 from runtime.worker.sampler import Drawn, Draws, Sampler, TokenMasks
 from runtime.worker.step_graphs import padded_rows
@@ -86,14 +87,13 @@ class StubSampler(Sampler):
 
     def sample(self, logits: Tensor, draws: Draws, masks: TokenMasks | None = None) -> Drawn:
         count = len(draws.slots)
-        tokens, finite = torch.full((count,), 100), torch.ones(count, dtype=torch.bool)
-        none = torch.zeros(0, 0)
-        empty = none.flatten()
-        return Drawn(tokens, finite, empty, none.long(), none, empty)
+        return Drawn(torch.full((count,), 100), torch.ones(count, dtype=torch.bool))
 
 
 class StubRecorder:
     """A `StepRecorder` with the rows of CUDA graphs."""
+
+    drawn_rows = 0
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -101,19 +101,16 @@ class StubRecorder:
     def rows(self, count: int) -> int | None:
         return padded_rows(count, self._most)
 
-    def fixed(self, make: Callable[[], Batch]) -> Callable[[], Batch]:
-        return make
-
-    def record(self, computation: Callable[[], Tensor]) -> tuple["StubRecording", Tensor]:
+    def record(self, computation: Callable[[], StepOutput]) -> tuple["StubRecording", StepOutput]:
         result = computation()
         return StubRecording(result), result
 
 
 @dataclass(frozen=True)
 class StubRecording:
-    result: Tensor
+    result: StepOutput
 
-    def replay(self) -> Tensor:
+    def replay(self) -> StepOutput:
         return self.result
 
 
@@ -138,8 +135,11 @@ class Inert:
 
 
 class HostRunner(DeviceRunner):
-    """On a CPU as if on a CUDA device. `steps`: the number of rows of each step, and the processor
-    time of the thread when it was launched."""
+    """On a CPU as if on a CUDA device, but with one buffer of inputs.
+
+    `steps`: the number of rows of each step, and the processor time of the thread when it was
+    launched.
+    """
 
     def __init__(
         self, model: StubModel, layout: CacheLayout, limits: StepLimits, *, graphs: bool

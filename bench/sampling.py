@@ -52,14 +52,9 @@ def _loaded_sampler(rows: int, vocab_size: int) -> Sampler:
 
 
 def _draws(rows: int) -> Draws:
-    nothing = torch.zeros(0, dtype=torch.int64)
     return Draws(
         slots=torch.arange(rows),
         positions=torch.full((rows,), 8),
         counts=tuple(rows if path is Path.TOP else 0 for path in Path),
         width=TOP_K,
-        penalised=nothing,
-        window=0,
-        scored=nothing,
-        alternatives=0,
     )

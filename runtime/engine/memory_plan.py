@@ -316,11 +316,11 @@ def _check_one_context(cache_tokens: int, context_tokens: int) -> None:
 
 
 def sampler_bytes(model: PlannedModel, layout: CacheLayout, limits: StepLimits) -> int:
-    """At most the bytes of sampling and of a step's inputs.
+    """Bytes of sampling and of a step's inputs.
 
     The state of the slots and of one for padding, the largest workspace, sums of pooled states,
-    results and their packed copy, page tables, the masks of all rows while they are computed, and
-    two buffers of inputs and masks each; a CUDA device has only one of each pair."""
+    results and their packed copy, page tables, the inputs, and the masks of all rows while they are
+    computed and in two buffers, of which a CUDA device has only one."""
     slots, context_tokens = limits.slots, limits.context_tokens
     vocab_size, padded = model.vocab_size, limits.slots + 1
     state = Sampler.state_bytes(slots=padded, context_tokens=context_tokens, vocab_size=vocab_size)
@@ -332,7 +332,7 @@ def sampler_bytes(model: PlannedModel, layout: CacheLayout, limits: StepLimits) 
     results = 2 * result_bytes(limits, hidden=model.hidden_size)
     masks = mask_bytes(rows=limits.draws, vocab_size=vocab_size)
     inputs = buffer_bytes(layout, limits, vocab_size)
-    return state + workspace + sums + results + 2 * inputs + 3 * masks + 4 * tables
+    return state + workspace + sums + results + inputs + 3 * masks + 4 * tables
 
 
 def _measured(device: torch.device, weight_bytes: int) -> int:

@@ -22,7 +22,7 @@ class _DrawJob(ctypes.Structure):
             "logits", "slots", "positions", "floats", "ints", "history", "tokens", "finite",
         )),
         ("history_stride", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("rows", "greedy", "vocab")),
+        *((name, ctypes.c_int32) for name in ("rows", "vocab")),
     )  # fmt: skip
 
 
@@ -59,8 +59,8 @@ class DrawnRows:
 
 
 def draw_top(rows: DrawnRows, *, greedy: int, width: int) -> tuple[Tensor, Tensor]:
-    """Draw a token for each row: the most likely one for the first `greedy` rows, one of the top_k,
-    at most 256, for the others.
+    """Draw a token for each row: the most likely one for the first `greedy` rows, whose top_k in
+    `ints` is 1, and one of the top_k, at most 256, for the others.
 
     width: the largest top_k of a row. -> tokens int64 [rows]; bool [rows]: whether the row's
     largest logit is finite.
@@ -79,7 +79,7 @@ def draw_top(rows: DrawnRows, *, greedy: int, width: int) -> tuple[Tensor, Tenso
         address(logits, (count, vocab)), address(rows.slots, (count,), torch.int64),
         address(rows.positions, (count,), torch.int64), address(floats, floats.shape),
         address(ints, ints.shape, torch.int64), address(history, history.shape, torch.int32),
-        tokens.data_ptr(), finite.data_ptr(), history.stride(0), count, greedy, vocab,
+        tokens.data_ptr(), finite.data_ptr(), history.stride(0), count, vocab,
     )  # fmt: skip
     kernels.caravan_draw(ctypes.byref(job), torch.get_num_threads())
     return tokens, finite

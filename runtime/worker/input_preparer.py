@@ -89,7 +89,7 @@ class DeviceInputs:
     the slot after the last one, attending to nothing; outputs are padded with row 0.
     output_rows [draws + scored + pooled rows] int64: the sampling rows of the chunks in `drawing`,
     then the rows that `scored` and `pooled` read. constrained: which sampling rows have a grammar.
-    greedy: the number of greedy rows, if each row draws a token from its logits alone, else None.
+    draws_alone: each row draws a token, which depends on its logits alone.
     image_rows [n] int64: the rows of `images`, concatenated. axes [3, rows] int64: as in `Batch`.
     """
 
@@ -105,7 +105,7 @@ class DeviceInputs:
     draws: Draws
     drawing: tuple[int, ...]
     constrained: tuple[int, ...]
-    greedy: int | None
+    draws_alone: bool
     scored: ScoredStep
     pooled: PooledStep
 
@@ -123,14 +123,16 @@ class _DecodeStep:
     positions.
 
     version: of `SlotRequests`. slots: of the chunks, which have one row each and sample. positions
-    [rows]: those of the chunks. drawn [draws]: the chunks that draw, in this order, and
-    draw_positions [draws]. nbytes: of the inputs, at the front of a buffer.
+    [rows], and axes [3, rows], which are equal to them without images. drawn [draws]: the chunks
+    that draw, in this order, and draw_positions [draws]. nbytes: of the inputs, at the front of a
+    buffer.
     """
 
     version: int
     slots: list[int]
     inputs: DeviceInputs
     positions: NDArray[np.int64]
+    axes: NDArray[np.int64] | None
     drawn: Column
     draw_positions: NDArray[np.int64]
     nbytes: int
@@ -147,6 +149,8 @@ class _DecodeStep:
         """The inputs at other positions, [rows]."""
         inputs = self.inputs
         inputs.rows.starts[:] = self.positions[:] = starts
+        if self.axes is not None:
+            self.axes[:] = starts
         self.draw_positions[:] = (self.positions + 1)[self.drawn]
         for kind, group in zip(kinds, inputs.groups, strict=True):
             group.seen.begin[:], group.seen.end[:] = kind.seen_by(starts)
@@ -208,6 +212,7 @@ class InputPreparer:
             inputs = decode.at([chunk.start for chunk in chunks], self._kinds)
         else:
             buffer.clear()
+            step.decode = None
             inputs, step.decode = self._write(buffer, chunks)
         changes = write_changes(buffer, plan, self._pool, self._sampler)
         buffer.upload()
@@ -229,10 +234,12 @@ class InputPreparer:
         single = len(chunks) == rows.count == len(output_rows) and not insertions.rows
         count = self._padded_rows(len(chunks)) if single else rows.count
         space = _Space(count, room, self._slots)
-        # Steps with up to `room` rows that all sample have these parts at the same offsets.
+        # In steps with up to `room` rows that all sample, these parts, and slots and positions of
+        # draws, are at the same offsets, where recordings read them.
         positions, row_slot = _write_rows(buffer, rows, space)
-        seen = (_write_group(buffer, kind, chunks, rows, plain, space) for kind in self._kinds)
-        groups = tuple(seen)
+        groups = tuple(
+            _write_group(buffer, kind, chunks, rows, plain, space) for kind in self._kinds
+        )
         output_rows += [0] * (space.rows - len(output_rows) if single else 0)
         outputs = buffer.put(output_rows, _INT64, room=room)
         axes = _write_axes(buffer, chunks, rows, space) if self._needs_axes else None
@@ -253,18 +260,19 @@ class InputPreparer:
             draws,
             tuple(drawing.tolist()),
             tuple(constrained),
-            draws.counts[Path.GREEDY] if alone and draws.from_logits_alone else None,
+            alone and draws.from_logits_alone,
             scored,
             pooled,
         )
         alike = single and bool(rows.samples.all() and plain.all())
-        if not alike or draws.reads_history or self._needs_axes:
+        if not alike or draws.reads_history:
             return inputs, None
         return inputs, _DecodeStep(
             self._requests.version,
             rows.slots.tolist(),
             inputs,
             buffer.on_host(positions)[: rows.count],
+            None if axes is None else buffer.on_host(axes)[:, : rows.count],
             drawing,
             buffer.on_host(draws.positions),
             buffer.used,

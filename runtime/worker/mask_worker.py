@@ -103,8 +103,10 @@ class PendingMasks:
 
 
 class MaskWorker:
-    """Computes masks for rows of steps, and uploads them from two host buffers in turn, like
-    `InputPreparer`. `waits`: steps wait for every mask, without a limit."""
+    """Computes masks for rows of steps, and uploads them from two host buffers in turn.
+
+    `waits`: steps wait for every mask, without a limit.
+    """
 
     def __init__(
         self, *, rows: int, vocab_size: int, device: torch.device, waits: bool = False

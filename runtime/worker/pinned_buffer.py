@@ -54,9 +54,9 @@ class PinnedBuffer:
         return tensor if array.ndim == 1 else tensor.view(array.shape)
 
     def on_host(self, part: Tensor) -> NDArray[Any]:
-        """The host array of a part without dimensions beside its first."""
+        """The host array of a contiguous part, in its shape."""
         begin = part.storage_offset()
-        return self._arrays[part.dtype][begin : begin + len(part)]
+        return self._arrays[part.dtype][begin : begin + part.numel()].reshape(part.shape)
 
     def upload(self, nbytes: int | None = None) -> None:
         """Upload all parts taken so far, or the first `nbytes` bytes."""

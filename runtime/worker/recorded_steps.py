@@ -1,5 +1,6 @@
 """Decode steps that are recorded once for each number of rows and then repeated by one call: as
-calls of native kernels on a CPU, as CUDA graphs (`step_graphs`) on a GPU."""
+calls of native kernels on a CPU, with head and draws if possible, and as CUDA graphs
+(`step_graphs`) on a GPU."""
 
 import ctypes
 import logging
@@ -65,11 +66,10 @@ class StepRecorder(Protocol):
 
 
 class _Key(NamedTuple):
-    """What the kernel calls of a step depend on: the number of its rows, and `DeviceInputs.greedy`
-    if it includes the draws."""
+    """What the kernel calls of a step depend on: the number of its rows, and whether they draw."""
 
     rows: int
-    greedy: int | None
+    draws: bool
 
 
 class RecordedSteps:
@@ -79,8 +79,8 @@ class RecordedSteps:
 
     Recordings are made when a number of rows first occurs, so that only numbers in use take time
     and memory. What is not recordable is logged once and computed in every step. With recurrent
-    states (`stateful`) a step must not be computed twice, so recording may fail only in the first
-    step without draws and in the first one with them, which are part of the warm-up.
+    states (`stateful`) a step must not be computed twice, so recording may fail only until a step
+    is recorded with its draws or, if these are not, without them, which is part of the warm-up.
     """
 
     def __init__(
@@ -111,19 +111,17 @@ class RecordedSteps:
         rows, batch = len(inputs.positions), partial(make, inputs)
         recorded = self._recordable and inputs.one_row_each
         if not recorded or self._recorder.rows(rows) != rows:
-            return partial(self._computed, batch())
-        greedy = inputs.greedy if rows <= self._drawn_rows else None
-        return partial(self._repeated, _Key(rows, greedy), batch, partial(draw, inputs))
-
-    def _computed(self, batch: Batch) -> StepOutput:
-        return StepOutput(self._model.states(batch, self._cache), None)
+            made = batch()
+            return lambda: StepOutput(self._model.states(made, self._cache), None)
+        key = _Key(rows, inputs.draws_alone and rows <= self._drawn_rows)
+        return partial(self._repeated, key, batch, partial(draw, inputs))
 
     def _repeated(
         self, key: _Key, batch: Callable[[], Batch], draw: Callable[[Tensor], Drawn]
     ) -> StepOutput:
         def computation() -> StepOutput:
-            states, _ = self._computed(_without_spans(batch()))
-            return StepOutput(states, None if key.greedy is None else draw(states))
+            states = self._model.states(_without_spans(batch()), self._cache)
+            return StepOutput(states, draw(states) if key.draws else None)
 
         found = self._recordings.get(key)
         if found is not None:
@@ -131,16 +129,14 @@ class RecordedSteps:
         try:
             self._recordings[key], output = self._recorder.record(computation)
         except NotRecordableError as error:
-            if self._stateful and any(
-                (other.greedy is None) == (key.greedy is None) for other in self._recordings
-            ):
+            if self._stateful and any(other.draws or not key.draws for other in self._recordings):
                 raise RuntimeError(f"{key} cannot be recorded: {error}") from error
-            if key.greedy is None:
+            if not key.draws:
                 _log.info("Decode steps are not recorded, because of their computation: %s.", error)
                 self._recordable = False
-                return self._computed(batch())
+                return StepOutput(self._model.states(batch(), self._cache), None)
             self._drawn_rows = 0
-            output = self._repeated(key._replace(greedy=None), batch, draw)
+            output = self._repeated(key._replace(draws=False), batch, draw)
             if self._recordable:
                 _log.info("Draws are not recorded, because of their computation: %s.", error)
             return output

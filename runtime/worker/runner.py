@@ -160,13 +160,13 @@ class DeviceRunner:
     ) -> None:
         """Run the largest step before any other, so that a lack of memory is found at start.
 
-        Then run the largest decode step and the smallest one, which may use other kernels and draws
-        without options. If
-        decode steps are recorded, the largest comes first, because the others reuse its memory. All
-        rows write to the page that belongs to no sequence; slots are loaded before use. `images`:
-        limits of the images that rows of the largest step may belong to. `workspace_bytes`: memory
-        of the largest step, for devices that free the memory of each step and use the same kernels
-        for all sizes: this much is allocated and freed instead, and only the smallest step is run.
+        Then run the largest decode step and the smallest one, which may use other kernels. If
+        decode steps are recorded, the largest comes first, because the others reuse its memory;
+        the smallest one draws without options, so that its draw is recorded too. All rows write to
+        the page that belongs to no sequence; slots are loaded before use. `images`: limits of the
+        images that rows of the largest step may belong to. `workspace_bytes`: memory of the largest
+        step, for devices that free the memory of each step and use the same kernels for all sizes:
+        this much is allocated and freed instead, and only the smallest step is run.
         """
         assert self._fresh, "warm_up runs before the first step"
         limits = self._limits
@@ -181,7 +181,7 @@ class DeviceRunner:
         try:
             if workspace_bytes is not None:
                 torch.empty(workspace_bytes, dtype=torch.uint8, device=self._device)
-                steps = steps[-1:]
+                self._scratch, steps = None, steps[-1:]
             for rows, draws, sampling in steps:
                 results = self.collect(self.launch(self._scratch_plan(rows, draws, sampling)))
                 if any(isinstance(result, DrawFailure) for result in results):

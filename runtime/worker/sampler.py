@@ -264,7 +264,7 @@ class Sampler:
         ints = [
             [
                 signed(s.seed),
-                s.top_k if 0 < s.top_k < self.vocab_size else self.vocab_size,
+                self._top_k(s),
                 everything if s.repeat_last_n is None else min(s.repeat_last_n, everything),
                 s.counted_from,
                 s.dropped,
@@ -272,6 +272,12 @@ class Sampler:
             for s in sampling
         ]
         return floats, ints
+
+    def _top_k(self, sampling: SamplingParams) -> int:
+        """The number of tokens that a row chooses from."""
+        if path_of(sampling, self.vocab_size) is Path.GREEDY:
+            return 1
+        return sampling.top_k if 0 < sampling.top_k < self.vocab_size else self.vocab_size
 
     def repetition_rows(
         self, sampling: Sequence[SamplingParams]

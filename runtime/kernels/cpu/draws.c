@@ -21,7 +21,7 @@ typedef struct {
     int64_t *tokens;      /* [rows] */
     uint8_t *finite;      /* [rows]: whether the largest logit is finite */
     int64_t history_stride;
-    int32_t rows, greedy, vocab; /* the first `greedy` rows draw the most likely token */
+    int32_t rows, vocab;
 } caravan_draw_job;
 
 typedef caravan_draw_job job;
@@ -85,14 +85,12 @@ static void draw_row(const job *j, int row) {
     const float *logits = j->logits + (ptrdiff_t)row * j->vocab;
     const int64_t slot = j->slots[row], position = j->positions[row], *ints = j->ints + slot * INTS;
     int64_t ranks[MOST];
-    int count = row < j->greedy ? 1 : (int)ints[TOP_K];
-    count = count < j->vocab ? count : j->vocab;
+    const int count = ints[TOP_K] < j->vocab ? (int)ints[TOP_K] : j->vocab;
     select_top(logits, j->vocab, count, ranks);
     qsort(ranks, count, sizeof *ranks, descending);
     const int finite = isfinite(logits[id_of(ranks[0])]);
     const double noise = uniform(ints[SEED], position + ints[DROPPED]);
-    const int column = !finite || row < j->greedy ? 0
-                       : pick(logits, ranks, count, j->floats + slot * FLOATS, noise);
+    const int column = finite ? pick(logits, ranks, count, j->floats + slot * FLOATS, noise) : 0;
     j->tokens[row] = id_of(ranks[column]);
     j->finite[row] = (uint8_t)finite;
     j->history[slot * j->history_stride + position] = (int32_t)j->tokens[row];
@@ -129,7 +127,7 @@ static void draw_rows(const void *argument, const items *mine) {
     for (int64_t row = mine->begin; row < mine->end; row++) draw_row(argument, (int)row);
 }
 
-/* Every row has a top_k of at most MOST. The bits of a row do not depend on other rows. */
+/* Every row has a top_k from 1, which is greedy, to MOST. The bits of a row do not depend on other rows. */
 EXPORT void caravan_draw(const job *j, int threads) {
     share(threads, j->rows > 1 && j->vocab > 4096, even(j->rows, threads), draw_rows, j);
 }

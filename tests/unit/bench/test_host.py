@@ -31,7 +31,9 @@ def test_decode_steps_are_repeated_with_graphs_only(
         lambda self, batch, cache: computed.append(len(batch.tokens)) or states(self, batch, cache),
     )
     monkeypatch.setattr(
-        StubRecording, "replay", lambda self: replayed.append(len(self.result)) or replay(self)
+        StubRecording,
+        "replay",
+        lambda self: replayed.append(len(self.result.states)) or replay(self),
     )
     assert step_ms(KINDS["full"], 3, graphs=graphs) > 0
     if graphs:

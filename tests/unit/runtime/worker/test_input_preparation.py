@@ -3,6 +3,7 @@
 import dataclasses
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,13 @@ SLOTS, STEP_TOKENS, CONTEXT, PAGE_TOKENS, VOCAB = 4, 32, 64, 4, 1000
 @dataclass(frozen=True)
 class Picture:
     digest: bytes
+
+
+class AnyTokens:
+    """A grammar of which only its existence matters."""
+
+    def matcher(self) -> None:
+        return None
 
 
 def preparer_of(kinds: tuple[CacheKind, ...], *, position_axes: int = 1) -> InputPreparer:
@@ -64,6 +72,7 @@ def chunk(
     sampling: SamplingParams | None = None,
     spans: tuple[ImageSpan, ...] = (),
     images: bytes = b"",
+    constrained: bool = False,
 ) -> Chunk:
     request = GenerationRequest(
         f"r{slot}",
@@ -72,6 +81,7 @@ def chunk(
         sampling or SamplingParams(),
         spans,
         images=tuple(Picture(bytes([digest])) for digest in images),
+        grammar=AnyTokens() if constrained else None,
     )
     sequence = Sequence(request, list(request.prompt))
     return Chunk(sequence, 0, slot, start, length, (1,) * length, False, samples)
@@ -121,14 +131,19 @@ def flat(inputs: DeviceInputs) -> list[object]:
         (group.begin.tolist(), group.end.tolist(), group.seen.spans(inputs.rows))
         for group in inputs.groups
     ]
+    axes = None if inputs.axes is None else inputs.axes.tolist()
     rows = inputs.positions, inputs.row_slot, inputs.output_rows
-    found = [*(each.tolist() for each in rows), groups, inputs.drawing, inputs.constrained]
-    return [*found, repr(inputs.draws)]
+    single = inputs.one_row_each, inputs.draws_alone
+    found = [*(each.tolist() for each in rows), groups, axes, *single, inputs.drawing]
+    return [*found, inputs.constrained, inputs.scored, inputs.pooled, repr(inputs.draws)]
 
 
-def test_steps_of_the_same_sequences_have_the_inputs_of_others_at_their_positions() -> None:
+@pytest.mark.parametrize("axes", [1, 3])
+def test_the_same_sequences_have_the_inputs_of_new_ones_at_their_positions(
+    axes: int,
+) -> None:
     """The inputs of a decode step are used again while its sequences stay in their slots."""
-    draw, used = random.Random(5), preparer_of(KINDS)
+    draw, used = random.Random(5), preparer_of(KINDS, position_axes=axes)
     choices = (
         SamplingParams(temperature=0.0),
         SamplingParams(logprobs=2, logit_bias=((3, 1.0),)),
@@ -142,7 +157,9 @@ def test_steps_of_the_same_sequences_have_the_inputs_of_others_at_their_position
         if draw.random() < 0.2:
             slot = draw.randrange(SLOTS)
             sampling = choices[3 if draw.random() < 0.1 else draw.randrange(3)]
-            running[slot] = chunk(slot, draw.randrange(20), 1, sampling=sampling)
+            running[slot] = chunk(
+                slot, draw.randrange(20), 1, sampling=sampling, constrained=draw.random() < 0.2
+            )
         if draw.random() < 0.1 and len(running) > 1:
             del running[draw.choice(list(running))]
         if draw.random() < 0.2:
@@ -163,9 +180,36 @@ def test_steps_of_the_same_sequences_have_the_inputs_of_others_at_their_position
         assert (changes.pages is not None) == bool(writes)
         if changes.pages is not None:
             assert changes.pages.pages.tolist() == [number]
-        assert flat(inputs) == flat(inputs_of(preparer_of(KINDS), step))
+        assert flat(inputs) == flat(inputs_of(preparer_of(KINDS, position_axes=axes), step))
         repeated += before is not None and used._steps[0].decode is before
     assert repeated > 50
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampling": SamplingParams(top_k=0)},
+        {"sampling": SamplingParams(logprobs=0)},
+        {"sampling": SamplingParams(logit_bias=((3, 1.0),))},
+        {"sampling": SamplingParams(presence_penalty=0.1)},
+        {"sampling": SamplingParams(dry_multiplier=1.0)},
+        {"sampling": SamplingParams(bad_words=((1,),))},
+        {"sampling": SamplingParams(allowed=b"\x03")},
+        {"sampling": SamplingParams(mirostat=2)},
+        {"sampling": SamplingParams(typical_p=0.5)},
+        {"samples": False},
+        {"constrained": True},
+    ],
+    ids=str,
+)
+def test_rows_draw_from_their_logits_alone_only_without_options(
+    preparer: InputPreparer, options: dict[str, Any]
+) -> None:
+    plain = [chunk(0, 9, 1), chunk(1, 9, 1, sampling=SamplingParams(temperature=0.0))]
+    assert inputs_of(preparer, plan(*plain)).draws_alone
+    assert not inputs_of(preparer, plan(*plain, chunk(2, 5, 1, **options))).draws_alone
+    assert not inputs_of(preparer, plan(plain[0], chunk(1, 5, 2))).draws_alone
+    assert inputs_of(preparer, plan(*plain)).draws_alone
 
 
 def test_each_row_sees_what_the_kind_of_its_group_allows(preparer):

@@ -37,7 +37,7 @@ def sampled(logits: torch.Tensor, sampling: list[SamplingParams], position: int 
     draws = replace(draws_of(sampling, [position] * rows, order, VOCAB), biased=biased)
     drawn = sampler.sample(logits[order], draws)
     raw = logits[order].log_softmax(1).gather(1, drawn.tokens[:, None])[:, 0]
-    torch.testing.assert_close(drawn.logprobs, raw)
+    torch.testing.assert_close(drawn.scores.logprobs, raw)
     found = dict(zip(order, drawn.tokens.tolist(), strict=True))
     return [found[row] for row in range(rows)]
 

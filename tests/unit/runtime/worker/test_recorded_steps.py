@@ -48,16 +48,15 @@ class Steps:
         require_native_kernels()
         self.refuses_draws, self.drawn = refuses_draws, 0
         self.sampler = Sampler(slots=ROWS, context_tokens=9, vocab_size=8, device=CPU)
-        floats, ints = self.sampler.parameter_rows([SamplingParams(top_k=3, seed=5)] * ROWS)
+        sampling = [SamplingParams(temperature=0), *[SamplingParams(top_k=3, seed=5)] * (ROWS - 1)]
+        floats, ints = self.sampler.parameter_rows(sampling)
         self.sampler.load(LoadedSlots((), PLACES, torch.tensor(floats), torch.tensor(ints)))
         recorder = CallRecorder(ROWS, nbytes=1 << 12)
         self.recorded = RecordedSteps(model, None, recorder, stateful=stateful)  # type: ignore[arg-type]
 
-    def __call__(
-        self, rows: int, *, one_row_each: bool = True, greedy: int | None = None
-    ) -> StepOutput:
+    def __call__(self, rows: int, *, one_row_each: bool = True, draws: bool = False) -> StepOutput:
         assert self.recorded.rows(rows) == rows  # nothing is padded on a CPU
-        made, inputs = batch(rows), SimpleNamespace(positions=range(rows), greedy=greedy)
+        made, inputs = batch(rows), SimpleNamespace(positions=range(rows), draws_alone=draws)
         inputs.one_row_each = one_row_each
         return self.recorded.prepared(inputs, lambda _: made, self.draw)()  # type: ignore[arg-type]
 
@@ -65,7 +64,7 @@ class Steps:
         """The states are the logits."""
         self.drawn += 1
         rows = len(states)
-        counts = inputs.greedy, rows - inputs.greedy, 0, 0, 0, 0
+        counts = 1, rows - 1, 0, 0, 0, 0
         draws = Draws(PLACES[:rows], PLACES[:rows], counts, width=3)
         return self.sampler.sample(states * 1 if self.refuses_draws else states, draws)
 
@@ -80,34 +79,34 @@ def test_a_recorded_number_of_rows_is_not_computed_again() -> None:
 def test_other_steps_and_more_rows_than_sequences_are_computed() -> None:
     step = Steps(model := Model(None), stateful=True)
     for _ in range(2):
-        step(2, one_row_each=False, greedy=2)
+        step(2, one_row_each=False, draws=True)
         step(ROWS + 1)
     assert model.computed == 4 and not step.recorded.recorded_rows and not step.drawn
 
 
-def test_draws_are_recorded_for_each_number_of_greedy_rows(monkeypatch) -> None:
+def test_draws_are_recorded_up_to_a_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.worker.recorded_steps.MOST_DRAWN_ROWS", 2)
     step = Steps(model := Model(None), stateful=True)
-    expected = {}
-    for rows, greedy in ((1, None), (2, 0), (2, 1), (2, 0), (2, 1), (2, None), (3, 3)):
-        states, drawn = step(rows, greedy=greedy)
-        assert (drawn is None) == (greedy is None or rows > 2)
+    expected = dict[int, list[int]]()
+    for rows, draws in ((1, True), (2, True), (2, False), (1, True), (2, True), (3, True)):
+        states, drawn = step(rows, draws=draws)
+        assert (drawn is None) == (not draws or rows > 2)
         if drawn is not None:
             tokens = drawn.tokens.tolist()
-            assert expected.setdefault(greedy, tokens) == tokens
-            assert tokens[:greedy] == states[:greedy].argmax(dim=1).tolist()
+            assert expected.setdefault(rows, tokens) == tokens
+            assert tokens[0] == int(states[0].argmax())
             assert step.sampler.tokens_at(PLACES[:rows].int(), PLACES[:rows]).tolist() == tokens
-    assert model.computed == 5 and step.drawn == 2
+    assert model.computed == 4 and step.drawn == 2
 
 
 def test_tokens_stay_valid_while_later_steps_are_computed() -> None:
     step = Steps(Model(None), stateful=True)
     for _ in range(2):
-        _, drawn = step(2, greedy=2)
+        _, drawn = step(2, draws=True)
         assert drawn is not None
         before = drawn.tokens.tolist(), drawn.finite.tolist()
-        for greedy in (0, 1, None):
-            step(3, greedy=greedy)
+        for draws in (True, False):
+            step(3, draws=draws)
         assert (drawn.tokens.tolist(), drawn.finite.tolist()) == before
 
 
@@ -116,7 +115,7 @@ def test_draws_that_are_not_recordable_follow_recorded_states(stateful: bool) ->
     step = Steps(model := Model(None), stateful=stateful, refuses_draws=True)
     step(2)
     for rows in (1, 2, 1):
-        assert step(rows, greedy=0).drawn is None
+        assert step(rows, draws=True).drawn is None
     assert step.recorded.recorded_rows == {1, 2} and step.drawn == 1
     assert model.computed == 3
 
@@ -134,8 +133,9 @@ def test_a_later_step_is_computed_twice_only_if_there_are_no_states_of_sequences
     for rows in (1, 2, 1):
         assert len(step(rows).states) == rows
     assert model.computed == 4
-    step = Steps(model := Model(2), stateful=True)
-    step(1)
-    with pytest.raises(RuntimeError, match=r"rows=2.*cannot be recorded"):
-        step(2)
-    assert model.computed == 2
+    for drew in (False, True):
+        step = Steps(model := Model(2), stateful=True)
+        step(1, draws=drew)
+        with pytest.raises(RuntimeError, match=r"rows=2.*cannot be recorded"):
+            step(2)
+        assert model.computed == 2

@@ -63,7 +63,7 @@ def sampled(
     plain = draws_of(sampling, list(map(len, histories)), order, VOCAB)
     drawn = sampler.sample(logits[order], replace(plain, restricted=restricted))
     raw = logits[order].log_softmax(1).gather(1, drawn.tokens[:, None])[:, 0]
-    torch.testing.assert_close(drawn.logprobs, raw)
+    torch.testing.assert_close(drawn.scores.logprobs, raw)
     back = np.argsort(order)
     return drawn.tokens[back].tolist(), drawn.finite[back].tolist()
 
