@@ -213,15 +213,13 @@ class InputPreparer:
         else:
             buffer.clear()
             step.decode = None
-            inputs, step.decode = self._write(buffer, chunks)
+            inputs = self._write(buffer, chunks)
+            step.decode = self._decode_step(buffer, inputs)
         changes = write_changes(buffer, plan, self._pool, self._sampler)
         buffer.upload()
         return PreparedStep(changes, inputs)
 
-    def _write(
-        self, buffer: PinnedBuffer, chunks: Sequence[Chunk]
-    ) -> tuple[DeviceInputs, _DecodeStep | None]:
-        """The inputs of a step, and how to use them again, if possible."""
+    def _write(self, buffer: PinnedBuffer, chunks: Sequence[Chunk]) -> DeviceInputs:
         rows, room = StepRows.of(chunks), self._draws
         plain = self._requests.plain[rows.slots]
         insertions, scored, pooled = _NOTHING
@@ -247,7 +245,7 @@ class InputPreparer:
         draws = self._write_draws(buffer, chunks, rows, drawing)
         constrained = self._requests.constrained[rows.slots[drawing]].nonzero()[0].tolist()
         alone = single and len(drawing) == len(chunks) and not constrained
-        inputs = DeviceInputs(
+        return DeviceInputs(
             rows,
             single,
             positions,
@@ -264,16 +262,20 @@ class InputPreparer:
             scored,
             pooled,
         )
-        alike = single and bool(rows.samples.all() and plain.all())
-        if not alike or draws.reads_history:
-            return inputs, None
-        return inputs, _DecodeStep(
+
+    def _decode_step(self, buffer: PinnedBuffer, inputs: DeviceInputs) -> _DecodeStep | None:
+        """How the inputs, the last ones in the buffer, can be used again; None if they cannot."""
+        rows, draws, axes = inputs.rows, inputs.draws, inputs.axes
+        alike = rows.samples.all() and self._requests.plain[rows.slots].all()
+        if not (inputs.one_row_each and alike) or draws.reads_history:
+            return None
+        return _DecodeStep(
             self._requests.version,
             rows.slots.tolist(),
             inputs,
-            buffer.on_host(positions)[: rows.count],
+            buffer.on_host(inputs.positions)[: rows.count],
             None if axes is None else buffer.on_host(axes)[:, : rows.count],
-            drawing,
+            np.array(inputs.drawing, np.int64),
             buffer.on_host(draws.positions),
             buffer.used,
         )
