@@ -15,8 +15,8 @@ INSTALLED := pyproject.toml constraints.txt
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && \
 	$(BIN)/lint-imports --no-logo
 # Parts of the tests, of about the same length. What no other part has is in the last.
-KERNEL_TESTS := tests/cuda tests/kernels
-PARITY_TESTS := tests/parity
+KERNEL_TESTS := tests/cuda tests/kernels tests/unit/tools
+PARITY_TESTS := tests/parity tests/fuzz
 MODEL_TESTS := tests/unit/model_zoo tests/unit/runtime
 OTHER_TESTS := $(addprefix --ignore ,tests/serve $(KERNEL_TESTS) $(PARITY_TESTS) $(MODEL_TESTS))
 CLEAN := .cache/package

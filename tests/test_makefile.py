@@ -18,11 +18,12 @@ case "$call" in *"${FAIL:-nothing fails}"*) exit 1;; esac
 """
 TESTS = {
     "cluster": "pytest tests/serve",
-    "kernel": "pytest tests/cuda tests/kernels",
+    "kernel": "pytest tests/cuda tests/kernels tests/unit/tools",
     "model": "pytest tests/unit/model_zoo tests/unit/runtime",
-    "parity": "pytest tests/parity",
+    "parity": "pytest tests/parity tests/fuzz",
     "other": "pytest --ignore tests/serve --ignore tests/cuda --ignore tests/kernels "
-    "--ignore tests/parity --ignore tests/unit/model_zoo --ignore tests/unit/runtime",
+    "--ignore tests/unit/tools --ignore tests/parity --ignore tests/fuzz "
+    "--ignore tests/unit/model_zoo --ignore tests/unit/runtime",
 }
 PARTS = ("ruff check .", *TESTS.values())
 
