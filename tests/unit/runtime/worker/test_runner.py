@@ -22,6 +22,7 @@ from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout, Full, LayerCache, Sliding
+from runtime.vision.encoder import ImageLimits
 from runtime.worker.input_preparer import StepLimits
 from runtime.worker.model import Batch, KVCache
 from runtime.worker.runner import DeviceRunner
@@ -312,6 +313,21 @@ def test_warming_up_may_allocate_the_memory_of_the_largest_step_instead_of_runni
     assert model.batches == [(1, 1)] and peak_bytes(recorded) >= 50_000_000
     with pytest.raises(DoesNotFitError, match=r"allocate.*step_tokens"):
         bench.runner.warm_up(workspace_bytes=2**52)
+
+
+@pytest.mark.parametrize("workspace_bytes", [None, 1000])
+def test_images_are_in_the_largest_step_of_the_warm_up_only(workspace_bytes):
+    """A decode step with an image could not be recorded."""
+    seen = []
+
+    class Watching(TinyModel):
+        def states(self, batch: Batch, cache: KVCache) -> Tensor:
+            seen.append(batch.image_features is not None)
+            return super().states(batch, cache)
+
+    limits = ImageLimits(4, 8, torch.float32)
+    Bench(Watching()).runner.warm_up(limits, workspace_bytes=workspace_bytes)
+    assert seen == ([True, False, False] if workspace_bytes is None else [False])
 
 
 @pytest.mark.parametrize("bytes_wanted", [None, 2**52])
