@@ -102,4 +102,5 @@ def score_rows(scores: TokenScores | None) -> list[ScoreRow]:
     if scores is None:
         return []
     columns = (scores.logprobs, scores.top_tokens, scores.top_logprobs)
-    return list(map(ScoreRow, *(column.tolist() for column in columns)))
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [ScoreRow(*row) for row in rows]

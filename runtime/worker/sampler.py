@@ -197,7 +197,7 @@ class Sampler:
     def __init__(
         self, *, slots: int, context_tokens: int, vocab_size: int, device: torch.device
     ) -> None:
-        self.vocab_size = vocab_size
+        self.vocab_size, self.context_tokens = vocab_size, context_tokens
         self._tokens = torch.zeros((slots, context_tokens), dtype=torch.int32, device=device)
         self._floats = torch.zeros((slots, FLOATS), dtype=torch.float32, device=device)
         self._ints = torch.zeros((slots, INTS), dtype=torch.int64, device=device)
@@ -260,7 +260,7 @@ class Sampler:
             ]
             for s in sampling
         ]
-        everything = self._tokens.shape[1]
+        everything = self.context_tokens
         ints = [
             [
                 signed(s.seed),
@@ -284,7 +284,7 @@ class Sampler:
     ) -> tuple[list[list[float]], list[list[int]], NDArray[np.int32]]:
         """The floats, integers and words of `LoadedRepetitions`, one row for each slot."""
         return repetition_rows(
-            sampling, context_tokens=self._tokens.shape[1], vocab_size=self.vocab_size
+            sampling, context_tokens=self.context_tokens, vocab_size=self.vocab_size
         )
 
     def tokens_at(self, slots: Tensor, positions: Tensor) -> Tensor:

@@ -65,6 +65,7 @@ def _write_proposals(buffer: PinnedBuffer, chunks: Sequence[Chunk]) -> ProposedT
 
 
 def _write_loads(buffer: PinnedBuffer, loads: Sequence[SlotLoad], sampler: Sampler) -> LoadedSlots:
+    assert all(len(load.tokens) <= sampler.context_tokens for load in loads)
     floats, ints = sampler.parameter_rows([load.sampling for load in loads])
     return LoadedSlots(
         tuple((load.slot, buffer.put(load.tokens, _INT32)) for load in loads),

@@ -7,13 +7,13 @@ the previous graph has read its inputs.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from runtime.kernels.recording import NotRecordableError, OperationMode
+from runtime.kernels.recording import NotRecordableError, OperationMode, Result
 
 # With more rows, kernels take longer than the host needs to start them.
 MOST_ROWS = 256
@@ -21,7 +21,6 @@ _STEP = 8  # sizes are multiples of this number of rows; smaller ones are powers
 # Estimated memory that the driver holds for a graph of some 500 kernels; and the workspace that
 # torch gives cuBLAS on the stream of captures.
 _DRIVER_BYTES, _LIBRARY_BYTES = 4 << 20, 32 << 20
-Result = TypeVar("Result")
 
 
 class RecordedModel(Protocol):

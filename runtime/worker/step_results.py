@@ -71,6 +71,7 @@ class ResultCopier:
         if filled:
             packed = torch.cat([parts[index].reshape(-1).view(torch.uint8) for index in filled])
             buffer[: len(packed)].copy_(packed, non_blocking=True)
+        parts = [part if part.numel() else torch.empty_like(part, device="cpu") for part in parts]
         begin = 0
         for index in filled:
             part, end = parts[index], begin + parts[index].nbytes
