@@ -3,12 +3,28 @@
 import openai
 import pytest
 import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError
 from ray.util import list_named_actors
 
-from tests.serve.application import call_replicas, eventually
+from tests.serve.application import CALL_TIMEOUT_S, call_replicas, eventually
 
 QUESTION = [{"role": "user", "content": "What is the opposite of hot?"}]
 STORE = "Responses:store"
+
+
+def kill_and_await(actor: ActorHandle) -> None:
+    """Kill an actor and wait until calls to it fail: `ray.kill` does not wait for the process."""
+
+    def dead() -> bool:
+        try:
+            ray.get(actor.__ray_ready__.remote(), timeout=CALL_TIMEOUT_S)
+        except RayActorError:
+            return True
+        return False
+
+    ray.kill(actor)
+    eventually(dead)
 
 
 def chat(oai, messages):
@@ -47,6 +63,6 @@ def test_responses_survive_the_loss_of_one_process_after_the_other(oai):
     processes = [actor for actor in actors if STORE in actor["name"]]
     assert len(processes) == 2
     for process in processes:
-        ray.kill(ray.get_actor(**process))
+        kill_and_await(ray.get_actor(**process))
         eventually(kept_by_two)  # the new process has copied it from the other one
     assert oai.responses.retrieve(made.id).id == made.id
