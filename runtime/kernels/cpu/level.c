@@ -2,11 +2,13 @@
 #include "simd.h"
 
 int caravan_loads_into_second_cache = 1;
+EXPORT int caravan_expands_in_registers = 0;
 
 #if defined(__x86_64__)
-__attribute__((constructor)) static void choose_loads(void) {
+__attribute__((constructor)) static void choose(void) {
     __builtin_cpu_init();
     caravan_loads_into_second_cache = __builtin_cpu_is("amd");
+    caravan_expands_in_registers = __builtin_cpu_is("amd") && CHAIN == 16;
 }
 #endif
 

@@ -3,10 +3,10 @@
 #include "products.h"
 #include "team.h"
 
-DEFINE(F32)
-DEFINE(F16)
-DEFINE(BF16)
-DEFINE(BF16_ROUNDED)
+DEFINE_PLAIN(F32)
+DEFINE_PLAIN(F16)
+DEFINE_PLAIN(BF16)
+DEFINE_PLAIN(BF16_ROUNDED)
 DEFINE(Q4_0)
 DEFINE(Q8_0)
 DEFINE(Q4_K)
@@ -14,7 +14,7 @@ DEFINE(Q5_K)
 DEFINE(Q6_K)
 
 static const product common[] = {
-    ENTRY(F32), ENTRY(F16), ENTRY(BF16), ENTRY(BF16_ROUNDED),
+    ENTRY_PLAIN(F32), ENTRY_PLAIN(F16), ENTRY_PLAIN(BF16), ENTRY_PLAIN(BF16_ROUNDED),
     ENTRY(Q4_0), ENTRY(Q8_0), ENTRY(Q4_K), ENTRY(Q5_K), ENTRY(Q6_K),
 };
 
@@ -55,12 +55,13 @@ INLINE void pack_in_order(const int type, const float *x, float factor, int elem
         pack_block(type, x + k, factor, elements - k, to, 16);
 }
 
-/* For many rows, as panels.h reads them. */
-INLINE void pack_in_panels(const int type, const float *x, float factor, int elements, int rows, int row, void *packed) {
+/* For many rows, as panels.h reads them with `at_once` = STEPS, and plain_rows.h with all vectors at once. */
+INLINE void pack_in_panels(const int type, int at_once, const float *x, float factor, int elements, int rows, int row,
+                           void *packed) {
     const int vectors = row_vectors(type, elements), each = block_vectors(type), first = row / ROWS_TILE * ROWS_TILE;
     const int some = rows - first < ROWS_TILE ? rows - first : ROWS_TILE;
-    for (int begin = 0; begin < vectors; begin += STEPS) {
-        const int steps = vectors - begin < STEPS ? vectors - begin : STEPS;
+    for (int begin = 0; begin < vectors; begin += at_once) {
+        const int steps = vectors - begin < at_once ? vectors - begin : at_once;
         float *to = (float *)packed + ((ptrdiff_t)begin * rows + (ptrdiff_t)first * steps + row - first) * 16;
         for (int s = begin; s < begin + steps; s += each, to += 16 * some * each) {
             const int k = s / each * block_elements(type);
@@ -78,7 +79,12 @@ INLINE void pack_in_panels(const int type, const float *x, float factor, int ele
     static void type##_in_panels(int t, const float *x, float factor, int elements, int rows, int row,                \
                                  void *packed) {                                                                      \
         (void)t;                                                                                                      \
-        pack_in_panels(type, x, factor, elements, rows, row, packed);                                                 \
+        pack_in_panels(type, STEPS, x, factor, elements, rows, row, packed);                                          \
+    }                                                                                                                 \
+    static void type##_in_whole_panels(int t, const float *x, float factor, int elements, int rows, int row,          \
+                                       void *packed) {                                                                \
+        (void)t;                                                                                                      \
+        pack_in_panels(type, row_vectors(type, elements), x, factor, elements, rows, row, packed);                    \
     }
 DEFINE_PACKS(F32)
 DEFINE_PACKS(BF16_ROUNDED)
@@ -97,6 +103,8 @@ method method_of(int type, int compute, int rows, int outs, int matrices, int th
     const int rounded = type == BF16 && compute == FAST, few = rows <= few_at_most(type);
     const product *const p = product_of(rounded ? BF16_ROUNDED : type);
     if (few && p->few) return (method){p->few, FEW_CHUNK, rounded ? BF16_ROUNDED_in_order : F32_in_order};
+    if (p->registers && caravan_expands_in_registers)
+        return (method){p->registers, TILE_OUTS, rounded ? BF16_ROUNDED_in_whole_panels : F32_in_whole_panels};
     return (method){p->many, TILE_OUTS, rounded ? BF16_ROUNDED_in_panels : F32_in_panels};
 }
 

@@ -6,14 +6,11 @@
 #ifndef CARAVAN_PRODUCTS_H
 #define CARAVAN_PRODUCTS_H
 
-#include "panels.h"
+#include "plain_rows.h"
 
-#define FEW 8          /* maximum number of rows computed directly from the blocks in one pass */
+#define FEW 4          /* maximum number of rows computed directly from the blocks in one pass */
 #define FEW_OUTS 4     /* maximum number of weight rows read in parallel */
 #define FEW_CHUNK 60   /* outputs that a thread computes at a time; divisible by 4, 3, 2 and 1 */
-
-/* Rows computed directly from the blocks in one pass; long blocks need more registers. */
-INLINE int few_at_once(const int type) { return block_parts(type) == 1 ? FEW : FEW / 2; }
 
 /* Maximum number of rows over all passes; for more, expanding into a buffer measured faster. */
 INLINE int few_at_most(const int type) { return is_plain(type) || block_parts(type) == 4 ? 8 : 24; }
@@ -22,10 +19,6 @@ INLINE int few_at_most(const int type) { return is_plain(type) || block_parts(ty
 INLINE int few_outs(const int rows) {
     const int outs = SUMS_AT_ONCE / rows;
     return outs > FEW_OUTS ? FEW_OUTS : outs ? outs : 1;
-}
-
-INLINE v16 v_multiply(const int type, v16 a, v16 b, v16 sum) {
-    return is_paired(type) ? v_bfloat_dot(a, b, sum) : v_fma(a, b, sum);
 }
 
 /* `outs` outputs from `out` on, for `rows` rows of x from `row` on; type, rows and outs are constants here. `next`:
@@ -40,7 +33,7 @@ INLINE void few_tile(const int type, const int rows, const int outs, const job *
     v16 sum[FEW_OUTS][FEW];
     UNROLL(4)
     for (int o = 0; o < outs; o++)
-        UNROLL(8)
+        UNROLL(4)
         for (int r = 0; r < rows; r++) sum[o][r] = v_zero();
     for (int b = 0; b < blocks; b++) {
         float scales[FEW_OUTS][SCALES];
@@ -60,7 +53,7 @@ INLINE void few_tile(const int type, const int rows, const int outs, const job *
                 expand_part(type, w + o * j->row_bytes + (ptrdiff_t)b * bytes, scales[o], part, expanded);
                 UNROLL(4)
                 for (int i = 0; i < part_vectors(type); i++)
-                    UNROLL(8)
+                    UNROLL(4)
                     for (int r = 0; r < rows; r++)
                         sum[o][r] = v_multiply(type, v_load(at + r * x_stride + 16 * i), expanded[i], sum[o][r]);
             }
@@ -73,13 +66,13 @@ INLINE void few_tile(const int type, const int rows, const int outs, const job *
             expand_tail(type, w + o * j->row_bytes + (ptrdiff_t)blocks * bytes, tail, last);
             UNROLL(2)
             for (int i = 0; i < vectors; i++)
-                UNROLL(8)
+                UNROLL(4)
                 for (int r = 0; r < rows; r++) {
                     const v16 at = v_load(x + r * x_stride + (blocks * vectors + i) * 16);
                     sum[o][r] = v_multiply(type, at, last[i], sum[o][r]);
                 }
         }
-    UNROLL(8)
+    UNROLL(4)
     for (int r = 0; r < rows; r++) {
         float *const y = results_of(j, row + r) + out;
         UNROLL(4)
@@ -90,7 +83,6 @@ INLINE void few_tile(const int type, const int rows, const int outs, const job *
 /* One chunk of outputs for rows row .. row + rows - 1; `then`: the weights used after it. */
 INLINE void few_rows(const int type, const int rows, const job *j, int row, int chunk, int then) {
     const int outs = few_outs(rows);
-    if (rows > few_at_once(type)) return;
     int out = chunk * FEW_CHUNK, end = out + FEW_CHUNK < j->outs ? out + FEW_CHUNK : j->outs;
     for (; out + outs <= end; out += outs) {
         const int after = out + outs < end ? out + outs : then;
@@ -102,16 +94,15 @@ INLINE void few_rows(const int type, const int rows, const job *j, int row, int 
 typedef void (*few_part)(const job *, int row, int chunk, int then);
 
 /* One chunk of outputs for all rows: the first pass reads the weights into the cache. */
-INLINE void few(const int type, const few_part *passes, const job *j, int chunk, int next) {
-    for (int row = 0; row < j->rows;) {
-        const int left = j->rows - row, most = few_at_once(type);
-        const int rows = left >= most ? most : left >= 4 ? 4 : left;
+INLINE void few(const few_part *passes, const job *j, int chunk, int next) {
+    for (int row = 0; row < j->rows; row += FEW) {
+        const int rows = j->rows - row < FEW ? j->rows - row : FEW;
         passes[rows](j, row, chunk, (row + rows < j->rows || next < 0 ? chunk : next) * FEW_CHUNK);
-        row += rows;
     }
 }
 
-typedef struct { part few, many; } product;
+/* `registers`: for many rows too, of the plain types. */
+typedef struct { part few, many, registers; } product;
 
 /* The float kernels of a type; NULL if it has none. The second function has only those of rarer.c. */
 const product *product_of(int type);
@@ -126,12 +117,11 @@ const product *rarer_product(int type);
     PASS(type, 2)                                                               \
     PASS(type, 3)                                                               \
     PASS(type, 4)                                                               \
-    PASS(type, 8)                                                               \
     static const few_part type##_passes[] = {NULL,     type##_1, type##_2,      \
-                                             type##_3, type##_4, [FEW] = type##_8}; \
+                                             type##_3, type##_4};               \
     static void type##_few(const job *j, int chunk, int next, int foreseen) {   \
         (void)foreseen;                                                         \
-        few(type, type##_passes, j, chunk, next);                               \
+        few(type##_passes, j, chunk, next);                                     \
     }                                                                           \
     DEFINE_MANY(type)
 /* The methods of the rarer types, which are expanded for any number of rows. */
@@ -140,7 +130,14 @@ const product *rarer_product(int type);
         (void)foreseen;                                                         \
         many_rows(type, j, tile, next);                                         \
     }
-#define ENTRY(type) [type] = {type##_few, type##_many}
-#define ENTRY_MANY(type) [type] = {NULL, type##_many}
+#define DEFINE_PLAIN(type)                                                          \
+    DEFINE(type)                                                                    \
+    static void type##_registers(const job *j, int tile, int next, int foreseen) { \
+        (void)foreseen;                                                             \
+        plain_rows(type, j, tile, next);                                            \
+    }
+#define ENTRY(type) [type] = {type##_few, type##_many, NULL}
+#define ENTRY_PLAIN(type) [type] = {type##_few, type##_many, type##_registers}
+#define ENTRY_MANY(type) [type] = {NULL, type##_many, NULL}
 
 #endif

@@ -25,6 +25,10 @@
  * the first one, or past both; those of Intel would then read memory at a quarter of their speed. */
 extern int caravan_loads_into_second_cache;
 
+/* Whether plain weights are expanded in registers for each panel of rows (plain_rows.h) instead of once for all of them:
+ * where to store a vector of 512 bits takes as long as two products. */
+extern int caravan_expands_in_registers;
+
 /* Begins to load the line at p, which is used once. */
 INLINE void prefetch_once(const void *p) {
     if (caravan_loads_into_second_cache) __builtin_prefetch(p, 0, 2);
