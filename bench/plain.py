@@ -36,7 +36,7 @@ class OneReplica:
     async def describe(self, *, verbose: bool) -> ModelCard:
         return self._replica.describe(verbose=verbose)
 
-    async def broadcast(self, method: str, *arguments: Any, timeout_s: float | None) -> list[Any]:
+    async def ask_all(self, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
         return [LoadedModel.of(self._replica.describe())]
 
 

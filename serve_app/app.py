@@ -30,7 +30,7 @@ from serve_app.logs import get_logger
 from serve_app.replica.deployments import ModelDeployment, OnDemandDeployment, VisionEncoder
 from serve_app.replica.model_check import check_model
 from serve_app.responses.response_store_deployment import ResponseStoreDeployment
-from serve_app.routing.replica_set import router_config
+from serve_app.routing.listing_router import router_config
 
 # Streams are long and mostly idle. Engines refuse requests that exceed their capacity.
 INGRESS_ONGOING_REQUESTS = 10_000
@@ -104,6 +104,7 @@ def _responses(settings: ResponseStoreSettings | None) -> Application | None:
         name=RESPONSES_DEPLOYMENT,
         num_replicas=settings.replicas,
         max_ongoing_requests=CONTROL_ONGOING_REQUESTS,
+        request_router_config=router_config(RESPONSES_DEPLOYMENT),
         ray_actor_options={"num_cpus": 0},
         max_surge_percent=100,  # a new process copies the responses of one that still runs
         **_LIFECYCLE,
@@ -194,10 +195,12 @@ def _encoder_name(settings: ModelSettings) -> str:
 
 
 def _encoder(settings: ModelSettings, start_timeout_s: float) -> Application:
+    name = _encoder_name(settings)
     deployment = serve.deployment(
         VisionEncoder,
-        name=_encoder_name(settings),
+        name=name,
         max_ongoing_requests=CONTROL_ONGOING_REQUESTS,
+        request_router_config=router_config(name),
         ray_actor_options=_encoder_resources(settings.vision),
         **_LIFECYCLE,
         **_scale(settings.vision, start_timeout_s),

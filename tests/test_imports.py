@@ -44,6 +44,7 @@ RAY_FILES = {
     "serve_app/replica/deployments.py",
     "serve_app/replica/rank_actors.py",
     "serve_app/responses/response_store_deployment.py",
+    "serve_app/routing/listing_router.py",
     "serve_app/routing/named_replicas.py",
     "serve_app/routing/replica_set.py",
     "serve_app/telemetry/ray_meter.py",

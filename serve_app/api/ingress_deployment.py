@@ -100,7 +100,9 @@ class Ingress:
         secret = haproxy.enforced_secret(os.environ)
         options = IngressOptions.of(settings, self._keys, proxy_secret=secret)
         responses = self._responses
-        stored = None if responses is None else StoredResponses(Replicas(responses))
+        stored = None
+        if responses is not None:
+            stored = StoredResponses(Replicas(NamedReplicas(responses)))
         exposition = ClusterExposition(cluster.metrics_urls)
         telemetry = Telemetry(meter=meter, exposition=exposition, ids_echoed=True, spans=spans)
         return ingress_app(backend, options, management, stored, telemetry)

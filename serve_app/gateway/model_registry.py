@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from runtime.errors import CaravanError, ModelNotFoundError, ModelUnavailableError
+from runtime.errors import ModelNotFoundError, ModelUnavailableError
 from serve_app.config.options import Options
 from serve_app.config.settings import canonical_name
 from serve_app.gateway.allowed_models import AllowedModels
@@ -51,9 +51,7 @@ class ModelReplicas(Protocol):
 
     async def describe(self, *, verbose: bool) -> ModelCard: ...
 
-    async def broadcast(
-        self, method: str, *arguments: Any, timeout_s: float | None
-    ) -> list[Any]: ...
+    async def ask_all(self, method: str, *arguments: Any, timeout_s: float) -> list[Any]: ...
 
 
 class ModelRegistry:
@@ -117,10 +115,10 @@ class ModelRegistry:
         return merge_loaded(each for each in loaded if each.model.name in allowed)
 
     async def statuses(self) -> list[ReplicaStatus]:
-        """The statuses of all replicas and of processes with models on demand. All statuses of a
-        model are missing if one of its replicas does not answer in time."""
+        """The statuses of the replicas and of the processes with models on demand that answer in
+        time."""
         calls: list[Awaitable[list[Any] | None]] = [
-            _broadcast(replicas, "status") for replicas in self._replicas.values()
+            _ask_all(replicas, "status") for replicas in self._replicas.values()
         ]
         if self._pool is not None:
             calls.append(self._pool.statuses())
@@ -160,14 +158,7 @@ class ModelRegistry:
             replicas = self._replicas.get(model)
             if replicas is None:
                 return await self._on_demand.describe(model, verbose=verbose)
-            try:
-                return await replicas.describe(verbose=verbose)
-            except CaravanError as error:
-                cards = await _broadcast(replicas, "describe", verbose) or []
-                card = next((card for card in cards if isinstance(card, ModelCard)), None)
-                if card is None:
-                    raise _without_ray_traceback(error) from None
-                return card
+            return await replicas.describe(verbose=verbose)
 
     async def load(self, model: str, keep_alive_s: float | None, *, tenant: str) -> None:
         """Loads a model on demand; returns when it is loaded. Configured models stay loaded."""
@@ -214,9 +205,9 @@ class ModelRegistry:
             return self._pool.last_listed
 
     async def _query_loaded(self) -> dict[str, list[LoadedModel]]:
-        """The loaded models of each configured model's replicas; as last reported if one of them
-        does not answer in time."""
-        calls = [_broadcast(replicas, "loaded") for replicas in self._replicas.values()]
+        """The loaded models of each configured model's replicas that answer in time; if none does,
+        as last reported."""
+        calls = [_ask_all(replicas, "loaded") for replicas in self._replicas.values()]
         for name, answers in zip(self._replicas, await asyncio.gather(*calls), strict=True):
             if answers is not None:
                 self._loaded[name] = [each for each in answers if isinstance(each, LoadedModel)]
@@ -246,15 +237,9 @@ def _has_images(task: Task) -> bool:
     return False
 
 
-async def _broadcast(replicas: ModelReplicas, method: str, *arguments: Any) -> list[Any] | None:
-    """The answers of all replicas; None if one of them does not answer in time."""
+async def _ask_all(replicas: ModelReplicas, method: str) -> list[Any] | None:
+    """The answers of the replicas that answer in time; None if there are others only."""
     try:
-        return await replicas.broadcast(method, *arguments, timeout_s=LISTING_TIMEOUT_S)
+        return await replicas.ask_all(method, timeout_s=LISTING_TIMEOUT_S)
     except TimeoutError:
         return None
-
-
-def _without_ray_traceback(error: CaravanError) -> CaravanError:
-    """The error that the replica raised; Ray wraps it with the traceback of the other process."""
-    cause = getattr(error, "cause", None)
-    return cause if isinstance(cause, CaravanError) else error

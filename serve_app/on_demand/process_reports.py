@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
-from runtime.errors import ReplicaLostError
+from runtime.errors import CaravanError
 from serve_app.gateway.replica_calls import NamedReplicaCalls
 from serve_app.logs import get_logger
 from serve_app.on_demand.report import PoolReport
@@ -138,7 +138,7 @@ class ProcessReports:
             if not process.hangs:
                 log.warning("process with models on demand hangs", replica=process.name)
             process.hangs = True
-        except ReplicaLostError as error:
+        except CaravanError as error:
             log.debug("process with models on demand lost", reason=str(error))
             process.lost = True
             if self._known.get(process.name) is process:

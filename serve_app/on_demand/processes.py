@@ -12,7 +12,7 @@ from runtime.errors import ModelNotFoundError, OverloadedError, ReplicaLostError
 from serve_app.config.model_sources import sound_name
 from serve_app.gateway.listing import ListedModel, LoadedModel
 from serve_app.gateway.model_card import ModelCard
-from serve_app.gateway.replica_calls import NamedReplicaCalls
+from serve_app.gateway.replica_calls import NamedReplicaCalls, Replicas
 from serve_app.gateway.replica_status import ReplicaStatus
 from serve_app.gateway.tasks import Task
 from serve_app.logs import get_logger
@@ -45,6 +45,7 @@ class PoolDirectory:
 
     def __init__(self, processes: NamedReplicaCalls) -> None:
         self._processes = processes
+        self._all_processes = Replicas(processes)
         self._reports = ProcessReports(processes)
         self._listed: dict[str, dict[str, ListedModel]] = {}  # by store, then by name in lower case
         self._versions: dict[str, str] = {}
@@ -126,17 +127,9 @@ class PoolDirectory:
 
     async def statuses(self) -> list[ReplicaStatus]:
         """Those of the processes that answer in time."""
-
-        async def status(replica: str) -> ReplicaStatus | None:
-            with suppress(TimeoutError, ReplicaLostError):
-                async with asyncio.timeout(STATUS_TIMEOUT_S):
-                    found: ReplicaStatus = await self._processes.call(replica, "status")
-                    return found
-            return None
-
-        reports = await self._reports.newest(FRESH_S)
-        answers = await asyncio.gather(*(status(report.replica) for report in reports))
-        return [each for each in answers if each is not None]
+        with suppress(TimeoutError):
+            return await self._all_processes.ask_all("status", timeout_s=STATUS_TIMEOUT_S)
+        return []
 
     def forget(self) -> None:
         """Mark reports and lists as outdated: the next caller requests new ones."""

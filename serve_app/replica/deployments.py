@@ -17,12 +17,14 @@ from serve_app.config.on_demand_settings import OnDemandSettings
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.listing import LoadedModel
 from serve_app.gateway.model_card import ModelCard
+from serve_app.gateway.replica_calls import Replicas
 from serve_app.gateway.replica_status import ReplicaStatus
 from serve_app.logs import get_logger, structure_records
 from serve_app.on_demand.report import CallResult, PoolReport
 from serve_app.replica.load_errors import explained
 from serve_app.replica.unserved import UnservedReplica
 from serve_app.routing.load_reports import LoadReporter
+from serve_app.routing.named_replicas import NamedReplicas
 from serve_app.telemetry import metrics
 from serve_app.telemetry.metrics import Metric
 from serve_app.telemetry.published import ENCODER, ENGINE, StatisticsPublisher, publish_regularly
@@ -76,8 +78,10 @@ class ModelDeployment:
         from serve_app.replica.rank_actors import RankActors
         from serve_app.vision.encoder_ranking import DeploymentEncoders
 
-        loop = asyncio.get_running_loop()
-        directory = None if encoders is None else DeploymentEncoders(encoders, loop)
+        directory = None
+        if encoders is not None:
+            replicas = Replicas(NamedReplicas(encoders))
+            directory = DeploymentEncoders(replicas, asyncio.get_running_loop())
         rank_zero = None
         if settings.parallel.tensor > 1:
             ranks = RankActors(settings, ray.util.get_node_ip_address())
@@ -134,11 +138,7 @@ class VisionEncoder:
         statistics = self._encoder.statistics
         _publish(self._opened, ENCODER, lambda: {settings.name: statistics()})
 
-    async def record_replica_metadata(self) -> dict[str, Any]:
-        return dataclasses.asdict(self._address)
-
     async def address(self) -> dict[str, Any]:
-        """The address, as a method so that a broadcast lists all replicas."""
         return dataclasses.asdict(self._address)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:

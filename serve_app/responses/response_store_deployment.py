@@ -15,6 +15,7 @@ from serve_app.responses.response_store import (
     StoreLimits,
 )
 from serve_app.responses.stored_responses import copy_from
+from serve_app.routing.named_replicas import NamedReplicas
 
 
 class ResponseStoreDeployment:
@@ -26,7 +27,7 @@ class ResponseStoreDeployment:
         if (await RayCluster().view()).running.get(name):
             application = serve.get_replica_context().app_name
             handle = serve.get_deployment_handle(name, application)
-            await copy_from(Replicas(handle), self._store)
+            await copy_from(Replicas(NamedReplicas(handle)), self._store)
 
     async def put(self, tenant: str, stored: StoredResponse) -> bool:
         return self._store.put(tenant, stored)

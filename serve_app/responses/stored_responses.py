@@ -10,15 +10,19 @@ loses them.
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from runtime.errors import OverloadedError
-from serve_app.gateway.replica_calls import ReplicaBroadcast
+from serve_app.gateway.replica_calls import Replicas
 from serve_app.logs import get_logger
 from serve_app.responses.response_store import Copy, ResponseStore, Selection, StoredResponse
 
 TIMEOUT_S = 10.0
+# How long all processes are waited for, if one has answered.
+ANSWER_S = 1.0
 COPY_S = 60.0
+COPY_ANSWER_S = 10.0
 COPY_IDS = 1024
 COPY_BYTES = 8 * 2**20
 
@@ -29,42 +33,50 @@ class StoredResponses:
     """The responses of all tenants.
 
     `max_bytes` limits what a call reads, as in `Selection`. Methods that read raise OverloadedError
-    if no process answers.
+    if no process answers. A process that hangs executes changes when it continues, before it is
+    read again.
     """
 
-    def __init__(self, processes: ReplicaBroadcast) -> None:
+    def __init__(self, processes: Replicas) -> None:
         self._processes = processes
 
     async def put(self, tenant: str, stored: StoredResponse) -> bool:
         """Store a response; whether any process has stored it."""
         try:
-            return any(await self._broadcast("put", tenant, stored))
+            return any(await self._answers("put", tenant, stored, deliver=True))
         except OverloadedError:
             return False
 
     async def select(self, tenant: str, ids: Sequence[str], *, max_bytes: int) -> Selection:
-        return _most_complete(await self._broadcast("select", tenant, tuple(ids), max_bytes))
+        return _most_complete(await self._answers("select", tenant, tuple(ids), max_bytes))
 
     async def conversation(self, tenant: str, id: str, *, max_bytes: int) -> Selection:
         """The response and those that it continues, oldest first."""
-        return _most_complete(await self._broadcast("conversation", tenant, id, max_bytes))
+        return _most_complete(await self._answers("conversation", tenant, id, max_bytes))
 
     async def delete(self, tenant: str, id: str) -> bool:
         """Delete a response; whether any process had it."""
-        return any(await self._broadcast("delete", tenant, id))
+        return any(await self._answers("delete", tenant, id, deliver=True))
 
-    async def _broadcast(self, method: str, *arguments: Any) -> list[Any]:
-        answers: list[Any] = []
+    async def _answers(self, method: str, *arguments: Any, deliver: bool = False) -> list[Any]:
+        ask_all = partial(
+            self._processes.ask_all,
+            method,
+            *arguments,
+            timeout_s=ANSWER_S,
+            until_answered=True,
+            deliver=deliver,
+        )
         with suppress(TimeoutError):
             async with asyncio.timeout(TIMEOUT_S):
-                answers = await self._processes.broadcast(method, *arguments, timeout_s=None)
+                answers = await ask_all()
                 if not answers:
                     await self._processes.await_one()
-                    answers = await self._processes.broadcast(method, *arguments, timeout_s=None)
-        if not answers:
-            log.warning("response store does not answer", method=method)
-            raise OverloadedError("the store of responses does not answer")
-        return answers
+                    answers = await ask_all()
+                if answers:
+                    return answers
+        log.warning("response store does not answer", method=method)
+        raise OverloadedError("the store of responses does not answer")
 
 
 def _most_complete(found: list[Selection]) -> Selection:
@@ -72,13 +84,13 @@ def _most_complete(found: list[Selection]) -> Selection:
     return min(found, key=lambda each: (each.missing is not None, -each.size))
 
 
-async def copy_from(processes: ReplicaBroadcast, store: ResponseStore) -> None:
+async def copy_from(processes: Replicas, store: ResponseStore) -> None:
     """Copies the responses of running processes into an empty store, as far as they answer in
     time."""
     try:
         async with asyncio.timeout(COPY_S):
             await processes.await_one()
-            lists: list[list[str]] = await processes.broadcast("ids", timeout_s=None)
+            lists: list[list[str]] = await processes.ask_all("ids", timeout_s=COPY_ANSWER_S)
             await _copy(processes, store, max(lists, key=len, default=[]))
     except Exception as error:  # an incomplete store is better than none
         log.warning("not all responses copied", count=len(store.ids()), reason=repr(error))
@@ -86,12 +98,14 @@ async def copy_from(processes: ReplicaBroadcast, store: ResponseStore) -> None:
         log.info("responses copied", count=len(store.ids()))
 
 
-async def _copy(processes: ReplicaBroadcast, store: ResponseStore, ids: list[str]) -> None:
+async def _copy(processes: Replicas, store: ResponseStore, ids: list[str]) -> None:
     while ids:
         page = ids[:COPY_IDS]
-        answers: list[list[Copy]] = await processes.broadcast(
-            "copies", page, COPY_BYTES, timeout_s=None
+        answers: list[list[Copy]] = await processes.ask_all(
+            "copies", page, COPY_BYTES, timeout_s=COPY_ANSWER_S
         )
+        if not answers:
+            raise OverloadedError("no process answers")
         found = {each.stored.id: each for copies in answers for each in copies}
         ends = [page.index(copies[-1].stored.id) + 1 for copies in answers if copies]
         end = min(ends, default=len(page))

@@ -5,9 +5,9 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from runtime.errors import ReplicaLostError
-from serve_app.gateway.replica_calls import outside_request, reserve_one
-from serve_app.routing.replica_set import routers
+from runtime.errors import CaravanError, ReplicaLostError
+from serve_app.gateway.replica_calls import outside_request
+from serve_app.routing.listing_router import routers
 
 CHECK_S = 0.2
 # How long a replica that Serve does not list any more has to finish a call.
@@ -17,8 +17,8 @@ FINISH_S = 2.0
 class NamedReplicas:
     """The replicas behind a handle to a deployment with a `router_config`.
 
-    A broadcast of Serve returns when all replicas have answered, so that one that hangs delays the
-    answers of the others.
+    A broadcast of Serve is not used: it returns when all replicas have answered, so that one that
+    hangs delays the answers of the others.
     """
 
     def __init__(self, handle: DeploymentHandle) -> None:
@@ -33,7 +33,8 @@ class NamedReplicas:
         return [each.replica_id.unique_id for each in listed]
 
     async def call(self, replica: str, method: str, *arguments: Any) -> Any:
-        """The answer of one replica. ReplicaLostError if it raises an exception, or ends first."""
+        """The answer of one replica. Raises the CaravanError that the method raises; after any
+        other exception, or if the replica ends first, ReplicaLostError."""
         handle = self._handle.options(method_name=method, session_id=replica)
         answer = outside_request(handle.remote, *arguments)
         unlisted_s = 0.0
@@ -43,8 +44,8 @@ class NamedReplicas:
                 if unlisted_s > FINISH_S:
                     raise ReplicaLostError(f"replica {replica} ended before it answered {method}")
             return answer.result()
-        except ReplicaLostError:
-            raise
+        except CaravanError as error:
+            raise _without_ray_traceback(error) from None
         except Exception as error:
             raise ReplicaLostError(
                 f"replica {replica} did not answer {method}: {error!r}"
@@ -54,4 +55,15 @@ class NamedReplicas:
 
     async def await_one(self) -> None:
         """Waits until there is a replica. Serve starts one if there is none."""
-        await outside_request(reserve_one, self._handle)
+        await outside_request(self._reserve_one)
+
+    async def _reserve_one(self) -> None:
+        """Reserves a replica, for which Serve starts one if there is none, and releases it."""
+        async with self._handle.choose_replica():
+            return
+
+
+def _without_ray_traceback(error: CaravanError) -> CaravanError:
+    """The error that the replica raised; Ray wraps it with the traceback of the other process."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, CaravanError) else error

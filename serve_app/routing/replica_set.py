@@ -1,20 +1,19 @@
 """The replicas of one deployment: Serve lists them, they report their load, the policy chooses."""
 
 import asyncio
-import random
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
-from weakref import WeakValueDictionary
 
-from ray.exceptions import RayActorError
 from ray.serve.handle import DeploymentHandle
-from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+from ray.serve.request_router import ReplicaID, RunningReplica
 
+from runtime.errors import ReplicaLostError
 from serve_app.gateway.model_card import ModelCard
-from serve_app.gateway.replica_calls import Replicas, outside_request
+from serve_app.gateway.replica_calls import Replicas
 from serve_app.gateway.tasks import Task
+from serve_app.routing.listing_router import routers
+from serve_app.routing.named_replicas import NamedReplicas
 from serve_app.routing.policy import RoutingPolicy
 from serve_app.routing.prefix_hashes import prefix_hashes_of
 from serve_app.transport.watch import Watcher
@@ -22,57 +21,19 @@ from serve_app.transport.wire import Address, LoadReport
 
 CARD_LIFE_S = 10.0
 RETRY_S = 0.05
+# How long one replica is waited for before another one is called as well.
+PATIENCE_S = 1.0
 REPORT_EVERY_S = 0.1
 # Reports per second that an ingress requests from all replicas of a model together, up to twice as
 # many while replicas are added; with more replicas, each reports less often.
 REPORTS_PER_S = 2000
-
-# The routers by application and deployment. Serve constructs them, so a replica set finds the one
-# of its deployment here.
-routers: WeakValueDictionary[tuple[str, str], "ListingRouter"] = WeakValueDictionary()
-
-
-class ListingRouter(RequestRouter):
-    """Serve's request router of deployments whose replicas are called one by one. It routes control
-    calls only, and its list of running replicas is what `ReplicaSet` chooses from."""
-
-    def initialize_state(self, **kwargs: Any) -> None:
-        """Called by Serve with the `request_router_kwargs` of the deployment."""
-        # Serve pickles this class by value, with copies of the globals that it refers to, so the
-        # registry is imported here.
-        from serve_app.routing.replica_set import routers
-
-        routers[self.app_name, kwargs["deployment"]] = self
-
-    async def choose_replicas(
-        self,
-        candidate_replicas: list[RunningReplica],
-        pending_request: PendingRequest | None = None,
-    ) -> list[list[RunningReplica]]:
-        """The replica that the call names as its session; for other calls first two random
-        replicas, then all replicas if those two are full."""
-        if pending_request is not None:
-            pending_request.routing_context.should_backoff = True
-            if name := pending_request.metadata.session_id:
-                return [[each for each in candidate_replicas if each.replica_id.unique_id == name]]
-        first = random.sample(candidate_replicas, min(2, len(candidate_replicas)))
-        return [first, candidate_replicas]
-
-
-def router_config(deployment: str) -> dict[str, Any]:
-    """The `request_router_config` of a deployment of this name."""
-    return {
-        "request_router_class": f"{__name__}.{ListingRouter.__name__}",
-        "request_router_kwargs": {"deployment": deployment},
-    }
 
 
 class ReplicaSet(Replicas):
     """The known replicas of one deployment."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
-        self._describing = handle.options(method_name="describe")
-        super().__init__(self._describing)
+        super().__init__(NamedReplicas(handle))
         self._name = handle.app_name, handle.deployment_name
         self._policy = RoutingPolicy()
         self._listed: Mapping[ReplicaID, RunningReplica] = {}
@@ -102,15 +63,17 @@ class ReplicaSet(Replicas):
         return None if chosen is None else self._addresses[chosen]
 
     async def describe(self, *, verbose: bool) -> ModelCard:
-        """The card of any replica, at most `CARD_LIFE_S` old unless `verbose`. If a replica is
-        lost, another one or the next that starts is called."""
+        """The card of any replica that has loaded the model, at most `CARD_LIFE_S` old unless
+        `verbose`; waits until there is one. Raises the error of a replica if no other has a card.
+        """
         if self._card is not None and not verbose and _now() - self._card[0] <= CARD_LIFE_S:
             return self._card[1]
         while True:
             try:
-                card: ModelCard = await outside_request(self._describing.remote, verbose=verbose)
+                card: ModelCard = await self.ask_any("describe", verbose, patience_s=PATIENCE_S)
                 break
-            except RayActorError:
+            except ReplicaLostError:
+                await self.await_one()
                 await asyncio.sleep(RETRY_S)
         if not verbose:
             self._card = _now(), card

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Protocol
 
-from serve_app.gateway.replica_calls import Handle, Replicas
+from serve_app.gateway.replica_calls import Replicas
 from serve_app.logs import get_logger
 from serve_app.transport.wire import Address
 
@@ -24,23 +24,23 @@ class EncoderSource(Protocol):
 
 
 class DeploymentEncoders:
-    """The encoders behind a deployment handle, which is used in `loop` only."""
+    """The encoders that are the replicas of a deployment, which are called in `loop` only."""
 
-    def __init__(self, handle: Handle, loop: asyncio.AbstractEventLoop) -> None:
-        self._replicas = Replicas(handle)
+    def __init__(self, replicas: Replicas, loop: asyncio.AbstractEventLoop) -> None:
+        self._replicas = replicas
         self._loop = loop
 
     async def addresses(self) -> list[Address]:
-        """Addresses of all replicas that answer. Waits for the first one if there is none. Raises
-        any error of Serve."""
+        """Addresses of the replicas that answer in time. Waits for the first one if there is none;
+        TimeoutError if all hang."""
         listing = asyncio.run_coroutine_threadsafe(self._list(), self._loop)
         return await asyncio.wrap_future(listing)
 
     async def _list(self) -> list[Address]:
-        found = await self._replicas.broadcast(ADDRESS, timeout_s=ANSWER_TIMEOUT_S)
+        found = await self._replicas.ask_all(ADDRESS, timeout_s=ANSWER_TIMEOUT_S)
         if not found:
             await self._replicas.await_one()
-            found = await self._replicas.broadcast(ADDRESS, timeout_s=ANSWER_TIMEOUT_S)
+            found = await self._replicas.ask_all(ADDRESS, timeout_s=ANSWER_TIMEOUT_S)
         return [Address(**each) for each in found]
 
 

@@ -8,6 +8,7 @@ from ray import serve
 from ray.serve.context import _RequestContext, _serve_request_context
 
 from runtime.errors import ReplicaLostError
+from serve_app.routing.listing_router import routers
 from serve_app.routing.named_replicas import NamedReplicas
 from tests.patience import HANG_S, until
 from tests.serve.pair.application import NAME
@@ -35,9 +36,12 @@ async def test_a_replica_that_hangs_delays_no_call_of_another(url: str) -> None:
     pids = await pids_of(replicas)
     assert len(set(pids.values())) == 2
     hanging, other = pids
+    router = routers[NAME, "demo"]
     os.kill(pids[hanging], signal.SIGSTOP)
     try:
-        waiting = [asyncio.create_task(replicas.call(hanging, "describe")) for _ in range(3)]
+        for replica in [*router.curr_replicas]:  # as after ten seconds without a call
+            router.replica_queue_len_cache.invalidate_key(replica)
+        waiting = [asyncio.create_task(replicas.call(hanging, "describe")) for _ in range(9)]
         for _ in range(20):
             assert (await replicas.call(other, "describe")).pid == pids[other]
         assert not any(each.done() for each in waiting)

@@ -122,7 +122,7 @@ class OneReplica:
     async def describe(self, *, verbose: bool) -> ModelCard:
         return self.card
 
-    async def broadcast(self, method: str, *arguments, timeout_s: float | None) -> list[Any]:
+    async def ask_all(self, method: str, *arguments, timeout_s: float) -> list[Any]:
         return {"loaded": [LoadedModel.of(self.card)], "status": self.statuses}[method]
 
 

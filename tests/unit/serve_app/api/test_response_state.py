@@ -13,7 +13,6 @@ from serve_app.api.bodies import BodyLimits
 from serve_app.api.responses_history import READS_AT_ONCE, ResponseHistory
 from serve_app.api.responses_input import new_response_id
 from serve_app.responses.response_store import ResponseStore, Selection, StoredResponse, StoreLimits
-from serve_app.responses.stored_responses import StoredResponses
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.api.test_response_input import answered
 from tests.unit.serve_app.api.test_responses import (
@@ -25,7 +24,12 @@ from tests.unit.serve_app.api.test_responses import (
     URL,
 )
 from tests.unit.serve_app.fake_replicas import CARD, PretendReplica, openai_client
-from tests.unit.serve_app.responses.fake_processes import LIMITS, FakeProcesses, one_process
+from tests.unit.serve_app.responses.fake_processes import (
+    LIMITS,
+    FakeProcesses,
+    one_process,
+    stored_by,
+)
 
 HI = {"model": "demo", "input": "Hi"}
 SEEING = dataclasses.replace(CARD, capabilities=("completion", "vision"))
@@ -214,7 +218,7 @@ async def test_every_ingress_finds_the_responses():
 
 async def test_a_lost_store_costs_the_state_but_not_the_answer():
     processes = FakeProcesses(ResponseStore(LIMITS))
-    stored = StoredResponses(processes)
+    stored = stored_by(processes)
     async with openai_client(PretendReplica(), stored=stored) as client:
         processes.stores.clear()
         made = await client.responses.create(**HI)
@@ -257,7 +261,7 @@ async def test_conversations_are_limited_in_items():
 
 async def test_an_evicted_response_cannot_be_continued():
     limits = StoreLimits(max_bytes=2**17, tenant_bytes=2**16, max_age_s=60.0)
-    stored = StoredResponses(FakeProcesses(ResponseStore(limits)))
+    stored = stored_by(FakeProcesses(ResponseStore(limits)))
     async with openai_client(PretendReplica(), stored=stored) as client:
         first = await client.responses.create(model="demo", input="x" * 30_000)
         await client.responses.create(model="demo", input="x" * 30_000)

@@ -10,7 +10,6 @@ from runtime.errors import (
     EngineDeadError,
     GenerationFailedError,
     ModelNotFoundError,
-    ModelUnavailableError,
     OverloadedError,
     RequestError,
 )
@@ -124,32 +123,14 @@ def registry(replicas) -> ModelRegistry:
     return ModelRegistry([ServedModel("demo", Options())], {"demo": replicas})
 
 
-async def test_a_model_is_described_by_a_replica_that_has_loaded_it():
-    class Unserved(OneReplica):
-        loaded = True
-
-        async def describe(self, *, verbose):
-            raise ModelUnavailableError("it does not fit")
-
-        async def broadcast(self, method, *arguments, timeout_s):
-            assert (method, arguments) == ("describe", (False,))
-            return [CARD] if self.loaded else []
-
-    replicas = Unserved(UNREACHABLE)
-    assert await registry(replicas).describe("demo", verbose=False) == CARD
-    replicas.loaded = False
-    with pytest.raises(ModelUnavailableError, match="does not fit"):
-        await registry(replicas).describe("demo", verbose=False)
-
-
 async def test_models_without_replicas_are_listed():
     """Otherwise a client that chooses from a list could never start them."""
 
     class ScaledToZero(OneReplica):
         started = False
 
-        async def broadcast(self, method, *arguments, timeout_s):
-            return await super().broadcast(method, timeout_s=timeout_s) if self.started else []
+        async def ask_all(self, method, *arguments, timeout_s):
+            return await super().ask_all(method, timeout_s=timeout_s) if self.started else []
 
     replicas = ScaledToZero(UNREACHABLE)
     models = registry(replicas)
@@ -164,14 +145,14 @@ async def test_models_without_replicas_are_listed():
     assert await models.loaded(ALL_MODELS) == []
 
 
-async def test_loaded_models_of_a_silent_replica_are_those_last_reported():
+async def test_loaded_models_of_silent_replicas_are_those_last_reported():
     class Frozen(OneReplica):
         frozen = False
 
-        async def broadcast(self, method, *arguments, timeout_s):
+        async def ask_all(self, method, *arguments, timeout_s):
             if self.frozen:
                 raise TimeoutError
-            return await super().broadcast(method, timeout_s=timeout_s)
+            return await super().ask_all(method, timeout_s=timeout_s)
 
     replicas = Frozen(UNREACHABLE)
     models = registry(replicas)

@@ -9,10 +9,10 @@ import pytest
 
 from model_zoo.store.store import Store
 from serve_app.on_demand import process_reports
-from serve_app.on_demand.processes import CHECK_S, PoolDirectory
+from serve_app.on_demand.processes import CHECK_S, STATUS_TIMEOUT_S, PoolDirectory
 from serve_app.transport.client import SILENCE_S
 from tests.loopback import digest
-from tests.patience import HANG_S, pass_time, until
+from tests.patience import HANG_S, pass_time, settled, until
 from tests.unit.serve_app.cli.cli_runs import put
 from tests.unit.serve_app.on_demand.fake_cluster import Process, cluster_of, serving
 from tests.unit.serve_app.on_demand.test_on_demand import chat, task
@@ -116,7 +116,10 @@ async def test_a_process_that_hangs_does_not_delay_calls_of_others(roots, monkey
         assert (await pool.describe("both", verbose=False)).name == "both:latest"
         await pool.load("both", None)
         await pool.unload("both")
-        assert [each.replica for each in await pool.statuses()] == [other.name]
+        asking = asyncio.create_task(pool.statuses())
+        await settled()
+        await pass_time(STATUS_TIMEOUT_S)
+        assert [each.replica for each in await asking] == [other.name]
         assert [each.replica for each in await pool.reports()] == [other.name]
         assert (hanging.loader.loads, other.loader.loads) == ([], [("both:latest", 10)])
         hanging.awake.set()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
-from runtime.errors import ReplicaLostError
+from runtime.errors import ModelUnavailableError, ReplicaLostError
 from serve_app.routing.named_replicas import FINISH_S, NamedReplicas
 from tests.patience import pass_time, settled
 from tests.unit.serve_app.routing.test_replica_set import FakeHandle, RunningFake
@@ -62,6 +62,18 @@ async def test_a_replica_that_raises_is_lost(error):
     with pytest.raises(ReplicaLostError, match="replica a did not answer report"):
         await replicas.call("a", "report")
     assert await replicas.call("b", "report")
+
+
+async def test_an_error_of_ours_is_raised_without_the_traceback_of_ray():
+    class Wrapped(ModelUnavailableError):
+        """As Ray wraps errors, whose messages then have the traceback of the other process."""
+
+        cause = ModelUnavailableError("it does not fit")
+
+    handle = CalledHandle("a")
+    handle.answers["a"] = Wrapped("Traceback: it does not fit")
+    with pytest.raises(ModelUnavailableError, match=r"^it does not fit$"):
+        await NamedReplicas(handle).call("a", "describe")
 
 
 async def test_a_replica_that_serve_does_not_list_any_more_may_finish_within_a_time():

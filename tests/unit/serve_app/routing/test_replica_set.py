@@ -9,14 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
-from ray.serve.config import RequestRouterConfig
 
 from runtime.engine.engine_statistics import EngineStatistics
 from runtime.engine.request import SamplingParams
+from runtime.errors import ModelUnavailableError
+from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.tasks import ChatTask, RawText
+from serve_app.routing.listing_router import ListingRouter
 from serve_app.routing.load_reports import MAX_HASHES, LoadReporter
 from serve_app.routing.prefix_hashes import prefix_hashes_of
-from serve_app.routing.replica_set import ListingRouter, ReplicaSet, router_config, routers
+from serve_app.routing.replica_set import ReplicaSet
 from serve_app.transport.client import StreamClient
 from serve_app.transport.generation import generation_server
 from serve_app.transport.watch import Watcher
@@ -82,8 +84,7 @@ class FakeHandle:
         self.reservations = 0
         self.replace(*replicas)
 
-    def options(self, *, method_name: str) -> "FakeHandle":
-        assert method_name == "describe"
+    def options(self, **_: str) -> "FakeHandle":
         return self
 
     def replace(self, *replicas: RunningFake) -> None:
@@ -314,59 +315,45 @@ async def test_a_replica_that_serve_found_dead_is_not_chosen():
             assert await only_chosen(known, "b")
 
 
+class AnsweringHandle(FakeHandle):
+    """Its replicas, which are listed from the beginning, give one of `answers` at each call."""
+
+    def __init__(self, *answers) -> None:
+        super().__init__(RunningFake("a"), RunningFake("b"))
+        self.router.initialize_state(deployment=self.deployment_name)
+        self.answers = iter(answers)
+
+    async def remote(self, verbose: bool) -> ModelCard:
+        answer = next(self.answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
 async def test_a_model_is_described_by_another_replica_if_one_dies():
-    answers = iter([ActorDiedError(), ActorUnavailableError("", bytes(16)), CARD])
-
-    class DyingHandle(FakeHandle):
-        async def remote(self, *, verbose):
-            answer = next(answers)
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
-
-    known = ReplicaSet(DyingHandle())
+    errors = ActorDiedError(), ActorUnavailableError("", bytes(16)), ActorDiedError()
+    known = ReplicaSet(AnsweringHandle(*errors, CARD))
     async with asyncio.timeout(HANG_S):
         assert await known.describe(verbose=False) == CARD
         assert await known.describe(verbose=False) == CARD, "from the cache"
 
 
-def test_the_router_that_serve_unpickles_is_found_in_this_process():
-    """Serve pickles router classes by value."""
-    unpickled = RequestRouterConfig(**router_config("demo")).get_request_router_class()
-
-    class Router(unpickled):
-        app_name = "app"
-
-    router = object.__new__(Router)
-    router.initialize_state(deployment="unpickled")
-    assert routers["app", "unpickled"] is router
+async def test_a_model_is_described_by_a_replica_that_has_loaded_it():
+    error = ModelUnavailableError("it does not fit")
+    assert await ReplicaSet(AnsweringHandle(error, CARD)).describe(verbose=False) == CARD
+    with pytest.raises(ModelUnavailableError, match="does not fit"):
+        await ReplicaSet(AnsweringHandle(error, error)).describe(verbose=False)
 
 
-async def test_control_calls_try_two_random_replicas_and_then_all():
-    router = object.__new__(ListingRouter)
-    pending = pending_call("")
-    replicas = list("abcdef")
-    ranks = [await router.choose_replicas(replicas, pending) for _ in range(100)]
-    assert all(len(rank[0]) == 2 and rank[1] == replicas for rank in ranks)
-    assert {name for rank in ranks for name in rank[0]} == set(replicas)
-    assert pending.routing_context.should_backoff
-    assert await router.choose_replicas(["a"], None) == [["a"], ["a"]]
-
-
-async def test_a_call_that_names_a_replica_is_sent_to_no_other():
-    router, (a, b) = object.__new__(ListingRouter), (RunningFake("a"), RunningFake("b"))
-    pending = pending_call("b")
-    assert await router.choose_replicas([a, b], pending) == [[b]]
-    assert await router.choose_replicas([a], pending) == [[]], "Serve asks again later"
-    assert pending.routing_context.should_backoff
-
-
-def pending_call(session_id: str) -> SimpleNamespace:
-    """A call as Serve shows it to a router."""
-    return SimpleNamespace(
-        metadata=SimpleNamespace(session_id=session_id),
-        routing_context=SimpleNamespace(should_backoff=False),
-    )
+async def test_the_first_replica_is_awaited_to_describe_a_model():
+    handle = AnsweringHandle(CARD)
+    replicas = [*handle.router.running.values()]
+    handle.replace()
+    describing = asyncio.create_task(ReplicaSet(handle).describe(verbose=False))
+    await settled()
+    assert not describing.done() and handle.reservations == 1
+    handle.replace(*replicas)
+    assert await describing == CARD
 
 
 def test_the_first_report_has_recent_prompts_and_later_ones_the_new():

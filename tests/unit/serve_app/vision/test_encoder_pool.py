@@ -9,15 +9,21 @@ from dataclasses import replace
 import pytest
 import torch
 
-from runtime.errors import GenerationFailedError, RequestError
+from runtime.errors import GenerationFailedError, ReplicaLostError, RequestError
 from runtime.vision.feature_cache import FeatureStore
+from serve_app.gateway.replica_calls import Replicas
 from serve_app.transport.sockets import connect
 from serve_app.transport.stream_server import StreamServer
 from serve_app.transport.wire import Address
-from serve_app.vision.encoder_ranking import DeploymentEncoders, EncoderRanking
+from serve_app.vision.encoder_ranking import (
+    ANSWER_TIMEOUT_S,
+    DeploymentEncoders,
+    EncoderRanking,
+)
 from serve_app.vision.encoder_replica import EncoderReplica
-from tests.patience import HANG_S, until
+from tests.patience import HANG_S, pass_time, settled, until
 from tests.unit.runtime.vision.fake_tower import PretendTower, picture
+from tests.unit.serve_app.fake_calls import FakeCalls
 from tests.unit.serve_app.vision.served_encoders import (
     FAST_RETRIES,
     ListedEncoders,
@@ -29,6 +35,7 @@ from tests.unit.serve_app.vision.served_encoders import (
 )
 
 TOWER = PretendTower()
+LOST = ReplicaLostError("it has ended")
 CLOSED = Address("127.0.0.1", 9, "token")  # the discard service, which is not running
 
 
@@ -283,59 +290,41 @@ async def test_an_engine_can_use_a_pool_as_its_encoder() -> None:
         assert failures == {b"\3": "ValueError: the picture is upside down"}
 
 
-class FakeHandle:
-    """The part of a Serve handle that lists replicas. While `replies` is empty there is no replica;
-    waiting for one starts those of `next_replies`."""
-
-    def __init__(self, *replies, next_replies: tuple = ()) -> None:
-        self.replies = replies
-        self.next_replies = next_replies
-        self.waits = 0
-
-    def broadcast(self, method_name: str) -> "FakeHandle":
-        assert method_name == "address"
-        return self
-
-    async def results_async(self, *, timeout_s: float, return_exceptions: bool) -> list:
-        if not self.replies:
-            raise RuntimeError("the deployment is unavailable")
-        if isinstance(self.replies[0], TimeoutError):
-            raise self.replies[0]
-        return list(self.replies)
-
-    def choose_replica(self) -> "FakeHandle":
-        return self
-
-    async def __aenter__(self) -> None:
-        self.waits += 1
-        self.replies = self.next_replies
-
-    async def __aexit__(self, *_) -> None:
-        pass
-
-
 def address_of(port: int) -> dict:
     return {"host": "h", "port": port, "token": "t"}
 
 
-async def test_the_encoders_of_a_handle_are_the_replicas_that_answer() -> None:
-    loop = asyncio.get_running_loop()
-    handle = FakeHandle(address_of(1), RuntimeError("dead"), address_of(2))
-    found = await DeploymentEncoders(handle, loop).addresses()
-    assert [address.port for address in found] == [1, 2] and handle.waits == 0
+def encoders_of(calls: FakeCalls) -> DeploymentEncoders:
+    return DeploymentEncoders(Replicas(calls), asyncio.get_running_loop())
 
 
-@pytest.mark.parametrize("replies", [(), (RuntimeError("dead"),)])
-async def test_without_a_replica_the_next_one_is_awaited(replies) -> None:
-    handle = FakeHandle(*replies, next_replies=(address_of(3),))
-    found = await DeploymentEncoders(handle, asyncio.get_running_loop()).addresses()
-    assert found == [Address("h", 3, "t")] and handle.waits == 1
+async def test_the_encoders_of_a_deployment_are_the_replicas_that_answer() -> None:
+    calls = FakeCalls({"a": address_of(1), "b": LOST, "c": address_of(2)})
+    found = await encoders_of(calls).addresses()
+    assert [address.port for address in found] == [1, 2] and calls.waits == 0
 
 
-async def test_the_previous_list_is_kept_if_listing_fails() -> None:
-    handle = FakeHandle(address_of(1), address_of(2))
-    ranking = EncoderRanking(DeploymentEncoders(handle, asyncio.get_running_loop()))
-    before = await ranking.ranked(b"x")
-    handle.replies = (TimeoutError(),)
-    ranking.expire()
-    assert await ranking.ranked(b"x") == before and len(before) == 2 and handle.waits == 0
+@pytest.mark.parametrize("answers", [{}, {"a": LOST}])
+async def test_without_a_replica_the_next_one_is_awaited(answers) -> None:
+    calls = FakeCalls(answers, next_answers={"b": address_of(3)})
+    found = await encoders_of(calls).addresses()
+    assert found == [Address("h", 3, "t")] and calls.waits == 1
+
+
+async def test_an_encoder_that_hangs_is_not_ranked_unless_all_hang() -> None:
+    calls = FakeCalls({"a": address_of(1), "b": address_of(2)})
+    ranking = EncoderRanking(encoders_of(calls))
+
+    async def ports() -> set[int]:
+        ranking.expire()
+        ranked = asyncio.create_task(ranking.ranked(b"x"))
+        await settled()
+        await pass_time(ANSWER_TIMEOUT_S)
+        return {each.port for each in await ranked}
+
+    assert await ports() == {1, 2}
+    calls.answers["a"] = asyncio.Event()
+    assert await ports() == {2}
+    calls.answers["b"] = asyncio.Event()
+    assert await ports() == {2}, "the list before is kept"
+    assert calls.waits == 0
