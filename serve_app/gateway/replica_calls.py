@@ -74,12 +74,14 @@ class Replicas:
         """
         names = self._names()
         prompt = [name for name in names if name not in self._late]
-        called = names if deliver or (until_answered and not prompt) else prompt
+        called = names if deliver else prompt
         calls = {name: self._start(name, method, arguments) for name in called}
         await self._await_in_time({name: calls[name] for name in prompt}, timeout_s)
-        if until_answered:
-            return await _first_answers(calls.values())
         answers = _answers(calls.values())
+        if not answers and until_answered:
+            others = [name for name in names if name not in calls]
+            calls |= {name: self._start(name, method, arguments) for name in others}
+            return await _first_answers(calls.values())
         if not answers and not self._late.keys().isdisjoint(names):
             raise TimeoutError(f"no replica has answered {method} within {timeout_s:g} s")
         return answers

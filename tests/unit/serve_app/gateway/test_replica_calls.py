@@ -87,6 +87,18 @@ async def test_a_caller_that_needs_an_answer_waits_for_the_first():
     assert len(calls.called) == 3, "the replica that hangs still gets one call at a time"
 
 
+async def test_a_replica_that_hangs_is_called_if_the_other_begins_to_hang():
+    first = asyncio.Event()
+    replicas = Replicas(calls := FakeCalls({"a": first, "b": "b"}))
+    assert await after(TIMEOUT_S, ask(replicas)) == ["b"]
+    calls.answers["b"] = asyncio.Event()
+    asking = asyncio.create_task(ask(replicas, until_answered=True))
+    await settled()
+    first.set()
+    await pass_time(TIMEOUT_S)
+    assert await asking == ["a"]
+
+
 async def test_calls_are_delivered_in_order_to_a_replica_that_continues():
     calls = FakeCalls({"a": (may_answer := asyncio.Event()), "b": "b"})
     replicas = Replicas(calls)
