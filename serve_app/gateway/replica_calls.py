@@ -12,7 +12,7 @@ from serve_app.logs import get_logger
 
 T = TypeVar("T")
 
-# Limit of the calls that wait for a replica that hangs.
+# Limit of the calls that wait for a replica that hangs; it misses further ones.
 MAX_LATE_CALLS = 256
 
 log = get_logger()
@@ -158,6 +158,8 @@ class Replicas:
         if call not in late:
             late.add(call)
             call.add_done_callback(partial(self._forget_late, name))
+            if len(late) == MAX_LATE_CALLS:
+                log.warning("replica misses further calls", replica=name, waiting=len(late))
 
     def _forget_late(self, name: str, call: asyncio.Task[Any]) -> None:
         self._late[name].discard(call)
