@@ -8,7 +8,9 @@ EXPORT int caravan_expands_in_registers = 0;
 __attribute__((constructor)) static void choose(void) {
     __builtin_cpu_init();
     caravan_loads_into_second_cache = __builtin_cpu_is("amd");
-    caravan_expands_in_registers = __builtin_cpu_is("amd") && CHAIN == 16;
+#if defined(__AVX512F__)
+    caravan_expands_in_registers = __builtin_cpu_is("amd");
+#endif
 }
 #endif
 

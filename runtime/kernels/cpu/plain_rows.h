@@ -62,6 +62,7 @@ INLINE void plain_outs(const int type, const int rows, const job *j, int row, in
     const float *const x = (const float *)j->x + (ptrdiff_t)row * 16 * row_vectors(type, j->elements);
     const uint8_t *w[OUTS_TILE];
     v16 sum[ROWS_TILE][OUTS_TILE];
+    if (rows > ROWS_TILE) return;
     for (int o = 0; o < OUTS_TILE; o++)
         w[o] = j->weight + (begin + o < end ? begin + o : end - 1) * j->row_bytes;
     plain_tile(type, rows, j, x, w, next, sum);
@@ -79,14 +80,16 @@ INLINE void plain_rows(const int type, const job *j, int index, int next) {
     const int then = (next < 0 ? index : next) * TILE_OUTS, left = j->outs - then;
     const uint8_t *const at = j->weight + then * j->row_bytes;
     upcoming weights = {at, next < 0 ? at : at + (left < TILE_OUTS ? left : TILE_OUTS) * j->row_bytes};
-    for (int row = 0; row < j->rows; row += ROWS_TILE)
+    for (int row = 0; row < j->rows; row += ROWS_TILE) {
+        const int rows = j->rows - row < ROWS_TILE ? j->rows - row : ROWS_TILE;
         for (int out = begin; out < end; out += OUTS_TILE)
-            switch (j->rows - row) {
+            switch (rows) {
             case 1: plain_outs(type, 1, j, row, out, end, &weights); break;
             case 2: plain_outs(type, 2, j, row, out, end, &weights); break;
             case 3: plain_outs(type, 3, j, row, out, end, &weights); break;
-            default: plain_outs(type, 4, j, row, out, end, &weights);
+            default: plain_outs(type, ROWS_TILE, j, row, out, end, &weights);
             }
+    }
 }
 
 #endif
