@@ -69,19 +69,20 @@ INLINE int32_t i_sum(ints i) { return _mm512_reduce_add_epi32((__m512i)i); }
 /* Adds the sums over i < n of w[t][i] times the four bytes at x + 4 i to sum[t], lane by lane. */
 INLINE void dots(const int largest, const int tiles, const bytes *const *w, const int8_t *x, const int n, ints *sum) {
     (void)largest;
-    __m512i first[TILES], second[TILES]; /* half as many that wait for each other */
+    const int chains = n > 4 ? 2 : 1; /* half as many products wait for each other, for another addition */
+    __m512i all[TILES][2];
     UNROLL(2)
-    for (int t = 0; t < tiles; t++) first[t] = (__m512i)sum[t], second[t] = _mm512_setzero_si512();
-    UNROLL(4)
-    for (int i = 0; i < n; i += 2) {
-        const __m512i a = _mm512_set1_epi32(int_at(x + 4 * i)), b = _mm512_set1_epi32(int_at(x + 4 * i + 4));
+    for (int t = 0; t < tiles; t++) all[t][0] = (__m512i)sum[t], all[t][1] = _mm512_setzero_si512();
+    UNROLL(8)
+    for (int i = 0; i < n; i++) {
+        const __m512i at = _mm512_set1_epi32(int_at(x + 4 * i));
+        const int c = i % chains;
         UNROLL(2)
-        for (int t = 0; t < tiles; t++) first[t] = _mm512_dpbusd_epi32(first[t], (__m512i)w[t][i], a);
-        UNROLL(2)
-        for (int t = 0; t < tiles; t++) second[t] = _mm512_dpbusd_epi32(second[t], (__m512i)w[t][i + 1], b);
+        for (int t = 0; t < tiles; t++) all[t][c] = _mm512_dpbusd_epi32(all[t][c], (__m512i)w[t][i], at);
     }
     UNROLL(2)
-    for (int t = 0; t < tiles; t++) sum[t] = (ints)_mm512_add_epi32(first[t], second[t]);
+    for (int t = 0; t < tiles; t++)
+        sum[t] = (ints)(chains == 2 ? _mm512_add_epi32(all[t][0], all[t][1]) : all[t][0]);
 }
 
 /* Four bytes at p of each of rows `stride` apart; by quarters, because insertions wait for each other. */
