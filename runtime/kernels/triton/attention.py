@@ -21,7 +21,14 @@ from runtime.kernels.triton.attention_kernels import (
     prefill_kernel,
 )
 from runtime.kernels.triton.cache_rows import BLOCK_BYTES, kernel_pages
-from runtime.kernels.triton.launch import BLACKWELL, HOPPER, capability, launch, next_power
+from runtime.kernels.triton.launch import (
+    BLACKWELL,
+    HOPPER,
+    capability,
+    launch,
+    next_power,
+    with_adjacent_elements,
+)
 from runtime.kv.cache_types import CacheType
 from runtime.worker.model import AttentionPlan, LayerPages
 
@@ -49,7 +56,7 @@ def paged_attention(
         raise ValueError(f"{heads} query heads cannot share {kv_heads} heads of keys")
     if softcap is not None and softcap <= 0:
         raise ValueError(f"the softcap is {softcap}; it must be above 0")
-    queries = queries if queries.stride(2) == 1 else queries.contiguous()
+    queries = with_adjacent_elements(queries)
     result = queries.new_empty(rows, heads, value_dim)
     shape = Shape(
         heads, kv_heads, key_dim, value_dim, pages.keys.shape[1], pages.type, queries.dtype,

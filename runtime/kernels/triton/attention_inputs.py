@@ -8,7 +8,7 @@ from runtime.kernels.attention_inputs import HeadNorm, HeadNorms, HeadRotation
 from runtime.kernels.cache_rows import RANGES
 from runtime.kernels.triton.cache_rows import kernel_pages
 from runtime.kernels.triton.cache_write import as_stored, write_cache
-from runtime.kernels.triton.launch import launch, next_power
+from runtime.kernels.triton.launch import launch, next_power, with_adjacent_elements
 from runtime.kernels.triton.overlap import wait_for_previous
 from runtime.kernels.triton.pointwise import load_pairs, store_pairs
 from runtime.worker.model import AttentionPlan, LayerPages
@@ -130,8 +130,8 @@ def prepare_attention(
     plan: AttentionPlan,
 ) -> Tensor:
     """As `runtime.kernels.attention_inputs.prepare_attention`."""
-    queries = _adjacent(queries)
-    keys, values = (queries, queries) if stored is None else map(_adjacent, stored)
+    queries = with_adjacent_elements(queries)
+    keys, values = (queries, queries) if stored is None else map(with_adjacent_elements, stored)
     result = queries.new_empty(queries.shape)
     targets, to_cells = kernel_pages(pages)[::2], stored is not None
     if stored is not None and pages.type.quantized:
@@ -171,7 +171,3 @@ def warps(elements: int) -> int:
 def _kind(norm: HeadNorm | None) -> int:
     """NORM of `_prepare`: 0 for no norm, 1 for one without weights, 2 with weights."""
     return 0 if norm is None else 1 if norm.weight is None else 2
-
-
-def _adjacent(x: Tensor) -> Tensor:
-    return x if x.stride(2) == 1 else x.contiguous()

@@ -7,7 +7,7 @@ from torch import Tensor
 from runtime.kernels.cache_rows import RANGES
 from runtime.kernels.triton.cache_rows import BLOCK_BYTES, kernel_pages
 from runtime.kernels.triton.e4m3 import to_e4m3
-from runtime.kernels.triton.launch import launch
+from runtime.kernels.triton.launch import launch, with_adjacent_elements
 from runtime.worker.model import AttentionPlan, LayerPages
 
 # Number of elements that a program writes at once.
@@ -143,7 +143,7 @@ def write_kernel(
 
 def write_cache(keys: Tensor, values: Tensor, pages: LayerPages, plan: AttentionPlan) -> None:
     """As `runtime.kernels.attention.write_cache`."""
-    keys, values = (part if part.stride(2) == 1 else part.contiguous() for part in (keys, values))
+    keys, values = with_adjacent_elements(keys), with_adjacent_elements(values)
     launch(
         write_kernel, (keys.shape[0], 2), keys, values, *kernel_pages(pages), plan.write_cell,
         *keys.stride()[:2], *values.stride()[:2], RANGES.get(pages.type, float("inf")),

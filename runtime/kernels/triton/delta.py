@@ -9,7 +9,7 @@ from torch import Tensor
 
 from runtime.kernels.delta import NORM_EPS, DeltaGates
 from runtime.kernels.triton.curves import sigmoid
-from runtime.kernels.triton.launch import divided, launch, next_power
+from runtime.kernels.triton.launch import divided, launch, next_power, with_adjacent_elements
 from runtime.worker.model import AttentionPlan, LayerPages
 
 # Value columns of a state that a program of `delta_kernel` updates; channels and rows of a program
@@ -135,7 +135,7 @@ def delta_kernel(
 
 def short_convolution(x: Tensor, weight: Tensor, pages: LayerPages, plan: AttentionPlan) -> Tensor:
     """As `runtime.kernels.delta.short_convolution`."""
-    x = x if x.stride(1) == 1 else x.contiguous()
+    x = with_adjacent_elements(x)
     result, (rows, n) = x.new_empty(x.shape), x.shape
     spans, longest = _spans(plan, rows)
     launch(
@@ -157,9 +157,7 @@ def gated_delta(
     tiled: bool,
 ) -> Tensor:
     """As `runtime.kernels.delta.gated_delta`."""
-    mixed, alphas, betas = (
-        t if t.stride(1) == 1 else t.contiguous() for t in (mixed, gates.alphas, gates.betas)
-    )
+    mixed, alphas, betas = map(with_adjacent_elements, (mixed, gates.alphas, gates.betas))
     _, heads, key_dim, value_dim = pages.values.shape
     result = mixed.new_empty(len(mixed), heads, value_dim)
     spans, _ = _spans(plan, len(mixed))

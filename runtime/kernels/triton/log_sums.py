@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.kernels.triton.curves import exponential
-from runtime.kernels.triton.launch import launch
+from runtime.kernels.triton.launch import launch, with_adjacent_elements
 
 SIZE = 2048  # elements that a program reads at once
 
@@ -30,7 +30,7 @@ def log_sum_kernel(logits, result, vocab, row_stride, SIZE: tl.constexpr):
 
 def log_sums(logits: Tensor) -> Tensor:
     """As `runtime.kernels.draws.log_sums`."""
-    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    logits = with_adjacent_elements(logits)
     result = logits.new_empty(len(logits), 1)
     launch(
         log_sum_kernel, (len(logits),), logits, result, logits.shape[1], logits.stride(0),

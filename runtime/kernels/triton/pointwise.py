@@ -6,7 +6,7 @@ from torch import Tensor
 
 from runtime.kernels.activations import Rounded, RoundedActivations
 from runtime.kernels.triton.curves import curved, tanh
-from runtime.kernels.triton.launch import divided, launch, next_power
+from runtime.kernels.triton.launch import divided, launch, next_power, with_adjacent_elements
 from runtime.kernels.triton.overlap import begin_next, wait_for_previous
 from runtime.kernels.triton.rounded import empty_rounded, planes_of, store_rounded
 from runtime.quant.block_types import Compute
@@ -244,7 +244,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
     (tokens, heads, dim), half = x.shape, cos.shape[-1]
     if 2 * half > dim:
         raise ValueError(f"{half} angles rotate {2 * half} dimensions; heads have {dim}")
-    x = x if x.stride(2) == 1 else x.contiguous()
+    x = with_adjacent_elements(x)
     result = x.new_empty(x.shape)
     launch(
         rope_kernel, (tokens,), x, cos.float().contiguous(), sin.float().contiguous(), result,
