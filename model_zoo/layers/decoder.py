@@ -105,7 +105,7 @@ class Decoder:
             assert batch.image_features is not None
             features = batch.image_features[:, : self.hidden_size]
             x.index_copy_(0, batch.image_rows, features.to(x.dtype))
-        return self._output_norm(self._layers(x, batch, cache).float())
+        return self._layers(x, batch, cache).normed_states(self._output_norm)
 
     def logits(self, states: Tensor) -> Tensor:
         """float32 [rows, vocab_size] of states in float32: in bfloat16, logits between 16 and 32

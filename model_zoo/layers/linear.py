@@ -186,7 +186,7 @@ class Embedding:
             inside = ids - self.held.begin
             foreign = (inside < 0) | (inside >= self.held.count)
             ids = inside.masked_fill(foreign, 0)
-        rows = embedding_rows(self.weight, ids)
+        rows = embedding_rows(self.weight, ids, torch.float32 if self.added else self.dtype)
         for each in self.added:
             rows = rows.add_(each(ids))
         rows = rows.to(self.dtype)

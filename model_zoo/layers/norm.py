@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from runtime.kernels.activations import Activations
@@ -19,9 +20,11 @@ class RMSNorm:
     def __call__(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
 
-    def of_sum(self, x: Tensor, y: Tensor, *, scale: float = 1.0) -> Tensor:
-        """The norm of x * scale + y [tokens, size], which replaces x."""
-        return add_norm_(x, y, self.weight, None, self.eps, scale=scale)
+    def of_sum(
+        self, x: Tensor, y: Tensor, *, scale: float = 1.0, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """The norm, in `dtype` or like x, of x * scale + y [tokens, size], which replaces x."""
+        return add_norm_(x, y, self.weight, None, self.eps, scale=scale, dtype=dtype)
 
     def rounded(
         self, x: Tensor, y: Tensor | None, *, scale: float = 1.0, rounding: Compute
@@ -51,9 +54,11 @@ class LayerNorm:
     def __call__(self, x: Tensor) -> Tensor:
         return layer_norm(x, self.weight, self.bias, self.eps)
 
-    def of_sum(self, x: Tensor, y: Tensor, *, scale: float = 1.0) -> Tensor:
+    def of_sum(
+        self, x: Tensor, y: Tensor, *, scale: float = 1.0, dtype: torch.dtype | None = None
+    ) -> Tensor:
         """As `RMSNorm.of_sum`."""
-        return add_norm_(x, y, self.weight, self.bias, self.eps, scale=scale)
+        return add_norm_(x, y, self.weight, self.bias, self.eps, scale=scale, dtype=dtype)
 
     def rounded(
         self, x: Tensor, y: Tensor | None, *, scale: float = 1.0, rounding: Compute

@@ -40,6 +40,13 @@ class Residual:
             return norm.rounded(self.x, y, scale=self.scale, rounding=rounding)
         return norm(self.x) if y is None else norm.of_sum(self.x, y, scale=self.scale)
 
+    def normed_states(self, norm: RMSNorm | LayerNorm) -> Tensor:
+        """float32 [tokens, hidden]: the norm of the sum, which is in x's type."""
+        y, self.y = self.y, None
+        if y is None:
+            return norm(self.x.float())
+        return norm.of_sum(self.x, y, scale=self.scale, dtype=torch.float32)
+
     def to(self, device: torch.device) -> "Residual":
         """The residual on `device`; `self` if it is there already."""
         if self.x.device == device:

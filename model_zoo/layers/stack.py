@@ -149,7 +149,7 @@ class LayerStack:
         largest = max(layer.block.matrix_elements for layer in self._layers)
         return largest if self._inputs is None else max(largest, self._inputs.matrix_elements)
 
-    def __call__(self, x: Tensor, batch: Batch, cache: KVCache) -> Tensor:
+    def __call__(self, x: Tensor, batch: Batch, cache: KVCache) -> Residual:
         """x [tokens, hidden], overwritten -> [outputs, hidden] of `batch.output_rows`."""
         inputs = None if self._inputs is None else self._inputs(x, batch)
         positions = batch.positions if batch.axes is None else batch.axes
@@ -173,8 +173,10 @@ class LayerStack:
                 rows, x = carried[here].batch.image_rows, residual.computed()
                 assert rows is not None
                 x.index_add_(0, rows, added[index].to(x))
-        x = residual.computed().to(main)
-        return x if self._streams is None else self._streams.gather(x)
+        residual = residual.to(main)
+        if self._streams is None:
+            return residual
+        return Residual(self._streams.gather(residual.computed()))
 
     def _step(self, index: int, carried: "_Carried", cache: KVCache) -> Step:
         rotary, batch, inputs = self._layers[index].rotary, carried.batch, carried.inputs

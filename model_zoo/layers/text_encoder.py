@@ -67,7 +67,7 @@ class TextEncoder:
             x = x + self._token_types(self._types(batch))
         if self._places is not None:
             x = x + self._places(batch.positions)
-        return self._layers(self._norm(x), batch, cache)
+        return self._layers(self._norm(x), batch, cache).computed()
 
     def _types(self, batch: Batch) -> Tensor:
         """[tokens], or [1] if all have the same type. The rows of a prompt are in one step."""

@@ -8,18 +8,19 @@ from runtime.kernels.triton.launch import has_kernels
 from runtime.quant.block_types import Weight, gather_rows
 
 
-def embedding_rows(weight: Weight, ids: Tensor) -> Tensor:
-    """weight (rows, in), ids [n] int64 -> float32 [n, in], bit for bit as `gather_rows`, the twin.
+def embedding_rows(weight: Weight, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """weight (rows, in), ids [n] int64 -> [n, in] in `dtype`, float32 bit for bit as `gather_rows`,
+    the twin.
 
     Raises IndexError for ids outside the rows, except on CUDA devices.
     """
     if weight.type.blocks is not None and has_kernels(ids.device):
         from runtime.kernels.triton.dequantize import dequantized
 
-        return dequantized(weight, torch.float32, ids)
+        return dequantized(weight, dtype, ids)
     kernels = library() if ids.device.type == "cpu" else None
     if kernels is None or not kernels.caravan_embedding_knows(weight.type.id):
-        return gather_rows(weight, ids)
+        return gather_rows(weight, ids).to(dtype)
     rows, elements = weight.shape
     data = row_address(weight.data, (rows, weight.type.row_bytes(elements)), torch.uint8)
     result = torch.empty(len(ids), elements)
@@ -28,4 +29,4 @@ def embedding_rows(weight: Weight, ids: Tensor) -> Tensor:
         len(ids), elements, result.data_ptr(),
     ):  # fmt: skip
         raise IndexError(f"ids outside the {rows} rows of a matrix")
-    return result
+    return result.to(dtype)

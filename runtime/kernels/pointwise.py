@@ -151,11 +151,13 @@ def rotary_angles(
     positions int64 [tokens], frequencies float32 [pairs]. With axes int64 [pairs], positions are
     [axes, tokens], and a pair uses those of its axis.
     """
-    if positions.device.type != "cpu" or (kernels := library()) is None:
-        return rotary_angles_twin(positions, frequencies, axes, magnitude)
-    tokens, pairs = positions.shape[-1], len(frequencies)
     if (positions.dim() == 2) != (axes is not None):
         raise ValueError("positions on several axes need the axis of each frequency")
+    if positions.device.type != "cpu" or (kernels := library()) is None:
+        if has_kernels(positions.device):
+            return _triton().rotary_angles(positions, frequencies, axes, magnitude)
+        return rotary_angles_twin(positions, frequencies, axes, magnitude)
+    tokens, pairs = positions.shape[-1], len(frequencies)
     cos, sin = torch.empty(tokens, pairs), torch.empty(tokens, pairs)
     kernels.caravan_angles(
         address(positions, positions.shape, torch.int64),
@@ -188,12 +190,14 @@ def add_norm_(
     eps: float,
     *,
     scale: float = 1.0,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """`add_` of x and y, like x [rows, n], then the `rms_norm` of x, or its `layer_norm` if there
-    is a bias: one launch on CUDA devices."""
+    is a bias, in `dtype`, by default x's: one launch on CUDA devices."""
+    dtype = dtype or x.dtype
     if has_kernels(x.device) and x.dim() == 2 and x.stride(1) == y.stride(1) == 1:
-        return _triton().add_norm_(x, y, weight, bias, eps, scale=scale)
-    return _norm(add_(x, y, scale=scale), weight, bias, eps)
+        return _triton().add_norm_(x, y, weight, bias, eps, scale=scale, dtype=dtype)
+    return _norm(add_(x, y, scale=scale).to(dtype), weight, bias, eps)
 
 
 def rounded_norm_(

@@ -15,8 +15,10 @@ from runtime.kernels.triton.delta import (
 )
 from runtime.kernels.triton.log_sums import SIZE, log_sum_kernel
 from runtime.kernels.triton.pointwise import (
+    ANGLES,
     ELEMENTS,
     add_norm_kernel,
+    angles_kernel,
     gate_kernel,
     norm_kernel,
     rope_kernel,
@@ -72,6 +74,16 @@ def gate(curve: int) -> Specimen:
         {"CURVE": curve, "GATED": curve < 5, "ELEMENTS": ELEMENTS},
         STRIDES,
     )  # fmt: skip
+
+
+def angles(*, axes: bool) -> Specimen:
+    types = {"positions": "*i64", "frequencies": "*fp32", "cos": "*fp32", "sin": "*fp32"}
+    types |= {"axes": "*i64"} if axes else {}
+    return Specimen(
+        angles_kernel,
+        types | {"tokens": "i32", "magnitude": "fp32"},
+        {"PAIRS": DIM // 2, "ANGLES": ANGLES} | ({} if axes else {"axes": None}),
+    )
 
 
 def rope(*, halves: bool) -> Specimen:
@@ -185,6 +197,8 @@ def specimens(capability: int) -> dict[str, Specimen]:
         "logarithm of a sum": log_sum(),
         "tokens of rows": slot_entries(1),
         "cells of rows": slot_entries(64),
+        "angles of rows": angles(axes=False),
+        "angles of rows, three axes": angles(axes=True),
         "rope halves": rope(halves=True),
         "rope interleaved": rope(halves=False),
         "write bfloat16": write(CacheType.BFLOAT16),

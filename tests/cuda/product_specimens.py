@@ -39,6 +39,7 @@ def specimens_of(types: Iterable[str], capability: int) -> dict[str, Specimen]:
         ),
         "tile of 64 numbers": _tile(None, "bf16", fixed),
         "gated tile of 64 numbers": _tile(None, "bf16", fixed, curve=_SILU),
+        "dequantize chosen rows of Q4_K": _dequantizing("Q4_K", chosen=True),
     }
     for type in types:
         found[f"dequantize {type}"] = _dequantizing(type)
@@ -71,11 +72,15 @@ def _grid(type: str) -> tuple[dict[str, str], dict[str, object]]:
     return ({}, {"grid": None}) if FORMS[type].grid is None else ({"grid": "*i32"}, {})
 
 
-def _dequantizing(type: str) -> Specimen:
+def _dequantizing(type: str, *, chosen: bool = False) -> Specimen:
     pointer, absent = _grid(type)
     integers = ("count", "groups", "row_stride")
     types = {"data": "*u8", "out": "*bf16"} | pointer | dict.fromkeys(integers, "i32")
-    constants = {"ids": None, "TYPE": type, "GROUPS": dequantize.GROUPS} | absent
+    constants = {"TYPE": type, "GROUPS": dequantize.GROUPS} | absent
+    if chosen:
+        types["ids"] = "*i64"
+    else:
+        constants["ids"] = None
     return Specimen(dequantize.dequantize_kernel, types, constants, integers)
 
 

@@ -49,10 +49,10 @@ class Scene:
 
 
 SCENES = {
-    "one stream": Scene((Rows(CONTEXT - 1),), None, Budget(388, 1.01)),
-    "streams of a tile": Scene((Rows(CONTEXT - 1),) * 128, None, Budget(404, 1.116)),
-    "many streams": Scene((Rows(CONTEXT - 1),) * 256, None, Budget(532, 1.805)),
-    "prefill": Scene((Rows(CONTEXT - 512, 512),), 4, Budget(80, 4.478)),
+    "one stream": Scene((Rows(CONTEXT - 1),), None, Budget(381, 1.01)),
+    "streams of a tile": Scene((Rows(CONTEXT - 1),) * 128, None, Budget(397, 1.116)),
+    "many streams": Scene((Rows(CONTEXT - 1),) * 256, None, Budget(525, 1.805)),
+    "prefill": Scene((Rows(CONTEXT - 512, 512),), 4, Budget(73, 4.46)),
 }
 
 
@@ -71,7 +71,7 @@ def test_the_host_launches_little_beside_a_graph(streams: int, tmp_path: Path) -
         counts = steps.launch(step)
     (graph,) = fake.graphs
     launched = counts.frequencies
-    assert launched.pop("graph") == graph.replays == 1 and len(graph.launches) > 20
+    assert launched.pop("graph") == graph.replays == 1 and len(graph.launches) > 15
     assert sum(launched.values()) <= GRAPHS[streams], launched
     assert (counts.uploads, counts.downloads, counts.pageable_uploads) == (1, 1, 0)
 

@@ -36,6 +36,8 @@ def test_one_launch_dequantises_to_the_bits_of_the_twin(type: BlockType) -> None
     assert torch.equal(dequantized(planar, torch.float32), expected)
     ids = torch.tensor([6, 0, 6])
     assert torch.equal(dequantized(planar, torch.float32, ids), expected[ids])
+    half = dequantized(planar, torch.float16, ids).nan_to_num()
+    assert torch.equal(half, expected[ids].half().nan_to_num())
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q5_0", "IQ1_M"])

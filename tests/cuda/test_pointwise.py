@@ -80,6 +80,18 @@ def test_norms_of_sums(make, dtype: torch.dtype, scale: float, launches: list[st
     assert launches == ["add_norm_kernel"] * 3
 
 
+@pytest.mark.parametrize("biased", [True, False], ids=["layer", "rms"])
+def test_a_norm_of_a_sum_may_be_in_float32(biased: bool, launches: list[str]) -> None:
+    """With the bits of the norm in float32 of the sum in its type."""
+    x, y, weight, bias = parts(3, 100).half(), parts(3, 100).half(), noise(100), noise(100)
+    total = pointwise.add_twin_(x.clone(), y, scale=0.5).float()
+    norm = partial(pointwise.layer_norm, bias=bias) if biased else pointwise.rms_norm
+    given = weight, bias if biased else None
+    got = pointwise.add_norm_(x, y, *given, 1e-5, scale=0.5, dtype=torch.float32)
+    assert got.dtype == torch.float32 and torch.equal(got, norm(total, weight, eps=1e-5))
+    assert launches == ["add_norm_kernel", "norm_kernel"]
+
+
 @pytest.mark.filterwarnings("ignore:(invalid value|All-NaN)")
 @pytest.mark.parametrize("rounding", [Compute.FINE, Compute.FAST], ids=lambda c: c.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -142,6 +154,28 @@ def test_softcap_is_exact_near_zero_too(launches: list[str]) -> None:
     got, expected = pointwise.softcap(x, 3.0), pointwise.softcap_twin(x, 3.0)
     torch.testing.assert_close(got, expected, rtol=2e-6, atol=0)
     assert launches == ["gate_kernel"]
+
+
+@pytest.mark.parametrize("pairs", [1, 35, 64])
+@pytest.mark.parametrize("tokens", [0, 1, 9])
+@pytest.mark.parametrize("several", [False, True], ids=["one axis", "axes"])
+def test_angles(several: bool, tokens: int, pairs: int, launches: list[str]) -> None:
+    """Of 131072 positions; the angles of a row do not depend on others."""
+    positions = torch.randint(0, 1 << 17, (3, tokens), generator=DRAW)
+    axes = torch.randint(0, 3, (pairs,), generator=DRAW) if several else None
+    positions = positions if several else positions[0]
+    frequencies = 1e4 ** -(torch.arange(pairs) / pairs)
+    got = pointwise.rotary_angles(positions, frequencies, axes, 1.2)
+    expected = pointwise.rotary_angles_twin(positions, frequencies, axes, 1.2)
+    torch.testing.assert_close(got, expected, rtol=0, atol=3e-7)
+    assert launches == ["angles_kernel"]
+    alone = pointwise.rotary_angles(positions[..., -1:], frequencies, axes, 1.2)
+    assert all(torch.equal(one, all[-1:]) for one, all in zip(alone, got, strict=True))
+
+
+def test_positions_on_several_axes_need_the_axis_of_each_frequency() -> None:
+    with pytest.raises(ValueError, match="the axis of each frequency"):
+        pointwise.rotary_angles(torch.zeros(3, 2, dtype=torch.int64), noise(4), None, 1.0)
 
 
 @pytest.mark.parametrize("rotated", [80, 40, 26])

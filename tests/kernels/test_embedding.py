@@ -14,8 +14,9 @@ def test_rows_are_those_of_the_twin_to_the_bit(type: BlockType) -> None:
     weight = random_weight(type, 11, 3 * max(type.block_elements, 7))
     ids = torch.tensor([10, 0, 3, 3])
     expected = gather_rows(weight, ids)
-    assert torch.equal(embedding_rows(weight, ids), expected)
-    assert embedding_rows(weight, ids[:0]).shape == expected[:0].shape
+    for dtype in (torch.float32, torch.bfloat16):
+        assert torch.equal(embedding_rows(weight, ids, dtype), expected.to(dtype))
+    assert embedding_rows(weight, ids[:0], torch.float32).shape == expected[:0].shape
 
 
 @pytest.mark.parametrize("id", [-1, 11])
@@ -23,4 +24,4 @@ def test_ids_outside_the_rows_are_refused(id: int) -> None:
     require_native_kernels()
     weight = random_weight(BLOCK_TYPES[8], 11, 64)
     with pytest.raises(IndexError):
-        embedding_rows(weight, torch.tensor([1, id]))
+        embedding_rows(weight, torch.tensor([1, id]), torch.float32)

@@ -44,7 +44,10 @@ Pointwise = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 def run(task: Task) -> None:
     with poisoned():
         _check_attention(task)
-        checks = (_check_pointwise, _check_rounded_norms, _check_delta, check_draws, _check_highest)
+        checks = (
+            _check_pointwise, _check_rounded_norms, _check_angles, _check_delta, check_draws,
+            _check_highest,
+        )  # fmt: skip
         for check in task.share(checks):
             check(task)
         check_products(task)  # last, because most of the time is theirs
@@ -160,7 +163,7 @@ def _check_rounded_norms(task: Task) -> None:
         x, y = (torch.randn(rows, elements, generator=draw).bfloat16() for _ in range(2))
         x, y, weight, bias = (each.to(task.device) for each in (x, y, x[0].float(), y[0].float()))
         of_rows = partial(pointwise.norm, x)
-        of_sum = partial(pointwise.add_norm_, x.clone(), y, scale=1.0)
+        of_sum = partial(pointwise.add_norm_, x.clone(), y, scale=1.0, dtype=x.dtype)
         for name, norm, addend, offset in (
             ("rms norm", of_rows, None, None), ("rms norm of a sum", of_sum, y, None),
             ("layer norm", of_rows, None, bias),
@@ -176,6 +179,19 @@ def _check_rounded_norms(task: Task) -> None:
                 pairs = [(got.x, expected), (got.rounded.scales, integers.scales)]
                 pairs += [(got.rounded.planes, integers.planes), (got.rounded.sums, integers.sums)]
                 task.report.check(name, all(torch.equal(*pair) for pair in pairs))
+
+
+def _check_angles(task: Task) -> None:
+    """Checks cosines and sines at far positions of one axis and of three."""
+    draw, pairs = torch.Generator().manual_seed(5), 64
+    frequencies, axes = 1e4 ** -(torch.arange(pairs) / pairs), torch.arange(pairs) % 3
+    for name, given, shape in (("angles", None, (9,)), ("angles on axes", axes, (3, 9))):
+        with task.report.guarding(name):
+            positions = torch.randint(1 << 20, shape, generator=draw)
+            expected = twins.rotary_angles_twin(positions, frequencies, given, 1.2)
+            there = [None if x is None else x.to(task.device) for x in (frequencies, given)]
+            got = pointwise.rotary_angles(positions.to(task.device), *there, 1.2)
+            _check_close(task, name, torch.cat(got), torch.cat(expected))
 
 
 @contextmanager

@@ -30,6 +30,25 @@ def tanh(x):
 
 
 @triton.jit
+def cosine_and_sine(x):
+    """Within 1e-7 for |x| up to 2^24, since the nearest multiple of pi / 2 is subtracted in
+    float64. Polynomials of S. Moshier, "Cephes"."""
+    wide = x.to(tl.float64)
+    quarters = tl.floor(wide * 0.6366197723675814 + 0.5)
+    rest = (wide - quarters * 1.5707963267948966).to(tl.float32)
+    square = rest * rest
+    series = square * (-1.6666654611e-1 + square * (8.3321608736e-3 - square * 1.9515295891e-4))
+    s = rest + rest * series
+    series = square * (4.166664568e-2 + square * (-1.388731625e-3 + square * 2.443315712e-5))
+    c = 1.0 + square * (series - 0.5)
+    quadrant = quarters.to(tl.int32) & 3
+    swapped = quadrant & 1 == 1
+    cosine, sine = tl.where(swapped, s, c), tl.where(swapped, c, s)
+    cosine = tl.where((quadrant == 1) | (quadrant == 2), -cosine, cosine)
+    return cosine, tl.where(quadrant >= 2, -sine, sine)
+
+
+@triton.jit
 def gelu(x):
     """0.5 x (1 + tanh y) = x / (1 + e^-2y)."""
     return x * sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))

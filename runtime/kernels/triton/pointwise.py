@@ -1,18 +1,19 @@
 """Norms, rotary embeddings, activations and softcaps on CUDA devices, one launch each."""
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from runtime.kernels.activations import Rounded, RoundedActivations
-from runtime.kernels.triton.curves import curved, tanh
+from runtime.kernels.triton.curves import cosine_and_sine, curved, tanh
 from runtime.kernels.triton.launch import divided, launch, next_power, with_adjacent_elements
 from runtime.kernels.triton.overlap import begin_next, wait_for_previous
 from runtime.kernels.triton.rounded import empty_rounded, planes_of, store_rounded
 from runtime.quant.block_types import Compute
 
-# Number of elements that a program of `gate_kernel` computes.
-ELEMENTS = 1024
+# Number of elements that a program of `gate_kernel` computes, and of angles for `angles_kernel`.
+ELEMENTS, ANGLES = 1024, 128
 
 
 @triton.jit
@@ -133,6 +134,22 @@ def store_pairs(
 
 
 @triton.jit
+def angles_kernel(
+    positions, frequencies, axes, cos, sin, tokens, magnitude,
+    PAIRS: tl.constexpr, ANGLES: tl.constexpr,
+):  # fmt: skip
+    """Grid: blocks of ANGLES. Positions are those of one axis or, with `axes`, of several."""
+    place = tl.program_id(0) * ANGLES + tl.arange(0, ANGLES)
+    exists, at = place < tokens * PAIRS, place // PAIRS
+    if axes is not None:
+        at += tokens * tl.load(axes + place % PAIRS, exists, 0).to(tl.int32)
+    position = tl.load(positions + at, exists, 0).to(tl.float32)
+    cosine, sine = cosine_and_sine(position * tl.load(frequencies + place % PAIRS, exists, 0.0))
+    tl.store(cos + place, cosine * magnitude, exists)
+    tl.store(sin + place, sine * magnitude, exists)
+
+
+@triton.jit
 def rope_kernel(
     x, cos, sin, result, row_stride, head_stride,
     HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, HALVES: tl.constexpr,
@@ -177,10 +194,18 @@ def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> T
 
 
 def add_norm_(
-    x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, *, scale: float
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    scale: float,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """x [rows, n] = x * scale + y in place, adjacent elements in rows of both; its `norm`."""
-    result = x.new_empty(x.shape)
+    """x [rows, n] = x * scale + y in place, adjacent elements in rows of both; its `norm` in
+    `dtype`."""
+    result = x.new_empty(x.shape, dtype=dtype)
     _launch_add_norm(x, y, weight, bias, eps, scale, result, None)
     return result
 
@@ -237,6 +262,20 @@ def gate(curve: int, gate: Tensor, up: Tensor | None, *, cap: float = 1.0) -> Te
         CURVE=curve, GATED=up is not None, ELEMENTS=ELEMENTS, device=gate.device,
     )  # fmt: skip
     return result
+
+
+def rotary_angles(
+    positions: Tensor, frequencies: Tensor, axes: Tensor | None, magnitude: float
+) -> tuple[Tensor, Tensor]:
+    """As `runtime.kernels.pointwise.rotary_angles`."""
+    tokens, pairs = positions.shape[-1], len(frequencies)
+    cos, sin = (frequencies.new_empty(tokens, pairs) for _ in range(2))
+    launch(
+        angles_kernel, (divided(tokens * pairs, ANGLES),), positions.contiguous(), frequencies,
+        axes, cos, sin, tokens, magnitude, PAIRS=pairs, ANGLES=ANGLES, num_warps=4,
+        device=positions.device,
+    )  # fmt: skip
+    return cos, sin
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool) -> Tensor:
