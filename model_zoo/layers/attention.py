@@ -11,8 +11,8 @@ from model_zoo.layers.norm import AcrossHeads, RMSNorm
 from model_zoo.layers.step import Step
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.distributed.ranks import HeadSplit, Split
-from runtime.kernels.activations import Activations
-from runtime.kernels.attention import paged_attention
+from runtime.kernels.activations import Activations, unrounded
+from runtime.kernels.attention import attended_rows
 from runtime.kernels.attention_inputs import HeadNorms, prepare_attention
 from runtime.kernels.pointwise import contiguous, sigmoid_mul, temper
 from runtime.kv.spec import LayerCache
@@ -117,7 +117,8 @@ class SelfAttention:
         queries = self._prepared(queries, stored, step)
         if options.temperature is not None:
             queries = options.temperature(queries, step.positions)
-        attended = paged_attention(
+        whole = gates is None and step.rows is None
+        attended = attended_rows(
             queries,
             step.pages,
             step.plan,
@@ -125,8 +126,11 @@ class SelfAttention:
             softcap=options.softcap,
             sinks=self._sinks,
             deterministic=self._deterministic,
-        ).flatten(1)
-        attended = step.kept(attended)
+            rounding=self._output.rounding if whole else None,
+        )
+        if whole:
+            return self._output(attended)
+        attended = step.kept(unrounded(attended))
         if gates is not None:
             attended = sigmoid_mul(step.kept(contiguous(gates).flatten(1)), attended)
         return self._output(attended)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from model_zoo.layers.low_rank import LowRank, LowRankRows
 from runtime.distributed.ranks import ALONE, Ranks, Split
-from runtime.kernels.activations import Activations
+from runtime.kernels.activations import Activations, unrounded
 from runtime.kernels.embedding import embedding_rows
 from runtime.kernels.matmul import gated_matmul, matmul, matmuls
 from runtime.kernels.pointwise import Gate, add_
@@ -42,13 +42,17 @@ class Linear:
 class Merging(Protocol):
     """x [tokens, this rank's inputs] -> [tokens, out] on all ranks.
 
-    row_elements: temporary elements per row while ranks exchange it.
+    rounding: see `Weight.rounding`; None if ranks exchange x first. row_elements: temporary
+    elements per row while ranks exchange it.
     """
+
+    @property
+    def rounding(self) -> Compute | None: ...
 
     @property
     def row_elements(self) -> int: ...
 
-    def __call__(self, x: Tensor) -> Tensor: ...
+    def __call__(self, x: Activations) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +68,11 @@ class AllReduceLinear:
     def row_elements(self) -> int:
         return 0 if self.ranks.size == 1 else (self.ranks.size + 1) * self.weight.shape[0]
 
-    def __call__(self, x: Tensor) -> Tensor:
+    @property
+    def rounding(self) -> Compute | None:
+        return self.weight.rounding
+
+    def __call__(self, x: Activations) -> Tensor:
         result = self.ranks.all_reduce(_with_added(matmul(x, self.weight), x, self.added))
         return result if self.bias is None else add_(result, self.bias)
 
@@ -94,9 +102,13 @@ class AllGatherLinear:
         """Temporary elements per row while the additions are computed."""
         return max((each.row_elements for each in self.added), default=0)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    @property
+    def rounding(self) -> Compute | None:
+        return self.weight.rounding if self.ins is None else None
+
+    def __call__(self, x: Activations) -> Tensor:
         if self.ins is not None:
-            x = self.ranks.all_gather(x, self.ins.widths)
+            x = self.ranks.all_gather(unrounded(x), self.ins.widths)
         product = matmul(x, self.weight, operands=self.operands)
         result = _with_added(product, x, self.added)
         if self.bias is not None:

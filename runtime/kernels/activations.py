@@ -1,4 +1,4 @@
-"""The rows that products take, which a norm may have rounded for them."""
+"""The rows that products take, which a norm or attention may have rounded for them."""
 
 from dataclasses import dataclass
 

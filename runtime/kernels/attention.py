@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from runtime.kernels.activations import Activations
 from runtime.kernels.cache_rows import decode_rows, encode_rows
 from runtime.kernels.native import address, library, row_address
 from runtime.kernels.triton.launch import has_kernels
 from runtime.kv.cache_types import CacheType
+from runtime.quant.block_types import Compute
 from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
 
 # Maximum number of elements that the twin gathers or scores at once.
@@ -67,6 +69,32 @@ def paged_attention(
             deterministic=deterministic,
         )  # fmt: skip
     return paged_attention_twin(queries, pages, plan, scale=scale, softcap=softcap, sinks=sinks)
+
+
+def attended_rows(
+    queries: Tensor,
+    pages: LayerPages,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    deterministic: bool = False,
+    rounding: Compute | None,
+) -> Activations:
+    """`paged_attention`, flattened to [tokens, heads * value_dim], for products whose weights have
+    this `rounding`. Where CUDA devices merge parts of a few rows, they round them in the same
+    launch."""
+    if rounding is not None and _native_kernels(pages) is None and has_kernels(queries.device):
+        from runtime.kernels.triton import attention
+
+        return attention.attended_rows(
+            queries, pages, plan, scale=scale, softcap=softcap, sinks=sinks,
+            deterministic=deterministic, rounding=rounding,
+        )  # fmt: skip
+    return paged_attention(
+        queries, pages, plan, scale=scale, softcap=softcap, sinks=sinks, deterministic=deterministic
+    ).flatten(1)
 
 
 def paged_attention_twin(

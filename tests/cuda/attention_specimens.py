@@ -66,14 +66,17 @@ def prefill(shape: Shape) -> Specimen:
     return _reading(prefill_kernel, shape, shape.prefill_options, {"end_row": "i32"})
 
 
-def merge(shape: Shape) -> Specimen:
-    options = shape.merge_options | {"MIXED": True}
-    types = {
+def merge(shape: Shape, *, planes: int = 0) -> Specimen:
+    """planes: of the integers to which the result is rounded."""
+    integers = {"planes": "*i8", "scales": "*fp32", "plane_sums": "*i32"}
+    options = shape.merge_options | {"MIXED": not planes, "PLANES": planes}
+    options |= {} if planes else dict.fromkeys(integers)
+    types = (integers if planes else {}) | {
         "row_slot": "*i32", "begins": "*i32", "ends": "*i32", "sinks": "*fp32",
         "states": "*fp32", "sums": "*fp32", "result": POINTERS[shape.dtype],
         "first_row": "i32", "rows": "i32",
     }  # fmt: skip
-    return _specimen(merge_kernel, types, options)
+    return _specimen(merge_kernel, types, options, fused=False)
 
 
 def _reading(kernel, shape: Shape, options: dict, types: dict[str, str]) -> Specimen:
@@ -89,12 +92,12 @@ def _reading(kernel, shape: Shape, options: dict, types: dict[str, str]) -> Spec
     return _specimen(kernel, types, options)
 
 
-def _specimen(kernel, types: dict[str, str], options: dict) -> Specimen:
-    constants = {name: value for name, value in options.items() if name.isupper()}
+def _specimen(kernel, types: dict[str, str], options: dict, *, fused: bool = True) -> Specimen:
+    constants = {name: options[name] for name in kernel.arg_names if name in options}
     return Specimen(
         kernel, types, constants, multiples=("row_stride", "head_stride"),
         warps=options["num_warps"], stages=options.get("num_stages", 3),
-        most_registers=options.get("maxnreg"),
+        most_registers=options.get("maxnreg"), fused=fused,
     )  # fmt: skip
 
 
@@ -104,6 +107,7 @@ def specimens(capability: int) -> dict[str, Specimen]:
         "decode": decode(found["8B"]),
         "decode in parts": decode(found["8B"], whole=False),
         "merge": merge(found["8B"]),
+        "merge and round": merge(found["8B"], planes=2),
         "decode fp8": decode(found["8B, fp8"]),
         "decode q8_0": decode(found["8B, q8_0"]),
         "decode q4_0": decode(found["8B, q4_0"]),

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from runtime.kernels import attention as dispatch
+from runtime.kernels.activations import RoundedActivations
 from runtime.kernels.attention import paged_attention_twin, write_cache_twin
 from runtime.kernels.triton import attention as kernels
-from runtime.kernels.triton.attention import paged_attention
+from runtime.kernels.triton.attention import attended_rows, paged_attention
 from runtime.kernels.triton.cache_write import write_cache
+from runtime.kernels.triton.rounded import planes_of, rounded
 from runtime.kv.cache_types import CacheType
+from runtime.quant.block_types import Compute
 from runtime.worker.model import AttentionPlan, LayerPages, QuantizedRows
 from tests.kernels import test_attention as scenes
 from tests.kernels.test_attention import SCALE, options_of, rows_of, scene
@@ -109,6 +112,51 @@ def test_a_long_row_is_divided_into_the_same_splits_by_any_number_of_programs(
     whole = assert_as_the_twin(queries, pages, plan, **chosen)
     occupy(monkeypatch, 2 * parts)
     assert torch.equal(paged_attention(queries, pages, plan, **chosen), whole)
+
+
+@pytest.mark.filterwarnings("ignore:(invalid value|All-NaN)")
+@pytest.mark.parametrize("rounding", [Compute.FINE, Compute.FAST], ids=lambda c: c.name)
+@pytest.mark.parametrize("dims", [(64, 64), (192, 96), (576, 512)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_merged_rows_are_rounded_to_the_bits_of_a_launch_of_its_own(
+    dims: tuple[int, int], dtype: torch.dtype, rounding: Compute, with_shape, monkeypatch
+) -> None:
+    """Also one that is not finite."""
+    with_shape(4, 2, *dims, 16)
+    queries, pages, plan = scene("decoding", "given", type=CacheType.FLOAT16)
+    queries = queries.to(dtype, copy=True)
+    queries[1, 1, 0] = torch.nan
+    options = {"scale": 0.05, "softcap": None, "sinks": torch.linspace(-1.0, 2.0, 4)}
+    expected = paged_attention(queries, pages, plan, **options).flatten(1)
+    rows = {"deterministic": False, "rounding": rounding}
+    assert isinstance(attended_rows(queries, pages, plan, **options, **rows), Tensor)
+    occupy(monkeypatch, 64)
+    got = attended_rows(queries, pages, plan, **options, **rows)
+    assert isinstance(got, RoundedActivations)
+    torch.testing.assert_close(got.x, expected, rtol=0, atol=0, equal_nan=True)
+    integers = rounded(expected, planes_of(rounding))
+    torch.testing.assert_close(got.rounded.scales, integers.scales, rtol=0, atol=0, equal_nan=True)
+    finite = integers.scales.isfinite()  # integers beside a scale that is NaN are any
+    assert not finite.all() and finite.any()
+    assert torch.equal(got.rounded.sums[finite], integers.sums[finite])
+    for plane, other in zip(got.rounded.planes, integers.planes, strict=True):
+        plane, other = (each.unflatten(1, (-1, 32))[finite] for each in (plane, other))
+        assert torch.equal(plane, other)
+
+
+@pytest.mark.parametrize("value_dim, rows", [(80, 4), (64, 9)])
+def test_other_heads_and_more_rows_are_not_rounded(
+    value_dim: int, rows: int, with_shape, monkeypatch
+) -> None:
+    occupy(monkeypatch, 640)
+    monkeypatch.setitem(scenes.BATCHES, "rows", tuple((row % 5, 20, 1) for row in range(rows)))
+    with_shape(4, 2, 64, value_dim, 16)
+    queries, pages, plan = scene("rows", "given", type=CacheType.FLOAT16)
+    got = attended_rows(
+        queries, pages, plan, scale=SCALE, softcap=None, sinks=None, deterministic=False,
+        rounding=Compute.FINE,
+    )  # fmt: skip
+    assert torch.equal(got, paged_attention(queries, pages, plan, scale=SCALE).flatten(1))
 
 
 @pytest.mark.parametrize("type", [CacheType.FLOAT32, CacheType.Q4_0], ids=str)

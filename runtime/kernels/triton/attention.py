@@ -14,6 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runtime.kernels.activations import (
+    MOST_ROUNDED_ROWS,
+    Activations,
+    Rounded,
+    RoundedActivations,
+)
 from runtime.kernels.triton.attention_kernels import (
     LOG2_E,
     decode_kernel,
@@ -29,7 +35,9 @@ from runtime.kernels.triton.launch import (
     next_power,
     with_adjacent_elements,
 )
+from runtime.kernels.triton.rounded import empty_rounded, planes_of
 from runtime.kv.cache_types import CacheType
+from runtime.quant.block_types import Compute
 from runtime.worker.model import AttentionPlan, LayerPages
 
 LEAST_SPLIT = 128
@@ -50,6 +58,43 @@ def paged_attention(
 ) -> Tensor:
     """As `runtime.kernels.attention.paged_attention`; operands of products have the type of the
     queries. The bits of a row depend neither on other rows nor on the device's size."""
+    options = _Options(scale, softcap, sinks, deterministic)
+    return _attended(queries, pages, plan, options, planes=0)[0]
+
+
+def attended_rows(
+    queries: Tensor,
+    pages: LayerPages,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    deterministic: bool,
+    rounding: Compute,
+) -> Activations:
+    """As `runtime.kernels.attention.attended_rows`."""
+    options = _Options(scale, softcap, sinks, deterministic)
+    result, rounded = _attended(queries, pages, plan, options, planes=planes_of(rounding))
+    rows = result.flatten(1)
+    return rows if rounded is None else RoundedActivations(rows, rounded)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Options:
+    """The options of `paged_attention`."""
+
+    scale: float
+    softcap: float | None
+    sinks: Tensor | None
+    deterministic: bool
+
+
+def _attended(
+    queries: Tensor, pages: LayerPages, plan: AttentionPlan, options: _Options, *, planes: int
+) -> tuple[Tensor, Rounded | None]:
+    """The result and, with `planes`, the integers to which a launch has rounded it, if one has."""
+    softcap, sinks = options.softcap, options.sinks
     rows, heads, key_dim = queries.shape
     kv_heads, value_dim = pages.keys.shape[2], pages.dims[1]
     if heads % kv_heads:
@@ -62,13 +107,17 @@ def paged_attention(
         heads, kv_heads, key_dim, value_dim, pages.keys.shape[1], pages.type, queries.dtype,
         softcap is not None, sinks is not None, capability(queries.device),
     )  # fmt: skip
-    call = _Call(shape, queries, pages, plan, sinks, result, _factors(scale, softcap))
-    single, several = ((0, rows), None) if deterministic else _extents(plan, rows)
+    call = _Call(shape, queries, pages, plan, sinks, result, _factors(options.scale, softcap))
+    single, several = ((0, rows), None) if options.deterministic else _extents(plan, rows)
+    rounded = None
     if single is not None:
-        call.decode(*single, mixed=several is not None)
+        mixed = several is not None
+        if planes and not mixed and rows <= MOST_ROUNDED_ROWS and call.can_round(rows):
+            rounded = empty_rounded(rows, heads * value_dim, planes, queries.device)
+        call.decode(*single, mixed=mixed, rounded=rounded)
     if several is not None:
         call.prefill(*several)
-    return result
+    return result, rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +284,23 @@ class _Call:
     result: Tensor
     factors: tuple[float, float]
 
-    def decode(self, first: int, end: int, *, mixed: bool) -> None:
+    def can_round(self, rows: int) -> bool:
+        """Whether `decode` of so many rows has a second launch, with whole groups in each head."""
+        return self.shape.value_dim % 32 == 0 and self._parts(rows) > 1
+
+    def _parts(self, rows: int) -> int:
+        """Programs of each tile of heads of a row, where so many rows are decoded."""
+        return self.shape.parts(rows * self._tiles, _processors(self.queries.device))
+
+    @property
+    def _tiles(self) -> int:
+        return self.shape.kv_heads * -(-self.shape.group // self.shape.decode_heads)
+
+    def decode(self, first: int, end: int, *, mixed: bool, rounded: Rounded | None) -> None:
+        """rounded: where all rows are also rounded to, if `can_round`."""
         shape, device = self.shape, self.queries.device
-        tiles = shape.kv_heads * -(-shape.group // shape.decode_heads)
-        count = end - first
-        parts = shape.parts(count * tiles, _processors(device))
+        count, tiles = end - first, self._tiles
+        parts = self._parts(count)
         options, whole = shape.decode_options, parts == 1
         states = sums = self.result
         if not whole:
@@ -253,12 +314,15 @@ class _Call:
             WHOLE=whole, device=device,
         )  # fmt: skip
         if not whole:
-            plan = self.plan
+            plan, integers = self.plan, (None,) * 3
+            if rounded is not None:
+                integers = rounded.planes, rounded.scales, rounded.sums
             launch(
                 merge_kernel, (count, shape.heads), plan.row_slot, plan.visible_begin,
-                plan.visible_end, self.sinks, states, sums, self.result, first,
-                self.result.shape[0], **shape.merge_options, MIXED=mixed, device=device,
-                overlaps=True,
+                plan.visible_end, self.sinks, states, sums, self.result, *integers, first,
+                self.result.shape[0], **shape.merge_options, MIXED=mixed,
+                PLANES=0 if rounded is None else len(rounded.planes), enable_fp_fusion=False,
+                device=device, overlaps=True,
             )  # fmt: skip
 
     def prefill(self, first: int, end: int) -> None:

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from runtime.kernels.triton.cache_rows import load_rows
 from runtime.kernels.triton.overlap import wait_for_previous
+from runtime.kernels.triton.rounded import store_rounded
 
 LOG2_E = tl.constexpr(log2(e))
 
@@ -73,16 +74,38 @@ def _finish(
     VALUE_DIM: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Store the results of some states: `head` [m], and `at` [m] in `result`."""
-    factor = 1.0
-    if SINKS:
-        sink = tl.load(sinks + head, mask=exists, other=0.0) * LOG2_E
-        base = tl.maximum(most, sink)
-        factor = tl.exp2(most - base)
-        total = tl.fma(total, factor, tl.exp2(sink - base))
-    factor = tl.where(total == 0.0, 0.0, factor / tl.where(total == 0.0, 1.0, total))
+    factor = _factor(most, total, sinks, head, exists, SINKS)
     _store(result, at, exists, sum1 * factor[:, None], 0, V1, VALUE_DIM)
     if V2 > 0:
         _store(result, at, exists, sum2 * factor[:, None], V1, V2, VALUE_DIM)
+
+
+@triton.jit
+def _factor(most, total, sinks, head, exists, SINKS: tl.constexpr):
+    """[m], by which the weighted sums of values are multiplied; with the same operations in every
+    kernel, whether products may be fused with sums or not."""
+    factor = 1.0
+    if SINKS:
+        sink = tl.load(sinks + head, mask=exists, other=0.0)
+        base = tl.maximum(most, sink * LOG2_E)
+        factor = tl.exp2(most - base)
+        total = tl.fma(total, factor, tl.exp2(tl.fma(sink, LOG2_E, -base)))
+    return tl.where(total == 0.0, 0.0, factor / tl.where(total == 0.0, 1.0, total))
+
+
+@triton.jit
+def _store_rounded(
+    value, result, at, planes, scales, sums, count, START: tl.constexpr, WIDTH: tl.constexpr,
+    DIM: tl.constexpr, PLANES: tl.constexpr,
+):  # fmt: skip
+    """Round the elements from START on of what is stored at `at` [1] in `result`, float32
+    [1, WIDTH]; DIM, WIDTH and START are multiples of 32."""
+    group = START // 32 + tl.arange(0, WIDTH // 32)
+    value = value.to(result.dtype.element_ty).to(tl.float32)
+    groups = tl.reshape(value, [WIDTH // 32, 32])
+    store_rounded(
+        groups, at // 32 + group, group < DIM // 32, planes, scales, sums, count, PLANES
+    )  # fmt: skip
 
 
 @triton.jit
@@ -199,12 +222,15 @@ def decode_kernel(
 
 @triton.jit(do_not_specialize=["first_row", "rows"])
 def merge_kernel(
-    row_slot, begins, ends, sinks, states, sums, result, first_row, rows,
+    row_slot, begins, ends, sinks, states, sums, result, planes, scales, plane_sums,
+    first_row, rows,
     HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr,
     SINKS: tl.constexpr,
     N: tl.constexpr, SPLITS: tl.constexpr, LEAST_SPLIT: tl.constexpr, MIXED: tl.constexpr,
+    PLANES: tl.constexpr,
 ):  # fmt: skip
-    """Grid: rows x query heads. The result from the states of all splits."""
+    """Grid: rows x query heads. The result from the states of all splits, which is also rounded to
+    integers with PLANES."""
     wait_for_previous()
     row = first_row + tl.program_id(0)
     if MIXED:  # noqa: SIM102
@@ -226,6 +252,17 @@ def merge_kernel(
         at += 1
     at = (row.to(tl.int64) * HEADS + head) * VALUE_DIM
     _finish(most, total, sum1, sum2, sinks, result, at, head, exists, VALUE_DIM, V1, V2, SINKS)
+    if PLANES > 0:
+        factor = _factor(most, total, sinks, head, exists, SINKS)[:, None]
+        count = rows * (HEADS * VALUE_DIM // 32)
+        _store_rounded(
+            sum1 * factor, result, at, planes, scales, plane_sums, count, 0, V1, VALUE_DIM, PLANES
+        )  # fmt: skip
+        if V2 > 0:
+            _store_rounded(
+                sum2 * factor, result, at, planes, scales, plane_sums, count, V1, V2, VALUE_DIM,
+                PLANES,
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["first_row", "end_row", "rows"])

@@ -73,7 +73,7 @@ def expert_vectors(
 def _rounded(
     x: Activations, compute: Compute, factors: Tensor | None = None, share: int = 1
 ) -> Rounded:
-    """As `rounded`, of all rows of x [..., in]; a norm may have done it."""
+    """As `rounded`, of all rows of x [..., in]; an earlier launch may have done it."""
     planes, plain = planes_of(compute), factors is None
     if isinstance(x, RoundedActivations) and plain and len(x.rounded.planes) == planes:
         return x.rounded

@@ -10,5 +10,6 @@ def specimens(capability: int) -> dict[str, Specimen]:
         **{f"decode {name}": decode(shape) for name, shape in found.items()},
         **{f"decode in parts {name}": decode(found[name], whole=False) for name in parts},
         **{f"merge {name}": merge(found[name]) for name in parts},
+        **{f"merge and round {name}": merge(found[name], planes=2) for name in parts},
         **{f"prefill {name}": prefill(shape) for name, shape in found.items()},
     }
