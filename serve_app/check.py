@@ -19,7 +19,7 @@ from runtime.errors import ConfigurationError
 from serve_app.api.keys import read_keys
 from serve_app.config.settings import AppSettings, read_settings
 from serve_app.config.wrong_types import REQUIRED_TYPES
-from serve_app.replica.model_check import check_model
+from serve_app.replica.model_check import CHECKED_VARIABLE, check_model, model_digest
 
 IMPORT_PATH = "serve_app.app:build"
 _OPEN = (
@@ -74,9 +74,15 @@ def check(path: Path) -> list[str]:
     settings = [read_settings(args) for args in arguments]
     for each in settings:
         read_keys(each.api_keys_file, os.environ)
-    models = [model for each in settings for model in each.models]
-    notes = [note for note in map(check_model, models) if note is not None]
+    notes = [note for each in settings for note in map(check_model, each.models) if note]
     return notes if "host" in http.model_fields_set else [*notes, _OPEN]
+
+
+def checked_environment(path: Path) -> dict[str, str]:
+    """Variables for processes that need not repeat the checks of this configuration's models."""
+    settings = map(read_settings, application_arguments(read_config(path)))
+    digests = [model_digest(model) for each in settings for model in each.models]
+    return {CHECKED_VARIABLE: " ".join(filter(None, digests))}
 
 
 def check_port(path: Path) -> None:

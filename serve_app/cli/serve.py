@@ -25,6 +25,7 @@ from serve_app.check import (
     application_arguments,
     check,
     check_port,
+    checked_environment,
     http_options,
     read_config,
 )
@@ -168,7 +169,7 @@ def _serve(path: Path, *, verbose: bool) -> int:
     report = StartReport(address=_address(path), models=_expected(path), log=log, verbose=verbose)
     server = subprocess.Popen(
         [Path(sys.executable).with_name("serve"), "run", path],
-        env=environment(own),
+        env={**environment(own), **checked_environment(path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         process_group=0,  # Ctrl-C reaches this process only, which passes it on

@@ -1,10 +1,15 @@
 """The check of a configured model before it is served."""
 
 import os
+from hashlib import sha256
 
 from serve_app.config.settings import ModelSettings
 from serve_app.replica.load_errors import named_errors
-from serve_app.replica.model_files import local_files, pull_notice
+from serve_app.replica.model_files import ModelFiles, local_files, pull_notice
+
+# The environment variable with the `model_digest` of each model that needs no further check:
+# `caravan serve` has checked it before it started the process that would check it again.
+CHECKED_VARIABLE = "CARAVAN_CHECKED_MODELS"
 
 
 def check_model(settings: ModelSettings) -> str | None:
@@ -16,9 +21,26 @@ def check_model(settings: ModelSettings) -> str | None:
         files = local_files(settings, os.environ)
         if files is None:
             return pull_notice(settings, os.environ)
+        checked = os.environ.get(CHECKED_VARIABLE, "").split()
+        if checked and _digest(settings, files) in checked:
+            return None
         # Imported late: the check of a file builds the model's layers, which needs torch, and its
         # import takes two seconds. Without files, as with models on demand only, it is not needed.
         from serve_app.replica.loading import check_files
 
         check_files(settings, files)
         return None
+
+
+def model_digest(settings: ModelSettings) -> str | None:
+    """Differs if settings differ, or files by their paths, sizes or times; None without files."""
+    files = local_files(settings, os.environ)
+    return None if files is None else _digest(settings, files)
+
+
+def _digest(settings: ModelSettings, files: ModelFiles) -> str:
+    parts = [settings.model_dump_json()]
+    for path in files.paths:
+        status = path.stat() if path.exists() else None
+        parts.append(f"{path} {status and (status.st_size, status.st_mtime_ns)}")
+    return sha256("\n".join(parts).encode()).hexdigest()

@@ -48,6 +48,12 @@ class ModelFiles:
     adapters: tuple[AdapterPath, ...] = ()
     draft: Path | None = None
 
+    @property
+    def paths(self) -> list[Path]:
+        """All files."""
+        adapters = [each.path for each in self.adapters]
+        return [path for path in (self.path, self.projector, self.draft, *adapters) if path]
+
     def without(self, what: str, reason: Exception) -> "ModelFiles":
         """A copy without the "projector" or the "template", with the reason in `unused`."""
         unused = (*self.unused, f"{what}: {reason}")

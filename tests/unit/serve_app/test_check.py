@@ -1,5 +1,6 @@
 """Checks before the start: each error is one message that names the cause."""
 
+import os
 import socket
 from pathlib import Path
 
@@ -10,7 +11,17 @@ from ray.serve.schema import HTTPOptionsSchema, ServeApplicationSchema, ServeDep
 
 from runtime.errors import CaravanError, ConfigurationError
 from serve_app.app import build
-from serve_app.check import FILE_KEYS, SECTION_KEYS, HttpOptions, check, check_port
+from serve_app.check import (
+    FILE_KEYS,
+    IMPORT_PATH,
+    SECTION_KEYS,
+    HttpOptions,
+    check,
+    check_port,
+    checked_environment,
+)
+from serve_app.replica import loading
+from serve_app.replica.model_check import CHECKED_VARIABLE
 from tests.checkout import DEMO_MODEL
 from tests.unit.model_zoo.gguf.test_split import split_like_a_converter
 
@@ -92,6 +103,34 @@ def test_a_context_beyond_the_models_is_refused():
 
 def test_a_valid_configuration_builds():
     assert build(args(DEMO_MODEL)) is not None
+
+
+def test_what_the_command_has_checked_is_not_checked_again(tmp_path, monkeypatch):
+    """Unless the settings or the file have changed since."""
+    model, config = tmp_path / "demo.gguf", tmp_path / "config.yaml"
+    model.write_bytes(DEMO_MODEL.read_bytes())
+    application = {"import_path": IMPORT_PATH, "args": args(model)}
+    config.write_text(yaml.safe_dump({"applications": [application]}))
+    monkeypatch.setenv(CHECKED_VARIABLE, checked_environment(config)[CHECKED_VARIABLE])
+
+    def check_files(*given):
+        raise ConfigurationError("checked")
+
+    monkeypatch.setattr(loading, "check_files", check_files)
+    assert build(args(model)) is not None
+    with pytest.raises(RayServeException, match="checked"):
+        build(args(model, context_tokens=256))
+    os.utime(model, ns=(1, 1))
+    with pytest.raises(RayServeException, match="checked"):
+        build(args(model))
+
+
+def test_a_model_without_files_is_not_marked_as_checked(tmp_path, monkeypatch):
+    monkeypatch.setenv("CARAVAN_MODELS", str(tmp_path / "store"))
+    config = tmp_path / "config.yaml"
+    application = {"import_path": IMPORT_PATH, "args": args("ollama://absent")}
+    config.write_text(yaml.safe_dump({"applications": [application]}))
+    assert checked_environment(config) == {CHECKED_VARIABLE: ""}
 
 
 @pytest.mark.parametrize(
