@@ -7,6 +7,7 @@ a reason.
 """
 
 import functools
+import gc
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from tests.patience import wait_until
 
 # Not imported here, since they import torch, which not all tests do.
 _ENGINES = {"runtime.engine.engine": "Engine", "runtime.engine.async_engine": "AsyncEngine"}
+_MANY = 100  # objects left by tests
 
 
 class LeakChecks:
@@ -30,6 +32,7 @@ class LeakChecks:
         self._engines: WeakSet[Any] = WeakSet()
         self._driven: WeakSet[Scheduler] = WeakSet()  # by an engine
         self._watched: set[str] = set()
+        self._many = _MANY  # old objects, after which garbage is collected
         for kind in (Scheduler, KVCacheManager, Drafter):
             _record(kind, self._new.append)
 
@@ -72,6 +75,14 @@ class LeakChecks:
                 _check_manager(manager)
         self._old.update(made)
         self._engines.update(engines)
+        del made, engines
+        self._collect()
+
+    def _collect(self) -> None:
+        """Garbage is collected seldom (conftest.py), and would be checked after each test."""
+        if len(self._old) > self._many:
+            gc.collect()
+            self._many = len(self._old) + _MANY
 
 
 def _is_idle(engine: Any) -> bool:
