@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedConfig
 
 from model_zoo.gguf.metadata import Metadata
@@ -23,7 +22,7 @@ from runtime.kv.cache_types import CacheType
 from runtime.worker.model import DecoderModel, KeyRotation
 from tests.families.paged_decoder import PagedDecoder
 from tests.gguf_files import matrices, rewrite
-from tests.memory_profile import peak_bytes
+from tests.memory_profile import peak_bytes, recorded_memory
 from tests.tiny_models import tiny_tokenizer, write_tiny
 
 # Of log-probabilities. On a processor with AMX, Qwen 3.5 has a row with an error of 1.01e-4.
@@ -179,7 +178,7 @@ def check_declared_memory(
     paged = PagedDecoder(decoder, pages_per_sequence=-(-tokens // 8), type=type)
     batch = paged.batch({0: random_tokens(tokens, seed=13)}, outputs=range(outputs))
     decoder.logits(decoder.states(batch, paged.cache))
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with recorded_memory() as recorded:
         decoder.logits(decoder.states(batch, paged.cache))
     assert 0 < peak_bytes(recorded) <= decoder.activation_bytes(tokens, outputs)
 

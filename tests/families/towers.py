@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedConfig
 
 from model_zoo.gguf.metadata import Metadata
@@ -15,7 +14,7 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import META
 from runtime.vision.encoder import VisionTower
-from tests.memory_profile import peak_bytes
+from tests.memory_profile import peak_bytes, recorded_memory
 from tests.tiny_models import write_tiny
 
 TOLERANCE = 3e-5  # of a row's largest feature
@@ -87,7 +86,7 @@ def check_limits(tower: VisionTower, images: int) -> None:
     image = tower.largest()
     pixels = torch.stack([image.pixels] * images)
     encoded(tower, pixels, image.grid)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with recorded_memory() as recorded:
         features = encoded(tower, pixels, image.grid)
     assert features.shape == (images, image.rows, tower.limits.width)
     assert features.dtype == tower.limits.dtype

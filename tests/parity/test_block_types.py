@@ -5,7 +5,6 @@ import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize as reference
-from torch.profiler import ProfilerActivity, profile
 
 from runtime.errors import UnsupportedModelError
 from runtime.kernels.workspace import TWIN_BYTES_PER_WEIGHT
@@ -20,7 +19,7 @@ from runtime.quant.block_types import (
 )
 from runtime.quant.formats.grids import GRIDS, PATH, load_grid
 from tests.block_samples import NUMBERS, SMALL_FLOATS, random_blocks, set_scales
-from tests.memory_profile import peak_bytes
+from tests.memory_profile import peak_bytes, recorded_memory
 from tools.block_grids import grids_file, reference_grid
 
 every_type = pytest.mark.parametrize("type", BLOCK_TYPES.values(), ids=lambda t: t.name)
@@ -97,7 +96,7 @@ def test_the_file_of_grids_is_the_output_of_its_tool() -> None:
 def test_dequantising_takes_no_more_memory_than_planned(type: BlockType) -> None:
     data = torch.from_numpy(random_blocks(type, (64, 4096 // type.block_elements)))
     dequantize(data, type)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with recorded_memory() as recorded:
         dequantize(data, type)
     peak = peak_bytes(recorded)
     assert peak <= TWIN_BYTES_PER_WEIGHT * 64 * 4096, peak / (64 * 4096)
@@ -127,7 +126,7 @@ def test_gathering_reads_only_the_requested_rows(type: BlockType) -> None:
     data = torch.from_numpy(random_blocks(type, (rows, elements // type.block_elements)))
     weight, ids = Weight(data, type, (rows, elements)), torch.tensor([7, 500])
     gather_rows(weight, ids)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with recorded_memory() as recorded:
         gather_rows(weight, ids)
     assert 0 < peak_bytes(recorded) <= 2 * elements * (TWIN_BYTES_PER_WEIGHT + 8)
 

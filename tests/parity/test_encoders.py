@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModel
 
 from runtime.engine.request import ImageSpan
@@ -15,7 +14,7 @@ from tests.families.agreement import QUANTIZED_TYPES, load_decoder, random_token
 from tests.families.encoder_configs import ENCODERS, LARGE
 from tests.families.paged_decoder import PagedDecoder
 from tests.gguf_files import matrices, rewrite
-from tests.memory_profile import peak_bytes
+from tests.memory_profile import peak_bytes, recorded_memory
 from tests.tiny_models import write_tiny
 
 TOLERANCE = 2e-5  # of states, whose components are about one
@@ -71,7 +70,7 @@ def test_a_step_allocates_no_more_than_it_declares(pair) -> None:
     cache = paged(pair.encoder, tokens)
     batch = cache.batch({0: tokens})
     pair.encoder.states(batch, cache.cache)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with recorded_memory() as recorded:
         pair.encoder.states(batch, cache.cache)
     assert 0 < peak_bytes(recorded) <= pair.encoder.activation_bytes(100, 100)
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from tests.families.agreement import (
     TOLERANCE,
@@ -17,7 +16,7 @@ from tests.families.image_rows import (
 )
 from tests.families.paged_decoder import PagedDecoder
 from tests.families.text_families import TEXT_MODELS
-from tests.memory_profile import peak_bytes
+from tests.memory_profile import peak_bytes, recorded_memory
 
 MLLAMA = TEXT_MODELS["mllama"]
 LENGTH = 40
@@ -96,6 +95,6 @@ def test_a_step_with_images_allocates_no_more_than_it_declares(pair, scenes, nam
     show(paged, 0, pictures)
     batch = paged.batch({0: tokens}, outputs=range(3))
     pair.decoder.logits(pair.decoder.states(batch, paged.cache))
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with recorded_memory() as recorded:
         pair.decoder.logits(pair.decoder.states(batch, paged.cache))
     assert 0 < peak_bytes(recorded) <= pair.decoder.activation_bytes(LENGTH, 3)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from model_zoo.chat_model import ChatModel
 from model_zoo.images.prepared import ImageOutline, blank
@@ -25,7 +24,7 @@ from tests.families.engine_runs import answers
 from tests.families.vision_agreement import FLAVOURS, VisionPair
 from tests.families.vision_families import VISION_MODELS
 from tests.gguf_files import rewrite
-from tests.memory_profile import peak_bytes
+from tests.memory_profile import peak_bytes, recorded_memory
 from tests.parity.test_vision_engine import check_answer, request, running
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -175,7 +174,7 @@ def test_images_of_extreme_shapes_take_no_more_memory_than_planned(limited) -> N
         with torch.inference_mode():
             encode = partial(limited.tower.encode, image.pixels[None], image.grid)
             encode()
-            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+            with recorded_memory() as recorded:
                 features = encode()
         assert features.shape == (1, outline.rows, limited.tower.limits.width)
         assert 0 < peak_bytes(recorded) <= limited.tower.activation_bytes(1)

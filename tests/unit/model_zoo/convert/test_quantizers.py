@@ -8,12 +8,11 @@ from gguf import GGMLQuantizationType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from model_zoo.convert.quantizers.rows import QUANTIZABLE, quantize
 from runtime.errors import ModelFileError
 from runtime.quant.block_types import block_type, dequantize
-from tests.memory_profile import peak_bytes
+from tests.memory_profile import peak_bytes, recorded_memory
 
 PLAIN = ("F32", "F16", "BF16")
 BLOCKED = sorted(QUANTIZABLE - set(PLAIN))
@@ -255,6 +254,6 @@ def test_memory_does_not_grow_with_the_rows(type_name):
 
 
 def memory_beside_the_result(rows: Tensor, type_name: str) -> int:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with recorded_memory() as recorded:
         blocks = stored(rows, type_name)
     return peak_bytes(recorded) - blocks.numel()

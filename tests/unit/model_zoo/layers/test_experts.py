@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
@@ -24,7 +23,7 @@ from runtime.kernels.experts import clamped_swiglu
 from runtime.kernels.pointwise import gelu_mul
 from runtime.kernels.routing import Routing, Scores
 from tests.gguf_files import write_tensors
-from tests.memory_profile import peak_bytes
+from tests.memory_profile import peak_bytes, recorded_memory
 
 CPU = torch.device("cpu")
 HIDDEN, WIDTH, COUNT, USED = 64, 96, 6, 2
@@ -284,7 +283,7 @@ def test_a_layer_allocates_no_more_than_it_declares(
     experts = Experts(w, HIDDEN, SIZES, options)
     x = torch.randn(rows, HIDDEN).to(dtype)
     experts(x)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with recorded_memory() as recorded:
         experts(x)
     slab = 16 * experts.matrix_elements if twin else 0
     assert 0 < peak_bytes(recorded) <= 4 * rows * experts.row_elements + slab

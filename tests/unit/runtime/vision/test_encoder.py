@@ -5,11 +5,10 @@ from concurrent.futures import CancelledError
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from runtime.errors import UnsupportedModelError
 from runtime.vision.encoder import LocalEncoder, Pause, PlannedEncoder, PreparedImage
-from tests.memory_profile import peak_bytes
+from tests.memory_profile import peak_bytes, recorded_memory
 from tests.patience import HANG_S
 from tests.unit.runtime.vision.fake_tower import PretendTower, features_of, picture
 
@@ -135,7 +134,7 @@ def test_the_workspace_includes_the_pixels_of_a_batch(encoder_of) -> None:
     encoder = encoder_of(tower, batch_images=3)
     worst = [PreparedImage(torch.zeros(8, 5000), (1, 8), b"worst", 8)] * 3
     encoder._encode_and_wait(worst)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with recorded_memory() as recorded:
         encoder._encode_and_wait(worst)
     kept = 3 * 8 * tower.limits.row_bytes  # features, which count as such
     assert 3 * 8 * 5000 * 4 <= peak_bytes(recorded) <= encoder.workspace_bytes + kept

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from runtime.engine.request import (
     DrawFailure,
@@ -26,7 +25,7 @@ from runtime.vision.encoder import ImageLimits
 from runtime.worker.input_preparer import StepLimits
 from runtime.worker.model import Batch, KVCache
 from runtime.worker.runner import DeviceRunner
-from tests.memory_profile import peak_bytes
+from tests.memory_profile import peak_bytes, recorded_memory
 
 CPU = torch.device("cpu")
 VOCAB, WIDTH, CONTEXT, PAGE_TOKENS = 61, 8, 96, 4
@@ -308,7 +307,7 @@ def test_warming_up_reaches_the_end_of_the_context_with_every_slot(model):
 
 def test_warming_up_may_allocate_the_memory_of_the_largest_step_instead_of_running_it(model):
     bench = Bench(model, slots=3, step_tokens=40)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with recorded_memory() as recorded:
         bench.runner.warm_up(workspace_bytes=50_000_000)
     assert model.batches == [(1, 1)] and peak_bytes(recorded) >= 50_000_000
     with pytest.raises(DoesNotFitError, match=r"allocate.*step_tokens"):
