@@ -48,7 +48,7 @@ class Visit:
         await self.page.get_by_role("button", name="Send", exact=True).wait_for()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def browser() -> AsyncIterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed")

@@ -12,7 +12,7 @@ from serve_app.gateway.tasks import ReplyOpening
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.fake_replicas import CARD, PretendReplica
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 PICTURE = Path("models/demo.png")
 SEEING = dataclasses.replace(CARD, capabilities=("completion", "vision", "tools"))
 KEY = "key-of-a-test"

@@ -11,7 +11,7 @@ from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.api.operations import DOCUMENT
 from tests.unit.serve_app.fake_replicas import PretendReplica
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 SCHEMAS = DOCUMENT["components"]["schemas"]
 
 

@@ -11,7 +11,7 @@ from serve_app.gateway.replica_status import ReplicaStatus
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.fake_replicas import PretendReplica
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="package")
 KEY = "key-of-a-test"
 ENGINE = EngineStatistics(
     running=3,
