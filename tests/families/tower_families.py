@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,16 @@ def with_processor(tower: Any, files: Any) -> Build:
     return build
 
 
+def with_37_tiles(tower: Any) -> Build:
+    """For images of up to six by six tiles and the whole image, whose rows fill several slabs."""
+
+    def build(w: TensorScope, metadata: Metadata) -> VisionTower:
+        images = replace(idefics3_files.read_processor(metadata), longest_edge=6 * SIDE)
+        return tower(w, metadata, images)
+
+    return build
+
+
 def with_211_rows(tower: Any) -> Build:
     """For images of up to 211 rows, a prime: no grid but a line has exactly as many."""
 
@@ -210,7 +220,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         ],
     ),
     "idefics3": TowerFamily(
-        with_processor(idefics3.ShuffledTower, idefics3_files),
+        with_37_tiles(idefics3.ShuffledTower),
         idefics3_config,
         {
             "plain": {},
