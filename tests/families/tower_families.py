@@ -181,7 +181,7 @@ TOWERS: Mapping[str, TowerFamily] = {
             "border_left_out": {"rows": 4, "image_size": 70},
             "other_eps": {"layer_norm_eps": 1e-2},
             "more_rows_than_a_slab": {
-                "image_size": 96,
+                "image_size": 48,
                 "patch_size": 2,
                 "rows": 64,
                 "num_hidden_layers": 1,
