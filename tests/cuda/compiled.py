@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -25,6 +24,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.language import target_info
+
+from tests.cuda.disassembly import listings, run_tool
 
 # A100, L4 and RTX 4090, H100 and H200, B200.
 CAPABILITIES = (80, 89, 90, 100)
@@ -88,12 +89,25 @@ def _compiler(capability: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
 
 
-def compile_specimen(specimen: Specimen, capability: int) -> Compiled:
-    """Only where TRITON_INTERPRET was not set when the kernel was imported.
+def compile_specimens(specimens: Mapping[str, Specimen], capability: int) -> dict[str, Compiled]:
+    """Only where TRITON_INTERPRET was not set when the kernels were imported.
 
     Raises AssertionError if a product would be wrong, see `assert_dots_are_filled`, or something
     would be read or written too early, see `assert_waits`.
     """
+    built = [_built(specimen, capability) for specimen in specimens.values()]
+    codes = listings([each.asm["cubin"] for each in built])
+    found = {}
+    for (name, specimen), each, code in zip(specimens.items(), built, codes, strict=True):
+        assert_dots_are_filled(each.asm["ttgir"])
+        if _WAIT in code:
+            assert_waits(code, reads_early=specimen.reads_early)
+        found[name] = _described(each, code)
+    return found
+
+
+def _built(specimen: Specimen, capability: int) -> Any:
+    """What Triton compiles."""
     names = specimen.kernel.arg_names
     signature = {name: specimen.types.get(name, "constexpr") for name in names}
     aligned = [
@@ -110,7 +124,7 @@ def compile_specimen(specimen: Specimen, capability: int) -> Compiled:
     )
     target = GPUTarget("cuda", capability, 32)
     with _as_current(target):
-        built = triton.compile(
+        return triton.compile(
             source,
             target=target,
             options={
@@ -120,14 +134,13 @@ def compile_specimen(specimen: Specimen, capability: int) -> Compiled:
                 "maxnreg": specimen.most_registers,
             },
         )
-    assert_dots_are_filled(built.asm["ttgir"])
+
+
+def _described(built: Any, code: str) -> Compiled:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
         file.flush()
-        usage = _run("cuobjdump", "-res-usage", file.name)
-        code = _run("nvdisasm", "-ndf", "-c", file.name)  # a third faster without data flow
-    if _WAIT in code:
-        assert_waits(code, reads_early=specimen.reads_early)
+        usage = run_tool("cuobjdump", "-res-usage", file.name)
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", usage)
     assert found is not None, usage
     registers, stack, shared, local = map(int, found.groups())
@@ -194,18 +207,11 @@ def _longest_loop(code: str) -> int:
     return max(lengths)
 
 
-def _run(tool: str, *arguments: str) -> str:
-    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
-    command = [os.fspath(path), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
 def main(capability: int) -> None:
     """Print for each module that is read what `compile_all` returns, or the error, as JSON."""
     for module in map(str.strip, sys.stdin):
         try:
-            specimens = import_module(module).specimens(capability)
-            compiled = {name: compile_specimen(s, capability) for name, s in specimens.items()}
+            compiled = compile_specimens(import_module(module).specimens(capability), capability)
             print(json.dumps({name: vars(each) for name, each in compiled.items()}), flush=True)
         except Exception:
             print(json.dumps(traceback.format_exc()), flush=True)
