@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 
-from tests.cuda.compiled import Compiled, Specimen, compile_specimen
+from tests.cuda.compiled import Compiled, Specimen, compile_specimens
 from tools.gpu_check.report import Task
 
 _DRY_CAPABILITY = 90
@@ -50,4 +50,5 @@ def specimens_of(module: str, capability: int) -> Mapping[str, Specimen]:
 
 
 def _compiled(module: str, name: str, capability: int) -> Compiled:
-    return compile_specimen(specimens_of(module, capability)[name], capability)
+    specimen = specimens_of(module, capability)[name]
+    return compile_specimens({name: specimen}, capability)[name]
