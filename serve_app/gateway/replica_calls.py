@@ -5,6 +5,7 @@ import contextvars
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 from runtime.errors import CaravanError, ReplicaLostError
@@ -79,10 +80,14 @@ class Replicas:
         await self._await_in_time({name: calls[name] for name in prompt}, timeout_s)
         answers = _answers(calls.values())
         if not answers and until_answered:
-            others = [name for name in names if name not in calls]
-            calls |= {name: self._start(name, method, arguments) for name in others}
-            return await _first_answers(calls.values())
-        if not answers and not self._late.keys().isdisjoint(names):
+            late = [self._start(name, method, arguments) for name in names if name not in calls]
+            try:
+                return await _first_answers([*calls.values(), *late])
+            except asyncio.CancelledError:
+                for call in late:  # which wait for earlier ones
+                    call.cancel()
+                raise
+        if not answers and not self._late.keys().isdisjoint(self._calls.names):
             raise TimeoutError(f"no replica has answered {method} within {timeout_s:g} s")
         return answers
 
@@ -90,9 +95,11 @@ class Replicas:
         """The answer of one replica. Another one is called too if it raises an exception or does
         not answer within `patience_s`; those that hang are called only if all do.
 
-        Raises the first error if all raise errors; ReplicaLostError if there are no replicas.
+        If all raise errors, raises the first that is not ReplicaLostError, or else that. Raises
+        ReplicaLostError if there are no replicas.
         """
-        names = self._names()
+        while not (names := self._names()) and (late := list(chain(*self._late.values()))):
+            await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
         names = [name for name in names if name not in self._late] or names
         calls: list[asyncio.Task[Any]] = []
         for name in random.sample(names, len(names)):
@@ -102,7 +109,8 @@ class Replicas:
                 return answers[0]
         if answers := await _first_answers(calls):
             return answers[0]
-        raise next((each.result() for each in calls), ReplicaLostError("there is no replica"))
+        errors = [each.result() for each in calls] or [ReplicaLostError("there is no replica")]
+        raise min(errors, key=lambda error: isinstance(error, ReplicaLostError))
 
     async def await_one(self) -> None:
         """Waits until there is a replica. Serve starts one if there is none."""

@@ -1,6 +1,7 @@
 """The check of a configured model before it is served."""
 
 import os
+import re
 from hashlib import sha256
 
 from serve_app.config.settings import ModelSettings
@@ -10,6 +11,7 @@ from serve_app.replica.model_files import ModelFiles, local_files, pull_notice
 # The environment variable with the `model_digest` of each model that needs no further check:
 # `caravan serve` has checked it before it started the process that would check it again.
 CHECKED_VARIABLE = "CARAVAN_CHECKED_MODELS"
+_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 
 def check_model(settings: ModelSettings) -> str | None:
@@ -33,13 +35,16 @@ def check_model(settings: ModelSettings) -> str | None:
 
 
 def model_digest(settings: ModelSettings) -> str | None:
-    """Differs if settings differ, or files by their paths, sizes or times; None without files."""
+    """Differs if settings differ, those that the model brings too, or files by their paths, sizes
+    or times. None for models that are always checked: without files, or split into several."""
     files = local_files(settings, os.environ)
-    return None if files is None else _digest(settings, files)
+    if files is None or any(_PART.search(path.name) for path in files.paths):
+        return None
+    return _digest(settings, files)
 
 
 def _digest(settings: ModelSettings, files: ModelFiles) -> str:
-    parts = [settings.model_dump_json()]
+    parts = [settings.model_dump_json(), repr(files)]
     for path in files.paths:
         status = path.stat() if path.exists() else None
         parts.append(f"{path} {status and (status.st_size, status.st_mtime_ns)}")

@@ -21,6 +21,8 @@ from serve_app.responses.response_store import Copy, ResponseStore, Selection, S
 TIMEOUT_S = 10.0
 # How long all processes are waited for, if one has answered.
 ANSWER_S = 1.0
+# The largest response that is kept for a process that hangs, of `MAX_LATE_CALLS` at most.
+DELIVERED_BYTES = 256 * 1024
 COPY_S = 60.0
 COPY_ANSWER_S = 10.0
 COPY_IDS = 1024
@@ -34,7 +36,7 @@ class StoredResponses:
 
     `max_bytes` limits what a call reads, as in `Selection`. Methods that read raise OverloadedError
     if no process answers. A process that hangs executes changes when it continues, before it is
-    read again.
+    read again, but misses larger responses than `DELIVERED_BYTES` and changes after many others.
     """
 
     def __init__(self, processes: Replicas) -> None:
@@ -43,7 +45,8 @@ class StoredResponses:
     async def put(self, tenant: str, stored: StoredResponse) -> bool:
         """Store a response; whether any process has stored it."""
         try:
-            return any(await self._answers("put", tenant, stored, deliver=True))
+            deliver = stored.size <= DELIVERED_BYTES
+            return any(await self._answers("put", tenant, stored, deliver=deliver))
         except OverloadedError:
             return False
 

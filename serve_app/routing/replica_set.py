@@ -20,6 +20,8 @@ from serve_app.transport.watch import Watcher
 from serve_app.transport.wire import Address, LoadReport
 
 CARD_LIFE_S = 10.0
+# How long Serve may list replicas that do not run any more, or that cannot answer.
+LOST_S = 30.0
 RETRY_S = 0.05
 # How long one replica is waited for before another one is called as well.
 PATIENCE_S = 1.0
@@ -64,16 +66,21 @@ class ReplicaSet(Replicas):
 
     async def describe(self, *, verbose: bool) -> ModelCard:
         """The card of any replica that has loaded the model, at most `CARD_LIFE_S` old unless
-        `verbose`; waits until there is one. Raises the error of a replica if no other has a card.
+        `verbose`; waits until there is one. Raises the error of a replica if no other has a card,
+        ReplicaLostError if those that Serve lists have been lost for `LOST_S`.
         """
         if self._card is not None and not verbose and _now() - self._card[0] <= CARD_LIFE_S:
             return self._card[1]
+        lost_since: float | None = None
         while True:
             try:
                 card: ModelCard = await self.ask_any("describe", verbose, patience_s=PATIENCE_S)
                 break
             except ReplicaLostError:
                 await self.await_one()
+                lost_since = _now() if lost_since is None else lost_since
+                if _now() - lost_since > LOST_S:
+                    raise
                 await asyncio.sleep(RETRY_S)
         if not verbose:
             self._card = _now(), card

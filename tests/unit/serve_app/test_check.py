@@ -125,10 +125,13 @@ def test_what_the_command_has_checked_is_not_checked_again(tmp_path, monkeypatch
         build(args(model))
 
 
-def test_a_model_without_files_is_not_marked_as_checked(tmp_path, monkeypatch):
+@pytest.mark.parametrize("split", [False, True])
+def test_models_without_files_and_split_ones_are_checked_again(tmp_path, monkeypatch, split):
     monkeypatch.setenv("CARAVAN_MODELS", str(tmp_path / "store"))
-    config = tmp_path / "config.yaml"
-    application = {"import_path": IMPORT_PATH, "args": args("ollama://absent")}
+    config, source = tmp_path / "config.yaml", "ollama://absent"
+    if split:
+        source = split_like_a_converter(DEMO_MODEL, tmp_path, tensors_each=20)
+    application = {"import_path": IMPORT_PATH, "args": args(source)}
     config.write_text(yaml.safe_dump({"applications": [application]}))
     assert checked_environment(config) == {CHECKED_VARIABLE: ""}
 

@@ -140,6 +140,35 @@ async def test_few_calls_wait_for_a_replica_that_hangs(monkeypatch):
     assert [name for name, *_ in calls.called].count("a") == 3
 
 
+async def test_replicas_that_get_no_further_call_are_still_there(monkeypatch):
+    monkeypatch.setattr(replica_calls, "MAX_LATE_CALLS", 1)
+    replicas = Replicas(FakeCalls({"a": (may_answer := asyncio.Event())}))
+    with pytest.raises(TimeoutError):
+        await after(TIMEOUT_S, ask(replicas))
+    with pytest.raises(TimeoutError):
+        await after(0, ask(replicas))
+    asking = asyncio.create_task(replicas.ask_any("describe", patience_s=TIMEOUT_S))
+    await settled()
+    assert not asking.done()
+    may_answer.set()
+    assert await asking == "a"
+
+
+async def test_a_call_that_waits_for_others_is_dropped_with_its_caller():
+    calls = FakeCalls({"a": (may_answer := asyncio.Event())})
+    replicas = Replicas(calls)
+    with pytest.raises(TimeoutError):
+        await after(TIMEOUT_S, ask(replicas))
+    waiting = asyncio.create_task(ask(replicas, until_answered=True))
+    await settled()
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    may_answer.set()
+    await settled()
+    assert len(calls.called) == 1
+    assert await ask(replicas) == ["a"]
+
+
 async def test_a_caller_that_leaves_cancels_no_call():
     calls = FakeCalls({"a": (may_answer := asyncio.Event())})
     asking = asyncio.create_task(ask(replicas := Replicas(calls)))
@@ -192,7 +221,10 @@ async def test_the_only_replica_is_waited_for():
 
 async def test_the_error_of_a_replica_is_raised_if_all_fail():
     error = ModelUnavailableError("it does not fit")
-    with pytest.raises(ModelUnavailableError, match="does not fit"):
-        await Replicas(FakeCalls({"a": error, "b": error})).ask_any("describe", patience_s=1)
+    for other in (error, LOST):
+        for _ in range(9):  # the replicas are called in a random order
+            with pytest.raises(ModelUnavailableError, match="does not fit"):
+                replicas = Replicas(FakeCalls({"a": error, "b": other}))
+                await replicas.ask_any("describe", patience_s=1)
     with pytest.raises(ReplicaLostError, match="no replica"):
         await Replicas(FakeCalls({})).ask_any("describe", patience_s=1)

@@ -10,7 +10,13 @@ from runtime.errors import OverloadedError
 from serve_app.gateway.replica_calls import Replicas
 from serve_app.responses import stored_responses
 from serve_app.responses.response_store import ResponseStore, StoredResponse
-from serve_app.responses.stored_responses import ANSWER_S, TIMEOUT_S, StoredResponses, copy_from
+from serve_app.responses.stored_responses import (
+    ANSWER_S,
+    DELIVERED_BYTES,
+    TIMEOUT_S,
+    StoredResponses,
+    copy_from,
+)
 from tests.patience import pass_time, settled
 from tests.unit.serve_app.responses.fake_processes import LIMITS, FakeProcesses, stored_by
 
@@ -105,6 +111,18 @@ async def test_a_process_that_hangs_delays_one_call_and_has_all_changes_when_it_
     processes.stores[int(other)] = None
     assert (await stored.select("a", ["1"], max_bytes=MAX_BYTES)).missing == "1"
     assert (await stored.select("a", ["2"], max_bytes=MAX_BYTES)).missing is None
+
+
+async def test_a_process_that_hangs_misses_large_responses():
+    processes, stored = two()
+    processes.hanging["1"] = may_continue = asyncio.Event()
+    assert await late(stored.put("a", entry("1")))
+    assert await without_delay(stored.put("a", entry("2", size=DELIVERED_BYTES)))
+    may_continue.set()
+    await settled()
+    assert [store.ids() for store in processes.stores] == [["1", "2"], ["1"]]
+    found = await stored.select("a", ["2"], max_bytes=2 * DELIVERED_BYTES)
+    assert found.missing is None
 
 
 async def test_a_reader_waits_for_the_only_process_if_it_hangs():

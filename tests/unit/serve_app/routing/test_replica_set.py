@@ -5,6 +5,7 @@ import secrets
 from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
+from itertools import repeat
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from runtime.engine.engine_statistics import EngineStatistics
 from runtime.engine.request import SamplingParams
-from runtime.errors import ModelUnavailableError
+from runtime.errors import ModelUnavailableError, ReplicaLostError
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.tasks import ChatTask, RawText
 from serve_app.routing.listing_router import ListingRouter
@@ -22,7 +23,7 @@ from serve_app.routing.replica_set import ReplicaSet
 from serve_app.transport.client import StreamClient
 from serve_app.transport.generation import generation_server
 from serve_app.transport.watch import Watcher
-from tests.patience import HANG_S, settled, until
+from tests.patience import HANG_S, pass_time, settled, until
 from tests.unit.serve_app.fake_replicas import CARD, PretendReplica
 
 IDLE = EngineStatistics(slots=8, tokens_per_s=1000.0, cacheable_tokens=100_000)
@@ -336,6 +337,16 @@ async def test_a_model_is_described_by_another_replica_if_one_dies():
     async with asyncio.timeout(HANG_S):
         assert await known.describe(verbose=False) == CARD
         assert await known.describe(verbose=False) == CARD, "from the cache"
+
+
+async def test_replicas_that_stay_lost_while_serve_lists_them_are_given_up():
+    known = ReplicaSet(AnsweringHandle(*repeat(ActorDiedError(), 100_000)))
+    describing = asyncio.create_task(known.describe(verbose=False))
+    await settled()
+    while not describing.done():
+        await pass_time(1)
+    with pytest.raises(ReplicaLostError):
+        await describing
 
 
 async def test_a_model_is_described_by_a_replica_that_has_loaded_it():
