@@ -12,6 +12,11 @@
 /* Whether vectors have 32 bfloat16, which are multiplied in pairs. */
 INLINE int is_paired(const int type) { return type == BF16_ROUNDED && HAS_BFLOAT_DOTS; }
 
+/* sum + a * b, of a vector of weights and one of activations. */
+INLINE v16 v_multiply(const int type, v16 a, v16 b, v16 sum) {
+    return is_paired(type) ? v_bfloat_dot(a, b, sum) : v_fma(a, b, sum);
+}
+
 /* Vectors of 16 elements, or of 32 if paired, per block; the plain types count one or two vectors as a block. */
 INLINE int block_vectors(const int type) {
     switch (type) {

@@ -13,10 +13,6 @@ INLINE int block_prefetches(const int type) { return block_bytes(type) / 32; }
 /* Weights to prefetch. */
 typedef struct { const uint8_t *at, *end; } upcoming;
 
-INLINE v16 v_multiply(const int type, v16 a, v16 b, v16 sum) {
-    return is_paired(type) ? v_bfloat_dot(a, b, sum) : v_fma(a, b, sum);
-}
-
 INLINE void multiply_block(const int type, const int rows, const v16 *expanded, const float *x, int o,
                            v16 (*sum)[OUTS_TILE]) {
     UNROLL(2)
