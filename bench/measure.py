@@ -13,7 +13,7 @@ from bench.report import Row, SamplerShare
 from bench.rest import Served
 from bench.sampling import sampling_ms
 from bench.vocabulary import SIZE
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 
 PREFILL_TOKENS = 512
 SHORT_PROMPT_TOKENS = 32

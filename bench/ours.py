@@ -15,7 +15,7 @@ from model_zoo.registry import LoadOptions, load
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams, StopRules
 from runtime.kv.cache_types import default_cache_type
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 from serve_app.replica.machine import tiling_options
 
 SAMPLING = SamplingParams(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P, seed=1)

@@ -21,7 +21,7 @@ from bench.reference import Reference
 from bench.report import Row, comparison
 from bench.sections import REAL, publish
 from model_zoo.registry import load
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 
 PEER = "llama.cpp"
 SETTINGS = {compute.name.lower(): compute for compute in Compute}  # of this engine

@@ -8,6 +8,7 @@ import torch
 
 from model_zoo.gguf.adapter_path import AdapterPath
 from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.model_headers import ModelHeaders
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.registry import LoadOptions, check_divisible, class_for, open_adapters
@@ -17,9 +18,9 @@ from runtime.worker.model import DecoderModel
 def files_digest(path: Path, adapters: Sequence[AdapterPath] = ()) -> str:
     """A digest that ranks compare to verify that they have the same files and scales; cheap to
     compute."""
-    digest = hashlib.sha256(GGUFFile.open(path, arrays=False).digest.encode())
+    digest = hashlib.sha256(ModelHeaders.open(path).digest.encode())
     for adapter in adapters:
-        stated = GGUFFile.open(adapter.path, arrays=False).digest
+        stated = ModelHeaders.open(adapter.path).digest
         digest.update(f"{stated} {adapter.scale!r}".encode())
     return digest.hexdigest()
 

@@ -9,7 +9,6 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
-from gguf import LlamaFileType
 
 from model_zoo.chat.template_choice import ChosenTemplate, choose_template, expect_template
 from model_zoo.chat_model import AdapterFacts, ChatModel, ModelDescription
@@ -18,6 +17,7 @@ from model_zoo.gguf.adapter import Adapter
 from model_zoo.gguf.adapter_path import MAX_ADAPTERS, AdapterPath
 from model_zoo.gguf.header import MetadataValue
 from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.pooling_types import CLS, LAST, MEAN, NONE, RANK
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.shared_weights import SharedWeights
@@ -25,27 +25,20 @@ from model_zoo.gguf.tensors import META, Progress
 from model_zoo.gguf.tiled_copy import TilingOptions
 from model_zoo.gguf.unread import UnreadFile
 from model_zoo.images.decode import DecodingLimits
-from model_zoo.layers.ranking_head import RANK, RankingHead
+from model_zoo.layers.ranking_head import RankingHead
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.multimodal.vision_loading import PREFIXES, VisionFile, build_vision, find_vision
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from runtime.distributed.layer_placement import LayerPlacement
 from runtime.distributed.ranks import ALONE, Ranks
 from runtime.errors import ModelFileError, UnsupportedModelError
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 from runtime.worker.model import DecoderModel
 
 _PER_TOKEN = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type"))
-# `pooling_type`: how an embedding model pools the states of a text.
-_POOLINGS = MappingProxyType({1: "mean", 2: "cls", 3: "last", RANK: "rank"})
-_NONE = 0
+_POOLINGS = MappingProxyType({MEAN: "mean", CLS: "cls", LAST: "last", RANK: "rank"})
 # Architectures whose rerankers are served.
 _RANKING = ("bert",)
-_FILE_TYPES = {
-    kind.value: kind.name.removeprefix("MOSTLY_").removeprefix("ALL_")
-    for kind in LlamaFileType
-    if kind is not LlamaFileType.GUESSED
-}
 
 Place = Callable[[Sequence[GGUFFile], DecoderModel], LayerPlacement | None]
 
@@ -88,7 +81,7 @@ class LoadOptions:
 
 def pooling_of(metadata: Metadata) -> str | None:
     """As `ChatModel.pooling`."""
-    return _POOLINGS.get(metadata.get("pooling_type", int, _NONE))
+    return _POOLINGS.get(metadata.get("pooling_type", int, NONE))
 
 
 def load(
@@ -186,7 +179,7 @@ def describe(
     return ModelDescription(
         architecture=metadata.architecture,
         name=metadata.get("general.name", str, file.stem),
-        quantization=quantization(file, metadata),
+        quantization=file.quantization(metadata),
         parameter_count=_parameter_count(file),
         file_bytes=file.size_bytes,
         weight_bytes=decoder.weight_bytes,
@@ -241,7 +234,7 @@ def check_divisible(metadata: Metadata, ranks: Ranks) -> None:
 
 def _check_is_text_model(metadata: Metadata) -> None:
     kind = metadata.get("general.type", str, "model")
-    pooling = metadata.get("pooling_type", int, _NONE)
+    pooling = metadata.get("pooling_type", int, NONE)
     reason = None
     if metadata.architecture == "clip" or kind in ("mmproj", "projector"):
         reason = "is the image projector of a model; name it as `projector` beside the text model"
@@ -252,7 +245,7 @@ def _check_is_text_model(metadata: Metadata) -> None:
             f"ranks texts (`pooling_type` {RANK}), which is served for the architecture "
             f"{', '.join(_RANKING)} only"
         )
-    elif pooling != _NONE and pooling not in _POOLINGS:
+    elif pooling != NONE and pooling not in _POOLINGS:
         reason = f"has `{metadata.full_key('pooling_type')}` {pooling}, which is unknown"
     if reason is not None:
         raise UnsupportedModelError(f"{metadata.path}: {reason}.")
@@ -372,11 +365,3 @@ def token_metadata(file: GGUFFile) -> Mapping[str, MetadataValue]:
     lists = (list, np.ndarray)
     cut = {key: array[:rows] for key, array in arrays.items() if isinstance(array, lists)}
     return {**file.metadata, **cut}
-
-
-def quantization(file: GGUFFile, metadata: Metadata) -> str:
-    """The quantisation that the file states, else the type of most of its weights."""
-    stated = _FILE_TYPES.get(metadata.get("general.file_type", int, -1))
-    if stated is not None:
-        return stated
-    return file.main_type or "unknown"

@@ -23,6 +23,7 @@ from serve_app.config.settings import (
     deployment_name,
     read_settings,
 )
+from serve_app.gateway.file_headers import listed_model
 from serve_app.gateway.listing import ListedModel
 from serve_app.gateway.model_registry import ON_DEMAND
 from serve_app.gateway.schedulability import Need, Plan
@@ -142,11 +143,6 @@ def _plan(settings: AppSettings) -> Plan:
 
 def _listed(models: Sequence[ModelSettings]) -> dict[str, ListedModel]:
     """The entries of models in lists, of those whose files are on this machine."""
-    if not models:
-        return {}
-    # Imported late: it reads files with torch, which models on demand do not need here.
-    from serve_app.gateway.file_headers import listed_model
-
     listed = {model.name: listed_model(model, os.environ) for model in models}
     return {name: model for name, model in listed.items() if model is not None}
 

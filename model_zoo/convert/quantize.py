@@ -13,7 +13,7 @@ from model_zoo.convert.writer import GGUFOutput, MetadataField, PlannedTensor, g
 from model_zoo.gguf.header import MetadataValue, TensorInfo
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import ConfigurationError, ModelFileError
-from runtime.quant.block_types import dequantize
+from runtime.quant.weight import dequantize
 
 Progress = Callable[[int, int], None]
 

@@ -6,19 +6,19 @@ from typing import Any
 
 from model_zoo.convert.configuration import Configuration, optional_json
 from model_zoo.convert.mapping import Key
-from model_zoo.layers.ranking_head import RANK
+from model_zoo.gguf.pooling_types import CLS, LAST, MEAN, RANK
 from runtime.errors import UnsupportedModelError
 
 # `pooling_type` by the flags of a pooling module; newer modules state a single mode by name.
 _FLAG = "pooling_mode_"
-_FLAGS = {"mean_tokens": 1, "cls_token": 2, "lasttoken": 3}
-_NAMES = {"mean": 1, "cls": 2, "lasttoken": 3}
+_FLAGS = {"mean_tokens": MEAN, "cls_token": CLS, "lasttoken": LAST}
+_NAMES = {"mean": MEAN, "cls": CLS, "lasttoken": LAST}
 # Folders of further modules, which GGUF files cannot represent.
 _OTHERS = ("*_Dense", "*_LayerNorm", "*_WeightedLayerPooling", "*_CNN", "*_LSTM")
 
 
 def pooling_type(config: Configuration) -> int | None:
-    """1: mean, 2: first token, 3: last token, 4: a reranker's head; None if no module states it.
+    """One of `gguf/pooling_types.py`; None if no module states it.
 
     UnsupportedModelError for other modes, and for further modules.
     """

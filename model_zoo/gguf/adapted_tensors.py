@@ -11,7 +11,7 @@ from model_zoo.gguf.tensors import META
 from model_zoo.layers.low_rank import LowRank, LowRankRows
 from runtime.distributed.ranks import Split
 from runtime.errors import ModelFileError, UnsupportedModelError
-from runtime.quant.block_types import Weight
+from runtime.quant.weight import Weight
 
 _LAYERS = "blk."
 

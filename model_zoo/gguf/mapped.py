@@ -11,7 +11,8 @@ from torch import Tensor
 
 from model_zoo.gguf.header import TensorInfo
 from runtime.errors import ModelFileError
-from runtime.quant.block_types import BlockType, Weight
+from runtime.quant.block_types import BlockType
+from runtime.quant.weight import Weight
 
 # Tensors begin at multiples of it, except in files with an unusually small alignment.
 WORD_BYTES = 8

@@ -1,122 +1,30 @@
 """Memory-mapped GGUF files: opening reads the header, and weights are views of the map."""
 
-import hashlib
-import mmap
-import os
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import cached_property
-from os import stat_result
+from collections.abc import Sequence
 from pathlib import Path
-from stat import S_ISDIR, S_ISREG
-from types import MappingProxyType
+from typing import Self
 
-from model_zoo.gguf.cursor import Cursor
-from model_zoo.gguf.header import MetadataValue, TensorInfo, read_header
 from model_zoo.gguf.mapped import MappedBytes, MappedTensors
-from model_zoo.gguf.split import check_part, further_parts, merged_tensors, model_stem
-from runtime.errors import ModelFileError
+from model_zoo.gguf.model_headers import FilePart, ModelHeaders, open_parts
 
 
-class GGUFFile(MappedTensors):
-    """A validated model file, or all parts of a split one.
+class GGUFFile(ModelHeaders, MappedTensors):
+    """A validated model file, or all parts of a split one, with its weights.
 
-    Texts in `metadata` are str, arrays of them list[str], arrays of numbers read-only numpy arrays;
-    `kinds` has the type numbers of the values. `modified_at`: unix seconds. The maps live as long
-    as the file or a weight of it.
-
-    Truncating a mapped file is dangerous (see `MappedBytes`). A file that is replaced by rename, as
-    the store and the converter do, stays intact here.
+    The maps live as long as the file or a weight of it. Truncating a mapped file is dangerous (see
+    `MappedBytes`). A file that is replaced by rename, as the store and the converter do, stays
+    intact here.
     """
 
-    def __init__(self, parts: Sequence["FilePart"]) -> None:
-        first = parts[0]
-        self.path = first.path
-        self.version = first.header.version
-        self.metadata: Mapping[str, MetadataValue] = first.header.metadata
-        self.kinds: Mapping[str, int] = first.header.kinds
-        tensors: Mapping[str, TensorInfo] = first.header.tensors
-        if len(parts) > 1:
-            tensors = MappingProxyType(merged_tensors({part.path: part.header for part in parts}))
-        maps = {name: part.mapped for part in parts for name in part.header.tensors}
-        super().__init__(tensors, maps)
-        self.size_bytes = sum(part.size_bytes for part in parts)
-        self.modified_at = max(part.modified_at for part in parts)
-        self.identity = tuple(part.identity for part in parts)
-        self.parts = tuple(parts)
-
-    @cached_property
-    def main_type(self) -> str | None:
-        """The name of the block type of most weights; None for a file without tensors."""
-        elements: Counter[str] = Counter()
-        for info in self.tensors.values():
-            elements[info.type.name] += info.elements
-        return elements.most_common(1)[0][0] if elements else None
+    def __init__(self, parts: Sequence[FilePart]) -> None:
+        ModelHeaders.__init__(self, parts)
+        maps = {}
+        for part in parts:
+            mapped = MappedBytes(part.path, part.map)
+            maps.update(dict.fromkeys(part.header.tensors, mapped))
+        MappedTensors.__init__(self, self.tensors, maps)
 
     @classmethod
-    def open(cls, path: Path | str, *, arrays: bool = True) -> "GGUFFile":
-        """Opens the file and, if it is the first part of a split model, the other parts beside it.
-
-        Without `arrays`, arrays of the metadata are not read, which takes less than half the time.
-        ModelFileError if a file is missing or damaged, UnsupportedModelError if it is not
-        supported.
-        """
-        first = FilePart.open(Path(path), arrays=arrays)
-        others = further_parts(first.path, first.header.metadata)
-        parts = [first]
-        for number, other in enumerate(others, start=1):
-            parts.append(FilePart.open(other, arrays=arrays))
-            check_part(other, parts[-1].header.metadata, number, len(others) + 1)
-        return cls(parts)
-
-    @property
-    def stem(self) -> str:
-        """The file name without suffix and part number: a name for a model without one."""
-        return model_stem(self.path)
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 in hex of headers and sizes of all parts; it does not cover the data."""
-        digest = hashlib.sha256()
-        for part in self.parts:
-            digest.update(memoryview(part.mapped.map)[: part.header_bytes])
-            digest.update(part.size_bytes.to_bytes(8, "little"))
-        return digest.hexdigest()
-
-
-class FilePart:
-    """One file of a model. `identity`: device, inode, bytes and time of the last change; equal for
-    opened files with the same content."""
-
-    def __init__(self, path: Path, data: mmap.mmap, status: stat_result, *, arrays: bool) -> None:
-        self.path = path
-        self.mapped = MappedBytes(path, data)
-        self.header = read_header(Cursor(data, str(path)), arrays=arrays)
-        self.size_bytes = len(data)
-        self.header_bytes = min(self.header.data_begin, len(data))
-        self.modified_at = status.st_mtime
-        self.identity = status.st_dev, status.st_ino, len(data), status.st_mtime_ns
-
-    @classmethod
-    def open(cls, path: Path, *, arrays: bool) -> "FilePart":
-        try:
-            _check_kind(path, path.stat())
-            with path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except FileNotFoundError:
-            raise ModelFileError(f"{path}: there is no such file.") from None
-        except OSError as error:
-            raise ModelFileError(f"{path}: cannot be read: {error.strerror}.") from error
-        except ValueError as error:  # a path with a NUL, or a file that just became empty
-            raise ModelFileError(f"{str(path)!r}: cannot be read: {error}.") from error
-        return cls(path, data, status, arrays=arrays)
-
-
-def _check_kind(path: Path, status: stat_result) -> None:
-    if S_ISDIR(status.st_mode):
-        raise ModelFileError(f"{path}: is a directory, not a model file.")
-    if not S_ISREG(status.st_mode):
-        raise ModelFileError(f"{path}: is not a regular file.")
-    if status.st_size == 0:
-        raise ModelFileError(f"{path}: is empty (0 bytes).")
+    def open(cls, path: Path | str) -> Self:
+        """As `ModelHeaders.open`, with the arrays of the metadata."""
+        return cls(open_parts(Path(path), arrays=True))

@@ -29,7 +29,7 @@ from model_zoo.layers.norm import LayerNorm, RMSNorm
 from runtime.distributed.layer_placement import LayerPlacement
 from runtime.distributed.ranks import ALONE, Ranks, Split, evenly
 from runtime.errors import ModelFileError
-from runtime.quant.block_types import Compute, Weight
+from runtime.quant.weight import Compute, Weight
 
 
 @dataclass(frozen=True, slots=True)

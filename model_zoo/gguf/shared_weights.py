@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable
 from weakref import WeakValueDictionary
 
-from runtime.quant.block_types import Weight
+from runtime.quant.weight import Weight
 
 
 class SharedWeights:

@@ -19,14 +19,8 @@ from runtime.distributed.ranks import Split
 from runtime.kernels.auto_compute import on_this_cpu
 from runtime.kernels.native import has_integer_products
 from runtime.kernels.triton.launch import has_kernels
-from runtime.quant.block_types import (
-    PLANAR_TYPES,
-    TILE_ROWS,
-    Compute,
-    Weight,
-    block_type,
-    dequantize,
-)
+from runtime.quant.block_types import TILE_ROWS, block_type
+from runtime.quant.weight import PLANAR_TYPES, Compute, Weight, dequantize
 
 Progress = Callable[[int, int], None]
 # Shapes in torch order; None allows any size except 0.

@@ -26,9 +26,11 @@ import torch
 
 from model_zoo.gguf.header import TensorInfo
 from model_zoo.gguf.mapped import WORD_BYTES, MappedBytes, MappedTensors
-from model_zoo.gguf.reader import FilePart, GGUFFile
-from runtime.quant.block_types import TILE_ROWS, TILED_TYPES
+from model_zoo.gguf.model_headers import FilePart
+from model_zoo.gguf.reader import GGUFFile
+from runtime.quant.block_types import TILE_ROWS
 from runtime.quant.formats.row_tiles import to_tiles
+from runtime.quant.weight import TILED_TYPES
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.matmul import matmul
-from runtime.quant.block_types import Weight
+from runtime.quant.weight import Weight
 
 # Lower bound of the mean square of a stream when it is scaled.
 _LEAST = 1e-5

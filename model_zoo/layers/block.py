@@ -13,7 +13,7 @@ from model_zoo.layers.step import Step
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.activations import Activations
 from runtime.kernels.pointwise import add_
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 
 
 class RowWise(Protocol):

@@ -17,7 +17,8 @@ from runtime.distributed.ranks import Split, evenly
 from runtime.kernels.activations import Activations, unrounded
 from runtime.kernels.experts import expert_products, weighted_sum
 from runtime.kernels.pointwise import Gate, add_, silu_mul
-from runtime.quant.block_types import TILE_ROWS, Compute, Weight
+from runtime.quant.block_types import TILE_ROWS
+from runtime.quant.weight import Compute, Weight
 
 # More experts than any model has; limits the allocation for a damaged count.
 MAX_EXPERTS = 4096

@@ -13,7 +13,7 @@ from runtime.kernels.attention import paged_attention, write_cache
 from runtime.kernels.experts import expert_products
 from runtime.kernels.pointwise import joined
 from runtime.kv.spec import CacheKind, LayerCache
-from runtime.quant.block_types import Weight
+from runtime.quant.weight import Weight
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from runtime.kernels.activations import Activations, unrounded
 from runtime.kernels.embedding import embedding_rows
 from runtime.kernels.matmul import gated_matmul, matmul, matmuls
 from runtime.kernels.pointwise import Gate, add_
-from runtime.quant.block_types import Compute, Weight
+from runtime.quant.weight import Compute, Weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ from torch import Tensor
 from runtime.kernels.activations import Activations
 from runtime.kernels.experts import expert_products
 from runtime.kernels.matmul import matmul
-from runtime.quant.block_types import Weight, gather_rows
+from runtime.quant.weight import Weight, gather_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

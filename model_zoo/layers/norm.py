@@ -7,7 +7,7 @@ from torch import Tensor
 
 from runtime.kernels.activations import Activations
 from runtime.kernels.pointwise import add_norm_, layer_norm, rms_norm, rounded_norm_
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 
 
 @dataclass(frozen=True, slots=True, eq=False)

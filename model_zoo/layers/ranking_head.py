@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.pooling_types import NONE, RANK
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.linear import Linear
-
-RANK = 4  # `pooling_type` in files with such a head
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,8 +33,8 @@ class RankingHead:
 
     @classmethod
     def read(cls, w: TensorScope, metadata: Metadata) -> "RankingHead | None":
-        """The head in a file that states `pooling_type` 4; None in others."""
-        if metadata.get("pooling_type", int, 0) != RANK:
+        """The head in a file that states `pooling_type` RANK; None in others."""
+        if metadata.get("pooling_type", int, NONE) != RANK:
             return None
         size = metadata.require_size("embedding_length")
         dense = w.linear("cls", shape=(size, size), optional=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 from model_zoo.layers.norm import LayerNorm, RMSNorm
 from runtime.kernels.activations import Activations
 from runtime.kernels.pointwise import add_
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 
 
 @dataclass(slots=True, eq=False)

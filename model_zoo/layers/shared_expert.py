@@ -9,7 +9,8 @@ from model_zoo.layers.linear import Linear
 from runtime.kernels.activations import Activations
 from runtime.kernels.experts import weighted_sum
 from runtime.kernels.pointwise import sigmoid
-from runtime.quant.block_types import Weight, block_type
+from runtime.quant.block_types import block_type
+from runtime.quant.weight import Weight
 
 
 class SharedExpert:

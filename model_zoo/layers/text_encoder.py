@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from model_zoo.gguf.pooling_types import NONE, RANK
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.linear import Embedding
-from model_zoo.layers.ranking_head import RANK
 from model_zoo.layers.stack import LayerStack, TextLayer
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.workspace import workspace_bytes
@@ -102,7 +102,7 @@ def _token_types(w: TensorScope, sizes: TextSizes) -> Embedding | None:
 
 def _separator(sizes: TextSizes, types: Embedding | None) -> int | None:
     """The token that ends the query of a reranker with two token types."""
-    ranks = sizes.metadata.get("pooling_type", int, 0) == RANK
+    ranks = sizes.metadata.get("pooling_type", int, NONE) == RANK
     if not ranks or types is None or types.rows < 2:
         return None
     return sizes.metadata.get("tokenizer.ggml.seperator_token_id", int)

@@ -11,8 +11,7 @@ from typing import BinaryIO
 import msgspec
 
 from model_zoo.gguf.metadata import Metadata
-from model_zoo.gguf.reader import GGUFFile
-from model_zoo.registry import quantization
+from model_zoo.gguf.model_headers import ModelHeaders
 from model_zoo.sources.http import Http, StatusError
 from model_zoo.sources.oci_registry import MANIFEST_TYPES, Repository
 from model_zoo.sources.pull import Progress, PullProgress, ignore_progress, open_http
@@ -73,14 +72,14 @@ def _contents(model: StoredModel, store: Store) -> tuple[Manifest, dict[str, Ope
 def _config(model: StoredModel) -> bytes:
     """A config with the facts that Ollama's lists show without reading a model's files."""
     path = model.files[0]
-    file = GGUFFile.open(path, arrays=False)
+    file = ModelHeaders.open(path)
     metadata = Metadata(file.metadata, path=path)
     return msgspec.json.encode(
         {
             "model_format": "gguf",
             "model_family": metadata.architecture,
             "model_families": [metadata.architecture],
-            "file_type": quantization(file, metadata),
+            "file_type": file.quantization(metadata),
             "architecture": "amd64",
             "os": "linux",
             "rootfs": {

@@ -14,7 +14,7 @@ from model_zoo.convert.quantize import quantize_file
 from model_zoo.gguf.adapter import Adapter
 from model_zoo.gguf.adapter_path import MAX_ADAPTERS, AdapterPath
 from model_zoo.gguf.metadata import Metadata
-from model_zoo.gguf.reader import FilePart, GGUFFile
+from model_zoo.gguf.model_headers import FilePart, ModelHeaders
 from model_zoo.gguf.split import further_parts
 from model_zoo.registry import check_adapts
 from model_zoo.sources.pull import Progress, PullProgress, ignore_progress, placeholder_digest, pull
@@ -124,7 +124,7 @@ def _remote(
 def _imported(source: PathSource, store: Store, report: Progress) -> dict[str, str]:
     """Imports the file and the other parts of a split model; digests by file name."""
     path = source.path.absolute()
-    parts = [path, *further_parts(path, GGUFFile.open(path, arrays=False).metadata)]
+    parts = [path, *further_parts(path, ModelHeaders.open(path).metadata)]
     imported = {}
     for part in parts:
         imported[part.name] = import_file(part, store, may_link=True, progress=report).digest
@@ -183,7 +183,7 @@ def _check_one_model(folder: Path, parts: list[str]) -> None:
     if not parts:
         raise RequestError("the files contain no model; a projector alone cannot be served")
     try:
-        found = GGUFFile.open(folder / parts[0], arrays=False).metadata.get("split.count", 1)
+        found = ModelHeaders.open(folder / parts[0]).metadata.get("split.count", 1)
     except ModelFileError as error:
         raise RequestError(f"file {parts[0]}: {_message(error, folder)}") from None
     if found != len(parts):

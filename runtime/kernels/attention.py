@@ -12,7 +12,7 @@ from runtime.kernels.cache_rows import decode_rows, encode_rows
 from runtime.kernels.native import address, library, row_address
 from runtime.kernels.triton.launch import has_kernels
 from runtime.kv.cache_types import CacheType
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
 
 # Maximum number of elements that the twin gathers or scores at once.

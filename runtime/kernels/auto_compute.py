@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from runtime.kernels import native
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 
 _AVX2 = frozenset({"Q4_K", "Q5_K", "Q6_K"})
 _AVX512_VNNI = frozenset({"Q5_K", "Q6_K", "IQ4_XS"})

@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.kv.cache_types import BLOCK_ELEMENTS, CacheType
-from runtime.quant.block_types import block_type, dequantize
+from runtime.quant.block_types import block_type
+from runtime.quant.weight import dequantize
 
 _HALF_MOST = torch.finfo(torch.float16).max
 # Numbers are clamped to these limits. The scale of a block is a half, which limits blocks too.

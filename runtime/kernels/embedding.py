@@ -5,7 +5,7 @@ from torch import Tensor
 
 from runtime.kernels.native import address, library, row_address
 from runtime.kernels.triton.launch import has_kernels
-from runtime.quant.block_types import Weight, gather_rows
+from runtime.quant.weight import Weight, gather_rows
 
 
 def embedding_rows(weight: Weight, ids: Tensor, dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,7 @@ from runtime.kernels.activations import Activations, unrounded
 from runtime.kernels.matmul import SLAB_ELEMENTS, matmul
 from runtime.kernels.native import address, library, row_address
 from runtime.kernels.triton.launch import has_kernels
-from runtime.quant.block_types import Weight, dequantize
+from runtime.quant.weight import Weight, dequantize
 
 
 def expert_products(

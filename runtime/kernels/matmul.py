@@ -11,7 +11,8 @@ from runtime.kernels.activations import Activations, unrounded
 from runtime.kernels.native import address, library, row_address
 from runtime.kernels.pointwise import Gate, curve_of
 from runtime.kernels.triton.launch import has_kernels
-from runtime.quant.block_types import Weight, block_type, dequantize
+from runtime.quant.block_types import block_type
+from runtime.quant.weight import Weight, dequantize
 
 # Number of weights that the twin dequantises at once: 64 MiB in float32.
 SLAB_ELEMENTS = 1 << 24

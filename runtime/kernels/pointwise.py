@@ -12,7 +12,7 @@ from torch import Tensor
 from runtime.kernels.activations import MOST_ROUNDED_ROWS, Activations
 from runtime.kernels.native import address, library, row_address
 from runtime.kernels.triton.launch import has_kernels
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 
 # The curves of caravan_gate in cpu/pointwise.c and of `curved` in triton/curves.py; the last one is
 # only in gate_kernel in triton/pointwise.py.

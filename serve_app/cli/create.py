@@ -7,7 +7,7 @@ from typing import TextIO
 import click
 
 from model_zoo.convert.recipes import RECIPES
-from model_zoo.gguf.reader import GGUFFile
+from model_zoo.gguf.model_headers import ModelHeaders
 from model_zoo.gguf.split import further_parts
 from model_zoo.sources.pull import Progress
 from model_zoo.store import creation
@@ -82,7 +82,7 @@ def _resolve_base(stated: str, folder: Path, store: Store, progress: Progress) -
     path = folder / Path(stated).expanduser()
     if not (path.is_file() or stated.startswith((".", "/", "~"))):
         return Definition(base=named_base(stated))
-    file = GGUFFile.open(path, arrays=False)
+    file = ModelHeaders.open(path)
     parts = [path, *further_parts(path, file.metadata)]
     return Definition(
         files={part.name: import_file(part, store, progress=progress).digest for part in parts}

@@ -10,7 +10,7 @@ from model_zoo.gguf.adapter_path import AdapterPath
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.unread import UnreadFile
-from model_zoo.registry import class_for, quantization
+from model_zoo.registry import class_for
 from model_zoo.sources.reference import PathSource, is_path, parse_source
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store, StoredModel
@@ -60,7 +60,7 @@ class ModelFacts:
         self.file = UnreadFile.open(path)
         self.metadata = Metadata(self.file.metadata, path=self.file.path)
         self.architecture = self.metadata.architecture
-        self.quantization = quantization(self.file, self.metadata)
+        self.quantization = self.file.quantization(self.metadata)
         self.template = _template(self.file, self.architecture)
         self.unserved = self.template.problem or self._no_class()
 

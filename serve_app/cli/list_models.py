@@ -7,8 +7,7 @@ from typing import Any
 import click
 
 from model_zoo.gguf.metadata import Metadata
-from model_zoo.gguf.reader import GGUFFile
-from model_zoo.registry import quantization
+from model_zoo.gguf.model_headers import ModelHeaders
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.errors import CaravanError
@@ -72,10 +71,10 @@ def _row(store: Store, name: ModelName) -> dict[str, Any]:
         model = store.open(name)
         row["modified_at"] = model.modified_at
         row["files"] = [str(path) for path in model.files]
-        file = GGUFFile.open(model.files[0], arrays=False)
+        file = ModelHeaders.open(model.files[0])
         metadata = Metadata(file.metadata, path=file.path)
         row["architecture"] = metadata.architecture
-        row["quantization"] = quantization(file, metadata)
+        row["quantization"] = file.quantization(metadata)
     except CaravanError as error:
         row["error"] = str(error)
     return row

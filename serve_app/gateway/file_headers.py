@@ -7,9 +7,8 @@ from typing import Any
 from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.chat.template_language import as_jinja
 from model_zoo.gguf.metadata import Metadata
-from model_zoo.gguf.reader import GGUFFile
-from model_zoo.layers.ranking_head import RANK
-from model_zoo.registry import quantization
+from model_zoo.gguf.model_headers import ModelHeaders
+from model_zoo.gguf.pooling_types import NONE, RANK
 from model_zoo.store.store import StoredModel
 from model_zoo.tokenizers.infill import INFILL_KEYS
 from runtime.errors import CaravanError, ModelFileError
@@ -36,7 +35,7 @@ def listed_file(
     `has_projector`: whether the model has a projector file. `template`: the model's own template,
     which replaces that of the file.
     """
-    file = GGUFFile.open(path, arrays=False)
+    file = ModelHeaders.open(path)
     metadata = Metadata(file.metadata, path=file.path)
     manifest = None if stored is None else stored.manifest
     return ListedModel(
@@ -45,7 +44,7 @@ def listed_file(
         file_bytes=file.size_bytes if manifest is None else manifest.size_bytes,
         modified_at=file.modified_at if stored is None else stored.modified_at,
         architecture=metadata.architecture,
-        quantization=quantization(file, metadata),
+        quantization=file.quantization(metadata),
         parameter_count=sum(info.elements for info in file.tensors.values()),
         context_length=metadata.get("context_length", int, 0),
         embedding_length=metadata.get("embedding_length", int, 0),
@@ -87,9 +86,9 @@ def _capabilities(
     counts as supported."""
     own = _jinja(own_template)
     embeds = metadata.architecture in EMBEDDING_ARCHITECTURES or bool(
-        metadata.get("pooling_type", int, 0)
+        metadata.get("pooling_type", int, NONE)
     )
-    ranks = metadata.get("pooling_type", int, 0) == RANK
+    ranks = metadata.get("pooling_type", int, NONE) == RANK
     template = metadata.get("tokenizer.chat_template", str, "")
     named = metadata.get("tokenizer.chat_template.tool_use", str, template)
     replies = format_of(own or named)

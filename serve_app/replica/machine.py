@@ -15,7 +15,7 @@ from runtime.kernels.build import cache_directory
 from runtime.kernels.levels import levels_of, machine, processor_features
 from runtime.kernels.triton.launch import has_kernels
 from runtime.kv.cache_types import CacheType, default_cache_type
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 from serve_app.logs import get_logger
 
 PROGRESS_LOG_S = 1.0

@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from model_zoo.gguf import tensors
-from runtime.quant.block_types import Weight
+from runtime.quant.weight import Weight
 
 CPU = torch.device("cpu")
 

@@ -19,7 +19,7 @@ from runtime.kv.cache_types import CacheType
 from runtime.kv.page_group import PageCopy
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheLayout
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 from runtime.worker.input_preparer import StepLimits
 from runtime.worker.model import DecoderModel
 from runtime.worker.runner import DeviceRunner

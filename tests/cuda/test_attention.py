@@ -15,7 +15,7 @@ from runtime.kernels.triton.attention import attended_rows, paged_attention
 from runtime.kernels.triton.cache_write import write_cache
 from runtime.kernels.triton.rounded import planes_of, rounded
 from runtime.kv.cache_types import CacheType
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 from runtime.worker.model import AttentionPlan, LayerPages, QuantizedRows
 from tests.kernels import test_attention as scenes
 from tests.kernels.test_attention import SCALE, options_of, rows_of, scene

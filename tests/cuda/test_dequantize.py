@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from runtime.kernels.triton.dequantize import dequantized
-from runtime.quant.block_types import PLANAR_TYPES, BlockType, Weight
+from runtime.quant.block_types import BlockType
+from runtime.quant.weight import PLANAR_TYPES, Weight
 from tests.block_samples import random_blocks
 
 CPU = torch.device("cpu")

@@ -22,7 +22,8 @@ from runtime.kernels.triton.attention import paged_attention
 from runtime.kernels.triton.log_sums import log_sums
 from runtime.kernels.triton.products import experts_product, product
 from runtime.kv.cache_types import CacheType
-from runtime.quant.block_types import PLANAR_TYPES, Compute, Weight, block_type
+from runtime.quant.block_types import block_type
+from runtime.quant.weight import PLANAR_TYPES, Compute, Weight
 from runtime.worker.model import AttentionPlan, DecoderModel
 from tests.adapter_files import random_pairs, write_adapter
 from tests.cuda.interpreted import CPU, as_on_a_device, placeless_products

@@ -10,7 +10,7 @@ from runtime.kernels import pointwise
 from runtime.kernels.activations import MOST_ROUNDED_ROWS, RoundedActivations
 from runtime.kernels.triton import pointwise as kernels
 from runtime.kernels.triton.rounded import planes_of, rounded
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")
 DRAW = torch.Generator().manual_seed(3)

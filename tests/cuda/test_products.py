@@ -18,7 +18,8 @@ from runtime.kernels.triton.products import experts_product, gated_product, prod
 from runtime.kernels.triton.rounded import planes_of
 from runtime.kernels.triton.tiles import tile_product
 from runtime.kernels.triton.vector import vector_products
-from runtime.quant.block_types import PLANAR_TYPES, BlockType, Compute, Weight, block_type
+from runtime.quant.block_types import BlockType, block_type
+from runtime.quant.weight import PLANAR_TYPES, Compute, Weight
 from tests.cuda.interpreted import placeless_products
 from tests.kernels.random_weights import random_weight, relative_error
 from tests.kernels.test_integers import rounded

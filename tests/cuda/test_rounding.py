@@ -15,7 +15,7 @@ from model_zoo.layers import norm
 from model_zoo.registry import class_for, open_adapters
 from runtime.kernels.pointwise import add_norm_, rms_norm
 from runtime.kernels.triton import launch
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 from runtime.worker.model import DecoderModel
 from tests.adapter_files import random_pairs, write_adapter
 from tests.cuda.interpreted import CPU, as_on_a_device

@@ -12,7 +12,8 @@ from runtime.kernels import delta, experts, routing
 from runtime.kernels import matmul as matmul_room
 from runtime.kernels.attention import paged_attention, paged_attention_twin
 from runtime.kernels.matmul import matmul
-from runtime.quant.block_types import BLOCK_TYPES, MXFP4_PAIRS, Compute, block_type
+from runtime.quant.block_types import BLOCK_TYPES, MXFP4_PAIRS, block_type
+from runtime.quant.weight import Compute
 from tests.kernels import (
     test_attention,
     test_delta,

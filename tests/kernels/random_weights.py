@@ -4,7 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.quant.block_types import BlockType, Weight
+from runtime.quant.block_types import BlockType
+from runtime.quant.weight import Weight
 from tests.block_samples import NUMBERS, random_blocks, set_scales
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

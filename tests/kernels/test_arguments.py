@@ -15,7 +15,8 @@ from runtime.kernels.experts import clamped_swiglu, expert_products, weighted_su
 from runtime.kernels.matmul import matmul
 from runtime.kernels.native import library
 from runtime.kernels.pointwise import layer_norm, rms_norm, rope_halves, silu_mul
-from runtime.quant.block_types import Weight, block_type
+from runtime.quant.block_types import block_type
+from runtime.quant.weight import Weight
 from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
 
 ROWS, HEADS, KV_HEADS, KEY, VALUE, PAGE = 3, 4, 2, 8, 6, 5

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.matmul import matmul
-from runtime.quant.block_types import Compute, Weight, block_type
+from runtime.quant.block_types import block_type
+from runtime.quant.weight import Compute, Weight
 from tests.kernels.native_kernels import has_tile_registers, require_native_kernels
 from tests.kernels.random_weights import random_weight, relative_error
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from runtime.kernels.embedding import embedding_rows
-from runtime.quant.block_types import BLOCK_TYPES, BlockType, gather_rows
+from runtime.quant.block_types import BLOCK_TYPES, BlockType
+from runtime.quant.weight import gather_rows
 from tests.kernels.native_kernels import require_native_kernels
 from tests.kernels.random_weights import random_weight
 

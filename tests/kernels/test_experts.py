@@ -23,7 +23,8 @@ from runtime.kernels.experts import (
 )
 from runtime.kernels.matmul import matmul
 from runtime.kernels.native import library
-from runtime.quant.block_types import BLOCK_TYPES, MXFP4_PAIRS, BlockType, Weight, block_type
+from runtime.quant.block_types import BLOCK_TYPES, MXFP4_PAIRS, BlockType, block_type
+from runtime.quant.weight import Weight
 from tests.kernels.native_kernels import require_native_kernels
 from tests.kernels.random_weights import random_weight
 
@@ -140,7 +141,8 @@ def test_no_byte_of_an_unused_expert_is_read() -> None:
 import ctypes, mmap
 import torch
 from runtime.kernels.experts import expert_products
-from runtime.quant.block_types import Weight, block_type
+from runtime.quant.block_types import block_type
+from runtime.quant.weight import Weight
 
 outs, type = mmap.PAGESIZE // 144, block_type("Q4_K")
 memory = mmap.mmap(-1, 8 * mmap.PAGESIZE)

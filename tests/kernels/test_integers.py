@@ -9,14 +9,8 @@ from torch import Tensor
 
 from runtime.kernels.experts import expert_products
 from runtime.kernels.matmul import matmul
-from runtime.quant.block_types import (
-    BLOCK_TYPES,
-    MXFP4_PAIRS,
-    BlockType,
-    Compute,
-    Weight,
-    block_type,
-)
+from runtime.quant.block_types import BLOCK_TYPES, MXFP4_PAIRS, BlockType, block_type
+from runtime.quant.weight import Compute, Weight
 from tests.kernels.native_kernels import has_tile_registers, require_integer_products
 from tests.kernels.random_weights import random_weight, relative_error
 

@@ -7,7 +7,8 @@ import torch
 
 from runtime.kernels import matmul as room
 from runtime.kernels.matmul import matmul, matmul_twin
-from runtime.quant.block_types import BLOCK_TYPES, BlockType, Weight, block_type
+from runtime.quant.block_types import BLOCK_TYPES, BlockType, block_type
+from runtime.quant.weight import Weight
 from tests.block_samples import random_blocks
 from tests.kernels.native_kernels import require_native_kernels
 from tests.kernels.random_weights import random_weight, relative_error

@@ -182,7 +182,8 @@ def test_the_kernels_use_the_threads_that_torch_has_already_started() -> None:
 import torch
 from runtime.kernels.matmul import matmul
 from runtime.kernels.native import library
-from runtime.quant.block_types import Weight, block_type
+from runtime.quant.block_types import block_type
+from runtime.quant.weight import Weight
 
 def threads():
     return open("/proc/self/status").read().split("Threads:")[1].split()[0]

@@ -12,7 +12,8 @@ from runtime.kernels import matmul as matmul_module
 from runtime.kernels.experts import expert_products
 from runtime.kernels.levels import usable_levels
 from runtime.kernels.matmul import matmul
-from runtime.quant.block_types import Compute, block_type
+from runtime.quant.block_types import block_type
+from runtime.quant.weight import Compute
 from tests.kernels.random_weights import random_weight
 from tests.kernels.test_experts import random_choices, random_experts
 from tests.kernels.test_native import kernels_of

@@ -11,7 +11,8 @@ from runtime.kernels.matmul import matmul
 from runtime.kernels.native import library
 from runtime.kernels.pointwise import add_, rms_norm, silu_mul, take_rows
 from runtime.kernels.recording import Arena, NotRecordableError, record
-from runtime.quant.block_types import Compute, block_type
+from runtime.quant.block_types import block_type
+from runtime.quant.weight import Compute
 from tests.kernels.native_kernels import require_native_kernels
 from tests.kernels.random_weights import random_weight
 

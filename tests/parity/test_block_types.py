@@ -8,16 +8,9 @@ from gguf.quants import dequantize as reference
 
 from runtime.errors import UnsupportedModelError
 from runtime.kernels.workspace import TWIN_BYTES_PER_WEIGHT
-from runtime.quant.block_types import (
-    BLOCK_TYPES,
-    MXFP4_PAIRS,
-    BlockType,
-    Weight,
-    block_type,
-    dequantize,
-    gather_rows,
-)
+from runtime.quant.block_types import BLOCK_TYPES, MXFP4_PAIRS, BlockType, block_type
 from runtime.quant.formats.grids import GRIDS, PATH, load_grid
+from runtime.quant.weight import Weight, dequantize, gather_rows
 from tests.block_samples import NUMBERS, SMALL_FLOATS, random_blocks, set_scales
 from tests.memory_profile import peak_bytes, recorded_memory
 from tools.block_grids import grids_file, reference_grid

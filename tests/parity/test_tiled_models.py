@@ -9,7 +9,7 @@ from torch import Tensor
 from model_zoo.gguf.tiled_copy import TilingOptions
 from model_zoo.registry import LoadOptions, load
 from runtime.kernels.native import has_integer_products
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 from tests.families.agreement import random_tokens
 from tests.families.paged_decoder import PagedDecoder
 from tests.families.text_families import TEXT_MODELS

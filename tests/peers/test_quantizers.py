@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from model_zoo.convert.quantizers.rows import QUANTIZABLE, quantize
-from runtime.quant.block_types import block_type, dequantize
+from runtime.quant.block_types import block_type
+from runtime.quant.weight import dequantize
 from tests.peers.llama_cpp_library import their_blocks
 
 TYPES = sorted(QUANTIZABLE - {"F32", "F16", "BF16"})

@@ -8,7 +8,8 @@ from runtime.kernels.triton.attention import paged_attention
 from runtime.kernels.triton.log_sums import log_sums
 from runtime.kernels.triton.products import product
 from runtime.kv.cache_types import CacheType
-from runtime.quant.block_types import BLOCK_TYPES, Compute, block_type
+from runtime.quant.block_types import BLOCK_TYPES, block_type
+from runtime.quant.weight import Compute
 from tests.families.agreement import random_tokens
 from tests.families.paged_decoder import PagedDecoder
 from tests.families.text_families import TEXT_MODELS

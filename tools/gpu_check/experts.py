@@ -7,7 +7,8 @@ import torch
 
 from bench.make_model import MOE, MOE_SHAPE
 from runtime.kernels.triton.products import experts_product
-from runtime.quant.block_types import Compute, block_type
+from runtime.quant.block_types import block_type
+from runtime.quant.weight import Compute
 from tests.kernels.random_weights import random_weight
 from tools.gpu_check import speed
 from tools.gpu_check.ceilings import measure, recorded_seconds

@@ -19,7 +19,7 @@ from runtime.kernels.triton.attention import paged_attention
 from runtime.kernels.triton.rounded import planes_of, rounded
 from runtime.kernels.triton.selection import highest
 from runtime.kv.cache_types import CacheType
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 from runtime.worker.model import LayerPages
 from tests.kernels import test_attention as scenes
 from tests.kernels import test_delta as delta

@@ -20,7 +20,7 @@ from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.memory_plan import MemoryPlan
 from runtime.engine.request import GenerationRequest
 from runtime.kv.cache_types import CacheType
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 from runtime.worker.model import DecoderModel
 from runtime.worker.runner import DeviceRunner
 from tests.families.agreement import random_tokens

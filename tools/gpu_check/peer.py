@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from bench.make_model import write_model
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 from tests.cuda.large_model import SHAPE
 from tools.gpu_check import speed
 from tools.gpu_check.models import load_decoder

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from bench.make_model import Shape, write_model
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 from tests.cuda.large_model import SHAPE
 from tools.gpu_check import speed
 from tools.gpu_check.models import load_decoder

@@ -9,7 +9,8 @@ from runtime.kernels.activations import MOST_ROUNDED_ROWS
 from runtime.kernels.pointwise import curve_of, silu_mul
 from runtime.kernels.triton.pointwise import gate
 from runtime.kernels.triton.products import experts_product, gated_product, product
-from runtime.quant.block_types import PLANAR_TYPES, BlockType, Compute
+from runtime.quant.block_types import BlockType
+from runtime.quant.weight import PLANAR_TYPES, Compute
 from tests.kernels.random_weights import random_weight
 from tools.gpu_check.report import Task
 

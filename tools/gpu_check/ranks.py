@@ -21,7 +21,7 @@ from runtime.distributed.rank_group import Member, RankGroup
 from runtime.distributed.ranks import ALONE, Ranks
 from runtime.engine.assembly import compute_part
 from runtime.engine.async_engine import AsyncEngine
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 from runtime.worker.model import DecoderModel
 from tests.cuda.large_model import SHAPE
 from tools.gpu_check import speed

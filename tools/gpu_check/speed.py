@@ -20,7 +20,8 @@ from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.request import GenerationRequest, SamplingParams, StopRules
 from runtime.kernels.triton.products import product
 from runtime.kv.cache_types import CacheType
-from runtime.quant.block_types import Compute, Weight, block_type
+from runtime.quant.block_types import block_type
+from runtime.quant.weight import Compute, Weight
 from runtime.worker.model import DecoderModel
 from runtime.worker.runner import DeviceRunner
 from tests.cuda.large_model import SHAPE, VOCABULARY

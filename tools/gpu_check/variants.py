@@ -22,7 +22,8 @@ from bench.make_model import Shape
 from runtime.kernels.pointwise import curve_of, silu_mul
 from runtime.kernels.triton import attention, launch, tiles, vector
 from runtime.kv.cache_types import CacheType
-from runtime.quant.block_types import Compute, Weight, block_type
+from runtime.quant.block_types import block_type
+from runtime.quant.weight import Compute, Weight
 from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
 from tests.cuda.large_model import SHAPE
 from tests.kernels.random_weights import random_weight

@@ -7,7 +7,8 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.vision.names import known_as
 from model_zoo.layers.vision.vision_sizes import CHANNELS, VisionSizes
-from runtime.quant.block_types import Weight, block_type
+from runtime.quant.block_types import block_type
+from runtime.quant.weight import Weight
 
 
 def squares(pixels: Tensor, side: int) -> Tensor:

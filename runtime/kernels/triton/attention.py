@@ -37,7 +37,7 @@ from runtime.kernels.triton.launch import (
 )
 from runtime.kernels.triton.rounded import empty_rounded, planes_of
 from runtime.kv.cache_types import CacheType
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 from runtime.worker.model import AttentionPlan, LayerPages
 
 LEAST_SPLIT = 128

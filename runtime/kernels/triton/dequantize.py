@@ -7,7 +7,7 @@ from torch import Tensor
 
 from runtime.kernels.triton.groups import grid_of, group, has_minima, offset_of
 from runtime.kernels.triton.launch import divided, launch
-from runtime.quant.block_types import Weight
+from runtime.quant.weight import Weight
 
 GROUPS = 128  # groups of a program: one per thread
 

@@ -10,7 +10,7 @@ from runtime.kernels.triton.curves import cosine_and_sine, curved, tanh
 from runtime.kernels.triton.launch import divided, launch, next_power, with_adjacent_elements
 from runtime.kernels.triton.overlap import begin_next, wait_for_previous
 from runtime.kernels.triton.rounded import empty_rounded, planes_of, store_rounded
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 
 # Number of elements that a program of `gate_kernel` computes, and of angles for `angles_kernel`.
 ELEMENTS, ANGLES = 1024, 128

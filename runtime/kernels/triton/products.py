@@ -24,7 +24,7 @@ from runtime.kernels.triton.tiles import (
     tile_product,
 )
 from runtime.kernels.triton.vector import expert_vectors, gated_vectors, vector_products
-from runtime.quant.block_types import Weight
+from runtime.quant.weight import Weight
 
 # Up to this mean number of pairs per expert, each pair reads the expert's matrix by itself.
 _VECTORS_PER_EXPERT = 2

@@ -11,7 +11,7 @@ from torch import Tensor
 from runtime.kernels.activations import Rounded
 from runtime.kernels.triton.launch import divided, launch
 from runtime.kernels.triton.overlap import begin_next, wait_for_previous
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 
 GROUPS = 32  # groups per program
 

@@ -21,7 +21,7 @@ from runtime.kernels.triton.groups import grid_of
 from runtime.kernels.triton.launch import divided, launch
 from runtime.kernels.triton.pointwise import gate
 from runtime.kernels.triton.words import multiplied
-from runtime.quant.block_types import Weight
+from runtime.quant.weight import Weight
 
 _SUMMED = 512
 PLAIN = tl.constexpr("numbers")  # the type of weights that are not in blocks

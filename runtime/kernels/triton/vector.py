@@ -19,7 +19,7 @@ from runtime.kernels.triton.launch import divided, launch, next_power, with_adja
 from runtime.kernels.triton.overlap import begin_next, wait_for_previous
 from runtime.kernels.triton.rounded import planes_of, rounded
 from runtime.kernels.triton.words import dot, four_words, two_words
-from runtime.quant.block_types import Compute, Weight
+from runtime.quant.weight import Compute, Weight
 
 _MOST_WARPS = 4
 # A matrix with fewer outputs has more warps for each, so that its programs occupy the device.

@@ -13,7 +13,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-ROW_MULTIPLE = 16
+from runtime.quant.block_types import PLANES_ROW_MULTIPLE
+
 # For each bit of a plane, its place in a block of the format.
 _Plane = tuple[int, ...]
 
@@ -24,7 +25,7 @@ def to_planes(data: Tensor, type: str, block_bytes: int) -> Tensor:
     Needs about thirty times the size of `data` in temporary memory.
     """
     rows, row_bytes = data.shape
-    result = data.new_zeros(rows, row_bytes + -row_bytes % ROW_MULTIPLE)
+    result = data.new_zeros(rows, row_bytes + -row_bytes % PLANES_ROW_MULTIPLE)
     bits = _bits(data.reshape(-1, block_bytes)).flatten(1)
     begin = 0
     for plane in _planes(type):

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-TILE_ROWS = 16
+from runtime.quant.block_types import TILE_ROWS
+
 _WORD_BYTES = 4
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from model_zoo.convert.quantizers.rows import QUANTIZABLE, quantize
 from runtime.errors import ModelFileError
-from runtime.quant.block_types import block_type, dequantize
+from runtime.quant.block_types import block_type
+from runtime.quant.weight import dequantize
 from tests.memory_profile import peak_bytes, recorded_memory
 
 PLAIN = ("F32", "F16", "BF16")

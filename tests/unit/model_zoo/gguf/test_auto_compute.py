@@ -9,7 +9,8 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.tensors import META
 from runtime.kernels import native
-from runtime.quant.block_types import Compute, block_type
+from runtime.quant.block_types import block_type
+from runtime.quant.weight import Compute
 from tests.gguf_files import finish
 
 CPU = torch.device("cpu")

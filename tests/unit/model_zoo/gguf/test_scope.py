@@ -13,7 +13,7 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.tensors import META
 from runtime.errors import ModelFileError
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 from tests.gguf_files import write_tensors
 from tests.mapped_files import maps_of
 

@@ -16,7 +16,8 @@ from model_zoo.gguf.shared_weights import SharedWeights
 from model_zoo.gguf.tensors import Tensors
 from model_zoo.registry import LoadOptions, load
 from runtime.distributed.ranks import Split
-from runtime.quant.block_types import Weight, block_type
+from runtime.quant.block_types import block_type
+from runtime.quant.weight import Weight
 from tests.adapter_files import random_pairs, write_adapter
 from tests.tiny_models import TinyLlama, write_tiny_llama
 

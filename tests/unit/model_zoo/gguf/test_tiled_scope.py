@@ -9,7 +9,7 @@ from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.tensors import META
 from model_zoo.gguf.tiled_copy import TilingOptions
 from runtime.distributed.ranks import ALONE, Ranks, Split, Unconnected, evenly
-from runtime.quant.block_types import Compute, Weight
+from runtime.quant.weight import Compute, Weight
 from tests.gguf_files import write_tensors
 
 CPU = torch.device("cpu")

@@ -11,7 +11,8 @@ from model_zoo.layers import linear
 from model_zoo.layers.linear import FusedLinear, Linear
 from model_zoo.layers.low_rank import LowRank
 from runtime.kernels.pointwise import silu_mul
-from runtime.quant.block_types import Weight, block_type
+from runtime.quant.block_types import block_type
+from runtime.quant.weight import Weight
 from tests.kernels.random_weights import random_weight
 
 X = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))

@@ -23,7 +23,8 @@ from runtime.errors import ConfigurationError, UnsupportedModelError
 from runtime.kernels.experts import expert_products
 from runtime.kernels.matmul import matmul, matmul_twin
 from runtime.kv.spec import CacheLayout, Full, LayerCache
-from runtime.quant.block_types import BLOCK_TYPES, BlockType, Weight
+from runtime.quant.block_types import BLOCK_TYPES, BlockType
+from runtime.quant.weight import Weight
 from tests.gguf_files import rewrite, write_tensors
 from tests.kernels.random_weights import random_weight
 from tests.thread_ranks import Meeting

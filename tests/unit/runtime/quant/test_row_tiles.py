@@ -4,16 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.quant.block_types import (
-    MXFP4_PAIRS,
-    TILE_ROWS,
-    TILED_TYPES,
-    BlockType,
-    Weight,
-    block_type,
-    dequantize,
-)
+from runtime.quant.block_types import MXFP4_PAIRS, TILE_ROWS, BlockType, block_type
 from runtime.quant.formats.row_tiles import to_rows, to_tiles
+from runtime.quant.weight import TILED_TYPES, Weight, dequantize
 from tests.block_samples import random_blocks
 
 # For each type, where the field that is not a word begins in a block, and how long it is.

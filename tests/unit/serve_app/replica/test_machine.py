@@ -11,7 +11,7 @@ import torch
 from model_zoo.gguf.tiled_copy import TilingOptions
 from runtime.errors import ConfigurationError
 from runtime.kernels import native
-from runtime.quant.block_types import Compute
+from runtime.quant.weight import Compute
 from serve_app.replica import machine
 from serve_app.replica.machine import (
     compute_type,
