@@ -32,7 +32,7 @@ class Nodes:
 def cluster(cpus: int, variables: Mapping[str, str]) -> Iterator[Nodes]:
     """This process drives it, and prints no logs of its workers. The head has so many CPUs.
     `variables`: of the environment of all workers."""
-    lacking = {"include_dashboard": False, "include_log_monitor": False}
+    lacking = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
     nodes = Cluster(
         initialize_head=True,
         head_node_args={
