@@ -11,7 +11,7 @@ import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from runtime.collector import collector_paused
+from runtime.collector import collector_paused, lasting_imports
 from serve_app.autoscaling.serve_policy import encoder_metrics, engine_metrics
 from serve_app.config.on_demand_settings import OnDemandSettings
 from serve_app.config.settings import ModelSettings
@@ -74,9 +74,10 @@ class ModelDeployment:
         self, settings: ModelSettings, encoders: DeploymentHandle | None
     ) -> "ModelReplica":
         # Imported late, because an application is built with this module, but without torch.
-        from serve_app.replica.loading import load_replica
-        from serve_app.replica.rank_actors import RankActors
-        from serve_app.vision.encoder_ranking import DeploymentEncoders
+        with lasting_imports():
+            from serve_app.replica.loading import load_replica
+            from serve_app.replica.rank_actors import RankActors
+            from serve_app.vision.encoder_ranking import DeploymentEncoders
 
         directory = None
         if encoders is not None:
@@ -118,8 +119,9 @@ class VisionEncoder:
     """An encoder for the models that share a vision model. Features are sent over a TCP stream."""
 
     async def __init__(self, settings: ModelSettings) -> None:  # type: ignore[misc]
-        from serve_app.replica.loading import load_encoder
-        from serve_app.transport.features import feature_server
+        with lasting_imports():
+            from serve_app.replica.loading import load_encoder
+            from serve_app.transport.features import feature_server
 
         structure_records()
         self._opened = AsyncExitStack()
@@ -160,7 +162,8 @@ class OnDemandDeployment:
     """A process that loads models on demand. Serve's handles carry control calls."""
 
     async def __init__(self, settings: OnDemandSettings) -> None:  # type: ignore[misc]
-        from serve_app.on_demand.start import open_store_manager
+        with lasting_imports():
+            from serve_app.on_demand.start import open_store_manager
 
         structure_records()
         self._opened = AsyncExitStack()

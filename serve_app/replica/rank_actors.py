@@ -9,6 +9,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from runtime.collector import lasting_imports
 from runtime.distributed.control_channel import RankInfo, RankZero
 from runtime.errors import ConfigurationError, EngineDeadError
 from serve_app.config.settings import ModelSettings
@@ -70,7 +71,8 @@ class _Rank:
     """A process that computes one rank's part of a model and then exits."""
 
     def compute(self, settings: ModelSettings, rank_info: RankInfo) -> None:
-        from serve_app.replica.loading import run_rank
+        with lasting_imports():
+            from serve_app.replica.loading import run_rank
 
         try:
             run_rank(settings, rank_info)

@@ -114,7 +114,7 @@ def replicas_of(deployment: type[ModelDeployment] | type[VisionEncoder]) -> Iter
 @contextmanager
 def ray_cluster(port: int) -> Iterator[Nodes]:
     """Ray and Serve as in configs/quickstart.yaml, on free ports. Tests may add nodes."""
-    with environment(), cluster(HEAD_CPUS) as nodes, serving(port):
+    with environment(), cluster(HEAD_CPUS, serve_variables()) as nodes, serving(port):
         yield nodes
 
 
@@ -128,10 +128,13 @@ def environment() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def serving(port: int) -> Iterator[None]:
-    """Serve on the Ray cluster that this process is connected to."""
-    variables = {
+def serve_variables() -> dict[str, str]:
+    """Variables of Serve, for the environment of the nodes of a cluster.
+
+    In the controller's `runtime_env`, where a configuration has them, they would make each worker
+    start Python and import Ray twice: first to set them.
+    """
+    return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(sys.executable).with_name("caravan-haproxy")),
         "CARAVAN_PROXY_SECRET": secrets.token_hex(32),
@@ -145,12 +148,14 @@ def serving(port: int) -> Iterator[None]:
         # A proxy that is slow to start, as on a busy machine, is not started again and again.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "200",
     }
+
+
+@contextmanager
+def serving(port: int) -> Iterator[None]:
+    """Serve on the Ray cluster that this process is connected to, whose nodes have
+    `serve_variables()`."""
     try:
-        serve.start(
-            proxy_location="HeadOnly",
-            http_options={"host": "127.0.0.1", "port": port},
-            controller_options={"runtime_env": {"env_vars": variables}},
-        )
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
         yield
     finally:
         serve.shutdown()

@@ -26,6 +26,8 @@ from tests.serve.quickstart import quickstart_report
 
 # Of every cluster: workers precede the other tests of `make test`, and start when they are needed.
 os.environ |= {"RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
+# Agents look at all processes of their node for Ray's dashboard, which no test opens.
+os.environ |= {"REPORTER_UPDATE_INTERVAL_MS": "600000"}
 
 # By the fixtures that return their reports. Each has a cluster of its own.
 PROGRAMS = {

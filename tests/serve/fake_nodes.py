@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,17 +40,20 @@ def cluster_environment() -> dict[str, str]:
 
 
 @contextmanager
-def autoscaled_cluster(folder: Path, *, cpus: int, gpus: int, most_workers: int) -> Iterator[None]:
+def autoscaled_cluster(
+    folder: Path, *, cpus: int, gpus: int, most_workers: int, variables: Mapping[str, str]
+) -> Iterator[None]:
     """This process drives it; it has been started with `cluster_environment()`. `cpus`,
-    `gpus`: of the head and of each worker node. `folder`: for Ray's files. In the end all processes
-    are ended that this one has started, directly or not."""
+    `gpus`: of the head and of each worker node. `folder`: for Ray's files. `variables`: of the
+    environment of all nodes. In the end all processes are ended that this one has started, directly
+    or not."""
     adopt_descendants()
     port = free_port()
     config = folder / "autoscaler.json"
     each = {"CPU": cpus, "GPU": gpus}
     config.write_text(json.dumps(_config(f"127.0.0.1:{port}", each, most_workers)))
     try:
-        _start_head(port, config, folder, each)
+        _start_head(port, config, folder, each, variables)
         ray.init(address=f"127.0.0.1:{port}", log_to_driver=False)
         yield
     finally:
@@ -58,7 +61,9 @@ def autoscaled_cluster(folder: Path, *, cpus: int, gpus: int, most_workers: int)
         end_descendants()
 
 
-def _start_head(port: int, config: Path, folder: Path, resources: dict[str, int]) -> None:
+def _start_head(
+    port: int, config: Path, folder: Path, resources: dict[str, int], variables: Mapping[str, str]
+) -> None:
     started = subprocess.run(
         [
             Path(sys.executable).parent / "ray",
@@ -74,6 +79,7 @@ def _start_head(port: int, config: Path, folder: Path, resources: dict[str, int]
             f"--object-store-memory={STORE['object_store_memory']}",
         ],
         cwd=ROOT,
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         timeout=HANG_S,

@@ -32,6 +32,7 @@ from tests.serve.application import (
     eventually,
     replicas_of,
     report_of,
+    serve_variables,
     serving,
 )
 from tests.serve.congested_replicas import CongestedDeployment
@@ -180,7 +181,9 @@ def main() -> None:
     signal.signal(signal.SIGALRM, _give_up)
     signal.alarm(LIMIT_S - ENDING_S)
     report, port = Path(sys.argv[1]), free_port()
-    nodes = autoscaled_cluster(report.parent, cpus=CPUS, gpus=GPUS, most_workers=1)
+    nodes = autoscaled_cluster(
+        report.parent, cpus=CPUS, gpus=GPUS, most_workers=1, variables=serve_variables()
+    )
     with environment(), nodes, serving(port):
         report.write_text(json.dumps(_report(port)))
 

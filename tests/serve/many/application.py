@@ -1,8 +1,7 @@
 """An application with models of the store, loaded on demand, next to configured ones.
 
-Of these one is served ("fixed"), one is pulled from a registry when it starts ("pulled"), one is
-divided among two processes ("divided"), one fits on no node ("huge"), and one does not fit in its
-memory ("giant").
+Of these one is divided among two processes ("fixed"), one is pulled from a registry when it starts
+("pulled"), one fits on no node ("huge"), and one does not fit in its memory ("giant").
 """
 
 import os
@@ -70,11 +69,10 @@ def arguments(registry: Server) -> dict[str, Any]:
     source = {"source": str(DEMO_MODEL)}
     pulled = {"source": f"ollama://{registry.host}/library/demo", **SMALL, "context_tokens": None}
     models = [
-        {"name": "fixed", **source, **SMALL},
+        {"name": "fixed", **source, **SMALL, "parallel": {"tensor": 2}},
         {"name": "huge", **source, **ENGINE, "num_gpus": 4},
         {"name": "giant", **source, **SMALL, "memory_bytes": 1_000_000},
         {"name": "pulled", **pulled},
-        {"name": "divided", **source, **SMALL, "parallel": {"tensor": 2}},
     ]
     section = {"model": ENGINE, "pull_hosts": [registry.host], "num_cpus": 1}
     return {

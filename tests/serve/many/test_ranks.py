@@ -14,7 +14,7 @@ from tests.serve.application import CALL_TIMEOUT_S, eventually
 from tests.serve.many.application import NAME
 
 TIMEOUT = httpx.Timeout(HANG_S)
-MODEL = "divided"
+MODEL = "fixed"
 
 
 def test_a_model_over_two_ranks_answers_and_is_replaced_when_one_dies(application, url) -> None:

@@ -6,7 +6,10 @@ from typing import Any
 
 from ray import serve
 
+from runtime.errors import ReplicaLostError
 from serve_app.app import build
+from serve_app.routing.named_replicas import NamedReplicas
+from tests.patience import until
 from tests.serve.application import Application, arguments, await_http, call_replicas, eventually
 from tests.serve.fragile_replicas import ReplicaReport
 
@@ -52,3 +55,20 @@ def reports() -> list[ReplicaReport]:
 
 def both_run() -> bool:
     return len({report.pid for report in reports()}) == REPLICAS
+
+
+async def pids_of(replicas: NamedReplicas) -> dict[str, int]:
+    """The process ids of both replicas by name, once Serve lists them and each answers."""
+
+    async def both() -> bool:
+        found.clear()
+        for name in replicas.names:
+            try:
+                found[name] = (await replicas.call(name, "describe")).pid
+            except ReplicaLostError:  # a test before this one has killed it
+                return False
+        return len(found) == 2
+
+    found: dict[str, int] = {}
+    await until(both)
+    return found

@@ -7,28 +7,10 @@ import signal
 from ray import serve
 from ray.serve.context import _RequestContext, _serve_request_context
 
-from runtime.errors import ReplicaLostError
 from serve_app.routing.listing_router import routers
 from serve_app.routing.named_replicas import NamedReplicas
-from tests.patience import HANG_S, until
-from tests.serve.pair.application import NAME
-
-
-async def pids_of(replicas: NamedReplicas) -> dict[str, int]:
-    """The process ids of both replicas by name, once Serve lists them and each answers."""
-
-    async def both() -> bool:
-        found.clear()
-        for name in replicas.names:
-            try:
-                found[name] = (await replicas.call(name, "describe")).pid
-            except ReplicaLostError:  # a test before this one has killed it
-                return False
-        return len(found) == 2
-
-    found: dict[str, int] = {}
-    await until(both)
-    return found
+from tests.patience import HANG_S
+from tests.serve.pair.application import NAME, pids_of
 
 
 async def test_a_replica_that_hangs_delays_no_call_of_another(url: str) -> None:
@@ -58,17 +40,3 @@ async def test_calls_of_one_http_request_at_once_reach_their_replicas(url: str) 
         calls = [replicas.call(name, "describe") for name in [*pids] * 3]
         cards = await asyncio.wait_for(asyncio.gather(*calls), HANG_S)
         assert [card.pid for card in cards] == [*pids.values()] * 3
-
-
-async def test_a_killed_replica_is_lost_and_its_successor_is_listed(url: str) -> None:
-    replicas = NamedReplicas(serve.get_deployment_handle("demo", NAME))
-    pids = await pids_of(replicas)
-    killed, other = pids
-    os.kill(pids[killed], signal.SIGSTOP)
-    calling = asyncio.create_task(replicas.call(killed, "describe"))
-    await replicas.call(other, "describe")
-    os.kill(pids[killed], signal.SIGKILL)
-    (lost,) = await asyncio.gather(calling, return_exceptions=True)
-    assert isinstance(lost, ReplicaLostError)
-    after = await pids_of(replicas)
-    assert other in after and killed not in after

@@ -6,13 +6,16 @@ import signal
 import time
 
 import httpx
+from ray import serve
 
 from runtime.engine.engine_statistics import EngineStatistics
+from runtime.errors import ReplicaLostError
 from serve_app.gateway.model_card import ModelCard
+from serve_app.routing.named_replicas import NamedReplicas
 from serve_app.routing.replica_set import REPORT_EVERY_S
 from tests.patience import HANG_S
 from tests.serve.application import call_replicas, engine_of, eventually
-from tests.serve.pair.application import NAME
+from tests.serve.pair.application import NAME, pids_of
 
 PAUSE_S = 5 * REPORT_EVERY_S
 STEP_S = 0.2  # so a long prompt takes several seconds, in which the next request comes
@@ -101,15 +104,25 @@ async def test_a_replica_with_a_long_queue_gets_no_new_requests(url: str):
             await long
 
 
-def test_conversations_of_a_killed_replica_continue_on_another(url: str):
-    before = prompt_tokens()
+async def test_a_killed_replica_is_lost_and_its_conversations_continue_on_another(url: str):
+    """A call that waits for it fails, and its successor is listed."""
+    replicas = NamedReplicas(serve.get_deployment_handle("demo", NAME))
+    names = {pid: name for name, pid in (await pids_of(replicas)).items()}
+    before = await asyncio.to_thread(prompt_tokens)
     conversation = Conversation(url, "Dalil")
-    conversation.turn("Where is water?")
-    (holder,) = received_since(before)
+    await asyncio.to_thread(conversation.turn, "Where is water?")
+    (holder,) = await asyncio.to_thread(received_since, before)
+    (other,) = before.keys() - {holder}
+    os.kill(holder, signal.SIGSTOP)
+    calling = asyncio.create_task(replicas.call(names[holder], "describe"))
+    await replicas.call(names[other], "describe")
     os.kill(holder, signal.SIGKILL)
     for question in ("And salt?", "And dates?", "And rest?"):
-        conversation.turn(question)
-    eventually(lambda: holder not in prompt_tokens())
-    (other,) = before.keys() - {holder}
-    assert received_since(before)[other] > 300
-    conversation.turn("And shade?")
+        await asyncio.to_thread(conversation.turn, question)
+    (lost,) = await asyncio.gather(calling, return_exceptions=True)
+    assert isinstance(lost, ReplicaLostError)
+    await asyncio.to_thread(eventually, lambda: holder not in prompt_tokens())
+    assert (await asyncio.to_thread(received_since, before))[other] > 300
+    await asyncio.to_thread(conversation.turn, "And shade?")
+    after = await pids_of(replicas)
+    assert names[other] in after and names[holder] not in after

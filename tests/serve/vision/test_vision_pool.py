@@ -110,20 +110,6 @@ def received_by_each() -> list[int]:
     return [replica.images_encoded_total for replica in replicas()]
 
 
-def test_images_of_a_killed_encoder_are_encoded_by_the_other(client) -> None:
-    eventually(both_encoders_run)
-    first, second = encoders()
-    os.kill(first, signal.SIGSTOP)
-    os.kill(second, signal.SIGSTOP)
-    try:
-        answers = client.ask(*((f"n{n}", png(20 + n, 30, seed=n)) for n in range(8)))
-        eventually(lambda: images_waiting() == 8)
-    finally:
-        os.kill(first, signal.SIGKILL)
-        os.kill(second, signal.SIGCONT)
-    assert len(results(answers)) == 8
-
-
 def test_images_wait_for_new_encoders_when_all_are_killed(client) -> None:
     eventually(both_encoders_run)
     killed = encoders()
@@ -139,3 +125,17 @@ def test_images_wait_for_new_encoders_when_all_are_killed(client) -> None:
                 os.kill(encoder, signal.SIGKILL)
     assert results(waiting)
     assert set(encoders()).isdisjoint(killed)
+
+
+def test_images_of_a_killed_encoder_are_encoded_by_the_other(client) -> None:
+    eventually(both_encoders_run)
+    first, second = encoders()
+    os.kill(first, signal.SIGSTOP)
+    os.kill(second, signal.SIGSTOP)
+    try:
+        answers = client.ask(*((f"n{n}", png(20 + n, 30, seed=n)) for n in range(8)))
+        eventually(lambda: images_waiting() == 8)
+    finally:
+        os.kill(first, signal.SIGKILL)
+        os.kill(second, signal.SIGCONT)
+    assert len(results(answers)) == 8
