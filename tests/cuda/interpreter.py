@@ -68,7 +68,9 @@ def _copied(init: Callable[..., None]) -> Callable[..., None]:
 
     def init_type(self: tl.block_type, element_ty: tl.dtype, shape: Any) -> None:
         sizes = tuple([size.value if type(size) is tl.constexpr else size for size in shape])
-        if attributes := known.get((element_ty.name, sizes)):
+        if set(map(type, sizes)) != {int}:  # numbers equal to them are refused
+            init(self, element_ty, shape)
+        elif attributes := known.get((element_ty.name, sizes)):
             vars(self).update(attributes)
             self.element_ty = element_ty
         else:
