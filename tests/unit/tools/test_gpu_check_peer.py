@@ -11,9 +11,10 @@ from tests.cuda.interpreter import leave_out_what_has_no_effect
 from tests.unit.tools.llama_cpp_programs import write_programs
 from tools.gpu_check import peer
 from tools.gpu_check.child import task_in
-from tools.gpu_check.sections import run_sections
+from tools.gpu_check.sections import SECTIONS, Section, run_sections
 
 leave_out_what_has_no_effect()
+run = peer.run  # for a child that imports this module, whose interpreter is as quick then
 
 # In the formats of llama-batched-bench and llama-bench, with the programs' other output.
 DECODING = """
@@ -51,7 +52,10 @@ def test_without_programs_every_ratio_is_skipped_with_its_reason(tmp_path: Path)
     assert {row["reason"] for row in rows} == {"no `--llama-cpp FOLDER` is given"}
 
 
-def test_folder_of_programs_reaches_the_section(tmp_path: Path) -> None:
+def test_folder_of_programs_reaches_the_section(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SECTIONS, "peer", Section(__name__, SECTIONS["peer"].limit_s))
     folder = write_programs(tmp_path / "programs")
     found = run_sections(["peer"], dry=True, llama_cpp=folder)["peer"]
     assert found["state"] == "passed", found

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gguf
@@ -17,6 +18,7 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.tiled_copy import TilingOptions, tiled_tensors
 from tests.checkout import ROOT
 from tests.gguf_files import write_tensors
+from tests.patience import wait_until
 
 RANDOM = np.random.default_rng(0)
 
@@ -168,18 +170,25 @@ def opening(options) -> Callable[..., subprocess.Popen[str]]:
     return start
 
 
-def test_of_two_processes_one_writes_and_the_other_waits(tmp_path, options, opening) -> None:
-    path = tmp_path / "a.gguf"
-    write(path, up=matrix(32, 64))
+def test_of_two_processes_one_writes_and_the_other_waits(
+    tmp_path, options, opening, caplog
+) -> None:
+    """This process is one of them."""
+    caplog.set_level(logging.INFO, "model_zoo")
+    path, written = tmp_path / "a.gguf", []
+    file = write(path, up=matrix(32, 64))
     options.directory.mkdir(parents=True)
-    with (options.directory / "lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        processes = [opening(path) for _ in range(2)]
-        for process in processes:
+    with ThreadPoolExecutor() as thread:
+        with (options.directory / "lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            process = opening(path)
+            tiled = thread.submit(tiled_tensors, file, options, lambda *part: written.append(part))
             assert "Waiting for another process" in process.stderr.readline()
-        assert not copies(options)
-    results = sorted(process.communicate()[0].strip() for process in processes)
-    assert results == ["0 True", "1 True"]
+            wait_until(lambda: "Waiting for another process" in caplog.text)
+            assert not copies(options)
+        found = tiled.result()
+    own = f"{len(written)} {found is not None}"
+    assert sorted([process.communicate()[0].strip(), own]) == ["0 True", "1 True"]
     assert names(options) == [".json", ".tiles", "lock"]
 
 

@@ -23,8 +23,8 @@ from tests.unit.runtime.engine.test_schedule_simulation import (
     PretendEncoder,
     Tally,
     answer_alone,
-    answer_of_layer,
     drive,
+    last_row,
     random_requests,
 )
 
@@ -82,11 +82,9 @@ class DraftDevice(PretendDevice):
 
 def alone(tokens: list[int], count: int, kinds: list[CacheKind]) -> tuple[int, ...]:
     tokens, begin = list(tokens), len(tokens)
+    stored: list[list[int]] = [[] for _ in kinds]
     while len(tokens) < begin + count:
-        x = [mix(token) for token in tokens]
-        for number, kind in enumerate(kinds):
-            x = answer_of_layer(number, kind, (), x)
-        tokens.append(drawn_otherwise(x[-1]))
+        tokens.append(drawn_otherwise(last_row(kinds, (), tokens, stored)))
     return tuple(tokens[begin:])
 
 

@@ -1,6 +1,6 @@
 """Random schedules on a pretend device that runs launched plans late, over simulated pages.
 
-Every sequence must get exactly the tokens that it gets alone, recomputed from scratch, and no row
+Every sequence must get exactly the tokens that it gets alone, with contiguous caches, and no row
 may see a cell that does not hold what this row's own sequence has at that index. In half of the
 trials an encoder has to come first: late, in any order, for few images at a time, and it may fail.
 Some requests go on in a shifted context, in half of the trials with moved pages where they can.
@@ -109,14 +109,14 @@ def whole_answer(
 ) -> tuple[int, ...]:
     tokens = list(prompt)
     answer: list[int] = []
+    stored: list[list[int]] = [[] for _ in kinds]
     for _ in range(stop.max_tokens):
         if shift is not None and len(tokens) == shift.context_tokens:
             cut = cut_of(shift, len(prompt), spans)
             tokens, spans = tokens[: cut.begin] + tokens[cut.end :], cut.spans(spans)
-        x = [mix(identity(spans, tokens, i)) for i in range(len(tokens))]
-        for number, kind in enumerate(kinds):
-            x = answer_of_layer(number, kind, spans, x)
-        answer.append(draw(x[-1], class_of_next(grammar, answer)))
+            stored = [[] for _ in kinds]  # everything is computed again
+        x = last_row(kinds, spans, tokens, stored)
+        answer.append(draw(x, class_of_next(grammar, answer)))
         tokens.append(answer[-1])
         if tokens[-1] in stop.end_tokens:
             break
@@ -156,16 +156,25 @@ def class_of_next(grammar: PretendGrammar | None, answer: list[int]) -> int | No
     return None if grammar is None else reduce(class_after, answer, grammar.first)
 
 
-def answer_of_layer(
-    number: int, kind: CacheKind, spans: tuple[ImageSpan, ...], x: list[int]
-) -> list[int]:
-    if isinstance(kind, Cross):
-        rows = [visible_rows(kind, p, spans) for p in range(len(x))]
-        seen = [[mix(number, number_of(row)) for row in some] for some in rows]
-    else:
-        stored = [mix(number, value) for value in x]
-        seen = [[stored[q] for q in visible(kind, p, spans)] for p in range(len(x))]
-    return [mix(value, *sorted(some)) for value, some in zip(x, seen, strict=True)]
+def last_row(
+    kinds: tuple[CacheKind, ...],
+    spans: tuple[ImageSpan, ...],
+    tokens: list[int],
+    stored: list[list[int]],
+) -> int:
+    """The value of the last row, by contiguous caches: `stored` has for each layer what it keeps of
+    the first tokens, with all images among them, and gets the rest."""
+    places = range(len(stored[0]), len(tokens))
+    x = [mix(identity(spans, tokens, place)) for place in places]
+    for number, (kind, cells) in enumerate(zip(kinds, stored, strict=True)):
+        cells += [mix(number, value) for value in x]
+        if isinstance(kind, Cross):
+            rows = [visible_rows(kind, place, spans) for place in places]
+            seen = [[mix(number, number_of(row)) for row in some] for some in rows]
+        else:
+            seen = [[cells[q] for q in visible(kind, place, spans)] for place in places]
+        x = [mix(value, *sorted(some)) for value, some in zip(x, seen, strict=True)]
+    return x[-1]
 
 
 class PretendEncoder:
