@@ -167,28 +167,64 @@ def _serve(path: Path, *, verbose: bool) -> int:
     log.touch(mode=0o600)
     log.write_bytes(b"")
     report = StartReport(address=_address(path), models=_expected(path), log=log, verbose=verbose)
-    server = subprocess.Popen(
-        [Path(sys.executable).with_name("serve"), "run", path],
-        env={**environment(own), **checked_environment(path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        process_group=0,  # Ctrl-C reaches this process only, which passes it on
-        preexec_fn=_prepare_child,
-    )
+    with run_arguments(path, own) as (arguments, variables):
+        server = subprocess.Popen(
+            [Path(sys.executable).with_name("serve"), "run", *arguments],
+            env={**environment(own), **variables, **checked_environment(path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # Ctrl-C reaches this process only, which passes it on
+            preexec_fn=_prepare_child,
+        )
 
-    def stop(number: int, frame: object) -> None:
-        report.stopping()
-        server.send_signal(number)
+        def stop(number: int, frame: object) -> None:
+            report.stopping()
+            server.send_signal(number)
 
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
-    with log.open("ab") as written, report:  # also beside another server
-        _follow(server, written, report)
-    status = server.wait()
+        signal.signal(signal.SIGINT, stop)
+        signal.signal(signal.SIGTERM, stop)
+        with log.open("ab") as written, report:  # also beside another server
+            _follow(server, written, report)
+        status = server.wait()
     if report.is_stopping:
         return 0
     report.ended(status)
     return max(status, 1)
+
+
+@contextmanager
+def run_arguments(
+    path: Path, own: Mapping[str, str]
+) -> Iterator[tuple[Sequence[str | Path], Mapping[str, str]]]:
+    """Arguments of `serve run`, and the variables of Ray's processes that the configuration states.
+
+    `serve run` starts a Ray of its own, even beside one that runs here, unless `RAY_ADDRESS` names
+    one. The variables are those of its nodes: from a `runtime_env`, Ray starts Python and imports
+    itself in each process only to set them.
+    """
+    if own.get("RAY_ADDRESS"):
+        yield [path], {}
+        return
+    config = dict(read_config(path))
+    variables = _variables(config.pop("controller_options", None))
+    if variables is None:
+        yield ["--address", "local", path], {}
+        return
+    with tempfile.TemporaryDirectory(prefix="caravan-") as folder:
+        written = Path(folder) / path.name
+        written.write_text(yaml.safe_dump(config))
+        yield ["--address", "local", written], variables
+
+
+def _variables(controller_options: Any) -> Mapping[str, str] | None:
+    """The environment in Serve's `controller_options`; None if there is something else in them, or
+    a variable that refers to others, which Ray resolves where the process starts."""
+    match controller_options:
+        case {"runtime_env": {"env_vars": dict(variables), **other}, **more} if not (other or more):
+            texts = {name: value for name, value in variables.items() if isinstance(value, str)}
+            if len(texts) == len(variables) and not any("$" in text for text in texts.values()):
+                return texts
+    return None
 
 
 def _follow(server: subprocess.Popen[bytes], log: BinaryIO, report: StartReport) -> None:

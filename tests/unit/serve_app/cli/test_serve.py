@@ -18,7 +18,13 @@ import yaml
 from model_zoo.store.store import Store
 from serve_app.check import check
 from serve_app.cli.log_file import log_path
-from serve_app.cli.serve import config_of, environment, served_name
+from serve_app.cli.serve import (
+    SERVE_ENVIRONMENT,
+    config_of,
+    environment,
+    run_arguments,
+    served_name,
+)
 from serve_app.cli.serve_output import StartReport
 from serve_app.config.model_sources import named_source
 from serve_app.config.settings import read_settings
@@ -248,6 +254,42 @@ def test_mistakes_are_reported_before_ray_starts(tmp_path):
     missing = run("serve", tmp_path / "x.gguf", status=1).stderr
     assert missing.count("\n") == 1 and "x.gguf" in missing
     assert "x.yaml" in run("serve", tmp_path / "x.yaml", status=1).stderr
+
+
+QUICKSTART = Path("configs/quickstart.yaml")
+
+
+def test_rays_own_processes_have_the_variables_of_the_configuration():
+    stated = yaml.safe_load(QUICKSTART.read_text())
+    with run_arguments(QUICKSTART, {}) as ([option, where, path], variables):
+        assert (option, where) == ("--address", "local")
+        written = yaml.safe_load(path.read_text())
+    assert variables == SERVE_ENVIRONMENT == stated["controller_options"]["runtime_env"]["env_vars"]
+    del stated["controller_options"]
+    assert written == stated and not path.exists()
+
+
+def test_a_ray_that_runs_gets_the_configuration_as_it_is():
+    with run_arguments(QUICKSTART, {"RAY_ADDRESS": "10.0.0.1:6379"}) as (arguments, variables):
+        assert (arguments, variables) == ([QUICKSTART], {})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        None,
+        {"runtime_env": {"env_vars": {"PATH": "/x:${PATH}"}}},
+        {"runtime_env": {"env_vars": {"A": 1}}},
+        {"runtime_env": {"env_vars": {"A": "1"}, "pip": ["x"]}},
+        {"runtime_env": {"env_vars": {"A": "1"}}, "other": 1},
+        "text",
+    ],
+)
+def test_other_options_of_the_controller_are_left_to_serve(tmp_path, options):
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({"applications": [], "controller_options": options}))
+    with run_arguments(path, {}) as (arguments, variables):
+        assert (arguments, variables) == (["--address", "local", path], {})
 
 
 @pytest.mark.parametrize("options", [[], ["--verbose"]])
