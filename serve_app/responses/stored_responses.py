@@ -23,6 +23,8 @@ TIMEOUT_S = 10.0
 ANSWER_S = 1.0
 # The largest response that is kept for a process that hangs, of `MAX_LATE_CALLS` at most.
 DELIVERED_BYTES = 256 * 1024
+# How long a process that hangs is waited for at the end. Serve replaces it in less time.
+DELIVERY_S = 180.0
 COPY_S = 60.0
 COPY_ANSWER_S = 10.0
 COPY_IDS = 1024
@@ -60,6 +62,12 @@ class StoredResponses:
     async def delete(self, tenant: str, id: str) -> bool:
         """Delete a response; whether any process had it."""
         return any(await self._answers("delete", tenant, id, deliver=True))
+
+    async def deliver(self) -> None:
+        """Waits, at the end of an ingress, until processes that hang have executed the changes that
+        wait for them, or are lost. Otherwise a deleted response might be found again."""
+        if not await self._processes.await_late(DELIVERY_S):
+            log.warning("response store has missed changes", seconds=DELIVERY_S)
 
     async def _answers(self, method: str, *arguments: Any, deliver: bool = False) -> list[Any]:
         ask_all = partial(
