@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from runtime.errors import OverloadedError
+from runtime.errors import ModelUnavailableError, OverloadedError
 from serve_app.gateway.replica_calls import Replicas
 from serve_app.logs import get_logger
 from serve_app.responses.response_store import Copy, ResponseStore, Selection, StoredResponse
@@ -78,7 +78,7 @@ class StoredResponses:
             until_answered=True,
             deliver=deliver,
         )
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, ModelUnavailableError):
             async with asyncio.timeout(TIMEOUT_S):
                 answers = await ask_all()
                 if not answers:
