@@ -78,9 +78,10 @@ class RecordedSteps:
     recording; so are draws that depend on logits alone, if the recorder allows it.
 
     Recordings are made when a number of rows first occurs, so that only numbers in use take time
-    and memory. What is not recordable is logged once and computed in every step. With recurrent
-    states (`stateful`) a step must not be computed twice, so recording may fail only until a step
-    is recorded with its draws or, if these are not, without them, which is part of the warm-up.
+    and memory. What is not recordable is logged once and computed in every step: steps, or draws,
+    with that number of rows, or all if none is recorded yet. With recurrent states (`stateful`) a
+    step must not be computed twice, so recording may fail only until a step is recorded with its
+    draws or, if these are not, without them, which is part of the warm-up.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class RecordedSteps:
         self._recorder, self._stateful = recorder, stateful
         self._recordings: dict[_Key, StepRecording] = {}
         self._recordable, self._drawn_rows = True, recorder.drawn_rows
+        self._refused: set[_Key] = set()  # what is not recordable, besides such steps or draws
 
     @property
     def recorded_rows(self) -> frozenset[int]:
@@ -98,7 +100,8 @@ class RecordedSteps:
 
     def rows(self, count: int) -> int:
         """The number of rows of a step with `count` spans, padding included."""
-        return (self._recorder.rows(count) if self._recordable else None) or count
+        rows = self._recorder.rows(count) if self._recordable else None
+        return count if rows is None or _Key(rows, False) in self._refused else rows
 
     def prepared(
         self,
@@ -109,11 +112,12 @@ class RecordedSteps:
         """A function that computes `DecoderModel.states` of the batch `make(inputs)` and perhaps
         `draw(inputs, states)`. The states are valid until the next step is computed."""
         rows, batch = len(inputs.positions), partial(make, inputs)
-        recorded = self._recordable and inputs.one_row_each
-        if not recorded or self._recorder.rows(rows) != rows:
+        recorded = self._recordable and inputs.one_row_each and self._recorder.rows(rows) == rows
+        if not recorded or _Key(rows, False) in self._refused:
             made = batch()
             return lambda: StepOutput(self._model.states(made, self._cache), None)
-        key = _Key(rows, inputs.draws_alone and rows <= self._drawn_rows)
+        draws = inputs.draws_alone and rows <= self._drawn_rows
+        key = _Key(rows, draws and _Key(rows, True) not in self._refused)
         return partial(self._repeated, key, batch, partial(draw, inputs))
 
     def _repeated(
@@ -132,15 +136,38 @@ class RecordedSteps:
             if self._stateful and any(other.draws or not key.draws for other in self._recordings):
                 raise RuntimeError(f"{key} cannot be recorded: {error}") from error
             if not key.draws:
-                _log.info("Decode steps are not recorded, because of their computation: %s.", error)
-                self._recordable = False
+                self._refuse_steps(key, error)
                 return StepOutput(self._model.states(batch(), self._cache), None)
-            self._drawn_rows = 0
-            output = self._repeated(key._replace(draws=False), batch, draw)
-            if self._recordable:
-                _log.info("Draws are not recorded, because of their computation: %s.", error)
+            steps = key._replace(draws=False)
+            output = self._repeated(steps, batch, draw)
+            if steps in self._recordings:
+                self._refuse_draws(key, error)
             return output
         return _with_own_tokens(output)
+
+    def _refuse_steps(self, key: _Key, error: NotRecordableError) -> None:
+        """If steps with other numbers of rows are recorded, the cause is this number, such as the
+        memory that it needs."""
+        if self._recordings:
+            self._refused.add(key)
+        else:
+            self._recordable = False
+        _log.info(
+            "Decode steps are not recorded for %s rows, because of their computation: %s.",
+            key.rows if self._recordable else "any",
+            error,
+        )
+
+    def _refuse_draws(self, key: _Key, error: NotRecordableError) -> None:
+        if any(other.draws for other in self._recordings):
+            self._refused.add(key)
+        else:
+            self._drawn_rows = 0
+        _log.info(
+            "Draws are not recorded for %s rows, because of their computation: %s.",
+            key.rows if self._drawn_rows else "any",
+            error,
+        )
 
 
 def _with_own_tokens(output: StepOutput) -> StepOutput:

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -112,7 +113,7 @@ def ingress_app(
     stored: StoredResponses | None = None,
     telemetry: Telemetry | None = None,
 ) -> Starlette:
-    """The ASGI application of one ingress process."""
+    """The ASGI application of one ingress process. Its shutdown delivers changes of `stored`."""
     telemetry = telemetry or Telemetry(meter=NoMeter(), exposition=no_exposition)
     api_keys, concurrent_requests = options.api_keys, options.concurrent_requests
     limits = {key.name: key.limits(concurrent_requests) for key in api_keys or ()}
@@ -122,6 +123,13 @@ def ingress_app(
     images = ImageReader(backend, options.image_rules)
     history = ResponseHistory(stored, options.body_limits)
     secret = options.proxy_secret
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        if stored is not None:
+            await stored.deliver()
+
     return Starlette(
         routes=[
             *page_routes(),
@@ -141,6 +149,7 @@ def ingress_app(
             *_middleware(options, limiter),
         ],
         exception_handlers={CaravanError: on_error, HTTPException: on_http_error},
+        lifespan=lifespan,
     )
 
 

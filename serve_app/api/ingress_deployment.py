@@ -96,7 +96,12 @@ class Ingress:
         )
         management = None
         if pool is not None and settings.models_are_managed(keyed=self._keys is not None):
-            management = ModelManagement(pool, settings.models)
+            management = ModelManagement(
+                pool,
+                settings.models,
+                start_timeout_s=settings.start_timeout_s,
+                schedulability=schedulability,
+            )
         secret = haproxy.enforced_secret(os.environ)
         options = IngressOptions.of(settings, self._keys, proxy_secret=secret)
         responses = self._responses

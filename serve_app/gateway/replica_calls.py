@@ -116,6 +116,12 @@ class Replicas:
         """Waits until there is a replica. Serve starts one if there is none."""
         await self._calls.await_one()
 
+    async def await_late(self, timeout_s: float) -> bool:
+        """Waits until the replicas that hang have executed their calls or are lost; whether that
+        was so within `timeout_s`."""
+        late = [*chain(*self._late.values())]
+        return not late or not (await asyncio.wait(late, timeout=timeout_s))[1]
+
     def _names(self) -> list[str]:
         """The replicas that can be called now or later."""
         names = self._calls.names

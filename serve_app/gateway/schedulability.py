@@ -1,4 +1,5 @@
-"""Detects deployments that no node can host, so that their requests fail at once."""
+"""Detects deployments that no node can host or that are removed, so that their requests fail at
+once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -37,7 +38,8 @@ class Need:
 @dataclass(frozen=True, slots=True)
 class ClusterView:
     """State of the cluster: the resources of each node, the free resources of all nodes together,
-    and by deployment the running and starting replicas and Serve's status message."""
+    and by deployment of the application, once it is deployed, the running and starting replicas
+    and Serve's status message."""
 
     nodes: Sequence[Resources] = ()
     free: Resources = field(default_factory=dict)
@@ -128,10 +130,13 @@ def find_problem(need: Need, view: ClusterView) -> str | None:
     """Why no replica can be started now; None if one runs or may still start.
 
     A deployment without starting replicas has no problem, because only a starting replica makes a
-    cluster autoscaler add nodes.
+    cluster autoscaler add nodes; unless the application has been deployed again without it, while
+    this process finishes its answers.
     """
     if view.running.get(need.deployment) or not view.nodes:
         return None
+    if view.running and need.deployment not in view.running:
+        return f"{need.what} is not part of the configuration any more"
     starting = view.starting.get(need.deployment)
     if starting and not _fits(need, view.nodes):
         return (

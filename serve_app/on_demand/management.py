@@ -4,7 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import Any
 
 from model_zoo.sources.pull import PullProgress
@@ -12,6 +12,8 @@ from model_zoo.store.definition import Definition
 from runtime.errors import ModelNotFoundError, OverloadedError, RequestError
 from serve_app.config.model_sources import sound_name
 from serve_app.config.settings import ModelSettings, canonical_name
+from serve_app.gateway.model_registry import ON_DEMAND
+from serve_app.gateway.schedulability import Schedulability
 from serve_app.on_demand.definitions import base_from_request, base_from_settings
 from serve_app.on_demand.processes import PoolDirectory
 from serve_app.on_demand.report import OperationProgress
@@ -19,14 +21,15 @@ from serve_app.on_demand.report import OperationProgress
 POLL_S = 0.2
 PIECE_BYTES = 4 << 20
 PIECE_S = 15.0
-PROCESS_LOST = "a process with models on demand ended during the operation; try again"
+PROCESS_LOST = "a process with models on demand ended or hung during the operation; try again"
 
 
 class ModelManagement:
     """Executes clients' requests to change the models on demand.
 
     Models of the configuration (`configured`) cannot be changed. Their names take precedence over
-    equal names in a store.
+    equal names in a store. `start_timeout_s`: how long an operation may wait for a process; then it
+    raises OverloadedError, and ModelUnavailableError as soon as no node can host one.
     """
 
     def __init__(
@@ -34,9 +37,13 @@ class ModelManagement:
         pool: PoolDirectory,
         configured: Iterable[ModelSettings],
         *,
+        start_timeout_s: float,
+        schedulability: Schedulability | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool = pool
+        self._start_timeout_s = start_timeout_s
+        self._schedulability = schedulability
         self._clock = clock
         self._configured = {canonical_name(model.name): model for model in configured}
 
@@ -107,7 +114,7 @@ class ModelManagement:
 
     async def has_blob(self, digest: str) -> bool:
         """Whether every store has the blob."""
-        return all(await self._call(await self._pool.store_replicas(), "has_blob", digest))
+        return all(await self._call(await self._store_replicas(), "has_blob", digest))
 
     async def upload(
         self, digest: str, size: int | None, content: AsyncIterable[bytes], *, tenant: str
@@ -118,7 +125,7 @@ class ModelManagement:
         """
         if await self.has_blob(digest):
             return False
-        replicas, id, offset = await self._pool.store_replicas(), uuid.uuid4().hex, 0
+        replicas, id, offset = await self._store_replicas(), uuid.uuid4().hex, 0
         try:
             await self._call(replicas, "uploads.begin", id, digest, size, tenant)
             async for piece in _pieces(content, self._clock):
@@ -161,6 +168,20 @@ class ModelManagement:
                 return
             await asyncio.sleep(POLL_S)
 
+    async def _store_replicas(self) -> list[str]:
+        """One process for each store; waits until there is one."""
+        schedulable: AbstractAsyncContextManager[None] = nullcontext()
+        if self._schedulability is not None:
+            schedulable = self._schedulability.wait_schedulable(ON_DEMAND)
+        try:
+            async with asyncio.timeout(self._start_timeout_s), schedulable:
+                return await self._pool.store_replicas()
+        except TimeoutError:
+            raise OverloadedError(
+                f"no process with models on demand has answered within {self._start_timeout_s:g} "
+                "seconds"
+            ) from None
+
     async def _call(self, replicas: Sequence[str], method: str, *arguments: Any) -> list[Any]:
         """The value of each. Raises the error of any; OverloadedError if a process is lost."""
         results = await self._pool.call(replicas, method, *arguments)
@@ -174,7 +195,7 @@ class ModelManagement:
 
         Raises that error if all did.
         """
-        replicas = await self._pool.store_replicas()
+        replicas = await self._store_replicas()
         results = await self._pool.call(replicas, method, *arguments)
         if len(results) != len(replicas):
             raise OverloadedError(PROCESS_LOST)
@@ -192,7 +213,7 @@ class ModelManagement:
     async def _first_store(self, method: str, *arguments: Any) -> list[str]:
         """Calls one store after the other; returns the replica of the first one that does not raise
         ModelNotFoundError. Raises that error if all do."""
-        replicas = await self._pool.store_replicas()
+        replicas = await self._store_replicas()
         for left, replica in zip(reversed(range(len(replicas))), replicas, strict=True):
             try:
                 await self._call([replica], method, *arguments)

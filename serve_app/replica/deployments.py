@@ -15,6 +15,7 @@ from runtime.collector import collector_paused, lasting_imports
 from serve_app.autoscaling.serve_policy import encoder_metrics, engine_metrics
 from serve_app.config.on_demand_settings import OnDemandSettings
 from serve_app.config.settings import ModelSettings
+from serve_app.gateway.cluster import RayCluster
 from serve_app.gateway.listing import LoadedModel
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.replica_calls import Replicas
@@ -22,7 +23,7 @@ from serve_app.gateway.replica_status import ReplicaStatus
 from serve_app.logs import get_logger, structure_records
 from serve_app.on_demand.report import CallResult, PoolReport
 from serve_app.replica.load_errors import explained
-from serve_app.replica.unserved import UnservedReplica
+from serve_app.replica.unserved import UnservedReplica, any_serves
 from serve_app.routing.load_reports import LoadReporter
 from serve_app.routing.named_replicas import NamedReplicas
 from serve_app.telemetry import metrics
@@ -58,8 +59,12 @@ class ModelDeployment:
             with collector_paused():
                 self._replica = await self._loaded(settings, encoders)
         except Exception as error:
-            reason = str(explained(f"Model {settings.name}", error))
-            self._replica = UnservedReplica(settings.name, reason)
+            known = explained(f"Model {settings.name}", error)
+            if await _is_served_elsewhere():
+                log.error("not started", model=settings.name, reason=str(known))
+                await self._opened.aclose()
+                raise known from None
+            self._replica = UnservedReplica(settings.name, str(known))
         self._opened.push_async_callback(asyncio.to_thread, self._replica.close)
         generate = spanned_replies(spans, self._replica.generate)
         reporter = LoadReporter(generate, self._replica.statistics)
@@ -113,6 +118,15 @@ class ModelDeployment:
         """Drains the streams, then closes the engine. Serve awaits this when it stops the
         replica."""
         await self._opened.aclose()
+
+
+async def _is_served_elsewhere() -> bool:
+    """Whether other replicas of this replica's deployment serve its model."""
+    context = serve.get_replica_context()
+    if not (await RayCluster().view()).running.get(context.deployment):
+        return False
+    handle = serve.get_deployment_handle(context.deployment, context.app_name)
+    return await any_serves(Replicas(NamedReplicas(handle)))
 
 
 class VisionEncoder:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from runtime.errors import OverloadedError
+from runtime.errors import ModelUnavailableError, OverloadedError
 from serve_app.gateway.replica_calls import Replicas
 from serve_app.logs import get_logger
 from serve_app.responses.response_store import Copy, ResponseStore, Selection, StoredResponse
@@ -23,6 +23,8 @@ TIMEOUT_S = 10.0
 ANSWER_S = 1.0
 # The largest response that is kept for a process that hangs, of `MAX_LATE_CALLS` at most.
 DELIVERED_BYTES = 256 * 1024
+# How long a process that hangs is waited for at the end. Serve replaces it in less time.
+DELIVERY_S = 180.0
 COPY_S = 60.0
 COPY_ANSWER_S = 10.0
 COPY_IDS = 1024
@@ -61,6 +63,12 @@ class StoredResponses:
         """Delete a response; whether any process had it."""
         return any(await self._answers("delete", tenant, id, deliver=True))
 
+    async def deliver(self) -> None:
+        """Waits, at the end of an ingress, until processes that hang have executed the changes that
+        wait for them, or are lost. Otherwise a deleted response might be found again."""
+        if not await self._processes.await_late(DELIVERY_S):
+            log.warning("response store has missed changes", seconds=DELIVERY_S)
+
     async def _answers(self, method: str, *arguments: Any, deliver: bool = False) -> list[Any]:
         ask_all = partial(
             self._processes.ask_all,
@@ -70,7 +78,7 @@ class StoredResponses:
             until_answered=True,
             deliver=deliver,
         )
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, ModelUnavailableError):
             async with asyncio.timeout(TIMEOUT_S):
                 answers = await ask_all()
                 if not answers:

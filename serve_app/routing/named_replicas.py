@@ -3,9 +3,10 @@
 import asyncio
 from typing import Any
 
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from runtime.errors import CaravanError, ReplicaLostError
+from runtime.errors import CaravanError, ModelUnavailableError, ReplicaLostError
 from serve_app.gateway.replica_calls import outside_request
 from serve_app.routing.listing_router import routers
 
@@ -54,8 +55,15 @@ class NamedReplicas:
             answer.cancel()
 
     async def await_one(self) -> None:
-        """Waits until there is a replica. Serve starts one if there is none."""
-        await outside_request(self._reserve_one)
+        """Waits until there is a replica. Serve starts one if there is none. ModelUnavailableError
+        if it has given up, because replicas of a new version failed to start."""
+        try:
+            await outside_request(self._reserve_one)
+        except DeploymentUnavailableError:
+            _, deployment = self._name
+            raise ModelUnavailableError(
+                f"deployment '{deployment}' failed to start; `serve status` states the reason"
+            ) from None
 
     async def _reserve_one(self) -> None:
         """Reserves a replica, for which Serve starts one if there is none, and releases it."""

@@ -1,5 +1,4 @@
 /* Lookups in tables with a row for each slot; see runtime/kernels/slot_tables.py. */
-#include <stddef.h>
 #include <stdint.h>
 
 #include "simd.h"

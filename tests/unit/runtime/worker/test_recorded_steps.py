@@ -1,5 +1,6 @@
 """When decode steps are recorded; tests/parity compares the results with computed ones."""
 
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,11 +43,13 @@ def batch(rows: int) -> Batch:
 
 
 class Steps:
-    """Steps of a model; `refuses_draws`: draws are not recordable."""
+    """Steps of a model; `refused_draws`: the numbers of rows whose draws are not recordable."""
 
-    def __init__(self, model: Model, *, stateful: bool, refuses_draws: bool = False) -> None:
+    def __init__(
+        self, model: Model, *, stateful: bool, refused_draws: Collection[int] = ()
+    ) -> None:
         require_native_kernels()
-        self.refuses_draws, self.drawn = refuses_draws, 0
+        self.refused_draws, self.drawn = refused_draws, 0
         self.sampler = Sampler(slots=ROWS, context_tokens=9, vocab_size=8, device=CPU)
         sampling = [SamplingParams(temperature=0), *[SamplingParams(top_k=3, seed=5)] * (ROWS - 1)]
         floats, ints = self.sampler.parameter_rows(sampling)
@@ -66,7 +69,7 @@ class Steps:
         rows = len(states)
         counts = 1, rows - 1, 0, 0, 0, 0
         draws = Draws(PLACES[:rows], PLACES[:rows], counts, width=3)
-        return self.sampler.sample(states * 1 if self.refuses_draws else states, draws)
+        return self.sampler.sample(states * 1 if rows in self.refused_draws else states, draws)
 
 
 def test_a_recorded_number_of_rows_is_not_computed_again() -> None:
@@ -112,7 +115,7 @@ def test_tokens_stay_valid_while_later_steps_are_computed() -> None:
 
 @pytest.mark.parametrize("stateful", [False, True])
 def test_draws_that_are_not_recordable_follow_recorded_states(stateful: bool) -> None:
-    step = Steps(model := Model(None), stateful=stateful, refuses_draws=True)
+    step = Steps(model := Model(None), stateful=stateful, refused_draws=range(ROWS + 1))
     step(2)
     for rows in (1, 2, 1):
         assert step(rows, draws=True).drawn is None
@@ -128,11 +131,27 @@ def test_a_model_whose_first_step_is_not_recordable_computes_its_steps(stateful:
     assert model.computed == 4 and not step.recorded.recorded_rows
 
 
+def test_one_number_of_rows_that_is_not_recordable_leaves_the_others() -> None:
+    step = Steps(model := Model(2), stateful=False)
+    for rows in (1, 2, 2, 3, 1, 3):
+        assert len(step(rows, draws=rows != 1).states) == rows
+    assert step.recorded.recorded_rows == {1, 3} and step.drawn == 1
+    assert model.computed == 6  # with two rows first with draws, without them, and unrecorded
+
+
+def test_draws_of_one_number_of_rows_that_are_not_recordable_leave_the_others() -> None:
+    step = Steps(model := Model(None), stateful=False, refused_draws=[2])
+    for rows in (1, 2, 3, 1, 2, 3):
+        assert (step(rows, draws=True).drawn is None) == (rows == 2)
+    assert step.recorded.recorded_rows == {1, 2, 3} and step.drawn == 3
+    assert model.computed == 4
+
+
 def test_a_later_step_is_computed_twice_only_if_there_are_no_states_of_sequences() -> None:
     step = Steps(model := Model(2), stateful=False)
     for rows in (1, 2, 1):
         assert len(step(rows).states) == rows
-    assert model.computed == 4
+    assert model.computed == 3
     for drew in (False, True):
         step = Steps(model := Model(2), stateful=True)
         step(1, draws=drew)

@@ -128,6 +128,36 @@ async def test_a_replica_that_ended_while_it_hung_gets_no_call():
     assert [name for name, *_ in calls.called] == ["a", "b", "b"]
 
 
+async def test_the_end_waits_for_calls_that_wait_for_a_replica_that_hangs():
+    continues = asyncio.Event()
+    replicas = Replicas(calls := FakeCalls({"hangs": continues, "answers": 1}))
+    assert await replicas.await_late(1)
+    for _ in range(2):
+        asking = asyncio.create_task(replicas.ask_all("put", timeout_s=1, deliver=True))
+        await settled()
+        await pass_time(1)
+        assert await asking == [1]
+    ending = asyncio.create_task(replicas.await_late(60))
+    await settled()
+    await pass_time(30)
+    assert not ending.done()
+    continues.set()
+    assert await ending and calls.called.count(("hangs", "put")) == 2
+
+
+async def test_the_end_waits_for_a_limited_time():
+    replicas = Replicas(FakeCalls({"hangs": asyncio.Event()}))
+    asking = asyncio.create_task(replicas.ask_all("put", timeout_s=1, deliver=True))
+    await settled()
+    await pass_time(1)
+    with pytest.raises(TimeoutError):
+        await asking
+    ending = asyncio.create_task(replicas.await_late(60))
+    await settled()
+    await pass_time(60)
+    assert not await ending
+
+
 async def test_few_calls_wait_for_a_replica_that_hangs(monkeypatch):
     monkeypatch.setattr(replica_calls, "MAX_LATE_CALLS", 3)
     calls = FakeCalls({"a": (may_answer := asyncio.Event()), "b": "b"})

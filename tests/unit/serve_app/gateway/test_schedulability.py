@@ -41,6 +41,12 @@ def test_the_message_names_the_needed_and_the_largest_resources():
     assert "autoscaler" in problem and "\n" not in problem
 
 
+def test_requests_for_a_deployment_that_was_removed_fail():
+    removed = ClusterView((BIG,), {}, {"other": 1}, {"other": 0})
+    assert find_problem(need(), removed) == "model 'm' is not part of the configuration any more"
+    assert find_problem(need(), ClusterView((BIG,))) is None
+
+
 @pytest.mark.parametrize(
     ("stated", "nodes", "fits"),
     [

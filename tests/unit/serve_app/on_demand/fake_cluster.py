@@ -205,6 +205,9 @@ async def ingress(
     replicas = {"fixed": OneReplica(None, fixed)}  # type: ignore[arg-type]
     registry = ModelRegistry([ServedModel("fixed", Options())], replicas, pool=pool)
     backend = ChatBackend(registry, start_timeout_s=HANG_S)
+    management = None
+    if managed:
+        management = ModelManagement(pool, [fixed_settings(**configured)], start_timeout_s=HANG_S)
     app = ingress_app(
         backend,
         IngressOptions(
@@ -213,7 +216,7 @@ async def ingress(
             body_limits=BodyLimits(1 << 20),
             image_rules=ImageRules(),
         ),
-        ModelManagement(pool, [fixed_settings(**configured)]) if managed else None,
+        management,
     )
     try:
         yield httpx.ASGITransport(app, raise_app_exceptions=False)

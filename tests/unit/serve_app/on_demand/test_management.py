@@ -1,15 +1,19 @@
 """Progress of operations that run once for each store, merged into one sequence of steps."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from model_zoo.sources.pull import PullProgress
-from runtime.errors import OverloadedError
+from runtime.errors import ModelUnavailableError, OverloadedError
+from serve_app.gateway.model_registry import ON_DEMAND
+from serve_app.gateway.schedulability import ClusterView, Need, Schedulability
 from serve_app.on_demand import management as management_module
 from serve_app.on_demand.management import ModelManagement
 from serve_app.on_demand.report import CallResult, OperationProgress
+from tests.patience import HANG_S, pass_time, settled
 
 STEPS = tuple(map(PullProgress, ("pulling manifest", "pulling layer", "success")))
 
@@ -34,8 +38,23 @@ class FakeStores:
             if count is not None
         ]
 
+    async def unload(self, name: str) -> None:
+        """No process has loaded it."""
+
     def forget(self) -> None:
         """Nothing is cached."""
+
+
+class StartingStores(FakeStores):
+    """No process has started yet."""
+
+    async def store_replicas(self) -> list[str]:
+        await asyncio.Event().wait()
+        return []
+
+
+def managing(stores: FakeStores, **stated: Any) -> ModelManagement:
+    return ModelManagement(stores, [], **{"start_timeout_s": HANG_S, **stated})  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
@@ -53,12 +72,47 @@ def without_pauses(monkeypatch):
     ],
 )
 async def test_every_step_is_reported_once_whichever_store_is_the_slowest(counts):
-    management = ModelManagement(FakeStores(counts), [])  # type: ignore[arg-type]
+    management = managing(FakeStores(counts))
     assert [step async for step in management.pull("x")] == [*STEPS]
 
 
 async def test_an_operation_fails_if_the_process_of_a_store_is_lost():
-    management = ModelManagement(FakeStores({"kept": [1, 1, 3], "lost": [1]}), [])  # type: ignore[arg-type]
-    with pytest.raises(OverloadedError, match="ended during the operation"):
+    management = managing(FakeStores({"kept": [1, 1, 3], "lost": [1]}))
+    with pytest.raises(OverloadedError, match="ended or hung during the operation"):
         async for _ in management.pull("x"):
             pass
+
+
+@pytest.mark.parametrize("operation", ["pull", "copy", "delete", "has_blob"])
+async def test_an_operation_does_not_wait_longer_for_a_process_than_a_request(operation):
+    management = managing(StartingStores({}), start_timeout_s=5)
+    waiting = asyncio.create_task(operate(management, operation))
+    await settled()
+    await pass_time(5)
+    with pytest.raises(OverloadedError, match="has answered within 5 seconds"):
+        await waiting
+
+
+async def test_an_operation_fails_at_once_if_no_node_can_host_a_process():
+    need = Need("`on_demand`", "OnDemand:models", ({"CPU": 1.0, "GPU": 4.0},))
+    schedulability = Schedulability({ON_DEMAND: need}, None)  # type: ignore[arg-type]
+    management = managing(StartingStores({}), schedulability=schedulability)
+    waiting = asyncio.create_task(operate(management, "pull"))
+    await settled()
+    starting = {need.deployment: 1}
+    schedulability.update(ClusterView([{"CPU": 4.0, "GPU": 0.0}], starting=starting))
+    with pytest.raises(ModelUnavailableError, match="4 GPU"):
+        await waiting
+
+
+async def operate(management: ModelManagement, operation: str) -> None:
+    match operation:
+        case "pull":
+            async for _ in management.pull("x"):
+                pass
+        case "copy":
+            await management.copy("x", "y")
+        case "delete":
+            await management.delete("x")
+        case "has_blob":
+            await management.has_blob(f"sha256:{'0' * 64}")

@@ -15,7 +15,7 @@ from serve_app.on_demand import management as management_module
 from serve_app.on_demand.management import ModelManagement
 from serve_app.on_demand.processes import PoolDirectory
 from serve_app.on_demand.uploads import LEASE_S, MAX_UPLOADS, UploadLimits, Uploads
-from tests.patience import until
+from tests.patience import HANG_S, until
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.cli.cli_runs import put
 from tests.unit.serve_app.on_demand.fake_cluster import Cluster, cluster_of, ingress, serving
@@ -112,7 +112,7 @@ def root(tmp_path) -> Path:
 
 
 def management(cluster: Cluster, clock: Callable[[], float]) -> ModelManagement:
-    return ModelManagement(PoolDirectory(cluster), [], clock=clock)
+    return ModelManagement(PoolDirectory(cluster), [], start_timeout_s=HANG_S, clock=clock)
 
 
 class Client:

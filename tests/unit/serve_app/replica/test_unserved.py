@@ -1,13 +1,18 @@
 """A model that could not be loaded: its requests get the reason, and it is loaded again later."""
 
+import asyncio
+
 import pytest
 
 from runtime.engine.request import SamplingParams
 from runtime.errors import EngineDeadError, ModelUnavailableError
 from serve_app.api.refusals import refusal
+from serve_app.gateway.replica_calls import Replicas
 from serve_app.gateway.tasks import ChatTask, RawText
-from serve_app.replica.unserved import RETRY_S, UnservedReplica
+from serve_app.replica.unserved import OTHERS_S, RETRY_S, UnservedReplica, any_serves
 from serve_app.transport import wire
+from tests.patience import pass_time, settled
+from tests.unit.serve_app.fake_calls import FakeCalls
 
 
 async def test_every_request_fails_with_the_reason():
@@ -36,3 +41,24 @@ def test_the_ingress_answers_503_with_the_reason_and_retry_after():
     refused = refusal(received)
     assert (refused.status, refused.message) == (503, "no memory")
     assert int(refused.headers["retry-after"]) > 1
+
+
+@pytest.mark.parametrize(
+    ("answers", "serves"),
+    [
+        ({}, False),
+        ({"unserved": ModelUnavailableError("no memory")}, False),
+        ({"unserved": ModelUnavailableError("no memory"), "loaded": "card"}, True),
+    ],
+)
+async def test_replicas_that_have_loaded_the_model_serve_it(answers, serves):
+    replicas = Replicas(FakeCalls({}, next_answers=answers))
+    assert await any_serves(replicas) == serves
+
+
+async def test_replicas_that_hang_are_not_waited_for():
+    replicas = Replicas(FakeCalls({}, next_answers={"hangs": asyncio.Event()}))
+    asking = asyncio.create_task(any_serves(replicas))
+    await settled()
+    await pass_time(OTHERS_S)
+    assert not await asking

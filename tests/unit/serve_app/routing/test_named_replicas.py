@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError
+from ray.serve.exceptions import DeploymentUnavailableError
 
 from runtime.errors import ModelUnavailableError, ReplicaLostError
 from serve_app.routing.named_replicas import FINISH_S, NamedReplicas
@@ -62,6 +63,17 @@ async def test_a_replica_that_raises_is_lost(error):
     with pytest.raises(ReplicaLostError, match="replica a did not answer report"):
         await replicas.call("a", "report")
     assert await replicas.call("b", "report")
+
+
+async def test_a_deployment_that_serve_has_given_up_is_not_waited_for():
+    handle = CalledHandle()
+
+    def choose_replica() -> None:
+        raise DeploymentUnavailableError(None)
+
+    handle.choose_replica = choose_replica
+    with pytest.raises(ModelUnavailableError, match="failed to start"):
+        await NamedReplicas(handle).await_one()
 
 
 async def test_an_error_of_ours_is_raised_without_the_traceback_of_ray():
