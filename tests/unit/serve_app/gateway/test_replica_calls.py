@@ -133,9 +133,9 @@ async def test_the_end_waits_for_calls_that_wait_for_a_replica_that_hangs():
     replicas = Replicas(calls := FakeCalls({"hangs": continues, "answers": 1}))
     assert await replicas.await_late(1)
     for _ in range(2):
-        asking = asyncio.create_task(replicas.ask_all("put", timeout_s=1, deliver=True))
+        asking = asyncio.create_task(replicas.ask_all("put", timeout_s=TIMEOUT_S, deliver=True))
         await settled()
-        await pass_time(1)
+        await pass_time(TIMEOUT_S)
         assert await asking == [1]
     ending = asyncio.create_task(replicas.await_late(60))
     await settled()
@@ -147,9 +147,9 @@ async def test_the_end_waits_for_calls_that_wait_for_a_replica_that_hangs():
 
 async def test_the_end_waits_for_a_limited_time():
     replicas = Replicas(FakeCalls({"hangs": asyncio.Event()}))
-    asking = asyncio.create_task(replicas.ask_all("put", timeout_s=1, deliver=True))
+    asking = asyncio.create_task(replicas.ask_all("put", timeout_s=TIMEOUT_S, deliver=True))
     await settled()
-    await pass_time(1)
+    await pass_time(TIMEOUT_S)
     with pytest.raises(TimeoutError):
         await asking
     ending = asyncio.create_task(replicas.await_late(60))

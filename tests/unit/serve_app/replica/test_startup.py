@@ -72,6 +72,15 @@ def fail(*arguments, **named):
     raise RuntimeError("a shape is wrong\nin layer 3")
 
 
+def served_elsewhere(monkeypatch, served: bool) -> None:
+    """Whether other replicas serve the model, of which only Serve knows."""
+
+    async def answer() -> bool:
+        return served
+
+    monkeypatch.setattr("serve_app.replica.deployments._is_served_elsewhere", answer)
+
+
 @pytest.mark.parametrize(
     ("where", "parallel"),
     [
@@ -80,6 +89,7 @@ def fail(*arguments, **named):
     ],
 )
 async def test_every_failure_of_a_replica_is_one_line(done, monkeypatch, capsys, where, parallel):
+    served_elsewhere(monkeypatch, False)
     monkeypatch.setattr(where, fail)
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     deployment = object.__new__(LocalDeployment)
@@ -94,6 +104,15 @@ async def test_every_failure_of_a_replica_is_one_line(done, monkeypatch, capsys,
     lines = events(capsys.readouterr().err)
     assert {"event": "not served", "reason": reason}.items() <= lines[-1].items()
     assert any("in layer 3" in line.get("traceback", "") for line in lines)
+
+
+async def test_a_replica_does_not_start_without_a_model_that_others_serve(monkeypatch, capsys):
+    served_elsewhere(monkeypatch, True)
+    monkeypatch.setattr("serve_app.replica.loading.load", fail)
+    deployment = object.__new__(LocalDeployment)
+    with pytest.raises(CaravanError, match=r"^Model demo could not be loaded: Runtime"):
+        await deployment.__init__(ModelSettings(**MODEL))
+    assert "not started" in [line["event"] for line in events(capsys.readouterr().err)]
 
 
 async def test_every_failure_of_an_encoder_is_one_line(monkeypatch, capsys):
