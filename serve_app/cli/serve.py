@@ -95,7 +95,8 @@ def serve(models: tuple[str, ...], verbose: bool, **given: Any) -> None:
     which it is pulled first. Without arguments, all models of the store are loaded when they are
     requested, and unloaded when their memory is needed.
 
-    Ctrl-C ends everything that was started. For Ray's own commands, such as `serve status`, set
+    It starts a Ray of its own, unless RAY_ADDRESS names a cluster. Ctrl-C ends everything that was
+    started. For Ray's own commands, such as `serve status`, set
     RAY_AUTH_MODE=token in another terminal.
     """
     with _config_file(models, given) as path:
