@@ -5,8 +5,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.kernels.triton.groups import grid_of, group, has_minima, offset_of
+from runtime.kernels.triton.groups import grid_of, group, has_minima, is_signed, offset_of
 from runtime.kernels.triton.launch import divided, launch
+from runtime.kernels.triton.words import floats, stacked
 from runtime.quant.weight import Weight
 
 GROUPS = 128  # groups of a program: one per thread
@@ -44,14 +45,19 @@ def dequantize_kernel(
 @triton.jit
 def group_values(row, g, groups, grid, TYPE: tl.constexpr):
     """As `group`, but float32 [n, 32]."""
-    words, scales, minima = group(row, g, groups, grid, TYPE)
-    low = tl.join(tl.join(words[0], words[4]), tl.join(words[2], words[6]))
-    high = tl.join(tl.join(words[1], words[5]), tl.join(words[3], words[7]))
-    packed = tl.reshape(tl.join(low, high), [g.shape[0], 2, 4, 1])
-    shifts = 24 - 8 * tl.arange(0, 4)
-    numbers = ((packed << shifts[None, None, None, :]) >> 24) - offset_of(TYPE)
-    values = tl.reshape(numbers.to(tl.float32), [g.shape[0], 2, 16])
-    values = values * tl.join(scales[0], scales[1])[:, :, None]
-    if has_minima(TYPE):
-        values = values - tl.join(minima[0], minima[1])[:, :, None]
-    return tl.reshape(values, [g.shape[0], 32])
+    return tl.reshape(stacked(numbers(group(row, g, groups, grid, TYPE), TYPE)), [g.shape[0], 32])
+
+
+@triton.jit
+def numbers(weights, TYPE: tl.constexpr):
+    """What `group` returns -> its 32 weights in order, each float32 [n]."""
+    words, scales, minima = weights
+    result = ()
+    for part in tl.static_range(8):
+        four = floats(words[part], offset_of(TYPE), is_signed(TYPE))
+        for byte in tl.static_range(4):
+            value = four[byte] * scales[part // 4]
+            if has_minima(TYPE):
+                value = value - minima[part // 4]
+            result = result + (value,)
+    return result

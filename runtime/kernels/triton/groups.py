@@ -88,6 +88,12 @@ def is_halved(type: str) -> bool:
 
 
 @triton.constexpr_function
+def is_signed(type: str) -> bool:
+    """Else the bytes are 0 to 127."""
+    return not FORMS[type].offset and not FORMS[type].minima
+
+
+@triton.constexpr_function
 def among(type: str, names: str) -> bool:
     return type in names.split()
 

@@ -18,7 +18,7 @@ from runtime.kernels.triton.groups import grid_of, group, has_minima, is_halved,
 from runtime.kernels.triton.launch import divided, launch, next_power, with_adjacent_elements
 from runtime.kernels.triton.overlap import begin_next, wait_for_previous
 from runtime.kernels.triton.rounded import planes_of, rounded
-from runtime.kernels.triton.words import dot, four_words, two_words
+from runtime.kernels.triton.words import dot, four_words, stacked, two_words
 from runtime.quant.weight import Compute, Weight
 
 _MOST_WARPS = 4
@@ -160,7 +160,7 @@ def vector_kernel(
                 added = added + (totals[column * OUTS + out] + sum,)
         totals = added
     begin_next()
-    total = tl.sum(_stacked(totals, OUTS * COLUMNS, GROUPS), axis=0)
+    total = tl.sum(tl.reshape(stacked(totals), [GROUPS, OUTS * COLUMNS]), axis=0)
     if CURVE is not None:
         total = gated(tl.reshape(total, [HELD * COLUMNS, 2]), result.dtype.element_ty, CURVE)
     number = tl.arange(0, HELD * COLUMNS)
@@ -215,15 +215,3 @@ def _dot(
         for part in tl.static_range(BEGIN, BEGIN + COUNT):
             total = dot(words[part], numbers[8 + part], total)
     return total
-
-
-@triton.jit
-def _stacked(values, COUNT: tl.constexpr, SIZE: tl.constexpr):
-    """COUNT values [n], a power of two of them -> [n, COUNT]."""
-    if len(values) == 1:
-        return tl.reshape(values[0], [SIZE, COUNT])
-    else:
-        pairs = ()
-        for number in tl.static_range(len(values) // 2):
-            pairs = pairs + (tl.join(values[number], values[number + len(values) // 2]),)
-        return _stacked(pairs, COUNT, SIZE)

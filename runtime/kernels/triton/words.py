@@ -98,6 +98,52 @@ def multiplied(a, b, total):
 
 
 @triton.constexpr_function
+def _to_floats(signed: bool) -> str:
+    """PTX: $4 -> $0 to $3. A byte below 0x4B0000 is a float32 of 2^23 plus the byte; 128 is added
+    to signed bytes before."""
+    moved = "xor.b32 w, $4, 0x80808080;" if signed else "mov.b32 w, $4;"
+    floats = (f"prmt.b32 ${byte}, w, 0x4B000000, 0x765{byte};" for byte in range(4))
+    return f"{{ .reg .b32 w; {moved} {' '.join(floats)} }}"
+
+
+@triton.jit
+def floats(word, OFFSET: tl.constexpr, SIGNED: tl.constexpr):
+    """The four bytes of a word, the lowest first, minus OFFSET: exact, float32. Bytes that are not
+    SIGNED are 0 to 127."""
+    if ASSEMBLY:
+        first, second, third, fourth = tl.inline_asm_elementwise(
+            _to_floats(SIGNED),
+            "=&f,=&f,=&f,=&f,r",
+            [word],
+            dtype=(tl.float32, tl.float32, tl.float32, tl.float32),
+            is_pure=True,
+            pack=1,
+        )
+        nought: tl.constexpr = 8388608.0 + OFFSET + (128.0 if SIGNED else 0.0)
+        return first - nought, second - nought, third - nought, fourth - nought
+    else:
+        return (
+            ((word << 24 >> 24) - OFFSET).to(tl.float32),
+            ((word << 16 >> 24) - OFFSET).to(tl.float32),
+            ((word << 8 >> 24) - OFFSET).to(tl.float32),
+            ((word >> 24) - OFFSET).to(tl.float32),
+        )
+
+
+@triton.jit
+def stacked(values):
+    """A power of two of tensors [n] -> [n, 2, 2, ...], whose elements are in the order of the
+    tensors."""
+    if len(values) == 1:
+        return values[0]
+    else:
+        pairs = ()
+        for number in tl.static_range(len(values) // 2):
+            pairs = pairs + (tl.join(values[number], values[number + len(values) // 2]),)
+        return stacked(pairs)
+
+
+@triton.constexpr_function
 def _lookup(table: tuple[int, ...]) -> str:
     """PTX: $2 -> $0, $1. `prmt` takes bytes by the lower three bits of each nibble of its third
     operand, so that the fourth chooses between two results."""
