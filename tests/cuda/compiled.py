@@ -55,18 +55,23 @@ class Specimen:
 @dataclass(frozen=True)
 class Compiled:
     """registers: per thread; stack: bytes per thread, for spilled registers too; shared: bytes per
-    block; instructions: number of each in the code, by its full name, such as LDG.E.128; loop: of
-    all in its longest loop without loops inside, 0 if there is none."""
+    block; instructions: number of each in the code, by its full name, such as LDG.E.128; looped:
+    the same of its longest loop without loops inside, nothing if there is none."""
 
     registers: int
     stack: int
     shared: int
     instructions: Mapping[str, int] = field(repr=False)
-    loop: int = 0
+    looped: Mapping[str, int] = field(repr=False)
 
     def count(self, prefix: str) -> int:
         """Instructions whose name starts so."""
         return sum(n for name, n in self.instructions.items() if name.startswith(prefix))
+
+    @property
+    def loop(self) -> int:
+        """Instructions of the longest loop."""
+        return sum(self.looped.values())
 
 
 def compile_all(module: str, capability: int) -> dict[str, Compiled]:
@@ -146,7 +151,7 @@ def _described(built: Any, code: str) -> Compiled:
     registers, stack, shared, local = map(int, found.groups())
     return Compiled(
         registers, stack + local, max(shared, built.metadata.shared), _instructions(code),
-        _longest_loop(code),
+        _instructions(_longest_loop(code)),
     )  # fmt: skip
 
 
@@ -190,21 +195,21 @@ def _names(code: str) -> list[str]:
     return re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]+)", code, re.M)
 
 
-def _longest_loop(code: str) -> int:
+def _longest_loop(code: str) -> str:
     """Labels are `.L_x_1:`; a loop ends with a branch to one above, except to itself."""
     labels: dict[str, int] = {}
-    lengths, count, innermost = [0], 0, 0
+    lines, longest, innermost = list[str](), list[str](), 0
     for line in code.splitlines():
         if label := re.match(r"(\.L_x_\d+):", line):
-            labels[label[1]] = count
+            labels[label[1]] = len(lines)
         elif re.match(r"^\s+/\*[0-9a-f]+\*/", line):
-            count += 1
+            lines.append(line)
             target = re.search(r"BRA.*`\((\.L_x_\d+)\)", line)
-            begin = labels.get(target[1], count) if target else count
-            if innermost <= begin < count - 1:
-                lengths.append(count - begin)
-                innermost = count
-    return max(lengths)
+            begin = labels.get(target[1], len(lines)) if target else len(lines)
+            if innermost <= begin < len(lines) - 1:
+                longest = max(longest, lines[begin:], key=len)
+                innermost = len(lines)
+    return "\n".join(longest)
 
 
 def main(capability: int) -> None:
