@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.kernels.pointwise import curve_of, silu_mul
-from runtime.kernels.triton import bundles, dequantize, rounded, tiles, vector
+from runtime.kernels.triton import bundles, dequantize, fragments, rounded, tiles, vector
 from runtime.kernels.triton.groups import FORMS
 from tests.cuda.compiled import Compiled, Specimen
 
@@ -37,6 +37,13 @@ def specimens_of(types: Iterable[str], capability: int) -> dict[str, Specimen]:
             | dict.fromkeys(("pairs", "experts", "bundles"), "i32"),
             {"SIZE": 64, "EXPERTS": 128, "READ": 1024},
         ),
+        "arrange": Specimen(
+            fragments.arrange_kernel,
+            {"x": "*bf16", "result": "*bf16"}
+            | dict.fromkeys(("rows", "groups", "blocks", "row_stride"), "i32"),
+            {"pairs": None, "share": 1},
+            ("row_stride",),
+        ),
         "tile of 64 numbers": _tile(None, "bf16", fixed),
         "gated tile of 64 numbers": _tile(None, "bf16", fixed, curve=_SILU),
         "dequantize chosen rows of Q4_K": _dequantizing("Q4_K", chosen=True),
@@ -47,6 +54,10 @@ def specimens_of(types: Iterable[str], capability: int) -> dict[str, Specimen]:
             found[f"vector of {columns} {type}"] = _vector(type, columns)
             found[f"gated vector of {columns} {type}"] = _vector(type, columns, curve=_SILU)
         found[f"vector of experts {type}"] = _vector(type, 1, experts=True)
+        for rows in (16, fragments.MOST_ROWS):
+            found[f"fragments of {rows} {type}"] = _fragments(type, rows)
+        found[f"gated fragments of 16 {type}"] = _fragments(type, 16, curve=_SILU)
+        found[f"fragments of experts {type}"] = _fragments(type, 16, experts=True)
         tilings = tiles.tilings(torch.bfloat16)
         widest = tilings[-1]  # needs the most registers
         found[f"gated tile of {widest.rows} {type}"] = _tile(type, "bf16", widest, curve=_SILU)
@@ -106,6 +117,26 @@ def _vector(
     )  # fmt: skip
 
 
+def _fragments(
+    type: str, rows: int, *, experts: bool = False, curve: int | None = None
+) -> Specimen:
+    pointer, absent = _grid(type)
+    types = {"fragments": "*bf16", "data": "*u8", "result": "*bf16"}
+    types |= pointer | dict.fromkeys((*_COUNTS, "blocks"), "i32")
+    constants = {"TYPE": type, "ROWS": rows, "OUTS": fragments.OUTS, "WARPS": 4, "CURVE": curve}
+    if experts:
+        types |= {"experts": "*i32", "pairs": "*i32", "factors": "*fp32", "bias": "*fp32"}
+        types |= {"expert_stride": "i32"}
+    else:
+        constants |= dict.fromkeys(("experts", "pairs", "factors", "bias"))
+        constants |= {"expert_stride": 1}
+    multiples = (*_MULTIPLES, "blocks")
+    return Specimen(
+        fragments.fragment_kernel, types, constants | absent, multiples, 4, 1,
+        reads_early=not experts,
+    )  # fmt: skip
+
+
 def _tile(
     type: str | None,
     number: str,
@@ -152,12 +183,17 @@ CEILINGS = {
     "vector of 1": Ceiling(96, 2 << 10, 8),
     "vector of experts": Ceiling(96, 2 << 10, 8),
     "vector of 8": Ceiling(255, 2 << 10, 15),
+    "fragments of experts": Ceiling(128, 4 << 10, 11),
+    "fragments of 16": Ceiling(128, 4 << 10, 11),
+    "fragments of 64": Ceiling(168, 16 << 10, 12),
     "tile of 16": Ceiling(168, 48 << 10, 14),
     "tile of 64": Ceiling(255, 99 << 10, 26),
     "tile of 128": Ceiling(255, 99 << 10, 26),
     "tile of 32 floats": Ceiling(255, 99 << 10, 50),
     "tile of experts": Ceiling(255, 99 << 10, 26),
 }
+# Through shared memory or between threads.
+_MOVES = ("LDS", "STS", "SHFL", "BAR", "MOVM")
 _TENSOR_CORES = ("HMMA", "HGMMA", "UTCHMMA", "UTCMMA")
 # Their widest planes have 4 or 8 bytes for 32 weights.
 _NARROW = "Q2_K Q3_K TQ1_0 TQ2_0 IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S".split()
@@ -179,7 +215,10 @@ def check(name: str, found: Compiled) -> None:
     if kind.startswith("vector"):
         assert found.count("IDP.4A") >= 16 * 2, (name, found.instructions)
         assert found.count("LDG.E.128"), (name, found.instructions)  # of activations at least
-    if kind.startswith("tile"):
+    if kind.startswith("fragments"):
+        moved = [each for each in found.looped if each.startswith(_MOVES)]
+        assert not moved, (name, moved)
+    if kind.startswith(("fragments", "tile")):
         assert any(map(found.count, _TENSOR_CORES)), (name, found.instructions)
     elif type not in _NARROW:
         assert found.count("LDG.E.128"), (name, found.instructions)
@@ -190,8 +229,8 @@ def per_weight(name: str, found: Compiled) -> float:
     if name.startswith("vector"):
         columns = 8 if name.startswith("vector of 8") else 1
         return found.loop / (32 * vector.OUTS[columns])
-    # of a thread: 64 outputs of 128 inputs for 128 threads, or 64 for 256
-    return found.loop / (64 if name.startswith("tile of 16") else 32)
+    # of a thread: two groups, or 64 outputs of 128 inputs for 128 threads, or 64 for 256
+    return found.loop / (64 if name.startswith(("fragments", "tile of 16")) else 32)
 
 
 def specimens(capability: int) -> dict[str, Specimen]:

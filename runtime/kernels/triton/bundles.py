@@ -1,14 +1,37 @@
 """Bundles of (row, expert) pairs of the same expert, built without synchronisation."""
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from runtime.kernels.triton.launch import launch, next_power
-from runtime.kernels.triton.tiles import Bundles
 
 _READ = 1024  # pairs that a program reads at once
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bundles:
+    """Pairs of a row and an expert, by expert: experts int32 [n], pairs int32 [n, size].
+
+    Unused places have the number of pairs; a bundle's used ones come first.
+    """
+
+    experts: Tensor
+    pairs: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pairs:
+    """(row, expert) pairs as rows of a product: pair n has row n // share of x. `factors`: one per
+    pair; `bias`: one per expert."""
+
+    bundles: Bundles
+    share: int
+    factors: Tensor | None
+    bias: Tensor | None
 
 
 def bundles_of(chosen: Tensor, experts: int, size: int) -> Bundles:

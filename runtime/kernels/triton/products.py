@@ -1,8 +1,9 @@
 """Which kernel multiplies by weights in planes, by the number of rows.
 
 For a few rows, `Weight.compute` means the same as on a CPU. More rows are multiplied by tensor
-cores in the rows' own type, to which weights are rounded as in the twins. Deterministic weights are
-always multiplied in the second way, by one kernel for all numbers of rows.
+cores in the rows' own type, to which weights are rounded as in the twins: up to 64 rows of 16 bits
+by fragments, others by tiles, many by cuBLAS. Deterministic weights are always multiplied by tiles,
+of one size for all numbers of rows.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,13 @@ from torch import Tensor
 from runtime.kernels.activations import MOST_ROUNDED_ROWS, Activations, unrounded
 from runtime.kernels.triton.bundles import bundles_of
 from runtime.kernels.triton.dequantize import dequantized
+from runtime.kernels.triton.fragments import MOST_ROWS as MOST_FRAGMENT_ROWS
+from runtime.kernels.triton.fragments import (
+    expert_fragments,
+    fragment_products,
+    gated_fragments,
+    program_rows,
+)
 from runtime.kernels.triton.launch import divided, with_adjacent_elements
 from runtime.kernels.triton.pointwise import gate
 from runtime.kernels.triton.tiles import (
@@ -41,6 +49,8 @@ def product(x: Activations, weight: Weight, operands: torch.dtype | None = None)
         return x.new_empty(0, weight.shape[0])
     if operands is not None and operands != x.dtype:
         return tile_product(x.to(operands), weight, x.dtype)
+    if _by_fragments(x.dtype, len(x), weight):
+        return fragment_products(x, (weight,))[0]
     if weight.deterministic or x.shape[0] <= most_rows(x):
         return tile_product(x, weight)
     return _dense_product(x, weight)
@@ -50,6 +60,9 @@ def products(x: Activations, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
     """As `matmuls`; weights (out, in) in planes or deterministic."""
     if all(_by_vectors(x, weight) for weight in weights):
         return vector_products(x, weights)
+    rows = unrounded(x)
+    if len(rows) and all(_by_fragments(rows.dtype, len(rows), weight) for weight in weights):
+        return fragment_products(with_adjacent_elements(rows), weights)
     return tuple(product(x, weight) for weight in weights)
 
 
@@ -60,6 +73,8 @@ def gated_product(x: Activations, weight: Weight, curve: int) -> Tensor:
     x = with_adjacent_elements(unrounded(x))
     if not x.shape[0]:
         return x.new_empty(0, weight.shape[0] // 2)
+    if _by_fragments(x.dtype, len(x), weight):
+        return gated_fragments(x, weight, curve)
     if weight.deterministic or x.shape[0] <= most_rows(x):
         return gated_tiles(x, weight, curve)
     return gate(curve, *_dense_product(x, weight).chunk(2, dim=1))
@@ -74,14 +89,22 @@ def experts_product(
         return unrounded(x).new_empty(*chosen.shape, outs)
     if weight.rounding is not None and pairs <= _VECTORS_PER_EXPERT * experts:
         return expert_vectors(x, weight, chosen, bias, scale)
-    x = unrounded(x).contiguous()
-    size = bundle_size(x.dtype, None if weight.deterministic else divided(pairs, experts))
+    x, mean = unrounded(x).contiguous(), divided(pairs, experts)
+    if _by_fragments(x.dtype, mean, weight):
+        bundles = bundles_of(chosen.flatten(), experts, program_rows(mean))
+        return expert_fragments(x, weight, bundles, chosen.shape, bias, scale)
+    size = bundle_size(x.dtype, None if weight.deterministic else mean)
     bundles = bundles_of(chosen.flatten(), experts, size)
     return expert_tiles(x, weight, bundles, chosen.shape, bias, scale)
 
 
 def _by_vectors(x: Activations, weight: Weight) -> bool:
     return weight.rounding is not None and 0 < len(unrounded(x)) <= MOST_ROUNDED_ROWS
+
+
+def _by_fragments(dtype: torch.dtype, rows: int, weight: Weight) -> bool:
+    """For rows that are too many for vectors."""
+    return dtype.itemsize == 2 and rows <= MOST_FRAGMENT_ROWS and not weight.deterministic
 
 
 def _dense_product(x: Tensor, weight: Weight) -> Tensor:

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from runtime.kernels.triton.bundles import Bundles, Pairs
 from runtime.kernels.triton.curves import gated
 from runtime.kernels.triton.dequantize import group_values
 from runtime.kernels.triton.groups import grid_of
@@ -80,28 +81,6 @@ def _tiling(known: Sequence[Tiling], rows: int) -> Tiling:
     return next((tiling for tiling in known if tiling.rows >= rows), known[-1])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Bundles:
-    """Pairs of a row and an expert, by expert: experts int32 [n], pairs int32 [n, size].
-
-    Unused places have the number of pairs; a bundle's used ones come first.
-    """
-
-    experts: Tensor
-    pairs: Tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Pairs:
-    """(row, expert) pairs as rows of a product: pair n has row n // share of x. `factors`: one per
-    pair; `bias`: one per expert."""
-
-    bundles: Bundles
-    share: int
-    factors: Tensor | None
-    bias: Tensor | None
-
-
 def tile_product(x: Tensor, weight: Weight, dtype: torch.dtype | None = None) -> Tensor:
     """x [rows, in], weight (out, in) in planes or deterministic -> [rows, out] in `dtype`, by
     default x's."""
@@ -144,7 +123,7 @@ def expert_tiles(
     """As `expert_products`; `shape`: [tokens, used] of the pairs in the bundles."""
     result = torch.empty(shape.numel(), weight.shape[1], dtype=x.dtype, device=x.device)
     factors = None if scale is None else scale.float().flatten()
-    pairs = _Pairs(bundles, shape[1] if x.dim() == 2 else 1, factors, bias)
+    pairs = Pairs(bundles, shape[1] if x.dim() == 2 else 1, factors, bias)
     tiling = _tiling(tilings(x.dtype), bundles.pairs.shape[1])
     _launch(x.flatten(0, -2), weight, result, tiling, pairs=pairs)
     return result.view(*shape, weight.shape[1])
@@ -173,7 +152,7 @@ def _launch(
     tiling: Tiling,
     *,
     splits: int = 1,
-    pairs: _Pairs | None = None,
+    pairs: Pairs | None = None,
     curve: int | None = None,
 ) -> None:
     """result [rows, outs], or [splits, rows, outs]. curve: of gates; see `gated_tiles`."""
