@@ -3,7 +3,6 @@
 Kernels are compiled before, by processes side by side, because that takes longer than to measure.
 """
 
-import ctypes
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +11,6 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -20,7 +18,7 @@ from torch import Tensor
 
 from bench.make_model import Shape
 from runtime.kernels.pointwise import curve_of, silu_mul
-from runtime.kernels.triton import attention, launch, tiles, vector
+from runtime.kernels.triton import attention, fragments, launch, tiles, vector
 from runtime.kv.cache_types import CacheType
 from runtime.quant.block_types import block_type
 from runtime.quant.weight import Compute, Weight
@@ -33,15 +31,11 @@ from tools.gpu_check.report import Task
 
 _ROTATED_BYTES = 200 << 20  # of copies of a matrix, more than caches hold
 _PAGE_TOKENS = 16
-# CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, and its values.
-_CARVEOUT, _MOST_SHARED, _DEFAULT_SHARED = 9, 100, -1
 _TOLERANCE = 2e-2  # of the largest number, in bfloat16
 # Rows of tiles, and (outputs, groups, warps, stages) of each. One stage: no asynchronous copies.
-_TILES = {
-    16: ((64, 4, 4, 3), (64, 8, 4, 3), (64, 4, 4, 1), (32, 4, 4, 1), (32, 2, 2, 1)),
-    64: ((64, 4, 8, 3), (64, 2, 4, 4), (64, 4, 8, 1), (64, 2, 4, 1)),
-    128: ((128, 2, 8, 3), (64, 4, 8, 3), (128, 2, 8, 1)),
-}
+_TILES = {128: ((128, 2, 8, 3), (64, 4, 8, 3), (128, 2, 8, 1))}
+# Rows of fragments; their outputs and warps.
+_FRAGMENT_ROWS, _FRAGMENTS = (8, 16, 32, 64), tuple(product((16, 32), (2, 4, 8)))
 # Sequences and their tokens; then rows of a prompt and its tokens.
 _DECODING = ((1, 1024), (1, 8192), (8, 1024), (64, 1024), (256, 1024))
 _PROMPTS = ((512, 512), (2048, 2048), (2048, 8192))
@@ -107,6 +101,8 @@ def _cases(device: torch.device, *, dry: bool, copies: int) -> Iterator[Case]:
 
         vectors = [partial(_by_vectors, weight, gated) for weight in ring]
         yield from _vectors(f"{name} {type}", vectors, draw, dry=dry)
+        by_fragments = [partial(_by_fragments, weight, gated) for weight in ring]
+        yield from _fragments(f"{name} {type}", by_fragments, draw, dry=dry)
         by_tiles = [partial(_by_tiles, weight, gated) for weight in ring]
         yield from _tiles(f"{name} {type}", by_tiles, draw, dry=dry)
     yield from _attention(device, dtype, dry=dry)
@@ -141,55 +137,43 @@ def _vectors(name: str, products: Products, draw: Draw, *, dry: bool) -> Iterato
                 )  # fmt: skip
 
 
+def _fragments(name: str, products: Products, draw: Draw, *, dry: bool) -> Iterator[Case]:
+    for rows in _FRAGMENT_ROWS[: 1 if dry else None]:
+        x = draw(rows)
+        for outs, warps in _FRAGMENTS[: 1 if dry else None]:
+            yield Case(
+                f"fragments, {name}, {rows} rows, {outs} outputs, {warps} warps",
+                [partial(each, x) for each in products],
+                partial(
+                    patch.multiple, fragments, OUTS=outs,
+                    warps_of=lambda outs, elements, warps=warps: warps,
+                ),
+            )  # fmt: skip
+
+
 def _tiles(name: str, products: Products, draw: Draw, *, dry: bool) -> Iterator[Case]:
     for rows, variants in _TILES.items():
-        x = draw(rows)
+        x = draw(16 if dry else rows)
         for outs, groups, warps, stages in variants[: 1 if dry else None]:
-            tiling = tiles.Tiling(rows, outs, groups, warps, 132 if rows == 128 else 528, stages)
-            case = (
+            tiling = tiles.Tiling(rows, outs, groups, warps, 132, stages)
+            yield Case(
                 f"tile, {name}, {rows} rows, {outs} outputs, {groups} groups, {warps} warps, "
-                f"{stages} stages"
+                f"{stages} stages",
+                [partial(each, x) for each in products],
+                partial(patch.object, tiles, "_tiling_of", lambda x, weight, tiling=tiling: tiling),
             )
-            calls = [partial(each, x) for each in products]
-            yield Case(case, calls, partial(_tiled, tiling))
-            if not dry:
-                yield Case(f"{case}, shared memory", calls, partial(_sharing, tiling))
-        if dry:
-            return
-
-
-def _tiled(tiling: tiles.Tiling) -> AbstractContextManager[object]:
-    return patch.object(tiles, "_tiling_of", lambda x, weight: tiling)
-
-
-@contextmanager
-def _sharing(tiling: tiles.Tiling) -> Iterator[None]:
-    """With all memory of a multiprocessor shared by as many programs as fit, instead of the part
-    that the driver chooses."""
-    started = launch.start
-
-    def start(*given: Any) -> None:
-        started(*given)
-        _set_shared_memory(_MOST_SHARED)
-
-    try:
-        with _tiled(tiling), patch.object(launch, "start", start):
-            yield
-    finally:
-        _set_shared_memory(_DEFAULT_SHARED)
-
-
-def _set_shared_memory(percent: int) -> None:
-    driver = ctypes.CDLL("libcuda.so.1")
-    for compiled, _ in launch._compiled.values():
-        status = driver.cuFuncSetAttribute(ctypes.c_void_p(compiled.function), _CARVEOUT, percent)
-        assert status == 0, status
 
 
 def _by_vectors(weight: Weight, gated: bool, x: Tensor) -> Tensor:
     if gated:
         return vector.gated_vectors(x, weight, curve_of(silu_mul))
     return vector.vector_products(x, (weight,))[0]
+
+
+def _by_fragments(weight: Weight, gated: bool, x: Tensor) -> Tensor:
+    if gated:
+        return fragments.gated_fragments(x, weight, curve_of(silu_mul))
+    return fragments.fragment_products(x, (weight,))[0]
 
 
 def _by_tiles(weight: Weight, gated: bool, x: Tensor) -> Tensor:
