@@ -11,8 +11,9 @@ MOST_ROUNDED_ROWS = 8
 @dataclass(frozen=True, slots=True, eq=False)
 class Rounded:
     """Activations as integers with one scale for each group of 32 elements of a row; see
-    triton/rounded.py. planes: int8 [1 or 2, rows, in]; scales: float32 [rows, in / 32]; sums: int32
-    [rows, in / 32, 2], of the integers of each half of a group."""
+    triton/rounded.py. planes: int8 [1 or 2, 2, rows, in / 32, 16], the first halves of all groups
+    before the second ones; scales: float32 [rows, in / 32]; sums: int32 [rows, in / 32, 2], of the
+    integers of each half of a group."""
 
     planes: Tensor
     scales: Tensor

@@ -227,8 +227,9 @@ def check(name: str, found: Compiled) -> None:
 def per_weight(name: str, found: Compiled) -> float:
     """Instructions in the loop of a thread for each of its weights; 0 without a loop."""
     if name.startswith("vector"):
-        columns = 8 if name.startswith("vector of 8") else 1
-        return found.loop / (32 * vector.OUTS[columns])
+        if name.startswith("vector of 8"):
+            return found.loop / (32 * vector.OUTS[8])
+        return found.loop / (2 * 32 * vector.OUTS[1])  # of two groups
     # of a thread: two groups, or 64 outputs of 128 inputs for 128 threads, or 64 for 256
     return found.loop / (64 if name.startswith(("fragments", "tile of 16")) else 32)
 

@@ -115,7 +115,7 @@ def test_rounded_norms_have_the_bits_of_the_norm_and_then_its_rounding(
     assert same(x, total) and same(got.x, expected)
     integers = rounded(expected, planes_of(rounding))
     finite = torch.tensor([0, 2])  # integers beside a scale that is NaN are any
-    assert torch.equal(got.rounded.planes[:, finite], integers.planes[:, finite])
+    assert torch.equal(got.rounded.planes[:, :, finite], integers.planes[:, :, finite])
     assert torch.equal(got.rounded.sums[finite], integers.sums[finite])
     assert same(got.rounded.scales, integers.scales)
 

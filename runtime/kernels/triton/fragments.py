@@ -20,7 +20,7 @@ from torch import Tensor
 from runtime.kernels.triton.bundles import Bundles, Pairs
 from runtime.kernels.triton.curves import gated
 from runtime.kernels.triton.dequantize import numbers
-from runtime.kernels.triton.groups import grid_of, group
+from runtime.kernels.triton.groups import grid_of, packed, unpacked
 from runtime.kernels.triton.launch import divided, launch, next_power
 from runtime.kernels.triton.overlap import begin_next, wait_for_previous
 from runtime.kernels.triton.words import multiplied, stacked
@@ -193,13 +193,14 @@ def fragment_kernel(
     source = fragments + (place + index // 32 % WARPS * steps) * 1024 + index % 32 * 8
     total = tl.zeros([WARPS, OUTS, ROWS], tl.float32)
     # The next weights are loaded during the products of those before.
-    following = group(weights, tl.minimum(g, groups - 1), groups, grid, TYPE)
+    following = packed(weights, tl.minimum(g, groups - 1), groups, TYPE)
     if pairs is None:
         wait_for_previous()
     for step in range(steps):
-        part = following
-        following = group(weights, tl.minimum(g + step * 4 + 4, groups - 1), groups, grid, TYPE)
+        present, at = following, tl.minimum(g + step * 4, groups - 1)
+        following = packed(weights, tl.minimum(g + step * 4 + 4, groups - 1), groups, TYPE)
         activations = _activations(source + step * 1024, ROWS, WARPS)
+        part = unpacked(present, at, grid, TYPE)
         part = _weights(part, TYPE, OUTS, WARPS, fragments.dtype.element_ty)
         total = multiplied(part, activations, total)
     begin_next()

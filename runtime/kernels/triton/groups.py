@@ -118,114 +118,191 @@ def group(row, g, groups, grid, TYPE: tl.constexpr):
 
     -> eight words, the scales of both halves, their minima; each [n].
     """
-    if among(TYPE, "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0"):
-        return _legacy(row, g, groups, TYPE)
-    elif among(TYPE, "Q2_K Q3_K Q4_K Q5_K Q6_K"):
-        return _k_quant(row, g, groups // 8, TYPE)
-    elif among(TYPE, "IQ4_NL IQ4_XS MXFP4 MXFP4_PAIRS NVFP4"):
-        return _table(row, g, groups, TYPE)
-    elif among(TYPE, "IQ2_XXS IQ2_XS IQ2_S"):
-        return _two_bits(row, g, groups // 8, grid, TYPE)
-    elif among(TYPE, "IQ3_XXS IQ3_S"):
-        return _three_bits(row, g, groups // 8, grid, TYPE)
-    elif among(TYPE, "IQ1_S IQ1_M"):
-        return _one_bit(row, g, groups // 8, grid, TYPE)
-    else:
-        return _ternary(row, g, groups // 8, TYPE)
+    return unpacked(packed(row, g, groups, TYPE), g, grid, TYPE)
 
 
 @triton.jit
-def _legacy(row, g, groups, TYPE: tl.constexpr):
+def packed(row, g, groups, TYPE: tl.constexpr):
+    """What `unpacked` takes, as it is in memory: so few registers hold weights of later groups."""
+    if among(TYPE, "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0"):
+        return _packed_legacy(row, g, groups, TYPE)
+    elif among(TYPE, "Q2_K Q3_K Q4_K Q5_K Q6_K"):
+        return _packed_k_quant(row, g, groups // 8, TYPE)
+    elif among(TYPE, "IQ4_NL IQ4_XS MXFP4 MXFP4_PAIRS NVFP4"):
+        return _packed_table(row, g, groups, TYPE)
+    elif among(TYPE, "IQ2_XXS IQ2_XS IQ2_S"):
+        return _packed_two_bits(row, g, groups // 8, TYPE)
+    elif among(TYPE, "IQ3_XXS IQ3_S"):
+        return _packed_three_bits(row, g, groups // 8, TYPE)
+    elif among(TYPE, "IQ1_S IQ1_M"):
+        return _packed_one_bit(row, g, groups // 8, TYPE)
+    else:
+        return _packed_ternary(row, g, groups // 8, TYPE)
+
+
+@triton.jit
+def unpacked(packed, g, grid, TYPE: tl.constexpr):
+    """As `group`."""
+    if among(TYPE, "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0"):
+        return _legacy(packed, TYPE)
+    elif among(TYPE, "Q2_K Q3_K Q4_K Q5_K Q6_K"):
+        return _k_quant(packed, g, TYPE)
+    elif among(TYPE, "IQ4_NL IQ4_XS MXFP4 MXFP4_PAIRS NVFP4"):
+        return _table(packed, g, TYPE)
+    elif among(TYPE, "IQ2_XXS IQ2_XS IQ2_S"):
+        return _two_bits(packed, grid, TYPE)
+    elif among(TYPE, "IQ3_XXS IQ3_S"):
+        return _three_bits(packed, g, grid, TYPE)
+    elif among(TYPE, "IQ1_S IQ1_M"):
+        return _one_bit(packed, g, grid, TYPE)
+    else:
+        return _ternary(packed, g, TYPE)
+
+
+@triton.jit
+def _packed_legacy(row, g, groups, TYPE: tl.constexpr):
     if TYPE == "Q8_0":
         words = four_words(row + g * 32) + four_words(row + g * 32 + 16)
         rest = row + groups * 32
     else:
-        words = _nibbles(row + g * 16)
+        words = four_words(row + g * 16)
         rest = row + groups * 16
     if among(TYPE, "Q5_0 Q5_1"):
-        words = _with_bits(words, one_word(rest + g * 4), 4)
+        bits = one_word(rest + g * 4)
         rest += groups * 4
+    else:
+        bits = ()
+    return words, bits, one_word(rest + g * 4) if has_minima(TYPE) else short(rest + g * 2)
+
+
+@triton.jit
+def _legacy(packed, TYPE: tl.constexpr):
+    words, bits, ends = packed
+    if TYPE != "Q8_0":
+        words = _nibbles(words)
+    if among(TYPE, "Q5_0 Q5_1"):
+        words = _with_bits(words, bits, 4)
     if has_minima(TYPE):
-        scale, minimum = halves(rest + g * 4)
+        scale, minimum = halves(ends)
         return words, (scale, scale), (-minimum, -minimum)
     else:
-        scale = half(rest + g * 2)
+        scale = half(ends)
         return words, (scale, scale), (scale, scale)
 
 
 @triton.jit
-def _k_quant(row, g, blocks, TYPE: tl.constexpr):
+def _packed_k_quant(row, g, blocks, TYPE: tl.constexpr):
     block = g // 8
     if among(TYPE, "Q2_K Q3_K"):
-        words = _pairs(two_words(row + g * 8))
+        words = two_words(row + g * 8)
         rest = row + blocks * 64
     else:
-        words = _nibbles(row + g * 16)
+        words = four_words(row + g * 16)
         rest = row + blocks * 128
+    bits = ()
     if among(TYPE, "Q3_K Q5_K"):
-        words = _with_bits(words, one_word(rest + g * 4), 2 if TYPE == "Q3_K" else 4)
+        bits = (one_word(rest + g * 4),)
         rest += blocks * 32
-    if TYPE == "Q2_K":
-        both, ends = short(rest + g * 2), halves(rest + blocks * 16 + block * 4)
-        scales = (ends[0] * (both & 15).to(tl.float32), ends[0] * (both >> 8 & 15).to(tl.float32))
-        lows = (both >> 4 & 15).to(tl.float32), (both >> 12 & 15).to(tl.float32)
-        return words, scales, (ends[1] * lows[0], ends[1] * lows[1])
     elif TYPE == "Q6_K":
-        words = _with_pairs(words, two_words(rest + g * 8))
+        bits = two_words(rest + g * 8)
         rest += blocks * 64
-        both, whole = short(rest + g * 2), half(rest + blocks * 16 + block * 2)
+    if among(TYPE, "Q2_K Q6_K"):
+        numbers = (short(rest + g * 2),)
+        rest += blocks * 16
+    else:
+        numbers = (one_byte(rest + g), one_byte(rest + blocks * 8 + g // 2))
+        rest += blocks * 12
+    ends = one_word(rest + block * 4) if has_minima(TYPE) else short(rest + block * 2)
+    return words, bits, numbers, ends
+
+
+@triton.jit
+def _k_quant(packed, g, TYPE: tl.constexpr):
+    words, bits, numbers, ends = packed
+    words = _pairs(words) if among(TYPE, "Q2_K Q3_K") else _nibbles(words)
+    if among(TYPE, "Q3_K Q5_K"):
+        words = _with_bits(words, bits[0], 2 if TYPE == "Q3_K" else 4)
+    elif TYPE == "Q6_K":
+        words = _with_pairs(words, bits)
+    if TYPE == "Q2_K":
+        both, whole = numbers[0], halves(ends)
+        scales = (whole[0] * (both & 15).to(tl.float32), whole[0] * (both >> 8 & 15).to(tl.float32))
+        lows = (both >> 4 & 15).to(tl.float32), (both >> 12 & 15).to(tl.float32)
+        return words, scales, (whole[1] * lows[0], whole[1] * lows[1])
+    elif TYPE == "Q6_K":
+        both, whole = numbers[0], half(ends)
         first, second = (both << 24) >> 24, (both << 16) >> 24
         scales = (whole * first.to(tl.float32), whole * second.to(tl.float32))
         return words, scales, scales
     else:
-        low, high = one_byte(rest + g), one_byte(rest + blocks * 8 + g // 2) >> (g % 2 * 4)
+        low, high = numbers[0], numbers[1] >> (g % 2 * 4)
         first = (low & 15) | ((high & 3) << 4)
         second = (low >> 4) | ((high >> 2 & 3) << 4)
         if TYPE == "Q3_K":
-            whole = half(rest + blocks * 12 + block * 2)
+            whole = half(ends)
             scales = (whole * (first - 32).to(tl.float32), whole * (second - 32).to(tl.float32))
             return words, scales, scales
         else:
-            whole, least = halves(rest + blocks * 12 + block * 4)
+            whole, least = halves(ends)
             scale, minimum = whole * first.to(tl.float32), least * second.to(tl.float32)
             return words, (scale, scale), (minimum, minimum)
 
 
 @triton.jit
-def _table(row, g, groups, TYPE: tl.constexpr):
-    packed = four_words(row + g * 16)
-    table: tl.constexpr = NONLINEAR if among(TYPE, "IQ4_NL IQ4_XS") else E2M1
-    words = looked_up(packed[0], table) + looked_up(packed[1], table)
-    words = words + looked_up(packed[2], table) + looked_up(packed[3], table)
+def _packed_table(row, g, groups, TYPE: tl.constexpr):
+    words = four_words(row + g * 16)
     rest = row + groups * 16
+    if among(TYPE, "NVFP4 IQ4_NL"):
+        return words, (short(rest + g * 2),)
+    elif TYPE == "IQ4_XS":
+        blocks = groups // 8
+        low, high = one_byte(rest + g // 2), one_byte(rest + blocks * 4 + g // 4)
+        return words, (low, high, short(rest + blocks * 6 + g // 8 * 2))
+    else:
+        return words, (one_byte(rest + g),)
+
+
+@triton.jit
+def _table(packed, g, TYPE: tl.constexpr):
+    nibbles, numbers = packed
+    table: tl.constexpr = NONLINEAR if among(TYPE, "IQ4_NL IQ4_XS") else E2M1
+    words = looked_up(nibbles[0], table) + looked_up(nibbles[1], table)
+    words = words + looked_up(nibbles[2], table) + looked_up(nibbles[3], table)
     if TYPE == "NVFP4":
-        both = short(rest + g * 2)
-        scales = (small_float(both & 255), small_float(both >> 8))
+        scales = (small_float(numbers[0] & 255), small_float(numbers[0] >> 8))
         return words, scales, scales
     else:
         if TYPE == "IQ4_NL":
-            scale = half(rest + g * 2)
+            scale = half(numbers[0])
         elif TYPE == "IQ4_XS":
-            blocks = groups // 8
-            low = one_byte(rest + g // 2) >> (g % 2 * 4)
-            high = one_byte(rest + blocks * 4 + g // 4) >> (g % 4 * 2)
+            low, high = numbers[0] >> (g % 2 * 4), numbers[1] >> (g % 4 * 2)
             number = ((low & 15) | ((high & 3) << 4)) - 32
-            scale = half(rest + blocks * 6 + g // 8 * 2) * number.to(tl.float32)
+            scale = half(numbers[2]) * number.to(tl.float32)
         else:
-            scale = power_of_two(one_byte(rest + g))
+            scale = power_of_two(numbers[0])
         return words, (scale, scale), (scale, scale)
 
 
 @triton.jit
-def _two_bits(row, g, blocks, grid, TYPE: tl.constexpr):
+def _packed_two_bits(row, g, blocks, TYPE: tl.constexpr):
     if TYPE == "IQ2_S":
-        index, signs = one_word(row + g * 4), one_word(row + blocks * 32 + g * 4)
+        index = one_word(row + g * 4), one_word(row + blocks * 32 + g * 4)
         high = one_byte(row + blocks * 64 + g)
         rest = row + blocks * 72
     else:
-        index, signs = two_words(row + g * 8)
-        high = index
+        index = two_words(row + g * 8)
+        high = index[0]
         rest = row + blocks * 64
+    if TYPE == "IQ2_XXS":
+        return index, high, (short(rest + g // 8 * 2),)
+    else:
+        return index, high, (one_byte(rest + g), short(rest + blocks * 8 + g // 8 * 2))
+
+
+@triton.jit
+def _two_bits(packed, grid, TYPE: tl.constexpr):
+    both, high, numbers = packed
+    index, signs = both
     words = ()
     for part in tl.static_range(4):
         if TYPE == "IQ2_S":
@@ -239,46 +316,64 @@ def _two_bits(row, g, blocks, grid, TYPE: tl.constexpr):
         first, second = two_words((grid + place * 2).to(tl.pointer_type(tl.uint8)))
         words = words + (negated(first, sign), negated(second, sign >> 4))
     if TYPE == "IQ2_XXS":
-        scale = half(rest + g // 8 * 2) * ((signs >> 28 & 15).to(tl.float32) + 0.5) * 0.25
+        scale = half(numbers[0]) * ((signs >> 28 & 15).to(tl.float32) + 0.5) * 0.25
         return words, (scale, scale), (scale, scale)
     else:
-        both, whole = one_byte(rest + g), half(rest + blocks * 8 + g // 8 * 2)
-        first = whole * ((both & 15).to(tl.float32) + 0.5) * 0.25
-        second = whole * ((both >> 4).to(tl.float32) + 0.5) * 0.25
+        whole = half(numbers[1])
+        first = whole * ((numbers[0] & 15).to(tl.float32) + 0.5) * 0.25
+        second = whole * ((numbers[0] >> 4).to(tl.float32) + 0.5) * 0.25
         return words, (first, second), (first, second)
 
 
 @triton.jit
-def _three_bits(row, g, blocks, grid, TYPE: tl.constexpr):
+def _packed_three_bits(row, g, blocks, TYPE: tl.constexpr):
     index = two_words(row + g * 8)
     signs = one_word(row + blocks * 64 + g * 4)
     rest = row + blocks * 96
-    high = one_byte(rest + g) if TYPE == "IQ3_S" else signs
+    if TYPE == "IQ3_S":
+        numbers = (one_byte(rest + g), one_byte(rest + blocks * 8 + g // 2))
+        return index, signs, numbers, short(rest + blocks * 12 + g // 8 * 2)
+    else:
+        return index, signs, (signs,), short(rest + g // 8 * 2)
+
+
+@triton.jit
+def _three_bits(packed, g, grid, TYPE: tl.constexpr):
+    index, signs, numbers, ends = packed
     words = ()
     for part in tl.static_range(4):
         both = index[part // 2] >> part % 2 * 16
         first, second = both & 255, both >> 8 & 255
         if TYPE == "IQ3_S":
-            first |= (high >> 2 * part & 1) << 8
-            second |= (high >> 2 * part + 1 & 1) << 8
+            first |= (numbers[0] >> 2 * part & 1) << 8
+            second |= (numbers[0] >> 2 * part + 1 & 1) << 8
             sign = signs >> 8 * part
         else:
             sign = even_signs(signs >> 7 * part & 127)
         words = words + (negated(tl.load(grid + first), sign),)
         words = words + (negated(tl.load(grid + second), sign >> 4),)
     if TYPE == "IQ3_S":
-        number = one_byte(rest + blocks * 8 + g // 2) >> (g % 2 * 4) & 15
-        scale = half(rest + blocks * 12 + g // 8 * 2) * (number * 2 + 1).to(tl.float32)
+        number = numbers[1] >> (g % 2 * 4) & 15
+        scale = half(ends) * (number * 2 + 1).to(tl.float32)
     else:
-        scale = half(rest + g // 8 * 2) * ((signs >> 28 & 15).to(tl.float32) + 0.5) * 0.5
+        scale = half(ends) * ((signs >> 28 & 15).to(tl.float32) + 0.5) * 0.5
     return words, (scale, scale), (scale, scale)
 
 
 @triton.jit
-def _one_bit(row, g, blocks, grid, TYPE: tl.constexpr):
-    """Bytes are eight times a weight and one more or less, so scales are divided by eight."""
+def _packed_one_bit(row, g, blocks, TYPE: tl.constexpr):
     index, more = one_word(row + g * 4), short(row + blocks * 32 + g * 2)
     rest = row + blocks * 48
+    if TYPE == "IQ1_S":
+        return index, more, (short(rest + g // 8 * 2),)
+    else:
+        return index, more, two_words(rest + g // 8 * 8)
+
+
+@triton.jit
+def _one_bit(packed, g, grid, TYPE: tl.constexpr):
+    """Bytes are eight times a weight and one more or less, so scales are divided by eight."""
+    index, more, ends = packed
     words = ()
     for part in tl.static_range(4):
         if TYPE == "IQ1_S":
@@ -290,12 +385,12 @@ def _one_bit(row, g, blocks, grid, TYPE: tl.constexpr):
         shift = (1 - 2 * minus) * 0x01010101
         words = words + (first + shift, second + shift)
     if TYPE == "IQ1_S":
-        scale = half(rest + g // 8 * 2) * ((more >> 12 & 7) * 2 + 1).to(tl.float32) * 0.125
+        scale = half(ends[0]) * ((more >> 12 & 7) * 2 + 1).to(tl.float32) * 0.125
         return words, (scale, scale), (scale, scale)
     else:
-        low, high = two_words(rest + g // 8 * 8)
+        low, high = ends
         bits = (low >> 12 & 15) | (low >> 24 & 0xF0) | (high >> 4 & 0xF00) | (high >> 16 & 0xF000)
-        whole = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 0.125
+        whole = half(bits) * 0.125
         four = tl.where(g % 8 < 4, low, high) >> (g % 4 // 2 * 16 + g % 2 * 6)
         first = whole * ((four & 7) * 2 + 1).to(tl.float32)
         second = whole * ((four >> 3 & 7) * 2 + 1).to(tl.float32)
@@ -303,37 +398,52 @@ def _one_bit(row, g, blocks, grid, TYPE: tl.constexpr):
 
 
 @triton.jit
-def _ternary(row, g, blocks, TYPE: tl.constexpr):
+def _packed_ternary(row, g, blocks, TYPE: tl.constexpr):
     block = g // 8
     if TYPE == "TQ2_0":
-        words = _pairs(two_words(row + g * 8))
-        scale = half(row + blocks * 64 + block * 2)
+        return two_words(row + g * 8), short(row + blocks * 64 + block * 2)
     else:
         words = ()
         for part in tl.static_range(8):
-            words = words + (_digits(row + block * 52, g % 8, part),)
-        scale = half(row + blocks * 52 + block * 2)
+            words = words + (_byte_words(row + block * 52, g % 8, part),)
+        return words, short(row + blocks * 52 + block * 2)
+
+
+@triton.jit
+def _ternary(packed, g, TYPE: tl.constexpr):
+    packed_words, ends = packed
+    if TYPE == "TQ2_0":
+        words = _pairs(packed_words)
+    else:
+        words = ()
+        for part in tl.static_range(8):
+            words = words + (_digits(packed_words[part], g % 8, part),)
+    scale = half(ends)
     return words, (scale, scale), (scale, scale)
 
 
 @triton.jit
-def _digits(block, g, PART: tl.constexpr):
+def _byte_words(block, g, PART: tl.constexpr):
+    """Four bytes of a block of TQ1_0, with one digit each of a group."""
+    end = 32 + PART * 4 if PART < 4 else 48
+    return one_word(block + tl.where(g < 5, PART * 4, tl.where(g < 7, 32 + PART % 4 * 4, end)))
+
+
+@triton.jit
+def _digits(word, g, PART: tl.constexpr):
     """Four digits of a block of TQ1_0: one digit each of four bytes."""
     last = 4 if PART < 4 else PART - 4
     digit = tl.where(g < 5, g, tl.where(g < 7, 2 * g - 10 + PART // 4, last))
-    end = 32 + PART * 4 if PART < 4 else 48
-    at = tl.where(g < 5, PART * 4, tl.where(g < 7, 32 + PART % 4 * 4, end))
     power = tl.where(digit == 4, 81, 0x1B090301 >> (digit % 4 * 8) & 255)
-    word = one_word(block + at)
     even = ((((word & 0x00FF00FF) * power) & 0x00FF00FF) * 3) >> 8 & 0x00FF00FF
     odd = ((((word >> 8 & 0x00FF00FF) * power) & 0x00FF00FF) * 3) & 0x03000300
     return even | odd
 
 
 @triton.jit
-def _nibbles(at):
+def _nibbles(words):
     """Low nibbles are the first half of a group."""
-    a, b, c, d = four_words(at)
+    a, b, c, d = words
     mask: tl.constexpr = 0x0F0F0F0F
     low = (a & mask, b & mask, c & mask, d & mask)
     return low + ((a >> 4) & mask, (b >> 4) & mask, (c >> 4) & mask, (d >> 4) & mask)

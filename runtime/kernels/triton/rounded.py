@@ -22,10 +22,11 @@ def planes_of(compute: Compute) -> int:
 
 
 def empty_rounded(rows: int, elements: int, planes: int, device: torch.device) -> Rounded:
+    groups = elements // 32
     return Rounded(
-        torch.empty(planes, rows, elements, dtype=torch.int8, device=device),
-        torch.empty(rows, elements // 32, dtype=torch.float32, device=device),
-        torch.empty(rows, elements // 32, 2, dtype=torch.int32, device=device),
+        torch.empty(planes, 2, rows, groups, 16, dtype=torch.int8, device=device),
+        torch.empty(rows, groups, dtype=torch.float32, device=device),
+        torch.empty(rows, groups, 2, dtype=torch.int32, device=device),
     )
 
 
@@ -68,7 +69,9 @@ def store_rounded(
     values, place, exists, planes, scales, sums, count, PLANES: tl.constexpr
 ):  # fmt: skip
     """Round groups of values, float32 [n, 32], and store those that exist as the groups `place` [n]
-    of `count`. Products and sums must not be fused."""
+    of `count`. Products and sums must not be fused.
+
+    Threads of a product load 16 bytes of adjacent groups each, so halves of groups are apart."""
     largest: tl.constexpr = 127.0 if PLANES == 1 else 127.0 * 128.0
     top = tl.max(tl.abs(values), axis=1)
     factor = tl.where(top > 0, tl.minimum(tl.div_rn(largest, top), 3.0e38), 0.0)
@@ -81,8 +84,8 @@ def store_rounded(
     at = place[:, None] * 2 + tl.arange(0, 2)[None, :]
     tl.store(sums + at, halves, mask=exists[:, None])
     first = numbers if PLANES == 1 else (numbers + 64) >> 7
-    at = place.to(tl.int64)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    of_group, half = tl.arange(0, 32)[None, :], tl.cast(count, tl.int64) * 16
+    at = place.to(tl.int64)[:, None] * 16 + of_group // 16 * half + of_group % 16
     tl.store(planes + at, first.to(tl.int8), mask=exists[:, None])
     if PLANES == 2:
-        second = planes + tl.cast(count, tl.int64) * 32
-        tl.store(second + at, (numbers - first * 128).to(tl.int8), mask=exists[:, None])
+        tl.store(planes + 2 * half + at, (numbers - first * 128).to(tl.int8), mask=exists[:, None])

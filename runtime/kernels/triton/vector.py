@@ -14,7 +14,14 @@ from torch import Tensor
 
 from runtime.kernels.activations import Activations, Rounded, RoundedActivations, unrounded
 from runtime.kernels.triton.curves import gated
-from runtime.kernels.triton.groups import grid_of, group, has_minima, is_halved, offset_of
+from runtime.kernels.triton.groups import (
+    grid_of,
+    has_minima,
+    is_halved,
+    offset_of,
+    packed,
+    unpacked,
+)
 from runtime.kernels.triton.launch import divided, launch, next_power, with_adjacent_elements
 from runtime.kernels.triton.overlap import begin_next, wait_for_previous
 from runtime.kernels.triton.rounded import planes_of, rounded
@@ -27,7 +34,7 @@ _OUTS_WARPS = 8192
 # Outputs per program by the number of rows, rounded up to a power of two: the fastest on an H200.
 OUTS = {1: 2, 2: 4, 4: 4, 8: 4}
 # Registers of a thread. The assembler takes fewer, for more threads, and then spills some.
-MOST_REGISTERS = {1: None, 2: None, 4: None, 8: 255}
+MOST_REGISTERS = {1: None, 2: None, 4: 255, 8: 255}
 
 
 def vector_products(x: Activations, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
@@ -109,9 +116,10 @@ def _launch(
 
 
 def warps_of(outs: int, elements: int) -> int:
-    """The warps of a program; they depend on the shape of the weight only."""
+    """The warps of a program, whose threads have two groups of a row at least; they depend on the
+    shape of the weight only."""
     wanted = next_power(divided(_OUTS_WARPS, outs))
-    return min(_MOST_WARPS, wanted, next_power(divided(elements, 32 * 32)))
+    return min(_MOST_WARPS, wanted, next_power(divided(elements, 2 * 32 * 32)))
 
 
 @triton.jit
@@ -121,7 +129,10 @@ def vector_kernel(
     OUTS: tl.constexpr, CURVE: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """Grid: blocks of OUTS. With `chosen` [pairs], the second axis is pairs, and COLUMNS is 1.
-    With a CURVE, a program multiplies by a gate and its value in turn; `outs` counts pairs."""
+    With a CURVE, a program multiplies by a gate and its value in turn; `outs` counts pairs.
+
+    A thread loads the weights of its next group before it multiplies by those of the present one,
+    so that memory has always something to do."""
     if chosen is not None:
         wait_for_previous()
     HELD: tl.constexpr = OUTS if CURVE is None else OUTS // 2
@@ -133,32 +144,35 @@ def vector_kernel(
     totals = ()
     for _ in tl.static_range(OUTS * COLUMNS):
         totals = totals + (nothing,)
-    for begin in range(0, groups, GROUPS):
-        g = begin + tl.arange(0, GROUPS)
-        at = tl.minimum(g, groups - 1)
-        weights = ()
-        for out in tl.static_range(OUTS):
-            if CURVE is None:
-                row = tl.minimum(first_out + out, outs - 1).to(tl.int64)
-            else:
-                row = (tl.minimum(first_out + out // 2, outs - 1) + out % 2 * outs).to(tl.int64)
-            weights = weights + (group(data + row * row_stride, at, groups, grid, TYPE),)
-        if chosen is None:  # the first weights are loaded while what made the inputs ends
-            wait_for_previous()
-        added = ()
-        for column in tl.static_range(COLUMNS):
-            row = tl.minimum(column, rows - 1) if chosen is None else pair // share
-            place = row * groups + at
-            if COLUMNS == 1:  # with more, this order takes registers
-                scale = tl.load(scales + place, mask=g < groups, other=0.0)
-            numbers = _numbers(planes, place, rows * groups, PLANES)
-            halves = two_words((sums + place * 2).to(tl.pointer_type(tl.uint8)))
-            if COLUMNS > 1:
-                scale = tl.load(scales + place, mask=g < groups, other=0.0)
+    weight_rows = _rows(data, first_out, outs, row_stride, OUTS, CURVE)
+    following = _packed(weight_rows, tl.arange(0, GROUPS), groups, TYPE)
+    # Registers of one group are not copied to those of another if a loop has two. More rows wait
+    # for their instructions instead, and have no registers left.
+    STEPS: tl.constexpr = 2 if COLUMNS == 1 else 1
+    for begin in range(0, groups, STEPS * GROUPS):
+        for step in tl.static_range(STEPS):
+            g = begin + step * GROUPS + tl.arange(0, GROUPS)
+            at = tl.minimum(g, groups - 1)
+            present, following = following, _packed(weight_rows, g + GROUPS, groups, TYPE)
+            if chosen is None:  # the first weights are loaded while what made the inputs ends
+                wait_for_previous()
+            weights = ()
             for out in tl.static_range(OUTS):
-                sum = scale * _product(weights[out], numbers, halves, TYPE, PLANES)
-                added = added + (totals[column * OUTS + out] + sum,)
-        totals = added
+                weights = weights + (unpacked(present[out], at, grid, TYPE),)
+            added = ()
+            for column in tl.static_range(COLUMNS):
+                row = tl.minimum(column, rows - 1) if chosen is None else pair // share
+                place = row * groups + at
+                if COLUMNS == 1:  # with more, this order takes registers
+                    scale = tl.load(scales + place, mask=g < groups, other=0.0)
+                numbers = _numbers(planes, place, rows * groups, PLANES)
+                halves = two_words((sums + place * 2).to(tl.pointer_type(tl.uint8)))
+                if COLUMNS > 1:
+                    scale = tl.load(scales + place, mask=g < groups, other=0.0)
+                for out in tl.static_range(OUTS):
+                    sum = scale * _product(weights[out], numbers, halves, TYPE, PLANES)
+                    added = added + (totals[column * OUTS + out] + sum,)
+            totals = added
     begin_next()
     total = tl.sum(tl.reshape(stacked(totals), [GROUPS, OUTS * COLUMNS]), axis=0)
     if CURVE is not None:
@@ -174,13 +188,35 @@ def vector_kernel(
 
 
 @triton.jit
+def _rows(data, first_out, outs, row_stride, OUTS: tl.constexpr, CURVE: tl.constexpr):
+    """Pointers to the rows of OUTS outputs; with a CURVE, to gates and their values in turn."""
+    found = ()
+    for out in tl.static_range(OUTS):
+        if CURVE is None:
+            row = tl.minimum(first_out + out, outs - 1)
+        else:
+            row = tl.minimum(first_out + out // 2, outs - 1) + out % 2 * outs
+        found = found + (data + row.to(tl.int64) * row_stride,)
+    return found
+
+
+@triton.jit
+def _packed(rows, g, groups, TYPE: tl.constexpr):
+    """Of each row the groups g [n], or the last one instead of those beyond."""
+    found = ()
+    for row in tl.static_range(len(rows)):
+        found = found + (packed(rows[row], tl.minimum(g, groups - 1), groups, TYPE),)
+    return found
+
+
+@triton.jit
 def _numbers(planes, place, count, PLANES: tl.constexpr):
-    """Eight words of each plane."""
-    at = planes.to(tl.pointer_type(tl.uint8)) + place * 32
-    words = four_words(at) + four_words(at + 16)
-    if PLANES == 2:
-        at += tl.cast(count, tl.int64) * 32
-        words = words + four_words(at) + four_words(at + 16)
+    """Eight words of each plane with `count` groups."""
+    at = planes.to(tl.pointer_type(tl.uint8)) + place * 16
+    words = ()
+    for _ in tl.static_range(2 * PLANES):
+        words = words + four_words(at)
+        at += tl.cast(count, tl.int64) * 16
     return words
 
 

@@ -36,17 +36,15 @@ def short(at):
 
 
 @triton.jit
-def half(at):
-    return tl.load(at.to(tl.pointer_type(tl.float16))).to(tl.float32)
+def half(bits):
+    """A float16 from the lower bits of a word."""
+    return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
-def halves(at):
-    """Two float16 by one load."""
-    both = one_word(at)
-    first = both.to(tl.int16).to(tl.float16, bitcast=True)
-    second = (both >> 16).to(tl.int16).to(tl.float16, bitcast=True)
-    return first.to(tl.float32), second.to(tl.float32)
+def halves(bits):
+    """Two float16 from a word."""
+    return half(bits), half(bits >> 16)
 
 
 @triton.jit
