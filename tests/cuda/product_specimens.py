@@ -133,7 +133,7 @@ def _fragments(
     multiples = (*_MULTIPLES, "blocks")
     return Specimen(
         fragments.fragment_kernel, types, constants | absent, multiples, 4, 1,
-        reads_early=not experts,
+        most_registers=fragments.MOST_REGISTERS[rows], reads_early=not experts,
     )  # fmt: skip
 
 
@@ -183,9 +183,9 @@ CEILINGS = {
     "vector of 1": Ceiling(96, 2 << 10, 8),
     "vector of experts": Ceiling(96, 2 << 10, 8),
     "vector of 8": Ceiling(255, 2 << 10, 15),
-    "fragments of experts": Ceiling(128, 4 << 10, 11),
-    "fragments of 16": Ceiling(128, 4 << 10, 11),
-    "fragments of 64": Ceiling(168, 16 << 10, 12),
+    "fragments of experts": Ceiling(168, 4 << 10, 11),
+    "fragments of 16": Ceiling(168, 4 << 10, 11),
+    "fragments of 64": Ceiling(255, 16 << 10, 12),
     "tile of 16": Ceiling(168, 48 << 10, 14),
     "tile of 64": Ceiling(255, 99 << 10, 26),
     "tile of 128": Ceiling(255, 99 << 10, 26),
@@ -230,8 +230,10 @@ def per_weight(name: str, found: Compiled) -> float:
         if name.startswith("vector of 8"):
             return found.loop / (32 * vector.OUTS[8])
         return found.loop / (2 * 32 * vector.OUTS[1])  # of two groups
-    # of a thread: two groups, or 64 outputs of 128 inputs for 128 threads, or 64 for 256
-    return found.loop / (64 if name.startswith(("fragments", "tile of 16")) else 32)
+    if name.startswith("fragments"):
+        return found.loop / (2 * 64)  # of two steps with two groups
+    # of a thread: 64 outputs of 128 inputs for 128 threads, or 64 for 256
+    return found.loop / (64 if name.startswith("tile of 16") else 32)
 
 
 def specimens(capability: int) -> dict[str, Specimen]:

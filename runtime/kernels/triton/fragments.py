@@ -31,6 +31,9 @@ OUTS = 16  # of a program
 _MOST_WARPS = 8
 # Warps that occupy an H100, some 20 for each multiprocessor.
 _WARPS = 2640
+# Registers of a thread by the rows of a program. The assembler takes fewer, for more threads, and
+# then loads weights and activations just before they are needed.
+MOST_REGISTERS = {8: 128, 16: 168, 32: 168, 64: 255}
 # Adjacent inner elements that a thread has of an operand. Triton chooses them, and four for values
 # that a loop carries; with another number results are right, but threads exchange elements.
 _ADJACENT = tl.constexpr(4)
@@ -125,14 +128,14 @@ def _launch(
         fragment_kernel, (count, divided(outs, held)), fragments, data,
         grid_of(type, data.device), *optional, result, rows, outs, elements // 32,
         fragments.shape[1], data.stride(-2), data.stride(0), TYPE=type, ROWS=columns, OUTS=OUTS,
-        WARPS=warps, CURVE=curve, num_warps=warps, num_stages=1, device=data.device,
-        overlaps=True,
+        WARPS=warps, CURVE=curve, num_warps=warps, num_stages=1,
+        maxnreg=MOST_REGISTERS[columns], device=data.device, overlaps=True,
     )  # fmt: skip
 
 
 def _blocks(elements: int) -> int:
-    """Blocks of 128 elements, with those that fill up the parts of _MOST_WARPS warps."""
-    return divided(divided(elements, 128), _MOST_WARPS) * _MOST_WARPS
+    """Blocks of 128 elements, with those that fill up the pairs of steps of _MOST_WARPS warps."""
+    return divided(divided(elements, 128), 2 * _MOST_WARPS) * 2 * _MOST_WARPS
 
 
 def warps_of(outs: int, elements: int) -> int:
@@ -177,7 +180,7 @@ def fragment_kernel(
             return
         expert = tl.load(experts + bundle).to(tl.int64)
         data += expert * expert_stride
-    steps = tl.cdiv(tl.cdiv(groups, 4), WARPS)
+    steps = tl.cdiv(tl.cdiv(groups, 4), 2 * WARPS) * 2
     # A thread has group `index % 4` of a block, of eight outputs after another.
     index = tl.arange(0, OUTS * 4 * WARPS)
     place = index // 4 % 8 + index // (32 * WARPS) * 8
@@ -196,13 +199,16 @@ def fragment_kernel(
     following = packed(weights, tl.minimum(g, groups - 1), groups, TYPE)
     if pairs is None:
         wait_for_previous()
-    for step in range(steps):
-        present, at = following, tl.minimum(g + step * 4, groups - 1)
-        following = packed(weights, tl.minimum(g + step * 4 + 4, groups - 1), groups, TYPE)
-        activations = _activations(source + step * 1024, ROWS, WARPS)
-        part = unpacked(present, at, grid, TYPE)
-        part = _weights(part, TYPE, OUTS, WARPS, fragments.dtype.element_ty)
-        total = multiplied(part, activations, total)
+    # A loop of two steps: registers of one are not copied to those of the other.
+    for begin in range(0, steps, 2):
+        for odd in tl.static_range(2):
+            step = begin + odd
+            present, at = following, tl.minimum(g + step * 4, groups - 1)
+            following = packed(weights, tl.minimum(g + step * 4 + 4, groups - 1), groups, TYPE)
+            activations = _activations(source + step * 1024, ROWS, WARPS)
+            part = unpacked(present, at, grid, TYPE)
+            part = _weights(part, TYPE, OUTS, WARPS, fragments.dtype.element_ty)
+            total = multiplied(part, activations, total)
     begin_next()
     total = tl.sum(total, axis=0)
     if CURVE is not None:

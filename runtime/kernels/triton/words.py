@@ -26,7 +26,14 @@ E2M1 = _table_words(_E2M1)
 
 @triton.jit
 def one_byte(at):
-    return tl.load(at).to(tl.int32)
+    """A byte of a weight. Triton takes operands to be of the narrowest type in which a part of
+    them was loaded, and makes their layout for it, so it does not see this load."""
+    if ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            "ld.global.nc.u8 $0, [$1];", "=r,l", [at], dtype=tl.int32, is_pure=True, pack=1
+        )
+    else:
+        return tl.load(at).to(tl.int32)
 
 
 @triton.jit
