@@ -9,16 +9,17 @@ import numpy as np
 WORD = 0xFFFFFFFF
 
 
-def run(assembly: str, word: int) -> tuple[int, int]:
-    """$0 and $1 for this $2, all 32 bits. KeyError for an instruction that is not known here."""
-    registers = {"$2": word & WORD}
+def run(assembly: str, word: int, *, results: int = 2) -> tuple[int, ...]:
+    """$0, $1 and so on for the word after them, all 32 bits. KeyError for an instruction that is
+    not known here."""
+    registers = {f"${results}": word & WORD}
     body = re.sub(r"[{}]|\.reg [^;]*;", "", assembly)
     for line in filter(None, map(str.strip, body.split(";"))):
         name, operands = line.split(maxsplit=1)
         target, *sources = (operand.strip() for operand in operands.split(","))
         values = [registers[s] if s in registers else int(s, 0) for s in sources]
         registers[target] = int(OPERATIONS[name](*(value & WORD for value in values))) & WORD
-    return registers["$0"], registers["$1"]
+    return tuple(registers[f"${number}"] for number in range(results))
 
 
 def _bytes_chosen(a: int, b: int, selector: int) -> int:
@@ -44,6 +45,7 @@ OPERATIONS: dict[str, Callable[..., SupportsInt]] = {
     "mov.b32": lambda a: a,
     "and.b32": lambda a, b: a & b,
     "or.b32": lambda a, b: a | b,
+    "xor.b32": lambda a, b: a ^ b,
     "shr.u32": lambda a, b: a >> b,
     "add.u32": lambda a, b: a + b,
     "mad.lo.u32": lambda a, b, c: a * b + c,

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from runtime.kernels.triton.e4m3 import TO_BFLOAT16
-from runtime.kernels.triton.words import _lookup
+from runtime.kernels.triton.words import _lookup, _to_floats
 from runtime.quant.formats.codebooks import NONLINEAR
 from tests.cuda.assembly import run
 
@@ -35,3 +35,10 @@ def test_nibbles_become_the_bytes_of_a_table() -> None:
         both = run(_lookup(words), packed)
         got = [word >> 8 * byte & 255 for word in both for byte in range(4)]
         assert got == [table[packed >> 4 * index & 15] for index in range(8)]
+
+
+def test_bytes_become_floats_that_are_two_to_the_23_and_for_signed_ones_128_more() -> None:
+    for signed, word in ((False, 0x7F013200), (True, 0x7F01FF80)):
+        found = np.array(run(_to_floats(signed), word, results=4), np.uint32).view(np.float32)
+        expected = np.array([word], np.uint32).view(np.int8)
+        assert np.array_equal(found - np.float32(2**23 + 128 * signed), expected)

@@ -50,6 +50,7 @@ class Scene:
 
 SCENES = {
     "one stream": Scene((Rows(CONTEXT - 1),), None, Budget(350, 1.01)),
+    "streams of fragments": Scene((Rows(CONTEXT - 1),) * 64, None, Budget(413, 1.054)),
     "streams of a tile": Scene((Rows(CONTEXT - 1),) * 128, None, Budget(397, 1.116)),
     "many streams": Scene((Rows(CONTEXT - 1),) * 256, None, Budget(525, 1.805)),
     "prefill": Scene((Rows(CONTEXT - 512, 512),), 4, Budget(73, 4.46)),

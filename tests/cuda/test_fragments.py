@@ -19,7 +19,7 @@ from tests.kernels.random_weights import relative_error
 def test_product_agrees_with_the_weights(type: BlockType) -> None:
     weight, planar = pair(type, 3, 256 // type.block_elements + 1)
     x = random_rows(9, weight.shape[1])
-    (got,) = fragment_products(x, [planar])
+    (got,) = fragment_products(x, [planar], x.dtype)
     assert relative_error(got, x, weight) < 1e-6
 
 
@@ -30,10 +30,18 @@ def test_odd_sizes_agree_with_the_weights(rows: int, dtype: torch.dtype) -> None
     wide = random_rows(rows, weight.shape[1] + 32).to(dtype)
     x = wide[:, 16:-16]
     exact = x.double() @ weight.dequantize().to(dtype).double().T
-    (got,) = fragment_products(x, [planar])
+    (got,) = fragment_products(x, [planar], x.dtype)
     assert got.dtype == dtype
     error = (got.double() - exact).abs().max() / exact.abs().max()
     assert error < {torch.float16: 1e-3, torch.bfloat16: 1e-2}[dtype]
+
+
+def test_rows_are_rounded_and_results_are_not() -> None:
+    weight, planar = pair(block_type("Q6_K"), 5, 1)
+    x = random_rows(10, weight.shape[1])
+    (got,) = fragment_products(x, [planar], torch.bfloat16)
+    assert got.dtype == torch.float32 and not torch.equal(got, got.bfloat16().float())
+    assert relative_error(got, x, weight) < 2**-8
 
 
 @pytest.mark.parametrize("warps", [1, 2, 8])
@@ -44,7 +52,7 @@ def test_any_number_of_warps_divides_the_inputs(
     monkeypatch.setattr(fragments, "warps_of", lambda outs, elements: warps)
     weight, planar = pair(block_type("Q8_0"), 5, 19)
     x = random_rows(10, weight.shape[1])
-    (got,) = fragment_products(x, [planar])
+    (got,) = fragment_products(x, [planar], x.dtype)
     assert relative_error(got, x, weight) < 1e-6
 
 
@@ -54,13 +62,13 @@ def test_gated_fragments_are_the_gate_of_both_products(rows: int, size: int) -> 
     _, planar = pair(block_type("Q5_0"), 2 * size, 3)
     x, curve = random_rows(rows, planar.shape[1]).half(), curve_of(gelu_mul)
     with placeless_products():
-        (both,) = fragment_products(x, [planar])
+        (both,) = fragment_products(x, [planar], x.dtype)
         assert torch.equal(gated_fragments(x, planar, curve), gate(curve, *both.chunk(2, dim=1)))
 
 
 def test_pairs_of_a_quarter_are_beside_those_that_are_multiplied_with_them() -> None:
     x = torch.arange(2 * 128.0).view(2, 128)
-    found = arranged(x)
+    found = arranged(x, x.dtype)
     assert found.shape[0] == 1 and found.shape[2:] == (4, 8, 4, 8)
     block = found[0, 0]
     first = torch.tensor([0, 1, 4, 5, 2, 3, 6, 7])
@@ -77,7 +85,9 @@ def test_a_few_rows_of_16_bits_are_arranged_once_for_all_weights(
 ) -> None:
     weights = [pair(block_type(name), 3, 1, Compute.FINE)[1] for name in ("Q4_K", "Q6_K")]
     calls = list[int]()
-    monkeypatch.setattr(fragments, "arranged", lambda x: calls.append(len(x)) or arranged(x))
+    monkeypatch.setattr(
+        fragments, "arranged", lambda x, dtype: calls.append(len(x)) or arranged(x, dtype)
+    )
     x = random_rows(65, 256).half()
     for rows in (8, 9, 64, 65):
         apart = [products.product(x[:rows], weight) for weight in weights]

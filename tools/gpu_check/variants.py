@@ -173,7 +173,7 @@ def _by_vectors(weight: Weight, gated: bool, x: Tensor) -> Tensor:
 def _by_fragments(weight: Weight, gated: bool, x: Tensor) -> Tensor:
     if gated:
         return fragments.gated_fragments(x, weight, curve_of(silu_mul))
-    return fragments.fragment_products(x, (weight,))[0]
+    return fragments.fragment_products(x, (weight,), x.dtype)[0]
 
 
 def _by_tiles(weight: Weight, gated: bool, x: Tensor) -> Tensor:

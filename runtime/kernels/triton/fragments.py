@@ -39,17 +39,19 @@ MOST_REGISTERS = {8: 128, 16: 168, 32: 168, 64: 255}
 _ADJACENT = tl.constexpr(4)
 
 
-def fragment_products(x: Tensor, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
-    """x [rows, in] of 16 bits, one to MOST_ROWS, weights (out, in) in planes -> [rows, out] each,
-    in x's type."""
-    fragments = arranged(x)
+def fragment_products(
+    x: Tensor, weights: Sequence[Weight], operands: torch.dtype
+) -> tuple[Tensor, ...]:
+    """x [rows, in], one to MOST_ROWS, rounded to `operands` of 16 bits, weights (out, in) in planes
+    -> [rows, out] each, in x's type."""
+    fragments = arranged(x, operands)
     return tuple(_product(fragments, x, weight) for weight in weights)
 
 
 def gated_fragments(x: Tensor, weight: Weight, curve: int) -> Tensor:
     """x [rows, in] of 16 bits, one to MOST_ROWS, weight (2 n, in) in planes, rows of gates first ->
     [rows, n]: the curve of the gates times the others, both rounded to x's type before."""
-    return _product(arranged(x), x, weight, curve)
+    return _product(arranged(x, x.dtype), x, weight, curve)
 
 
 def expert_fragments(
@@ -65,7 +67,7 @@ def expert_fragments(
     result = torch.empty(shape.numel(), weight.shape[1], dtype=x.dtype, device=x.device)
     factors = None if scale is None else scale.float().flatten()
     pairs = Pairs(bundles, shape[1] if x.dim() == 2 else 1, factors, bias)
-    _launch(arranged(x.flatten(0, -2), pairs), weight, result, pairs=pairs)
+    _launch(arranged(x.flatten(0, -2), x.dtype, pairs), weight, result, pairs=pairs)
     return result.view(*shape, weight.shape[1])
 
 
@@ -74,9 +76,9 @@ def program_rows(rows: int) -> int:
     return max(8, next_power(rows))
 
 
-def arranged(x: Tensor, pairs: Pairs | None = None) -> Tensor:
+def arranged(x: Tensor, dtype: torch.dtype, pairs: Pairs | None = None) -> Tensor:
     """x [rows, in], whose elements are adjacent -> its fragments [tiles of 8 rows, blocks of 128
-    elements, 4, 8, 4, 8]; what x lacks is 0.
+    elements, 4, 8, 4, 8] in `dtype`; what x lacks is 0.
 
     Dimensions of a block: a quarter of each group, row, group, and the quarter's elements in the
     order 0 1 4 5 2 3 6 7, of which tensor cores take pairs. With `pairs`, the rows are those of
@@ -89,7 +91,7 @@ def arranged(x: Tensor, pairs: Pairs | None = None) -> Tensor:
     if pairs is not None:
         order, share = pairs.bundles.pairs, pairs.share
         rows, tiles = rows * share, order.numel() // 8
-    result = torch.empty(tiles, blocks, 4, 8, 4, 8, dtype=x.dtype, device=x.device)
+    result = torch.empty(tiles, blocks, 4, 8, 4, 8, dtype=dtype, device=x.device)
     launch(
         arrange_kernel, (blocks, tiles), x, order, result, rows, elements // 32, blocks,
         x.stride(0), share, num_warps=4, device=x.device, overlaps=True,
@@ -161,7 +163,8 @@ def arrange_kernel(x, pairs, result, rows, groups, blocks, row_stride, share):
     eight = tl.load(source[:, None] + tl.arange(0, 8)[None, :], mask=exists[:, None], other=0.0)
     eight = tl.permute(tl.reshape(eight, [128, 2, 2, 2]), (0, 2, 1, 3))
     place = (tile * blocks + block).to(tl.int64) * 1024 + tl.arange(0, 1024)
-    tl.store(result + tl.reshape(place, [128, 8]), tl.reshape(eight, [128, 8]))
+    eight = tl.reshape(eight, [128, 8]).to(result.dtype.element_ty)
+    tl.store(result + tl.reshape(place, [128, 8]), eight)
 
 
 @triton.jit

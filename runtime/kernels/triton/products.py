@@ -47,10 +47,10 @@ def product(x: Activations, weight: Weight, operands: torch.dtype | None = None)
     x = with_adjacent_elements(unrounded(x))
     if not x.shape[0]:
         return x.new_empty(0, weight.shape[0])
+    if _by_fragments(operands or x.dtype, len(x), weight):
+        return fragment_products(x, (weight,), operands or x.dtype)[0]
     if operands is not None and operands != x.dtype:
         return tile_product(x.to(operands), weight, x.dtype)
-    if _by_fragments(x.dtype, len(x), weight):
-        return fragment_products(x, (weight,))[0]
     if weight.deterministic or x.shape[0] <= most_rows(x):
         return tile_product(x, weight)
     return _dense_product(x, weight)
@@ -62,7 +62,7 @@ def products(x: Activations, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
         return vector_products(x, weights)
     rows = unrounded(x)
     if len(rows) and all(_by_fragments(rows.dtype, len(rows), weight) for weight in weights):
-        return fragment_products(with_adjacent_elements(rows), weights)
+        return fragment_products(with_adjacent_elements(rows), weights, rows.dtype)
     return tuple(product(x, weight) for weight in weights)
 
 
