@@ -42,7 +42,7 @@ class Tiling:
 
 
 # What fits into the registers of a thread.
-_TILINGS = (Tiling(16, 64, 4, 4), Tiling(32, 64, 4, 4), Tiling(64, 64, 4, 8))
+_TILINGS = (Tiling(16, 64, 4, 4), Tiling(32, 64, 4, 4), Tiling(64, 64, 2, 4, stages=1))
 _WIDE_TILINGS = (*_TILINGS, Tiling(128, 128, 2, 8, programs=132))
 _FLOAT_TILINGS = (Tiling(16, 64, 2, 4), Tiling(32, 64, 2, 4))
 
