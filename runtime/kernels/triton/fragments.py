@@ -136,14 +136,21 @@ def _launch(
 
 
 def _blocks(elements: int) -> int:
-    """Blocks of 128 elements, with those that fill up the pairs of steps of _MOST_WARPS warps."""
-    return divided(divided(elements, 128), 2 * _MOST_WARPS) * 2 * _MOST_WARPS
+    """Blocks of 128 elements, with those that fill up the pairs of steps of all warps."""
+    each = 2 * _most_warps(elements)
+    return divided(divided(elements, 128), each) * each
 
 
 def warps_of(outs: int, elements: int) -> int:
     """The warps of a program; they depend on the shape of the weight only."""
     wanted = next_power(divided(_WARPS, divided(outs, OUTS)))
-    return min(_MOST_WARPS, wanted, next_power(divided(elements, 128)))
+    return min(_most_warps(elements), wanted)
+
+
+def _most_warps(elements: int) -> int:
+    """Each has a pair of steps at least, if there are so many."""
+    pairs = divided(elements, 128) // 2
+    return min(_MOST_WARPS, 1 << max(0, pairs.bit_length() - 1))
 
 
 @triton.jit
