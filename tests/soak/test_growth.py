@@ -9,7 +9,7 @@ import torch
 
 from tests.soak.growth import FEWEST, MIB, Held, check_growth, growth, held_now
 
-ROUNDS = 24
+ROUNDS = FEWEST
 REQUESTS = 32
 
 
