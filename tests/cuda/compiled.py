@@ -191,8 +191,9 @@ def _instructions(code: str) -> dict[str, int]:
 
 
 def _names(code: str) -> list[str]:
-    """Of a listing with lines such as `/*0120*/  @P1 LDG.E.128 R4, [R2.64] ;`."""
-    return re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]+)", code, re.M)
+    """Of a listing with lines such as `/*0120*/  @P1 LDG.E.128 R4, [R2.64] ;`. The predicate of
+    instructions that are never executed is !PT."""
+    return re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?!@!PT )(?:@!?U?P\w+ )?([A-Z][\w.]+)", code, re.M)
 
 
 def _longest_loop(code: str) -> str:

@@ -43,13 +43,13 @@ class Tiling:
 
 # What fits into the registers of a thread.
 _TILINGS = (Tiling(16, 64, 4, 4), Tiling(32, 64, 4, 4), Tiling(64, 64, 4, 8))
-_WIDE_TILINGS = (*_TILINGS, Tiling(128, 128, 2, 8, programs=132))
+_ALL_TILINGS = (*_TILINGS, Tiling(128, 128, 2, 8, programs=132))
 _FLOAT_TILINGS = (Tiling(16, 64, 2, 4), Tiling(32, 64, 2, 4))
 
 
 def tilings(dtype: torch.dtype) -> tuple[Tiling, ...]:
     """The tilings of products of rows of this type, the fewest rows first."""
-    return _FLOAT_TILINGS if dtype == torch.float32 else _WIDE_TILINGS
+    return _FLOAT_TILINGS if dtype == torch.float32 else _ALL_TILINGS
 
 
 def most_rows(x: Tensor) -> int:
@@ -86,18 +86,14 @@ def tile_product(x: Tensor, weight: Weight, dtype: torch.dtype | None = None) ->
     default x's."""
     (rows, _), outs, dtype = x.shape, weight.shape[0], dtype or x.dtype
     tiling = _tiling_of(x, weight)
-    splits = _splits(weight, tiling)
+    splits = splits_of(weight, tiling)
     result = torch.empty(rows, outs, dtype=dtype, device=x.device)
     if splits == 1:
         _launch(x, weight, result, tiling)
         return result
     parts = torch.empty(splits, rows, outs, dtype=torch.float32, device=x.device)
     _launch(x, weight, parts, tiling, splits=splits)
-    count = rows * outs
-    launch(
-        sum_kernel, (divided(count, _SUMMED),), parts, result, count, SPLITS=splits,
-        SIZE=_SUMMED, num_warps=4, device=x.device,
-    )  # fmt: skip
+    add_parts(parts, result)
     return result
 
 
@@ -105,7 +101,7 @@ def gated_tiles(x: Tensor, weight: Weight, curve: int) -> Tensor:
     """x [rows, in], weight (2 n, in) in planes or deterministic, rows of gates first -> [rows, n]:
     the curve of the gates times the others, both rounded to x's type before."""
     tiling = _tiling_of(x, weight)
-    if _splits(weight, tiling) > 1:
+    if splits_of(weight, tiling) > 1:
         return gate(curve, *tile_product(x, weight).chunk(2, dim=1))
     result = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
     _launch(x, weight, result, tiling, curve=curve)
@@ -129,13 +125,7 @@ def expert_tiles(
     return result.view(*shape, weight.shape[1])
 
 
-def _tiling_of(x: Tensor, weight: Weight) -> Tiling:
-    if weight.deterministic:
-        return fixed_tiling(x.dtype)
-    return _tiling(tilings(x.dtype), x.shape[0])
-
-
-def _splits(weight: Weight, tiling: Tiling) -> int:
+def splits_of(weight: Weight, tiling: Tiling) -> int:
     """Number of parts that the inputs are divided into; depends on the shape and the tiling only.
 
     As many as occupy the device, but partial sums, written and read with 4 bytes each, may move at
@@ -143,6 +133,21 @@ def _splits(weight: Weight, tiling: Tiling) -> int:
     outs, groups = divided(weight.shape[0], tiling.outs), weight.shape[1] // 32
     wanted = min(tiling.programs // max(1, outs), groups // (tiling.outs // 4))
     return 1 << max(0, wanted.bit_length() - 1)
+
+
+def add_parts(parts: Tensor, result: Tensor) -> None:
+    """parts [splits, rows, outs], float32; result [rows, outs]: their sums."""
+    count = result.numel()
+    launch(
+        sum_kernel, (divided(count, _SUMMED),), parts, result, count, SPLITS=len(parts),
+        SIZE=_SUMMED, num_warps=4, device=result.device,
+    )  # fmt: skip
+
+
+def _tiling_of(x: Tensor, weight: Weight) -> Tiling:
+    if weight.deterministic:
+        return fixed_tiling(x.dtype)
+    return _tiling(tilings(x.dtype), x.shape[0])
 
 
 def _launch(

@@ -37,6 +37,34 @@ def one_byte(at):
 
 
 @triton.jit
+def grid_word(at):
+    """[n] pointers to int32 -> [n]. Triton does not see this load either, see `one_byte`: in a loop
+    with tensor cores it would copy what is loaded through shared memory."""
+    if ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            "ld.global.nc.b32 $0, [$1];", "=r,l", [at], dtype=tl.int32, is_pure=True, pack=1
+        )
+    else:
+        return tl.load(at)
+
+
+@triton.jit
+def two_grid_words(at):
+    """[n] pointers to int32 -> two [n]; see `grid_word`."""
+    if ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            "ld.global.nc.v2.b32 {$0, $1}, [$2];",
+            "=r,=r,l",
+            [at],
+            dtype=(tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        return tl.load(at), tl.load(at + 1)
+
+
+@triton.jit
 def short(at):
     """Two bytes, 0 to 65535."""
     return tl.load(at.to(tl.pointer_type(tl.uint16))).to(tl.int32)
