@@ -1,11 +1,9 @@
-"""Products of 65 to 256 rows of 16 bits on Hopper, whose tensor cores multiply asynchronously.
+"""Products of 65 to 256 rows of 16 bits on Hopper, whose tensor cores read shared memory.
 
 The weights of a product come from registers, its activations from shared memory, where Triton
 copies them ahead. As in `fragments`, four threads have the elements of a weight's row that a tensor
 core multiplies at once, and each has a group of 32 of its own. Rows of activations are copied into
 the same order of inner elements before, once for all weights.
-
-While tensor cores multiply a block of 128 inner elements, threads dequantise the next one.
 """
 
 from collections.abc import Sequence
@@ -22,7 +20,7 @@ from runtime.kernels.triton.launch import BLACKWELL, HOPPER, capability, divided
 from runtime.kernels.triton.overlap import begin_next, wait_for_previous
 from runtime.kernels.triton.pointwise import gate
 from runtime.kernels.triton.tiles import Tiling, add_parts, splits_of
-from runtime.kernels.triton.words import multiplied, stacked
+from runtime.kernels.triton.words import finished, multiplied, stacked
 from runtime.quant.weight import Weight
 
 # What fits into the registers of a thread and into shared memory.
@@ -160,7 +158,7 @@ def wide_tile_kernel(
         part = unpacked(present, tl.minimum(g, groups - 1), grid, TYPE)
         part = stacked(numbers(part, TYPE)).to(x.dtype.element_ty)
         part = tl.permute(tl.reshape(part, [2, OUTS // 16, 8, 4, 16, 2]), (1, 0, 2, 4, 3, 5))
-        total = multiplied(tl.reshape(part, [OUTS, 128]), tl.trans(some), total)
+        total = finished(multiplied(tl.reshape(part, [OUTS, 128]), tl.trans(some), total))
     begin_next()
     if CURVE is not None:
         total = tl.permute(tl.reshape(total, [OUTS // 16, 2, 8, ROWS]), (0, 2, 3, 1))
