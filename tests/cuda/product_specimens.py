@@ -221,7 +221,7 @@ CEILINGS = {
     "tile of 128": Ceiling(255, 99 << 10, 26),
     "tile of 32 floats": Ceiling(255, 99 << 10, 50),
     "tile of experts": Ceiling(255, 99 << 10, 26),
-    "wide tile of 128": Ceiling(200, 99 << 10, 12),
+    "wide tile of 128": Ceiling(224, 99 << 10, 12),
     "wide tile of 256": Ceiling(255, 200 << 10, 12),
 }
 # Through shared memory or between threads.

@@ -21,7 +21,7 @@ from runtime.kernels.triton.dequantize import group_values
 from runtime.kernels.triton.groups import grid_of
 from runtime.kernels.triton.launch import divided, launch
 from runtime.kernels.triton.pointwise import gate
-from runtime.kernels.triton.words import multiplied
+from runtime.kernels.triton.words import finished, multiplied
 from runtime.quant.weight import Weight
 
 _SUMMED = 512
@@ -239,7 +239,7 @@ def tile_kernel(
         exists = (row < rows)[:, None] & (column < groups * 32)[None, :]
         some = tl.load(source[:, None] + column[None, :], mask=exists, other=0.0)
         values = tl.reshape(values, [OUTS, GROUPS * 32])
-        total = multiplied(values, tl.trans(some), total)
+        total = finished(multiplied(values, tl.trans(some), total))
     if CURVE is not None:
         total = tl.permute(tl.reshape(total, [OUTS // 16, 2, 8, ROWS]), (0, 2, 3, 1))
         total = tl.reshape(gated(total, result.dtype.element_ty, CURVE), [HELD, ROWS])
