@@ -12,7 +12,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -97,14 +97,15 @@ def _compiler(capability: int) -> subprocess.Popen[str]:
 def compile_specimens(specimens: Mapping[str, Specimen], capability: int) -> dict[str, Compiled]:
     """Only where TRITON_INTERPRET was not set when the kernels were imported.
 
-    Raises AssertionError if a product would be wrong, see `assert_dots_are_filled`, or something
-    would be read or written too early, see `assert_waits`.
+    Raises AssertionError if a product would be wrong, see `assert_dots_are_filled` and
+    `assert_operands_last`, or something would be read or written too early, see `assert_waits`.
     """
     built = [_built(specimen, capability) for specimen in specimens.values()]
     codes = listings([each.asm["cubin"] for each in built])
     found = {}
     for (name, specimen), each, code in zip(specimens.items(), built, codes, strict=True):
         assert_dots_are_filled(each.asm["ttgir"])
+        assert_operands_last(code)
         if _WAIT in code:
             assert_waits(code, reads_early=specimen.reads_early)
         found[name] = _described(each, code)
@@ -177,6 +178,45 @@ def assert_dots_are_filled(ttgir: str) -> None:
     assert not narrow, narrow
 
 
+def assert_operands_last(code: str) -> None:
+    """Tensor cores of Hopper read registers of an operand until a product has ended. NVIDIA's
+    assembler before 13.3 takes such registers for other values while the product is in flight
+    (triton-lang/triton#11781); here none may be written until the wait, in the next round of a
+    loop either."""
+    lines = code.splitlines()
+    labels = {line.strip(): number for number, line in enumerate(lines) if line.startswith(".L_x")}
+    for end, line in enumerate(lines):
+        target = re.search(r"BRA.*`\((\.L_x_\d+)\)", line)
+        if target and labels[f"{target[1]}:"] < end - 1:
+            _assert_kept(lines[: end + 1] + lines[labels[f"{target[1]}:"] : end + 1])
+
+
+def _assert_kept(lines: Sequence[str]) -> None:
+    """The operands of groups of products in flight, of which the last is not complete."""
+    groups: list[set[int]] = [set()]
+    for line in lines:
+        if "HGMMA" in line:
+            if operand := re.search(r"HGMMA\S+ R\d+, R(\d+),", line):
+                groups[-1].update(range(int(operand[1]), int(operand[1]) + 4))
+            if "gsb0" in line:
+                groups.append(set())
+        elif wait := re.search(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d+) ", line):
+            del groups[: -1 - int(wait[1])]
+        else:
+            assert not set().union(*groups) & _written(line), line
+
+
+def _written(line: str) -> set[int]:
+    """The registers that an instruction writes."""
+    found = re.match(r"\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]+) R(\d+),", line)
+    if found is None:
+        return set()
+    name, first = found[1], int(found[2])
+    wide = "64" in name or "WIDE" in name
+    count = 4 if "128" in name or name.startswith("LDSM") else 2 if wide else 1
+    return set(range(first, first + count))
+
+
 def assert_waits(code: str, *, reads_early: bool) -> None:
     """Nothing in global memory is written, and nothing but weights is read, before the wait for
     previous launches."""
@@ -191,8 +231,9 @@ def _instructions(code: str) -> dict[str, int]:
 
 
 def _names(code: str) -> list[str]:
-    """Of a listing with lines such as `/*0120*/  @P1 LDG.E.128 R4, [R2.64] ;`."""
-    return re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]+)", code, re.M)
+    """Of a listing with lines such as `/*0120*/  @P1 LDG.E.128 R4, [R2.64] ;`. The predicate of
+    instructions that are never executed is !PT."""
+    return re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?!@!PT )(?:@!?U?P\w+ )?([A-Z][\w.]+)", code, re.M)
 
 
 def _longest_loop(code: str) -> str:

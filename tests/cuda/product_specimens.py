@@ -6,7 +6,15 @@ from dataclasses import dataclass
 import torch
 
 from runtime.kernels.pointwise import curve_of, silu_mul
-from runtime.kernels.triton import bundles, dequantize, fragments, rounded, tiles, vector
+from runtime.kernels.triton import (
+    bundles,
+    dequantize,
+    fragments,
+    rounded,
+    tiles,
+    vector,
+    wide_tiles,
+)
 from runtime.kernels.triton.groups import FORMS
 from tests.cuda.compiled import Compiled, Specimen
 
@@ -44,6 +52,13 @@ def specimens_of(types: Iterable[str], capability: int) -> dict[str, Specimen]:
             {"pairs": None, "share": 1},
             ("row_stride",),
         ),
+        "arrange rows": Specimen(
+            wide_tiles.arrange_rows_kernel,
+            {"x": "*bf16", "result": "*bf16"}
+            | dict.fromkeys(("elements", "length", "row_stride"), "i32"),
+            {"SIZE": 1024},
+            ("elements", "length", "row_stride"),
+        ),
         "tile of 64 numbers": _tile(None, "bf16", fixed),
         "gated tile of 64 numbers": _tile(None, "bf16", fixed, curve=_SILU),
         "dequantize chosen rows of Q4_K": _dequantizing("Q4_K", chosen=True),
@@ -66,6 +81,10 @@ def specimens_of(types: Iterable[str], capability: int) -> dict[str, Specimen]:
                 found[f"tile of {tiling.rows} {type}"] = _tile(type, "bf16", tiling)
             if tiling.rows == 64:
                 found[f"tile of experts {type}"] = _tile(type, "bf16", tiling, experts=True)
+        if capability == 90:  # that of Hopper
+            for tiling in wide_tiles.TILINGS:
+                found[f"wide tile of {tiling.rows} {type}"] = _wide_tile(type, tiling)
+            found[f"gated wide tile of {tiling.rows} {type}"] = _wide_tile(type, tiling, _SILU)
         floats = tiles.tilings(torch.float32)[-1]
         found[f"tile of {floats.rows} floats {type}"] = _tile(type, "fp32", floats)
     return found
@@ -167,6 +186,17 @@ def _tile(
     return Specimen(tiles.tile_kernel, types, constants, _MULTIPLES, tiling.warps, tiling.stages)
 
 
+def _wide_tile(type: str, tiling: tiles.Tiling, curve: int | None = None) -> Specimen:
+    pointer, absent = _grid(type)
+    types = {"x": "*bf16", "data": "*u8", "result": "*bf16"} | pointer
+    types |= dict.fromkeys((*_COUNTS, "x_stride", "splits"), "i32")
+    constants = {"TYPE": type, "ROWS": tiling.rows, "OUTS": tiling.outs, "CURVE": curve} | absent
+    return Specimen(
+        wide_tiles.wide_tile_kernel, types, constants, _MULTIPLES, tiling.warps, tiling.stages,
+        reads_early=True,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Ceiling:
     """registers: of a thread; shared: bytes of a program; per_weight: instructions of a thread in
@@ -177,7 +207,7 @@ class Ceiling:
     per_weight: float
 
 
-# By the beginning of a name. 99 KiB is what a program may have on sm_89.
+# By the beginning of a name. 99 KiB is what a program may have on sm_89, 227 KiB on sm_90.
 CEILINGS = {
     "dequantize": Ceiling(64, 4 << 10, 0),
     "vector of 1": Ceiling(96, 2 << 10, 8),
@@ -191,9 +221,11 @@ CEILINGS = {
     "tile of 128": Ceiling(255, 99 << 10, 26),
     "tile of 32 floats": Ceiling(255, 99 << 10, 50),
     "tile of experts": Ceiling(255, 99 << 10, 26),
+    "wide tile of 128": Ceiling(224, 99 << 10, 12),
+    "wide tile of 256": Ceiling(255, 200 << 10, 12),
 }
 # Through shared memory or between threads.
-_MOVES = ("LDS", "STS", "SHFL", "BAR", "MOVM")
+_MOVES = ("LDS", "STS", "SHFL", "MOVM")
 _TENSOR_CORES = ("HMMA", "HGMMA", "UTCHMMA", "UTCMMA")
 # Their widest planes have 4 or 8 bytes for 32 weights.
 _NARROW = "Q2_K Q3_K TQ1_0 TQ2_0 IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S".split()
@@ -215,10 +247,13 @@ def check(name: str, found: Compiled) -> None:
     if kind.startswith("vector"):
         assert found.count("IDP.4A") >= 16 * 2, (name, found.instructions)
         assert found.count("LDG.E.128"), (name, found.instructions)  # of activations at least
-    if kind.startswith("fragments"):
-        moved = [each for each in found.looped if each.startswith(_MOVES)]
+    if kind.startswith(("fragments", "wide")):
+        moves = (*_MOVES, "BAR") if kind.startswith("fragments") else _MOVES
+        moved = [each for each in found.looped if each.startswith(moves)]
         assert not moved, (name, moved)
-    if kind.startswith(("fragments", "tile")):
+    if kind.startswith("wide"):
+        assert found.count("HGMMA") == 8, (name, found.instructions)  # of a block, in the loop
+    elif kind.startswith(("fragments", "tile")):
         assert any(map(found.count, _TENSOR_CORES)), (name, found.instructions)
     elif type not in _NARROW:
         assert found.count("LDG.E.128"), (name, found.instructions)
@@ -232,6 +267,8 @@ def per_weight(name: str, found: Compiled) -> float:
         return found.loop / (2 * 32 * vector.OUTS[1])  # of two groups
     if name.startswith("fragments"):
         return found.loop / (2 * 64)  # of two steps with two groups
+    if name.startswith("wide"):
+        return found.loop / 64  # of two groups
     # of a thread: 64 outputs of 128 inputs for 128 threads, or 64 for 256
     return found.loop / (64 if name.startswith("tile of 16") else 32)
 

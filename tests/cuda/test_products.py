@@ -156,7 +156,7 @@ def test_divided_inputs_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, planar = pair(block_type("Q4_K"), 5, 3)
     x = random_rows(17, weight.shape[1])
     for splits in (2, 8):
-        monkeypatch.setattr(tiles, "_splits", lambda *_, splits=splits: splits)
+        monkeypatch.setattr(tiles, "splits_of", lambda *_, splits=splits: splits)
         assert relative_error(tile_product(x, planar), x, weight) < 1e-6
 
 
@@ -189,7 +189,7 @@ def test_gated_product_agrees_with_the_twin(rows: int, monkeypatch: pytest.Monke
     expected = gated_matmul_twin(x, weight, silu_mul_twin)
     monkeypatch.setattr(matmul, "has_kernels", lambda device: True)
     for splits in (1, 2):
-        monkeypatch.setattr(tiles, "_splits", lambda *_, splits=splits: splits)
+        monkeypatch.setattr(tiles, "splits_of", lambda *_, splits=splits: splits)
         got = gated_matmul(x, planar, silu_mul)
         torch.testing.assert_close(
             got, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item()

@@ -23,11 +23,11 @@ SPECIMENS = {
     for module in MODULES
     for specimen in module.specimens(90).values()
 }
-# By vectors and by tiles, with each way of drawing.
+# By vectors, by fragments and by wide tiles, with each way of drawing.
 STEPS = (
     [Rows(CONTEXT - 1)],
     [Rows(CONTEXT - 1, sampling=SamplingParams(top_k=40))] * 16,
-    [Rows(CONTEXT - 1, sampling=SamplingParams(top_k=0, top_p=0.5))],
+    [Rows(CONTEXT - 65, 65, SamplingParams(top_k=0, top_p=0.5))],
 )
 
 
@@ -71,3 +71,4 @@ def test_kernels_that_may_begin_early_wait(launches: Launches) -> None:
     waiting = {name for name, text in launches.sources.items() if "wait_for_previous()" in text}
     assert {name for name, early in launches.overlaps.items() if early} == waiting
     assert waiting >= {"vector_kernel", "round_kernel", "add_norm_kernel", "merge_kernel"}
+    assert waiting >= {"fragment_kernel", "arrange_rows_kernel", "wide_tile_kernel"}

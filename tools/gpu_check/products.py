@@ -14,7 +14,7 @@ from runtime.quant.weight import PLANAR_TYPES, Compute
 from tests.kernels.random_weights import random_weight
 from tools.gpu_check.report import Task
 
-ROWS = (1, 3, 8, 9, 33, 64, 200)
+ROWS = (1, 3, 8, 9, 33, 64, 100, 200)
 DRY_ROWS = (1, 9)
 # Numbers of outputs and elements. Elements are rounded up to whole blocks of the type.
 SIZES = ((1, 32), (67, 288), (130, 2304))

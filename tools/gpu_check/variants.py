@@ -7,7 +7,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -18,7 +18,16 @@ from torch import Tensor
 
 from bench.make_model import Shape
 from runtime.kernels.pointwise import curve_of, silu_mul
-from runtime.kernels.triton import attention, fragments, launch, tiles, vector
+from runtime.kernels.triton import (
+    attention,
+    fragments,
+    launch,
+    products,
+    tiles,
+    vector,
+    wide_tiles,
+)
+from runtime.kernels.triton.pointwise import gate
 from runtime.kv.cache_types import CacheType
 from runtime.quant.block_types import block_type
 from runtime.quant.weight import Compute, Weight
@@ -36,6 +45,8 @@ _TOLERANCE = 2e-2  # of the largest number, in bfloat16
 _TILES = {128: ((128, 2, 8, 3), (64, 4, 8, 3), (128, 2, 8, 1))}
 # Rows of fragments; their outputs and warps.
 _FRAGMENT_ROWS, _FRAGMENTS = (8, 16, 32, 64), tuple(product((16, 32), (2, 4, 8)))
+# Rows of products by wide tiles; the rows and outputs of those tiles.
+_WIDE_ROWS, _WIDE_TILES = (128, 256), ((128, 128), (64, 256), (256, 128), (128, 256))
 # Sequences and their tokens; then rows of a prompt and its tokens.
 _DECODING = ((1, 1024), (1, 8192), (8, 1024), (64, 1024), (256, 1024))
 _PROMPTS = ((512, 512), (2048, 2048), (2048, 8192))
@@ -105,6 +116,10 @@ def _cases(device: torch.device, *, dry: bool, copies: int) -> Iterator[Case]:
         yield from _fragments(f"{name} {type}", by_fragments, draw, dry=dry)
         by_tiles = [partial(_by_tiles, weight, gated) for weight in ring]
         yield from _tiles(f"{name} {type}", by_tiles, draw, dry=dry)
+        by_wide_tiles = [partial(_by_wide_tiles, weight, gated) for weight in ring]
+        yield from _wide_tiles(f"{name} {type}", by_wide_tiles, draw, dry=dry)
+        dense = [partial(_dense, weight, gated) for weight in ring]
+        yield from _dense_products(f"{name} {type}", dense, draw, dry=dry)
     yield from _attention(device, dtype, dry=dry)
 
 
@@ -164,6 +179,26 @@ def _tiles(name: str, products: Products, draw: Draw, *, dry: bool) -> Iterator[
             )
 
 
+def _wide_tiles(name: str, products: Products, draw: Draw, *, dry: bool) -> Iterator[Case]:
+    for rows in _WIDE_ROWS[: 1 if dry else None]:
+        x = draw(16 if dry else rows)
+        for tile, outs in _WIDE_TILES[: 1 if dry else None]:
+            tiling = tiles.Tiling(tile, outs, 4, 8, 132)
+            yield Case(
+                f"wide tile, {name}, {rows} rows, {tile} rows each, {outs} outputs",
+                [partial(each, x) for each in products],
+                partial(patch.object, wide_tiles, "tiling_of", lambda rows, tiling=tiling: tiling),
+            )
+
+
+def _dense_products(name: str, products: Products, draw: Draw, *, dry: bool) -> Iterator[Case]:
+    """What wide tiles replace."""
+    rows = _WIDE_ROWS[-1]
+    x = draw(16 if dry else rows)
+    calls = [partial(each, x) for each in products]
+    yield Case(f"dense, {name}, {rows} rows", calls, nullcontext)
+
+
 def _by_vectors(weight: Weight, gated: bool, x: Tensor) -> Tensor:
     if gated:
         return vector.gated_vectors(x, weight, curve_of(silu_mul))
@@ -180,6 +215,17 @@ def _by_tiles(weight: Weight, gated: bool, x: Tensor) -> Tensor:
     if gated:
         return tiles.gated_tiles(x, weight, curve_of(silu_mul))
     return tiles.tile_product(x, weight)
+
+
+def _by_wide_tiles(weight: Weight, gated: bool, x: Tensor) -> Tensor:
+    if gated:
+        return wide_tiles.gated_wide_tiles(x, weight, curve_of(silu_mul))
+    return wide_tiles.wide_products(x, (weight,), x.dtype)[0]
+
+
+def _dense(weight: Weight, gated: bool, x: Tensor) -> Tensor:
+    result = products._dense_product(x, weight)
+    return gate(curve_of(silu_mul), *result.chunk(2, dim=1)) if gated else result
 
 
 def _attention(device: torch.device, dtype: torch.dtype, *, dry: bool) -> Iterator[Case]:

@@ -14,7 +14,7 @@ _READ = 1024  # pairs that a program reads at once
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bundles:
-    """Pairs of a row and an expert, by expert: experts int32 [n], pairs int32 [n, size].
+    """ExpertPairs of a row and an expert, by expert: experts int32 [n], pairs int32 [n, size].
 
     Unused places have the number of pairs; a bundle's used ones come first.
     """
@@ -24,7 +24,7 @@ class Bundles:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pairs:
+class ExpertPairs:
     """(row, expert) pairs as rows of a product: pair n has row n // share of x. `factors`: one per
     pair; `bias`: one per expert."""
 

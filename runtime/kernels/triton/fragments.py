@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.kernels.triton.bundles import Bundles, Pairs
+from runtime.kernels.triton.bundles import Bundles, ExpertPairs
 from runtime.kernels.triton.curves import gated
 from runtime.kernels.triton.dequantize import numbers
 from runtime.kernels.triton.groups import grid_of, packed, unpacked
@@ -66,7 +66,7 @@ def expert_fragments(
     of `program_rows`."""
     result = torch.empty(shape.numel(), weight.shape[1], dtype=x.dtype, device=x.device)
     factors = None if scale is None else scale.float().flatten()
-    pairs = Pairs(bundles, shape[1] if x.dim() == 2 else 1, factors, bias)
+    pairs = ExpertPairs(bundles, shape[1] if x.dim() == 2 else 1, factors, bias)
     _launch(arranged(x.flatten(0, -2), x.dtype, pairs), weight, result, pairs=pairs)
     return result.view(*shape, weight.shape[1])
 
@@ -76,7 +76,7 @@ def program_rows(rows: int) -> int:
     return max(8, next_power(rows))
 
 
-def arranged(x: Tensor, dtype: torch.dtype, pairs: Pairs | None = None) -> Tensor:
+def arranged(x: Tensor, dtype: torch.dtype, pairs: ExpertPairs | None = None) -> Tensor:
     """x [rows, in], whose elements are adjacent -> its fragments [tiles of 8 rows, blocks of 128
     elements, 4, 8, 4, 8] in `dtype`; what x lacks is 0.
 
@@ -111,7 +111,7 @@ def _launch(
     weight: Weight,
     result: Tensor,
     *,
-    pairs: Pairs | None = None,
+    pairs: ExpertPairs | None = None,
     curve: int | None = None,
 ) -> None:
     """result [rows or pairs, outs]."""

@@ -19,6 +19,7 @@ from runtime.kernels.triton.words import (
     NONLINEAR,
     even_signs,
     four_words,
+    grid_word,
     half,
     halves,
     looked_up,
@@ -28,6 +29,7 @@ from runtime.kernels.triton.words import (
     power_of_two,
     short,
     small_float,
+    two_grid_words,
     two_words,
 )
 from runtime.quant.formats.grids import GRIDS, load_grid
@@ -313,7 +315,7 @@ def _two_bits(packed, grid, TYPE: tl.constexpr):
             place, sign = both & 511, even_signs(both >> 9 & 127)
         else:
             place, sign = index >> 8 * part & 255, even_signs(signs >> 7 * part & 127)
-        first, second = two_words((grid + place * 2).to(tl.pointer_type(tl.uint8)))
+        first, second = two_grid_words(grid + place * 2)
         words = words + (negated(first, sign), negated(second, sign >> 4))
     if TYPE == "IQ2_XXS":
         scale = half(numbers[0]) * ((signs >> 28 & 15).to(tl.float32) + 0.5) * 0.25
@@ -350,8 +352,8 @@ def _three_bits(packed, g, grid, TYPE: tl.constexpr):
             sign = signs >> 8 * part
         else:
             sign = even_signs(signs >> 7 * part & 127)
-        words = words + (negated(tl.load(grid + first), sign),)
-        words = words + (negated(tl.load(grid + second), sign >> 4),)
+        words = words + (negated(grid_word(grid + first), sign),)
+        words = words + (negated(grid_word(grid + second), sign >> 4),)
     if TYPE == "IQ3_S":
         number = numbers[1] >> (g % 2 * 4) & 15
         scale = half(ends) * (number * 2 + 1).to(tl.float32)
@@ -381,7 +383,7 @@ def _one_bit(packed, g, grid, TYPE: tl.constexpr):
         else:
             upper, minus = more >> 4 * part & 7, more >> 4 * part + 3 & 1
         place = (index >> 8 * part & 255) | (upper << 8)
-        first, second = two_words((grid + place * 2).to(tl.pointer_type(tl.uint8)))
+        first, second = two_grid_words(grid + place * 2)
         shift = (1 - 2 * minus) * 0x01010101
         words = words + (first + shift, second + shift)
     if TYPE == "IQ1_S":

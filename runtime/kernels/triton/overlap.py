@@ -6,7 +6,7 @@ launches one after the other.
 """
 
 import triton
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+import triton.language as tl
 from triton.language.target_info import cuda_capability_geq
 
 from runtime.kernels.triton.words import ASSEMBLY
@@ -17,11 +17,11 @@ def begin_next():
     """The next launch may begin once all programs of this one have called this or ended. Programs
     that wait occupy multiprocessors, so only short kernels call it early."""
     if ASSEMBLY and cuda_capability_geq(9, 0):
-        gdc_launch_dependents()
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
 def wait_for_previous():
     """Return when previous launches have ended and what they wrote can be read."""
     if ASSEMBLY and cuda_capability_geq(9, 0):
-        gdc_wait()
+        tl.extra.cuda.gdc_wait()

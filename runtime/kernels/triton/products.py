@@ -2,8 +2,8 @@
 
 For a few rows, `Weight.compute` means the same as on a CPU. More rows are multiplied by tensor
 cores in the rows' own type, to which weights are rounded as in the twins: up to 64 rows of 16 bits
-by fragments, others by tiles, many by cuBLAS. Deterministic weights are always multiplied by tiles,
-of one size for all numbers of rows.
+by fragments, up to 256 by wide tiles on Hopper, others by tiles, many by cuBLAS. Deterministic
+weights are always multiplied by tiles, of one size for all numbers of rows.
 """
 
 from collections.abc import Sequence
@@ -32,6 +32,8 @@ from runtime.kernels.triton.tiles import (
     tile_product,
 )
 from runtime.kernels.triton.vector import expert_vectors, gated_vectors, vector_products
+from runtime.kernels.triton.wide_tiles import MOST_ROWS as MOST_WIDE_ROWS
+from runtime.kernels.triton.wide_tiles import gated_wide_tiles, has_wide_tiles, wide_products
 from runtime.quant.weight import Weight
 
 # Up to this mean number of pairs per expert, each pair reads the expert's matrix by itself.
@@ -47,9 +49,12 @@ def product(x: Activations, weight: Weight, operands: torch.dtype | None = None)
     x = with_adjacent_elements(unrounded(x))
     if not x.shape[0]:
         return x.new_empty(0, weight.shape[0])
-    if _by_fragments(operands or x.dtype, len(x), weight):
-        return fragment_products(x, (weight,), operands or x.dtype)[0]
-    if operands is not None and operands != x.dtype:
+    operands = operands or x.dtype
+    if _by_fragments(operands, len(x), weight):
+        return fragment_products(x, (weight,), operands)[0]
+    if _by_wide_tiles(x, operands, weight):
+        return wide_products(x, (weight,), operands)[0]
+    if operands != x.dtype:
         return tile_product(x.to(operands), weight, x.dtype)
     if weight.deterministic or x.shape[0] <= most_rows(x):
         return tile_product(x, weight)
@@ -63,6 +68,8 @@ def products(x: Activations, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
     rows = unrounded(x)
     if len(rows) and all(_by_fragments(rows.dtype, len(rows), weight) for weight in weights):
         return fragment_products(with_adjacent_elements(rows), weights, rows.dtype)
+    if len(rows) and all(_by_wide_tiles(rows, rows.dtype, weight) for weight in weights):
+        return wide_products(with_adjacent_elements(rows), weights, rows.dtype)
     return tuple(product(x, weight) for weight in weights)
 
 
@@ -75,6 +82,8 @@ def gated_product(x: Activations, weight: Weight, curve: int) -> Tensor:
         return x.new_empty(0, weight.shape[0] // 2)
     if _by_fragments(x.dtype, len(x), weight):
         return gated_fragments(x, weight, curve)
+    if _by_wide_tiles(x, x.dtype, weight):
+        return gated_wide_tiles(x, weight, curve)
     if weight.deterministic or x.shape[0] <= most_rows(x):
         return gated_tiles(x, weight, curve)
     return gate(curve, *_dense_product(x, weight).chunk(2, dim=1))
@@ -105,6 +114,12 @@ def _by_vectors(x: Activations, weight: Weight) -> bool:
 def _by_fragments(dtype: torch.dtype, rows: int, weight: Weight) -> bool:
     """For rows that are too many for vectors."""
     return dtype.itemsize == 2 and rows <= MOST_FRAGMENT_ROWS and not weight.deterministic
+
+
+def _by_wide_tiles(x: Tensor, operands: torch.dtype, weight: Weight) -> bool:
+    """For rows that are too many for fragments."""
+    few = operands.itemsize == 2 and len(x) <= MOST_WIDE_ROWS and not weight.deterministic
+    return few and has_wide_tiles(x.device)
 
 
 def _dense_product(x: Tensor, weight: Weight) -> Tensor:

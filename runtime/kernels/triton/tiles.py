@@ -15,13 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.kernels.triton.bundles import Bundles, Pairs
+from runtime.kernels.triton.bundles import Bundles, ExpertPairs
 from runtime.kernels.triton.curves import gated
 from runtime.kernels.triton.dequantize import group_values
 from runtime.kernels.triton.groups import grid_of
 from runtime.kernels.triton.launch import divided, launch
 from runtime.kernels.triton.pointwise import gate
-from runtime.kernels.triton.words import multiplied
+from runtime.kernels.triton.words import finished, multiplied
 from runtime.quant.weight import Weight
 
 _SUMMED = 512
@@ -43,13 +43,13 @@ class Tiling:
 
 # What fits into the registers of a thread.
 _TILINGS = (Tiling(16, 64, 4, 4), Tiling(32, 64, 4, 4), Tiling(64, 64, 2, 4, stages=1))
-_WIDE_TILINGS = (*_TILINGS, Tiling(128, 128, 2, 8, programs=132))
+_ALL_TILINGS = (*_TILINGS, Tiling(128, 128, 2, 8, programs=132))
 _FLOAT_TILINGS = (Tiling(16, 64, 2, 4), Tiling(32, 64, 2, 4))
 
 
 def tilings(dtype: torch.dtype) -> tuple[Tiling, ...]:
     """The tilings of products of rows of this type, the fewest rows first."""
-    return _FLOAT_TILINGS if dtype == torch.float32 else _WIDE_TILINGS
+    return _FLOAT_TILINGS if dtype == torch.float32 else _ALL_TILINGS
 
 
 def most_rows(x: Tensor) -> int:
@@ -86,18 +86,14 @@ def tile_product(x: Tensor, weight: Weight, dtype: torch.dtype | None = None) ->
     default x's."""
     (rows, _), outs, dtype = x.shape, weight.shape[0], dtype or x.dtype
     tiling = _tiling_of(x, weight)
-    splits = _splits(weight, tiling)
+    splits = splits_of(weight, tiling)
     result = torch.empty(rows, outs, dtype=dtype, device=x.device)
     if splits == 1:
         _launch(x, weight, result, tiling)
         return result
     parts = torch.empty(splits, rows, outs, dtype=torch.float32, device=x.device)
     _launch(x, weight, parts, tiling, splits=splits)
-    count = rows * outs
-    launch(
-        sum_kernel, (divided(count, _SUMMED),), parts, result, count, SPLITS=splits,
-        SIZE=_SUMMED, num_warps=4, device=x.device,
-    )  # fmt: skip
+    add_parts(parts, result)
     return result
 
 
@@ -105,7 +101,7 @@ def gated_tiles(x: Tensor, weight: Weight, curve: int) -> Tensor:
     """x [rows, in], weight (2 n, in) in planes or deterministic, rows of gates first -> [rows, n]:
     the curve of the gates times the others, both rounded to x's type before."""
     tiling = _tiling_of(x, weight)
-    if _splits(weight, tiling) > 1:
+    if splits_of(weight, tiling) > 1:
         return gate(curve, *tile_product(x, weight).chunk(2, dim=1))
     result = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
     _launch(x, weight, result, tiling, curve=curve)
@@ -123,19 +119,13 @@ def expert_tiles(
     """As `expert_products`; `shape`: [tokens, used] of the pairs in the bundles."""
     result = torch.empty(shape.numel(), weight.shape[1], dtype=x.dtype, device=x.device)
     factors = None if scale is None else scale.float().flatten()
-    pairs = Pairs(bundles, shape[1] if x.dim() == 2 else 1, factors, bias)
+    pairs = ExpertPairs(bundles, shape[1] if x.dim() == 2 else 1, factors, bias)
     tiling = _tiling(tilings(x.dtype), bundles.pairs.shape[1])
     _launch(x.flatten(0, -2), weight, result, tiling, pairs=pairs)
     return result.view(*shape, weight.shape[1])
 
 
-def _tiling_of(x: Tensor, weight: Weight) -> Tiling:
-    if weight.deterministic:
-        return fixed_tiling(x.dtype)
-    return _tiling(tilings(x.dtype), x.shape[0])
-
-
-def _splits(weight: Weight, tiling: Tiling) -> int:
+def splits_of(weight: Weight, tiling: Tiling) -> int:
     """Number of parts that the inputs are divided into; depends on the shape and the tiling only.
 
     As many as occupy the device, but partial sums, written and read with 4 bytes each, may move at
@@ -145,6 +135,21 @@ def _splits(weight: Weight, tiling: Tiling) -> int:
     return 1 << max(0, wanted.bit_length() - 1)
 
 
+def add_parts(parts: Tensor, result: Tensor) -> None:
+    """parts [splits, rows, outs], float32; result [rows, outs]: their sums."""
+    count = result.numel()
+    launch(
+        sum_kernel, (divided(count, _SUMMED),), parts, result, count, SPLITS=len(parts),
+        SIZE=_SUMMED, num_warps=4, device=result.device,
+    )  # fmt: skip
+
+
+def _tiling_of(x: Tensor, weight: Weight) -> Tiling:
+    if weight.deterministic:
+        return fixed_tiling(x.dtype)
+    return _tiling(tilings(x.dtype), x.shape[0])
+
+
 def _launch(
     x: Tensor,
     weight: Weight,
@@ -152,7 +157,7 @@ def _launch(
     tiling: Tiling,
     *,
     splits: int = 1,
-    pairs: Pairs | None = None,
+    pairs: ExpertPairs | None = None,
     curve: int | None = None,
 ) -> None:
     """result [rows, outs], or [splits, rows, outs]. curve: of gates; see `gated_tiles`."""
@@ -234,7 +239,7 @@ def tile_kernel(
         exists = (row < rows)[:, None] & (column < groups * 32)[None, :]
         some = tl.load(source[:, None] + column[None, :], mask=exists, other=0.0)
         values = tl.reshape(values, [OUTS, GROUPS * 32])
-        total = multiplied(values, tl.trans(some), total)
+        total = finished(multiplied(values, tl.trans(some), total))
     if CURVE is not None:
         total = tl.permute(tl.reshape(total, [OUTS // 16, 2, 8, ROWS]), (0, 2, 3, 1))
         total = tl.reshape(gated(total, result.dtype.element_ty, CURVE), [HELD, ROWS])

@@ -6,6 +6,7 @@ have a plain variant.
 
 import triton
 import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
 
 from runtime.quant.formats.codebooks import NONLINEAR as _NONLINEAR
 from runtime.quant.formats.microscaling import E2M1 as _E2M1
@@ -34,6 +35,34 @@ def one_byte(at):
         )
     else:
         return tl.load(at).to(tl.int32)
+
+
+@triton.jit
+def grid_word(at):
+    """[n] pointers to int32 -> [n]. Triton does not see this load either, see `one_byte`: in a loop
+    with tensor cores it would copy what is loaded through shared memory."""
+    if ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            "ld.global.nc.b32 $0, [$1];", "=r,l", [at], dtype=tl.int32, is_pure=True, pack=1
+        )
+    else:
+        return tl.load(at)
+
+
+@triton.jit
+def two_grid_words(at):
+    """[n] pointers to int32 -> two [n]; see `grid_word`."""
+    if ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            "ld.global.nc.v2.b32 {$0, $1}, [$2];",
+            "=r,=r,l",
+            [at],
+            dtype=(tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        return tl.load(at), tl.load(at + 1)
 
 
 @triton.jit
@@ -100,6 +129,19 @@ def multiplied(a, b, total):
         return tl.dot(a, b, total, input_precision="tf32x3")  # of float32
     else:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
+
+
+@triton.jit
+def finished(total):
+    """The sums of `multiplied`, float32, once Hopper's tensor cores have read its operands: Triton
+    waits for sums that are used. NVIDIA's assembler before 13.3 else takes registers of an operand
+    for other values while tensor cores read them (triton-lang/triton#11781)."""
+    if ASSEMBLY and cuda_capability_geq(9, 0) and not cuda_capability_geq(10, 0):
+        return tl.inline_asm_elementwise(
+            "", "=f,0", [total], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return total
 
 
 @triton.constexpr_function
