@@ -1,7 +1,7 @@
 """Checks that refuse checkpoints whose settings a GGUF file of the architecture cannot express."""
 
 from model_zoo.convert.configuration import Configuration
-from model_zoo.convert.decoders import windows
+from model_zoo.convert.decoders import no_rope_interval, windows
 from model_zoo.convert.mapping import Check
 from runtime.errors import UnsupportedModelError
 
@@ -55,6 +55,20 @@ def every_nth_full(n: int) -> Check:
             raise UnsupportedModelError(
                 f"{config.path}: `layer_types` must have a window in all layers but one in {n}; "
                 "files of this architecture cannot express other patterns."
+            )
+
+    return check
+
+
+def every_nth_unrotated(n: int) -> Check:
+    """Refuses intervals of layers without rotation other than the one that readers assume."""
+
+    def check(config: Configuration) -> None:
+        interval = no_rope_interval(config)
+        if interval != n:
+            raise UnsupportedModelError(
+                f"{config.path}: one layer in {interval} has no rotation; in files of this "
+                f"architecture it is one in {n}."
             )
 
     return check

@@ -187,6 +187,17 @@ def windows(config: Configuration, *, every: int) -> list[bool]:
     return [(layer + 1) % every != 0 for layer in range(config.layers)]
 
 
+def no_rope_interval(config: Configuration) -> int:
+    """The interval of layers without rotation; a list of layers must match the interval."""
+    interval = int(config.get("no_rope_layer_interval", 4))
+    listed = config.get("no_rope_layers")
+    if listed and [bool(rotated) for rotated in listed] != [
+        (layer + 1) % interval != 0 for layer in range(config.layers)
+    ]:
+        raise config.error(f"has `no_rope_layers` that are not every {interval}th layer")
+    return interval
+
+
 def rope_base(config: Configuration, layer_type: str = "full_attention") -> float:
     return float(config.rope(layer_type).get("rope_theta", 10000.0))
 

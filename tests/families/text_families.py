@@ -22,7 +22,13 @@ from transformers import (
     PixtralVisionConfig,
 )
 
-from tests.families import deepseek_families, gemma_families, image_rows, qwen_families
+from tests.families import (
+    deepseek_families,
+    gemma_families,
+    image_rows,
+    qwen_families,
+    unrotated_families,
+)
 from tests.families.text_family import (
     KEY_LENGTHS,
     SIZES,
@@ -423,4 +429,5 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
         ),
     ),
     **qwen_families.FAMILIES,
+    **unrotated_families.FAMILIES,
 }

@@ -72,6 +72,7 @@ MISTRAL_SMALL = {
     "text_config": NEMO | {"rope_theta": 1000000000.0, "intermediate_size": 32768},
     "vision_config": {"model_type": "pixtral", "rope_theta": 10000.0},
 }
+SMOLLM_3 = LLAMA_2 | {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3"}
 QWEN_25 = {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
@@ -303,6 +304,7 @@ def test_llama3_factors_match_the_frequencies_of_transformers(high) -> None:
         (GEMMA_2 | {"query_pre_attn_scalar": 128}, "is 128, where files .* mean 144"),
         (GEMMA_3_TEXT | {"query_pre_attn_scalar": 168}, "is 168, where files .* mean 256"),
         (GEMMA_2 | {"layer_types": ["full_attention"] * 46}, "in all layers but one in 2"),
+        (SMOLLM_3 | {"no_rope_layer_interval": 2}, "one layer in 2 has no rotation"),
     ],
 )
 def test_settings_that_files_cannot_express_are_refused(values, said, tmp_path) -> None:
