@@ -70,6 +70,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("qwen3next", ("qwen3next",), pre_tokenizer="qwen2"),
     Family("qwen3next", ("qwen35", "qwen35moe"), pre_tokenizer="qwen35"),
     Family("qwen3vl", _QWEN3VL, (*_QWEN3VL, "qwen3vl_merger"), _QWEN3VL, "qwen2"),
+    Family("seed_oss", ("seed_oss",), pre_tokenizer="seed-coder"),
     Family("smollm3", ("smollm3",), pre_tokenizer="smaug-bpe"),
 )
 

@@ -157,6 +157,11 @@ PRE_NORMS = (
     Rule("layers.{n}.input_layernorm.weight", "blk.{n}.attn_norm.weight"),
     Rule("layers.{n}.post_attention_layernorm.weight", "blk.{n}.ffn_norm.weight"),
 )
+# For architectures whose files name the second norm as the checkpoints do.
+POST_ATTENTION_NORMS = (
+    PRE_NORMS[0],
+    Rule("layers.{n}.post_attention_layernorm.weight", "blk.{n}.post_attention_norm.weight"),
+)
 HEAD_NORMS = (
     Rule("layers.{n}.self_attn.q_norm.weight", "blk.{n}.attn_q_norm.weight"),
     Rule("layers.{n}.self_attn.k_norm.weight", "blk.{n}.attn_k_norm.weight"),

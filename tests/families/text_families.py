@@ -20,6 +20,7 @@ from transformers import (
     Olmo2Config,
     Phi3Config,
     PixtralVisionConfig,
+    SeedOssConfig,
 )
 
 from tests.families import (
@@ -429,5 +430,15 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
         ),
     ),
     **qwen_families.FAMILIES,
+    "seed_oss": TextFamily(
+        SeedOssConfig,
+        SIZES | rope(1e7) | {"head_dim": 32, "pad_token_id": None},
+        {
+            "plain": {},
+            "all_biases": {"attention_out_bias": True, "mlp_bias": True},
+            "tied_without_biases": TIED | YARN | {"attention_bias": False},
+        },
+        wide=WIDE_HEADS,
+    ),
     **unrotated_families.FAMILIES,
 }
