@@ -157,10 +157,15 @@ PRE_NORMS = (
     Rule("layers.{n}.input_layernorm.weight", "blk.{n}.attn_norm.weight"),
     Rule("layers.{n}.post_attention_layernorm.weight", "blk.{n}.ffn_norm.weight"),
 )
+# For architectures with norms only after attention and feed-forward.
+POST_NORMS = (
+    Rule("layers.{n}.post_attention_layernorm.weight", "blk.{n}.post_attention_norm.weight"),
+    Rule("layers.{n}.post_feedforward_layernorm.weight", "blk.{n}.post_ffw_norm.weight"),
+)
 # For architectures whose files name the second norm as the checkpoints do.
 POST_ATTENTION_NORMS = (
     PRE_NORMS[0],
-    Rule("layers.{n}.post_attention_layernorm.weight", "blk.{n}.post_attention_norm.weight"),
+    POST_NORMS[0],
 )
 HEAD_NORMS = (
     Rule("layers.{n}.self_attn.q_norm.weight", "blk.{n}.attn_q_norm.weight"),
@@ -185,11 +190,15 @@ HEAD_NORMS_PLUS_ONE = tuple(replace(rule, transform=plus_one) for rule in HEAD_N
 
 
 def windows(config: Configuration, *, every: int) -> list[bool]:
-    """For each layer whether it has a sliding window: as listed, or all except every `every`-th."""
+    """For each layer whether it has a sliding window: as listed, or as in a pattern of letters (L
+    for a window) that is repeated, or all except every n-th, as stated, else `every`-th."""
     listed = config.layer_types()
     if listed is not None:
         return [kind == "sliding_attention" for kind in listed]
-    return [(layer + 1) % every != 0 for layer in range(config.layers)]
+    pattern = config.get("sliding_window_pattern", every)
+    if isinstance(pattern, str):
+        return [pattern[layer % len(pattern)] == "L" for layer in range(config.layers)]
+    return [(layer + 1) % pattern != 0 for layer in range(config.layers)]
 
 
 def no_rope_interval(config: Configuration) -> int:

@@ -32,6 +32,7 @@ from tests.families import (
 )
 from tests.families.text_family import (
     KEY_LENGTHS,
+    LLAMA3_ROPE,
     SIZES,
     TIED,
     WIDE_HEADS,
@@ -62,14 +63,6 @@ LLAMA4 = SIZES | {
     "attention_chunk_size": 16,
     "floor_scale": 8,
     "attn_scale": 0.5,
-}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
 }
 LLAMA4_OPTIONAL_KEYS = """
     attention.chunk_size attention.floor_scale attention.scale attention.temperature_tuning

@@ -2,11 +2,46 @@
 
 from collections.abc import Mapping
 
-from transformers import SmolLM3Config
+from transformers import Exaone4Config, SmolLM3Config
 
-from tests.families.text_family import SIZES, YARN, CompleteFile, TextFamily, rope
+from tests.families.text_family import (
+    LLAMA3_ROPE,
+    SIZES,
+    TIED,
+    YARN,
+    CompleteFile,
+    TextFamily,
+    rope,
+)
 
 FAMILIES: Mapping[str, TextFamily] = {
+    "exaone4": TextFamily(
+        Exaone4Config,
+        SIZES | rope(1e6) | {"num_hidden_layers": 4, "sliding_window": 9},
+        {
+            "plain": {},
+            "window_of_no_layer": {"layer_types": ["full_attention"] * 4},
+            "tied_without_windows": TIED
+            | {
+                "num_hidden_layers": 2,
+                "sliding_window": None,
+                "layer_types": ["full_attention"] * 2,
+                "rope_parameters": LLAMA3_ROPE,
+            },
+        },
+        effective_keys={
+            "attention.sliding_window": 10,
+            "attention.sliding_window_pattern": 2,
+        },
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.key_length attention.value_length attention.sliding_window
+                    attention.sliding_window_pattern
+                """
+            ),
+        ),
+    ),
     "smollm3": TextFamily(
         SmolLM3Config,
         SIZES | rope(5e6) | {"num_hidden_layers": 4, "pad_token_id": None},

@@ -7,7 +7,7 @@ from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key
 
 def _stated_pattern(config: Configuration) -> list[bool] | None:
     """Whether each layer has a window; None for the default, all layers but every sixth."""
-    windows = decoders.windows(config, every=config.get("sliding_window_pattern", 6))
+    windows = decoders.windows(config, every=6)
     usual = [(layer + 1) % 6 != 0 for layer in range(config.layers)]
     return None if windows == usual else windows
 

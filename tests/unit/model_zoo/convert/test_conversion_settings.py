@@ -272,6 +272,14 @@ def test_settings_that_gemma_checkpoints_omit_have_defaults(tmp_path) -> None:
     assert "rope.freq_base" not in ollama
 
 
+def test_a_pattern_of_letters_is_repeated(tmp_path) -> None:
+    exaone = {"architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4"}
+    windows = {"sliding_window": 4096, "sliding_window_pattern": "LLLG"}
+    keys = told(tmp_path / "mixed", LLAMA_2 | exaone | windows)
+    assert keys["attention.sliding_window_pattern"] == [True, True, True, False] * 8
+    assert "attention.sliding_window_pattern" not in told(tmp_path / "full", LLAMA_2 | exaone)
+
+
 def test_scaling_parameters_are_kept(tmp_path) -> None:
     qwen = told(tmp_path / "qwen", QWEN_25 | {"rope_scaling": YARN | {"attention_factor": 1.5}})
     assert qwen["rope.scaling.type"] == "yarn" and qwen["rope.scaling.factor"] == 4.0
