@@ -44,7 +44,7 @@ _QWEN3VL = ("qwen3vl", "qwen3vlmoe")
 
 FAMILIES: tuple[Family, ...] = (
     Family("bert", ("bert",)),
-    Family("command_r", ("command-r",)),
+    Family("command_r", ("command-r", "cohere2"), pre_tokenizer="command-r"),
     Family("deepseek2", ("deepseek2",), pre_tokenizer="deepseek-llm"),
     Family("exaone4", ("exaone4",), pre_tokenizer="exaone4"),
     Family("gemma2", ("gemma2",)),

@@ -201,6 +201,18 @@ def windows(config: Configuration, *, every: int) -> list[bool]:
     return [(layer + 1) % pattern != 0 for layer in range(config.layers)]
 
 
+def unusual_windows(every: int) -> Callable[[Configuration], list[bool] | None]:
+    """A key's source: whether each layer has a window; None for all except every `every`-th, which
+    readers assume."""
+
+    def source(config: Configuration) -> list[bool] | None:
+        stated = windows(config, every=every)
+        usual = [(layer + 1) % every != 0 for layer in range(config.layers)]
+        return None if stated == usual else stated
+
+    return source
+
+
 def no_rope_interval(config: Configuration) -> int:
     """The interval of layers without rotation; a list of layers must match the interval."""
     interval = int(config.get("no_rope_layer_interval", 4))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from transformers import Exaone4Config, SmolLM3Config
+from transformers import Cohere2Config, Exaone4Config, SmolLM3Config
 
 from tests.families.text_family import (
     LLAMA3_ROPE,
@@ -15,6 +15,31 @@ from tests.families.text_family import (
 )
 
 FAMILIES: Mapping[str, TextFamily] = {
+    "cohere2": TextFamily(
+        Cohere2Config,
+        SIZES | rope(5e4) | {"num_hidden_layers": 4, "sliding_window": 9, "pad_token_id": None},
+        {
+            "plain": {},
+            "every_other_layer_full_with_biases": {
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "attention_bias": True,
+                "logit_scale": 3.0,
+            },
+        },
+        effective_keys={
+            "attention.sliding_window": 10,
+            "attention.sliding_window_pattern": 2,
+            "logit_scale": 0.1,
+        },
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.key_length attention.value_length attention.layer_norm_epsilon
+                    logit_scale
+                """
+            ),
+        ),
+    ),
     "exaone4": TextFamily(
         Exaone4Config,
         SIZES | rope(1e6) | {"num_hidden_layers": 4, "sliding_window": 9},
