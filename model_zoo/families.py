@@ -52,6 +52,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("gemma3n", ("gemma3n",), tensor_parallel=False),
     Family("gemma4", ("gemma4",), _GEMMA4, ("gemma4",)),
     Family("glm4", ("glm4",)),
+    Family("glm4moe", ("glm4moe",), pre_tokenizer="glm4"),
     Family("gptoss", ("gpt-oss", "gptoss"), pre_tokenizer="gpt-4o"),
     Family("granite", ("granite", "granitemoe")),
     Family("idefics3", (), ("idefics3",), ("llama",)),

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from gguf import ExpertGatingFuncType
 from torch import Tensor
 
 from model_zoo.convert.configuration import Configuration
@@ -153,6 +154,45 @@ def experts(
     )
 
 
+def is_leading(config: Configuration, layer: int) -> bool:
+    """Whether it is one of the leading layers, which are dense."""
+    return bool(layer < config.require("first_k_dense_replace"))
+
+
+def follows(config: Configuration, layer: int) -> bool:
+    return not is_leading(config, layer)
+
+
+# For models whose leading layers are dense and whose other layers have experts and a shared one.
+LEADING_DENSE_KEYS = (
+    Key("leading_dense_block_count", "first_k_dense_replace"),
+    Key("expert_count", "n_routed_experts"),
+    Key("expert_used_count", "num_experts_per_tok"),
+    Key("expert_shared_count", "n_shared_experts"),
+    Key("expert_feed_forward_length", "moe_intermediate_size"),
+    Key("expert_weights_scale", "routed_scaling_factor", of=float),
+)
+SIGMOID_KEYS = (
+    Key("expert_gating_func", lambda c: ExpertGatingFuncType.SIGMOID.value),
+    Key("expert_group_count", "n_group"),
+    Key("expert_group_used_count", "topk_group"),
+    Key("expert_weights_norm", "norm_topk_prob", of=bool),
+)
+LEADING_DENSE = (
+    *feed_forward(only=is_leading),
+    *experts(only=follows),
+    *(
+        Rule(
+            f"layers.{{n}}.mlp.shared_experts.{name}_proj.weight",
+            f"blk.{{n}}.ffn_{name}_shexp.weight",
+            only=follows,
+        )
+        for name in ("gate", "up", "down")
+    ),
+)
+EXPERT_BIAS = Rule(
+    "layers.{n}.mlp.gate.e_score_correction_bias", "blk.{n}.exp_probs_b.bias", only=follows
+)
 PRE_NORMS = (
     Rule("layers.{n}.input_layernorm.weight", "blk.{n}.attn_norm.weight"),
     Rule("layers.{n}.post_attention_layernorm.weight", "blk.{n}.ffn_norm.weight"),

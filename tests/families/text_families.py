@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from transformers import (
     CohereConfig,
     Glm4Config,
+    Glm4MoeConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
@@ -51,6 +52,17 @@ MULTIPLIERS = {
     "attention_multiplier": 0.125,
 }
 GRANITE_EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
+
+GLM4_MOE = SIZES | {
+    "num_hidden_layers": 3,
+    "head_dim": 32,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "num_mtp_layers": 0,
+}
 
 # Llama 4: a short prompt crosses several chunks and several steps of the temperature.
 LLAMA4 = SIZES | {
@@ -139,6 +151,29 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
             "one_kv_head": {"num_key_value_heads": 1},
         },
         wide=WIDE_HEADS,
+    ),
+    "glm4moe": TextFamily(
+        Glm4MoeConfig,
+        GLM4_MOE,
+        {
+            "plain": {"use_qk_norm": True},
+            "groups_without_head_norms": {
+                "n_group": 2,
+                "norm_topk_prob": False,
+                "routed_scaling_factor": 2.5,
+                "attention_bias": True,
+                "tie_word_embeddings": True,
+            },
+        },
+        wide=WIDE_HEADS | {"moe_intermediate_size": 256},
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    expert_gating_func expert_weights_norm expert_weights_scale
+                    expert_group_count expert_group_used_count
+                """
+            ),
+        ),
     ),
     "gpt-oss": TextFamily(
         GptOssConfig,

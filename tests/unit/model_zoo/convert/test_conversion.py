@@ -31,6 +31,7 @@ from tests.unit.model_zoo.convert.checkpoint_changes import (
     TINY_LLAMA,
     copy,
     reshaped,
+    settings,
     sharded,
 )
 
@@ -132,6 +133,20 @@ def test_shards_give_the_same_file_as_a_single_one(folder, copied, tmp_path) -> 
     convert(folder, tmp_path / "one.gguf")
     convert(copied, tmp_path / "shards.gguf")
     assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "shards.gguf").read_bytes()
+
+
+def test_layers_for_drafting_tokens_are_left_out(folder, copied, tmp_path) -> None:
+    """They follow the layers that the settings count."""
+    drafting = {
+        "model.layers.2.eh_proj.weight": torch.ones(64, 128),
+        "model.layers.2.self_attn.q_proj.weight": torch.ones(64, 64),
+    }
+    reshaped(copied, lambda weights: weights.update(drafting))
+    settings(copied, num_nextn_predict_layers=1)
+    for source, name in ((folder, "plain"), (copied, "drafting")):
+        convert(source, tmp_path / f"{name}.gguf")
+    plain, found = (matrices(tmp_path / f"{name}.gguf") for name in ("plain", "drafting"))
+    assert plain.keys() == found.keys()
 
 
 def test_parts_have_the_same_tensors_and_bounded_sizes(folder, tmp_path) -> None:
