@@ -10,14 +10,19 @@ import torch
 from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES
 from safetensors.torch import load_file
 from transformers import (
+    Cohere2Config,
+    Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4MoeConfig,
     LlamaConfig,
     MixtralConfig,
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
+    SmolLM3Config,
 )
 
 from model_zoo.convert.checkpoint_reader import Checkpoint
@@ -45,6 +50,11 @@ FAMILIES = {
     "gemma2": Gemma2Config(**SIZES, **GEMMA),
     "gemma3": Gemma3TextConfig(**SIZES, **GEMMA),
     "phi3": Phi3Config(**SIZES),
+    "cohere2": Cohere2Config(**SIZES),
+    "exaone4": Exaone4Config(**SIZES),
+    "glm4moe": Glm4MoeConfig(**SIZES, n_routed_experts=4, num_experts_per_tok=2, head_dim=16),
+    "seed_oss": SeedOssConfig(**SIZES, head_dim=16),
+    "smollm3": SmolLM3Config(**SIZES),
 }
 
 
