@@ -51,7 +51,8 @@ def every_nth_full(n: int) -> Check:
     """Refuses patterns of layers with a window other than the one that readers assume."""
 
     def check(config: Configuration) -> None:
-        if windows(config, every=n) != [(layer + 1) % n != 0 for layer in range(config.layers)]:
+        stated = config.derived("layer_types", lambda c: windows(c, every=n))
+        if stated != [(layer + 1) % n != 0 for layer in range(config.layers)]:
             raise UnsupportedModelError(
                 f"{config.path}: `layer_types` must have a window in all layers but one in {n}; "
                 "files of this architecture cannot express other patterns."
@@ -64,7 +65,7 @@ def every_nth_unrotated(n: int) -> Check:
     """Refuses intervals of layers without rotation other than the one that readers assume."""
 
     def check(config: Configuration) -> None:
-        interval = no_rope_interval(config)
+        interval = config.derived("no_rope_layer_interval", no_rope_interval)
         if interval != n:
             raise UnsupportedModelError(
                 f"{config.path}: one layer in {interval} has no rotation; in files of this "

@@ -13,7 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.convert_folder import conversion_for
 from model_zoo.convert.gguf_metadata import metadata_of
-from runtime.errors import UnsupportedModelError
+from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.tiny_models import tiny_tokenizer
 
 LLAMA_2 = {
@@ -289,6 +289,15 @@ def test_scaling_parameters_are_kept(tmp_path) -> None:
     linear = told(tmp_path / "llama", PUBLISHED["Llama with linear scaling"])
     assert (linear["rope.scaling.type"], linear["rope.scaling.factor"]) == ("linear", 4.0)
     assert "rope.scaling.type" not in told(tmp_path / "plain", LLAMA_2)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [GEMMA_2 | {"sliding_window_pattern": 0}, SMOLLM_3 | {"no_rope_layer_interval": "x"}],
+)
+def test_impossible_intervals_are_refused(values, tmp_path) -> None:
+    with pytest.raises(ModelFileError, match="does not determine"):
+        told(tmp_path / "folder", values)
 
 
 @pytest.mark.parametrize("high", [4.0, 1.0])
