@@ -44,13 +44,15 @@ _QWEN3VL = ("qwen3vl", "qwen3vlmoe")
 
 FAMILIES: tuple[Family, ...] = (
     Family("bert", ("bert",)),
-    Family("command_r", ("command-r",)),
+    Family("command_r", ("command-r", "cohere2"), pre_tokenizer="command-r"),
     Family("deepseek2", ("deepseek2",), pre_tokenizer="deepseek-llm"),
+    Family("exaone4", ("exaone4",), pre_tokenizer="exaone4"),
     Family("gemma2", ("gemma2",)),
     Family("gemma3", ("gemma3",), ("gemma3",), ("gemma3",)),
     Family("gemma3n", ("gemma3n",), tensor_parallel=False),
     Family("gemma4", ("gemma4",), _GEMMA4, ("gemma4",)),
     Family("glm4", ("glm4",)),
+    Family("glm4moe", ("glm4moe",), pre_tokenizer="glm4"),
     Family("gptoss", ("gpt-oss", "gptoss"), pre_tokenizer="gpt-4o"),
     Family("granite", ("granite", "granitemoe")),
     Family("idefics3", (), ("idefics3",), ("llama",)),
@@ -70,6 +72,8 @@ FAMILIES: tuple[Family, ...] = (
     Family("qwen3next", ("qwen3next",), pre_tokenizer="qwen2"),
     Family("qwen3next", ("qwen35", "qwen35moe"), pre_tokenizer="qwen35"),
     Family("qwen3vl", _QWEN3VL, (*_QWEN3VL, "qwen3vl_merger"), _QWEN3VL, "qwen2"),
+    Family("seed_oss", ("seed_oss",), pre_tokenizer="seed-coder"),
+    Family("smollm3", ("smollm3",), pre_tokenizer="smaug-bpe"),
 )
 
 

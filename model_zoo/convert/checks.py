@@ -1,7 +1,7 @@
 """Checks that refuse checkpoints whose settings a GGUF file of the architecture cannot express."""
 
 from model_zoo.convert.configuration import Configuration
-from model_zoo.convert.decoders import windows
+from model_zoo.convert.decoders import no_rope_interval, windows
 from model_zoo.convert.mapping import Check
 from runtime.errors import UnsupportedModelError
 
@@ -51,10 +51,25 @@ def every_nth_full(n: int) -> Check:
     """Refuses patterns of layers with a window other than the one that readers assume."""
 
     def check(config: Configuration) -> None:
-        if windows(config, every=n) != [(layer + 1) % n != 0 for layer in range(config.layers)]:
+        stated = config.derived("layer_types", lambda c: windows(c, every=n))
+        if stated != [(layer + 1) % n != 0 for layer in range(config.layers)]:
             raise UnsupportedModelError(
                 f"{config.path}: `layer_types` must have a window in all layers but one in {n}; "
                 "files of this architecture cannot express other patterns."
+            )
+
+    return check
+
+
+def every_nth_unrotated(n: int) -> Check:
+    """Refuses intervals of layers without rotation other than the one that readers assume."""
+
+    def check(config: Configuration) -> None:
+        interval = config.derived("no_rope_layer_interval", no_rope_interval)
+        if interval != n:
+            raise UnsupportedModelError(
+                f"{config.path}: one layer in {interval} has no rotation; in files of this "
+                f"architecture it is one in {n}."
             )
 
     return check

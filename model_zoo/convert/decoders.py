@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from gguf import ExpertGatingFuncType
 from torch import Tensor
 
 from model_zoo.convert.configuration import Configuration
@@ -153,9 +154,58 @@ def experts(
     )
 
 
+def is_leading(config: Configuration, layer: int) -> bool:
+    """Whether it is one of the leading layers, which are dense."""
+    return bool(layer < config.require("first_k_dense_replace"))
+
+
+def follows(config: Configuration, layer: int) -> bool:
+    return not is_leading(config, layer)
+
+
+# For models whose leading layers are dense and whose other layers have experts and a shared one.
+LEADING_DENSE_KEYS = (
+    Key("leading_dense_block_count", "first_k_dense_replace"),
+    Key("expert_count", "n_routed_experts"),
+    Key("expert_used_count", "num_experts_per_tok"),
+    Key("expert_shared_count", "n_shared_experts"),
+    Key("expert_feed_forward_length", "moe_intermediate_size"),
+    Key("expert_weights_scale", "routed_scaling_factor", of=float),
+)
+SIGMOID_KEYS = (
+    Key("expert_gating_func", lambda c: ExpertGatingFuncType.SIGMOID.value),
+    Key("expert_group_count", "n_group"),
+    Key("expert_group_used_count", "topk_group"),
+    Key("expert_weights_norm", "norm_topk_prob", of=bool),
+)
+LEADING_DENSE = (
+    *feed_forward(only=is_leading),
+    *experts(only=follows),
+    *(
+        Rule(
+            f"layers.{{n}}.mlp.shared_experts.{name}_proj.weight",
+            f"blk.{{n}}.ffn_{name}_shexp.weight",
+            only=follows,
+        )
+        for name in ("gate", "up", "down")
+    ),
+)
+EXPERT_BIAS = Rule(
+    "layers.{n}.mlp.gate.e_score_correction_bias", "blk.{n}.exp_probs_b.bias", only=follows
+)
 PRE_NORMS = (
     Rule("layers.{n}.input_layernorm.weight", "blk.{n}.attn_norm.weight"),
     Rule("layers.{n}.post_attention_layernorm.weight", "blk.{n}.ffn_norm.weight"),
+)
+# For architectures with norms only after attention and feed-forward.
+POST_NORMS = (
+    Rule("layers.{n}.post_attention_layernorm.weight", "blk.{n}.post_attention_norm.weight"),
+    Rule("layers.{n}.post_feedforward_layernorm.weight", "blk.{n}.post_ffw_norm.weight"),
+)
+# For architectures whose files name the second norm as the checkpoints do.
+POST_ATTENTION_NORMS = (
+    PRE_NORMS[0],
+    POST_NORMS[0],
 )
 HEAD_NORMS = (
     Rule("layers.{n}.self_attn.q_norm.weight", "blk.{n}.attn_q_norm.weight"),
@@ -180,11 +230,38 @@ HEAD_NORMS_PLUS_ONE = tuple(replace(rule, transform=plus_one) for rule in HEAD_N
 
 
 def windows(config: Configuration, *, every: int) -> list[bool]:
-    """For each layer whether it has a sliding window: as listed, or all except every `every`-th."""
+    """For each layer whether it has a sliding window: as listed, or as in a pattern of letters (L
+    for a window) that is repeated, or all except every n-th, as stated, else `every`-th."""
     listed = config.layer_types()
     if listed is not None:
         return [kind == "sliding_attention" for kind in listed]
-    return [(layer + 1) % every != 0 for layer in range(config.layers)]
+    pattern = config.get("sliding_window_pattern", every)
+    if isinstance(pattern, str):
+        return [pattern[layer % len(pattern)] == "L" for layer in range(config.layers)]
+    return [(layer + 1) % pattern != 0 for layer in range(config.layers)]
+
+
+def unusual_windows(every: int) -> Callable[[Configuration], list[bool] | None]:
+    """A key's source: whether each layer has a window; None for all except every `every`-th, which
+    readers assume."""
+
+    def source(config: Configuration) -> list[bool] | None:
+        stated = windows(config, every=every)
+        usual = [(layer + 1) % every != 0 for layer in range(config.layers)]
+        return None if stated == usual else stated
+
+    return source
+
+
+def no_rope_interval(config: Configuration) -> int:
+    """The interval of layers without rotation; a list of layers must match the interval."""
+    interval = int(config.get("no_rope_layer_interval", 4))
+    listed = config.get("no_rope_layers")
+    if listed and [bool(rotated) for rotated in listed] != [
+        (layer + 1) % interval != 0 for layer in range(config.layers)
+    ]:
+        raise config.error(f"has `no_rope_layers` that are not every {interval}th layer")
+    return interval
 
 
 def rope_base(config: Configuration, layer_type: str = "full_attention") -> float:

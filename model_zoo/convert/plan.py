@@ -15,6 +15,7 @@ from runtime.errors import ModelFileError
 from runtime.quant.block_types import block_type
 
 _SHOWN = 8
+_LAYER = re.compile(r"layers\.(\d{1,9})\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ def _matched(
     unknown = []
     for name in checkpoint.names:
         short = _without_root(name, conversion.roots)
+        if _drafts(short, config):
+            continue
         known = any(pattern.fullmatch(short) for pattern in dropped)
         for index, (rule, sources) in enumerate(zip(rules, patterns, strict=True)):
             for number, pattern in enumerate(sources):
@@ -93,6 +96,15 @@ def _matched(
         if not known:
             unknown.append(name)
     return found, unknown
+
+
+def _drafts(name: str, config: Configuration) -> bool:
+    """Whether it is in one of the layers after the others that predict further tokens for drafts,
+    which files omit."""
+    match = _LAYER.match(name) if config.get("num_nextn_predict_layers") else None
+    if match is None:
+        return False
+    return 0 <= int(match[1]) - config.layers < config.require_size("num_nextn_predict_layers")
 
 
 def _numbered(

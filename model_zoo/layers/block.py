@@ -127,11 +127,12 @@ class PostNormBlock(_TwoParts):
 @dataclass(frozen=True, slots=True)
 class BlockOptions:
     """pre_norms: RMS norms of the inputs of attention and feed-forward. post_norms: norms of their
-    outputs. residual_scale: factor of both outputs."""
+    outputs. residual_scale: factor of both outputs. ffn_norm: name of the second pre norm."""
 
     pre_norms: bool = True
     post_norms: bool = False
     residual_scale: float = 1.0
+    ffn_norm: str = "ffn_norm"
 
 
 def read_block(
@@ -141,13 +142,13 @@ def read_block(
     feed_forward: RowWise,
     options: BlockOptions | None = None,
 ) -> Block:
-    """The block, with RMS norms under the usual names."""
+    """The block, with RMS norms under the usual names, unless `options` states others."""
     options = options or BlockOptions()
     norm = partial(w.rms_norm, eps=sizes.eps, size=sizes.hidden)
     return Block(
         norm("attn_norm") if options.pre_norms else None,
         attention,
-        norm("ffn_norm") if options.pre_norms else None,
+        norm(options.ffn_norm) if options.pre_norms else None,
         feed_forward,
         norm("post_attention_norm") if options.post_norms else None,
         norm("post_ffw_norm") if options.post_norms else None,

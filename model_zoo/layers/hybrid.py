@@ -1,36 +1,23 @@
 """Metadata of models that mix recurrent layers with attention."""
 
-from dataclasses import replace
-
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.draft_layers import without_draft_layers
 from model_zoo.layers.text_sizes import TextSizes
 
 # Values of all models, as in Qwen3NextConfig and Qwen3_5TextConfig of `transformers`.
 FULL_EVERY, DEFAULT_HEAD_DIM = 4, 256
-_KV_HEADS, _DRAFTING, _INTERVAL = (
-    "attention.head_count_kv",
-    "nextn_predict_layers",
-    "full_attention_interval",
-)
+_KV_HEADS, _INTERVAL = "attention.head_count_kv", "full_attention_interval"
 
 
 def read_sizes(w: TensorScope, metadata: Metadata) -> TextSizes:
-    """The sizes without the draft layers at the end (`nextn_predict_layers`), whose tensors are not
-    loaded.
+    """The sizes without draft layers, whose tensors are not loaded.
 
     The number of key heads of recurrent layers, which files may state as 0, is set to that of the
     other layers.
     """
     sizes = TextSizes.read(metadata, head_dim=DEFAULT_HEAD_DIM, kv_heads=_kv_heads(metadata))
-    drafting = metadata.get(_DRAFTING, int, 0)
-    if not 0 <= drafting < sizes.layers:
-        raise metadata.error(
-            _DRAFTING, f"is {drafting:,}; it must be below the {sizes.layers:,} layers"
-        )
-    for layer in range(sizes.layers - drafting, sizes.layers):
-        w.scope("blk", layer).ignore_all()
-    return replace(sizes, layers=sizes.layers - drafting)
+    return without_draft_layers(w, sizes)
 
 
 def recurrent_layers(sizes: TextSizes) -> tuple[bool, ...]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from runtime.kernels.activations import Activations
 from runtime.kernels.cache_rows import decode_rows, encode_rows
 from runtime.kernels.native import address, library, row_address
+from runtime.kernels.pointwise import contiguous
 from runtime.kernels.triton.launch import has_kernels
 from runtime.kv.cache_types import CacheType
 from runtime.quant.weight import Compute
@@ -276,7 +277,7 @@ def _paged_attention_cpu(
         raise ValueError(f"{heads} query heads cannot share {kv_heads} heads of keys")
     if softcap is not None and softcap <= 0:
         raise ValueError(f"the softcap is {softcap}; it must be above 0")
-    wide = queries.float().contiguous()
+    wide = contiguous(queries.float())  # layers without rotation pass rows of a wider product
     result = torch.empty(rows, heads, value_dim)
     tiles = torch.empty(2, rows + 1, dtype=torch.int32)
     keys, values = _page_addresses(pages, key_dim)

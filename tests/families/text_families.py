@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from transformers import (
     CohereConfig,
     Glm4Config,
+    Glm4MoeConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
@@ -20,11 +21,19 @@ from transformers import (
     Olmo2Config,
     Phi3Config,
     PixtralVisionConfig,
+    SeedOssConfig,
 )
 
-from tests.families import deepseek_families, gemma_families, image_rows, qwen_families
+from tests.families import (
+    deepseek_families,
+    gemma_families,
+    image_rows,
+    qwen_families,
+    unrotated_families,
+)
 from tests.families.text_family import (
     KEY_LENGTHS,
+    LLAMA3_ROPE,
     SIZES,
     TIED,
     WIDE_HEADS,
@@ -44,6 +53,17 @@ MULTIPLIERS = {
 }
 GRANITE_EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 
+GLM4_MOE = SIZES | {
+    "num_hidden_layers": 3,
+    "head_dim": 32,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "num_mtp_layers": 0,
+}
+
 # Llama 4: a short prompt crosses several chunks and several steps of the temperature.
 LLAMA4 = SIZES | {
     "num_hidden_layers": 5,  # the fourth sees all tokens and has no rotation
@@ -55,14 +75,6 @@ LLAMA4 = SIZES | {
     "attention_chunk_size": 16,
     "floor_scale": 8,
     "attn_scale": 0.5,
-}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
 }
 LLAMA4_OPTIONAL_KEYS = """
     attention.chunk_size attention.floor_scale attention.scale attention.temperature_tuning
@@ -139,6 +151,29 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
             "one_kv_head": {"num_key_value_heads": 1},
         },
         wide=WIDE_HEADS,
+    ),
+    "glm4moe": TextFamily(
+        Glm4MoeConfig,
+        GLM4_MOE,
+        {
+            "plain": {"use_qk_norm": True},
+            "groups_without_head_norms": {
+                "n_group": 2,
+                "norm_topk_prob": False,
+                "routed_scaling_factor": 2.5,
+                "attention_bias": True,
+                "tie_word_embeddings": True,
+            },
+        },
+        wide=WIDE_HEADS | {"moe_intermediate_size": 256},
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    expert_gating_func expert_weights_norm expert_weights_scale
+                    expert_group_count expert_group_used_count
+                """
+            ),
+        ),
     ),
     "gpt-oss": TextFamily(
         GptOssConfig,
@@ -423,4 +458,15 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
         ),
     ),
     **qwen_families.FAMILIES,
+    "seed_oss": TextFamily(
+        SeedOssConfig,
+        SIZES | rope(1e7) | {"head_dim": 32, "pad_token_id": None},
+        {
+            "plain": {},
+            "all_biases": {"attention_out_bias": True, "mlp_bias": True},
+            "tied_without_biases": TIED | YARN | {"attention_bias": False},
+        },
+        wide=WIDE_HEADS,
+    ),
+    **unrotated_families.FAMILIES,
 }

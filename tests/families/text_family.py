@@ -33,6 +33,14 @@ YARN = {
         "original_max_position_embeddings": 64,
     }
 }
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 # Keys of files that most families derive from the tensors.
 KEY_LENGTHS = dict.fromkeys(("attention.key_length", "attention.value_length"))
 CONTEXT_TOKENS = 512

@@ -8,9 +8,12 @@ import torch
 from transformers import (
     AutoModel,
     BertConfig,
+    Cohere2Config,
+    Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
+    Glm4MoeConfig,
     GptOssConfig,
     Llama4TextConfig,
     LlamaConfig,
@@ -21,6 +24,8 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
+    SmolLM3Config,
 )
 
 from tests.peers.llama_cpp_library import llama_cpp, their_log_probabilities
@@ -123,6 +128,22 @@ DECODERS = {
     "mistral3": Mistral3Config(
         text_config={**HEADS, "model_type": "ministral3", "rope_parameters": MINISTRAL},
         vision_config=PIXTRAL,
+    ),
+    "smollm3": SmolLM3Config(**SIZES),
+    "seed_oss": SeedOssConfig(**HEADS),
+    "exaone4": Exaone4Config(
+        **SIZES, sliding_window=None, layer_types=[FULL] * 4, rope_parameters=LLAMA_3
+    ),
+    # It knows windows in models of this depth only.
+    "exaone4 with windows": Exaone4Config(**{**SIZES, "num_hidden_layers": 64}, sliding_window=8),
+    "cohere2": Cohere2Config(**SIZES, sliding_window=8),
+    "glm4moe": Glm4MoeConfig(
+        **HEADS,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        use_qk_norm=True,
+        routed_scaling_factor=2.5,
     ),
 }
 ENCODERS = {"bert": BertConfig(**SIZES), "nomic-bert": NomicBertConfig(**SIZES)}

@@ -1,4 +1,6 @@
-"""Command-R: conversion of text model checkpoints to GGUF."""
+"""Command-R and Command R7B: conversion of text model checkpoints to GGUF."""
+
+from dataclasses import replace
 
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
@@ -32,4 +34,18 @@ CONVERSION = Conversion(
     drop=decoders.BUFFERS,
     defaults={"tie_word_embeddings": True, "logit_scale": 0.0625, "layer_norm_eps": 1e-5},
     check=checks.all_of(checks.only_scalings(), _no_head_norms),
+)
+
+WINDOWED = replace(
+    CONVERSION,
+    serves=("Cohere2ForCausalLM",),
+    model_types=("cohere2",),
+    architecture="cohere2",
+    keys=(
+        *CONVERSION.keys,
+        Key("attention.sliding_window", "sliding_window"),
+        Key("attention.sliding_window_pattern", decoders.unusual_windows(4)),
+    ),
+    defaults={**CONVERSION.defaults, "sliding_window": 4096},
+    check=checks.only_scalings(),
 )

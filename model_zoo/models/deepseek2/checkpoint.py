@@ -10,7 +10,7 @@ from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
 from runtime.errors import UnsupportedModelError
 
-_ATTENTION, _MLP = "layers.{n}.self_attn", "layers.{n}.mlp"
+_ATTENTION = "layers.{n}.self_attn"
 
 
 def _query(config: Configuration) -> int:
@@ -19,14 +19,6 @@ def _query(config: Configuration) -> int:
 
 def _cached(config: Configuration) -> int:
     return config.require_size("kv_lora_rank") + config.require_size("qk_rope_head_dim")
-
-
-def _is_dense(config: Configuration, layer: int) -> bool:
-    return layer < config.require("first_k_dense_replace")
-
-
-def _has_experts(config: Configuration, layer: int) -> bool:
-    return not _is_dense(config, layer)
 
 
 def _compresses_queries(config: Configuration, layer: int) -> bool:
@@ -92,12 +84,7 @@ _KEYS = (
     decoders.ROPE_BASE,
     *decoders.YARN_SCALING,
     Key("rope.scaling.yarn_log_multiplier", _log_multiplier),
-    Key("leading_dense_block_count", "first_k_dense_replace"),
-    Key("expert_count", "n_routed_experts"),
-    Key("expert_used_count", "num_experts_per_tok"),
-    Key("expert_shared_count", "n_shared_experts"),
-    Key("expert_feed_forward_length", "moe_intermediate_size"),
-    Key("expert_weights_scale", "routed_scaling_factor", of=float),
+    *decoders.LEADING_DENSE_KEYS,
 )
 
 CONVERSION = Conversion(
@@ -138,16 +125,7 @@ CONVERSION = Conversion(
             )
         ),
         Rule(f"{_ATTENTION}.o_proj.*", "blk.{n}.attn_output.*"),
-        *decoders.feed_forward(only=_is_dense),
-        *decoders.experts(only=_has_experts),
-        *(
-            Rule(
-                f"{_MLP}.shared_experts.{name}_proj.weight",
-                f"blk.{{n}}.ffn_{name}_shexp.weight",
-                only=_has_experts,
-            )
-            for name in ("gate", "up", "down")
-        ),
+        *decoders.LEADING_DENSE,
     ),
     drop=decoders.BUFFERS,
     defaults={"first_k_dense_replace": 0},
@@ -158,20 +136,7 @@ V3 = replace(
     CONVERSION,
     serves=("DeepseekV3ForCausalLM",),
     model_types=("deepseek_v3",),
-    keys=(
-        *_KEYS,
-        Key("expert_gating_func", lambda c: ExpertGatingFuncType.SIGMOID.value),
-        Key("expert_group_count", "n_group"),
-        Key("expert_group_used_count", "topk_group"),
-        Key("expert_weights_norm", "norm_topk_prob", of=bool),
-    ),
-    rules=(
-        *CONVERSION.rules,
-        Rule(
-            f"{_MLP}.gate.e_score_correction_bias",
-            "blk.{n}.exp_probs_b.bias",
-            only=_has_experts,
-        ),
-    ),
+    keys=(*_KEYS, *decoders.SIGMOID_KEYS),
+    rules=(*CONVERSION.rules, decoders.EXPERT_BIAS),
     check=checks.all_of(checks.only_scalings("yarn"), _equal_magnitudes),
 )

@@ -2,26 +2,19 @@
 
 from dataclasses import replace
 
-from gguf import ExpertGatingFuncType
-
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.block import RowWise, read_block
+from model_zoo.layers.block import read_block
 from model_zoo.layers.decoder import Decoder, TextLayer
-from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
-from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.latent_attention import LatentAttention, LatentSizes
+from model_zoo.layers.leading_dense import SOFTMAX, leading_dense_or_experts
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import log_scale, read_rotary
 from model_zoo.layers.text_sizes import MAX_HEAD_DIM, TextSizes
-from runtime.errors import UnsupportedModelError
-from runtime.kernels.routing import Routing, Scores
 from runtime.kv.spec import Full
 
 # A tenth of `mscale_all_dim`; converters divide by ten.
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
-# `expert_gating_func`; files of V2 may lack the key.
-SOFTMAX, SIGMOID = ExpertGatingFuncType.SOFTMAX.value, ExpertGatingFuncType.SIGMOID.value
 MAX_RANK = 1 << 16
 
 
@@ -41,7 +34,8 @@ def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary, rotated
     latent = _latent_sizes(w, sizes, index, rotated)
     scale = _scale(sizes.metadata, latent.query)
     attention = LatentAttention(w, latent, hidden=sizes.hidden, eps=sizes.eps, scale=scale)
-    block = read_block(w, sizes, attention, _feed_forward(w, sizes, index))
+    feed_forward = leading_dense_or_experts(w, sizes, index, scores=SOFTMAX)
+    block = read_block(w, sizes, attention, feed_forward)
     return TextLayer(block, latent.cache(Full()), rotary, rotated_from=latent.latent)
 
 
@@ -87,44 +81,3 @@ def _scale(metadata: Metadata, query: int) -> float:
         return query**-0.5
     weight = 10 * metadata.get(LOG_MULTIPLIER, float, 0.0)
     return query**-0.5 * log_scale(metadata.get_positive("rope.scaling.factor"), weight) ** 2
-
-
-def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> RowWise:
-    metadata, hidden = sizes.metadata, sizes.hidden
-    if index < metadata.get("leading_dense_block_count", int, 0):
-        return GatedFeedForward(w, hidden=hidden, size=sizes.feed_forward[index])
-    counts = ExpertSizes.read(metadata)
-    shared = metadata.get("expert_shared_count", int, 0)
-    width = metadata.require_size("expert_feed_forward_length") * shared
-    options = ExpertOptions(
-        routing=_routing(w, metadata, counts.count),
-        shared=GatedFeedForward(w, hidden=hidden, size=width, suffix="_shexp") if width else None,
-    )
-    return Experts(w, hidden, counts, options)
-
-
-def _routing(w: TensorScope, metadata: Metadata, experts: int) -> Routing:
-    """V2 ranks groups by their best expert, V3 by the sum of the two best."""
-    key = "expert_gating_func"
-    function = metadata.get(key, int, SOFTMAX)
-    if function not in (SOFTMAX, SIGMOID):
-        raise UnsupportedModelError(
-            f"{metadata.path}: `{metadata.full_key(key)}` is {function}; supported are {SOFTMAX} "
-            f"(softmax) and {SIGMOID} (sigmoid)."
-        )
-    groups, used = metadata.get_size("expert_group_count", 1, at_most=experts), 1
-    if groups > 1 or metadata.has("expert_group_used_count"):
-        used = metadata.require_size("expert_group_used_count", at_most=groups)
-    if experts % groups:
-        raise metadata.error(
-            "expert_group_count", f"is {groups}, which does not divide {experts} experts"
-        )
-    return Routing(
-        Scores.SIGMOID if function == SIGMOID else Scores.SOFTMAX,
-        groups=groups,
-        used_groups=used,
-        group_pairs=function == SIGMOID,
-        bias=w.table("exp_probs_b.bias", shape=(experts,), optional=True),
-        renormalised=metadata.get("expert_weights_norm", bool, False),
-        scale=metadata.get_positive("expert_weights_scale", 1.0),
-    )

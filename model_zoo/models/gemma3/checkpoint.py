@@ -1,16 +1,7 @@
 """Gemma 3: conversion of text model checkpoints to GGUF."""
 
 from model_zoo.convert import checks, decoders
-from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key
-
-
-def _stated_pattern(config: Configuration) -> list[bool] | None:
-    """Whether each layer has a window; None for the default, all layers but every sixth."""
-    windows = decoders.windows(config, every=config.get("sliding_window_pattern", 6))
-    usual = [(layer + 1) % 6 != 0 for layer in range(config.layers)]
-    return None if windows == usual else windows
-
 
 CONVERSION = Conversion(
     serves=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
@@ -19,7 +10,7 @@ CONVERSION = Conversion(
         *decoders.SIZES,
         *decoders.HEAD_SIZES,
         Key("attention.sliding_window", "sliding_window"),
-        Key("attention.sliding_window_pattern", _stated_pattern),
+        Key("attention.sliding_window_pattern", decoders.unusual_windows(6)),
         Key("rope.freq_base", decoders.rope_base, flavours=(LLAMA_CPP,)),
         Key("rope.freq_base_swa", decoders.local_rope_base, flavours=(LLAMA_CPP,)),
         Key("rope.global.freq_base", decoders.rope_base, flavours=(OLLAMA,)),

@@ -12,17 +12,6 @@ def _has_experts(config: Configuration, layer: int) -> bool:
     return layer in listed if listed else (layer + 1) % step == 0
 
 
-def _no_rope_interval(config: Configuration) -> int:
-    """The interval of layers without rotation; a list of layers must match the interval."""
-    interval = int(config.get("no_rope_layer_interval", 4))
-    listed = config.get("no_rope_layers")
-    if listed and [bool(rotated) for rotated in listed] != [
-        (layer + 1) % interval != 0 for layer in range(config.layers)
-    ]:
-        raise config.error(f"has `no_rope_layers` that are not every {interval}th layer")
-    return interval
-
-
 def _experts(name: str, target: str, transform: Transform) -> tuple[Rule, ...]:
     """A rule for a matrix stored as [experts, in, out]; the gate's columns precede those of up."""
     source = f"layers.{{n}}.feed_forward.experts.{name}"
@@ -38,7 +27,7 @@ CONVERSION = Conversion(
         Key("expert_feed_forward_length", "intermediate_size"),
         *decoders.EXPERT_COUNTS,
         Key("interleave_moe_layer_step", "interleave_moe_layer_step"),
-        Key("no_rope_interval", _no_rope_interval),
+        Key("no_rope_interval", decoders.no_rope_interval),
         Key("use_qk_norm", "use_qk_norm", of=bool),
         Key("attention.head_dim", lambda c: c.head_dim),
         Key("attention.chunk_size", "attention_chunk_size"),

@@ -1,7 +1,7 @@
 """OLMo 2: conversion of text model checkpoints to GGUF."""
 
 from model_zoo.convert import checks, decoders
-from model_zoo.convert.mapping import Conversion, Rule
+from model_zoo.convert.mapping import Conversion
 
 CONVERSION = Conversion(
     serves=("Olmo2ForCausalLM",),
@@ -13,8 +13,7 @@ CONVERSION = Conversion(
         *decoders.attention(),
         *decoders.feed_forward(),
         *decoders.HEAD_NORMS,
-        Rule("layers.{n}.post_attention_layernorm.weight", "blk.{n}.post_attention_norm.weight"),
-        Rule("layers.{n}.post_feedforward_layernorm.weight", "blk.{n}.post_ffw_norm.weight"),
+        *decoders.POST_NORMS,
     ),
     drop=decoders.BUFFERS,
     check=checks.only_scalings("yarn"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import SelfAttention, head_norms
-from model_zoo.layers.block import Block, RowWise
+from model_zoo.layers.block import Block, BlockOptions, RowWise, read_block
 from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.delta_net import DeltaSizes, GatedDeltaNet
 from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
@@ -53,11 +53,8 @@ def _attending_layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotar
 def _block(
     w: TensorScope, sizes: TextSizes, mixer: GatedDeltaNet | SelfAttention, index: int
 ) -> Block:
-    attn_norm, ffn_norm = (
-        w.rms_norm(name, sizes.eps, size=sizes.hidden)
-        for name in ("attn_norm", "post_attention_norm")
-    )
-    return Block(attn_norm, mixer, ffn_norm, _feed_forward(w, sizes, index))
+    options = BlockOptions(ffn_norm="post_attention_norm")
+    return read_block(w, sizes, mixer, _feed_forward(w, sizes, index), options)
 
 
 def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> RowWise:

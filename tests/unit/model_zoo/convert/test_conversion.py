@@ -10,14 +10,19 @@ import torch
 from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES
 from safetensors.torch import load_file
 from transformers import (
+    Cohere2Config,
+    Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4MoeConfig,
     LlamaConfig,
     MixtralConfig,
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
+    SmolLM3Config,
 )
 
 from model_zoo.convert.checkpoint_reader import Checkpoint
@@ -31,6 +36,7 @@ from tests.unit.model_zoo.convert.checkpoint_changes import (
     TINY_LLAMA,
     copy,
     reshaped,
+    settings,
     sharded,
 )
 
@@ -44,6 +50,11 @@ FAMILIES = {
     "gemma2": Gemma2Config(**SIZES, **GEMMA),
     "gemma3": Gemma3TextConfig(**SIZES, **GEMMA),
     "phi3": Phi3Config(**SIZES),
+    "cohere2": Cohere2Config(**SIZES),
+    "exaone4": Exaone4Config(**SIZES),
+    "glm4moe": Glm4MoeConfig(**SIZES, n_routed_experts=4, num_experts_per_tok=2, head_dim=16),
+    "seed_oss": SeedOssConfig(**SIZES, head_dim=16),
+    "smollm3": SmolLM3Config(**SIZES),
 }
 
 
@@ -132,6 +143,20 @@ def test_shards_give_the_same_file_as_a_single_one(folder, copied, tmp_path) -> 
     convert(folder, tmp_path / "one.gguf")
     convert(copied, tmp_path / "shards.gguf")
     assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "shards.gguf").read_bytes()
+
+
+def test_layers_for_drafting_tokens_are_left_out(folder, copied, tmp_path) -> None:
+    """They follow the layers that the settings count."""
+    drafting = {
+        "model.layers.2.eh_proj.weight": torch.ones(64, 128),
+        "model.layers.2.self_attn.q_proj.weight": torch.ones(64, 64),
+    }
+    reshaped(copied, lambda weights: weights.update(drafting))
+    settings(copied, num_nextn_predict_layers=1)
+    for source, name in ((folder, "plain"), (copied, "drafting")):
+        convert(source, tmp_path / f"{name}.gguf")
+    plain, found = (matrices(tmp_path / f"{name}.gguf") for name in ("plain", "drafting"))
+    assert plain.keys() == found.keys()
 
 
 def test_parts_have_the_same_tensors_and_bounded_sizes(folder, tmp_path) -> None:

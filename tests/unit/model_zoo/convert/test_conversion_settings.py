@@ -13,7 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.convert_folder import conversion_for
 from model_zoo.convert.gguf_metadata import metadata_of
-from runtime.errors import UnsupportedModelError
+from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.tiny_models import tiny_tokenizer
 
 LLAMA_2 = {
@@ -72,6 +72,7 @@ MISTRAL_SMALL = {
     "text_config": NEMO | {"rope_theta": 1000000000.0, "intermediate_size": 32768},
     "vision_config": {"model_type": "pixtral", "rope_theta": 10000.0},
 }
+SMOLLM_3 = LLAMA_2 | {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3"}
 QWEN_25 = {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
@@ -271,6 +272,14 @@ def test_settings_that_gemma_checkpoints_omit_have_defaults(tmp_path) -> None:
     assert "rope.freq_base" not in ollama
 
 
+def test_a_pattern_of_letters_is_repeated(tmp_path) -> None:
+    exaone = {"architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4"}
+    windows = {"sliding_window": 4096, "sliding_window_pattern": "LLLG"}
+    keys = told(tmp_path / "mixed", LLAMA_2 | exaone | windows)
+    assert keys["attention.sliding_window_pattern"] == [True, True, True, False] * 8
+    assert "attention.sliding_window_pattern" not in told(tmp_path / "full", LLAMA_2 | exaone)
+
+
 def test_scaling_parameters_are_kept(tmp_path) -> None:
     qwen = told(tmp_path / "qwen", QWEN_25 | {"rope_scaling": YARN | {"attention_factor": 1.5}})
     assert qwen["rope.scaling.type"] == "yarn" and qwen["rope.scaling.factor"] == 4.0
@@ -280,6 +289,15 @@ def test_scaling_parameters_are_kept(tmp_path) -> None:
     linear = told(tmp_path / "llama", PUBLISHED["Llama with linear scaling"])
     assert (linear["rope.scaling.type"], linear["rope.scaling.factor"]) == ("linear", 4.0)
     assert "rope.scaling.type" not in told(tmp_path / "plain", LLAMA_2)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [GEMMA_2 | {"sliding_window_pattern": 0}, SMOLLM_3 | {"no_rope_layer_interval": "x"}],
+)
+def test_impossible_intervals_are_refused(values, tmp_path) -> None:
+    with pytest.raises(ModelFileError, match="does not determine"):
+        told(tmp_path / "folder", values)
 
 
 @pytest.mark.parametrize("high", [4.0, 1.0])
@@ -303,6 +321,7 @@ def test_llama3_factors_match_the_frequencies_of_transformers(high) -> None:
         (GEMMA_2 | {"query_pre_attn_scalar": 128}, "is 128, where files .* mean 144"),
         (GEMMA_3_TEXT | {"query_pre_attn_scalar": 168}, "is 168, where files .* mean 256"),
         (GEMMA_2 | {"layer_types": ["full_attention"] * 46}, "in all layers but one in 2"),
+        (SMOLLM_3 | {"no_rope_layer_interval": 2}, "one layer in 2 has no rotation"),
     ],
 )
 def test_settings_that_files_cannot_express_are_refused(values, said, tmp_path) -> None:

@@ -1,0 +1,21 @@
+"""Layers that predict further tokens for drafts, which some files have after the others."""
+
+from dataclasses import replace
+
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.text_sizes import TextSizes
+
+_KEY = "nextn_predict_layers"
+
+
+def without_draft_layers(w: TensorScope, sizes: TextSizes) -> TextSizes:
+    """The sizes without the draft layers at the end (`nextn_predict_layers`), whose tensors are not
+    loaded; ModelFileError if no other layers remain."""
+    drafting = sizes.metadata.get(_KEY, int, 0)
+    if not 0 <= drafting < sizes.layers:
+        raise sizes.metadata.error(
+            _KEY, f"is {drafting:,}; it must be below the {sizes.layers:,} layers"
+        )
+    for layer in range(sizes.layers - drafting, sizes.layers):
+        w.scope("blk", layer).ignore_all()
+    return replace(sizes, layers=sizes.layers - drafting)

@@ -1,0 +1,61 @@
+"""Feed-forwards of models whose leading layers are dense and whose other layers have experts."""
+
+from gguf import ExpertGatingFuncType
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.block import RowWise
+from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
+from model_zoo.layers.feed_forward import GatedFeedForward
+from model_zoo.layers.text_sizes import TextSizes
+from runtime.errors import UnsupportedModelError
+from runtime.kernels.routing import Routing, Scores
+
+# Values of `expert_gating_func`.
+SOFTMAX, SIGMOID = ExpertGatingFuncType.SOFTMAX.value, ExpertGatingFuncType.SIGMOID.value
+
+
+def leading_dense_or_experts(
+    w: TensorScope, sizes: TextSizes, index: int, *, scores: int
+) -> RowWise:
+    """SwiGLU in the first `leading_dense_block_count` layers, in the others experts and a shared
+    one. scores: the value of `expert_gating_func` for files without the key."""
+    metadata, hidden = sizes.metadata, sizes.hidden
+    if index < metadata.get("leading_dense_block_count", int, 0):
+        return GatedFeedForward(w, hidden=hidden, size=sizes.feed_forward[index])
+    counts = ExpertSizes.read(metadata)
+    shared = metadata.get("expert_shared_count", int, 0)
+    width = metadata.require_size("expert_feed_forward_length") * shared
+    options = ExpertOptions(
+        routing=_routing(w, metadata, counts.count, scores),
+        shared=GatedFeedForward(w, hidden=hidden, size=width, suffix="_shexp") if width else None,
+    )
+    return Experts(w, hidden, counts, options)
+
+
+def _routing(w: TensorScope, metadata: Metadata, experts: int, scores: int) -> Routing:
+    """With softmax, groups are ranked by their best expert (DeepSeek V2), with sigmoid by the sum
+    of the two best (V3)."""
+    key = "expert_gating_func"
+    function = metadata.get(key, int, scores)
+    if function not in (SOFTMAX, SIGMOID):
+        raise UnsupportedModelError(
+            f"{metadata.path}: `{metadata.full_key(key)}` is {function}; supported are {SOFTMAX} "
+            f"(softmax) and {SIGMOID} (sigmoid)."
+        )
+    groups, used = metadata.get_size("expert_group_count", 1, at_most=experts), 1
+    if groups > 1 or metadata.has("expert_group_used_count"):
+        used = metadata.require_size("expert_group_used_count", at_most=groups)
+    if experts % groups:
+        raise metadata.error(
+            "expert_group_count", f"is {groups}, which does not divide {experts} experts"
+        )
+    return Routing(
+        Scores.SIGMOID if function == SIGMOID else Scores.SOFTMAX,
+        groups=groups,
+        used_groups=used,
+        group_pairs=function == SIGMOID,
+        bias=w.table("exp_probs_b.bias", shape=(experts,), optional=True),
+        renormalised=metadata.get("expert_weights_norm", bool, False),
+        scale=metadata.get_positive("expert_weights_scale", 1.0),
+    )

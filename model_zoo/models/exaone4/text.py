@@ -1,0 +1,47 @@
+"""EXAONE 4: norms follow attention and feed-forward; queries and keys of each head are normed."""
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.attention import head_norms
+from model_zoo.layers.attention_layer import attention_layer
+from model_zoo.layers.block import BlockOptions
+from model_zoo.layers.decoder import Decoder, TextLayer
+from model_zoo.layers.rope import Pairs, Rotary
+from model_zoo.layers.rope_scaling import read_rotary
+from model_zoo.layers.text_sizes import TextSizes
+from runtime.kv.spec import CacheKind, Full, Sliding
+
+WINDOW = "attention.sliding_window"
+FULL_EVERY = 4  # in the 32B, as in llama.cpp
+
+
+def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
+    """Models that state a window have layers with a window and layers that attend to all tokens,
+    without rotation. In the others, all layers attend to all tokens, with rotation."""
+    sizes = TextSizes.read(metadata)
+    base = metadata.get_positive("rope.freq_base")
+    rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
+    scopes = [w.scope("blk", i) for i in range(sizes.layers)]
+    if not metadata.get(WINDOW, int, 0):
+        layers = [_layer(scope, sizes, i, Full(), rotary) for i, scope in enumerate(scopes)]
+        return Decoder(w, sizes, layers)
+    window, sliding = Sliding(metadata.require_size(WINDOW)), sizes.sliding_layers(FULL_EVERY)
+    layers = [
+        _layer(scope, sizes, i, *((window, rotary) if sliding[i] else (Full(), None)))
+        for i, scope in enumerate(scopes)
+    ]
+    return Decoder(w, sizes, layers)
+
+
+def _layer(
+    w: TensorScope, sizes: TextSizes, index: int, kind: CacheKind, rotary: Rotary | None
+) -> TextLayer:
+    return attention_layer(
+        w,
+        sizes,
+        index,
+        rotary,
+        kind=kind,
+        attention=head_norms(w, sizes),
+        block=BlockOptions(pre_norms=False, post_norms=True),
+    )

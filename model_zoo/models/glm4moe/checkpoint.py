@@ -1,0 +1,30 @@
+"""GLM-4.5 and later: conversion of text model checkpoints to GGUF."""
+
+from dataclasses import replace
+
+from model_zoo.convert import checks, decoders
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.mapping import Conversion
+
+
+def _has_head_norms(config: Configuration, layer: int) -> bool:
+    return bool(config.get("use_qk_norm"))
+
+
+CONVERSION = Conversion(
+    serves=("Glm4MoeForCausalLM",),
+    model_types=("glm4_moe",),
+    architecture="glm4moe",
+    keys=(*decoders.KEYS, *decoders.LEADING_DENSE_KEYS, *decoders.SIGMOID_KEYS),
+    rules=(
+        *decoders.EMBEDDINGS,
+        *decoders.attention(),
+        *decoders.LEADING_DENSE,
+        decoders.EXPERT_BIAS,
+        *decoders.POST_ATTENTION_NORMS,
+        *(replace(rule, only=_has_head_norms) for rule in decoders.HEAD_NORMS),
+    ),
+    drop=decoders.BUFFERS,
+    defaults={"partial_rotary_factor": 0.5, "n_group": 1, "topk_group": 1},
+    check=checks.only_scalings(),
+)

@@ -1,0 +1,35 @@
+"""GLM-4.5 and later: leading dense layers, then experts; a part of each head is rotated."""
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.attention import head_norms
+from model_zoo.layers.attention_layer import attention_layer
+from model_zoo.layers.block import BlockOptions
+from model_zoo.layers.decoder import Decoder, TextLayer
+from model_zoo.layers.draft_layers import without_draft_layers
+from model_zoo.layers.leading_dense import SIGMOID, leading_dense_or_experts
+from model_zoo.layers.rope import Pairs, Rotary
+from model_zoo.layers.rope_scaling import read_rotary
+from model_zoo.layers.text_sizes import TextSizes
+
+
+def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
+    """`rope.dimension_count` states how much of a head is rotated. Files name the norm before the
+    feed-forward `post_attention_norm`; those of some models have norms of queries and keys."""
+    sizes = without_draft_layers(w, TextSizes.read(metadata))
+    base = metadata.get_positive("rope.freq_base")
+    rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
+    layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
+    return Decoder(w, sizes, layers)
+
+
+def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
+    return attention_layer(
+        w,
+        sizes,
+        index,
+        rotary,
+        attention=head_norms(w, sizes) if w.has("attn_q_norm") else None,
+        feed_forward=leading_dense_or_experts(w, sizes, index, scores=SIGMOID),
+        block=BlockOptions(ffn_norm="post_attention_norm"),
+    )

@@ -1,0 +1,79 @@
+"""The rows of models with layers without rotation in the table of text families."""
+
+from collections.abc import Mapping
+
+from transformers import Cohere2Config, Exaone4Config, SmolLM3Config
+
+from tests.families.text_family import (
+    LLAMA3_ROPE,
+    SIZES,
+    TIED,
+    YARN,
+    CompleteFile,
+    TextFamily,
+    rope,
+)
+
+FAMILIES: Mapping[str, TextFamily] = {
+    "cohere2": TextFamily(
+        Cohere2Config,
+        SIZES | rope(5e4) | {"num_hidden_layers": 4, "sliding_window": 9, "pad_token_id": None},
+        {
+            "plain": {},
+            "every_other_layer_full_with_biases": {
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "attention_bias": True,
+                "logit_scale": 3.0,
+            },
+        },
+        effective_keys={
+            "attention.sliding_window": 10,
+            "attention.sliding_window_pattern": 2,
+            "logit_scale": 0.1,
+        },
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.key_length attention.value_length attention.layer_norm_epsilon
+                    logit_scale
+                """
+            ),
+        ),
+    ),
+    "exaone4": TextFamily(
+        Exaone4Config,
+        SIZES | rope(1e6) | {"num_hidden_layers": 4, "sliding_window": 9},
+        {
+            "plain": {},
+            "window_of_no_layer": {"layer_types": ["full_attention"] * 4},
+            "tied_without_windows": TIED
+            | {
+                "num_hidden_layers": 2,
+                "sliding_window": None,
+                "layer_types": ["full_attention"] * 2,
+                "rope_parameters": LLAMA3_ROPE,
+            },
+        },
+        effective_keys={
+            "attention.sliding_window": 10,
+            "attention.sliding_window_pattern": 2,
+        },
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.key_length attention.value_length attention.sliding_window
+                    attention.sliding_window_pattern
+                """
+            ),
+        ),
+    ),
+    "smollm3": TextFamily(
+        SmolLM3Config,
+        SIZES | rope(5e6) | {"num_hidden_layers": 4, "pad_token_id": None},
+        {
+            "plain": {"tie_word_embeddings": False},
+            "tied_with_biases_and_yarn": YARN | {"attention_bias": True},
+        },
+        files=(CompleteFile(optional_keys="attention.key_length attention.value_length"),),
+    ),
+}
