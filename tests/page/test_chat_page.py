@@ -272,7 +272,7 @@ async def test_an_answer_keeps_the_name_of_its_model(visiting):
         await page.get_by_label("Model", exact=True).select_option("other")
         await page.get_by_role("button", name="Retry").click()
         await page.get_by_text("model 'other' not found").wait_for()
-        assert await page.locator("article.assistant h2").inner_text() == "demo"
+        await page.locator("article.assistant h2", has_text="demo").wait_for()
 
 
 async def test_code_is_copied_where_the_browser_offers_no_clipboard(visiting):
