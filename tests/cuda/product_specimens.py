@@ -73,14 +73,11 @@ def specimens_of(types: Iterable[str], capability: int) -> dict[str, Specimen]:
             found[f"fragments of {rows} {type}"] = _fragments(type, rows)
         found[f"gated fragments of 16 {type}"] = _fragments(type, 16, curve=_SILU)
         found[f"fragments of experts {type}"] = _fragments(type, 16, experts=True)
-        tilings = tiles.tilings(torch.bfloat16)
-        widest = tilings[-1]  # needs the most registers
-        found[f"gated tile of {widest.rows} {type}"] = _tile(type, "bf16", widest, curve=_SILU)
-        for tiling in tilings:
-            if tiling.rows != 32:
-                found[f"tile of {tiling.rows} {type}"] = _tile(type, "bf16", tiling)
-            if tiling.rows == 64:
-                found[f"tile of experts {type}"] = _tile(type, "bf16", tiling, experts=True)
+        narrow, wide = tiles.tilings(torch.bfloat16)
+        found[f"gated tile of {wide.rows} {type}"] = _tile(type, "bf16", wide, curve=_SILU)
+        for tiling in (narrow, wide):
+            found[f"tile of {tiling.rows} {type}"] = _tile(type, "bf16", tiling)
+        found[f"tile of experts {type}"] = _tile(type, "bf16", narrow, experts=True)
         if capability == 90:  # that of Hopper
             for tiling in wide_tiles.TILINGS:
                 found[f"wide tile of {tiling.rows} {type}"] = _wide_tile(type, tiling)
@@ -216,7 +213,6 @@ CEILINGS = {
     "fragments of experts": Ceiling(168, 4 << 10, 11),
     "fragments of 16": Ceiling(168, 4 << 10, 11),
     "fragments of 64": Ceiling(255, 16 << 10, 12),
-    "tile of 16": Ceiling(168, 48 << 10, 14),
     "tile of 64": Ceiling(255, 99 << 10, 26),
     "tile of 128": Ceiling(255, 99 << 10, 26),
     "tile of 32 floats": Ceiling(255, 99 << 10, 50),
@@ -269,8 +265,8 @@ def per_weight(name: str, found: Compiled) -> float:
         return found.loop / (2 * 64)  # of two steps with two groups
     if name.startswith("wide"):
         return found.loop / 64  # of two groups
-    # of a thread: 64 outputs of 128 inputs for 128 threads, or 64 for 256
-    return found.loop / (64 if name.startswith("tile of 16") else 32)
+    # of a thread: 64 outputs of 64 inputs for 128 threads, or 128 of them for 256
+    return found.loop / 32
 
 
 def specimens(capability: int) -> dict[str, Specimen]:

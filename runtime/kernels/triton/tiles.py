@@ -42,14 +42,13 @@ class Tiling:
 
 
 # What fits into the registers of a thread.
-_TILINGS = (Tiling(16, 64, 4, 4), Tiling(32, 64, 4, 4), Tiling(64, 64, 2, 4, stages=1))
-_ALL_TILINGS = (*_TILINGS, Tiling(128, 128, 2, 8, programs=132))
+_TILINGS = (Tiling(64, 64, 2, 4, stages=1), Tiling(128, 128, 2, 8, programs=132))
 _FLOAT_TILINGS = (Tiling(16, 64, 2, 4), Tiling(32, 64, 2, 4))
 
 
 def tilings(dtype: torch.dtype) -> tuple[Tiling, ...]:
     """The tilings of products of rows of this type, the fewest rows first."""
-    return _FLOAT_TILINGS if dtype == torch.float32 else _ALL_TILINGS
+    return _FLOAT_TILINGS if dtype == torch.float32 else _TILINGS
 
 
 def most_rows(x: Tensor) -> int:
@@ -61,19 +60,16 @@ def most_rows(x: Tensor) -> int:
 
 
 def bundle_size(dtype: torch.dtype, rows: int | None) -> int:
-    """Rows of a tile for experts with `rows` rows each; of deterministic weights, for any
-    number."""
-    return fixed_tiling(dtype).rows if rows is None else _tiling(_narrow_tilings(dtype), rows).rows
+    """Rows of a tile for experts with `rows` rows each, more than fragments take; of deterministic
+    weights, for any number."""
+    if rows is None or dtype != torch.float32:
+        return fixed_tiling(dtype).rows
+    return _tiling(_FLOAT_TILINGS, rows).rows
 
 
 def fixed_tiling(dtype: torch.dtype) -> Tiling:
     """The tiling of products with deterministic weights, for any number of rows of this type."""
-    return replace(_narrow_tilings(dtype)[-1], programs=132)
-
-
-def _narrow_tilings(dtype: torch.dtype) -> tuple[Tiling, ...]:
-    """The tilings with few rows, which suit all devices."""
-    return _FLOAT_TILINGS if dtype == torch.float32 else _TILINGS
+    return replace(_FLOAT_TILINGS[-1] if dtype == torch.float32 else _TILINGS[0], programs=132)
 
 
 def _tiling(known: Sequence[Tiling], rows: int) -> Tiling:
