@@ -161,7 +161,9 @@ def _fragments(name: str, products: Products, draw: Draw, *, dry: bool) -> Itera
                 [partial(each, x) for each in products],
                 partial(
                     patch.multiple, fragments, OUTS=outs,
-                    warps_of=lambda outs, elements, warps=warps: warps,
+                    warps_of=lambda _, elements, warps=warps: min(
+                        warps, fragments.most_warps(elements)
+                    ),
                 ),
             )  # fmt: skip
 

@@ -137,17 +137,17 @@ def _launch(
 
 def _blocks(elements: int) -> int:
     """Blocks of 128 elements, with those that fill up the pairs of steps of all warps."""
-    each = 2 * _most_warps(elements)
+    each = 2 * most_warps(elements)
     return divided(divided(elements, 128), each) * each
 
 
 def warps_of(outs: int, elements: int) -> int:
     """The warps of a program; they depend on the shape of the weight only."""
     wanted = next_power(divided(_WARPS, divided(outs, OUTS)))
-    return min(_most_warps(elements), wanted)
+    return min(most_warps(elements), wanted)
 
 
-def _most_warps(elements: int) -> int:
+def most_warps(elements: int) -> int:
     """Each has a pair of steps at least, if there are so many."""
     pairs = divided(elements, 128) // 2
     return min(_MOST_WARPS, 1 << max(0, pairs.bit_length() - 1))
