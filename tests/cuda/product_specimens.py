@@ -129,7 +129,8 @@ def _vector(
         constants["rows"] = 1  # Triton makes constants of arguments that are 1
     return Specimen(
         vector.vector_kernel, types, constants, _MULTIPLES, warps, fused=False,
-        most_registers=vector.MOST_REGISTERS[columns], reads_early=not experts,
+        most_registers=vector.MOST_EXPERT_REGISTERS if experts else vector.MOST_REGISTERS[columns],
+        reads_early=not experts,
     )  # fmt: skip
 
 
@@ -208,7 +209,7 @@ class Ceiling:
 CEILINGS = {
     "dequantize": Ceiling(64, 4 << 10, 0),
     "vector of 1": Ceiling(96, 2 << 10, 8),
-    "vector of experts": Ceiling(96, 2 << 10, 8),
+    "vector of experts": Ceiling(168, 2 << 10, 8),
     "vector of 8": Ceiling(255, 2 << 10, 15),
     "fragments of experts": Ceiling(168, 4 << 10, 11),
     "fragments of 16": Ceiling(168, 4 << 10, 11),

@@ -35,6 +35,7 @@ _OUTS_WARPS = 8192
 OUTS = {1: 2, 2: 4, 4: 4, 8: 4}
 # Registers of a thread. The assembler takes fewer, for more threads, and then spills some.
 MOST_REGISTERS = {1: None, 2: None, 4: 255, 8: 255}
+MOST_EXPERT_REGISTERS = 168
 
 
 def vector_products(x: Activations, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
@@ -110,7 +111,8 @@ def _launch(
         grid_of(type, data.device), chosen, bias, result, values.scales.shape[0], outs,
         elements // 32, data.stride(-2), data.stride(0), share, TYPE=type,
         PLANES=values.planes.shape[0], COLUMNS=columns, OUTS=at_once, CURVE=curve,
-        GROUPS=32 * warps, num_warps=warps, maxnreg=MOST_REGISTERS[columns],
+        GROUPS=32 * warps, num_warps=warps,
+        maxnreg=MOST_REGISTERS[columns] if chosen is None else MOST_EXPERT_REGISTERS,
         enable_fp_fusion=False, device=data.device, overlaps=True,
     )  # fmt: skip
 
