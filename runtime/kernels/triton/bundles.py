@@ -34,6 +34,15 @@ class ExpertPairs:
     bias: Tensor | None
 
 
+def pairs_of(
+    x: Tensor, bundles: Bundles, shape: torch.Size, bias: Tensor | None, scale: Tensor | None
+) -> ExpertPairs:
+    """x [tokens, in] or [tokens, used, in]; `shape`: [tokens, used] of the pairs; bias and scale as
+    of `expert_products`."""
+    factors = None if scale is None else scale.float().flatten()
+    return ExpertPairs(bundles, shape[1] if x.dim() == 2 else 1, factors, bias)
+
+
 def bundles_of(chosen: Tensor, experts: int, size: int) -> Bundles:
     """chosen [pairs] int64, below `experts` -> the maximum possible number of bundles of `size`."""
     pairs, device = len(chosen), chosen.device

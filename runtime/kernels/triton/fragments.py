@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.kernels.triton.bundles import Bundles, ExpertPairs
+from runtime.kernels.triton.bundles import Bundles, ExpertPairs, pairs_of
 from runtime.kernels.triton.curves import gated
 from runtime.kernels.triton.dequantize import numbers
 from runtime.kernels.triton.groups import grid_of, packed, unpacked
@@ -65,8 +65,7 @@ def expert_fragments(
     """As `expert_products`; `shape`: [tokens, used] of the pairs in the bundles, whose size is one
     of `program_rows`."""
     result = torch.empty(shape.numel(), weight.shape[1], dtype=x.dtype, device=x.device)
-    factors = None if scale is None else scale.float().flatten()
-    pairs = ExpertPairs(bundles, shape[1] if x.dim() == 2 else 1, factors, bias)
+    pairs = pairs_of(x, bundles, shape, bias, scale)
     _launch(arranged(x.flatten(0, -2), x.dtype, pairs), weight, result, pairs=pairs)
     return result.view(*shape, weight.shape[1])
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.kernels.triton.bundles import Bundles, ExpertPairs
+from runtime.kernels.triton.bundles import Bundles, ExpertPairs, pairs_of
 from runtime.kernels.triton.curves import gated
 from runtime.kernels.triton.dequantize import group_values
 from runtime.kernels.triton.groups import grid_of
@@ -114,8 +114,7 @@ def expert_tiles(
 ) -> Tensor:
     """As `expert_products`; `shape`: [tokens, used] of the pairs in the bundles."""
     result = torch.empty(shape.numel(), weight.shape[1], dtype=x.dtype, device=x.device)
-    factors = None if scale is None else scale.float().flatten()
-    pairs = ExpertPairs(bundles, shape[1] if x.dim() == 2 else 1, factors, bias)
+    pairs = pairs_of(x, bundles, shape, bias, scale)
     tiling = _tiling(tilings(x.dtype), bundles.pairs.shape[1])
     _launch(x.flatten(0, -2), weight, result, tiling, pairs=pairs)
     return result.view(*shape, weight.shape[1])

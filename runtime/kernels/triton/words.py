@@ -166,8 +166,8 @@ def floats(word, OFFSET: tl.constexpr, SIGNED: tl.constexpr):
             is_pure=True,
             pack=1,
         )
-        nought: tl.constexpr = 8388608.0 + OFFSET + (128.0 if SIGNED else 0.0)
-        return first - nought, second - nought, third - nought, fourth - nought
+        zero: tl.constexpr = 8388608.0 + OFFSET + (128.0 if SIGNED else 0.0)
+        return first - zero, second - zero, third - zero, fourth - zero
     else:
         return (
             ((word << 24 >> 24) - OFFSET).to(tl.float32),
