@@ -6,6 +6,7 @@ import torch
 
 from runtime.kernels.triton.attention import Shape
 from runtime.kernels.triton.attention_kernels import decode_kernel, merge_kernel, prefill_kernel
+from runtime.kernels.triton.launch import tensor_cores_of
 from runtime.kv.cache_types import CacheType
 from tests.cuda.compiled import Specimen
 
@@ -50,8 +51,8 @@ SHAPES = {
 
 def shapes(capability: int) -> dict[str, Shape]:
     """For a kind of device."""
-    of = divmod(capability, 10)
-    return {name: replace(shape, capability=of) for name, shape in SHAPES.items()}
+    of = tensor_cores_of(divmod(capability, 10))
+    return {name: replace(shape, tensor_cores=of) for name, shape in SHAPES.items()}
 
 
 def decode(shape: Shape, *, whole: bool = True) -> Specimen:

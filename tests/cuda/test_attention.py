@@ -89,7 +89,7 @@ def test_heads_may_be_large(dims: tuple[int, int], batch: str, with_shape) -> No
     assert_as_the_twin(queries, pages, plan, scale=0.05)
 
 
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)], ids=str)
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0), (12, 0)], ids=str)
 @pytest.mark.parametrize("dim", [128, 256])
 @pytest.mark.parametrize("type", [CacheType.Q8_0, CacheType.Q4_0], ids=str)
 def test_blocks_may_be_dequantised_half_by_half(

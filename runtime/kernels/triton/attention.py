@@ -33,6 +33,7 @@ from runtime.kernels.triton.launch import (
     capability,
     launch,
     next_power,
+    tensor_cores_of,
     with_adjacent_elements,
 )
 from runtime.kernels.triton.rounded import empty_rounded, planes_of
@@ -105,7 +106,7 @@ def _attended(
     result = queries.new_empty(rows, heads, value_dim)
     shape = Shape(
         heads, kv_heads, key_dim, value_dim, pages.keys.shape[1], pages.type, queries.dtype,
-        softcap is not None, sinks is not None, capability(queries.device),
+        softcap is not None, sinks is not None, tensor_cores_of(capability(queries.device)),
     )  # fmt: skip
     call = _Call(shape, queries, pages, plan, sinks, result, _factors(options.scale, softcap))
     single, several = ((0, rows), None) if options.deterministic else _extents(plan, rows)
@@ -133,7 +134,7 @@ class Shape:
     dtype: torch.dtype
     capped: bool = False
     sinks: bool = False
-    capability: tuple[int, int] = HOPPER
+    tensor_cores: tuple[int, int] = HOPPER
 
     @property
     def group(self) -> int:
@@ -179,31 +180,31 @@ class Shape:
         """Positions of a block. Before Hopper, tensor cores read keys and values from registers."""
         if self.type.quantized:
             return 16
-        return self.positions if self.capability >= HOPPER else max(16, self.positions // 2)
+        return self.positions if self.tensor_cores >= HOPPER else max(16, self.positions // 2)
 
     @property
     def _half_prefill(self) -> bool:
         """Whether prefill computes half a tile, by half the warps except with Q4_0, since registers
         have no room for more: float32 products on Blackwell, whose tensor cores lack them, and
         blocks of wide heads before Hopper."""
-        if self.capability >= BLACKWELL:
+        if self.tensor_cores >= BLACKWELL:
             return self.dtype == torch.float32
         wide_blocks = self.type.quantized and 256 < self.row_bytes <= 512
-        return wide_blocks and self.capability < HOPPER
+        return wide_blocks and self.tensor_cores < HOPPER
 
     @property
     def _decode_halves(self) -> tuple[int, ...]:
         """Sizes of heads whose blocks decoding dequantises half by half, which takes them fewer
         instructions and registers. Others take more, or spill: 256 elements of Q8_0 on Hopper."""
-        return (128, 256) if self.capability >= BLACKWELL else (128,)
+        return (128, 256) if self.tensor_cores >= BLACKWELL else (128,)
 
     @property
     def _prefill_halves(self) -> tuple[int, ...]:
         """As `_decode_halves`, for prefill."""
         wide = () if self._is_q4_0 else (256,)
-        if self.capability >= BLACKWELL:
+        if self.tensor_cores >= BLACKWELL:
             return wide
-        return (128, 256) if self.capability >= HOPPER else (128, *wide)
+        return (128, 256) if self.tensor_cores >= HOPPER else (128, *wide)
 
     @property
     def _is_q4_0(self) -> bool:
@@ -237,7 +238,7 @@ class Shape:
 
     @property
     def decode_options(self) -> dict[str, Any]:
-        decodes_blocks = self.type.quantized and self.capability >= BLACKWELL
+        decodes_blocks = self.type.quantized and self.tensor_cores >= BLACKWELL
         return self._read_constants(self._decode_halves) | self._division | {
             "M": self.decode_heads, "num_stages": 3, "maxnreg": 255 if self._is_q4_0 else None,
             "num_warps": 8 if decodes_blocks or self.row_bytes > 1024 else 4,

@@ -17,6 +17,7 @@ LEAST_CAPABILITY = (8, 0)
 # The first capability whose tensor cores read operands from shared memory, which frees registers.
 HOPPER = (9, 0)
 BLACKWELL = (10, 0)
+_GEFORCE_BLACKWELL, _ADA = (12, 0), (8, 9)
 # What Triton has compiled, and constants of the kernel, by all that they depend on.
 _compiled: dict[tuple[object, ...], tuple[Any, tuple[object, ...]]] = {}
 
@@ -48,6 +49,12 @@ def next_power(number: int) -> int:
 def capability(device: torch.device) -> tuple[int, int]:
     """Compute capability of a CUDA device; for Triton's interpreter on a CPU that of an H100."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else HOPPER
+
+
+def tensor_cores_of(capability: tuple[int, int]) -> tuple[int, int]:
+    """The capability whose tensor cores and shared memory a device has: of 8.9 from 12.0 on, which
+    are devices of GeForce and of workstations."""
+    return _ADA if capability >= _GEFORCE_BLACKWELL else capability
 
 
 def launch(
