@@ -168,9 +168,9 @@ def arrange_kernel(x, pairs, result, rows, groups, blocks, row_stride, share):
     exists = (row < rows) & (group < groups)
     eight = tl.load(source[:, None] + tl.arange(0, 8)[None, :], mask=exists[:, None], other=0.0)
     eight = tl.permute(tl.reshape(eight, [128, 2, 2, 2]), (0, 2, 1, 3))
-    place = (tile * blocks + block).to(tl.int64) * 1024 + tl.arange(0, 1024)
+    place = (tile * blocks + block).to(tl.int64) * 1024 + piece * 8
     eight = tl.reshape(eight, [128, 8]).to(result.dtype.element_ty)
-    tl.store(result + tl.reshape(place, [128, 8]), eight)
+    tl.store(result + place[:, None] + tl.arange(0, 8)[None, :], eight)
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 The planes are those of `runtime/quant/formats/planes.py`. Each thread has a group of its own, so
 that all loads are as wide as a plane allows and nothing is exchanged between threads. A weight is
 scale * (byte - offset) - minimum, with one scale and minimum for each half of the group; in float32
-it has the bits of `runtime/quant/formats`.
+it has the bits of `runtime/quant/formats`, where products are not fused with sums.
 """
 
 from dataclasses import dataclass
