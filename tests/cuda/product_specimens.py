@@ -52,6 +52,13 @@ def specimens_of(types: Iterable[str], capability: int) -> dict[str, Specimen]:
             {"pairs": None, "share": 1},
             ("row_stride",),
         ),
+        "arrange pairs": Specimen(
+            fragments.arrange_kernel,
+            {"x": "*bf16", "pairs": "*i32", "result": "*bf16"}
+            | dict.fromkeys(("rows", "groups", "blocks", "row_stride", "share"), "i32"),
+            {},
+            ("row_stride",),
+        ),
         "arrange rows": Specimen(
             wide_tiles.arrange_rows_kernel,
             {"x": "*bf16", "result": "*bf16"}
@@ -69,19 +76,19 @@ def specimens_of(types: Iterable[str], capability: int) -> dict[str, Specimen]:
             found[f"vector of {columns} {type}"] = _vector(type, columns)
             found[f"gated vector of {columns} {type}"] = _vector(type, columns, curve=_SILU)
         found[f"vector of experts {type}"] = _vector(type, 1, experts=True)
-        for rows in (16, fragments.MOST_ROWS):
-            found[f"fragments of {rows} {type}"] = _fragments(type, rows)
-        found[f"gated fragments of 16 {type}"] = _fragments(type, 16, curve=_SILU)
-        found[f"fragments of experts {type}"] = _fragments(type, 16, experts=True)
+        # Warps as of matrices of an 8B model: of queries and keys, and of gates.
+        for rows in (16, 32, fragments.MOST_ROWS):
+            found[f"fragments of {rows} {type}"] = _fragments(type, rows, warps=8)
+        found[f"gated fragments of 16 {type}"] = _fragments(type, 16, warps=2, curve=_SILU)
+        for rows in (8, 16):
+            found[f"fragments of {rows} pairs {type}"] = _fragments(type, rows, experts=True)
         narrow, wide = tiles.tilings(torch.bfloat16)
         found[f"gated tile of {wide.rows} {type}"] = _tile(type, "bf16", wide, curve=_SILU)
         for tiling in (narrow, wide):
             found[f"tile of {tiling.rows} {type}"] = _tile(type, "bf16", tiling)
         found[f"tile of experts {type}"] = _tile(type, "bf16", narrow, experts=True)
         if capability == 90:  # that of Hopper
-            for tiling in wide_tiles.TILINGS:
-                found[f"wide tile of {tiling.rows} {type}"] = _wide_tile(type, tiling)
-            found[f"gated wide tile of {tiling.rows} {type}"] = _wide_tile(type, tiling, _SILU)
+            found |= _wide_tiles(type)
         floats = tiles.tilings(torch.float32)[-1]
         found[f"tile of {floats.rows} floats {type}"] = _tile(type, "fp32", floats)
     return found
@@ -128,19 +135,20 @@ def _vector(
         del types["rows"]
         constants["rows"] = 1  # Triton makes constants of arguments that are 1
     return Specimen(
-        vector.vector_kernel, types, constants, _MULTIPLES, warps, fused=False,
+        vector.vector_kernel, types, constants, _MULTIPLES, warps, 1, fused=False,
         most_registers=vector.MOST_EXPERT_REGISTERS if experts else vector.MOST_REGISTERS[columns],
         reads_early=not experts,
     )  # fmt: skip
 
 
 def _fragments(
-    type: str, rows: int, *, experts: bool = False, curve: int | None = None
+    type: str, rows: int, *, warps: int = 4, experts: bool = False, curve: int | None = None
 ) -> Specimen:
     pointer, absent = _grid(type)
     types = {"fragments": "*bf16", "data": "*u8", "result": "*bf16"}
     types |= pointer | dict.fromkeys((*_COUNTS, "blocks"), "i32")
-    constants = {"TYPE": type, "ROWS": rows, "OUTS": fragments.OUTS, "WARPS": 4, "CURVE": curve}
+    constants = {"TYPE": type, "ROWS": rows, "OUTS": fragments.OUTS, "CURVE": curve}
+    constants["WARPS"] = warps
     if experts:
         types |= {"experts": "*i32", "pairs": "*i32", "factors": "*fp32", "bias": "*fp32"}
         types |= {"expert_stride": "i32"}
@@ -149,7 +157,7 @@ def _fragments(
         constants |= {"expert_stride": 1}
     multiples = (*_MULTIPLES, "blocks")
     return Specimen(
-        fragments.fragment_kernel, types, constants | absent, multiples, 4, 1,
+        fragments.fragment_kernel, types, constants | absent, multiples, warps, 1,
         most_registers=fragments.MOST_REGISTERS[rows], reads_early=not experts,
     )  # fmt: skip
 
@@ -184,13 +192,43 @@ def _tile(
     return Specimen(tiles.tile_kernel, types, constants, _MULTIPLES, tiling.warps, tiling.stages)
 
 
-def _wide_tile(type: str, tiling: tiles.Tiling, curve: int | None = None) -> Specimen:
+def _wide_tiles(type: str) -> dict[str, Specimen]:
+    """In all forms that are launched, since their registers are allocated anew in each."""
+    found = {}
+    for tiling in wide_tiles.TILINGS:
+        name = f"wide tile of {tiling.rows}"
+        found |= {
+            f"{name} {type}": _wide_tile(type, tiling),
+            f"{name} in parts {type}": _wide_tile(type, tiling, result="*fp32"),
+            f"gated {name} {type}": _wide_tile(type, tiling, curve=_SILU),
+        }
+    strides = ("row_stride", "x_stride")
+    return found | {
+        f"{name} of float16 {type}": _wide_tile(type, tiling, x="*fp16", result="*fp16"),
+        f"{name} of an odd size {type}": _wide_tile(type, tiling, multiples=strides),
+    }
+
+
+def _wide_tile(
+    type: str,
+    tiling: tiles.Tiling,
+    *,
+    x: str = "*bf16",
+    result: str = "*bf16",
+    curve: int | None = None,
+    multiples: tuple[str, ...] = _MULTIPLES,
+) -> Specimen:
+    """Its result are float32 sums if programs divide the inner elements."""
     pointer, absent = _grid(type)
-    types = {"x": "*bf16", "data": "*u8", "result": "*bf16"} | pointer
-    types |= dict.fromkeys((*_COUNTS, "x_stride", "splits"), "i32")
+    types = {"x": x, "data": "*u8", "result": result} | pointer
+    types |= dict.fromkeys((*_COUNTS, "x_stride"), "i32")
     constants = {"TYPE": type, "ROWS": tiling.rows, "OUTS": tiling.outs, "CURVE": curve} | absent
+    if result == "*fp32":
+        types["splits"] = "i32"
+    else:
+        constants["splits"] = 1
     return Specimen(
-        wide_tiles.wide_tile_kernel, types, constants, _MULTIPLES, tiling.warps, tiling.stages,
+        wide_tiles.wide_tile_kernel, types, constants, multiples, tiling.warps, tiling.stages,
         reads_early=True,
     )  # fmt: skip
 
@@ -211,9 +249,10 @@ CEILINGS = {
     "vector of 1": Ceiling(96, 2 << 10, 8),
     "vector of experts": Ceiling(168, 2 << 10, 8),
     "vector of 8": Ceiling(255, 2 << 10, 15),
-    "fragments of experts": Ceiling(168, 4 << 10, 11),
-    "fragments of 16": Ceiling(168, 4 << 10, 11),
-    "fragments of 64": Ceiling(255, 16 << 10, 12),
+    "fragments of 8 pairs": Ceiling(128, 4 << 10, 11),
+    "fragments of 16": Ceiling(168, 8 << 10, 11),
+    "fragments of 32": Ceiling(168, 16 << 10, 12),
+    "fragments of 64": Ceiling(255, 32 << 10, 12),
     "tile of 64": Ceiling(255, 99 << 10, 26),
     "tile of 128": Ceiling(255, 99 << 10, 26),
     "tile of 32 floats": Ceiling(255, 99 << 10, 50),

@@ -111,7 +111,7 @@ def _launch(
         grid_of(type, data.device), chosen, bias, result, values.scales.shape[0], outs,
         elements // 32, data.stride(-2), data.stride(0), share, TYPE=type,
         PLANES=values.planes.shape[0], COLUMNS=columns, OUTS=at_once, CURVE=curve,
-        GROUPS=32 * warps, num_warps=warps,
+        GROUPS=32 * warps, num_warps=warps, num_stages=1,
         maxnreg=MOST_REGISTERS[columns] if chosen is None else MOST_EXPERT_REGISTERS,
         enable_fp_fusion=False, device=data.device, overlaps=True,
     )  # fmt: skip
