@@ -1,6 +1,7 @@
 """Checks products with weights of every type of block against float64."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,22 +11,46 @@ from runtime.kernels.pointwise import curve_of, silu_mul
 from runtime.kernels.triton.pointwise import gate
 from runtime.kernels.triton.products import experts_product, gated_product, product
 from runtime.quant.block_types import BlockType
-from runtime.quant.weight import PLANAR_TYPES, Compute
+from runtime.quant.weight import PLANAR_TYPES, Compute, Weight
 from tests.kernels.random_weights import random_weight
 from tools.gpu_check.report import Task
 
-ROWS = (1, 3, 8, 9, 33, 64, 100, 200)
+# By vectors, by fragments of 16, 32 and 64 rows, by wide tiles of 128 and 256.
+ROWS = (1, 3, 8, 9, 20, 33, 64, 100, 128, 129, 256)
 DRY_ROWS = (1, 9)
 # Numbers of outputs and elements. Elements are rounded up to whole blocks of the type.
 SIZES = ((1, 32), (67, 288), (130, 2304))
 _OUTS = 67  # of the size for all ways to compute, so that fewer kernels are compiled
-# The type of x, and the largest error relative to the norms of both vectors.
-WAYS = {
-    Compute.EXACT: (torch.float32, 1e-5),
-    Compute.FINE: (torch.bfloat16, 6e-3),
-    Compute.FAST: (torch.bfloat16, 1.5e-2),
-}
 EXPERTS, USED = 5, 2
+# Tokens of experts' rows, whose mean number of pairs takes bundles of 16, 32 and 64.
+_BUNDLED_TOKENS = (40, 80, 150)
+
+
+@dataclass(frozen=True)
+class Way:
+    """compute and type of x; the largest error relative to the norms of both vectors; the type to
+    which x is rounded, if it is another."""
+
+    compute: Compute
+    dtype: torch.dtype
+    tolerance: float
+    operands: torch.dtype | None = None
+
+    @property
+    def name(self) -> str:
+        types = filter(None, (self.dtype, self.operands))
+        return " ".join([self.compute.name, *(str(type).removeprefix("torch.") for type in types)])
+
+
+# The first one is checked of all sizes.
+WAYS = (
+    Way(Compute.FINE, torch.bfloat16, 6e-3),
+    Way(Compute.FAST, torch.bfloat16, 1.5e-2),
+    Way(Compute.EXACT, torch.float32, 1e-5),
+    Way(Compute.EXACT, torch.bfloat16, 6e-3),
+    Way(Compute.FINE, torch.float16, 1e-3),
+    Way(Compute.FINE, torch.float32, 6e-3, torch.bfloat16),
+)
 
 
 def check_products(task: Task) -> None:
@@ -33,28 +58,29 @@ def check_products(task: Task) -> None:
     for type in _types(task):
         for outs, elements in SIZES[:1] if task.dry else SIZES:
             elements += -elements % type.block_elements
-            for compute in (Compute.FINE,) if task.dry or outs != _OUTS else WAYS:
-                name = f"product, {type.blocks.name}, {outs}x{elements}, {compute.name}"
+            for way in WAYS[:1] if task.dry or outs != _OUTS else WAYS:
+                name = f"product, {type.blocks.name}, {outs}x{elements}, {way.name}"
                 with task.report.guarding(name):
-                    _check_product(task, name, type, (outs, elements), compute)
+                    _check_product(task, name, type, (outs, elements), way)
 
 
 def _check_product(
-    task: Task, name: str, type: BlockType, shape: tuple[int, int], compute: Compute
+    task: Task, name: str, type: BlockType, shape: tuple[int, int], way: Way
 ) -> None:
     """Checks every number of rows. One of up to MOST_ROUNDED_ROWS must have the same bits alone."""
-    rows, (dtype, tolerance) = DRY_ROWS if task.dry else ROWS, WAYS[compute]
-    weight = replace(random_weight(type.blocks, *shape), compute=compute)
+    rows, tolerance = DRY_ROWS if task.dry else ROWS, way.tolerance
+    weight = replace(random_weight(type.blocks, *shape), compute=way.compute)
     planar, dense = weight.in_planes(task.device), weight.dequantize().double()
-    x = _random(rows[-1], shape[1]).to(dtype)
+    x = _random(rows[-1], shape[1]).to(way.dtype)
     errors, different = {}, []
     for count in rows:
-        got = product(x[:count].to(task.device), planar).cpu()
+        got = product(x[:count].to(task.device), planar, way.operands).cpu()
         errors[count] = _error(got, x[:count].double(), dense)
-        alone = product(x[count - 1 : count].to(task.device), planar).cpu()
+        alone = product(x[count - 1 : count].to(task.device), planar, way.operands).cpu()
         close = _error(alone, x[count - 1 : count].double(), dense) <= tolerance
         same = torch.equal(alone[0], got[-1])
-        if not close or (not same and compute is not Compute.EXACT and count <= MOST_ROUNDED_ROWS):
+        rounded = way.compute is not Compute.EXACT and count <= MOST_ROUNDED_ROWS
+        if not close or (rounded and not same):
             different.append(count)
     # The negated comparison also catches NaN.
     failing = {count: error for count, error in errors.items() if not error <= tolerance}
@@ -70,49 +96,82 @@ def check_gated(task: Task) -> None:
     for type in _types(task):
         elements = max(288, type.block_elements)
         elements += -elements % type.block_elements
-        for compute in (Compute.FINE,) if task.dry else WAYS:
-            name = f"gated product, {type.blocks.name}, {compute.name}"
+        for way in _ways_of_models(task):
+            name = f"gated product, {type.blocks.name}, {way.name}"
             with task.report.guarding(name):
-                weight = replace(random_weight(type.blocks, 2 * size, elements), compute=compute)
+                weight = replace(
+                    random_weight(type.blocks, 2 * size, elements), compute=way.compute
+                )
                 planar, errors = weight.in_planes(task.device), {}
                 for rows in DRY_ROWS if task.dry else ROWS:
-                    x = _random(rows, elements).to(task.device, WAYS[compute][0])
+                    x = _random(rows, elements).to(task.device, way.dtype)
                     got = gated_product(x, planar, curve).double()
                     apart = gate(curve, *product(x, planar).chunk(2, dim=1)).double()
                     errors[rows] = ((got - apart).abs().max() / apart.abs().max()).item()
-                tolerance = torch.finfo(WAYS[compute][0]).eps * 4
+                tolerance = torch.finfo(way.dtype).eps * 4
                 failing = {rows: error for rows, error in errors.items() if not error <= tolerance}
                 task.report.check(name, not failing, failing=failing)
 
 
 def check_experts(task: Task) -> None:
     """Checks rows that all experts of a token share, and separate rows for each expert."""
-    outs = EXPERTS * (3 if task.dry else 35)
     for type in _types(task):
-        elements = max(96, type.block_elements)
-        weight = random_weight(type.blocks, outs, elements + -elements % type.block_elements)
-        weight = weight.unflatten(EXPERTS)
-        for compute in (Compute.FINE,) if task.dry else WAYS:
+        weight = _experts(type, 3 if task.dry else 35, 96)
+        for way in _ways_of_models(task):
             for tokens in (1,) if task.dry else (1, 2, 20, 200):
-                name = f"experts, {type.blocks.name}, {compute.name}, {tokens} tokens"
-                with task.report.guarding(name):
-                    error = _experts_error(task, replace(weight, compute=compute), tokens)
-                    task.report.check(name, error <= WAYS[compute][1], error=error)
+                _check_experts(task, weight, tokens, way)
+        if not task.dry:
+            long = _experts(type, 35, 2304)  # warps divide the inner elements
+            for tokens in _BUNDLED_TOKENS:
+                _check_experts(task, long, tokens, WAYS[0], shifted=True)
 
 
-def _experts_error(task: Task, weight, tokens: int) -> float:
+def _ways_of_models(task: Task) -> Sequence[Way]:
+    return WAYS[:1] if task.dry else [way for way in WAYS if way.operands is None]
+
+
+def _experts(type: BlockType, outs: int, elements: int) -> Weight:
+    elements += -elements % type.block_elements
+    return random_weight(type.blocks, EXPERTS * outs, elements).unflatten(EXPERTS)
+
+
+def _check_experts(
+    task: Task, weight: Weight, tokens: int, way: Way, *, shifted: bool = False
+) -> None:
+    """shifted: with a bias of each expert and a factor of each pair."""
+    of = f"{weight.type.name}, {weight.shape[-1]}, {way.name}"
+    name = f"experts, {of}, {tokens} tokens{', shifted' * shifted}"
+    with task.report.guarding(name):
+        weight = replace(weight, compute=way.compute)
+        bias = _random(EXPERTS, weight.shape[1]) if shifted else None
+        scale = _random(tokens, USED).abs() + 0.5 if shifted else None
+        error = _experts_error(task, weight, tokens, way.dtype, bias, scale)
+        task.report.check(name, error <= way.tolerance, error=error)
+
+
+def _experts_error(
+    task: Task,
+    weight: Weight,
+    tokens: int,
+    dtype: torch.dtype,
+    bias: Tensor | None,
+    scale: Tensor | None,
+) -> float:
     planar, dense = weight.in_planes(task.device), weight.dequantize().double()
     draw = torch.Generator().manual_seed(tokens)
     chosen = torch.randint(EXPERTS, (tokens, USED), generator=draw)
+    there = [None if given is None else given.to(task.device) for given in (bias, scale)]
     worst = 0.0
     for shape in ((tokens,), (tokens, USED)):
-        x = _random(*shape, weight.shape[-1]).to(WAYS[weight.compute][0])
-        arguments = (x.to(task.device), planar, chosen.to(task.device))
-        got = experts_product(*arguments, bias=None, scale=None).cpu().flatten(0, 1)
+        x = _random(*shape, weight.shape[-1]).to(dtype)
+        got = experts_product(x.to(task.device), planar, chosen.to(task.device), *there).cpu()
         rows = x.double() if x.dim() == 3 else x.double()[:, None].expand(-1, USED, -1)
+        rows = rows if scale is None else rows * scale[..., None]
+        result = got.double() if bias is None else got.double() - bias[chosen]
         for pair, expert in enumerate(chosen.flatten().tolist()):
-            one = _error(got[pair : pair + 1], rows.flatten(0, 1)[pair : pair + 1], dense[expert])
-            worst = one if one != one else max(worst, one)
+            one = slice(pair, pair + 1)
+            error = _error(result.flatten(0, 1)[one], rows.flatten(0, 1)[one], dense[expert])
+            worst = error if error != error else max(worst, error)
             if worst != worst:
                 return worst
     return worst

@@ -46,7 +46,8 @@ _TILES = {128: ((128, 2, 8, 3), (64, 4, 8, 3), (128, 2, 8, 1))}
 # Rows of fragments; their outputs and warps.
 _FRAGMENT_ROWS, _FRAGMENTS = (8, 16, 32, 64), tuple(product((16, 32), (2, 4, 8)))
 # Rows of products by wide tiles; the rows and outputs of those tiles.
-_WIDE_ROWS, _WIDE_TILES = (128, 256), ((128, 128), (64, 256), (256, 128), (128, 256))
+_WIDE_ROWS = (128, 256)
+_WIDE_TILES = ((128, 128), (128, 64), (64, 256), (256, 128), (128, 256))
 # Sequences and their tokens; then rows of a prompt and its tokens.
 _DECODING = ((1, 1024), (1, 8192), (8, 1024), (64, 1024), (256, 1024))
 _PROMPTS = ((512, 512), (2048, 2048), (2048, 8192))
@@ -185,7 +186,7 @@ def _wide_tiles(name: str, products: Products, draw: Draw, *, dry: bool) -> Iter
     for rows in _WIDE_ROWS[: 1 if dry else None]:
         x = draw(16 if dry else rows)
         for tile, outs in _WIDE_TILES[: 1 if dry else None]:
-            tiling = tiles.Tiling(tile, outs, 4, 8, 132)
+            tiling = tiles.Tiling(tile, outs, 4, min(8, outs // 16), 132)
             yield Case(
                 f"wide tile, {name}, {rows} rows, {tile} rows each, {outs} outputs",
                 [partial(each, x) for each in products],
