@@ -25,19 +25,23 @@ Gate = Callable[[Tensor, Tensor], Tensor]
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """x [..., hidden], weight [hidden] -> x / sqrt(mean(x^2) + eps) * weight, in x's type.
 
-    Without a weight the factor is 1. Computed in float32. Zhang and Sennrich, "Root Mean Square
-    Layer Normalization".
+    For x [..., n, hidden], weight may be [n, hidden]. Without a weight the factor is 1. Computed in
+    float32. Zhang and Sennrich, "Root Mean Square Layer Normalization".
     """
+    if weight is not None and weight.dim() == 2 and weight.shape != x.shape[-2:]:
+        raise ValueError(f"weights {list(weight.shape)} of a norm for {list(x.shape)}")
     if x.device.type != "cpu" or (kernels := library()) is None:
         if has_kernels(x.device):
             return _triton().norm(x, weight, None, eps)
         return rms_norm_twin(x, weight, eps)
     rows, n = _row_parts(x.float()), x.shape[-1]
-    factor = None if weight is None else weight.float().contiguous()
+    factor = None if weight is None else weight.float().contiguous().view(-1, weight.shape[-1])
+    weights = 1 if factor is None else len(factor)
     result = torch.empty(x.shape)
     kernels.caravan_rms_norm(
-        rows.tensor.data_ptr(), rows.stride, None if factor is None else address(factor, (n,)), eps,
-        rows.count, rows.parts, n, result.data_ptr(), torch.get_num_threads(),
+        rows.tensor.data_ptr(), rows.stride,
+        None if factor is None else address(factor, (weights, n)), weights, eps, rows.count,
+        rows.parts, n, result.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return result.to(x.dtype)
 

@@ -44,7 +44,7 @@ def norm(*, layer: bool) -> Specimen:
             "x": "*bf16", "weight": "*fp32", "bias": "*fp32", "result": "*bf16",
             "row_stride": "i32", "part_stride": "i32", "eps": "fp32",
         },
-        {"PARTS": 1, "N": HIDDEN, "PADDED": HIDDEN, "LAYER": layer, "WEIGHTED": True},
+        {"PARTS": 1, "N": HIDDEN, "PADDED": HIDDEN, "LAYER": layer, "WEIGHTS": 1},
         STRIDES, warps=8, fused=False,
     )  # fmt: skip
 

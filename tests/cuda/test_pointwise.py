@@ -61,6 +61,13 @@ def test_norms(x: Tensor, dtype: torch.dtype, launches: list[str]) -> None:
     assert launches == ["norm_kernel"] * 3
 
 
+@pytest.mark.parametrize("x", [noise(2, 3, 32), parts(2, 3, 21)])
+def test_norms_of_parts_with_weights_of_their_own(x: Tensor) -> None:
+    weight = noise(3, x.shape[-1])
+    got, expected = (f(x, weight, 1e-5) for f in (pointwise.rms_norm, pointwise.rms_norm_twin))
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("scale", [1.0, 0.22])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("make", [noise, parts])

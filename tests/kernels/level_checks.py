@@ -82,6 +82,7 @@ def check_norms_rotations_and_curves() -> None:
     """Compared with the twins, as in the other tests of the kernels."""
     test_pointwise.test_rms_norm_agrees_with_torch((3, 77), torch.float32)
     test_pointwise.test_layer_norm_agrees_with_torch((3, 77), torch.float32)
+    test_pointwise.test_parts_of_rows_may_have_weights_of_their_own()
     test_pointwise.test_rope_of_halves_agrees_with_rotate_half(3, 80, 20, 33, torch.float32)
     test_pointwise.test_softcap_agrees_with_torch((3, 77), 30.0, torch.float32)
     for curve in test_pointwise.CURVES:

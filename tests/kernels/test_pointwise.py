@@ -67,6 +67,15 @@ def test_rms_norm_without_weights_has_ones(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 5), (3, 64), (70, 2048), (2, 3, 83), (0, 16)])
 @DTYPES
+def test_parts_of_rows_may_have_weights_of_their_own() -> None:
+    rows, weight = torch.randn(5, 70), torch.randn(3, 20)
+    parts = rows[:, :60].unflatten(1, (3, 20))
+    expected = F.rms_norm(parts, (20,), None, 1e-5) * weight
+    for norm in (rms_norm, rms_norm_twin):
+        for x in (parts, parts.contiguous()):
+            torch.testing.assert_close(norm(x, weight, 1e-5), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_layer_norm_agrees_with_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """The values are far from 0, where a variance computed from squares is inaccurate."""
     x = (torch.randn(shape) + 100).to(dtype)

@@ -49,19 +49,20 @@ typedef struct {
     const float *x, *weight;
     float *y, eps;
     int64_t x_stride;
-    int parts, n;
+    int weights, parts, n;
 } rms_norm_job;
 
 static void rms_norm_rows(const void *job, const items *mine) {
     const rms_norm_job *j = job;
     for (int64_t r = mine->begin; r < mine->end; r++)
-        rms_norm_row(j->x + r / j->parts * j->x_stride + r % j->parts * j->n, j->weight, j->eps, j->n, j->y + r * j->n);
+        rms_norm_row(j->x + r / j->parts * j->x_stride + r % j->parts * j->n,
+                     j->weight ? j->weight + r % j->weights * j->n : NULL, j->eps, j->n, j->y + r * j->n);
 }
 
-/* x [rows], x_stride apart: [parts][n]; weight [n] or NULL; y [rows][parts][n] */
-EXPORT void caravan_rms_norm(const float *x, int64_t x_stride, const float *weight, float eps, int rows,
-                             int parts, int n, float *y, int threads) {
-    const rms_norm_job j = {x, weight, y, eps, x_stride, parts, n};
+/* x [rows], x_stride apart: [parts][n]; weight [weights][n], taken by turns, or NULL; y [rows][parts][n] */
+EXPORT void caravan_rms_norm(const float *x, int64_t x_stride, const float *weight, int weights, float eps,
+                             int rows, int parts, int n, float *y, int threads) {
+    const rms_norm_job j = {x, weight, y, eps, x_stride, weights, parts, n};
     const int64_t all = (int64_t)rows * parts;
     share(threads, all * n > WORTH_SHARING, even(all, threads), rms_norm_rows, &j);
 }
