@@ -25,6 +25,8 @@ from runtime.kernels.triton.pointwise import (
 )
 from runtime.kernels.triton.slot_tables import ROWS as LOOKED_UP
 from runtime.kernels.triton.slot_tables import slot_entries_kernel
+from runtime.kernels.triton.state_space import COLUMNS as STATE_COLUMNS
+from runtime.kernels.triton.state_space import state_space_kernel
 from runtime.kv.cache_types import CacheType
 from tests.cuda.compiled import Specimen
 
@@ -163,9 +165,27 @@ def delta(*, single: bool) -> Specimen:
 def convolution() -> Specimen:
     return Specimen(
         convolution_kernel,
-        {"x": "*bf16", "weight": "*fp32", "states": "*fp32", **RECURRENT, "n": "i32"},
+        {
+            "x": "*bf16", "weight": "*fp32", "bias": "*fp32", "states": "*fp32", **RECURRENT,
+            "n": "i32",
+        },
         {"TAPS": 3, "CHANNELS": CHANNELS, "ROWS": ROWS, "SINGLE": True},
         STRIDES,
+    )  # fmt: skip
+
+
+def space(*, single: bool) -> Specimen:
+    """The state space of Granite 4.0 H Small, of one row a span or of many."""
+    sizes = {"HEADS": 128, "GROUPS": 1, "KEY_DIM": DIM, "VALUE_DIM": 64, "KEYS_PADDED": DIM}
+    return Specimen(
+        state_space_kernel,
+        {
+            **dict.fromkeys(("mixed", "steps"), "*bf16"),
+            **dict.fromkeys(("rates", "offsets", "skips", "states"), "*fp32"), **RECURRENT,
+            "step_stride": "i32",
+        },
+        sizes | {"COLUMNS": STATE_COLUMNS, "SINGLE": single},
+        (*STRIDES, "step_stride"), warps=1,
     )  # fmt: skip
 
 
@@ -211,4 +231,6 @@ def specimens(capability: int) -> dict[str, Specimen]:
         "convolution": convolution(),
         "delta rule, a row": delta(single=True),
         "delta rule, rows": delta(single=False),
+        "state space, a row": space(single=True),
+        "state space, rows": space(single=False),
     }
