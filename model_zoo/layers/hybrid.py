@@ -5,18 +5,19 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.draft_layers import without_draft_layers
 from model_zoo.layers.text_sizes import TextSizes
 
-# Values of all models, as in Qwen3NextConfig and Qwen3_5TextConfig of `transformers`.
-FULL_EVERY, DEFAULT_HEAD_DIM = 4, 256
+# As in Qwen3NextConfig and Qwen3_5TextConfig of `transformers`.
+FULL_EVERY = 4
 _KV_HEADS, _INTERVAL = "attention.head_count_kv", "full_attention_interval"
 
 
-def read_sizes(w: TensorScope, metadata: Metadata) -> TextSizes:
-    """The sizes without draft layers, whose tensors are not loaded.
+def read_sizes(w: TensorScope, metadata: Metadata, *, head_dim: int | None = None) -> TextSizes:
+    """The sizes without draft layers, whose tensors are not loaded. head_dim: as of
+    `TextSizes.read`.
 
     The number of key heads of recurrent layers, which files may state as 0, is set to that of the
     other layers.
     """
-    sizes = TextSizes.read(metadata, head_dim=DEFAULT_HEAD_DIM, kv_heads=_kv_heads(metadata))
+    sizes = TextSizes.read(metadata, head_dim=head_dim, kv_heads=_kv_heads(metadata))
     return without_draft_layers(w, sizes)
 
 
