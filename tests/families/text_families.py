@@ -28,9 +28,11 @@ from tests.families import (
     deepseek_families,
     gemma_families,
     image_rows,
+    mamba_families,
     qwen_families,
     unrotated_families,
 )
+from tests.families.mamba_families import MULTIPLIERS
 from tests.families.text_family import (
     KEY_LENGTHS,
     LLAMA3_ROPE,
@@ -45,12 +47,6 @@ from tests.families.text_family import (
 )
 
 # Granite.
-MULTIPLIERS = {
-    "embedding_multiplier": 12.0,
-    "logits_scaling": 0.5,
-    "residual_multiplier": 0.22,
-    "attention_multiplier": 0.125,
-}
 GRANITE_EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 
 GLM4_MOE = SIZES | {
@@ -142,6 +138,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
     ),
     **deepseek_families.FAMILIES,
     **gemma_families.FAMILIES,
+    **mamba_families.FAMILIES,
     "glm4": TextFamily(
         Glm4Config,
         SIZES | {"head_dim": 32, "pad_token_id": None, "eos_token_id": 2},

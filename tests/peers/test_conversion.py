@@ -15,6 +15,7 @@ from transformers import (
     Gemma4TextConfig,
     Glm4MoeConfig,
     GptOssConfig,
+    GraniteMoeHybridConfig,
     Llama4TextConfig,
     LlamaConfig,
     Mistral3Config,
@@ -81,7 +82,15 @@ PIXTRAL = {
     "image_size": 28,
     "patch_size": 14,
 }
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING, FULL, RECURRENT = "sliding_attention", "full_attention", "linear_attention"
+GRANITE = {
+    "layer_types": [RECURRENT, FULL, RECURRENT, RECURRENT],
+    "shared_intermediate_size": 96,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 32,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.125,
+}
 DECODERS = {
     "llama": LlamaConfig(**HEADS, rope_parameters=LLAMA_3),
     "mixtral": MixtralConfig(**HEADS, num_local_experts=4),
@@ -136,6 +145,10 @@ DECODERS = {
     ),
     # It knows windows in models of this depth only.
     "exaone4 with windows": Exaone4Config(**{**SIZES, "num_hidden_layers": 64}, sliding_window=8),
+    "granitehybrid": GraniteMoeHybridConfig(
+        **SIZES, **GRANITE, num_local_experts=4, num_experts_per_tok=2
+    ),
+    "granitehybrid, dense": GraniteMoeHybridConfig(**SIZES, **GRANITE, num_local_experts=0),
     "cohere2": Cohere2Config(**SIZES, sliding_window=8),
     "glm4moe": Glm4MoeConfig(
         **HEADS,

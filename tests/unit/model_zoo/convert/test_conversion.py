@@ -15,6 +15,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Glm4MoeConfig,
+    GraniteMoeHybridConfig,
     LlamaConfig,
     MixtralConfig,
     Phi3Config,
@@ -41,6 +42,8 @@ from tests.unit.model_zoo.convert.checkpoint_changes import (
 )
 
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16}
+RECURRENT, FULL = "linear_attention", "full_attention"
+MAMBA = {"layer_types": [RECURRENT, FULL], "mamba_d_state": 16}
 FAMILIES = {
     "llama": TINY_LLAMA,
     "mixtral": MixtralConfig(**SIZES, num_local_experts=4),
@@ -52,6 +55,7 @@ FAMILIES = {
     "phi3": Phi3Config(**SIZES),
     "cohere2": Cohere2Config(**SIZES),
     "exaone4": Exaone4Config(**SIZES),
+    "granitehybrid": GraniteMoeHybridConfig(**SIZES, **MAMBA, mamba_n_heads=4),
     "glm4moe": Glm4MoeConfig(**SIZES, n_routed_experts=4, num_experts_per_tok=2, head_dim=16),
     "seed_oss": SeedOssConfig(**SIZES, head_dim=16),
     "smollm3": SmolLM3Config(**SIZES),

@@ -47,6 +47,7 @@ def test_bos_and_eos_are_found_without_their_keys(
     [
         ("llama", (), "llama-bpe"),
         ("mllama", (), "llama-bpe"),
+        ("granitehybrid", (), "dbrx"),
         ("llama4", (), "llama4"),
         ("mistral3", (), "tekken"),
         ("gptoss", (), "gpt-4o"),
