@@ -27,15 +27,18 @@ def leading_dense_or_experts(
     shared = metadata.get("expert_shared_count", int, 0)
     width = metadata.require_size("expert_feed_forward_length") * shared
     options = ExpertOptions(
-        routing=_routing(w, metadata, counts.count, scores),
+        routing=stated_routing(w, metadata, counts.count, scores),
         shared=GatedFeedForward(w, hidden=hidden, size=width, suffix="_shexp") if width else None,
     )
     return Experts(w, hidden, counts, options)
 
 
-def _routing(w: TensorScope, metadata: Metadata, experts: int, scores: int) -> Routing:
-    """With softmax, groups are ranked by their best expert (DeepSeek V2), with sigmoid by the sum
-    of the two best (V3)."""
+def stated_routing(w: TensorScope, metadata: Metadata, experts: int, scores: int) -> Routing:
+    """The routing that the keys of the file state; scores: as above.
+
+    With softmax, groups are ranked by their best expert (DeepSeek V2), with sigmoid by the sum of
+    the two best (V3).
+    """
     key = "expert_gating_func"
     function = metadata.get(key, int, scores)
     if function not in (SOFTMAX, SIGMOID):

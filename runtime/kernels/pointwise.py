@@ -14,9 +14,9 @@ from runtime.kernels.native import address, library, row_address
 from runtime.kernels.triton.launch import has_kernels
 from runtime.quant.weight import Compute
 
-# The curves of caravan_gate in cpu/pointwise.c and of `curved` in triton/curves.py; the last one is
+# The curves of caravan_gate in cpu/pointwise.c and of `curved` in triton/curves.py; _SOFTCAP is
 # only in gate_kernel in triton/pointwise.py.
-_SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID, _SOFTCAP = range(6)
+_SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID, _SOFTCAP, _RELU_SQUARED = range(7)
 
 # gate, values [..., n] -> [..., n], such as `silu_mul`.
 Gate = Callable[[Tensor, Tensor], Tensor]
@@ -131,6 +131,11 @@ def gelu_quick(x: Tensor) -> Tensor:
 def sigmoid(x: Tensor) -> Tensor:
     """1 / (1 + e^-x), likewise."""
     return _gate(_SIGMOID, x, None)
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    """max(x, 0)^2, likewise; So et al., "Primer"."""
+    return _gate(_RELU_SQUARED, x, None)
 
 
 def softcap(x: Tensor, cap: float) -> Tensor:
@@ -460,6 +465,8 @@ def _gate_twin(curve: int, gate: Tensor, up: Tensor | None = None) -> Tensor:
         curved = torch.sigmoid(wide)
     elif curve == _GELU_QUICK:
         curved = wide * torch.sigmoid(1.702 * wide)
+    elif curve == _RELU_SQUARED:
+        curved = wide.relu().square()
     else:
         curved = F.gelu(wide, approximate="tanh" if curve == _GELU else "none")
     return (curved if up is None else curved * up.float()).to(gate.dtype)
@@ -471,6 +478,7 @@ gelu_mul_twin = partial(_gate_twin, _GELU)
 gelu_erf_mul_twin = partial(_gate_twin, _GELU_ERF)
 gelu_quick_mul_twin = partial(_gate_twin, _GELU_QUICK)
 sigmoid_mul_twin = partial(_gate_twin, _SIGMOID)
+relu_squared_twin = partial(_gate_twin, _RELU_SQUARED)
 
 _CURVES: Mapping[Gate, int] = {
     silu_mul: _SILU,

@@ -156,6 +156,13 @@ def test_gates(name: str, make, launches: list[str]) -> None:
     assert launches == ["gate_kernel"] * 2
 
 
+def test_relu_squared(launches: list[str]) -> None:
+    x = torch.cat([noise(500), torch.tensor([0.0, -0.0, torch.nan])])
+    got, expected = pointwise.relu_squared(x), pointwise.relu_squared_twin(x)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+    assert launches == ["gate_kernel"]
+
+
 def test_softcap_is_exact_near_zero_too(launches: list[str]) -> None:
     x = torch.cat([noise(500), noise(500) * 1e-3, noise(100) * 1e3])
     got, expected = pointwise.softcap(x, 3.0), pointwise.softcap_twin(x, 3.0)

@@ -17,6 +17,8 @@ from runtime.kernels.pointwise import (
     layer_norm_twin,
     limit_columns,
     limit_columns_twin,
+    relu_squared,
+    relu_squared_twin,
     rms_norm,
     rms_norm_twin,
     rope_halves,
@@ -65,8 +67,6 @@ def test_rms_norm_without_weights_has_ones(shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(got, F.rms_norm(x, shape[-1:], None, 1e-5), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(1, 5), (3, 64), (70, 2048), (2, 3, 83), (0, 16)])
-@DTYPES
 def test_parts_of_rows_may_have_weights_of_their_own() -> None:
     rows, weight = torch.randn(5, 70), torch.randn(3, 20)
     parts = rows[:, :60].unflatten(1, (3, 20))
@@ -76,6 +76,8 @@ def test_parts_of_rows_may_have_weights_of_their_own() -> None:
             torch.testing.assert_close(norm(x, weight, 1e-5), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(1, 5), (3, 64), (70, 2048), (2, 3, 83), (0, 16)])
+@DTYPES
 def test_layer_norm_agrees_with_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """The values are far from 0, where a variance computed from squares is inaccurate."""
     x = (torch.randn(shape) + 100).to(dtype)
@@ -162,6 +164,16 @@ def test_gates_are_right_at_their_limits(curve: str) -> None:
     got = gated(gate, torch.ones_like(gate))
     torch.testing.assert_close(got, CURVES[curve](gate), rtol=1e-5, atol=1e-6)
     assert gated(torch.full((1, 17), torch.nan), torch.ones(1, 17)).isnan().all()
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (3, 64), (40, 1000), (0, 16)])
+@DTYPES
+def test_relu_squared_agrees_with_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = (torch.randn(shape) * 10).to(dtype)
+    expected = F.relu(x.float()).square().to(dtype)
+    for curved in (relu_squared, relu_squared_twin):
+        torch.testing.assert_close(curved(x), expected)
+    assert relu_squared(torch.full((1, 17), torch.nan)).isnan().all()
 
 
 @pytest.mark.parametrize("shape", [(1, 5), (3, 64), (40, 1000), (0, 16)])
