@@ -63,6 +63,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("llava", (), ("mlp",), _LLAVA),
     Family("mistral3", ("mistral3",), ("mistral3", "pixtral"), ("mistral3", "llama"), "tekken"),
     Family("mllama", ("mllama",), ("mllama",), ("mllama",), "llama-bpe"),
+    Family("nemotron_h", ("nemotron_h", "nemotron_h_moe"), pre_tokenizer="pixtral"),
     Family("nomic_bert", ("nomic-bert",)),
     Family("olmo2", ("olmo2",), tensor_parallel=False),
     Family("phi3", ("phi3",)),

@@ -36,6 +36,7 @@ SLIDING = Gemma3TextConfig(
 # Families with recurrent layers, and their configurations.
 RECURRENT = {
     "granitehybrid": "plain",
+    "nemotron_h": "recurrent_last_layer",
     "qwen35moe": "plain",
     "qwen35": "recurrent_last_layer",
     "qwen3next": "plain",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from transformers import GraniteMoeHybridConfig
+from transformers import GraniteMoeHybridConfig, NemotronHConfig
 
 from tests.families.text_family import SIZES, TIED, WIDE, CompleteFile, TextFamily, rope
 
@@ -28,6 +28,25 @@ GRANITE_HYBRID = (
         "mamba_chunk_size": 32,
     }
 )
+NEMOTRON_H = SIZES | {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+    "head_dim": 32,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 24,
+    "chunk_size": 32,
+    # Files have no limit, nor have the authors' models.
+    "time_step_min": 1e-9,
+}
+NEMOTRON_EXPERTS = NEMOTRON_H | {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48,
+    "routed_scaling_factor": 2.5,
+}
 GRANITE_OPTIONAL_KEYS = """
     attention.key_length attention.value_length attention.scale embedding_scale logit_scale
     residual_scale rope.freq_base rope.scaling.finetuned
@@ -64,6 +83,53 @@ FAMILIES: Mapping[str, TextFamily] = {
             CompleteFile(
                 optional_keys=f"{GRANITE_OPTIONAL_KEYS} feed_forward_length",
                 optional_tensors="blk.0.ssm_conv1d.bias blk.2.ssm_conv1d.bias",
+            ),
+        ),
+    ),
+    "nemotron_h": TextFamily(
+        NemotronHConfig,
+        NEMOTRON_H,
+        {
+            "plain": {},
+            "recurrent_last_layer": {"layers_block_type": ["full_attention", "linear_attention"]},
+            "one_group_attention_last": {
+                "layers_block_type": ["mlp", "linear_attention", "full_attention"],
+                "n_groups": 1,
+                "use_conv_bias": False,
+            },
+        },
+        wide=WIDE | {"head_dim": 64, "mamba_head_dim": 32},
+        files=(
+            CompleteFile(
+                optional_keys="attention.layer_norm_epsilon",
+                optional_tensors="blk.0.ssm_conv1d.bias blk.3.ssm_conv1d.bias",
+            ),
+        ),
+    ),
+    "nemotron_h_moe": TextFamily(
+        NemotronHConfig,
+        NEMOTRON_EXPERTS,
+        {
+            "plain": {},
+            "groups_of_experts": {"n_group": 2, "topk_group": 1, "norm_topk_prob": False},
+        },
+        wide=WIDE
+        | {
+            "head_dim": 64,
+            "mamba_head_dim": 32,
+            "moe_intermediate_size": 256,
+            "moe_shared_expert_intermediate_size": 256,
+        },
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.layer_norm_epsilon expert_feed_forward_length expert_group_count
+                    expert_group_used_count expert_shared_count expert_weights_norm
+                    expert_weights_scale
+                """,
+                optional_tensors="""
+                    blk.0.ssm_conv1d.bias blk.1.exp_probs_b.bias blk.3.exp_probs_b.bias
+                """,
             ),
         ),
     ),

@@ -121,6 +121,8 @@ def test_each_family_continues_from_a_recomputed_context(tmp_path, family: str) 
 
 STATES = {
     "granitehybrid",
+    "nemotron_h",
+    "nemotron_h_moe",
     "qwen3next",
     "qwen35",
     "qwen35moe",

@@ -21,6 +21,8 @@ GREEDY = SamplingParams(temperature=0, logprobs=2)
 # Families with recurrent layers.
 STATEFUL = (
     "granitehybrid",
+    "nemotron_h",
+    "nemotron_h_moe",
     "qwen3next",
     "qwen35",
     "qwen35moe",

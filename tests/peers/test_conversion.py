@@ -20,6 +20,7 @@ from transformers import (
     LlamaConfig,
     Mistral3Config,
     MixtralConfig,
+    NemotronHConfig,
     NomicBertConfig,
     Phi3Config,
     Qwen2Config,
@@ -91,6 +92,13 @@ GRANITE = {
     "residual_multiplier": 0.22,
     "attention_multiplier": 0.125,
 }
+NEMOTRON = {
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 32,
+    "time_step_min": 1e-9,
+}
 DECODERS = {
     "llama": LlamaConfig(**HEADS, rope_parameters=LLAMA_3),
     "mixtral": MixtralConfig(**HEADS, num_local_experts=4),
@@ -149,6 +157,18 @@ DECODERS = {
         **SIZES, **GRANITE, num_local_experts=4, num_experts_per_tok=2
     ),
     "granitehybrid, dense": GraniteMoeHybridConfig(**SIZES, **GRANITE, num_local_experts=0),
+    "nemotron_h": NemotronHConfig(
+        **HEADS, **NEMOTRON, layers_block_type=[RECURRENT, "mlp", FULL, RECURRENT]
+    ),
+    "nemotron_h_moe": NemotronHConfig(
+        **HEADS,
+        **NEMOTRON,
+        layers_block_type=[RECURRENT, "moe", FULL, "moe"],
+        n_routed_experts=4,
+        moe_intermediate_size=32,
+        moe_shared_expert_intermediate_size=64,
+        routed_scaling_factor=2.5,
+    ),
     "cohere2": Cohere2Config(**SIZES, sliding_window=8),
     "glm4moe": Glm4MoeConfig(
         **HEADS,

@@ -18,6 +18,7 @@ from transformers import (
     GraniteMoeHybridConfig,
     LlamaConfig,
     MixtralConfig,
+    NemotronHConfig,
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
@@ -44,6 +45,14 @@ from tests.unit.model_zoo.convert.checkpoint_changes import (
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16}
 RECURRENT, FULL = "linear_attention", "full_attention"
 MAMBA = {"layer_types": [RECURRENT, FULL], "mamba_d_state": 16}
+NEMOTRON = {
+    "head_dim": 16,
+    "mamba_num_heads": 2,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 32,
+}
 FAMILIES = {
     "llama": TINY_LLAMA,
     "mixtral": MixtralConfig(**SIZES, num_local_experts=4),
@@ -56,6 +65,8 @@ FAMILIES = {
     "cohere2": Cohere2Config(**SIZES),
     "exaone4": Exaone4Config(**SIZES),
     "granitehybrid": GraniteMoeHybridConfig(**SIZES, **MAMBA, mamba_n_heads=4),
+    "nemotron_h": NemotronHConfig(**SIZES, **NEMOTRON, layers_block_type=[RECURRENT, "mlp"]),
+    "nemotron_h_moe": NemotronHConfig(**SIZES, **NEMOTRON, layers_block_type=["moe", FULL]),
     "glm4moe": Glm4MoeConfig(**SIZES, n_routed_experts=4, num_experts_per_tok=2, head_dim=16),
     "seed_oss": SeedOssConfig(**SIZES, head_dim=16),
     "smollm3": SmolLM3Config(**SIZES),

@@ -48,6 +48,8 @@ def test_bos_and_eos_are_found_without_their_keys(
         ("llama", (), "llama-bpe"),
         ("mllama", (), "llama-bpe"),
         ("granitehybrid", (), "dbrx"),
+        ("nemotron_h", (), "pixtral"),
+        ("nemotron_h_moe", (), "pixtral"),
         ("llama4", (), "llama4"),
         ("mistral3", (), "tekken"),
         ("gptoss", (), "gpt-4o"),
