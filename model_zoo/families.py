@@ -47,6 +47,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("command_r", ("command-r", "cohere2"), pre_tokenizer="command-r"),
     Family("deepseek2", ("deepseek2",), pre_tokenizer="deepseek-llm"),
     Family("exaone4", ("exaone4",), pre_tokenizer="exaone4"),
+    Family("falcon_h1", ("falcon-h1",), pre_tokenizer="falcon-h1"),
     Family("gemma2", ("gemma2",)),
     Family("gemma3", ("gemma3",), ("gemma3",), ("gemma3",)),
     Family("gemma3n", ("gemma3n",), tensor_parallel=False),

@@ -35,6 +35,7 @@ SLIDING = Gemma3TextConfig(
 
 # Families with recurrent layers, and their configurations.
 RECURRENT = {
+    "falcon-h1": "plain",
     "granitehybrid": "plain",
     "nemotron_h": "recurrent_last_layer",
     "qwen35moe": "plain",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from transformers import GraniteMoeHybridConfig, NemotronHConfig
+from transformers import FalconH1Config, GraniteMoeHybridConfig, NemotronHConfig
 
 from tests.families.text_family import SIZES, TIED, WIDE, CompleteFile, TextFamily, rope
 
@@ -47,12 +47,52 @@ NEMOTRON_EXPERTS = NEMOTRON_H | {
     "moe_shared_expert_intermediate_size": 48,
     "routed_scaling_factor": 2.5,
 }
+FALCON_H1 = (
+    SIZES
+    | rope(1e6)
+    | {
+        "head_dim": 32,
+        "mamba_d_ssm": 96,
+        "mamba_n_heads": 6,
+        "mamba_d_state": 16,
+        "mamba_chunk_size": 32,
+        "mamba_norm_before_gate": False,
+    }
+)
+FALCON_MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.5,
+    "mlp_multipliers": [0.8, 1.7],
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.9,
+    "ssm_multipliers": [0.7, 1.1, 0.8, 1.3, 0.9],
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.75,
+}
 GRANITE_OPTIONAL_KEYS = """
     attention.key_length attention.value_length attention.scale embedding_scale logit_scale
     residual_scale rope.freq_base rope.scaling.finetuned
 """
 
 FAMILIES: Mapping[str, TextFamily] = {
+    "falcon-h1": TextFamily(
+        FalconH1Config,
+        FALCON_H1,
+        {
+            "plain": FALCON_MULTIPLIERS,
+            "norms_of_groups": {"mamba_rms_norm": True, "mamba_n_groups": 2},
+            "tied_without_convolution_bias": TIED
+            | {"mamba_conv_bias": False, "mamba_d_conv": 7, "lm_head_multiplier": 1.0},
+        },
+        wide=WIDE | {"head_dim": 64, "mamba_d_ssm": 256, "mamba_n_heads": 4},
+        files=(
+            CompleteFile(
+                "norms_of_groups",
+                optional_tensors="blk.0.ssm_conv1d.bias blk.1.ssm_conv1d.bias",
+            ),
+        ),
+    ),
     "granitehybrid": TextFamily(
         GraniteMoeHybridConfig,
         GRANITE_HYBRID,

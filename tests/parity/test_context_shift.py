@@ -120,6 +120,7 @@ def test_each_family_continues_from_a_recomputed_context(tmp_path, family: str) 
 
 
 STATES = {
+    "falcon-h1",
     "granitehybrid",
     "nemotron_h",
     "nemotron_h_moe",

@@ -20,6 +20,7 @@ PROPOSED = 6
 GREEDY = SamplingParams(temperature=0, logprobs=2)
 # Families with recurrent layers.
 STATEFUL = (
+    "falcon-h1",
     "granitehybrid",
     "nemotron_h",
     "nemotron_h_moe",

@@ -29,6 +29,7 @@ MAIN, *OTHERS = (torch.device("cpu", number) for number in range(3))
 # or none.
 FAMILIES = (
     "deepseek2",
+    "falcon-h1",
     "gemma3",
     "gemma3n",
     "gemma4",

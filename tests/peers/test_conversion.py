@@ -10,6 +10,7 @@ from transformers import (
     BertConfig,
     Cohere2Config,
     Exaone4Config,
+    FalconH1Config,
     Gemma2Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
@@ -99,6 +100,14 @@ NEMOTRON = {
     "ssm_state_size": 32,
     "time_step_min": 1e-9,
 }
+FALCON = {
+    "mamba_d_ssm": 128,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 32,
+    "key_multiplier": 0.6,
+    "ssm_multipliers": [0.7, 1.1, 0.8, 1.3, 0.9],
+    "mlp_multipliers": [0.8, 1.7],
+}
 DECODERS = {
     "llama": LlamaConfig(**HEADS, rope_parameters=LLAMA_3),
     "mixtral": MixtralConfig(**HEADS, num_local_experts=4),
@@ -169,6 +178,7 @@ DECODERS = {
         moe_shared_expert_intermediate_size=64,
         routed_scaling_factor=2.5,
     ),
+    "falcon-h1": FalconH1Config(**HEADS, **FALCON),
     "cohere2": Cohere2Config(**SIZES, sliding_window=8),
     "glm4moe": Glm4MoeConfig(
         **HEADS,

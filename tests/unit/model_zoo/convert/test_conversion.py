@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import (
     Cohere2Config,
     Exaone4Config,
+    FalconH1Config,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4MoeConfig,
@@ -45,6 +46,7 @@ from tests.unit.model_zoo.convert.checkpoint_changes import (
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16}
 RECURRENT, FULL = "linear_attention", "full_attention"
 MAMBA = {"layer_types": [RECURRENT, FULL], "mamba_d_state": 16}
+FALCON = {"head_dim": 16, "mamba_d_ssm": 32, "mamba_n_heads": 2, "mamba_rms_norm": False}
 NEMOTRON = {
     "head_dim": 16,
     "mamba_num_heads": 2,
@@ -64,6 +66,7 @@ FAMILIES = {
     "phi3": Phi3Config(**SIZES),
     "cohere2": Cohere2Config(**SIZES),
     "exaone4": Exaone4Config(**SIZES),
+    "falcon-h1": FalconH1Config(**SIZES, **FALCON),
     "granitehybrid": GraniteMoeHybridConfig(**SIZES, **MAMBA, mamba_n_heads=4),
     "nemotron_h": NemotronHConfig(**SIZES, **NEMOTRON, layers_block_type=[RECURRENT, "mlp"]),
     "nemotron_h_moe": NemotronHConfig(**SIZES, **NEMOTRON, layers_block_type=["moe", FULL]),
