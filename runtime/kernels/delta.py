@@ -32,8 +32,11 @@ class DeltaGates:
     offsets: Tensor
 
 
-def short_convolution(x: Tensor, weight: Tensor, pages: LayerPages, plan: AttentionPlan) -> Tensor:
-    """silu of each channel's sum over this row and the `taps` before it, in x's type.
+def short_convolution(
+    x: Tensor, weight: Tensor, pages: LayerPages, plan: AttentionPlan, *, curved: bool = True
+) -> Tensor:
+    """Each channel's sum over this row and the `taps` before it or, if `curved`, silu of the sum;
+    in x's type.
 
     x [tokens, channels], weight float32 [taps + 1, channels], the factors of the row itself last.
     Inputs before the first row of a sequence are zero. pages.keys [pages, taps, channels] has the
@@ -43,8 +46,9 @@ def short_convolution(x: Tensor, weight: Tensor, pages: LayerPages, plan: Attent
         if has_kernels(x.device):
             from runtime.kernels.triton import delta
 
-            return delta.short_convolution(x, weight, pages, plan)
-        return silu(short_convolution_twin(x, weight, pages, plan))
+            return delta.short_convolution(x, weight, pages, plan, curved=curved)
+        summed = short_convolution_twin(x, weight, pages, plan)
+        return silu(summed) if curved else summed
     wide, spans, states = contiguous(x.float()), _Spans.of(plan, len(x)), pages.keys
     count, channels = states.shape[0], x.shape[1]
     taps = weight.shape[0] - 1
@@ -54,7 +58,7 @@ def short_convolution(x: Tensor, weight: Tensor, pages: LayerPages, plan: Attent
         spans.count, channels, taps, address(states, (count, taps, channels)),
         result.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
-    return silu(result).to(x.dtype)
+    return (silu(result) if curved else result).to(x.dtype)
 
 
 def gated_delta(

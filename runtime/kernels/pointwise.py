@@ -14,9 +14,9 @@ from runtime.kernels.native import address, library, row_address
 from runtime.kernels.triton.launch import has_kernels
 from runtime.quant.weight import Compute
 
-# The curves of caravan_gate in cpu/pointwise.c and of `curved` in triton/curves.py; the last one is
-# only in gate_kernel in triton/pointwise.py.
-_SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID, _SOFTCAP = range(6)
+# The curves of caravan_gate in cpu/pointwise.c and of `curved` in triton/curves.py, except for
+# _SOFTCAP, which is only in gate_kernel in triton/pointwise.py.
+_SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID, _SOFTCAP, _STRAIGHT = range(7)
 
 # gate, values [..., n] -> [..., n], such as `silu_mul`.
 Gate = Callable[[Tensor, Tensor], Tensor]
@@ -97,6 +97,11 @@ def gelu_quick_mul(gate: Tensor, up: Tensor) -> Tensor:
 def sigmoid_mul(gate: Tensor, up: Tensor) -> Tensor:
     """sigmoid(gate) * up, likewise."""
     return _gate(_SIGMOID, gate, up)
+
+
+def mul(gate: Tensor, up: Tensor) -> Tensor:
+    """gate * up, likewise."""
+    return _gate(_STRAIGHT, gate, up)
 
 
 def curve_of(gate: Gate) -> int | None:
@@ -456,6 +461,8 @@ def _gate_twin(curve: int, gate: Tensor, up: Tensor | None = None) -> Tensor:
         curved = torch.sigmoid(wide)
     elif curve == _GELU_QUICK:
         curved = wide * torch.sigmoid(1.702 * wide)
+    elif curve == _STRAIGHT:
+        curved = wide
     else:
         curved = F.gelu(wide, approximate="tanh" if curve == _GELU else "none")
     return (curved if up is None else curved * up.float()).to(gate.dtype)
@@ -467,6 +474,7 @@ gelu_mul_twin = partial(_gate_twin, _GELU)
 gelu_erf_mul_twin = partial(_gate_twin, _GELU_ERF)
 gelu_quick_mul_twin = partial(_gate_twin, _GELU_QUICK)
 sigmoid_mul_twin = partial(_gate_twin, _SIGMOID)
+mul_twin = partial(_gate_twin, _STRAIGHT)
 
 _CURVES: Mapping[Gate, int] = {
     silu_mul: _SILU,

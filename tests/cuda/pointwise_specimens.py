@@ -164,7 +164,7 @@ def convolution() -> Specimen:
     return Specimen(
         convolution_kernel,
         {"x": "*bf16", "weight": "*fp32", "states": "*fp32", **RECURRENT, "n": "i32"},
-        {"TAPS": 3, "CHANNELS": CHANNELS, "ROWS": ROWS, "SINGLE": True},
+        {"TAPS": 3, "CHANNELS": CHANNELS, "ROWS": ROWS, "SINGLE": True, "CURVED": True},
         STRIDES,
     )  # fmt: skip
 

@@ -70,8 +70,10 @@ def curved(x, CURVE: tl.constexpr):
         return gelu_erf(x)
     elif CURVE == 3:
         return x * sigmoid(1.702 * x)
-    else:
+    elif CURVE == 4:
         return sigmoid(x)
+    else:
+        return x
 
 
 @triton.jit
