@@ -34,7 +34,12 @@ SLIDING = Gemma3TextConfig(
 
 
 # Families with recurrent layers, and their configurations.
-RECURRENT = {"qwen35moe": "plain", "qwen35": "recurrent_last_layer", "qwen3next": "plain"}
+RECURRENT = {
+    "qwen35moe": "plain",
+    "qwen35": "recurrent_last_layer",
+    "qwen3next": "plain",
+    "lfm2": "plain",
+}
 
 
 def hybrid(family: str, config: str, folder: Path) -> tuple:

@@ -28,6 +28,7 @@ from tests.families import (
     deepseek_families,
     gemma_families,
     image_rows,
+    lfm2_families,
     qwen_families,
     unrotated_families,
 )
@@ -246,6 +247,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
             ),
         ),
     ),
+    **lfm2_families.FAMILIES,
     "llama": TextFamily(
         LlamaConfig,
         SIZES | rope(10000.0) | {"rms_norm_eps": 1e-5},

@@ -15,6 +15,7 @@ from transformers import (
     Gemma4TextConfig,
     Glm4MoeConfig,
     GptOssConfig,
+    Lfm2Config,
     Llama4TextConfig,
     LlamaConfig,
     Mistral3Config,
@@ -81,7 +82,8 @@ PIXTRAL = {
     "image_size": 28,
     "patch_size": 14,
 }
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING, FULL, CONVOLUTION = "sliding_attention", "full_attention", "conv"
+CONVOLVING = {**SIZES, "layer_types": [CONVOLUTION, CONVOLUTION, FULL, CONVOLUTION]}
 DECODERS = {
     "llama": LlamaConfig(**HEADS, rope_parameters=LLAMA_3),
     "mixtral": MixtralConfig(**HEADS, num_local_experts=4),
@@ -145,6 +147,7 @@ DECODERS = {
         use_qk_norm=True,
         routed_scaling_factor=2.5,
     ),
+    "lfm2": Lfm2Config(**CONVOLVING, block_multiple_of=32),
 }
 ENCODERS = {"bert": BertConfig(**SIZES), "nomic-bert": NomicBertConfig(**SIZES)}
 TEXT = "the quick brown fox says: don't! 12 straße\n\n  東京 <|im_end|>"

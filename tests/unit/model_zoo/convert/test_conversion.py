@@ -15,6 +15,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Glm4MoeConfig,
+    Lfm2Config,
     LlamaConfig,
     MixtralConfig,
     Phi3Config,
@@ -53,6 +54,7 @@ FAMILIES = {
     "cohere2": Cohere2Config(**SIZES),
     "exaone4": Exaone4Config(**SIZES),
     "glm4moe": Glm4MoeConfig(**SIZES, n_routed_experts=4, num_experts_per_tok=2, head_dim=16),
+    "lfm2": Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),
     "seed_oss": SeedOssConfig(**SIZES, head_dim=16),
     "smollm3": SmolLM3Config(**SIZES),
 }

@@ -199,6 +199,26 @@ PHI_3_LONG = {
     "tie_word_embeddings": False,
     "vocab_size": 32064,
 }
+LFM2 = {
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "block_auto_adjust_ff_dim": True,
+    "block_dim": 2048,
+    "block_ff_dim": 12288,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_multiple_of": 256,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "hidden_size": 2048,
+    "max_position_embeddings": 128000,
+    "norm_eps": 1e-05,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "rope_theta": 1000000.0,
+    "vocab_size": 65536,
+}
 PUBLISHED = {
     "Llama 1": LLAMA_1,
     "Llama 2": LLAMA_2,
@@ -213,6 +233,7 @@ PUBLISHED = {
     "Gemma 3 1B": GEMMA_3_TEXT,
     "gpt-oss 20B": GPT_OSS,
     "Phi 3 mini 128k": PHI_3_LONG,
+    "LFM2 1.2B": LFM2,
 }
 
 
@@ -278,6 +299,15 @@ def test_a_pattern_of_letters_is_repeated(tmp_path) -> None:
     keys = told(tmp_path / "mixed", LLAMA_2 | exaone | windows)
     assert keys["attention.sliding_window_pattern"] == [True, True, True, False] * 8
     assert "attention.sliding_window_pattern" not in told(tmp_path / "full", LLAMA_2 | exaone)
+
+
+def test_widths_of_lfm2_are_adjusted_and_its_convolutions_have_no_key_heads(tmp_path) -> None:
+    keys = told(tmp_path / "lfm2", LFM2)
+    assert keys["feed_forward_length"] == 8192
+    attending = LFM2["full_attn_idxs"]
+    assert keys["attention.head_count_kv"] == [8 if n in attending else 0 for n in range(16)]
+    plain = told(tmp_path / "plain", LFM2 | {"block_auto_adjust_ff_dim": False})
+    assert plain["feed_forward_length"] == 12288
 
 
 def test_scaling_parameters_are_kept(tmp_path) -> None:

@@ -47,6 +47,7 @@ def test_bos_and_eos_are_found_without_their_keys(
     [
         ("llama", (), "llama-bpe"),
         ("mllama", (), "llama-bpe"),
+        ("lfm2", (), "llama-bpe"),
         ("llama4", (), "llama4"),
         ("mistral3", (), "tekken"),
         ("gptoss", (), "gpt-4o"),
