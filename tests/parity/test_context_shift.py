@@ -119,7 +119,7 @@ def test_each_family_continues_from_a_recomputed_context(tmp_path, family: str) 
     assert statistics.pages_owned == 0
 
 
-STATES = {"lfm2", "qwen3next", "qwen35", "qwen35moe"}
+STATES = {"lfm2", "lfm2moe", "qwen3next", "qwen35", "qwen35moe"}
 STAYING = STATES | {"llama4", "mllama"}  # chunks, images
 CASES = [
     *((family, "plain", CacheType.FLOAT32) for family in TEXT_MODELS),

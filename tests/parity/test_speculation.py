@@ -19,7 +19,7 @@ from tests.unit.runtime.engine.random_proposals import RandomProposals
 PROPOSED = 6
 GREEDY = SamplingParams(temperature=0, logprobs=2)
 # Families with recurrent layers.
-STATEFUL = ("lfm2", "qwen3next", "qwen35", "qwen35moe")
+STATEFUL = ("lfm2", "lfm2moe", "qwen3next", "qwen35", "qwen35moe")
 WAYS = (
     GREEDY,
     SamplingParams(seed=1, logprobs=0),

@@ -16,6 +16,7 @@ from transformers import (
     Glm4MoeConfig,
     GptOssConfig,
     Lfm2Config,
+    Lfm2MoeConfig,
     Llama4TextConfig,
     LlamaConfig,
     Mistral3Config,
@@ -148,6 +149,13 @@ DECODERS = {
         routed_scaling_factor=2.5,
     ),
     "lfm2": Lfm2Config(**CONVOLVING, block_multiple_of=32),
+    "lfm2moe": Lfm2MoeConfig(
+        **CONVOLVING,
+        num_dense_layers=1,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+    ),
 }
 ENCODERS = {"bert": BertConfig(**SIZES), "nomic-bert": NomicBertConfig(**SIZES)}
 TEXT = "the quick brown fox says: don't! 12 straße\n\n  東京 <|im_end|>"

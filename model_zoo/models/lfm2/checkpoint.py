@@ -1,5 +1,9 @@
 """LFM2: conversion of text model checkpoints to GGUF."""
 
+from typing import Any
+
+from gguf import ExpertGatingFuncType
+
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import OUTPUT, Conversion, Key, Rule
@@ -34,8 +38,27 @@ def _width(config: Configuration) -> int:
     return -(-width // multiple) * multiple
 
 
-def _feed_forward(source: str, target: str) -> Rule:
-    return Rule(f"layers.{{n}}.feed_forward.{source}.weight", f"blk.{{n}}.ffn_{target}.weight")
+def _is_dense(config: Configuration, layer: int) -> bool:
+    return bool(layer < config.require("num_dense_layers"))
+
+
+def _has_experts(config: Configuration, layer: int) -> bool:
+    return not _is_dense(config, layer)
+
+
+def _has_biased_scores(config: Configuration, layer: int) -> bool:
+    return _has_experts(config, layer) and bool(config.require("use_expert_bias"))
+
+
+def _feed_forward(**conditions: Any) -> tuple[Rule, ...]:
+    return tuple(
+        Rule(
+            f"layers.{{n}}.feed_forward.{source}.weight",
+            f"blk.{{n}}.ffn_{target}.weight",
+            **conditions,
+        )
+        for source, target in (("w1", "gate"), ("w3", "up"), ("w2", "down"))
+    )
 
 
 OWN_KEYS = ("feed_forward_length", "attention.head_count_kv")
@@ -97,18 +120,50 @@ CONVERSION = Conversion(
     model_types=("lfm2",),
     architecture="lfm2",
     keys=(*KEYS, Key("feed_forward_length", _width)),
-    rules=(
-        *RULES,
-        _feed_forward("w1", "gate"),
-        _feed_forward("w3", "up"),
-        _feed_forward("w2", "down"),
-    ),
+    rules=(*RULES, *_feed_forward()),
     drop=(*decoders.BUFFERS, *decoders.OTHER_PARTS),
     defaults={
         **DEFAULTS,
         "block_auto_adjust_ff_dim": True,
         "block_ffn_dim_multiplier": 1.0,
         "block_multiple_of": 256,
+    },
+    spellings=SPELLINGS,
+    check=checks.only_scalings(),
+)
+
+
+MOE = Conversion(
+    serves=("Lfm2MoeForCausalLM",),
+    model_types=("lfm2_moe",),
+    architecture="lfm2moe",
+    keys=(
+        *KEYS,
+        Key("feed_forward_length", "intermediate_size"),
+        *decoders.EXPERT_COUNTS,
+        Key("leading_dense_block_count", "num_dense_layers"),
+        Key("expert_feed_forward_length", "moe_intermediate_size"),
+        Key("expert_gating_func", lambda c: ExpertGatingFuncType.SIGMOID.value),
+        Key("expert_weights_norm", "norm_topk_prob", of=bool),
+        Key("expert_weights_scale", "routed_scaling_factor", of=float),
+    ),
+    rules=(
+        *RULES,
+        *_feed_forward(only=_is_dense),
+        *decoders.experts("feed_forward", names=("w1", "w3", "w2"), only=_has_experts),
+        Rule(
+            "layers.{n}.feed_forward.expert_bias",
+            "blk.{n}.exp_probs_b.bias",
+            only=_has_biased_scores,
+        ),
+    ),
+    drop=decoders.BUFFERS,
+    defaults={
+        **DEFAULTS,
+        "num_dense_layers": 2,
+        "use_expert_bias": True,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
     },
     spellings=SPELLINGS,
     check=checks.only_scalings(),

@@ -1,13 +1,14 @@
-"""LFM2: gated short convolutions, and attention in some layers."""
+"""LFM2, dense and with experts: gated short convolutions, and attention in some layers."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import SelfAttention, head_norms
-from model_zoo.layers.block import Block, Mixer, read_block
+from model_zoo.layers.block import Block, Mixer, RowWise, read_block
 from model_zoo.layers.decoder import Decoder, DecoderOptions, TextLayer
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.gated_convolution import GatedConvolution, convolution_width
 from model_zoo.layers.hybrid import key_heads, without_key_heads
+from model_zoo.layers.leading_dense import SIGMOID, leading_dense_or_experts
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.text_sizes import TextSizes
@@ -45,5 +46,11 @@ def _attending_layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotar
 
 
 def _block(w: TensorScope, sizes: TextSizes, mixer: Mixer, index: int) -> Block:
-    feed_forward = GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
-    return read_block(w, sizes, mixer, feed_forward)
+    return read_block(w, sizes, mixer, _feed_forward(w, sizes, index))
+
+
+def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> RowWise:
+    """Files state neither that weights of experts are renormalised nor a shared expert."""
+    if not sizes.metadata.get("expert_count", int, 0):
+        return GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
+    return leading_dense_or_experts(w, sizes, index, scores=SIGMOID, renormalised=True)

@@ -16,6 +16,7 @@ from transformers import (
     Gemma3TextConfig,
     Glm4MoeConfig,
     Lfm2Config,
+    Lfm2MoeConfig,
     LlamaConfig,
     MixtralConfig,
     Phi3Config,
@@ -41,6 +42,7 @@ from tests.unit.model_zoo.convert.checkpoint_changes import (
     sharded,
 )
 
+LAYER_TYPES = ["conv", "full_attention"]
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16}
 FAMILIES = {
     "llama": TINY_LLAMA,
@@ -54,7 +56,10 @@ FAMILIES = {
     "cohere2": Cohere2Config(**SIZES),
     "exaone4": Exaone4Config(**SIZES),
     "glm4moe": Glm4MoeConfig(**SIZES, n_routed_experts=4, num_experts_per_tok=2, head_dim=16),
-    "lfm2": Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),
+    "lfm2": Lfm2Config(**SIZES, layer_types=LAYER_TYPES),
+    "lfm2moe": Lfm2MoeConfig(
+        **SIZES, layer_types=LAYER_TYPES, num_dense_layers=1, moe_intermediate_size=32
+    ),
     "seed_oss": SeedOssConfig(**SIZES, head_dim=16),
     "smollm3": SmolLM3Config(**SIZES),
 }
