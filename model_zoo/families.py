@@ -46,6 +46,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("bert", ("bert",)),
     Family("command_r", ("command-r", "cohere2"), pre_tokenizer="command-r"),
     Family("deepseek2", ("deepseek2",), pre_tokenizer="deepseek-llm"),
+    Family("ernie4_5", ("ernie4_5", "ernie4_5-moe")),
     Family("exaone4", ("exaone4",), pre_tokenizer="exaone4"),
     Family("gemma2", ("gemma2",)),
     Family("gemma3", ("gemma3",), ("gemma3",), ("gemma3",)),

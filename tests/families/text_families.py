@@ -26,6 +26,7 @@ from transformers import (
 
 from tests.families import (
     deepseek_families,
+    ernie_families,
     gemma_families,
     image_rows,
     lfm2_families,
@@ -142,6 +143,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
         ),
     ),
     **deepseek_families.FAMILIES,
+    **ernie_families.FAMILIES,
     **gemma_families.FAMILIES,
     "glm4": TextFamily(
         Glm4Config,

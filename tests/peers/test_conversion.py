@@ -9,6 +9,8 @@ from transformers import (
     AutoModel,
     BertConfig,
     Cohere2Config,
+    Ernie4_5_MoeConfig,
+    Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
@@ -147,6 +149,10 @@ DECODERS = {
         moe_intermediate_size=32,
         use_qk_norm=True,
         routed_scaling_factor=2.5,
+    ),
+    "ernie4_5": Ernie4_5Config(**HEADS),
+    "ernie4_5-moe": Ernie4_5_MoeConfig(
+        **SIZES, moe_num_experts=4, moe_k=2, moe_intermediate_size=32, moe_layer_start_index=1
     ),
     "lfm2": Lfm2Config(**CONVOLVING, block_multiple_of=32),
     "lfm2moe": Lfm2MoeConfig(

@@ -11,6 +11,8 @@ from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES
 from safetensors.torch import load_file
 from transformers import (
     Cohere2Config,
+    Ernie4_5_MoeConfig,
+    Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
@@ -54,6 +56,8 @@ FAMILIES = {
     "gemma3": Gemma3TextConfig(**SIZES, **GEMMA),
     "phi3": Phi3Config(**SIZES),
     "cohere2": Cohere2Config(**SIZES),
+    "ernie4_5": Ernie4_5Config(**SIZES),
+    "ernie4_5-moe": Ernie4_5_MoeConfig(**SIZES, moe_num_experts=8, moe_intermediate_size=32),
     "exaone4": Exaone4Config(**SIZES),
     "glm4moe": Glm4MoeConfig(**SIZES, n_routed_experts=4, num_experts_per_tok=2, head_dim=16),
     "lfm2": Lfm2Config(**SIZES, layer_types=LAYER_TYPES),

@@ -219,6 +219,26 @@ LFM2 = {
     "rope_theta": 1000000.0,
     "vocab_size": 65536,
 }
+ERNIE_45 = {
+    "architectures": ["Ernie4_5_MoeForCausalLM"],
+    "model_type": "ernie4_5_moe",
+    "hidden_size": 2560,
+    "intermediate_size": 12288,
+    "max_position_embeddings": 131072,
+    "moe_intermediate_size": 1536,
+    "moe_k": 6,
+    "moe_layer_interval": 1,
+    "moe_layer_start_index": 1,
+    "moe_num_experts": 64,
+    "moe_num_shared_experts": 2,
+    "num_attention_heads": 20,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "use_bias": False,
+    "vocab_size": 103424,
+}
 PUBLISHED = {
     "Llama 1": LLAMA_1,
     "Llama 2": LLAMA_2,
@@ -234,6 +254,7 @@ PUBLISHED = {
     "gpt-oss 20B": GPT_OSS,
     "Phi 3 mini 128k": PHI_3_LONG,
     "LFM2 1.2B": LFM2,
+    "ERNIE 4.5 21B": ERNIE_45,
 }
 
 
@@ -352,6 +373,7 @@ def test_llama3_factors_match_the_frequencies_of_transformers(high) -> None:
         (GEMMA_3_TEXT | {"query_pre_attn_scalar": 168}, "is 168, where files .* mean 256"),
         (GEMMA_2 | {"layer_types": ["full_attention"] * 46}, "in all layers but one in 2"),
         (SMOLLM_3 | {"no_rope_layer_interval": 2}, "one layer in 2 has no rotation"),
+        (ERNIE_45 | {"moe_layer_end_index": 26}, "layers after .* have no experts"),
     ],
 )
 def test_settings_that_files_cannot_express_are_refused(values, said, tmp_path) -> None:
