@@ -26,7 +26,7 @@ from tests.tiny_models import write_tiny_llama
 CPU = torch.device("cpu")
 MAIN, *OTHERS = (torch.device("cpu", number) for number in range(3))
 # Between them: windows, shared keys, experts, sinks and recurrent layers.
-FAMILIES = ("deepseek2", "gemma3", "gemma3n", "gemma4", "gpt-oss", "olmo2", "qwen3next")
+FAMILIES = ("deepseek2", "gemma3", "gemma3n", "gemma4", "gpt-oss", "lfm2", "olmo2", "qwen3next")
 
 
 def staged(count: int) -> LayerPlacement:
