@@ -39,8 +39,10 @@ def short_convolution(
     plan: AttentionPlan,
     *,
     bias: Tensor | None = None,
+    curved: bool = True,
 ) -> Tensor:
-    """silu of each channel's sum over this row and the `taps` before it, in x's type.
+    """Each channel's sum over this row and the `taps` before it or, if `curved`, silu of the sum;
+    in x's type.
 
     x [tokens, channels], weight float32 [taps + 1, channels], the factors of the row itself last;
     bias float32 [channels].
@@ -51,8 +53,9 @@ def short_convolution(
         if has_kernels(x.device):
             from runtime.kernels.triton import delta
 
-            return delta.short_convolution(x, weight, pages, plan, bias=bias)
-        return silu(short_convolution_twin(x, weight, pages, plan, bias=bias))
+            return delta.short_convolution(x, weight, pages, plan, bias=bias, curved=curved)
+        summed = short_convolution_twin(x, weight, pages, plan, bias=bias)
+        return silu(summed) if curved else summed
     wide, spans, states = contiguous(x.float()), StepSpans.of(plan, len(x)), pages.keys
     count, channels = states.shape[0], x.shape[1]
     taps = weight.shape[0] - 1
@@ -64,7 +67,7 @@ def short_convolution(
     )  # fmt: skip
     if bias is not None:
         add_(result, bias)
-    return silu(result).to(x.dtype)
+    return (silu(result) if curved else result).to(x.dtype)
 
 
 def gated_delta(

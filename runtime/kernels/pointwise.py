@@ -14,9 +14,9 @@ from runtime.kernels.native import address, library, row_address
 from runtime.kernels.triton.launch import has_kernels
 from runtime.quant.weight import Compute
 
-# The curves of caravan_gate in cpu/pointwise.c and of `curved` in triton/curves.py; _SOFTCAP is
-# only in gate_kernel in triton/pointwise.py.
-_SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID, _SOFTCAP, _RELU_SQUARED = range(7)
+# The curves of caravan_gate in cpu/pointwise.c and of `curved` in triton/curves.py, except for
+# _SOFTCAP, which is only in gate_kernel in triton/pointwise.py.
+_SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID, _SOFTCAP, _RELU_SQUARED, _STRAIGHT = range(8)
 
 # gate, values [..., n] -> [..., n], such as `silu_mul`.
 Gate = Callable[[Tensor, Tensor], Tensor]
@@ -101,6 +101,11 @@ def gelu_quick_mul(gate: Tensor, up: Tensor) -> Tensor:
 def sigmoid_mul(gate: Tensor, up: Tensor) -> Tensor:
     """sigmoid(gate) * up, likewise."""
     return _gate(_SIGMOID, gate, up)
+
+
+def mul(gate: Tensor, up: Tensor) -> Tensor:
+    """gate * up, likewise."""
+    return _gate(_STRAIGHT, gate, up)
 
 
 def curve_of(gate: Gate) -> int | None:
@@ -467,6 +472,8 @@ def _gate_twin(curve: int, gate: Tensor, up: Tensor | None = None) -> Tensor:
         curved = wide * torch.sigmoid(1.702 * wide)
     elif curve == _RELU_SQUARED:
         curved = wide.relu().square()
+    elif curve == _STRAIGHT:
+        curved = wide
     else:
         curved = F.gelu(wide, approximate="tanh" if curve == _GELU else "none")
     return (curved if up is None else curved * up.float()).to(gate.dtype)
@@ -479,6 +486,7 @@ gelu_erf_mul_twin = partial(_gate_twin, _GELU_ERF)
 gelu_quick_mul_twin = partial(_gate_twin, _GELU_QUICK)
 sigmoid_mul_twin = partial(_gate_twin, _SIGMOID)
 relu_squared_twin = partial(_gate_twin, _RELU_SQUARED)
+mul_twin = partial(_gate_twin, _STRAIGHT)
 
 _CURVES: Mapping[Gate, int] = {
     silu_mul: _SILU,

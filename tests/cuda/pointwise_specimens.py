@@ -169,7 +169,7 @@ def convolution() -> Specimen:
             "x": "*bf16", "weight": "*fp32", "bias": "*fp32", "states": "*fp32", **RECURRENT,
             "n": "i32",
         },
-        {"TAPS": 3, "CHANNELS": CHANNELS, "ROWS": ROWS, "SINGLE": True},
+        {"TAPS": 3, "CHANNELS": CHANNELS, "ROWS": ROWS, "SINGLE": True, "CURVED": True},
         STRIDES,
     )  # fmt: skip
 

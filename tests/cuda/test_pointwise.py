@@ -163,6 +163,13 @@ def test_relu_squared(launches: list[str]) -> None:
     assert launches == ["gate_kernel"]
 
 
+@pytest.mark.parametrize("make", [noise, parts])
+def test_products(make, launches: list[str]) -> None:
+    one, other = make(3, 1500), make(3, 1500)
+    assert torch.equal(pointwise.mul(one, other), one * other)
+    assert launches == ["gate_kernel"]
+
+
 def test_softcap_is_exact_near_zero_too(launches: list[str]) -> None:
     x = torch.cat([noise(500), noise(500) * 1e-3, noise(100) * 1e3])
     got, expected = pointwise.softcap(x, 3.0), pointwise.softcap_twin(x, 3.0)

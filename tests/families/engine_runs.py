@@ -37,6 +37,7 @@ SLIDING = Gemma3TextConfig(
 RECURRENT = {
     "falcon-h1": "plain",
     "granitehybrid": "plain",
+    "lfm2": "plain",
     "nemotron_h": "recurrent_last_layer",
     "qwen35moe": "plain",
     "qwen35": "recurrent_last_layer",

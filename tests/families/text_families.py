@@ -26,8 +26,10 @@ from transformers import (
 
 from tests.families import (
     deepseek_families,
+    ernie_families,
     gemma_families,
     image_rows,
+    lfm2_families,
     mamba_families,
     qwen_families,
     unrotated_families,
@@ -137,6 +139,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
         ),
     ),
     **deepseek_families.FAMILIES,
+    **ernie_families.FAMILIES,
     **gemma_families.FAMILIES,
     **mamba_families.FAMILIES,
     "glm4": TextFamily(
@@ -243,6 +246,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
             ),
         ),
     ),
+    **lfm2_families.FAMILIES,
     "llama": TextFamily(
         LlamaConfig,
         SIZES | rope(10000.0) | {"rms_norm_eps": 1e-5},

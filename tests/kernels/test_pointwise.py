@@ -17,6 +17,8 @@ from runtime.kernels.pointwise import (
     layer_norm_twin,
     limit_columns,
     limit_columns_twin,
+    mul,
+    mul_twin,
     relu_squared,
     relu_squared_twin,
     rms_norm,
@@ -177,6 +179,14 @@ def test_relu_squared_agrees_with_torch(shape: tuple[int, ...], dtype: torch.dty
 
 
 @pytest.mark.parametrize("shape", [(1, 5), (3, 64), (40, 1000), (0, 16)])
+@DTYPES
+def test_products_are_those_of_torch_to_the_bit(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    one, other = (torch.randn(shape).to(dtype) for _ in range(2))
+    for product in (mul, mul_twin):
+        assert torch.equal(product(one, other), (one.float() * other.float()).to(dtype))
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (3, 64), (40, 1000), (0, 16)])
 @pytest.mark.parametrize("cap", [0.5, 30.0])
 @DTYPES
 def test_softcap_agrees_with_torch(shape: tuple[int, ...], cap: float, dtype: torch.dtype) -> None:
@@ -196,6 +206,7 @@ def test_strided_rows_have_the_same_bits_as_contiguous_ones() -> None:
     per_head = torch.randn(8)
     for apart in (
         lambda a, b: silu_mul(a, b),
+        lambda a, b: mul(b, a),
         lambda a, b: silu_mul(b, a.clone()),
         lambda a, b: rms_norm(b, weight, 1e-5),
         lambda a, b: rms_norm(b.unflatten(1, (6, 8)), per_head, 1e-5),

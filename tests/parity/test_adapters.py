@@ -164,6 +164,7 @@ def merged(path: Path, pairs, factor: float) -> Path:
             ("ssm_in", "ssm_out", "attn_q", "ffn_down_exps", "ffn_up_shexp"),
         ),
         ("qwen3next", "plain", ("attn_qkv", "attn_gate", "ssm_out", "attn_q", "ffn_up_shexp")),
+        ("lfm2", "plain", ("in_proj", "out_proj", "attn_q", "ffn_down")),
         ("deepseek2", "plain", ("attn_kv_a_mqa", "attn_output", "ffn_down")),
     ],
 )

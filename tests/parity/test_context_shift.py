@@ -122,6 +122,8 @@ def test_each_family_continues_from_a_recomputed_context(tmp_path, family: str) 
 STATES = {
     "falcon-h1",
     "granitehybrid",
+    "lfm2",
+    "lfm2moe",
     "nemotron_h",
     "nemotron_h_moe",
     "qwen3next",

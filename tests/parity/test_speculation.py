@@ -22,6 +22,8 @@ GREEDY = SamplingParams(temperature=0, logprobs=2)
 STATEFUL = (
     "falcon-h1",
     "granitehybrid",
+    "lfm2",
+    "lfm2moe",
     "nemotron_h",
     "nemotron_h_moe",
     "qwen3next",

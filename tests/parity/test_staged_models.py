@@ -34,6 +34,7 @@ FAMILIES = (
     "gemma3n",
     "gemma4",
     "gpt-oss",
+    "lfm2",
     "nemotron_h",
     "olmo2",
     "qwen3next",

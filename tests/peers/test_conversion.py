@@ -9,6 +9,8 @@ from transformers import (
     AutoModel,
     BertConfig,
     Cohere2Config,
+    Ernie4_5_MoeConfig,
+    Ernie4_5Config,
     Exaone4Config,
     FalconH1Config,
     Gemma2Config,
@@ -17,6 +19,8 @@ from transformers import (
     Glm4MoeConfig,
     GptOssConfig,
     GraniteMoeHybridConfig,
+    Lfm2Config,
+    Lfm2MoeConfig,
     Llama4TextConfig,
     LlamaConfig,
     Mistral3Config,
@@ -84,7 +88,9 @@ PIXTRAL = {
     "image_size": 28,
     "patch_size": 14,
 }
-SLIDING, FULL, RECURRENT = "sliding_attention", "full_attention", "linear_attention"
+SLIDING, FULL = "sliding_attention", "full_attention"
+RECURRENT, CONVOLUTION = "linear_attention", "conv"
+CONVOLVING = {**SIZES, "layer_types": [CONVOLUTION, CONVOLUTION, FULL, CONVOLUTION]}
 GRANITE = {
     "layer_types": [RECURRENT, FULL, RECURRENT, RECURRENT],
     "shared_intermediate_size": 96,
@@ -187,6 +193,18 @@ DECODERS = {
         moe_intermediate_size=32,
         use_qk_norm=True,
         routed_scaling_factor=2.5,
+    ),
+    "ernie4_5": Ernie4_5Config(**HEADS),
+    "ernie4_5-moe": Ernie4_5_MoeConfig(
+        **SIZES, moe_num_experts=4, moe_k=2, moe_intermediate_size=32, moe_layer_start_index=1
+    ),
+    "lfm2": Lfm2Config(**CONVOLVING, block_multiple_of=32),
+    "lfm2moe": Lfm2MoeConfig(
+        **CONVOLVING,
+        num_dense_layers=1,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
     ),
 }
 ENCODERS = {"bert": BertConfig(**SIZES), "nomic-bert": NomicBertConfig(**SIZES)}

@@ -72,9 +72,11 @@ def curved(x, CURVE: tl.constexpr):
         return x * sigmoid(1.702 * x)
     elif CURVE == 4:
         return sigmoid(x)
-    else:
+    elif CURVE == 6:
         positive = tl.where(x < 0.0, 0.0, x)  # NaN stays
         return positive * positive
+    else:
+        return x
 
 
 @triton.jit

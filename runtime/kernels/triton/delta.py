@@ -51,9 +51,10 @@ def _input(x, state, row, begin, continues, channel, exists, row_stride, n, TAPS
 def convolution_kernel(
     x, weight, bias, states, row_slot, ends, cells, result, rows, row_stride, n,
     TAPS: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, SINGLE: tl.constexpr,
+    CURVED: tl.constexpr,
 ):  # fmt: skip
     """Grid: spans x blocks of CHANNELS x blocks of ROWS; the first block of rows updates the
-    state."""
+    state. The results are silu of the sums if CURVED."""
     begin, end = span_of_rows(row_slot, rows, SINGLE)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     exists = channel < n
@@ -70,7 +71,8 @@ def convolution_kernel(
             total += factor * _input(
                 x, state, row - TAPS + tap, begin, continues, channel, exists, row_stride, n, TAPS
             )
-        total = total * sigmoid(total)
+        if CURVED:
+            total = total * sigmoid(total)
         tl.store(result + row * n + channel, total.to(result.dtype.element_ty), mask=exists)
         row += 1
     if tl.program_id(2) == 0:
@@ -142,6 +144,7 @@ def short_convolution(
     plan: AttentionPlan,
     *,
     bias: Tensor | None = None,
+    curved: bool = True,
 ) -> Tensor:
     """As `runtime.kernels.delta.short_convolution`."""
     x = with_adjacent_elements(x)
@@ -151,7 +154,7 @@ def short_convolution(
         convolution_kernel, (spans, divided(n, CHANNELS), divided(longest, ROWS)),
         x, weight, bias, pages.keys, plan.row_slot, plan.visible_end, plan.write_cell, result,
         rows, x.stride(0), n, TAPS=weight.shape[0] - 1, CHANNELS=CHANNELS, ROWS=ROWS,
-        SINGLE=spans == rows, device=x.device,
+        SINGLE=spans == rows, CURVED=curved, device=x.device,
     )  # fmt: skip
     return result
 

@@ -8,8 +8,9 @@ from runtime.kernels import attention, attention_inputs, delta, pointwise
 from tests.families.agreement import check_prompt_and_decoding
 from tests.families.text_families import TEXT_MODELS
 
-# Norms of heads before and after the rotation and across heads, caps, windows, states.
-FAMILIES = ("olmo2", "llama4", "gemma2", "gemma3n", "qwen3next")
+# Norms of heads before and after the rotation and across heads, caps, windows, states with and
+# without heads.
+FAMILIES = ("olmo2", "llama4", "gemma2", "gemma3n", "qwen3next", "lfm2")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

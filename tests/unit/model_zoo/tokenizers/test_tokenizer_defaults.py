@@ -51,6 +51,7 @@ def test_bos_and_eos_are_found_without_their_keys(
         ("falcon-h1", (), "falcon-h1"),
         ("nemotron_h", (), "pixtral"),
         ("nemotron_h_moe", (), "pixtral"),
+        ("lfm2", (), "llama-bpe"),
         ("llama4", (), "llama4"),
         ("mistral3", (), "tekken"),
         ("gptoss", (), "gpt-4o"),
