@@ -37,8 +37,7 @@ class Mamba2:
             w.table("ssm_dt.bias", shape=(heads,)),
             w.table("ssm_d", shape=(heads, 1)).flatten(),
         )
-        shape = sizes.key_heads, values // sizes.key_heads
-        self._norm = RMSNorm(w.table("ssm_norm.weight", shape=shape), eps) if normed else None
+        self._norm = RMSNorm(_norms_of_groups(w, sizes), eps) if normed else None
         self._output = w.linear("ssm_out", shape=(hidden, values))
         expanded = heads * (4 * sizes.key_dim + 5 * sizes.value_dim + 6 * CHUNK)
         self.row_elements = 6 * (channels + values) + expanded
@@ -57,3 +56,11 @@ class Mamba2:
         if self._norm is not None:
             gated = self._norm(gated.unflatten(1, (self._sizes.key_heads, -1))).flatten(1)
         return self._output(gated)
+
+
+def _norms_of_groups(w: TensorScope, sizes: StateSizes) -> Tensor:
+    """float32 [groups, values / groups]. llama.cpp writes that of a single group as a vector."""
+    name, groups = "ssm_norm", sizes.key_heads
+    if groups == 1 and len(w.shape(name) or ()) == 1:
+        return w.vector(name, size=sizes.values).view(1, -1)
+    return w.table(f"{name}.weight", shape=(groups, sizes.values // groups))
