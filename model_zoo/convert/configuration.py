@@ -107,7 +107,12 @@ class Configuration:
 
     @property
     def layers(self) -> int:
-        layers = self.require_size("num_hidden_layers")
+        """As stated, or else the number of `layer_types`."""
+        listed = self.get("layer_types")
+        if self.get("num_hidden_layers") is None and isinstance(listed, list) and listed:
+            layers = len(listed)
+        else:
+            layers = self.require_size("num_hidden_layers")
         if layers > MAX_LAYERS:
             raise self.error(f"has {layers:,} layers; {MAX_LAYERS:,} is the limit")
         return layers

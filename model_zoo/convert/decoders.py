@@ -163,6 +163,17 @@ def follows(config: Configuration, layer: int) -> bool:
     return not is_leading(config, layer)
 
 
+def shared_experts(**conditions: Any) -> tuple[Rule, ...]:
+    return tuple(
+        Rule(
+            f"layers.{{n}}.mlp.shared_experts.{name}_proj.weight",
+            f"blk.{{n}}.ffn_{name}_shexp.weight",
+            **conditions,
+        )
+        for name in ("gate", "up", "down")
+    )
+
+
 # For models whose leading layers are dense and whose other layers have experts and a shared one.
 LEADING_DENSE_KEYS = (
     Key("leading_dense_block_count", "first_k_dense_replace"),
@@ -181,14 +192,7 @@ SIGMOID_KEYS = (
 LEADING_DENSE = (
     *feed_forward(only=is_leading),
     *experts(only=follows),
-    *(
-        Rule(
-            f"layers.{{n}}.mlp.shared_experts.{name}_proj.weight",
-            f"blk.{{n}}.ffn_{name}_shexp.weight",
-            only=follows,
-        )
-        for name in ("gate", "up", "down")
-    ),
+    *shared_experts(only=follows),
 )
 EXPERT_BIAS = Rule(
     "layers.{n}.mlp.gate.e_score_correction_bias", "blk.{n}.exp_probs_b.bias", only=follows

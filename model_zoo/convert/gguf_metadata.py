@@ -21,7 +21,7 @@ def metadata_of(
 ) -> Mapping[str, MetadataField]:
     """Full key names and values. `rows`: rows of the embedding; `recipe`: recipe of the weights."""
     folder = config.path.parent
-    architecture = conversion.architecture_for(flavour)
+    architecture = conversion.architecture_for(flavour, config)
     files = TokenizerFiles(folder, config)
     keys = {"general.architecture": architecture, **description(folder, files)}
     keys |= {"general.file_type": file_type(recipe), "general.quantization_version": 2}
@@ -37,7 +37,7 @@ def projector_metadata(
     settings."""
     folder = config.path.parent
     files = TokenizerFiles(folder, config.model)
-    architecture = conversion.architecture_for(flavour)
+    architecture = conversion.architecture_for(flavour, config)
     keys = {"general.architecture": architecture, **description(folder, files)}
     keys["general.type"] = "mmproj"
     plain = recipe if recipe_named(recipe).plain else "f16"
@@ -48,7 +48,7 @@ def projector_metadata(
 
 def table_keys(conversion: Conversion, config: Configuration, *, flavour: str) -> dict[str, Any]:
     """Full names and values of the table's keys."""
-    architecture = conversion.architecture_for(flavour)
+    architecture = conversion.architecture_for(flavour, config)
     keys = {}
     for key in conversion.keys:
         value = _value(key, config) if flavour in key.flavours else None

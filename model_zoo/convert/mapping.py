@@ -85,7 +85,8 @@ class Conversion:
 
     serves: names in the `architectures` of config.json.
     model_types: values of `model_type` that multimodal checkpoints use for their text model.
-    architecture: `general.architecture`, or a value for each flavour that has the architecture.
+    architecture: `general.architecture`, or a value for each flavour that has the architecture, or
+    a function of the configuration.
     roots: prefixes of tensor names, of which the first match is removed.
     drop: names (as in rules; `**` matches anything) of tensors to ignore.
     defaults: the family's values for settings that are absent from config.json.
@@ -95,7 +96,7 @@ class Conversion:
     """
 
     serves: tuple[str, ...]
-    architecture: str | Mapping[str, str]
+    architecture: str | Mapping[str, str] | Callable[[Configuration], str]
     keys: Sequence[Key]
     rules: Sequence[Rule]
     computed: Sequence[Computed] = ()
@@ -108,11 +109,13 @@ class Conversion:
     checks: Mapping[str, Check] = field(default_factory=lambda: MappingProxyType({}))
     tokenizer: str | None = None
 
-    def architecture_for(self, flavour: str) -> str:
+    def architecture_for(self, flavour: str, config: Configuration) -> str:
         """UnsupportedModelError if the flavour does not have the architecture."""
         named = self.architecture
         if isinstance(named, str):
             return named
+        if callable(named):
+            return named(config)
         if flavour not in named:
             raise UnsupportedModelError(
                 f"{self.serves[0]}: the flavour {flavour} does not have this architecture; "

@@ -65,6 +65,11 @@ def joined(config: Configuration, *parts: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
+def squeezed(config: Configuration, convolution: Tensor) -> Tensor:
+    """[channels, 1, width] -> [channels, width]."""
+    return convolution.squeeze(1)
+
+
 def scalar(config: Configuration, value: Tensor) -> Tensor:
     """A number as a vector of one element."""
     return value.reshape(1)

@@ -12,7 +12,7 @@ from model_zoo.layers.residual import Residual
 from model_zoo.layers.step import Step
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.activations import Activations
-from runtime.kernels.pointwise import add_
+from runtime.kernels.pointwise import add_, take_rows
 from runtime.quant.weight import Compute
 
 
@@ -90,6 +90,54 @@ class Block(_TwoParts):
         if self.post_ffw_norm is not None:
             added = self.post_ffw_norm(added)
         return Residual(added, residual.x, self.residual_scale)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MixerBlock:
+    """x + mixer(norm(x)), for layers without a feed-forward."""
+
+    norm: RMSNorm
+    mixer: Mixer
+
+    @property
+    def row_elements(self) -> int:
+        return self.mixer.row_elements
+
+    @property
+    def matrix_elements(self) -> int:
+        return self.mixer.matrix_elements
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        """As `Block.__call__`."""
+        return self.unadded(Residual(x), step).computed()
+
+    def unadded(self, residual: Residual, step: Step) -> Residual:
+        """As `Block.unadded`."""
+        mixed = self.mixer(residual.normed(self.norm, self.mixer.rounding), step)
+        return Residual(mixed, step.kept(residual.x))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeedForwardBlock:
+    """x + feed_forward(norm(x)), for layers without a mixer."""
+
+    norm: RMSNorm
+    feed_forward: RowWise
+
+    @property
+    def row_elements(self) -> int:
+        return self.feed_forward.row_elements
+
+    @property
+    def matrix_elements(self) -> int:
+        return self.feed_forward.matrix_elements
+
+    def unadded(self, residual: Residual, rows: Tensor | None) -> Residual:
+        """The residual, or only these rows of it; sums as of `Block.unadded`."""
+        if rows is not None:
+            residual = Residual(take_rows(residual.computed(), rows))
+        added = self.feed_forward(residual.normed(self.norm, self.feed_forward.rounding))
+        return Residual(added, residual.x)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

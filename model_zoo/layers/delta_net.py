@@ -1,71 +1,14 @@
 """Gated delta nets: recurrent layers with a state of fixed size."""
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
-from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.state_sizes import StateSizes
 from model_zoo.layers.step import Step
-from model_zoo.layers.text_sizes import MAX_HEAD_DIM
 from runtime.kernels.activations import Activations, unrounded
-from runtime.kernels.delta import CHUNK, DeltaGates, gated_delta, short_convolution
+from runtime.kernels.delta import DeltaGates, gated_delta, short_convolution
 from runtime.kernels.pointwise import joined, silu_mul
-from runtime.kv.states import Recurrent, StateCache
-
-MAX_HEADS, MAX_TAPS = 4096, 64
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaSizes:
-    """heads: number of value heads, of size `value_dim`. key_heads: number of query and key heads,
-    of size `key_dim`. width: taps of the convolution.
-    """
-
-    heads: int
-    key_heads: int
-    key_dim: int
-    value_dim: int
-    width: int
-
-    @classmethod
-    def read(cls, metadata: Metadata) -> "DeltaSizes":
-        """Raises ModelFileError for missing or impossible sizes."""
-        heads = metadata.require_size("ssm.time_step_rank", at_most=MAX_HEADS)
-        key_heads = metadata.require_size("ssm.group_count", at_most=MAX_HEADS)
-        inner = metadata.require_size("ssm.inner_size", at_most=MAX_HEADS * MAX_HEAD_DIM)
-        for key, divisor, number in (
-            ("ssm.group_count", key_heads, heads),
-            ("ssm.time_step_rank", heads, inner),
-        ):
-            if number % divisor:
-                raise metadata.error(key, f"is {divisor:,}, which does not divide {number:,}")
-        return cls(
-            heads,
-            key_heads,
-            metadata.require_size("ssm.state_size", at_most=MAX_HEAD_DIM),
-            inner // heads,
-            metadata.require_size("ssm.conv_kernel", at_most=MAX_TAPS),
-        )
-
-    @property
-    def keys(self) -> int:
-        return self.key_heads * self.key_dim
-
-    @property
-    def values(self) -> int:
-        return self.heads * self.value_dim
-
-    @property
-    def channels(self) -> int:
-        """Channels of the convolution: queries, keys and values."""
-        return 2 * self.keys + self.values
-
-    @property
-    def cache(self) -> StateCache:
-        """The state that a layer stores per sequence."""
-        kind, taps = Recurrent(), self.width - 1
-        return StateCache(kind, self.heads, self.key_dim, self.value_dim, self.channels, taps)
+from runtime.kernels.sequence_states import CHUNK
 
 
 class GatedDeltaNet:
@@ -78,7 +21,7 @@ class GatedDeltaNet:
     """
 
     def __init__(
-        self, w: TensorScope, *, hidden: int, sizes: DeltaSizes, eps: float, tiled: bool
+        self, w: TensorScope, *, hidden: int, sizes: StateSizes, eps: float, tiled: bool
     ) -> None:
         self._sizes, self._tiled = sizes, tiled
         self._inputs = _Inputs(w, hidden, sizes)
@@ -114,7 +57,7 @@ class GatedDeltaNet:
 class _Inputs:
     """x [tokens, hidden] -> [tokens, channels] and the gate [tokens, values]."""
 
-    def __init__(self, w: TensorScope, hidden: int, sizes: DeltaSizes) -> None:
+    def __init__(self, w: TensorScope, hidden: int, sizes: StateSizes) -> None:
         self._sizes = sizes
         self._grouped = w.has("ssm_in")
         matrices = {"attn_qkv": (sizes.channels, hidden), "attn_gate": (sizes.values, hidden)}
@@ -143,7 +86,7 @@ class _Gates:
     In a single matrix, the betas of each key head's values precede their alphas.
     """
 
-    def __init__(self, w: TensorScope, hidden: int, sizes: DeltaSizes) -> None:
+    def __init__(self, w: TensorScope, hidden: int, sizes: StateSizes) -> None:
         self._key_heads = sizes.key_heads
         self._together = not w.has("ssm_beta") and not w.has("ssm_alpha")
         matrices = dict.fromkeys(("ssm_beta", "ssm_alpha"), (sizes.heads, hidden))

@@ -1,5 +1,6 @@
 """Mixtures of experts: a router chooses a few feed-forwards for each row."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -51,7 +52,7 @@ class ExpertOptions:
     """The properties of experts that differ between families.
 
     routing: maps the router's logits to the experts of each row and their weights.
-    gated: as in `GatedFeedForward`.
+    gated: as in `GatedFeedForward`. curve: applied to ups instead, in experts without gates.
     weigh_input: the weights multiply the inputs of the experts instead of their outputs.
     alternating: in a tensor with gates and ups, their rows alternate; otherwise gates come first.
     shared: a feed-forward for every row, whose output is added.
@@ -62,6 +63,7 @@ class ExpertOptions:
 
     routing: Router = SOFTMAX_OF_CHOSEN
     gated: Gate = silu_mul
+    curve: Callable[[Tensor], Tensor] | None = None
     weigh_input: bool = False
     alternating: bool = False
     shared: RowWise | None = None
@@ -71,7 +73,8 @@ class ExpertOptions:
 
 
 class Experts:
-    """The weighted sum of down(gated(gate(x), up(x))) over the experts that a router chooses.
+    """The weighted sum of down(gated(gate(x), up(x))), or of down(curve(up(x))), over the experts
+    that a router chooses.
 
     The router is `ffn_gate_inp`. Files have gates and ups as two tensors or as one; the oldest have
     a matrix for each expert. Ranks divide the inner columns of every expert.
@@ -85,22 +88,23 @@ class Experts:
         self._router = w.linear("ffn_gate_inp", shape=(sizes.count, hidden))
         width = _width(w, sizes)
         self._split = divided_width(w, width or 0, "ffn_down_exps")
-        self._gate, self._up = _gates_and_ups(
-            w, sizes.count, width, hidden, self._split, alternating=options.alternating
-        )
+        self._gate, self._up = _gates_and_ups(w, sizes.count, width, hidden, self._split, options)
         self._down = _Downs(w, (sizes.count, hidden, width), self._split)
         scale = w.table("ffn_down_exps.scale", shape=(sizes.count,), optional=True)
         self._down_scale = options.down_scale if scale is None else scale
         self.row_elements = _row_elements(hidden, self._split.count, sizes)
         self.row_elements += self._down.row_elements * sizes.used
         parts = (self._gate, self._up, self._down)
-        self.row_elements += sizes.used * max(part.added_elements for part in parts)
+        self.row_elements += sizes.used * max(
+            part.added_elements for part in parts if part is not None
+        )
         self.row_elements += hidden if options.norm is not None else 0
         self.matrix_elements = sizes.count * hidden * self._split.count
         if options.shared is not None:
             self.row_elements += hidden + options.shared.row_elements
             self.matrix_elements = max(self.matrix_elements, options.shared.matrix_elements)
-        self.rounding = None if options.norm is not None else self._gate.weight.rounding
+        first = self._gate or self._up
+        self.rounding = None if options.norm is not None else first.weight.rounding
 
     def __call__(self, x: Activations) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden]."""
@@ -124,6 +128,9 @@ class Experts:
     def _of_each(self, x: Activations, chosen: Tensor, weights: Tensor) -> Tensor:
         """[tokens, used, hidden], or this rank's contribution to it."""
         scale = weights if self._options.weigh_input else None
+        if self._gate is None:
+            assert self._options.curve is not None
+            return self._down(self._options.curve(self._up(x, chosen, scale)), chosen)
         gated = self._options.gated(self._gate(x, chosen, scale), self._up(x, chosen, scale))
         return self._down(gated, chosen)
 
@@ -243,7 +250,8 @@ def _width(w: TensorScope, sizes: ExpertSizes) -> int | None:
     """The width as stated, or else that of the tensors; None if the file has neither."""
     if sizes.width is not None:
         return sizes.width
-    for name, parts in (("ffn_gate_exps", 1), ("ffn_gate_up_exps", 2), ("ffn_gate.0", 1)):
+    names = ("ffn_gate_exps", 1), ("ffn_gate_up_exps", 2), ("ffn_gate.0", 1), ("ffn_up_exps", 1)
+    for name, parts in names:
         shape = w.shape(name)
         if shape is not None and len(shape) > 1 and shape[-2]:
             return max(1, shape[-2] // parts)
@@ -251,8 +259,15 @@ def _width(w: TensorScope, sizes: ExpertSizes) -> int | None:
 
 
 def _gates_and_ups(
-    w: TensorScope, count: int, width: int | None, hidden: int, split: Split, *, alternating: bool
-) -> tuple[_Matrices, _Matrices]:
+    w: TensorScope,
+    count: int,
+    width: int | None,
+    hidden: int,
+    split: Split,
+    options: ExpertOptions,
+) -> tuple[_Matrices | None, _Matrices]:
+    if options.curve is not None:
+        return None, _Matrices.read(w, "ffn_up_exps", (count, width, hidden), outs=split)
     if not w.has("ffn_gate_up_exps"):
         gate, up = (
             _Matrices.read(w, name, (count, width, hidden), outs=split)
@@ -260,7 +275,7 @@ def _gates_and_ups(
         )
         return gate, up
     shape = count, None if width is None else 2 * width, hidden
-    if alternating:
+    if options.alternating:
         both = _Matrices.read(w, "ffn_gate_up_exps", shape, outs=split.times(2), tiled=False)
         return both.rows(slice(0, None, 2)), both.rows(slice(1, None, 2))
     if split.whole:

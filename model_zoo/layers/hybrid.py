@@ -5,18 +5,15 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.draft_layers import without_draft_layers
 from model_zoo.layers.text_sizes import TextSizes
 
-# Values of all models, as in Qwen3NextConfig and Qwen3_5TextConfig of `transformers`.
-FULL_EVERY, DEFAULT_HEAD_DIM = 4, 256
+# As in Qwen3NextConfig and Qwen3_5TextConfig of `transformers`.
+FULL_EVERY = 4
 _KV_HEADS, _INTERVAL = "attention.head_count_kv", "full_attention_interval"
 
 
-def read_sizes(w: TensorScope, metadata: Metadata) -> TextSizes:
-    """The sizes without draft layers, whose tensors are not loaded.
-
-    The number of key heads of recurrent layers, which files may state as 0, is set to that of the
-    other layers.
-    """
-    sizes = TextSizes.read(metadata, head_dim=DEFAULT_HEAD_DIM, kv_heads=_kv_heads(metadata))
+def read_sizes(w: TensorScope, metadata: Metadata, *, head_dim: int | None = None) -> TextSizes:
+    """The sizes without draft layers, whose tensors are not loaded; key heads as `key_heads`.
+    head_dim: as of `TextSizes.read`."""
+    sizes = TextSizes.read(metadata, head_dim=head_dim, kv_heads=key_heads(metadata))
     return without_draft_layers(w, sizes)
 
 
@@ -24,11 +21,10 @@ def recurrent_layers(sizes: TextSizes) -> tuple[bool, ...]:
     """For each layer, whether it is recurrent: as listed, or the layers without key heads, or all
     except every n-th."""
     metadata = sizes.metadata
+    stated = without_key_heads(metadata)
     if metadata.has("attention.recurrent_layers"):
         stated = metadata.require_array("attention.recurrent_layers", bool)
-    elif metadata.length(_KV_HEADS) is not None:
-        stated = tuple(count == 0 for count in metadata.require_array(_KV_HEADS, int))
-    else:
+    elif stated is None:
         interval = metadata.get_size(_INTERVAL, FULL_EVERY)
         stated = tuple((layer + 1) % interval > 0 for layer in range(sizes.layers))
     if len(stated) < sizes.layers:
@@ -36,9 +32,16 @@ def recurrent_layers(sizes: TextSizes) -> tuple[bool, ...]:
     return stated[: sizes.layers]
 
 
-def _kv_heads(metadata: Metadata) -> tuple[int, ...] | None:
-    """Key heads by layer, with a positive number for recurrent layers; None if the file states one
-    number for all."""
+def without_key_heads(metadata: Metadata) -> tuple[bool, ...] | None:
+    """For each layer, whether the file states 0 key heads; None if it states one number for all."""
+    if metadata.length(_KV_HEADS) is None:
+        return None
+    return tuple(count == 0 for count in metadata.require_array(_KV_HEADS, int))
+
+
+def key_heads(metadata: Metadata) -> tuple[int, ...] | None:
+    """Key heads by layer; None if the file states one number for all. Layers for which it states 0
+    get the number of the others."""
     if metadata.length(_KV_HEADS) is None:
         return None
     stated = metadata.require_array(_KV_HEADS, int)

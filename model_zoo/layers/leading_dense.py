@@ -16,26 +16,33 @@ SOFTMAX, SIGMOID = ExpertGatingFuncType.SOFTMAX.value, ExpertGatingFuncType.SIGM
 
 
 def leading_dense_or_experts(
-    w: TensorScope, sizes: TextSizes, index: int, *, scores: int
+    w: TensorScope, sizes: TextSizes, index: int, *, scores: int, renormalised: bool = False
 ) -> RowWise:
-    """SwiGLU in the first `leading_dense_block_count` layers, in the others experts and a shared
-    one. scores: the value of `expert_gating_func` for files without the key."""
+    """SwiGLU in the first `leading_dense_block_count` layers; of the others, every
+    `interleave_moe_layer_step`-th layer, by default each, has experts and perhaps a shared one.
+
+    scores, renormalised: the values of `expert_gating_func` and `expert_weights_norm` for files
+    without the keys.
+    """
     metadata, hidden = sizes.metadata, sizes.hidden
-    if index < metadata.get("leading_dense_block_count", int, 0):
+    if _is_dense(metadata, index):
         return GatedFeedForward(w, hidden=hidden, size=sizes.feed_forward[index])
-    counts = ExpertSizes.read(metadata)
-    shared = metadata.get("expert_shared_count", int, 0)
-    width = metadata.require_size("expert_feed_forward_length") * shared
+    counts, width = ExpertSizes.read(metadata), _shared_width(metadata)
     options = ExpertOptions(
-        routing=_routing(w, metadata, counts.count, scores),
+        routing=stated_routing(w, metadata, counts.count, scores, renormalised=renormalised),
         shared=GatedFeedForward(w, hidden=hidden, size=width, suffix="_shexp") if width else None,
     )
     return Experts(w, hidden, counts, options)
 
 
-def _routing(w: TensorScope, metadata: Metadata, experts: int, scores: int) -> Routing:
-    """With softmax, groups are ranked by their best expert (DeepSeek V2), with sigmoid by the sum
-    of the two best (V3)."""
+def stated_routing(
+    w: TensorScope, metadata: Metadata, experts: int, scores: int, *, renormalised: bool = False
+) -> Routing:
+    """The routing that the keys of the file state; scores, renormalised: as above.
+
+    With softmax, groups are ranked by their best expert (DeepSeek V2), with sigmoid by the sum of
+    the two best (V3).
+    """
     key = "expert_gating_func"
     function = metadata.get(key, int, scores)
     if function not in (SOFTMAX, SIGMOID):
@@ -56,6 +63,22 @@ def _routing(w: TensorScope, metadata: Metadata, experts: int, scores: int) -> R
         used_groups=used,
         group_pairs=function == SIGMOID,
         bias=w.table("exp_probs_b.bias", shape=(experts,), optional=True),
-        renormalised=metadata.get("expert_weights_norm", bool, False),
+        renormalised=metadata.get("expert_weights_norm", bool, renormalised),
         scale=metadata.get_positive("expert_weights_scale", 1.0),
+    )
+
+
+def _is_dense(metadata: Metadata, index: int) -> bool:
+    step = metadata.get_size("interleave_moe_layer_step", 1)
+    return index < metadata.get("leading_dense_block_count", int, 0) or (index + 1) % step > 0
+
+
+def _shared_width(metadata: Metadata) -> int:
+    """The width of the shared expert, 0 if there is none: as stated, else that of the number of
+    experts that it stands for."""
+    key = "expert_shared_feed_forward_length"
+    if metadata.has(key):
+        return metadata.require_size(key)
+    return metadata.require_size("expert_feed_forward_length") * metadata.get(
+        "expert_shared_count", int, 0
     )

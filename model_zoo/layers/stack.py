@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model_zoo.layers.block import Block
+from model_zoo.layers.block import Block, FeedForwardBlock, MixerBlock
 from model_zoo.layers.dividing import local_cache
 from model_zoo.layers.residual import Residual
 from model_zoo.layers.rope import Pairs, Rotary, Rotation
@@ -66,15 +66,24 @@ class Streams(Protocol):
 class TextLayer:
     """A layer's computation, its cache, and its rotary embedding.
 
+    cache: None if it is only a feed-forward.
     reads: number of the layer whose pages it uses instead of its own; `cache` is then that layer's.
     rotated_from: the first dimension of its keys that `rotary` rotates.
+    beside: the cache of a second mixer, whose step is `Step.beside`.
     """
 
-    block: LayerBlock
-    cache: LayerCache
+    block: LayerBlock | FeedForwardBlock
+    cache: LayerCache | None
     rotary: Rotary | None = None
     reads: int | None = None
     rotated_from: int = 0
+    beside: LayerCache | None = None
+
+    @property
+    def stored(self) -> tuple[LayerCache, ...]:
+        """The caches that belong to this layer alone."""
+        own = self.cache if self.reads is None else None
+        return tuple(cache for cache in (own, self.beside) if cache is not None)
 
     @property
     def key_rotation(self) -> KeyRotation | None:
@@ -110,18 +119,18 @@ class LayerStack:
 
     @property
     def caches(self) -> tuple[LayerCache, ...]:
-        """The cache of each layer that has one, with the heads of this rank."""
-        stored = (layer.cache for layer in self._layers if layer.reads is None)
+        """The caches of all layers, in order, with the heads of this rank."""
+        stored = (cache for layer in self._layers for cache in layer.stored)
         return tuple(local_cache(cache, self._ranks) for cache in stored)
 
     @property
     def key_rotations(self) -> tuple[KeyRotation | None, ...] | None:
         """The rotation of each of `caches`; None if a layer stores anything other than keys by
         position."""
-        stored = [layer for layer in self._layers if layer.reads is None]
-        if any(layer.cache.kind.by_sequence or layer.cache.kind.by_image for layer in stored):
+        stored = [(layer, cache) for layer in self._layers for cache in layer.stored]
+        if any(cache.kind.by_sequence or cache.kind.by_image for _, cache in stored):
             return None
-        return tuple(layer.key_rotation for layer in stored)
+        return tuple(layer.key_rotation for layer, _ in stored)
 
     @property
     def cache_devices(self) -> tuple[torch.device, ...] | None:
@@ -130,7 +139,7 @@ class LayerStack:
             return None
         devices = self._layer_placement.layers  # a file may have more layers
         stored = zip(self._layers, devices, strict=False)
-        return tuple(device for layer, device in stored if layer.reads is None)
+        return tuple(device for layer, device in stored for _ in layer.stored)
 
     @property
     def position_axes(self) -> int:
@@ -160,15 +169,11 @@ class LayerStack:
         assert len(added) < len(self._layers), "the last layer may have dropped the rows"
         residual = Residual(x if self._streams is None else self._streams.spread(x))
         del x  # replaced by the results of layers
-        for index, layer in enumerate(self._layers):
+        for index in range(len(self._layers)):
             here = main if self._layer_placement is None else self._layer_placement.layers[index]
             if here not in carried:
                 carried[here] = carried[main].to(here)
-            residual, step = residual.to(here), self._step(index, carried[here], cache)
-            if isinstance(layer.block, Block):
-                residual = layer.block.unadded(residual, step)
-            else:
-                residual = Residual(layer.block(residual.computed(), step))
+            residual = self._computed(index, residual.to(here), carried[here], cache)
             if index < len(added):
                 rows, x = carried[here].batch.image_rows, residual.computed()
                 assert rows is not None
@@ -178,17 +183,39 @@ class LayerStack:
             return residual
         return Residual(self._streams.gather(residual.computed()))
 
+    def _computed(
+        self, index: int, residual: Residual, carried: "_Carried", cache: KVCache
+    ) -> Residual:
+        """The residual after layer `index`."""
+        block = self._layers[index].block
+        if isinstance(block, FeedForwardBlock):
+            return block.unadded(residual, self._rows(index, carried))
+        step = self._step(index, carried, cache)
+        if isinstance(block, Block | MixerBlock):
+            return block.unadded(residual, step)
+        return Residual(block(residual.computed(), step))
+
     def _step(self, index: int, carried: "_Carried", cache: KVCache) -> Step:
-        rotary, batch, inputs = self._layers[index].rotary, carried.batch, carried.inputs
-        pages = cache.layer(self._pages_of[index])
+        layer, batch, inputs = self._layers[index], carried.batch, carried.inputs
+        first, rows, beside = self._pages_of[index], self._rows(index, carried), None
+        assert first is not None, "a layer with a mixer has no cache"
+        if layer.beside is not None:
+            pages = cache.layer(first + 1)
+            beside = Step(batch, pages, batch.plans[pages.group], None, rows)
+        pages = cache.layer(first)
         return Step(
             batch,
             pages,
             batch.plans[pages.group],
-            None if rotary is None else carried.rotations[rotary],
-            batch.output_rows if index == len(self._layers) - 1 else None,
+            None if layer.rotary is None else carried.rotations[layer.rotary],
+            rows,
             None if inputs is None else inputs[:, index],
+            beside,
         )
+
+    def _rows(self, index: int, carried: "_Carried") -> Tensor | None:
+        """The rows that the layer returns; None for all."""
+        return carried.batch.output_rows if index == len(self._layers) - 1 else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -213,15 +240,16 @@ def _added_rows(batch: Batch, hidden: int) -> tuple[Tensor, ...]:
     return batch.image_features.split(hidden, dim=1)[1:]
 
 
-def _pages_of(layers: Sequence[TextLayer]) -> tuple[int, ...]:
-    """For each layer, the index of the declared cache that it uses."""
-    numbers: list[int] = []
+def _pages_of(layers: Sequence[TextLayer]) -> tuple[int | None, ...]:
+    """For each layer, the index of the first declared cache that it uses; None if it uses none."""
+    numbers: list[int | None] = []
     stored = 0
     for layer in layers:
         if layer.reads is not None:
             assert layer.reads < len(numbers), "a layer reads what a later one writes"
+            assert layer.beside is None, "a layer with two mixers reads the cache of another layer"
             numbers.append(numbers[layer.reads])
         else:
-            numbers.append(stored)
-            stored += 1
+            numbers.append(None if layer.cache is None else stored)
+            stored += len(layer.stored)
     return tuple(numbers)

@@ -16,7 +16,7 @@ class Step:
     pages, plan: the cache that it writes and reads, possibly another layer's. rotation: None in a
     layer without rotary embedding. rows [outputs] int64: in the last layer, the rows to return;
     None for all. layer_input [tokens, width]: this layer's part of `LayerInputs`, if the model has
-    them.
+    them. beside: the step of the layer's second mixer, which has a cache of its own.
     """
 
     batch: Batch
@@ -25,6 +25,7 @@ class Step:
     rotation: Rotation | None
     rows: Tensor | None
     layer_input: Tensor | None = None
+    beside: "Step | None" = None
 
     @property
     def positions(self) -> Tensor:

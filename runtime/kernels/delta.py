@@ -1,21 +1,21 @@
 """The gated delta rule over sequence states, and the short convolution before it."""
 
 import ctypes
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.kernels.attention import TWIN_ELEMENTS, by_length, span_rows
+from runtime.kernels.attention import TWIN_ELEMENTS
 from runtime.kernels.native import address, library
-from runtime.kernels.pointwise import contiguous, silu
+from runtime.kernels.pointwise import add_, contiguous, silu
+from runtime.kernels.sequence_states import CHUNK, Decays, States, StepSpans, groups_of_spans
 from runtime.kernels.triton.launch import has_kernels
-from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
+from runtime.worker.model import AttentionPlan, LayerPages
 
-# Rows that the twin computes at once, and the epsilon of its norms.
-CHUNK, NORM_EPS = 64, 1e-6
+# The epsilon of the norms of queries and keys.
+NORM_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,10 +32,20 @@ class DeltaGates:
     offsets: Tensor
 
 
-def short_convolution(x: Tensor, weight: Tensor, pages: LayerPages, plan: AttentionPlan) -> Tensor:
-    """silu of each channel's sum over this row and the `taps` before it, in x's type.
+def short_convolution(
+    x: Tensor,
+    weight: Tensor,
+    pages: LayerPages,
+    plan: AttentionPlan,
+    *,
+    bias: Tensor | None = None,
+    curved: bool = True,
+) -> Tensor:
+    """Each channel's sum over this row and the `taps` before it or, if `curved`, silu of the sum;
+    in x's type.
 
-    x [tokens, channels], weight float32 [taps + 1, channels], the factors of the row itself last.
+    x [tokens, channels], weight float32 [taps + 1, channels], the factors of the row itself last;
+    bias float32 [channels].
     Inputs before the first row of a sequence are zero. pages.keys [pages, taps, channels] has the
     last inputs of earlier steps and is overwritten with the last ones of this step.
     """
@@ -43,9 +53,10 @@ def short_convolution(x: Tensor, weight: Tensor, pages: LayerPages, plan: Attent
         if has_kernels(x.device):
             from runtime.kernels.triton import delta
 
-            return delta.short_convolution(x, weight, pages, plan)
-        return silu(short_convolution_twin(x, weight, pages, plan))
-    wide, spans, states = contiguous(x.float()), _Spans.of(plan, len(x)), pages.keys
+            return delta.short_convolution(x, weight, pages, plan, bias=bias, curved=curved)
+        summed = short_convolution_twin(x, weight, pages, plan, bias=bias)
+        return silu(summed) if curved else summed
+    wide, spans, states = contiguous(x.float()), StepSpans.of(plan, len(x)), pages.keys
     count, channels = states.shape[0], x.shape[1]
     taps = weight.shape[0] - 1
     result = torch.empty_like(wide)
@@ -54,7 +65,9 @@ def short_convolution(x: Tensor, weight: Tensor, pages: LayerPages, plan: Attent
         spans.count, channels, taps, address(states, (count, taps, channels)),
         result.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
-    return silu(result).to(x.dtype)
+    if bias is not None:
+        add_(result, bias)
+    return (silu(result) if curved else result).to(x.dtype)
 
 
 def gated_delta(
@@ -84,7 +97,7 @@ def gated_delta(
 
             return delta.gated_delta(mixed, gates, pages, plan, key_heads=key_heads, tiled=tiled)
         return gated_delta_twin(mixed, gates, pages, plan, key_heads=key_heads, tiled=tiled)
-    states, spans, rows = pages.values, _Spans.of(plan, len(mixed)), len(mixed)
+    states, spans, rows = pages.values, StepSpans.of(plan, len(mixed)), len(mixed)
     _, heads, key_dim, value_dim = states.shape
     if heads % key_heads:
         raise ValueError(f"{heads} value heads cannot share {key_heads} heads of keys")
@@ -102,16 +115,22 @@ def gated_delta(
 
 
 def short_convolution_twin(
-    x: Tensor, weight: Tensor, pages: LayerPages, plan: AttentionPlan
+    x: Tensor,
+    weight: Tensor,
+    pages: LayerPages,
+    plan: AttentionPlan,
+    *,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """The specification of `short_convolution`, before silu."""
     result = torch.empty_like(x)
     taps = weight.shape[0] - 1
-    for spans, rows in _groups(plan.spans, x.device):
-        states = _States(pages.keys, plan, rows)
+    for spans, rows in groups_of_spans(plan.spans, x.device):
+        states = States(pages.keys, plan, rows)
         inputs = torch.cat([states.initial(spans), x[rows].float()], dim=1)
         windows = inputs.unfold(1, taps + 1, 1)
-        result[rows] = torch.einsum("srct,tc->src", windows, weight).to(x.dtype)
+        sums = torch.einsum("srct,tc->src", windows, weight)
+        result[rows] = (sums if bias is None else sums + bias).to(x.dtype)
         states.store(inputs[:, inputs.shape[1] - taps :])
     return result
 
@@ -132,7 +151,7 @@ def gated_delta_twin(
     decays = gates.rates * F.softplus(gates.alphas.float() + gates.offsets)
     betas = gates.betas.float().sigmoid()
     at_once = max(1, TWIN_ELEMENTS // (heads * key_dim * value_dim))
-    for spans, rows in _groups(plan.spans, mixed.device, at_once=at_once):
+    for spans, rows in groups_of_spans(plan.spans, mixed.device, at_once=at_once):
         queries, keys, values = (
             part.unflatten(2, (-1, dim)).transpose(1, 2)
             for part, dim in zip(
@@ -140,7 +159,7 @@ def gated_delta_twin(
             )
         )
         queries, keys = _per_head(queries, heads, tiled), _per_head(keys, heads, tiled)
-        states = _States(pages.values, plan, rows)
+        states = States(pages.values, plan, rows)
         state, answers = states.initial(spans), []
         for first in range(0, rows.shape[1], CHUNK):
             some = slice(first, first + CHUNK)
@@ -167,19 +186,13 @@ def _advance(
     The update of row i is d_i = beta_i (v_i - S_i^T k_i), where S_i is the decayed state with the
     updates d_j of the rows before: a triangular system.
     """
-    exact = decays.double().cumsum(dim=2)  # differences of large sums
-    between = (exact.unsqueeze(3) - exact.unsqueeze(2)).float()  # from row j to row i
-    total = exact.float()
-    later = torch.ones(between.shape[2:], dtype=torch.bool, device=total.device).triu(1)
-    between = between.masked_fill_(later, -torch.inf).exp_()
-    fade, rate = total.exp().unsqueeze(3), betas.unsqueeze(3)
-    system = rate * (keys @ keys.mT) * between
+    left, rate = Decays.of(decays), betas.unsqueeze(3)
+    system = rate * (keys @ keys.mT) * left.between
     system.diagonal(dim1=2, dim2=3).fill_(1.0)
-    unknown = rate * (values - fade * (keys @ state))
+    unknown = rate * (values - left.fade * (keys @ state))
     learnt = torch.linalg.solve_triangular(system, unknown, upper=False)
-    answers = fade * (queries @ state) + ((queries @ keys.mT) * between) @ learnt
-    kept = (exact[:, :, -1:] - exact).float().exp().unsqueeze(3) * keys
-    return answers, fade[:, :, -1:] * state + kept.mT @ learnt
+    answers = left.fade * (queries @ state) + ((queries @ keys.mT) * left.between) @ learnt
+    return answers, left.fade[:, :, -1:] * state + (left.kept * keys).mT @ learnt
 
 
 def _per_head(x: Tensor, heads: int, tiled: bool) -> Tensor:
@@ -187,68 +200,6 @@ def _per_head(x: Tensor, heads: int, tiled: bool) -> Tensor:
     x = x * torch.rsqrt(x.square().sum(dim=3, keepdim=True) + NORM_EPS)
     times = heads // x.shape[1]
     return x.repeat(1, times, 1, 1) if tiled else x.repeat_interleave(times, dim=1)
-
-
-class _States:
-    """The states of some spans; `rows` [spans, rows] are their rows in the batch."""
-
-    def __init__(self, stored: Tensor, plan: AttentionPlan, rows: Tensor) -> None:
-        self._stored, self._pages = stored, plan.write_cell[rows[:, 0]]
-
-    def initial(self, spans: list[RowSpan]) -> Tensor:
-        """The stored states, or zeros at the start of a sequence."""
-        states = self._stored.index_select(0, self._pages)
-        for number, span in enumerate(spans):
-            if span.start == 0:
-                states[number] = 0.0
-        return states
-
-    def store(self, states: Tensor) -> None:
-        self._stored.index_copy_(0, self._pages, states)
-
-
-def _groups(
-    spans: tuple[RowSpan, ...], device: torch.device, *, at_once: int = 1 << 30
-) -> Iterator[tuple[list[RowSpan], Tensor]]:
-    """Groups of at most `at_once` spans of one length, with their rows int64 [spans, rows]."""
-    for members, length in by_length(spans):
-        for first in range(0, len(members), at_once):
-            some = members[first : first + at_once]
-            yield some, span_rows(some, 0, length, device)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Spans:
-    """A plan's spans as arguments of the C kernels: their number, rows [2, spans] int32 or None if
-    each is one row, whether they continue a state [spans] int32, and pages [spans] int64."""
-
-    count: int
-    rows: Tensor | None
-    continues: Tensor
-    pages: Tensor
-
-    @classmethod
-    def of(cls, plan: AttentionPlan, tokens: int) -> "_Spans":
-        """ValueError for a span beyond the `tokens` of the batch."""
-        if plan.one_row_each:
-            return cls(tokens, None, plan.visible_end, plan.write_cell)
-        if any(not 0 <= span.begin <= span.end <= tokens for span in plan.spans):
-            raise ValueError(f"the plan has rows beyond the {tokens:,} of the batch")
-        numbers = [[s.begin for s in plan.spans], [s.end for s in plan.spans]]
-        rows = torch.tensor(numbers, dtype=torch.int32)
-        starts = torch.tensor([s.start for s in plan.spans], dtype=torch.int32)
-        return cls(len(plan.spans), rows, starts, plan.write_cell[rows[0].long()])
-
-    @property
-    def addresses(self) -> tuple[int | None, ...]:
-        count = (self.count,)
-        begins, ends = (None, None) if self.rows is None else self.rows.unbind()
-        return (
-            None if begins is None else address(begins, count, torch.int32),
-            None if ends is None else address(ends, count, torch.int32),
-            address(self.continues, count, torch.int32),
-            address(self.pages, count, torch.int64),
-        )
 
 
 class _DeltaJob(ctypes.Structure):

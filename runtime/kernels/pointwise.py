@@ -14,9 +14,9 @@ from runtime.kernels.native import address, library, row_address
 from runtime.kernels.triton.launch import has_kernels
 from runtime.quant.weight import Compute
 
-# The curves of caravan_gate in cpu/pointwise.c and of `curved` in triton/curves.py; the last one is
-# only in gate_kernel in triton/pointwise.py.
-_SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID, _SOFTCAP = range(6)
+# The curves of caravan_gate in cpu/pointwise.c and of `curved` in triton/curves.py, except for
+# _SOFTCAP, which is only in gate_kernel in triton/pointwise.py.
+_SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID, _SOFTCAP, _RELU_SQUARED, _STRAIGHT = range(8)
 
 # gate, values [..., n] -> [..., n], such as `silu_mul`.
 Gate = Callable[[Tensor, Tensor], Tensor]
@@ -25,19 +25,23 @@ Gate = Callable[[Tensor, Tensor], Tensor]
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """x [..., hidden], weight [hidden] -> x / sqrt(mean(x^2) + eps) * weight, in x's type.
 
-    Without a weight the factor is 1. Computed in float32. Zhang and Sennrich, "Root Mean Square
-    Layer Normalization".
+    For x [..., n, hidden], weight may be [n, hidden]. Without a weight the factor is 1. Computed in
+    float32. Zhang and Sennrich, "Root Mean Square Layer Normalization".
     """
+    if weight is not None and weight.dim() == 2 and weight.shape != x.shape[-2:]:
+        raise ValueError(f"weights {list(weight.shape)} of a norm for {list(x.shape)}")
     if x.device.type != "cpu" or (kernels := library()) is None:
         if has_kernels(x.device):
             return _triton().norm(x, weight, None, eps)
         return rms_norm_twin(x, weight, eps)
     rows, n = _row_parts(x.float()), x.shape[-1]
-    factor = None if weight is None else weight.float().contiguous()
+    factor = None if weight is None else weight.float().contiguous().view(-1, weight.shape[-1])
+    weights = 1 if factor is None else len(factor)
     result = torch.empty(x.shape)
     kernels.caravan_rms_norm(
-        rows.tensor.data_ptr(), rows.stride, None if factor is None else address(factor, (n,)), eps,
-        rows.count, rows.parts, n, result.data_ptr(), torch.get_num_threads(),
+        rows.tensor.data_ptr(), rows.stride,
+        None if factor is None else address(factor, (weights, n)), weights, eps, rows.count,
+        rows.parts, n, result.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return result.to(x.dtype)
 
@@ -99,6 +103,11 @@ def sigmoid_mul(gate: Tensor, up: Tensor) -> Tensor:
     return _gate(_SIGMOID, gate, up)
 
 
+def mul(gate: Tensor, up: Tensor) -> Tensor:
+    """gate * up, likewise."""
+    return _gate(_STRAIGHT, gate, up)
+
+
 def curve_of(gate: Gate) -> int | None:
     """The number of its curve; None if it is not one of the functions above."""
     return _CURVES.get(gate)
@@ -127,6 +136,11 @@ def gelu_quick(x: Tensor) -> Tensor:
 def sigmoid(x: Tensor) -> Tensor:
     """1 / (1 + e^-x), likewise."""
     return _gate(_SIGMOID, x, None)
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    """max(x, 0)^2, likewise; So et al., "Primer"."""
+    return _gate(_RELU_SQUARED, x, None)
 
 
 def softcap(x: Tensor, cap: float) -> Tensor:
@@ -456,6 +470,10 @@ def _gate_twin(curve: int, gate: Tensor, up: Tensor | None = None) -> Tensor:
         curved = torch.sigmoid(wide)
     elif curve == _GELU_QUICK:
         curved = wide * torch.sigmoid(1.702 * wide)
+    elif curve == _RELU_SQUARED:
+        curved = wide.relu().square()
+    elif curve == _STRAIGHT:
+        curved = wide
     else:
         curved = F.gelu(wide, approximate="tanh" if curve == _GELU else "none")
     return (curved if up is None else curved * up.float()).to(gate.dtype)
@@ -467,6 +485,8 @@ gelu_mul_twin = partial(_gate_twin, _GELU)
 gelu_erf_mul_twin = partial(_gate_twin, _GELU_ERF)
 gelu_quick_mul_twin = partial(_gate_twin, _GELU_QUICK)
 sigmoid_mul_twin = partial(_gate_twin, _SIGMOID)
+relu_squared_twin = partial(_gate_twin, _RELU_SQUARED)
+mul_twin = partial(_gate_twin, _STRAIGHT)
 
 _CURVES: Mapping[Gate, int] = {
     silu_mul: _SILU,

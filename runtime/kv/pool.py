@@ -91,20 +91,20 @@ class KVPool:
     def _host_tensors(self, pages: Sequence[int]) -> dict[int, tuple[Tensor, Tensor]]:
         """Keys and values [host pages, ...] of each layer, in one allocation, pinned for CUDA."""
         parts = [
-            (index, part, pages[layer.group] * part[0].numel() * part.itemsize)
+            (index, part, (pages[layer.group], *part.shape[1:]))
             for index, layer in self._layers.items()
             for part in (layer.keys, layer.values)
         ]
-        sizes = [-(-nbytes // ALIGNMENT) * ALIGNMENT for *_, nbytes in parts]
+        nbytes = [prod(shape) * part.itemsize for _, part, shape in parts]
+        sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in nbytes]
         pinned = any(part.is_cuda for _, part, _ in parts)
         whole = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=pinned)
         if not pinned:
             whole.zero_()  # makes the system allocate the memory now
         views: dict[int, list[Tensor]] = {}
-        for (index, part, nbytes), piece in zip(parts, whole.split(sizes), strict=True):
-            views.setdefault(index, []).append(
-                piece[:nbytes].view(part.dtype).view(-1, *part.shape[1:])
-            )
+        pieces = zip(parts, whole.split(sizes), nbytes, strict=True)
+        for (index, part, shape), piece, used in pieces:
+            views.setdefault(index, []).append(piece[:used].view(part.dtype).view(shape))
         return {index: (keys, values) for index, (keys, values) in views.items()}
 
     @property

@@ -53,7 +53,7 @@ class Recurrent:
 @dataclass(frozen=True, slots=True)
 class StateCache(LayerCache):
     """One layer's state of a sequence: a matrix [key_dim, value_dim] for each of `kv_heads` heads,
-    and the last `taps` inputs of a convolution over `channels` channels.
+    if there are any, and the last `taps` inputs of a convolution over `channels` channels.
 
     Always float32, because rounding errors of a state accumulate.
     """
@@ -61,6 +61,11 @@ class StateCache(LayerCache):
     channels: int
     taps: int
     exact: ClassVar[bool] = True
+
+    @classmethod
+    def of_inputs(cls, channels: int, taps: int) -> "StateCache":
+        """The state of a layer that keeps nothing but inputs."""
+        return cls(Recurrent(), 0, 0, 0, channels, taps)
 
     def page_shapes(self, page_tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (self.taps, self.channels), (self.kv_heads, self.key_dim, self.value_dim)

@@ -133,7 +133,7 @@ class LayerPages:
 
     With `quantized`, the last axis has the bytes of a row instead. In a layer with one state per
     sequence: keys float32 [pages, taps, channels], the oldest input first, and values float32
-    [pages, kv_heads, key_dim, value_dim].
+    [pages, kv_heads, key_dim, value_dim], which are empty if the state is only the inputs.
     `group` is the index of its plan in `Batch.plans`.
     """
 

@@ -25,6 +25,8 @@ from runtime.kernels.triton.pointwise import (
 )
 from runtime.kernels.triton.slot_tables import ROWS as LOOKED_UP
 from runtime.kernels.triton.slot_tables import slot_entries_kernel
+from runtime.kernels.triton.state_space import COLUMNS as STATE_COLUMNS
+from runtime.kernels.triton.state_space import state_space_kernel
 from runtime.kv.cache_types import CacheType
 from tests.cuda.compiled import Specimen
 
@@ -44,7 +46,7 @@ def norm(*, layer: bool) -> Specimen:
             "x": "*bf16", "weight": "*fp32", "bias": "*fp32", "result": "*bf16",
             "row_stride": "i32", "part_stride": "i32", "eps": "fp32",
         },
-        {"PARTS": 1, "N": HIDDEN, "PADDED": HIDDEN, "LAYER": layer, "WEIGHTED": True},
+        {"PARTS": 1, "N": HIDDEN, "PADDED": HIDDEN, "LAYER": layer, "WEIGHTS": 1},
         STRIDES, warps=8, fused=False,
     )  # fmt: skip
 
@@ -163,9 +165,27 @@ def delta(*, single: bool) -> Specimen:
 def convolution() -> Specimen:
     return Specimen(
         convolution_kernel,
-        {"x": "*bf16", "weight": "*fp32", "states": "*fp32", **RECURRENT, "n": "i32"},
-        {"TAPS": 3, "CHANNELS": CHANNELS, "ROWS": ROWS, "SINGLE": True},
+        {
+            "x": "*bf16", "weight": "*fp32", "bias": "*fp32", "states": "*fp32", **RECURRENT,
+            "n": "i32",
+        },
+        {"TAPS": 3, "CHANNELS": CHANNELS, "ROWS": ROWS, "SINGLE": True, "CURVED": True},
         STRIDES,
+    )  # fmt: skip
+
+
+def space(*, single: bool) -> Specimen:
+    """The state space of Granite 4.0 H Small, of one row a span or of many."""
+    sizes = {"HEADS": 128, "GROUPS": 1, "KEY_DIM": DIM, "VALUE_DIM": 64, "KEYS_PADDED": DIM}
+    return Specimen(
+        state_space_kernel,
+        {
+            **dict.fromkeys(("mixed", "steps"), "*bf16"),
+            **dict.fromkeys(("rates", "offsets", "skips", "states"), "*fp32"), **RECURRENT,
+            "step_stride": "i32",
+        },
+        sizes | {"COLUMNS": STATE_COLUMNS, "SINGLE": single},
+        (*STRIDES, "step_stride"), warps=1,
     )  # fmt: skip
 
 
@@ -211,4 +231,6 @@ def specimens(capability: int) -> dict[str, Specimen]:
         "convolution": convolution(),
         "delta rule, a row": delta(single=True),
         "delta rule, rows": delta(single=False),
+        "state space, a row": space(single=True),
+        "state space, rows": space(single=False),
     }

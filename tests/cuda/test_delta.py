@@ -1,13 +1,14 @@
 """Recurrent layers of CUDA devices in Triton's interpreter, against `transformers`."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
 
 from runtime.kernels.triton.delta import gated_delta, short_convolution
 from tests.kernels import test_delta as delta
-from tests.kernels.test_delta import Sequences, assert_close
+from tests.kernels.test_delta import Sequences, assert_close, check_sums
 
 # Rows of each step of some sequences: prefill in parts, beside decoding; decoding alone.
 STEPS = [{0: 7}, {1: 1, 0: 1, 2: 3}, {0: 4, 1: 6}, {1: 1, 0: 1, 2: 1}]
@@ -44,6 +45,10 @@ def test_steps_of_any_length_give_the_result_of_the_whole_sequence(shape: str, t
         expected = Sequences(shape, LENGTHS).expected(number, tiled=tiled)
         for one, other in zip(results, expected, strict=True):
             assert_close(one, other[: len(one)])
+
+
+def test_results_of_a_convolution_may_be_sums(monkeypatch) -> None:
+    check_sums(partial(short_convolution, curved=False), monkeypatch)
 
 
 def test_bits_do_not_depend_on_steps_or_other_sequences() -> None:

@@ -36,7 +36,19 @@ SAMPLINGS = {
     "mirostat": SamplingParams(mirostat=1, logprobs=1),
 }
 # Families with different layers, and what adds in an order that depends on the number of rows.
-DIVERSE = ("llama", "gemma3", "gpt-oss", "deepseek2", "qwen35moe", "llama4", "mllama")
+DIVERSE = (
+    "llama",
+    "gemma3",
+    "gpt-oss",
+    "deepseek2",
+    "qwen35moe",
+    "lfm2",
+    "granitehybrid",
+    "nemotron_h_moe",
+    "falcon-h1",
+    "llama4",
+    "mllama",
+)
 UNEVEN = set(
     "mm bmm addmm addbmm baddbmm mv dot mean logsumexp vector_kernel prefill_kernel".split()
 )

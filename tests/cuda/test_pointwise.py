@@ -61,6 +61,13 @@ def test_norms(x: Tensor, dtype: torch.dtype, launches: list[str]) -> None:
     assert launches == ["norm_kernel"] * 3
 
 
+@pytest.mark.parametrize("x", [noise(2, 3, 32), parts(2, 3, 21)])
+def test_norms_of_parts_with_weights_of_their_own(x: Tensor) -> None:
+    weight = noise(3, x.shape[-1])
+    got, expected = (f(x, weight, 1e-5) for f in (pointwise.rms_norm, pointwise.rms_norm_twin))
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("scale", [1.0, 0.22])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("make", [noise, parts])
@@ -147,6 +154,20 @@ def test_gates(name: str, make, launches: list[str]) -> None:
     ):
         torch.testing.assert_close(got, expected, rtol=2e-6, atol=1e-5)
     assert launches == ["gate_kernel"] * 2
+
+
+def test_relu_squared(launches: list[str]) -> None:
+    x = torch.cat([noise(500), torch.tensor([0.0, -0.0, torch.nan])])
+    got, expected = pointwise.relu_squared(x), pointwise.relu_squared_twin(x)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+    assert launches == ["gate_kernel"]
+
+
+@pytest.mark.parametrize("make", [noise, parts])
+def test_products(make, launches: list[str]) -> None:
+    one, other = make(3, 1500), make(3, 1500)
+    assert torch.equal(pointwise.mul(one, other), one * other)
+    assert launches == ["gate_kernel"]
 
 
 def test_softcap_is_exact_near_zero_too(launches: list[str]) -> None:

@@ -34,7 +34,15 @@ SLIDING = Gemma3TextConfig(
 
 
 # Families with recurrent layers, and their configurations.
-RECURRENT = {"qwen35moe": "plain", "qwen35": "recurrent_last_layer", "qwen3next": "plain"}
+RECURRENT = {
+    "falcon-h1": "plain",
+    "granitehybrid": "plain",
+    "lfm2": "plain",
+    "nemotron_h": "recurrent_last_layer",
+    "qwen35moe": "plain",
+    "qwen35": "recurrent_last_layer",
+    "qwen3next": "plain",
+}
 
 
 def hybrid(family: str, config: str, folder: Path) -> tuple:

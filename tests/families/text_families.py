@@ -26,11 +26,15 @@ from transformers import (
 
 from tests.families import (
     deepseek_families,
+    ernie_families,
     gemma_families,
     image_rows,
+    lfm2_families,
+    mamba_families,
     qwen_families,
     unrotated_families,
 )
+from tests.families.mamba_families import MULTIPLIERS
 from tests.families.text_family import (
     KEY_LENGTHS,
     LLAMA3_ROPE,
@@ -45,12 +49,6 @@ from tests.families.text_family import (
 )
 
 # Granite.
-MULTIPLIERS = {
-    "embedding_multiplier": 12.0,
-    "logits_scaling": 0.5,
-    "residual_multiplier": 0.22,
-    "attention_multiplier": 0.125,
-}
 GRANITE_EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 
 GLM4_MOE = SIZES | {
@@ -141,7 +139,9 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
         ),
     ),
     **deepseek_families.FAMILIES,
+    **ernie_families.FAMILIES,
     **gemma_families.FAMILIES,
+    **mamba_families.FAMILIES,
     "glm4": TextFamily(
         Glm4Config,
         SIZES | {"head_dim": 32, "pad_token_id": None, "eos_token_id": 2},
@@ -246,6 +246,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
             ),
         ),
     ),
+    **lfm2_families.FAMILIES,
     "llama": TextFamily(
         LlamaConfig,
         SIZES | rope(10000.0) | {"rms_norm_eps": 1e-5},

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.kernels import delta, experts, routing
+from runtime.kernels import delta, experts, routing, state_space
 from runtime.kernels import matmul as matmul_room
 from runtime.kernels.attention import paged_attention, paged_attention_twin
 from runtime.kernels.matmul import matmul
@@ -21,6 +21,7 @@ from tests.kernels import (
     test_integers,
     test_pointwise,
     test_routing,
+    test_state_space,
 )
 from tests.kernels.random_weights import random_weight, relative_error
 
@@ -54,7 +55,7 @@ def check_kernels(kernels: ctypes.CDLL | Any, monkeypatch: pytest.MonkeyPatch) -
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     monkeypatch.setattr(test_pointwise.pointwise, "library", lambda: kernels)
     check_norms_rotations_and_curves()
-    for module in (delta, experts, routing):
+    for module in (delta, experts, routing, state_space):
         monkeypatch.setattr(module, "library", lambda: kernels)
     check_experts()
     check_recurrent_layers()
@@ -81,9 +82,11 @@ def integer_products(
 def check_norms_rotations_and_curves() -> None:
     """Compared with the twins, as in the other tests of the kernels."""
     test_pointwise.test_rms_norm_agrees_with_torch((3, 77), torch.float32)
+    test_pointwise.test_parts_of_rows_may_have_weights_of_their_own()
     test_pointwise.test_layer_norm_agrees_with_torch((3, 77), torch.float32)
     test_pointwise.test_rope_of_halves_agrees_with_rotate_half(3, 80, 20, 33, torch.float32)
     test_pointwise.test_softcap_agrees_with_torch((3, 77), 30.0, torch.float32)
+    test_pointwise.test_relu_squared_agrees_with_torch((3, 77), torch.float32)
     for curve in test_pointwise.CURVES:
         test_pointwise.test_gates_agree_with_torch((3, 77), curve, torch.float32)
         test_pointwise.test_gates_are_right_at_their_limits(curve)
@@ -111,4 +114,8 @@ def check_recurrent_layers() -> None:
         test_delta.test_steps_of_any_length_give_the_result_of_the_whole_sequence(
             shape, "fast", True, "cpu"
         )
+        test_state_space.test_steps_of_any_length_give_the_result_of_the_whole_sequence(
+            shape, "fast", "cpu"
+        )
     test_delta.test_extreme_gates_stay_finite("fast")
+    test_state_space.test_extreme_steps_stay_finite("fast")

@@ -15,6 +15,7 @@ from runtime.kernels.experts import clamped_swiglu, expert_products, weighted_su
 from runtime.kernels.matmul import matmul
 from runtime.kernels.native import library
 from runtime.kernels.pointwise import layer_norm, rms_norm, rope_halves, silu_mul
+from runtime.kernels.state_space import StateSpace, state_space
 from runtime.quant.block_types import block_type
 from runtime.quant.weight import Weight
 from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
@@ -69,11 +70,19 @@ def learn(width: int = 2 * 2 * KEY + 4 * VALUE, gates: int = 4) -> Tensor:
     return gated_delta(torch.zeros(ROWS, width), numbers, pages, plan(), key_heads=2, tiled=False)
 
 
+def scan(width: int = 2 * 2 * KEY + 4 * VALUE, *, steps: int = 4, groups: int = 2) -> Tensor:
+    pages = LayerPages(torch.zeros(1, 1), torch.zeros(1, 4, KEY, VALUE), 0)
+    space = StateSpace(-torch.ones(4), torch.zeros(4), torch.zeros(4))
+    mixed, numbers = torch.zeros(ROWS, width), torch.zeros(ROWS, steps)
+    return state_space(mixed, numbers, space, pages, plan(), groups=groups)
+
+
 SOUND: dict[str, Callable[[], object]] = {
     "attend": attend,
     "write": write,
     "convolve": convolve,
     "learn": learn,
+    "scan": scan,
 }
 REFUSED: dict[str, Callable[[], object]] = {
     "queries wider than the cached keys": lambda: attend(KEY + 1),
@@ -100,6 +109,12 @@ REFUSED: dict[str, Callable[[], object]] = {
     "a span beyond the batch": lambda: convolve(span=ROWS + 1),
     "mixed rows too narrow": lambda: learn(2 * 2 * KEY + 4 * VALUE - 1),
     "gates of too few heads": lambda: learn(gates=3),
+    "values too narrow": lambda: scan(2 * 2 * KEY + 4 * VALUE - 1),
+    "steps of too few heads": lambda: scan(steps=3),
+    "groups that do not divide the heads": lambda: scan(3 * 2 * KEY + 4 * VALUE, groups=3),
+    "a norm with weights of other groups": lambda: rms_norm(
+        torch.zeros(2, 3, 4), torch.zeros(2, 4), 1e-5
+    ),
     "a product of other lengths": lambda: matmul(torch.zeros(2, 5), dense(3, 4)),
     "a weight of fewer bytes than its shape": lambda: matmul(
         torch.zeros(2, 4), _unchecked(dense(3, 4), (3, 3))

@@ -1,5 +1,8 @@
 """The gated delta rule and its convolution, against `transformers` and each other."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -109,6 +112,16 @@ class Sequences:
         return convolved[0].t(), learnt[0]
 
 
+def check_sums(convolve: Callable[..., Tensor], patch: pytest.MonkeyPatch) -> None:
+    """A convolution whose results are sums, in steps of two sequences."""
+    patch.setitem(KERNELS, "sums", (convolve, gated_delta))
+    sequences = Sequences("groups", [9, 3])
+    steps = [sequences.step(counts, "sums") for counts in ({0: 4}, {1: 3, 0: 1}, {0: 4})]
+    inputs, factors = sequences.mixed[0].t()[None], sequences.weight.t()
+    expected = causal_conv1d_fn(inputs, factors, None, activation=None)[0].t()
+    assert_close(torch.cat([step[0][0] for step in steps]), expected)
+
+
 def assert_close(got: Tensor, expected: Tensor, dtype: torch.dtype = torch.float32) -> None:
     half = {"rtol": 2e-2, "atol": 2e-3}  # what is computed once more is rounded once more
     tolerance = {"rtol": 1e-4, "atol": 2e-5} if dtype == torch.float32 else half
@@ -174,6 +187,13 @@ def test_states_stay_in_float32_under_other_types(kernel, dtype) -> None:
     for one, other in zip(got, sequences.expected(0), strict=True):
         assert one.dtype == dtype
         assert_close(one, other, dtype)
+
+
+@pytest.mark.parametrize(
+    "convolve", [partial(short_convolution, curved=False), short_convolution_twin]
+)
+def test_results_of_a_convolution_may_be_sums(convolve, monkeypatch) -> None:
+    check_sums(convolve, monkeypatch)
 
 
 @every_kernel

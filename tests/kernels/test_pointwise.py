@@ -17,6 +17,10 @@ from runtime.kernels.pointwise import (
     layer_norm_twin,
     limit_columns,
     limit_columns_twin,
+    mul,
+    mul_twin,
+    relu_squared,
+    relu_squared_twin,
     rms_norm,
     rms_norm_twin,
     rope_halves,
@@ -63,6 +67,15 @@ def test_rms_norm_without_weights_has_ones(shape: tuple[int, ...]) -> None:
     for norm in (rms_norm, rms_norm_twin):
         got = norm(x, None, 1e-5)
         torch.testing.assert_close(got, F.rms_norm(x, shape[-1:], None, 1e-5), rtol=1e-5, atol=1e-6)
+
+
+def test_parts_of_rows_may_have_weights_of_their_own() -> None:
+    rows, weight = torch.randn(5, 70), torch.randn(3, 20)
+    parts = rows[:, :60].unflatten(1, (3, 20))
+    expected = F.rms_norm(parts, (20,), None, 1e-5) * weight
+    for norm in (rms_norm, rms_norm_twin):
+        for x in (parts, parts.contiguous()):
+            torch.testing.assert_close(norm(x, weight, 1e-5), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(1, 5), (3, 64), (70, 2048), (2, 3, 83), (0, 16)])
@@ -156,6 +169,24 @@ def test_gates_are_right_at_their_limits(curve: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 5), (3, 64), (40, 1000), (0, 16)])
+@DTYPES
+def test_relu_squared_agrees_with_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = (torch.randn(shape) * 10).to(dtype)
+    expected = F.relu(x.float()).square().to(dtype)
+    for curved in (relu_squared, relu_squared_twin):
+        torch.testing.assert_close(curved(x), expected)
+    assert relu_squared(torch.full((1, 17), torch.nan)).isnan().all()
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (3, 64), (40, 1000), (0, 16)])
+@DTYPES
+def test_products_are_those_of_torch_to_the_bit(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    one, other = (torch.randn(shape).to(dtype) for _ in range(2))
+    for product in (mul, mul_twin):
+        assert torch.equal(product(one, other), (one.float() * other.float()).to(dtype))
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (3, 64), (40, 1000), (0, 16)])
 @pytest.mark.parametrize("cap", [0.5, 30.0])
 @DTYPES
 def test_softcap_agrees_with_torch(shape: tuple[int, ...], cap: float, dtype: torch.dtype) -> None:
@@ -175,6 +206,7 @@ def test_strided_rows_have_the_same_bits_as_contiguous_ones() -> None:
     per_head = torch.randn(8)
     for apart in (
         lambda a, b: silu_mul(a, b),
+        lambda a, b: mul(b, a),
         lambda a, b: silu_mul(b, a.clone()),
         lambda a, b: rms_norm(b, weight, 1e-5),
         lambda a, b: rms_norm(b.unflatten(1, (6, 8)), per_head, 1e-5),

@@ -158,7 +158,13 @@ def merged(path: Path, pairs, factor: float) -> Path:
         ("qwen3moe", "plain", ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate_inp")),
         ("gpt-oss", "plain", ("ffn_gate_exps", "ffn_down_exps", "attn_q")),
         ("llama4", "plain", ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")),
+        (
+            "granitehybrid",
+            "plain",
+            ("ssm_in", "ssm_out", "attn_q", "ffn_down_exps", "ffn_up_shexp"),
+        ),
         ("qwen3next", "plain", ("attn_qkv", "attn_gate", "ssm_out", "attn_q", "ffn_up_shexp")),
+        ("lfm2", "plain", ("in_proj", "out_proj", "attn_q", "ffn_down")),
         ("deepseek2", "plain", ("attn_kv_a_mqa", "attn_output", "ffn_down")),
     ],
 )

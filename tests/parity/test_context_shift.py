@@ -119,7 +119,18 @@ def test_each_family_continues_from_a_recomputed_context(tmp_path, family: str) 
     assert statistics.pages_owned == 0
 
 
-STAYING = {"llama4", "mllama", "qwen3next", "qwen35", "qwen35moe"}  # chunks, images, states
+STATES = {
+    "falcon-h1",
+    "granitehybrid",
+    "lfm2",
+    "lfm2moe",
+    "nemotron_h",
+    "nemotron_h_moe",
+    "qwen3next",
+    "qwen35",
+    "qwen35moe",
+}
+STAYING = STATES | {"llama4", "mllama"}  # chunks, images
 CASES = [
     *((family, "plain", CacheType.FLOAT32) for family in TEXT_MODELS),
     ("phi3", "partial_rotation", CacheType.FLOAT16),

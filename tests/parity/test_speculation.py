@@ -19,7 +19,17 @@ from tests.unit.runtime.engine.random_proposals import RandomProposals
 PROPOSED = 6
 GREEDY = SamplingParams(temperature=0, logprobs=2)
 # Families with recurrent layers.
-STATEFUL = ("qwen3next", "qwen35", "qwen35moe")
+STATEFUL = (
+    "falcon-h1",
+    "granitehybrid",
+    "lfm2",
+    "lfm2moe",
+    "nemotron_h",
+    "nemotron_h_moe",
+    "qwen3next",
+    "qwen35",
+    "qwen35moe",
+)
 WAYS = (
     GREEDY,
     SamplingParams(seed=1, logprobs=0),

@@ -25,8 +25,20 @@ from tests.tiny_models import write_tiny_llama
 
 CPU = torch.device("cpu")
 MAIN, *OTHERS = (torch.device("cpu", number) for number in range(3))
-# Between them: windows, shared keys, experts, sinks and recurrent layers.
-FAMILIES = ("deepseek2", "gemma3", "gemma3n", "gemma4", "gpt-oss", "olmo2", "qwen3next")
+# Between them: windows, shared keys, experts, sinks, recurrent layers, and layers with two caches
+# or none.
+FAMILIES = (
+    "deepseek2",
+    "falcon-h1",
+    "gemma3",
+    "gemma3n",
+    "gemma4",
+    "gpt-oss",
+    "lfm2",
+    "nemotron_h",
+    "olmo2",
+    "qwen3next",
+)
 
 
 def staged(count: int) -> LayerPlacement:

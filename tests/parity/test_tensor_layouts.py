@@ -83,6 +83,14 @@ def test_qwen3next_with_the_inputs_of_each_key_head_together_agrees(path) -> Non
     check(path, twin, tensors)
 
 
+def test_granite_with_the_norm_of_a_single_group_as_a_vector_agrees(path) -> None:
+    """As llama.cpp writes quantised copies."""
+    twin = TEXT_MODELS["granitehybrid"].write(path)
+    norms = {name: rows for name, rows in matrices(path).items() if "ssm_norm" in name}
+    assert len(norms) == 2
+    check(path, twin, {name: rows.reshape(-1) for name, rows in norms.items()})
+
+
 def test_layers_for_drafting_tokens_are_ignored(path) -> None:
     twin = TEXT_MODELS["qwen3next"].write(path)
     last = {name: rows for name, rows in matrices(path).items() if name.startswith("blk.3.")}

@@ -9,16 +9,23 @@ from transformers import (
     AutoModel,
     BertConfig,
     Cohere2Config,
+    Ernie4_5_MoeConfig,
+    Ernie4_5Config,
     Exaone4Config,
+    FalconH1Config,
     Gemma2Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
     Glm4MoeConfig,
     GptOssConfig,
+    GraniteMoeHybridConfig,
+    Lfm2Config,
+    Lfm2MoeConfig,
     Llama4TextConfig,
     LlamaConfig,
     Mistral3Config,
     MixtralConfig,
+    NemotronHConfig,
     NomicBertConfig,
     Phi3Config,
     Qwen2Config,
@@ -82,6 +89,31 @@ PIXTRAL = {
     "patch_size": 14,
 }
 SLIDING, FULL = "sliding_attention", "full_attention"
+RECURRENT, CONVOLUTION = "linear_attention", "conv"
+CONVOLVING = {**SIZES, "layer_types": [CONVOLUTION, CONVOLUTION, FULL, CONVOLUTION]}
+GRANITE = {
+    "layer_types": [RECURRENT, FULL, RECURRENT, RECURRENT],
+    "shared_intermediate_size": 96,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 32,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.125,
+}
+NEMOTRON = {
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 32,
+    "time_step_min": 1e-9,
+}
+FALCON = {
+    "mamba_d_ssm": 128,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 32,
+    "key_multiplier": 0.6,
+    "ssm_multipliers": [0.7, 1.1, 0.8, 1.3, 0.9],
+    "mlp_multipliers": [0.8, 1.7],
+}
 DECODERS = {
     "llama": LlamaConfig(**HEADS, rope_parameters=LLAMA_3),
     "mixtral": MixtralConfig(**HEADS, num_local_experts=4),
@@ -136,6 +168,23 @@ DECODERS = {
     ),
     # It knows windows in models of this depth only.
     "exaone4 with windows": Exaone4Config(**{**SIZES, "num_hidden_layers": 64}, sliding_window=8),
+    "granitehybrid": GraniteMoeHybridConfig(
+        **SIZES, **GRANITE, num_local_experts=4, num_experts_per_tok=2
+    ),
+    "granitehybrid, dense": GraniteMoeHybridConfig(**SIZES, **GRANITE, num_local_experts=0),
+    "nemotron_h": NemotronHConfig(
+        **HEADS, **NEMOTRON, layers_block_type=[RECURRENT, "mlp", FULL, RECURRENT]
+    ),
+    "nemotron_h_moe": NemotronHConfig(
+        **HEADS,
+        **NEMOTRON,
+        layers_block_type=[RECURRENT, "moe", FULL, "moe"],
+        n_routed_experts=4,
+        moe_intermediate_size=32,
+        moe_shared_expert_intermediate_size=64,
+        routed_scaling_factor=2.5,
+    ),
+    "falcon-h1": FalconH1Config(**HEADS, **FALCON),
     "cohere2": Cohere2Config(**SIZES, sliding_window=8),
     "glm4moe": Glm4MoeConfig(
         **HEADS,
@@ -144,6 +193,18 @@ DECODERS = {
         moe_intermediate_size=32,
         use_qk_norm=True,
         routed_scaling_factor=2.5,
+    ),
+    "ernie4_5": Ernie4_5Config(**HEADS),
+    "ernie4_5-moe": Ernie4_5_MoeConfig(
+        **SIZES, moe_num_experts=4, moe_k=2, moe_intermediate_size=32, moe_layer_start_index=1
+    ),
+    "lfm2": Lfm2Config(**CONVOLVING, block_multiple_of=32),
+    "lfm2moe": Lfm2MoeConfig(
+        **CONVOLVING,
+        num_dense_layers=1,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
     ),
 }
 ENCODERS = {"bert": BertConfig(**SIZES), "nomic-bert": NomicBertConfig(**SIZES)}

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
+from types import ModuleType
 from unittest.mock import patch
 
 import torch
@@ -18,11 +19,13 @@ from runtime.kernels.triton import pointwise
 from runtime.kernels.triton.attention import paged_attention
 from runtime.kernels.triton.rounded import planes_of, rounded
 from runtime.kernels.triton.selection import highest
+from runtime.kernels.triton.state_space import state_space
 from runtime.kv.cache_types import CacheType
 from runtime.quant.weight import Compute
 from runtime.worker.model import LayerPages
 from tests.kernels import test_attention as scenes
 from tests.kernels import test_delta as delta
+from tests.kernels import test_state_space as spaces
 from tools.gpu_check.draws import check_draws
 from tools.gpu_check.products import check_experts, check_gated, check_products
 from tools.gpu_check.report import Task
@@ -45,8 +48,8 @@ def run(task: Task) -> None:
     with poisoned():
         _check_attention(task)
         checks = (
-            _check_pointwise, _check_rounded_norms, _check_angles, _check_delta, check_draws,
-            _check_highest,
+            _check_pointwise, _check_rounded_norms, _check_angles, _check_delta,
+            _check_state_space, check_draws, _check_highest,
         )  # fmt: skip
         for check in task.share(checks):
             check(task)
@@ -206,14 +209,25 @@ def _with_kernels_if_dry(task: Task) -> Iterator[None]:
 
 
 def _check_delta(task: Task) -> None:
-    """Checks recurrent layers against `transformers`, in steps of several sequences."""
     kernels = (delta_kernels.short_convolution, delta_kernels.gated_delta)
-    for shape in ("one_head",) if task.dry else delta.SHAPES:
-        with task.report.guarding(f"delta, {shape}"), patch.dict(delta.KERNELS, {"gpu": kernels}):
-            sequences = delta.Sequences(shape, [7, 3], device=str(task.device))
+    _check_recurrent(task, "delta", delta, kernels)
+
+
+def _check_state_space(task: Task) -> None:
+    kernels = (delta_kernels.short_convolution, state_space)
+    _check_recurrent(task, "state space", spaces, kernels)
+
+
+def _check_recurrent(task: Task, name: str, module: ModuleType, kernels: tuple) -> None:
+    """Checks recurrent layers against `transformers`, in steps of several sequences. module: the
+    tests of a rule; kernels: a convolution and the rule."""
+    for shape in ("one_head",) if task.dry else module.SHAPES:
+        of = f"{name}, {shape}"
+        with task.report.guarding(of), patch.dict(module.KERNELS, {"gpu": kernels}):
+            sequences = module.Sequences(shape, [7, 3], device=str(task.device))
             parts = [sequences.step({0: 4}, "gpu"), sequences.step({1: 3, 0: 3}, "gpu")]
             rows = (torch.cat(pair) for pair in zip(parts[0][0], parts[1][0], strict=True))
             for number, found in ((0, tuple(rows)), (1, parts[1][1])):
                 expected = sequences.expected(number)
-                for name, one, other in zip(("convolution", "rule"), found, expected, strict=True):
-                    _check_close(task, f"delta, {shape}, {number}, {name}", one, other)
+                for what, one, other in zip(("convolution", "rule"), found, expected, strict=True):
+                    _check_close(task, f"{of}, {number}, {what}", one, other)

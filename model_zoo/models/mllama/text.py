@@ -41,7 +41,8 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     ]
     head_rows = metadata.require_size("vocab_size")
     # Keys and values of one image at a time, and its features in the type of the decoder.
-    stored = 4 * max(layer.cache.page_elements(1) for layer in layers) + sizes.hidden
+    largest = max(cache.page_elements(1) for layer in layers for cache in layer.stored)
+    stored = 4 * largest + sizes.hidden
     return Decoder(
         w, sizes, layers, DecoderOptions(head_rows=head_rows, image_elements=rows * stored)
     )

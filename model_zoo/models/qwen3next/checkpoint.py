@@ -6,7 +6,7 @@ from torch import Tensor
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule, Transform
-from model_zoo.convert.transforms import first_half, plus_one, second_half
+from model_zoo.convert.transforms import first_half, plus_one, second_half, squeezed
 from runtime.errors import UnsupportedModelError
 
 
@@ -68,11 +68,6 @@ def _tiled_values(config: Configuration, rows: Tensor) -> Tensor:
 
 def _tiled_columns(config: Configuration, matrix: Tensor) -> Tensor:
     return _tiled(config, matrix.t()).t()
-
-
-def _squeezed(config: Configuration, convolution: Tensor) -> Tensor:
-    """[channels, 1, width] -> [channels, width]."""
-    return convolution.squeeze(1)
 
 
 def _rates(config: Configuration, logarithms: Tensor) -> Tensor:
@@ -199,7 +194,7 @@ CONVERSION = Conversion(
         _net("in_proj_qkvz.weight", "attn_qkv.weight", _inputs),
         _net("in_proj_qkvz.weight", "attn_gate.weight", _gates),
         _net("in_proj_ba.weight", "ssm_ba.weight"),
-        _net("conv1d.weight", "ssm_conv1d.weight", _squeezed, keep=True),
+        _net("conv1d.weight", "ssm_conv1d.weight", squeezed, keep=True),
         _net("A_log", "ssm_a", _rates),
         _net("dt_bias", "ssm_dt.bias"),
         _net("out_proj.weight", "ssm_out.weight"),
@@ -226,7 +221,7 @@ QWEN35_RULES = (
     _net("in_proj_z.weight", "attn_gate.weight", _tiled),
     _net("in_proj_b.weight", "ssm_beta.weight", _tiled),
     _net("in_proj_a.weight", "ssm_alpha.weight", _tiled),
-    _net("conv1d.weight", "ssm_conv1d.weight", _after(_squeezed, _tiled_values), keep=True),
+    _net("conv1d.weight", "ssm_conv1d.weight", _after(squeezed, _tiled_values), keep=True),
     _net("A_log", "ssm_a", _after(_rates, _tiled)),
     _net("dt_bias", "ssm_dt.bias", _tiled, LLAMA_CPP),
     _net("dt_bias", "ssm_dt", _tiled, OLLAMA),

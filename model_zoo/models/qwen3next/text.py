@@ -7,7 +7,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import SelfAttention, head_norms
 from model_zoo.layers.block import Block, BlockOptions, RowWise, read_block
 from model_zoo.layers.decoder import Decoder, TextLayer
-from model_zoo.layers.delta_net import DeltaSizes, GatedDeltaNet
+from model_zoo.layers.delta_net import GatedDeltaNet
 from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.hybrid import read_sizes, recurrent_layers
@@ -15,13 +15,18 @@ from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.routing import stated_softmax
 from model_zoo.layers.shared_expert import SharedExpert
+from model_zoo.layers.state_sizes import StateSizes
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kv.spec import Full
+
+# As in Qwen3NextConfig and Qwen3_5TextConfig of `transformers`.
+DEFAULT_HEAD_DIM = 256
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Attention outputs are gated; all layers have experts or a dense feed-forward."""
-    sizes, delta = read_sizes(w, metadata), DeltaSizes.read(metadata)
+    sizes = read_sizes(w, metadata, head_dim=DEFAULT_HEAD_DIM)
+    delta = StateSizes.read(metadata)
     base = metadata.get_positive("rope.freq_base")
     rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
     recurrent = recurrent_layers(sizes)
@@ -35,7 +40,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     return Decoder(w, sizes, layers)
 
 
-def _recurrent_layer(w: TensorScope, sizes: TextSizes, delta: DeltaSizes, index: int) -> TextLayer:
+def _recurrent_layer(w: TensorScope, sizes: TextSizes, delta: StateSizes, index: int) -> TextLayer:
     """Files with all gates in one matrix keep the authors' order of heads; others state the order,
     by default that of llama.cpp's converter."""
     tiled = sizes.metadata.get("ssm.v_head_reordered", bool, not w.has("ssm_ba"))

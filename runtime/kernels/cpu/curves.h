@@ -15,6 +15,12 @@ INLINE v16 v_times_logistic(v16 x, v16 y) {
     return v_div(x, v_add(v_all(1.0f), e));
 }
 
+/* max(x, 0)^2 */
+INLINE v16 v_relu_squared(v16 x) {
+    const v16 positive = v_max(v_zero(), x);
+    return v_mul(positive, positive);
+}
+
 /* m / (m + 2) with m = e^2x - 1, which is accurate for small x. */
 INLINE v16 v_tanh(v16 x) {
     v16 n;

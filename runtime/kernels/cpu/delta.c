@@ -6,6 +6,7 @@
 #include <stddef.h>
 
 #include "curves.h"
+#include "spans.h"
 #include "team.h"
 
 #define COLUMNS 64 /* columns of a state that one thread computes at once */
@@ -27,10 +28,6 @@ typedef struct {
 
 typedef caravan_delta_job job;
 
-INLINE int begin_of(const int32_t *begins, int span) { return begins ? begins[span] : span; }
-INLINE int end_of(const int32_t *ends, int span) { return ends ? ends[span] : span + 1; }
-INLINE int least(int a, int b) { return a < b ? a : b; }
-
 /* x / sqrt(sum(x^2) + eps) * scale */
 static void normal(const float *x, int n, float scale, float *y) {
     v16 squares = v_zero();
@@ -41,11 +38,6 @@ static void normal(const float *x, int n, float scale, float *y) {
     }
     const float factor = scale / sqrtf(v_sum(squares) + NORM_EPS);
     for (int i = 0; i < n; i++) y[i] = x[i] * factor;
-}
-
-/* e^(rate softplus(x)) */
-static float left_over(float rate, float x) {
-    return expf(rate * (x > 20.0f ? x : log1pf(expf(x))));
 }
 
 /* One row: state [key_dim][COLUMNS] decays, stores value at key, and is read with query. */
@@ -101,7 +93,7 @@ static void run_head(const job *j, int span, int head, int first) {
         normal(mixed + key_head * dim, dim, 1.0f / sqrtf((float)dim), query);
         normal(mixed + keys + key_head * dim, dim, 1.0f, key);
         memcpy(value, mixed + 2 * keys + head * j->value_dim + first, width * sizeof(float));
-        const float stays = left_over(j->rates[head], j->alphas[at] + j->offsets[head]);
+        const float stays = expf(j->rates[head] * softplus(j->alphas[at] + j->offsets[head]));
         const float beta = 1.0f / (1.0f + expf(-j->betas[at]));
         advance(state, key, query, value, stays, beta, dim, answer);
         memcpy(j->result + at * j->value_dim + first, answer, width * sizeof(float));

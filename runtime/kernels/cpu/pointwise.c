@@ -49,19 +49,20 @@ typedef struct {
     const float *x, *weight;
     float *y, eps;
     int64_t x_stride;
-    int parts, n;
+    int weights, parts, n;
 } rms_norm_job;
 
 static void rms_norm_rows(const void *job, const items *mine) {
     const rms_norm_job *j = job;
     for (int64_t r = mine->begin; r < mine->end; r++)
-        rms_norm_row(j->x + r / j->parts * j->x_stride + r % j->parts * j->n, j->weight, j->eps, j->n, j->y + r * j->n);
+        rms_norm_row(j->x + r / j->parts * j->x_stride + r % j->parts * j->n,
+                     j->weight ? j->weight + r % j->weights * j->n : NULL, j->eps, j->n, j->y + r * j->n);
 }
 
-/* x [rows], x_stride apart: [parts][n]; weight [n] or NULL; y [rows][parts][n] */
-EXPORT void caravan_rms_norm(const float *x, int64_t x_stride, const float *weight, float eps, int rows,
-                             int parts, int n, float *y, int threads) {
-    const rms_norm_job j = {x, weight, y, eps, x_stride, parts, n};
+/* x [rows], x_stride apart: [parts][n]; weight [weights][n], taken by turns, or NULL; y [rows][parts][n] */
+EXPORT void caravan_rms_norm(const float *x, int64_t x_stride, const float *weight, int weights, float eps,
+                             int rows, int parts, int n, float *y, int threads) {
+    const rms_norm_job j = {x, weight, y, eps, x_stride, weights, parts, n};
     const int64_t all = (int64_t)rows * parts;
     share(threads, all * n > WORTH_SHARING, even(all, threads), rms_norm_rows, &j);
 }
@@ -171,13 +172,17 @@ EXPORT void caravan_angles(const int64_t *positions, const int64_t *axes, const 
     share(threads, worth, even(tokens, threads), angles_of_tokens, &j);
 }
 
-enum { SILU = 0, GELU_TANH = 1, GELU_ERF = 2, GELU_QUICK = 3, SIGMOID = 4 };
+enum {
+    SILU = 0, GELU_TANH = 1, GELU_ERF = 2, GELU_QUICK = 3, SIGMOID = 4, RELU_SQUARED = 6, STRAIGHT = 7,
+};
 
 INLINE v16 curve(const int kind, v16 x) {
     if (kind == SILU) return v_times_logistic(x, x);
     if (kind == GELU_TANH) return v_gelu_tanh(x);
     if (kind == GELU_ERF) return v_gelu_erf(x);
     if (kind == SIGMOID) return v_times_logistic(v_all(1.0f), x);
+    if (kind == RELU_SQUARED) return v_relu_squared(x);
+    if (kind == STRAIGHT) return x;
     return v_times_logistic(x, v_mul(x, v_all(1.702f)));
 }
 
@@ -213,6 +218,8 @@ static void gate_chunks(const void *job, const items *mine) {
         case GELU_ERF: gate_chunk(GELU_ERF, g, u, some, to); break;
         case GELU_QUICK: gate_chunk(GELU_QUICK, g, u, some, to); break;
         case SIGMOID: gate_chunk(SIGMOID, g, u, some, to); break;
+        case RELU_SQUARED: gate_chunk(RELU_SQUARED, g, u, some, to); break;
+        case STRAIGHT: gate_chunk(STRAIGHT, g, u, some, to); break;
         }
     }
 }

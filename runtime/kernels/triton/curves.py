@@ -70,8 +70,13 @@ def curved(x, CURVE: tl.constexpr):
         return gelu_erf(x)
     elif CURVE == 3:
         return x * sigmoid(1.702 * x)
-    else:
+    elif CURVE == 4:
         return sigmoid(x)
+    elif CURVE == 6:
+        positive = tl.where(x < 0.0, 0.0, x)  # NaN stays
+        return positive * positive
+    else:
+        return x
 
 
 @triton.jit

@@ -18,7 +18,7 @@ COLUMNS, CHANNELS, ROWS = 16, 128, 64
 
 
 @triton.jit
-def _span(row_slot, rows, SINGLE: tl.constexpr):
+def span_of_rows(row_slot, rows, SINGLE: tl.constexpr):
     """[begin, end) of the rows of span program_id(0)."""
     number = tl.program_id(0)
     begin, end = number, number + 1
@@ -49,12 +49,13 @@ def _input(x, state, row, begin, continues, channel, exists, row_stride, n, TAPS
 
 @triton.jit(do_not_specialize=["rows"])
 def convolution_kernel(
-    x, weight, states, row_slot, ends, cells, result, rows, row_stride, n,
+    x, weight, bias, states, row_slot, ends, cells, result, rows, row_stride, n,
     TAPS: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, SINGLE: tl.constexpr,
+    CURVED: tl.constexpr,
 ):  # fmt: skip
     """Grid: spans x blocks of CHANNELS x blocks of ROWS; the first block of rows updates the
-    state."""
-    begin, end = _span(row_slot, rows, SINGLE)
+    state. The results are silu of the sums if CURVED."""
+    begin, end = span_of_rows(row_slot, rows, SINGLE)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     exists = channel < n
     continues = tl.load(ends + begin) > 0
@@ -63,12 +64,15 @@ def convolution_kernel(
     row = first.to(tl.int64)
     for _ in range(first, tl.minimum(first + ROWS, end)):
         total = tl.zeros((CHANNELS,), tl.float32)
+        if bias is not None:
+            total += tl.load(bias + channel, mask=exists, other=0.0)
         for tap in tl.static_range(TAPS + 1):
             factor = tl.load(weight + tap * n + channel, mask=exists, other=0.0)
             total += factor * _input(
                 x, state, row - TAPS + tap, begin, continues, channel, exists, row_stride, n, TAPS
             )
-        total = total * sigmoid(total)
+        if CURVED:
+            total = total * sigmoid(total)
         tl.store(result + row * n + channel, total.to(result.dtype.element_ty), mask=exists)
         row += 1
     if tl.program_id(2) == 0:
@@ -81,7 +85,7 @@ def convolution_kernel(
 
 
 @triton.jit
-def _softplus(x):
+def softplus(x):
     """log(1 + e^x), exact where 1 + e^x is rounded; x itself above 20."""
     power = tl.exp(tl.minimum(x, 20.0))
     more = 1.0 + power
@@ -103,7 +107,7 @@ def delta_kernel(
     KEYS_PADDED: tl.constexpr, COLUMNS: tl.constexpr, TILED: tl.constexpr, SINGLE: tl.constexpr,
 ):  # fmt: skip
     """Grid: spans x heads x COLUMNS value columns. Rows are computed in order."""
-    begin, end = _span(row_slot, rows, SINGLE)
+    begin, end = span_of_rows(row_slot, rows, SINGLE)
     head = tl.program_id(1)
     key_head = head % KEY_HEADS if TILED else head // (HEADS // KEY_HEADS)
     key, column = tl.arange(0, KEYS_PADDED), tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
@@ -124,7 +128,7 @@ def delta_kernel(
         alpha = tl.load(alphas + row * alpha_stride + head).to(tl.float32)
         beta = sigmoid(tl.load(betas + row * beta_stride + head).to(tl.float32))
         query, keys = _unit(query, eps) * query_scale, _unit(keys, eps)
-        state = state * tl.exp(rate * _softplus(alpha + offset))
+        state = state * tl.exp(rate * softplus(alpha + offset))
         update = beta * (value - tl.sum(state * keys[:, None], 0))
         state += keys[:, None] * update[None, :]
         answer = tl.sum(state * query[:, None], 0).to(result.dtype.element_ty)
@@ -133,16 +137,24 @@ def delta_kernel(
     tl.store(at, state, mask=both)
 
 
-def short_convolution(x: Tensor, weight: Tensor, pages: LayerPages, plan: AttentionPlan) -> Tensor:
+def short_convolution(
+    x: Tensor,
+    weight: Tensor,
+    pages: LayerPages,
+    plan: AttentionPlan,
+    *,
+    bias: Tensor | None = None,
+    curved: bool = True,
+) -> Tensor:
     """As `runtime.kernels.delta.short_convolution`."""
     x = with_adjacent_elements(x)
     result, (rows, n) = x.new_empty(x.shape), x.shape
-    spans, longest = _spans(plan, rows)
+    spans, longest = counted_spans(plan, rows)
     launch(
         convolution_kernel, (spans, divided(n, CHANNELS), divided(longest, ROWS)),
-        x, weight, pages.keys, plan.row_slot, plan.visible_end, plan.write_cell, result,
+        x, weight, bias, pages.keys, plan.row_slot, plan.visible_end, plan.write_cell, result,
         rows, x.stride(0), n, TAPS=weight.shape[0] - 1, CHANNELS=CHANNELS, ROWS=ROWS,
-        SINGLE=spans == rows, device=x.device,
+        SINGLE=spans == rows, CURVED=curved, device=x.device,
     )  # fmt: skip
     return result
 
@@ -160,7 +172,7 @@ def gated_delta(
     mixed, alphas, betas = map(with_adjacent_elements, (mixed, gates.alphas, gates.betas))
     _, heads, key_dim, value_dim = pages.values.shape
     result = mixed.new_empty(len(mixed), heads, value_dim)
-    spans, _ = _spans(plan, len(mixed))
+    spans, _ = counted_spans(plan, len(mixed))
     launch(
         delta_kernel, (spans, heads, divided(value_dim, COLUMNS)),
         mixed, alphas, betas, gates.rates, gates.offsets, pages.values, plan.row_slot,
@@ -173,7 +185,7 @@ def gated_delta(
     return result
 
 
-def _spans(plan: AttentionPlan, rows: int) -> tuple[int, int]:
+def counted_spans(plan: AttentionPlan, rows: int) -> tuple[int, int]:
     """The number of spans, and the rows of the longest."""
     if plan.one_row_each:
         return rows, 1

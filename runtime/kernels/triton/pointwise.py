@@ -20,9 +20,9 @@ ELEMENTS, ANGLES = 1024, 128
 def norm_kernel(
     x, weight, bias, result, row_stride, part_stride, eps,
     PARTS: tl.constexpr, N: tl.constexpr, PADDED: tl.constexpr, LAYER: tl.constexpr,
-    WEIGHTED: tl.constexpr,
+    WEIGHTS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: vectors. The norm of one vector."""
+    """Grid: vectors. The norm of one vector, with one of WEIGHTS rows of weights, by turns."""
     begin_next()
     wait_for_previous()
     number = tl.program_id(0).to(tl.int64)
@@ -30,7 +30,9 @@ def norm_kernel(
     exists = index < N
     at = number // PARTS * row_stride + number % PARTS * part_stride
     value = tl.load(x + at + index, mask=exists, other=0.0).to(tl.float32)
-    value = _normed(value, weight, bias, index, eps, N, LAYER, WEIGHTED)
+    if WEIGHTS > 1:
+        weight += number % WEIGHTS * N
+    value = _normed(value, weight, bias, index, eps, N, LAYER, WEIGHTS > 0)
     tl.store(result + number * N + index, value.to(result.dtype.element_ty), mask=exists)
 
 
@@ -187,8 +189,8 @@ def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> T
     launch(
         norm_kernel, (x.numel() // n,), rows, weight, bias, result, *strides, eps,
         PARTS=x.shape[1] if x.dim() == 3 else 1, N=n, PADDED=padded, LAYER=bias is not None,
-        WEIGHTED=weight is not None, num_warps=_norm_warps(padded), enable_fp_fusion=False,
-        device=x.device, overlaps=True,
+        WEIGHTS=0 if weight is None else weight.numel() // n, num_warps=_norm_warps(padded),
+        enable_fp_fusion=False, device=x.device, overlaps=True,
     )  # fmt: skip
     return result
 

@@ -4,17 +4,27 @@ from pathlib import Path
 
 import pytest
 
-from runtime.kernels import attention, attention_inputs, delta, pointwise
+from runtime.kernels import attention, attention_inputs, delta, pointwise, state_space
 from tests.families.agreement import check_prompt_and_decoding
 from tests.families.text_families import TEXT_MODELS
 
-# Norms of heads before and after the rotation and across heads, caps, windows, states.
-FAMILIES = ("olmo2", "llama4", "gemma2", "gemma3n", "qwen3next")
+# Norms of heads before and after the rotation and across heads, caps, windows, states with and
+# without heads.
+FAMILIES = (
+    "olmo2",
+    "llama4",
+    "gemma2",
+    "gemma3n",
+    "qwen3next",
+    "lfm2",
+    "falcon-h1",
+    "nemotron_h_moe",
+)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_agree(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (attention, attention_inputs, delta, pointwise):
+    for module in (attention, attention_inputs, delta, pointwise, state_space):
         monkeypatch.setattr(module, "has_kernels", lambda device: True)
         monkeypatch.setattr(module, "library", lambda: None, raising=False)
     row = TEXT_MODELS[family]

@@ -11,12 +11,19 @@ from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES
 from safetensors.torch import load_file
 from transformers import (
     Cohere2Config,
+    Ernie4_5_MoeConfig,
+    Ernie4_5Config,
     Exaone4Config,
+    FalconH1Config,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4MoeConfig,
+    GraniteMoeHybridConfig,
+    Lfm2Config,
+    Lfm2MoeConfig,
     LlamaConfig,
     MixtralConfig,
+    NemotronHConfig,
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
@@ -40,7 +47,19 @@ from tests.unit.model_zoo.convert.checkpoint_changes import (
     sharded,
 )
 
+LAYER_TYPES = ["conv", "full_attention"]
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16}
+RECURRENT, FULL = "linear_attention", "full_attention"
+MAMBA = {"layer_types": [RECURRENT, FULL], "mamba_d_state": 16}
+FALCON = {"head_dim": 16, "mamba_d_ssm": 32, "mamba_n_heads": 2, "mamba_rms_norm": False}
+NEMOTRON = {
+    "head_dim": 16,
+    "mamba_num_heads": 2,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 32,
+}
 FAMILIES = {
     "llama": TINY_LLAMA,
     "mixtral": MixtralConfig(**SIZES, num_local_experts=4),
@@ -51,8 +70,18 @@ FAMILIES = {
     "gemma3": Gemma3TextConfig(**SIZES, **GEMMA),
     "phi3": Phi3Config(**SIZES),
     "cohere2": Cohere2Config(**SIZES),
+    "ernie4_5": Ernie4_5Config(**SIZES),
+    "ernie4_5-moe": Ernie4_5_MoeConfig(**SIZES, moe_num_experts=8, moe_intermediate_size=32),
     "exaone4": Exaone4Config(**SIZES),
+    "falcon-h1": FalconH1Config(**SIZES, **FALCON),
+    "granitehybrid": GraniteMoeHybridConfig(**SIZES, **MAMBA, mamba_n_heads=4),
+    "nemotron_h": NemotronHConfig(**SIZES, **NEMOTRON, layers_block_type=[RECURRENT, "mlp"]),
+    "nemotron_h_moe": NemotronHConfig(**SIZES, **NEMOTRON, layers_block_type=["moe", FULL]),
     "glm4moe": Glm4MoeConfig(**SIZES, n_routed_experts=4, num_experts_per_tok=2, head_dim=16),
+    "lfm2": Lfm2Config(**SIZES, layer_types=LAYER_TYPES),
+    "lfm2moe": Lfm2MoeConfig(
+        **SIZES, layer_types=LAYER_TYPES, num_dense_layers=1, moe_intermediate_size=32
+    ),
     "seed_oss": SeedOssConfig(**SIZES, head_dim=16),
     "smollm3": SmolLM3Config(**SIZES),
 }

@@ -199,7 +199,97 @@ PHI_3_LONG = {
     "tie_word_embeddings": False,
     "vocab_size": 32064,
 }
+GRANITE_4_H = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "attention_multiplier": 0.0078125,
+    "embedding_multiplier": 12,
+    "hidden_size": 1536,
+    "intermediate_size": 512,
+    "layer_types": (["mamba"] * 5 + ["attention"] + ["mamba"] * 4) * 4,
+    "logits_scaling": 6,
+    "mamba_d_head": 64,
+    "mamba_d_conv": 4,
+    "mamba_d_state": 128,
+    "mamba_n_groups": 1,
+    "mamba_n_heads": 48,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 12,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 4,
+    "num_local_experts": 64,
+    "position_embedding_type": "nope",
+    "residual_multiplier": 0.22,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000,
+    "shared_intermediate_size": 1024,
+    "tie_word_embeddings": True,
+    "vocab_size": 100352,
+}
+NEMOTRON_NANO_2 = {
+    "architectures": ["NemotronHForCausalLM"],
+    "model_type": "nemotron_h",
+    "conv_kernel": 4,
+    "head_dim": 128,
+    "hidden_size": 4480,
+    "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+    "intermediate_size": 15680,
+    "layer_norm_epsilon": 1e-05,
+    "mamba_head_dim": 80,
+    "mamba_num_heads": 128,
+    "max_position_embeddings": 131072,
+    "n_groups": 8,
+    "num_attention_heads": 40,
+    "num_hidden_layers": 56,
+    "num_key_value_heads": 8,
+    "ssm_state_size": 128,
+    "time_step_limit": [0.0, float("inf")],
+    "vocab_size": 131072,
+}
+LFM2 = {
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "block_auto_adjust_ff_dim": True,
+    "block_dim": 2048,
+    "block_ff_dim": 12288,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_multiple_of": 256,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "hidden_size": 2048,
+    "max_position_embeddings": 128000,
+    "norm_eps": 1e-05,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "rope_theta": 1000000.0,
+    "vocab_size": 65536,
+}
+ERNIE_45 = {
+    "architectures": ["Ernie4_5_MoeForCausalLM"],
+    "model_type": "ernie4_5_moe",
+    "hidden_size": 2560,
+    "intermediate_size": 12288,
+    "max_position_embeddings": 131072,
+    "moe_intermediate_size": 1536,
+    "moe_k": 6,
+    "moe_layer_interval": 1,
+    "moe_layer_start_index": 1,
+    "moe_num_experts": 64,
+    "moe_num_shared_experts": 2,
+    "num_attention_heads": 20,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "use_bias": False,
+    "vocab_size": 103424,
+}
 PUBLISHED = {
+    "Granite 4.0 H Tiny": GRANITE_4_H,
+    "Nemotron Nano 9B v2": NEMOTRON_NANO_2,
     "Llama 1": LLAMA_1,
     "Llama 2": LLAMA_2,
     "Llama 3.1": LLAMA_31,
@@ -213,6 +303,8 @@ PUBLISHED = {
     "Gemma 3 1B": GEMMA_3_TEXT,
     "gpt-oss 20B": GPT_OSS,
     "Phi 3 mini 128k": PHI_3_LONG,
+    "LFM2 1.2B": LFM2,
+    "ERNIE 4.5 21B": ERNIE_45,
 }
 
 
@@ -280,6 +372,15 @@ def test_a_pattern_of_letters_is_repeated(tmp_path) -> None:
     assert "attention.sliding_window_pattern" not in told(tmp_path / "full", LLAMA_2 | exaone)
 
 
+def test_widths_of_lfm2_are_adjusted_and_its_convolutions_have_no_key_heads(tmp_path) -> None:
+    keys = told(tmp_path / "lfm2", LFM2)
+    assert keys["feed_forward_length"] == 8192
+    attending = LFM2["full_attn_idxs"]
+    assert keys["attention.head_count_kv"] == [8 if n in attending else 0 for n in range(16)]
+    plain = told(tmp_path / "plain", LFM2 | {"block_auto_adjust_ff_dim": False})
+    assert plain["feed_forward_length"] == 12288
+
+
 def test_scaling_parameters_are_kept(tmp_path) -> None:
     qwen = told(tmp_path / "qwen", QWEN_25 | {"rope_scaling": YARN | {"attention_factor": 1.5}})
     assert qwen["rope.scaling.type"] == "yarn" and qwen["rope.scaling.factor"] == 4.0
@@ -322,6 +423,7 @@ def test_llama3_factors_match_the_frequencies_of_transformers(high) -> None:
         (GEMMA_3_TEXT | {"query_pre_attn_scalar": 168}, "is 168, where files .* mean 256"),
         (GEMMA_2 | {"layer_types": ["full_attention"] * 46}, "in all layers but one in 2"),
         (SMOLLM_3 | {"no_rope_layer_interval": 2}, "one layer in 2 has no rotation"),
+        (ERNIE_45 | {"moe_layer_end_index": 26}, "layers after .* have no experts"),
     ],
 )
 def test_settings_that_files_cannot_express_are_refused(values, said, tmp_path) -> None:

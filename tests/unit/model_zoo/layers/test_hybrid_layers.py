@@ -10,8 +10,8 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import META
-from model_zoo.layers.delta_net import DeltaSizes
 from model_zoo.layers.hybrid import read_sizes, recurrent_layers
+from model_zoo.layers.state_sizes import StateSizes
 from runtime.errors import ModelFileError
 from tests.tiny_models import write_tiny_llama
 
@@ -94,9 +94,9 @@ def test_layers_that_contradict_each_other_are_refused(scope, changes) -> None:
 )
 def test_impossible_sizes_of_states_are_refused(changes) -> None:
     with pytest.raises(ModelFileError, match="ssm"):
-        DeltaSizes.read(metadata(**changes))
+        StateSizes.read(metadata(**changes))
 
 
 def test_a_state_is_as_large_as_the_file_says() -> None:
-    cache = DeltaSizes.read(metadata()).cache
+    cache = StateSizes.read(metadata()).cache
     assert cache.page_shapes(16) == ((3, 2 * 2 * 8 + 96), (6, 8, 16))

@@ -13,8 +13,9 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers import delta_net
 from model_zoo.layers.altup import AltUp
-from model_zoo.layers.delta_net import DeltaSizes, GatedDeltaNet
+from model_zoo.layers.delta_net import GatedDeltaNet
 from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
+from model_zoo.layers.state_sizes import StateSizes
 from runtime.kernels.delta import DeltaGates
 from tests.gguf_files import write_tensors
 
@@ -71,7 +72,7 @@ def test_experts_are_chosen_by_logits_in_float32(scope) -> None:
 def test_decays_of_recurrent_states_come_from_gates_in_float32(
     scope, monkeypatch, together: bool
 ) -> None:
-    sizes = DeltaSizes(heads=4, key_heads=4, key_dim=8, value_dim=8, width=4)
+    sizes = StateSizes(heads=4, key_heads=4, key_dim=8, value_dim=8, width=4)
     alpha, beta = random(4, HIDDEN, seed=2), random(4, HIDDEN, seed=3)
     arrays = {
         "attn_qkv.weight": random(sizes.channels, HIDDEN),

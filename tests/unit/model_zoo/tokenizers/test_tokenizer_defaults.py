@@ -47,6 +47,11 @@ def test_bos_and_eos_are_found_without_their_keys(
     [
         ("llama", (), "llama-bpe"),
         ("mllama", (), "llama-bpe"),
+        ("granitehybrid", (), "dbrx"),
+        ("falcon-h1", (), "falcon-h1"),
+        ("nemotron_h", (), "pixtral"),
+        ("nemotron_h_moe", (), "pixtral"),
+        ("lfm2", (), "llama-bpe"),
         ("llama4", (), "llama4"),
         ("mistral3", (), "tekken"),
         ("gptoss", (), "gpt-4o"),

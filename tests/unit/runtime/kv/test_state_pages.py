@@ -7,8 +7,10 @@ import torch
 
 from runtime.errors import DoesNotFitError
 from runtime.kv.cache_types import CacheType
+from runtime.kv.page_group import CopyKind, PageCopy
 from runtime.kv.pool import KVPool, page_bytes
 from runtime.kv.spec import CacheLayout
+from runtime.kv.states import StateCache
 from tests.unit.runtime.engine.test_memory_plan import FULL, plan
 from tests.unit.runtime.engine.test_recurrent_states import STATE
 
@@ -34,6 +36,25 @@ def test_states_have_the_shapes_they_declare_in_float32_whatever_the_cache_has(t
     assert pool.page_tables[1].shape == (3, 1)
     taken = sum(pool.layer(i).keys.nbytes + pool.layer(i).values.nbytes for i in (1, 2))
     assert taken == 4 * page_bytes(layout, 1, type)
+
+
+def test_a_state_may_be_inputs_alone() -> None:
+    layout = CacheLayout.of([FULL, StateCache.of_inputs(channels=7, taps=2)], page_tokens=16)
+    pool = KVPool(
+        layout,
+        pages=(6, 3),
+        slots=3,
+        pages_per_sequence=2,
+        type=CacheType.FLOAT16,
+        device=torch.device("cpu"),
+        host_pages=(1, 2),
+    )
+    layer = pool.layer(1)
+    assert layer.keys.shape == (4, 2, 7) and layer.values.numel() == 0
+    assert layer.keys.nbytes == 4 * page_bytes(layout, 1, CacheType.FLOAT16)
+    layer.keys[0] = 3.0
+    pool.copy_pages([PageCopy(1, 0, 1, CopyKind.TO_HOST), PageCopy(1, 1, 2, CopyKind.FROM_HOST)])
+    assert (layer.keys[2] == 3.0).all() and not layer.keys[1].any()
 
 
 def test_every_slot_has_a_state_even_where_the_cache_holds_one_context() -> None:

@@ -1,0 +1,80 @@
+"""Nemotron-H, Nemotron Nano 2 and Nemotron 3 Nano: each layer is a Mamba 2 layer, attention, or a
+feed-forward with squared ReLU, which has experts in Nemotron 3."""
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.attention import SelfAttention
+from model_zoo.layers.block import FeedForwardBlock, MixerBlock, RowWise
+from model_zoo.layers.decoder import Decoder, TextLayer
+from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
+from model_zoo.layers.feed_forward import FeedForward
+from model_zoo.layers.hybrid import read_sizes, recurrent_layers
+from model_zoo.layers.leading_dense import SIGMOID, stated_routing
+from model_zoo.layers.mamba2 import Mamba2
+from model_zoo.layers.state_sizes import StateSizes
+from model_zoo.layers.text_sizes import TextSizes
+from runtime.kernels.pointwise import relu_squared
+from runtime.kv.spec import Full
+
+WITH_EXPERTS = "nemotron_h_moe"  # the architecture of Nemotron 3
+
+
+def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
+    """Attention has no rotation. A layer with a feed-forward length is a feed-forward, another one
+    attention if it has key heads."""
+    sizes, states = read_sizes(w, metadata), StateSizes.read(metadata)
+    widths, recurrent = _widths(sizes), recurrent_layers(sizes)
+    layers = []
+    for index in range(sizes.layers):
+        scope = w.scope("blk", index)
+        if widths[index]:
+            layers.append(_feed_forward_layer(scope, sizes, widths[index]))
+        elif recurrent[index]:
+            layers.append(_recurrent_layer(scope, sizes, states))
+        else:
+            layers.append(_attending_layer(scope, sizes, index))
+    return Decoder(w, sizes, layers)
+
+
+def _widths(sizes: TextSizes) -> tuple[int, ...]:
+    """The inner width of each layer's feed-forward, 0 in layers without one."""
+    key = "feed_forward_length"
+    widths = sizes.metadata.require_array(key, int)
+    if len(widths) < sizes.layers or any(width < 0 for width in widths):
+        raise sizes.metadata.error(key, f"does not state the widths of {sizes.layers:,} layers")
+    return widths[: sizes.layers]
+
+
+def _recurrent_layer(w: TensorScope, sizes: TextSizes, states: StateSizes) -> TextLayer:
+    norm = w.rms_norm("attn_norm", sizes.eps, size=sizes.hidden)
+    mixer = Mamba2(w, hidden=sizes.hidden, sizes=states, eps=sizes.eps)
+    return TextLayer(MixerBlock(norm, mixer), states.cache)
+
+
+def _attending_layer(w: TensorScope, sizes: TextSizes, index: int) -> TextLayer:
+    norm, cache = w.rms_norm("attn_norm", sizes.eps, size=sizes.hidden), sizes.cache(index, Full())
+    return TextLayer(MixerBlock(norm, SelfAttention(w, sizes, index, cache)), cache)
+
+
+def _feed_forward_layer(w: TensorScope, sizes: TextSizes, width: int) -> TextLayer:
+    norm = w.rms_norm("attn_norm", sizes.eps, size=sizes.hidden)
+    return TextLayer(FeedForwardBlock(norm, _feed_forward(w, sizes, width)), None)
+
+
+def _feed_forward(w: TensorScope, sizes: TextSizes, width: int) -> RowWise:
+    """The routing of experts is that of DeepSeek V3."""
+    metadata, hidden = sizes.metadata, sizes.hidden
+    if metadata.architecture != WITH_EXPERTS:
+        return FeedForward(w, hidden=hidden, size=width, curve=relu_squared)
+    counts = ExpertSizes.read(metadata)
+    shared = FeedForward(
+        w,
+        hidden=hidden,
+        size=metadata.require_size("expert_shared_feed_forward_length"),
+        curve=relu_squared,
+        up="ffn_up_shexp",
+        down="ffn_down_shexp",
+    )
+    routing = stated_routing(w, metadata, counts.count, SIGMOID)
+    options = ExpertOptions(routing=routing, curve=relu_squared, shared=shared)
+    return Experts(w, hidden, counts, options)
