@@ -230,6 +230,7 @@ NORMS_PLUS_ONE = tuple(
         ("post_feedforward_layernorm", "post_ffw_norm"),
     )
 )
+PRE_NORMS_PLUS_ONE = tuple(replace(rule, transform=plus_one) for rule in PRE_NORMS)
 HEAD_NORMS_PLUS_ONE = tuple(replace(rule, transform=plus_one) for rule in HEAD_NORMS)
 
 

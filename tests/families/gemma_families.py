@@ -9,15 +9,18 @@ from transformers import (
     Gemma3TextConfig,
     Gemma4TextConfig,
     Gemma4UnifiedTextConfig,
+    GemmaConfig,
 )
 
 from tests.families.text_family import (
     KEY_LENGTHS,
     SIZES,
+    TIED,
     WIDE_HEADS,
     CompleteFile,
     TextFamily,
     Variant,
+    rope,
 )
 from tests.tiny_models import tiny_tokenizer
 
@@ -93,6 +96,17 @@ EXPERTS = {
 }
 
 FAMILIES: Mapping[str, TextFamily] = {
+    "gemma": TextFamily(
+        GemmaConfig,
+        SIZES | TIED | {"head_dim": 32},
+        {
+            "plain": {},
+            "one_kv_head_with_biases": {"num_key_value_heads": 1, "attention_bias": True}
+            | rope(500.0),
+        },
+        wide=WIDE_HEADS,
+        files=(CompleteFile(optional_keys="rope.freq_base"),),
+    ),
     "gemma2": TextFamily(
         Gemma2Config,
         GEMMA2,

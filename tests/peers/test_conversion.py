@@ -16,6 +16,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
+    GemmaConfig,
     Glm4MoeConfig,
     GptOssConfig,
     GraniteMoeHybridConfig,
@@ -123,6 +124,7 @@ DECODERS = {
     "qwen3moe": Qwen3MoeConfig(
         **HEADS, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True
     ),
+    "gemma": GemmaConfig(**HEADS),
     "gemma2": Gemma2Config(**GEMMA),
     "gemma3": Gemma3TextConfig(**{**GEMMA, "num_hidden_layers": 7}, rope_parameters=STRETCHED),
     "gemma4": Gemma4TextConfig(**CAPPED, hidden_size_per_layer_input=0),

@@ -86,6 +86,9 @@ DEFAULTS = {
     "mixtral base": Default(
         TEXT_MODELS["mixtral"].config(), BASE, 1e6, 1e4, "MixtralConfig.rope_parameters.rope_theta"
     ),
+    "gemma base": Default(
+        TEXT_MODELS["gemma"].config(), BASE, 1e4, 1e6, "GemmaConfig.rope_parameters.rope_theta"
+    ),
     "gemma2 base": Default(
         TEXT_MODELS["gemma2"].config(), BASE, 1e4, 1e6, "Gemma2Config.rope_parameters.rope_theta"
     ),
