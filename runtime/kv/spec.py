@@ -170,6 +170,26 @@ class Sliding(_Positions):
 
 
 @dataclass(frozen=True, slots=True)
+class Symmetric(_Positions):
+    """Every row sees the positions at most `distance` before it; rows of a whole image also see the
+    positions of that image at most `distance` after them. A text that is encoded in one step counts
+    as a whole image."""
+
+    distance: int
+
+    def first_visible(self, position: int, images: Images = ()) -> int:
+        return max(position - self.distance, 0)
+
+    def seen(self, start: int, end: int, images: Images = ()) -> tuple[list[int], list[int]]:
+        begins, ends = _Positions.seen(self, start, end, images)
+        limits = range(start + self.distance + 1, end + self.distance + 1)
+        return begins, list(map(min, ends, limits))
+
+    def reach(self, context_tokens: int) -> int:
+        return min(self.distance + 1, context_tokens)
+
+
+@dataclass(frozen=True, slots=True)
 class Chunked(_Positions):
     """Every row sees the positions of its own chunk of `chunk` positions, up to itself."""
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.engine.request import ImageSpan
 from runtime.kernels import attention as room
 from runtime.kernels.attention import paged_attention, paged_attention_twin
 from runtime.kernels.cache_rows import decode_rows, encode_rows
 from runtime.kv.cache_types import CacheType
-from runtime.kv.spec import CacheKind, Chunked, Full, Sliding
+from runtime.kv.spec import CacheKind, Chunked, Full, Sliding, Symmetric
 from runtime.worker.model import AttentionPlan, LayerPages, QuantizedRows, RowSpan
 from tests.kernels.native_kernels import NATIVE_TYPES, require_native_kernels
 
@@ -193,15 +194,22 @@ def test_the_fast_path_agrees_with_the_twin(
 
 
 @pytest.mark.parametrize("attention", [paged_attention, paged_attention_twin])
-@pytest.mark.parametrize("kind", [Full(), Sliding(1), Sliding(33), Chunked(33)], ids=str)
+@pytest.mark.parametrize(
+    "kind", [Full(), Sliding(1), Sliding(33), Symmetric(20), Chunked(33)], ids=str
+)
 def test_rows_see_what_their_cache_kind_says(attention, kind: CacheKind) -> None:
     """Compared with attention to all positions under a mask over pairs of positions."""
     queries, pages, plan = scene("prefill", "four share")
     position = torch.arange(100)
-    begin = torch.tensor([kind.first_visible(p) for p in range(100)], dtype=torch.int32)
-    got = attention(queries, pages, replace(plan, visible_begin=begin), scale=SCALE)
+    whole = ImageSpan(0, 100, whole=True, digest=b"")
+    seen = kind.seen(0, 100, (whole,) if isinstance(kind, Symmetric) else ())
+    begin, end = (torch.tensor(part, dtype=torch.int32) for part in seen)
+    plan = replace(plan, visible_begin=begin, visible_end=end)
+    got = attention(queries, pages, plan, scale=SCALE)
     behind = position[:, None] - position
     visible = behind >= 0
+    if isinstance(kind, Symmetric):
+        visible = behind.abs() <= kind.distance
     if isinstance(kind, Sliding):
         visible &= behind < kind.window
     if isinstance(kind, Chunked):

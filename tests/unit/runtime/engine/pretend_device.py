@@ -11,7 +11,7 @@ from typing import NamedTuple
 from runtime.engine.request import GenerationRequest, ImageSpan, LateMask, Result, Sampled
 from runtime.engine.step_plan import Chunk, StepPlan
 from runtime.kv.page_group import CopyKind
-from runtime.kv.spec import CacheKind, Chunked, Cross, Sliding
+from runtime.kv.spec import CacheKind, Chunked, Cross, Sliding, Symmetric
 from tests.unit.runtime.engine.pretend_grammar import CLASSES, class_after
 
 VOCABULARY = 50
@@ -273,6 +273,8 @@ def visible(kind: CacheKind, position: int, spans: tuple[ImageSpan, ...]) -> ran
     match kind:
         case Sliding(window):
             return range(max(0, position - window + 1), end + 1)
+        case Symmetric(distance):
+            return range(max(0, position - distance), min(end, position + distance) + 1)
         case Chunked(chunk):
             return range(position // chunk * chunk, end + 1)
         case _:

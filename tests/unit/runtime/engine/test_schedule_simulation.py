@@ -31,7 +31,7 @@ from runtime.engine.sequence import Sequence, SequenceState
 from runtime.engine.step_plan import StepPlan
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.host_store import HostPages, TransferCosts
-from runtime.kv.spec import CacheKind, Chunked, Cross, Full, Sliding
+from runtime.kv.spec import CacheKind, Chunked, Cross, Full, Sliding, Symmetric
 from tests.unit.runtime.engine.pretend_device import (
     VOCABULARY,
     LateMasks,
@@ -313,6 +313,7 @@ def random_kinds(r: random.Random, page_tokens: int, *, moving: bool) -> list[Ca
         Sliding(r.randint(2, 9), looks_ahead=r.random() < 0.7),
         Chunked(r.choice([3, 4, 8])),
         Cross(IMAGES, IMAGE_ROWS, lead_in=r.random() < 0.5, alignment=alignment),
+        Symmetric(r.randint(0, 6)),
     ]
     if moving:  # with chunks, pages can move by multiples of them only
         return kinds[r.choice([0, 0, 0, 1]) : r.choice([2, 2, 3])]

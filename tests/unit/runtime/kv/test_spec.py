@@ -5,10 +5,19 @@ import random
 import pytest
 
 from runtime.engine.request import ImageSpan
-from runtime.kv.spec import CacheKind, CacheLayout, Chunked, Cross, Full, LayerCache, Sliding
+from runtime.kv.spec import (
+    CacheKind,
+    CacheLayout,
+    Chunked,
+    Cross,
+    Full,
+    LayerCache,
+    Sliding,
+    Symmetric,
+)
 from runtime.kv.states import Recurrent
 
-POSITIONS = [Full(), Sliding(1), Sliding(6), Chunked(5), Chunked(8)]
+POSITIONS = [Full(), Sliding(1), Sliding(6), Symmetric(0), Symmetric(4), Chunked(5), Chunked(8)]
 
 
 def image(start: int, rows: int, *, length: int = 1, padding: int = 0, name: bytes = b"a"):
@@ -41,6 +50,13 @@ def test_a_row_sees_what_a_step_of_it_alone_sees(kind) -> None:
 def test_windows_and_chunks_count_the_row_itself() -> None:
     assert [Sliding(3).first_visible(p) for p in range(6)] == [0, 0, 0, 1, 2, 3]
     assert [Chunked(3).first_visible(p) for p in range(7)] == [0, 0, 0, 3, 3, 3, 6]
+
+
+def test_a_symmetric_window_ends_with_the_image_of_the_row() -> None:
+    images = (ImageSpan(2, 6, whole=True, digest=b"a"), ImageSpan(9, 3, whole=False, digest=b"b"))
+    begins, ends = Symmetric(2).seen(1, 12, images)
+    assert begins == [0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert ends == [2, 5, 6, 7, 8, 8, 8, 9, 10, 11, 12]
 
 
 def test_a_row_sees_the_images_of_the_last_run_as_far_as_they_have_begun() -> None:
