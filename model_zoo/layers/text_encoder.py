@@ -1,6 +1,7 @@
 """A bidirectional text encoder: every row of a prompt attends to all others."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -8,24 +9,45 @@ from torch import Tensor
 from model_zoo.gguf.pooling_types import NONE, RANK
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.linear import Embedding
+from model_zoo.layers.norm import LayerNorm, RMSNorm
 from model_zoo.layers.stack import LayerStack, TextLayer
 from model_zoo.layers.text_sizes import TextSizes
+from runtime.kernels.pointwise import scale_
 from runtime.kernels.workspace import workspace_bytes
 from runtime.kv.spec import LayerCache
 from runtime.worker.model import Batch, KVCache
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EncoderOptions:
+    """The properties of encoders that differ between families, besides the layers.
+
+    places: embeddings of positions are added. embedding_scale: factor of token embeddings.
+    output_norm: applied to the result of the layers; without it, the norm `token_embd_norm` is
+    applied to the sum of the embeddings.
+    """
+
+    places: bool = False
+    embedding_scale: float | None = None
+    output_norm: RMSNorm | None = None
+
+
 class TextEncoder:
-    """Embeddings of tokens, token types (if the file has any) and, with `places`, positions; a
-    norm; layers. Implements runtime.worker.model.DecoderModel without logits.
+    """Embeddings of tokens, of token types (if the file has any) and of positions; layers; a norm
+    before or after them. Implements runtime.worker.model.DecoderModel without logits.
 
     Tokens have the first type; in rerankers, tokens after the first separator have the second type,
     as BertTokenizer does for pairs.
     """
 
     def __init__(
-        self, w: TensorScope, sizes: TextSizes, layers: Sequence[TextLayer], *, places: bool
+        self,
+        w: TensorScope,
+        sizes: TextSizes,
+        layers: Sequence[TextLayer],
+        options: EncoderOptions | None = None,
     ) -> None:
+        options = options or EncoderOptions()
         self.causal = self.generates = False
         self.position_axes = 1
         self.context_length, self.hidden_size = sizes.context_length, sizes.hidden
@@ -34,9 +56,9 @@ class TextEncoder:
         self._token_types = _token_types(w, sizes)
         self._separator = _separator(sizes, self._token_types)
         shape = (sizes.context_length, sizes.hidden)
-        self._places = w.embedding("position_embd", shape=shape) if places else None
-        w.need_biases("token_embd_norm")
-        self._norm = w.layer_norm("token_embd_norm", sizes.eps, size=sizes.hidden)
+        self._places = w.embedding("position_embd", shape=shape) if options.places else None
+        self._scale, self._output_norm = options.embedding_scale, options.output_norm
+        self._norm = _embedding_norm(w, sizes) if options.output_norm is None else None
         self._layers = LayerStack(layers, ranks=w.ranks, layer_placement=w.layer_placement)
         self._device = w.device
         self._held, self._added_elements = w.held, w.added_row_elements
@@ -63,11 +85,18 @@ class TextEncoder:
     def states(self, batch: Batch, cache: KVCache) -> Tensor:
         """[outputs, hidden_size]."""
         x = self._token_embd(batch.tokens)
+        if self._scale is not None:
+            x = scale_(x, self._scale)
         if self._token_types is not None:
             x = x + self._token_types(self._types(batch))
         if self._places is not None:
             x = x + self._places(batch.positions)
-        return self._layers(self._norm(x), batch, cache).computed()
+        if self._norm is not None:
+            x = self._norm(x)
+        states = self._layers(x, batch, cache)
+        if self._output_norm is None:
+            return states.computed()
+        return states.normed_states(self._output_norm)
 
     def _types(self, batch: Batch) -> Tensor:
         """[tokens], or [1] if all have the same type. The rows of a prompt are in one step."""
@@ -90,6 +119,11 @@ class TextEncoder:
             largest_matrix=self._layers.matrix_elements,
             caches=self._layers.caches,
         )
+
+
+def _embedding_norm(w: TensorScope, sizes: TextSizes) -> LayerNorm:
+    w.need_biases("token_embd_norm")
+    return w.layer_norm("token_embd_norm", sizes.eps, size=sizes.hidden)
 
 
 def _token_types(w: TensorScope, sizes: TextSizes) -> Embedding | None:

@@ -24,7 +24,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> TextEncoder:
     base = metadata.get_positive("rope.freq_base", DEFAULT_BASE)
     rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
-    return TextEncoder(w, sizes, layers, places=False)
+    return TextEncoder(w, sizes, layers)
 
 
 def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
