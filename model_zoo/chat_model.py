@@ -20,6 +20,7 @@ from model_zoo.chat.template_choice import template_of
 from model_zoo.chat.template_language import as_jinja
 from model_zoo.chat.thinking import thinking_variables
 from model_zoo.gguf.header import MetadataValue
+from model_zoo.layers.embedding_head import EmbeddingHead
 from model_zoo.layers.ranking_head import RankingHead
 from model_zoo.multimodal.image_cache import ImageLease
 from model_zoo.multimodal.image_tags import tagged
@@ -106,7 +107,7 @@ class ChatModel:
     template: None if the file has none; the model then cannot chat. variants: further templates of
     the file by name, such as "tool_use". vision: None if the model accepts text only. suffix_first:
     the tokens of infill prompts are in the order text after, text before, answer. ranking: the head
-    of a reranker.
+    of a reranker. embedding_head: None if pooled states are the vectors of texts.
     """
 
     decoder: DecoderModel
@@ -117,6 +118,7 @@ class ChatModel:
     vision: VisionModel | None = None
     suffix_first: bool = False
     ranking: RankingHead | None = None
+    embedding_head: EmbeddingHead | None = None
 
     @property
     def reply_format(self) -> ReplyFormat:

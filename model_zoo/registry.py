@@ -25,6 +25,7 @@ from model_zoo.gguf.tensors import META, Progress
 from model_zoo.gguf.tiled_copy import TilingOptions
 from model_zoo.gguf.unread import UnreadFile
 from model_zoo.images.decode import DecodingLimits
+from model_zoo.layers.embedding_head import EmbeddingHead
 from model_zoo.layers.ranking_head import RankingHead
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.multimodal.vision_loading import PREFIXES, VisionFile, build_vision, find_vision
@@ -114,18 +115,19 @@ def load(
     if options.place is not None:
         files = [file, *(adapter.file for adapter in adapters)]
         recipe = replace(recipe, layer_placement=options.place(files, outline))
-    decoder, ranking, parts = recipe.built(device, options.vision_device or device)
+    parts = recipe.built(device, options.vision_device or device)
     vision = None
-    if parts is not None and source is not None:
-        vision = build_vision(parts, source, decoder, options.image_limits)
+    if parts.vision is not None and source is not None:
+        vision = build_vision(parts.vision, source, parts.decoder, options.image_limits)
     return ChatModel(
-        decoder,
+        parts.decoder,
         tokenizer,
         None if chosen is None else chosen.template,
-        describe(file, metadata, decoder, chosen, source, adapters),
+        describe(file, metadata, parts.decoder, chosen, source, adapters),
         {} if chosen is None else chosen.alternatives,
         vision,
-        ranking=ranking,
+        ranking=parts.ranking,
+        embedding_head=parts.embedding_head,
     )
 
 
@@ -252,6 +254,16 @@ def _check_is_text_model(metadata: Metadata) -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Parts:
+    """The parts of a model; None for those that it lacks."""
+
+    decoder: DecoderModel
+    ranking: RankingHead | None
+    embedding_head: EmbeddingHead | None
+    vision: MultimodalSpec | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Recipe:
     """A model file, possibly with a second file for the vision model, before weights are read."""
 
@@ -268,7 +280,7 @@ class _Recipe:
     def check(self) -> DecoderModel:
         """Builds the model without data: a bad file is refused before gigabytes are read."""
         scopes = self._scopes((META, META), None)
-        decoder, _, _ = self._from(*scopes)
+        decoder = self._from(*scopes).decoder
         for scope in dict.fromkeys(scopes):
             scope.check()
         causal = decoder.causal
@@ -281,19 +293,19 @@ class _Recipe:
             )
         return decoder
 
-    def built(
-        self, device: torch.device, vision_device: torch.device
-    ) -> tuple[DecoderModel, RankingHead | None, MultimodalSpec | None]:
+    def built(self, device: torch.device, vision_device: torch.device) -> _Parts:
         return self._from(*self._scopes((device, vision_device), self.options.progress))
 
-    def _from(
-        self, w: TensorScope, vision: TensorScope
-    ) -> tuple[DecoderModel, RankingHead | None, MultimodalSpec | None]:
-        decoder = self.decoder_class(w, self.metadata)
-        ranking = RankingHead.read(w.undivided(), self.metadata)
-        if self.vision is None:
-            return decoder, ranking, None
-        return decoder, ranking, self.vision.build(vision.undivided(), self.tokenizer, decoder)
+    def _from(self, w: TensorScope, vision: TensorScope) -> _Parts:
+        decoder, alone = self.decoder_class(w, self.metadata), w.undivided()
+        return _Parts(
+            decoder,
+            RankingHead.read(alone, self.metadata),
+            EmbeddingHead.read(alone, self.metadata),
+            None
+            if self.vision is None
+            else self.vision.build(vision.undivided(), self.tokenizer, decoder),
+        )
 
     def _scopes(
         self, devices: tuple[torch.device, torch.device], progress: Progress | None

@@ -15,10 +15,15 @@ from runtime.errors import ModelFileError, UnsupportedModelError
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _BYTES = frozenset({"U8"})
+# Folders of modules of a sentence transformer with tensors that follow those of the model.
+_MODULES = "*_Dense"
 
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
+    """A tensor, and its name in its shard."""
+
+    name: str
     shape: tuple[int, ...]
     dtype: str
     shard: Path
@@ -26,7 +31,10 @@ class _Stored:
 
 
 class Checkpoint:
-    """Names, shapes and data of the tensors of a folder."""
+    """Names, shapes and data of the tensors of a folder.
+
+    Names of tensors in a module of a sentence transformer begin with the module's folder.
+    """
 
     def __init__(self, folder: Path, stored: Mapping[str, _Stored]) -> None:
         self.folder = folder
@@ -56,8 +64,8 @@ class Checkpoint:
         stored = self._stored[name]
         try:
             if index is None:
-                return stored.handle.get_tensor(name)
-            return stored.handle.get_slice(name)[index : index + 1].squeeze(0)
+                return stored.handle.get_tensor(stored.name)
+            return stored.handle.get_slice(stored.name)[index : index + 1].squeeze(0)
         except (SafetensorError, OSError) as error:
             raise ModelFileError(f"{stored.shard}: `{name}` cannot be read: {error}.") from error
 
@@ -71,8 +79,11 @@ def open_checkpoint(folder: Path) -> Iterator[Checkpoint]:
     """
     stored: dict[str, _Stored] = {}
     with ExitStack() as stack:
-        for shard, expected in _shards(folder).items():
-            stored |= _open(stack, shard, expected)
+        for place in (folder, *sorted(folder.glob(_MODULES))):
+            prefix = "" if place == folder else f"{place.name}."
+            for shard, expected in _shards(place).items():
+                found = _open(stack, shard, expected)
+                stored |= {prefix + name: tensor for name, tensor in found.items()}
         yield Checkpoint(folder, stored)
 
 
@@ -114,4 +125,4 @@ def _open(stack: ExitStack, shard: Path, expected: Sequence[str] | None) -> dict
 
 def _described(shard: Path, handle: Any, name: str) -> _Stored:
     described = handle.get_slice(name)
-    return _Stored(tuple(described.get_shape()), described.get_dtype(), shard, handle)
+    return _Stored(name, tuple(described.get_shape()), described.get_dtype(), shard, handle)

@@ -1,11 +1,12 @@
-"""The pooling of an embedding model or reranker, from the files of its sentence transformer."""
+"""Pooling and further modules of an embedding model or reranker, from the files of its sentence
+transformer."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from model_zoo.convert.configuration import Configuration, optional_json
-from model_zoo.convert.mapping import Key
+from model_zoo.convert.mapping import Key, Rule
 from model_zoo.gguf.pooling_types import CLS, LAST, MEAN, RANK
 from runtime.errors import UnsupportedModelError
 
@@ -14,25 +15,57 @@ _FLAG = "pooling_mode_"
 _FLAGS = {"mean_tokens": MEAN, "cls_token": CLS, "lasttoken": LAST}
 _NAMES = {"mean": MEAN, "cls": CLS, "lasttoken": LAST}
 # Folders of further modules, which GGUF files cannot represent.
-_OTHERS = ("*_Dense", "*_LayerNorm", "*_WeightedLayerPooling", "*_CNN", "*_LSTM")
+_OTHERS = ("*_LayerNorm", "*_WeightedLayerPooling", "*_CNN", "*_LSTM")
+_IDENTITY = "torch.nn.modules.linear.Identity"
+# Matrices after pooling, by their tensors in files of the architectures that have them.
+_DENSE = {"dense_2": "2_Dense", "dense_3": "3_Dense"}
 
 
 def pooling_type(config: Configuration) -> int | None:
     """One of `gguf/pooling_types.py`; None if no module states it.
 
-    UnsupportedModelError for other modes, and for further modules.
+    UnsupportedModelError for other modes, and for further modules except matrices.
     """
     if any(name.endswith("ForSequenceClassification") for name in config.architectures):
         return RANK
     folder = config.path.parent
     for path in (path for pattern in _OTHERS for path in sorted(folder.glob(pattern))):
         raise UnsupportedModelError(f"{path}: is a further module, which files cannot represent.")
+    for path in sorted(folder.glob("*_Dense/config.json")):
+        _refuse_activation(path, optional_json(path))
     for path in sorted(folder.glob("*_Pooling/config.json")):
         return _mode(path, optional_json(path))
     return None
 
 
+def _features(module: str, which: str) -> Callable[[Configuration], int | None]:
+    """A key's source: the number of inputs (`in`) or outputs (`out`) of a matrix after pooling."""
+
+    def source(config: Configuration) -> int | None:
+        settings = optional_json(config.path.parent / module / "config.json")
+        return None if not settings else int(settings[f"{which}_features"])
+
+    return source
+
+
 POOLING = Key("pooling_type", pooling_type)
+DENSE_KEYS = tuple(
+    Key(f"{name}_feat_{which}", _features(module, which))
+    for name, module in _DENSE.items()
+    for which in ("in", "out")
+)
+DENSE_RULES = tuple(
+    Rule(f"{module}.linear.weight", f"{name}.weight", optional=True)
+    for name, module in _DENSE.items()
+)
+
+
+def _refuse_activation(path: Path, settings: Mapping[str, Any]) -> None:
+    activation = settings.get("activation_function")
+    if activation != _IDENTITY:
+        raise UnsupportedModelError(
+            f"{path}: has the activation {str(activation)[:80]}; files cannot represent any."
+        )
 
 
 def _mode(path: Path, settings: Mapping[str, Any]) -> int:

@@ -41,7 +41,7 @@ class RankingHead:
         return cls(dense, _output(w, size), w.device)
 
     @torch.inference_mode()
-    def scores(self, states: Tensor) -> Tensor:
+    def __call__(self, states: Tensor) -> Tensor:
         """states float32 [n, hidden] -> float32 [n], unbounded: the higher, the more relevant."""
         x = states.to(self.device)
         if self.dense is not None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from model_zoo.chat_model import ChatModel
+from model_zoo.layers.embedding_head import EmbeddingHead
 from model_zoo.layers.ranking_head import RankingHead
 from runtime.engine.async_engine import AsyncEngine, failure
 from runtime.engine.request import (
@@ -71,10 +72,11 @@ class TextEmbedder:
             for each in vectors:
                 each.cancel()
             await asyncio.gather(*vectors, return_exceptions=True)
-        if self._model.ranking is None:
+        head = self._model.ranking or self._model.embedding_head
+        if head is None:
             return merged
-        scores = await asyncio.to_thread(_scores, self._model.ranking, merged.vectors)
-        return dataclasses.replace(merged, vectors=scores)
+        results = await asyncio.to_thread(_results, head, merged.vectors)
+        return dataclasses.replace(merged, vectors=results)
 
     def _refuse_other_tasks(self, task: EmbeddingTask) -> None:
         if task.queries and self._model.ranking is None:
@@ -204,7 +206,7 @@ class TextEmbedder:
         return ChatDelta(finish=delta.finish, usage=delta.usage, vectors=(delta.vector,))
 
 
-def _scores(head: RankingHead, states: Sequence[bytes]) -> tuple[bytes, ...]:
+def _results(head: RankingHead | EmbeddingHead, states: Sequence[bytes]) -> tuple[bytes, ...]:
     rows = np.stack([np.frombuffer(state, dtype="<f4") for state in states])
-    scores = head.scores(torch.from_numpy(rows)).numpy()
-    return tuple(score.astype("<f4").tobytes() for score in scores)
+    results = head(torch.from_numpy(rows)).numpy()
+    return tuple(result.astype("<f4").tobytes() for result in results)

@@ -11,7 +11,8 @@ from transformers import AutoModel, BertConfig, BertTokenizer
 
 from model_zoo.convert.convert_folder import convert
 from model_zoo.registry import load
-from runtime.errors import UnsupportedModelError
+from runtime.errors import ModelFileError, UnsupportedModelError
+from tests.dense_modules import write_dense
 from tests.tiny_models import write_tiny_folder
 from tests.unit.model_zoo.convert.checkpoint_changes import SIZES, TINY_LLAMA, copy, settings
 
@@ -96,8 +97,15 @@ def test_other_pooling_modes_are_refused(saved, tmp_path, module, words) -> None
 
 def test_further_modules_are_refused(saved, tmp_path) -> None:
     changed = pooled(saved, tmp_path / "changed", flags("mean_tokens"))
-    (changed / "2_Dense").mkdir()
-    with pytest.raises(UnsupportedModelError, match="2_Dense: is a further module"):
+    (changed / "2_LayerNorm").mkdir()
+    with pytest.raises(UnsupportedModelError, match="2_LayerNorm: is a further module"):
+        convert(changed, tmp_path / "model.gguf")
+
+
+def test_a_matrix_after_pooling_is_refused_if_the_architecture_has_none(saved, tmp_path) -> None:
+    changed = pooled(saved, tmp_path / "changed", flags("mean_tokens"))
+    write_dense(changed, "2_Dense", torch.eye(64))
+    with pytest.raises(ModelFileError, match=r"does not know.*2_Dense\.linear\.weight"):
         convert(changed, tmp_path / "model.gguf")
 
 

@@ -76,6 +76,7 @@ def replica_over(
     model = SimpleNamespace(
         decoder=SimpleNamespace(causal=causal, generates=generates),
         ranking=None,
+        embedding_head=None,
         tokenizer=tokenizer or FakeTokenizer(),
         description=SimpleNamespace(name="demo", pooling=pooling),
     )

@@ -1,0 +1,37 @@
+"""The head of an embedding model: matrices that map the pooled states of texts to their vectors."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.linear import Linear
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingHead:
+    """The modules `Dense`, without activation, that follow pooling in sentence-transformers."""
+
+    matrices: tuple[Linear, ...]
+    device: torch.device
+
+    @classmethod
+    def read(cls, w: TensorScope, metadata: Metadata) -> "EmbeddingHead | None":
+        """`dense_2`, and after it `dense_3`; None for a file that has neither."""
+        first = w.linear(
+            "dense_2", shape=(None, metadata.require_size("embedding_length")), optional=True
+        )
+        if first is None:
+            return None
+        second = w.linear("dense_3", shape=(None, first.weight.shape[0]), optional=True)
+        return cls((first,) if second is None else (first, second), w.device)
+
+    @torch.inference_mode()
+    def __call__(self, states: Tensor) -> Tensor:
+        """states float32 [n, hidden] -> float32 [n, outputs of the last matrix]."""
+        x = states.to(self.device)
+        for matrix in self.matrices:
+            x = matrix(x)
+        return x.cpu()
