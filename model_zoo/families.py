@@ -50,6 +50,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("exaone4", ("exaone4",), pre_tokenizer="exaone4"),
     Family("falcon_h1", ("falcon-h1",), pre_tokenizer="falcon-h1"),
     Family("gemma", ("gemma",)),
+    Family("gemma_embedding", ("gemma-embedding",)),
     Family("gemma2", ("gemma2",)),
     Family("gemma3", ("gemma3",), ("gemma3",), ("gemma3",)),
     Family("gemma3n", ("gemma3n",), tensor_parallel=False),

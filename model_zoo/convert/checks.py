@@ -1,7 +1,7 @@
 """Checks that refuse checkpoints whose settings a GGUF file of the architecture cannot express."""
 
 from model_zoo.convert.configuration import Configuration
-from model_zoo.convert.decoders import no_rope_interval, windows
+from model_zoo.convert.decoders import looks_ahead, no_rope_interval, windows
 from model_zoo.convert.mapping import Check
 from runtime.errors import UnsupportedModelError
 
@@ -35,6 +35,15 @@ def no_windows(config: Configuration) -> None:
         raise UnsupportedModelError(
             f"{config.path}: has layers with a sliding window (`use_sliding_window`), which files "
             "of this architecture cannot express."
+        )
+
+
+def bidirectional(config: Configuration) -> None:
+    """Refuses models whose tokens attend to earlier tokens only."""
+    if not looks_ahead(config):
+        raise UnsupportedModelError(
+            f"{config.path}: tokens attend to earlier tokens only; in files of this architecture "
+            "they attend to all."
         )
 
 
@@ -75,10 +84,10 @@ def every_nth_unrotated(n: int) -> Check:
     return check
 
 
-def known_query_scale(largest: int) -> Check:
+def known_query_scale(largest: int | None = None) -> Check:
     """Refuses query scales other than the head size.
 
-    For the model with `largest` layers, readers use hidden size / heads instead.
+    For a model with `largest` layers, readers use hidden size / heads instead.
     """
 
     def check(config: Configuration) -> None:

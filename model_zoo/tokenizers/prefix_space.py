@@ -41,6 +41,7 @@ class PrefixSpace(Enum):
 # |                     |             | or relies on the tokenizer                                |
 _FAMILIES: Mapping[str, PrefixSpace] = {
     "gemma": PrefixSpace.NEVER,
+    "gemma-embedding": PrefixSpace.NEVER,
     "gemma2": PrefixSpace.NEVER,
     "gemma3": PrefixSpace.NEVER,
     "gemma3n": PrefixSpace.NEVER,

@@ -18,7 +18,7 @@ from serve_app.gateway.listing import ListedModel
 from serve_app.replica.model_files import local_files
 
 # Architectures that only embed.
-EMBEDDING_ARCHITECTURES = frozenset({"bert", "nomic-bert"})
+EMBEDDING_ARCHITECTURES = frozenset({"bert", "gemma-embedding", "nomic-bert"})
 
 
 def listed_file(

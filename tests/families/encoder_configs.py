@@ -1,6 +1,6 @@
 """Tiny configurations of text encoders, by family; those in `LARGE` are wider."""
 
-from transformers import BertConfig, NomicBertConfig
+from transformers import BertConfig, Gemma3TextConfig, NomicBertConfig
 
 SIZES = {
     "hidden_size": 64,
@@ -9,12 +9,33 @@ SIZES = {
     "intermediate_size": 96,
     "max_position_embeddings": 128,
 }
+GEMMA = {
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 32,
+    "sliding_window": 16,
+    "use_bidirectional_attention": True,
+}
+# Bases so small that positions within a short text differ clearly.
+GEMMA_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
+ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
 ENCODERS = {
     "bert": BertConfig(**SIZES),
     "bert_without_segments": BertConfig(**SIZES, type_vocab_size=1),
+    "gemma_embedding": Gemma3TextConfig(**SIZES | GEMMA | {"num_hidden_layers": 7}),
+    "gemma_embedding_with_every_other_layer_full": Gemma3TextConfig(
+        **SIZES | GEMMA | {"sliding_window": 9},
+        layer_types=ALTERNATING,
+        rope_parameters=GEMMA_ROPES,
+    ),
     "nomic_bert": NomicBertConfig(**SIZES),
 }
+_WIDE = SIZES | {"hidden_size": 256, "intermediate_size": 256}
 LARGE = {
-    name: type(config)(**(SIZES | {"hidden_size": 256, "intermediate_size": 256}))
-    for name, config in ENCODERS.items()
+    "bert": BertConfig(**_WIDE),
+    "gemma_embedding": Gemma3TextConfig(**_WIDE | GEMMA),
+    "nomic_bert": NomicBertConfig(**_WIDE),
 }

@@ -22,7 +22,7 @@ from runtime.engine.request import ImageSpan
 from runtime.worker.model import DecoderModel
 from tests.families import image_rows
 from tests.families.agreement import check_declared_memory, random_tokens
-from tests.families.encoder_configs import ENCODERS
+from tests.families.encoder_configs import ENCODERS, LARGE
 from tests.families.paged_decoder import PagedDecoder
 from tests.families.text_families import TEXT_MODELS
 from tests.parity import test_mllama
@@ -94,7 +94,7 @@ def test_cross_attention_to_images_is_divided(tmp_path) -> None:
         assert (part[known] - whole[known]).abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["bert", "nomic_bert"])
+@pytest.mark.parametrize("name", LARGE)
 def test_text_encoders_are_divided(tmp_path, name: str) -> None:
     path = tmp_path / "tiny.gguf"
     write_tiny(path, ENCODERS[name], maker=AutoModel)

@@ -22,6 +22,7 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertTokenizer,
+    Gemma3TextConfig,
     NomicBertConfig,
     PreTrainedTokenizerFast,
     Qwen3Config,
@@ -30,6 +31,8 @@ from transformers import (
 from model_zoo.convert.convert_folder import convert
 from serve_app.config.settings import ModelSettings
 from serve_app.replica.loading import load_replica
+from tests.dense_modules import write_dense
+from tests.families.encoder_configs import GEMMA
 from tests.tiny_models import END, END_OF_TEXT, tiny_tokenizer, write_tiny_folder
 from tests.unit.serve_app.fake_replicas import http_client
 
@@ -82,9 +85,19 @@ class Original:
         return np.stack([unit(self.raw(self.tokens(text, at_most))) for text in texts])
 
 
+# Matrices that follow pooling, by their modules in a sentence transformer.
+DENSE = {
+    "2_Dense": torch.randn(96, 64, generator=torch.Generator().manual_seed(1)) / 8,
+    "3_Dense": torch.randn(64, 96, generator=torch.Generator().manual_seed(2)) / 8,
+}
 MODELS = {
     "bert_mean": (BertConfig(**SIZES), "mean_tokens", lambda states: states.mean(0)),
     "bert_cls": (BertConfig(**SIZES), "cls_token", lambda states: states[0]),
+    "gemma_embedding_mean": (
+        Gemma3TextConfig(**SIZES | GEMMA | {"num_hidden_layers": 7}),
+        "mean_tokens",
+        lambda states: DENSE["3_Dense"] @ (DENSE["2_Dense"] @ states.mean(0)),
+    ),
     "nomic_bert_mean": (NomicBertConfig(**SIZES), "mean_tokens", lambda states: states.mean(0)),
     "qwen3_last": (
         Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True),
@@ -119,6 +132,8 @@ def made(name: str, place: Path) -> Original:
     modes = {"cls_token": False, "mean_tokens": False, "lasttoken": False} | {mode: True}
     settings = {f"pooling_mode_{key}": value for key, value in modes.items()}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings))
+    for module, weight in DENSE.items() if "gemma" in name else ():
+        write_dense(folder, module, weight)
     convert(folder, place / "model.gguf", type="f32")
     return Original(model, AutoTokenizer.from_pretrained(folder), pool, place / "model.gguf")
 
@@ -137,8 +152,7 @@ def save_byte_pieces(folder: Path) -> None:
     saved = PreTrainedTokenizerFast(tokenizer_object=own, eos_token=END, pad_token=END_OF_TEXT)
     saved.save_pretrained(folder)
     path = folder / "config.json"
-    settings = json.loads(path.read_text()) | {"architectures": ["Qwen3ForCausalLM"]}
-    path.write_text(json.dumps(settings))
+    path.write_text(path.read_text().replace('"Qwen3Model"', '"Qwen3ForCausalLM"'))
 
 
 def ask(original: Original, path: str, **body: Any) -> httpx.Response:

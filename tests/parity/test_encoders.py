@@ -1,4 +1,4 @@
-"""States of BERT and Nomic BERT against `transformers`, float32, eager, on tiny random models."""
+"""States of text encoders against `transformers`, float32, eager, on tiny random models."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +75,7 @@ def test_a_step_allocates_no_more_than_it_declares(pair) -> None:
     assert 0 < peak_bytes(recorded) <= pair.encoder.activation_bytes(100, 100)
 
 
-@pytest.mark.parametrize("config", ["bert", "nomic_bert"])
+@pytest.mark.parametrize("config", LARGE)
 @pytest.mark.parametrize("type", QUANTIZED_TYPES)
 def test_quantized_copies_agree_with_their_dequantised_weights(tmp_path, config, type) -> None:
     path = tmp_path / "tiny.gguf"

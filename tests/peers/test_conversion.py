@@ -209,7 +209,13 @@ DECODERS = {
         moe_intermediate_size=32,
     ),
 }
-ENCODERS = {"bert": BertConfig(**SIZES), "nomic-bert": NomicBertConfig(**SIZES)}
+ENCODERS = {
+    "bert": BertConfig(**SIZES),
+    "gemma-embedding": Gemma3TextConfig(
+        **{**GEMMA, "num_hidden_layers": 7}, use_bidirectional_attention=True
+    ),
+    "nomic-bert": NomicBertConfig(**SIZES),
+}
 TEXT = "the quick brown fox says: don't! 12 straße\n\n  東京 <|im_end|>"
 
 
@@ -224,7 +230,7 @@ def test_llama_cpp_computes_what_the_checkpoint_does(name, tmp_path) -> None:
 
 @pytest.mark.parametrize("name", ENCODERS)
 def test_llama_cpp_embeds_as_the_checkpoint_does(name, tmp_path) -> None:
-    path, text = tmp_path / "out.gguf", "the quick brown fox"
+    path, text = tmp_path / "out.gguf", "the quick brown fox jumps over the lazy dog. " * 4
     twin = write_tiny(path, ENCODERS[name], maker=AutoModel)
     with torch.inference_mode():
         states = twin(torch.tensor([tiny_tokenizer().encode(text).ids])).last_hidden_state[0]

@@ -10,9 +10,11 @@ import torch
 from transformers import AutoModel, BertConfig, BertTokenizer
 
 from model_zoo.convert.convert_folder import convert
+from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import load
 from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.dense_modules import write_dense
+from tests.families.encoder_configs import ENCODERS
 from tests.tiny_models import write_tiny_folder
 from tests.unit.model_zoo.convert.checkpoint_changes import SIZES, TINY_LLAMA, copy, settings
 
@@ -41,6 +43,13 @@ def pooled(folder: Path, target: Path, module: dict[str, Any]) -> Path:
     (changed / "1_Pooling").mkdir()
     (changed / "1_Pooling" / "config.json").write_text(json.dumps(module))
     return changed
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "gemma"
+    write_tiny_folder(folder, ENCODERS["gemma_embedding"], maker=AutoModel)
+    return folder
 
 
 def flags(*modes: str) -> dict[str, Any]:
@@ -106,6 +115,34 @@ def test_a_matrix_after_pooling_is_refused_if_the_architecture_has_none(saved, t
     changed = pooled(saved, tmp_path / "changed", flags("mean_tokens"))
     write_dense(changed, "2_Dense", torch.eye(64))
     with pytest.raises(ModelFileError, match=r"does not know.*2_Dense\.linear\.weight"):
+        convert(changed, tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("activation", ["torch.nn.modules.activation.Tanh", None])
+def test_an_activation_after_pooling_is_refused(gemma, tmp_path, activation) -> None:
+    changed = pooled(gemma, tmp_path / "changed", flags("mean_tokens"))
+    write_dense(changed, "2_Dense", torch.eye(64), activation=activation)
+    with pytest.raises(UnsupportedModelError, match=f"2_Dense.* has the activation {activation}"):
+        convert(changed, tmp_path / "model.gguf")
+
+
+def test_matrices_after_pooling_are_converted(gemma, tmp_path) -> None:
+    changed = pooled(gemma, tmp_path / "changed", flags("mean_tokens"))
+    write_dense(changed, "2_Dense", torch.ones(96, 64))
+    write_dense(changed, "3_Dense", torch.ones(64, 96))
+    convert(changed, tmp_path / "model.gguf")
+    file = GGUFFile.open(tmp_path / "model.gguf")
+    sizes = {"dense_2_feat_in": 64, "dense_2_feat_out": 96, "dense_3_feat_in": 96}
+    assert {f"gemma-embedding.{name}": size for name, size in sizes.items()}.items() <= (
+        file.metadata.items()
+    )
+    assert [file.tensors[f"dense_{n}.weight"].shape for n in (2, 3)] == [(96, 64), (64, 96)]
+
+
+def test_gemma_without_attention_in_both_directions_is_refused(gemma, tmp_path) -> None:
+    changed = copy(gemma, tmp_path / "changed")
+    settings(changed, use_bidirectional_attention=False)
+    with pytest.raises(UnsupportedModelError, match="attend to earlier tokens only"):
         convert(changed, tmp_path / "model.gguf")
 
 

@@ -287,6 +287,27 @@ ERNIE_45 = {
     "use_bias": False,
     "vocab_size": 103424,
 }
+EMBEDDING_GEMMA = {
+    "architectures": ["Gemma3TextModel"],
+    "model_type": "gemma3_text",
+    "_sliding_window_pattern": 6,
+    "head_dim": 256,
+    "hidden_size": 768,
+    "intermediate_size": 1152,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 4,
+    "max_position_embeddings": 2048,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 1,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000.0,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "sliding_window": 512,
+    "use_bidirectional_attention": True,
+    "vocab_size": 262144,
+}
 PUBLISHED = {
     "Granite 4.0 H Tiny": GRANITE_4_H,
     "Nemotron Nano 9B v2": NEMOTRON_NANO_2,
@@ -301,6 +322,7 @@ PUBLISHED = {
     "Gemma 2 27B": GEMMA_2,
     "Gemma 3 4B": GEMMA_3,
     "Gemma 3 1B": GEMMA_3_TEXT,
+    "EmbeddingGemma": EMBEDDING_GEMMA,
     "gpt-oss 20B": GPT_OSS,
     "Phi 3 mini 128k": PHI_3_LONG,
     "LFM2 1.2B": LFM2,
@@ -362,6 +384,12 @@ def test_settings_that_gemma_checkpoints_omit_have_defaults(tmp_path) -> None:
     assert ollama["rope.global.freq_base"] == 1000000.0
     assert ollama["rope.local.freq_base"] == 10000.0
     assert "rope.freq_base" not in ollama
+
+
+def test_both_sides_of_a_window_are_stated_as_one(tmp_path) -> None:
+    keys = told(tmp_path / "gemma", EMBEDDING_GEMMA)
+    assert keys["attention.sliding_window"] == 512 and keys["attention.causal"] is False
+    assert "attention.sliding_window_pattern" not in keys
 
 
 def test_a_pattern_of_letters_is_repeated(tmp_path) -> None:

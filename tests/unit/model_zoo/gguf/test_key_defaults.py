@@ -40,7 +40,8 @@ from tests.families.paged_decoder import PagedDecoder
 from tests.families.text_families import TEXT_MODELS
 from tests.tiny_models import write_tiny
 
-BASE, ORIGINAL = "rope.freq_base", "rope.scaling.original_context_length"
+BASE, LOCAL_BASE = "rope.freq_base", "rope.freq_base_swa"
+ORIGINAL = "rope.scaling.original_context_length"
 EPSILON, LAYER_EPSILON = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 WINDOW = "attention.sliding_window"
 KEY_DIM, VALUE_DIM = "attention.key_length", "attention.value_length"
@@ -76,6 +77,10 @@ DEFAULTS = {
     "nomic base": Default(
         ENCODERS["nomic_bert"], BASE, 1000.0, 10_000.0,
         "NomicBertConfig.rope_parameters.rope_theta", ENCODER,
+    ),
+    "gemma-embedding local base": Default(
+        ENCODERS["gemma_embedding"], LOCAL_BASE, 1e4, 100.0,
+        "Gemma3TextConfig.rope_parameters.sliding_attention.rope_theta", ENCODER,
     ),
     "llama eps": Default(
         TEXT_MODELS["mistral"].config(), EPSILON, 1e-6, 1e-3, "LlamaConfig.rms_norm_eps"

@@ -32,6 +32,15 @@ FILES: Mapping[str, tuple[str, CompleteFile]] = {
     for file in row.files
 } | {
     "bert": ("bert", CompleteFile(optional_keys=f"attention.causal {EPSILON}")),
+    "gemma-embedding": (
+        "gemma_embedding_with_every_other_layer_full",
+        CompleteFile(
+            optional_keys="""
+                attention.causal attention.sliding_window_pattern rope.freq_base_swa
+                rope.scaling.type
+            """
+        ),
+    ),
     "nomic-bert": (
         "nomic_bert",
         CompleteFile(optional_keys=f"attention.causal {EPSILON} rope.freq_base"),
