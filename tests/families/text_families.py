@@ -18,7 +18,6 @@ from transformers import (
     Mistral3Config,
     MistralConfig,
     MixtralConfig,
-    Olmo2Config,
     Phi3Config,
     PixtralVisionConfig,
     SeedOssConfig,
@@ -31,6 +30,7 @@ from tests.families import (
     image_rows,
     lfm2_families,
     mamba_families,
+    olmo_families,
     qwen_families,
     unrotated_families,
 )
@@ -420,13 +420,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
             ),
         ),
     ),
-    "olmo2": TextFamily(
-        Olmo2Config,
-        SIZES | rope(500000.0),
-        {"plain": {}, "as_many_kv_heads_as_heads": {"num_key_value_heads": 4}, "tied": TIED},
-        divided=None,
-        files=(CompleteFile(optional_keys="attention.key_length attention.value_length"),),
-    ),
+    **olmo_families.FAMILIES,
     "phi3": TextFamily(
         Phi3Config,
         SIZES | {"original_max_position_embeddings": 512},

@@ -28,6 +28,8 @@ from transformers import (
     MixtralConfig,
     NemotronHConfig,
     NomicBertConfig,
+    Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
@@ -79,6 +81,10 @@ LONG = {
 STRETCHED = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+OF_FULL = {
+    "full_attention": YARN,
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
 }
 PIXTRAL = {
     "model_type": "pixtral",
@@ -188,6 +194,8 @@ DECODERS = {
     ),
     "falcon-h1": FalconH1Config(**HEADS, **FALCON),
     "cohere2": Cohere2Config(**SIZES, sliding_window=8),
+    "olmo2": Olmo2Config(**SIZES),
+    "olmo3": Olmo3Config(**SIZES, sliding_window=8, rope_parameters=OF_FULL),
     "glm4moe": Glm4MoeConfig(
         **HEADS,
         n_routed_experts=4,

@@ -1,4 +1,7 @@
-"""OLMo 2: norms follow attention and feed-forward; queries and keys are normed across all heads."""
+"""OLMo 2 and 3: norms follow attention and feed-forward; queries and keys are normed across all
+heads."""
+
+from dataclasses import replace
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
@@ -7,24 +10,52 @@ from model_zoo.layers.attention_layer import attention_layer
 from model_zoo.layers.block import BlockOptions
 from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.rope import Pairs, Rotary
-from model_zoo.layers.rope_scaling import read_rotary
+from model_zoo.layers.rope_scaling import plain_frequencies, read_rotary
 from model_zoo.layers.text_sizes import TextSizes
+from runtime.kv.spec import CacheKind, Full, Sliding
+
+WINDOW = "attention.sliding_window"
+MAGNITUDE = "rope.scaling.attn_factor"
+FULL_EVERY = 4  # in OLMo 3, as in llama.cpp
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
+    """Files that state a window are of OLMo 3; YaRN does not apply to its layers with a window."""
     sizes = TextSizes.read(metadata)
     base = metadata.get_positive("rope.freq_base")
-    rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
-    layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
+    far = _far(w, sizes, base)
+    scopes = [w.scope("blk", i) for i in range(sizes.layers)]
+    if not metadata.get(WINDOW, int, 0):
+        layers = [_layer(scope, sizes, i, Full(), far) for i, scope in enumerate(scopes)]
+        return Decoder(w, sizes, layers)
+    near_base = metadata.get_positive("rope.freq_base_swa", base)
+    near = Rotary(plain_frequencies(sizes.key_dim, near_base).to(w.device), Pairs.NEOX)
+    window, sliding = Sliding(metadata.require_size(WINDOW)), sizes.sliding_layers(FULL_EVERY)
+    layers = [
+        _layer(scope, sizes, i, *((window, near) if sliding[i] else (Full(), far)))
+        for i, scope in enumerate(scopes)
+    ]
     return Decoder(w, sizes, layers)
 
 
-def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
+def _far(w: TensorScope, sizes: TextSizes, base: float) -> Rotary:
+    """Files of Ollama state the magnitude itself, others a factor of YaRN's default."""
+    metadata = sizes.metadata
+    rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
+    if metadata.architecture == "olmo3" and metadata.has(MAGNITUDE):
+        return replace(rotary, magnitude=metadata.get_positive(MAGNITUDE))
+    return rotary
+
+
+def _layer(
+    w: TensorScope, sizes: TextSizes, index: int, kind: CacheKind, rotary: Rotary
+) -> TextLayer:
     return attention_layer(
         w,
         sizes,
         index,
         rotary,
+        kind=kind,
         attention=norms_across_heads(w, sizes, index),
         block=BlockOptions(pre_norms=False, post_norms=True),
     )

@@ -308,6 +308,31 @@ EMBEDDING_GEMMA = {
     "use_bidirectional_attention": True,
     "vocab_size": 262144,
 }
+OLMO_3 = {
+    "architectures": ["Olmo3ForCausalLM"],
+    "model_type": "olmo3",
+    "attention_bias": False,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8,
+    "max_position_embeddings": 65536,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "attention_factor": 1.2079441541679836,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "yarn",
+    },
+    "rope_theta": 500000,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+    "vocab_size": 100278,
+}
 PUBLISHED = {
     "Granite 4.0 H Tiny": GRANITE_4_H,
     "Nemotron Nano 9B v2": NEMOTRON_NANO_2,
@@ -323,6 +348,7 @@ PUBLISHED = {
     "Gemma 3 4B": GEMMA_3,
     "Gemma 3 1B": GEMMA_3_TEXT,
     "EmbeddingGemma": EMBEDDING_GEMMA,
+    "OLMo 3 7B": OLMO_3,
     "gpt-oss 20B": GPT_OSS,
     "Phi 3 mini 128k": PHI_3_LONG,
     "LFM2 1.2B": LFM2,
@@ -390,6 +416,18 @@ def test_both_sides_of_a_window_are_stated_as_one(tmp_path) -> None:
     keys = told(tmp_path / "gemma", EMBEDDING_GEMMA)
     assert keys["attention.sliding_window"] == 512 and keys["attention.causal"] is False
     assert "attention.sliding_window_pattern" not in keys
+
+
+def test_a_scaling_of_layers_without_a_window_only(tmp_path) -> None:
+    keys = told(tmp_path / "olmo", OLMO_3)
+    assert keys["rope.freq_base_swa"] == keys["rope.freq_base"] == 500000.0
+    assert keys["rope.scaling.attn_factor"] == pytest.approx(1.0)
+    ollama = told(tmp_path / "ollama", OLMO_3, "ollama")
+    assert ollama["rope.scaling.attn_factor"] == pytest.approx(1 + 0.1 * np.log(8.0))
+    yarn = {"rope_type": "yarn", "rope_theta": 500000.0, "factor": 8.0}
+    scaled = {"rope_parameters": {"full_attention": yarn, "sliding_attention": yarn}}
+    with pytest.raises(UnsupportedModelError, match="layers with a window have the rope scaling"):
+        told(tmp_path / "scaled", OLMO_3 | scaled)
 
 
 def test_a_pattern_of_letters_is_repeated(tmp_path) -> None:

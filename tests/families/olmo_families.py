@@ -1,0 +1,53 @@
+"""The rows of the OLMo models in the table of text families."""
+
+from collections.abc import Mapping
+
+from transformers import Olmo2Config, Olmo3Config
+
+from tests.families.text_family import SIZES, TIED, YARN, CompleteFile, TextFamily, Variant, rope
+
+# Of OLMo 3: layers with a window have no scaling, and here another base, so that both matter.
+ROPES = {
+    "full_attention": YARN["rope_parameters"] | {"attention_factor": 1.3},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+}
+
+FAMILIES: Mapping[str, TextFamily] = {
+    "olmo2": TextFamily(
+        Olmo2Config,
+        SIZES | rope(500000.0),
+        {"plain": {}, "as_many_kv_heads_as_heads": {"num_key_value_heads": 4}, "tied": TIED},
+        divided=None,
+        files=(CompleteFile(optional_keys="attention.key_length attention.value_length"),),
+    ),
+    "olmo3": TextFamily(
+        Olmo3Config,
+        SIZES | {"num_hidden_layers": 4, "sliding_window": 9},
+        {
+            "plain": {},
+            "every_other_layer_full_with_yarn": {
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "rope_parameters": ROPES,
+                "attention_bias": True,
+            },
+        },
+        divided=None,
+        variants={
+            "ollama": Variant(flavour="ollama", config="every_other_layer_full_with_yarn"),
+            "missing_keys_as_published": Variant(
+                keys=dict.fromkeys(("attention.sliding_window_pattern", "rope.freq_base_swa"))
+            ),
+        },
+        effective_keys={"attention.sliding_window": 10, "attention.sliding_window_pattern": 2},
+        files=(
+            CompleteFile(
+                "every_other_layer_full_with_yarn",
+                optional_keys="""
+                    attention.key_length attention.value_length attention.sliding_window
+                    attention.sliding_window_pattern rope.freq_base_swa
+                    rope.scaling.original_context_length rope.scaling.attn_factor
+                """,
+            ),
+        ),
+    ),
+}
