@@ -7,6 +7,7 @@ from tests.reply_parsing import PARIS, Parsed
 
 JSON = json.dumps(PARIS, ensure_ascii=False)
 CITY = PARIS["city"]
+JSON_CITY = json.dumps(CITY)
 TIME = ("get_time", {"city": "x"}, None)
 BOTH = (("get_weather", PARIS, None), TIME)
 
@@ -84,9 +85,26 @@ REPLIES: dict[str, tuple[str, str, Parsed]] = {
             ),
         ),
     ),
+    "olmo-3": (
+        "tools <functions> <function_calls>",
+        f"TT<function_calls>get_weather(city={JSON_CITY}, days=3)\n"
+        'get_time(city="x")</function_calls>',
+        Parsed("TT", calls=BOTH),
+    ),
+    "olmo-3 on lines of their own": (
+        "tools <functions> <function_calls>",
+        "<function_calls>\nget_time(a=null, b=[True, 1.5], c={'k': false})\n\nget_time()\n"
+        "</function_calls>",
+        Parsed(
+            calls=(
+                ("get_time", {"a": None, "b": [True, 1.5], "c": {"k": False}}, None),
+                ("get_time", {}, None),
+            )
+        ),
+    ),
     "llama3.2-pythonic": (
         "tools [func_name1(params_name1=params_value1)]",
-        f'[get_weather(city={json.dumps(CITY)}, days=3), get_time(city="x")]',
+        f'[get_weather(city={JSON_CITY}, days=3), get_time(city="x")]',
         Parsed(calls=BOTH),
     ),
     "llama4-pythonic": (
@@ -316,6 +334,9 @@ MALFORMED = {
     "pythonic: cut": ("llama3.2-pythonic", "[get_time(city="),
     "pythonic: other list": ("llama3.2-pythonic", "[1, 2]"),
     "pythonic: other function": ("llama3.2-pythonic", "[print(city='x')]"),
+    "olmo-3: no call": ("olmo-3", "<function_calls></function_calls>"),
+    "olmo-3: text": ("olmo-3", "<function_calls>none</function_calls>"),
+    "olmo-3: cut": ("olmo-3", "<function_calls>get_time(city='x"),
     "minimax: no name": ("minimax-m2", '<minimax:tool_call><invoke name="">'),
     "cdata": ("minicpm5", '<function name="get_time"><param name="city"><![CDATA[x]]> </param>'),
     "apertus": ("apertus", '<|tools_prefix|>[{"get_time": 1}]'),

@@ -193,6 +193,7 @@ _FORMS = {
     "kimi-k3": CallForm(_KIMI_K3, "<|open|>tools<|sep|>", ("<|close|>tools<|sep|>",), ()),
     "solar": CallForm(_SOLAR, "<|tool_calls|>", (), ()),
     "lfm2": CallForm(_PYTHON, "<|tool_call_start|>[", ("]<|tool_call_end|>",), _COMMA),
+    "olmo-3": CallForm(_PYTHON, "<function_calls>", ("</function_calls>",), ("\n",)),
     "tool-code": CallForm(_PYTHON, "```tool_code\n", ("\n```",)),
     "pythonic": CallForm(_PYTHON, end=("]",), separator=_COMMA, opener="["),
     "minimax-m2": _invoked(family_parameters.MINIMAX_M2, "<minimax:tool_call>"),

@@ -1,4 +1,5 @@
-"""Calls in Python's notation: `[name(key=value, …), …]`. Values are literals of Python or JSON."""
+"""Calls in Python's notation: `name(key=value, …)`, in a list or on lines. Values are literals of
+Python or JSON."""
 
 import json
 
@@ -52,6 +53,15 @@ def calls_after(source: Source, calls: Calls, name: str) -> Steps[None]:
 def call(source: Source, calls: Calls) -> Steps[None]:
     """`name(key=value, …)`."""
     yield from _arguments(source, calls, (yield from _opened_name(source)))
+
+
+def call_lines(source: Source, calls: Calls) -> Steps[None]:
+    """`name(key=value, …)`, at least once, with white space between calls."""
+    while True:
+        yield from call(source, calls)
+        yield from source.space()
+        if (yield from source.peek()) in ("", "<"):
+            return
 
 
 def _opened_name(source: Source) -> Steps[str]:

@@ -90,6 +90,7 @@ def _written(
 
 _TAG, _LIST, _CODE = "<tool_call>", "<|tool_call|>", "```tool_code"
 _ACTION, _PREFIX = "<|START_ACTION|>", "<|tools_prefix|>"
+_CALLS, _CALLS_END = "<function_calls>", "</function_calls>"
 _KIMI, _SOLAR = "<|tool_calls_section_begin|>", "<|tool_calls|>"
 _GIGACHAT, _MESSAGE_SEP = "<|function_call|>", "<|message_sep|>"
 _PYTHON, _PYTHON_END = "<|python_start|>", "<|python_end|>"
@@ -123,6 +124,8 @@ _SYNTAXES = (
     CallSyntax("lfm2", ("<|tool_call_start|>",), _LFM2),
     CallSyntax("lfm2", ("<|tool_list_start|>",), _LFM2),
     CallSyntax("lfm2", ("List of tools: [", "keep_past_thinking"), _LFM2),
+    CallSyntax("olmo-3", (_CALLS,),
+               {_CALLS: closed_by(_CALLS_END, pythonic.call_lines)}, markup=(_CALLS_END,)),
     CallSyntax("apertus", (_PREFIX,), {_PREFIX: closed_by("<|tools_suffix|>", json_by_name)}),
     CallSyntax("gigachat", (_GIGACHAT,), {_GIGACHAT: json_calls}, dropped=(_MESSAGE_SEP,)),
     CallSyntax("gigachat-3", (_MESSAGE_SEP, "<|role_sep|>"),

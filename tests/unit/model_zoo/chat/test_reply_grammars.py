@@ -44,7 +44,7 @@ WRITTEN = (
     "glm-4.6", "kimi-k2", "kimi-k3", "lfm2", "llama3.2-pythonic", "llama4", "gemma3-tool-code",
     "minimax-m1", "minimax-m2", "seed", "hunyuan-3", "deepseek-v3.2", "apertus",
     "gigachat-3", "solar", "minicpm5", "functionary-3.1", "functionary-3.2", "firefunction", "muse",
-    "qwen3-coder",
+    "qwen3-coder", "olmo-3",
 )  # fmt: skip
 # The words of each template that the choice of its format reads.
 TEMPLATES = {
@@ -82,7 +82,7 @@ MESSAGES = {
     "muse": (" to=user<|message|>", " to=clock<|message|>"),
 }
 # Families whose markers are always control tokens, and those that are like others.
-CONTROL_ONLY = {"harmony", "muse", *WRITTEN} - {"qwen3-coder", "lfm2"}
+CONTROL_ONLY = {"harmony", "muse", *WRITTEN} - {"qwen3-coder", "lfm2", "olmo-3"}
 # Vocabularies where these texts are control tokens, and where they are ordinary text.
 VOCABULARIES = {"control": ByteTokenizer(*MARKERS), "text": ByteTokenizer()}
 GRAMMARS = {name: TokenGrammars(tokenizer) for name, tokenizer in VOCABULARIES.items()}  # type: ignore[arg-type]
@@ -348,7 +348,10 @@ def test_text_is_free_until_a_call_begins(family: Family) -> None:
 
 # Transcripts of calls that the schema does not declare, or of forms that the words of the template
 # in the transcripts do not imply.
-OTHER_FORMS = {"lfm2.5", "llama4-pythonic", "llama4", "apriel", "magistral", "qwen3-coder"}
+OTHER_FORMS = {
+    "lfm2.5", "olmo-3 on lines of their own", "llama4-pythonic", "llama4", "apriel", "magistral",
+    "qwen3-coder",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [n for n in REPLIES if REPLIES[n][2].calls])
