@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from transformers import Olmo2Config, Olmo3Config
+from transformers import Olmo2Config, Olmo3Config, OlmoeConfig
 
 from tests.families.text_family import SIZES, TIED, YARN, CompleteFile, TextFamily, Variant, rope
 
@@ -47,6 +47,23 @@ FAMILIES: Mapping[str, TextFamily] = {
                     attention.sliding_window_pattern rope.freq_base_swa
                     rope.scaling.original_context_length rope.scaling.attn_factor
                 """,
+            ),
+        ),
+    ),
+    "olmoe": TextFamily(
+        OlmoeConfig,
+        SIZES | rope(10000.0) | {"num_experts": 6, "num_experts_per_tok": 2},
+        {
+            "plain": {},
+            "all_experts_per_token_with_biases_and_yarn": YARN
+            | {"num_experts_per_tok": 6, "attention_bias": True},
+        },
+        divided=None,
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.key_length attention.value_length feed_forward_length
+                """
             ),
         ),
     ),

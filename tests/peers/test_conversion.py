@@ -30,6 +30,7 @@ from transformers import (
     NomicBertConfig,
     Olmo2Config,
     Olmo3Config,
+    OlmoeConfig,
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
@@ -196,6 +197,10 @@ DECODERS = {
     "cohere2": Cohere2Config(**SIZES, sliding_window=8),
     "olmo2": Olmo2Config(**SIZES),
     "olmo3": Olmo3Config(**SIZES, sliding_window=8, rope_parameters=OF_FULL),
+    # It knows models only whose heads all have keys.
+    "olmoe": OlmoeConfig(
+        **{**SIZES, "num_key_value_heads": 4}, num_experts=4, num_experts_per_tok=2
+    ),
     "glm4moe": Glm4MoeConfig(
         **HEADS,
         n_routed_experts=4,

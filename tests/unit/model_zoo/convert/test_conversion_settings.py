@@ -430,6 +430,13 @@ def test_a_scaling_of_layers_without_a_window_only(tmp_path) -> None:
         told(tmp_path / "scaled", OLMO_3 | scaled)
 
 
+@pytest.mark.parametrize("setting", [{"clip_qkv": 8.0}, {"norm_topk_prob": True}])
+def test_olmoe_is_refused_with_settings_of_no_published_model(tmp_path, setting) -> None:
+    olmoe = {"architectures": ["OlmoeForCausalLM"], "model_type": "olmoe"}
+    with pytest.raises(UnsupportedModelError, match=f"has `{next(iter(setting))}`"):
+        told(tmp_path / "changed", LLAMA_2 | olmoe | setting)
+
+
 def test_a_pattern_of_letters_is_repeated(tmp_path) -> None:
     exaone = {"architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4"}
     windows = {"sliding_window": 4096, "sliding_window_pattern": "LLLG"}
