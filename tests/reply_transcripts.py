@@ -102,6 +102,11 @@ REPLIES: dict[str, tuple[str, str, Parsed]] = {
             )
         ),
     ),
+    "olmo-3 think": (
+        "<|im_start|>assistant\n<think>",
+        "<think>RR</think>TT",
+        Parsed("TT", "RR"),
+    ),
     "llama3.2-pythonic": (
         "tools [func_name1(params_name1=params_value1)]",
         f'[get_weather(city={JSON_CITY}, days=3), get_time(city="x")]',

@@ -55,6 +55,8 @@ _THINKING = (
     ((_THINK_END, "<response>"), ThinkingTags(_THINK, _THINK_END, "<response>", "</response>")),
     ((_THINK_END, "<answer>"), ThinkingTags(_THINK, _THINK_END, "<answer>", "</answer>")),
     ((_THINK_END,), ThinkingTags(_THINK, _THINK_END)),
+    # Of templates that end the prompt with it and do not mention its end, as OLMo 3 Think's.
+    ((_THINK,), ThinkingTags(_THINK, _THINK_END)),
     (("</thought>",), ThinkingTags("<thought>", "</thought>")),
     (("</thinking>",), ThinkingTags("<thinking>", "</thinking>")),
 )  # fmt: skip
