@@ -14,7 +14,8 @@ PRODUCTS = ("HMMA", "HGMMA", "UTCHMMA")
 
 
 def assert_attention_code(code: Mapping[str, Compiled], capability: int) -> None:
-    """Tiles fit, products are those of tensor cores, loads have 16 bytes, hardly anything spills."""
+    """Tiles fit, products are those of tensor cores, loads have 16 bytes, hardly anything is
+    spilled."""
     for name, kernel in code.items():
         assert kernel.stack <= SPILLED_BYTES.get(capability, 0), (name, kernel)
         assert kernel.shared <= SHARED_BYTES[capability], (name, kernel)
