@@ -30,7 +30,8 @@ from serve_app.gateway.tasks import ChatDelta, ChatTask, Conversation, PromptTas
 
 # As in Ollama, "xhigh" means the same as "high".
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "max"}
-THINKING = {"enabled": True, "disabled": False, "adaptive": None}
+# "between_tools": off, except for progress reports, which no supported model writes.
+THINKING = {"enabled": True, "disabled": False, "adaptive": None, "between_tools": False}
 _BLOCKS = {
     "user": ("text", "image", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),

@@ -279,6 +279,7 @@ def blocks(*content: Any, role: str = "user") -> dict[str, Any]:
 BAD = [
     ({"model": ""}, "model is required"),
     ({"max_tokens": None}, "max_tokens is required and must be positive"),
+        ({"thinking": {"type": "between_tools"}}, False),
     ({"max_tokens": 0}, "max_tokens is required and must be positive"),
     ({"max_tokens": "9"}, 'field "max_tokens" must be of type integer'),
     ({"messages": []}, "messages is required"),

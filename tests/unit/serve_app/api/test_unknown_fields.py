@@ -1,7 +1,7 @@
 """Fields and options that no protocol defines: ignored with one log line each, or refused."""
 
 import json
-from typing import get_type_hints
+from typing import get_args, get_type_hints
 
 import anthropic.types
 import ollama
@@ -18,7 +18,7 @@ from openai.types.chat import (
 
 from serve_app.api import embeddings, ollama_management
 from serve_app.api import ollama as ollama_api
-from serve_app.api.anthropic import BLOCK, DeclaredTool, MessagesBody
+from serve_app.api.anthropic import BLOCK, EFFORTS, THINKING, DeclaredTool, MessagesBody
 from serve_app.api.fields import LONGEST_NAME, MOST_LOGGED
 from serve_app.api.ollama_models import ShowBody
 from serve_app.api.openai_chat import PART
@@ -191,6 +191,14 @@ def test_every_field_of_anthropics_client_is_known():
     for name in SERVED_BLOCKS:
         block = getattr(anthropic.types, f"{name}BlockParam")
         assert not get_type_hints(block).keys() - BLOCK
+
+
+def test_every_kind_of_thinking_of_anthropics_client_is_known():
+    configs = get_args(anthropic.types.ThinkingConfigParam)
+    kinds = {kind for each in configs for kind in get_args(get_type_hints(each)["type"])}
+    efforts = get_args(get_type_hints(anthropic.types.OutputConfigParam)["effort"])[0]
+    assert kinds == set(THINKING)
+    assert set(get_args(efforts)) == set(EFFORTS)
 
 
 def test_every_field_of_openais_parts_is_known():
