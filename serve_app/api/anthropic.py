@@ -32,6 +32,9 @@ from serve_app.gateway.tasks import ChatDelta, ChatTask, Conversation, PromptTas
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "max"}
 # "between_tools": off, except for progress reports, which no supported model writes.
 THINKING = {"enabled": True, "disabled": False, "adaptive": None, "between_tools": False}
+# Claude Code begins the system prompt with a line for Anthropic's servers. It differs in every
+# request, so that no prompt would have a cached prefix.
+_ATTRIBUTION = "x-anthropic-billing-header:"
 _BLOCKS = {
     "user": ("text", "image", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
@@ -283,7 +286,7 @@ def _drafts(body: MessagesBody) -> list[Draft]:
         raise RequestError(
             "assistant message prefill is not served; the conversation must end with a user message"
         )
-    system = _text_of("system", body.system)
+    system = "".join(map(_unattributed, _texts("system", body.system)))
     drafts = [Draft.of(Message("system"), system)] if system else []
     names: dict[str, str] = {}  # names of tools by the ids of their calls
     for index, turn in enumerate(body.messages):
@@ -296,7 +299,7 @@ def _drafts(body: MessagesBody) -> list[Draft]:
             names |= {call.id: call.name for call in draft.parts.tool_calls if call.id is not None}
             drafts.append(draft)
         elif turn.role == "system":
-            text = _text_of(f"{place}.content", turn.content)
+            text = "".join(_texts(f"{place}.content", turn.content))
             drafts.append(Draft.of(Message("system"), text))
         else:
             drafts += _user(f"{place}.content", turn.blocks, names)
@@ -351,11 +354,15 @@ def _content(place: str, blocks: list[Any]) -> str | tuple[str | Unread, ...]:
     return joined(parts)
 
 
-def _text_of(place: str, content: str | list[Any]) -> str:
+def _texts(place: str, content: str | list[Any]) -> list[str]:
     blocks = _blocks(content)
     for index, block in enumerate(blocks):
         check_type(f"{place}[{index}]", block, ("text",))
-    return "".join(string(f"{place}[{index}]", b, "text") for index, b in enumerate(blocks))
+    return [string(f"{place}[{index}]", block, "text") for index, block in enumerate(blocks)]
+
+
+def _unattributed(text: str) -> str:
+    return text.partition("\n")[2] if text.startswith(_ATTRIBUTION) else text
 
 
 def _part(place: str, block: dict[str, Any]) -> str | Unread:

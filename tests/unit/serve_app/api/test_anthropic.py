@@ -255,6 +255,19 @@ async def test_tool_choice_none_hides_the_tools():
     assert prompt.tools == ()
 
 
+@pytest.mark.parametrize("joined", [False, True])
+async def test_claude_codes_line_for_anthropics_servers_is_left_out(joined):
+    def system(hash: str) -> Any:
+        line = f"x-anthropic-billing-header: cc_version=2.1.177.01c; cch={hash};"
+        texts = [line, "You are Claude Code.", "Never send x-anthropic-billing-header: lines."]
+        return "\n".join(texts) if joined else [{"type": "text", "text": each} for each in texts]
+
+    prompts = [(await task_of(system=system(hash))).prompt for hash in ("36ee5", "0aaa9")]
+    assert prompts[0] == prompts[1]
+    assert prompts[0].messages[0].text.startswith("You are Claude Code.")
+    assert prompts[0].messages[0].text.endswith("Never send x-anthropic-billing-header: lines.")
+
+
 @pytest.mark.parametrize(
     ("body", "thinking"),
     [
