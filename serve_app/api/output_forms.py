@@ -97,6 +97,8 @@ def _typed_form(field: str, value: Any, *, nested: bool) -> OutputForm | None:
     match value.get("type") if isinstance(value, dict) else None:
         case "text":
             return None
+        case "json_object" if value.get("schema") is not None:  # as in llama.cpp's server
+            return json_form(f"{field}.schema", value["schema"])
         case "json_object":
             return json_form(field, _JSON_OBJECT)
         case "json_schema":

@@ -66,6 +66,12 @@ JSON_FORMS = [
     (RAW, {"format": SCHEMA}, SCHEMA, "format"),
     (RAW, {"format": SCHEMA, "raw": True}, SCHEMA, "format"),
     (CHAT, {"response_format": {"type": "json_object"}}, OBJECT, "response_format"),
+    (
+        CHAT,
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        SCHEMA,
+        "response_format.schema",
+    ),
     (CHAT, in_format(SCHEMA), SCHEMA, PLACE),
     (CHAT, in_format(SCHEMA, strict=False), SCHEMA, PLACE),
     (TEXT, in_format(SCHEMA), SCHEMA, PLACE),
