@@ -151,9 +151,10 @@ class MessageEncoder:
 
 def error_body(refusal: Refusal) -> dict[str, Any]:
     kind = "invalid_request_error" if refusal.status in _INVALID_REQUEST else "api_error"
+    kind = _ERROR_TYPES.get(refusal.status, kind)
     return {
         "type": "error",
-        "error": {"type": _ERROR_TYPES.get(refusal.status, kind), "message": refusal.message},
+        "error": {"type": kind, "message": refusal.compatible_message},
         "request_id": f"req_{secrets.token_hex(_ID_BYTES)}",
     }
 

@@ -297,7 +297,7 @@ def error_body(refusal: Refusal) -> dict[str, Any]:
     kind = "invalid_request_error" if refusal.status in (400, 405, 408, 413, 415) else "api_error"
     return {
         "error": {
-            "message": refusal.message,
+            "message": refusal.compatible_message,
             "type": refusal.kind or kinds.get(refusal.status, kind),
             "param": None,
             "code": refusal.code,

@@ -8,12 +8,17 @@ from runtime.errors import (
     ModelNotFoundError,
     ModelUnavailableError,
     OverloadedError,
+    PromptTooLongError,
     RequestError,
     StorageFullError,
 )
 
 RETRY_AFTER_S = 1
 UNAVAILABLE_RETRY_AFTER_S = 30
+# The code, and in protocols and clients without codes the words, by which clients recognise that
+# they must shorten a conversation.
+CONTEXT_EXCEEDED = "context_length_exceeded"
+TOO_LONG = "prompt is too long"
 BUSY = "server busy, please try again.  maximum pending requests exceeded"
 
 
@@ -64,6 +69,11 @@ class Refusal:
     code: str | None = None
 
     @property
+    def compatible_message(self) -> str:
+        """The message for clients of OpenAI's and Anthropic's protocols."""
+        return f"{TOO_LONG}: {self.message}" if self.code == CONTEXT_EXCEEDED else self.message
+
+    @property
     def headers(self) -> dict[str, str]:
         headers = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
         match self.status:
@@ -95,6 +105,8 @@ def refusal(error: Exception) -> Refusal:
             return Refusal(404, str(error), kind="invalid_request_error")
         case PreviousResponseError():
             return Refusal(400, str(error), code="previous_response_not_found")
+        case PromptTooLongError():
+            return Refusal(400, str(error), code=CONTEXT_EXCEEDED)
         case RequestError():
             return Refusal(400, str(error))
         case ModelNotFoundError():

@@ -51,8 +51,8 @@ class ResponseEncoder(StreamEncoder):
         return msgspec.json.encode(self.final)
 
     def broken(self, refusal: Refusal) -> bytes:
-        code = "rate_limit_exceeded" if refusal.status == 429 else "server_error"
-        error = {"code": code, "message": refusal.message}
+        code = "rate_limit_exceeded" if refusal.status == 429 else refusal.code or "server_error"
+        error = {"code": code, "message": refusal.compatible_message}
         events = self._begun() + self._output.close("incomplete")
         response = self._response("failed") | {"error": error}
         return self._encoded([*events, {"type": "response.failed", "response": response}])

@@ -264,9 +264,9 @@ class ModelReplica:
     def _too_long(self, tokens: str, limit: int) -> PromptTooLongError:
         setting = limiting_setting(limit, served_tokens=self._card.context_tokens)
         return PromptTooLongError(
-            f"the input length exceeds the context length: the prompt has {tokens} tokens; model "
-            f"'{self._card.name}' has {limit:,} for prompt and answer. Shorten the prompt or raise "
-            f"`{setting}`."
+            f"the input length exceeds the context length: the prompt has {tokens} tokens; this "
+            f"model's maximum context length is {limit:,} tokens for prompt and answer. Shorten "
+            f"the prompt or raise `{setting}` of model '{self._card.name}'."
         )
 
     def _context_limit(self, requested: int | None) -> int:

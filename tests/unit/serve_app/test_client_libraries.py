@@ -6,6 +6,7 @@ from typing import Any
 
 import anthropic
 import pytest
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_ollama import ChatOllama, OllamaEmbeddings
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
@@ -16,6 +17,7 @@ from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from model_zoo.chat.formats.reply_format import format_of
+from runtime.errors import PromptTooLongError
 from serve_app.gateway.tasks import ChatDelta, ChatTask, Conversation, ReplyOpening
 from tests.unit.serve_app.api.operations import AnyReplica
 from tests.unit.serve_app.fake_replicas import USAGE, ingress
@@ -116,6 +118,15 @@ async def test_langchain_calls_tools_and_sends_their_results(model):
     assert (asked.role, asked.content) == ("user", QUESTION)
     assert called.tool_calls[0].arguments == {"city": "Paris"}
     assert (told.role, told.content, told.tool_name) == ("tool", ANSWERED, "weather")
+
+
+@pytest.mark.parametrize("responses", [False, True])
+async def test_langchain_recognises_a_conversation_that_must_be_shortened(responses):
+    replica = ScriptedReplica(TEXT)
+    replica.error = PromptTooLongError("the input length exceeds the context length")
+    async with served(replica) as url:
+        with pytest.raises(ContextOverflowError, match="exceeds the context length"):
+            await chat_openai(url, use_responses_api=responses).ainvoke(QUESTION)
 
 
 async def test_langchain_shows_thinking():

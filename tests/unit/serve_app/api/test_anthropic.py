@@ -14,7 +14,12 @@ import pytest
 from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.chat.messages import ImagePart, Message, ToolCall
 from runtime.engine.request import FinishReason
-from runtime.errors import CaravanError, GenerationFailedError, OverloadedError
+from runtime.errors import (
+    CaravanError,
+    GenerationFailedError,
+    OverloadedError,
+    PromptTooLongError,
+)
 from serve_app.api.anthropic_reply import MessageEncoder
 from serve_app.api.keys import ApiKey
 from serve_app.api.reply_reader import ReplyReader
@@ -250,11 +255,6 @@ async def test_system_messages_stay_at_their_place():
     ]  # fmt: skip
 
 
-async def test_tool_choice_none_hides_the_tools():
-    prompt = (await task_of(tools=[TOOL], tool_choice={"type": "none"})).prompt
-    assert prompt.tools == ()
-
-
 @pytest.mark.parametrize("joined", [False, True])
 async def test_claude_codes_line_for_anthropics_servers_is_left_out(joined):
     def system(hash: str) -> Any:
@@ -268,12 +268,18 @@ async def test_claude_codes_line_for_anthropics_servers_is_left_out(joined):
     assert prompts[0].messages[0].text.endswith("Never send x-anthropic-billing-header: lines.")
 
 
+async def test_tool_choice_none_hides_the_tools():
+    prompt = (await task_of(tools=[TOOL], tool_choice={"type": "none"})).prompt
+    assert prompt.tools == ()
+
+
 @pytest.mark.parametrize(
     ("body", "thinking"),
     [
         ({}, None),
         ({"thinking": {"type": "enabled", "budget_tokens": 2048}}, True),
         ({"thinking": {"type": "disabled"}}, False),
+        ({"thinking": {"type": "between_tools"}}, False),
         ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}, "max"),
         ({"output_config": {"effort": "xhigh"}}, "high"),
         ({"output_config": {"effort": "low"}, "thinking": {"type": "enabled"}}, True),
@@ -292,7 +298,6 @@ def blocks(*content: Any, role: str = "user") -> dict[str, Any]:
 BAD = [
     ({"model": ""}, "model is required"),
     ({"max_tokens": None}, "max_tokens is required and must be positive"),
-        ({"thinking": {"type": "between_tools"}}, False),
     ({"max_tokens": 0}, "max_tokens is required and must be positive"),
     ({"max_tokens": "9"}, 'field "max_tokens" must be of type integer'),
     ({"messages": []}, "messages is required"),
@@ -476,6 +481,15 @@ async def test_errors_are_the_official_clients_exceptions(
         assert type(caught.value) is raised
         assert caught.value.body["type"] == "error"
         assert caught.value.body["request_id"].startswith("req_")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_that_is_too_long_is_reported_in_the_words_that_clients_look_for(stream):
+    replica = PretendReplica()
+    replica.error = PromptTooLongError("it has 9 tokens")
+    async with official(replica) as client:
+        with pytest.raises(anthropic.BadRequestError, match="prompt is too long: it has 9 tokens"):
+            await client.messages.create(**asked(stream=stream))
 
 
 async def test_requests_beyond_the_limits_of_their_key_are_refused():

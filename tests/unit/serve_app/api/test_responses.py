@@ -14,7 +14,7 @@ from pydantic import BaseModel, TypeAdapter
 from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.grammars.constraint import CallRule
 from runtime.engine.request import FinishReason
-from runtime.errors import GenerationFailedError, OverloadedError
+from runtime.errors import GenerationFailedError, OverloadedError, PromptTooLongError
 from serve_app.api.refusals import refusal
 from serve_app.api.reply_reader import ReplyReader
 from serve_app.api.responses_reply import ResponseEncoder
@@ -417,9 +417,17 @@ async def test_a_stream_that_fails_later_ends_with_a_failed_response():
     assert outline(response["output"]) == [("message", "Hello")]
 
 
-def test_a_stream_that_fails_before_its_first_delta_has_begun_too():
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OverloadedError("full"), "server_error"),
+        (PromptTooLongError("long"), "context_length_exceeded"),
+    ],
+)
+def test_a_stream_that_fails_before_its_first_delta_has_begun_too(error, code):
     # The status of a stream that waits is sent with its first heartbeat.
-    found = events(encoder().broken(refusal(OverloadedError("full"))).decode(), strict=False)
+    found = events(encoder().broken(refusal(error)).decode(), strict=False)
+    assert found[-1]["response"]["error"]["code"] == code
     assert [each["type"] for each in found] == [
         "response.created",
         "response.in_progress",
