@@ -14,12 +14,7 @@ import pytest
 from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.chat.messages import ImagePart, Message, ToolCall
 from runtime.engine.request import FinishReason
-from runtime.errors import (
-    CaravanError,
-    GenerationFailedError,
-    OverloadedError,
-    PromptTooLongError,
-)
+from runtime.errors import CaravanError, GenerationFailedError, OverloadedError
 from serve_app.api.anthropic_reply import MessageEncoder
 from serve_app.api.keys import ApiKey
 from serve_app.api.reply_reader import ReplyReader
@@ -255,19 +250,6 @@ async def test_system_messages_stay_at_their_place():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("joined", [False, True])
-async def test_claude_codes_line_for_anthropics_servers_is_left_out(joined):
-    def system(hash: str) -> Any:
-        line = f"x-anthropic-billing-header: cc_version=2.1.177.01c; cch={hash};"
-        texts = [line, "You are Claude Code.", "Never send x-anthropic-billing-header: lines."]
-        return "\n".join(texts) if joined else [{"type": "text", "text": each} for each in texts]
-
-    prompts = [(await task_of(system=system(hash))).prompt for hash in ("36ee5", "0aaa9")]
-    assert prompts[0] == prompts[1]
-    assert prompts[0].messages[0].text.startswith("You are Claude Code.")
-    assert prompts[0].messages[0].text.endswith("Never send x-anthropic-billing-header: lines.")
-
-
 async def test_tool_choice_none_hides_the_tools():
     prompt = (await task_of(tools=[TOOL], tool_choice={"type": "none"})).prompt
     assert prompt.tools == ()
@@ -481,15 +463,6 @@ async def test_errors_are_the_official_clients_exceptions(
         assert type(caught.value) is raised
         assert caught.value.body["type"] == "error"
         assert caught.value.body["request_id"].startswith("req_")
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_prompt_that_is_too_long_is_reported_in_the_words_that_clients_look_for(stream):
-    replica = PretendReplica()
-    replica.error = PromptTooLongError("it has 9 tokens")
-    async with official(replica) as client:
-        with pytest.raises(anthropic.BadRequestError, match="prompt is too long: it has 9 tokens"):
-            await client.messages.create(**asked(stream=stream))
 
 
 async def test_requests_beyond_the_limits_of_their_key_are_refused():

@@ -1,0 +1,32 @@
+"""What agents send and recognise in Anthropic's protocol, beyond the official client."""
+
+from typing import Any
+
+import anthropic
+import pytest
+
+from runtime.errors import PromptTooLongError
+from tests.unit.serve_app.api.test_anthropic import asked, official, task_of
+from tests.unit.serve_app.fake_replicas import PretendReplica
+
+
+@pytest.mark.parametrize("joined", [False, True])
+async def test_claude_codes_line_for_anthropics_servers_is_left_out(joined):
+    def system(hash: str) -> Any:
+        line = f"x-anthropic-billing-header: cc_version=2.1.177.01c; cch={hash};"
+        texts = [line, "You are Claude Code.", "Never send x-anthropic-billing-header: lines."]
+        return "\n".join(texts) if joined else [{"type": "text", "text": each} for each in texts]
+
+    prompts = [(await task_of(system=system(hash))).prompt for hash in ("36ee5", "0aaa9")]
+    assert prompts[0] == prompts[1]
+    assert prompts[0].messages[0].text.startswith("You are Claude Code.")
+    assert prompts[0].messages[0].text.endswith("Never send x-anthropic-billing-header: lines.")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_that_is_too_long_is_reported_in_the_words_that_clients_look_for(stream):
+    replica = PretendReplica()
+    replica.error = PromptTooLongError("it has 9 tokens")
+    async with official(replica) as client:
+        with pytest.raises(anthropic.BadRequestError, match="prompt is too long: it has 9 tokens"):
+            await client.messages.create(**asked(stream=stream))
