@@ -175,6 +175,7 @@ class ChatModel:
         """
         template = self._template_for(tools)
         messages, tools = self._readable(template, messages, tools)
+        messages = template.turns.adapted(messages)
         images = [part for message in messages for part in message.images]
         self._check_images_supported(images)
         placeholders = None if self.vision is None else self.vision.placeholders

@@ -1,22 +1,24 @@
 """The form of messages that a template reads, found by rendering probes."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from runtime.errors import RequestError
 
 if TYPE_CHECKING:
-    from model_zoo.chat.messages import ImagePart, Message, ToolCall
+    from model_zoo.chat.messages import ImagePart, Message
 
 Values = dict[str, Any]
 Render = Callable[[list[Values], list[Values] | None], str]
 
+SYSTEM_ROLES = ("system", "developer")  # the second is OpenAI's newer name of the first
 # Names by which templates read the reasoning of an assistant's turn.
-_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 _PROBE, _KEY = "probed value", "probed_key"
-_TOOL: Values = {
+# Offered to templates in probes with calls.
+PROBED_TOOL: Values = {
     "type": "function",
     "function": {
         "name": "probe",
@@ -50,7 +52,7 @@ class MessageForm:
         """
         values: Values = {"role": message.role, "content": self.content(message.content)}
         if message.thinking is not None:
-            values |= dict.fromkeys(_REASONING_KEYS, message.thinking)
+            values |= dict.fromkeys(REASONING_KEYS, message.thinking)
         if message.tool_call_id is not None:
             values["tool_call_id"] = message.tool_call_id
         name = message.name if message.tool_name is None else message.tool_name
@@ -58,7 +60,7 @@ class MessageForm:
             values["name"] = name
         if not message.tool_calls:
             return [values]
-        calls = [self._call(call) for call in message.tool_calls]
+        calls = [self.call(each.name, each.arguments, each.id) for each in message.tool_calls]
         if not self.calls_alone:
             return [values | {"tool_calls": calls}]
         alone = {"role": message.role, "content": None, "tool_calls": calls}
@@ -72,16 +74,12 @@ class MessageForm:
             for part in content
         ]
 
-    def _call(self, call: "ToolCall") -> Values:
-        known = {} if call.id is None else {"id": call.id}
-        arguments: Any = dict(call.arguments)
+    def call(self, name: str, arguments: Mapping[str, Any], id: str | None) -> Values:
+        known = {} if id is None else {"id": id}
+        given: Any = dict(arguments)
         if self.arguments_as_json:
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        return {
-            "type": "function",
-            **known,
-            "function": {"name": call.name, "arguments": arguments},
-        }
+            given = json.dumps(given, ensure_ascii=False)
+        return {"type": "function", **known, "function": {"name": name, "arguments": given}}
 
 
 def text_parts(text: str) -> list[Values]:
@@ -93,7 +91,7 @@ def wants_parts(render: Render) -> bool:
     do."""
 
     def shows(content: str | list[Values]) -> bool:
-        return _PROBE in _rendered(render, [{"role": "user", "content": content}], None)
+        return _PROBE in rendered(render, [{"role": "user", "content": content}], None)
 
     return not shows(_PROBE) and shows(text_parts(_PROBE))
 
@@ -106,23 +104,20 @@ def call_form(render: Render, *, parts: bool) -> MessageForm:
     for calls_alone in (False, True):
         for as_json in (False, True):
             form = MessageForm(parts, as_json, calls_alone)
-            text = _rendered(render, _conversation(form), [_TOOL])
+            text = rendered(render, _conversation(form), [PROBED_TOOL])
             if _PROBE in text and f"{{'{_KEY}'" not in text:
                 return form
     return MessageForm(parts)
 
 
 def _conversation(form: MessageForm) -> list[Values]:
-    arguments: Any = {_KEY: _PROBE}
-    if form.arguments_as_json:
-        arguments = json.dumps(arguments)
-    call = {"id": "call00001", "function": {"name": "probe", "arguments": arguments}}
+    call = form.call("probe", {_KEY: _PROBE}, "call00001")
     return [
         {"role": "user", "content": form.content("Probe.")},
         {
             "role": "assistant",
             "content": None if form.calls_alone else form.content(""),
-            "tool_calls": [{"type": "function", **call}],
+            "tool_calls": [call],
         },
         {
             "role": "tool",
@@ -135,7 +130,8 @@ def _conversation(form: MessageForm) -> list[Values]:
     ]
 
 
-def _rendered(render: Render, messages: list[Values], tools: list[Values] | None) -> str:
+def rendered(render: Render, messages: list[Values], tools: list[Values] | None) -> str:
+    """What a template renders of a probe; nothing if it refuses or fails."""
     try:
         return render(messages, tools)
     except RequestError:

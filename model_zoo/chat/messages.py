@@ -7,14 +7,20 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from model_zoo.chat.message_form import MessageForm, call_form, text_parts, wants_parts
+from model_zoo.chat.message_form import (
+    SYSTEM_ROLES,
+    MessageForm,
+    call_form,
+    text_parts,
+    wants_parts,
+)
 from model_zoo.chat.sentinel import breaker, unused_sentinel, without_sentinel
 from model_zoo.chat.template import Template
+from model_zoo.chat.turns import turn_rules
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import RequestError
 
 # Templates build control tokens from the role, so it must be one of these.
-SYSTEM_ROLES = ("system", "developer")  # the second is OpenAI's newer name of the first
 ROLES = frozenset({*SYSTEM_ROLES, "user", "assistant", "tool"})
 
 _MARKER = re.compile(r"<.+>|\[.+\]", re.DOTALL)
@@ -73,7 +79,8 @@ class ChatTemplate:
     """A Jinja chat template with the texts of the model's BOS and EOS.
 
     `inspected`: constant texts that it searches for in messages. `names`: the variables, attributes
-    and constant texts that it reads. `form`: the form of messages that it reads.
+    and constant texts that it reads. `form`: the form of messages that it reads. `turns`: which
+    turns it renders.
     """
 
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
@@ -83,6 +90,7 @@ class ChatTemplate:
         self.names = self._template.names
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self.form = self._found_form()
+        self.turns = turn_rules(self._probed, self.form, calls=self.reads("tool_calls"))
 
     def reads(self, *names: str) -> bool:
         """Whether it reads one of `names` as a variable, an attribute, a key or a text."""
@@ -109,11 +117,13 @@ class ChatTemplate:
         return "functions" in variables and "tools" not in variables
 
     def _found_form(self) -> MessageForm:
-        def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
-            return self.render_values(messages, _template_arguments(tools, True))
+        parts = self.reads("type") and self.reads("text") and wants_parts(self._probed)
+        if not self.reads("tool_calls"):
+            return MessageForm(parts)
+        return call_form(self._probed, parts=parts)
 
-        parts = self.reads("type") and self.reads("text") and wants_parts(render)
-        return call_form(render, parts=parts) if self.reads("tool_calls") else MessageForm(parts)
+    def _probed(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        return self.render_values(messages, _template_arguments(tools, True))
 
     def values(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The messages as plain dicts, in the form that the template reads."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from model_zoo.chat.messages import SYSTEM_ROLES, Message
+from model_zoo.chat.message_form import SYSTEM_ROLES
+from model_zoo.chat.messages import Message
 from serve_app.gateway.tasks import Conversation, PromptSource
 
 

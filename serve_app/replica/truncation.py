@@ -6,7 +6,8 @@ The result depends on the task and the model only, so every replica makes the sa
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from model_zoo.chat.messages import SYSTEM_ROLES, Message
+from model_zoo.chat.message_form import SYSTEM_ROLES
+from model_zoo.chat.messages import Message
 from model_zoo.chat_model import Prompt
 from runtime.errors import PromptTooLongError
 from serve_app.gateway.tasks import ChatTask, PromptTask, Truncation

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from model_zoo.chat.formats.source import encoded
-from model_zoo.chat.messages import SYSTEM_ROLES, ImagePart, Message, ToolCall
+from model_zoo.chat.message_form import SYSTEM_ROLES
+from model_zoo.chat.messages import ImagePart, Message, ToolCall
 
 _INSTRUCTIONS = (
     "You may call functions. Their signatures are:\n{signatures}\n\n"

@@ -70,6 +70,15 @@ def test_tools_calls_and_thoughts_reach_the_template_as_transformers_hands_them(
     assert prompt_of(model, talk.messages, tools=talk.tools, thinking=False) == expected
 
 
+def test_turns_that_a_template_refuses_reach_it_as_others() -> None:
+    model = model_with(
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+        "{{ raise_exception('no') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    talk = [Message("system", "a"), *HI, Message("system", "b")]
+    assert prompt_of(model, talk) == "<system>a<user>hi<user>b"
+
+
 def test_a_template_is_told_the_time_that_the_request_came() -> None:
     model = model_with("{{ strftime_now('%d %b %Y') }} {{ messages[0].content }}")
     assert prompt_of(model, now=datetime(2031, 5, 4)) == "04 May 2031 hi"
