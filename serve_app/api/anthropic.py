@@ -32,8 +32,8 @@ from serve_app.gateway.tasks import ChatDelta, ChatTask, Conversation, PromptTas
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "max"}
 # "between_tools": off, except for progress reports, which no supported model writes.
 THINKING = {"enabled": True, "disabled": False, "adaptive": None, "between_tools": False}
-# Claude Code begins the system prompt with a line for Anthropic's servers. It differs in every
-# request, so that no prompt would have a cached prefix.
+# Claude Code begins the system prompt with a line for Anthropic's servers. In many versions it has
+# a hash of the request, so that no prompt would have a cached prefix.
 _ATTRIBUTION = "x-anthropic-billing-header:"
 _BLOCKS = {
     "user": ("text", "image", "tool_result"),
