@@ -50,6 +50,7 @@ _SHOWN: dict[str, Any] = {
     "type": {},
     "text": {},
     "source": {name: {} for name in ("type", "media_type", "data", "url")},
+    "tool_name": {},
     **_MARKED,
 }
 BLOCK: dict[str, Any] = {
@@ -346,10 +347,10 @@ def _call(place: str, block: dict[str, Any]) -> ToolCall:
 
 
 def _content(place: str, blocks: list[Any]) -> str | tuple[str | Unread, ...]:
-    """Texts and images in order."""
+    """The texts and images of a tool result in order."""
     parts = []
     for index, block in enumerate(blocks):
-        check_type(f"{place}[{index}]", block, ("text", "image"))
+        check_type(f"{place}[{index}]", block, ("text", "image", "tool_reference"))
         parts.append(_part(f"{place}[{index}]", block))
     return joined(parts)
 
@@ -368,6 +369,8 @@ def _unattributed(text: str) -> str:
 def _part(place: str, block: dict[str, Any]) -> str | Unread:
     if block["type"] == "text":
         return string(place, block, "text")
+    if block["type"] == "tool_reference":  # a tool that a search has found; "tools" declares it
+        return f"{string(place, block, 'tool_name')}\n"
     place = f"{place}.source"
     source = block.get("source")
     if not isinstance(source, dict):

@@ -6,7 +6,7 @@ import anthropic
 import pytest
 
 from runtime.errors import PromptTooLongError
-from tests.unit.serve_app.api.test_anthropic import asked, official, task_of
+from tests.unit.serve_app.api.test_anthropic import USER, asked, official, task_of
 from tests.unit.serve_app.fake_replicas import PretendReplica
 
 
@@ -30,3 +30,13 @@ async def test_a_prompt_that_is_too_long_is_reported_in_the_words_that_clients_l
     async with official(replica) as client:
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long: it has 9 tokens"):
             await client.messages.create(**asked(stream=stream))
+
+
+async def test_tools_that_a_search_has_found_are_named_in_its_result():
+    """Of Claude Code with `ENABLE_TOOL_SEARCH`."""
+    found = [{"type": "tool_reference", "tool_name": name} for name in ("weather", "time")]
+    search = {"type": "tool_use", "id": "t1", "name": "ToolSearch", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": found}
+    turns = [{"role": "assistant", "content": [search]}, {"role": "user", "content": [result]}]
+    task = await task_of(messages=[*USER, *turns], access={"strict_fields": True})
+    assert task.prompt.messages[-1].text == "weather\ntime\n"
