@@ -170,6 +170,15 @@ def head_norms(w: TensorScope, sizes: TextSizes) -> AttentionOptions:
     return AttentionOptions(q_norm=q_norm, k_norm=k_norm)
 
 
+def norms_across_heads(w: TensorScope, sizes: TextSizes, index: int) -> AttentionOptions:
+    """One RMS norm of the queries of all heads and one of the keys, by the same names."""
+    q_norm, k_norm = (
+        AcrossHeads(w.rms_norm(f"attn_{name}_norm", sizes.eps, size=heads * sizes.key_dim))
+        for name, heads in (("q", sizes.heads[index]), ("k", sizes.kv_heads[index]))
+    )
+    return AttentionOptions(q_norm=q_norm, k_norm=k_norm)
+
+
 def _outs(split: HeadSplit, cache: LayerCache, *, output_gate: bool) -> tuple[Split, Split, Split]:
     """How ranks divide the rows of `attn_q`, `attn_k` and `attn_v`."""
     return (

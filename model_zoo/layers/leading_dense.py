@@ -1,4 +1,4 @@
-"""Feed-forwards of models whose leading layers are dense and whose other layers have experts."""
+"""Experts whose routing the file states, and layers before them that are dense."""
 
 from gguf import ExpertGatingFuncType
 
@@ -18,22 +18,34 @@ SOFTMAX, SIGMOID = ExpertGatingFuncType.SOFTMAX.value, ExpertGatingFuncType.SIGM
 def leading_dense_or_experts(
     w: TensorScope, sizes: TextSizes, index: int, *, scores: int
 ) -> RowWise:
-    """SwiGLU in the first `leading_dense_block_count` layers, in the others experts and a shared
-    one. scores: the value of `expert_gating_func` for files without the key."""
+    """SwiGLU in the first `leading_dense_block_count` layers, in the others `stated_experts`."""
+    if index < sizes.metadata.get("leading_dense_block_count", int, 0):
+        return GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
+    return stated_experts(w, sizes, scores=scores)
+
+
+def stated_experts(
+    w: TensorScope, sizes: TextSizes, *, scores: int, renormalised: bool = False
+) -> Experts:
+    """Experts, and a shared one if the file counts any.
+
+    scores, renormalised: the values of `expert_gating_func` and `expert_weights_norm` for files
+    without the keys.
+    """
     metadata, hidden = sizes.metadata, sizes.hidden
-    if index < metadata.get("leading_dense_block_count", int, 0):
-        return GatedFeedForward(w, hidden=hidden, size=sizes.feed_forward[index])
     counts = ExpertSizes.read(metadata)
     shared = metadata.get("expert_shared_count", int, 0)
     width = metadata.require_size("expert_feed_forward_length") * shared
     options = ExpertOptions(
-        routing=_routing(w, metadata, counts.count, scores),
+        routing=_routing(w, metadata, counts.count, scores, renormalised),
         shared=GatedFeedForward(w, hidden=hidden, size=width, suffix="_shexp") if width else None,
     )
     return Experts(w, hidden, counts, options)
 
 
-def _routing(w: TensorScope, metadata: Metadata, experts: int, scores: int) -> Routing:
+def _routing(
+    w: TensorScope, metadata: Metadata, experts: int, scores: int, renormalised: bool
+) -> Routing:
     """With softmax, groups are ranked by their best expert (DeepSeek V2), with sigmoid by the sum
     of the two best (V3)."""
     key = "expert_gating_func"
@@ -56,6 +68,6 @@ def _routing(w: TensorScope, metadata: Metadata, experts: int, scores: int) -> R
         used_groups=used,
         group_pairs=function == SIGMOID,
         bias=w.table("exp_probs_b.bias", shape=(experts,), optional=True),
-        renormalised=metadata.get("expert_weights_norm", bool, False),
+        renormalised=metadata.get("expert_weights_norm", bool, renormalised),
         scale=metadata.get_positive("expert_weights_scale", 1.0),
     )

@@ -2,11 +2,10 @@
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import AttentionOptions
+from model_zoo.layers.attention import norms_across_heads
 from model_zoo.layers.attention_layer import attention_layer
 from model_zoo.layers.block import BlockOptions
 from model_zoo.layers.decoder import Decoder, TextLayer
-from model_zoo.layers.norm import AcrossHeads
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.text_sizes import TextSizes
@@ -26,13 +25,6 @@ def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> Text
         sizes,
         index,
         rotary,
-        attention=AttentionOptions(
-            q_norm=_norm(w, "attn_q_norm", sizes, sizes.heads[index]),
-            k_norm=_norm(w, "attn_k_norm", sizes, sizes.kv_heads[index]),
-        ),
+        attention=norms_across_heads(w, sizes, index),
         block=BlockOptions(pre_norms=False, post_norms=True),
     )
-
-
-def _norm(w: TensorScope, name: str, sizes: TextSizes, heads: int) -> AcrossHeads:
-    return AcrossHeads(w.rms_norm(name, sizes.eps, size=heads * sizes.key_dim))
