@@ -1,5 +1,7 @@
 """Checks that refuse checkpoints whose settings a GGUF file of the architecture cannot express."""
 
+from typing import Any
+
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.decoders import no_rope_interval, windows
 from model_zoo.convert.mapping import Check
@@ -24,6 +26,21 @@ def only_scalings(*known: str) -> Check:
                 f"{config.path}: the rope scaling {kind} is not supported for this architecture; "
                 f"supported are {', '.join(('default', *known))}."
             )
+
+    return check
+
+
+def only_values(**expected: Any) -> Check:
+    """Refuses other values of these settings; those that are absent count as expected."""
+
+    def check(config: Configuration) -> None:
+        for key, value in expected.items():
+            stated = config.get(key, value)
+            if stated != value:
+                raise UnsupportedModelError(
+                    f"{config.path}: has {str(stated)[:80]!r} as `{key}`, where files of this "
+                    f"architecture mean {value!r}."
+                )
 
     return check
 

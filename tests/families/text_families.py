@@ -14,6 +14,7 @@ from transformers import (
     GraniteMoeConfig,
     Llama4TextConfig,
     LlamaConfig,
+    MiniMaxM2Config,
     Ministral3Config,
     Mistral3Config,
     MistralConfig,
@@ -44,6 +45,8 @@ from tests.families.text_family import (
     rope,
 )
 
+EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
+
 # Granite.
 MULTIPLIERS = {
     "embedding_multiplier": 12.0,
@@ -51,7 +54,6 @@ MULTIPLIERS = {
     "residual_multiplier": 0.22,
     "attention_multiplier": 0.125,
 }
-GRANITE_EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 
 GLM4_MOE = SIZES | {
     "num_hidden_layers": 3,
@@ -177,7 +179,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
     ),
     "gpt-oss": TextFamily(
         GptOssConfig,
-        SIZES | GRANITE_EXPERTS | {"num_hidden_layers": 3, "head_dim": 32, "sliding_window": 16},
+        SIZES | EXPERTS | {"num_hidden_layers": 3, "head_dim": 32, "sliding_window": 16},
         {
             "plain": {},
             "one_expert_per_token": {"num_experts_per_tok": 1},
@@ -235,7 +237,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
     ),
     "granitemoe": TextFamily(
         GraniteMoeConfig,
-        SIZES | rope(10000.0) | MULTIPLIERS | GRANITE_EXPERTS,
+        SIZES | rope(10000.0) | MULTIPLIERS | EXPERTS,
         {"plain": {}},
         files=(
             CompleteFile(
@@ -343,6 +345,20 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
             ),
         ),
     ),
+    "minimax-m2": TextFamily(
+        MiniMaxM2Config,
+        SIZES | EXPERTS | rope(5e6, partial_rotary_factor=0.5) | {"head_dim": 32},
+        {
+            "plain": {},
+            "whole_heads_rotated": rope(5e6),
+            "one_expert_per_token": {"num_experts_per_tok": 1},
+            "tied_with_as_many_kv_heads_as_heads": TIED | {"num_key_value_heads": 4},
+        },
+        wide=WIDE_HEADS,
+        divided=None,
+        effective_keys={"rope.dimension_count": 8, "expert_weights_norm": False},
+        files=(CompleteFile(optional_keys="expert_gating_func feed_forward_length"),),
+    ),
     "mistral": TextFamily(
         MistralConfig,
         SIZES | {"sliding_window": None},
@@ -382,7 +398,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
     ),
     "mixtral": TextFamily(
         MixtralConfig,
-        SIZES | GRANITE_EXPERTS | {"head_dim": 16},
+        SIZES | EXPERTS | {"head_dim": 16},
         {
             "plain": {},
             "one_expert_per_token": {"num_experts_per_tok": 1},

@@ -17,6 +17,7 @@ from transformers import (
     GptOssConfig,
     Llama4TextConfig,
     LlamaConfig,
+    MiniMaxM2Config,
     Mistral3Config,
     MixtralConfig,
     NomicBertConfig,
@@ -60,6 +61,7 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+HALF_ROTATED = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 MINISTRAL = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 LONG = {
     "rope_type": "longrope",
@@ -137,6 +139,9 @@ DECODERS = {
     # It knows windows in models of this depth only.
     "exaone4 with windows": Exaone4Config(**{**SIZES, "num_hidden_layers": 64}, sliding_window=8),
     "cohere2": Cohere2Config(**SIZES, sliding_window=8),
+    "minimax-m2": MiniMaxM2Config(
+        **HEADS, num_local_experts=4, num_experts_per_tok=2, rope_parameters=HALF_ROTATED
+    ),
     "glm4moe": Glm4MoeConfig(
         **HEADS,
         n_routed_experts=4,

@@ -199,6 +199,29 @@ PHI_3_LONG = {
     "tie_word_embeddings": False,
     "vocab_size": 32064,
 }
+MINIMAX_M2 = {
+    "architectures": ["MiniMaxM2ForCausalLM"],
+    "model_type": "minimax_m2",
+    "head_dim": 128,
+    "hidden_size": 3072,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 196608,
+    "num_attention_heads": 48,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 62,
+    "num_key_value_heads": 8,
+    "num_local_experts": 256,
+    "qk_norm_type": "per_layer",
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 5000000,
+    "rotary_dim": 64,
+    "scoring_func": "sigmoid",
+    "shared_intermediate_size": 0,
+    "tie_word_embeddings": False,
+    "use_qk_norm": True,
+    "use_routing_bias": True,
+    "vocab_size": 200064,
+}
 PUBLISHED = {
     "Llama 1": LLAMA_1,
     "Llama 2": LLAMA_2,
@@ -213,6 +236,7 @@ PUBLISHED = {
     "Gemma 3 1B": GEMMA_3_TEXT,
     "gpt-oss 20B": GPT_OSS,
     "Phi 3 mini 128k": PHI_3_LONG,
+    "MiniMax M2": MINIMAX_M2,
 }
 
 
@@ -322,6 +346,7 @@ def test_llama3_factors_match_the_frequencies_of_transformers(high) -> None:
         (GEMMA_3_TEXT | {"query_pre_attn_scalar": 168}, "is 168, where files .* mean 256"),
         (GEMMA_2 | {"layer_types": ["full_attention"] * 46}, "in all layers but one in 2"),
         (SMOLLM_3 | {"no_rope_layer_interval": 2}, "one layer in 2 has no rotation"),
+        (MINIMAX_M2 | {"scoring_func": "softmax"}, "has 'softmax' as `scoring_func`, where"),
     ],
 )
 def test_settings_that_files_cannot_express_are_refused(values, said, tmp_path) -> None:
