@@ -125,7 +125,8 @@ def _pointer(type: CacheType) -> str:
 
 def prepare(*, norms: int, type: CacheType = CacheType.BFLOAT16) -> Specimen:
     """norms: of queries and keys, as the constants of the kernel."""
-    floats = ("cos", "sin", "query_weight", "key_weight", "value_weight", "rotated_weight")
+    normed = ("query", "key", "value", "rotated_query", "rotated_key")
+    floats = ("cos", "sin", *(f"{part}_weight" for part in normed))
     rows, targets = ("queries", "keys", "values", "result"), ("key_target", "value_target")
     return Specimen(
         prepare_kernel,
@@ -133,13 +134,13 @@ def prepare(*, norms: int, type: CacheType = CacheType.BFLOAT16) -> Specimen:
             **dict.fromkeys(rows, "*bf16"), **dict.fromkeys(targets, _pointer(type)),
             **dict.fromkeys(floats, "*fp32"), "cells": "*i64",
             **dict.fromkeys(INPUT_STRIDES, "i32"),
-            **dict.fromkeys(("query_eps", "key_eps", "value_eps", "rotated_eps", "most"), "fp32"),
+            **dict.fromkeys((*(f"{part}_eps" for part in normed), "most"), "fp32"),
         },
         {
             "HEADS": HEADS, "KV_HEADS": KV_HEADS, "HEADS_PADDED": HEADS, "KV_PADDED": KV_HEADS,
             "KEY_DIM": DIM, "VALUE_DIM": DIM, "HALF": DIM // 2, "HALVES": True,
-            "QUERY_NORM": norms, "KEY_NORM": norms, "VALUE_NORM": 0, "ROTATED_NORM": 0,
-            "TO_CELLS": True,
+            "QUERY_NORM": norms, "KEY_NORM": norms, "VALUE_NORM": 0, "ROTATED_QUERY_NORM": 0,
+            "ROTATED_KEY_NORM": 0, "TO_CELLS": True,
         },
         INPUT_STRIDES, warps=warps(HEADS * triton.next_power_of_2(DIM)),
     )  # fmt: skip
