@@ -55,6 +55,8 @@ FAMILIES: tuple[Family, ...] = (
     Family("glm4moe", ("glm4moe",), pre_tokenizer="glm4"),
     Family("gptoss", ("gpt-oss", "gptoss"), pre_tokenizer="gpt-4o"),
     Family("granite", ("granite", "granitemoe")),
+    Family("hunyuan", ("hunyuan-dense",), pre_tokenizer="hunyuan-dense"),
+    Family("hunyuan", ("hunyuan-moe",), pre_tokenizer="hunyuan"),
     Family("idefics3", (), ("idefics3",), ("llama",)),
     Family("internvl", (), ("internvl",), _INTERNVL),
     Family("llama", ("llama",), pre_tokenizer="llama-bpe"),

@@ -28,6 +28,7 @@ from transformers import (
 from tests.families import (
     deepseek_families,
     gemma_families,
+    hunyuan_families,
     image_rows,
     qwen_families,
     unrotated_families,
@@ -248,6 +249,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
             ),
         ),
     ),
+    **hunyuan_families.FAMILIES,
     "llama": TextFamily(
         LlamaConfig,
         SIZES | rope(10000.0) | {"rms_norm_eps": 1e-5},

@@ -15,6 +15,8 @@ from transformers import (
     Gemma4TextConfig,
     Glm4MoeConfig,
     GptOssConfig,
+    HunYuanDenseV1Config,
+    HunYuanMoEV1Config,
     Llama4TextConfig,
     LlamaConfig,
     MiniMaxM2Config,
@@ -62,6 +64,7 @@ YARN = {
     "original_max_position_embeddings": 64,
 }
 HALF_ROTATED = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+STRETCHED_BASE = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}
 MINISTRAL = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 LONG = {
     "rope_type": "longrope",
@@ -139,6 +142,8 @@ DECODERS = {
     # It knows windows in models of this depth only.
     "exaone4 with windows": Exaone4Config(**{**SIZES, "num_hidden_layers": 64}, sliding_window=8),
     "cohere2": Cohere2Config(**SIZES, sliding_window=8),
+    "hunyuan-dense": HunYuanDenseV1Config(**HEADS, rope_parameters=STRETCHED_BASE),
+    "hunyuan-moe": HunYuanMoEV1Config(**HEADS, num_experts=4, moe_topk=2),
     "minimax-m2": MiniMaxM2Config(
         **HEADS, num_local_experts=4, num_experts_per_tok=2, rope_parameters=HALF_ROTATED
     ),

@@ -199,6 +199,34 @@ PHI_3_LONG = {
     "tie_word_embeddings": False,
     "vocab_size": 32064,
 }
+HUNYUAN_7B = {
+    "architectures": ["HunYuanDenseV1ForCausalLM"],
+    "model_type": "hunyuan_v1_dense",
+    "attention_head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {"alpha": 1000.0, "factor": 1.0, "type": "dynamic"},
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "use_cla": False,
+    "use_qk_norm": True,
+    "vocab_size": 128167,
+}
+HUNYUAN_A13B = HUNYUAN_7B | {
+    "architectures": ["HunYuanMoEV1ForCausalLM"],
+    "model_type": "hunyuan_v1_moe",
+    "intermediate_size": 3072,
+    "moe_intermediate_size": [3072] * 32,
+    "moe_topk": [8] * 32,
+    "norm_topk_prob": True,
+    "num_experts": 64,
+    "num_shared_expert": [1] * 32,
+}
 MINIMAX_M2 = {
     "architectures": ["MiniMaxM2ForCausalLM"],
     "model_type": "minimax_m2",
@@ -236,6 +264,8 @@ PUBLISHED = {
     "Gemma 3 1B": GEMMA_3_TEXT,
     "gpt-oss 20B": GPT_OSS,
     "Phi 3 mini 128k": PHI_3_LONG,
+    "Hunyuan 7B": HUNYUAN_7B,
+    "Hunyuan-A13B": HUNYUAN_A13B,
     "MiniMax M2": MINIMAX_M2,
 }
 
@@ -296,6 +326,20 @@ def test_settings_that_gemma_checkpoints_omit_have_defaults(tmp_path) -> None:
     assert "rope.freq_base" not in ollama
 
 
+def test_the_base_of_hunyuan_is_stretched(tmp_path) -> None:
+    dense, experts = (
+        told(tmp_path / name, values)
+        for name, values in (("dense", HUNYUAN_7B), ("experts", HUNYUAN_A13B))
+    )
+    # Of llama.cpp's files of both models.
+    expected = {"rope.freq_base": pytest.approx(11158840.0), "context_length": 262144}
+    assert {key: dense[key] for key in expected} == expected
+    assert {key: experts[key] for key in expected} == expected
+    assert (experts["expert_used_count"], experts["expert_feed_forward_length"]) == (8, 3072)
+    plain = told(tmp_path / "plain", HUNYUAN_7B | {"rope_scaling": None})
+    assert (plain["rope.freq_base"], plain["context_length"]) == (10000.0, 32768)
+
+
 def test_a_pattern_of_letters_is_repeated(tmp_path) -> None:
     exaone = {"architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4"}
     windows = {"sliding_window": 4096, "sliding_window_pattern": "LLLG"}
@@ -347,6 +391,8 @@ def test_llama3_factors_match_the_frequencies_of_transformers(high) -> None:
         (GEMMA_2 | {"layer_types": ["full_attention"] * 46}, "in all layers but one in 2"),
         (SMOLLM_3 | {"no_rope_layer_interval": 2}, "one layer in 2 has no rotation"),
         (MINIMAX_M2 | {"scoring_func": "softmax"}, "has 'softmax' as `scoring_func`, where"),
+        (HUNYUAN_7B | {"rope_scaling": {"type": "dynamic"}}, "needs an `alpha`"),
+        (HUNYUAN_A13B | {"num_shared_expert": [2] * 32}, "has 2 shared experts in a layer"),
     ],
 )
 def test_settings_that_files_cannot_express_are_refused(values, said, tmp_path) -> None:
