@@ -22,6 +22,7 @@ from runtime.kernels.triton.pointwise import (
     gate_kernel,
     norm_kernel,
     rope_kernel,
+    xielu_kernel,
 )
 from runtime.kernels.triton.slot_tables import ROWS as LOOKED_UP
 from runtime.kernels.triton.slot_tables import slot_entries_kernel
@@ -74,6 +75,16 @@ def gate(curve: int) -> Specimen:
         {"CURVE": curve, "GATED": curve < 5, "ELEMENTS": ELEMENTS},
         STRIDES,
     )  # fmt: skip
+
+
+def xielu() -> Specimen:
+    numbers = dict.fromkeys(("positive", "negative", "beta", "eps"), "fp32")
+    return Specimen(
+        xielu_kernel,
+        {"x": "*bf16", "result": "*bf16", "n": "i32"} | numbers,
+        {"ELEMENTS": ELEMENTS},
+        ("n",),
+    )
 
 
 def angles(*, axes: bool) -> Specimen:
@@ -195,6 +206,7 @@ def specimens(capability: int) -> dict[str, Specimen]:
         "silu gate": gate(0),
         "gelu erf gate": gate(2),
         "softcap": gate(5),
+        "xielu": xielu(),
         "logarithm of a sum": log_sum(),
         "tokens of rows": slot_entries(1),
         "cells of rows": slot_entries(64),
