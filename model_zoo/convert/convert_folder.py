@@ -8,7 +8,12 @@ from pathlib import Path
 from model_zoo.convert import decoders
 from model_zoo.convert.checkpoint_reader import Checkpoint, open_checkpoint
 from model_zoo.convert.configuration import Configuration
-from model_zoo.convert.gguf_metadata import metadata_of, projector_metadata, table_keys
+from model_zoo.convert.gguf_metadata import (
+    full_name,
+    metadata_of,
+    projector_metadata,
+    table_keys,
+)
 from model_zoo.convert.mapping import (
     EMBEDDING,
     FLAVOURS,
@@ -17,7 +22,7 @@ from model_zoo.convert.mapping import (
     OUTPUT,
     Conversion,
 )
-from model_zoo.convert.plan import Target, plan
+from model_zoo.convert.plan import Target, gathered_numbers, plan
 from model_zoo.convert.quantizers.rows import quantize, row_groups
 from model_zoo.convert.recipes import Facts, recipe_named, tensor_type
 from model_zoo.convert.tables import tables_by_model_type, text_tables, vision_tables
@@ -90,6 +95,9 @@ def _files(
     targets = plan(conversion, config, checkpoint, flavour=flavour)
     rows = next(target.shape[0] for target in targets if target.name == EMBEDDING)
     metadata = metadata_of(conversion, config, flavour=flavour, recipe=type, rows=rows)
+    gathered = gathered_numbers(conversion, config, checkpoint)
+    names = {name: full_name(conversion, name, flavour=flavour) for name in gathered}
+    metadata = {**metadata, **{names[name]: field(gathered[name]) for name in gathered}}
     files = []
     if vision is not None:
         vision, config_of_vision = _checked(vision, config_of_vision, flavour)

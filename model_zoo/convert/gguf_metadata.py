@@ -12,7 +12,7 @@ from model_zoo.convert.vocabularies.choice import tokenizer_keys
 from model_zoo.convert.vocabularies.files import TokenizerFiles
 from model_zoo.convert.writer import MetadataField, field
 
-_GLOBAL = ("general.", "tokenizer.")
+_GLOBAL = ("general.", "tokenizer.", "xielu.")
 _LARGEST, _LARGEST_FLOAT = 1 << 32, 3.4e38
 
 
@@ -48,14 +48,18 @@ def projector_metadata(
 
 def table_keys(conversion: Conversion, config: Configuration, *, flavour: str) -> dict[str, Any]:
     """Full names and values of the table's keys."""
-    architecture = conversion.architecture_for(flavour)
     keys = {}
     for key in conversion.keys:
         value = _value(key, config) if flavour in key.flavours else None
         if value is not None:
-            whole = key.name if key.name.startswith(_GLOBAL) else f"{architecture}.{key.name}"
-            keys[whole] = value
+            keys[full_name(conversion, key.name, flavour=flavour)] = value
     return keys
+
+
+def full_name(conversion: Conversion, name: str, *, flavour: str) -> str:
+    """The name of a key, which follows that of the architecture except in global keys."""
+    architecture = conversion.architecture_for(flavour)
+    return name if name.startswith(_GLOBAL) else f"{architecture}.{name}"
 
 
 def _value(key: Key, config: Configuration) -> Any:
