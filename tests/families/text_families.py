@@ -31,6 +31,7 @@ from tests.families import (
     hunyuan_families,
     image_rows,
     qwen_families,
+    ungated_families,
     unrotated_families,
 )
 from tests.families.text_family import (
@@ -486,5 +487,6 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
         },
         wide=WIDE_HEADS,
     ),
+    **ungated_families.FAMILIES,
     **unrotated_families.FAMILIES,
 }

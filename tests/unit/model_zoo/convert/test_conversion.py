@@ -10,6 +10,7 @@ import torch
 from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES
 from safetensors.torch import load_file
 from transformers import (
+    ApertusConfig,
     Cohere2Config,
     Exaone4Config,
     Gemma2Config,
@@ -32,6 +33,7 @@ from model_zoo.convert.checkpoint_reader import Checkpoint
 from model_zoo.convert.convert_folder import convert
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import load
+from runtime.errors import ModelFileError
 from tests.gguf_files import block_types, matrices
 from tests.tiny_models import CHAT_TEMPLATE, tiny_tokenizer, write_tiny_folder
 from tests.unit.model_zoo.convert.checkpoint_changes import (
@@ -53,6 +55,7 @@ FAMILIES = {
     "gemma2": Gemma2Config(**SIZES, **GEMMA),
     "gemma3": Gemma3TextConfig(**SIZES, **GEMMA),
     "phi3": Phi3Config(**SIZES),
+    "apertus": ApertusConfig(**SIZES, pad_token_id=None),
     "cohere2": Cohere2Config(**SIZES),
     "exaone4": Exaone4Config(**SIZES),
     "hunyuan-dense": HunYuanDenseV1Config(**SIZES, head_dim=16),
@@ -163,6 +166,35 @@ def test_layers_for_drafting_tokens_are_left_out(folder, copied, tmp_path) -> No
         convert(source, tmp_path / f"{name}.gguf")
     plain, found = (matrices(tmp_path / f"{name}.gguf") for name in ("plain", "drafting"))
     assert plain.keys() == found.keys()
+
+
+def test_numbers_of_layers_become_keys(tmp_path) -> None:
+    folder, out = tmp_path / "folder", tmp_path / "out.gguf"
+    write_tiny_folder(folder, FAMILIES["apertus"])
+    convert(folder, out)
+    weights = load_file(folder / "model.safetensors")
+    stored = [weights[f"model.layers.{layer}.mlp.act_fn.alpha_n"].item() for layer in range(2)]
+    assert GGUFFile.open(out).metadata["xielu.alpha_n"] == pytest.approx(stored)
+    assert not any("act_fn" in name for name in matrices(out))
+
+
+@pytest.mark.parametrize(
+    "number, said",
+    [
+        (None, r"needs: layers\.1\.mlp\.act_fn\.beta"),
+        (torch.ones(2), "is not a finite number"),
+        (torch.tensor(torch.nan), "is not a finite number"),
+    ],
+)
+def test_layers_without_their_numbers_are_refused(number, said, tmp_path) -> None:
+    name = "model.layers.1.mlp.act_fn.beta"
+    write_tiny_folder(tmp_path, FAMILIES["apertus"])
+    if number is None:
+        reshaped(tmp_path, lambda weights: weights.pop(name))
+    else:
+        reshaped(tmp_path, lambda weights: weights.update({name: number}))
+    with pytest.raises(ModelFileError, match=said):
+        convert(tmp_path, tmp_path / "out.gguf")
 
 
 def test_parts_have_the_same_tensors_and_bounded_sizes(folder, tmp_path) -> None:
