@@ -37,9 +37,10 @@ def only_values(**expected: Any) -> Check:
         for key, value in expected.items():
             stated = config.get(key, value)
             if stated != value:
+                shown = repr(stated)[:80]
                 raise UnsupportedModelError(
-                    f"{config.path}: has {str(stated)[:80]!r} as `{key}`, where files of this "
-                    f"architecture mean {value!r}."
+                    f"{config.path}: has {shown} as `{key}`, where files of this architecture mean "
+                    f"{value!r}."
                 )
 
     return check
