@@ -15,6 +15,7 @@ from transformers import (
     Gemma3TextConfig,
     Gemma4TextConfig,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GptOssConfig,
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
@@ -148,6 +149,17 @@ DECODERS = {
     "hunyuan-moe": HunYuanMoEV1Config(**HEADS, num_experts=4, moe_topk=2),
     "minimax-m2": MiniMaxM2Config(
         **HEADS, num_local_experts=4, num_experts_per_tok=2, rope_parameters=HALF_ROTATED
+    ),
+    "deepseek2": Glm4MoeLiteConfig(
+        **(SIZES | {"num_key_value_heads": 4}),
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        q_lora_rank=48,
+        kv_lora_rank=64,
+        qk_nope_head_dim=48,
+        qk_rope_head_dim=16,
+        v_head_dim=64,
     ),
     "glm4moe": Glm4MoeConfig(
         **HEADS,

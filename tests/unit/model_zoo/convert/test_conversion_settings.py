@@ -199,6 +199,36 @@ PHI_3_LONG = {
     "tie_word_embeddings": False,
     "vocab_size": 32064,
 }
+GLM_47_FLASH = {
+    "architectures": ["Glm4MoeLiteForCausalLM"],
+    "model_type": "glm4_moe_lite",
+    "first_k_dense_replace": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 10240,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 202752,
+    "moe_intermediate_size": 1536,
+    "n_group": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 20,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 47,
+    "num_key_value_heads": 20,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000,
+    "routed_scaling_factor": 1.8,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "v_head_dim": 256,
+    "vocab_size": 154880,
+}
 HUNYUAN_7B = {
     "architectures": ["HunYuanDenseV1ForCausalLM"],
     "model_type": "hunyuan_v1_dense",
@@ -264,6 +294,7 @@ PUBLISHED = {
     "Gemma 3 1B": GEMMA_3_TEXT,
     "gpt-oss 20B": GPT_OSS,
     "Phi 3 mini 128k": PHI_3_LONG,
+    "GLM-4.7-Flash": GLM_47_FLASH,
     "Hunyuan 7B": HUNYUAN_7B,
     "Hunyuan-A13B": HUNYUAN_A13B,
     "MiniMax M2": MINIMAX_M2,
@@ -340,6 +371,12 @@ def test_the_base_of_hunyuan_is_stretched(tmp_path) -> None:
     assert (plain["rope.freq_base"], plain["context_length"]) == (10000.0, 32768)
 
 
+def test_dense_layers_that_do_not_lead_are_refused(tmp_path) -> None:
+    kinds = ["sparse"] * 46 + ["dense"]
+    with pytest.raises(ModelFileError, match="are not `dense` first and then `sparse`"):
+        told(tmp_path / "folder", GLM_47_FLASH | {"mlp_layer_types": kinds})
+
+
 def test_a_pattern_of_letters_is_repeated(tmp_path) -> None:
     exaone = {"architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4"}
     windows = {"sliding_window": 4096, "sliding_window_pattern": "LLLG"}
@@ -392,6 +429,7 @@ def test_llama3_factors_match_the_frequencies_of_transformers(high) -> None:
         (SMOLLM_3 | {"no_rope_layer_interval": 2}, "one layer in 2 has no rotation"),
         (MINIMAX_M2 | {"scoring_func": "softmax"}, "has 'softmax' as `scoring_func`, where"),
         (HUNYUAN_7B | {"rope_scaling": {"type": "dynamic"}}, "needs an `alpha`"),
+        (GLM_47_FLASH | {"rope_interleave": False}, "has False as `rope_interleave`"),
         (HUNYUAN_A13B | {"num_shared_expert": [2] * 32}, "has 2 shared experts in a layer"),
     ],
 )
