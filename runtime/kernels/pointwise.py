@@ -16,7 +16,7 @@ from runtime.quant.weight import Compute
 
 # The curves of caravan_gate in cpu/pointwise.c and of `curved` in triton/curves.py; the last one is
 # only in gate_kernel in triton/pointwise.py.
-_SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID, _SOFTCAP = range(6)
+_SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID, _SQUARED_RELU, _SOFTCAP = range(7)
 
 # gate, values [..., n] -> [..., n], such as `silu_mul`.
 Gate = Callable[[Tensor, Tensor], Tensor]
@@ -127,6 +127,11 @@ def gelu_quick(x: Tensor) -> Tensor:
 def sigmoid(x: Tensor) -> Tensor:
     """1 / (1 + e^-x), likewise."""
     return _gate(_SIGMOID, x, None)
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """max(x, 0)^2, likewise; So et al., "Primer"."""
+    return _gate(_SQUARED_RELU, x, None)
 
 
 def softcap(x: Tensor, cap: float) -> Tensor:
@@ -454,6 +459,8 @@ def _gate_twin(curve: int, gate: Tensor, up: Tensor | None = None) -> Tensor:
         curved = F.silu(wide)
     elif curve == _SIGMOID:
         curved = torch.sigmoid(wide)
+    elif curve == _SQUARED_RELU:
+        curved = F.relu(wide).square()
     elif curve == _GELU_QUICK:
         curved = wide * torch.sigmoid(1.702 * wide)
     else:
@@ -467,6 +474,7 @@ gelu_mul_twin = partial(_gate_twin, _GELU)
 gelu_erf_mul_twin = partial(_gate_twin, _GELU_ERF)
 gelu_quick_mul_twin = partial(_gate_twin, _GELU_QUICK)
 sigmoid_mul_twin = partial(_gate_twin, _SIGMOID)
+squared_relu_twin = partial(_gate_twin, _SQUARED_RELU)
 
 _CURVES: Mapping[Gate, int] = {
     silu_mul: _SILU,

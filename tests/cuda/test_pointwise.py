@@ -157,6 +157,13 @@ def test_softcap_is_exact_near_zero_too(launches: list[str]) -> None:
     assert launches == ["gate_kernel"]
 
 
+def test_squared_relu(launches: list[str]) -> None:
+    x = torch.cat([noise(1500), torch.tensor([torch.nan, -0.0])])
+    got, expected = pointwise.squared_relu(x), pointwise.squared_relu_twin(x)
+    torch.testing.assert_close(got, expected, equal_nan=True)
+    assert launches == ["gate_kernel"]
+
+
 def test_xielu_is_exact_near_zero_too(launches: list[str]) -> None:
     numbers = {"positive": 0.8, "negative": 1.1, "beta": 0.5, "eps": -1e-6}
     near, far = torch.cat([noise(500) * 1e-3, noise(700) * 1e-7]), noise(3, 500) * 10

@@ -29,6 +29,8 @@ from runtime.kernels.pointwise import (
     silu_mul,
     softcap,
     softcap_twin,
+    squared_relu,
+    squared_relu_twin,
     take_rows,
     temper,
     temper_twin,
@@ -167,6 +169,17 @@ def test_softcap_agrees_with_torch(shape: tuple[int, ...], cap: float, dtype: to
         torch.testing.assert_close(capped(x, cap), expected, **tolerance)
     assert softcap(torch.tensor([torch.nan, 1e30, -1e30]), cap).tolist()[1:] == [cap, -cap]
     assert softcap(torch.full((1, 17), torch.nan), cap).isnan().all()
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (3, 64), (40, 1000), (0, 16)])
+@DTYPES
+def test_squared_relu_agrees_with_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = (torch.randn(shape) * 10).to(dtype)
+    for curve in (squared_relu, squared_relu_twin):
+        torch.testing.assert_close(curve(x), F.relu(x.double()).square().to(dtype))
+    far = torch.tensor([1e30, -1e30, -0.0, torch.nan] * 5)
+    expected = torch.tensor([torch.inf, 0.0, 0.0, torch.nan] * 5)
+    torch.testing.assert_close(squared_relu(far), expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("shape", [(1, 5), (3, 64), (40, 1000), (0, 16)])

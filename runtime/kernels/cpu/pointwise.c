@@ -171,13 +171,14 @@ EXPORT void caravan_angles(const int64_t *positions, const int64_t *axes, const 
     share(threads, worth, even(tokens, threads), angles_of_tokens, &j);
 }
 
-enum { SILU = 0, GELU_TANH = 1, GELU_ERF = 2, GELU_QUICK = 3, SIGMOID = 4 };
+enum { SILU = 0, GELU_TANH = 1, GELU_ERF = 2, GELU_QUICK = 3, SIGMOID = 4, SQUARED_RELU = 5 };
 
 INLINE v16 curve(const int kind, v16 x) {
     if (kind == SILU) return v_times_logistic(x, x);
     if (kind == GELU_TANH) return v_gelu_tanh(x);
     if (kind == GELU_ERF) return v_gelu_erf(x);
     if (kind == SIGMOID) return v_times_logistic(v_all(1.0f), x);
+    if (kind == SQUARED_RELU) return v_mul(v_max(v_zero(), x), v_max(v_zero(), x));
     return v_times_logistic(x, v_mul(x, v_all(1.702f)));
 }
 
@@ -213,6 +214,7 @@ static void gate_chunks(const void *job, const items *mine) {
         case GELU_ERF: gate_chunk(GELU_ERF, g, u, some, to); break;
         case GELU_QUICK: gate_chunk(GELU_QUICK, g, u, some, to); break;
         case SIGMOID: gate_chunk(SIGMOID, g, u, some, to); break;
+        case SQUARED_RELU: gate_chunk(SQUARED_RELU, g, u, some, to); break;
         }
     }
 }
