@@ -44,6 +44,7 @@ _QWEN3VL = ("qwen3vl", "qwen3vlmoe")
 
 FAMILIES: tuple[Family, ...] = (
     Family("apertus", ("apertus",), pre_tokenizer="tekken"),
+    Family("arcee", ("arcee",), pre_tokenizer="llama-bpe"),
     Family("bert", ("bert",)),
     Family("command_r", ("command-r", "cohere2"), pre_tokenizer="command-r"),
     Family("deepseek2", ("deepseek2",), pre_tokenizer="deepseek-llm"),

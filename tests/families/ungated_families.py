@@ -2,9 +2,17 @@
 
 from collections.abc import Mapping
 
-from transformers import ApertusConfig
+from transformers import ApertusConfig, ArceeConfig
 
-from tests.families.text_family import LLAMA3_ROPE, SIZES, TIED, CompleteFile, TextFamily, rope
+from tests.families.text_family import (
+    LLAMA3_ROPE,
+    SIZES,
+    TIED,
+    YARN,
+    CompleteFile,
+    TextFamily,
+    rope,
+)
 
 FAMILIES: Mapping[str, TextFamily] = {
     "apertus": TextFamily(
@@ -14,6 +22,17 @@ FAMILIES: Mapping[str, TextFamily] = {
             "plain": {},
             "llama3_rope": {"rope_parameters": LLAMA3_ROPE},
             "tied_with_biases": TIED | {"attention_bias": True, "num_key_value_heads": 4},
+        },
+        files=(CompleteFile(optional_keys="attention.key_length attention.value_length"),),
+    ),
+    "arcee": TextFamily(
+        ArceeConfig,
+        SIZES | rope(10000.0),
+        {
+            "plain": {},
+            "yarn": YARN,
+            "llama3_rope": {"rope_parameters": LLAMA3_ROPE},
+            "tied_with_biases": TIED | {"attention_bias": True, "mlp_bias": True},
         },
         files=(CompleteFile(optional_keys="attention.key_length attention.value_length"),),
     ),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import (
     ApertusConfig,
+    ArceeConfig,
     AutoModel,
     BertConfig,
     Cohere2Config,
@@ -144,6 +145,7 @@ DECODERS = {
     # It knows windows in models of this depth only.
     "exaone4 with windows": Exaone4Config(**{**SIZES, "num_hidden_layers": 64}, sliding_window=8),
     "apertus": ApertusConfig(**SIZES, pad_token_id=None, rope_parameters=LLAMA_3),
+    "arcee": ArceeConfig(**SIZES),
     "cohere2": Cohere2Config(**SIZES, sliding_window=8),
     "hunyuan-dense": HunYuanDenseV1Config(**HEADS, rope_parameters=STRETCHED_BASE),
     "hunyuan-moe": HunYuanMoEV1Config(**HEADS, num_experts=4, moe_topk=2),

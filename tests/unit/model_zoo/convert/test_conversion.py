@@ -11,6 +11,7 @@ from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES
 from safetensors.torch import load_file
 from transformers import (
     ApertusConfig,
+    ArceeConfig,
     Cohere2Config,
     Exaone4Config,
     Gemma2Config,
@@ -57,6 +58,7 @@ FAMILIES = {
     "gemma3": Gemma3TextConfig(**SIZES, **GEMMA),
     "phi3": Phi3Config(**SIZES),
     "apertus": ApertusConfig(**SIZES, pad_token_id=None),
+    "arcee": ArceeConfig(**SIZES),
     "cohere2": Cohere2Config(**SIZES),
     "exaone4": Exaone4Config(**SIZES),
     "hunyuan-dense": HunYuanDenseV1Config(**SIZES, head_dim=16),
