@@ -48,11 +48,11 @@ def only_values(**expected: Any) -> Check:
 
 def no_windows(config: Configuration) -> None:
     """Refuses sliding windows; many checkpoints state a window that no layer uses."""
-    listed = config.layer_types() or ()
-    if config.get("use_sliding_window") and (not listed or "sliding_attention" in listed):
+    listed = config.layer_types()
+    if config.get("use_sliding_window") if listed is None else "sliding_attention" in listed:
         raise UnsupportedModelError(
-            f"{config.path}: has layers with a sliding window (`use_sliding_window`), which files "
-            "of this architecture cannot express."
+            f"{config.path}: has layers with a sliding window, which files of this architecture "
+            "cannot express."
         )
 
 

@@ -423,6 +423,7 @@ def test_llama3_factors_match_the_frequencies_of_transformers(high) -> None:
     [
         (LLAMA_2 | {"rope_scaling": {"type": "dynamic"}}, "the rope scaling dynamic is not"),
         (QWEN_25 | {"use_sliding_window": True}, "has layers with a sliding window"),
+        (QWEN_25 | {"layer_types": ["sliding_attention"] * 28}, "has layers with a sliding window"),
         (GEMMA_2 | {"query_pre_attn_scalar": 128}, "is 128, where files .* mean 144"),
         (GEMMA_3_TEXT | {"query_pre_attn_scalar": 168}, "is 168, where files .* mean 256"),
         (GEMMA_2 | {"layer_types": ["full_attention"] * 46}, "in all layers but one in 2"),
