@@ -48,6 +48,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("bert", ("bert",)),
     Family("command_r", ("command-r", "cohere2"), pre_tokenizer="command-r"),
     Family("deepseek2", ("deepseek2",), pre_tokenizer="deepseek-llm"),
+    Family("dots1", ("dots1",), pre_tokenizer="qwen2"),
     Family("exaone4", ("exaone4",), pre_tokenizer="exaone4"),
     Family("gemma2", ("gemma2",)),
     Family("gemma3", ("gemma3",), ("gemma3",), ("gemma3",)),

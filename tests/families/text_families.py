@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from transformers import (
     CohereConfig,
+    Dots1Config,
     Glm4Config,
     Glm4MoeConfig,
     GptOssConfig,
@@ -57,7 +58,7 @@ MULTIPLIERS = {
     "attention_multiplier": 0.125,
 }
 
-GLM4_MOE = SIZES | {
+LEADING_DENSE = SIZES | {
     "num_hidden_layers": 3,
     "head_dim": 32,
     "first_k_dense_replace": 1,
@@ -65,7 +66,6 @@ GLM4_MOE = SIZES | {
     "n_routed_experts": 8,
     "n_shared_experts": 2,
     "num_experts_per_tok": 3,
-    "num_mtp_layers": 0,
 }
 
 # Llama 4: a short prompt crosses several chunks and several steps of the temperature.
@@ -145,6 +145,29 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
         ),
     ),
     **deepseek_families.FAMILIES,
+    "dots1": TextFamily(
+        Dots1Config,
+        LEADING_DENSE | rope(1e7) | {"n_group": 1, "sliding_window": None},
+        {
+            "plain": {"norm_topk_prob": True},
+            "groups_with_biases": {
+                "n_group": 2,
+                "topk_group": 1,
+                "routed_scaling_factor": 2.5,
+                "attention_bias": True,
+                "tie_word_embeddings": True,
+            },
+        },
+        wide=WIDE_HEADS | {"moe_intermediate_size": 256},
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    expert_gating_func expert_weights_norm expert_weights_scale
+                    expert_group_count expert_group_used_count
+                """
+            ),
+        ),
+    ),
     **gemma_families.FAMILIES,
     "glm4": TextFamily(
         Glm4Config,
@@ -158,7 +181,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
     ),
     "glm4moe": TextFamily(
         Glm4MoeConfig,
-        GLM4_MOE,
+        LEADING_DENSE | {"num_mtp_layers": 0},
         {
             "plain": {"use_qk_norm": True},
             "groups_without_head_norms": {

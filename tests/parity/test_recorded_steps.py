@@ -20,10 +20,10 @@ from tests.parity.test_engine import answers, mixed_requests, running
 
 CPU = torch.device("cpu")
 RECORDED = (
-    "apertus arcee cohere2 command-r deepseek2 exaone4 gemma2 gemma3 gemma4 glm4 glm4moe gpt-oss "
-    "granite granitemoe hunyuan-dense hunyuan-moe llama llama4 minimax-m2 mistral mistral3 mixtral "
-    "olmo2 phi3 qwen2 qwen25vl qwen3 qwen3moe qwen3next qwen35 qwen35moe qwen3vl qwen3vlmoe "
-    "seed_oss smollm3"
+    "apertus arcee cohere2 command-r deepseek2 dots1 exaone4 gemma2 gemma3 gemma4 glm4 glm4moe "
+    "gpt-oss granite granitemoe hunyuan-dense hunyuan-moe llama llama4 minimax-m2 mistral mistral3 "
+    "mixtral olmo2 phi3 qwen2 qwen25vl qwen3 qwen3moe qwen3next qwen35 qwen35moe qwen3vl "
+    "qwen3vlmoe seed_oss smollm3"
 ).split()
 COMPUTED = "gemma3n mllama".split()
 PLAIN = SamplingParams(temperature=0), SamplingParams(seed=4), SamplingParams(top_k=3, seed=5)

@@ -11,6 +11,7 @@ from transformers import (
     AutoModel,
     BertConfig,
     Cohere2Config,
+    Dots1Config,
     Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
@@ -162,6 +163,17 @@ DECODERS = {
         qk_nope_head_dim=48,
         qk_rope_head_dim=16,
         v_head_dim=64,
+    ),
+    # It knows as many key heads as heads only.
+    "dots1": Dots1Config(
+        **{**HEADS, "num_key_value_heads": 4},
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        sliding_window=None,
     ),
     "glm4moe": Glm4MoeConfig(
         **HEADS,
