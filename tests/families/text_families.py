@@ -7,15 +7,12 @@ from collections.abc import Mapping
 
 from transformers import (
     CohereConfig,
-    Dots1Config,
     Glm4Config,
-    Glm4MoeConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
     Llama4TextConfig,
     LlamaConfig,
-    MiniMaxM2Config,
     Ministral3Config,
     Mistral3Config,
     MistralConfig,
@@ -32,6 +29,7 @@ from tests.families import (
     hunyuan_families,
     image_rows,
     qwen_families,
+    sigmoid_families,
     ungated_families,
     unrotated_families,
 )
@@ -48,8 +46,6 @@ from tests.families.text_family import (
     rope,
 )
 
-EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
-
 # Granite.
 MULTIPLIERS = {
     "embedding_multiplier": 12.0,
@@ -57,16 +53,7 @@ MULTIPLIERS = {
     "residual_multiplier": 0.22,
     "attention_multiplier": 0.125,
 }
-
-LEADING_DENSE = SIZES | {
-    "num_hidden_layers": 3,
-    "head_dim": 32,
-    "first_k_dense_replace": 1,
-    "moe_intermediate_size": 32,
-    "n_routed_experts": 8,
-    "n_shared_experts": 2,
-    "num_experts_per_tok": 3,
-}
+GRANITE_EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 
 # Llama 4: a short prompt crosses several chunks and several steps of the temperature.
 LLAMA4 = SIZES | {
@@ -145,29 +132,6 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
         ),
     ),
     **deepseek_families.FAMILIES,
-    "dots1": TextFamily(
-        Dots1Config,
-        LEADING_DENSE | rope(1e7) | {"n_group": 1, "sliding_window": None},
-        {
-            "plain": {"norm_topk_prob": True},
-            "groups_with_biases": {
-                "n_group": 2,
-                "topk_group": 1,
-                "routed_scaling_factor": 2.5,
-                "attention_bias": True,
-                "tie_word_embeddings": True,
-            },
-        },
-        wide=WIDE_HEADS | {"moe_intermediate_size": 256},
-        files=(
-            CompleteFile(
-                optional_keys="""
-                    expert_gating_func expert_weights_norm expert_weights_scale
-                    expert_group_count expert_group_used_count
-                """
-            ),
-        ),
-    ),
     **gemma_families.FAMILIES,
     "glm4": TextFamily(
         Glm4Config,
@@ -179,32 +143,9 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
         },
         wide=WIDE_HEADS,
     ),
-    "glm4moe": TextFamily(
-        Glm4MoeConfig,
-        LEADING_DENSE | {"num_mtp_layers": 0},
-        {
-            "plain": {"use_qk_norm": True},
-            "groups_without_head_norms": {
-                "n_group": 2,
-                "norm_topk_prob": False,
-                "routed_scaling_factor": 2.5,
-                "attention_bias": True,
-                "tie_word_embeddings": True,
-            },
-        },
-        wide=WIDE_HEADS | {"moe_intermediate_size": 256},
-        files=(
-            CompleteFile(
-                optional_keys="""
-                    expert_gating_func expert_weights_norm expert_weights_scale
-                    expert_group_count expert_group_used_count
-                """
-            ),
-        ),
-    ),
     "gpt-oss": TextFamily(
         GptOssConfig,
-        SIZES | EXPERTS | {"num_hidden_layers": 3, "head_dim": 32, "sliding_window": 16},
+        SIZES | GRANITE_EXPERTS | {"num_hidden_layers": 3, "head_dim": 32, "sliding_window": 16},
         {
             "plain": {},
             "one_expert_per_token": {"num_experts_per_tok": 1},
@@ -262,7 +203,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
     ),
     "granitemoe": TextFamily(
         GraniteMoeConfig,
-        SIZES | rope(10000.0) | MULTIPLIERS | EXPERTS,
+        SIZES | rope(10000.0) | MULTIPLIERS | GRANITE_EXPERTS,
         {"plain": {}},
         files=(
             CompleteFile(
@@ -371,20 +312,6 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
             ),
         ),
     ),
-    "minimax-m2": TextFamily(
-        MiniMaxM2Config,
-        SIZES | EXPERTS | rope(5e6, partial_rotary_factor=0.5) | {"head_dim": 32},
-        {
-            "plain": {},
-            "whole_heads_rotated": rope(5e6),
-            "one_expert_per_token": {"num_experts_per_tok": 1},
-            "tied_with_as_many_kv_heads_as_heads": TIED | {"num_key_value_heads": 4},
-        },
-        wide=WIDE_HEADS,
-        divided=None,
-        effective_keys={"rope.dimension_count": 8, "expert_weights_norm": False},
-        files=(CompleteFile(optional_keys="expert_gating_func feed_forward_length"),),
-    ),
     "mistral": TextFamily(
         MistralConfig,
         SIZES | {"sliding_window": None},
@@ -424,7 +351,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
     ),
     "mixtral": TextFamily(
         MixtralConfig,
-        SIZES | EXPERTS | {"head_dim": 16},
+        SIZES | GRANITE_EXPERTS | {"head_dim": 16},
         {
             "plain": {},
             "one_expert_per_token": {"num_experts_per_tok": 1},
@@ -510,6 +437,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
         },
         wide=WIDE_HEADS,
     ),
+    **sigmoid_families.FAMILIES,
     **ungated_families.FAMILIES,
     **unrotated_families.FAMILIES,
 }
