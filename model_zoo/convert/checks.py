@@ -1,5 +1,7 @@
 """Checks that refuse checkpoints whose settings a GGUF file of the architecture cannot express."""
 
+from typing import Any
+
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.decoders import looks_ahead, no_rope_interval, windows
 from model_zoo.convert.mapping import Check
@@ -28,13 +30,29 @@ def only_scalings(*known: str) -> Check:
     return check
 
 
+def only_values(**expected: Any) -> Check:
+    """Refuses other values of these settings; those that are absent count as expected."""
+
+    def check(config: Configuration) -> None:
+        for key, value in expected.items():
+            stated = config.get(key, value)
+            if stated != value:
+                shown = repr(stated)[:80]
+                raise UnsupportedModelError(
+                    f"{config.path}: has {shown} as `{key}`, where files of this architecture mean "
+                    f"{value!r}."
+                )
+
+    return check
+
+
 def no_windows(config: Configuration) -> None:
     """Refuses sliding windows; many checkpoints state a window that no layer uses."""
-    listed = config.layer_types() or ()
-    if config.get("use_sliding_window") and (not listed or "sliding_attention" in listed):
+    listed = config.layer_types()
+    if config.get("use_sliding_window") if listed is None else "sliding_attention" in listed:
         raise UnsupportedModelError(
-            f"{config.path}: has layers with a sliding window (`use_sliding_window`), which files "
-            "of this architecture cannot express."
+            f"{config.path}: has layers with a sliding window, which files of this architecture "
+            "cannot express."
         )
 
 

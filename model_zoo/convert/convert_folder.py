@@ -8,7 +8,12 @@ from pathlib import Path
 from model_zoo.convert import decoders
 from model_zoo.convert.checkpoint_reader import Checkpoint, open_checkpoint
 from model_zoo.convert.configuration import Configuration
-from model_zoo.convert.gguf_metadata import metadata_of, projector_metadata, table_keys
+from model_zoo.convert.gguf_metadata import (
+    full_name,
+    metadata_of,
+    projector_metadata,
+    table_keys,
+)
 from model_zoo.convert.mapping import (
     EMBEDDING,
     FLAVOURS,
@@ -17,7 +22,7 @@ from model_zoo.convert.mapping import (
     OUTPUT,
     Conversion,
 )
-from model_zoo.convert.plan import Target, plan
+from model_zoo.convert.plan import Target, gathered_numbers, plan
 from model_zoo.convert.quantizers.rows import quantize, row_groups
 from model_zoo.convert.recipes import Facts, recipe_named, tensor_type
 from model_zoo.convert.tables import tables_by_model_type, text_tables, vision_tables
@@ -90,6 +95,10 @@ def _files(
     targets = plan(conversion, config, checkpoint, flavour=flavour)
     rows = next(target.shape[0] for target in targets if target.name == EMBEDDING)
     metadata = metadata_of(conversion, config, flavour=flavour, recipe=type, rows=rows)
+    architecture = conversion.architecture_for(flavour, config)
+    gathered = gathered_numbers(conversion, config, checkpoint).items()
+    own_keys = {full_name(architecture, name): field(value) for name, value in gathered}
+    metadata = {**metadata, **own_keys}
     files = []
     if vision is not None:
         vision, config_of_vision = _checked(vision, config_of_vision, flavour)

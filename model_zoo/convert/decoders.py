@@ -154,9 +154,19 @@ def experts(
     )
 
 
+def leading_dense(config: Configuration) -> int:
+    """The number of leading layers, which are dense: as listed, or as counted."""
+    listed, key = config.get("mlp_layer_types"), "first_k_dense_replace"
+    if listed is None:
+        return config.derived(key, lambda c: int(c.require(key)))
+    count = listed.count("dense") if isinstance(listed, list) else 0
+    if listed != ["dense"] * count + ["sparse"] * (config.layers - count):
+        raise config.error("has `mlp_layer_types` that are not `dense` first and then `sparse`")
+    return count
+
+
 def is_leading(config: Configuration, layer: int) -> bool:
-    """Whether it is one of the leading layers, which are dense."""
-    return bool(layer < config.require("first_k_dense_replace"))
+    return layer < leading_dense(config)
 
 
 def follows(config: Configuration, layer: int) -> bool:
@@ -176,7 +186,7 @@ def shared_experts(**conditions: Any) -> tuple[Rule, ...]:
 
 # For models whose leading layers are dense and whose other layers have experts and a shared one.
 LEADING_DENSE_KEYS = (
-    Key("leading_dense_block_count", "first_k_dense_replace"),
+    Key("leading_dense_block_count", lambda c: leading_dense(c)),
     Key("expert_count", "n_routed_experts"),
     Key("expert_used_count", "num_experts_per_tok"),
     Key("expert_shared_count", "n_shared_experts"),

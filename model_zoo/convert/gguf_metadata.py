@@ -12,7 +12,7 @@ from model_zoo.convert.vocabularies.choice import tokenizer_keys
 from model_zoo.convert.vocabularies.files import TokenizerFiles
 from model_zoo.convert.writer import MetadataField, field
 
-_GLOBAL = ("general.", "tokenizer.")
+_GLOBAL = ("general.", "tokenizer.", "xielu.")
 _LARGEST, _LARGEST_FLOAT = 1 << 32, 3.4e38
 
 
@@ -53,9 +53,13 @@ def table_keys(conversion: Conversion, config: Configuration, *, flavour: str) -
     for key in conversion.keys:
         value = _value(key, config) if flavour in key.flavours else None
         if value is not None:
-            whole = key.name if key.name.startswith(_GLOBAL) else f"{architecture}.{key.name}"
-            keys[whole] = value
+            keys[full_name(architecture, key.name)] = value
     return keys
+
+
+def full_name(architecture: str, name: str) -> str:
+    """The name of a key, which follows that of the architecture except in global keys."""
+    return name if name.startswith(_GLOBAL) else f"{architecture}.{name}"
 
 
 def _value(key: Key, config: Configuration) -> Any:

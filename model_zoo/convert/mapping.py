@@ -38,6 +38,17 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
+class GatheredKey:
+    """A key with a number for each layer, which the checkpoint stores as a tensor.
+
+    `name`: as of `Key`. `source`: the stored name, without a prefix of `roots`, with {n}.
+    """
+
+    name: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """Stored tensors and the tensor of the file that they become.
 
@@ -87,6 +98,7 @@ class Conversion:
     model_types: values of `model_type` that multimodal checkpoints use for their text model.
     architecture: `general.architecture`, or a value for each flavour that has the architecture, or
     a function of the configuration.
+    gathered: keys whose values are in tensors.
     roots: prefixes of tensor names, of which the first match is removed.
     drop: names (as in rules; `**` matches anything) of tensors to ignore.
     defaults: the family's values for settings that are absent from config.json.
@@ -100,6 +112,7 @@ class Conversion:
     keys: Sequence[Key]
     rules: Sequence[Rule]
     computed: Sequence[Computed] = ()
+    gathered: Sequence[GatheredKey] = ()
     model_types: tuple[str, ...] = ()
     roots: tuple[str, ...] = TEXT_ROOTS
     drop: tuple[str, ...] = ()

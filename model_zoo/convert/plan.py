@@ -1,5 +1,6 @@
 """Applies a conversion table to a checkpoint: maps stored tensors to tensors of the file."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,33 @@ def plan(
     return [target for _, target in sorted(targets, key=lambda pair: pair[0])]
 
 
+def gathered_numbers(
+    conversion: Conversion, config: Configuration, checkpoint: Checkpoint
+) -> dict[str, list[float]]:
+    """The values of the table's gathered keys, by name. ModelFileError for layers without one."""
+    stored = {_without_root(name, conversion.roots): name for name in checkpoint.names}
+    wanted = {
+        key.name: [key.source.replace("{n}", str(layer)) for layer in range(config.layers)]
+        for key in conversion.gathered
+    }
+    missing = [source for sources in wanted.values() for source in sources if source not in stored]
+    if missing:
+        raise _error_listing(checkpoint, "not all tensors that this architecture needs", missing)
+    return {
+        name: [_number(checkpoint, stored[source]) for source in sources]
+        for name, sources in wanted.items()
+    }
+
+
+def _number(checkpoint: Checkpoint, name: str) -> float:
+    checkpoint.require(name, blocks=False)
+    if math.prod(checkpoint.shape(name)) == 1:
+        number = float(checkpoint.read(name))
+        if math.isfinite(number):
+            return number
+    raise ModelFileError(f"{checkpoint.folder}: `{name}` is not a finite number.")
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """The values of the placeholders of a target."""
@@ -76,9 +104,10 @@ _Sources = dict[int, dict[int, str]]
 def _matched(
     conversion: Conversion, rules: Sequence[Rule], config: Configuration, checkpoint: Checkpoint
 ) -> tuple[list[dict[_Place, _Sources]], list[str]]:
-    """The stored names that each rule matches, and names that neither a rule nor `drop` matches."""
+    """The stored names that each rule matches, and names that nothing in the table matches."""
     patterns = [[_pattern(source) for source in rule.sources] for rule in rules]
-    dropped = [_pattern(name) for name in conversion.drop]
+    others = (*conversion.drop, *(key.source for key in conversion.gathered))
+    dropped = [_pattern(name) for name in others]
     found: list[dict[_Place, _Sources]] = [{} for _ in rules]
     unknown = []
     for name in checkpoint.names:

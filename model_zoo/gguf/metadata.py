@@ -12,7 +12,7 @@ from runtime.errors import ModelFileError
 
 T = TypeVar("T", int, float, str, bool)
 
-_GLOBAL = ("general.", "tokenizer.", "split.", "adapter.")
+_GLOBAL = ("general.", "tokenizer.", "split.", "adapter.", "xielu.")
 _WORDS = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
 _MAX_SIZE = (1 << 31) - 1
 # More layers than any model has, but few enough that a damaged count costs little.

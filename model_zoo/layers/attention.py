@@ -39,7 +39,8 @@ class AttentionOptions:
     """The properties of attention that differ between families.
 
     scale: factor of the scores; None for 1 / sqrt(key_dim).
-    q_norm, k_norm: applied before the rotation. rotated_norm: applied to queries and keys after it.
+    q_norm, k_norm: applied before the rotation. rotated_q_norm, rotated_k_norm: applied after it;
+    the latter has no weight, so that cached keys can be rotated to other positions.
     v_norm: applied to values.
     temperature: multiplies queries, by position.
     softcap, sinks: see `paged_attention`; `sinks` has one entry for each head of all ranks.
@@ -54,7 +55,8 @@ class AttentionOptions:
     q_norm: RMSNorm | AcrossHeads | None = None
     k_norm: RMSNorm | AcrossHeads | None = None
     v_norm: RMSNorm | None = None
-    rotated_norm: RMSNorm | None = None
+    rotated_q_norm: RMSNorm | None = None
+    rotated_k_norm: RMSNorm | None = None
     temperature: Temperature | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
@@ -80,6 +82,7 @@ class SelfAttention:
         options: AttentionOptions | None = None,
     ) -> None:
         options, hidden, heads = options or AttentionOptions(), sizes.hidden, sizes.heads[index]
+        assert options.rotated_k_norm is None or options.rotated_k_norm.weight is None
         split = divided_heads(w, heads, cache.kv_heads)
         self._heads, self._kv_heads = split.heads.count, split.kv_heads.count
         self._options = options
@@ -152,7 +155,9 @@ class SelfAttention:
             keys, k_norm = _per_head(keys, options.k_norm)
             pair = keys, values
         queries, q_norm = _per_head(queries, options.q_norm)
-        norms = HeadNorms(q_norm, k_norm, options.v_norm, options.rotated_norm)
+        norms = HeadNorms(
+            q_norm, k_norm, options.v_norm, options.rotated_q_norm, options.rotated_k_norm
+        )
         return prepare_attention(queries, pair, norms, step.rotation, step.pages, step.plan)
 
 
@@ -171,10 +176,10 @@ def head_norms(w: TensorScope, sizes: TextSizes) -> AttentionOptions:
 
 
 def norms_across_heads(w: TensorScope, sizes: TextSizes, index: int) -> AttentionOptions:
-    """RMS norms across all queries and across all keys of a row, by their usual names."""
+    """One RMS norm of the queries of all heads and one of the keys, by the same names."""
     q_norm, k_norm = (
-        AcrossHeads(w.rms_norm(f"attn_{name}_norm", sizes.eps, size=heads[index] * sizes.key_dim))
-        for name, heads in (("q", sizes.heads), ("k", sizes.kv_heads))
+        AcrossHeads(w.rms_norm(f"attn_{name}_norm", sizes.eps, size=heads * sizes.key_dim))
+        for name, heads in (("q", sizes.heads[index]), ("k", sizes.kv_heads[index]))
     )
     return AttentionOptions(q_norm=q_norm, k_norm=k_norm)
 

@@ -1,4 +1,4 @@
-"""Feed-forwards of models whose leading layers are dense and whose other layers have experts."""
+"""Experts whose routing the file states, and layers before them that are dense."""
 
 from gguf import ExpertGatingFuncType
 
@@ -19,14 +19,21 @@ def leading_dense_or_experts(
     w: TensorScope, sizes: TextSizes, index: int, *, scores: int, renormalised: bool = False
 ) -> RowWise:
     """SwiGLU in the first `leading_dense_block_count` layers; of the others, every
-    `interleave_moe_layer_step`-th layer, by default each, has experts and perhaps a shared one.
+    `interleave_moe_layer_step`-th layer, by default each, has `stated_experts`."""
+    if _is_dense(sizes.metadata, index):
+        return GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
+    return stated_experts(w, sizes, scores=scores, renormalised=renormalised)
+
+
+def stated_experts(
+    w: TensorScope, sizes: TextSizes, *, scores: int, renormalised: bool = False
+) -> Experts:
+    """Experts, and a shared one if the file counts any.
 
     scores, renormalised: the values of `expert_gating_func` and `expert_weights_norm` for files
     without the keys.
     """
     metadata, hidden = sizes.metadata, sizes.hidden
-    if _is_dense(metadata, index):
-        return GatedFeedForward(w, hidden=hidden, size=sizes.feed_forward[index])
     counts, width = ExpertSizes.read(metadata), _shared_width(metadata)
     options = ExpertOptions(
         routing=stated_routing(w, metadata, counts.count, scores, renormalised=renormalised),

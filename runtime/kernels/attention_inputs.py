@@ -36,13 +36,14 @@ class HeadRotation(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadNorms:
-    """`query`, `key`, `value`: norms before the rotation; `rotated`: of queries and keys after
-    it."""
+    """`query`, `key`, `value`: norms before the rotation; `rotated_query`, `rotated_key`: norms
+    after it."""
 
     query: HeadNorm | None = None
     key: HeadNorm | None = None
     value: HeadNorm | None = None
-    rotated: HeadNorm | None = None
+    rotated_query: HeadNorm | None = None
+    rotated_key: HeadNorm | None = None
 
 
 def prepare_attention(
@@ -77,16 +78,16 @@ def prepare_attention_twin(
     """The specification of `prepare_attention`: one operation after the other."""
     if stored is not None:
         keys, values = stored
-        keys = _rotated(_normed(keys, norms.key), norms, rotation)
+        keys = _normed(_rotated(_normed(keys, norms.key), rotation), norms.rotated_key)
         write_cache(keys, _normed(values, norms.value), pages, plan)
-    return _rotated(_normed(queries, norms.query), norms, rotation)
+    return _normed(_rotated(_normed(queries, norms.query), rotation), norms.rotated_query)
 
 
-def _rotated(x: Tensor, norms: HeadNorms, rotation: HeadRotation | None) -> Tensor:
-    if rotation is not None:
-        turn = rope_halves if rotation.halves else rope_interleaved
-        x = turn(x, rotation.cos, rotation.sin)
-    return _normed(x, norms.rotated)
+def _rotated(x: Tensor, rotation: HeadRotation | None) -> Tensor:
+    if rotation is None:
+        return x
+    turn = rope_halves if rotation.halves else rope_interleaved
+    return turn(x, rotation.cos, rotation.sin)
 
 
 def _normed(x: Tensor, norm: HeadNorm | None) -> Tensor:

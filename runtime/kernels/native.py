@@ -79,6 +79,7 @@ SIGNATURES = {
     "caravan_replay": ([_pointer, _int64, _int], _int64),
     "caravan_explain_bus_errors": ([], None),
     "caravan_softcap": ([_pointer, _int64, _float, _pointer, _int], None),
+    "caravan_xielu": ([_pointer, _int64, *4 * [_float], _pointer, _int], None),
 }
 
 

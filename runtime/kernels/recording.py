@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_INTEGERS, _FLOATS = 14, 2
+_INTEGERS, _FLOATS = 14, 4
 _ALIGNMENT = 64  # bytes
 # Functions whose int result depends on their arguments alone; others return 0 on success.
 _PURE = frozenset({"caravan_matmul_knows", "caravan_embedding_knows", "caravan_has_integers"})

@@ -22,6 +22,7 @@ from runtime.kernels.triton.pointwise import (
     gate_kernel,
     norm_kernel,
     rope_kernel,
+    xielu_kernel,
 )
 from runtime.kernels.triton.slot_tables import ROWS as LOOKED_UP
 from runtime.kernels.triton.slot_tables import slot_entries_kernel
@@ -78,6 +79,16 @@ def gate(curve: int) -> Specimen:
     )  # fmt: skip
 
 
+def xielu() -> Specimen:
+    numbers = dict.fromkeys(("positive", "negative", "beta", "eps"), "fp32")
+    return Specimen(
+        xielu_kernel,
+        {"x": "*bf16", "result": "*bf16", "n": "i32"} | numbers,
+        {"ELEMENTS": ELEMENTS},
+        ("n",),
+    )
+
+
 def angles(*, axes: bool) -> Specimen:
     types = {"positions": "*i64", "frequencies": "*fp32", "cos": "*fp32", "sin": "*fp32"}
     types |= {"axes": "*i64"} if axes else {}
@@ -127,7 +138,8 @@ def _pointer(type: CacheType) -> str:
 
 def prepare(*, norms: int, type: CacheType = CacheType.BFLOAT16) -> Specimen:
     """norms: of queries and keys, as the constants of the kernel."""
-    floats = ("cos", "sin", "query_weight", "key_weight", "value_weight", "rotated_weight")
+    normed = ("query", "key", "value", "rotated_query", "rotated_key")
+    floats = ("cos", "sin", *(f"{part}_weight" for part in normed))
     rows, targets = ("queries", "keys", "values", "result"), ("key_target", "value_target")
     return Specimen(
         prepare_kernel,
@@ -135,13 +147,13 @@ def prepare(*, norms: int, type: CacheType = CacheType.BFLOAT16) -> Specimen:
             **dict.fromkeys(rows, "*bf16"), **dict.fromkeys(targets, _pointer(type)),
             **dict.fromkeys(floats, "*fp32"), "cells": "*i64",
             **dict.fromkeys(INPUT_STRIDES, "i32"),
-            **dict.fromkeys(("query_eps", "key_eps", "value_eps", "rotated_eps", "most"), "fp32"),
+            **dict.fromkeys((*(f"{part}_eps" for part in normed), "most"), "fp32"),
         },
         {
             "HEADS": HEADS, "KV_HEADS": KV_HEADS, "HEADS_PADDED": HEADS, "KV_PADDED": KV_HEADS,
             "KEY_DIM": DIM, "VALUE_DIM": DIM, "HALF": DIM // 2, "HALVES": True,
-            "QUERY_NORM": norms, "KEY_NORM": norms, "VALUE_NORM": 0, "ROTATED_NORM": 0,
-            "TO_CELLS": True,
+            "QUERY_NORM": norms, "KEY_NORM": norms, "VALUE_NORM": 0, "ROTATED_QUERY_NORM": 0,
+            "ROTATED_KEY_NORM": 0, "TO_CELLS": True,
         },
         INPUT_STRIDES, warps=warps(HEADS * triton.next_power_of_2(DIM)),
     )  # fmt: skip
@@ -213,7 +225,9 @@ def specimens(capability: int) -> dict[str, Specimen]:
         "rms norm of a sum, rounded": add_norm(layer=False, planes=2),
         "silu gate": gate(0),
         "gelu erf gate": gate(2),
-        "softcap": gate(5),
+        "squared relu": gate(5),
+        "softcap": gate(6),
+        "xielu": xielu(),
         "logarithm of a sum": log_sum(),
         "tokens of rows": slot_entries(1),
         "cells of rows": slot_entries(64),

@@ -24,7 +24,7 @@ def noise(*shape: int) -> Tensor:
 
 def norms_of(kinds: str, dims: tuple[int, int]) -> HeadNorms:
     """One letter a norm: weighted, plain or absent."""
-    sizes = dims[0], dims[0], dims[1], dims[0]
+    sizes = dims[0], dims[0], dims[1], dims[0], dims[0]
     norms = (
         None if kind == "a" else RMSNorm(noise(size) if kind == "w" else None, 1e-3)
         for kind, size in zip(kinds, sizes, strict=True)
@@ -36,7 +36,7 @@ def rotation_of(pairs: Pairs | None, rotated: int) -> Rotation | None:
     return pairs and Rotation(noise(TOKENS, rotated // 2), noise(TOKENS, rotated // 2), pairs)
 
 
-@pytest.mark.parametrize("kinds", ["aaaa", "wwaa", "wwpp", "aaaw"])
+@pytest.mark.parametrize("kinds", ["aaaaa", "wwaaa", "wwppp", "aaaww", "aaawp"])
 @pytest.mark.parametrize(
     "pairs, rotated", [(None, 0), *product(Pairs, (80, 26))], ids=lambda value: str(value)
 )
@@ -50,7 +50,7 @@ def test_norms_rotation_and_write_are_those_of_the_twins(
     "type", [CacheType.FLOAT16, CacheType.Q8_0, CacheType.Q4_0, CacheType.FP8], ids=str
 )
 def test_every_type_of_cache_is_written(type: CacheType) -> None:
-    compare(type, norms_of("wwwa", (80, 72)), rotation_of(Pairs.NEOX, 80))
+    compare(type, norms_of("wwwaa", (80, 72)), rotation_of(Pairs.NEOX, 80))
 
 
 def compare(type: CacheType, norms: HeadNorms, rotation: Rotation | None) -> None:

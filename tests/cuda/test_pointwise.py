@@ -10,6 +10,7 @@ from runtime.kernels import pointwise
 from runtime.kernels.activations import MOST_ROUNDED_ROWS, RoundedActivations
 from runtime.kernels.triton import pointwise as kernels
 from runtime.kernels.triton.rounded import planes_of, rounded
+from runtime.kernels.xielu import xielu_twin
 from runtime.quant.weight import Compute
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")
@@ -175,6 +176,15 @@ def test_softcap_is_exact_near_zero_too(launches: list[str]) -> None:
     got, expected = pointwise.softcap(x, 3.0), pointwise.softcap_twin(x, 3.0)
     torch.testing.assert_close(got, expected, rtol=2e-6, atol=0)
     assert launches == ["gate_kernel"]
+
+
+def test_xielu_is_exact_near_zero_too(launches: list[str]) -> None:
+    numbers = {"positive": 0.8, "negative": 1.1, "beta": 0.5, "eps": -1e-6}
+    near, far = torch.cat([noise(500) * 1e-3, noise(700) * 1e-7]), noise(3, 500) * 10
+    for x, atol in ((near, 0.0), (far, 1e-6)):
+        got, expected = kernels.xielu(x, **numbers), xielu_twin(x, **numbers)
+        torch.testing.assert_close(got, expected, rtol=2e-6, atol=atol)
+    assert launches == ["xielu_kernel"] * 2
 
 
 @pytest.mark.parametrize("pairs", [1, 35, 64])

@@ -1,10 +1,10 @@
-"""The row of the DeepSeek models in the table of text families."""
+"""The row of DeepSeek's architecture in the table of text families."""
 
 from collections.abc import Mapping
 
-from transformers import DeepseekV2Config, DeepseekV3Config
+from transformers import DeepseekV2Config, DeepseekV3Config, Glm4MoeLiteConfig
 
-from tests.families.text_family import YARN, CompleteFile, TextFamily, Variant, rope
+from tests.families.text_family import TIED, YARN, CompleteFile, TextFamily, Variant, rope
 
 # DeepSeek V2 and V3; the flavours differ in the matrices of keys and values.
 DEEPSEEK2 = {
@@ -30,6 +30,8 @@ DEEPSEEK2_YARN = {
     "rope_parameters": YARN["rope_parameters"]
     | {"factor": 8.0, "beta_fast": 32, "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 0.707}
 }
+GLM_FLASH = {key: value for key, value in DEEPSEEK2.items() if key != "first_k_dense_replace"}
+GLM_FLASH |= rope(1e6) | {"q_lora_rank": 48}
 DEEPSEEK2_OPTIONAL_KEYS = """
     attention.head_count_kv expert_gating_func expert_weights_scale
     rope.scaling.original_context_length rope.scaling.yarn_beta_fast
@@ -54,6 +56,13 @@ FAMILIES: Mapping[str, TextFamily] = {
                 num_mtp_layers=0,
                 norm_topk_prob=False,
             ),
+            "glm_flash": Glm4MoeLiteConfig(**GLM_FLASH),
+            "glm_flash_with_two_dense_layers": Glm4MoeLiteConfig(
+                **(GLM_FLASH | TIED),
+                mlp_layer_types=["dense", "dense", "sparse"],
+                n_group=2,
+                attention_bias=True,
+            ),
         },
         wide={
             "hidden_size": 256,
@@ -75,6 +84,11 @@ FAMILIES: Mapping[str, TextFamily] = {
         variants={
             name + "_with_attn_kv_b": Variant(flavour="ollama", config=name)
             for name in ("plain", "yarn", "large", "v3")
+        }
+        | {
+            "glm_flash_without_gating_function": Variant(
+                keys={"expert_gating_func": None}, config="glm_flash"
+            )
         },
     ),
 }

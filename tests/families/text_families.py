@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from transformers import (
     CohereConfig,
     Glm4Config,
-    Glm4MoeConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
@@ -27,11 +26,14 @@ from tests.families import (
     deepseek_families,
     ernie_families,
     gemma_families,
+    hunyuan_families,
     image_rows,
     lfm2_families,
     mamba_families,
     olmo_families,
     qwen_families,
+    sigmoid_families,
+    ungated_families,
     unrotated_families,
 )
 from tests.families.mamba_families import MULTIPLIERS
@@ -50,17 +52,6 @@ from tests.families.text_family import (
 
 # Granite.
 GRANITE_EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
-
-GLM4_MOE = SIZES | {
-    "num_hidden_layers": 3,
-    "head_dim": 32,
-    "first_k_dense_replace": 1,
-    "moe_intermediate_size": 32,
-    "n_routed_experts": 8,
-    "n_shared_experts": 2,
-    "num_experts_per_tok": 3,
-    "num_mtp_layers": 0,
-}
 
 # Llama 4: a short prompt crosses several chunks and several steps of the temperature.
 LLAMA4 = SIZES | {
@@ -152,29 +143,6 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
         },
         wide=WIDE_HEADS,
     ),
-    "glm4moe": TextFamily(
-        Glm4MoeConfig,
-        GLM4_MOE,
-        {
-            "plain": {"use_qk_norm": True},
-            "groups_without_head_norms": {
-                "n_group": 2,
-                "norm_topk_prob": False,
-                "routed_scaling_factor": 2.5,
-                "attention_bias": True,
-                "tie_word_embeddings": True,
-            },
-        },
-        wide=WIDE_HEADS | {"moe_intermediate_size": 256},
-        files=(
-            CompleteFile(
-                optional_keys="""
-                    expert_gating_func expert_weights_norm expert_weights_scale
-                    expert_group_count expert_group_used_count
-                """
-            ),
-        ),
-    ),
     "gpt-oss": TextFamily(
         GptOssConfig,
         SIZES | GRANITE_EXPERTS | {"num_hidden_layers": 3, "head_dim": 32, "sliding_window": 16},
@@ -247,6 +215,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
         ),
     ),
     **lfm2_families.FAMILIES,
+    **hunyuan_families.FAMILIES,
     "llama": TextFamily(
         LlamaConfig,
         SIZES | rope(10000.0) | {"rms_norm_eps": 1e-5},
@@ -463,5 +432,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
         },
         wide=WIDE_HEADS,
     ),
+    **sigmoid_families.FAMILIES,
+    **ungated_families.FAMILIES,
     **unrotated_families.FAMILIES,
 }

@@ -87,6 +87,7 @@ def check_norms_rotations_and_curves() -> None:
     test_pointwise.test_rope_of_halves_agrees_with_rotate_half(3, 80, 20, 33, torch.float32)
     test_pointwise.test_softcap_agrees_with_torch((3, 77), 30.0, torch.float32)
     test_pointwise.test_relu_squared_agrees_with_torch((3, 77), torch.float32)
+    test_pointwise.test_xielu_agrees_with_its_definition((3, 77), torch.float32)
     for curve in test_pointwise.CURVES:
         test_pointwise.test_gates_agree_with_torch((3, 77), curve, torch.float32)
         test_pointwise.test_gates_are_right_at_their_limits(curve)

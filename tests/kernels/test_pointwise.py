@@ -37,6 +37,7 @@ from runtime.kernels.pointwise import (
     temper,
     temper_twin,
 )
+from runtime.kernels.xielu import xielu, xielu_twin
 from tests.kernels.native_kernels import require_native_kernels
 
 # Name of the gate -> what it does to one side.
@@ -170,16 +171,6 @@ def test_gates_are_right_at_their_limits(curve: str) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 5), (3, 64), (40, 1000), (0, 16)])
 @DTYPES
-def test_relu_squared_agrees_with_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    x = (torch.randn(shape) * 10).to(dtype)
-    expected = F.relu(x.float()).square().to(dtype)
-    for curved in (relu_squared, relu_squared_twin):
-        torch.testing.assert_close(curved(x), expected)
-    assert relu_squared(torch.full((1, 17), torch.nan)).isnan().all()
-
-
-@pytest.mark.parametrize("shape", [(1, 5), (3, 64), (40, 1000), (0, 16)])
-@DTYPES
 def test_products_are_those_of_torch_to_the_bit(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     one, other = (torch.randn(shape).to(dtype) for _ in range(2))
     for product in (mul, mul_twin):
@@ -197,6 +188,36 @@ def test_softcap_agrees_with_torch(shape: tuple[int, ...], cap: float, dtype: to
         torch.testing.assert_close(capped(x, cap), expected, **tolerance)
     assert softcap(torch.tensor([torch.nan, 1e30, -1e30]), cap).tolist()[1:] == [cap, -cap]
     assert softcap(torch.full((1, 17), torch.nan), cap).isnan().all()
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (3, 64), (40, 1000), (0, 16)])
+@DTYPES
+def test_relu_squared_agrees_with_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = (torch.randn(shape) * 10).to(dtype)
+    for curve in (relu_squared, relu_squared_twin):
+        torch.testing.assert_close(curve(x), F.relu(x.double()).square().to(dtype))
+    far = torch.tensor([1e30, -1e30, -0.0, torch.nan] * 5)
+    expected = torch.tensor([torch.inf, 0.0, 0.0, torch.nan] * 5)
+    torch.testing.assert_close(relu_squared(far), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (3, 64), (40, 1000), (0, 16)])
+@DTYPES
+def test_xielu_agrees_with_its_definition(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = (torch.randn(shape) * torch.logspace(-8, 2, shape[-1])).to(dtype)
+    wide, numbers = x.double(), {"positive": 0.8, "negative": 1.1, "beta": 0.5, "eps": -1e-6}
+    below = 1.1 * (torch.expm1(wide.clamp(max=-1e-6)) - wide)
+    expected = (torch.where(wide > 0, 0.8 * wide * wide, below) + 0.5 * wide).to(dtype)
+    tolerance = {"rtol": 1e-5, "atol": 5e-7} if dtype == torch.float32 else {}
+    exactly = {"rtol": 2e-6, "atol": 0.0} if dtype == torch.float32 else {}
+    for curve in (xielu, xielu_twin):
+        got, small = curve(x, **numbers), wide.abs() < 0.1
+        torch.testing.assert_close(got, expected, **tolerance)
+        torch.testing.assert_close(got[small], expected[small], **exactly)
+    far = torch.tensor([1e30, -1e30, 0.0, torch.nan])
+    expected = torch.tensor([torch.inf, 0.6e30, -1.1e-6, torch.nan])
+    got, expected = xielu(torch.cat([far] * 5), **numbers), torch.cat([expected] * 5)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=0.0, equal_nan=True)
 
 
 def test_strided_rows_have_the_same_bits_as_contiguous_ones() -> None:

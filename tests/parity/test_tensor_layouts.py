@@ -100,11 +100,12 @@ def test_layers_for_drafting_tokens_are_ignored(path) -> None:
     assert len(load_decoder(path.with_name("changed.gguf")).cache_layers) == 4
 
 
-def test_glm4moe_with_a_layer_for_drafting_tokens_agrees(path) -> None:
-    twin = TEXT_MODELS["glm4moe"].write(path)
+@pytest.mark.parametrize(("family", "config"), [("glm4moe", "plain"), ("deepseek2", "v3")])
+def test_experts_with_a_layer_for_drafting_tokens_agree(path, family: str, config: str) -> None:
+    twin = TEXT_MODELS[family].write(path, config)
     last = {name: rows for name, rows in matrices(path).items() if name.startswith("blk.2.")}
     drafting = {name.replace("blk.2.", "blk.3."): rows for name, rows in last.items()}
-    drafting["blk.3.nextn.eh_proj.weight"] = last["blk.2.attn_q.weight"]
+    drafting["blk.3.nextn.eh_proj.weight"] = last["blk.2.attn_output.weight"]
     check(path, twin, drafting, block_count=4, nextn_predict_layers=1)
 
 

@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from model_zoo.gguf.reader import GGUFFile
+from runtime.errors import ModelFileError
 from tests.families.agreement import CHECKS, PROMPT, TOLERANCE, Pair, load_decoder, random_tokens
 from tests.families.gemma_families import GEMMA3_SCALED_LAYERS, gemma3_scaled
 from tests.families.image_rows import OPTIONS
 from tests.families.paged_decoder import PagedDecoder
 from tests.families.text_families import TEXT_MODELS
 from tests.families.text_family import changed, pair_of
+from tests.gguf_files import rewrite
 from tests.tiny_models import tiny_tokenizer, write_tiny
 
 
@@ -99,3 +101,18 @@ def test_a_window_of_zero_means_global_layers_with_rotation_in_llama4(tmp_path) 
         layer.self_attn.use_rope = True
         layer.self_attn.qk_norm = twin.model.layers[0].self_attn.qk_norm
     CHECKS["long_prompt"](pair_of(changed(path, {"attention.sliding_window": 0}), twin))
+
+
+@pytest.mark.parametrize("name", ["alpha_p", "alpha_n", "beta", "eps"])
+def test_apertus_reads_the_numbers_of_its_activation_by_layer(tmp_path, name) -> None:
+    path, other, key = tmp_path / "tiny.gguf", tmp_path / "other.gguf", f"xielu.{name}"
+    twin = TEXT_MODELS["apertus"].write(path)
+    for value, said in ((None, "is missing"), ([0.5], "has 1 entries for 2 layers")):
+        with pytest.raises(ModelFileError, match=f"`{key}` {said}"):
+            load_decoder(rewrite(path, other, keys={key: value}))
+    tokens, found = random_tokens(PROMPT, seed=22), []
+    for value in ([-0.5, -0.5], -0.5):
+        pair = pair_of(rewrite(path, other, keys={key: value}), twin)
+        assert difference(pair, tokens) > 10 * TOLERANCE
+        found.append(PagedDecoder(pair.decoder).feed({0: tokens}))
+    assert torch.equal(*found)

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    ApertusConfig,
+    ArceeConfig,
     AutoModel,
     BertConfig,
     Cohere2Config,
+    Dots1Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
@@ -18,12 +21,16 @@ from transformers import (
     Gemma4TextConfig,
     GemmaConfig,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GptOssConfig,
     GraniteMoeHybridConfig,
+    HunYuanDenseV1Config,
+    HunYuanMoEV1Config,
     Lfm2Config,
     Lfm2MoeConfig,
     Llama4TextConfig,
     LlamaConfig,
+    MiniMaxM2Config,
     Mistral3Config,
     MixtralConfig,
     NemotronHConfig,
@@ -71,6 +78,8 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+HALF_ROTATED = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+STRETCHED_BASE = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}
 MINISTRAL = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 LONG = {
     "rope_type": "longrope",
@@ -200,6 +209,35 @@ DECODERS = {
     # It knows models only whose heads all have keys.
     "olmoe": OlmoeConfig(
         **{**SIZES, "num_key_value_heads": 4}, num_experts=4, num_experts_per_tok=2
+    ),
+    "apertus": ApertusConfig(**SIZES, pad_token_id=None, rope_parameters=LLAMA_3),
+    "arcee": ArceeConfig(**SIZES),
+    "hunyuan-dense": HunYuanDenseV1Config(**HEADS, rope_parameters=STRETCHED_BASE),
+    "hunyuan-moe": HunYuanMoEV1Config(**HEADS, num_experts=4, moe_topk=2),
+    "minimax-m2": MiniMaxM2Config(
+        **HEADS, num_local_experts=4, num_experts_per_tok=2, rope_parameters=HALF_ROTATED
+    ),
+    "deepseek2": Glm4MoeLiteConfig(
+        **(SIZES | {"num_key_value_heads": 4}),
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        q_lora_rank=48,
+        kv_lora_rank=64,
+        qk_nope_head_dim=48,
+        qk_rope_head_dim=16,
+        v_head_dim=64,
+    ),
+    # It knows as many key heads as heads only.
+    "dots1": Dots1Config(
+        **{**HEADS, "num_key_value_heads": 4},
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        sliding_window=None,
     ),
     "glm4moe": Glm4MoeConfig(
         **HEADS,

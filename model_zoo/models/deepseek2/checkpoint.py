@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3: conversion of checkpoints to GGUF."""
+"""DeepSeek V2 and V3 and GLM-4.7-Flash: conversion of checkpoints to GGUF."""
 
 from dataclasses import replace
 
@@ -138,5 +138,14 @@ V3 = replace(
     model_types=("deepseek_v3",),
     keys=(*_KEYS, *decoders.SIGMOID_KEYS),
     rules=(*CONVERSION.rules, decoders.EXPERT_BIAS),
-    check=checks.all_of(checks.only_scalings("yarn"), _equal_magnitudes),
+    check=checks.all_of(
+        checks.only_scalings("yarn"), _equal_magnitudes, checks.only_values(rope_interleave=True)
+    ),
+)
+
+GLM_FLASH = replace(
+    V3,
+    serves=("Glm4MoeLiteForCausalLM",),
+    model_types=("glm4_moe_lite",),
+    defaults={"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
 )

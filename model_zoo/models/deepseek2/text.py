@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3, their Lite and R1 models, and others of this architecture."""
+"""DeepSeek V2 and V3, their Lite and R1 models, GLM-4.7-Flash and others of this architecture."""
 
 from dataclasses import replace
 
@@ -6,8 +6,9 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.block import read_block
 from model_zoo.layers.decoder import Decoder, TextLayer
+from model_zoo.layers.draft_layers import without_draft_layers
 from model_zoo.layers.latent_attention import LatentAttention, LatentSizes
-from model_zoo.layers.leading_dense import SOFTMAX, leading_dense_or_experts
+from model_zoo.layers.leading_dense import SIGMOID, SOFTMAX, leading_dense_or_experts
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import log_scale, read_rotary
 from model_zoo.layers.text_sizes import MAX_HEAD_DIM, TextSizes
@@ -23,7 +24,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
 
     Rotary pairs are interleaved, as in the authors' checkpoints.
     """
-    sizes = TextSizes.read(metadata)
+    sizes = without_draft_layers(w, TextSizes.read(metadata))
     rotated = metadata.require_size("rope.dimension_count", at_most=MAX_HEAD_DIM)
     rotary = _rotary(w, metadata, rotated)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary, rotated) for i in range(sizes.layers)]
@@ -34,7 +35,9 @@ def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary, rotated
     latent = _latent_sizes(w, sizes, index, rotated)
     scale = _scale(sizes.metadata, latent.query)
     attention = LatentAttention(w, latent, hidden=sizes.hidden, eps=sizes.eps, scale=scale)
-    feed_forward = leading_dense_or_experts(w, sizes, index, scores=SOFTMAX)
+    # The first files of GLM-4.7-Flash state no function; those of V2 have no bias.
+    scores = SOFTMAX if w.shape("exp_probs_b.bias", whole=True) is None else SIGMOID
+    feed_forward = leading_dense_or_experts(w, sizes, index, scores=scores)
     block = read_block(w, sizes, attention, feed_forward)
     return TextLayer(block, latent.cache(Full()), rotary, rotated_from=latent.latent)
 

@@ -41,7 +41,8 @@ def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary | None) 
     if rotary is None:
         attention = AttentionOptions(temperature=_temperature(sizes))
     else:
-        attention = AttentionOptions(rotated_norm=_rotated_norm(sizes))
+        norm = _rotated_norm(sizes)
+        attention = AttentionOptions(rotated_q_norm=norm, rotated_k_norm=norm)
     return attention_layer(
         w,
         sizes,

@@ -21,11 +21,16 @@ INLINE v16 v_relu_squared(v16 x) {
     return v_mul(positive, positive);
 }
 
+/* e^x - 1 for |x| <= 88, accurate for small x. */
+INLINE v16 v_expm1(v16 x) {
+    v16 n;
+    const v16 part = v_exp_reduced(x, &n);
+    return v_add(v_scale2(part, n), v_add(v_scale2(v_all(1.0f), n), v_all(-1.0f)));
+}
+
 /* m / (m + 2) with m = e^2x - 1, which is accurate for small x. */
 INLINE v16 v_tanh(v16 x) {
-    v16 n;
-    const v16 part = v_exp_reduced(v_clamp(v_mul(x, v_all(2.0f)), 20.0f), &n);
-    const v16 m = v_add(v_scale2(part, n), v_add(v_scale2(v_all(1.0f), n), v_all(-1.0f)));
+    const v16 m = v_expm1(v_clamp(v_mul(x, v_all(2.0f)), 20.0f));
     return v_div(m, v_add(m, v_all(2.0f)));
 }
 

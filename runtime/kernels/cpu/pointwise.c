@@ -321,3 +321,31 @@ EXPORT void caravan_softcap(const float *x, int64_t n, float cap, float *y, int 
     const softcap_job j = {x, y, cap, n};
     share(threads, n > WORTH_SHARING, even((n + 15) / 16, threads), softcap_vectors, &j);
 }
+
+typedef struct {
+    const float *x;
+    float *y, positive, negative, beta, eps;
+    int64_t n;
+} xielu_job;
+
+INLINE v16 v_xielu(v16 x, const xielu_job *j) {
+    const v16 linear = v_mul(x, v_all(j->beta)), above = v_fma(v_mul(x, x), v_all(j->positive), linear);
+    const v16 least = v_negative(v_max(v_all(-j->eps), v_negative(x))); /* of x and eps */
+    const v16 bent = v_add(v_expm1(v_max(v_all(-80.0f), least)), v_negative(x));
+    return v_by_sign(x, above, v_fma(bent, v_all(j->negative), linear));
+}
+
+static void xielu_vectors(const void *job, const items *mine) {
+    const xielu_job *j = job;
+    for (int64_t i = 16 * mine->begin; i < j->n && i < 16 * mine->end; i += 16) {
+        const int left = j->n - i < 16 ? (int)(j->n - i) : 16;
+        v_store_at(j->y + i, 0, left, v_xielu(v_load_at(j->x + i, 0, left), j));
+    }
+}
+
+/* y[i] = positive x^2 + beta x where x = x[i] is above 0, else negative (e^min(x, eps) - 1 - x) + beta x */
+EXPORT void caravan_xielu(const float *x, int64_t n, float positive, float negative, float beta, float eps,
+                          float *y, int threads) {
+    const xielu_job j = {x, y, positive, negative, beta, eps, n};
+    share(threads, n > WORTH_SHARING, even((n + 15) / 16, threads), xielu_vectors, &j);
+}

@@ -5,7 +5,7 @@
 #include "team.h"
 
 #define INTEGERS 14
-#define FLOATS 2
+#define FLOATS 4
 
 /* A kernel with its arguments: integers and addresses in one list, floats in another, each in the order of
  * the declaration. `checked`: the kernel returns an int, 0 on success. */
@@ -20,7 +20,7 @@ typedef struct {
  * int is the low half of a register or of eight bytes of the stack, and surplus arguments are ignored. So
  * this type can call every kernel with at most this many arguments. */
 typedef int (*any_kernel)(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
-                          int64_t, int64_t, int64_t, int64_t, int64_t, float, float);
+                          int64_t, int64_t, int64_t, int64_t, int64_t, float, float, float, float);
 
 typedef struct {
     const caravan_call *calls;
@@ -33,7 +33,7 @@ static void call_all(void *argument) {
         const int64_t *i = r->calls[c].integers;
         const float *f = r->calls[c].floats;
         const int result = ((any_kernel)r->calls[c].kernel)(i[0], i[1], i[2], i[3], i[4], i[5], i[6], i[7], i[8],
-                                                            i[9], i[10], i[11], i[12], i[13], f[0], f[1]);
+                                                            i[9], i[10], i[11], i[12], i[13], f[0], f[1], f[2], f[3]);
         if (r->calls[c].checked && result) {
             r->failed = c;
             return;

@@ -128,6 +128,10 @@ INLINE v16 v_add(v16 a, v16 b) { return _mm512_add_ps(a, b); }
 INLINE v16 v_mul(v16 a, v16 b) { return _mm512_mul_ps(a, b); }
 INLINE v16 v_div(v16 a, v16 b) { return _mm512_div_ps(a, b); }
 INLINE v16 v_max(v16 a, v16 b) { return _mm512_max_ps(a, b); }
+/* Of a where x is above 0, else of b. */
+INLINE v16 v_by_sign(v16 x, v16 a, v16 b) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ), b, a);
+}
 INLINE v16 v_fma(v16 a, v16 b, v16 c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE v16 v_u8(b16 b) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32((__m128i)b)); }
 INLINE v16 v_i8(b16 b) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)b)); }
@@ -215,6 +219,12 @@ V_MAP2(v_add, _mm256_add_ps)
 V_MAP2(v_mul, _mm256_mul_ps)
 V_MAP2(v_div, _mm256_div_ps)
 V_MAP2(v_max, _mm256_max_ps)
+INLINE __m256 half_by_sign(__m256 x, __m256 a, __m256 b) {
+    return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_GT_OQ));
+}
+INLINE v16 v_by_sign(v16 x, v16 a, v16 b) {
+    return (v16){half_by_sign(x.lo, a.lo, b.lo), half_by_sign(x.hi, a.hi, b.hi)};
+}
 INLINE v16 v_all(float f) { return (v16){_mm256_set1_ps(f), _mm256_set1_ps(f)}; }
 INLINE v16 v_load(const float *p) { return (v16){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 INLINE void v_store(float *p, v16 a) { _mm256_storeu_ps(p, a.lo); _mm256_storeu_ps(p + 8, a.hi); }
@@ -281,10 +291,9 @@ INLINE void v_store(float *p, v16 a) { memcpy(p, &a, 64); }
 INLINE v16 v_add(v16 a, v16 b) { return a + b; }
 INLINE v16 v_mul(v16 a, v16 b) { return a * b; }
 INLINE v16 v_div(v16 a, v16 b) { return a / b; }
-INLINE v16 v_max(v16 a, v16 b) {
-    const i16 first = (i16)(a > b);
-    return (v16)((first & (i16)a) | (~first & (i16)b));
-}
+INLINE v16 v_chosen(i16 first, v16 a, v16 b) { return (v16)((first & (i16)a) | (~first & (i16)b)); }
+INLINE v16 v_max(v16 a, v16 b) { return v_chosen((i16)(a > b), a, b); }
+INLINE v16 v_by_sign(v16 x, v16 a, v16 b) { return v_chosen((i16)(x > (v16){0}), a, b); }
 INLINE v16 v_fma(v16 a, v16 b, v16 c) { return c + a * b; }
 INLINE v16 v_u8(b16 b) { return __builtin_convertvector(__builtin_convertvector(b, i16), v16); }
 INLINE v16 v_i8(b16 b) { return __builtin_convertvector(__builtin_convertvector((c16)b, i16), v16); }

@@ -85,14 +85,15 @@ def _prepare(
 
 @triton.jit
 def prepare_kernel(
-    queries, keys, values, cos, sin, query_weight, key_weight, value_weight, rotated_weight,
-    result, key_target, value_target, cells,
+    queries, keys, values, cos, sin, query_weight, key_weight, value_weight, rotated_query_weight,
+    rotated_key_weight, result, key_target, value_target, cells,
     query_row, query_head, key_row, key_head, value_row, value_head,
-    query_eps, key_eps, value_eps, rotated_eps, most,
+    query_eps, key_eps, value_eps, rotated_query_eps, rotated_key_eps, most,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     KV_PADDED: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, HALF: tl.constexpr,
     HALVES: tl.constexpr, QUERY_NORM: tl.constexpr, KEY_NORM: tl.constexpr,
-    VALUE_NORM: tl.constexpr, ROTATED_NORM: tl.constexpr, TO_CELLS: tl.constexpr,
+    VALUE_NORM: tl.constexpr, ROTATED_QUERY_NORM: tl.constexpr, ROTATED_KEY_NORM: tl.constexpr,
+    TO_CELLS: tl.constexpr,
 ):  # fmt: skip
     """Grid: tokens x (queries, keys, values). TO_CELLS: keys and values go to rows `cells`."""
     wait_for_previous()
@@ -100,18 +101,18 @@ def prepare_kernel(
     row = token
     if part == 0:
         _prepare(
-            queries, cos, sin, query_weight, rotated_weight, result, token, row, query_row,
-            query_head, query_eps, rotated_eps, float("inf"), HEADS, HEADS_PADDED, KEY_DIM, HALF,
-            HALVES, QUERY_NORM, ROTATED_NORM,
+            queries, cos, sin, query_weight, rotated_query_weight, result, token, row, query_row,
+            query_head, query_eps, rotated_query_eps, float("inf"), HEADS, HEADS_PADDED, KEY_DIM,
+            HALF, HALVES, QUERY_NORM, ROTATED_QUERY_NORM,
         )  # fmt: skip
     else:
         if TO_CELLS:
             row = tl.load(cells + token)
         if part == 1:
             _prepare(
-                keys, cos, sin, key_weight, rotated_weight, key_target, token, row, key_row,
-                key_head, key_eps, rotated_eps, most, KV_HEADS, KV_PADDED, KEY_DIM, HALF, HALVES,
-                KEY_NORM, ROTATED_NORM,
+                keys, cos, sin, key_weight, rotated_key_weight, key_target, token, row, key_row,
+                key_head, key_eps, rotated_key_eps, most, KV_HEADS, KV_PADDED, KEY_DIM, HALF,
+                HALVES, KEY_NORM, ROTATED_KEY_NORM,
             )  # fmt: skip
         else:
             _prepare(
@@ -146,10 +147,10 @@ def prepare_attention(
         "HALF": 0 if cos is None else cos.shape[1],
         "HALVES": rotation is not None and rotation.halves,
         "QUERY_NORM": _kind(norms.query), "KEY_NORM": _kind(norms.key),
-        "VALUE_NORM": _kind(norms.value), "ROTATED_NORM": _kind(norms.rotated),
-        "TO_CELLS": to_cells,
+        "VALUE_NORM": _kind(norms.value), "ROTATED_QUERY_NORM": _kind(norms.rotated_query),
+        "ROTATED_KEY_NORM": _kind(norms.rotated_key), "TO_CELLS": to_cells,
     }  # fmt: skip
-    every = norms.query, norms.key, norms.value, norms.rotated
+    every = norms.query, norms.key, norms.value, norms.rotated_query, norms.rotated_key
     launch(
         prepare_kernel, (tokens, 1 if stored is None else 3), queries, keys, values, cos, sin,
         *(None if norm is None else norm.weight for norm in every), result, *targets,

@@ -30,6 +30,14 @@ def tanh(x):
 
 
 @triton.jit
+def expm1(x):
+    """e^x - 1 for x up to 0; near 0, where the difference has few bits, by the power series."""
+    series = 1.0 + x * (1 / 4 + x * (1 / 20 + x * (1 / 120)))
+    series = x * (1.0 + x * (1 / 2 + x * (1 / 6) * series))
+    return tl.where(x > -0.3, series, tl.exp(x) - 1.0)
+
+
+@triton.jit
 def cosine_and_sine(x):
     """Within 1e-7 for |x| up to 2^24, since the nearest multiple of pi / 2 is subtracted in
     float64. Polynomials of S. Moshier, "Cephes"."""

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.kernels.activations import Rounded, RoundedActivations
-from runtime.kernels.triton.curves import cosine_and_sine, curved, tanh
+from runtime.kernels.triton.curves import cosine_and_sine, curved, expm1, tanh
 from runtime.kernels.triton.launch import divided, launch, next_power, with_adjacent_elements
 from runtime.kernels.triton.overlap import begin_next, wait_for_previous
 from runtime.kernels.triton.rounded import empty_rounded, planes_of, store_rounded
@@ -94,10 +94,23 @@ def gate_kernel(
     row, index = tl.program_id(0).to(tl.int64), tl.program_id(1) * ELEMENTS + tl.arange(0, ELEMENTS)
     exists = index < n
     x = tl.load(gate + row * gate_stride + index, mask=exists, other=0.0).to(tl.float32)
-    value = cap * tanh(x / cap) if CURVE == 5 else curved(x, CURVE)
+    value = cap * tanh(x / cap) if CURVE == 6 else curved(x, CURVE)
     if GATED:
         value *= tl.load(up + row * up_stride + index, mask=exists, other=0.0).to(tl.float32)
     tl.store(result + row * n + index, value.to(result.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def xielu_kernel(
+    x, result, n, positive, negative, beta, eps, ELEMENTS: tl.constexpr,
+):  # fmt: skip
+    """Grid: blocks of ELEMENTS."""
+    index = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
+    exists = index < n
+    value = tl.load(x + index, mask=exists, other=0.0).to(tl.float32)
+    below = negative * (expm1(tl.minimum(value, eps)) - value)
+    value = tl.where(value > 0, positive * value * value, below) + beta * value
+    tl.store(result + index, value.to(result.dtype.element_ty), mask=exists)
 
 
 @triton.jit
@@ -262,6 +275,17 @@ def gate(curve: int, gate: Tensor, up: Tensor | None, *, cap: float = 1.0) -> Te
         gate_kernel, (rows.shape[0], divided(rows.shape[1], ELEMENTS)), rows, others, result,
         rows.shape[1], rows.stride(0), 0 if others is None else others.stride(0), cap,
         CURVE=curve, GATED=up is not None, ELEMENTS=ELEMENTS, device=gate.device,
+    )  # fmt: skip
+    return result
+
+
+def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
+    """As `runtime.kernels.xielu.xielu`."""
+    x = x.contiguous()
+    result = x.new_empty(x.shape)
+    launch(
+        xielu_kernel, (divided(x.numel(), ELEMENTS),), x, result, x.numel(), positive, negative,
+        beta, eps, ELEMENTS=ELEMENTS, device=x.device,
     )  # fmt: skip
     return result
 

@@ -10,7 +10,10 @@ import torch
 from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES
 from safetensors.torch import load_file
 from transformers import (
+    ApertusConfig,
+    ArceeConfig,
     Cohere2Config,
+    Dots1Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
@@ -19,10 +22,14 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GraniteMoeHybridConfig,
+    HunYuanDenseV1Config,
+    HunYuanMoEV1Config,
     Lfm2Config,
     Lfm2MoeConfig,
     LlamaConfig,
+    MiniMaxM2Config,
     MixtralConfig,
     NemotronHConfig,
     Olmo3Config,
@@ -39,6 +46,7 @@ from model_zoo.convert.checkpoint_reader import Checkpoint
 from model_zoo.convert.convert_folder import convert
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import load
+from runtime.errors import ModelFileError
 from tests.gguf_files import block_types, matrices
 from tests.tiny_models import CHAT_TEMPLATE, tiny_tokenizer, write_tiny_folder
 from tests.unit.model_zoo.convert.checkpoint_changes import (
@@ -75,6 +83,8 @@ FAMILIES = {
     "olmo2": Olmo3Config(**SIZES),
     "olmoe": OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
     "phi3": Phi3Config(**SIZES),
+    "apertus": ApertusConfig(**SIZES, pad_token_id=None),
+    "arcee": ArceeConfig(**SIZES),
     "cohere2": Cohere2Config(**SIZES),
     "ernie4_5": Ernie4_5Config(**SIZES),
     "ernie4_5-moe": Ernie4_5_MoeConfig(**SIZES, moe_num_experts=8, moe_intermediate_size=32),
@@ -87,6 +97,28 @@ FAMILIES = {
     "lfm2": Lfm2Config(**SIZES, layer_types=LAYER_TYPES),
     "lfm2moe": Lfm2MoeConfig(
         **SIZES, layer_types=LAYER_TYPES, num_dense_layers=1, moe_intermediate_size=32
+    ),
+    "dots1": Dots1Config(
+        **SIZES,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        head_dim=16,
+        sliding_window=None,
+    ),
+    "hunyuan-dense": HunYuanDenseV1Config(**SIZES, head_dim=16),
+    "hunyuan-moe": HunYuanMoEV1Config(**SIZES, head_dim=16, num_experts=4, moe_topk=2),
+    "minimax-m2": MiniMaxM2Config(**SIZES, num_local_experts=4, head_dim=16),
+    "glm4moelite": Glm4MoeLiteConfig(
+        **(SIZES | {"num_key_value_heads": 4}),
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        q_lora_rank=24,
+        kv_lora_rank=32,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=16,
     ),
     "seed_oss": SeedOssConfig(**SIZES, head_dim=16),
     "smollm3": SmolLM3Config(**SIZES),
@@ -192,6 +224,35 @@ def test_layers_for_drafting_tokens_are_left_out(folder, copied, tmp_path) -> No
         convert(source, tmp_path / f"{name}.gguf")
     plain, found = (matrices(tmp_path / f"{name}.gguf") for name in ("plain", "drafting"))
     assert plain.keys() == found.keys()
+
+
+def test_numbers_of_layers_become_keys(tmp_path) -> None:
+    folder, out = tmp_path / "folder", tmp_path / "out.gguf"
+    write_tiny_folder(folder, FAMILIES["apertus"])
+    convert(folder, out)
+    weights = load_file(folder / "model.safetensors")
+    stored = [weights[f"model.layers.{layer}.mlp.act_fn.alpha_n"].item() for layer in range(2)]
+    assert GGUFFile.open(out).metadata["xielu.alpha_n"] == pytest.approx(stored)
+    assert not any("act_fn" in name for name in matrices(out))
+
+
+@pytest.mark.parametrize(
+    "number, said",
+    [
+        (None, r"needs: layers\.1\.mlp\.act_fn\.beta"),
+        (torch.ones(2), "is not a finite number"),
+        (torch.tensor(torch.nan), "is not a finite number"),
+    ],
+)
+def test_layers_without_their_numbers_are_refused(number, said, tmp_path) -> None:
+    name = "model.layers.1.mlp.act_fn.beta"
+    write_tiny_folder(tmp_path, FAMILIES["apertus"])
+    if number is None:
+        reshaped(tmp_path, lambda weights: weights.pop(name))
+    else:
+        reshaped(tmp_path, lambda weights: weights.update({name: number}))
+    with pytest.raises(ModelFileError, match=said):
+        convert(tmp_path, tmp_path / "out.gguf")
 
 
 def test_parts_have_the_same_tensors_and_bounded_sizes(folder, tmp_path) -> None:

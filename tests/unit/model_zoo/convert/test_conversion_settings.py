@@ -333,6 +333,87 @@ OLMO_3 = {
     "tie_word_embeddings": False,
     "vocab_size": 100278,
 }
+GLM_47_FLASH = {
+    "architectures": ["Glm4MoeLiteForCausalLM"],
+    "model_type": "glm4_moe_lite",
+    "first_k_dense_replace": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 10240,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 202752,
+    "moe_intermediate_size": 1536,
+    "n_group": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 20,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 47,
+    "num_key_value_heads": 20,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000,
+    "routed_scaling_factor": 1.8,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "v_head_dim": 256,
+    "vocab_size": 154880,
+}
+HUNYUAN_7B = {
+    "architectures": ["HunYuanDenseV1ForCausalLM"],
+    "model_type": "hunyuan_v1_dense",
+    "attention_head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {"alpha": 1000.0, "factor": 1.0, "type": "dynamic"},
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "use_cla": False,
+    "use_qk_norm": True,
+    "vocab_size": 128167,
+}
+HUNYUAN_A13B = HUNYUAN_7B | {
+    "architectures": ["HunYuanMoEV1ForCausalLM"],
+    "model_type": "hunyuan_v1_moe",
+    "intermediate_size": 3072,
+    "moe_intermediate_size": [3072] * 32,
+    "moe_topk": [8] * 32,
+    "norm_topk_prob": True,
+    "num_experts": 64,
+    "num_shared_expert": [1] * 32,
+}
+MINIMAX_M2 = {
+    "architectures": ["MiniMaxM2ForCausalLM"],
+    "model_type": "minimax_m2",
+    "head_dim": 128,
+    "hidden_size": 3072,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 196608,
+    "num_attention_heads": 48,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 62,
+    "num_key_value_heads": 8,
+    "num_local_experts": 256,
+    "qk_norm_type": "per_layer",
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 5000000,
+    "rotary_dim": 64,
+    "scoring_func": "sigmoid",
+    "shared_intermediate_size": 0,
+    "tie_word_embeddings": False,
+    "use_qk_norm": True,
+    "use_routing_bias": True,
+    "vocab_size": 200064,
+}
 PUBLISHED = {
     "Granite 4.0 H Tiny": GRANITE_4_H,
     "Nemotron Nano 9B v2": NEMOTRON_NANO_2,
@@ -353,6 +434,10 @@ PUBLISHED = {
     "Phi 3 mini 128k": PHI_3_LONG,
     "LFM2 1.2B": LFM2,
     "ERNIE 4.5 21B": ERNIE_45,
+    "GLM-4.7-Flash": GLM_47_FLASH,
+    "Hunyuan 7B": HUNYUAN_7B,
+    "Hunyuan-A13B": HUNYUAN_A13B,
+    "MiniMax M2": MINIMAX_M2,
 }
 
 
@@ -437,6 +522,26 @@ def test_olmoe_is_refused_with_settings_of_no_published_model(tmp_path, setting)
         told(tmp_path / "changed", LLAMA_2 | olmoe | setting)
 
 
+def test_the_base_of_hunyuan_is_stretched(tmp_path) -> None:
+    dense, experts = (
+        told(tmp_path / name, values)
+        for name, values in (("dense", HUNYUAN_7B), ("experts", HUNYUAN_A13B))
+    )
+    # Of llama.cpp's files of both models.
+    expected = {"rope.freq_base": pytest.approx(11158840.0), "context_length": 262144}
+    assert {key: dense[key] for key in expected} == expected
+    assert {key: experts[key] for key in expected} == expected
+    assert (experts["expert_used_count"], experts["expert_feed_forward_length"]) == (8, 3072)
+    plain = told(tmp_path / "plain", HUNYUAN_7B | {"rope_scaling": None})
+    assert (plain["rope.freq_base"], plain["context_length"]) == (10000.0, 32768)
+
+
+def test_dense_layers_that_do_not_lead_are_refused(tmp_path) -> None:
+    kinds = ["sparse"] * 46 + ["dense"]
+    with pytest.raises(ModelFileError, match="are not `dense` first and then `sparse`"):
+        told(tmp_path / "folder", GLM_47_FLASH | {"mlp_layer_types": kinds})
+
+
 def test_a_pattern_of_letters_is_repeated(tmp_path) -> None:
     exaone = {"architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4"}
     windows = {"sliding_window": 4096, "sliding_window_pattern": "LLLG"}
@@ -492,11 +597,16 @@ def test_llama3_factors_match_the_frequencies_of_transformers(high) -> None:
     [
         (LLAMA_2 | {"rope_scaling": {"type": "dynamic"}}, "the rope scaling dynamic is not"),
         (QWEN_25 | {"use_sliding_window": True}, "has layers with a sliding window"),
+        (QWEN_25 | {"layer_types": ["sliding_attention"] * 28}, "has layers with a sliding window"),
         (GEMMA_2 | {"query_pre_attn_scalar": 128}, "is 128, where files .* mean 144"),
         (GEMMA_3_TEXT | {"query_pre_attn_scalar": 168}, "is 168, where files .* mean 256"),
         (GEMMA_2 | {"layer_types": ["full_attention"] * 46}, "in all layers but one in 2"),
         (SMOLLM_3 | {"no_rope_layer_interval": 2}, "one layer in 2 has no rotation"),
         (ERNIE_45 | {"moe_layer_end_index": 26}, "layers after .* have no experts"),
+        (MINIMAX_M2 | {"scoring_func": "softmax"}, "has 'softmax' as `scoring_func`, where"),
+        (HUNYUAN_7B | {"rope_scaling": {"type": "dynamic"}}, "needs an `alpha`"),
+        (GLM_47_FLASH | {"rope_interleave": False}, "has False as `rope_interleave`"),
+        (HUNYUAN_A13B | {"num_shared_expert": [2] * 32}, "has 2 shared experts in a layer"),
     ],
 )
 def test_settings_that_files_cannot_express_are_refused(values, said, tmp_path) -> None:

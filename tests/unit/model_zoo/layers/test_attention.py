@@ -136,8 +136,8 @@ def test_without_a_rotary_embedding_nothing_is_rotated(scope) -> None:
 def test_norms_are_applied_before_or_after_rotation(scope) -> None:
     before = layer(scope(MATRICES), q_norm=NORM, k_norm=NORM)
     near(before(X, step()), attended(turned(normal(QUERIES)), turned(normal(KEYS)), VALUES))
-    after = layer(scope(MATRICES), rotated_norm=RMSNorm(None, EPS))
-    expected = attended(normal(turned(QUERIES), None), normal(turned(KEYS), None), VALUES)
+    after = layer(scope(MATRICES), rotated_q_norm=NORM, rotated_k_norm=RMSNorm(None, EPS))
+    expected = attended(normal(turned(QUERIES)), normal(turned(KEYS), None), VALUES)
     near(after(X, step()), expected)
 
 

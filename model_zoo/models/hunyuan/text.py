@@ -1,0 +1,57 @@
+"""Hunyuan V1, dense and with experts: norms of queries and keys follow the rotation."""
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.attention import AttentionOptions
+from model_zoo.layers.attention_layer import attention_layer
+from model_zoo.layers.block import RowWise
+from model_zoo.layers.decoder import Decoder, TextLayer
+from model_zoo.layers.experts import ExpertOptions, experts_or_dense
+from model_zoo.layers.feed_forward import GatedFeedForward
+from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.rope import Pairs, Rotary
+from model_zoo.layers.rope_scaling import read_rotary
+from model_zoo.layers.text_sizes import TextSizes
+
+SHARED = "expert_shared_feed_forward_length"
+
+
+def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
+    """Converters have stretched `rope.freq_base` for long contexts."""
+    sizes = TextSizes.read(metadata)
+    base = metadata.get_positive("rope.freq_base")
+    rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
+    layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
+    return Decoder(w, sizes, layers)
+
+
+def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
+    return attention_layer(
+        w,
+        sizes,
+        index,
+        rotary,
+        attention=_rotated_norms(w, sizes),
+        feed_forward=_feed_forward(w, sizes, index),
+    )
+
+
+def _rotated_norms(w: TensorScope, sizes: TextSizes) -> AttentionOptions:
+    """The weights of keys multiply the queries instead, which gives the same scores: with weights,
+    cached keys could not be rotated to other positions."""
+    queries, keys = (w.vector(f"attn_{name}_norm", size=sizes.key_dim) for name in ("q", "k"))
+    weight = queries if queries.is_meta else queries * keys
+    return AttentionOptions(
+        rotated_q_norm=RMSNorm(weight, sizes.eps), rotated_k_norm=RMSNorm(None, sizes.eps)
+    )
+
+
+def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> RowWise:
+    """SwiGLU, or experts and a shared one, which is as wide as a dense feed-forward if the file
+    states no width."""
+    options = None
+    if sizes.metadata.get("expert_count", int, 0):
+        width = sizes.metadata.get_size(SHARED, sizes.feed_forward[index])
+        shared = GatedFeedForward(w, hidden=sizes.hidden, size=width, suffix="_shexp")
+        options = ExpertOptions(shared=shared)
+    return experts_or_dense(w, sizes, index, options)

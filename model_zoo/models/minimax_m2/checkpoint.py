@@ -1,0 +1,51 @@
+"""MiniMax M2: conversion of text model checkpoints to GGUF."""
+
+from gguf import ExpertGatingFuncType
+
+from model_zoo.convert import checks, decoders
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.mapping import Conversion, Key, Rule
+
+_EXPERTS = "block_sparse_moe"
+
+
+def _rotated(config: Configuration) -> int:
+    """Published checkpoints state it outright; `transformers` saves a part of the head."""
+    if config.get("rotary_dim") is None:
+        return decoders.rotated_size(config)
+    return config.require_size("rotary_dim")
+
+
+CONVERSION = Conversion(
+    serves=("MiniMaxM2ForCausalLM",),
+    model_types=("minimax_m2",),
+    architecture="minimax-m2",
+    keys=(
+        *decoders.SIZES,
+        *decoders.HEAD_SIZES,
+        Key("rope.dimension_count", _rotated),
+        decoders.ROPE_BASE,
+        *decoders.EXPERT_COUNTS,
+        Key("expert_feed_forward_length", "intermediate_size"),
+        Key("expert_gating_func", lambda c: ExpertGatingFuncType.SIGMOID.value),
+    ),
+    rules=(
+        *decoders.EMBEDDINGS,
+        *decoders.attention(),
+        *decoders.experts(_EXPERTS, names=("w1", "w3", "w2")),
+        Rule(f"layers.{{n}}.{_EXPERTS}.e_score_correction_bias", "blk.{n}.exp_probs_b.bias"),
+        *decoders.PRE_NORMS,
+        *decoders.HEAD_NORMS,
+    ),
+    drop=decoders.BUFFERS,
+    check=checks.all_of(
+        checks.only_scalings(),
+        checks.only_values(
+            scoring_func="sigmoid",
+            use_routing_bias=True,
+            shared_intermediate_size=0,
+            use_qk_norm=True,
+            qk_norm_type="per_layer",
+        ),
+    ),
+)

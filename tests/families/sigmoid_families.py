@@ -1,0 +1,81 @@
+"""The rows of models whose experts have sigmoids as scores in the table of text families."""
+
+from collections.abc import Mapping
+
+from transformers import Dots1Config, Glm4MoeConfig, MiniMaxM2Config
+
+from tests.families.text_family import SIZES, TIED, WIDE_HEADS, CompleteFile, TextFamily, rope
+
+LEADING_DENSE = SIZES | {
+    "num_hidden_layers": 3,
+    "head_dim": 32,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+}
+EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
+
+FAMILIES: Mapping[str, TextFamily] = {
+    "dots1": TextFamily(
+        Dots1Config,
+        LEADING_DENSE | rope(1e7) | {"n_group": 1, "sliding_window": None},
+        {
+            "plain": {"norm_topk_prob": True},
+            "groups_with_biases": {
+                "n_group": 2,
+                "topk_group": 1,
+                "routed_scaling_factor": 2.5,
+                "attention_bias": True,
+                "tie_word_embeddings": True,
+            },
+        },
+        wide=WIDE_HEADS | {"moe_intermediate_size": 256},
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    expert_gating_func expert_weights_norm expert_weights_scale
+                    expert_group_count expert_group_used_count
+                """
+            ),
+        ),
+    ),
+    "glm4moe": TextFamily(
+        Glm4MoeConfig,
+        LEADING_DENSE | {"num_mtp_layers": 0},
+        {
+            "plain": {"use_qk_norm": True},
+            "groups_without_head_norms": {
+                "n_group": 2,
+                "norm_topk_prob": False,
+                "routed_scaling_factor": 2.5,
+                "attention_bias": True,
+                "tie_word_embeddings": True,
+            },
+        },
+        wide=WIDE_HEADS | {"moe_intermediate_size": 256},
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    expert_gating_func expert_weights_norm expert_weights_scale
+                    expert_group_count expert_group_used_count
+                """
+            ),
+        ),
+    ),
+    "minimax-m2": TextFamily(
+        MiniMaxM2Config,
+        SIZES | rope(5e6, partial_rotary_factor=0.5) | {"head_dim": 32} | EXPERTS,
+        {
+            "plain": {},
+            "whole_heads_rotated": rope(5e6),
+            "one_expert_per_token": {"num_experts_per_tok": 1},
+            "tied_with_as_many_kv_heads_as_heads": TIED | {"num_key_value_heads": 4},
+        },
+        wide=WIDE_HEADS,
+        divided=None,
+        effective_keys={"rope.dimension_count": 8, "expert_weights_norm": False},
+        files=(CompleteFile(optional_keys="expert_gating_func feed_forward_length"),),
+    ),
+}
