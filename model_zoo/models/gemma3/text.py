@@ -1,4 +1,4 @@
-"""Gemma 3: the text model."""
+"""Gemma 3: the text model, and EmbeddingGemma, its layers with attention in both directions."""
 
 from dataclasses import replace
 
@@ -11,9 +11,10 @@ from model_zoo.layers.decoder import Decoder, DecoderOptions, TextLayer
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import plain_frequencies, read_rotary
+from model_zoo.layers.text_encoder import EncoderOptions, TextEncoder
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import gelu_mul
-from runtime.kv.spec import CacheKind, Full, Sliding
+from runtime.kv.spec import CacheKind, Full, Sliding, Symmetric
 
 # Values of all models, as in Gemma3TextConfig of `transformers`; the 27B has smaller heads.
 DEFAULT_EPS, DEFAULT_HEAD_DIM, LARGEST_HEAD_DIM = 1e-6, 256, 128
@@ -25,9 +26,10 @@ SCALED, SCALE = (34, 48, LARGEST), 8.0
 # Two spellings: Ollama's, and llama.cpp's.
 LOCAL_KEYS = "rope.local.freq_base", "rope.freq_base_swa"
 GLOBAL_KEYS = "rope.global.freq_base", "rope.freq_base"
+WINDOW = "attention.sliding_window"
 
 
-def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
+def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder | TextEncoder:
     """All layers but every sixth have a window and another rotary base.
 
     The norm weights in a file are those of the model plus one.
@@ -35,22 +37,35 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     largest = metadata.get("block_count", int) == LARGEST
     head_dim = LARGEST_HEAD_DIM if largest else DEFAULT_HEAD_DIM
     sizes = TextSizes.read(metadata, eps=DEFAULT_EPS, head_dim=head_dim)
-    window = _window(metadata)
-    sliding = sizes.sliding_layers(FULL_EVERY) if window else (False,) * sizes.layers
-    kinds = [Sliding(window) if slides else Full() for slides in sliding]
-    near, far = _local(w, sizes), _global(w, sizes, window)
-    layers = [
-        _layer(w.scope("blk", i), sizes, i, kind, near if sliding[i] else far)
-        for i, kind in enumerate(kinds)
-    ]
+    return (_encoder if metadata.architecture == "gemma-embedding" else _decoder)(w, sizes)
+
+
+def _decoder(w: TensorScope, sizes: TextSizes) -> Decoder:
+    """llama.cpp's converter omits the window if no layer has one."""
+    metadata = sizes.metadata
+    near = Sliding(metadata.require_size(WINDOW)) if metadata.get(WINDOW, int, 0) else None
     options = DecoderOptions(embedding_scale=sizes.hidden**0.5, logit_softcap=_logit_cap(sizes))
-    return Decoder(w, sizes, layers, options)
+    return Decoder(w, sizes, _layers(w, sizes, near), options)
 
 
-def _window(metadata: Metadata) -> int:
-    """0 if no layer has one; llama.cpp's converter then omits the key."""
-    key = "attention.sliding_window"
-    return metadata.require_size(key) if metadata.get(key, int, 0) else 0
+def _encoder(w: TensorScope, sizes: TextSizes) -> TextEncoder:
+    """Files state both sides of the window together."""
+    near = Symmetric(sizes.metadata.require_size(WINDOW) // 2)
+    options = EncoderOptions(
+        embedding_scale=sizes.hidden**0.5,
+        output_norm=w.rms_norm("output_norm", sizes.eps, size=sizes.hidden),
+    )
+    return TextEncoder(w, sizes, _layers(w, sizes, near), options)
+
+
+def _layers(w: TensorScope, sizes: TextSizes, near: CacheKind | None) -> list[TextLayer]:
+    """`near`: the kind of layers with a window; None if there are none."""
+    local, everywhere = (near or Full(), _local(w, sizes)), (Full(), _global(w, sizes))
+    sliding = (False,) * sizes.layers if near is None else sizes.sliding_layers(FULL_EVERY)
+    return [
+        _layer(w.scope("blk", i), sizes, i, *(local if slides else everywhere))
+        for i, slides in enumerate(sliding)
+    ]
 
 
 def _layer(
@@ -75,7 +90,7 @@ def _local(w: TensorScope, sizes: TextSizes) -> Rotary:
     return Rotary(plain_frequencies(sizes.key_dim, base).to(w.device), Pairs.NEOX)
 
 
-def _global(w: TensorScope, sizes: TextSizes, window: int) -> Rotary:
+def _global(w: TensorScope, sizes: TextSizes) -> Rotary:
     metadata = sizes.metadata
     rotary = read_rotary(
         w,
@@ -85,6 +100,7 @@ def _global(w: TensorScope, sizes: TextSizes, window: int) -> Rotary:
         dim=sizes.key_dim,
         base=_base(metadata, GLOBAL_KEYS, GLOBAL_BASE),
     )
+    window = metadata.get(WINDOW, int, 0)
     silent = not metadata.has("rope.scaling.type") and not metadata.has("rope.scaling.factor")
     if silent and sizes.layers in SCALED and 0 < window < sizes.context_length:
         return replace(rotary, frequencies=rotary.frequencies / SCALE)

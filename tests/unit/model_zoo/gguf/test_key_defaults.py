@@ -82,6 +82,13 @@ DEFAULTS = {
         ENCODERS["gemma_embedding"], LOCAL_BASE, 1e4, 100.0,
         "Gemma3TextConfig.rope_parameters.sliding_attention.rope_theta", ENCODER,
     ),
+    "gemma-embedding base": Default(
+        ENCODERS["gemma_embedding"], BASE, 1e6, 100.0,
+        "Gemma3TextConfig.rope_parameters.full_attention.rope_theta", ENCODER,
+    ),
+    "gemma-embedding eps": Default(
+        ENCODERS["gemma_embedding"], EPSILON, 1e-6, 1e-3, "Gemma3TextConfig.rms_norm_eps", ENCODER
+    ),
     "llama eps": Default(
         TEXT_MODELS["mistral"].config(), EPSILON, 1e-6, 1e-3, "LlamaConfig.rms_norm_eps"
     ),

@@ -36,7 +36,8 @@ FILES: Mapping[str, tuple[str, CompleteFile]] = {
         "gemma_embedding_with_every_other_layer_full",
         CompleteFile(
             optional_keys="""
-                attention.causal attention.sliding_window_pattern rope.freq_base_swa
+                attention.causal attention.layer_norm_rms_epsilon
+                attention.sliding_window_pattern rope.freq_base rope.freq_base_swa
                 rope.scaling.type
             """
         ),
