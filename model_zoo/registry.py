@@ -223,6 +223,14 @@ def class_for(metadata: Metadata) -> Callable[[TensorScope, Metadata], DecoderMo
     return import_module(TEXT_FAMILIES[name].text).build_decoder
 
 
+def read_heads(
+    w: TensorScope, metadata: Metadata
+) -> tuple[RankingHead | None, EmbeddingHead | None]:
+    """What follows the pooling of a text model; None for the heads that the file lacks."""
+    alone = w.undivided()
+    return RankingHead.read(alone, metadata), EmbeddingHead.read(alone, metadata)
+
+
 def check_divisible(metadata: Metadata, ranks: Ranks) -> None:
     """UnsupportedModelError if ranks cannot divide models of this architecture."""
     if ranks.size == 1 or TEXT_FAMILIES[metadata.architecture].tensor_parallel:
@@ -297,11 +305,10 @@ class _Recipe:
         return self._from(*self._scopes((device, vision_device), self.options.progress))
 
     def _from(self, w: TensorScope, vision: TensorScope) -> _Parts:
-        decoder, alone = self.decoder_class(w, self.metadata), w.undivided()
+        decoder = self.decoder_class(w, self.metadata)
         return _Parts(
             decoder,
-            RankingHead.read(alone, self.metadata),
-            EmbeddingHead.read(alone, self.metadata),
+            *read_heads(w, self.metadata),
             None
             if self.vision is None
             else self.vision.build(vision.undivided(), self.tokenizer, decoder),

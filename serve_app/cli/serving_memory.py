@@ -16,6 +16,7 @@ from model_zoo.registry import (
     class_for,
     open_adapters,
     pooling_of,
+    read_heads,
     token_metadata,
 )
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
@@ -188,6 +189,7 @@ def _built_on(files: _Files, where: torch.device, device: torch.device) -> _Unlo
     options = ScopeOptions(adapters=files.adapters)
     w = TensorScope(facts.file, device=where, dtype=_number_type(device), options=options)
     decoder = class_for(facts.metadata)(w, facts.metadata)
+    read_heads(w, facts.metadata)
     tower = _tower(facts, files.projector, w.undivided(), decoder)
     w.check()
     encoder = None if tower is None else PlannedEncoder.of(tower, device)

@@ -27,6 +27,7 @@ from tests.gguf_files import rewrite
 from tests.parity.test_embedding_models import CONTEXT, SIZES, save_word_pieces
 from tests.parity.test_embedding_models import TEXTS as ALL_TEXTS
 from tests.tiny_models import write_tiny_folder
+from tests.unit.serve_app.cli.cli_runs import said
 from tests.unit.serve_app.fake_replicas import http_client
 
 TOLERANCE = 1e-5
@@ -160,6 +161,7 @@ def test_a_reranker_embeds_nothing_and_says_so(original) -> None:
         replica.close()
     listed = listed_file("demo", original.path, has_projector=False, options=Options(), stored=None)
     assert listed.capabilities == ("rerank",)
+    assert said("show", original.path)["supported"]
 
 
 def test_a_query_that_fills_the_context_is_refused(original) -> None:
