@@ -31,6 +31,7 @@ from serve_app.cli.terminal import (
     shortened,
 )
 from serve_app.config.options import served_options
+from serve_app.gateway.file_headers import capabilities_of
 
 _LONGEST_VALUE = 80
 _LONGEST_REASON = 400
@@ -137,6 +138,7 @@ def _document(
         "block_count": facts.size("block_count"),
         "vocab_size": facts.vocab_size,
         "license": facts.license,
+        "capabilities": _capabilities(location, facts, store),
         "path": str(location.file),
         "file_bytes": facts.file.size_bytes,
         "modified_at": iso_date(facts.file.modified_at),
@@ -160,6 +162,16 @@ def _document(
         "metadata": facts.file.metadata,
         "tensors": tensor_list(facts.file),
     }
+
+
+def _capabilities(location: LocatedModel, facts: ModelFacts, store: Store) -> list[str]:
+    """Those of the model once it is served; none if its files are damaged."""
+    stored, sees = location.stored, location.projector is not None
+    try:
+        own = None if stored is None else resolve_stored(stored, store).served_template
+        return list(capabilities_of(facts.metadata, own, has_projector=sees))
+    except CaravanError:
+        return []
 
 
 def _stored(location: LocatedModel, store: Store) -> dict[str, Any]:
@@ -247,6 +259,7 @@ def _summary(document: Mapping[str, Any], facts: ModelFacts) -> Iterator[tuple[s
         yield "draft model", _file_line(document, "draft")
     for adapter in document["adapters"]:
         yield "adapter", f"{adapter['path']}, scale {adapter['scale']:g}"
+    yield "capabilities", ", ".join(document["capabilities"]) or "unknown"
     yield "chat template", facts.template.origin or "none: raw prompts only"
     reason = document["unsupported_because"]
     yield "served", "yes" if reason is None else f"no: {shortened(reason, _LONGEST_REASON)}"

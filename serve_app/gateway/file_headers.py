@@ -48,7 +48,7 @@ def listed_file(
         parameter_count=sum(info.elements for info in file.tensors.values()),
         context_length=metadata.get("context_length", int, 0),
         embedding_length=metadata.get("embedding_length", int, 0),
-        capabilities=_capabilities(metadata, template, has_projector=has_projector),
+        capabilities=capabilities_of(metadata, template, has_projector=has_projector),
         options=options,
     )
 
@@ -71,19 +71,11 @@ def listed_model(settings: ModelSettings, environment: Mapping[str, str]) -> Lis
         return None
 
 
-def _jinja(template: str | None) -> str | None:
-    """The template in Jinja; None if it cannot be converted and will not be used."""
-    try:
-        return None if template is None else as_jinja(template)
-    except ModelFileError:
-        return None
-
-
-def _capabilities(
+def capabilities_of(
     metadata: Metadata, own_template: str | None, *, has_projector: bool
 ) -> tuple[str, ...]:
     """The capabilities that the loaded model will report, except that an unsupported vision model
-    counts as supported."""
+    counts as supported. `own_template`: as `template` of `listed_file`."""
     own = _jinja(own_template)
     embeds = metadata.architecture in EMBEDDING_ARCHITECTURES or bool(
         metadata.get("pooling_type", int, NONE)
@@ -104,3 +96,11 @@ def _capabilities(
         "rerank": ranks,
     }
     return tuple(name for name, holds in found.items() if holds)
+
+
+def _jinja(template: str | None) -> str | None:
+    """The template in Jinja; None if it cannot be converted and will not be used."""
+    try:
+        return None if template is None else as_jinja(template)
+    except ModelFileError:
+        return None

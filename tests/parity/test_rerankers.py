@@ -161,7 +161,8 @@ def test_a_reranker_embeds_nothing_and_says_so(original) -> None:
         replica.close()
     listed = listed_file("demo", original.path, has_projector=False, options=Options(), stored=None)
     assert listed.capabilities == ("rerank",)
-    assert said("show", original.path)["supported"]
+    shown = said("show", original.path)
+    assert shown["supported"] and shown["capabilities"] == ["rerank"]
 
 
 def test_a_query_that_fills_the_context_is_refused(original) -> None:

@@ -189,9 +189,18 @@ def test_the_template_is_shown_with_its_origin(tiny, tmp_path):
     assert said("show", without)["template"]["origin"] == "fallback (chatml)"
 
 
+def test_the_capabilities_are_those_of_the_served_model(tiny, tmp_path):
+    assert said("show", tiny)["capabilities"] == ["completion"]
+    pooled = rewrite(tiny, tmp_path / "pooled.gguf", own_keys={"pooling_type": 3})
+    assert said("show", pooled)["capabilities"] == ["embedding"]
+    damaged = rewrite(tiny, tmp_path / "damaged.gguf", own_keys={"pooling_type": "mean"})
+    assert said("show", damaged)["capabilities"] == []
+
+
 def test_the_text_output_has_the_same_facts(tiny):
     shown = run("show", tiny, "--device", "cpu").stdout
-    for line in ("architecture   llama", "quantisation   Q8_0", "context        512"):
+    facts = ("architecture   llama", "quantisation   Q8_0", "context        512")
+    for line in (*facts, "capabilities   completion"):
         assert line in shown
     assert "Memory on cpu, for 16 concurrent requests of 512 tokens" in shown
     assert f"({tiny_tokenizer().get_vocab_size()} elements)" in shown  # arrays are shortened
