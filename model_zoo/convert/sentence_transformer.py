@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.convert.configuration import Configuration, optional_json
-from model_zoo.convert.mapping import Key, Rule
+from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Key, Rule
 from model_zoo.gguf.pooling_types import CLS, LAST, MEAN, RANK
 from runtime.errors import UnsupportedModelError
 
@@ -17,8 +17,9 @@ _NAMES = {"mean": MEAN, "cls": CLS, "lasttoken": LAST}
 # Folders of further modules, which GGUF files cannot represent.
 _OTHERS = ("*_LayerNorm", "*_WeightedLayerPooling", "*_CNN", "*_LSTM")
 _IDENTITY = "torch.nn.modules.linear.Identity"
-# Matrices after pooling, by their tensors in files of the architectures that have them.
-_DENSE = {"dense_2": "2_Dense", "dense_3": "3_Dense"}
+# Modules with matrices after pooling, and their tensors in files of architectures that have them.
+_DENSE = ("2_Dense", "3_Dense")
+_DENSE_TENSORS = {LLAMA_CPP: ("dense_2", "dense_3"), OLLAMA: ("dense.0", "dense.1")}
 
 
 def pooling_type(config: Configuration) -> int | None:
@@ -50,13 +51,14 @@ def _features(module: str, which: str) -> Callable[[Configuration], int | None]:
 
 POOLING = Key("pooling_type", pooling_type)
 DENSE_KEYS = tuple(
-    Key(f"{name}_feat_{which}", _features(module, which))
-    for name, module in _DENSE.items()
+    Key(f"{name}_feat_{which}", _features(module, which), flavours=(LLAMA_CPP,))
+    for module, name in zip(_DENSE, _DENSE_TENSORS[LLAMA_CPP], strict=True)
     for which in ("in", "out")
 )
 DENSE_RULES = tuple(
-    Rule(f"{module}.linear.weight", f"{name}.weight", optional=True)
-    for name, module in _DENSE.items()
+    Rule(f"{module}.linear.weight", f"{name}.weight", optional=True, flavours=(flavour,))
+    for flavour, names in _DENSE_TENSORS.items()
+    for module, name in zip(_DENSE, names, strict=True)
 )
 
 

@@ -19,13 +19,14 @@ class EmbeddingHead:
 
     @classmethod
     def read(cls, w: TensorScope, metadata: Metadata) -> "EmbeddingHead | None":
-        """`dense_2`, and after it `dense_3`; None for a file that has neither."""
-        first = w.linear(
-            "dense_2", shape=(None, metadata.require_size("embedding_length")), optional=True
-        )
+        """`dense_2`, and after it `dense_3`; None for a file that has neither. Ollama's names are
+        `dense.0` and `dense.1`."""
+        hidden = metadata.require_size("embedding_length")
+        first = w.linear("dense_2", alt="dense.0", shape=(None, hidden), optional=True)
         if first is None:
             return None
-        second = w.linear("dense_3", shape=(None, first.weight.shape[0]), optional=True)
+        outs = first.weight.shape[0]
+        second = w.linear("dense_3", alt="dense.1", shape=(None, outs), optional=True)
         return cls((first,) if second is None else (first, second), w.device)
 
     @torch.inference_mode()

@@ -17,7 +17,7 @@ from serve_app.config.settings import ModelSettings
 from serve_app.gateway.listing import ListedModel
 from serve_app.replica.model_files import local_files
 
-# Architectures that only embed.
+# Architectures that only embed, as all models do whose tokens attend in both directions.
 EMBEDDING_ARCHITECTURES = frozenset({"bert", "gemma-embedding", "nomic-bert"})
 
 
@@ -77,9 +77,10 @@ def capabilities_of(
     """The capabilities that the loaded model will report, except that an unsupported vision model
     counts as supported. `own_template`: as `template` of `listed_file`."""
     own = _jinja(own_template)
-    embeds = metadata.architecture in EMBEDDING_ARCHITECTURES or bool(
-        metadata.get("pooling_type", int, NONE)
+    only_embeds = metadata.architecture in EMBEDDING_ARCHITECTURES or not metadata.get(
+        "attention.causal", bool, True
     )
+    embeds = only_embeds or metadata.get("pooling_type", int, NONE) != NONE
     ranks = metadata.get("pooling_type", int, NONE) == RANK
     template = metadata.get("tokenizer.chat_template", str, "")
     named = metadata.get("tokenizer.chat_template.tool_use", str, template)

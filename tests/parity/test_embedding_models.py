@@ -6,6 +6,7 @@ those that the saved model and tokenizer give for the same texts.
 
 import asyncio
 import base64
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,11 +30,18 @@ from transformers import (
 )
 
 from model_zoo.convert.convert_folder import convert
+from model_zoo.gguf.reader import GGUFFile
+from runtime.errors import ModelFileError
+from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings
+from serve_app.gateway.file_headers import listed_file
 from serve_app.replica.loading import load_replica
+from serve_app.replica.replica import ModelReplica
 from tests.dense_modules import write_dense
 from tests.families.encoder_configs import GEMMA
+from tests.gguf_files import matrices, rewrite
 from tests.tiny_models import END, END_OF_TEXT, tiny_tokenizer, write_tiny_folder
+from tests.unit.serve_app.cli.cli_runs import said
 from tests.unit.serve_app.fake_replicas import http_client
 
 TOLERANCE = 2e-5  # of components of vectors of length one
@@ -90,13 +98,19 @@ DENSE = {
     "2_Dense": torch.randn(96, 64, generator=torch.Generator().manual_seed(1)) / 8,
     "3_Dense": torch.randn(64, 96, generator=torch.Generator().manual_seed(2)) / 8,
 }
+GEMMA_SIZES = SIZES | GEMMA | {"num_hidden_layers": 7}
 MODELS = {
     "bert_mean": (BertConfig(**SIZES), "mean_tokens", lambda states: states.mean(0)),
     "bert_cls": (BertConfig(**SIZES), "cls_token", lambda states: states[0]),
     "gemma_embedding_mean": (
-        Gemma3TextConfig(**SIZES | GEMMA | {"num_hidden_layers": 7}),
+        Gemma3TextConfig(**GEMMA_SIZES),
         "mean_tokens",
         lambda states: DENSE["3_Dense"] @ (DENSE["2_Dense"] @ states.mean(0)),
+    ),
+    "gemma3_last": (
+        Gemma3TextConfig(**GEMMA_SIZES | {"use_bidirectional_attention": False}),
+        "lasttoken",
+        lambda states: states[-1],
     ),
     "nomic_bert_mean": (NomicBertConfig(**SIZES), "mean_tokens", lambda states: states.mean(0)),
     "qwen3_last": (
@@ -110,6 +124,8 @@ MODELS = {
         lambda states: states.mean(0),
     ),
 }
+MODELS["gemma_embedding_mean_ollama"] = MODELS["gemma_embedding_mean"]
+CAUSAL = {"Gemma3TextModel": "Gemma3ForCausalLM", "Qwen3Model": "Qwen3ForCausalLM"}
 ENCODERS = [name for name in MODELS if "bert" in name]
 
 
@@ -132,9 +148,12 @@ def made(name: str, place: Path) -> Original:
     modes = {"cls_token": False, "mean_tokens": False, "lasttoken": False} | {mode: True}
     settings = {f"pooling_mode_{key}": value for key, value in modes.items()}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings))
-    for module, weight in DENSE.items() if "gemma" in name else ():
+    if "gemma_embedding" not in name:
+        name_causal_model(folder / "config.json")
+    for module, weight in DENSE.items() if "gemma_embedding" in name else ():
         write_dense(folder, module, weight)
-    convert(folder, place / "model.gguf", type="f32")
+    flavour = "ollama" if "ollama" in name else "llama.cpp"
+    convert(folder, place / "model.gguf", type="f32", flavour=flavour)
     return Original(model, AutoTokenizer.from_pretrained(folder), pool, place / "model.gguf")
 
 
@@ -151,8 +170,14 @@ def save_byte_pieces(folder: Path) -> None:
     own.post_processor = TemplateProcessing(single=f"$A {END_OF_TEXT}", special_tokens=ends)
     saved = PreTrainedTokenizerFast(tokenizer_object=own, eos_token=END, pad_token=END_OF_TEXT)
     saved.save_pretrained(folder)
-    path = folder / "config.json"
-    path.write_text(path.read_text().replace('"Qwen3Model"', '"Qwen3ForCausalLM"'))
+
+
+def name_causal_model(path: Path) -> None:
+    """As the authors of decoders name them."""
+    text = path.read_text()
+    for name, whole in CAUSAL.items():
+        text = text.replace(f'"{name}"', f'"{whole}"')
+    path.write_text(text)
 
 
 def ask(original: Original, path: str, **body: Any) -> httpx.Response:
@@ -162,12 +187,15 @@ def ask(original: Original, path: str, **body: Any) -> httpx.Response:
         async with http_client(replica) as client:
             return await client.post(path, json={"model": "demo", **body})
 
-    settings = ModelSettings(name="demo", source=str(original.path), device="cpu", threads=1)
-    replica = load_replica(settings)
+    replica = loaded(original.path)
     try:
         return asyncio.run(main())
     finally:
         replica.close()
+
+
+def loaded(path: Path) -> ModelReplica:
+    return load_replica(ModelSettings(name="demo", source=str(path), device="cpu", threads=1))
 
 
 def test_vectors_of_texts_are_those_of_transformers(original) -> None:
@@ -214,3 +242,68 @@ def test_words_after_many_spaces_and_long_words_are_tokenised(tmp_path, name, tr
     reply = ask(original, "/api/embed", input=list(LONG_IN_CHARACTERS), truncate=truncate).json()
     expected = original.vectors(LONG_IN_CHARACTERS)
     assert np.abs(np.array(reply["embeddings"]) - expected).max() <= TOLERANCE
+
+
+def test_embedding_models_are_listed_as_such(original) -> None:
+    assert capabilities(original.path) == {("embedding",)}
+
+
+def capabilities(path: Path) -> set[tuple[str, ...]]:
+    """As the file, the loaded model and `caravan show` state them."""
+    listed = listed_file("demo", path, has_projector=False, options=Options(), stored=None)
+    shown = said("show", path)
+    assert shown["supported"]
+    replica = loaded(path)
+    try:
+        served = replica.describe().capabilities
+    finally:
+        replica.close()
+    return {listed.capabilities, served, tuple(shown["capabilities"])}
+
+
+@pytest.fixture(scope="module")
+def of_ollama(tmp_path_factory) -> Original:
+    return made("gemma_embedding_mean_ollama", tmp_path_factory.mktemp("models"))
+
+
+def test_files_of_ollama_name_gemma_3_and_number_the_matrices_after_pooling(of_ollama) -> None:
+    file = GGUFFile.open(of_ollama.path)
+    assert file.metadata["general.architecture"] == "gemma3"
+    assert file.metadata["gemma3.pooling_type"] == 1
+    assert {"dense.0.weight", "dense.1.weight"} <= file.tensors.keys()
+    assert not any("dense" in key for key in file.metadata)
+
+
+def test_files_of_ollama_may_omit_keys_and_have_another_name_of_the_norm(
+    of_ollama, tmp_path
+) -> None:
+    changed = rewrite(
+        of_ollama.path,
+        tmp_path / "changed.gguf",
+        own_keys={"attention.causal": None, "rope.freq_base_swa": None},
+        tensors={
+            "output_norm.weight": None,
+            "norm.weight": matrices(of_ollama.path)["output_norm.weight"],
+        },
+    )
+    original = dataclasses.replace(of_ollama, path=changed)
+    reply = ask(original, "/api/embed", input=list(TEXTS)).json()
+    assert np.abs(np.array(reply["embeddings"]) - original.vectors(TEXTS)).max() <= TOLERANCE
+    assert capabilities(changed) == {("embedding",)}
+
+
+def test_files_of_ollama_without_pooling_state_the_direction(of_ollama, tmp_path) -> None:
+    silent = {"pooling_type": None}
+    path = rewrite(of_ollama.path, tmp_path / "mean.gguf", own_keys=silent)
+    assert capabilities(path) == {("embedding",)}
+    silent["attention.causal"] = None
+    path = rewrite(of_ollama.path, tmp_path / "unknown.gguf", own_keys=silent)
+    with pytest.raises(ModelFileError, match=r"`gemma3\.pooling_type` is missing"):
+        loaded(path)
+
+
+def test_the_second_matrix_after_pooling_needs_the_first(of_ollama, tmp_path) -> None:
+    tensors = {"dense.0.weight": None}
+    path = rewrite(of_ollama.path, tmp_path / "second.gguf", tensors=tensors)
+    with pytest.raises(ModelFileError, match=r"1 is not known.*\(dense\.1\.weight\)"):
+        loaded(path)

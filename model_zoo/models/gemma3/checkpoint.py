@@ -45,7 +45,7 @@ CONVERSION = Conversion(
 
 EMBEDDING = Conversion(
     serves=("Gemma3TextModel",),
-    architecture="gemma-embedding",
+    architecture={LLAMA_CPP: "gemma-embedding", OLLAMA: "gemma3"},
     keys=(
         *decoders.SIZES,
         *decoders.HEAD_SIZES,

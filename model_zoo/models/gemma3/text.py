@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.pooling_types import NONE
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import head_norms
 from model_zoo.layers.attention_layer import attention_layer
@@ -37,7 +38,18 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder | TextEncoder:
     largest = metadata.get("block_count", int) == LARGEST
     head_dim = LARGEST_HEAD_DIM if largest else DEFAULT_HEAD_DIM
     sizes = TextSizes.read(metadata, eps=DEFAULT_EPS, head_dim=head_dim)
-    return (_encoder if metadata.architecture == "gemma-embedding" else _decoder)(w, sizes)
+    return (_encoder if _encodes(w, metadata) else _decoder)(w, sizes)
+
+
+def _encodes(w: TensorScope, metadata: Metadata) -> bool:
+    """Ollama's files of EmbeddingGemma have Gemma 3's architecture. If they do not state that
+    attention has both directions, matrices after pooling distinguish them, as for Ollama."""
+    if metadata.architecture == "gemma-embedding":
+        return True
+    causal = metadata.get("attention.causal", bool)
+    if causal is None and w.has("dense.0"):
+        causal = metadata.require("pooling_type", int) == NONE
+    return causal is False
 
 
 def _decoder(w: TensorScope, sizes: TextSizes) -> Decoder:
@@ -49,11 +61,11 @@ def _decoder(w: TensorScope, sizes: TextSizes) -> Decoder:
 
 
 def _encoder(w: TensorScope, sizes: TextSizes) -> TextEncoder:
-    """Files state both sides of the window together."""
+    """Files state both sides of the window together. Some of Ollama's name the last norm `norm`."""
     near = Symmetric(sizes.metadata.require_size(WINDOW) // 2)
     options = EncoderOptions(
         embedding_scale=sizes.hidden**0.5,
-        output_norm=w.rms_norm("output_norm", sizes.eps, size=sizes.hidden),
+        output_norm=w.rms_norm("output_norm", sizes.eps, size=sizes.hidden, alt="norm"),
     )
     return TextEncoder(w, sizes, _layers(w, sizes, near), options)
 

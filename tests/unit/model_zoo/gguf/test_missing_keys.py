@@ -26,22 +26,20 @@ from tests.families.text_family import CompleteFile
 from tests.tiny_models import write_tiny
 
 EPSILON = "attention.layer_norm_epsilon"
+GEMMA = "gemma_embedding_with_every_other_layer_full"
+GEMMA_KEYS = """
+    attention.causal attention.layer_norm_rms_epsilon attention.sliding_window_pattern
+    rope.freq_base rope.freq_base_swa rope.scaling.type
+"""
 FILES: Mapping[str, tuple[str, CompleteFile]] = {
     " ".join(filter(None, (family, file.config, file.flavour))): (family, file)
     for family, row in TEXT_MODELS.items()
     for file in row.files
 } | {
     "bert": ("bert", CompleteFile(optional_keys=f"attention.causal {EPSILON}")),
-    "gemma-embedding": (
-        "gemma_embedding_with_every_other_layer_full",
-        CompleteFile(
-            optional_keys="""
-                attention.causal attention.layer_norm_rms_epsilon
-                attention.sliding_window_pattern rope.freq_base rope.freq_base_swa
-                rope.scaling.type
-            """
-        ),
-    ),
+    "gemma-embedding": (GEMMA, CompleteFile(optional_keys=GEMMA_KEYS)),
+    # Without its direction, it is a file of Gemma 3.
+    "gemma-embedding ollama": (GEMMA, CompleteFile(flavour="ollama", optional_keys=GEMMA_KEYS)),
     "nomic-bert": (
         "nomic_bert",
         CompleteFile(optional_keys=f"attention.causal {EPSILON} rope.freq_base"),
@@ -66,7 +64,8 @@ def opened(tmp_path_factory) -> Callable[[str], GGUFFile]:
             if family in TEXT_MODELS:
                 TEXT_MODELS[family].write(path, complete.config, flavour=complete.flavour)
             else:
-                write_tiny(path, ENCODERS[family], maker=AutoModel)
+                flavour = complete.flavour or "llama.cpp"
+                write_tiny(path, ENCODERS[family], flavour=flavour, maker=AutoModel)
             made[case] = GGUFFile.open(path)
         return made[case]
 
