@@ -84,7 +84,7 @@ _DEFAULTS: Mapping[str, Mapping[str, _Role]] = {
 }
 # Ollama's converters, and llama.cpp's before July 2024, gave user-defined tokens the type of
 # ordinary ones. They can be told by a score of 0 and ids below those of the byte tokens.
-_WITH_USER_DEFINED = ("gemma", "gemma2", "gemma3", "gemma3n")
+_WITH_USER_DEFINED = ("gemma", "gemma-embedding", "gemma2", "gemma3", "gemma3n")
 _CONTROL_TEXT = re.compile(
     r"<\|\w.*\|>|<｜.+｜>|<(?:start|end)_of_(?:turn|image)>|<bos>|<eos>|<pad>"
 )

@@ -25,7 +25,7 @@ from tests.sentencepiece_models import (
 )
 
 FLAVOURS = ("ollama", "llama.cpp", "old llama.cpp")
-GEMMAS = ("gemma", "gemma2", "gemma3", "gemma3n")
+GEMMAS = ("gemma", "gemma-embedding", "gemma2", "gemma3", "gemma3n")
 MODELS = [*((gemma, name) for name in GEMMAS), (llama, "llama")]
 every_flavour = pytest.mark.parametrize("flavour", FLAVOURS)
 # Behind the first 32,000, which are Llama 2's, in the order of the family's tokenizer.json.
