@@ -31,7 +31,9 @@ from tests.tiny_models import tiny_tokenizer, write_tiny
 from tools.gpu_check.report import Task
 
 # Families with dense layers, experts, sliding windows, sinks, compressed keys, recurrent layers.
-FAMILIES = ("llama", "qwen3moe", "gemma3", "gpt-oss", "deepseek2", "qwen35moe")
+FAMILIES = (
+    "llama", "qwen3moe", "gemma3", "gpt-oss", "deepseek2", "qwen35moe", "granitehybrid", "lfm2",
+)  # fmt: skip
 TOLERANCE = 1e-3  # of log-probabilities in float32
 CONTEXT, SEQUENCES = 256, 8
 CPU = torch.device("cpu")
