@@ -14,9 +14,9 @@ from runtime.kernels.native import address, library, row_address
 from runtime.kernels.triton.launch import has_kernels
 from runtime.quant.weight import Compute
 
-# The curves of caravan_gate in cpu/pointwise.c and of `curved` in triton/curves.py, except for
-# _SOFTCAP, which is only in gate_kernel in triton/pointwise.py.
-_SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID, _SOFTCAP, _RELU_SQUARED, _STRAIGHT = range(8)
+# The curves of caravan_gate in cpu/pointwise.c and of `curved` in triton/curves.py; the last one is
+# only in gate_kernel in triton/pointwise.py.
+_SILU, _GELU, _GELU_ERF, _GELU_QUICK, _SIGMOID, _RELU_SQUARED, _STRAIGHT, _SOFTCAP = range(8)
 
 # gate, values [..., n] -> [..., n], such as `silu_mul`.
 Gate = Callable[[Tensor, Tensor], Tensor]

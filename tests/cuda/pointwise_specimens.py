@@ -226,7 +226,7 @@ def specimens(capability: int) -> dict[str, Specimen]:
         "silu gate": gate(0),
         "gelu erf gate": gate(2),
         "squared relu": gate(5),
-        "softcap": gate(6),
+        "softcap": gate(7),
         "xielu": xielu(),
         "logarithm of a sum": log_sum(),
         "tokens of rows": slot_entries(1),

@@ -173,7 +173,7 @@ EXPORT void caravan_angles(const int64_t *positions, const int64_t *axes, const 
 }
 
 enum {
-    SILU = 0, GELU_TANH = 1, GELU_ERF = 2, GELU_QUICK = 3, SIGMOID = 4, RELU_SQUARED = 6, STRAIGHT = 7,
+    SILU = 0, GELU_TANH = 1, GELU_ERF = 2, GELU_QUICK = 3, SIGMOID = 4, RELU_SQUARED = 5, STRAIGHT = 6,
 };
 
 INLINE v16 curve(const int kind, v16 x) {

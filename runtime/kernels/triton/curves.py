@@ -80,7 +80,7 @@ def curved(x, CURVE: tl.constexpr):
         return x * sigmoid(1.702 * x)
     elif CURVE == 4:
         return sigmoid(x)
-    elif CURVE == 6:
+    elif CURVE == 5:
         positive = tl.where(x < 0.0, 0.0, x)  # NaN stays
         return positive * positive
     else:

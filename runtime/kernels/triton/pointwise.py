@@ -94,7 +94,7 @@ def gate_kernel(
     row, index = tl.program_id(0).to(tl.int64), tl.program_id(1) * ELEMENTS + tl.arange(0, ELEMENTS)
     exists = index < n
     x = tl.load(gate + row * gate_stride + index, mask=exists, other=0.0).to(tl.float32)
-    value = cap * tanh(x / cap) if CURVE == 6 else curved(x, CURVE)
+    value = cap * tanh(x / cap) if CURVE == 7 else curved(x, CURVE)
     if GATED:
         value *= tl.load(up + row * up_stride + index, mask=exists, other=0.0).to(tl.float32)
     tl.store(result + row * n + index, value.to(result.dtype.element_ty), mask=exists)
