@@ -12,6 +12,7 @@ from runtime.distributed.layer_placement import LayerPlacement, by_room, by_shar
 from runtime.engine.memory_plan import LEFT_FREE, available_bytes
 from runtime.errors import ConfigurationError
 from runtime.kv.cache_types import CacheType
+from runtime.kv.spec import LayerCache
 from runtime.worker.model import DecoderModel
 from serve_app.config.settings import ModelSettings
 from serve_app.logs import get_logger
@@ -85,13 +86,16 @@ class DeviceMapOptions:
         working = outline.activation_bytes(self.step_tokens, self.sequences)
         room = [max(0, int(free * (1 - LEFT_FREE)) - working) for free in free_bytes]
         room[self.main_gpu] = max(0, room[self.main_gpu] - rest)
-        cached = sum(
-            cache.kv_heads * sum(map(self.kv_dtype.row_bytes, (cache.key_dim, cache.value_dim)))
-            for cache in outline.cache_layers
-        )
-        each = self.cache_tokens * cached // len(layers)
+        each = sum(map(self._cache_bytes, outline.cache_layers)) // len(layers)
         sizes = [size + each for size in layers]
         return by_room(sizes, room, main=self.main_gpu, most=self.num_gpu)
+
+    def _cache_bytes(self, cache: LayerCache) -> int:
+        """Of all sequences; states of recurrent layers are float32 and one for each."""
+        if cache.kind.by_sequence:
+            return self.sequences * cache.page_elements(1) * torch.float32.itemsize
+        row = sum(map(self.kv_dtype.row_bytes, (cache.key_dim, cache.value_dim)))
+        return self.cache_tokens * cache.kv_heads * row
 
 
 def device_map_options(

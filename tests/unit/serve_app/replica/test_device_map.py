@@ -13,6 +13,7 @@ from runtime.kv.cache_types import CacheType
 from serve_app.config.settings import ModelSettings, read_settings
 from serve_app.replica.device_map import DeviceMapOptions, device_map_options
 from tests.checkout import DEMO_MODEL
+from tests.families.text_families import TEXT_MODELS
 from tests.serve_configs import deployments
 from tests.tiny_models import TinyLlama, write_tiny_llama
 
@@ -100,9 +101,11 @@ def outline(tmp_path_factory):
     return [file], decoder
 
 
-def placed(outline, free: list[int], *, count: int = 2, **change) -> LayerPlacement | None:
+def placed(
+    outline, free: list[int], *, count: int = 2, cache_tokens: int = 64, **change
+) -> LayerPlacement | None:
     stated = {"tensor_split": None, "num_gpu": None, "main_gpu": 0, **change}
-    sizes = {"cache_tokens": 64, "step_tokens": 8, "sequences": 2}
+    sizes = {"cache_tokens": cache_tokens, "step_tokens": 8, "sequences": 2}
     options = DeviceMapOptions(**stated, **sizes, kv_dtype=CacheType.BFLOAT16)
     return options.place(GPUS[:count], free, *outline)
 
@@ -110,6 +113,23 @@ def placed(outline, free: list[int], *, count: int = 2, **change) -> LayerPlacem
 def test_a_model_that_fits_one_gpu_is_placed_there(outline) -> None:
     assert placed(outline, [1 << 40, 1 << 40]) is None
     assert placed(outline, [1 << 40, 1 << 40], main_gpu=1) is None
+
+
+def test_states_of_recurrent_layers_take_memory_for_each_sequence_not_for_each_token(
+    tmp_path,
+) -> None:
+    TEXT_MODELS["lfm2"].write(tmp_path / "tiny.gguf")
+    file = GGUFFile.open(tmp_path / "tiny.gguf")
+    decoder = load(tmp_path / "tiny.gguf", device=torch.device("meta"), dtype=torch.float32).decoder
+    states = [cache for cache in decoder.cache_layers if cache.kind.by_sequence]
+    others = [cache for cache in decoder.cache_layers if not cache.kind.by_sequence]
+    assert states and others
+    tokens = 1 << 20
+    cached = sum(tokens * c.kv_heads * (c.key_dim + c.value_dim) * 2 for c in others)
+    needed = decoder.activation_bytes(8, 2) + file.size_bytes + cached + (1 << 20)
+    assert placed(([file], decoder), [int(needed / 0.9)], count=1, cache_tokens=tokens) is None
+    less = placed(([file], decoder), [int(cached * 0.5 / 0.9)], count=1, cache_tokens=tokens)
+    assert less is not None and HOST in less.layers
 
 
 def test_a_model_larger_than_a_gpu_is_divided_by_free_memory(outline) -> None:
