@@ -147,7 +147,9 @@ def _numbered(
 
 
 def _applies(rule: Rule, groups: Mapping[str, str | None], config: Configuration) -> bool:
-    return rule.only is None or rule.only(config, int(groups.get("n") or 0))
+    """Tensors of layers beyond the stated number are left to `_target`, which refuses them."""
+    layer = int(groups.get("n") or 0)
+    return rule.only is None or layer >= config.layers or rule.only(config, layer)
 
 
 def _note(

@@ -17,8 +17,12 @@ def _kinds(config: Configuration) -> Sequence[str]:
     """The kind of each layer: listed, or in letters."""
     listed = config.layer_types()
     if listed is None:
-        return [_LETTERS[letter] for letter in config.require("hybrid_override_pattern")]
-    return [_NAMES.get(kind, kind) for kind in listed]
+        kinds = [_LETTERS[letter] for letter in config.require("hybrid_override_pattern")]
+    else:
+        kinds = [_NAMES.get(kind, kind) for kind in listed]
+    if len(kinds) != config.layers:
+        raise config.error(f"states {config.layers} layers, and the kinds of {len(kinds)}")
+    return kinds
 
 
 def _is(*kinds: str) -> Callable[[Configuration, int], bool]:

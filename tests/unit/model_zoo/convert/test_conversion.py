@@ -226,6 +226,17 @@ def test_layers_for_drafting_tokens_are_left_out(folder, copied, tmp_path) -> No
     assert plain.keys() == found.keys()
 
 
+@pytest.mark.parametrize("family", ["lfm2", "granitehybrid", "nemotron_h"])
+def test_tensors_of_more_layers_than_the_settings_list_are_refused(family, tmp_path) -> None:
+    folder = tmp_path / "folder"
+    write_tiny_folder(folder, FAMILIES[family])
+    first = next(n for n in load_file(folder / "model.safetensors") if ".layers.0." in n)
+    further = first.replace(".layers.0.", ".layers.2.")
+    reshaped(folder, lambda weights: weights.update({further: weights[first].clone()}))
+    with pytest.raises(ModelFileError, match=r"states 2 layers, but there is .*layers\.2\."):
+        convert(folder, tmp_path / "out.gguf")
+
+
 def test_numbers_of_layers_become_keys(tmp_path) -> None:
     folder, out = tmp_path / "folder", tmp_path / "out.gguf"
     write_tiny_folder(folder, FAMILIES["apertus"])

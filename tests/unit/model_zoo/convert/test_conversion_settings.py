@@ -28,6 +28,7 @@ from tests.unit.model_zoo.convert.published_settings import (
     LLAMA_2,
     LLAMA_31,
     MINIMAX_M2,
+    NEMOTRON_NANO_2,
     OLMO_3,
     PUBLISHED,
     QWEN_25,
@@ -129,6 +130,12 @@ def test_the_base_of_hunyuan_is_stretched(tmp_path) -> None:
     assert (experts["expert_used_count"], experts["expert_feed_forward_length"]) == (8, 3072)
     plain = told(tmp_path / "plain", HUNYUAN_7B | {"rope_scaling": None})
     assert (plain["rope.freq_base"], plain["context_length"]) == (10000.0, 32768)
+
+
+@pytest.mark.parametrize("layers", [55, 57])
+def test_a_pattern_for_another_number_of_layers_is_refused(tmp_path, layers) -> None:
+    with pytest.raises(ModelFileError, match=f"states {layers} layers, and the kinds of 56"):
+        told(tmp_path / "folder", NEMOTRON_NANO_2 | {"num_hidden_layers": layers})
 
 
 def test_dense_layers_that_do_not_lead_are_refused(tmp_path) -> None:
