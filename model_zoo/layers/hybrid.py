@@ -5,9 +5,8 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.draft_layers import without_draft_layers
 from model_zoo.layers.text_sizes import TextSizes
 
-# As in Qwen3NextConfig and Qwen3_5TextConfig of `transformers`.
-FULL_EVERY = 4
 _KV_HEADS, _INTERVAL = "attention.head_count_kv", "full_attention_interval"
+_RECURRENT = "attention.recurrent_layers"
 
 
 def read_sizes(w: TensorScope, metadata: Metadata, *, head_dim: int | None = None) -> TextSizes:
@@ -17,18 +16,18 @@ def read_sizes(w: TensorScope, metadata: Metadata, *, head_dim: int | None = Non
     return without_draft_layers(w, sizes)
 
 
-def recurrent_layers(sizes: TextSizes) -> tuple[bool, ...]:
+def recurrent_layers(sizes: TextSizes, *, full_every: int = 1) -> tuple[bool, ...]:
     """For each layer, whether it is recurrent: as listed, or the layers without key heads, or all
-    except every n-th."""
-    metadata = sizes.metadata
+    except every n-th. full_every: n for files that state none of it."""
+    metadata, key = sizes.metadata, _KV_HEADS
     stated = without_key_heads(metadata)
-    if metadata.has("attention.recurrent_layers"):
-        stated = metadata.require_array("attention.recurrent_layers", bool)
+    if metadata.has(_RECURRENT):
+        key, stated = _RECURRENT, metadata.require_array(_RECURRENT, bool)
     elif stated is None:
-        interval = metadata.get_size(_INTERVAL, FULL_EVERY)
+        interval = metadata.get_size(_INTERVAL, full_every)
         stated = tuple((layer + 1) % interval > 0 for layer in range(sizes.layers))
     if len(stated) < sizes.layers:
-        raise metadata.error("attention.recurrent_layers", f"has {len(stated):,} entries")
+        raise metadata.error(key, f"has {len(stated):,} entries")
     return stated[: sizes.layers]
 
 

@@ -20,7 +20,7 @@ from model_zoo.layers.text_sizes import TextSizes
 from runtime.kv.spec import Full
 
 # As in Qwen3NextConfig and Qwen3_5TextConfig of `transformers`.
-DEFAULT_HEAD_DIM = 256
+DEFAULT_HEAD_DIM, FULL_EVERY = 256, 4
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
@@ -29,7 +29,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     delta = StateSizes.read(metadata)
     base = metadata.get_positive("rope.freq_base")
     rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
-    recurrent = recurrent_layers(sizes)
+    recurrent = recurrent_layers(sizes, full_every=FULL_EVERY)
     layers = []
     for index in range(sizes.layers):
         scope = w.scope("blk", index)

@@ -57,7 +57,7 @@ def scope(tmp_path_factory) -> TensorScope:
 def test_layers_attend_as_the_file_says(scope, changes, attending) -> None:
     told = metadata(**{name.replace(".", "__"): value for name, value in changes.items()})
     sizes = read_sizes(scope, told)
-    recurrent = recurrent_layers(sizes)
+    recurrent = recurrent_layers(sizes, full_every=4)
     assert len(recurrent) == sizes.layers
     assert [layer for layer, recurs in enumerate(recurrent) if not recurs] == attending
     assert set(sizes.kv_heads) == {2}
