@@ -8,7 +8,7 @@ from torch import Tensor
 
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import Check, Key, Rule, Transform
-from model_zoo.convert.transforms import squeezed
+from model_zoo.convert.transforms import rates, squeezed
 from runtime.errors import UnsupportedModelError
 
 
@@ -41,7 +41,7 @@ def rules(
         ("in_proj.*", "ssm_in.*", inputs),
         ("conv1d.weight", "ssm_conv1d.weight", squeezed),
         ("conv1d.bias", "ssm_conv1d.bias", None),
-        ("A_log", "ssm_a", _rates),
+        ("A_log", "ssm_a", _rate_column),
         ("D", "ssm_d", _column),
         ("dt_bias", "ssm_dt.bias", None),
         ("norm.weight", "ssm_norm.weight", grouped),
@@ -79,8 +79,8 @@ def _number(value: Any) -> float:
     return float(value["__float__"] if isinstance(value, Mapping) else value)
 
 
-def _rates(config: Configuration, logarithms: Tensor) -> Tensor:
-    return -logarithms.float().exp().unsqueeze(1)
+def _rate_column(config: Configuration, logarithms: Tensor) -> Tensor:
+    return rates(config, logarithms).unsqueeze(1)
 
 
 def _column(config: Configuration, row: Tensor) -> Tensor:

@@ -29,6 +29,11 @@ def plus_one(config: Configuration, weight: Tensor) -> Tensor:
     return weight.float() + 1
 
 
+def rates(config: Configuration, logarithms: Tensor) -> Tensor:
+    """Rates of decay from the logarithms of their amounts."""
+    return -logarithms.float().exp()
+
+
 def unchanged(config: Configuration, tensor: Tensor) -> Tensor:
     return tensor
 

@@ -1,4 +1,4 @@
-"""The gated delta rule over sequence states, and the short convolution before it."""
+"""The gated delta rule over sequence states, and the short convolution of recurrent layers."""
 
 import ctypes
 from dataclasses import dataclass

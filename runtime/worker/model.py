@@ -173,8 +173,8 @@ class KVCache(Protocol):
 class DecoderModel(Protocol):
     """A text model.
 
-    `cache_layers`: one declaration for each layer with a cache. `states` writes the keys and values
-    of the batch to `cache` and returns the hidden states [outputs, hidden_size] of
+    `cache_layers`: one declaration for each cache, in the order of layers. `states` writes the keys
+    and values of the batch to `cache` and returns the hidden states [outputs, hidden_size] of
     `batch.output_rows`. `logits` of such states: float32 [rows, vocab_size], computed in float32;
     only in models that `generate`. Without `causal` attention, a prompt is one whole span.
     `position_axes`: 1, or 3 if the model needs `Batch.axes`. `cache_devices`: the device of each

@@ -6,7 +6,7 @@ from torch import Tensor
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule, Transform
-from model_zoo.convert.transforms import first_half, plus_one, second_half, squeezed
+from model_zoo.convert.transforms import first_half, plus_one, rates, second_half, squeezed
 from runtime.errors import UnsupportedModelError
 
 
@@ -68,10 +68,6 @@ def _tiled_values(config: Configuration, rows: Tensor) -> Tensor:
 
 def _tiled_columns(config: Configuration, matrix: Tensor) -> Tensor:
     return _tiled(config, matrix.t()).t()
-
-
-def _rates(config: Configuration, logarithms: Tensor) -> Tensor:
-    return -logarithms.float().exp()
 
 
 def _split(config: Configuration, rows: Tensor) -> tuple[Tensor, ...]:
@@ -195,7 +191,7 @@ CONVERSION = Conversion(
         _net("in_proj_qkvz.weight", "attn_gate.weight", _gates),
         _net("in_proj_ba.weight", "ssm_ba.weight"),
         _net("conv1d.weight", "ssm_conv1d.weight", squeezed, keep=True),
-        _net("A_log", "ssm_a", _rates),
+        _net("A_log", "ssm_a", rates),
         _net("dt_bias", "ssm_dt.bias"),
         _net("out_proj.weight", "ssm_out.weight"),
     ),
@@ -222,7 +218,7 @@ QWEN35_RULES = (
     _net("in_proj_b.weight", "ssm_beta.weight", _tiled),
     _net("in_proj_a.weight", "ssm_alpha.weight", _tiled),
     _net("conv1d.weight", "ssm_conv1d.weight", _after(squeezed, _tiled_values), keep=True),
-    _net("A_log", "ssm_a", _after(_rates, _tiled)),
+    _net("A_log", "ssm_a", _after(rates, _tiled)),
     _net("dt_bias", "ssm_dt.bias", _tiled, LLAMA_CPP),
     _net("dt_bias", "ssm_dt", _tiled, OLLAMA),
     _net("out_proj.weight", "ssm_out.weight", _tiled_columns),

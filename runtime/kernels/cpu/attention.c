@@ -75,7 +75,6 @@ typedef struct {
 } tile;
 
 INLINE int padded(int n) { return (n + 31) / 32 * 32; }
-INLINE int least(int a, int b) { return a < b ? a : b; }
 INLINE int most(int a, int b) { return a > b ? a : b; }
 
 static float *carve_state(const job *j, int queries, float *at, state *s) {

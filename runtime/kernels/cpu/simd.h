@@ -15,6 +15,8 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
+
+INLINE int least(int a, int b) { return a < b ? a : b; }
 #define EXPORT __attribute__((visibility("default")))
 
 /* To be placed before a loop with constant bounds whose values must stay in registers. */

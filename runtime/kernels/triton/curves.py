@@ -68,6 +68,15 @@ def gelu_erf(x):
 
 
 @triton.jit
+def softplus(x):
+    """log(1 + e^x), exact where 1 + e^x is rounded; x itself above 20."""
+    power = tl.exp(tl.minimum(x, 20.0))
+    more = 1.0 + power
+    rest = tl.where(more == 1.0, 1.0, more - 1.0)
+    return tl.where(x > 20.0, x, tl.where(more == 1.0, power, tl.log(more) * (power / rest)))
+
+
+@triton.jit
 def curved(x, CURVE: tl.constexpr):
     """The curves of gates, by their numbers in `runtime/kernels/pointwise.py`."""
     if CURVE == 0:

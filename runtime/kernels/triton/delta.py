@@ -8,32 +8,14 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.kernels.delta import NORM_EPS, DeltaGates
-from runtime.kernels.triton.curves import sigmoid
+from runtime.kernels.triton.curves import sigmoid, softplus
 from runtime.kernels.triton.launch import divided, launch, next_power, with_adjacent_elements
+from runtime.kernels.triton.sequence_states import counted_spans, span_of_rows
 from runtime.worker.model import AttentionPlan, LayerPages
 
 # Value columns of a state that a program of `delta_kernel` updates; channels and rows of a program
 # of `convolution_kernel`.
 COLUMNS, CHANNELS, ROWS = 16, 128, 64
-
-
-@triton.jit
-def span_of_rows(row_slot, rows, SINGLE: tl.constexpr):
-    """[begin, end) of the rows of span program_id(0)."""
-    number = tl.program_id(0)
-    begin, end = number, number + 1
-    if not SINGLE:
-        begin, end, before = rows * 0, rows, rows * 0
-        for start in range(0, rows, 1024):
-            row = start + tl.arange(0, 1024)
-            slot = tl.load(row_slot + row, mask=row < rows, other=-1)
-            earlier = tl.load(row_slot + row - 1, mask=(row < rows) & (row > 0), other=-1)
-            begins = ((slot != earlier) & (row < rows)).to(tl.int32)
-            order = before + tl.cumsum(begins, 0)
-            begin += tl.sum(tl.where((begins > 0) & (order == number + 1), row, 0), 0)
-            end = tl.minimum(end, tl.min(tl.where((begins > 0) & (order == number + 2), row, rows)))
-            before += tl.sum(begins, 0)
-    return begin, end
 
 
 @triton.jit
@@ -82,15 +64,6 @@ def convolution_kernel(
                 x, state, last - TAPS + tap, begin, continues, channel, exists, row_stride, n, TAPS
             )
             tl.store(state + tap * n + channel, kept, mask=exists)
-
-
-@triton.jit
-def softplus(x):
-    """log(1 + e^x), exact where 1 + e^x is rounded; x itself above 20."""
-    power = tl.exp(tl.minimum(x, 20.0))
-    more = 1.0 + power
-    rest = tl.where(more == 1.0, 1.0, more - 1.0)
-    return tl.where(x > 20.0, x, tl.where(more == 1.0, power, tl.log(more) * (power / rest)))
 
 
 @triton.jit
@@ -183,10 +156,3 @@ def gated_delta(
         SINGLE=spans == len(mixed), num_warps=1, device=mixed.device,
     )  # fmt: skip
     return result
-
-
-def counted_spans(plan: AttentionPlan, rows: int) -> tuple[int, int]:
-    """The number of spans, and the rows of the longest."""
-    if plan.one_row_each:
-        return rows, 1
-    return len(plan.spans), max(span.end - span.begin for span in plan.spans)

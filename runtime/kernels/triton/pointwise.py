@@ -14,6 +14,7 @@ from runtime.quant.weight import Compute
 
 # Number of elements that a program of `gate_kernel` computes, and of angles for `angles_kernel`.
 ELEMENTS, ANGLES = 1024, 128
+_SOFTCAP = tl.constexpr(7)  # as in runtime/kernels/pointwise.py
 
 
 @triton.jit
@@ -94,7 +95,7 @@ def gate_kernel(
     row, index = tl.program_id(0).to(tl.int64), tl.program_id(1) * ELEMENTS + tl.arange(0, ELEMENTS)
     exists = index < n
     x = tl.load(gate + row * gate_stride + index, mask=exists, other=0.0).to(tl.float32)
-    value = cap * tanh(x / cap) if CURVE == 7 else curved(x, CURVE)
+    value = cap * tanh(x / cap) if CURVE == _SOFTCAP else curved(x, CURVE)
     if GATED:
         value *= tl.load(up + row * up_stride + index, mask=exists, other=0.0).to(tl.float32)
     tl.store(result + row * n + index, value.to(result.dtype.element_ty), mask=exists)

@@ -8,8 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.kernels.state_space import StateSpace
-from runtime.kernels.triton.delta import counted_spans, softplus, span_of_rows
+from runtime.kernels.triton.curves import softplus
 from runtime.kernels.triton.launch import divided, launch, next_power, with_adjacent_elements
+from runtime.kernels.triton.sequence_states import counted_spans, span_of_rows
 from runtime.worker.model import AttentionPlan, LayerPages
 
 # Columns of a state that a program updates.
