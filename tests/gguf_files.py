@@ -37,21 +37,26 @@ def rewrite(
     keys: Mapping[str, Any] | None = None,
     own_keys: Mapping[str, Any] | None = None,
     tensors: Mapping[str, np.ndarray | tuple[np.ndarray, str] | None] | None = None,
+    architecture: str | None = None,
 ) -> Path:
     """Copy `source` to `target`; `keys` and `tensors` replace, add, or where None remove.
 
-    `own_keys` are keys of the architecture, given without its name. Tensors that are given are
-    float32, in numpy's order of dimensions, or blocks and their type.
+    `own_keys` are keys of the architecture, given without its name. `architecture`: another name of
+    it, also in its keys. Tensors that are given are float32, in numpy's order of dimensions, or
+    blocks and their type.
     """
     reader = Reader(source)
     keys, tensors = dict(keys or {}), dict(tensors or {})
     stated = reader.fields["general.architecture"].contents()
-    architecture = keys.pop("general.architecture", stated)
+    own = f"{architecture or stated}."
+    architecture = architecture or keys.pop("general.architecture", stated)
     keys |= {f"{architecture}.{key}": value for key, value in (own_keys or {}).items()}
     writer = gguf.GGUFWriter(target, architecture)
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture":
             continue
+        if name.startswith(f"{stated}."):
+            name = own + name.removeprefix(f"{stated}.")
         if name not in keys:
             kinds = [*field.types, None]
             writer.add_key_value(name, field.contents(), kinds[0], kinds[1])

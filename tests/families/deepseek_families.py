@@ -32,6 +32,16 @@ DEEPSEEK2_YARN = {
 }
 GLM_FLASH = {key: value for key, value in DEEPSEEK2.items() if key != "first_k_dense_replace"}
 GLM_FLASH |= rope(1e6) | {"q_lora_rank": 48}
+# Keys of Ollama's first files: those of heads and of cached rows are the other way round.
+FIRST_GLM_FLASH = {
+    "attention.head_count_kv": 4,
+    "attention.key_length": 16 + 8,
+    "attention.value_length": 24,
+    "attention.key_length_mla": 32 + 8,
+    "attention.value_length_mla": 32,
+    "expert_group_count": None,
+    "expert_group_used_count": None,
+}
 DEEPSEEK2_OPTIONAL_KEYS = """
     attention.head_count_kv expert_gating_func expert_weights_scale
     rope.scaling.original_context_length rope.scaling.yarn_beta_fast
@@ -88,7 +98,10 @@ FAMILIES: Mapping[str, TextFamily] = {
         | {
             "glm_flash_without_gating_function": Variant(
                 keys={"expert_gating_func": None}, config="glm_flash"
-            )
+            ),
+            "glm_flash_of_the_first_ollama_files": Variant(
+                architecture="glm4moelite", keys=FIRST_GLM_FLASH, config="glm_flash"
+            ),
         },
     ),
 }

@@ -55,13 +55,14 @@ class Variant:
     """A file that spells the same model differently: other keys, or another converter's flavour.
 
     changes: settings that differ from `config`. keys: keys of the file without the architecture;
-    None removes a key.
+    None removes a key. architecture: another name of the architecture.
     """
 
     changes: Changes = field(default_factory=dict)
     keys: Changes = field(default_factory=dict)
     flavour: str = "llama.cpp"
     config: str = "plain"
+    architecture: str | None = None
 
 
 @dataclass(frozen=True)
@@ -133,9 +134,16 @@ class TextFamily:
         return pair_of(path, self.write(path, name, **changes), context_tokens=CONTEXT_TOKENS)
 
 
-def changed(path: Path, keys: Changes | None = None, tensors: Changes | None = None) -> Path:
-    """A copy in the same folder with other keys, given without the architecture, and tensors."""
-    return rewrite(path, path.with_name("changed.gguf"), own_keys=keys, tensors=tensors)
+def changed(
+    path: Path,
+    keys: Changes | None = None,
+    tensors: Changes | None = None,
+    architecture: str | None = None,
+) -> Path:
+    """A copy in the same folder with other keys, given without the architecture, tensors, or
+    another name of the architecture."""
+    target = path.with_name("changed.gguf")
+    return rewrite(path, target, own_keys=keys, tensors=tensors, architecture=architecture)
 
 
 def pair_of(path: Path, twin: Any, *, context_tokens: int | None = None) -> Pair:

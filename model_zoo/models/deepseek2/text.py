@@ -17,6 +17,8 @@ from runtime.kv.spec import Full
 # A tenth of `mscale_all_dim`; converters divide by ten.
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 MAX_RANK = 1 << 16
+# Of Ollama's first files of GLM-4.7-Flash, in which the keys of both sizes are the other way round.
+_SWAPPED = "glm4moelite"
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
@@ -44,9 +46,10 @@ def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary, rotated
 
 def _latent_sizes(w: TensorScope, sizes: TextSizes, index: int, rotated: int) -> LatentSizes:
     """Sizes of a layer. In files with `attn_k_b`, `key_length` is the size of a cached row; in
-    older files it is the size of a head."""
+    older files and in those of `_SWAPPED` it is the size of a head."""
     metadata, names = sizes.metadata, ("attention.key_length", "attention.value_length")
-    keys = (f"{key}_mla" if metadata.has(f"{key}_mla") else key for key in names)
+    plain = metadata.architecture == _SWAPPED
+    keys = (key if plain or not metadata.has(f"{key}_mla") else f"{key}_mla" for key in names)
     query, value = (metadata.require_size(key, at_most=MAX_HEAD_DIM) for key in keys)
     if query <= rotated:
         raise metadata.error(
