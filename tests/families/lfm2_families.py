@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from transformers import Lfm2Config, Lfm2MoeConfig
 
-from tests.families.text_family import SIZES, WIDE, CompleteFile, TextFamily, rope
+from tests.families.text_family import SIZES, WIDE, CompleteFile, TextFamily, Variant, rope
 
 CONVOLUTION, ATTENTION = "conv", "full_attention"
 LAYERS = (
@@ -42,7 +42,12 @@ FAMILIES: Mapping[str, TextFamily] = {
             ({"shortconv.l_cache": 1}, "l_cache"),
             ({"attention.head_count_kv": [0] * 4}, "head_count_kv"),
         ],
-        files=(CompleteFile(optional_keys="attention.key_length attention.value_length"),),
+        files=(
+            CompleteFile(
+                optional_keys="attention.key_length attention.value_length feed_forward_length"
+            ),
+        ),
+        variants={"ollama": Variant(flavour="ollama", keys={"feed_forward_length": 96})},
     ),
     "lfm2moe": TextFamily(
         Lfm2MoeConfig,
@@ -57,6 +62,12 @@ FAMILIES: Mapping[str, TextFamily] = {
             },
         },
         wide=WIDE | {"moe_intermediate_size": 256},
+        variants={
+            "ollama": Variant(
+                flavour="ollama",
+                keys=dict.fromkeys(("expert_weights_norm", "expert_weights_scale")),
+            )
+        },
         files=(
             CompleteFile(
                 optional_keys="""

@@ -6,7 +6,7 @@ from gguf import ExpertGatingFuncType
 
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
-from model_zoo.convert.mapping import OUTPUT, Conversion, Key, Rule
+from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, OUTPUT, Conversion, Key, Rule
 from model_zoo.convert.transforms import squeezed
 
 
@@ -79,7 +79,8 @@ ATTENTION = {
 }
 RULES = (
     Rule("embed_tokens.weight", "token_embd.weight"),
-    Rule("embedding_norm.weight", "token_embd_norm.weight"),
+    Rule("embedding_norm.weight", "token_embd_norm.weight", flavours=(LLAMA_CPP,)),
+    Rule("embedding_norm.weight", "output_norm.weight", flavours=(OLLAMA,)),
     Rule("lm_head.weight", OUTPUT),
     Rule("layers.{n}.operator_norm.weight", "blk.{n}.attn_norm.weight"),
     Rule("layers.{n}.ffn_norm.weight", "blk.{n}.ffn_norm.weight"),

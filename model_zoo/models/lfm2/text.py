@@ -16,8 +16,8 @@ from runtime.kv.spec import Full
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
-    """Layers without key heads are convolutions. The norm before the head is `token_embd_norm`, as
-    llama.cpp's files have it."""
+    """Layers without key heads are convolutions. The norm before the head is `token_embd_norm` in
+    files of llama.cpp and `output_norm` in those of Ollama."""
     sizes = TextSizes.read(metadata, kv_heads=key_heads(metadata))
     width = convolution_width(metadata)
     convolves = without_key_heads(metadata) or (False,) * sizes.layers
@@ -30,7 +30,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
             layers.append(_convolving_layer(scope, sizes, width, index))
         else:
             layers.append(_attending_layer(scope, sizes, index, rotary))
-    norm = w.rms_norm("token_embd_norm", sizes.eps, size=sizes.hidden)
+    norm = w.rms_norm("token_embd_norm", sizes.eps, size=sizes.hidden, alt="output_norm")
     return Decoder(w, sizes, layers, DecoderOptions(output_norm=norm))
 
 
@@ -52,5 +52,14 @@ def _block(w: TensorScope, sizes: TextSizes, mixer: Mixer, index: int) -> Block:
 def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> RowWise:
     """Files state neither that weights of experts are renormalised nor a shared expert."""
     if not sizes.metadata.get("expert_count", int, 0):
-        return GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
+        return GatedFeedForward(w, hidden=sizes.hidden, size=_width(w, sizes, index))
     return leading_dense_or_experts(w, sizes, index, scores=SIGMOID, renormalised=True)
+
+
+def _width(w: TensorScope, sizes: TextSizes, index: int) -> int:
+    """The width of the matrices, or as stated where they differ. Files of Ollama state the width
+    from which LFM2 computes it."""
+    gate, up = (w.shape(name) for name in ("ffn_gate", "ffn_up"))
+    if gate is not None and gate == up and gate[0]:
+        return gate[0]
+    return sizes.feed_forward[index]
