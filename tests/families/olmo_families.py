@@ -1,6 +1,7 @@
 """The rows of the OLMo models in the table of text families."""
 
 from collections.abc import Mapping
+from math import log
 
 from transformers import Olmo2Config, Olmo3Config, OlmoeConfig
 
@@ -11,6 +12,9 @@ ROPES = {
     "full_attention": YARN["rope_parameters"] | {"attention_factor": 1.3},
     "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
 }
+# YaRN's own magnitude, as in all published settings.
+USUAL = 0.1 * log(YARN["rope_parameters"]["factor"]) + 1
+USUAL_YARN = YARN["rope_parameters"] | {"attention_factor": USUAL}
 
 FAMILIES: Mapping[str, TextFamily] = {
     "olmo2": TextFamily(
@@ -34,6 +38,11 @@ FAMILIES: Mapping[str, TextFamily] = {
         divided=None,
         variants={
             "ollama": Variant(flavour="ollama", config="every_other_layer_full_with_yarn"),
+            "magnitude_as_first_published": Variant(
+                {"rope_parameters": ROPES | {"full_attention": USUAL_YARN}},
+                {"rope.scaling.attn_factor": USUAL},
+                config="every_other_layer_full_with_yarn",
+            ),
             "missing_keys_as_published": Variant(
                 keys=dict.fromkeys(("attention.sliding_window_pattern", "rope.freq_base_swa"))
             ),

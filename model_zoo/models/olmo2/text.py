@@ -2,6 +2,7 @@
 heads."""
 
 from dataclasses import replace
+from math import isclose
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
@@ -10,12 +11,12 @@ from model_zoo.layers.attention_layer import attention_layer
 from model_zoo.layers.block import BlockOptions
 from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.rope import Pairs, Rotary
-from model_zoo.layers.rope_scaling import plain_frequencies, read_rotary
+from model_zoo.layers.rope_scaling import log_scale, plain_frequencies, read_rotary
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kv.spec import CacheKind, Full, Sliding
 
 WINDOW = "attention.sliding_window"
-MAGNITUDE = "rope.scaling.attn_factor"
+MAGNITUDE, NEWER_MAGNITUDE = "rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"
 FULL_EVERY = 4  # in OLMo 3, as in llama.cpp
 
 
@@ -39,12 +40,23 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
 
 
 def _far(w: TensorScope, sizes: TextSizes, base: float) -> Rotary:
-    """Files of Ollama state the magnitude itself, others a factor of YaRN's default."""
     metadata = sizes.metadata
     rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
-    if metadata.architecture == "olmo3" and metadata.has(MAGNITUDE):
+    if metadata.has(MAGNITUDE) and _is_whole_magnitude(metadata):
         return replace(rotary, magnitude=metadata.get_positive(MAGNITUDE))
     return rotary
+
+
+def _is_whole_magnitude(metadata: Metadata) -> bool:
+    """Whether MAGNITUDE is the magnitude itself, not a factor of YaRN's default: in files of
+    Ollama, and in llama.cpp's first files of OLMo 3, whose magnitude is YaRN's default."""
+    if metadata.architecture == "olmo3":
+        return True
+    scaled = metadata.get("rope.scaling.type", str) == "yarn"
+    if not scaled or metadata.has(NEWER_MAGNITUDE) or not metadata.get(WINDOW, int, 0):
+        return False
+    usual = log_scale(metadata.get_positive("rope.scaling.factor"), 1.0)
+    return isclose(metadata.require(MAGNITUDE, float), usual, abs_tol=1e-3)
 
 
 def _layer(
