@@ -237,26 +237,33 @@ class Tensors:
     def numbers(
         self, name: str, shape: Shape, device: torch.device, *, outs: Split | None = None
     ) -> Tensor:
-        """A tensor as float32, of any number of dimensions; `outs`: a part of the last
-        dimension."""
-        if not self._claim(name, shape):
+        """A tensor as float32, of any number of dimensions; `outs`: a part of the last dimension.
+
+        A vector may have leading dimensions of 1 in the file.
+        """
+        if not self._claim(name, shape, row=len(shape) == 1):
             return torch.empty([size or 0 for size in shape], device=META)
         self._fetch(self.file, name, device)
         numbers = self.file.weight(name).dequantize()
+        numbers = numbers.flatten() if len(shape) == 1 else numbers
         if outs is not None:
             numbers = numbers[..., outs.begin : outs.end].contiguous()
         self.held[device] += numbers.nbytes
         return numbers.to(device)
 
-    def _claim(self, name: str, shape: Shape) -> bool:
-        """Whether the file has this tensor with this shape; recorded if not."""
+    def _claim(self, name: str, shape: Shape, *, row: bool = False) -> bool:
+        """Whether the file has this tensor with this shape; recorded if not. `row`: leading
+        dimensions of 1 do not count."""
         self.claimed.add(name)
         info = self.file.tensors.get(name)
         if info is None:
             self.missing.append(name)
             return False
-        expected = zip(info.shape, shape, strict=False)
-        if len(info.shape) == len(shape) and all(
+        stated = info.shape
+        if row and prod(stated[:-1]) == 1:
+            stated = stated[-1:]
+        expected = zip(stated, shape, strict=False)
+        if len(stated) == len(shape) and all(
             is_ == want or (want is None and is_) for is_, want in expected
         ):
             return True

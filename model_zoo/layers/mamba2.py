@@ -60,7 +60,7 @@ class Mamba2:
 
 def _norms_of_groups(w: TensorScope, sizes: StateSizes) -> Tensor:
     """float32 [groups, values / groups]. llama.cpp writes that of a single group as a vector."""
-    name, groups = "ssm_norm", sizes.key_heads
-    if groups == 1 and len(w.shape(name) or ()) == 1:
-        return w.vector(name, size=sizes.values).view(1, -1)
-    return w.table(f"{name}.weight", shape=(groups, sizes.values // groups))
+    groups = sizes.key_heads
+    if groups == 1:
+        return w.vector("ssm_norm", size=sizes.values).unsqueeze(0)
+    return w.table("ssm_norm.weight", shape=(groups, sizes.values // groups))

@@ -91,6 +91,14 @@ def test_granite_with_the_norm_of_a_single_group_as_a_vector_agrees(path) -> Non
     check(path, twin, {name: rows.reshape(-1) for name, rows in norms.items()})
 
 
+def test_ernie_with_the_bias_of_experts_as_a_row_agrees(path) -> None:
+    """As in the authors' checkpoints, of which llama.cpp's converter keeps the shape."""
+    twin = TEXT_MODELS["ernie4_5-moe"].write(path)
+    biases = {name: row for name, row in matrices(path).items() if "exp_probs_b" in name}
+    assert len(biases) == 3
+    check(path, twin, {name: bias.reshape(1, -1) for name, bias in biases.items()})
+
+
 def test_layers_for_drafting_tokens_are_ignored(path) -> None:
     twin = TEXT_MODELS["qwen3next"].write(path)
     last = {name: rows for name, rows in matrices(path).items() if name.startswith("blk.3.")}

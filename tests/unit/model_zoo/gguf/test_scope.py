@@ -12,6 +12,7 @@ import torch
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.tensors import META
+from runtime.distributed.ranks import Split
 from runtime.errors import ModelFileError
 from runtime.quant.weight import Compute
 from tests.gguf_files import write_tensors
@@ -132,6 +133,19 @@ def test_optional_layers_may_be_absent_but_not_misshapen(open_scope) -> None:
     w.check()
     assert w.vector("norm", size=7, optional=True) is not None
     with pytest.raises(ModelFileError, match=r"norm\.weight is 16, not 7"):
+        w.check()
+
+
+def test_a_vector_may_have_leading_dimensions_of_one(open_scope) -> None:
+    w = open_scope(row=BIAS[None], deep=BIAS[None, None], rows=BIAS.reshape(2, 8), flat=BIAS)
+    second = Split(((0, 4), (4, 16)), 1)
+    for name in ("row", "deep"):
+        assert near(w.vector(name, size=16), BIAS)
+        part = w.table(f"{name}.weight", shape=(16,), optional=True, outs=second)
+        assert part is not None and near(part, BIAS[4:])
+    w.vector("rows", size=16)
+    w.table("flat.weight", shape=(1, 16))
+    with pytest.raises(ModelFileError, match=r"2 are .*\(rows\.weight is 2 x 8, not 16, flat"):
         w.check()
 
 
