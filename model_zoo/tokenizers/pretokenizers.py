@@ -43,12 +43,22 @@ _PATH_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_TAIL}"
 _QWEN2 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}|{_TAIL}"
+_MINICPM5 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}+|{_TAIL}"
 _QWEN35 = (
     rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
     rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
 )
 _TEKKEN = rf"{_CAPITALISED}|{_CAPITALS}|\p{{N}}|{_PATH_TAIL}"
 _GPT4O = rf"{_CAPITALISED}{_CONTRACTION}?|{_CAPITALS}{_CONTRACTION}?|\p{{N}}{{1,3}}|{_PATH_TAIL}"
+
+_HAN_FREE_UPPER, _HAN_FREE_LOWER = (
+    rf"{letters.removesuffix(']')}&&[^\p{{Han}}]]" for letters in (_UPPER, _LOWER)
+)
+_KIMI_K2 = (
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_HAN_FREE_UPPER}*{_HAN_FREE_LOWER}+{_CONTRACTION}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_HAN_FREE_UPPER}+{_HAN_FREE_LOWER}*{_CONTRACTION}?"
+    rf"|\p{{N}}{{1,3}}|{_TAIL}"
+)
 
 _PUNCTUATION = r"[\p{P}$+<=>^`|~]+"
 _DEEPSEEK3 = (
@@ -83,20 +93,23 @@ _ROWS: Mapping[PreTokenizer, str] = {
     ),
     PreTokenizer((_LLAMA3,)): "smaug-bpe dbrx chatglm-bpe glm4",
     PreTokenizer((_QWEN2,)): (
-        "qwen2 deepseek-r1-qwen megrez kormo stablelm2 f2llmv2 hunyuan solar-open grok-2"
+        "qwen2 deepseek-r1-qwen megrez kormo stablelm2 f2llmv2 hunyuan solar-open grok-2 bailingmoe"
+        " bailingmoe2 llada-moe"
     ),
     PreTokenizer((_QWEN35,)): "qwen35",
     PreTokenizer((_TEKKEN,), whole_pieces=True, add_bos=True): "tekken",
     PreTokenizer((_GPT4O,)): "gpt-4o kanana2 minimax-m2 talkie",
     PreTokenizer((_GPT4O,), add_bos=True): "llama4",
+    PreTokenizer((_KIMI_K2,)): "kimi-k2",
     PreTokenizer((_SEED_CODER,)): "seed-coder",
+    PreTokenizer((r"\p{N}{1,3}", _MINICPM5), whole_pieces=True): "minicpm5",
     PreTokenizer((r"\p{N}", _GPT2)): (
-        "refact starcoder command-r smollm codeshell exaone minerva-7b"
+        "refact starcoder command-r smollm codeshell exaone minerva-7b mellum2"
     ),
     PreTokenizer((_PUNCTUATION, _GPT2), (r"\p{N}+", "[0-9][0-9][0-9]")): "falcon",
     PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _IDEOGRAPHS, r"\p{N}")): "deepseek-coder",
     PreTokenizer((r"\p{N}{1,3}", r"[\x{4E00}-\x{9FA5}\x{3040}-\x{30FF}]+", _DEEPSEEK3)): (
-        "deepseek-v3 hunyuan-dense joyai-llm"
+        "deepseek-v3 hunyuan-dense joyai-llm hy_v4"
     ),
     PreTokenizer(
         (

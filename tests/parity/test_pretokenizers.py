@@ -35,7 +35,7 @@ BLOOM = " ?[^(\\s|.,!?…。，、।۔،)]+"
 SHARED = {
     "gpt-2 default phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum "
     "modern-bert jina-es jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code roberta-bpe": GPT2,
-    "refact starcoder command-r smollm codeshell exaone minerva-7b": DIGITS_THEN_GPT2,
+    "refact starcoder command-r smollm codeshell exaone minerva-7b mellum2": DIGITS_THEN_GPT2,
     "chatglm-bpe glm4": split(LLAMA3),
     "stablelm2 hunyuan solar-open grok-2": Qwen2Tokenizer().backend_tokenizer.pre_tokenizer,
     "bloom poro-chat gpt3-finnish": split(BLOOM),
@@ -69,11 +69,28 @@ SHARED = {
             BYTES,
         ]
     ),
-    "deepseek-v3 hunyuan-dense joyai-llm": split(
+    "deepseek-v3 hunyuan-dense joyai-llm hy_v4": split(
         "\\p{N}{1,3}",
         "[一-龥\u3040-ゟ゠-ヿ]+",
         "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?"
         "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+    ),
+    "bailingmoe bailingmoe2 llada-moe": split(
+        "'(?i:[sdmt]|ll|ve|re)|[^\r\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]++[\r\n]*"
+        "|\\s*[\r\n]|\\s+(?!\\S)|\\s+"
+    ),
+    "kimi-k2": split(
+        "[\\p{Han}]+"
+        "|[^\r\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}&&[^\\p{Han}]]*"
+        "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}&&[^\\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+        "|[^\r\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}&&[^\\p{Han}]]+"
+        "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}&&[^\\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+        "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+    ),
+    "minicpm5": split(
+        "\\p{N}{1,3}",
+        "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}+"
+        "| ?[^\\s\\p{L}\\p{N}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
     ),
     "seed-coder": split(
         "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1}"
