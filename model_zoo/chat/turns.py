@@ -5,6 +5,7 @@ Which turns a template renders is found by rendering probes.
 
 import dataclasses
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -31,26 +32,46 @@ _BLANK_LINE = "\n\n"
 _STRICT_ID = re.compile(r"[a-zA-Z0-9]{9}")  # of Mistral's templates
 _STRICT_IDS = ("call00001", "call00002")
 _OTHER_ID = "call_0123456789abcdef"
+_SEPARATORS = ("", " ", ".")  # the shortest contents first
+# For all probes of a template together; those of published templates take 0.03 s at most.
+_PROBING_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class TurnRules:
     """Which turns a template renders completely.
 
-    `first_system`: a system message at the beginning; `later_systems`: further ones, at any place.
-    `repeated_roles`: several turns of the user, or of the assistant, in a row.
-    `users_after_results`: the user's turn after the result of a call. `several_calls`: of one turn.
-    `free_ids`: ids of calls in any form; `no_ids`: calls without. `words_with_thinking`: both in a
-    turn with calls.
+    Of the system: `first_system` at the beginning; `lone_system`: with nothing after it;
+    `leading_systems`: several at the beginning; `later_systems`: at any place, in order;
+    `developer`: with this role. `users_keep_prefix`: a user's turn after a result leaves what is
+    before it as it is, such as the thinking beside calls.
+    Of users and assistants: `first_replies` at the beginning; `repeated_users` and
+    `repeated_replies` in a row; `calls_after_replies` in a row; `users_after_results` of calls.
+    `calls_alternate`: calls and results count where users and assistants must alternate.
+    `user_separator` and `reply_separator`: the shortest turns that separate others; None where no
+    others need it or none is rendered.
+    Of calls: `several_calls` of one turn; `free_ids`: in any form; `no_ids`: none;
+    `words_with_calls`, `words_with_thinking`: in a turn with calls.
     """
 
     first_system: bool = True
+    lone_system: bool = True
+    leading_systems: bool = True
     later_systems: bool = True
-    repeated_roles: bool = True
+    developer: bool = True
+    users_keep_prefix: bool = True
+    first_replies: bool = True
+    repeated_users: bool = True
+    repeated_replies: bool = True
+    calls_after_replies: bool = True
     users_after_results: bool = True
+    calls_alternate: bool = True
+    user_separator: str | None = None
+    reply_separator: str | None = None
     several_calls: bool = True
     free_ids: bool = True
     no_ids: bool = True
+    words_with_calls: bool = True
     words_with_thinking: bool = True
 
     def adapted(self, messages: "Sequence[Message]") -> "Sequence[Message]":
@@ -62,54 +83,135 @@ class TurnRules:
             return messages
         messages = self._with_systems(messages)
         if not (self.several_calls and self.free_ids and self.no_ids):
-            messages = _identified(messages, strict=not self.free_ids)
+            messages = self._with_ids(messages)
         if not self.several_calls:
             messages = list(_separated(messages))
         if not self.words_with_thinking:
             messages = [_with_words_as_thinking(message) for message in messages]
         turns: list[Message] = []
         for message in messages:
-            if turns and self._must_join(turns[-1], message):
-                turns[-1] = _joined(turns[-1], message)
-            else:
-                turns.append(message)
+            self._add(turns, message)
         return turns
 
-    def _with_systems(self, messages: "Sequence[Message]") -> "Sequence[Message]":
+    def _with_systems(self, messages: "Sequence[Message]") -> "list[Message]":
         """System messages at the beginning are joined. Those that the template does not render
         become the user's, at their place, so that a conversation that grows keeps its prefix."""
-        if self.later_systems:
-            return messages
-        leading = list(takewhile(lambda message: message.role in SYSTEM_ROLES, messages))
-        first = [reduce(_joined, leading)] if leading else []
-        kept = len(first) if self.first_system else 0
-        others = [*first[kept:], *messages[len(leading) :]]
-        return first[:kept] + [
-            dataclasses.replace(each, role="user") if each.role in SYSTEM_ROLES else each
-            for each in others
-        ]
+        if not self.developer:
+            messages = [_with_role(m, "system") if m.role == "developer" else m for m in messages]
+        turns = list(takewhile(lambda message: message.role in SYSTEM_ROLES, messages))
+        others = messages[len(turns) :]
+        if turns and not self.leading_systems:
+            turns = [reduce(_joined, turns)]
+        if not (self.first_system if others else self.lone_system):
+            turns = [_with_role(message, "user") for message in turns]
+        for message in others:
+            if message.role not in SYSTEM_ROLES or self.later_systems:
+                turns.append(message)
+            elif turns and turns[-1].role == "tool" and not self.users_keep_prefix:
+                turns[-1] = _appended(turns[-1], message)
+            else:
+                turns.append(_with_role(message, "user"))
+        return turns
+
+    def _add(self, turns: "list[Message]", message: "Message") -> None:
+        """Appends the message, joined with the last turn or separated from it where it must be."""
+        if turns and self._must_join(turns[-1], message):
+            turns[-1] = _joined(turns[-1], message)
+            return
+        if self._must_separate(turns, message):
+            role, text = "user", self.user_separator
+            if message.role == "user":
+                role, text = "assistant", self.reply_separator
+            if text is not None:
+                turns.append(type(message)(role, text))
+            elif turns and turns[-1].role == "tool":
+                turns[-1] = _appended(turns[-1], message)
+                return
+        turns.append(message)
 
     def _must_join(self, before: "Message", message: "Message") -> bool:
-        if message.role == "user" and before.role == "tool":
-            return not self.users_after_results
-        same = before.role == message.role and message.role in ("user", "assistant")
-        return same and not self.repeated_roles and not before.tool_calls
+        if before.role != message.role or before.tool_calls:
+            return False
+        if message.tool_calls:
+            return not self.calls_after_replies and self.words_with_calls
+        if message.role == "user":
+            return not self.repeated_users
+        return message.role == "assistant" and not self.repeated_replies
+
+    def _must_separate(self, turns: "Sequence[Message]", message: "Message") -> bool:
+        if message.role not in ("user", "assistant"):
+            return False
+        if self.calls_alternate:
+            before = next((t.role for t in reversed(turns) if t.role not in SYSTEM_ROLES), None)
+            if before is None:
+                return message.role == "assistant" and not self.first_replies
+            return (before, message.role) == ("tool", "user") and not self.users_after_results
+        if message.tool_calls:
+            return False
+        spoken = (t.role for t in reversed(turns) if _speaks(t))
+        return message.role == next(spoken, None if self.first_replies else "assistant")
+
+    def _with_ids(self, messages: "Sequence[Message]") -> "list[Message]":
+        """The conversation with ids of calls in the form that the template demands. A call without
+        one gets one, which its result has too, where the template or `_separated` needs it."""
+        waiting: list[ToolCall] = []
+        found = []
+        for at, message in enumerate(messages):
+            if message.tool_calls:
+                several = len(message.tool_calls) > 1
+                needed = not self.no_ids or (several and not self.several_calls)
+                waiting = [
+                    self._with_id(call, f"call{at:03}{number:02}" if needed else None)
+                    for number, call in enumerate(message.tool_calls)
+                ]
+                message = dataclasses.replace(message, tool_calls=tuple(waiting))
+            elif message.role == "tool":
+                given = self._id(message.tool_call_id)
+                call = _answered(given, message.tool_name, waiting)
+                if call is not None:
+                    waiting = [each for each in waiting if each is not call]
+                    given = given or call.id
+                message = dataclasses.replace(message, tool_call_id=given)
+            found.append(message)
+        return found
+
+    def _with_id(self, call: "ToolCall", otherwise: str | None) -> "ToolCall":
+        return dataclasses.replace(call, id=self._id(call.id or otherwise))
+
+    def _id(self, given: str | None) -> str | None:
+        if not given or self.free_ids or _STRICT_ID.fullmatch(given):
+            return given or None
+        return blake2b(given.encode(errors="surrogatepass"), digest_size=5).hexdigest()[:9]
 
 
 def turn_rules(render: Render, form: MessageForm, *, calls: bool) -> TurnRules:
     """The rules of a template. `calls`: whether it reads calls of tools."""
     probes = _Probes(render, form)
-    turn, shows = probes.turn, probes.shows
-    user, reply, next_user = turn("user"), turn("assistant"), turn("user")
-    if not shows(user, reply, next_user):  # such as a template of one turn
+    try:
+        if not probes.offer_tool_if_needed():  # such as a template of one turn
+            return TurnRules()
+        rules = _rules_without_calls(probes)
+        return _with_call_rules(rules, probes) if calls else rules
+    except TimeoutError:
         return TurnRules()
-    system = turn("system")
-    rules = TurnRules(
-        first_system=shows(system, user, reply, next_user),
-        later_systems=shows(system, turn("system"), user, turn("system"), reply, next_user),
-        repeated_roles=shows(user, turn("user"), reply, turn("assistant"), next_user),
+
+
+def _rules_without_calls(probes: "_Probes") -> TurnRules:
+    turn, shows = probes.turn, probes.shows
+    system, later = turn("system"), turn("system")
+    user, reply, next_user = talk = turn("user"), turn("assistant"), turn("user")
+    first_replies = shows(turn("assistant"), *talk)
+    return TurnRules(
+        first_system=shows(system, *talk),
+        lone_system=shows(system),
+        leading_systems=shows(system, later, *talk),
+        later_systems=shows(system, user, later, reply, next_user, in_order=True),
+        developer=shows(turn("developer"), *talk),
+        first_replies=first_replies,
+        repeated_users=shows(user, turn("user"), reply, next_user),
+        repeated_replies=shows(user, reply, turn("assistant"), next_user),
+        user_separator=None if first_replies else probes.separator([], "user", reply, next_user),
     )
-    return _with_call_rules(rules, probes) if calls else rules
 
 
 def _with_call_rules(rules: TurnRules, probes: "_Probes") -> TurnRules:
@@ -118,18 +220,32 @@ def _with_call_rules(rules: TurnRules, probes: "_Probes") -> TurnRules:
     user, call, result = turn("user"), calling(first), turn("tool", tool_call_id=first)
     if not shows(user, call, result):
         return rules
-    thinking = call.with_values(dict.fromkeys(REASONING_KEYS, "I think."))
-    spoken = thinking.with_values({"content": probes.form.content("I say.")})
+    reply, next_user = turn("assistant"), turn("user")
+    after_results, separator = shows(user, call, result, next_user), None
+    if not after_results:
+        separator = probes.separator([user, call, result], "assistant", next_user)
+    separated = [] if separator is None else [probes.silent("assistant", separator)]
+    thought, words = probes.text(), probes.text()
+    thinking = call.with_text(dict.fromkeys(REASONING_KEYS, thought), thought)
+    content = {"content": probes.form.content(words)}
     both, other_result = calling(first, second), turn("tool", tool_call_id=second)
+    alone = probes.form.calls_alone
     return dataclasses.replace(
         rules,
-        users_after_results=shows(user, call, result, turn("user")),
+        # Some templates have the system message in the last turn if that is the user's.
+        first_system=rules.first_system and shows(turn("system"), user, call, result),
+        users_keep_prefix=probes.keeps([user, thinking, result], *separated, next_user),
+        calls_after_replies=shows(user, reply, call, result),
+        users_after_results=after_results,
+        calls_alternate=after_results or not shows(user, reply, call, result, next_user),
+        reply_separator=separator,
         several_calls=shows(user, both, result, other_result),
         free_ids=accepts(user, calling(_OTHER_ID), turn("tool", tool_call_id=_OTHER_ID)),
         no_ids=accepts(user, calling(None), turn("tool")),
-        words_with_thinking=probes.form.calls_alone
+        words_with_calls=alone or shows(user, call.with_text(content, words), result),
+        words_with_thinking=alone
         or not accepts(user, thinking, result)
-        or accepts(user, spoken, result),
+        or accepts(user, thinking.with_text(content, words), result),
     )
 
 
@@ -140,26 +256,40 @@ class _Probe:
     values: Values
     texts: tuple[str, ...]
 
-    def with_values(self, values: Values) -> "_Probe":
-        return dataclasses.replace(self, values=self.values | values)
+    def with_text(self, values: Values, text: str) -> "_Probe":
+        return _Probe(self.values | values, (*self.texts, text))
 
 
 class _Probes:
-    """Turns with distinct texts, and what a template renders of them."""
+    """Turns with distinct texts, and what a template renders of them.
+
+    TimeoutError if all renderings together take too long.
+    """
 
     def __init__(self, render: Render, form: MessageForm) -> None:
         self.form = form
         self._render = render
         self._numbers = count(10)
+        self._end = time.monotonic() + _PROBING_SECONDS
+        self._tools: list[Values] | None = None
+
+    def offer_tool_if_needed(self) -> bool:
+        """Whether the template renders a conversation. It is offered a tool from now on if it needs
+        one."""
+        talk = self.turn("user"), self.turn("assistant"), self.turn("user")
+        if self.shows(*talk):
+            return True
+        self._tools = [PROBED_TOOL]
+        return self.shows(*talk)
 
     def turn(self, role: str, **more: str) -> _Probe:
-        text = self._text()
+        text = self.text()
         name = {"name": PROBED_TOOL["function"]["name"]} if role == "tool" else {}
         return _Probe({"role": role, "content": self.form.content(text), **name, **more}, (text,))
 
     def calling(self, *ids: str | None) -> _Probe:
         """A turn of the assistant with a call for each id."""
-        texts = tuple(self._text() for _ in ids)
+        texts = tuple(self.text() for _ in ids)
         name = PROBED_TOOL["function"]["name"]
         calls = [
             self.form.call(name, {"city": text}, id) for text, id in zip(texts, ids, strict=True)
@@ -167,60 +297,65 @@ class _Probes:
         content = None if self.form.calls_alone else self.form.content("")
         return _Probe({"role": "assistant", "content": content, "tool_calls": calls}, texts)
 
-    def shows(self, *probes: _Probe) -> bool:
+    def separator(self, before: Sequence[_Probe], role: str, *after: _Probe) -> str | None:
+        """The shortest content of a turn with which the template renders all texts."""
+        for text in _SEPARATORS:
+            if self.shows(*before, self.silent(role, text), *after):
+                return text
+        return None
+
+    def silent(self, role: str, text: str) -> _Probe:
+        """A turn that the template need not show."""
+        return _Probe({"role": role, "content": self.form.content(text)}, ())
+
+    def keeps(self, before: Sequence[_Probe], *after: _Probe) -> bool:
+        """Whether what the template renders of `before`, up to the last text, stays if the turns
+        `after` follow."""
+        begin, last, _ = self._rendered(before).partition(before[-1].texts[-1])
+        return self._rendered((*before, *after)).startswith(begin + last)
+
+    def shows(self, *probes: _Probe, in_order: bool = False) -> bool:
         """Whether the template renders all texts."""
         found = self._rendered(probes)
-        return all(text in found for probe in probes for text in probe.texts)
+        places = [found.find(text) for probe in probes for text in probe.texts]
+        return -1 not in places and (not in_order or places == sorted(places))
 
     def accepts(self, *probes: _Probe) -> bool:
         return self._rendered(probes) != ""
 
-    def _rendered(self, probes: Sequence[_Probe]) -> str:
-        turns = [probe.values for probe in probes]
-        calls = any("tool_calls" in values for values in turns)
-        return rendered(self._render, turns, [PROBED_TOOL] if calls else None)
-
-    def _text(self) -> str:
+    def text(self) -> str:
         return f"Probe {next(self._numbers)}."
 
-
-def _identified(messages: "Sequence[Message]", *, strict: bool) -> "list[Message]":
-    """The conversation with an id for each call, which its result has too. `strict`: of 9 letters
-    and digits."""
-    waiting: list[ToolCall] = []
-    found = []
-    for at, message in enumerate(messages):
-        if message.tool_calls:
-            waiting = [
-                dataclasses.replace(call, id=_id(call.id or f"call{at:03}{number:02}", strict))
-                for number, call in enumerate(message.tool_calls)
-            ]
-            message = dataclasses.replace(message, tool_calls=tuple(waiting))
-        elif message.role == "tool":
-            answered = _answered(message, waiting, strict)
-            message = dataclasses.replace(message, tool_call_id=answered)
-            waiting = [call for call in waiting if call.id != answered]
-        found.append(message)
-    return found
+    def _rendered(self, probes: Sequence[_Probe]) -> str:
+        if time.monotonic() > self._end:
+            raise TimeoutError
+        turns = [probe.values for probe in probes]
+        calls = any("tool_calls" in values for values in turns)
+        return rendered(self._render, turns, [PROBED_TOOL] if calls else self._tools)
 
 
-def _answered(result: "Message", waiting: "Sequence[ToolCall]", strict: bool) -> str | None:
-    """The id of the call that `result` answers: without an id the first one, of the same name if
-    there is one."""
-    if result.tool_call_id is not None:
-        return _id(result.tool_call_id, strict)
-    same = [call for call in waiting if call.name == result.tool_name]
-    return next((call.id for call in (*same, *waiting)), None)
+def _with_role(message: "Message", role: str) -> "Message":
+    return dataclasses.replace(message, role=role)
 
 
-def _id(given: str, strict: bool) -> str:
-    if not strict or _STRICT_ID.fullmatch(given):
-        return given
-    return blake2b(given.encode(errors="surrogatepass"), digest_size=5).hexdigest()[:9]
+def _speaks(message: "Message") -> bool:
+    return message.role == "user" or (message.role == "assistant" and not message.tool_calls)
+
+
+def _answered(
+    given: str | None, tool_name: str | None, waiting: "Sequence[ToolCall]"
+) -> "ToolCall | None":
+    """The call that a result with the id `given` answers: without an id the first one, of the same
+    name if there is one."""
+    if given:
+        return next((call for call in waiting if call.id == given), None)
+    same = [call for call in waiting if call.name == tool_name]
+    return next(iter((*same, *waiting)), None)
 
 
 def _separated(messages: "Sequence[Message]") -> "Iterator[Message]":
-    """The conversation with a turn for each call, followed by its result. Calls have ids."""
+    """The conversation with a turn for each call, followed by its result. Calls of one turn have
+    ids, which need not differ."""
     after = 0  # the place after the last results
     for at, message in enumerate(messages):
         if at < after:
@@ -233,9 +368,11 @@ def _separated(messages: "Sequence[Message]") -> "Iterator[Message]":
         for number, call in enumerate(message.tool_calls):
             turn = dataclasses.replace(message, tool_calls=(call,))
             yield dataclasses.replace(turn, content="", thinking=None) if number else turn
-            yield from (each for each in results if each.tool_call_id == call.id)
-        ids = {call.id for call in message.tool_calls}
-        yield from (each for each in results if each.tool_call_id not in ids)
+            for place, result in enumerate(results):
+                if result.tool_call_id == call.id:
+                    yield results.pop(place)
+                    break
+        yield from results
 
 
 def _with_words_as_thinking(message: "Message") -> "Message":
@@ -247,13 +384,30 @@ def _with_words_as_thinking(message: "Message") -> "Message":
     return dataclasses.replace(message, content="", thinking=thinking)
 
 
+def _appended(result: "Message", message: "Message") -> "Message":
+    """The tool's result, and the message under a label that tells it from the tool's words."""
+    label = f"[The result ends here. Message of the {message.role}:]"
+    labelled = _joined_contents(label, message.content)
+    return dataclasses.replace(result, content=_joined_contents(result.content, labelled))
+
+
 def _joined(first: "Message", second: "Message") -> "Message":
+    """The messages as one; the texts begin with the names of their authors if these differ."""
+    if first.name != second.name:
+        first, second = _with_name_in_text(first), _with_name_in_text(second)
     return dataclasses.replace(
         first,
         content=_joined_contents(first.content, second.content),
         thinking=_BLANK_LINE.join(filter(None, (first.thinking, second.thinking))) or None,
         tool_calls=first.tool_calls + second.tool_calls,
     )
+
+
+def _with_name_in_text(message: "Message") -> "Message":
+    if message.name is None:
+        return message
+    content = _joined_contents(f"{message.name}:", message.content)
+    return dataclasses.replace(message, name=None, content=content)
 
 
 def _joined_contents(first: "Content", second: "Content") -> "Content":
