@@ -188,7 +188,7 @@ class ModelReplica:
                 characters = len(ids) * longest
         least_tokens = -(-characters // longest)
         if least_tokens + _answers(task) > limit:
-            raise self._too_long(f"at least {least_tokens:,}", limit)
+            raise self._too_long(f"at least {least_tokens}", limit)
 
     def _thinking_counter(self, task: ChatTask, prompt: Prompt) -> ThinkingCounter | None:
         """A counter that has read the answer so far; None if replies have no thinking."""
@@ -223,7 +223,7 @@ class ModelReplica:
     ) -> GenerationRequest:
         room = limit - len(prompt.tokens)
         if room < _answers(task):
-            raise self._too_long(f"{len(prompt.tokens):,}", limit)
+            raise self._too_long(str(len(prompt.tokens)), limit)
         most = room if task.shift_keep is None else SHIFTED_CONTEXTS * limit
         stop = self._stop_rules(task, prompt, most)
         scored = task.echo and (task.sampling.logprobs is not None or task.max_tokens == 0)
@@ -263,9 +263,10 @@ class ModelReplica:
 
     def _too_long(self, tokens: str, limit: int) -> PromptTooLongError:
         setting = limiting_setting(limit, served_tokens=self._card.context_tokens)
+        # Clients parse the numbers, which must have no commas.
         return PromptTooLongError(
             f"the input length exceeds the context length: the prompt has {tokens} tokens; this "
-            f"model's maximum context length is {limit:,} tokens for prompt and answer. Shorten "
+            f"model's maximum context length is {limit} tokens for prompt and answer. Shorten "
             f"the prompt or raise `{setting}` of model '{self._card.name}'."
         )
 

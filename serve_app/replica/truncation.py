@@ -85,8 +85,8 @@ def with_recent_turns(
 def _last_turn_too_long(limit: int, model: str, setting: str) -> PromptTooLongError:
     return PromptTooLongError(
         "the input length exceeds the context length: the system prompt, the tools and the last "
-        f"turn alone have more than {limit:,} tokens, the limit that `{setting}` sets for model "
-        f"'{model}'. Shorten them or raise it."
+        f"turn alone have more; this model's maximum context length is {limit} tokens for prompt "
+        f"and answer. Shorten them or raise `{setting}` of model '{model}'."
     )
 
 

@@ -297,6 +297,16 @@ async def test_the_error_for_a_long_prompt_names_the_limit_and_the_setting(asked
         await answered(FakeEngine(END), task)
 
 
+async def test_clients_can_parse_the_numbers_in_the_error_for_a_long_prompt():
+    task = dataclasses.replace(TASK, prompt=RawText("x" * 2500))
+    replica = ModelReplica(
+        FakeModel(), FakeEngine(END), dataclasses.replace(CARD, context_tokens=2000)
+    )
+    with pytest.raises(PromptTooLongError, match=r"at least 2500 tokens; .* is 2000 tokens "):
+        async with aclosing(replica.generate(task)) as deltas:
+            [delta async for delta in deltas]
+
+
 async def test_logprobs_have_texts_and_bytes():
     sampled = Sampled(1, -0.25, (Alternative(1, -0.25), Alternative(0, -math.inf)))
     answer = await answered(FakeEngine(Delta("a", (1,), (sampled,)), END))

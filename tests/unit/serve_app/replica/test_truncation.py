@@ -80,6 +80,11 @@ def test_the_system_prompt_and_the_last_turn_are_never_left_out(spelled: str) ->
         kept(spelled, 4, 4)
 
 
+def test_the_limit_can_be_parsed() -> None:
+    with pytest.raises(PromptTooLongError, match="maximum context length is 4000 tokens"):
+        kept(" ".join(["u9"] * 500), 4000, 4000)
+
+
 def test_as_many_turns_stay_as_fit_and_few_are_rendered() -> None:
     chance = random.Random(7)
     for _ in range(300):
