@@ -348,9 +348,12 @@ def _call(place: str, block: dict[str, Any]) -> ToolCall:
 
 def _content(place: str, blocks: list[Any]) -> str | tuple[str | Unread, ...]:
     """The texts and images of a tool result in order."""
-    parts = []
+    parts: list[str | Unread] = []
     for index, block in enumerate(blocks):
         check_type(f"{place}[{index}]", block, ("text", "image", "tool_reference"))
+        before = parts[-1] if parts else None
+        if block["type"] == "tool_reference" and isinstance(before, str) and before[-1:] != "\n":
+            parts.append("\n")
         parts.append(_part(f"{place}[{index}]", block))
     return joined(parts)
 

@@ -34,9 +34,12 @@ async def test_a_prompt_that_is_too_long_is_reported_in_the_words_that_clients_l
 
 async def test_tools_that_a_search_has_found_are_named_in_its_result():
     """Of Claude Code with `ENABLE_TOOL_SEARCH`."""
-    found = [{"type": "tool_reference", "tool_name": name} for name in ("weather", "time")]
+    found = [
+        {"type": "text", "text": "Found:"},
+        *({"type": "tool_reference", "tool_name": name} for name in ("weather", "time")),
+    ]
     search = {"type": "tool_use", "id": "t1", "name": "ToolSearch", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": found}
     turns = [{"role": "assistant", "content": [search]}, {"role": "user", "content": [result]}]
     task = await task_of(messages=[*USER, *turns], access={"strict_fields": True})
-    assert task.prompt.messages[-1].text == "weather\ntime\n"
+    assert task.prompt.messages[-1].text == "Found:\nweather\ntime\n"
