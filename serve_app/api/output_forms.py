@@ -98,7 +98,7 @@ def _typed_form(field: str, value: Any, *, nested: bool) -> OutputForm | None:
         case "text":
             return None
         case "json_object" if value.get("schema") is not None:  # as in llama.cpp's server
-            return json_form(f"{field}.schema", value["schema"])
+            return json_form(f"{field}.schema", value["schema"] or _JSON_OBJECT)
         case "json_object":
             return json_form(field, _JSON_OBJECT)
         case "json_schema":

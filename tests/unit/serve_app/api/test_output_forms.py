@@ -72,6 +72,12 @@ JSON_FORMS = [
         SCHEMA,
         "response_format.schema",
     ),
+    (
+        CHAT,
+        {"response_format": {"type": "json_object", "schema": {}}},
+        OBJECT,
+        "response_format.schema",
+    ),
     (CHAT, in_format(SCHEMA), SCHEMA, PLACE),
     (CHAT, in_format(SCHEMA, strict=False), SCHEMA, PLACE),
     (TEXT, in_format(SCHEMA), SCHEMA, PLACE),
