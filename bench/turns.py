@@ -37,7 +37,7 @@ INTRODUCTION = f"""{TURNS}
 Written by `make bench` and `python -m bench.turns`: the time to the first token of a conversation's
 second turn relative to that of its first, in random models in Q8_0: one whose layers have
 attention, and one with recurrent layers in three of four, whose states are restored from a
-checkpoint. llama.cpp goes on with the sequence of the first turn. Lower is better; without reuse it
+checkpoint. llama.cpp continues the sequence of the first turn. Lower is better; without reuse it
 would be above 1.
 """
 
