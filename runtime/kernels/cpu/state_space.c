@@ -59,9 +59,7 @@ static void run_head(const job *j, int span, int head, int first) {
     float state[dim * COLUMNS];
     float *stored = j->states + (j->pages[span] * j->heads + head) * dim * j->value_dim + first;
     memset(state, 0, (size_t)dim * COLUMNS * sizeof(float));
-    if (j->continues[span])
-        for (int d = 0; d < dim; d++)
-            memcpy(state + d * COLUMNS, stored + (ptrdiff_t)d * j->value_dim, width * sizeof(float));
+    if (j->continues[span]) copy_rows(state, COLUMNS, stored, j->value_dim, dim, width);
     for (int row = begin_of(j->begins, span), end = end_of(j->ends, span); row < end; row++) {
         const float *mixed = j->mixed + row * (values + 2 * keys);
         const ptrdiff_t at = (ptrdiff_t)row * j->heads + head;
@@ -72,8 +70,7 @@ static void run_head(const job *j, int span, int head, int first) {
                 j->skips[head], dim, answer);
         memcpy(j->result + at * j->value_dim + first, answer, width * sizeof(float));
     }
-    for (int d = 0; d < dim; d++)
-        memcpy(stored + (ptrdiff_t)d * j->value_dim, state + d * COLUMNS, width * sizeof(float));
+    copy_rows(stored, j->value_dim, state, COLUMNS, dim, width);
 }
 
 static int parts_of_head(const job *j) { return (j->value_dim + COLUMNS - 1) / COLUMNS; }
