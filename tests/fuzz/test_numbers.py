@@ -18,8 +18,8 @@ from runtime.errors import CaravanError
 from tests.families.vision_agreement import CPU, VisionPair
 from tests.families.vision_families import VISION_MODELS
 from tests.gguf_files import rewrite
-from tests.parity.test_vision_engine import running
-from tests.parity.test_vision_limits import SAME_LIMITS
+from tests.parity.vision.test_vision_engine import running
+from tests.parity.vision.test_vision_limits import SAME_LIMITS
 
 CHANGES = 10  # of each family and flavour
 NUMBERS = (0, 1, 2, 3, 5, 7, 13, 53, 211, 1000, 65_537, 1 << 26, (1 << 31) - 1)

@@ -12,9 +12,9 @@ from runtime.worker.model import DecoderModel
 from tests.families.agreement import DECODED, PROMPT, random_tokens
 from tests.families.paged_decoder import PagedDecoder
 from tests.families.text_families import TEXT_MODELS
-from tests.parity import test_mllama
 from tests.parity.test_divided_models import decoder_of
 from tests.parity.test_engine import answers, mixed_requests, running
+from tests.parity.vision import test_mllama
 from tests.thread_ranks import Meeting
 from tests.tiny_models import tiny_tokenizer
 

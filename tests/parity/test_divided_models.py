@@ -25,7 +25,7 @@ from tests.families.agreement import check_declared_memory, random_tokens
 from tests.families.encoder_configs import ENCODERS, LARGE
 from tests.families.paged_decoder import PagedDecoder
 from tests.families.text_families import TEXT_MODELS
-from tests.parity import test_mllama
+from tests.parity.vision import test_mllama
 from tests.thread_ranks import Meeting
 from tests.tiny_models import TinyLlama, write_tiny, write_tiny_llama
 

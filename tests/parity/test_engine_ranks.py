@@ -31,7 +31,7 @@ from runtime.vision.encoder import LocalEncoder
 from tests.families import image_rows
 from tests.families.engine_runs import SLIDING, answers, mixed_requests, running
 from tests.families.text_families import TEXT_MODELS
-from tests.parity import test_engine_images
+from tests.parity.vision import test_engine_images
 from tests.patience import HANG_S
 from tests.rank_processes import CPU, HOST, Follower, assembled, divided_engine, followers
 from tests.tiny_models import write_tiny, write_tiny_llama

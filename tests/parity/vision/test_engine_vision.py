@@ -16,7 +16,7 @@ from runtime.errors import ConfigurationError, DoesNotFitError
 from runtime.vision.encoder import LocalEncoder
 from tests.families.engine_runs import answers
 from tests.families.paged_decoder import PagedDecoder
-from tests.parity.image_text_models import GRIDS, LARGEST, MODELS, ImageTextModel
+from tests.parity.vision.image_text_models import GRIDS, LARGEST, MODELS, ImageTextModel
 from tests.unit.runtime.vision.fake_tower import PretendTower, features_of, picture
 
 CPU = torch.device("cpu")

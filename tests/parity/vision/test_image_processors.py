@@ -19,9 +19,9 @@ from model_zoo.models.mllama import vision as mllama
 from model_zoo.models.qwen25vl import multimodal as qwen25vl
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from runtime.errors import RequestError
-from tests.parity.image_processors import PROCESSORS, Row, applied
-from tests.parity.image_processors import idefics3 as idefics3_row
-from tests.parity.llama4_pixels import llama4_tiles
+from tests.parity.vision.image_processors import PROCESSORS, Row, applied
+from tests.parity.vision.image_processors import idefics3 as idefics3_row
+from tests.parity.vision.llama4_pixels import llama4_tiles
 from tests.pictures import photo
 
 # (height, width): a dot, strips, odd ones, exactly a tile or two, larger than most canvases

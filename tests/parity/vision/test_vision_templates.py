@@ -9,7 +9,7 @@ import pytest
 
 from model_zoo.chat.messages import ChatTemplate, Message
 from tests.chat_templates import template_source
-from tests.parity.placeholder_families import BOS, CONVERSATIONS, FAMILIES, model_of, places
+from tests.parity.vision.placeholder_families import BOS, CONVERSATIONS, FAMILIES, model_of, places
 from tests.vision_prompts import as_transformers, library_tokenizer, pictures
 
 MARKER = re.compile(r"<\|[^<>|\s]+\|>|\[/?[A-Z_]+\]|<end_of_utterance>")

@@ -12,7 +12,7 @@ from transformers.tokenization_utils_base import generate_merges
 from model_zoo.chat.messages import ChatTemplate, Message
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from tests.chat_templates import encode_chat
-from tests.parity.random_texts import random_texts
+from tests.parity.chat.random_texts import random_texts
 from tests.reference_data import vocabulary_metadata
 from tests.sentencepiece_models import (
     BYTE,

@@ -25,7 +25,7 @@ from tests.families.vision_agreement import FLAVOURS, VisionPair
 from tests.families.vision_families import VISION_MODELS
 from tests.gguf_files import rewrite
 from tests.memory_profile import peak_bytes, recorded_memory
-from tests.parity.test_vision_engine import check_answer, request, running
+from tests.parity.vision.test_vision_engine import check_answer, request, running
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 # Their processors have the limits of other rows.

@@ -11,7 +11,7 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKEN
 
 from model_zoo.tokenizers.byte_level import splitter
 from model_zoo.tokenizers.pretokenizers import PRE_TOKENIZERS
-from tests.parity.random_texts import random_texts
+from tests.parity.chat.random_texts import random_texts
 
 GPT2 = ByteLevel(add_prefix_space=False)
 BYTES = ByteLevel(add_prefix_space=False, use_regex=False)

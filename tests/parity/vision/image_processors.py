@@ -42,7 +42,7 @@ from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama.image_processor import MllamaProcessor
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
-from tests.parity.llama4_pixels import llama4_tiles
+from tests.parity.vision.llama4_pixels import llama4_tiles
 
 SQUARE = {"height": 56, "width": 56}
 CANVASES = ((56, 112), (112, 56), (112, 112), (168, 56), (56, 168))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from transformers.models.mllama.processing_mllama import get_cross_attention_token_mask
 
-from tests.parity.placeholder_families import (
+from tests.parity.vision.placeholder_families import (
     CONVERSATIONS,
     FAMILIES,
     Family,

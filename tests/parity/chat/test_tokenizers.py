@@ -12,7 +12,7 @@ from transformers.convert_slow_tokenizer import TikTokenConverter, bytes_to_unic
 from transformers.tokenization_utils_base import generate_merges
 
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from tests.parity.random_texts import random_texts
+from tests.parity.chat.random_texts import random_texts
 from tests.reference_data import reference_data, vocabulary_metadata
 
 NAMES = ("gpt-2", "llama-bpe", "llama-spm", "qwen2")

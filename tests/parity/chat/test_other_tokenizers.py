@@ -10,7 +10,7 @@ from transformers import BertTokenizer, GemmaTokenizer, T5Tokenizer, XLMRobertaT
 
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from runtime.errors import ModelFileError, RequestError
-from tests.parity.random_texts import random_texts
+from tests.parity.chat.random_texts import random_texts
 
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 CORPUS = [text for seed in (11, 12) for text in random_texts(seed, 150)] + [

@@ -20,7 +20,7 @@ from model_zoo.models.internvl.image_processor import InternVLProcessor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
-from tests.parity.llama4_pixels import original
+from tests.parity.vision.llama4_pixels import original
 
 Size = tuple[int, int]
 Grid = Callable[[int, int], Size]
