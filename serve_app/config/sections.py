@@ -142,8 +142,9 @@ class EngineSettings(Section):
     max_sequences: int = Field(default=16, ge=1)
     """Maximum number of running requests; further ones wait."""
     max_waiting: int = Field(default=512, ge=0)
-    """Maximum number of waiting requests; further ones get 503. One client may hold as many of
-    these places as are still free, which is 256 while it is the only one; see "Several clients"."""
+    """Maximum number of waiting requests; further ones get 503. One client may hold at most
+    as many places as remain free, so half of them (256) while it is the only one; see "Several
+    clients"."""
     step_tokens: int = Field(default=512, ge=1)
     """Limit of tokens per step: larger values prefill faster, smaller ones keep streams
     steadier."""
@@ -159,8 +160,9 @@ class EngineSettings(Section):
     prefix_cache: bool = True
     """Reuse the KV cache of common prefixes."""
     state_checkpoint_bytes: int | None = Field(default=None, ge=0)
-    """Memory for copies of recurrent states (Qwen3-Next, Qwen 3.5), from which later turns of a
-    conversation continue; null: four per sequence, in at most an eighth of the cache's memory."""
+    """Memory for copies of recurrent states (models with recurrent or convolution layers), from
+    which later turns of a conversation continue; null: four per sequence, in at most an eighth
+    of the cache's memory."""
     host_cache_bytes: int | None = Field(default=None, ge=0)
     """Host memory of each process for pages that the prefix cache of the device evicts, also those
     of preempted requests; they are copied back when that is faster than computing them. null: up to
