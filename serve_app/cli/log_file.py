@@ -1,4 +1,4 @@
-"""The file with the output of `caravan serve`: its place, and its lines as they are written."""
+"""The files with the output of `caravan serve`: their places, and lines as they are written."""
 
 import os
 from collections import deque
@@ -12,10 +12,19 @@ from serve_app.cli.log_lines import LogFilter, LogLine, parse_line
 _LONGEST_LINE = 2**20
 
 
-def log_path(own: Mapping[str, str]) -> Path:
-    """The file with all output of the server."""
-    state = own.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "caravan" / "serve.log"
+def log_path(own: Mapping[str, str], port: int) -> Path:
+    """The file with all output of the server on this port."""
+    return log_folder(own) / f"serve-{port}.log"
+
+
+def log_folder(own: Mapping[str, str]) -> Path:
+    return Path(own.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "caravan"
+
+
+def latest_log(own: Mapping[str, str]) -> Path | None:
+    """The file to which a server wrote last; None if there is none."""
+    logs = log_folder(own).glob("serve-*.log")
+    return max(logs, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
 def last_lines(file: BinaryIO, chosen: LogFilter, count: int) -> list[LogLine]:

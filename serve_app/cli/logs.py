@@ -4,11 +4,12 @@ import json
 import os
 import sys
 import time
+from typing import Any
 
 import click
 
 from runtime.errors import ConfigurationError
-from serve_app.cli.log_file import last_lines, log_path, new_lines
+from serve_app.cli.log_file import last_lines, latest_log, log_folder, log_path, new_lines
 from serve_app.cli.log_lines import LEVELS, LogFilter, LogLine
 from serve_app.cli.terminal import harmless, harmless_lines, plain
 
@@ -22,7 +23,7 @@ Examples:
   caravan logs
   caravan logs --follow --level warning
   caravan logs --model demo --lines 200
-  caravan logs --request 3f2a9c
+  caravan logs --request 3f2a9c --port 8000
 """
 )
 @click.option("-f", "--follow", is_flag=True, help="Show new lines until Ctrl-C.")
@@ -42,14 +43,23 @@ Examples:
     help="Only lines of this level and above; default: all.",
 )
 @click.option("--model", help="Only lines that name this model.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Of the server on this port; default: the one that wrote last.",
+)
 @click.option("--request", metavar="ID", help="Only lines of the request with this x-request-id.")
-def logs(follow: bool, count: int, level: str, model: str | None, request: str | None) -> None:
-    """Show the log of the latest `caravan serve` on this machine.
+def logs(follow: bool, count: int, port: int | None, **chosen_by: Any) -> None:
+    """Show the log of `caravan serve` on this machine.
 
-    It is in ~/.local/state/caravan/serve.log, or in $XDG_STATE_HOME.
+    It is in ~/.local/state/caravan/serve-PORT.log, or in $XDG_STATE_HOME.
     """
-    path = log_path(os.environ)
-    chosen = LogFilter(level=level, model=model, request=request)
+    path = latest_log(os.environ) if port is None else log_path(os.environ, port)
+    chosen = LogFilter(**chosen_by)
+    if path is None:
+        raise ConfigurationError(
+            f"{log_folder(os.environ)} has no logs; `caravan serve` writes them."
+        )
     if not path.exists():
         raise ConfigurationError(f"{path} does not exist; `caravan serve` writes it.")
     with path.open("rb") as file:

@@ -22,6 +22,7 @@ from model_zoo.store.store import Store, default_root
 from runtime.errors import ConfigurationError
 from serve_app.check import (
     IMPORT_PATH,
+    HttpOptions,
     application_arguments,
     check,
     check_port,
@@ -163,11 +164,12 @@ def _free_port(preferred: int) -> int:
 def _serve(path: Path, *, verbose: bool) -> int:
     """Run Serve until it ends; its exit status."""
     own = dict(os.environ)
-    log = log_path(own)
+    http = http_options(read_config(path))
+    log = log_path(own, http.port)
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     log.touch(mode=0o600)
     log.write_bytes(b"")
-    report = StartReport(address=_address(path), models=_expected(path), log=log, verbose=verbose)
+    report = StartReport(address=_address(http), models=_expected(path), log=log, verbose=verbose)
     with run_arguments(path, own) as (arguments, variables):
         server = subprocess.Popen(
             [Path(sys.executable).with_name("serve"), "run", *arguments],
@@ -184,7 +186,7 @@ def _serve(path: Path, *, verbose: bool) -> int:
 
         signal.signal(signal.SIGINT, stop)
         signal.signal(signal.SIGTERM, stop)
-        with log.open("ab") as written, report:  # also beside another server
+        with log.open("ab") as written, report:
             _follow(server, written, report)
         status = server.wait()
     if report.is_stopping:
@@ -287,8 +289,7 @@ def served_name(source: str) -> str:
     return last if ":" in before else source
 
 
-def _address(path: Path) -> str:
-    http = http_options(read_config(path))
+def _address(http: HttpOptions) -> str:
     shown = "localhost" if http.host in ("0.0.0.0", "127.0.0.1", "::", "::1") else http.host
     return f"http://{shown}:{http.port}"
 

@@ -79,7 +79,7 @@ def _report(folder: Path) -> dict[str, Any]:
         )
         answer = "".join(piece.message.content or "" for piece in pieces)
         eventually(lambda: announced in shown.read_text())
-        logged = (folder / "caravan" / "serve.log").read_text()
+        logged = (folder / "caravan" / f"serve-{port}.log").read_text()
     finally:
         server.send_signal(signal.SIGINT)
         server.wait(timeout=HANG_S)

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from serve_app.cli import logs
-from serve_app.cli.log_file import last_lines, new_lines
+from serve_app.cli.log_file import last_lines, log_path, new_lines
 from serve_app.cli.log_lines import LogFilter, parse_line
 from serve_app.logs import get_logger
 from serve_app.telemetry.request_context import RequestContext, current_request
@@ -88,15 +88,27 @@ def test_a_stack_trace_belongs_to_the_line_before_of_its_source(capsys):
 
 def test_the_last_of_the_selected_lines_are_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert "does not exist" in run("logs", status=1).stderr
+    assert "has no logs" in run("logs", status=1).stderr
     (tmp_path / "caravan").mkdir()
     lines = [written(capsys, "info", model=f"m{i}") + RAY for i in range(3)]
-    (tmp_path / "caravan" / "serve.log").write_text("".join(lines))
+    (tmp_path / "caravan" / "serve-8000.log").write_text("".join(lines))
     shown = run("logs", "--lines", 1, "--model", "m1").stdout.splitlines()
     assert len(shown) == 1 and shown[0].endswith("model=m1 request=r-1")
     assert len(run("logs", "-n", 7).stdout.splitlines()) == 7
     assert len(run("logs", "--level", "warning").stdout.splitlines()) == 3
     assert run("logs", "-n", 0).stdout == ""
+
+
+def test_each_server_has_a_log_and_the_one_that_wrote_last_is_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for port, time in ((8000, 1), (8001, 3), (8002, 2)):
+        path = log_path(os.environ, port)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"of {port}\n")
+        os.utime(path, (time, time))
+    assert run("logs").stdout.strip() == "of 8001"
+    assert run("logs", "--port", 8000).stdout.strip() == "of 8000"
+    assert "serve-8003.log does not exist" in run("logs", "--port", 8003, status=1).stderr
 
 
 def test_texts_cannot_control_the_terminal(capsys):

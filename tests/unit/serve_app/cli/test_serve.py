@@ -245,7 +245,7 @@ def test_a_second_server_gets_ports_of_its_own():
 
 
 def test_the_log_is_below_the_users_folder_of_states():
-    assert log_path({"XDG_STATE_HOME": "/s"}) == Path("/s/caravan/serve.log")
+    assert log_path({"XDG_STATE_HOME": "/s"}, 8000) == Path("/s/caravan/serve-8000.log")
 
 
 def test_mistakes_are_reported_before_ray_starts(tmp_path):
@@ -320,7 +320,7 @@ def test_an_end_of_the_server_is_reported(tmp_path, interrupted, options):
     assert "is empty" in process.stderr.readline()
     assert process.stderr.readline().startswith("starting Ray Serve")
     if interrupted:
-        log = tmp_path / "caravan" / "serve.log"
+        log = tmp_path / "caravan" / f"serve-{port}.log"
         while "started" not in log.read_text():
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
