@@ -4,12 +4,20 @@ import json
 import os
 import sys
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import click
 
 from runtime.errors import ConfigurationError
-from serve_app.cli.log_file import last_lines, latest_log, log_folder, log_path, new_lines
+from serve_app.cli.log_file import (
+    last_lines,
+    latest_log,
+    log_folder,
+    log_path,
+    new_lines,
+    previous_log,
+)
 from serve_app.cli.log_lines import LEVELS, LogFilter, LogLine
 from serve_app.cli.terminal import harmless, harmless_lines, plain
 
@@ -62,11 +70,13 @@ def logs(follow: bool, count: int, port: int | None, **chosen_by: Any) -> None:
         )
     if not path.exists():
         raise ConfigurationError(f"{path} does not exist; `caravan serve` writes it.")
-    with path.open("rb") as file:
-        for line in last_lines(file, chosen, count):
+    with ExitStack() as opened:
+        earlier = [each for each in (previous_log(path),) if each.exists()]
+        files = [opened.enter_context(each.open("rb")) for each in (*earlier, path)]
+        for line in last_lines(files, chosen, count):
             show(line)
         if follow:
-            for line in new_lines(file, chosen, pause):
+            for line in new_lines(path, files[-1], chosen, pause):
                 show(line)
 
 

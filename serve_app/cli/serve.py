@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 import yaml
@@ -32,7 +32,7 @@ from serve_app.check import (
 )
 from serve_app.child_process import end_with_parent
 from serve_app.cli.completion import stored_models
-from serve_app.cli.log_file import log_path
+from serve_app.cli.log_file import LogWriter, log_path
 from serve_app.cli.pull import pull_one
 from serve_app.cli.serve_output import StartReport
 from serve_app.cli.terminal import harmless
@@ -166,11 +166,8 @@ def _serve(path: Path, *, verbose: bool) -> int:
     own = dict(os.environ)
     http = http_options(read_config(path))
     log = log_path(own, http.port)
-    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    log.touch(mode=0o600)
-    log.write_bytes(b"")
     report = StartReport(address=_address(http), models=_expected(path), log=log, verbose=verbose)
-    with run_arguments(path, own) as (arguments, variables):
+    with LogWriter(log, report.warn) as writer, run_arguments(path, own) as (arguments, variables):
         server = subprocess.Popen(
             [Path(sys.executable).with_name("serve"), "run", *arguments],
             env={**environment(own), **variables, **checked_environment(path)},
@@ -186,8 +183,8 @@ def _serve(path: Path, *, verbose: bool) -> int:
 
         signal.signal(signal.SIGINT, stop)
         signal.signal(signal.SIGTERM, stop)
-        with log.open("ab") as written, report:
-            _follow(server, written, report)
+        with report:
+            _follow(server, writer, report)
         status = server.wait()
     if report.is_stopping:
         return 0
@@ -230,13 +227,12 @@ def _variables(controller_options: Any) -> Mapping[str, str] | None:
     return None
 
 
-def _follow(server: subprocess.Popen[bytes], log: BinaryIO, report: StartReport) -> None:
+def _follow(server: subprocess.Popen[bytes], log: LogWriter, report: StartReport) -> None:
     """Read the server's output to its end. A server that cannot start is stopped."""
     assert server.stdout is not None
     stopped = False
     for line in server.stdout:
         log.write(line)
-        log.flush()
         report.read(line.decode(errors="replace"))
         if report.failed and not stopped:
             stopped = True

@@ -3,6 +3,7 @@
 import re
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -97,7 +98,8 @@ class StartReport:
     def read(self, line: str) -> None:
         """One line of output."""
         if self._verbose:
-            click.echo(line.rstrip("\n"), err=True)
+            with suppress(OSError):  # as in `_say`
+                click.echo(line.rstrip("\n"), err=True)
         source, text = split_source(line)
         event = structured(text)
         if event is not None:
@@ -124,6 +126,9 @@ class StartReport:
             reasons = [line for line in self._kept if _TROUBLE.search(line)][-_SHOWN_TROUBLE:]
         for reason in reasons:
             self._say(shortened(reason, _LONGEST_LINE), problem=True)
+
+    def warn(self, text: str) -> None:
+        self._say(text, problem=True)
 
     def _plain(self, source: str, text: str, line: str) -> None:
         """A line of Ray's."""
@@ -206,11 +211,14 @@ class StartReport:
             self._say(text)
 
     def _say(self, text: str, *, problem: bool = False) -> None:
+        """Standard error that cannot be written, such as a file on a full disk, does not end the
+        server."""
         line = harmless(text)
-        if self._bars.live.is_started:
-            style = "red" if problem else None
-            self._bars.console.print(
-                line, style=style, markup=False, highlight=False, soft_wrap=True
-            )
-        else:
-            click.secho(line, err=True, fg="red" if problem else None)
+        with suppress(OSError):
+            if self._bars.live.is_started:
+                style = "red" if problem else None
+                self._bars.console.print(
+                    line, style=style, markup=False, highlight=False, soft_wrap=True
+                )
+            else:
+                click.secho(line, err=True, fg="red" if problem else None)

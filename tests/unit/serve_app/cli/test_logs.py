@@ -6,7 +6,7 @@ import os
 import pytest
 
 from serve_app.cli import logs
-from serve_app.cli.log_file import last_lines, log_path, new_lines
+from serve_app.cli.log_file import LogWriter, last_lines, log_path, new_lines, previous_log
 from serve_app.cli.log_lines import LogFilter, parse_line
 from serve_app.logs import get_logger
 from serve_app.telemetry.request_context import RequestContext, current_request
@@ -149,14 +149,60 @@ def test_new_lines_follow_even_after_a_new_start(tmp_path):
                 file.write(step)
 
     chosen, followed = LogFilter(**ALL), []
-    with path.open("rb") as file:
-        assert [line.event for line in last_lines(file, chosen, 9)] == ["one"]
+    file = path.open("rb")
+    assert [line.event for line in last_lines([file], chosen, 9)] == ["one"]
+    with pytest.raises(KeyboardInterrupt):
+        for line in new_lines(path, file, chosen, wait):
+            followed.append(line.event)
+    assert followed == ["two", "three", "four"] and file.closed
+
+
+def test_new_lines_follow_into_a_new_file(tmp_path):
+    path, followed = tmp_path / "serve.log", []
+    with LogWriter(path, pytest.fail, limit_bytes=8) as writer:
+        steps = [("one\n",), ("two\n", "three\n"), ("four\n",)]
+
+        def wait() -> None:
+            if not steps:
+                raise KeyboardInterrupt
+            for line in steps.pop(0):
+                writer.write(line.encode())
+
         with pytest.raises(KeyboardInterrupt):
-            for line in new_lines(file, chosen, wait):
+            for line in new_lines(path, path.open("rb"), LogFilter(**ALL), wait):
                 followed.append(line.event)
-    assert followed == ["two", "three", "four"]
+    assert followed == ["one", "two", "three", "four"]
+
+
+def test_a_log_is_kept_in_two_files_of_limited_size(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    path = log_path(os.environ, 8000)
+    with LogWriter(path, pytest.fail, limit_bytes=40) as writer:
+        for i in range(99):
+            writer.write(f"line {i}\n".encode())
+        longest = max(each.stat().st_size for each in (path, previous_log(path)))
+        assert 30 < longest <= 40
+        assert path.stat().st_mode & 0o777 == 0o600
+    shown = run("logs").stdout.split("\n")
+    assert "    line 98" in shown and "    line 94" in shown, "from both files"
+    with LogWriter(path, pytest.fail):
+        assert run("logs").stdout == "", "a starting server begins anew"
+
+
+def test_a_log_that_cannot_be_written_is_reported_once_and_tried_again(tmp_path):
+    path, warnings = tmp_path / "serve.log", []
+    with LogWriter(path, warnings.append, limit_bytes=8) as writer:
+        writer.write(b"line 1\n")
+        previous_log(path).mkdir()  # the file cannot be renamed
+        for i in (2, 3):
+            writer.write(b"line %d\n" % i)
+        previous_log(path).rmdir()
+        writer.write(b"line 4\n")
+    assert path.read_text() == "line 4\n"
+    (warning,) = warnings
+    assert "serve.log cannot be written: Is a directory" in warning
 
 
 def test_a_line_without_end_is_read_in_parts():
-    lines = last_lines(io.BytesIO(b"x" * (3 << 20) + b"\n"), LogFilter(**ALL), 9)
+    lines = last_lines([io.BytesIO(b"x" * (3 << 20) + b"\n")], LogFilter(**ALL), 9)
     assert [len(line.event) for line in lines] == [1 << 20] * 3 + [0]

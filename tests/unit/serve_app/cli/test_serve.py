@@ -292,33 +292,37 @@ def test_other_options_of_the_controller_are_left_to_serve(tmp_path, options):
         assert (arguments, variables) == (["--address", "local", path], {})
 
 
-@pytest.mark.parametrize("options", [[], ["--verbose"]])
-@pytest.mark.parametrize("interrupted", [False, True])
-def test_an_end_of_the_server_is_reported(tmp_path, interrupted, options):
-    """With a program in place of Serve that fails, or waits for the interrupt. Without models,
-    nothing imports torch."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    (folder / "python").symlink_to(sys.executable)
-    program = "signal.pause()" if interrupted else "raise ValueError('broken')"
-    (folder / "serve").write_text(
+def started(folder: Path, program: str, port: int, *options: str) -> subprocess.Popen[str]:
+    """`caravan serve` with this program in place of Serve, which first prints "started". Without
+    models, nothing imports torch."""
+    (folder / "bin").mkdir()
+    python, server = folder / "bin" / "python", folder / "bin" / "serve"
+    python.symlink_to(sys.executable)
+    server.write_text(
         f"#!{sys.executable}\nimport signal\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\n"
         f"print('started', flush=True)\n{program}\n"
     )
-    (folder / "serve").chmod(0o755)
+    server.chmod(0o755)
     caller = (
         "import sys; sys.executable = sys.argv.pop(1)\nfrom serve_app.cli.main import main\nmain()"
     )
-    port = str(free_port())
-    command = [sys.executable, "-c", caller, folder / "python", "serve", "--port", port]
-    command += options
     process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env={**os.environ, "XDG_STATE_HOME": str(tmp_path), "CARAVAN_MODELS": str(tmp_path)},
+        [sys.executable, "-c", caller, python, "serve", "--port", str(port), *options],
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "XDG_STATE_HOME": str(folder), "CARAVAN_MODELS": str(folder)},
     )  # fmt: skip
     assert process.stderr is not None
     assert "is empty" in process.stderr.readline()
     assert process.stderr.readline().startswith("starting Ray Serve")
+    return process
+
+
+@pytest.mark.parametrize("options", [[], ["--verbose"]])
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_an_end_of_the_server_is_reported(tmp_path, interrupted, options):
+    port = free_port()
+    program = "signal.pause()" if interrupted else "raise ValueError('broken')"
+    process = started(tmp_path, program, port, *options)
     if interrupted:
         log = tmp_path / "caravan" / f"serve-{port}.log"
         while "started" not in log.read_text():
@@ -333,3 +337,25 @@ def test_an_end_of_the_server_is_reported(tmp_path, interrupted, options):
         assert "The server ended with status 1." in told
         assert told.splitlines()[-1].endswith("ValueError: broken")
         assert status == 1
+
+
+def test_a_server_whose_log_cannot_be_written_continues(tmp_path):
+    port = free_port()
+    log = log_path({"XDG_STATE_HOME": str(tmp_path)}, port)
+    log.parent.mkdir()
+    log.symlink_to("/dev/full")
+    process = started(tmp_path, "for _ in range(20_000): print('a line')\nexit(7)", port)
+    told = process.stderr.read()
+    assert told.count("cannot be written: No space left on device") == 1
+    assert "The server ended with status 7." in told
+    assert process.wait() == 7
+
+
+def test_standard_error_that_cannot_be_written_does_not_end_the_server(monkeypatch):
+    report = StartReport(address="http://x", models=frozenset(), log=Path("x"), verbose=True)
+    with suppress(OSError), open("/dev/full", "w") as full:  # closing it fails
+        monkeypatch.setattr(sys, "stderr", full)
+        with report:
+            for line in BROKEN_IMPORT:
+                report.read(line + "\n")
+    assert report.failed, "all lines were read"
