@@ -85,9 +85,8 @@ def checked_environment(path: Path) -> dict[str, str]:
     return {CHECKED_VARIABLE: " ".join(filter(None, digests))}
 
 
-def check_port(path: Path) -> None:
+def check_port(http: HttpOptions) -> None:
     """Raises ConfigurationError if the HTTP port is in use or may not be bound."""
-    http = http_options(read_config(path))
     family = socket.AF_INET6 if ":" in http.host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -103,7 +103,7 @@ def serve(models: tuple[str, ...], verbose: bool, **given: Any) -> None:
     with _config_file(models, given) as path:
         for note in check(path):
             click.echo(harmless(note), err=True)
-        check_port(path)
+        check_port(http_options(read_config(path)))
         status = _serve(path, verbose=verbose)
     raise click.exceptions.Exit(status)
 
@@ -119,7 +119,7 @@ def config_of(models: Sequence[str], given: Mapping[str, Any], store: Store) -> 
     args: dict[str, Any] = {"models": served} if served else {"on_demand": {"model": context}}
     return {
         "proxy_location": "HeadOnly",
-        "http_options": {"host": given["listen"] or "127.0.0.1", "port": given["port"] or 8000},
+        "http_options": _given_address(given).model_dump(),
         "controller_options": {"runtime_env": {"env_vars": dict(SERVE_ENVIRONMENT)}},
         "applications": [
             {
@@ -258,11 +258,16 @@ def _config_file(models: Sequence[str], given: Mapping[str, Any]) -> Iterator[Pa
     with tempfile.TemporaryDirectory(prefix="caravan-") as folder:
         path = Path(folder) / "config.yaml"
         store = Store(default_root(os.environ))
+        check_port(_given_address(given))  # before models are pulled
         if not models and not store.names():
             click.echo(f"The store {store.root} is empty; `caravan pull` adds models.", err=True)
         config = config_of(models, given, store)
         path.write_text(yaml.safe_dump(config))
         yield path
+
+
+def _given_address(given: Mapping[str, Any]) -> HttpOptions:
+    return HttpOptions(host=given["listen"] or "127.0.0.1", port=given["port"] or 8000)
 
 
 def _available_source(text: str, store: Store) -> str:

@@ -19,6 +19,7 @@ from serve_app.check import (
     check,
     check_port,
     checked_environment,
+    http_options,
 )
 from serve_app.replica import loading
 from serve_app.replica.model_check import CHECKED_VARIABLE
@@ -149,10 +150,10 @@ def test_settings_that_contradict_each_other_are_refused(change, message):
         build(args(DEMO_MODEL, **change))
 
 
-def config(folder: Path, arguments: dict, port: int | str = 0, host: str = "127.0.0.1") -> Path:
+def config(folder: Path, arguments: dict) -> Path:
     path = folder / "config.yaml"
     application = {"name": "a", "import_path": "serve_app.app:build", "args": arguments}
-    http = {"host": host, "port": port}
+    http = {"host": "127.0.0.1", "port": 0}
     path.write_text(yaml.safe_dump({"http_options": http, "applications": [application]}))
     return path
 
@@ -160,7 +161,7 @@ def config(folder: Path, arguments: dict, port: int | str = 0, host: str = "127.
 @pytest.mark.parametrize(
     ("host", "family"), [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)]
 )
-def test_a_port_in_use_is_named(tmp_path, host, family):
+def test_a_port_in_use_is_named(host, family):
     try:
         server = socket.create_server((host, 0), family=family)
     except OSError:
@@ -168,15 +169,18 @@ def test_a_port_in_use_is_named(tmp_path, host, family):
     with server:
         port = server.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"port {port} of {host}.* in use"):
-            check_port(config(tmp_path, args(DEMO_MODEL), port, host))
-    check_port(config(tmp_path, args(DEMO_MODEL), port, host))
-    check_port(config(tmp_path, args(DEMO_MODEL), str(port), host))  # which Serve accepts
+            check_port(HttpOptions(host=host, port=port))
+    check_port(HttpOptions(host=host, port=port))
 
 
-def test_an_address_of_another_machine_is_named_as_such(tmp_path):
-    path = config(tmp_path, args(DEMO_MODEL), host="192.0.2.1")  # reserved for documents
+def test_a_port_may_be_a_text_as_for_serve():
+    assert http_options({"http_options": {"port": "8080"}}).port == 8080
+
+
+def test_an_address_of_another_machine_is_named_as_such():
+    http = HttpOptions(host="192.0.2.1", port=0)  # reserved for documents
     with pytest.raises(ConfigurationError, match=r"port 0 of 192\.0\.2\.1 .* an address of"):
-        check_port(path)
+        check_port(http)
 
 
 def test_serves_defaults_are_those_of_its_schema(tmp_path):

@@ -198,7 +198,9 @@ def test_any_file_has_a_name_that_requests_may_use(source, name):
 
 
 def test_a_folder_is_reported_as_one():
-    assert "models: is a directory" in run("serve", "models/", status=1).stderr
+    assert (
+        "models: is a directory" in run("serve", "models/", "--port", free_port(), status=1).stderr
+    )
 
 
 def test_without_models_those_of_the_store_are_served_on_demand(tmp_path, capsys):
@@ -251,9 +253,17 @@ def test_the_log_is_below_the_users_folder_of_states():
 def test_mistakes_are_reported_before_ray_starts(tmp_path):
     assert "excludes other models" in run("serve", "a.yaml", "b.gguf", status=2).stderr
     assert "excludes" in run("serve", "a.yaml", "--port", 80, status=2).stderr
-    missing = run("serve", tmp_path / "x.gguf", status=1).stderr
+    missing = run("serve", tmp_path / "x.gguf", "--port", free_port(), status=1).stderr
     assert missing.count("\n") == 1 and "x.gguf" in missing
     assert "x.yaml" in run("serve", tmp_path / "x.yaml", status=1).stderr
+
+
+def test_a_port_in_use_is_reported_before_a_model_is_pulled(tmp_path, monkeypatch):
+    monkeypatch.setattr("serve_app.cli.serve.pull_one", lambda *_, **__: pytest.fail("pulled"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = run("serve", "large:70b", "--port", port, status=1, store=Store(tmp_path))
+    assert f"port {port} of 127.0.0.1 is not available" in refused.stderr
 
 
 QUICKSTART = Path("configs/quickstart.yaml")
