@@ -33,7 +33,6 @@ class _StandardError:
 
 def get_logger(environment: Mapping[str, str] = os.environ) -> structlog.stdlib.BoundLogger:
     """A logger without global configuration, so that it is the same in every Ray process."""
-    level = _LEVELS.get(environment.get(LEVEL, ""), logging.INFO)
     text = environment.get(FORMAT) == "text"
     return structlog.wrap_logger(
         _StandardError(),
@@ -46,7 +45,7 @@ def get_logger(environment: Mapping[str, str] = os.environ) -> structlog.stdlib.
             if text
             else structlog.processors.JSONRenderer(ensure_ascii=False),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        wrapper_class=structlog.make_filtering_bound_logger(_level(environment)),
     )
 
 
@@ -64,12 +63,14 @@ class StructuredHandler(logging.Handler):
         self._log.log(min(record.levelno, logging.ERROR), record.getMessage(), **facts)
 
 
-def structure_records() -> None:
-    """Make `logging` write records of this project's modules like the lines of `get_logger`."""
+def structure_records(environment: Mapping[str, str] = os.environ) -> None:
+    """Make `logging` write records of this project's modules like the lines of `get_logger`, from
+    the same level on."""
     for name in _PACKAGES:
         logger = logging.getLogger(name)
+        logger.setLevel(_level(environment))
         if not any(isinstance(each, StructuredHandler) for each in logger.handlers):
-            logger.addHandler(StructuredHandler())
+            logger.addHandler(StructuredHandler(environment))
 
 
 def without_texts(error: BaseException) -> dict[str, str]:
@@ -83,6 +84,10 @@ def without_texts(error: BaseException) -> dict[str, str]:
         frames += [*format_tb(cause.__traceback__), f"{kinds[-1]}\n"]
         cause = cause.__cause__ or cause.__context__
     return {"error": " from ".join(kinds), "traceback": "".join(frames)}
+
+
+def _level(environment: Mapping[str, str]) -> int:
+    return _LEVELS.get(environment.get(LEVEL, ""), logging.INFO)
 
 
 def _add_request(

@@ -91,7 +91,7 @@ def tiled_tensors(
                 maps = [copy.opened() for copy in copies]
         except OSError as error:
             reason = error.strerror or error
-            _log.info("Weights are not rearranged into %s: %s.", options.directory, reason)
+            _log.warning("Weights are not rearranged into %s: %s.", options.directory, reason)
             return None
     by_name: dict[str, MappedBytes] = {}
     for copy, mapped in zip(copies, maps, strict=True):

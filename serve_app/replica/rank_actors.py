@@ -13,6 +13,7 @@ from runtime.collector import lasting_imports
 from runtime.distributed.control_channel import RankInfo, RankZero
 from runtime.errors import ConfigurationError, EngineDeadError
 from serve_app.config.settings import ModelSettings
+from serve_app.logs import structure_records
 
 
 class RankActors:
@@ -74,6 +75,7 @@ class _Rank:
         with lasting_imports():
             from serve_app.replica.loading import run_rank
 
+        structure_records()
         try:
             run_rank(settings, rank_info)
         finally:

@@ -1,6 +1,7 @@
 """The demo model; events of the transport for which tests wait; what a test must not wait for or
 leave to chance."""
 
+import logging
 from collections.abc import Iterator
 from random import Random
 from types import SimpleNamespace
@@ -23,6 +24,18 @@ def undelayed() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connections, "REFUSAL_DELAY_S", (0.0, 0.0))
         yield
+
+
+@pytest.fixture(autouse=True)
+def loggers() -> Iterator[None]:
+    """Deployments, which set levels and handlers of this project's loggers, leave them as they
+    were."""
+    packages = [logging.getLogger(name) for name in ("runtime", "model_zoo", "serve_app")]
+    before = [(logger, logger.level, list(logger.handlers)) for logger in packages]
+    yield
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from serve_app import logs
 from serve_app.api import observing, reply
 from serve_app.api.keys import key_hash
 from serve_app.gateway.tasks import ChatDelta, ChatTask, Task
-from serve_app.logs import StructuredHandler
+from serve_app.logs import structure_records
 from serve_app.transport import features, stream_server
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.api.operations import (
@@ -54,14 +54,10 @@ class FailingReplica(AnyReplica):
 
 @pytest.fixture(autouse=True)
 def everything_logged(monkeypatch) -> None:
-    """All lines, and all records of `logging` as the processes of the application write them, once
-    each: replicas of other tests in this process may have added the handler, too."""
+    """All lines, and all records of `logging` as the processes of the application write them."""
     for module in LOGGING:
         monkeypatch.setattr(module, "log", logs.get_logger(DEBUG))
-    handler = StructuredHandler(DEBUG)
-    for logger in map(logging.getLogger, ("runtime", "model_zoo", "serve_app")):
-        monkeypatch.setattr(logger, "level", logging.DEBUG)
-        monkeypatch.setattr(logger, "handlers", [handler])
+    structure_records(DEBUG)
 
 
 def lines(capsys) -> list[dict[str, Any]]:

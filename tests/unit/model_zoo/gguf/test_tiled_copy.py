@@ -213,21 +213,21 @@ def test_a_disk_that_becomes_full_leaves_nothing(tmp_path, options, opening) -> 
 
 
 def test_without_the_space_the_rows_of_the_file_are_used(tmp_path, options, caplog) -> None:
-    caplog.set_level(logging.INFO, "model_zoo")
     file = write(tmp_path / "a.gguf", up=matrix(32, 64))
     little = TilingOptions(options.directory, least_bytes=1, spare_bytes=1 << 62)
     assert tiled_tensors(file, little) is None
     (record,) = caplog.records
+    assert record.levelno == logging.WARNING, "`caravan serve` shows it"
     assert "2,176 bytes are needed" in record.message and "are free" in record.message
     assert names(options) == ["lock"]
 
 
 def test_without_a_cache_directory_the_rows_of_the_file_are_used(tmp_path, caplog) -> None:
-    caplog.set_level(logging.INFO, "model_zoo")
     (tmp_path / "file").write_text("")
     options = TilingOptions(tmp_path / "file" / "tiles", least_bytes=1, spare_bytes=0)
     assert tiled_tensors(write(tmp_path / "a.gguf", up=matrix(32, 64)), options) is None
     (record,) = caplog.records
+    assert record.levelno == logging.WARNING, "`caravan serve` shows it"
     assert "Weights are not rearranged" in record.message
 
 
