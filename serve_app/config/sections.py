@@ -110,7 +110,8 @@ class EngineSettings(Section):
     """Limit of prompt and answer together; a larger `num_ctx` of a request is clamped to it. null:
     4096, or the model's own if less."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model is computed: `cpu`, `cuda` or `auto`, on a GPU if the cluster has any."""
+    """Where the model is computed: `cpu`, `cuda` or `auto`, on a GPU if the cluster has any; if
+    torch cannot use that GPU, on a CPU, with a warning in the log."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of activations: `float32`, `bfloat16`, `float16` or `auto`, which is float32 on a CPU
     and bfloat16 on CUDA."""

@@ -123,7 +123,7 @@ def run_rank(settings: ModelSettings, rank_info: RankInfo) -> None:
     member = Member(rank_info, device)
     try:
         share_threads(settings.threads, member.machine_ranks)
-        log_devices(device)
+        log_devices(device, kind=settings.computing_device)
         files = pulled_files(settings, os.environ)
         loading = LoadOptions(
             context_tokens=_requested_context(settings, files),
@@ -152,7 +152,7 @@ def load_encoder(settings: ModelSettings) -> EncoderReplica:
     with named_errors(f"Model {settings.name}"):
         vision = settings.vision
         device = computing_device(vision.computing_device, vision.threads)
-        log_devices(device)
+        log_devices(device, kind=vision.computing_device)
         # Without adapters: they change text models only, and several models may share an encoder.
         files = dataclasses.replace(pulled_files(settings, os.environ), adapters=())
         dtype = number_type(vision.dtype, device)
@@ -199,7 +199,7 @@ def _load_replica(
     shared: SharedWeights | None,
 ) -> ModelReplica:
     started = time.monotonic()
-    log_devices(device)
+    log_devices(device, kind=settings.computing_device)
     dtype = number_type(settings.dtype, device)
     loading = LoadOptions(
         vision_device=device if encoders is None else META,

@@ -19,6 +19,9 @@ from runtime.quant.weight import Compute
 from serve_app.logs import get_logger
 
 PROGRESS_LOG_S = 1.0
+# Ray writes the GPUs that it reserves for a process into this variable.
+_GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
+_NO_GPUS = ("", "-1", "NoDevFiles")
 
 log = get_logger()
 
@@ -135,10 +138,19 @@ class LoadingProgress:
         )
 
 
-def log_devices(device: torch.device) -> None:
+def log_devices(device: torch.device, *, kind: str) -> None:
     """Logs the devices of this process in order, `device` as the main one, and the versions of the
-    libraries that compute, read files and apply grammars."""
+    libraries that compute, read files and apply grammars. `kind`: the configured `device`; a CPU in
+    place of a GPU that the process was given is a warning."""
     packages = ["torch", "llguidance", "gguf"]
+    gpus = os.environ.get(_GPUS_VARIABLE, "")
+    if kind == "auto" and device.type == "cpu" and gpus not in _NO_GPUS:
+        log.warning(
+            "computed on the CPU: torch cannot use the GPU of this process",
+            gpus=gpus,
+            reason=_cuda_error(),
+            host=os.uname().nodename,
+        )
     if device.type == "cuda":
         packages.append("triton")
         for index in range(torch.cuda.device_count()):
@@ -146,6 +158,15 @@ def log_devices(device: torch.device) -> None:
     else:
         _log_processor()
     log.info("versions", **{name: _version(name) for name in packages})
+
+
+def _cuda_error() -> str:
+    """Why torch does not use CUDA: the first line of its message."""
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:
+        return str(error).partition("\n")[0]
+    return "torch finds no device"
 
 
 def _log_gpu(index: int, *, main: bool) -> None:

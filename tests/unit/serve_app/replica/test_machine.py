@@ -53,7 +53,7 @@ def test_copies_in_tiles_are_kept_in_the_cache_directory(monkeypatch: pytest.Mon
 
 
 def test_the_log_states_the_processor_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
-    log_devices(torch.device("cpu"))
+    log_devices(torch.device("cpu"), kind="cpu")
     device, versions = (json.loads(line) for line in capsys.readouterr().err.splitlines())
     assert (device["event"], device["index"], device["kind"]) == ("device", 0, "cpu")
     assert device["name"] and 0 < device["free_bytes"] <= device["total_bytes"]
@@ -78,12 +78,45 @@ def test_the_log_states_gpus_in_order_and_reads_the_free_memory_of_the_main_one_
     monkeypatch.setattr(torch.cuda, "get_device_properties", facts)
     monkeypatch.setattr(torch.cuda, "mem_get_info", free)
     monkeypatch.setattr(machine, "has_kernels", lambda device: device.index == 1)
-    log_devices(torch.device("cuda", 1))
+    log_devices(torch.device("cuda", 1), kind="auto")
     *devices, versions = (json.loads(line) for line in capsys.readouterr().err.splitlines())
     found = [(d["index"], d["name"], d["compute_capability"], d["kernels"]) for d in devices]
     assert found == [(0, "GPU 0", "7.5", "torch"), (1, "GPU 1", "8.5", "triton")]
     assert [(d["main"], d.get("free_bytes")) for d in devices] == [(False, None), (True, 70)]
     assert "triton" in versions
+
+
+@pytest.mark.parametrize(
+    "kind, gpus, warned",
+    [
+        ("auto", "3", True),
+        ("auto", "GPU-5f2c", True),
+        ("cpu", "3", False),
+        ("auto", "", False),
+        ("auto", "NoDevFiles", False),
+        ("auto", None, False),
+    ],
+)
+def test_a_cpu_in_place_of_a_gpu_that_torch_cannot_use_is_a_warning_with_the_reason(
+    kind: str,
+    gpus: str | None,
+    warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def init() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old.\nUpdate it.")
+
+    monkeypatch.setattr(torch.cuda, "init", init)
+    if gpus is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    log_devices(torch.device("cpu"), kind=kind)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    warnings = [(line["gpus"], line["reason"]) for line in lines if line["level"] == "warning"]
+    reason = "The NVIDIA driver on your system is too old."
+    assert warnings == ([(gpus, reason)] if warned else [])
 
 
 @pytest.mark.parametrize(
