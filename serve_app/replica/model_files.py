@@ -1,5 +1,6 @@
 """The files of a configured model, and the settings that a pulled model brings."""
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from model_zoo.sources.pull import PullProgress
 from model_zoo.sources.reference import PathSource, parse_source
 from model_zoo.sources.resolve import ResolvedModel, resolve, resolve_stored, stored_model
 from model_zoo.store.store import Store, StoredModel, default_root
+from runtime.errors import ModelFileError
 from serve_app.config.model_parameters import known_parameters
 from serve_app.config.options import Options, served_options
 from serve_app.config.settings import ModelSettings, source_path
@@ -61,7 +63,10 @@ class ModelFiles:
 
 
 def local_files(settings: ModelSettings, environment: Mapping[str, str]) -> ModelFiles | None:
-    """The model's files; None if one of them has to be pulled first."""
+    """The model's files; None if one of them has to be pulled first.
+
+    ModelFileError: this node has no file at a configured path.
+    """
     store = Store(default_root(environment))
     found = {source: _local(source, store) for source in _sources(settings)}
     present = {source: each for source, each in found.items() if each is not None}
@@ -71,7 +76,8 @@ def local_files(settings: ModelSettings, environment: Mapping[str, str]) -> Mode
 def pulled_files(settings: ModelSettings, environment: Mapping[str, str]) -> ModelFiles:
     """The model's files; those that are not in the store are pulled, with progress in the log.
 
-    SourceError: a pull failed. StoreError: the store cannot be written.
+    SourceError: a pull failed. StoreError: the store cannot be written. ModelFileError: this node
+    has no file at a configured path.
     """
     store = Store(default_root(environment))
 
@@ -115,9 +121,21 @@ def pull_notice(settings: ModelSettings, environment: Mapping[str, str]) -> str:
 def _local(text: str, store: Store) -> ResolvedModel | None:
     source = parse_source(text)
     if isinstance(source, PathSource):
-        return ResolvedModel(source_path(text))
+        return ResolvedModel(_existing(source_path(text)))
     stored = stored_model(source, store)
     return None if stored is None else resolve_stored(stored, store)
+
+
+def _existing(path: Path) -> Path:
+    """ModelFileError that names this node if the file is missing here; it may exist on others."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        node = os.uname().nodename
+        raise ModelFileError(f"{path}: there is no such file on {node}.") from None
+    except (OSError, ValueError):
+        pass  # reported where the file is opened
+    return path
 
 
 def _sources(settings: ModelSettings) -> list[str]:

@@ -1,6 +1,7 @@
 """How an application and its replicas start: log lines, errors, and the order of steps."""
 
 import json
+import os
 
 import pytest
 from ray.serve.exceptions import RayServeException
@@ -104,6 +105,27 @@ async def test_every_failure_of_a_replica_is_one_line(done, monkeypatch, capsys,
     lines = events(capsys.readouterr().err)
     assert {"event": "not served", "reason": reason}.items() <= lines[-1].items()
     assert any("in layer 3" in line.get("traceback", "") for line in lines)
+
+
+@pytest.mark.parametrize("key", ["source", "projector"])
+async def test_a_file_that_is_missing_on_this_node_is_reported_with_the_node(
+    monkeypatch, capsys, tmp_path, key
+):
+    """The node of the check had it."""
+    served_elsewhere(monkeypatch, False)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setattr("serve_app.replica.deployments._publish", lambda *arguments: None)
+    path = tmp_path / "demo.gguf"
+    deployment = object.__new__(LocalDeployment)
+    await deployment.__init__(ModelSettings(**MODEL | {key: str(path)}))
+    try:
+        with pytest.raises(ModelUnavailableError) as caught:
+            await deployment.describe()
+    finally:
+        await deployment._opened.aclose()
+    reason = f"Model demo: {path}: there is no such file on {os.uname().nodename}."
+    assert str(caught.value) == f"model 'demo' cannot be served: {reason}"
+    assert events(capsys.readouterr().err)[-1]["reason"] == reason
 
 
 async def test_a_replica_does_not_start_without_a_model_that_others_serve(monkeypatch, capsys):
