@@ -142,6 +142,8 @@ def bench(
     answer, per token, and to the end. Ctrl-C ends the test and shows the results so far.
     If no answer is complete, only errors are shown, and the exit status is 1.
     """
+    for path in filter(None, (json_file, plot)):
+        _check_writable(path)
     began = datetime.now(UTC)
     samples = asyncio.run(_run(server, model, given))
     if not samples:
@@ -164,6 +166,15 @@ def bench(
         plot.write_text(cumulative_svg(f"{model}: share of values up to x", panels))
     if not summary.complete:
         raise click.exceptions.Exit(1)
+
+
+def _check_writable(path: Path) -> None:
+    """OSError if the file cannot be written; leaves it as it is."""
+    is_new = not path.exists()
+    if is_new or path.is_file():  # not a pipe, whose reader would take this for the end
+        path.open("a").close()
+    if is_new:
+        path.resolve().unlink()
 
 
 def _requests(given: dict[str, Any]) -> Iterator[LoadRequest]:

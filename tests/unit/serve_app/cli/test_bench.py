@@ -64,6 +64,19 @@ async def test_a_server_is_measured(tmp_path):
     assert ElementTree.parse(plot).getroot().tag.endswith("svg")
 
 
+async def test_files_that_cannot_be_written_are_reported_before_the_test(tmp_path):
+    samples, kept = tmp_path / "samples.json", tmp_path / "kept.svg"
+    kept.write_text("before")
+    for files in (
+        ("--json", samples, "--plot", tmp_path / "none" / "plot.svg"),
+        ("--plot", kept, "--json", kept / "below.json"),
+    ):
+        replica = PretendReplica()
+        result = await bench(replica, *files, "--requests", 1, status=1)
+        assert str(files[-1]) in result.stderr and not replica.tasks
+        assert not samples.exists() and kept.read_text() == "before"
+
+
 async def test_errors_are_shown_and_no_answer_is_a_failure():
     replica = PretendReplica()
     replica.error = GenerationFailedError("the engine\x1b[2J broke")
