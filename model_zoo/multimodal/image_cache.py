@@ -142,7 +142,7 @@ class ImageLease:
         self._cache = cache
         self._tenant = tenant
         self._taken = 0  # total of `reserve`
-        self._names: list[bytes] = []
+        self._held: dict[bytes, PreparedImage] = {}
         self._reserved = 0
         self._image_bytes = 0
         self._working = False
@@ -173,9 +173,11 @@ class ImageLease:
             self._reserved += nbytes
 
     def find(self, name: bytes) -> PreparedImage | None:
-        """The image of that name, if cached."""
+        """The image of that name, if cached. It is held and counted once, however often found."""
         with self._cache.lock:
             self._check_open()
+            if name in self._held:
+                return self._held[name]
             found = self._cache.hold(name)
             if found is not None:
                 self._note(name, found)
@@ -186,6 +188,7 @@ class ImageLease:
         with self._cache.lock:
             self._check_open()
             assert self._reserved >= image.pixels.nbytes, "memory is reserved before"
+            assert name not in self._held, "it would have been found"
             self._reserved -= image.pixels.nbytes
             kept = self._cache.insert(name, image)
             self._note(name, kept)
@@ -213,11 +216,12 @@ class ImageLease:
         if self._tenant is not None:
             self._cache.untrack(self._tenant, self._taken)
         self._reserved = self._taken = 0
-        while self._names:
-            self._cache.release(self._names.pop())
+        for name in self._held:
+            self._cache.release(name)
+        self._held.clear()
 
     def _note(self, name: bytes, image: PreparedImage) -> None:
-        self._names.append(name)
+        self._held[name] = image
         self._image_bytes += image.pixels.nbytes
 
     def _check_open(self) -> None:

@@ -47,6 +47,23 @@ def test_a_cached_image_is_found_and_counted_once() -> None:
     assert image_cache.lease().find(b"\x02") is None
 
 
+def test_an_image_that_one_lease_finds_again_is_counted_once() -> None:
+    image_cache = ImageCache(budget_bytes=100)
+    lease = image_cache.lease()
+    made = put(lease, 1)
+    other = image_cache.lease()
+    for _ in range(3):
+        assert lease.find(b"\x01") is made and other.find(b"\x01") is made
+    assert image_cache.used_bytes == 40
+    lease.reserve(60)
+    with pytest.raises(RequestError, match="101 bytes"):
+        lease.reserve(1)
+    lease.close()
+    assert (image_cache.used_bytes, image_cache.held_bytes) == (40, 40)
+    other.close()
+    assert (image_cache.used_bytes, image_cache.held_bytes) == (0, 40)
+
+
 def test_two_requests_that_prepare_the_same_image_share_the_first_one() -> None:
     image_cache = ImageCache(budget_bytes=1000)
     one, other = image_cache.lease(), image_cache.lease()
