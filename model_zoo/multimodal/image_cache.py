@@ -6,6 +6,7 @@ many bytes as are still free.
 """
 
 from collections import Counter, OrderedDict
+from collections.abc import Collection
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from threading import Lock
@@ -193,6 +194,14 @@ class ImageLease:
             kept = self._cache.insert(name, image)
             self._note(name, kept)
             return kept
+
+    def keep_only(self, names: Collection[bytes]) -> None:
+        """Releases the images of other names, which remain cached."""
+        with self._cache.lock:
+            self._check_open()
+            for name in self._held.keys() - set(names):
+                self._image_bytes -= self._held.pop(name).pixels.nbytes
+                self._cache.release(name)
 
     def begin_work(self) -> None:
         with self._cache.lock:

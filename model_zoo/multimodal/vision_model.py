@@ -41,7 +41,8 @@ class VisionModel:
 
         Nothing is decoded if the images take more than `at_most` tokens. RequestError for a file
         that is not an image, with its place, and for too many images. `lease` reserves memory for
-        the pixels, and raises if there is too little.
+        the pixels, and raises if there is too little; images that it has of other prompts are
+        released.
         """
         if self.most_images is not None and len(parts) > self.most_images:
             raise RequestError(
@@ -50,6 +51,7 @@ class VisionModel:
             )
         lease = lease or ImageCache().lease()
         names = self._names([part.data for part in parts], lease.salt)
+        lease.keep_only(names)
         known = self._known_or_outlined(parts, names, at_most, lease)
         first = dict(zip(reversed(names), reversed(parts), strict=True))
         images = self._prepared(first, known, lease)

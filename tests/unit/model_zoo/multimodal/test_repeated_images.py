@@ -106,6 +106,23 @@ def test_the_cache_counts_the_bytes_of_pixels() -> None:
     assert image_cache.used_bytes == 0 < image_cache.held_bytes
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_images_of_a_prompt_that_was_too_long_do_not_count_for_a_shorter_one(known: bool) -> None:
+    """Otherwise the result would depend on what is cached."""
+    model = model_of("qwen")
+    first, second = (image.pixels.nbytes for image in model.prepare(TURN).images)
+    image_cache = ImageCache(budget_bytes=first + second)
+    if known:
+        asked(model, image_cache, TURN)
+    with closing(image_cache.lease()) as lease:
+        with pytest.raises(PromptTooLongError):
+            model.prepare(TURN, lease=lease, at_most=model.prepare(TURN[:1]).spans[0].length)
+        model.prepare(TURN[2:], lease=lease)
+        assert image_cache.used_bytes == second
+        lease.reserve(first)
+    assert image_cache.used_bytes == 0
+
+
 def test_nothing_is_decoded_without_memory_for_all_images(decoded: list[bytes]) -> None:
     model = model_of("qwen")
     images = model.prepare(TURN).images
