@@ -45,6 +45,10 @@ class PromptTooLongError(RequestError):
     """The prompt is too long for the model's context."""
 
 
+class TooManyImagesError(RequestError):
+    """The images exceed their number or memory; a part of the conversation may be accepted."""
+
+
 class ModelNotFoundError(CaravanError):
     """No model of this name is served."""
 

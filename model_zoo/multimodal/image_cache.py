@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from threading import Lock
 
-from runtime.errors import OverloadedError, RequestError
+from runtime.errors import OverloadedError, TooManyImagesError
 from runtime.vision.encoder import PreparedImage
 
 UNBOUNDED = 1 << 62
@@ -152,8 +152,8 @@ class ImageLease:
     def reserve(self, nbytes: int) -> None:
         """Reserves memory for files, or for the pixels of images passed to `add` later.
 
-        RequestError if this request alone exceeds the budget, OverloadedError if other requests
-        leave too little of it.
+        TooManyImagesError if this request alone exceeds the budget, OverloadedError if other
+        requests leave too little of it.
         """
         with self._cache.lock:
             self._check_open()
@@ -162,7 +162,7 @@ class ImageLease:
                 self._cache.budget_bytes,
             )
             if total > most:
-                raise RequestError(
+                raise TooManyImagesError(
                     f"The images of the request take {total:,} bytes, as files and as pixels; at "
                     f"most {most:,} are accepted. Send fewer or smaller images, or raise "
                     "`image_memory_bytes`."

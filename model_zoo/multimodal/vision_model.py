@@ -11,7 +11,7 @@ from model_zoo.images.prepared import DIGEST_BYTES, ImageOutline, ImageProcessor
 from model_zoo.multimodal.image_cache import ImageCache, ImageLease
 from model_zoo.multimodal.placeholders import Placeholders, positions
 from model_zoo.multimodal.prompt_layout import ImagePieces
-from runtime.errors import PromptTooLongError, RequestError
+from runtime.errors import PromptTooLongError, RequestError, TooManyImagesError
 from runtime.vision.encoder import PreparedImage, VisionTower
 
 
@@ -40,12 +40,12 @@ class VisionModel:
         """Decodes and prepares images; known ones are taken from the cache.
 
         Nothing is decoded if the images take more than `at_most` tokens. RequestError for a file
-        that is not an image, with its place, and for too many images. `lease` reserves memory for
-        the pixels, and raises if there is too little; images that it has of other prompts are
-        released.
+        that is not an image, with its place; TooManyImagesError for more than `most_images`.
+        `lease` reserves memory for the pixels, and raises if there is too little; images that it
+        has of other prompts are released.
         """
         if self.most_images is not None and len(parts) > self.most_images:
-            raise RequestError(
+            raise TooManyImagesError(
                 f"The conversation has {len(parts):,} images; this model takes at most "
                 f"{self.most_images:,}. Send fewer."
             )

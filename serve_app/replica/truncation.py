@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from model_zoo.chat.message_form import SYSTEM_ROLES
 from model_zoo.chat.messages import Message
 from model_zoo.chat_model import Prompt
-from runtime.errors import PromptTooLongError
+from runtime.errors import PromptTooLongError, TooManyImagesError
 from serve_app.gateway.tasks import ChatTask, PromptTask, Truncation
 
 # A shortened prompt leaves this share of the context for the answer, or less if the answer is
@@ -49,7 +49,8 @@ def with_recent_turns(
     is shortened to at most `shortened`, but never below its last turn. `prepare` is called about
     2 log2(turns) times. `least`: a lower bound of the number of tokens of messages; messages for
     which it is too large are not prepared. PromptTooLongError with the names of the `model` and of
-    the `setting` that limits it if the last turn does not fit.
+    the `setting` that limits it if the last turn does not fit; TooManyImagesError if its images
+    exceed a limit.
     """
     starts = _turn_starts(messages)
 
@@ -61,6 +62,10 @@ def with_recent_turns(
         try:
             prompt = prepare(kept)
         except PromptTooLongError:  # because of its images
+            return None
+        except TooManyImagesError:
+            if turns == 1:
+                raise
             return None
         return prompt if len(prompt.tokens) <= most else None
 

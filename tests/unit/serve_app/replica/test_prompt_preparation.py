@@ -7,14 +7,23 @@ from types import SimpleNamespace
 import pytest
 
 from model_zoo.chat.messages import ImagePart, Message
-from model_zoo.chat_model import Prompt
+from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.multimodal.image_cache import ImageCache
 from runtime.engine.request import ImageSpan, SamplingParams
 from runtime.errors import OverloadedError, RequestError
-from serve_app.gateway.tasks import ChatTask, Conversation, PromptSource, RawText, TokenIds
+from serve_app.gateway.tasks import (
+    ChatTask,
+    Conversation,
+    PromptSource,
+    RawText,
+    TokenIds,
+    Truncation,
+)
 from serve_app.replica import prompt_preparation
 from serve_app.replica.prompt_preparation import IMAGE_THREADS, TEXT_THREADS, PromptPreparer
 from tests.patience import HANG_S, settled, until
+from tests.unit.model_zoo.multimodal.test_placeholders import model_of
+from tests.vision_prompts import png
 
 WITH_IMAGES = [
     Conversation((Message("user", ("a", ImagePart(b"x"))),)),
@@ -192,6 +201,44 @@ async def test_image_files_of_waiting_prompts_count_against_the_budget() -> None
     await asyncio.gather(*asked[:2])
     assert preparer.image_cache.used_bytes == 0
     preparer.close()
+
+
+async def remaining_images(model: ChatModel, image_cache: ImageCache, turns: int) -> int:
+    """The images in the prompt of a truncated chat with one image in each turn."""
+    images = [ImagePart(png(40, 60, seed=turn)) for turn in range(turns)]
+    turn = [(Message("user", (image,)), Message("assistant", "x")) for image in images]
+    task = ChatTask(
+        "t",
+        "demo",
+        Conversation(tuple(message for pair in turn for message in pair)[:-1]),
+        SamplingParams(),
+        truncation=Truncation(turns=True),
+    )
+    preparer = PromptPreparer(model, image_cache, context_tokens=4096)
+    async with preparer.prepared(task, max_tokens=4096) as prompt:
+        shown = [span.digest for span in prompt.spans]
+    preparer.close()
+    assert image_cache.used_bytes == 0
+    last = [model.prepare([Message("user", (image,))]).images[0] for image in images[-len(shown) :]]
+    assert shown == [image.digest for image in last], "those of the last turns"
+    return len(shown)
+
+
+async def test_a_truncated_chat_has_as_many_images_as_the_model_accepts() -> None:
+    for turns in range(1, 10):
+        model = model_of("mllama", most_images=4)
+        assert await remaining_images(model, ImageCache(), turns) == min(turns, 4)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+async def test_a_truncated_chat_has_as_many_images_as_fit_in_memory(cached: bool) -> None:
+    model = model_of("qwen")
+    [image] = model.prepare([Message("user", (ImagePart(png(40, 60)),))]).images
+    files = sum(len(png(40, 60, seed=turn)) for turn in range(9))
+    image_cache = ImageCache(budget_bytes=files + 5 * image.pixels.nbytes)
+    assert await remaining_images(model, image_cache, 5) == 5
+    fresh = ImageCache(budget_bytes=image_cache.budget_bytes)
+    assert await remaining_images(model, image_cache if cached else fresh, 9) == 5
 
 
 async def test_an_aborted_request_frees_its_image_memory_once_its_thread_is_done() -> None:

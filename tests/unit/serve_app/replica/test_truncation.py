@@ -8,7 +8,7 @@ import pytest
 from model_zoo.chat.messages import Message
 from model_zoo.chat_model import Prompt
 from runtime.engine.request import SamplingParams
-from runtime.errors import PromptTooLongError
+from runtime.errors import PromptTooLongError, RequestError, TooManyImagesError
 from serve_app.gateway.tasks import ChatTask, RawText, Truncation
 from serve_app.replica.truncation import (
     cut_text,
@@ -126,10 +126,11 @@ def test_what_cannot_fit_is_not_rendered() -> None:
     assert model.prepared == [messages[2:]]
 
 
-def test_turns_with_too_many_images_are_left_out() -> None:
+@pytest.mark.parametrize("error", [PromptTooLongError, TooManyImagesError])
+def test_turns_with_too_many_images_are_left_out(error: type[RequestError]) -> None:
     def prepare(messages) -> Prompt:
         if len(messages) > 1:
-            raise PromptTooLongError("images")
+            raise error("images")
         return Prompt((1,))
 
     messages = conversation("u1 a1 u1")
@@ -137,6 +138,23 @@ def test_turns_with_too_many_images_are_left_out() -> None:
         messages, prepare, limit=9, shortened=9, least=lambda _: 0, model="demo", setting="num_ctx"
     )
     assert prompt.tokens == (1,)
+
+
+@pytest.mark.parametrize("spelled", ["u1", "u1 a1 u1"])
+def test_a_last_turn_with_too_many_images_is_refused_for_these(spelled: str) -> None:
+    def prepare(messages) -> Prompt:
+        raise TooManyImagesError(f"{len(messages)} images")
+
+    with pytest.raises(TooManyImagesError, match="1 images"):
+        with_recent_turns(
+            conversation(spelled),
+            prepare,
+            limit=9,
+            shortened=9,
+            least=lambda _: 0,
+            model="demo",
+            setting="num_ctx",
+        )
 
 
 @pytest.mark.parametrize(
