@@ -173,7 +173,8 @@ def _encoders(settings: AppSettings) -> dict[Hashable, Application]:
 
 
 def _encoder_models(settings: AppSettings) -> dict[Hashable, ModelSettings]:
-    """The first model of each encoder. Models with equal vision files and settings share one."""
+    """The first model of each encoder, from whose settings it is loaded. Models with equal vision
+    files, whose images are computed in the same way, share one."""
     models: dict[Hashable, ModelSettings] = {}
     for model in settings.models:
         if model.vision.pooled:
@@ -182,7 +183,8 @@ def _encoder_models(settings: AppSettings) -> dict[Hashable, ModelSettings]:
 
 
 def _vision_key(model: ModelSettings) -> Hashable:
-    return model.source, model.projector, model.vision.encoder
+    how = model.compute, model.deterministic
+    return model.source, model.projector, model.vision.encoder, *how
 
 
 def _encoder_name(settings: ModelSettings) -> str:

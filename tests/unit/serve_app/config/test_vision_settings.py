@@ -90,6 +90,21 @@ def test_only_models_with_equal_vision_files_share_encoders(files) -> None:
     assert bound["one"] is bound["two"] is not bound["apart"] and bound["local"] is None
 
 
+@pytest.mark.parametrize("change", [{"compute": "exact"}, {"deterministic": True}], ids=str)
+def test_models_share_no_encoder_that_computes_otherwise_than_they_state(files, change) -> None:
+    pool = {"replicas": 2}
+    models = [
+        {"name": "one", **files, "vision": pool},
+        {"name": "two", **files, **change, "vision": pool},
+        {"name": "three", **files, **change, "vision": pool},
+    ]
+    made = deployments({"models": models})
+    bound = [made[name].init_args[1] for name in ("one", "two", "three")]
+    assert bound[0] is not bound[1] is bound[2]
+    settings = made["VisionEncoder:two"].init_args[0]
+    assert {key: getattr(settings, key) for key in change} == change
+
+
 def test_encoders_scale_independently_of_replicas(files) -> None:
     pool = {"autoscaling": {"min_replicas": 2, "max_replicas": 3}, "num_gpus": 0.25}
     made = deployments({"models": [{"name": "one", **files, "replicas": 4, "vision": pool}]})
