@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
 from transformers.image_transforms import convert_to_rgb
 
+from model_zoo.images import jpeg
 from model_zoo.images.decode import DecodingLimits, decode
 from tests.pictures import photo
 from tests.unit.model_zoo.images.image_files import bmp_of, chunk, png_of, saved
@@ -136,6 +137,30 @@ FILES = {
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_becomes_the_pixels_of_the_reference(name: str) -> None:
     agrees(FILES[name])
+
+
+@pytest.mark.parametrize("searched", [2, 3, 100, jpeg.SEARCHED_BYTES])
+@pytest.mark.parametrize("name", JPEG_FILES)
+def test_data_after_a_jpeg_image_are_ignored(name: str, searched: int, monkeypatch) -> None:
+    """Cameras append videos and further images."""
+    monkeypatch.setattr(jpeg, "SEARCHED_BYTES", searched)
+    alone, video = jpeg.read(JPEG_FILES[name]), b"\0\0\0\x18ftypmp42" + b"\xff\xda\0\x02a" * 300
+    assert jpeg.read(JPEG_FILES[name] + video) == alone
+    agrees(JPEG_FILES[name] + video)
+
+
+@pytest.mark.parametrize("name", ["rgb", "restarts"])
+def test_a_jpeg_image_with_all_rows_needs_no_end(name: str) -> None:
+    without_end = JPEG_FILES[name].removesuffix(b"\xff\xd9")
+    for appended in (bytes(99), b"\xff\xe1\xff\xff" + bytes(99), bytes(99) + b"\xff\xe1\0"):
+        agrees(without_end + appended)
+
+
+def test_segments_between_scans_may_contain_markers() -> None:
+    progressive = JPEG_FILES["progressive"]
+    last = progressive.rindex(b"\xff\xda")
+    comment = b"\xff\xfe\0\x06\xff\xd9\xff\xda"
+    agrees(progressive[:last] + comment + progressive[last:])
 
 
 def test_transparent_pixels_become_white() -> None:

@@ -97,6 +97,7 @@ TRUNCATED = {
     "bmp header": saved(RGB, "BMP")[:20],
     "png of few bytes": png_of_size(1000, 1000),
     "jpeg of few bytes": jpeg_of_size(1000, 1000),
+    "jpeg of few bytes and others": jpeg_of_size(1000, 1000) + bytes(99_999),
 }
 DAMAGED = {
     "png without size": png_of_size(0, 7),
@@ -230,8 +231,19 @@ def test_a_file_with_too_many_parts_is_refused() -> None:
 def test_a_jpeg_with_too_many_scans_is_refused() -> None:
     data = saved(RGB, "JPEG", progressive=True)
     scan = data[data.index(b"\xff\xda") : -2]
-    with pytest.raises(RequestError, match="more than 200 scans"):
-        decode(data[:-2] + scan * 40 + data[-2:], LIMITS)
+    hiding = (
+        b"\xff\x02\xff\xff"  # decoders may skip this marker, but not what looks like its segment
+    )
+    for before in (b"", hiding):
+        with pytest.raises(RequestError, match="more than 200 scans"):
+            decode(data[:-2] + before + scan * 40 + data[-2:], LIMITS)
+
+
+@pytest.mark.parametrize("filler", [b"\xff\x01", b"\xff\xdc\0\2"])
+def test_a_jpeg_with_too_many_markers_after_its_scan_is_refused(filler: bytes) -> None:
+    data = saved(RGB, "JPEG")
+    with pytest.raises(RequestError, match="more than 300,000 parts"):
+        decode(data[:-2] + filler * (MAX_PARTS + 1) + data[-2:], DecodingLimits())
 
 
 @pytest.mark.parametrize(("bits", "compression"), [(8, 1), (4, 2)])
