@@ -44,10 +44,10 @@ class DecodingLimits:
 def decode(data: bytes, limits: DecodingLimits) -> NDArray[np.uint8]:
     """The first frame of a PNG, JPEG, WebP, GIF or BMP file as RGB [height, width, 3].
 
-    Rotated as Exif or XMP state, with transparency on white: the pixels that `transformers` gets
-    from Pillow. Raises RequestError if the data are not an image, are damaged or exceed a limit;
-    limits are checked before anything is decompressed. Blocks while it decodes: do not call it on
-    an event loop.
+    Rotated as Exif or XMP state, like Pillow's `exif_transpose`, with transparency on white, like
+    `convert_to_rgb` of `transformers` (its `load_image` drops the alpha channel instead). Raises
+    RequestError if the data are not an image, are damaged or exceed a limit; limits are checked
+    before anything is decompressed. Blocks while it decodes: do not call it on an event loop.
     """
     container = _accepted(data, limits)
     image = upright(_pixels(container), orientation_of(container.exif, container.xmp))

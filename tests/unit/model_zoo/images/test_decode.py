@@ -1,4 +1,5 @@
-"""Files of all supported formats decode to the pixels that `transformers` gets."""
+"""Files of all supported formats decode to the pixels of Pillow, with transparency on white like
+`convert_to_rgb` of `transformers`."""
 
 import asyncio
 import itertools
