@@ -41,6 +41,7 @@ _POOLINGS = MappingProxyType({MEAN: "mean", CLS: "cls", LAST: "last", RANK: "ran
 # Architectures whose rerankers are served.
 _RANKING = ("bert",)
 
+DecoderClass = Callable[[TensorScope, Metadata], DecoderModel]
 Place = Callable[[Sequence[GGUFFile], DecoderModel], LayerPlacement | None]
 
 
@@ -211,7 +212,7 @@ def _parameter_count(file: GGUFFile) -> int:
     return sum(info.elements for info in file.tensors.values())
 
 
-def class_for(metadata: Metadata) -> Callable[[TensorScope, Metadata], DecoderModel]:
+def class_for(metadata: Metadata) -> DecoderClass:
     """`build_decoder` of the file's family; UnsupportedModelError if there is none."""
     _check_is_text_model(metadata)
     name = metadata.architecture
@@ -223,12 +224,17 @@ def class_for(metadata: Metadata) -> Callable[[TensorScope, Metadata], DecoderMo
     return import_module(TEXT_FAMILIES[name].text).build_decoder
 
 
-def read_heads(
-    w: TensorScope, metadata: Metadata
-) -> tuple[RankingHead | None, EmbeddingHead | None]:
-    """What follows the pooling of a text model; None for the heads that the file lacks."""
+def build_text(
+    decoder_class: DecoderClass, w: TensorScope, metadata: Metadata
+) -> tuple[DecoderModel, RankingHead | None, EmbeddingHead | None]:
+    """The text model and what follows its pooling; None for the heads that the file lacks.
+
+    The heads are read first, so that the decoder's `weight_bytes`, which memory plans count,
+    include them.
+    """
     alone = w.undivided()
-    return RankingHead.read(alone, metadata), EmbeddingHead.read(alone, metadata)
+    heads = RankingHead.read(alone, metadata), EmbeddingHead.read(alone, metadata)
+    return decoder_class(w, metadata), *heads
 
 
 def check_divisible(metadata: Metadata, ranks: Ranks) -> None:
@@ -275,7 +281,7 @@ class _Parts:
 class _Recipe:
     """A model file, possibly with a second file for the vision model, before weights are read."""
 
-    decoder_class: Callable[[TensorScope, Metadata], DecoderModel]
+    decoder_class: DecoderClass
     file: GGUFFile
     metadata: Metadata
     tokenizer: Tokenizer
@@ -305,14 +311,11 @@ class _Recipe:
         return self._from(*self._scopes((device, vision_device), self.options.progress))
 
     def _from(self, w: TensorScope, vision: TensorScope) -> _Parts:
-        decoder = self.decoder_class(w, self.metadata)
-        return _Parts(
-            decoder,
-            *read_heads(w, self.metadata),
-            None
-            if self.vision is None
-            else self.vision.build(vision.undivided(), self.tokenizer, decoder),
-        )
+        decoder, ranking, embedding_head = build_text(self.decoder_class, w, self.metadata)
+        multimodal = None
+        if self.vision is not None:
+            multimodal = self.vision.build(vision.undivided(), self.tokenizer, decoder)
+        return _Parts(decoder, ranking, embedding_head, multimodal)
 
     def _scopes(
         self, devices: tuple[torch.device, torch.device], progress: Progress | None

@@ -13,10 +13,10 @@ from model_zoo.gguf.unread import UnreadFile
 from model_zoo.multimodal.vision_loading import find_vision
 from model_zoo.registry import (
     LoadOptions,
+    build_text,
     class_for,
     open_adapters,
     pooling_of,
-    read_heads,
     token_metadata,
 )
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
@@ -188,8 +188,7 @@ def _built_on(files: _Files, where: torch.device, device: torch.device) -> _Unlo
     facts = files.facts
     options = ScopeOptions(adapters=files.adapters)
     w = TensorScope(facts.file, device=where, dtype=_number_type(device), options=options)
-    decoder = class_for(facts.metadata)(w, facts.metadata)
-    read_heads(w, facts.metadata)
+    decoder, *_ = build_text(class_for(facts.metadata), w, facts.metadata)
     tower = _tower(facts, files.projector, w.undivided(), decoder)
     w.check()
     encoder = None if tower is None else PlannedEncoder.of(tower, device)

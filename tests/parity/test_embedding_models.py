@@ -31,6 +31,7 @@ from transformers import (
 
 from model_zoo.convert.convert_folder import convert
 from model_zoo.gguf.reader import GGUFFile
+from model_zoo.registry import LoadOptions, load
 from runtime.errors import ModelFileError
 from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings
@@ -272,6 +273,17 @@ def test_files_of_ollama_name_gemma_3_and_number_the_matrices_after_pooling(of_o
     assert file.metadata["gemma3.pooling_type"] == 1
     assert {"dense.0.weight", "dense.1.weight"} <= file.tensors.keys()
     assert not any("dense" in key for key in file.metadata)
+
+
+def test_weights_include_the_matrices_after_pooling(of_ollama) -> None:
+    file = GGUFFile.open(of_ollama.path)
+    read: list[int] = []
+    options = LoadOptions(progress=lambda done, _: read.append(done))
+    cpu, after = torch.device("cpu"), [file.tensors[f"dense.{n}.weight"] for n in (0, 1)]
+    model = load(of_ollama.path, device=cpu, dtype=torch.float32, options=options)
+    assert model.decoder.weight_bytes == model.description.weight_bytes == read[-1]
+    assert model.decoder.weight_bytes_on(cpu) == read[-1] > sum(info.nbytes for info in after)
+    assert said("show", of_ollama.path)["memory"]["weight_bytes"] == read[-1]
 
 
 def test_files_of_ollama_may_omit_keys_and_have_another_name_of_the_norm(
