@@ -61,6 +61,7 @@ class VisionFile:
                 f"{expected:,}",
             )
         # The last layer computes only the rows that are sampled, so no features can be added to it.
+        # In all models with features for several layers, each layer has one cache.
         layers = len(decoder.cache_layers)
         if parts.depth > layers:
             raise _misfit(
