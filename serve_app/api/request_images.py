@@ -9,8 +9,10 @@ import re
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Self
 
+from model_zoo.chat.message_form import SYSTEM_ROLES
 from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.images import bmp, gif, jpeg, png, webp
 from runtime.errors import RequestError
@@ -18,6 +20,7 @@ from serve_app.api.image_fetching import ImageFetcher
 from serve_app.config.settings import AppSettings, ImageUrlSettings
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import ServedModel
+from serve_app.gateway.recent_turns import kept_from, turn_starts
 
 VISION = "vision"
 MAX_REQUEST_BYTES = 96 * 2**20  # all images of one request, as sent to the replica
@@ -91,6 +94,16 @@ class ImageReader:
             raise RequestError(
                 f"the request has {count:,} images; at most {self._rules.most:,} are accepted"
             )
+
+    def recent(self, drafts: Sequence[Draft]) -> list[Draft]:
+        """The drafts without the oldest turns, as few as possible, if all have too many images. The
+        last turn and all system messages stay."""
+        roles = [draft.parts.role for draft in drafts]
+        excess = sum(len(draft.images) for draft in drafts) - self._rules.most
+        droppable = (0 if d.parts.role in SYSTEM_ROLES else len(d.images) for d in drafts)
+        dropped, starts = [0, *accumulate(droppable)], turn_starts(roles)
+        start = next((start for start in starts if dropped[start] >= excess), starts[-1])
+        return [drafts[at] for at in kept_from(start, roles)]
 
     async def messages(
         self, model: ServedModel, drafts: Sequence[Draft], *, tenant: str

@@ -59,6 +59,8 @@ class OpenAIResponses:
         items = await self._history.resolved(tenant, given)
         earlier = await self._history.before(tenant, body.previous_response_id)
         drafts = await self._bodies.convert(request, _drafts, body.instructions, earlier, items)
+        if body.truncation == "auto":
+            drafts = self._images.recent(drafts)
         messages = await self._images.messages(model, drafts, tenant=tenant)
         prompt = Conversation(messages, thinking, tools=tools)
         task = task_for(

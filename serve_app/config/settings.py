@@ -265,7 +265,8 @@ class AppSettings(Section):
     """Refuse requests with unknown fields or options (400) instead of ignoring these as Ollama and
     vLLM do."""
     max_images: int = Field(default=16, ge=0)
-    """Limit of images per request."""
+    """Limit of images per request. With `truncation: auto` of `/v1/responses`, the oldest turns are
+    left out instead."""
     max_image_bytes: int = Field(default=16 * 2**20, ge=1, le=MAX_IMAGE_BYTES)
     """Limit of one image file, at most 32 MiB; all images of a request: 96 MiB."""
     image_urls: ImageUrlSettings | None = None

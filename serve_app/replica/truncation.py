@@ -6,10 +6,10 @@ The result depends on the task and the model only, so every replica makes the sa
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from model_zoo.chat.message_form import SYSTEM_ROLES
 from model_zoo.chat.messages import Message
 from model_zoo.chat_model import Prompt
 from runtime.errors import PromptTooLongError, TooManyImagesError
+from serve_app.gateway.recent_turns import kept_from, turn_starts
 from serve_app.gateway.tasks import ChatTask, PromptTask, Truncation
 
 # A shortened prompt leaves this share of the context for the answer, or less if the answer is
@@ -45,26 +45,23 @@ def with_recent_turns(
 ) -> Prompt:
     """The prompt with as many of the last turns as fit, all system messages included.
 
-    A turn begins with a user's message. If the whole conversation has more than `limit` tokens, it
-    is shortened to at most `shortened`, but never below its last turn. `prepare` is called about
-    2 log2(turns) times. `least`: a lower bound of the number of tokens of messages; messages for
-    which it is too large are not prepared. PromptTooLongError with the names of the `model` and of
-    the `setting` that limits it if the last turn does not fit; TooManyImagesError if its images
-    exceed a limit.
+    If the whole conversation has more than `limit` tokens, or too many images, it is shortened to
+    at most `shortened`, but never below its last turn. `prepare` is called about 2 log2(turns)
+    times. `least`: a lower bound of the number of tokens of messages; messages for which it is too
+    large are not prepared. PromptTooLongError with the names of the `model` and of the `setting`
+    that limits it, or TooManyImagesError, if the last turn does not fit.
     """
-    starts = _turn_starts(messages)
+    roles = [message.role for message in messages]
+    starts = turn_starts(roles)
 
     def attempt(turns: int, most: int) -> Prompt | None:
-        begin = starts[len(starts) - turns]
-        kept = [m for at, m in enumerate(messages) if at >= begin or m.role in SYSTEM_ROLES]
+        kept = [messages[at] for at in kept_from(starts[len(starts) - turns], roles)]
         if least(kept) > most:
             return None
         try:
             prompt = prepare(kept)
-        except PromptTooLongError:  # because of its images
-            return None
-        except TooManyImagesError:
-            if turns == 1:
+        except (PromptTooLongError, TooManyImagesError) as error:  # because of its images
+            if turns == 1 and isinstance(error, TooManyImagesError):
                 raise
             return None
         return prompt if len(prompt.tokens) <= most else None
@@ -93,19 +90,6 @@ def _last_turn_too_long(limit: int, model: str, setting: str) -> PromptTooLongEr
         f"turn alone have more; this model's maximum context length is {limit} tokens for prompt "
         f"and answer. Shorten them or raise `{setting}` of model '{model}'."
     )
-
-
-def _turn_starts(messages: Sequence[Message]) -> list[int]:
-    """Index of the first message of each turn; what precedes the first user belongs to its turn."""
-    starts: list[int] = []
-    asked = False
-    for at, message in enumerate(messages):
-        if message.role in SYSTEM_ROLES:
-            continue
-        if message.role == "user" and not asked:
-            starts.append(at)
-        asked = message.role == "user"
-    return [0, *starts[1:]]
 
 
 def with_tokens_cut(prompt: Prompt, *, limit: int, shortened: int, keep: int) -> Prompt:

@@ -14,6 +14,7 @@ from serve_app.api.responses_history import READS_AT_ONCE, ResponseHistory
 from serve_app.api.responses_input import new_response_id
 from serve_app.responses.response_store import ResponseStore, Selection, StoredResponse, StoreLimits
 from tests.unit.serve_app.api.api_keys import api_key
+from tests.unit.serve_app.api.test_request_images import data_uri
 from tests.unit.serve_app.api.test_response_input import answered
 from tests.unit.serve_app.api.test_responses import (
     CALLING,
@@ -30,6 +31,7 @@ from tests.unit.serve_app.responses.fake_processes import (
     one_process,
     stored_by,
 )
+from tests.vision_prompts import png
 
 HI = {"model": "demo", "input": "Hi"}
 SEEING = dataclasses.replace(CARD, capabilities=("completion", "vision"))
@@ -95,6 +97,36 @@ async def test_images_are_part_of_the_conversation():
         )
         await client.responses.create(**HI, previous_response_id=first.id)
     assert messages(replica)[0].content == (ImagePart(PICTURE),)
+
+
+@pytest.mark.parametrize(("given", "kept"), [(1, 16), (3, 15)])
+async def test_truncation_continues_a_conversation_beyond_the_limit_of_images(given, kept):
+    replica, id = PretendReplica(), None
+    pictures = [png(4, 6, seed=number) for number in range(18)]
+    async with openai_client(replica, stored=one_process(), card=SEEING) as client:
+        for turn in range(0, 18, given):
+            parts = [IMAGE | {"image_url": data_uri(p)} for p in pictures[turn : turn + given]]
+            content = [{"role": "user", "content": parts}]
+            body = {"model": "demo", "previous_response_id": id, "instructions": "Look."}
+            if turn + given > 16:
+                with pytest.raises(openai.BadRequestError, match="images; at most 16 are accepted"):
+                    await client.responses.create(**body, input=content)
+            made = await client.responses.create(**body, input=content, truncation="auto")
+            id, shown = made.id, messages(replica)
+            recent = pictures[: turn + given][-kept:]
+            assert [image.data for each in shown for image in each.images] == recent
+            roles = ["user", "assistant"] * (len(recent) // given)
+            assert [each.role for each in shown] == ["system", *roles[:-1]]
+        many = [{"role": "user", "content": [IMAGE] * 17}]
+        with pytest.raises(openai.BadRequestError, match="17 images; at most 16 are accepted"):
+            await client.responses.create(**body, input=many, truncation="auto")
+
+
+async def test_truncation_of_images_needs_no_message():
+    thought = [{"type": "reasoning", "summary": [], "content": []}]
+    async with openai_client(PretendReplica()) as client:
+        for truncation in ("disabled", "auto"):
+            await client.responses.create(model="demo", input=thought, truncation=truncation)
 
 
 async def test_a_stored_response_is_retrieved_as_it_was_and_deleted_once():
