@@ -28,6 +28,7 @@ from runtime.engine.step_plan import Chunk, PageWrite, SlotLoad, StepPlan
 from runtime.kv.cache_manager import KVCacheManager, PageGrant
 from runtime.kv.page_group import KeyShift
 from runtime.kv.page_shift import MovedPages
+from runtime.kv.spec import images_within
 
 # Whether the features of the image with this digest are available.
 FeaturesReady = Callable[[bytes], bool]
@@ -369,8 +370,8 @@ class Scheduler:
     def _cut_to_image_rows(self, sequence: Sequence, count: int, draft: _Draft) -> int:
         """`count` tokens, fewer if the step would fill too many image rows or lack features."""
         start, end = sequence.launched, sequence.launched + count
-        images = (span.start for span in reversed(sequence.spans) if start < span.start < end)
-        for stop in (end, *images):
+        images = reversed(images_within(sequence.spans, start, end))
+        for stop in (end, *(image.start for image in images if start < image.start)):
             needed = self.cache_manager.images_needed(sequence, start, stop)
             rows = self.cache_manager.image_rows(sequence, start, stop)
             if rows <= draft.image_rows and all(map(draft.ready, needed)):
@@ -466,8 +467,8 @@ def _lacking(sequence: Sequence, needed: tuple[bytes, ...], draft: _Draft) -> bo
 def _cut_to_features(sequence: Sequence, count: int, draft: _Draft) -> int:
     """`count` tokens from `launched` on, fewer if features would be missing."""
     start, end = sequence.launched, sequence.launched + count
-    for span in sequence.inserted:
-        if span.start < end and start < span.end and not draft.ready(span.digest):
+    for span in images_within(sequence.inserted, start, end):
+        if not draft.ready(span.digest):
             return max(0, span.start - start)
     return count
 

@@ -13,6 +13,7 @@ from runtime.engine.request import (
     SamplingParams,
 )
 from runtime.kv.page_group import PageKey
+from runtime.kv.spec import images_within
 
 NO_ROWS = range(0)
 
@@ -209,18 +210,20 @@ class Sequence:
 
     def may_end_at(self, position: int) -> bool:
         """Whether a step may end before `position`: not inside an image that must stay whole."""
-        return not any(s.whole and s.start < position < s.end for s in self.spans)
+        around = images_within(self.spans, position, position + 1)
+        return not any(span.whole and span.start < position for span in around)
 
     @property
     def least_tokens(self) -> int:
         """Length of its shortest possible chunk: one token, or an image that must stay whole."""
         start = self.launched
-        return next((s.end - start for s in self.spans if s.whole and s.start == start), 1)
+        here = images_within(self.spans, start, start + 1)
+        return next((s.end - start for s in here if s.whole and s.start == start), 1)
 
     def cut_to_whole_images(self, count: int) -> int:
         """`count` tokens from `launched` on, fewer if the step would split a whole image."""
         end = self.launched + count
-        for span in self.spans:
-            if span.whole and span.start < end < span.end:
+        for span in images_within(self.spans, end, end + 1):
+            if span.whole and span.start < end:
                 return max(0, span.start - self.launched)
         return count

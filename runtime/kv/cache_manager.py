@@ -10,7 +10,7 @@ from runtime.kv.checkpoints import CheckpointRules, StateCheckpoints
 from runtime.kv.host_store import HostPages, HostStore
 from runtime.kv.page_group import Held, PageCopy, PageGroup, PageKey
 from runtime.kv.page_shift import Leaving, MovedPages, can_move, move_pages
-from runtime.kv.spec import CacheKind
+from runtime.kv.spec import CacheKind, images_within
 
 
 class Owner(Protocol):
@@ -133,7 +133,7 @@ class KVCacheManager:
         """The images whose features the positions [begin, end) need, in the order of use."""
         if not owner.spans or begin >= owner.spans[-1].end:
             return ()
-        inserted = (s.digest for s in owner.inserted if s.start < end and begin < s.end)
+        inserted = (span.digest for span in images_within(owner.inserted, begin, end))
         filled = (group.kind.filled_images(begin, end, owner.spans) for group in self._groups)
         cross = (place.image.digest for places in filled for place in places)
         return tuple(dict.fromkeys((*inserted, *cross)))
@@ -439,7 +439,7 @@ def _states_group(declared: Sequence[tuple[CacheKind, int]]) -> PageGroup | None
 def _content(owner: Owner, begin: int, end: int) -> bytes:
     """Unambiguous content of the positions: token ids, or an image's digest and row."""
     parts = [b"t%d" % token for token in owner.tokens[begin:end]]
-    for span in owner.spans:
+    for span in images_within(owner.spans, begin, end):
         for position in range(max(begin, span.start), min(end, span.end)):
             parts[position - begin] = b"i%s:%d" % (
                 span.digest.hex().encode(),

@@ -1,10 +1,12 @@
 """Cache kinds and layouts: which cache entries rows fill and see, and how layers form groups."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
-from typing import ClassVar, Protocol
+from operator import attrgetter
+from typing import ClassVar, Protocol, TypeVar
 
 
 class Image(Protocol):
@@ -30,6 +32,7 @@ class Image(Protocol):
 
 
 Images = Sequence[Image]
+AnyImage = TypeVar("AnyImage", bound=Image)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,18 @@ class ImagePlace:
     image: Image
     rows: range
     padding: range
+
+
+def images_within(images: Sequence[AnyImage], begin: int, end: int) -> Sequence[AnyImage]:
+    """The images that have one of the positions [begin, end), in order.
+
+    `images` are disjoint and ordered by position. There may be hundreds, as some models have one
+    per line of a picture, so those of a long sequence are not all read for each of its pages.
+    """
+    if not images or images[-1].end <= begin:
+        return ()
+    first = bisect_right(images, begin, key=attrgetter("end"))
+    return images[first : bisect_left(images, end, first, key=attrgetter("start"))]
 
 
 class CacheKind(Protocol):
@@ -114,8 +129,8 @@ class _Positions:
         else:
             begins = [self.first_visible(position) for position in range(start, end)]
         ends = list(range(start + 1, end + 1))
-        for image in images if self.looks_ahead else ():
-            if image.whole and image.start < end and start < image.end:
+        for image in images_within(images, start, end) if self.looks_ahead else ():
+            if image.whole:
                 assert image.end <= end, "a step ends inside a whole image"
                 inside = range(max(image.start, start), image.end)
                 ends[inside.start - start : inside.stop - start] = [image.end] * len(inside)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from runtime.engine.request import ImageSpan
 from runtime.engine.step_plan import Chunk
+from runtime.kv.spec import images_within
 from runtime.worker.model import RowSpan
 
 AXES = 3  # time, row, column
@@ -36,13 +37,12 @@ def plan_insertions(chunks: Sequence[Chunk], spans: Sequence[RowSpan]) -> Insert
     rows: list[int] = []
     parts: list[FeatureRows] = []
     for chunk, span in zip(chunks, spans, strict=True):
-        for image in chunk.sequence.inserted:
-            start = max(image.start, chunk.start)
-            end = min(image.end, chunk.start + chunk.length)
-            if start < end:
-                before, first = span.begin - chunk.start, image.first_row - image.start
-                rows += range(before + start, before + end)
-                parts.append(FeatureRows(image.digest, first + start, first + end))
+        stop = chunk.start + chunk.length
+        for image in images_within(chunk.sequence.inserted, chunk.start, stop):
+            start, end = max(image.start, chunk.start), min(image.end, stop)
+            before, first = span.begin - chunk.start, image.first_row - image.start
+            rows += range(before + start, before + end)
+            parts.append(FeatureRows(image.digest, first + start, first + end))
     return Insertions(tuple(rows), tuple(parts))
 
 

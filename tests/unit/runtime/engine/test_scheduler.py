@@ -1,5 +1,6 @@
 """The content of single steps; the simulation checks only the results."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from runtime.engine.request import FinishReason, GenerationRequest, ImageSpan, Sampled, StopRules
@@ -8,6 +9,8 @@ from runtime.engine.sequence import Sequence, SequenceState
 from runtime.engine.step_plan import PageWrite, StepPlan
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import Cross, Full, Sliding
+from runtime.vision.image_rows import plan_insertions
+from runtime.worker.model import RowSpan
 
 
 def scheduler_of(*, pages: int = 16, slots: int = 3, step_tokens: int = 8) -> Scheduler:
@@ -178,6 +181,34 @@ def test_a_sequence_without_its_first_image_does_not_delay_others() -> None:
     assert scheduler.plan(lambda digest: True) is None, "there is no slot"
     list(scheduler.retire(plan, results(plan)))
     assert shape(scheduler.plan(lambda digest: True)) == [("image", 0, 6, True)]
+
+
+class Unread(tuple[ImageSpan, ...]):
+    """Spans of which only some may be read."""
+
+    def __iter__(self) -> Iterator[ImageSpan]:
+        raise AssertionError("all spans are read")
+
+    __reversed__ = __iter__
+
+
+def test_neither_a_step_nor_a_page_reads_all_spans_of_a_sequence() -> None:
+    """Some models have a span for each line of an image."""
+    scheduler = scheduler_of(pages=64, step_tokens=10)
+    lines = [ImageSpan(start, 4, False, b"x", first_row=start) for start in range(2, 122, 5)]
+    sequence = scheduler.add(looking("image", 130, *lines))
+    sequence.spans, sequence.inserted = Unread(sequence.spans), Unread(sequence.inserted)
+    while sequence.launched < 130:
+        plan = scheduler.plan()
+        assert plan is not None
+        (chunk,), end = plan.chunks, sequence.launched
+        Full().seen(chunk.start, end, sequence.spans)
+        parts = plan_insertions([chunk], [RowSpan(0, chunk.length, 0, chunk.start)]).parts
+        inside = [line for line in lines if line.start < end and chunk.start < line.end]
+        assert [part.begin for part in parts] == [max(s.start, chunk.start) for s in inside]
+        list(scheduler.retire(plan, results(plan)))
+    scheduler.finish(sequence)
+    assert scheduler.cache_manager.cached_prefix(sequence) == 128
 
 
 def test_streams_wait_for_an_image_no_longer_than_for_text_of_as_many_tokens() -> None:

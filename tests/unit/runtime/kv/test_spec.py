@@ -14,6 +14,7 @@ from runtime.kv.spec import (
     LayerCache,
     Sliding,
     Symmetric,
+    images_within,
 )
 from runtime.kv.states import Recurrent
 
@@ -45,6 +46,19 @@ def test_a_row_alone_sees_what_it_sees_among_others(kind) -> None:
 def test_a_row_sees_what_a_step_of_it_alone_sees(kind) -> None:
     for position in range(50):
         assert kind.seen_by([position]) == kind.seen(position, position + 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_images_within_positions_are_those_that_have_one_of_them(seed) -> None:
+    draw, images, end = random.Random(seed), [], 0
+    for _ in range(draw.randrange(8)):
+        start = end + draw.randrange(3)
+        images.append(image(start, 0, length=draw.randrange(1, 5)))
+        end = images[-1].end
+    for begin in range(end + 2):
+        for stop in range(begin + 1, end + 3):
+            some = [one for one in images if one.start < stop and begin < one.end]
+            assert list(images_within(images, begin, stop)) == some
 
 
 def test_windows_and_chunks_count_the_row_itself() -> None:
