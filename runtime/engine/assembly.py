@@ -311,10 +311,12 @@ def _host_costs(
 def _options_for_images(
     options: EngineOptions, layout: CacheLayout, encoder: EncoderNeeds
 ) -> EngineOptions:
-    """`step_tokens` for the longest whole image and one row of every other sequence;
-    `image_cache_bytes` for the features that one sequence may need at once."""
+    """`step_tokens` for the longest whole image beside a row of every other sequence, or one of
+    them with its proposals (`StepLimits.draws`); `image_cache_bytes` for the features that one
+    sequence may need at once."""
     limits = encoder.limits
-    whole = limits.whole + options.max_sequences - 1 if limits.whole else 0
+    others = max(options.max_sequences - 1, options.proposed_tokens)
+    whole = limits.whole + others if limits.whole else 0
     largest = limits.rows * limits.row_bytes
     least = largest * (layout.most_images or 1)
     kept = options.image_cache_bytes

@@ -14,6 +14,7 @@ from runtime.engine.context_shift import cut_of
 from runtime.engine.request import ContextShift, GenerationRequest, SamplingParams, StopRules
 from runtime.errors import ConfigurationError, DoesNotFitError
 from runtime.vision.encoder import LocalEncoder
+from runtime.worker.input_preparer import StepLimits
 from tests.families.engine_runs import answers
 from tests.families.paged_decoder import PagedDecoder
 from tests.parity.vision.image_text_models import GRIDS, LARGEST, MODELS, ImageTextModel
@@ -203,6 +204,15 @@ def test_an_image_longer_than_a_step_runs_in_one_or_is_split(tiny) -> None:
     assert list(delta.tokens) == best_by_transformers(tiny, request, delta.tokens)
     # 20 positions: 12 to a step where all ten of the image's must fit beside two other rows.
     assert steps - len(delta.tokens) + 1 == (2 if tiny.whole else 5)
+
+
+@pytest.mark.parametrize("proposed", [0, 2, 9])
+def test_a_whole_image_fits_a_step_beside_the_draws_of_other_sequences(tiny, proposed) -> None:
+    """The sequence that computes the image does not draw, or draws in its last row."""
+    options = {"max_sequences": 4, "step_tokens": 4, "proposed_tokens": proposed}
+    draws = StepLimits(4, 256, 256, proposed).draws
+    with running(tiny, **options) as engine:
+        assert engine.limits.step_tokens == (LARGEST + draws - 1 if tiny.whole else 4)
 
 
 @pytest.mark.parametrize("step_tokens", [12, 40])
