@@ -33,6 +33,8 @@ class MemoryPlan:
     free. `cache_tokens`: positions that the cache holds in total. `others_bytes`: reserved by other
     processes, or on other devices, for the same model. `recorded_bytes`: the part of
     `activation_bytes` for recorded steps. `draft_bytes`: of the draft model, its cache included.
+    `least_bytes`: the smallest `memory_bytes` that is not refused, with which the cache holds one
+    context, unless `cache_tokens` are given, and one sequence runs at once if it has states.
     """
 
     weight_bytes: int
@@ -47,6 +49,7 @@ class MemoryPlan:
     others_bytes: int = 0
     recorded_bytes: int = 0
     draft_bytes: int = 0
+    least_bytes: int = 0
 
     @property
     def step_bytes(self) -> int:
@@ -154,6 +157,7 @@ def plan_memory(
     activations += recorded
     room = usable - weights - activations - vision.workspace - sampler
     room -= draft.fixed_bytes if draft else 0
+    fixed = usable - room
     cache = CacheSizes(layout, options, checkpoints=_checkpoints(layout, options, room))
     tokens = cache.tokens_within(room) if options.cache_tokens is None else options.cache_tokens
     _check_one_context(tokens, limits.context_tokens)
@@ -172,6 +176,7 @@ def plan_memory(
         cache.held(tokens),
         recorded_bytes=recorded,
         draft_bytes=draft.fixed_bytes + beside if draft else 0,
+        least_bytes=fixed + cache.least_bytes(options.cache_tokens or limits.context_tokens),
     )
     if plan.cache_bytes > room:
         raise DoesNotFitError(_refusal(plan, device, usable, set_aside))
@@ -248,6 +253,11 @@ class CacheSizes:
             else:
                 high = middle - 1
         return self._at_most(wanted, low)
+
+    def least_bytes(self, tokens: int) -> int:
+        """The fewest bytes of pages for `tokens`, with those of a draft model."""
+        beside = self._draft.cache_bytes(tokens) if self._draft else 0
+        return self.nbytes(self.pages(tokens, 0)) + beside
 
     def held(self, tokens: int) -> int:
         return min(-(-tokens // self._page_tokens) * self._page_tokens, self.most_tokens)

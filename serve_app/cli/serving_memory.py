@@ -120,7 +120,6 @@ def serving_memory(
     generates = outline.decoder.generates and pooling_of(facts.metadata) is None
     options = _options(context_tokens or own, slots, where, generates=generates)
     full = _plan(outline, options, where)
-    least = _plan(outline, replace(options, cache_tokens=options.context_tokens), where)
     available, held, refusal = _room(outline, options, where)
     return ServingMemory(
         device=where.type,
@@ -135,7 +134,7 @@ def serving_memory(
         sampler_bytes=full.sampler_bytes,
         draft_bytes=full.draft_bytes,
         total_bytes=full.reserved_bytes,
-        least_bytes=least.reserved_bytes,
+        least_bytes=full.least_bytes,
         whole_context_tokens=most,
         whole_context_cache_bytes=_whole_context_bytes(outline, options, where),
         available_bytes=available,

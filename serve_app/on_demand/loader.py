@@ -14,7 +14,7 @@ from model_zoo.gguf.shared_weights import SharedWeights
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store, default_root
 from runtime.engine.assembly import EngineOptions, plan_engine_memory
-from runtime.engine.memory_plan import LEFT_FREE, available_bytes
+from runtime.engine.memory_plan import LEFT_FREE, MemoryPlan, available_bytes
 from runtime.errors import CaravanError, ModelNotFoundError, SourceError, StoreError
 from runtime.vision.encoder import PlannedEncoder
 from serve_app.config.on_demand_settings import OnDemandSettings
@@ -178,29 +178,27 @@ class StoreLoader:
 
 
 def _memory_need(outline: ModelPlan) -> MemoryNeed:
-    minimum = _minimum_bytes(outline, outline.options.context_tokens)
+    plan = _plan(outline, outline.options)
     base = str(outline.files.path.resolve())
     facts = outline.model.description
     shared = min(facts.matrix_bytes, facts.weight_bytes)
-    return MemoryNeed(minimum, max(minimum, _bytes(outline, outline.options)), base, shared)
+    return MemoryNeed(plan.least_bytes, plan.reserved_bytes, base, shared)
 
 
 def _minimum_bytes(outline: ModelPlan, context_tokens: int) -> int:
-    """Bytes that the model takes with a cache for one context of that length."""
-    options = dataclasses.replace(
-        outline.options, context_tokens=context_tokens, cache_tokens=context_tokens
-    )
-    return _bytes(outline, options)
+    """The fewest bytes with which the model can be served with contexts of that length."""
+    options = dataclasses.replace(outline.options, context_tokens=context_tokens)
+    return _plan(outline, options).least_bytes
 
 
-def _bytes(outline: ModelPlan, options: EngineOptions) -> int:
+def _plan(outline: ModelPlan, options: EngineOptions) -> MemoryPlan:
     tower = outline.model.tower
     return plan_engine_memory(
         outline.model.decoder,
         device=outline.device,
         options=dataclasses.replace(options, memory_bytes=NO_LIMIT),
         encoder=None if tower is None else PlannedEncoder.of(tower, outline.device),
-    ).reserved_bytes
+    )
 
 
 def _card(version: StoredVersion, outline: ModelPlan) -> ModelCard:

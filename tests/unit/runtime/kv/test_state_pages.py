@@ -11,7 +11,7 @@ from runtime.kv.page_group import CopyKind, PageCopy
 from runtime.kv.pool import KVPool, page_bytes
 from runtime.kv.spec import CacheLayout
 from runtime.kv.states import StateCache
-from tests.unit.runtime.engine.test_memory_plan import FULL, plan
+from tests.unit.runtime.engine.test_memory_plan import FULL, LOCAL, plan
 from tests.unit.runtime.engine.test_recurrent_states import STATE
 
 WIDE = dataclasses.replace(STATE, key_dim=40, value_dim=50)
@@ -78,6 +78,27 @@ def test_checkpoints_take_the_bytes_they_are_given_or_a_share_of_the_cache() -> 
     assert plan(state_checkpoint_bytes=None, **little).pages == (16, 4 + eighth)
     assert plan(state_checkpoint_bytes=9 * one, **little).pages == (16, 4 + 2)
     assert plan(layers=(FULL,), state_checkpoint_bytes=10**6) == plan(layers=(FULL,))
+
+
+@pytest.mark.parametrize("nbytes", [0, None, 10**6])
+@pytest.mark.parametrize("cache_tokens", [None, 600])
+@pytest.mark.parametrize("slots", [1, 4])
+def test_the_least_memory_has_one_state_and_no_checkpoints(nbytes, cache_tokens, slots) -> None:
+    given = {
+        "layers": (FULL, LOCAL, WIDE, WIDE),
+        "slots": slots,
+        "cache_tokens": cache_tokens,
+        "state_checkpoint_bytes": nbytes,
+    }
+    least = plan(memory_bytes=1 << 62, **given).least_bytes
+    assert plan(memory_bytes=10**9, **given).least_bytes == least
+    tight = plan(memory_bytes=least, **given)
+    full, local, states = tight.pages
+    assert (full, states) == (16 if cache_tokens is None else min(38, 16 * slots), 1)
+    assert local == 7, "the window of 32 and two steps of 32 rows, wherever they begin"
+    assert tight.headroom_bytes == 0 and tight.least_bytes == least
+    with pytest.raises(DoesNotFitError):
+        plan(memory_bytes=least - 1, **given)
 
 
 def test_short_of_memory_fewer_sequences_run_at_once_before_a_context_is_refused() -> None:

@@ -39,6 +39,7 @@ from serve_app.on_demand.loader import StoreLoader
 from serve_app.on_demand.model_pool import ModelPool, PoolLimits
 from serve_app.replica.replica import ModelReplica
 from tests.checkout import DEMO_MODEL
+from tests.families.text_families import TEXT_MODELS
 from tests.gguf_files import rewrite
 from tests.patience import HANG_S, until
 from tests.tiny_models import write_tiny_llama
@@ -64,6 +65,8 @@ def store(tmp_path_factory) -> Store:
     put(store, "seeing", vision)
     write_tiny_llama(folder / "text.gguf", type="F16")
     put(store, "tiny", {"model": (folder / "text.gguf").read_bytes()})
+    TEXT_MODELS["lfm2"].write(folder / "recurrent.gguf")
+    put(store, "recurrent", {"model": (folder / "recurrent.gguf").read_bytes()})
     return store
 
 
@@ -91,6 +94,19 @@ def test_the_memory_of_a_model_is_planned_before_it_is_loaded(store, name):
         assert (reported.capabilities, reported.digest) == (card.capabilities, card.digest)
         assert (reported.chat_template, reported.context_tokens) == (card.chat_template, 64)
         loader.unload(replica)
+    with pytest.raises(DoesNotFitError):
+        loader.load(found, need.minimum_bytes - 1)
+
+
+def test_a_model_with_recurrent_states_needs_memory_for_one_of_them(store):
+    loader = loader_of(store)
+    found = loader.find("recurrent")
+    _, need = loader.outline(found)
+    replica = loader.load(found, need.minimum_bytes)
+    assert replica.describe().reserved_bytes == need.minimum_bytes < need.full_bytes
+    task = ChatTask("t", "recurrent", RawText("a"), SamplingParams(seed=1), max_tokens=3)
+    assert asyncio.run(answer(replica, task)).tokens
+    loader.unload(replica)
     with pytest.raises(DoesNotFitError):
         loader.load(found, need.minimum_bytes - 1)
 
