@@ -5,7 +5,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from runtime.engine.memory_plan import MemoryOptions, MemoryPlan, VisionBytes, plan_memory
+from runtime.engine.memory_plan import (
+    MemoryOptions,
+    MemoryPlan,
+    VisionBytes,
+    plan_memory,
+    state_bytes,
+)
 from runtime.kv.spec import CacheGroup, CacheLayout
 from runtime.worker.model import DecoderModel
 
@@ -16,11 +22,11 @@ def plan_memory_per_device(
     """As many pages as every device has memory for; errors as of `plan_memory`.
 
     The plan is that of the main `device`, which also encodes images; `others_bytes` is what the
-    other devices reserve. `memory_bytes` applies to each device.
+    other devices reserve. `memory_bytes` applies to each device, `state_checkpoint_bytes` to all of
+    them together.
     """
     assert model.cache_devices is not None and options.device_ranks == 1
     options = replace(options, set_aside_bytes=0, cuda_graphs=False)
-    without_vision = replace(options, vision=VisionBytes())
     devices = [device, *(d for d in dict.fromkeys(model.cache_devices) if d != device)]
     layouts = [_layout_on(layout, model.cache_devices, each) for each in devices]
     plans = [
@@ -28,11 +34,15 @@ def plan_memory_per_device(
             _DeviceShare(model, each, main=each == device),
             held,
             each,
-            options if each == device else without_vision,
+            replace(
+                options,
+                vision=options.vision if each == device else VisionBytes(),
+                state_checkpoint_bytes=_checkpoint_share(layout, held, options),
+            ),
         )
         for each, held in zip(devices, layouts, strict=True)
     ]
-    pages = [min(counts) for counts in zip(*(plan.pages for plan in plans), strict=True)]
+    pages = [_least_pages(number, plans, layouts) for number in range(len(layout.groups))]
     tokens = min(plan.cache_tokens for plan in plans)
     own, *others = [
         plan.with_pages(pages, held, options.kv_dtype, cache_tokens=tokens)
@@ -50,6 +60,21 @@ def _layout_on(
         for group in layout.groups
     )
     return CacheLayout(groups, layout.page_tokens)
+
+
+def _least_pages(group: int, plans: Sequence[MemoryPlan], layouts: Sequence[CacheLayout]) -> int:
+    """The fewest pages of a group on a device that has layers of it."""
+    parts = zip(plans, layouts, strict=True)
+    return min(plan.pages[group] for plan, held in parts if held.groups[group].layers)
+
+
+def _checkpoint_share(layout: CacheLayout, held: CacheLayout, options: MemoryOptions) -> int | None:
+    """The part of the bytes for checkpoints that a device with the layers of `held` may spend; None
+    if they are not given."""
+    whole, budget = state_bytes(layout, options.kv_dtype), options.state_checkpoint_bytes
+    if budget is None or not whole:
+        return budget
+    return budget * state_bytes(held, options.kv_dtype) // whole
 
 
 @dataclass(frozen=True, slots=True)

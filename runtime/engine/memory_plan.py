@@ -288,14 +288,19 @@ class CacheSizes:
 def _checkpoints(layout: CacheLayout, options: MemoryOptions, room: int) -> int:
     """Number of checkpoints of recurrent states; by default a few per slot, within a small part of
     the cache's `room` in bytes."""
-    groups = (number for number, kind in enumerate(layout.kinds) if kind.by_sequence)
-    nbytes = sum(page_bytes(layout, number, options.kv_dtype) for number in groups)
+    nbytes = state_bytes(layout, options.kv_dtype)
     if not nbytes:
         return 0
     budget = options.state_checkpoint_bytes
     if budget is None:
         budget = min(max(0, room) // 8, CHECKPOINTS_PER_SLOT * options.limits.slots * nbytes)
     return budget // nbytes
+
+
+def state_bytes(layout: CacheLayout, type: CacheType) -> int:
+    """Bytes of the recurrent states of one sequence."""
+    groups = (number for number, kind in enumerate(layout.kinds) if kind.by_sequence)
+    return sum(page_bytes(layout, number, type) for number in groups)
 
 
 def _refusal(plan: MemoryPlan, device: torch.device, usable: int, set_aside: int) -> str:
