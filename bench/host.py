@@ -63,7 +63,7 @@ class StubModel:
 
     vocab_size, hidden_size, context_length = VOCABULARY, 8, CONTEXT_TOKENS
     causal, generates, position_axes, weight_bytes = True, True, 1, 0
-    cache_devices, key_rotations = None, None
+    cache_devices = layer_devices = key_rotations = None
 
     def __init__(self, cache_layers: Sequence[LayerCache]) -> None:
         self.cache_layers = cache_layers

@@ -86,6 +86,10 @@ class Decoder:
         return self._layers.cache_devices
 
     @property
+    def layer_devices(self) -> Sequence[torch.device] | None:
+        return self._layers.layer_devices
+
+    @property
     def key_rotations(self) -> Sequence[KeyRotation | None] | None:
         return self._layers.key_rotations
 

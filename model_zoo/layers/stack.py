@@ -133,12 +133,18 @@ class LayerStack:
         return tuple(layer.key_rotation for layer, _ in stored)
 
     @property
-    def cache_devices(self) -> tuple[torch.device, ...] | None:
-        """The device of each of `caches`; None if all are on one device."""
+    def layer_devices(self) -> tuple[torch.device, ...] | None:
+        """The device of each layer; None if all are on one device."""
         if self._layer_placement is None:
             return None
-        devices = self._layer_placement.layers  # a file may have more layers
-        stored = zip(self._layers, devices, strict=False)
+        return self._layer_placement.layers[: len(self._layers)]  # a file may have more layers
+
+    @property
+    def cache_devices(self) -> tuple[torch.device, ...] | None:
+        """The device of each of `caches`; None if all are on one device."""
+        if self.layer_devices is None:
+            return None
+        stored = zip(self._layers, self.layer_devices, strict=True)
         return tuple(device for layer, device in stored for _ in layer.stored)
 
     @property

@@ -76,6 +76,10 @@ class TextEncoder:
         return self._layers.cache_devices
 
     @property
+    def layer_devices(self) -> Sequence[torch.device] | None:
+        return self._layers.layer_devices
+
+    @property
     def weight_bytes(self) -> int:
         return sum(self._held.values())
 

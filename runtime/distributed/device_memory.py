@@ -25,9 +25,10 @@ def plan_memory_per_device(
     other devices reserve. `memory_bytes` applies to each device, `state_checkpoint_bytes` to all of
     them together.
     """
-    assert model.cache_devices is not None and options.device_ranks == 1
+    assert model.cache_devices is not None and model.layer_devices is not None
+    assert options.device_ranks == 1
     options = replace(options, set_aside_bytes=0, cuda_graphs=False)
-    devices = [device, *(d for d in dict.fromkeys(model.cache_devices) if d != device)]
+    devices = list(dict.fromkeys((device, *model.layer_devices)))
     layouts = [_layout_on(layout, model.cache_devices, each) for each in devices]
     plans = [
         plan_memory(

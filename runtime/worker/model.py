@@ -178,9 +178,10 @@ class DecoderModel(Protocol):
     `batch.output_rows`. `logits` of such states: float32 [rows, vocab_size], computed in float32;
     only in models that `generate`. Without `causal` attention, a prompt is one whole span.
     `position_axes`: 1, or 3 if the model needs `Batch.axes`. `cache_devices`: the device of each
-    entry of `cache_layers`, None if all are on the model's device; `weight_bytes_on`: the part of
-    `weight_bytes` on a device. `key_rotations`: one for each entry of `cache_layers`, None for keys
-    without position; None as a whole if cached entries cannot move to other positions.
+    entry of `cache_layers`; `layer_devices`: that of each layer; None if all are on the model's
+    device. `weight_bytes_on`: the part of `weight_bytes` on a device. `key_rotations`: one for each
+    entry of `cache_layers`, None for keys without position; None as a whole if cached entries
+    cannot move to other positions.
     `activation_bytes(tokens, outputs)`: an upper bound of what `states` of `tokens` tokens and
     `logits` of `outputs` rows allocate.
     """
@@ -199,6 +200,9 @@ class DecoderModel(Protocol):
 
     @property
     def cache_devices(self) -> Sequence[torch.device] | None: ...
+
+    @property
+    def layer_devices(self) -> Sequence[torch.device] | None: ...
 
     @property
     def key_rotations(self) -> Sequence[KeyRotation | None] | None: ...

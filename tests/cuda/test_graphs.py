@@ -60,7 +60,7 @@ class TinyModel:
     weight_bytes = 1000
     kinds: tuple[CacheKind, ...] = (Full(), Sliding(7))
     cache_layers = tuple(LayerCache(kind, 1, WIDTH, WIDTH) for kind in kinds)
-    cache_devices = key_rotations = None
+    cache_devices = layer_devices = key_rotations = None
 
     def __init__(self, seed: int = 9) -> None:
         draw = torch.Generator().manual_seed(seed)

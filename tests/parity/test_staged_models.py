@@ -77,8 +77,8 @@ def test_every_device_holds_its_layers_and_the_main_one_the_rest(tmp_path) -> No
     assert parts.weight_bytes_on(OTHERS[0]) == first
     assert parts.weight_bytes_on(MAIN) == whole.weight_bytes - first == sum(sizes.values()) - first
     assert parts.weight_bytes == whole.weight_bytes
-    assert whole.cache_devices is None
-    assert parts.cache_devices == (OTHERS[0], MAIN)
+    assert whole.cache_devices is whole.layer_devices is None
+    assert parts.cache_devices == parts.layer_devices == (OTHERS[0], MAIN)
 
 
 def test_a_step_travels_once_to_each_device(tmp_path, monkeypatch) -> None:

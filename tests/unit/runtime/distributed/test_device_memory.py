@@ -10,6 +10,7 @@ import torch
 from runtime.distributed.device_memory import plan_memory_per_device
 from runtime.engine import memory_plan
 from runtime.engine.memory_plan import MemoryOptions, MemoryPlan
+from runtime.errors import DoesNotFitError
 from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import page_bytes
 from runtime.kv.spec import CacheLayout, LayerCache
@@ -18,7 +19,7 @@ from tests.unit.runtime.engine.test_memory_plan import FULL
 from tests.unit.runtime.kv.test_state_pages import WIDE
 
 MAIN, *OTHERS = (torch.device("cpu", number) for number in range(3))
-SLOTS, CONTEXT = 4, 250
+SLOTS, CONTEXT, WEIGHTS = 4, 250, 1_000_000
 
 
 def layout_of(layers: Sequence[LayerCache]) -> CacheLayout:
@@ -29,7 +30,7 @@ def plan(
     placed: Sequence[tuple[LayerCache, torch.device]],
     *,
     memory_bytes: int = 10**9,
-    weights: dict[torch.device, int] | None = None,
+    without_cache: Sequence[torch.device] = (),
     **options: Any,
 ) -> MemoryPlan:
     layers, devices = zip(*placed, strict=True)
@@ -37,7 +38,8 @@ def plan(
         vocab_size=500,
         hidden_size=16,
         cache_devices=devices,
-        weight_bytes_on=lambda device: (weights or {}).get(device, 0),
+        layer_devices=(*devices, *without_cache),
+        weight_bytes_on=lambda device: WEIGHTS * (device.index + 1),
         activation_bytes=lambda tokens, outputs: tokens + outputs,
     )
     return plan_memory_per_device(
@@ -78,7 +80,17 @@ def test_bytes_for_checkpoints_are_those_of_all_devices_together() -> None:
 def test_the_device_with_the_least_room_for_states_limits_their_number() -> None:
     roomy = plan(DIVIDED, cache_tokens=CONTEXT, state_checkpoint_bytes=0)
     assert roomy.pages == (16, SLOTS)
-    alone = plan([(WIDE, OTHERS[0])] * 2 + [(FULL, MAIN)], cache_tokens=CONTEXT)
+    alone = plan([(WIDE, OTHERS[1])] * 2 + [(FULL, MAIN)], cache_tokens=CONTEXT)
     least = alone.others_bytes - 2 * ONE
     tight = plan(DIVIDED, cache_tokens=CONTEXT, memory_bytes=least, state_checkpoint_bytes=0)
     assert tight.pages == (16, SLOTS - 1)
+
+
+def test_devices_whose_layers_have_no_cache_need_memory_too() -> None:
+    placed = [(FULL, MAIN), (FULL, OTHERS[0])]
+    without, full = plan(placed), plan(placed, without_cache=[OTHERS[1]])
+    assert full.pages == without.pages and full.cache_bytes == without.cache_bytes
+    more = full.others_bytes - without.others_bytes
+    assert more > 3 * WEIGHTS
+    with pytest.raises(DoesNotFitError, match=r"on cpu:2: 3,000,000 .* 0 for a cache"):
+        plan(placed, without_cache=[OTHERS[1]], memory_bytes=more - 1)

@@ -28,6 +28,7 @@ DECODER = SimpleNamespace(
     generates=True,
     cache_layers=[LayerCache(Full(), 8, 128, 128)] * 32,
     cache_devices=None,
+    layer_devices=None,
     key_rotations=None,
     context_length=131_072,
     vocab_size=1_000,
