@@ -66,7 +66,7 @@ class StubModel:
     cache_devices = layer_devices = key_rotations = None
 
     def __init__(self, cache_layers: Sequence[LayerCache]) -> None:
-        self.cache_layers = cache_layers
+        self.cache_layers, self.source_layers = cache_layers, range(len(cache_layers))
         self._states = torch.zeros(max(SEQUENCES), self.hidden_size)
 
     def weight_bytes_on(self, device: torch.device) -> int:

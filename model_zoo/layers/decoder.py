@@ -90,6 +90,10 @@ class Decoder:
         return self._layers.layer_devices
 
     @property
+    def source_layers(self) -> Sequence[int]:
+        return self._layers.source_layers
+
+    @property
     def key_rotations(self) -> Sequence[KeyRotation | None] | None:
         return self._layers.key_rotations
 

@@ -116,6 +116,10 @@ class LayerStack:
         self._inputs, self._streams = inputs, streams
         self._rotaries = tuple(dict.fromkeys(layer.rotary for layer in layers if layer.rotary))
         self._pages_of = _pages_of(self._layers)
+        devices = self.layer_devices
+        if devices is not None:
+            own = [devices[source] for source in self.source_layers]
+            assert own == list(devices), "a layer uses pages on another device"
 
     @property
     def caches(self) -> tuple[LayerCache, ...]:
@@ -131,6 +135,12 @@ class LayerStack:
         if any(cache.kind.by_sequence or cache.kind.by_image for _, cache in stored):
             return None
         return tuple(layer.key_rotation for layer, _ in stored)
+
+    @property
+    def source_layers(self) -> tuple[int, ...]:
+        """For each layer, the number of the layer whose cache it uses; its own for others."""
+        reads = (layer.reads for layer in self._layers)
+        return tuple(own if other is None else other for own, other in enumerate(reads))
 
     @property
     def layer_devices(self) -> tuple[torch.device, ...] | None:

@@ -80,6 +80,10 @@ class TextEncoder:
         return self._layers.layer_devices
 
     @property
+    def source_layers(self) -> Sequence[int]:
+        return self._layers.source_layers
+
+    @property
     def weight_bytes(self) -> int:
         return sum(self._held.values())
 

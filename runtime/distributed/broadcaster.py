@@ -108,7 +108,8 @@ class RankZeroModel:
         self.causal, self.generates = decoder.causal, decoder.generates
         self.position_axes, self.weight_bytes = decoder.position_axes, decoder.weight_bytes
         self.cache_layers, self.cache_devices = decoder.cache_layers, decoder.cache_devices
-        self.layer_devices, self.key_rotations = decoder.layer_devices, decoder.key_rotations
+        self.layer_devices, self.source_layers = decoder.layer_devices, decoder.source_layers
+        self.key_rotations = decoder.key_rotations
 
     def weight_bytes_on(self, device: torch.device) -> int:
         return self._decoder.weight_bytes_on(device)

@@ -24,6 +24,21 @@ class LayerPlacement:
         return tuple(dict.fromkeys((self.main, *self.layers)))
 
 
+def inseparable(source_layers: Sequence[int]) -> list[range]:
+    """Divides layers into parts, in order, that must each be on one device, because a layer uses
+    the pages of an earlier one.
+
+    `source_layers`: for each layer, the one whose pages it uses, itself for its own.
+    """
+    parts: list[range] = []
+    for layer, source in enumerate(source_layers):
+        begin = layer
+        while parts and parts[-1].stop > source:
+            begin = parts.pop().start
+        parts.append(range(begin, layer + 1))
+    return parts
+
+
 def by_shares(layers: int, shares: Sequence[float], *, most: int | None = None) -> list[int | None]:
     """The index of each layer's device, None for the host.
 

@@ -181,7 +181,8 @@ class DecoderModel(Protocol):
     entry of `cache_layers`; `layer_devices`: that of each layer; None if all are on the model's
     device. `weight_bytes_on`: the part of `weight_bytes` on a device. `key_rotations`: one for each
     entry of `cache_layers`, None for keys without position; None as a whole if cached entries
-    cannot move to other positions.
+    cannot move to other positions. `source_layers`: for each layer, the number of the layer whose
+    cache it uses, which must be on the same device; its own for others.
     `activation_bytes(tokens, outputs)`: an upper bound of what `states` of `tokens` tokens and
     `logits` of `outputs` rows allocate.
     """
@@ -203,6 +204,9 @@ class DecoderModel(Protocol):
 
     @property
     def layer_devices(self) -> Sequence[torch.device] | None: ...
+
+    @property
+    def source_layers(self) -> Sequence[int]: ...
 
     @property
     def key_rotations(self) -> Sequence[KeyRotation | None] | None: ...

@@ -8,7 +8,7 @@ from itertools import chain
 import torch
 
 from model_zoo.gguf.reader import GGUFFile
-from runtime.distributed.layer_placement import LayerPlacement, by_room, by_shares
+from runtime.distributed.layer_placement import LayerPlacement, by_room, by_shares, inseparable
 from runtime.engine.memory_plan import LEFT_FREE, available_bytes
 from runtime.errors import ConfigurationError
 from runtime.kv.cache_types import CacheType
@@ -30,6 +30,8 @@ class DeviceMapOptions:
     `tensor_split`: proportions of layers on the GPUs in their order; None: by free memory.
     `num_gpu`: number of layers on GPUs, which are the last ones; the host computes the others;
     None: as many as fit. `main_gpu` has the embedding, the output head and everything else.
+    Layers that use the same keys and values stay together: on the GPU of the one in the middle, or
+    all on the host, if one of them would be there.
     `cache_tokens`, `step_tokens`, `sequences`: the size of the cache and of the largest step.
     """
 
@@ -65,30 +67,52 @@ class DeviceMapOptions:
     ) -> LayerPlacement | None:
         """The placement on `devices` with `free_bytes` each; None if one device has all layers."""
         layers, rest = _weights(files)
-        placed = self._placed(layers, rest, free_bytes, outline)
+        own = outline.source_layers
+        parts = inseparable([*own, *range(len(own), len(layers))])  # a file may have more layers
+        if self.tensor_split is not None:
+            found = self._by_shares(parts, self.tensor_split, gpus=len(devices))
+        else:
+            found = self._by_room(parts, layers, self._room(free_bytes, rest, outline), outline)
         host = torch.device("cpu")
-        layer_placement = LayerPlacement(
-            tuple(host if number is None else devices[number] for number in placed),
-            devices[self.main_gpu],
-        )
+        places = [host if number is None else devices[number] for number in found]
+        each = tuple(place for place, part in zip(places, parts, strict=True) for _ in part)
+        layer_placement = LayerPlacement(each, devices[self.main_gpu])
         return None if layer_placement.all == (layer_placement.main,) else layer_placement
 
-    def _placed(
-        self, layers: list[int], rest: int, free_bytes: Sequence[int], outline: DecoderModel
+    def _by_shares(
+        self, parts: Sequence[range], shares: Sequence[float], *, gpus: int
     ) -> list[int | None]:
-        if self.tensor_split is not None:
-            if len(self.tensor_split) > len(free_bytes):
-                raise ConfigurationError(
-                    f"`tensor_split` has {len(self.tensor_split)} entries; this replica has "
-                    f"{len(free_bytes)} GPUs. Raise `num_gpus` or remove entries."
-                )
-            return by_shares(len(layers), self.tensor_split, most=self.num_gpu)
+        """The index of the GPU of each part, None for the host: that of the layer in its middle, if
+        none of its layers is for the host."""
+        if len(shares) > gpus:
+            raise ConfigurationError(
+                f"`tensor_split` has {len(shares)} entries; this replica has "
+                f"{gpus} GPUs. Raise `num_gpus` or remove entries."
+            )
+        each = by_shares(parts[-1].stop, shares, most=self.num_gpu)
+        return [None if each[p.start] is None else each[p[len(p) // 2]] for p in parts]
+
+    def _by_room(
+        self,
+        parts: Sequence[range],
+        layers: Sequence[int],
+        room: Sequence[int],
+        outline: DecoderModel,
+    ) -> list[int | None]:
+        """The index of the GPU of each part, None for the host. `layers`: bytes of their weights;
+        `room`: bytes of each GPU for layers."""
+        cache = sum(map(self._cache_bytes, outline.cache_layers)) // len(layers)
+        sizes = [sum(layers[number] + cache for number in part) for part in parts]
+        most = self.num_gpu
+        if most is not None:
+            most = sum(part.start >= len(layers) - most for part in parts)
+        return by_room(sizes, room, main=self.main_gpu, most=most)
+
+    def _room(self, free_bytes: Sequence[int], rest: int, outline: DecoderModel) -> list[int]:
         working = outline.activation_bytes(self.step_tokens, self.sequences)
         room = [max(0, int(free * (1 - LEFT_FREE)) - working) for free in free_bytes]
         room[self.main_gpu] = max(0, room[self.main_gpu] - rest)
-        each = sum(map(self._cache_bytes, outline.cache_layers)) // len(layers)
-        sizes = [size + each for size in layers]
-        return by_room(sizes, room, main=self.main_gpu, most=self.num_gpu)
+        return room
 
     def _cache_bytes(self, cache: LayerCache) -> int:
         """Of all sequences; states of recurrent layers are float32 and one for each."""

@@ -61,6 +61,7 @@ class TinyModel:
     kinds: tuple[CacheKind, ...] = (Full(), Sliding(7))
     cache_layers = tuple(LayerCache(kind, 1, WIDTH, WIDTH) for kind in kinds)
     cache_devices = layer_devices = key_rotations = None
+    source_layers = (0, 1)
 
     def __init__(self, seed: int = 9) -> None:
         draw = torch.Generator().manual_seed(seed)

@@ -95,6 +95,17 @@ EXPERTS = {
     "moe_intermediate_size": 32,
 }
 
+EIGHT_LAYERS = {
+    "num_hidden_layers": 8,
+    "layer_types": [LOCAL, GLOBAL] * 4,
+    "num_kv_shared_layers": 3,
+}
+# By family, settings with which three layers use the pages of the two before them.
+SHARED_PAGES: Mapping[str, Mapping[str, Any]] = {
+    "gemma3n": EIGHT_LAYERS | {"activation_sparsity_pattern": [0.8, 0.0] * 4},
+    "gemma4": EIGHT_LAYERS,
+}
+
 FAMILIES: Mapping[str, TextFamily] = {
     "gemma": TextFamily(
         GemmaConfig,

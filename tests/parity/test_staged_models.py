@@ -13,12 +13,13 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.registry import LoadOptions, class_for, load
-from runtime.distributed.layer_placement import LayerPlacement
+from runtime.distributed.layer_placement import LayerPlacement, inseparable
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.errors import DoesNotFitError
 from runtime.worker.model import Batch, DecoderModel
 from tests.families.agreement import random_tokens
 from tests.families.engine_runs import answers, mixed_requests, running
+from tests.families.gemma_families import SHARED_PAGES
 from tests.families.paged_decoder import PagedDecoder
 from tests.families.text_families import TEXT_MODELS
 from tests.tiny_models import write_tiny_llama
@@ -41,9 +42,11 @@ FAMILIES = (
 )
 
 
-def staged(count: int) -> LayerPlacement:
-    """Two layers here, two there, and so on; the main device has none."""
-    return LayerPlacement(tuple(OTHERS[layer // 2 % 2] for layer in range(count)), MAIN)
+def staged(decoder: DecoderModel) -> LayerPlacement:
+    """Two layers here, two there, and so on, or more that use the same pages; the main device has
+    none."""
+    parts = enumerate(inseparable(decoder.source_layers))
+    return LayerPlacement(tuple(OTHERS[n // 2 % 2] for n, part in parts for _ in part), MAIN)
 
 
 def decoder_of(path: Path, layer_placement: LayerPlacement | None) -> DecoderModel:
@@ -59,13 +62,22 @@ def decoder_of(path: Path, layer_placement: LayerPlacement | None) -> DecoderMod
 def test_logits_are_those_of_one_device(tmp_path, family: str) -> None:
     path, row = tmp_path / "tiny.gguf", TEXT_MODELS[family]
     name = row.divided or "plain"
-    row.write(path, name)
-    layers = row.config(name).get_text_config().num_hidden_layers
-    tokens, found = random_tokens(41, seed=1), []
-    for layer_placement in (None, staged(layers)):
-        paged = PagedDecoder(decoder_of(path, layer_placement))
+    row.write(path, name, **SHARED_PAGES.get(family, {}))
+    tokens, found, whole = random_tokens(41, seed=1), [], decoder_of(path, None)
+    for decoder in (whole, decoder_of(path, staged(whole))):
+        paged = PagedDecoder(decoder)
         found.append(torch.cat([paged.feed({0: tokens[:30]}), paged.feed({0: tokens[30:]})]))
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("family", SHARED_PAGES)
+def test_a_layer_may_not_use_pages_on_another_device(tmp_path, family: str) -> None:
+    path = tmp_path / "tiny.gguf"
+    TEXT_MODELS[family].write(path, **SHARED_PAGES[family])
+    sources = decoder_of(path, None).source_layers
+    apart = (OTHERS[source == layer] for layer, source in enumerate(sources))
+    with pytest.raises(AssertionError, match="pages on another device"):
+        decoder_of(path, LayerPlacement(tuple(apart), MAIN))
 
 
 def test_every_device_holds_its_layers_and_the_main_one_the_rest(tmp_path) -> None:
@@ -84,14 +96,14 @@ def test_every_device_holds_its_layers_and_the_main_one_the_rest(tmp_path) -> No
 def test_a_step_travels_once_to_each_device(tmp_path, monkeypatch) -> None:
     path = tmp_path / "tiny.gguf"
     TEXT_MODELS["gemma3"].write(path)
-    layers = TEXT_MODELS["gemma3"].sizes["num_hidden_layers"]
-    paged = PagedDecoder(decoder_of(path, staged(layers)))
+    layer_placement = staged(decoder_of(path, None))
+    paged = PagedDecoder(decoder_of(path, layer_placement))
     went: list[torch.device] = []
     move = Batch.to
     monkeypatch.setattr(Batch, "to", lambda batch, to: went.append(to) or move(batch, to))
     paged.feed({0: random_tokens(5, seed=1)})
     # The test itself puts the step on the first one.
-    assert went == [CPU, *OTHERS[: len(set(staged(layers).layers))]]
+    assert went == [CPU, *OTHERS[: len(set(layer_placement.layers))]]
 
 
 def test_an_engine_over_stages_answers_as_one_device(tmp_path) -> None:

@@ -3,8 +3,15 @@
 import pytest
 import torch
 
-from runtime.distributed.layer_placement import LayerPlacement, by_room, by_shares
+from runtime.distributed.layer_placement import LayerPlacement, by_room, by_shares, inseparable
 from runtime.errors import ConfigurationError
+
+
+def test_a_layer_is_inseparable_from_the_one_whose_pages_it_uses() -> None:
+    assert inseparable([]) == []
+    assert inseparable([0, 1, 2]) == [range(1), range(1, 2), range(2, 3)]
+    assert inseparable([0, 1, 2, 1, 2, 5]) == [range(1), range(1, 5), range(5, 6)]
+    assert inseparable([0, 0, 2, 2, 3, 0]) == [range(6)]
 
 
 def test_shares_divide_the_layers_in_order() -> None:

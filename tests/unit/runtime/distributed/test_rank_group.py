@@ -29,6 +29,7 @@ DECODER = SimpleNamespace(
     cache_layers=[LayerCache(Full(), 8, 128, 128)] * 32,
     cache_devices=None,
     layer_devices=None,
+    source_layers=range(32),
     key_rotations=None,
     context_length=131_072,
     vocab_size=1_000,

@@ -13,6 +13,7 @@ from runtime.kv.cache_types import CacheType
 from serve_app.config.settings import ModelSettings, read_settings
 from serve_app.replica.device_map import DeviceMapOptions, device_map_options
 from tests.checkout import DEMO_MODEL
+from tests.families.gemma_families import SHARED_PAGES
 from tests.families.text_families import TEXT_MODELS
 from tests.serve_configs import deployments
 from tests.tiny_models import TinyLlama, write_tiny_llama
@@ -130,6 +131,29 @@ def test_states_of_recurrent_layers_take_memory_for_each_sequence_not_for_each_t
     assert placed(([file], decoder), [int(needed / 0.9)], count=1, cache_tokens=tokens) is None
     less = placed(([file], decoder), [int(cached * 0.5 / 0.9)], count=1, cache_tokens=tokens)
     assert less is not None and HOST in less.layers
+
+
+@pytest.mark.parametrize("family", SHARED_PAGES)
+def test_layers_are_on_the_device_of_the_layer_whose_pages_they_use(tmp_path, family: str) -> None:
+    row, path = TEXT_MODELS[family], tmp_path / "tiny.gguf"
+    row.write(path, row.divided or "plain", **SHARED_PAGES[family])
+    file, device = GGUFFile.open(path), torch.device("meta")
+    decoder = load(path, device=device, dtype=torch.float32).decoder
+    sources = decoder.source_layers
+    assert sources == (0, 1, 2, 3, 4, 3, 4, 3)
+    working, found = decoder.activation_bytes(8, 2), set()
+    for number in (None, *range(len(sources) + 1)):
+        for split in (None, (1, 1), (1, 3), (3, 1), (1, 9), (9, 1)):
+            for room in (0.2, 0.6, 0.9):
+                free = [int((working + file.size_bytes * room) / 0.9)] * 2
+                stated = {"tensor_split": split, "num_gpu": number}
+                placed_layers = placed(([file], decoder), free, **stated)
+                found.add(placed_layers)
+                if placed_layers is not None:
+                    each = placed_layers.layers
+                    assert each == tuple(each[source] for source in sources)
+                    assert number is None or len(each) - each.count(HOST) <= number
+    assert len(found) > 10
 
 
 def test_a_model_larger_than_a_gpu_is_divided_by_free_memory(outline) -> None:
