@@ -110,13 +110,21 @@ class KVCacheManager:
 
     @property
     def cacheable_tokens(self) -> int:
-        """Capacity of the prefix cache in tokens, host memory included; 0 without prefix cache."""
+        """Capacity of the prefix cache in tokens, host memory included; 0 without prefix cache.
+        With states, at most the tokens that are computed until a checkpoint is evicted."""
+        if not self._prefix_cache:
+            return 0
         store = self.host_store
         capacities = (
             len(group.owners) + (store.capacity(group) if store is not None else 0)
             for group in self._paged
         )
-        return max(capacities, default=0) * self._page_tokens if self._prefix_cache else 0
+        tokens = max(capacities, default=0) * self._page_tokens
+        if self._states is None or self.checkpoints is None:
+            return tokens
+        places = self._states.available + (store.capacity(self._states) if store else 0)
+        lifetime = self.checkpoints.lifetime_tokens(places)
+        return tokens if lifetime is None else min(tokens, lifetime)
 
     @property
     def pages_owned(self) -> int:

@@ -61,10 +61,12 @@ class CheckpointRules:
 @dataclass(slots=True)
 class _Record:
     """The checkpoints of one sequence: positions `planned` at admission, those `taken` but not yet
-    confirmed, and the latest one in its answer."""
+    confirmed, and the latest one in its answer. `counted`: positions before it are in the total of
+    computed tokens, or were not computed."""
 
     known: int
     planned: list[int]
+    counted: int
     restored: int | None = None  # the checkpoint's page that it starts from, until it is copied
     taken: list[tuple[int, int]] = field(default_factory=list)  # positions and pages
     latest: PageKey | None = None
@@ -86,10 +88,16 @@ class StateCheckpoints:
         self._rules = rules or CheckpointRules()
         self._records: dict[CheckpointOwner, _Record] = {}
         self.taken = self.hits = 0  # in total
+        self._kept = self._computed = 0  # in total: checkpoints that replaced none, and tokens
 
     @property
     def held(self) -> int:
         return len(self._group.by_key)
+
+    def lifetime_tokens(self, pages: int) -> int | None:
+        """The number of tokens that are computed while sequences leave `pages` checkpoints, after
+        which the older ones are evicted; at the rate so far, None without any."""
+        return pages * self._computed // self._kept if self._kept else None
 
     def usable(self, key: PageKey) -> bool:
         """Whether there is a checkpoint with this key, and another page for the sequence's
@@ -104,7 +112,7 @@ class StateCheckpoints:
             len(owner.tokens), begin=begin, shared=shared, page_tokens=self._page_tokens, most=most
         )
         planned = [position for position in positions if owner.may_end_at(position)]
-        record = self._records[owner] = _Record(len(owner.tokens), planned)
+        record = self._records[owner] = _Record(len(owner.tokens), planned, begin)
         if begin:
             record.restored = self._group.by_key[owner.page_keys[begin // self._page_tokens - 1]]
             self._group.share(record.restored)
@@ -143,7 +151,7 @@ class StateCheckpoints:
 
     def publish(self, owner: CheckpointOwner) -> None:
         """Make the owner's confirmed checkpoints available to others."""
-        record, group = self._records[owner], self._group
+        record, group, held = self._records[owner], self._group, self.held
         while record.taken and record.taken[0][0] <= owner.confirmed:
             position, page = record.taken.pop(0)
             key = owner.page_keys[position // self._page_tokens - 1]
@@ -153,11 +161,18 @@ class StateCheckpoints:
                 if record.latest is not None:
                     group.forget(record.latest)
                 record.latest = key
+        self._kept += self.held - held
+        self._count(owner, record)
+
+    def _count(self, owner: CheckpointOwner, record: _Record) -> None:
+        self._computed += owner.confirmed - record.counted
+        record.counted = owner.confirmed
 
     def release(self, owner: CheckpointOwner) -> None:
         record = self._records.pop(owner, None)
         if record is None:
             return
+        self._count(owner, record)
         for page in (page for _, page in record.taken):
             self._group.drop(page)
         if record.restored is not None:

@@ -18,6 +18,7 @@ from runtime.engine.sequence import Sequence, SequenceState
 from runtime.engine.step_plan import StepPlan
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.checkpoints import CheckpointRules
+from runtime.kv.host_store import HostPages, TransferCosts
 from runtime.kv.page_group import CopyKind, PageCopy
 from runtime.kv.spec import CacheKind, CacheLayout, Full, LayerCache, Sliding
 from runtime.kv.states import Recurrent, StateCache
@@ -151,6 +152,38 @@ def test_no_more_states_are_kept_than_there_are_pages_and_the_oldest_go_first() 
         4,
         0,
     )
+
+
+@pytest.mark.parametrize("host", [0, 2])
+def test_a_prefix_counts_as_cached_no_longer_than_its_checkpoint(host: int) -> None:
+    kinds = [Full(), Recurrent()]
+    manager = KVCacheManager(
+        kinds,
+        [60, 3],
+        page_tokens=4,
+        checkpoint_rules=RULES,
+        host_pages=HostPages([host] * 2, [1] * 2, TransferCosts(1e9)),
+    )
+    prompts = [list(range(number, number + 20)) for number in range(100, 1000, 100)]
+    for prompt in prompts:
+        computed(manager, one := sequence_of(prompt))
+        manager.release(one)
+        # Each prompt leaves one checkpoint.
+        assert manager.cacheable_tokens == 20 * (3 + host)
+    manager.reserve(sequence_of([1]), 1)
+    assert manager.cacheable_tokens == 20 * (2 + host)
+    cached = [manager.cached_prefix(sequence_of(prompt)) > 0 for prompt in prompts]
+    assert cached == [False] * (7 - host) + [True] * (2 + host)
+
+
+def test_checkpoints_that_replace_another_do_not_shorten_the_time_for_which_prefixes_stay() -> None:
+    manager = managed([Full(), Recurrent()], states=3, pages=600)
+    assert manager.cacheable_tokens == 2400
+    for number in (100, 200):
+        computed(manager, one := sequence_of(range(number, number + 20)), answer=60)
+        manager.release(one)
+        # One checkpoint in the prompt, and the last one in the answer.
+        assert manager.cacheable_tokens == 3 * 80 // 2
 
 
 def test_the_state_is_copied_from_the_checkpoint_and_to_it_on_all_groups() -> None:
