@@ -1,9 +1,16 @@
-"""Copies of the weights of model files in tiles, written once per node and mapped by all processes.
+"""Copies of the weights of model files in tiles, written once and mapped by all processes.
 
 A copy has the tiles of a tensor at the place where the file has its rows, and holes elsewhere,
 which take no space on a disk. A copy that has its final name is complete and never changes. Its
-name follows from the file's device, inode, size and time of the last change, so a file that was
-changed or replaced gets another one.
+name follows from the file's inode, size, time of the last change and samples of its content, so a
+file that was changed or replaced gets another one. The device is not part of it: that of a network
+file system changes with each mount.
+
+Several hosts may share the directory, and the files of one may be absent on the others. So a
+description beside each copy states the host that mapped it last and the file's path there: that
+host removes the copy when the file has changed or is gone, others when it was not mapped for long.
+A copy that a process maps is locked and is not removed, because that would break its mapping on
+other hosts of a network file system.
 """
 
 import fcntl
@@ -14,9 +21,9 @@ import mmap
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
@@ -38,9 +45,14 @@ _log = logging.getLogger(__name__)
 LEAST_BYTES = 64 << 20
 # Of the disk, left free for others.
 SPARE_BYTES = 1 << 30
+# Copies of other hosts' files that no process has mapped for so long are removed.
+UNUSED_AGE_S = 7 * 24 * 3600.0
 _FORMAT = 1
 # Bytes of rows that a thread rearranges at once.
 _SLAB_BYTES = 4 << 20
+# Evenly spaced over a file. They distinguish files of equal inodes, sizes and times on different
+# devices, such as versions of a model on read-only images.
+_SAMPLES, _SAMPLE_BYTES = 64, 64
 _LOCK, _COPY, _UNFINISHED, _SOURCE = "lock", ".tiles", ".unfinished", ".json"
 # Matrices whose rows are looked up and never multiplied.
 _LOOKED_UP = frozenset(
@@ -97,6 +109,8 @@ def tiled_tensors(
     for copy, mapped in zip(copies, maps, strict=True):
         if mapped is None:
             return None
+        with suppress(OSError):  # the directory may be read-only
+            copy.describe()
         by_name |= dict.fromkeys((info.name for info in copy.infos), mapped)
     nbytes = sum(copy.nbytes for copy in copies)
     _log.info("Mapped %s bytes of weights in tiles from %s.", f"{nbytes:,}", options.directory)
@@ -124,15 +138,18 @@ class _Copy:
         self.part, self.infos = part, infos
         self.nbytes = sum(info.nbytes for info in infos)
         self._end = max((info.begin + info.nbytes for info in infos), default=0)
-        stated = json.dumps([_FORMAT, *part.identity]).encode()
-        stem = options.directory / hashlib.sha256(stated).hexdigest()[:32]
+        stem = options.directory / _name(part)
         self._path, self._source = stem.with_suffix(_COPY), stem.with_suffix(_SOURCE)
         self._unfinished = stem.with_suffix(_UNFINISHED)
 
     def opened(self) -> MappedBytes | None:
-        """The mapped copy; None if there is none."""
+        """The mapped copy, locked as long as it is mapped; None if there is none."""
         try:
             with self._path.open("rb") as file:
+                # The lock belongs to the open file, which the map keeps.
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                if not os.fstat(file.fileno()).st_nlink:  # removed before it was locked
+                    return None
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError):  # ValueError: an empty file
             return None
@@ -146,13 +163,23 @@ class _Copy:
                 self._fill(source.fileno(), target.fileno(), written)
                 os.truncate(target.fileno(), self._end)
                 os.fsync(target.fileno())  # the name must not outlive the content
-            _describe(self._source, self.part)
+            self.describe()
             self._unfinished.replace(self._path)
         finally:
             self._unfinished.unlink(missing_ok=True)
 
+    def describe(self) -> None:
+        """States that this host has mapped the copy now, and names the source, by which
+        `_remove_outdated` finds that it is outdated."""
+        stated = {
+            "host": os.uname().nodename,
+            "path": str(self.part.path.resolve()),
+            "state": _state(self.part),
+        }
+        self._source.write_text(json.dumps(stated))
+
     def _check(self, status: os.stat_result) -> None:
-        if _identity(status) != self.part.identity:
+        if (status.st_dev, *_file_state(status)) != self.part.identity:
             raise OSError(0, f"{self.part.path} has changed")
 
     def _fill(self, source: int, target: int, written: Written) -> None:
@@ -235,35 +262,61 @@ def _lock(directory: Path) -> Iterator[None]:
         yield
 
 
-def _describe(path: Path, part: FilePart) -> None:
-    """Names the source of a copy, by which `_remove_outdated` finds that it is outdated."""
-    stated = {"path": str(part.path.resolve()), "identity": part.identity}
-    path.write_text(json.dumps(stated))
+def _name(part: FilePart) -> str:
+    """Of the copy, without a suffix."""
+    digest = hashlib.sha256(json.dumps([_FORMAT, *_state(part)]).encode())
+    for number in range(_SAMPLES):
+        at = part.size_bytes * number // _SAMPLES
+        digest.update(part.map[at : at + _SAMPLE_BYTES])
+    return digest.hexdigest()[:32]
 
 
 def _remove_outdated(directory: Path) -> None:
-    """Removes the copies whose source has changed or is gone, and what killed writers left."""
+    """Removes the copies whose source has changed or is gone, copies of other hosts that are not
+    used, and what killed writers left."""
     for description in directory.glob(f"*{_SOURCE}"):
-        stem = description.with_suffix("")
-        if _is_outdated(description):
-            stem.with_suffix(_COPY).unlink(missing_ok=True)
-            description.unlink()
+        if _is_outdated(description) and _remove_unmapped(description.with_suffix(_COPY)):
+            description.unlink(missing_ok=True)
             _log.info("Removed the rearranged weights of a file that has changed or is gone.")
     for unfinished in directory.glob(f"*{_UNFINISHED}"):
         unfinished.unlink()
 
 
-def _is_outdated(description: Path) -> bool:
+def _remove_unmapped(copy: Path) -> bool:
+    """False if a process maps the copy, or this user may not remove it."""
     try:
-        stated: Mapping[str, object] = json.loads(description.read_text())
-        status = os.stat(str(stated["path"]))
+        with copy.open("r+b") as file:  # on NFS, only a writer gets an exclusive lock
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            copy.unlink()
     except FileNotFoundError:
         return True
-    except (OSError, ValueError, KeyError, TypeError):
+    except OSError:
         return False
-    return list(_identity(status)) != stated.get("identity")
+    return True
 
 
-def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
-    """As `FilePart.identity`."""
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+def _is_outdated(description: Path) -> bool:
+    """A description without content, as a full disk leaves it, is of no host."""
+    try:
+        try:
+            stated = json.loads(description.read_text())
+            host, path, state = stated["host"], stated["path"], stated["state"]
+        except (ValueError, KeyError, TypeError):
+            host = path = state = None
+        if host != os.uname().nodename:
+            return time.time() - description.stat().st_mtime > UNUSED_AGE_S
+        return _file_state(os.stat(path)) != state
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+def _state(part: FilePart) -> list[int]:
+    """As `_file_state`, of the file when it was opened."""
+    return list(part.identity[1:])
+
+
+def _file_state(status: os.stat_result) -> list[int]:
+    """What changes when a file is changed or replaced: its inode, size and time of change."""
+    return [status.st_ino, status.st_size, status.st_mtime_ns]

@@ -5,9 +5,11 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -15,7 +17,7 @@ import pytest
 import torch
 
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.tiled_copy import TilingOptions, tiled_tensors
+from model_zoo.gguf.tiled_copy import UNUSED_AGE_S, TilingOptions, tiled_tensors
 from tests.checkout import ROOT
 from tests.gguf_files import write_tensors
 from tests.patience import wait_until
@@ -245,6 +247,82 @@ def test_copies_of_changed_and_lost_files_are_removed(tmp_path, options) -> None
     after = copies(options)
     assert len(after) == 2 and len(set(before) & set(after)) == 1
     assert names(options) == [".json", ".json", ".tiles", ".tiles", "lock", "other"]
+
+
+def on_host(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename=name))
+
+
+def test_a_copy_is_found_after_the_file_system_was_mounted_again(tmp_path, options) -> None:
+    """A network file system then has another device number."""
+    path, written = tmp_path / "a.gguf", []
+    assert tiled_tensors(write(path, up=matrix(32, 64)), options) is not None
+    file = GGUFFile.open(path)
+    (part,) = file.parts
+    part.identity = (part.identity[0] + 1, *part.identity[1:])
+    assert tiled_tensors(file, options, lambda *each: written.append(each)) is not None
+    assert not written
+
+
+def test_files_of_equal_inode_size_and_time_on_other_devices_share_no_copy(
+    tmp_path, options
+) -> None:
+    one, other = (write(tmp_path / f"{name}.gguf", up=matrix(32, 64)) for name in ("one", "other"))
+    assert tiled_tensors(one, options) is not None
+    other.parts[0].identity = one.parts[0].identity
+    assert tiled_tensors(other, options) is None, "its own copy is missing and is not written"
+
+
+def test_copies_of_other_hosts_are_removed_only_after_some_time_without_use(
+    tmp_path, options, monkeypatch
+) -> None:
+    on_host(monkeypatch, "far")
+    for name in ("used", "unused"):
+        assert tiled_tensors(write(tmp_path / f"{name}.gguf", up=matrix(32, 64)), options)
+    for name in ("used", "unused"):
+        (tmp_path / f"{name}.gguf").rename(tmp_path / f"{name}.there")
+    on_host(monkeypatch, "here")
+    assert tiled_tensors(write(tmp_path / "a.gguf", up=matrix(32, 64)), options) is not None
+    assert len(copies(options)) == 3
+    long_ago = time.time() - UNUSED_AGE_S - 60
+    for description in options.directory.glob("*.json"):
+        os.utime(description, (long_ago, long_ago))
+    on_host(monkeypatch, "far")
+    assert tiled_tensors(GGUFFile.open(tmp_path / "used.there"), options) is not None
+    on_host(monkeypatch, "here")
+    assert tiled_tensors(write(tmp_path / "b.gguf", up=matrix(32, 64)), options) is not None
+    assert len(copies(options)) == 3, "of a, b and the used file"
+    for name in ("a.gguf", "used.there"):
+        file, written = GGUFFile.open(tmp_path / name), []
+        assert tiled_tensors(file, options, lambda *part, to=written: to.append(part)) is not None
+        assert not written
+
+
+def test_a_description_that_a_full_disk_has_cut_keeps_its_copy_for_some_time(
+    tmp_path, options
+) -> None:
+    assert tiled_tensors(write(tmp_path / "a.gguf", up=matrix(32, 64)), options) is not None
+    (description,) = options.directory.glob("*.json")
+    description.write_text("")
+    assert tiled_tensors(write(tmp_path / "b.gguf", up=matrix(32, 64)), options) is not None
+    assert len(copies(options)) == 2
+    os.utime(description, (time.time() - UNUSED_AGE_S - 60,) * 2)
+    assert tiled_tensors(write(tmp_path / "c.gguf", up=matrix(32, 64)), options) is not None
+    assert len(copies(options)) == 2 and not description.exists()
+
+
+def test_a_mapped_copy_is_not_removed(tmp_path, options) -> None:
+    """On a network file system, processes of other hosts would be killed when they read it."""
+    path = tmp_path / "a.gguf"
+    old = write(path, up=matrix(32, 64))
+    mapped = tiled_tensors(old, options)
+    path.unlink()
+    assert tiled_tensors(write(path, up=matrix(48, 64)), options) is not None
+    assert mapped is not None and len(copies(options)) == 2
+    del mapped
+    path.unlink()
+    assert tiled_tensors(write(path, up=matrix(64, 64)), options) is not None
+    assert len(copies(options)) == 1
 
 
 def test_a_file_that_was_replaced_after_it_was_opened_is_not_copied(tmp_path, options) -> None:
