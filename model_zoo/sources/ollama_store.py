@@ -6,9 +6,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from model_zoo.sources.pull import Progress, PullProgress, ignore_progress
+from model_zoo.store.file_access import file_error
 from model_zoo.store.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestLayer
 from model_zoo.store.model_name import ModelName
-from model_zoo.store.store import Store, file_error
+from model_zoo.store.store import Store
 from runtime.errors import SourceError
 
 

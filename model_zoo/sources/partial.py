@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from model_zoo.store.store import file_error, journal_of
+from model_zoo.store.file_access import file_error
+from model_zoo.store.store import journal_of
 
 MAX_PARTS = 4096
 _HEADER = struct.Struct("<2Q")

@@ -21,10 +21,11 @@ from model_zoo.sources.pull import Progress, PullProgress, ignore_progress, plac
 from model_zoo.sources.reference import PathSource, RemoteSource, Source
 from model_zoo.sources.resolve import stored_model
 from model_zoo.store.definition import ChosenAdapter, Definition
+from model_zoo.store.file_access import file_error
 from model_zoo.store.importing import import_file
 from model_zoo.store.manifest import LAYER_TYPE, Manifest, ManifestLayer, check_digest, is_file_name
 from model_zoo.store.model_name import ModelName
-from model_zoo.store.store import Store, StoredModel, digest_of, file_error
+from model_zoo.store.store import Store, StoredModel, digest_of
 from runtime.errors import ModelFileError, RequestError, StoreError
 
 # Another process may remove a blob between its creation and the commit of the manifest.

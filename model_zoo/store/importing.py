@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from model_zoo.sources.pull import Progress, PullProgress, ignore_progress, placeholder_digest
+from model_zoo.store.file_access import file_error
 from model_zoo.store.manifest import LAYER_TYPE, ManifestLayer
-from model_zoo.store.store import Store, file_error
+from model_zoo.store.store import Store
 from runtime.errors import SourceError
 
 _READ_BYTES = 16 << 20

@@ -3,7 +3,6 @@
 Every file under its final name is complete: files are written under other names and renamed.
 """
 
-import errno
 import hashlib
 import os
 import re
@@ -20,6 +19,7 @@ from typing import BinaryIO
 from filelock import FileLock, Timeout
 
 from model_zoo.gguf.adapter_path import AdapterPath
+from model_zoo.store.file_access import file_error, manifest_paths
 from model_zoo.store.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestLayer, check_digest
 from model_zoo.store.model_name import ModelName
 from runtime.errors import SourceError, StorageFullError, StoreError
@@ -65,17 +65,23 @@ class Store:
         self._locks = root / "locks"
 
     def names(self) -> list[ModelName]:
-        """The names of all manifests; other files are ignored."""
+        """The names of all manifests; other files are ignored. StoreError if a folder of the store
+        cannot be read."""
         found = []
-        for path in sorted(self._manifests.glob("*/*/*/*")):
+        for path in manifest_paths(self._manifests):
             with suppress(SourceError):
                 found.append(ModelName(*path.relative_to(self._manifests).parts))
         return found
 
     def find(self, name: ModelName) -> ModelName | None:
-        """The name in the spelling of the store, None if absent; case is ignored."""
-        if self.manifest_path(name).is_file():
-            return name
+        """The name in the spelling of the store, None if absent; case is ignored. StoreError as of
+        `names`."""
+        path = self.manifest_path(name)
+        try:
+            if path.is_file():
+                return name
+        except OSError as error:
+            raise file_error("read", path, error) from error
         wanted = [part.lower() for part in name.parts]
         alike = (known for known in self.names() if [p.lower() for p in known.parts] == wanted)
         return next(alike, None)
@@ -462,12 +468,6 @@ def _remove_empty_folders(folder: Path, root: Path) -> None:
         except OSError:
             return
         folder = folder.parent
-
-
-def file_error(verb: str, path: Path, error: OSError) -> StoreError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageFullError(f"{path}: cannot {verb}: the disk is full.")
-    return StoreError(f"{path}: cannot {verb}: {error.strerror}.")
 
 
 def _disk_bytes(path: Path) -> int:

@@ -11,7 +11,7 @@ from model_zoo.gguf.model_headers import ModelHeaders
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.errors import CaravanError
-from serve_app.cli.shared_options import json_option, store_option
+from serve_app.cli.shared_options import json_option, store_option, without_models
 from serve_app.cli.terminal import (
     byte_size,
     harmless,
@@ -43,7 +43,7 @@ def list_(store: Store, as_json: bool) -> None:
         print_json([row | {"modified_at": _date(row["modified_at"])} for row in rows])
         return
     if not rows:
-        click.echo(f"The store {store.root} is empty; use `caravan pull`.", err=True)
+        click.echo(f"{without_models(store)}; use `caravan pull`.", err=True)
     print_table(_COLUMNS, map(_cells, rows))
     for row in rows:
         if row["error"] is not None:

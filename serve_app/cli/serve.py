@@ -35,6 +35,7 @@ from serve_app.cli.completion import stored_models
 from serve_app.cli.log_file import LogWriter, log_path
 from serve_app.cli.pull import pull_one
 from serve_app.cli.serve_output import StartReport
+from serve_app.cli.shared_options import without_models
 from serve_app.cli.terminal import harmless
 from serve_app.config.model_sources import named_source
 from serve_app.config.settings import read_settings
@@ -260,7 +261,7 @@ def _config_file(models: Sequence[str], given: Mapping[str, Any]) -> Iterator[Pa
         store = Store(default_root(os.environ))
         check_port(_given_address(given))  # before models are pulled
         if not models and not store.names():
-            click.echo(f"The store {store.root} is empty; `caravan pull` adds models.", err=True)
+            click.echo(f"{without_models(store)}; `caravan pull` adds models.", err=True)
         config = config_of(models, given, store)
         path.write_text(yaml.safe_dump(config))
         yield path

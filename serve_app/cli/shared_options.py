@@ -26,6 +26,11 @@ def store_option(command: Any) -> Any:
     )(command)
 
 
+def without_models(store: Store) -> str:
+    """The beginning of a note about a store that has no models."""
+    return f"The store {store.root} {'is empty' if store.root.exists() else 'does not exist'}"
+
+
 def json_option(command: Any) -> Any:
     """`as_json`: whether output and errors are JSON."""
     return click.option(

@@ -6,6 +6,7 @@ import os
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from threading import Lock
 
 import torch
@@ -32,13 +33,13 @@ OUTLINES_KEPT = 64
 
 
 def find_version(store: Store, name: str) -> StoredVersion:
-    """ModelNotFoundError if the name is invalid or the store has no such model."""
-    try:
+    """ModelNotFoundError if the name is invalid or the store has no such model. StoreError if the
+    store cannot be read."""
+    with suppress(SourceError):
         known = store.find(ModelName.parse(name))
         if known is not None:
-            return StoredVersion(str(known), store.manifest(known).digest)
-    except (SourceError, StoreError):
-        pass
+            with suppress(StoreError):  # it is removed now
+                return StoredVersion(str(known), store.manifest(known).digest)
     raise ModelNotFoundError(f"model '{name}' not found")
 
 

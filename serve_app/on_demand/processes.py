@@ -49,6 +49,7 @@ class PoolDirectory:
         self._reports = ProcessReports(processes)
         self._listed: dict[str, dict[str, ListedModel]] = {}  # by store, then by name in lower case
         self._versions: dict[str, str] = {}
+        self._unlisted: CallResult | None = None  # of a store that cannot be read
         self._listed_at = float("-inf")
         self._sent: dict[str, tuple[str, float]] = {}
         self._refreshing: asyncio.Task[None] | None = None
@@ -73,7 +74,8 @@ class PoolDirectory:
         self.forget()
 
     async def find(self, name: str) -> ListedModel | None:
-        """The model of that name, in any case of letters; None if no store has it.
+        """The model of that name, in any case of letters; None if no store has it. Raises the
+        error of a store that cannot be read, unless another one has the model.
 
         Waits like `wait_for_stores`.
         """
@@ -86,9 +88,11 @@ class PoolDirectory:
         age = time.monotonic() - self._listed_at
         if age > (STALE_S if found else UNKNOWN_NAME_S):
             await self._refresh()
-            return self._listed_model(key)
-        if age > FRESH_S:
+            found = self._listed_model(key)
+        elif age > FRESH_S:
             self._refresh_soon()
+        if found is None and self._unlisted is not None:
+            self._unlisted.result()
         return found
 
     async def wait_for_stores(self) -> None:
@@ -229,6 +233,7 @@ class PoolDirectory:
             if self._versions.get(report.store) != report.listing
         }
         results = await self.call([*replicas], "models.listed")
+        self._unlisted = next((each for each in results if each.failed is not None), None)
         fresh = {
             replicas[result.replica]: {model.name.lower(): model for model in result.value}
             for result in results

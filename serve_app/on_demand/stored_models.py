@@ -6,7 +6,7 @@ from contextlib import suppress
 from model_zoo.sources.resolve import resolve_stored
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
-from runtime.errors import CaravanError
+from runtime.errors import CaravanError, StoreError
 from serve_app.config.options import served_options
 from serve_app.gateway.file_headers import listed_file
 from serve_app.gateway.listing import ListedModel
@@ -20,16 +20,20 @@ class StoredModels:
         self._known: dict[tuple[str, str, int], ListedModel] = {}
 
     def version(self) -> str:
-        """Changes whenever a manifest is added, removed or changed."""
+        """Changes whenever a manifest is added, removed or changed, or the store cannot be read."""
         digest = hashlib.sha256()
-        for name in self._store.names():
+        try:
+            names = self._store.names()
+        except StoreError as error:  # raised to those who request the list
+            return str(error)
+        for name in names:
             with suppress(OSError):
                 status = self._store.manifest_path(name).stat()
                 digest.update(f"{name} {status.st_mtime_ns} {status.st_size}\n".encode())
         return digest.hexdigest()
 
     def listed(self) -> tuple[ListedModel, ...]:
-        """All models except damaged ones."""
+        """All models except damaged ones. StoreError if the store cannot be read."""
         found = {}
         for name in self._store.names():
             with suppress(CaravanError, OSError):

@@ -9,8 +9,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from model_zoo.store.file_access import file_error
 from model_zoo.store.manifest import ManifestLayer
-from model_zoo.store.store import Store, file_error
+from model_zoo.store.store import Store
 from runtime.errors import OverloadedError, RequestError, SourceError, StorageFullError
 from serve_app.on_demand.definitions import blob_digest
 

@@ -14,6 +14,7 @@ from model_zoo.store.manifest import LAYER_TYPE, Manifest, ManifestLayer, is_fil
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store, default_root, journal_of
 from runtime.errors import SourceError, StoreError
+from tests.denied_access import deny
 from tests.loopback import digest
 from tests.patience import HANG_S
 
@@ -55,6 +56,22 @@ def test_reading_does_not_create_the_store(store) -> None:
         store.remove(NAME)
     assert store.remove_unused() == 0
     assert not store.root.exists()
+
+
+@pytest.mark.parametrize("denied", ["", "manifests", "manifests/registry.ollama.ai/library"])
+def test_a_store_that_cannot_be_read_is_an_error(store, monkeypatch, denied) -> None:
+    commit(store, "tiny", put(store, b"weights"))
+    deny(monkeypatch, store.root / denied)
+    for reading in (store.names, store.used, lambda: store.find(NAME), lambda: store.open(NAME)):
+        with pytest.raises(StoreError, match="cannot read: Permission denied"):
+            reading()
+
+
+def test_other_files_among_the_manifests_are_ignored(store) -> None:
+    commit(store, "tiny", put(store, b"weights"))
+    for place in ("", "registry.ollama.ai", "registry.ollama.ai/library/tiny"):
+        (store.root / "manifests" / place / ".note").write_text("mine")
+    assert store.names() == [NAME]
 
 
 def test_names_that_differ_only_in_case_are_one_model(store) -> None:

@@ -9,6 +9,7 @@ from model_zoo.gguf.cursor import Cursor
 from model_zoo.store.manifest import ManifestLayer
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
+from tests.denied_access import deny
 from tests.tiny_models import write_tiny_llama
 from tests.unit.serve_app.cli.cli_runs import blob, put, run, said
 
@@ -63,8 +64,21 @@ def test_list_shows_a_damaged_model_among_the_others(tiny, store):
 
 
 def test_list_of_an_empty_store_is_an_empty_list(store):
+    store.root.mkdir()
     assert said("list", store=store) == []
-    assert "is empty" in run("list", store=store).stderr
+    assert f"The store {store.root} is empty" in run("list", store=store).stderr
+
+
+def test_list_says_that_the_store_does_not_exist(store):
+    assert said("list", store=store) == []
+    assert f"The store {store.root} does not exist" in run("list", store=store).stderr
+
+
+def test_list_says_that_the_store_cannot_be_read(store, monkeypatch):
+    put(store, "one", {"model": b"1"})
+    deny(monkeypatch, store.root)
+    result = run("list", status=1, store=store)
+    assert result.stderr == f"caravan: {store.root}/manifests: cannot read: Permission denied.\n"
 
 
 def test_rm_frees_blobs_that_no_other_model_uses(tiny, store):

@@ -10,7 +10,8 @@ from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.engine.request import SamplingParams
 from serve_app.gateway.tasks import ChatTask, RawText
-from serve_app.on_demand.processes import PoolDirectory
+from serve_app.on_demand.processes import UNKNOWN_NAME_S, PoolDirectory
+from tests.denied_access import deny
 from tests.loopback import digest
 from tests.loopback import serving as publishing
 from tests.published import Registry
@@ -52,6 +53,21 @@ async def test_a_model_is_loaded_where_it_is_stored(roots):
             404,
             {"error": "model 'nobody' not found"},
         )
+
+
+async def test_a_model_that_only_an_unreadable_store_may_have_is_not_called_absent(
+    roots, monkeypatch
+):
+    async with cluster_of(*roots) as cluster, serving(cluster) as client:
+        with monkeypatch.context() as denied:
+            deny(denied, roots[0] / "manifests")
+            assert (await chat(client, "right")).status_code == 200
+            for _ in range(2):
+                refused = await chat(client, "left")
+                assert refused.status_code == 500
+                assert refused.json() == {"error": "manifests: cannot read: Permission denied."}
+        await asyncio.sleep(UNKNOWN_NAME_S)
+        assert (await chat(client, "left")).status_code == 200
 
 
 async def test_concurrent_requests_load_a_model_in_one_process(roots):

@@ -1,0 +1,30 @@
+"""Access to the files of a store: errors in the words of users, and the list of its manifests."""
+
+import errno
+from pathlib import Path
+
+from runtime.errors import StorageFullError, StoreError
+
+
+def file_error(verb: str, path: Path, error: OSError) -> StoreError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageFullError(f"{path}: cannot {verb}: the disk is full.")
+    return StoreError(f"{path}: cannot {verb}: {error.strerror}.")
+
+
+def manifest_paths(root: Path) -> list[Path]:
+    """The paths of manifests in a folder of them, ours or Ollama's; none if it does not exist.
+    StoreError if a folder cannot be read, which `glob` would conceal."""
+    folders = [root]
+    for _ in range(4):  # host, namespace, model, tag
+        folders = [entry for folder in folders for entry in _entries(folder)]
+    return sorted(folders)
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):  # removed now, or a file that is not ours
+        return []
+    except OSError as error:
+        raise file_error("read", folder, error) from error
