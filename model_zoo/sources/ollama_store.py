@@ -6,11 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from model_zoo.sources.pull import Progress, PullProgress, ignore_progress
-from model_zoo.store.file_access import file_error
+from model_zoo.store.file_access import manifest_paths
 from model_zoo.store.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestLayer
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
-from runtime.errors import SourceError
+from runtime.errors import SourceError, StoreError
 
 
 def default_folder(environment: Mapping[str, str]) -> Path:
@@ -24,8 +24,9 @@ def import_models(
     """Imports the named models, or all; each blob becomes a hard link if possible, else a symbolic
     link.
 
-    SourceError for a name that does not exist or cannot be served. Without names, models that
-    cannot be served are skipped and reported to `progress`.
+    SourceError if the folder cannot be read or is no store, and for a name that does not exist or
+    cannot be served. Without names, models that cannot be served are skipped and reported to
+    `progress`.
     """
     report = progress or ignore_progress
     manifests = dict(_manifests(folder))
@@ -43,12 +44,18 @@ def import_models(
 
 def _manifests(folder: Path) -> Iterator[tuple[ModelName, Path]]:
     root = folder / "manifests"
-    if not root.is_dir():
-        raise SourceError(f"{folder} is not a store of Ollama: it has no folder `manifests`.")
-    for path in sorted(root.glob("*/*/*/*")):
+    try:
+        paths = [path for path in manifest_paths(root) if path.is_file()]
+        if not paths and not root.is_dir():
+            raise SourceError(f"{folder} is not a store of Ollama: it has no folder `manifests`.")
+    except (OSError, StoreError) as error:
+        raise SourceError(
+            f"{folder}: this user cannot read it. Join the group of its owner (for Ollama "
+            "`sudo usermod -aG ollama $USER`) and log in again, or import as another user."
+        ) from error
+    for path in paths:
         with suppress(SourceError):
-            if path.is_file():
-                yield ModelName(*path.relative_to(root).parts), path
+            yield ModelName(*path.relative_to(root).parts), path
 
 
 def _stored_name(name: ModelName, manifests: Mapping[ModelName, Path], folder: Path) -> ModelName:
@@ -65,7 +72,7 @@ def _import(name: ModelName, path: Path, folder: Path, store: Store, report: Pro
         with path.open("rb") as file:
             manifest = Manifest.parse(file.read(MAX_MANIFEST_BYTES + 1), origin=str(path))
     except OSError as error:
-        raise file_error("read", path, error) from error
+        raise SourceError(f"{path}: cannot read: {error.strerror}.") from error
     manifest.check_servable(name)
     for layer in manifest.blobs:
         _link(name, layer, folder, store)
@@ -77,8 +84,13 @@ def _link(name: ModelName, layer: ManifestLayer, folder: Path, store: Store) -> 
     with store.blob_lock(layer.digest):
         if store.holds(layer):
             return
-        if not origin.is_file() or origin.stat().st_size != layer.size:
+        try:
+            complete = origin.is_file() and origin.stat().st_size == layer.size
+            readable = os.access(origin, os.R_OK)
+        except PermissionError:  # of its folder
+            complete, readable = True, False
+        if not complete:
             raise SourceError(f"{name}: its blob {origin} is missing or has the wrong size.")
-        if not os.access(origin, os.R_OK):
+        if not readable:
             raise SourceError(f"{name}: this user cannot read its blob {origin}.")
         store.link(layer, origin)

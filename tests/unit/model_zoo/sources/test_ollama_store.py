@@ -10,6 +10,7 @@ import pytest
 from model_zoo.sources.ollama_store import default_folder, import_models
 from model_zoo.sources.resolve import resolve_stored
 from runtime.errors import SourceError
+from tests.denied_access import deny
 from tests.loopback import digest
 from tests.published import CONFIG, manifest_of
 
@@ -109,8 +110,30 @@ def test_an_unreadable_blob_is_an_error(store, tmp_path) -> None:
     ollama = tmp_path / "ollama"
     keep(ollama, "library/llama3/8b")
     blob(ollama, b"GGUF weights").chmod(0)
-    with pytest.raises(SourceError, match="may not be read by this user"):
+    with pytest.raises(SourceError, match="this user cannot read its blob"):
         import_models(ollama, store, names=["llama3:8b"])
+
+
+def test_models_whose_blobs_are_in_an_unreadable_folder_are_skipped(
+    store, tmp_path, monkeypatch
+) -> None:
+    ollama = tmp_path / "ollama"
+    keep(ollama, "library/llama3/8b")
+    deny(monkeypatch, ollama / "blobs")
+    reported = []
+    assert import_models(ollama, store, progress=reported.append) == []
+    assert "this user cannot read its blob" in reported[-1].status
+
+
+@pytest.mark.parametrize("denied", ["", "manifests", f"manifests/{HOST}/library"])
+def test_an_unreadable_folder_is_an_error_with_the_way_to_get_access(
+    store, tmp_path, monkeypatch, denied
+) -> None:
+    ollama = tmp_path / "ollama"
+    keep(ollama, "library/llama3/8b")
+    deny(monkeypatch, ollama / denied)
+    with pytest.raises(SourceError, match=r"ollama: this user cannot read it\. .*usermod -aG"):
+        import_models(ollama, store)
 
 
 def test_a_folder_that_is_no_store_is_an_error(store, tmp_path) -> None:

@@ -24,6 +24,7 @@ from serve_app.cli.progress import MAX_BARS, StepWriter, bars_on
 from serve_app.cli.pull import remote_source
 from serve_app.cli.serve import config_of
 from tests.checkout import ROOT
+from tests.denied_access import deny
 from tests.patience import HANG_S
 from tests.tiny_models import write_tiny_llama
 from tests.unit.serve_app.cli.cli_runs import put, run, said
@@ -325,6 +326,35 @@ def test_import_finds_ollamas_own_folder(store, tmp_path, monkeypatch):
         "one:latest",
         "two:latest",
     ]
+
+
+@pytest.fixture
+def both_folders(tmp_path, monkeypatch) -> tuple[Path, Path]:
+    """The user's own folder of Ollama, and that of its service."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    service = tmp_path / "share" / "ollama" / "models"
+    monkeypatch.setattr("serve_app.cli.imports.SERVICE_FOLDER", service)
+    own = ollama_store(tmp_path / ".ollama" / "models", {"one": b"1"})
+    return own, ollama_store(service, {"two": b"2"})
+
+
+def test_import_skips_a_folder_that_cannot_be_read(store, both_folders, monkeypatch):
+    deny(monkeypatch, both_folders[1].parent)
+    result = run("import", store=store)
+    assert result.stdout == "one:latest\n"
+    assert f"skipped: {both_folders[1]}: this user cannot read it." in result.stderr
+    assert run("import", "one", store=store).stdout == "one:latest\n"
+    refused = run("import", "two", status=1, store=store).stderr.splitlines()[-1]
+    assert "has no model two:latest" in refused and "cannot read it" in refused
+
+
+def test_import_of_no_readable_folder_is_an_error(store, both_folders, monkeypatch):
+    for folder in both_folders:
+        deny(monkeypatch, folder)
+    result = run("import", status=1, store=store)
+    assert result.stderr.count("this user cannot read it") == 2
+    assert result.stderr.startswith("caravan: ")
 
 
 def test_import_without_ollama_is_one_line(store, tmp_path, monkeypatch):
