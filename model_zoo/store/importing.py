@@ -46,7 +46,7 @@ def import_file(
         store.install(imported, layer)
         return layer
     except OSError as error:
-        raise file_error("import", path, error) from error
+        raise file_error(f"import {path}", store.root, error) from error
     finally:
         imported.unlink(missing_ok=True)
 
@@ -93,13 +93,21 @@ def _copy(path: Path, target: Path, report: Progress) -> str:
 
 def _blocks(path: Path, step: PullProgress, report: Progress) -> Iterator[bytes]:
     """The file's content in blocks; reports `step` with the byte counts after each."""
-    size, done = path.stat().st_size, 0
+    size, done = _state(path).st_size, 0
     report(replace(step, total=size))
-    with path.open("rb") as file:
-        while data := file.read(_READ_BYTES):
-            yield data
-            done += len(data)
-            report(replace(step, total=size, completed=done))
+    for data in _contents(path):
+        yield data
+        done += len(data)
+        report(replace(step, total=size, completed=done))
+
+
+def _contents(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            while data := file.read(_READ_BYTES):
+                yield data
+    except OSError as error:
+        raise file_error("read", path, error) from error
 
 
 def _placeholder(path: Path) -> str:

@@ -1,5 +1,6 @@
 """Files become blobs: blocks are shared where that is safe, otherwise copied."""
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -11,7 +12,7 @@ import pytest
 from model_zoo.store import importing
 from model_zoo.store.importing import import_file
 from model_zoo.store.store import Store
-from runtime.errors import SourceError, StoreError
+from runtime.errors import SourceError, StorageFullError, StoreError
 
 CONTENT = b"some bytes" * 1000
 DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
@@ -135,6 +136,31 @@ def test_a_failed_import_leaves_nothing(store, file, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     with pytest.raises(StoreError, match="10 bytes free"):
         import_file(file, store)
+    assert blobs(store) == []
+
+
+def test_a_full_store_is_named_and_not_the_file(store, file, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageFullError) as refused:
+        import_file(file, store)
+    assert str(refused.value) == f"{store.root}: cannot import {file}: the disk is full."
+    assert blobs(store) == []
+
+
+def test_a_file_that_cannot_be_read_is_named(store, file, monkeypatch):
+    def denied(path, mode):
+        if path == file:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return true_open(path, mode)
+
+    true_open = Path.open
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(StoreError) as refused:
+        import_file(file, store)
+    assert str(refused.value) == f"{file}: cannot read: Permission denied."
     assert blobs(store) == []
 
 
