@@ -147,11 +147,12 @@ def plan_memory(
     activations = model.activation_bytes(limits.step_tokens, limits.draws)
     recorded = recorded_bytes(model, layout, limits, device, cuda_graphs=options.cuda_graphs)
     sampler, draft = sampler_bytes(model, layout, limits), options.draft
+    all_weights = weights + (draft.weight_bytes if draft else 0)
     if options.memory_bytes is not None:
         available = usable = options.memory_bytes
         set_aside = 0
     else:
-        measured = _measured(device, weights + (draft.weight_bytes if draft else 0)) - set_aside
+        measured = _measured(device, all_weights) - set_aside
         available = max(0, measured) // options.device_ranks
         usable = int(available * (1 - LEFT_FREE))
     activations += recorded
@@ -179,7 +180,8 @@ def plan_memory(
         least_bytes=fixed + cache.least_bytes(options.cache_tokens or limits.context_tokens),
     )
     if plan.cache_bytes > room:
-        raise DoesNotFitError(_refusal(plan, device, usable, set_aside))
+        refusal = _refusal(plan, device, usable, set_aside)
+        raise DoesNotFitError(f"{refusal} {_advice(all_weights, usable)}")
     return plan
 
 
@@ -317,8 +319,19 @@ def _refusal(plan: MemoryPlan, device: torch.device, usable: int, set_aside: int
         f"{plan.activation_bytes:,} for activations, {plan.vision_bytes:,} for images, "
         f"{plan.sampler_bytes:,} for sampling, {draft}"
         f"{plan.cache_bytes:,} for a cache of {plan.cache_tokens:,} tokens. It may use {usable:,} "
-        f"of the {plan.available_bytes:,} bytes available{requests}. Lower `context_tokens`, "
-        "`cache_tokens`, `max_sequences` or `step_tokens`, or free memory."
+        f"of the {plan.available_bytes:,} bytes available{requests}."
+    )
+
+
+def _advice(weight_bytes: int, usable: int) -> str:
+    if weight_bytes <= usable:
+        return (
+            "Lower `context_tokens`, `cache_tokens`, `max_sequences` or `step_tokens`, or free "
+            "memory."
+        )
+    return (
+        "The weights alone exceed that: choose a smaller quantisation, divide the model "
+        "(`parallel.tensor`, on GPUs also `num_gpu`), or give it more memory."
     )
 
 

@@ -136,6 +136,19 @@ def test_less_than_one_context_is_refused_with_the_bytes_and_the_fix():
     assert "context_tokens" in text
 
 
+@pytest.mark.parametrize("draft_bytes", [0, 200_000])
+def test_weights_that_exceed_the_memory_need_another_model_or_more_memory(draft_bytes):
+    draft = SimpleNamespace(
+        weight_bytes=draft_bytes, fixed_bytes=draft_bytes, cache_bytes=lambda tokens: 0
+    )
+    with pytest.raises(DoesNotFitError) as refused:
+        plan(memory_bytes=WEIGHTS + draft_bytes - 1, draft=draft)
+    assert "smaller quantisation" in str(refused.value)
+    assert "Lower `context_tokens`" not in str(refused.value)
+    with pytest.raises(DoesNotFitError, match="Lower `context_tokens`"):
+        plan(memory_bytes=WEIGHTS + draft_bytes, draft=draft)
+
+
 def test_a_given_cache_size_is_used_or_refused_but_never_changed():
     memory = plan(cache_tokens=601)
     assert memory.pages == (38,) and memory.cache_tokens == 608
