@@ -1,20 +1,27 @@
 """A partly downloaded blob, with a journal of the received bytes that survives the process.
 
 The journal is a file of 64-bit numbers beside the blob: the blob's size, the length of a part, and
-for each part the number of bytes that are present. Bytes are written before they are counted.
+for each part the number of bytes that are present. Bytes are counted when the disk has them: after
+they were written, a network file system may refuse them when they are synchronised.
 """
 
 import os
 import struct
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Self
 
-from model_zoo.store.file_access import file_error
+from model_zoo.store.file_access import file_errors
 from model_zoo.store.store import journal_of
+from runtime.errors import StoreError
 
 MAX_PARTS = 4096
+# Bytes that are written before they are synchronised and counted. More are rarely lost if the
+# process is killed; less would let the disk limit the download.
+COUNTED_BYTES = 64 << 20
 _HEADER = struct.Struct("<2Q")
 _COUNT = struct.Struct("<Q")
 
@@ -36,17 +43,23 @@ class BlobPart:
 class PartialBlob:
     """Open for writing by several threads, each in its own part.
 
-    The caller holds the blob's lock. StoreError when the disk is full.
+    The caller holds the blob's lock. StoreError when the file cannot be read or written, also when
+    it is closed, unless another error is raised then.
     """
 
     def __init__(self, path: Path, *, size: int, part_bytes: int) -> None:
         self._path = path
         self._size = size
-        self._file = _open(path)
-        self._journal = _open(journal_of(path))
-        self.parts: list[BlobPart] = self._read_journal()
-        if not self.parts:
-            self.restart(part_bytes)
+        self._uncounted = 0
+        self._failed = False
+        self._lock, self._counting = Lock(), Lock()
+        with ExitStack() as opened:
+            self._file = _open(path, opened)
+            self._journal = _open(journal_of(path), opened)
+            self.parts: list[BlobPart] = self._read_journal()
+            if not self.parts:
+                self.restart(part_bytes)
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -57,8 +70,12 @@ class PartialBlob:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        os.close(self._file)
-        os.close(self._journal)
+        try:
+            with file_errors("write", self._path), self._opened:
+                self._count()
+        except StoreError:
+            if kind is None:
+                raise
 
     @property
     def completed(self) -> int:
@@ -67,31 +84,52 @@ class PartialBlob:
     def restart(self, part_bytes: int) -> None:
         """Discards all bytes and divides the blob into parts of at least `part_bytes`."""
         part_bytes = max(1, part_bytes, -(-self._size // MAX_PARTS))
-        self.parts = _divide(self._size, part_bytes)
-        try:
+        self.parts, self._uncounted = _divide(self._size, part_bytes), 0
+        with file_errors("write", self._path):
             os.ftruncate(self._journal, 0)
             os.ftruncate(self._file, 0)
             os.ftruncate(self._file, self._size)
             counts = bytes(_COUNT.size * len(self.parts))
             os.pwrite(self._journal, _HEADER.pack(self._size, part_bytes) + counts, 0)
-        except OSError as error:
-            raise file_error("write", self._path, error) from error
 
     def write(self, part: BlobPart, data: bytes) -> None:
         """Writes the part's next bytes."""
         assert len(data) <= part.missing
-        try:
-            _write_all(self._file, data, part.begin + part.done)
-            part.done += len(data)
-            at = _HEADER.size + _COUNT.size * part.number
-            os.pwrite(self._journal, _COUNT.pack(part.done), at)
-        except OSError as error:
-            raise file_error("write", self._path, error) from error
+        with file_errors("write", self._path):
+            try:
+                _write_all(self._file, data, part.begin + part.done)
+                part.done += len(data)
+                if self._are_due(len(data)):
+                    self._count()
+            except OSError:
+                # The error may be that of earlier bytes, and is reported only once.
+                self._failed = True
+                raise
+
+    def _are_due(self, nbytes: int) -> bool:
+        """Whether bytes are to be counted, after `nbytes` more."""
+        with self._lock:
+            self._uncounted += nbytes
+            if self._uncounted < COUNTED_BYTES:
+                return False
+            self._uncounted = 0
+            return True
+
+    def _count(self) -> None:
+        """Counts the bytes that are written so far, unless some of them may be lost."""
+        with self._counting:
+            counts = b"".join(_COUNT.pack(part.done) for part in self.parts)
+            if not self._failed:
+                os.fdatasync(self._file)
+            if not self._failed:  # a write may have failed meanwhile
+                os.pwrite(self._journal, counts, _HEADER.size)
 
     def _read_journal(self) -> list[BlobPart]:
         """The parts that an earlier process left; empty if the journal is inconsistent."""
-        raw = os.pread(self._journal, _HEADER.size + _COUNT.size * MAX_PARTS, 0)
-        if len(raw) < _HEADER.size or os.fstat(self._file).st_size != self._size:
+        with file_errors("read", journal_of(self._path)):
+            raw = os.pread(self._journal, _HEADER.size + _COUNT.size * MAX_PARTS, 0)
+            found = os.fstat(self._file).st_size
+        if len(raw) < _HEADER.size or found != self._size:
             return []
         size, part_bytes = _HEADER.unpack_from(raw)
         if size != self._size or part_bytes * MAX_PARTS < size or not part_bytes:
@@ -109,11 +147,13 @@ def _divide(size: int, part_bytes: int) -> list[BlobPart]:
     return [BlobPart(n, begin, min(size, begin + part_bytes)) for n, begin in enumerate(begins)]
 
 
-def _open(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    except OSError as error:
-        raise file_error("write", path, error) from error
+def _open(path: Path, opened: ExitStack) -> int:
+    """The descriptor, which `opened` closes."""
+    with file_errors("write", path):
+        mode = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(path, mode, 0o644)
+    opened.callback(os.close, descriptor)
+    return descriptor
 
 
 def _write_all(file: int, data: bytes, at: int) -> None:

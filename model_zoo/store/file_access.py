@@ -1,6 +1,8 @@
 """Access to the files of a store: errors in the words of users, and the list of its manifests."""
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from runtime.errors import StorageFullError, StoreError
@@ -10,6 +12,15 @@ def file_error(verb: str, path: Path, error: OSError) -> StoreError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageFullError(f"{path}: cannot {verb}: the disk is full.")
     return StoreError(f"{path}: cannot {verb}: {error.strerror}.")
+
+
+@contextmanager
+def file_errors(verb: str, path: Path) -> Iterator[None]:
+    """Raises a `file_error` for an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise file_error(verb, path, error) from error
 
 
 def manifest_paths(root: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from model_zoo.sources import http
+from model_zoo.sources import http, partial
 from model_zoo.sources.download import DownloadStreams
 from model_zoo.sources.pull import pull
 from model_zoo.sources.reference import RegistrySource, parse_source
@@ -34,12 +34,13 @@ PULLING = f"""
 import sys
 from pathlib import Path
 import httpx
-from model_zoo.sources import http
+from model_zoo.sources import http, partial
 from model_zoo.sources.download import DownloadStreams
 from model_zoo.sources.pull import pull
 from model_zoo.sources.reference import parse_source
 from model_zoo.store.store import Store
 http.TIMEOUT = httpx.Timeout({HANG_S})
+partial.COUNTED_BYTES = 1
 reported = []
 streams = DownloadStreams(count=3, part_bytes={PART})
 pull(parse_source(sys.argv[1]), Store(Path(sys.argv[2])), progress=reported.append, streams=streams)
@@ -375,6 +376,7 @@ def test_a_full_disk_is_an_error_and_received_bytes_are_kept(store, monkeypatch)
 
     true_write = os.pwrite
     monkeypatch.setattr(os, "pwrite", write)
+    monkeypatch.setattr(partial, "COUNTED_BYTES", 1)
     # Each of several streams would lose a piece whose size depends on scheduling.
     one = DownloadStreams(count=1, part_bytes=PART)
     with serving(published()) as server, pytest.raises(StoreError, match="the disk is full"):
