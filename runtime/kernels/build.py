@@ -1,17 +1,21 @@
 """Compiles the CPU kernels: one library for each instruction set, into wheels or into a cache.
 
 The name of a library has its instruction set and a digest of sources and options, so a library in
-a wheel and one that this machine has compiled are found in the same way.
+a wheel and one that this machine has compiled are found in the same way. Where the cache cannot be
+written or is full, a folder of this user among the temporary files takes its place.
 """
 
+import errno
 import hashlib
 import logging
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.kernels.levels import LEVELS, Level, machine, usable_levels
@@ -35,26 +39,25 @@ class NativeUnavailableError(Exception):
 def built_library(
     *, flags: Sequence[str] = FLAGS, directory: Path | None = None, level: Level | None = None
 ) -> Path:
-    """The library of the best instruction set (or of `level`), compiled into `directory` unless it
-    is there or among the prebuilt ones. Raises NativeUnavailableError, and ConfigurationError as
-    `usable_levels` does."""
-    directory = directory or _writable(cache_directory(os.environ))
-    reasons = []
+    """The library of the best instruction set (or of `level`), from a wheel or as this machine has
+    compiled it; otherwise it is compiled now. `directory`: the only place for compiled libraries,
+    by default the cache, else a temporary folder. Raises NativeUnavailableError, and
+    ConfigurationError as `usable_levels` does."""
+    places = _places(os.environ) if directory is None else [_Place(directory)]
+    usable, reasons = [*places], list[str]()
     for each in usable_levels(os.environ) if level is None else (level,):
-        if found := _find(each, flags, directory):
+        if found := _find(each, flags, places):
             return found
         for compiler in _available_compilers(os.environ, each.machine):
-            try:
-                return compile_library(compiler, each, flags, directory)
-            except (OSError, subprocess.SubprocessError) as error:
-                reasons.append(_reason(compiler, error))
+            if built := _compiled(compiler, each, flags, usable, reasons):
+                return built
     raise NativeUnavailableError("; ".join(reasons) or "there is no C compiler (gcc, cc or clang)")
 
 
 def would_compile() -> bool:
     """Whether `built_library` would compile, which takes 10 to 40 seconds of processor time."""
     best = usable_levels(os.environ)[0]
-    if _find(best, FLAGS, cache_directory(os.environ)):
+    if _find(best, FLAGS, _places(os.environ)):
         return False
     return bool(_available_compilers(os.environ, best.machine))
 
@@ -94,12 +97,15 @@ def compile_library(compiler: str, level: Level, flags: Sequence[str], directory
     started = time.monotonic()
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory, prefix="build-") as folder:
+        # In English, for `_is_disk_full`, and without files on another disk.
+        environment = {**os.environ, "LC_ALL": "C", "TMPDIR": folder}
         objects = [Path(folder) / f"{source.stem}.o" for source in sorted(_SOURCES.glob("*.c"))]
         running = [
             subprocess.Popen(
                 [compiler, *options, "-c", str(_SOURCES / f"{o.stem}.c"), "-o", str(o)],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
+                env=environment,
             )
             for o in objects
         ]
@@ -116,15 +122,81 @@ def compile_library(compiler: str, level: Level, flags: Sequence[str], directory
         # Linked without -fopenmp: the OpenMP functions come from the runtime that torch loaded.
         built = Path(folder) / "kernels.so"
         command = [compiler, "-shared", *map(str, objects), "-lm", "-o", str(built)]
-        subprocess.run(command, capture_output=True, check=True, timeout=_COMPILE_TIMEOUT_S)
+        subprocess.run(
+            command, capture_output=True, check=True, timeout=_COMPILE_TIMEOUT_S, env=environment
+        )
         os.replace(built, target)
     _log.info("Compiled the CPU kernels in %.1f s.", time.monotonic() - started)
     return target
 
 
-def _find(level: Level, flags: Sequence[str], directory: Path) -> Path | None:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A folder of compiled libraries. `temporary`: it is among the files of all users, so it is
+    used only if it belongs to this user alone."""
+
+    folder: Path
+    temporary: bool = False
+
+    def find(self, name: str) -> Path | None:
+        path = self.folder / name
+        try:
+            return path if path.exists() and self._is_safe() else None
+        except OSError:  # no permission
+            return None
+
+    def can_be_written(self) -> bool:
+        """Creates the folder if it does not exist."""
+        try:
+            self.folder.mkdir(0o700 if self.temporary else 0o777, parents=True, exist_ok=True)
+            if self._is_safe():
+                with tempfile.TemporaryFile(dir=self.folder):
+                    return True
+        except OSError:
+            pass
+        return False
+
+    def _is_safe(self) -> bool:
+        if not self.temporary:
+            return True
+        status = self.folder.lstat()
+        closed = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+        return closed and status.st_uid == os.geteuid()
+
+
+def _places(environ: Mapping[str, str]) -> list[_Place]:
+    """Of compiled libraries, the best first."""
+    cache = _Place(cache_directory(environ))
+    try:
+        temporary = Path(tempfile.gettempdir())
+    except OSError:  # none can be written
+        return [cache]
+    return [cache, _Place(temporary / f"caravan-kernels-{os.geteuid()}", temporary=True)]
+
+
+def _find(level: Level, flags: Sequence[str], places: Iterable[_Place]) -> Path | None:
     name = _file_name(level, flags)
-    return next((path for path in (PREBUILT / name, directory / name) if path.exists()), None)
+    found = (place.find(name) for place in (_Place(PREBUILT), *places))
+    return next((path for path in found if path), None)
+
+
+def _compiled(
+    compiler: str, level: Level, flags: Sequence[str], places: list[_Place], reasons: list[str]
+) -> Path | None:
+    """The library, compiled into the first of `places` with space for it; None with a reason more
+    if that fails. Places that cannot be written or are full are removed from the list."""
+    for place in [*places]:
+        if not place.can_be_written():
+            reasons.append(f"{place.folder} cannot be written by this user, or by others too")
+        else:
+            try:
+                return compile_library(compiler, level, flags, place.folder)
+            except (OSError, subprocess.SubprocessError) as error:
+                reasons.append(_reason(compiler, error))
+                if not _is_disk_full(error):
+                    return None
+        places.remove(place)
+    return None
 
 
 def _file_name(level: Level, flags: Sequence[str]) -> str:
@@ -155,14 +227,12 @@ def _available_compilers(environ: Mapping[str, str], target_machine: str) -> lis
     return [path for name in names if (path := shutil.which(name))]
 
 
-def _writable(directory: Path) -> Path:
-    """The directory, or a private temporary one if it is not writable."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            return directory
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="caravan-"))
+def _is_disk_full(error: Exception) -> bool:
+    numbers = (errno.ENOSPC, errno.EDQUOT)
+    if isinstance(error, OSError):
+        return error.errno in numbers
+    complaint: bytes = getattr(error, "stderr", None) or b""
+    return any(os.strerror(number).encode() in complaint for number in numbers)
 
 
 def _reason(compiler: str, error: Exception) -> str:

@@ -1,12 +1,16 @@
 """Building the CPU kernels: the cache, wheels, a missing compiler, every instruction set."""
 
 import ctypes
+import errno
 import logging
+import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 import torch
@@ -64,20 +68,6 @@ def test_the_environment_sets_the_cache_directory() -> None:
     assert build.cache_directory({}).parts[-2:] == (".cache", "caravan")
 
 
-def test_an_unwritable_cache_is_replaced_by_a_temporary_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    need_compiler()
-    (tmp_path / "file").write_text("not a directory")
-    monkeypatch.setenv("CARAVAN_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(build, "_SOURCES", tmp_path / "source")
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "one.c").write_text("int one(void) { return 1; }\n")
-    built = build.built_library(flags=("-O0", "-fPIC"))
-    assert built.exists() and built.parent.parent == tmp_path
-
-
 @pytest.fixture
 def one_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache and a source that compiles quickly, as on a new machine."""
@@ -89,6 +79,8 @@ def one_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     monkeypatch.setattr(build, "PREBUILT", tmp_path / "prebuilt")
     monkeypatch.setattr(native, "load", lambda path: path)
     monkeypatch.setenv("CARAVAN_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.delenv(levels.FORCED, raising=False)
     native.library.cache_clear()
     yield source
@@ -103,6 +95,101 @@ def test_a_second_build_compiles_nothing(one_source: Path, tmp_path: Path) -> No
     one_source.write_text("int one(void) { return 2; }\n")
     assert build.built_library(directory=tmp_path) != first
     assert not list(tmp_path.glob("build-*"))
+
+
+def make_unwritable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a read-only file system does, also for root."""
+    create = build.tempfile.TemporaryFile
+
+    def refuse(*, dir: Path) -> IO[bytes]:
+        if dir == folder:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return create(dir=dir)
+
+    monkeypatch.setattr(build.tempfile, "TemporaryFile", refuse)
+
+
+def test_kernels_in_a_read_only_cache_are_used(
+    one_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = build.built_library()
+    make_unwritable(tmp_path / "cache", monkeypatch)
+    assert built.parent == tmp_path / "cache"
+    assert build.built_library() == built and not native.needs_compiling()
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_without_a_cache_kernels_are_compiled_once_into_a_folder_of_this_user(
+    one_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("not a directory")
+    assert native.needs_compiling()
+    built = build.built_library()
+    (folder,) = (tmp_path / "temporary").iterdir()
+    assert built.parent == folder and stat.S_IMODE(folder.stat().st_mode) == 0o700
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    assert build.built_library() == built and not native.needs_compiling()
+    cached = tmp_path / "cache" / built.name
+    cached.parent.unlink()
+    cached.parent.mkdir()
+    cached.write_bytes(built.read_bytes())
+    assert build.built_library() == cached
+
+
+@pytest.mark.parametrize("change", ["mode", "owner", "link"])
+def test_a_temporary_folder_that_others_may_write_is_not_used(
+    one_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Nor are libraries in it loaded."""
+    (tmp_path / "cache").write_text("not a directory")
+    folder = build.built_library().parent
+    match change:
+        case "mode":
+            folder.chmod(0o770)
+        case "owner":
+            own = folder.with_name(f"caravan-kernels-{os.geteuid() + 1}")
+            folder.rename(own)
+            monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        case "link":
+            folder.rename(tmp_path / "elsewhere")
+            folder.symlink_to(tmp_path / "elsewhere")
+    assert native.needs_compiling()
+    with pytest.raises(NativeUnavailableError, match="cannot be written by this user, or by other"):
+        build.built_library()
+
+
+def compilers_without_space(folder: Path, *full: Path) -> Iterator[Path]:
+    """Two compilers, for which these folders are on a full disk; each notes its calls in `calls`
+    beside it."""
+    for name in ("one", "two"):
+        path = folder / name
+        path.write_text(
+            "#!/bin/sh\n"
+            f'echo {name} "$TMPDIR" >> {folder}/calls\n'
+            f'case "$TMPDIR" in {"|".join(f"{each}/*" for each in full)})\n'
+            "  echo 'error: No space left on device' >&2; exit 1\n"
+            'esac\nexec cc "$@"\n'
+        )
+        path.chmod(0o755)
+        yield path
+
+
+@pytest.mark.parametrize("temporary_is_full", [False, True])
+def test_on_a_full_disk_the_temporary_folder_is_tried_once_with_the_same_compiler(
+    one_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temporary_is_full: bool
+) -> None:
+    full = (tmp_path / "cache", *[tmp_path / "temporary"] * temporary_is_full)
+    compilers = [*map(str, compilers_without_space(tmp_path, *full))]
+    monkeypatch.setattr(build, "_COMPILERS", compilers)
+    monkeypatch.delenv("CC", raising=False)
+    if temporary_is_full:
+        with pytest.raises(NativeUnavailableError, match=r"No space left on device; .*No space"):
+            build.built_library()
+    else:
+        assert tmp_path / "temporary" in build.built_library().parents
+    calls = [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
+    assert {name for name, _ in calls} == {"one"}
+    assert sum(folder.startswith(f"{tmp_path}/cache/") for _, folder in calls) == 1
 
 
 def test_a_wheel_brings_the_levels_it_was_built_for(
