@@ -31,7 +31,7 @@ ANSWER_TOKENS = 16
 CLEAR_GAP = 1.0
 LEAST_CLEAR_TOKENS = 20  # of all answers together
 # Share of places with the same first choice as in float32; llama.cpp has 0.96 with 8 bits.
-LEAST_SAME = {"exact": 0.99, "fine": 0.99, "fast": 0.94}
+LEAST_SAME = {"exact": 0.99, "fine": 0.99, "fast": 0.94, "auto": 0.94}  # auto may be fast
 
 
 @pytest.fixture(scope="module")
