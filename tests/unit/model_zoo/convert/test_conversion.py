@@ -1,6 +1,7 @@
 """Conversion of folders of safetensors to GGUF: content of the files, and clean-up."""
 
 import json
+import re
 import weakref
 
 import gguf
@@ -9,132 +10,46 @@ import pytest
 import torch
 from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES
 from safetensors.torch import load_file
-from transformers import (
-    ApertusConfig,
-    ArceeConfig,
-    Cohere2Config,
-    Dots1Config,
-    Ernie4_5_MoeConfig,
-    Ernie4_5Config,
-    Exaone4Config,
-    FalconH1Config,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GemmaConfig,
-    Glm4MoeConfig,
-    Glm4MoeLiteConfig,
-    GraniteMoeHybridConfig,
-    HunYuanDenseV1Config,
-    HunYuanMoEV1Config,
-    Lfm2Config,
-    Lfm2MoeConfig,
-    LlamaConfig,
-    MiniMaxM2Config,
-    MixtralConfig,
-    NemotronHConfig,
-    Olmo3Config,
-    OlmoeConfig,
-    Phi3Config,
-    Qwen2Config,
-    Qwen3Config,
-    Qwen3MoeConfig,
-    SeedOssConfig,
-    SmolLM3Config,
-)
+from transformers import LlamaConfig
 
 from model_zoo.convert.checkpoint_reader import Checkpoint
 from model_zoo.convert.convert_folder import convert
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import load
 from runtime.errors import ModelFileError
+from tests.families.text_families import TEXT_MODELS
 from tests.gguf_files import block_types, matrices
 from tests.tiny_models import CHAT_TEMPLATE, tiny_tokenizer, write_tiny_folder
 from tests.unit.model_zoo.convert.checkpoint_changes import (
     SIZES,
-    TINY_LLAMA,
     copy,
     reshaped,
     settings,
     sharded,
 )
 
-LAYER_TYPES = ["conv", "full_attention"]
-GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16}
-RECURRENT, FULL = "linear_attention", "full_attention"
-MAMBA = {"layer_types": [RECURRENT, FULL], "mamba_d_state": 16}
-FALCON = {"head_dim": 16, "mamba_d_ssm": 32, "mamba_n_heads": 2, "mamba_rms_norm": False}
-NEMOTRON = {
-    "head_dim": 16,
-    "mamba_num_heads": 2,
-    "mamba_head_dim": 16,
-    "n_groups": 2,
-    "moe_intermediate_size": 32,
-    "moe_shared_expert_intermediate_size": 32,
-}
-FAMILIES = {
-    "llama": TINY_LLAMA,
-    "mixtral": MixtralConfig(**SIZES, num_local_experts=4),
-    "qwen2": Qwen2Config(**SIZES),
-    "qwen3": Qwen3Config(**SIZES, head_dim=16),
-    "qwen3moe": Qwen3MoeConfig(**SIZES, head_dim=16, num_experts=4, moe_intermediate_size=32),
-    "gemma": GemmaConfig(**SIZES, head_dim=16),
-    "gemma2": Gemma2Config(**SIZES, **GEMMA),
-    "gemma3": Gemma3TextConfig(**SIZES, **GEMMA),
-    "olmo2": Olmo3Config(**SIZES),
-    "olmoe": OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
-    "phi3": Phi3Config(**SIZES),
-    "apertus": ApertusConfig(**SIZES, pad_token_id=None),
-    "arcee": ArceeConfig(**SIZES),
-    "cohere2": Cohere2Config(**SIZES),
-    "ernie4_5": Ernie4_5Config(**SIZES),
-    "ernie4_5-moe": Ernie4_5_MoeConfig(**SIZES, moe_num_experts=8, moe_intermediate_size=32),
-    "exaone4": Exaone4Config(**SIZES),
-    "falcon-h1": FalconH1Config(**SIZES, **FALCON),
-    "granitehybrid": GraniteMoeHybridConfig(**SIZES, **MAMBA, mamba_n_heads=4),
-    "nemotron_h": NemotronHConfig(**SIZES, **NEMOTRON, layers_block_type=[RECURRENT, "mlp"]),
-    "nemotron_h_moe": NemotronHConfig(**SIZES, **NEMOTRON, layers_block_type=["moe", FULL]),
-    "glm4moe": Glm4MoeConfig(**SIZES, n_routed_experts=4, num_experts_per_tok=2, head_dim=16),
-    "lfm2": Lfm2Config(**SIZES, layer_types=LAYER_TYPES),
-    "lfm2moe": Lfm2MoeConfig(
-        **SIZES, layer_types=LAYER_TYPES, num_dense_layers=1, moe_intermediate_size=32
+# Families of Ollama's own, which the format does not name, are left out.
+CONFIGURATIONS = [
+    *(
+        (family, row.divided or "plain")
+        for family, row in TEXT_MODELS.items()
+        if row.options.get("flavour") != "ollama"
     ),
-    "dots1": Dots1Config(
-        **SIZES,
-        n_routed_experts=4,
-        n_shared_experts=1,
-        num_experts_per_tok=2,
-        first_k_dense_replace=1,
-        head_dim=16,
-        sliding_window=None,
-    ),
-    "hunyuan-dense": HunYuanDenseV1Config(**SIZES, head_dim=16),
-    "hunyuan-moe": HunYuanMoEV1Config(**SIZES, head_dim=16, num_experts=4, moe_topk=2),
-    "minimax-m2": MiniMaxM2Config(**SIZES, num_local_experts=4, head_dim=16),
-    "glm4moelite": Glm4MoeLiteConfig(
-        **(SIZES | {"num_key_value_heads": 4}),
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        q_lora_rank=24,
-        kv_lora_rank=32,
-        qk_nope_head_dim=16,
-        qk_rope_head_dim=8,
-        v_head_dim=16,
-    ),
-    "seed_oss": SeedOssConfig(**SIZES, head_dim=16),
-    "smollm3": SmolLM3Config(**SIZES),
-}
+    ("deepseek2", "glm_flash"),
+]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_names_and_types_are_those_of_the_gguf_format(family, tmp_path) -> None:
-    write_tiny_folder(tmp_path / "folder", FAMILIES[family])
+@pytest.mark.parametrize("family, name", CONFIGURATIONS)
+def test_names_and_types_are_those_of_the_gguf_format(family, name, tmp_path) -> None:
+    config = TEXT_MODELS[family].config(name)
+    write_tiny_folder(tmp_path / "folder", config)
     convert(tmp_path / "folder", tmp_path / "out.gguf")
     reader = gguf.GGUFReader(tmp_path / "out.gguf")
     stated = reader.fields["general.architecture"].contents()
     [architecture] = [key for key, name in MODEL_ARCH_NAMES.items() if name == stated]
     known = {TENSOR_NAMES[tensor] for tensor in MODEL_TENSORS[architecture]}
-    found = {tensor.name.removesuffix(".weight").removesuffix(".bias") for tensor in reader.tensors}
-    for block in range(2):
+    found = {re.sub(r"\.(weight|bias|scale)$", "", tensor.name) for tensor in reader.tensors}
+    for block in range(config.get_text_config().num_hidden_layers):
         found = {name.replace(f"blk.{block}.", "blk.{bid}.") for name in found}
     assert found <= known
     assert "token_embd" in found and len(found) > 8
@@ -228,18 +143,21 @@ def test_layers_for_drafting_tokens_are_left_out(folder, copied, tmp_path) -> No
 
 @pytest.mark.parametrize("family", ["lfm2", "granitehybrid", "nemotron_h"])
 def test_tensors_of_more_layers_than_the_settings_list_are_refused(family, tmp_path) -> None:
-    folder = tmp_path / "folder"
-    write_tiny_folder(folder, FAMILIES[family])
+    folder, config = tmp_path / "folder", TEXT_MODELS[family].config()
+    write_tiny_folder(folder, config)
     first = next(n for n in load_file(folder / "model.safetensors") if ".layers.0." in n)
-    further = first.replace(".layers.0.", ".layers.2.")
+    layers = config.num_hidden_layers
+    further = first.replace(".layers.0.", f".layers.{layers}.")
     reshaped(folder, lambda weights: weights.update({further: weights[first].clone()}))
-    with pytest.raises(ModelFileError, match=r"states 2 layers, but there is .*layers\.2\."):
+    with pytest.raises(
+        ModelFileError, match=rf"states {layers} layers, but there is .*layers\.{layers}\."
+    ):
         convert(folder, tmp_path / "out.gguf")
 
 
 def test_numbers_of_layers_become_keys(tmp_path) -> None:
     folder, out = tmp_path / "folder", tmp_path / "out.gguf"
-    write_tiny_folder(folder, FAMILIES["apertus"])
+    write_tiny_folder(folder, TEXT_MODELS["apertus"].config())
     convert(folder, out)
     weights = load_file(folder / "model.safetensors")
     stored = [weights[f"model.layers.{layer}.mlp.act_fn.alpha_n"].item() for layer in range(2)]
@@ -257,7 +175,7 @@ def test_numbers_of_layers_become_keys(tmp_path) -> None:
 )
 def test_layers_without_their_numbers_are_refused(number, said, tmp_path) -> None:
     name = "model.layers.1.mlp.act_fn.beta"
-    write_tiny_folder(tmp_path, FAMILIES["apertus"])
+    write_tiny_folder(tmp_path, TEXT_MODELS["apertus"].config())
     if number is None:
         reshaped(tmp_path, lambda weights: weights.pop(name))
     else:
@@ -293,7 +211,7 @@ def test_progress_counts_the_bytes_of_all_tensors(folder, tmp_path) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
 def test_never_more_than_one_stored_tensor_is_in_memory(family, tmp_path, monkeypatch) -> None:
-    write_tiny_folder(tmp_path / "folder", FAMILIES[family])
+    write_tiny_folder(tmp_path / "folder", TEXT_MODELS[family].config())
     alive: list[weakref.ref] = []
     read = Checkpoint.read
 
