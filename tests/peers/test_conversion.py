@@ -144,6 +144,12 @@ DECODERS = {
     "gemma2": Gemma2Config(**GEMMA),
     "gemma3": Gemma3TextConfig(**{**GEMMA, "num_hidden_layers": 7}, rope_parameters=STRETCHED),
     "gemma4": Gemma4TextConfig(**CAPPED, hidden_size_per_layer_input=0),
+    "gemma4 with keys as values": Gemma4TextConfig(
+        **CAPPED,
+        hidden_size_per_layer_input=0,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+    ),
     "gemma4 with experts": Gemma4TextConfig(
         **CAPPED,
         hidden_size_per_layer_input=0,
