@@ -50,7 +50,7 @@ help:
 	@echo "make sanitize    kernels under sanitizers: their tests, damaged files for SANITIZE_SECONDS=$(SANITIZE_SECONDS)"
 	@echo "make soak        random requests, aborted ones too, against answers alone: SOAK_SECONDS=$(SOAK_SECONDS)"
 	@echo "make attack      attack make serve, or the server at ATTACK=URL: 10 minutes"
-	@echo "make bench       measure against llama-cpp-python, write bench/RESULTS.md"
+	@echo "make bench       measure against llama-cpp-python, write bench/RESULTS.md; part of it: BENCH='--only host'"
 	@echo "make bench-real  the same with a real file, and its accuracy: BENCH='--source PATH' or hf://..."
 	@echo "make chaos       kill parts of a cluster under 64 streams; fails if one is lost: 3 minutes, or CHAOS='--hours 1'"
 	@echo "make package     wheel, source distribution and bill of materials into dist, and their tests: minutes"

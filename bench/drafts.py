@@ -1,23 +1,19 @@
-"""`python -m bench.drafts`: decoding with and without a draft model, in turn in one process.
+"""Decoding with and without a draft model, in turn in one process.
 
 The models are random. The draft model is the target's first layers; how much the target's other
 layers add decides how often it is right.
 """
 
-import argparse
-import os
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
+from bench.cache import CACHE
 from bench.machine import describe_machine
 from bench.make_model import Shape, ensure_model
-from bench.sections import DRAFTS, publish
+from bench.sections import DRAFTS
 from bench.speculation import COUNTS, GREEDY, Case, as_section, contenders, measured_row
 from bench.vocabulary import find_vocabulary
-from runtime.kernels.build import cache_directory
 
-CACHE = cache_directory(os.environ) / "bench"
 LABEL = "Q4_0"
 DRAFT = Shape(name="draft", layers=2)
 LAYERS = 28  # of the target
@@ -31,7 +27,7 @@ TEXTS = {
 INTRODUCTION = f"""\
 {DRAFTS}
 
-Written by `make bench` and `python -m bench.drafts`. Random {LABEL} models of the width of
+Written by `make bench` and `python -m bench --only drafts`. Random {LABEL} models of the width of
 Llama-3.2-1B, with {LAYERS} layers, and with {DRAFT.layers} for the draft model, which are the
 first ones of the target unless it is always wrong. What the others add decides how often it is
 right. Answers of {ANSWER_TOKENS} tokens, without prompt lookup. Columns as above; the goal is 0.98
@@ -39,16 +35,14 @@ where the draft is always wrong.
 """
 
 
-def drafts_section(folder: Path, threads: int, rounds: int) -> str:
-    """The section of bench/RESULTS.md; writes and removes the models in `folder`."""
+def drafts_section(threads: int, rounds: int) -> str:
+    """The section of bench/RESULTS.md; writes and removes its models."""
     machine, vocabulary, rows = describe_machine(threads), find_vocabulary(), []
     for text, (further, seed) in TEXTS.items():
         name = f"target-{further}"
         shape = replace(DRAFT, name=name, layers=LAYERS, first=DRAFT.layers, further=further)
         drafting = replace(DRAFT, name=f"draft-{seed}", seed=seed)
-        target, draft = (
-            ensure_model(folder, LABEL, vocabulary, each) for each in (shape, drafting)
-        )
+        target, draft = (ensure_model(CACHE, LABEL, vocabulary, each) for each in (shape, drafting))
         with ExitStack() as stack:
             engines = contenders(target, threads, stack, draft)
             case = Case(text, "The caravan left the city before dawn.", GREEDY, ANSWER_TOKENS)
@@ -56,17 +50,3 @@ def drafts_section(folder: Path, threads: int, rounds: int) -> str:
         target.unlink()
         draft.unlink()
     return as_section(INTRODUCTION, machine, rows)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.drafts", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--write", action="store_true", help="write bench/RESULTS.md")
-    arguments = parser.parse_args()
-    section = drafts_section(CACHE, arguments.threads, arguments.rounds)
-    publish(DRAFTS, section, write=arguments.write)
-
-
-if __name__ == "__main__":
-    main()

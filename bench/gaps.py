@@ -1,6 +1,5 @@
-"""`python -m bench.gaps`: gaps of streams while images and prompts arrive, and first tokens."""
+"""Gaps of streams while images and prompts arrive, and first tokens."""
 
-import argparse
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -8,17 +7,16 @@ from itertools import chain
 from pathlib import Path
 from statistics import quantiles
 
+from bench.cache import CACHE
 from bench.contender import Isolated
 from bench.gap_replica import MOST_ARRIVALS, STREAMS, EncoderProcess, GapReplica, Waits
 from bench.machine import describe_machine
 from bench.real_model import real_model
 from bench.report import Row, comparison
-from bench.sections import GAPS, publish
+from bench.sections import GAPS
 from bench.vision_model import VisionModelShape, ensure_vision_model
-from runtime.kernels.build import cache_directory
 from serve_app.transport.wire import Address
 
-CACHE = cache_directory(os.environ) / "bench"
 TARGET_GAP_MS = 100.0
 CLIENTS, PROMPTS_EACH, PROMPT_TOKENS = 2, 12, 1000
 # Tokens of a prompt with an image, without those of the image.
@@ -26,8 +24,8 @@ QUESTION_TOKENS = 16
 ALONE_S = 3.0
 INTRODUCTION = f"""{GAPS}
 
-Written by `make bench` and `python -m bench.gaps`: {STREAMS} streams of text, and the longest gap
-between two outputs of one of them.
+Written by `make bench` and `python -m bench --only gaps`: {STREAMS} streams of text, and the
+longest gap between two outputs of one of them.
 
 Images: large pictures arrive at a random Gemma 3 with vision (a decoder of 0.2 billion weights
 behind SigLIP's base tower, 1024 patches per image), one, or {MOST_ARRIVALS} at the same time. The
@@ -148,18 +146,3 @@ def _percentiles(values: Sequence[float]) -> tuple[float, float]:
 
 def _longest_ms(waits: Waits) -> float:
     return 1000 * max(waits.gaps)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.gaps", description=__doc__)
-    parser.add_argument("--source", help="a path or hf:// source; default: Gemma 3 270M Q4_K_M")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--write", action="store_true", help="write bench/RESULTS.md")
-    arguments = parser.parse_args()
-    section = gaps_section(arguments.source, arguments.threads, arguments.rounds)
-    publish(GAPS, section, write=arguments.write)
-
-
-if __name__ == "__main__":
-    main()

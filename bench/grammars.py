@@ -21,6 +21,7 @@ from statistics import median
 
 import torch
 
+from bench.cache import CACHE
 from bench.machine import describe_processor
 from bench.make_model import Shape, ensure_model
 from bench.ours import SAMPLING
@@ -31,11 +32,9 @@ from model_zoo.grammars.token_grammar import TokenGrammars
 from model_zoo.registry import LoadOptions, load
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.request import FinishReason, GenerationRequest, Grammar, StopRules
-from runtime.kernels.build import cache_directory
 from runtime.kv.cache_types import default_cache_type
 from serve_app.replica.machine import compute_type, tiling_options
 
-CACHE = cache_directory(os.environ) / "bench"
 LABEL = "Q4_0"
 PROMPT_TOKENS, ANSWER_TOKENS = 16, 24
 # The number of sequences of a step, and how many of them have the schema.

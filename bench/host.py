@@ -1,7 +1,5 @@
-"""`python -m bench.host`: what the host computes for a decode step, with a device that takes no
-time."""
+"""What the host computes for a decode step, with a device that takes no time."""
 
-import argparse
 import asyncio
 import os
 import platform
@@ -18,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bench.machine import describe_processor
-from bench.sections import HOST, RESULTS, with_section
+from bench.sections import HOST
 from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.engine import Engine, EngineLimits
 from runtime.engine.request import GenerationRequest, SamplingParams, StopRules
@@ -48,11 +46,11 @@ LEAST, MOST = PROMPT_TOKENS, PROMPT_TOKENS + ANSWER_TOKENS
 INTRODUCTION = f"""\
 {HOST}
 
-Written by `make bench` and `python -m bench.host`: processor time of the engine's thread from one
-decode step to the next, in milliseconds. `DeviceRunner` launches steps of a model and a sampler
-that compute nothing. A GPU computes meanwhile; a step takes at least this long. With graphs, a step
-is repeated by one call; without, torch makes its batch, and launches of the model's kernels would
-be added. Not measured: an upload, the call of a graph, and 13 launches of
+Written by `make bench` and `python -m bench --only host`: processor time of the engine's thread
+from one decode step to the next, in milliseconds. `DeviceRunner` launches steps of a model and a
+sampler that compute nothing. A GPU computes meanwhile; a step takes at least this long. With
+graphs, a step is repeated by one call; without, torch makes its batch, and launches of the model's
+kernels would be added. Not measured: an upload, the call of a graph, and 13 launches of
 head, sampler and results. Sequences have {LEAST} to {MOST} tokens, and their streams are read on
 another thread. The goals are 0.5 ms for 1 sequence and 3 ms for 256.
 """
@@ -240,18 +238,3 @@ def host_section(rounds: int) -> str:
             "",
         ]
     )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.host", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--write", action="store_true", help="into bench/RESULTS.md")
-    arguments = parser.parse_args()
-    section = host_section(arguments.rounds)
-    print(section)
-    if arguments.write:
-        RESULTS.write_text(with_section(RESULTS.read_text(), HOST, section))
-
-
-if __name__ == "__main__":
-    main()

@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from runtime.kernels.build import cache_directory
+from bench.cache import CACHE
 from serve_app.config.settings import ModelSettings
 from serve_app.replica.model_files import pulled_files
 
@@ -28,7 +28,7 @@ def real_model(source: str | None) -> Path:
     which are downloaded once."""
     if source is not None:
         return pulled_files(ModelSettings(name="real", source=source), os.environ).path
-    path = cache_directory(os.environ) / "bench" / NAME
+    path = CACHE / NAME
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:

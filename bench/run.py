@@ -1,8 +1,11 @@
-"""`make bench`: the same model in this engine, in llama.cpp, and in this engine behind HTTP."""
+"""`make bench`: the same model in this engine, in llama.cpp, and in this engine behind HTTP; and
+the sections of other modules."""
 
 import argparse
 import os
+from collections.abc import Callable, Mapping
 
+from bench.cache import CACHE
 from bench.contender import Setting
 from bench.drafts import drafts_section
 from bench.first_token import first_token_rows
@@ -18,25 +21,29 @@ from bench.start import start_rows
 from bench.streams import DEMO, stream_rows
 from bench.turns import turns_section
 from bench.vocabulary import find_vocabulary
-from runtime.kernels.build import cache_directory
-
-CACHE = cache_directory(os.environ) / "bench"
 
 
 def main() -> None:
     arguments = _arguments()
-    threads, rounds = arguments.threads, arguments.rounds
-    setting = Setting(threads, context_tokens=1024, sequences=16, step_tokens=512)
+    for name in arguments.only:
+        heading, measure = SECTIONS[name]
+        publish(heading, measure(arguments), write=not arguments.quick)
 
-    def put(heading: str, section: str) -> None:
-        publish(heading, section, write=not arguments.quick)
 
-    put(MODELS, results_page(_measure(arguments, Plan(rounds, setting))))
-    put(HOST, host_section(rounds))
-    put(SPECULATION, speculation_section(None, threads, rounds))
-    put(DRAFTS, drafts_section(CACHE, threads, rounds))
-    put(GAPS, gaps_section(None, threads, rounds))
-    put(TURNS, turns_section(threads, rounds))
+def _models_section(arguments: argparse.Namespace) -> str:
+    setting = Setting(arguments.threads, context_tokens=1024, sequences=16, step_tokens=512)
+    return results_page(_measure(arguments, Plan(arguments.rounds, setting)))
+
+
+# The heading of each section, and what measures it, in this order.
+SECTIONS: Mapping[str, tuple[str, Callable[[argparse.Namespace], str]]] = {
+    "models": (MODELS, _models_section),
+    "host": (HOST, lambda a: host_section(a.rounds)),
+    "speculation": (SPECULATION, lambda a: speculation_section(a.source, a.threads, a.rounds)),
+    "drafts": (DRAFTS, lambda a: drafts_section(a.threads, a.rounds)),
+    "gaps": (GAPS, lambda a: gaps_section(a.source, a.threads, a.rounds)),
+    "turns": (TURNS, lambda a: turns_section(a.threads, a.rounds)),
+}
 
 
 def _measure(arguments: argparse.Namespace, plan: Plan) -> Results:
@@ -70,6 +77,17 @@ def _measure(arguments: argparse.Namespace, plan: Plan) -> Results:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     labels = [*LABELS, MOE]
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=SECTIONS,
+        default=list(SECTIONS),
+        help="measure these sections alone; the others stay as they are",
+    )
+    parser.add_argument(
+        "--source",
+        help="a path or hf:// source, for speculation and gaps; default: Gemma 3 270M Q4_K_M",
+    )
     parser.add_argument("--types", nargs="+", choices=labels, default=labels)
     parser.add_argument(
         "--served-type",
@@ -78,12 +96,13 @@ def _arguments() -> argparse.Namespace:
         help="also measure HTTP, and 8k tokens of context",
     )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, help="default: 3, or 1 with --quick")
     parser.add_argument("--keep", action="store_true", help=f"keep the models in {CACHE}")
     parser.add_argument(
-        "--quick", action="store_true", help="measure Q4_0 in one round, and write nothing"
+        "--quick", action="store_true", help="of the models measure Q4_0 alone, and write nothing"
     )
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.types, arguments.served_type, arguments.rounds = ["Q4_0"], "Q4_0", 1
+        arguments.types, arguments.served_type = ["Q4_0"], "Q4_0"
+    arguments.rounds = arguments.rounds or (1 if arguments.quick else 3)
     return arguments

@@ -1,14 +1,12 @@
-"""`python -m bench.speculation`: decoding with and without prompt lookup, in turn in one process.
+"""Decoding with and without prompt lookup, in turn in one process.
 
 The cases are copied text, edited code, prose, and unpredictable tokens. The model is real, since a
 random one does not copy.
 """
 
-import argparse
 import asyncio
 import inspect
 import itertools
-import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, aclosing
@@ -20,7 +18,7 @@ import torch
 
 from bench.machine import describe_machine
 from bench.real_model import real_model, real_text
-from bench.sections import SPECULATION, publish
+from bench.sections import SPECULATION
 from model_zoo.chat_model import ChatModel
 from model_zoo.registry import LoadOptions, load
 from runtime.engine.assembly import EngineOptions, assemble
@@ -37,7 +35,8 @@ GREEDY = SamplingParams(temperature=0.0)
 INTRODUCTION = f"""\
 {SPECULATION}
 
-Written by `make bench` and `python -m bench.speculation` (`--source` for another file): {{name}}.
+Written by `make bench` and `python -m bench --only speculation` (`--source` for another file):
+{{name}}.
 Tokens per second of answers of {ANSWER_TOKENS} tokens, all sequences together, with
 `speculation` as by default and without it, in turn in one process; the ratio is the median of the
 rounds' ratios. Both sample the same tokens. The goals are 1.5 for copied text and 0.98 for tokens
@@ -193,18 +192,3 @@ def measured_row(engines: Sequence[Contender], case: Case, count: int, rounds: i
     per_step = yielded / max(1, yielded - accepted)
     measured = " | ".join(f"{speed:.1f}" for speed in speeds)
     return f"| {case.name} | {count} | {measured} | {ratio:.2f} | {share} | {per_step:.2f} |"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.speculation", description=__doc__)
-    parser.add_argument("--source", help="a path or hf:// source; default: Gemma 3 270M Q4_K_M")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--write", action="store_true", help="write bench/RESULTS.md")
-    arguments = parser.parse_args()
-    section = speculation_section(arguments.source, arguments.threads, arguments.rounds)
-    publish(SPECULATION, section, write=arguments.write)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,5 @@
-"""`python -m bench.turns`: the first token of a conversation's second turn."""
+"""The first token of a conversation's second turn."""
 
-import argparse
 import os
 import random
 from collections.abc import Mapping, Sequence
@@ -20,25 +19,24 @@ from transformers import (
     Qwen3Config,
 )
 
+from bench.cache import CACHE
 from bench.contender import Isolated, Setting
 from bench.machine import describe_processor
 from bench.ours import Caravan
 from bench.peer import LlamaCpp
 from bench.report import Row, comparison
-from bench.sections import TURNS, publish
+from bench.sections import TURNS
 from model_zoo.convert.convert_folder import convert
-from runtime.kernels.build import cache_directory
 from tools.demo_model import CHAT_TEMPLATE, END, END_OF_TEXT, train_tokenizer
 
-CACHE = cache_directory(os.environ) / "bench"
 CONTEXT_TOKENS, STEP_TOKENS = 2048, 512
 INTRODUCTION = f"""{TURNS}
 
-Written by `make bench` and `python -m bench.turns`: the time to the first token of a conversation's
-second turn relative to that of its first, in random models in Q8_0: one whose layers have
-attention, and one with recurrent layers in three of four, whose states are restored from a
-checkpoint. llama.cpp continues the sequence of the first turn. Lower is better; without reuse it
-would be above 1.
+Written by `make bench` and `python -m bench --only turns`: the time to the first token of a
+conversation's second turn relative to that of its first, in random models in Q8_0: one whose
+layers have attention, and one with recurrent layers in three of four, whose states are restored
+from a checkpoint. llama.cpp continues the sequence of the first turn. Lower is better; without
+reuse it would be above 1.
 """
 
 
@@ -147,17 +145,3 @@ def turns_section(threads: int, rounds: int) -> str:
         "",
     ]
     return "\n".join(parts)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.turns", description=__doc__)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--write", action="store_true", help="write bench/RESULTS.md")
-    arguments = parser.parse_args()
-    section = turns_section(arguments.threads, arguments.rounds)
-    publish(TURNS, section, write=arguments.write)
-
-
-if __name__ == "__main__":
-    main()
