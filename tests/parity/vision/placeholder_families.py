@@ -4,7 +4,7 @@ the whole processor in `transformers`."""
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -100,14 +100,19 @@ CONVERSATIONS = {
 
 @dataclass(frozen=True)
 class Family:
-    """`place`: the placeholder token; `theirs` makes the library's processor of a tokenizer."""
+    """`placement`: a class of placeholders, possibly with arguments; `place`: the placeholder
+    token; `theirs` makes the library's processor of a tokenizer; `named`: its special tokens."""
 
     placement: Callable[[Tokenizer], Placeholders]
     processor: ImageProcessor
     theirs: Callable[[Any], Any]
-    reserved: tuple[str, ...]
     place: str
-    named: dict[str, str]
+    named: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def reserved(self) -> tuple[str, ...]:
+        kind = self.placement.func if isinstance(self.placement, partial) else self.placement
+        return kind.reserved  # type: ignore[attr-defined]
 
 
 class Tiles:
@@ -199,7 +204,6 @@ FAMILIES = {
         gemma3.Gemma3Placeholders,
         SquareProcessor(56, 9, normalisation=STANDARD),
         lambda t: Gemma3Processor(Gemma3ImageProcessorPil(size=SQUARE), t, image_seq_length=9),
-        gemma3.Gemma3Placeholders.reserved,
         gemma3.PLACE,
         {
             "image_token": gemma3.PLACE,
@@ -211,7 +215,6 @@ FAMILIES = {
         gemma4.Gemma4Placeholders,
         GemmaShape(4, 3, 70),
         gemma4_processor,
-        gemma4.Gemma4Placeholders.reserved,
         gemma4.PLACE,
         {
             "image_token": gemma4.PLACE,
@@ -226,63 +229,48 @@ FAMILIES = {
         pixtral.PixtralPlaceholders,
         PixtralShape(140, 14, 2),
         pixtral_processor,
-        pixtral.PixtralPlaceholders.reserved,
         pixtral.PLACE,
-        {},
     ),
     "qwen25vl": Family(
         qwen.QwenPlaceholders,
         QWEN,
         partial(qwen_processor, Qwen2_5_VLProcessor),
-        qwen.QwenPlaceholders.reserved,
         qwen.PLACE,
-        {},
     ),
     "qwen3vl": Family(
         qwen.QwenPlaceholders,
         QWEN,
         partial(qwen_processor, Qwen3VLProcessor),
-        qwen.QwenPlaceholders.reserved,
         qwen.PLACE,
-        {},
     ),
     "llama4": Family(
         llama4.Llama4Placeholders,
         LLAMA_TILES,
         llama4_processor,
-        llama4.Llama4Placeholders.reserved,
         llama4.PLACE,
-        {},
     ),
     "llava": Family(
         llava.LlavaPlaceholders,
         ClipProcessor(56, 16),
         llava_processor,
-        llava.LlavaPlaceholders.reserved,
         llava.PLACE,
-        {},
     ),
     "llava_next": Family(
         llava.LlavaPlaceholders,
         LlavaTiles(56, 4, tuple((high, wide) for high, wide in CANVASES)),
         llava_next_processor,
-        llava.LlavaPlaceholders.reserved,
         llava.PLACE,
-        {},
     ),
     "idefics3": Family(
         idefics3.Idefics3Placeholders,
         IdeficsTiles(56, 150, 4),
         idefics3_processor,
-        idefics3.Idefics3Placeholders.reserved,
         idefics3.PLACE,
-        {},
     ),
     "internvl": Family(
         internvl.InternVLPlaceholders,
         InternTiles(56, 4, CLIP),
         internvl_processor,
-        internvl.InternVLPlaceholders.reserved,
         internvl.PLACE,
         {
             "start_image_token": internvl.START,
@@ -292,12 +280,10 @@ FAMILIES = {
         },
     ),
     "mllama": Family(
-        lambda tokenizer: mllama.MllamaPlaceholders(tokenizer, 4),
+        partial(mllama.MllamaPlaceholders, tiles=4),
         MllamaTiles(side=56, tile_rows=17),
         lambda t: MllamaProcessor(MllamaImageProcessorPil(size=SQUARE, max_image_tiles=4), t),
-        mllama.MllamaPlaceholders.reserved,
         mllama.PLACE,
-        {},
     ),
 }
 
