@@ -250,26 +250,13 @@ async def test_a_draining_replica_hands_its_streams_over_without_a_retry():
     assert second.tasks[0].resume == ResumeState(tuple(range(4)), len("".join(WORDS[:4])))
 
 
-async def test_a_draining_replica_continues_if_there_is_no_other():
+@pytest.mark.parametrize("problem", [None, ModelUnavailableError("no node can host it")], ids=str)
+async def test_a_draining_replica_continues_if_no_other_exists_or_can_be_scheduled(problem):
     first = ResumableReplica(halts_at=4)
     async with serving(first) as (backend, replica_set):
         answer = asyncio.create_task(answer_of(backend))
         await until(lambda: first.halted)
-        choices = replica_set.choices
-        closing = asyncio.create_task(first.server.close(drain_s=60))
-        await until(lambda: replica_set.choices > choices)
-        first.resume.set()
-        assert (await answer).text == TEXT
-        await closing
-    assert len(first.tasks) == 1
-
-
-async def test_a_draining_replica_continues_if_no_other_can_be_scheduled():
-    first = ResumableReplica(halts_at=4)
-    async with serving(first) as (backend, replica_set):
-        answer = asyncio.create_task(answer_of(backend))
-        await until(lambda: first.halted)
-        replica_set.problem = ModelUnavailableError("no node can host it")
+        replica_set.problem = problem
         choices = replica_set.choices
         closing = asyncio.create_task(first.server.close(drain_s=60))
         await until(lambda: replica_set.choices > choices)
