@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
+import anthropic
 import httpx
 import httpx2
 import openai
@@ -167,17 +169,19 @@ async def http_client(
 
 
 @asynccontextmanager
-async def openai_client(
-    replica: PretendReplica, *, key: str = "any", **access: Any
-) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The official client of the whole ingress; `access` as `ingress` has it."""
+async def _official_client(
+    make: type, path: str, replica: PretendReplica, *, key: str = "any", **access: Any
+) -> AsyncIterator[Any]:
+    """An official client of the whole ingress; `access` as `ingress` has it."""
     async with ingress(replica, **access) as app:
-        # The client is built on httpx's successor, which has transports of its own.
+        # The clients are built on httpx's successor, which has transports of its own.
         transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
-        http = openai.DefaultAsyncHttpxClient(transport=transport)
-        yield openai.AsyncOpenAI(
-            base_url="http://test/v1", api_key=key, http_client=http, max_retries=0
-        )
+        http = httpx2.AsyncClient(transport=transport)
+        yield make(base_url=f"http://test{path}", api_key=key, http_client=http, max_retries=0)
+
+
+openai_client = partial(_official_client, openai.AsyncOpenAI, "/v1")
+anthropic_client = partial(_official_client, anthropic.AsyncAnthropic, "")
 
 
 @asynccontextmanager

@@ -6,8 +6,8 @@ import anthropic
 import pytest
 
 from runtime.errors import PromptTooLongError
-from tests.unit.serve_app.api.test_anthropic import USER, asked, official, task_of
-from tests.unit.serve_app.fake_replicas import PretendReplica
+from tests.unit.serve_app.api.test_anthropic import USER, asked, task_of
+from tests.unit.serve_app.fake_replicas import PretendReplica, anthropic_client
 
 
 @pytest.mark.parametrize("joined", [False, True])
@@ -27,7 +27,7 @@ async def test_claude_codes_line_for_anthropics_servers_is_left_out(joined):
 async def test_a_prompt_that_is_too_long_is_reported_in_the_words_that_clients_look_for(stream):
     replica = PretendReplica()
     replica.error = PromptTooLongError("it has 9 tokens")
-    async with official(replica) as client:
+    async with anthropic_client(replica) as client:
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long: it has 9 tokens"):
             await client.messages.create(**asked(stream=stream))
 

@@ -3,12 +3,9 @@
 import base64
 import dataclasses
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import anthropic
-import httpx2
 import pytest
 
 from model_zoo.chat.formats.reply_format import format_of
@@ -25,8 +22,8 @@ from tests.unit.serve_app.fake_replicas import (
     CARD,
     USAGE,
     PretendReplica,
+    anthropic_client,
     http_client,
-    ingress,
 )
 from tests.vision_prompts import png
 
@@ -75,18 +72,6 @@ async def task_of(*, access: Any = None, **body: Any):
     assert response.status_code == 200, response.text
     (task,) = replica.tasks
     return task
-
-
-@asynccontextmanager
-async def official(
-    replica: PretendReplica, *, key: str = "any", **access: Any
-) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    async with ingress(replica, **access) as app:
-        transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
-        http = anthropic.DefaultAsyncHttpxClient(transport=transport)
-        yield anthropic.AsyncAnthropic(
-            base_url="http://test", api_key=key, http_client=http, max_retries=0
-        )
 
 
 def asked(**change: Any) -> dict[str, Any]:
@@ -370,7 +355,7 @@ async def test_the_heartbeat_of_a_stream_is_a_ping():
 async def test_the_official_client_streams_thinking_text_and_tools():
     replica = PretendReplica(CALLING, QWEN3)
     async with (
-        official(replica) as client,
+        anthropic_client(replica) as client,
         client.messages.stream(**asked(tools=[TOOL])) as stream,
     ):
         seen = [event.type async for event in stream]
@@ -385,7 +370,7 @@ async def test_the_official_client_streams_thinking_text_and_tools():
 
 async def test_the_official_client_sends_calls_and_results_back():
     replica = PretendReplica(CALLING, QWEN3)
-    async with official(replica) as client:
+    async with anthropic_client(replica) as client:
         reply = await client.messages.create(**asked(tools=[TOOL]))
         calls = [block for block in reply.content if block.type == "tool_use"]
         results = [
@@ -410,7 +395,7 @@ async def test_the_official_client_sends_calls_and_results_back():
 async def test_the_official_client_sends_images():
     replica = PretendReplica()
     content = [IMAGE, {"type": "text", "text": "What is it?"}]
-    async with official(replica, card=SEEING) as client:
+    async with anthropic_client(replica, card=SEEING) as client:
         await client.messages.create(**asked(messages=[{"role": "user", "content": content}]))
     (message,) = replica.tasks[0].prompt.messages
     assert message.content == (ImagePart(PICTURE), "What is it?")
@@ -421,7 +406,7 @@ async def test_the_official_clients_beta_is_the_same_endpoint():
     system = [{"type": "text", "text": "Be brief.", **cached}]
     body = asked(system=system, tools=[{**TOOL, **cached}], metadata={"user_id": "u"})
     replica = PretendReplica(CALLING, QWEN3)
-    async with official(replica, strict_fields=True) as client:
+    async with anthropic_client(replica, strict_fields=True) as client:
         plain = await client.messages.create(**body)
         beta = await client.beta.messages.create(
             **body,
@@ -454,7 +439,7 @@ async def test_errors_are_the_official_clients_exceptions(
 ):
     replica = PretendReplica()
     replica.error = error
-    async with official(replica, key=key, api_keys=KEYS) as client:
+    async with anthropic_client(replica, key=key, api_keys=KEYS) as client:
         with pytest.raises(raised) as whole:
             await client.messages.create(**asked(**change))
         with pytest.raises(raised) as streamed:
@@ -466,7 +451,7 @@ async def test_errors_are_the_official_clients_exceptions(
 
 
 async def test_requests_beyond_the_limits_of_their_key_are_refused():
-    async with official(PretendReplica(), key="slow", api_keys=KEYS) as client:
+    async with anthropic_client(PretendReplica(), key="slow", api_keys=KEYS) as client:
         await client.messages.create(**asked())
         with pytest.raises(anthropic.RateLimitError) as caught:
             await client.messages.create(**asked())
@@ -478,7 +463,7 @@ async def test_a_stream_that_fails_later_raises_in_the_official_client():
     replica = PretendReplica()
     replica.fails_after = 1
     text = ""
-    async with official(replica) as client:
+    async with anthropic_client(replica) as client:
         stream = await client.messages.create(**asked(stream=True))
         with pytest.raises(anthropic.APIStatusError, match="the engine broke"):
             async for event in stream:
