@@ -20,6 +20,7 @@ from tests.kernels import (
     test_experts,
     test_integers,
     test_pointwise,
+    test_recurrent_rules,
     test_routing,
     test_state_space,
 )
@@ -111,12 +112,9 @@ def check_experts() -> None:
 
 
 def check_recurrent_layers() -> None:
-    for shape in ("groups", "odd_sizes"):
-        test_delta.test_steps_of_any_length_give_the_result_of_the_whole_sequence(
-            shape, "fast", True, "cpu"
-        )
-        test_state_space.test_steps_of_any_length_give_the_result_of_the_whole_sequence(
-            shape, "fast", "cpu"
+    for rule, shape in product(("tiled delta", "state space"), ("groups", "odd_sizes")):
+        test_recurrent_rules.test_steps_of_any_length_give_the_result_of_the_whole_sequence(
+            rule, shape, "fast", "cpu"
         )
     test_delta.test_extreme_gates_stay_finite("fast")
     test_state_space.test_extreme_steps_stay_finite("fast")

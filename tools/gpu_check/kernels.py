@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
-from types import ModuleType
 from unittest.mock import patch
 
 import torch
@@ -24,8 +23,7 @@ from runtime.kv.cache_types import CacheType
 from runtime.quant.weight import Compute
 from runtime.worker.model import LayerPages
 from tests.kernels import test_attention as scenes
-from tests.kernels import test_delta as delta
-from tests.kernels import test_state_space as spaces
+from tests.kernels.sequence_steps import GatedDelta, Kernels, Mamba2, Rule, Sequences
 from tools.gpu_check.draws import check_draws
 from tools.gpu_check.products import check_experts, check_gated, check_products
 from tools.gpu_check.report import Task
@@ -210,24 +208,21 @@ def _with_kernels_if_dry(task: Task) -> Iterator[None]:
 
 def _check_delta(task: Task) -> None:
     kernels = (delta_kernels.short_convolution, delta_kernels.gated_delta)
-    _check_recurrent(task, "delta", delta, kernels)
+    _check_recurrent(task, "delta", GatedDelta(), kernels)
 
 
 def _check_state_space(task: Task) -> None:
     kernels = (delta_kernels.short_convolution, state_space)
-    _check_recurrent(task, "state space", spaces, kernels)
+    _check_recurrent(task, "state space", Mamba2(), kernels)
 
 
-def _check_recurrent(task: Task, name: str, module: ModuleType, kernels: tuple) -> None:
-    """Checks recurrent layers against `transformers`, in steps of several sequences. module: the
-    tests of a rule; kernels: a convolution and the rule."""
-    for shape in ("one_head",) if task.dry else module.SHAPES:
+def _check_recurrent(task: Task, name: str, rule: Rule, kernels: Kernels) -> None:
+    """Checks recurrent layers against `transformers`, in steps of several sequences."""
+    for shape in ("one_head",) if task.dry else rule.shapes:
         of = f"{name}, {shape}"
-        with task.report.guarding(of), patch.dict(module.KERNELS, {"gpu": kernels}):
-            sequences = module.Sequences(shape, [7, 3], device=str(task.device))
-            parts = [sequences.step({0: 4}, "gpu"), sequences.step({1: 3, 0: 3}, "gpu")]
-            rows = (torch.cat(pair) for pair in zip(parts[0][0], parts[1][0], strict=True))
-            for number, found in ((0, tuple(rows)), (1, parts[1][1])):
+        with task.report.guarding(of):
+            sequences = Sequences(rule, shape, [7, 3], device=str(task.device))
+            for number, found in sequences.steps([{0: 4}, {1: 3, 0: 3}], kernels).items():
                 expected = sequences.expected(number)
                 for what, one, other in zip(("convolution", "rule"), found, expected, strict=True):
                     _check_close(task, f"{of}, {number}, {what}", one, other)

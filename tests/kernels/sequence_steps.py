@@ -1,0 +1,255 @@
+"""Random sequences in recurrent layers, in steps of some rows each, and what `transformers`
+computes of them at once."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+from transformers.models.granitemoehybrid.modeling_granitemoehybrid import (
+    causal_conv1d_fn,
+    mamba2_selective_state_update,
+)
+from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
+
+from runtime.kernels.delta import (
+    DeltaGates,
+    gated_delta,
+    gated_delta_twin,
+    short_convolution,
+    short_convolution_twin,
+)
+from runtime.kernels.pointwise import silu
+from runtime.kernels.state_space import StateSpace, state_space, state_space_twin
+from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
+
+TAPS, PAGES = 3, 7
+Shape = tuple[int, int, int, int]  # groups of key heads, heads, key_dim, value_dim
+SHAPES: Mapping[str, Shape] = {
+    "one_head": (1, 1, 16, 16),
+    "groups": (2, 6, 32, 16),
+    "wide_values": (2, 2, 24, 200),
+    "odd_sizes": (3, 6, 20, 37),
+}
+# A convolution and a rule.
+Kernels = tuple[Callable[..., Tensor], Callable[..., Tensor]]
+
+
+def curved_twin(*arguments: object, **options: object) -> Tensor:
+    return silu(short_convolution_twin(*arguments, **options))
+
+
+class Rule(Protocol):
+    """How a layer updates and reads its states.
+
+    columns: the number of inputs [rows, heads] beside the convolved ones. parameters: the number of
+    vectors [heads], of which the first is negative. biased: whether the convolution before it has a
+    bias. atol: the largest error in float32, and in types of 16 bits.
+    """
+
+    shapes: ClassVar[Mapping[str, Shape]]
+    kernels: ClassVar[Mapping[str, Kernels]]
+    columns: ClassVar[int]
+    parameters: ClassVar[int]
+    biased: ClassVar[bool]
+    atol: ClassVar[tuple[float, float]]
+
+    def call(
+        self,
+        kernel: Callable[..., Tensor],
+        mixed: Tensor,
+        columns: Sequence[Tensor],
+        parameters: Sequence[Tensor],
+        pages: LayerPages,
+        plan: AttentionPlan,
+        groups: int,
+    ) -> Tensor:
+        """The results of a step -> [rows, heads, value_dim]."""
+
+    def expected(
+        self, mixed: Tensor, columns: Sequence[Tensor], parameters: Sequence[Tensor], shape: Shape
+    ) -> Tensor:
+        """All rows of a sequence -> [rows, heads, value_dim]."""
+
+
+@dataclass(frozen=True)
+class GatedDelta:
+    """The gated delta rule. tiled: whether value head h uses key head h % groups."""
+
+    tiled: bool = False
+    shapes: ClassVar[Mapping[str, Shape]] = {**SHAPES, "real": (2, 4, 128, 128)}
+    kernels: ClassVar[Mapping[str, Kernels]] = {
+        "fast": (short_convolution, gated_delta),
+        "twin": (curved_twin, gated_delta_twin),
+    }
+    columns: ClassVar[int] = 2
+    parameters: ClassVar[int] = 2
+    biased: ClassVar[bool] = False
+    atol: ClassVar[tuple[float, float]] = (2e-5, 2e-3)
+
+    def call(self, kernel, mixed, columns, parameters, pages, plan, groups) -> Tensor:
+        gates = DeltaGates(*columns, *parameters)
+        return kernel(mixed, gates, pages, plan, key_heads=groups, tiled=self.tiled)
+
+    def expected(self, mixed, columns, parameters, shape) -> Tensor:
+        key_heads, heads, key_dim, value_dim = shape
+        (alphas, betas), (rates, offsets) = columns, parameters
+        keys, group = key_heads * key_dim, heads // key_heads
+        queries, key, value = mixed.split((keys, keys, heads * value_dim), dim=1)
+        q, k = (t.unflatten(1, (key_heads, -1))[None] for t in (queries, key))
+        if self.tiled:  # older versions of transformers do not repeat keys
+            q, k = (t.repeat(1, 1, group, 1) for t in (q, k))
+        else:
+            q, k = (t.repeat_interleave(group, dim=2) for t in (q, k))
+        v = value.unflatten(1, (heads, -1))[None]
+        decay = torch.nn.functional.softplus(alphas + offsets) * rates
+        learnt, _ = torch_recurrent_gated_delta_rule(
+            q, k, v, decay[None], betas.sigmoid()[None], use_qk_l2norm_in_kernel=True
+        )
+        return learnt[0]
+
+
+@dataclass(frozen=True)
+class Mamba2:
+    """State spaces, row by row."""
+
+    shapes: ClassVar[Mapping[str, Shape]] = {**SHAPES, "real": (1, 4, 128, 64)}
+    kernels: ClassVar[Mapping[str, Kernels]] = {
+        "fast": (short_convolution, state_space),
+        "twin": (curved_twin, state_space_twin),
+    }
+    columns: ClassVar[int] = 1
+    parameters: ClassVar[int] = 3
+    biased: ClassVar[bool] = True
+    atol: ClassVar[tuple[float, float]] = (1e-4, 2e-2)
+
+    def call(self, kernel, mixed, columns, parameters, pages, plan, groups) -> Tensor:
+        space = StateSpace(*parameters)
+        return kernel(mixed, *columns, space, pages, plan, groups=groups)
+
+    def expected(self, mixed, columns, parameters, shape) -> Tensor:
+        groups, heads, key_dim, width = shape
+        [steps], (rates, offsets, skips) = columns, parameters
+        keys = groups * key_dim
+        values, key, query = mixed.split((heads * width, keys, keys), dim=1)
+        state, rows = torch.zeros(1, heads, width, key_dim), []
+        for row in range(len(mixed)):
+            rows.append(
+                mamba2_selective_state_update(
+                    state,
+                    values[row].view(1, heads, width),
+                    steps[row][None, :, None].expand(-1, -1, width),
+                    rates[:, None, None].expand(-1, width, key_dim),
+                    key[row].view(1, groups, -1),
+                    query[row].view(1, groups, -1),
+                    skips[:, None].expand(-1, width),
+                    dt_bias=offsets[:, None].expand(-1, width),
+                    dt_softplus=True,
+                )
+            )
+        return torch.cat(rows)
+
+
+RULES: Mapping[str, Rule] = {
+    "delta": GatedDelta(),
+    "tiled delta": GatedDelta(tiled=True),
+    "state space": Mamba2(),
+}
+
+
+class Sequences:
+    """Random inputs of some sequences, each with a page; the pages start with garbage.
+
+    mixed: of each sequence, [rows, channels]. columns: each of the rule's, of each sequence.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        shape: str,
+        lengths: list[int],
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+    ) -> None:
+        self.rule, self.shape, self.device = rule, rule.shapes[shape], device
+        groups, heads, key_dim, value_dim = self.shape
+        channels = 2 * groups * key_dim + heads * value_dim
+        draw = torch.Generator().manual_seed(5)
+
+        def noise(*sizes: int) -> Tensor:
+            return torch.randn(*sizes, generator=draw)
+
+        self.mixed = [noise(n, channels).to(dtype) for n in lengths]
+        self.columns = [[noise(n, heads) * 3 for n in lengths] for _ in range(rule.columns)]
+        first, *others = (noise(heads) for _ in range(rule.parameters))
+        self.parameters = [-first.exp(), *others]
+        self.weight = noise(TAPS + 1, channels)
+        self.bias = noise(channels) if rule.biased else None
+        self.pages = torch.randperm(PAGES, generator=draw)[: len(lengths)]
+        self.stored = LayerPages(
+            torch.full((PAGES, TAPS, channels), torch.inf, device=device),
+            torch.full((PAGES, heads, key_dim, value_dim), torch.inf, device=device),
+            0,
+        )
+        self.done = [0] * len(lengths)
+
+    def step(self, counts: Mapping[int, int], kernels: Kernels) -> dict[int, tuple[Tensor, Tensor]]:
+        """The next rows of some sequences -> the results of convolution and rule for each."""
+        plan = self._plan(counts)
+        mixed, *columns = (
+            torch.cat([t[s.slot][s.start : s.start + s.end - s.begin] for s in plan.spans])
+            for t in (self.mixed, *self.columns)
+        )
+        convolve, learn = kernels
+        bias = None if self.bias is None else self.bias.to(self.device)
+        mixed, weight = mixed.to(self.device), self.weight.to(self.device)
+        convolved = convolve(mixed, weight, self.stored, plan, bias=bias).cpu()
+        columns, parameters = (
+            [t.to(self.device) for t in each] for each in (columns, self.parameters)
+        )
+        learnt = self.rule.call(
+            learn, mixed, columns, parameters, self.stored, plan, self.shape[0]
+        ).cpu()
+        for number, count in counts.items():
+            self.done[number] += count
+        return {s.slot: (convolved[s.begin : s.end], learnt[s.begin : s.end]) for s in plan.spans}
+
+    def steps(
+        self, steps: Sequence[Mapping[int, int]], kernels: Kernels
+    ) -> dict[int, tuple[Tensor, Tensor]]:
+        """The results of convolution and rule of all steps for each sequence."""
+        parts: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        for counts in steps:
+            for number, part in self.step(counts, kernels).items():
+                parts.setdefault(number, []).append(part)
+        return {
+            number: tuple(torch.cat(part) for part in zip(*found, strict=True))
+            for number, found in parts.items()
+        }
+
+    def expected(self, number: int) -> tuple[Tensor, Tensor]:
+        """All rows of a sequence at once, as transformers computes them."""
+        mixed, columns = self.mixed[number].float(), [each[number] for each in self.columns]
+        convolved = causal_conv1d_fn(mixed.t()[None], self.weight.t(), self.bias, activation="silu")
+        learnt = self.rule.expected(mixed, columns, self.parameters, self.shape)
+        return convolved[0].t(), learnt
+
+    def assert_close(self, got: Tensor, expected: Tensor) -> None:
+        """What is computed once more in a type of 16 bits is rounded once more."""
+        (wide, narrow), dtype = self.rule.atol, self.mixed[0].dtype
+        single = dtype == torch.float32
+        tolerance = {"rtol": 1e-4, "atol": wide} if single else {"rtol": 2e-2, "atol": narrow}
+        torch.testing.assert_close(got, expected.to(dtype), **tolerance)
+
+    def _plan(self, counts: Mapping[int, int]) -> AttentionPlan:
+        spans, slots = [], []
+        for number, count in counts.items():
+            begin = len(slots)
+            slots += [number] * count
+            spans.append(RowSpan(begin, begin + count, number, self.done[number]))
+        cells = self.pages[torch.tensor(slots)].to(self.device)
+        row_slot = torch.tensor(slots, dtype=torch.int32)
+        ends = torch.tensor([min(self.done[slot], 1) for slot in slots], dtype=torch.int32)
+        seen = (t.to(self.device) for t in (row_slot, torch.zeros_like(ends), ends))
+        return AttentionPlan(torch.empty(0), *seen, cells, tuple(spans))
