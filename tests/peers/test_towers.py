@@ -62,7 +62,7 @@ def qwen25vl(folder: Path) -> Compared:
 
 
 def qwen3vl(folder: Path) -> Compared:
-    return qwen(folder, TOWERS["qwen3vl"], patch=4, width=192, normalisation=STANDARD)
+    return qwen(folder, TOWERS["qwen3vl"], patch=16, width=192, normalisation=STANDARD)
 
 
 def qwen(folder: Path, family: TowerFamily, *, patch: int, width: int, normalisation) -> Compared:
@@ -96,24 +96,19 @@ def internvl(folder: Path) -> Compared:
 
 
 def llava(folder: Path) -> Compared:
-    """The same defect; the first patch is lost, and the last layer of the file is not computed."""
+    """The same defect; the first patch is lost."""
     family, image = TOWERS["llava"], picture(36, 36)
     vision = family.write(folder, flavour="llama.cpp")
-    shifted = shifted_positions(vision.path, folder / "shifted.gguf", layers=1)
+    shifted = shifted_positions(vision.path, folder / "shifted.gguf")
     ours = encoded(load_tower(family.build, shifted), CLIP(image)[None])[0]
     [theirs] = their_features(text_of(folder, 64), vision.path, image, width=64)
     return ours[1:], [theirs[:-1]]
 
 
-def shifted_positions(source: Path, target: Path, layers: int | None = None) -> Path:
-    """Each patch with the position before its own; only the first `layers`."""
-    tensors = matrices(source)
-    changed = {"v.position_embd.weight": np.roll(tensors["v.position_embd.weight"], 1, axis=0)}
-    keys = {}
-    if layers is not None:
-        keys["vision.block_count"] = layers
-        changed |= {name: None for name in tensors if name.startswith(f"v.blk.{layers}.")}
-    return rewrite(source, target, own_keys=keys, tensors=changed)
+def shifted_positions(source: Path, target: Path) -> Path:
+    """Each patch with the position before its own."""
+    name = "v.position_embd.weight"
+    return rewrite(source, target, tensors={name: np.roll(matrices(source)[name], 1, axis=0)})
 
 
 def text_of(folder: Path, width: int) -> Path:
