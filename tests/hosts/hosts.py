@@ -55,6 +55,8 @@ class Host:
     def _vanish(self) -> None:
         for pid in self.processes():
             os.kill(pid, 9)
+        # Linux deletes it with the namespace, but some time later, when its name may be needed.
+        ip("link", "delete", self.cable)
         ip("netns", "delete", self.name)
 
 
