@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from model_zoo.chat.formats.events import CallAborted, CallArguments, CallBegin, CallEnd, Text
+from model_zoo.chat.formats.schema_place import Place, Reading
 from model_zoo.chat.formats.source import Malformed, Source, Steps, decoded, encoded
 
 NAMES = ("name", "tool_name")
@@ -32,6 +33,7 @@ class Calls:
         self._source = source
         self._count = 0
         self._open = False
+        self._readings: dict[tuple[str, str], Reading] = {}
 
     def begin(self, name: object, identity: object = None) -> None:
         if self._open:
@@ -48,6 +50,14 @@ class Calls:
         if self.declared_only and name not in self.tools:
             raise Malformed
         return name
+
+    def reading(self, tool: str, parameter: str) -> Reading:
+        """How the text of a parameter is read, by the schema of the tool."""
+        known = self._readings.get((tool, parameter))
+        if known is None:
+            known = Place.whole(self.tools.get(tool, {})).member(parameter).reading()
+            self._readings[tool, parameter] = known
+        return known
 
     def arguments(self, piece: str) -> None:
         self._source.events.append(CallArguments(self._count, piece))

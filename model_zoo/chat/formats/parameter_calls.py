@@ -6,7 +6,7 @@ from typing import Any
 
 from model_zoo.chat.formats import pythonic
 from model_zoo.chat.formats.calls import Calls
-from model_zoo.chat.formats.schema_place import Place, Reading
+from model_zoo.chat.formats.schema_place import Reading
 from model_zoo.chat.formats.source import (
     PIECE,
     Emit,
@@ -70,7 +70,6 @@ class Parameters:
         if self.name_end:
             yield from source.until((self.name_end,), _ignore)
         calls.begin(name)
-        schema = calls.tools.get(name, {})
         separator = "{"
         while True:
             yield from source.space()
@@ -78,7 +77,8 @@ class Parameters:
                 break
             key, attributes = yield from self._read_key(source)
             calls.arguments(f"{separator}{encoded(key)}: ")
-            yield from self._read_value(source, calls.arguments, _reader(schema, key, attributes))
+            reader = _reader(calls, name, key, attributes)
+            yield from self._read_value(source, calls.arguments, reader)
             separator = ", "
         calls.arguments("{}" if separator == "{" else "}")
         calls.end()
@@ -167,15 +167,11 @@ class _Value:
         return self._held.removesuffix(self._break) if self._padded else self._held
 
 
-def _reader(schema: Mapping[str, Any], key: str, attributes: str) -> Callable[[str], Any] | None:
+def _reader(calls: Calls, tool: str, key: str, attributes: str) -> Callable[[str], Any] | None:
+    """A function that converts the text of a value; None: the text is the value."""
     if attributes:
         return None if 'string="true"' in attributes or 'type="string"' in attributes else _json
-    return reader_of(Place.whole(schema).member(key))
-
-
-def reader_of(place: Place) -> Callable[[str], Any] | None:
-    """A function that converts the text of a value of this schema; None: the text is the value."""
-    return _READERS[place.reading()]
+    return _READERS[calls.reading(tool, key)]
 
 
 def _json(text: str) -> Any:

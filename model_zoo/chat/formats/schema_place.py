@@ -6,6 +6,7 @@ interpret as a value of the schema.
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -15,6 +16,8 @@ from model_zoo.grammars.json_schema import steps_of
 
 MAX_DEPTH = 8  # nesting of references and alternatives
 MAX_PARTS = 200  # parts that are read for one value
+# Values of an enumeration, or characters of a reference or pattern, that count as a part.
+PER_PART = 100
 
 _TYPE_OF = {
     str: "string",
@@ -33,6 +36,37 @@ class Reading(Enum):
     TEXT = "text"  # the text is the value
     TEXT_OR_NULL = "text or null"
     JSON = "json"
+
+
+@dataclass(slots=True)
+class _Budget:
+    """The parts that may still be read for one value. Parts are paid before they are listed,
+    because several parts may refer to the same long list."""
+
+    left: int = MAX_PARTS
+
+    def spend(self, parts: int, *, items: int = 0) -> bool:
+        """Pays for parts and `items`, of which `PER_PART` count as a part; False if too few are
+        left."""
+        cost = parts + items // PER_PART
+        if cost > self.left:
+            return False
+        self.left -= cost
+        return True
+
+    def options(self, place: "Place", keyword: str) -> "list[Place]":
+        """The schemas in the list `keyword`; none if they are too many."""
+        listed = place._mapping.get(keyword)
+        count = len(listed) if isinstance(listed, list) else 0
+        return place.options(keyword) if self.spend(count) else []
+
+    def targets(self, place: "Place") -> "list[Place]":
+        """The part that `$ref` refers to, if there is one."""
+        reference = place._mapping.get("$ref")
+        if not isinstance(reference, str) or not self.spend(1, items=len(reference)):
+            return []
+        target = place.target()
+        return [] if target is None else [target]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +113,7 @@ class Place:
 
     def types(self) -> frozenset[str] | None:
         """The types that values may have, with "number" for integers; None if unknown."""
-        return _types(self, 0, [MAX_PARTS])
+        return _types(self, 0, _Budget())
 
     def reading(self) -> Reading:
         types = self.types()
@@ -92,7 +126,7 @@ class Place:
     def member(self, key: str | None) -> "Place":
         """The schema of the member `key` of an object, by this schema and those that it combines;
         an empty one if they have none. `key` None: of a member that none of them declares."""
-        return _member(self, key, 0, [MAX_PARTS]) or Place(self.root, {})
+        return _member(self, key, 0, _Budget()) or Place(self.root, {})
 
     def list_parts(self) -> "tuple[list[Place], Place]":
         """The schemas of the first items of an array, and that of the others."""
@@ -116,12 +150,15 @@ class Place:
         found = self._mapping.get("properties")
         return found if isinstance(found, Mapping) else {}
 
-    def _own_member(self, key: str | None) -> "Place | None":
+    def _own_member(self, key: str | None, budget: _Budget) -> "Place | None":
         if key is not None and key in self._properties:
             return self.part("properties", key)
         found = []
         patterns = self._mapping.get("patternProperties")
         if isinstance(patterns, Mapping):
+            # The names are joined below, so their length counts, too.
+            if not (budget.spend(len(patterns)) and budget.spend(0, items=sum(map(len, patterns)))):
+                return None
             found += [self.part("patternProperties", pattern) for pattern in patterns]
         if isinstance(self._mapping.get("additionalProperties"), Mapping):
             found.append(self.part("additionalProperties"))
@@ -129,16 +166,14 @@ class Place:
 
     def _all_parts(self) -> "Iterator[Place]":
         """This part and the parts that it combines or refers to."""
-        pending, budget = [(self, 0)], MAX_PARTS
-        while pending and budget:
-            place, depth = pending.pop(0)
-            budget -= 1
+        pending, budget = deque([(self, 0)]), _Budget()
+        while pending:
+            place, depth = pending.popleft()
             yield place
             if depth < MAX_DEPTH:
-                target = place.target()
-                found = [] if target is None else [target]
+                found = budget.targets(place)
                 for keyword in ("allOf", "anyOf", "oneOf"):
-                    found += place.options(keyword)
+                    found += budget.options(place, keyword)
                 pending += [(each, depth + 1) for each in found]
 
 
@@ -151,15 +186,15 @@ def list_schemas(schema: Mapping[str, Any]) -> tuple[list[Any], Any]:
     return (first if isinstance(first, list) else []), items
 
 
-def _member(place: Place, key: str | None, depth: int, budget: list[int]) -> Place | None:
-    if depth > MAX_DEPTH or not budget[0]:
+def _member(place: Place, key: str | None, depth: int, budget: _Budget) -> Place | None:
+    if depth > MAX_DEPTH:
         return None
-    budget[0] -= 1
-    target = place.target()
-    parts = [*([] if target is None else [target]), *place.options("allOf")]
-    found = [place._own_member(key), *(_member(part, key, depth + 1, budget) for part in parts)]
+    parts = [*budget.targets(place), *budget.options(place, "allOf")]
+    found = [place._own_member(key, budget)]
+    found += [_member(part, key, depth + 1, budget) for part in parts]
     for keyword in ("anyOf", "oneOf"):
-        options = [_member(part, key, depth + 1, budget) for part in place.options(keyword)]
+        parts = budget.options(place, keyword)
+        options = [_member(part, key, depth + 1, budget) for part in parts]
         found.append(_joined(place.root, "anyOf", [each for each in options if each is not None]))
     return _joined(place.root, "allOf", [each for each in found if each is not None])
 
@@ -177,32 +212,30 @@ def type_of(value: Any) -> str | None:
     return _TYPE_OF.get(type(value))
 
 
-def _types(place: Place, depth: int, budget: list[int]) -> frozenset[str] | None:
+def _types(place: Place, depth: int, budget: _Budget) -> frozenset[str] | None:
     schema = place.schema
-    if not isinstance(schema, Mapping) or depth > MAX_DEPTH or not budget[0]:
+    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
         return frozenset() if schema is False else None
-    budget[0] -= 1
-    target = place.target()
-    parts = [*place.options("allOf"), *([] if target is None else [target])]
-    found = [_declared(schema), *(_types(part, depth + 1, budget) for part in parts)]
+    parts = [*budget.options(place, "allOf"), *budget.targets(place)]
+    found = [_declared(schema, budget), *(_types(part, depth + 1, budget) for part in parts)]
     for keyword in ("anyOf", "oneOf"):
-        options = [_types(part, depth + 1, budget) for part in place.options(keyword)]
+        options = [_types(part, depth + 1, budget) for part in budget.options(place, keyword)]
         known = [each for each in options if each is not None]
         found.append(frozenset().union(*known) if known and len(known) == len(options) else None)
     said = [each for each in found if each is not None]
     return frozenset.intersection(*said) if said else None
 
 
-def _declared(schema: Mapping[str, Any]) -> frozenset[str] | None:
+def _declared(schema: Mapping[str, Any], budget: _Budget) -> frozenset[str] | None:
     """The types by the schema's own keywords. A schema with properties or items but without a type
-    is treated as that of an object or array."""
-    kind = schema.get("type")
+    is treated as that of an object or array. Lists that exceed the budget are ignored."""
+    kind = _affordable(schema.get("type"), budget)
     kinds = [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else None
     types = None
     if kinds is not None:
         names = (each for each in kinds if isinstance(each, str))
         types = frozenset("number" if each == "integer" else each for each in names)
-    values = schema.get("enum")
+    values = _affordable(schema.get("enum"), budget)
     values = [schema["const"]] if "const" in schema else values
     if isinstance(values, list):
         of_values = frozenset(filter(None, map(type_of, values)))
@@ -212,3 +245,8 @@ def _declared(schema: Mapping[str, Any]) -> frozenset[str] | None:
     if types is None and ("items" in schema or "prefixItems" in schema):
         return frozenset(("array",))
     return types
+
+
+def _affordable(listed: Any, budget: _Budget) -> Any:
+    """The value of a keyword, but None for a list that exceeds the budget."""
+    return listed if not isinstance(listed, list) or budget.spend(0, items=len(listed)) else None
