@@ -16,6 +16,7 @@ from model_zoo.chat.messages import (
     Message,
     render_unforged,
 )
+from model_zoo.chat.sandbox.frames import RenderLimits
 from model_zoo.chat.template_choice import template_of
 from model_zoo.chat.template_language import as_jinja
 from model_zoo.chat.thinking import thinking_variables
@@ -141,11 +142,13 @@ class ChatModel:
     def tower(self) -> VisionTower | None:
         return None if self.vision is None else self.vision.tower
 
-    def with_template(self, source: str, *, origin: str) -> "ChatModel":
+    def with_template(
+        self, source: str, *, origin: str, most: RenderLimits | None = None
+    ) -> "ChatModel":
         """The same model with another chat template, in Jinja or Go's language; ModelFileError if
-        it does not compile or cannot be converted."""
+        it does not compile or cannot be converted. `most`: upper limits of each rendering."""
         told = replace(self.description, chat_template=source, template_source=origin)
-        template = template_of(as_jinja(source), self.tokenizer)
+        template = template_of(as_jinja(source), self.tokenizer, most=most)
         return replace(self, template=template, variants={}, description=told)
 
     def prepare(

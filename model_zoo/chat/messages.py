@@ -14,6 +14,7 @@ from model_zoo.chat.message_form import (
     text_parts,
     wants_parts,
 )
+from model_zoo.chat.sandbox.frames import RenderLimits
 from model_zoo.chat.sentinel import breaker, unused_sentinel, without_sentinel
 from model_zoo.chat.template import Template
 from model_zoo.chat.turns import turn_rules
@@ -80,12 +81,19 @@ class ChatTemplate:
 
     `inspected`: constant texts that it searches for in messages. `names`: the variables, attributes
     and constant texts that it reads. `form`: the form of messages that it reads. `turns`: which
-    turns it renders.
+    turns it renders. `most`: upper limits of each rendering, as for `Template`.
     """
 
-    def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos_token: str = "",
+        eos_token: str = "",
+        most: RenderLimits | None = None,
+    ) -> None:
         self.source = source
-        self._template = Template(source)
+        self._template = Template(source, most=most)
         self.inspected = self._template.inspected
         self.names = self._template.names
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}

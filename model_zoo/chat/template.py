@@ -28,12 +28,13 @@ _COMPILING_MEMORY_BYTES, _COMPILING_MEMORY_PER_CHARACTER = 32 << 20, 1 << 10
 class Template:
     """A compiled template. Raises ModelFileError if the source cannot be compiled.
 
+    `most`: upper limits of a rendering, whose limits otherwise grow with the conversation.
     `inspected`: constant texts that it compares values with or passes to a string method. `names`:
     the variables, attributes and constant texts that it reads. `variables`: the variables that it
     reads and never sets.
     """
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, *, most: RenderLimits | None = None) -> None:
         if len(source) > MAX_SOURCE_CHARACTERS:
             raise ModelFileError(
                 f"The file's chat template has {len(source):,} characters; "
@@ -42,6 +43,7 @@ class Template:
         limits = _compiling_limits(source)
         first, *further = [Renderer(source, limits) for _ in range(PROCESSES)]
         found = _compiled(first.start(), limits)
+        self._most = most
         self.inspected = frozenset(found["inspected"])
         self.names = frozenset(found["names"])
         self.variables = frozenset(found["variables"])
@@ -59,6 +61,8 @@ class Template:
         # Version 2 of marshal repeats equal strings, so that the size is a measure of the work.
         body = marshal.dumps((dict(variables), now.isoformat() if now else None), 2)
         limits = _limits(variables, len(body))
+        if self._most is not None:
+            limits = limits.within(self._most)
         renderer = self._idle.get()
         try:
             reply = renderer.render(body, limits)

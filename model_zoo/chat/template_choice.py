@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from model_zoo.chat.messages import ChatTemplate
+from model_zoo.chat.sandbox.frames import RenderLimits
 from model_zoo.chat.sandbox.renderer import start_server
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from model_zoo.tokenizers.vocabulary import optional_text, required_array
@@ -126,12 +127,16 @@ def _family(tokenizer: Tokenizer, metadata: Mapping[str, Any], architecture: str
     return None
 
 
-def template_of(source: str, tokenizer: Tokenizer) -> ChatTemplate:
-    """The template with the model's BOS and EOS texts; ModelFileError if it does not compile."""
+def template_of(
+    source: str, tokenizer: Tokenizer, *, most: RenderLimits | None = None
+) -> ChatTemplate:
+    """The template with the model's BOS and EOS texts; ModelFileError if it does not compile.
+    `most`: upper limits of each rendering."""
     texts = tokenizer.vocabulary.tokens
     bos, eos = tokenizer.bos_id, tokenizer.eos_id
     return ChatTemplate(
         source,
         bos_token="" if bos is None else texts[bos],
         eos_token="" if eos is None else texts[eos],
+        most=most,
     )

@@ -12,16 +12,24 @@ from runtime.errors import OverloadedError
 class FairGate:
     """At most `places` holders at a time; the others are admitted in the order of `FairQueue`.
 
+    `tenant_places`: limit of the places that one tenant holds, even while others are free, because
+    a holder does not leave early for those who come later. By default all of them.
     `max_waiting`: limit of waiting callers, of which one tenant may hold only a share
     (`may_enter`); None: no limit. `things`: the noun for callers in error messages. For one event
     loop.
     """
 
     def __init__(
-        self, places: int, *, max_waiting: int | None = None, things: str = "requests"
+        self,
+        places: int,
+        *,
+        tenant_places: int | None = None,
+        max_waiting: int | None = None,
+        things: str = "requests",
     ) -> None:
         assert places > 0
         self._places = places
+        self._tenant_places = places if tenant_places is None else tenant_places
         self._max_waiting = max_waiting
         self._things = things
         self._holders: Counter[str] = Counter()
@@ -42,7 +50,7 @@ class FairGate:
 
     async def enter(self, tenant: str) -> None:
         """Waits for a place, which `leave` gives back. Raises OverloadedError if too many wait."""
-        if self._holders.total() < self._places:
+        if self._holders.total() < self._places and self._may_hold(tenant):
             self._holders[tenant] += 1
             return
         self._check_room(tenant)
@@ -62,11 +70,15 @@ class FairGate:
         if not self._holders[tenant]:
             del self._holders[tenant]
         for waiting, turn in self._waiting.in_turn(self._holders):
-            if not turn.done():  # otherwise it is cancelled, and its caller has not run since
+            # A turn that is done is cancelled, and its caller has not run since.
+            if not turn.done() and self._may_hold(waiting):
                 self._waiting.serve(waiting, turn)
                 self._holders[waiting] += 1
                 turn.set_result(None)
                 return
+
+    def _may_hold(self, tenant: str) -> bool:
+        return self._holders[tenant] < self._tenant_places
 
     def _check_room(self, tenant: str) -> None:
         if self._max_waiting is None:

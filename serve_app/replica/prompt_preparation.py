@@ -37,6 +37,7 @@ from serve_app.replica.truncation import (
 AnyTask = ChatTask | PromptTask
 
 TEXT_THREADS = 4
+TENANT_TEXT_THREADS = 3  # of one tenant, whose templates may be slow
 IMAGE_THREADS = 2
 MAX_WAITING = 64  # prompts with images; their files stay in memory while they wait
 
@@ -62,7 +63,7 @@ class PromptPreparer:
         self.image_cache = image_cache or ImageCache()
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="prompts")
         self._image_threads = ThreadPoolExecutor(IMAGE_THREADS, thread_name_prefix="images")
-        self._text_gate = FairGate(TEXT_THREADS)
+        self._text_gate = FairGate(TEXT_THREADS, tenant_places=TENANT_TEXT_THREADS)
         self._image_gate = FairGate(
             IMAGE_THREADS, max_waiting=MAX_WAITING, things="prompts with images"
         )

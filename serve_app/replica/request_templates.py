@@ -3,6 +3,7 @@
 import threading
 from collections import OrderedDict
 
+from model_zoo.chat.sandbox.frames import RenderLimits
 from model_zoo.chat_model import ChatModel
 from runtime.errors import ModelFileError, RequestError
 
@@ -11,6 +12,9 @@ MAX_KEPT = 4
 # Limits the time of a compilation, which any client can request; published templates have at most
 # half as many characters.
 MAX_CHARACTERS = 1 << 15
+# Limits of a rendering that do not grow with the conversation, because any client can send a
+# template and a long conversation with it.
+MOST = RenderLimits(seconds=1.0, memory_bytes=128 << 20, reply_bytes=8 << 20)
 
 
 class RequestTemplates:
@@ -37,7 +41,7 @@ class RequestTemplates:
                 "limit"
             )
         try:
-            model = self._model.with_template(template, origin="the request")
+            model = self._model.with_template(template, origin="the request", most=MOST)
         except ModelFileError as error:
             raise RequestError(f"template error: {error}") from None
         with self._lock:

@@ -34,6 +34,14 @@ class RenderLimits:
     memory_bytes: int
     reply_bytes: int
 
+    def within(self, most: "RenderLimits") -> "RenderLimits":
+        """These limits, each at most the other one."""
+        return RenderLimits(
+            min(self.seconds, most.seconds),
+            min(self.memory_bytes, most.memory_bytes),
+            min(self.reply_bytes, most.reply_bytes),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RenderReply:

@@ -56,6 +56,25 @@ async def test_another_tenant_is_admitted_next_however_many_wait() -> None:
     assert other.done() and callers.gate.count == 0
 
 
+async def test_one_tenant_does_not_hold_all_places() -> None:
+    callers = Callers(FairGate(4, tenant_places=3))
+    for _ in range(9):
+        callers.call("flood")
+    await settled()
+    assert callers.entered == ["flood"] * 3
+    callers.call("other")
+    await settled()
+    assert callers.entered == ["flood"] * 3 + ["other"]
+    for _ in range(2):
+        callers.may_end.release()
+        await settled()
+        assert callers.holding["flood"] == 3
+    for _ in range(10):
+        callers.may_end.release()
+    await asyncio.gather(*callers.tasks)
+    assert callers.gate.count == 0 and callers.entered.count("flood") == 9
+
+
 async def test_a_cancelled_waiting_caller_is_skipped() -> None:
     callers = Callers(FairGate(1))
     first, second, third = (callers.call(tenant) for tenant in ("a", "b", "c"))
@@ -101,9 +120,10 @@ async def test_one_tenant_does_not_fill_the_queue() -> None:
     assert callers.gate.count == 0
 
 
-async def test_no_place_is_lost_under_random_cancellations() -> None:
+@pytest.mark.parametrize("tenant_places", [None, 2])
+async def test_no_place_is_lost_under_random_cancellations(tenant_places: int | None) -> None:
     r = random.Random(1)
-    callers = Callers(FairGate(3))
+    callers = Callers(FairGate(3, tenant_places=tenant_places))
     for _ in range(400):
         callers.call(r.choice("aab"))
         if r.random() < 0.4:
@@ -113,6 +133,7 @@ async def test_no_place_is_lost_under_random_cancellations() -> None:
         if r.random() < 0.7:
             await asyncio.sleep(0)
         assert callers.holding.total() <= 3
+        assert max(callers.holding.values(), default=0) <= (tenant_places or 3)
     for _ in range(400):
         callers.may_end.release()
     await asyncio.gather(*callers.tasks, return_exceptions=True)

@@ -20,7 +20,12 @@ from serve_app.gateway.tasks import (
     Truncation,
 )
 from serve_app.replica import prompt_preparation
-from serve_app.replica.prompt_preparation import IMAGE_THREADS, TEXT_THREADS, PromptPreparer
+from serve_app.replica.prompt_preparation import (
+    IMAGE_THREADS,
+    TENANT_TEXT_THREADS,
+    TEXT_THREADS,
+    PromptPreparer,
+)
 from tests.patience import HANG_S, settled, until
 from tests.unit.model_zoo.multimodal.test_placeholders import model_of
 from tests.vision_prompts import png
@@ -120,6 +125,21 @@ async def test_slow_prompts_of_one_tenant_do_not_delay_another(source) -> None:
     preparer.close()
 
 
+async def test_one_tenant_does_not_occupy_all_threads_for_texts() -> None:
+    model = SlowModel()
+    preparer = PromptPreparer(model, context_tokens=512)
+    source = WITHOUT_IMAGES[0]
+    flood = [asyncio.create_task(prepared(preparer, source, tenant="flood")) for _ in range(30)]
+    await running(model, TENANT_TEXT_THREADS)
+    other = asyncio.create_task(prepared(preparer, source, 5, tenant="other"))
+    await running(model, TEXT_THREADS)
+    assert 5 in model.limits
+    model.may.set()
+    await asyncio.gather(other, *flood)
+    assert model.most_at_once == TEXT_THREADS
+    preparer.close()
+
+
 async def test_slow_prompts_of_one_model_do_not_delay_those_of_another() -> None:
     slow, quick = SlowModel(), SlowModel()
     quick.may.set()
@@ -128,7 +148,7 @@ async def test_slow_prompts_of_one_model_do_not_delay_those_of_another() -> None
         PromptPreparer(quick, context_tokens=512),
     ]
     delayed = [asyncio.create_task(prepared(preparers[0], WITHOUT_IMAGES[0])) for _ in range(100)]
-    await running(slow, TEXT_THREADS)
+    await running(slow, TENANT_TEXT_THREADS)
     assert (await prepared(preparers[1], WITHOUT_IMAGES[0])).tokens == (1,)
     assert not any(prompt.done() for prompt in delayed)
     slow.may.set()

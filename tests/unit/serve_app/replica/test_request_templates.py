@@ -4,9 +4,12 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
+import torch
 
 from model_zoo.chat.messages import Message
+from model_zoo.chat.sandbox.frames import RenderLimits
 from model_zoo.chat_model import ChatModel
+from model_zoo.registry import load
 from runtime.engine.request import SamplingParams
 from runtime.errors import PromptTooLongError, RequestError
 from serve_app.config.settings import ModelSettings
@@ -75,11 +78,33 @@ def test_what_the_template_does_not_support_is_refused(replica, source, reason) 
         answer(replica, source)
 
 
+@pytest.mark.parametrize(
+    ("rendered", "limit"),
+    [
+        (
+            "{% for a in range(9**5) %}{% for b in range(9**5) %}{% endfor %}{% endfor %}",
+            "1.00 s of processor time",
+        ),
+        ("{{ ('ab' * 10**8) | length }}", "128 MiB of memory"),
+        ("{% for i in range(99) %}{{ 'ab' * 10**5 }}{% endfor %}", "8,388,608 bytes of text"),
+    ],
+    ids=["time", "memory", "text"],
+)
+def test_the_limits_of_the_template_of_a_request_do_not_grow_with_it(
+    rendered: str, limit: str
+) -> None:
+    model = load(DEMO_MODEL, device=torch.device("cpu"), dtype=torch.float32)
+    template = f"{{% if messages | length == 500 %}}{rendered}{{% endif %}}"
+    messages = (Message("user", "hi " * 1500), Message("assistant", "hi")) * 250
+    with pytest.raises(RequestError, match=f"needs more than {limit}"):
+        RequestTemplates(model).model(template).prepare(messages)
+
+
 def test_few_templates_of_requests_are_kept() -> None:
     compiled = []
 
     class Model:
-        def with_template(self, source: str, *, origin: str) -> str:
+        def with_template(self, source: str, *, origin: str, most: RenderLimits) -> str:
             compiled.append(source)
             return f"with {source}"
 
