@@ -116,7 +116,7 @@ class PromptPreparer:
                 )
                 return self._cut(task, prompt, max_tokens)
             case Infill(before, after, template):
-                model = self._templates.model(template)
+                model = self._templates.model(template, salt=task.cache_salt)
                 if not model.inserts:
                     raise RequestError(f'"{self._name}" does not support insert')
                 return model.prepare_infill(before, after, now=task.now)
@@ -126,7 +126,7 @@ class PromptPreparer:
     def _converse(
         self, task: AnyTask, source: Conversation, max_tokens: int, lease: ImageLease | None
     ) -> Prompt:
-        model = self._templates.model(source.template)
+        model = self._templates.model(source.template, salt=task.cache_salt)
         prepare = partial(
             model.prepare,
             tools=source.tools,

@@ -22,18 +22,20 @@ class RequestTemplates:
 
     def __init__(self, model: ChatModel) -> None:
         self._model = model
-        self._kept: OrderedDict[str, ChatModel] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], ChatModel] = OrderedDict()
         self._lock = threading.Lock()
 
-    def model(self, template: str) -> ChatModel:
-        """The model with this template; unchanged for an empty one. RequestError for a template
-        that is too long or does not compile."""
+    def model(self, template: str, *, salt: str) -> ChatModel:
+        """The model with this template; unchanged for an empty one. `salt`: the `cache_salt` of the
+        task, without which response times would reveal the templates of other tenants.
+        RequestError for a template that is too long or does not compile."""
         if not template:
             return self._model
+        key = (salt, template)
         with self._lock:
-            model = self._kept.get(template)
+            model = self._kept.get(key)
             if model is not None:
-                self._kept.move_to_end(template)
+                self._kept.move_to_end(key)
                 return model
         if len(template) > MAX_CHARACTERS:
             raise RequestError(
@@ -45,7 +47,7 @@ class RequestTemplates:
         except ModelFileError as error:
             raise RequestError(f"template error: {error}") from None
         with self._lock:
-            self._kept[template] = model
+            self._kept[key] = model
             if len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
         return model

@@ -97,7 +97,7 @@ def test_the_limits_of_the_template_of_a_request_do_not_grow_with_it(
     template = f"{{% if messages | length == 500 %}}{rendered}{{% endif %}}"
     messages = (Message("user", "hi " * 1500), Message("assistant", "hi")) * 250
     with pytest.raises(RequestError, match=f"needs more than {limit}"):
-        RequestTemplates(model).model(template).prepare(messages)
+        RequestTemplates(model).model(template, salt="").prepare(messages)
 
 
 def test_few_templates_of_requests_are_kept() -> None:
@@ -110,10 +110,14 @@ def test_few_templates_of_requests_are_kept() -> None:
 
     model: ChatModel = Model()  # type: ignore[assignment]
     templates = RequestTemplates(model)
-    assert templates.model("") is model
+    assert templates.model("", salt="") is model
     for name in ["a", *map(str, range(MAX_KEPT - 1)), "a", "new", "a", "0"]:
-        assert templates.model(name) == f"with {name}"
+        assert templates.model(name, salt="") == f"with {name}"
     assert compiled == ["a", *map(str, range(MAX_KEPT - 1)), "new", "0"]
+    compiled.clear()
+    for salt in ("one", "two", "one", "two"):
+        templates.model("a", salt=salt)
+    assert compiled == ["a", "a"]
 
 
 TURNS = tuple(
