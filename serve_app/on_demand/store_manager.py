@@ -6,6 +6,7 @@ continue when their caller dies, so operations would need the same lease.
 """
 
 import asyncio
+import hashlib
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ from runtime.errors import (
     SourceNotFoundError,
 )
 from serve_app.config.model_sources import requested_source, sound_name
-from serve_app.logs import get_logger
+from serve_app.logs import get_logger, without_texts
 from serve_app.on_demand.definitions import blob_digest
 from serve_app.on_demand.model_pool import ModelPool
 from serve_app.on_demand.report import CallResult, PoolReport
@@ -141,7 +142,9 @@ class StoreManager:
         except Exception as error:
             if not isinstance(error, RequestError | ModelNotFoundError | OverloadedError):
                 # Clients do not get these messages in full, because they may name directories.
-                log.warning("call failed", method=method, reason=repr(error))
+                known = isinstance(error, CaravanError)
+                facts = {"reason": repr(error)} if known else without_texts(error)
+                log.warning("call failed", method=method, **facts)
             return CallResult(replica, failed=wire.failed(error))
 
     def pull(self, id: str, text: str, insecure: bool = False) -> None:
@@ -160,7 +163,7 @@ class StoreManager:
                     insecure=insecure,
                 )
 
-        self.operations.begin(id, f"pull {source} {insecure}", work)
+        self.operations.begin(id, f"pull {source}", work, variant=str(insecure))
 
     def push(self, id: str, text: str, insecure: bool = False) -> None:
         """Begins or joins the push of a model to the registry that its name begins with, as
@@ -172,7 +175,7 @@ class StoreManager:
             environment = self._pull_environment(with_token=False)
             push(name, self._store, progress=progress, environment=environment, insecure=insecure)
 
-        self.operations.begin(id, f"push {name} {insecure}", work)
+        self.operations.begin(id, f"push {name}", work, variant=str(insecure))
 
     def create(self, id: str, text: str, definition: Definition, configured: bool) -> None:
         """Begins or joins the creation of the model that `text` names, as operation `id`.
@@ -194,7 +197,8 @@ class StoreManager:
             with _ollama_errors(definition.base, with_token):
                 create(name, definition, self._store, progress=progress, environment=environment)
 
-        self.operations.begin(id, f"create {name} {definition!r}", work)
+        variant = hashlib.sha256(repr(definition).encode(errors="surrogatepass")).hexdigest()
+        self.operations.begin(id, f"create {name}", work, variant=variant)
 
     def copy(self, source: str, destination: str) -> None:
         """ModelNotFoundError if the store does not have `source`."""

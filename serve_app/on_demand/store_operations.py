@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from model_zoo.sources.pull import Progress, PullProgress
 from runtime.errors import CaravanError, ModelNotFoundError, OverloadedError
-from serve_app.logs import get_logger
+from serve_app.logs import get_logger, without_texts
 from serve_app.on_demand.report import OperationProgress
 
 MAX_RUNNING = 8
@@ -36,9 +36,13 @@ class Operations:
         self._operations: dict[str, _Operation] = {}  # by the ids of the clients that follow them
         self._lock = threading.Lock()
 
-    def begin(self, id: str, key: str, work: Callable[[Progress], None]) -> None:
-        """Starts `work`, or joins the running operation with the same `key`, under the client's
-        `id`. OverloadedError when `max_running` operations are running."""
+    def begin(
+        self, id: str, name: str, work: Callable[[Progress], None], *, variant: str = ""
+    ) -> None:
+        """Starts `work`, or joins the running operation with the same `name` and `variant`, under
+        the client's `id`. Logs have the name, which must not contain texts of users.
+        OverloadedError when `max_running` operations are running."""
+        key = (name, variant)
         with self._lock:
             self._remove_expired()
             running = {each for each in self._operations.values() if not each.done}
@@ -81,7 +85,7 @@ class _Cancelled(Exception):
 
 
 class _Operation:
-    def __init__(self, key: str, lease_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, key: tuple[str, str], lease_s: float, clock: Callable[[], float]) -> None:
         self.key = key
         self.lease_s = lease_s
         self.future: Future[None] | None = None
@@ -105,12 +109,12 @@ class _Operation:
         try:
             work(self._add)
         except _Cancelled:
-            log.info("operation cancelled: no client is left", operation=self.key)
+            log.info("operation cancelled: no client is left", operation=self.key[0])
             raise OverloadedError("cancelled, because no client polled its progress") from None
         except CaravanError:
             raise
         except Exception as error:
-            log.error("operation failed", operation=self.key, reason=repr(error))
+            log.error("operation failed", operation=self.key[0], **without_texts(error))
             raise
 
     def progress(self, after: int) -> OperationProgress:

@@ -2,17 +2,25 @@
 
 import json
 import logging
+import threading
+import time
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import pytest
 
+from model_zoo.chat.messages import Message
+from model_zoo.sources.pull import PullProgress
+from model_zoo.store.definition import Definition
+from runtime.errors import OverloadedError
 from serve_app import logs
 from serve_app.api import observing, reply
 from serve_app.api.keys import key_hash
 from serve_app.gateway.tasks import ChatDelta, ChatTask, Task
 from serve_app.logs import structure_records
+from serve_app.on_demand import store_manager, store_operations
 from serve_app.transport import features, stream_server
+from tests.patience import until
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.api.operations import (
     AnyReplica,
@@ -25,6 +33,7 @@ from tests.unit.serve_app.api.operations import (
     with_bodies,
 )
 from tests.unit.serve_app.fake_replicas import http_client
+from tests.unit.serve_app.on_demand.fake_cluster import cluster_of
 
 CANARY = "canary-7f3a"
 KEY = f"sk-{CANARY}"
@@ -89,6 +98,47 @@ async def test_no_text_of_a_request_is_logged(operation, capsys):
         await client.request(operation.method, path, json=body_of(operation), headers=wrong)
     statuses = {line["status"] for line in lines(capsys) if line["event"] == "request"}
     assert {200, 400, 401} <= statuses
+
+
+@pytest.mark.parametrize("way", ["fails", "is cancelled", "is refused"])
+async def test_no_text_of_a_new_model_is_logged(way, tmp_path, monkeypatch, capsys):
+    begun = threading.Event()
+
+    def create(name, definition, store, *, progress, environment) -> None:
+        begun.set()
+        if way == "fails":
+            raise Unforeseen(f"{CANARY} {definition}")
+        while True:
+            progress(PullProgress("working"))
+            time.sleep(0.001)
+
+    def refuse(definition) -> None:
+        raise Unforeseen(f"{CANARY} {definition}")
+
+    monkeypatch.setattr(store_manager, "create", create)
+    if way == "is refused":
+        monkeypatch.setattr(store_manager, "_check_file", refuse)
+    for module in (store_manager, store_operations):
+        monkeypatch.setattr(module, "log", logs.get_logger(DEBUG))
+    definition = Definition(system=CANARY, messages=(Message("user", CANARY),))
+    async with cluster_of(tmp_path) as cluster:
+        manager = cluster.processes[0].store_manager
+        result = await manager.call("create", "id", "own", definition, way == "is refused")
+        if way != "is refused":
+            assert result.failed is None
+            await until(begun.is_set)
+            manager.operations.close()
+            with pytest.raises((Unforeseen, OverloadedError)):
+                await until(lambda: manager.operations.follow("id", 0).done)
+    logged = [line for line in lines(capsys) if line["event"] != "request"]
+    if way == "is refused":
+        assert [(line["event"], line["error"]) for line in logged] == [
+            ("call failed", "Unforeseen")
+        ]
+    else:
+        event = {"fails": "operation failed", "is cancelled": "operation cancelled"}[way]
+        assert logged[0]["event"].startswith(event)
+        assert logged[0]["operation"] == "create own:latest"
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["early", "late"])

@@ -44,6 +44,24 @@ def test_operations_of_one_key_are_joined_and_each_client_reads_its_own_steps(op
     assert (report.count, report.done, runs) == (3, True, [1])
 
 
+def test_operations_of_one_name_with_other_contents_are_not_joined(operations):
+    may_end, runs = threading.Event(), []
+
+    def work_of(content: str):
+        def work(progress) -> None:
+            runs.append(content)
+            assert may_end.wait(HANG_S)
+
+        return work
+
+    operations.begin("first", "create own", work_of("a"), variant="a")
+    operations.begin("second", "create own", work_of("b"), variant="b")
+    operations.begin("third", "create own", work_of("b"), variant="b")
+    may_end.set()
+    wait_until(lambda: operations.follow("third", 0).done and operations.follow("first", 0).done)
+    assert sorted(runs) == ["a", "b"]
+
+
 def test_a_client_that_begins_after_the_end_starts_a_new_operation(operations):
     runs = []
     for client in ("first", "second"):
