@@ -57,11 +57,15 @@ def pull(
 ) -> StoredModel:
     """Brings the model up to date with its source; only missing blobs are downloaded.
 
-    `progress` is called in the caller's thread. `insecure`: treats the source's host as the
-    `insecure_host` of `open_http`.
+    `progress` is called in the caller's thread. `insecure`: treats the registry as the
+    `insecure_host` of `open_http`; the Hub, which may get a token, is never one.
     SourceError if the model is not available, StoreError if it cannot be stored; a later call
     resumes.
     """
+    if insecure and isinstance(source, HubSource):
+        raise SourceError(
+            f"{source}: `insecure` is for registries only; the Hub's certificate is verified."
+        )
     report = progress or ignore_progress
     host = source.name.host if insecure else None
     with (

@@ -91,6 +91,14 @@ def test_the_token_is_sent_to_the_hub_only(store, tmp_path, kept) -> None:
         assert all("authorization" not in exchange.headers for exchange in cdn.exchanges)
 
 
+def test_the_token_is_never_sent_over_an_unverified_connection(store) -> None:
+    with hub(repo=REPOSITORY, token=TOKEN) as (server, cdn):
+        environment = {"HF_ENDPOINT": server.url, "HF_TOKEN": TOKEN}
+        with pytest.raises(SourceError, match="`insecure` is for registries only"):
+            pull(parse_source("hf://org/repo"), store, environment=environment, insecure=True)
+    assert server.exchanges == cdn.exchanges == []
+
+
 def test_a_gated_repository_is_an_error_that_names_no_token(store, tmp_path) -> None:
     nowhere = {"HF_HOME": str(tmp_path)}
     with hub(repo=REPOSITORY, token=TOKEN) as (server, _):
