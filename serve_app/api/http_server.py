@@ -16,29 +16,42 @@ _M_MMAP_THRESHOLD = -3
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Refuses request heads of more than `MAX_HEAD_BYTES` plus one read. uvicorn has no limit, and
-    its cost grows with the square of a header's length.
+    """Refuses more than `MAX_HEAD_BYTES` plus one read without a part of a body: the head of a
+    request, fields after its body, or extensions of a chunk. uvicorn has no limit, and its cost
+    grows with the square of a header's length. Fields after a body are discarded.
     """
 
     _in_head = False
-    _head_bytes = 0
+    _advanced = False  # whether the last read ended a head or had a part of a body
+    _field_bytes = 0
 
     def data_received(self, data: bytes) -> None:
-        begun = self._in_head
+        self._advanced = False
         super().data_received(data)
-        if begun and self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                message = f"The request's headers have more than {MAX_HEAD_BYTES:,} bytes."
-                self.send_400_response(message)
+        self._field_bytes = 0 if self._advanced else self._field_bytes + len(data)
+        if self._field_bytes > MAX_HEAD_BYTES:
+            message = f"The request's headers have more than {MAX_HEAD_BYTES:,} bytes."
+            self.send_400_response(message)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
+        self._in_head = self._advanced = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._in_head, self._advanced = False, True
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._advanced = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._advanced = True
+        super().on_message_complete()
 
 
 def configure(environment: MutableMapping[str, str]) -> None:

@@ -58,8 +58,8 @@ class PreviousResponseError(RequestError):
 class Refusal:
     """A status, a message for the client, and the seconds after which a retry makes sense.
 
-    `kind` and `code`: the `type` and `code` of OpenAI's error body, where the status does not
-    determine them.
+    `closes`: the connection is closed after the response. `kind` and `code`: the
+    `type` and `code` of OpenAI's error body, where the status does not determine them.
     """
 
     status: int
@@ -67,6 +67,7 @@ class Refusal:
     retry_after_s: int | None = None
     kind: str | None = None
     code: str | None = None
+    closes: bool = False
 
     @property
     def compatible_message(self) -> str:
@@ -76,11 +77,10 @@ class Refusal:
     @property
     def headers(self) -> dict[str, str]:
         headers = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
-        match self.status:
-            case 401:  # RFC 9110, section 15.5.2
-                headers["www-authenticate"] = "Bearer"
-            case 408:  # the rest of a slow body would otherwise occupy the connection
-                headers["connection"] = "close"
+        if self.status == 401:  # RFC 9110, section 15.5.2
+            headers["www-authenticate"] = "Bearer"
+        if self.closes:
+            headers["connection"] = "close"
         return headers
 
 
@@ -93,8 +93,8 @@ def refusal(error: Exception) -> Refusal:
     match error:
         case BodyTooLargeError():
             return Refusal(413, str(error))
-        case SlowBodyError():
-            return Refusal(408, str(error))
+        case SlowBodyError():  # the rest of the body would otherwise occupy the connection
+            return Refusal(408, str(error), closes=True)
         case ContentEncodingError():
             return Refusal(415, str(error))
         case QuotaError():

@@ -14,8 +14,8 @@ from serve_app.haproxy import CLIENT_HEADER, SECRET_HEADER
 
 
 class ThroughProxy:
-    """Check: 403 for requests without the secret; sets the client's address of the others and
-    removes both headers.
+    """Check: 403 for requests without the secret, and the end of their connection; sets the
+    client's address of the others and removes both headers.
 
     Ray answers HAProxy's health checks before this check.
     """
@@ -26,7 +26,8 @@ class ThroughProxy:
     def __call__(self, scope: Scope) -> Refusal | None:
         given = Headers(scope=scope)
         if not hmac.compare_digest(given.get(SECRET_HEADER, "").encode(), self._secret):
-            return Refusal(403, "this port takes requests from the server's HAProxy only")
+            reason = "this port takes requests from the server's HAProxy only"
+            return Refusal(403, reason, closes=True)
         address, _, port = given[CLIENT_HEADER].partition(" ")
         scope.update(client=(address, int(port)), headers=list(scope["headers"]))
         headers = MutableHeaders(scope=scope)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -51,6 +52,7 @@ def test_requests_that_bypass_haproxy_are_refused(headers: dict[str, str]) -> No
     encoded = {name: value.encode("latin-1") for name, value in headers.items()}
     response = TestClient(APP).get("/v1/x", headers=encoded)  # type: ignore[arg-type]
     assert response.status_code == 403
+    assert response.headers["connection"] == "close"
     assert "from the server's HAProxy only" in response.json()["error"]["message"]
 
 
@@ -96,6 +98,48 @@ async def test_an_endless_header_is_refused() -> None:
     assert wire.closed
     assert wire.written.startswith(b"HTTP/1.1 400")
     assert wire.written.endswith(b"have more than 65,536 bytes.")
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "endless"),
+    [
+        (b"0\r\n", b"x-field: " + b"a" * 1000 + b"\r\n"),
+        (b"0\r\nx-field: ", b"a" * 1000),
+        (b"1\r\na\r\n1;", b"a" * 1000),
+    ],
+    ids=["many", "long", "of a chunk"],
+)
+async def test_endless_fields_after_a_head_are_refused(begin: bytes, endless: bytes) -> None:
+    server, wire = LimitedProtocol(uvicorn.Config(ok), ServerState(), {}), Wire()
+    server.connection_made(wire)
+    server.data_received(CHUNKED + begin)
+    for _ in range(MAX_HEAD_BYTES // len(endless)):
+        assert not wire.closed
+        server.data_received(endless)
+    server.data_received(endless)
+    assert wire.closed and wire.written.startswith(b"HTTP/1.1 400")
+    assert server.scope["headers"] == [(b"transfer-encoding", b"chunked")]
+
+
+async def test_fields_after_a_body_are_discarded_and_small_chunks_are_not_limited() -> None:
+    seen: list[Any] = []
+
+    async def app(scope, receive, send) -> None:
+        request = Request(scope, receive)
+        seen.append((len(await request.body()), request.headers.get("x-caravan-proxy")))
+        await JSONResponse(None)(scope, receive, send)
+
+    async with listening(app, http=LimitedProtocol) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(CHUNKED + b"1\r\na\r\n" * MAX_HEAD_BYTES)
+            writer.write(b"0\r\nx-caravan-proxy: guess\r\n\r\n")
+            assert b"200 OK" in await reader.readuntil(b"null")
+        writer.close()
+    assert seen == [(MAX_HEAD_BYTES, None)] * 2
 
 
 async def test_usual_heads_and_large_bodies_are_not_limited() -> None:
