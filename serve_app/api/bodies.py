@@ -3,7 +3,7 @@
 import asyncio
 import string
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
@@ -45,7 +45,7 @@ class BodyLimits:
     limits the bodies that are being received or parsed in this process; by default 8 times
     `max_bytes`. One tenant may use a quarter of the budget, and always one body of `max_bytes`.
 
-    A body must arrive within `grace_s` plus one second for each `min_bytes_per_s` received.
+    A body must arrive with `min_bytes_per_s`; it may fall behind that by `grace_s` at most.
     """
 
     max_bytes: int
@@ -103,24 +103,14 @@ class BodyReceiver:
 
     async def _receive(self, request: Request, account: "Account", images: bool) -> bytearray:
         limits, body, scan, text_bytes = self._limits, bytearray(), JsonScan(), 0
-        started_s, allowed_s = asyncio.get_running_loop().time(), limits.grace_s
         try:
-            async with asyncio.timeout(limits.grace_s) as deadline:
-                async for part in request.stream():
-                    self._check_size(len(body) + len(part), images)
-                    account.hold(len(part))
-                    scan.add(part)
-                    text_bytes += 0 if _may_be_image(part) else len(part)
-                    limits.check_text(text_bytes)
-                    body += part
-                    allowed_s = limits.grace_s + len(body) / limits.min_bytes_per_s
-                    deadline.reschedule(started_s + allowed_s)
-        except TimeoutError:
-            raise SlowBodyError(
-                f"the request body is too slow: {len(body):,} bytes arrived in {allowed_s:.0f} s; "
-                f"after {limits.grace_s:.0f} s at least {limits.min_bytes_per_s:,} bytes per "
-                "second are required"
-            ) from None
+            async for part in in_time(request, limits):
+                self._check_size(len(body) + len(part), images)
+                account.hold(len(part))
+                scan.add(part)
+                text_bytes += 0 if _may_be_image(part) else len(part)
+                limits.check_text(text_bytes)
+                body += part
         except ClientDisconnect:
             raise RequestError("the request body is incomplete") from None
         return body
@@ -133,6 +123,30 @@ class BodyReceiver:
             )
         if not images:
             limits.check_text(size)
+
+
+async def in_time(request: Request, limits: BodyLimits) -> AsyncGenerator[bytes, None]:
+    """The parts of a body as they arrive. Raises SlowBodyError if they are slower than the limits
+    allow; the time that the caller takes for a part does not count."""
+    loop, parts = asyncio.get_running_loop(), request.stream()
+    received, left_s = 0, limits.grace_s
+    while True:
+        begun_s = loop.time()
+        try:
+            async with asyncio.timeout(left_s):
+                part = await anext(parts, None)
+        except TimeoutError:
+            raise SlowBodyError(
+                f"the request body is too slow: after {received:,} bytes it was "
+                f"{limits.grace_s:.0f} s behind {limits.min_bytes_per_s:,} bytes per second, which "
+                "are required"
+            ) from None
+        if part is None:
+            return
+        received += len(part)
+        left_s += len(part) / limits.min_bytes_per_s - (loop.time() - begun_s)
+        left_s = min(left_s, limits.grace_s)
+        yield part
 
 
 class BodyBudget:

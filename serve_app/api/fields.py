@@ -1,7 +1,7 @@
 """Parses request bodies: typed fields, ignored or refused fields, errors that name the field."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
 from runtime.errors import RequestError
-from serve_app.api.bodies import BodyLimits, BodyReceiver
+from serve_app.api.bodies import BodyLimits, BodyReceiver, in_time
 from serve_app.api.json_values import decoded_json
 from serve_app.api.large_bodies import LargeBodies
 from serve_app.api.tenant import tenant_of
@@ -122,6 +122,10 @@ class BodyReader:
             request.state.large_body = large
             parse = partial(self._parsed, kind, data)
             return await self._large.begin(tenant_of(request), parse) if large else parse()
+
+    def parts(self, request: Request) -> AsyncGenerator[bytes, None]:
+        """The parts of a body that is no JSON, such as a file; SlowBodyError as for others."""
+        return in_time(request, self._limits)
 
     async def convert(
         self,

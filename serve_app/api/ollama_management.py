@@ -149,7 +149,8 @@ class OllamaManagement:
         size = int(stated) if stated.isdigit() else None
         digest, tenant = request.path_params["digest"], tenant_of(request)
         try:
-            new = await management.upload(digest, size, request.stream(), tenant=tenant)
+            parts = self._bodies.parts(request)
+            new = await management.upload(digest, size, parts, tenant=tenant)
         except ClientDisconnect:
             raise RequestError("the file is incomplete") from None
         return Response(status_code=201 if new else 200)

@@ -39,6 +39,8 @@ from tests.patience import HANG_S
 from tests.unit.serve_app.fake_replicas import CARD, OneReplica
 from tests.unit.serve_app.on_demand.fake_loader import FakeLoader, card
 
+LIMITS = BodyLimits(1 << 20)
+
 
 class StoreBackedLoader(FakeLoader):
     """Finds models in a store; each takes `sizes` bytes, by default 10."""
@@ -198,6 +200,7 @@ async def ingress(
     managed: bool = True,
     api_keys: tuple[ApiKey, ...] | None = None,
     allowed_origins: tuple[str, ...] = (),
+    body_limits: BodyLimits = LIMITS,
     **configured: Any,
 ) -> AsyncIterator[httpx.ASGITransport]:
     pool = PoolDirectory(cluster)
@@ -213,7 +216,7 @@ async def ingress(
         IngressOptions(
             api_keys=api_keys,
             allowed_origins=allowed_origins,
-            body_limits=BodyLimits(1 << 20),
+            body_limits=body_limits,
             image_rules=ImageRules(),
         ),
         management,

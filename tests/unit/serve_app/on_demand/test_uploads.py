@@ -7,10 +7,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
+import httpx
 import pytest
 
 from model_zoo.store.store import Store
 from runtime.errors import OverloadedError, RequestError, StorageFullError
+from serve_app.api.bodies import BodyLimits
 from serve_app.on_demand import management as management_module
 from serve_app.on_demand.management import ModelManagement
 from serve_app.on_demand.processes import PoolDirectory
@@ -192,6 +194,25 @@ async def test_slow_uploads_make_progress(root, clock):
         client.leave()
         with pytest.raises(ConnectionError):
             await uploading
+
+
+async def test_an_upload_that_is_slower_than_bodies_may_be_is_refused(root):
+    before, limits = files(root), BodyLimits(1 << 20, grace_s=0.01)
+
+    async def held_back() -> AsyncIterator[bytes]:
+        yield DATA
+        await asyncio.Event().wait()
+
+    async with (
+        cluster_of(root) as cluster,
+        ingress(cluster, body_limits=limits) as transport,
+        httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+    ):
+        for _ in range(MAX_UPLOADS + 1):
+            async with asyncio.timeout(HANG_S):
+                answer = await client.post(f"/api/blobs/{digest(b'x')}", content=held_back())
+            assert answer.status_code == 408 and "too slow" in answer.json()["error"]
+            assert files(root) == before
 
 
 async def new_files(root: Path) -> list[str]:
