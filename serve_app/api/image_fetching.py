@@ -27,6 +27,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _HEADERS = {"accept": "image/*", "accept-encoding": "identity", "user-agent": "caravan"}
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
+Received = Callable[[int], None]
 
 
 class ImageFetcher:
@@ -48,20 +49,21 @@ class ImageFetcher:
         """Raises RequestError for a URL that would not be fetched. Makes no connection."""
         self._target(url)
 
-    async def fetch(self, url: str, *, tenant: str = "") -> bytes:
-        """The body at `url`, after redirects."""
+    async def fetch(self, url: str, *, tenant: str = "", received: Received | None = None) -> bytes:
+        """The body at `url`, after redirects. `received` is called with the bytes of each part of
+        it, and may raise to end the fetch."""
         seconds = self._settings.timeout_s
         try:
             async with asyncio.timeout(seconds), self._gate.place(tenant):
-                return await self._follow(url)
+                return await self._follow(url, received or _ignore)
         except TimeoutError:
             raise RequestError(
                 f"the image did not arrive within {seconds:g} seconds; send it as base64 data"
             ) from None
 
-    async def _follow(self, url: str) -> bytes:
+    async def _follow(self, url: str, received: Received) -> bytes:
         for _ in range(self._settings.max_redirects + 1):
-            answer = await self._request(self._target(url))
+            answer = await self._request(self._target(url), received)
             if isinstance(answer, bytes):
                 return answer
             url = answer
@@ -78,12 +80,12 @@ class ImageFetcher:
             )
         return target
 
-    async def _request(self, target: "_Target") -> bytes | str:
+    async def _request(self, target: "_Target", received: Received) -> bytes | str:
         """The body, or the URL of a redirect."""
         failure: httpx.HTTPError | None = None
         for address in await self._checked_addresses(target):
             try:
-                return await self._request_from(address, target)
+                return await self._request_from(address, target, received)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 failure = error
             except httpx.HTTPError as error:
@@ -105,7 +107,9 @@ class ImageFetcher:
             )
         return addresses[:ADDRESSES_TRIED]
 
-    async def _request_from(self, address: str, target: "_Target") -> bytes | str:
+    async def _request_from(
+        self, address: str, target: "_Target", received: Received
+    ) -> bytes | str:
         # One client per request, so that neither cookies nor connections are shared.
         async with (
             httpx.AsyncClient(
@@ -121,9 +125,9 @@ class ImageFetcher:
         ):
             if response.status_code in _REDIRECTS:
                 return _redirected(target, response)
-            return await self._body(target, response)
+            return await self._body(target, response, received)
 
-    async def _body(self, target: "_Target", response: httpx.Response) -> bytes:
+    async def _body(self, target: "_Target", response: httpx.Response, received: Received) -> bytes:
         if response.status_code != 200:
             raise RequestError(f'"{target.place}" has answered {response.status_code}, not 200')
         if response.headers.get("content-encoding", "identity").lower() != "identity":
@@ -136,6 +140,7 @@ class ImageFetcher:
             size = 0
             async for part in response.aiter_raw():
                 size += len(part)
+                received(len(part))
                 parts.append(part)
                 if size > most:
                     break
@@ -229,6 +234,10 @@ def _failed(target: _Target, error: httpx.HTTPError) -> RequestError:
     return RequestError(
         f'the image cannot be fetched from "{target.place}" ({type(error).__name__})'
     )
+
+
+def _ignore(count: int) -> None:
+    """The `received` of callers that count nothing."""
 
 
 async def _addresses(host: str, port: int) -> list[str]:

@@ -26,7 +26,7 @@ from serve_app.api.output_forms import ollama_form
 from serve_app.api.refusals import Refusal
 from serve_app.api.reply import Reply
 from serve_app.api.reply_reader import Call, Collected, ReplyReader
-from serve_app.api.request_images import ImageReader, Unread, check_total
+from serve_app.api.request_images import ImageReader, ImageTotal, Unread
 from serve_app.api.tenant import tenant_id
 from serve_app.api.tool_choice import call_rule, openai_choice
 from serve_app.api.tools import MAX_ARGUMENTS_BYTES, Tool, declared, strict_names
@@ -362,7 +362,8 @@ def _converted(messages: list[ChatMessage], images: list[ImagePart]) -> tuple[Me
     given = iter(images)
     names = {call.id: call.function.name for each in messages for call in each.tool_calls}
     found = [_message(each, [next(given) for _ in each.images], names) for each in messages]
-    check_total(part for each in found if type(each.content) is tuple for part in each.images)
+    pictured = (part for each in found if type(each.content) is tuple for part in each.images)
+    ImageTotal().add(sum(len(part.data) for part in pictured))
     return tuple(found)
 
 

@@ -6,6 +6,7 @@ Only the first bytes are checked here; the model replica decodes images.
 import asyncio
 import binascii
 import re
+from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -127,12 +128,15 @@ class ImageReader:
         inline = [image for image in images if not image.linked]
         loop = asyncio.get_running_loop()
         decoded = await loop.run_in_executor(self._thread, self._decoded, inline)
-        fetched = await _together([self._fetched(image, tenant) for image in linked.values()])
+        total = ImageTotal()
+        total.add(sum(map(len, decoded)))
+        times = Counter(image.text for image in images if image.linked)
+        fetched = await _together(
+            [self._fetched(each, tenant, total, times[each.text]) for each in linked.values()]
+        )
         found = dict(zip(linked, fetched, strict=True))
         unlinked = iter(decoded)
-        parts = [ImagePart(found[i.text] if i.linked else next(unlinked), i.place) for i in images]
-        check_total(parts)
-        return parts
+        return [ImagePart(found[i.text] if i.linked else next(unlinked), i.place) for i in images]
 
     async def _check_vision(self, model: ServedModel) -> None:
         card = await self._backend.card(model)
@@ -154,10 +158,13 @@ class ImageReader:
         except RequestError as error:
             raise RequestError(f'field "{image.place}": {error}') from None
 
-    async def _fetched(self, image: Unread, tenant: str) -> bytes:
+    async def _fetched(self, image: Unread, tenant: str, total: "ImageTotal", times: int) -> bytes:
+        """The image at a URL, which occurs `times` times. Its parts are added to `total`."""
         assert self._fetcher is not None
         try:
-            data = await self._fetcher.fetch(image.text, tenant=tenant)
+            data = await self._fetcher.fetch(
+                image.text, tenant=tenant, received=lambda count: total.add(times * count)
+            )
         except RequestError as error:
             raise RequestError(f'field "{image.place}": {error}') from None
         self._check(image.place, data)
@@ -229,16 +236,21 @@ def _from_base64(text: str) -> bytes:
     return b"".join(pieces)
 
 
-def check_total(images: Iterable[ImagePart]) -> None:
-    """Raises RequestError if the images have too many bytes together. An image that occurs several
-    times counts each time, because it is sent each time.
-    """
-    total = sum(len(image.data) for image in images)
-    if total > MAX_REQUEST_BYTES:
-        raise RequestError(
-            f"the images of the request have {total:,} bytes together; at most "
-            f"{MAX_REQUEST_BYTES:,} are accepted"
-        )
+class ImageTotal:
+    """The bytes of all images of a request. An image that occurs several times counts each time,
+    because it is sent each time."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add(self, count: int) -> None:
+        """Raises RequestError if the images have too many bytes together."""
+        self._count += count
+        if self._count > MAX_REQUEST_BYTES:
+            raise RequestError(
+                f"the images of the request have {self._count:,} bytes together; at most "
+                f"{MAX_REQUEST_BYTES:,} are accepted"
+            )
 
 
 async def _together(fetches: Sequence[Coroutine[None, None, bytes]]) -> list[bytes]:

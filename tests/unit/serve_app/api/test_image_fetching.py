@@ -150,7 +150,7 @@ async def test_a_redirect_to_a_private_address_is_refused() -> None:
     asked = []
 
     class Redirecting(ImageFetcher):
-        async def _request_from(self, address, target):
+        async def _request_from(self, address, target, received):
             asked.append(address)
             return "http://b.test/"
 

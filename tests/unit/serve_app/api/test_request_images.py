@@ -368,6 +368,20 @@ async def test_one_invalid_image_cancels_the_other_fetches() -> None:
     assert '"messages[0].content[1].image_url" is not a PNG' in message
 
 
+@pytest.mark.parametrize("inline", [0, 1])
+async def test_fetching_ends_when_all_images_together_reach_their_limit(
+    inline: int, monkeypatch
+) -> None:
+    monkeypatch.setattr(images, "MAX_REQUEST_BYTES", (3 + inline) * len(ONE) - 1)
+    endless = [reply(ONE + ONE)[: -len(ONE)], HOLD]
+    async with picture_server({"/1": endless, "/2": endless}) as server:
+        parts = [part(server.url(path)) for path in ("/1", "/2", "/1")]
+        parts += [part(data_uri(ONE))] * inline
+        rules = fetching(server, timeout_s=LONGEST_S)
+        message = await refusal_of(OPENAI, user(parts), rules=rules)
+    assert f"{(3 + inline) * len(ONE):,} bytes together" in message
+
+
 async def test_nothing_is_fetched_for_a_refused_request() -> None:
     async with picture_server({"/": reply(ONE)}) as server:
         rules = fetching(server)
