@@ -71,9 +71,17 @@ def _factors(place: Place, levels: int, budget: list[int]) -> list[list[Place]]:
     factors += [_plain(part, levels + 1, budget) for part in place.options("allOf")]
     for keyword in ("anyOf", "oneOf"):
         if keyword in schema:
-            options = place.options(keyword)
-            factors.append([e for part in options for e in _plain(part, levels + 1, budget)])
+            factors.append(_alternatives(place, keyword, levels, budget))
     return factors
+
+
+def _alternatives(place: Place, keyword: str, levels: int, budget: list[int]) -> list[Place]:
+    found: list[Place] = []
+    for part in place.options(keyword):
+        found += _plain(part, levels + 1, budget)
+        if len(found) > MAX_ALTERNATIVES:
+            raise Unwritable(place.pointer, f'"{keyword}" has too many alternatives')
+    return found
 
 
 def _spend(place: Place, budget: list[int], count: int) -> None:

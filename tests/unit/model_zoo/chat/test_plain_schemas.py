@@ -91,6 +91,11 @@ def test_alternatives_allow_what_the_schema_allows(schema: Any) -> None:
         ({"$ref": "#/$defs/none"}, "does not refer"),
         ({"$ref": "#"}, "too many"),
         ({"allOf": [{"anyOf": [{"minimum": n} for n in range(9)]}] * 9}, "too many"),
+        (
+            {"anyOf": [{"$ref": "#/$defs/d"}] * 9, "$defs": {"d": {"anyOf": [True] * 50}}},
+            "too many",
+        ),
+        ({"oneOf": [{"minimum": n} for n in range(201)]}, '"oneOf" has too many alternatives'),
         ({"allOf": [{"patternProperties": {"x": {}}}, {"properties": {"x": {}}}]}, "patternProp"),
     ],
 )
