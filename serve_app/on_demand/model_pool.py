@@ -319,7 +319,7 @@ class ModelPool:
             shared = need.base_bytes if held else 0
             free = min(
                 limit - _total_bytes(others) + shared,
-                await _run(self._loading, self._loader.free_bytes, shared),
+                await self._device_bytes(need.minimum_bytes, shared),
             )
             below = self._limits.max_models is None or len(others) < self._limits.max_models
             if below and free >= need.minimum_bytes:
@@ -330,6 +330,15 @@ class ModelPool:
                 self._load_metrics.note_refused(entry.version.name, refused)
                 raise self._all_in_use(entry, need, free)
             await self._unload(min(idle, key=lambda each: each.used_at), "memory needed")
+
+    async def _device_bytes(self, needed: int, shared: int) -> int:
+        """Free bytes of the device. If fewer than needed, memory is reclaimed first: the exception
+        of a failed request may have referenced the engine while that was unloaded."""
+        free = await _run(self._loading, self._loader.free_bytes, shared)
+        if free >= needed:
+            return free
+        await _run(self._loading, self._loader.reclaim)
+        return await _run(self._loading, self._loader.free_bytes, shared)
 
     def _share(self, entries: Sequence["_PooledModel"]) -> float:
         """The share of the process that the models take, by bytes or by their number."""

@@ -61,6 +61,7 @@ class FakeLoader:
         self.sizes = sizes
         self.digests = dict.fromkeys(sizes, "first")
         self.free = 10**12
+        self.unreclaimed = 0  # bytes that `reclaim` makes free
         self.loads: list[tuple[str, int]] = []
         self.unloads: list[str] = []
         self.models: dict[str, FakeModel] = {}
@@ -92,7 +93,7 @@ class FakeLoader:
         self.unloads.append(replica.version.name)
 
     def reclaim(self) -> None:
-        """Nothing to free."""
+        self.free, self.unreclaimed = self.free + self.unreclaimed, 0
 
     def free_bytes(self, shared_bytes: int = 0) -> int:
         return self.free + shared_bytes

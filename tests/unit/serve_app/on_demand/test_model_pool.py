@@ -172,6 +172,16 @@ async def test_memory_that_other_processes_use_counts():
         assert loader.loads == [("a", 45)]
 
 
+async def test_memory_is_reclaimed_before_a_model_is_refused_or_another_unloaded():
+    """The exception of a failed request may reference the engine while that is unloaded."""
+    loader = FakeLoader(**SMALL)
+    async with pool_of(loader) as pool:
+        await ask(pool, "a")
+        loader.free, loader.unreclaimed = 10, 35
+        assert await ask(pool, "b") == "b"
+        assert loader.loads[1:] == [("b", 45)] and loader.unloads == []
+
+
 async def test_a_failed_load_releases_its_memory():
     loader = FakeLoader(**SMALL)
     async with pool_of(loader) as pool:
