@@ -376,8 +376,10 @@ class ModelPool:
         )
 
     async def _unload_if_still_idle(self, entry: "_PooledModel", reason: str) -> None:
+        used_at = entry.used_at
         async with self._changing.place(NO_TENANT):
-            if entry.idle and entry in self._all():
+            # A request that has ended meanwhile has decided anew how long the model stays.
+            if entry.idle and entry.used_at == used_at and entry in self._all():
                 await self._unload(entry, reason)
 
     async def _unload(self, entry: "_PooledModel", reason: str) -> None:

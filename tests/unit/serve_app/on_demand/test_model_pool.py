@@ -248,6 +248,19 @@ async def test_each_use_restarts_keep_alive():
         await until(lambda: loader.unloads == ["a"])
 
 
+async def test_a_model_that_was_used_since_its_keep_alive_expired_stays_loaded():
+    loader = FakeLoader(**SMALL)
+    async with pool_of(loader, keep_alive_s=60.0) as pool:
+        await ask(pool, "a")
+        async with pool._changing.place(""):  # as during a change of another model
+            await pass_time(61.0)
+            await ask(pool, "a")
+        await settled()
+        assert loader.unloads == [] and names(pool) == {"a"}
+        await pass_time(61.0)
+        await until(lambda: loader.unloads == ["a"])
+
+
 async def test_unloading_waits_for_running_requests():
     loader = FakeLoader(**SMALL)
     async with pool_of(loader) as pool:
