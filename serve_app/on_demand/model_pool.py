@@ -236,7 +236,7 @@ class ModelPool:
             entry.leave(tenant)
             entry.used_at = time.monotonic()
             if not entry.users:
-                await asyncio.shield(self._unload_if_idle(entry))
+                await self._unload_if_idle(entry)
 
     async def _entry(self, name: str, tenant: str) -> "_PooledModel":
         version = await self._find(name)
@@ -363,7 +363,8 @@ class ModelPool:
         if not entry.idle or entry not in self._all():
             return
         if entry.keep_alive_s == 0:
-            await self._unload_if_still_idle(entry, "requested")
+            # Shielded: no timer would unload the model if the request is cancelled now.
+            await asyncio.shield(self._unload_if_still_idle(entry, "requested"))
             return
         entry.expires_at = self._clock() + entry.keep_alive_s
         if entry.keep_alive_s != FOREVER:
@@ -388,17 +389,17 @@ class ModelPool:
         self._load_metrics.note_unloaded(entry.loaded_replica.statistics())
         self._forget(entry)
         self._outgoing.add(entry)  # its bytes count until it is unloaded
-        try:
-            await asyncio.shield(self._end(entry))
-        finally:
-            self._outgoing.discard(entry)
+        await asyncio.shield(self._end(entry))
         log.info("unloaded", model=entry.version.name, reason=reason)
 
     async def _end(self, entry: "_PooledModel") -> None:
         replica, entry.replica = entry.replica, None
-        await _run(self._loading, self._loader.unload, replica)
-        del replica
-        await _run(self._loading, self._loader.reclaim)
+        try:
+            await _run(self._loading, self._loader.unload, replica)
+            del replica
+            await _run(self._loading, self._loader.reclaim)
+        finally:
+            self._outgoing.discard(entry)
 
     def _forget(self, entry: "_PooledModel") -> None:
         if self._entries.get(entry.version.name) is entry:

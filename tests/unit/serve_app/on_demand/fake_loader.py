@@ -68,6 +68,8 @@ class FakeLoader:
         self.fails: Exception | None = None
         self.may_load = threading.Event()
         self.may_load.set()
+        self.may_unload = threading.Event()
+        self.may_unload.set()
         self._loop = asyncio.get_running_loop()
 
     def find(self, name: str) -> StoredVersion:
@@ -89,6 +91,7 @@ class FakeLoader:
         return self.models[version.name]
 
     def unload(self, replica: FakeModel) -> None:
+        assert self.may_unload.wait(HANG_S)
         replica.closed = True
         self.unloads.append(replica.version.name)
 

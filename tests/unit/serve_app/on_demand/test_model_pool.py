@@ -37,6 +37,7 @@ async def pool_of(loader: FakeLoader, **limits):
         for model in loader.models.values():
             model.may_end.set()
         loader.may_load.set()
+        loader.may_unload.set()
         await pool.close()
 
 
@@ -362,6 +363,43 @@ async def test_a_new_version_of_a_model_is_loaded_and_the_old_one_retired():
             old.may_end.set()
         await until(lambda: old.closed)
         assert names(pool) == {"a"} and pool.free_bytes == 50
+
+
+@pytest.mark.parametrize("cancelled", ["a request for a new version", "an unload"])
+async def test_a_model_is_unloaded_although_its_unloading_was_cancelled(cancelled):
+    loader = FakeLoader(**SMALL)
+    async with pool_of(loader) as pool:
+        await ask(pool, "a")
+        old = loader.models["a"]
+        if cancelled == "an unload":
+            change = pool.unload("a")
+        else:
+            loader.digests["a"] = "second"
+            change = ask(pool, "a")
+        async with pool._changing.place(""):  # as during a change of another model
+            changing = asyncio.create_task(change)
+            await settled()
+            changing.cancel()
+            await asyncio.wait({changing})
+            assert pool.free_bytes == 50
+        await until(lambda: old.closed)
+        await until(lambda: pool.free_bytes == 100)
+
+
+async def test_the_bytes_of_a_model_count_until_it_is_unloaded():
+    """Also if the change for which it is unloaded is cancelled."""
+    loader = FakeLoader(**SMALL)
+    async with pool_of(loader) as pool:
+        for model in ("a", "b"):
+            await ask(pool, model)
+        loader.may_unload.clear()
+        loading = asyncio.create_task(pool.load("c", None))
+        await until(lambda: pool._entries.keys() == {"b", "c"})
+        pool._entries["c"].loading.cancel()
+        await asyncio.wait({loading})
+        assert pool.free_bytes == 0
+        loader.may_unload.set()
+        await until(lambda: pool.free_bytes == 50)
 
 
 async def test_models_are_described_without_being_loaded():
