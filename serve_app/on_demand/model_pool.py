@@ -18,6 +18,7 @@ from runtime.engine.fairness import may_enter
 from runtime.errors import (
     CaravanError,
     DoesNotFitError,
+    EngineDeadError,
     ModelUnavailableError,
     OverloadedError,
 )
@@ -32,6 +33,8 @@ from serve_app.on_demand.report import Resident
 
 # A model gets at most this share of the memory unless it needs more, which leaves room for others.
 MEMORY_SHARES = 2
+# An engine that takes longer to end its current step is stuck, as for its own check.
+UNLOAD_S = 300.0
 # The tenant of work that belongs to no request, such as unloading.
 NO_TENANT = ""
 
@@ -197,10 +200,15 @@ class ModelPool:
         )
 
     def check(self) -> None:
-        """EngineDeadError if an engine has failed; the process must then be replaced."""
+        """EngineDeadError if an engine has failed, or does not end when its model is unloaded; the
+        process must then be replaced."""
         for entry in self._all():
             if entry.replica is not None:
                 entry.replica.check()
+            if entry.ending_since is not None and time.monotonic() > entry.ending_since + UNLOAD_S:
+                raise EngineDeadError(
+                    f"Unloading model '{entry.version.name}' takes more than {UNLOAD_S:g} seconds."
+                )
 
     async def close(self) -> None:
         """Unloads every model, also those in use."""
@@ -395,11 +403,15 @@ class ModelPool:
     async def _end(self, entry: "_PooledModel") -> None:
         replica, entry.replica = entry.replica, None
         try:
-            await _run(self._loading, self._loader.unload, replica)
+            await _run(self._loading, self._end_replica, entry, replica)
             del replica
             await _run(self._loading, self._loader.reclaim)
         finally:
             self._outgoing.discard(entry)
+
+    def _end_replica(self, entry: "_PooledModel", replica: Replica | None) -> None:
+        entry.ending_since = time.monotonic()
+        self._loader.unload(replica)
 
     def _forget(self, entry: "_PooledModel") -> None:
         if self._entries.get(entry.version.name) is entry:
@@ -415,7 +427,7 @@ class _PooledModel:
 
     `tenant`: the tenant whose request began the load. `bytes`: memory reserved for it, of which
     `base_bytes` are shared with other models of `base`. `users_of`: number of running and waiting
-    requests by tenant.
+    requests by tenant. `ending_since`: since when its engine has been ending.
     """
 
     def __init__(self, version: StoredVersion, keep_alive_s: float, tenant: str) -> None:
@@ -425,6 +437,7 @@ class _PooledModel:
         self.users_of: Counter[str] = Counter()
         self.used_at = time.monotonic()
         self.expires_at = 0.0
+        self.ending_since: float | None = None
         self.bytes = 0
         self.base: str | None = None
         self.base_bytes = 0

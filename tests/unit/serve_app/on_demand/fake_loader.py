@@ -70,6 +70,7 @@ class FakeLoader:
         self.may_load.set()
         self.may_unload = threading.Event()
         self.may_unload.set()
+        self.unloading = False
         self._loop = asyncio.get_running_loop()
 
     def find(self, name: str) -> StoredVersion:
@@ -91,7 +92,9 @@ class FakeLoader:
         return self.models[version.name]
 
     def unload(self, replica: FakeModel) -> None:
+        self.unloading = True
         assert self.may_unload.wait(HANG_S)
+        self.unloading = False
         replica.closed = True
         self.unloads.append(replica.version.name)
 

@@ -19,6 +19,7 @@ from runtime.errors import (
 from serve_app.autoscaling.load_metrics import METRIC_NAMES
 from serve_app.config.keep_alive import FOREVER
 from serve_app.gateway.tasks import ChatTask, RawText, merge
+from serve_app.on_demand import model_pool
 from serve_app.on_demand.model_pool import ModelPool, PoolLimits
 from tests.patience import HANG_S, pass_time, settled, until
 from tests.unit.serve_app.on_demand.fake_loader import FakeLoader
@@ -470,6 +471,23 @@ async def test_a_dead_engine_fails_the_health_check():
         pool.check()
         loader.models["a"].dead = True
         with pytest.raises(EngineDeadError):
+            pool.check()
+
+
+async def test_an_engine_that_does_not_end_fails_the_health_check(monkeypatch):
+    loader = FakeLoader(**SMALL)
+    async with pool_of(loader) as pool:
+        await ask(pool, "a")
+        loader.may_unload.clear()
+        unloading = asyncio.create_task(pool.unload("a"))
+        await until(lambda: loader.unloading)
+        pool.check()
+        with monkeypatch.context() as patched:
+            patched.setattr(model_pool, "UNLOAD_S", -1.0)
+            with pytest.raises(EngineDeadError, match="Unloading model 'a'"):
+                pool.check()
+            loader.may_unload.set()
+            await unloading
             pool.check()
 
 
