@@ -104,13 +104,13 @@ class ModelManagement:
         self._pool.forget()
 
     async def delete(self, name: str) -> None:
-        """Unloads the model from every process, after its running requests, and removes it from
-        every store. ModelNotFoundError if no store has it."""
+        """Removes the model from every store and unloads it from every process, after its running
+        requests. ModelNotFoundError if no store has it."""
         self._refuse_configured(name)
         sound_name(name, f'name "{name}" is invalid')
-        await self._pool.unload(name)
         await self._call_holders("remove", name)
         self._pool.forget()
+        await self._pool.unload(name)  # afterwards, so that no request loads it again
 
     async def has_blob(self, digest: str) -> bool:
         """Whether every store has the blob."""

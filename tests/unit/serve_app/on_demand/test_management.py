@@ -19,9 +19,11 @@ STEPS = tuple(map(PullProgress, ("pulling manifest", "pulling layer", "success")
 
 
 class FakeStores:
-    """`counts`: of each store, how many steps it has done at each poll; the store is lost after."""
+    """`counts`: of each store, how many steps it has done at each poll; the store is lost after.
+    `changes`: the calls that change stores or processes, in order."""
 
     def __init__(self, counts: dict[str, Sequence[int]]) -> None:
+        self.changes: list[str] = []
         self._counts: dict[str, Iterator[int]] = {name: iter(each) for name, each in counts.items()}
 
     async def store_replicas(self) -> list[str]:
@@ -29,6 +31,7 @@ class FakeStores:
 
     async def call(self, replicas: list[str], method: str, *arguments: Any) -> list[CallResult]:
         if method != "operations.follow":
+            self.changes.append(method)
             return [CallResult(replica) for replica in replicas]
         _, after = arguments
         counts = {replica: next(self._counts[replica], None) for replica in replicas}
@@ -39,7 +42,7 @@ class FakeStores:
         ]
 
     async def unload(self, name: str) -> None:
-        """No process has loaded it."""
+        self.changes.append("unload")
 
     def forget(self) -> None:
         """Nothing is cached."""
@@ -81,6 +84,12 @@ async def test_an_operation_fails_if_the_process_of_a_store_is_lost():
     with pytest.raises(OverloadedError, match="ended or hung during the operation"):
         async for _ in management.pull("x"):
             pass
+
+
+async def test_a_model_is_removed_before_it_is_unloaded_so_that_none_loads_it_again():
+    stores = FakeStores({"only": []})
+    await managing(stores).delete("x")
+    assert stores.changes == ["remove", "unload"]
 
 
 @pytest.mark.parametrize("operation", ["pull", "copy", "delete", "has_blob"])

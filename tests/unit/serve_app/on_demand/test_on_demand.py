@@ -221,7 +221,7 @@ async def test_refused_pulls_name_the_reason(roots, registry, name, status, repo
         assert reported in answer.text and answer.status_code == status
 
 
-async def test_a_model_is_deleted_from_every_store_and_unloaded_first(roots):
+async def test_a_model_is_deleted_from_every_store_and_unloaded(roots):
     async with cluster_of(*roots) as cluster, serving(cluster) as client:
         await chat(client, "both")
         deleted = await client.request("DELETE", "/api/delete", json={"model": "BOTH"})
