@@ -154,11 +154,14 @@ class ModelManagement:
     async def _followed(
         self, id: str, replicas: Sequence[str]
     ) -> AsyncGenerator[PullProgress, None]:
-        """The steps of the slowest process in which the operation runs."""
+        """The steps of the slowest process in which the operation runs; at the end, those of the
+        one with the most steps, so that the last step is always among them."""
         seen, last = 0, None
         while True:
             reports = await self._call(replicas, "operations.follow", id, max(0, seen - 1))
             slowest = min(reports, key=_position)
+            if slowest.done:
+                slowest = max(reports, key=_position)
             seen = max(seen, slowest.count)
             for step in slowest.steps:
                 if step != last:

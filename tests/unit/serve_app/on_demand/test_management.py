@@ -20,10 +20,12 @@ STEPS = tuple(map(PullProgress, ("pulling manifest", "pulling layer", "success")
 
 class FakeStores:
     """`counts`: of each store, how many steps it has done at each poll; the store is lost after.
-    `changes`: the calls that change stores or processes, in order."""
+    `steps`: of stores that take others than `STEPS`. `changes`: the calls that change stores or
+    processes, in order."""
 
-    def __init__(self, counts: dict[str, Sequence[int]]) -> None:
+    def __init__(self, counts: dict[str, Sequence[int]], **steps: Sequence[PullProgress]) -> None:
         self.changes: list[str] = []
+        self._steps = {name: steps.get(name, STEPS) for name in counts}
         self._counts: dict[str, Iterator[int]] = {name: iter(each) for name, each in counts.items()}
 
     async def store_replicas(self) -> list[str]:
@@ -36,7 +38,7 @@ class FakeStores:
         _, after = arguments
         counts = {replica: next(self._counts[replica], None) for replica in replicas}
         return [
-            CallResult(replica, OperationProgress(STEPS[after:count], count, count == len(STEPS)))
+            CallResult(replica, _progress(self._steps[replica], after, count))
             for replica, count in counts.items()
             if count is not None
         ]
@@ -46,6 +48,10 @@ class FakeStores:
 
     def forget(self) -> None:
         """Nothing is cached."""
+
+
+def _progress(steps: Sequence[PullProgress], after: int, count: int) -> OperationProgress:
+    return OperationProgress(steps[after:count], count, count == len(steps))
 
 
 class StartingStores(FakeStores):
@@ -77,6 +83,11 @@ def without_pauses(monkeypatch):
 async def test_every_step_is_reported_once_whichever_store_is_the_slowest(counts):
     management = managing(FakeStores(counts))
     assert [step async for step in management.pull("x")] == [*STEPS]
+
+
+async def test_an_operation_ends_with_success_where_one_store_takes_fewer_steps_than_others():
+    stores = FakeStores({"fetching": [1, 2, 3], "complete": [1, 1, 1]}, complete=STEPS[-1:])
+    assert [step async for step in managing(stores).pull("x")] == [*STEPS]
 
 
 async def test_an_operation_fails_if_the_process_of_a_store_is_lost():
