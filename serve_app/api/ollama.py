@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from model_zoo.chat.formats.events import CallAborted, CallEnd, Event, Text, Thinking
 from model_zoo.chat.messages import ImagePart, Message, ToolCall
@@ -24,7 +24,7 @@ from serve_app.api.json_values import check_value
 from serve_app.api.openai import logprob_entry
 from serve_app.api.output_forms import ollama_form
 from serve_app.api.refusals import Refusal
-from serve_app.api.reply import Reply
+from serve_app.api.reply import BEFORE_LINE, JSON_LINES, Reply, SingleReply
 from serve_app.api.reply_reader import Call, Collected, ReplyReader
 from serve_app.api.request_images import ImageReader, ImageTotal, Unread
 from serve_app.api.tenant import tenant_id
@@ -134,7 +134,7 @@ class OllamaChat:
         encoder = NativeEncoder("message", tools)
         model = await self._served(body, allowed_models(request))
         if not body.messages:
-            return await self._loaded(model, body, encoder, tenant_id(request))
+            return self._loaded(model, body, encoder, tenant_id(request))
         unread = await self._bodies.convert(request, _unread_images, body.messages, self._images)
         task = dataclasses.replace(self._task(model, body, request), calls=calls)
         messages = await self._messages(request, model, body.messages, unread)
@@ -150,7 +150,7 @@ class OllamaChat:
         if body.suffix and (body.raw or body.context or body.images):
             raise RequestError("suffix does not support raw mode, context, or images")
         if not body.prompt and not body.images:
-            return await self._loaded(model, body, encoder, tenant_id(request))
+            return self._loaded(model, body, encoder, tenant_id(request))
         self._images.check_count(len(body.images))
         task = self._task(model, body, request)
         prompt = await self._prompt(request, model, body)
@@ -163,16 +163,20 @@ class OllamaChat:
             raise RequestError(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}")
         return model
 
-    async def _loaded(
+    def _loaded(
         self, model: ServedModel, body: _Generation, encoder: "NativeEncoder", tenant: str
     ) -> Response:
         """Handles a request without content, which loads or unloads the model."""
         keep_s = keep_alive_s(body.keep_alive)
-        if keep_s == 0:
-            await self._backend.unload(model)
-            return JSONResponse(encoder.empty(body.model, "unload"))
-        await self._backend.load(model, keep_s, tenant=tenant)
-        return JSONResponse(encoder.empty(body.model, "load"))
+
+        async def done() -> bytes:
+            if keep_s == 0:
+                await self._backend.unload(model)
+                return encoder.empty(body.model, "unload")
+            await self._backend.load(model, keep_s, tenant=tenant)
+            return encoder.empty(body.model, "load")
+
+        return SingleReply(done, encoder.refused)
 
     async def _messages(
         self,
@@ -233,8 +237,8 @@ class OllamaChat:
 class NativeEncoder:
     """One response as JSON lines; `field` holds the text: "message" (chat) or "response"."""
 
-    stream_type = "application/x-ndjson"
-    heartbeat = b" "  # start of the next line
+    stream_type = JSON_LINES
+    heartbeat = BEFORE_LINE
 
     def __init__(self, field: str, tools: Sequence[dict[str, Any]] = ()) -> None:
         self.model = ""
@@ -272,9 +276,11 @@ class NativeEncoder:
     def refused(self, refusal: Refusal) -> bytes:
         return json_line({"error": refusal.message}).rstrip()
 
-    def empty(self, model: str, done_reason: str) -> dict[str, Any]:
+    def empty(self, model: str, done_reason: str) -> bytes:
+        """The body of the reply to a request without content."""
         self.model = model
-        return self._line(Part()) | {"done": True, "done_reason": done_reason}
+        line = self._line(Part()) | {"done": True, "done_reason": done_reason}
+        return json_line(line).rstrip()
 
     def _part(self, event: Event) -> "Part | None":
         """The content of the line for an event; None if it needs no line. Calls are sent when they

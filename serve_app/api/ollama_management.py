@@ -1,7 +1,7 @@
 """Ollama's protocol for managing models: pull, push, create, copy, delete, uploads for create."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from model_zoo.chat.messages import Message
 from model_zoo.sources.pull import PullProgress
@@ -19,8 +19,8 @@ from model_zoo.store.modelfile import ROLES
 from runtime.errors import RequestError
 from serve_app.api.fields import Body, BodyReader, Items, harmless, unserved
 from serve_app.api.json_lines import json_line
-from serve_app.api.refusals import ForbiddenError, Refusal, refusal
-from serve_app.api.reply import SingleReply
+from serve_app.api.refusals import ForbiddenError, Refusal
+from serve_app.api.reply import LinesReply, SingleReply
 from serve_app.api.tenant import tenant_of
 from serve_app.logs import get_logger
 from serve_app.on_demand.definitions import (
@@ -30,8 +30,6 @@ from serve_app.on_demand.definitions import (
     definition_from_modelfile,
 )
 from serve_app.on_demand.management import ModelManagement
-
-NDJSON = "application/x-ndjson"
 
 log = get_logger()
 
@@ -109,13 +107,13 @@ class OllamaManagement:
         management = self._allowed()
         body = await self._bodies.read(TransferBody, request)
         steps = management.pull(body.named, insecure=body.insecure)
-        return await _report(steps, stream=body.stream)
+        return _report(steps, stream=body.stream)
 
     async def push(self, request: Request) -> Response:
         management = self._allowed()
         body = await self._bodies.read(TransferBody, request)
         steps = management.push(body.named, insecure=body.insecure)
-        return await _report(steps, stream=body.stream)
+        return _report(steps, stream=body.stream)
 
     async def create(self, request: Request) -> Response:
         management = self._allowed()
@@ -127,7 +125,7 @@ class OllamaManagement:
         if images:  # `/save` in Ollama's command line sends the session's messages
             reason = "models keep the text of messages only"
             log.info("images not kept", model=name, images=images, reason=reason)
-        return await _report(management.create(name, definition), stream=body.stream)
+        return _report(management.create(name, definition), stream=body.stream)
 
     async def copy(self, request: Request) -> Response:
         management = self._allowed()
@@ -218,26 +216,19 @@ def _done(work: Callable[[], Awaitable[None]]) -> Response:
     return SingleReply(nothing, _refused, media_type=None)
 
 
-async def _report(steps: AsyncGenerator[PullProgress, None], *, stream: bool) -> Response:
-    """Streams the steps, or replies with the last. Errors before the first step set the status."""
+def _report(steps: AsyncGenerator[PullProgress, None], *, stream: bool) -> Response:
+    """Streams the steps, or replies with the last."""
     if stream:
-        first = await anext(steps)
-        return StreamingResponse(_lines(first, steps), media_type=NDJSON)
+        return LinesReply(_lines(steps), _refused)
     # Pulls can fail late, for example on a full disk, and Ollama's clients ignore an error in a
     # single reply with status 200.
     return SingleReply(partial(_last, steps), _refused)
 
 
-async def _lines(
-    first: PullProgress, steps: AsyncGenerator[PullProgress, None]
-) -> AsyncIterator[bytes]:
+async def _lines(steps: AsyncGenerator[PullProgress, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(steps):
-        try:
-            yield json_line(_shown(first))
-            async for step in steps:
-                yield json_line(_shown(step))
-        except Exception as error:
-            yield _refused(refusal(error))
+        async for step in steps:
+            yield json_line(_shown(step))
 
 
 async def _last(steps: AsyncGenerator[PullProgress, None]) -> bytes:

@@ -25,6 +25,8 @@ from serve_app.gateway.tasks import ChatDelta, merge
 from serve_app.logs import get_logger, without_texts
 
 JSON = "application/json; charset=utf-8"
+JSON_LINES = "application/x-ndjson"
+BEFORE_LINE = b" "  # a heartbeat: the start of the next line of JSON
 # Seconds of silence after which a stream sends a heartbeat.
 QUIET_S = 15.0
 # Seconds after the first token during which a single reply can still change its status. Then it
@@ -126,24 +128,25 @@ class Reply(Response):
             await _send_single(whole(), self._encoder.refused, send, quiet_s=SINGLE_QUIET_S)
 
     async def _send_stream(self, generation: AsyncGenerator[ChatDelta, None], send: Send) -> None:
-        failure: Exception | None = None
-        head = _start(200, self._encoder.stream_type, {"cache-control": "no-cache"})
-        async with _Line(send, head, self._encoder.heartbeat, quiet_s=QUIET_S) as line:
-            try:
-                async with aclosing(generation) as deltas:
-                    async for delta in deltas:
-                        piece = self._encoder.piece(delta)
-                        if delta.finish is not None:
-                            await self._end()
-                        await line.write(piece)
-            except Exception as error:
-                failure = error
-        if failure is not None and not line.begun:
-            await _refuse(failure, self._encoder.refused, send)
-            return
-        if failure is not None:
-            await send(_body(self._encoder.broken(_logged_refusal(failure)), more=True))
-        await send(_body(b"", more=False))
+        encoder = self._encoder
+        await _send_stream(
+            self._pieces(generation),
+            send,
+            media_type=encoder.stream_type,
+            heartbeat=encoder.heartbeat,
+            broken=encoder.broken,
+            refused=encoder.refused,
+        )
+
+    async def _pieces(
+        self, generation: AsyncGenerator[ChatDelta, None]
+    ) -> AsyncGenerator[bytes, None]:
+        async with aclosing(generation) as deltas:
+            async for delta in deltas:
+                piece = self._encoder.piece(delta)
+                if delta.finish is not None:
+                    await self._end()
+                yield piece
 
     async def _end(self) -> None:
         if self._ending is not None:
@@ -177,6 +180,28 @@ class SingleReply(Response):
         await _cancel_on_disconnect(answer, receive)
 
 
+class LinesReply(Response):
+    """Streams lines of JSON, at least one. The status is sent with the first line or heartbeat; an
+    error after that is the last line, with `refused` of it."""
+
+    def __init__(
+        self, lines: AsyncGenerator[bytes, None], refused: Callable[[Refusal], bytes]
+    ) -> None:
+        self._lines = lines
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = _send_stream(
+            self._lines,
+            send,
+            media_type=JSON_LINES,
+            heartbeat=BEFORE_LINE,
+            broken=self._refused,
+            refused=self._refused,
+        )
+        await _cancel_on_disconnect(answer, receive)
+
+
 async def _cancel_on_disconnect(answer: Coroutine[Any, Any, None], receive: Receive) -> None:
     """Runs `answer`; cancels it when the client disconnects."""
     answering = asyncio.create_task(answer)
@@ -189,6 +214,34 @@ async def _cancel_on_disconnect(answer: Coroutine[Any, Any, None], receive: Rece
         for task in (answering, draining):
             task.cancel()
         await asyncio.gather(answering, draining, return_exceptions=True)
+
+
+async def _send_stream(
+    pieces: AsyncGenerator[bytes, None],
+    send: Send,
+    *,
+    media_type: str,
+    heartbeat: bytes,
+    broken: Callable[[Refusal], bytes],
+    refused: Callable[[Refusal], bytes],
+) -> None:
+    """Sends the pieces, with heartbeats between them. An error is the end of the stream (`broken`),
+    or the response (`refused`) if nothing has been sent."""
+    failure: Exception | None = None
+    head = _start(200, media_type, {"cache-control": "no-cache"})
+    async with _Line(send, head, heartbeat, quiet_s=QUIET_S) as line:
+        try:
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    await line.write(piece)
+        except Exception as error:
+            failure = error
+    if failure is not None and not line.begun:
+        await _refuse(failure, refused, send)
+        return
+    if failure is not None:
+        await send(_body(broken(_logged_refusal(failure)), more=True))
+    await send(_body(b"", more=False))
 
 
 async def _send_single(

@@ -67,7 +67,8 @@ class FailingManagement:
 
 
 class Served:
-    """An application on a port, whose first bytes of a reply can be awaited."""
+    """An application on a port, whose first bytes of a reply can be awaited; `bodies`: the parts of
+    all replies."""
 
     def __init__(self, app, replica: PretendReplica, management: FailingManagement) -> None:
         self._app = app
@@ -75,11 +76,13 @@ class Served:
         self.replica = replica
         self.management = management
         self.begun = asyncio.Event()
+        self.bodies: list[bytes] = []
 
     async def __call__(self, scope, receive, send) -> None:
         async def noted(message) -> None:
             await send(message)
             self.begun.set()
+            self.bodies.append(message.get("body", b""))
 
         await self._app(scope, receive, noted)
 
@@ -133,6 +136,20 @@ async def test_openais_client_raises_the_reason_with_its_status(call):
         error = await fails_late(served, call(client))
     assert isinstance(error, openai.InternalServerError)
     assert error.status_code == 500 and "the engine broke" in str(error)
+
+
+@pytest.mark.parametrize("operation", ["pull", "create"])
+async def test_ollamas_client_reads_the_heartbeats_of_a_quiet_operation(operation, monkeypatch):
+    monkeypatch.setattr(reply_module, "QUIET_S", 0.01)
+    async with failing() as served, asyncio.timeout(HANG_S):
+        client = ollama.AsyncClient(served.url)
+        model = {"from_": "x"} if operation == "create" else {}
+        steps = await getattr(client, operation)("y", stream=True, **model)
+        assert (await anext(steps)).status == "pulling manifest"
+        await until(lambda: served.bodies.count(b" ") >= 2)
+        served.fail()
+        with pytest.raises(ollama.ResponseError, match="no space left on device"):
+            await anext(steps)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,13 @@ import pytest
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.engine.request import SamplingParams
+from serve_app.api import reply as reply_module
 from serve_app.gateway.tasks import ChatTask, RawText
 from serve_app.on_demand.processes import UNKNOWN_NAME_S, PoolDirectory
 from tests.denied_access import deny
 from tests.loopback import digest
 from tests.loopback import serving as publishing
+from tests.patience import settled, until
 from tests.published import Registry
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.cli.cli_runs import put
@@ -148,6 +150,20 @@ async def test_an_empty_request_loads_or_unloads(roots):
         generated = await client.post("/api/generate", json={"model": "left", "keep_alive": 0})
         assert generated.json()["done_reason"] == "unload"
         assert cluster.processes[0].loader.unloads == ["left:latest"]
+
+
+async def test_a_proxy_does_not_time_out_while_a_model_is_loaded(roots, monkeypatch):
+    monkeypatch.setattr(reply_module, "PROXY_QUIET_S", 0.01)
+    async with cluster_of(*roots) as cluster, serving(cluster) as client:
+        loader = cluster.processes[0].loader
+        loader.may_load.clear()
+        body, headers = {"model": "left"}, {"x-forwarded-for": "192.0.2.1"}
+        asking = asyncio.create_task(client.post("/api/generate", json=body, headers=headers))
+        await until(lambda: cluster.processes[0].store_manager.pool.residents())
+        await settled()
+        loader.may_load.set()
+        answer = await asking
+        assert answer.text.startswith(" ") and answer.json()["done_reason"] == "load"
 
 
 async def test_a_model_that_never_fits_is_503_with_its_memory_need(roots):
