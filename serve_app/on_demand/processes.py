@@ -50,7 +50,7 @@ class PoolDirectory:
         self._listed: dict[str, dict[str, ListedModel]] = {}  # by store, then by name in lower case
         self._versions: dict[str, str] = {}
         self._unlisted: CallResult | None = None  # of a store that cannot be read
-        self._listed_at = float("-inf")
+        self._listed_at = self._valid_from = float("-inf")
         self._sent: dict[str, tuple[str, float]] = {}
         self._refreshing: asyncio.Task[None] | None = None
 
@@ -85,7 +85,7 @@ class PoolDirectory:
             return None
         await self.wait_for_stores()
         found = self._listed_model(key)
-        age = time.monotonic() - self._listed_at
+        age = self._list_age_s
         if age > (STALE_S if found else UNKNOWN_NAME_S):
             await self._refresh()
             found = self._listed_model(key)
@@ -138,7 +138,7 @@ class PoolDirectory:
     def forget(self) -> None:
         """Mark reports and lists as outdated: the next caller requests new ones."""
         self._reports.forget()
-        self._listed_at = float("-inf")
+        self._valid_from = time.monotonic()
 
     def close(self) -> None:
         self._reports.close()
@@ -223,7 +223,8 @@ class PoolDirectory:
             calling.cancel()
 
     async def _refresh(self) -> None:
-        """Requests the lists of all stores that have changed."""
+        """Requests the lists of all stores that have changed. They are dropped if lists that were
+        requested later have arrived earlier."""
         begun = time.monotonic()
         reports = await self._reports.newest(NOW_S)
         versions = {report.store: report.listing for report in reports}
@@ -233,6 +234,8 @@ class PoolDirectory:
             if self._versions.get(report.store) != report.listing
         }
         results = await self.call([*replicas], "models.listed")
+        if begun < self._listed_at:
+            return
         self._unlisted = next((each for each in results if each.failed is not None), None)
         fresh = {
             replicas[result.replica]: {model.name.lower(): model for model in result.value}
@@ -245,6 +248,12 @@ class PoolDirectory:
             known = {s: v for s, v in self._versions.items() if s in versions}
             self._versions = {**known, **{store: versions[store] for store in fresh}}
         self._listed_at = begun
+
+    @property
+    def _list_age_s(self) -> float:
+        """The time since the lists were requested; infinite if they are outdated."""
+        outdated = self._listed_at < self._valid_from
+        return float("inf") if outdated else time.monotonic() - self._listed_at
 
     def _refresh_soon(self) -> None:
         if self._refreshing is None or self._refreshing.done():

@@ -61,7 +61,8 @@ class StoreBackedLoader(FakeLoader):
 @dataclass
 class Process:
     """One process. With `alive` False, Serve lists it, but it has ended. With `awake` cleared it
-    hangs; `calls` counts the calls of it by method."""
+    hangs; `calls` counts the calls of it by method. With `hold` set, answers to calls wait for that
+    event, and `held` counts them."""
 
     store_manager: StoreManager
     loader: Any
@@ -69,6 +70,8 @@ class Process:
     alive: bool = True
     awake: asyncio.Event = field(default_factory=asyncio.Event)
     calls: Counter[str] = field(default_factory=Counter)
+    hold: asyncio.Event | None = None
+    held: int = 0
 
     def __post_init__(self) -> None:
         self.awake.set()
@@ -91,7 +94,12 @@ class Process:
             "call": self.store_manager.call,
             "status": self._status,
         }[method]
-        return await function(*arguments)
+        hold = self.hold if method == "call" else None
+        answer = await function(*arguments)
+        if hold is not None:
+            self.held += 1
+            await hold.wait()
+        return answer
 
     async def _status(self) -> ReplicaStatus:
         return ReplicaStatus(self.name, {})

@@ -271,6 +271,24 @@ async def test_every_route_refuses_invalid_names_with_the_reason(roots, name):
             assert "invalid" in reported and "model's name" in reported, (path, reported)
 
 
+@pytest.mark.parametrize("newer_first", [False, True])
+async def test_a_list_that_was_requested_before_a_change_is_not_kept(roots, tiny, newer_first):
+    async with cluster_of(roots[0]) as cluster:
+        pool, process = PoolDirectory(cluster), cluster.processes[0]
+        process.hold = may_arrive = asyncio.Event()
+        older = asyncio.create_task(pool.listed())
+        await until(lambda: process.held)
+        process.hold = None
+        put(Store(roots[0]), "new", {"model": tiny})
+        pool.forget()
+        if newer_first:
+            assert len(await pool.listed()) == 3
+        may_arrive.set()
+        await older
+        assert await pool.find("new") is not None
+        pool.close()
+
+
 async def test_a_model_is_copied_in_the_stores_that_have_it(roots):
     async with cluster_of(*roots) as cluster, serving(cluster) as client:
         body = {"source": "left", "destination": "me/copy:7b"}
