@@ -46,7 +46,7 @@ class Operations:
         with self._lock:
             self._remove_expired()
             running = {each for each in self._operations.values() if not each.done}
-            operation = next((each for each in running if each.key == key), None)
+            operation = next((each for each in running if each.key == key and each.join()), None)
             if operation is None:
                 if len(running) >= self._max_running:
                     raise OverloadedError(
@@ -55,7 +55,6 @@ class Operations:
                     )
                 operation = _Operation(key, self._lease_s, self._clock)
                 operation.future = self._threads.submit(operation.run, work)
-            operation.renew()
             self._operations[id] = operation
 
     def follow(self, id: str, after: int) -> OperationProgress:
@@ -92,6 +91,7 @@ class _Operation:
         self._clock = clock
         self._renewed_at = clock()
         self._steps: list[PullProgress] = []
+        self._cancelled = False
         self._lock = threading.Lock()
 
     @property
@@ -102,8 +102,11 @@ class _Operation:
     def leased(self) -> bool:
         return self._clock() - self._renewed_at <= self.lease_s
 
-    def renew(self) -> None:
-        self._renewed_at = self._clock()
+    def join(self) -> bool:
+        """Renews the lease for a further client; False if the operation is being cancelled."""
+        with self._lock:
+            self._renewed_at = self._clock()
+            return not self._cancelled
 
     def run(self, work: Callable[[Progress], None]) -> None:
         try:
@@ -118,7 +121,7 @@ class _Operation:
             raise
 
     def progress(self, after: int) -> OperationProgress:
-        self.renew()
+        self._renewed_at = self._clock()
         done = self.done  # read first; otherwise steps added in between would be missed
         with self._lock:
             steps, count = tuple(self._steps[after:]), len(self._steps)
@@ -128,9 +131,11 @@ class _Operation:
 
     def _add(self, step: PullProgress) -> None:
         """Replaces the last step if it has the same status and digest, to keep the list short."""
-        if not self.leased:
-            raise _Cancelled
         with self._lock:
+            if not self.leased:
+                self._cancelled = True
+            if self._cancelled:
+                raise _Cancelled
             last = self._steps[-1] if self._steps else None
             if last is not None and (last.status, last.digest) == (step.status, step.digest):
                 self._steps[-1] = step

@@ -113,6 +113,31 @@ def test_an_operation_without_followers_is_cancelled_and_others_continue(operati
     wait_until(only_one_ended)
 
 
+def test_a_client_does_not_join_an_operation_that_is_being_cancelled(operations, clock):
+    runs, cancelled, may_end = [], threading.Event(), threading.Event()
+
+    def work(progress) -> None:
+        runs.append(1)
+        if len(runs) > 1:
+            return
+        try:
+            while True:
+                progress(PullProgress("first"))
+                time.sleep(0.01)
+        finally:
+            cancelled.set()
+            assert may_end.wait(HANG_S)
+
+    operations.begin("left", "a", work)
+    wait_until(lambda: operations.follow("left", 0).count)
+    clock.now += 16.0
+    assert cancelled.wait(HANG_S)
+    operations.begin("next", "a", work)
+    wait_until(lambda: operations.follow("next", 0).done)
+    may_end.set()
+    assert len(runs) == 2
+
+
 def test_the_number_of_running_operations_is_limited(operations):
     may_end = threading.Event()
     for key in ("a", "b"):
