@@ -12,7 +12,7 @@ from typing import Any
 from model_zoo.store.file_access import file_error
 from model_zoo.store.manifest import ManifestLayer
 from model_zoo.store.store import Store
-from runtime.errors import OverloadedError, RequestError, SourceError, StorageFullError
+from runtime.errors import OverloadedError, RequestError, SourceError, StorageFullError, StoreError
 from serve_app.on_demand.definitions import blob_digest
 
 MAX_UPLOADS = 4
@@ -125,8 +125,8 @@ class Uploads:
         """Stop counting files against quotas that a model uses or that were removed."""
         try:
             used = self._store.used()
-        except SourceError:
-            return  # a manifest is damaged, so the blobs of its model are unknown
+        except (SourceError, StoreError):
+            return  # a manifest is damaged or removed now, so the blobs of its model are unknown
         with self._lock:
             for tenant, files in list(self._finished.items()):
                 left = {d: size for d, size in files.items() if d not in used and self._has(d)}

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.errors import OverloadedError, RequestError, StorageFullError
 from serve_app.api.bodies import BodyLimits
@@ -104,6 +105,14 @@ def test_uploads_that_a_model_uses_do_not_count(uploads, store):
     bring(uploads, b"c" * 40_000)
     with pytest.raises(StorageFullError):
         bring(uploads, b"d" * 40_000)
+
+
+def test_an_upload_continues_while_a_model_is_removed(uploads, store, monkeypatch):
+    """A manifest that is listed may be gone when it is read."""
+    monkeypatch.setattr(store, "names", lambda: [ModelName.parse("removed")])
+    bring(uploads, b"a" * 40_000)
+    with pytest.raises(StorageFullError, match="upload_quota_bytes"):
+        bring(uploads, b"b" * 40_000)
 
 
 @pytest.fixture
