@@ -41,7 +41,7 @@ async def open_store_manager(
         address,
         rules=TransferRules(settings.pull_hosts, settings.hf_token_for, settings.push_hosts),
     )
-    opened.callback(store_manager.close)
+    opened.push_async_callback(store_manager.close)
     sweeping = asyncio.create_task(store_manager.sweep_periodically())
     opened.callback(sweeping.cancel)
     return store_manager

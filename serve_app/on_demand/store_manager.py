@@ -232,9 +232,10 @@ class StoreManager:
         if freed:
             log.info("unused files removed", store=str(self._store.root), bytes=freed)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self.operations.close()
-        self.uploads.close()
+        # In a thread, because the end of an upload may take long, and is waited for.
+        await asyncio.to_thread(self.uploads.close)
 
     def _check_base(self, base: Source | None) -> None:
         assert not isinstance(base, PathSource), "requests cannot name files of the server"

@@ -161,7 +161,7 @@ async def cluster_of(
                 rules=TransferRules(pull_hosts, hf_token_for, push_hosts),
                 environment=environment,
             )
-            opened.callback(store_manager.close)
+            opened.push_async_callback(store_manager.close)
             processes.append(Process(store_manager, loader, server))
         yield Cluster(processes)
 

@@ -18,7 +18,7 @@ from serve_app.on_demand import management as management_module
 from serve_app.on_demand.management import ModelManagement
 from serve_app.on_demand.processes import PoolDirectory
 from serve_app.on_demand.uploads import LEASE_S, MAX_UPLOADS, UploadLimits, Uploads
-from tests.patience import HANG_S, until
+from tests.patience import HANG_S, settled, until
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.cli.cli_runs import put
 from tests.unit.serve_app.on_demand.fake_cluster import Cluster, cluster_of, ingress, serving
@@ -222,6 +222,18 @@ async def test_an_upload_that_is_slower_than_bodies_may_be_is_refused(root):
                 answer = await client.post(f"/api/blobs/{digest(b'x')}", content=held_back())
             assert answer.status_code == 408 and "too slow" in answer.json()["error"]
             assert files(root) == before
+
+
+async def test_closing_waits_for_the_end_of_an_upload_without_stopping_the_process(root):
+    async with cluster_of(root) as cluster:
+        store_manager = cluster.processes[0].store_manager
+        store_manager.uploads.begin("id", digest(b"x"), None, "someone")
+        with store_manager.uploads._uploads["id"].lock:  # as while it becomes a blob
+            closing = asyncio.create_task(store_manager.close())
+            await settled()
+            assert not closing.done()
+        await closing
+        assert len(files(root)) == 1
 
 
 async def new_files(root: Path) -> list[str]:
