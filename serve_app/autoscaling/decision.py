@@ -31,8 +31,9 @@ class ScalingRules:
     Upscaling: when there have been too few replicas for `upscale_delay_s`. Downscaling: when fewer
     replicas, each loaded to at most `downscale_load` of its targets, have been enough for
     `downscale_delay_s`; to zero after `zero_delay_s` without work. A replica whose last report is
-    older than `silent_s` may be busy, which prevents downscaling. Decisions do not wait for a
-    replica that has not reported within `start_timeout_s`.
+    older than `silent_s` may be busy, which prevents downscaling, and so do operations: Serve
+    chooses which replica is stopped. Decisions do not wait for a replica that has not reported
+    within `start_timeout_s`.
     """
 
     targets: ScalingTargets = field(default_factory=ScalingTargets)
@@ -67,6 +68,10 @@ class Observation:
     def requests(self) -> int:
         histories = self.reporting.values()
         return math.ceil(sum(history[-1].requests for history in histories) + self.held_requests)
+
+    @property
+    def has_operations(self) -> bool:
+        return any(history[-1].operations for history in self.reporting.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +169,10 @@ def _with_target(state: ScalingState, target: int, now: float) -> ScalingState:
 
 
 def _has_worked(reporting: Mapping[str, History], last_reports: Mapping[str, LastReport]) -> bool:
-    """Whether a replica has requests, or has had some since its last report."""
+    """Whether a replica has requests or operations, or has had requests since its last report."""
     return any(
         history[-1].requests
+        or history[-1].operations
         or (name in last_reports and last_reports[name].steps_total != history[-1].steps_total)
         for name, history in reporting.items()
     )
@@ -241,7 +247,7 @@ def _with_delays(
     now, target = observed.now, observed.target
     short_since = now if state.short_since is None else state.short_since
     state = replace(state, short_since=short_since if needed > target else None)
-    if enough >= target or _is_silent(rules, observed, state):
+    if enough >= target or observed.has_operations or _is_silent(rules, observed, state):
         return replace(state, spare_since=None)
     if state.spare_since is None:
         return replace(state, spare_since=now, spare_peak=enough)

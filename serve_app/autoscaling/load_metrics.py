@@ -17,7 +17,8 @@ class ScalingMetrics:
     `work_per_s` is the measured speed; without it, the speed follows from `work_total`.
     `kv_occupancy` is the used share of the KV cache's pages. `model_memory` is reported by
     on-demand processes: the share of their memory that models in use take, plus the shares of
-    models that were recently refused for lack of memory. Totals count from the replica's start.
+    models that were recently refused for lack of memory, and `operations`, the pulls, pushes,
+    creations and uploads that run in them. Totals count from the replica's start.
     """
 
     at: float
@@ -26,6 +27,7 @@ class ScalingMetrics:
     slots: float = 0.0
     kv_occupancy: float = 0.0
     model_memory: float = 0.0
+    operations: float = 0.0
     queued_work: float = 0.0
     work_per_s: float = 0.0
     work_total: float = 0.0

@@ -191,7 +191,7 @@ class ModelPool:
         return self._limits
 
     def measures(self) -> dict[str, float]:
-        """Load metrics for autoscaling."""
+        """Load metrics for autoscaling, without those of the store."""
         entries = self._all()
         return self._load_metrics.metrics(
             [entry.replica.statistics() for entry in entries if entry.replica],

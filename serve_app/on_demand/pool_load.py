@@ -34,7 +34,7 @@ class PoolLoad:
     def metrics(
         self, engines: Iterable[EngineStatistics], *, held_requests: int, used_share: float
     ) -> dict[str, float]:
-        """Values of `serve_app.autoscaling.load_metrics.ScalingMetrics`.
+        """Values of `serve_app.autoscaling.load_metrics.ScalingMetrics` except `operations`.
 
         `engines`: of the loaded models. `held_requests`: requests for models that are being loaded.
         `used_share`: the share of memory that models with requests take.

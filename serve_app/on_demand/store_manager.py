@@ -128,6 +128,11 @@ class StoreManager:
             residents=self.pool.residents(),
         )
 
+    def measures(self) -> dict[str, float]:
+        """Load metrics for autoscaling."""
+        running = self.operations.running + self.uploads.running
+        return {**self.pool.measures(), "operations": float(running)}
+
     async def call(self, method: str, *arguments: Any) -> CallResult:
         """Calls a method by its path from here, such as "pull" or "uploads.append".
 

@@ -36,6 +36,12 @@ class Operations:
         self._operations: dict[str, _Operation] = {}  # by the ids of the clients that follow them
         self._lock = threading.Lock()
 
+    @property
+    def running(self) -> int:
+        """The number of operations that have not ended."""
+        with self._lock:
+            return len({each for each in self._operations.values() if not each.done})
+
     def begin(
         self, id: str, name: str, work: Callable[[Progress], None], *, variant: str = ""
     ) -> None:

@@ -53,6 +53,11 @@ class Uploads:
         self._finished: dict[str, dict[str, int]] = {}  # for each tenant, bytes by digest
         self._lock = Lock()  # guards both dictionaries
 
+    @property
+    def running(self) -> int:
+        """The number of uploads that have not ended."""
+        return len(self._uploads)
+
     def begin(self, id: str, digest: str, size: int | None, tenant: str) -> None:
         """Begins upload `id`; `size` in bytes, None if unknown.
 

@@ -199,7 +199,7 @@ class OnDemandDeployment:
         return _status(self._store_manager.pool.statistics())
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        return self._store_manager.pool.measures()
+        return self._store_manager.measures()
 
     async def check_health(self) -> None:
         self._store_manager.pool.check()

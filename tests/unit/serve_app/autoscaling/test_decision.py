@@ -95,6 +95,19 @@ def test_an_on_demand_process_whose_models_are_in_use_is_not_stopped():
         assert target == 2
 
 
+@pytest.mark.parametrize("others", [(), (IDLE,)])
+def test_no_on_demand_process_is_stopped_while_one_pulls_a_model(others):
+    """Serve chooses which process is stopped."""
+    state, pulling = ScalingState(), replace(IDLE, operations=1)
+    for now in range(0, 300, 2):
+        target, state = decide(RULES, observe(pulling, *others, now=now), state)
+        assert target == 1 + len(others)
+    while target:
+        now += 2
+        target, state = decide(RULES, observe(IDLE, *others, now=now), state)
+    assert 300 < now < 400
+
+
 def test_there_are_never_more_replicas_than_requests():
     one = replace(IDLE, running=1, queued_work=90_000, kv_occupancy=1.0)
     assert decided(one) == 1

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import shutil
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
@@ -14,6 +15,7 @@ from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.errors import OverloadedError, RequestError, StorageFullError
 from serve_app.api.bodies import BodyLimits
+from serve_app.autoscaling.load_metrics import METRIC_NAMES
 from serve_app.on_demand import management as management_module
 from serve_app.on_demand.management import ModelManagement
 from serve_app.on_demand.processes import PoolDirectory
@@ -222,6 +224,19 @@ async def test_an_upload_that_is_slower_than_bodies_may_be_is_refused(root):
                 answer = await client.post(f"/api/blobs/{digest(b'x')}", content=held_back())
             assert answer.status_code == 408 and "too slow" in answer.json()["error"]
             assert files(root) == before
+
+
+async def test_autoscaling_counts_operations_and_uploads(root):
+    async with cluster_of(root) as cluster:
+        store_manager, may_end = cluster.processes[0].store_manager, threading.Event()
+        assert set(store_manager.measures()) == set(METRIC_NAMES)
+        store_manager.operations.begin("id", "key", lambda progress: may_end.wait(HANG_S))
+        store_manager.operations.begin("joined", "key", lambda progress: None)
+        store_manager.uploads.begin("id", digest(b"x"), None, "someone")
+        assert store_manager.measures()["operations"] == 2.0
+        store_manager.uploads.abort("id")
+        may_end.set()
+        await until(lambda: store_manager.measures()["operations"] == 0.0)
 
 
 async def test_closing_waits_for_the_end_of_an_upload_without_stopping_the_process(root):
