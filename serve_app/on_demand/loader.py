@@ -16,7 +16,13 @@ from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store, default_root
 from runtime.engine.assembly import EngineOptions, plan_engine_memory
 from runtime.engine.memory_plan import LEFT_FREE, MemoryPlan, available_bytes
-from runtime.errors import CaravanError, ModelNotFoundError, SourceError, StoreError
+from runtime.errors import (
+    CaravanError,
+    ModelNotFoundError,
+    OverloadedError,
+    SourceError,
+    StoreError,
+)
 from runtime.vision.encoder import PlannedEncoder
 from serve_app.config.on_demand_settings import OnDemandSettings
 from serve_app.config.settings import ModelSettings
@@ -87,7 +93,7 @@ class StoreLoader:
     def load(self, version: StoredVersion, memory_bytes: int) -> ModelReplica:
         card, _ = self.outline(version)
         settings = self._model_settings(version, memory_bytes, card.context_tokens)
-        origin = self._origin(settings)
+        origin = self._origin(version, settings)
         if origin.context_tokens is not None and card.context_tokens < origin.context_tokens:
             trained = card.context_tokens == card.context_length
             limit = f"`on_demand.max_loaded_bytes` is {self.max_loaded_bytes:,}"
@@ -142,11 +148,12 @@ class StoreLoader:
         """`context_tokens` None: the context that the model requests, or else that of the
         settings."""
         settings = self._model_settings(version, NO_LIMIT, context_tokens)
-        origin = self._origin(settings)
+        origin = self._origin(version, settings)
         requested = origin.context_tokens or self._common_context
         return plan_model(settings, dataclasses.replace(origin, context_tokens=requested))
 
-    def _origin(self, settings: ModelSettings) -> ModelFiles:
+    def _origin(self, version: StoredVersion, settings: ModelSettings) -> ModelFiles:
+        """The files of the version. OverloadedError if the name has another one by now."""
         try:
             origin = local_files(settings, self._environment)
         except CaravanError as error:
@@ -154,6 +161,11 @@ class StoreLoader:
         if origin is None:
             raise ModelNotFoundError(
                 f"model '{settings.name}' is incomplete in the store; pull it again"
+            )
+        assert origin.stored is not None
+        if origin.stored.manifest.digest != version.digest:
+            raise OverloadedError(
+                f"model '{version.name}' was replaced in the store while it was read; try again"
             )
         return origin
 

@@ -21,6 +21,7 @@ from runtime.engine.request import SamplingParams
 from runtime.errors import (
     DoesNotFitError,
     ModelNotFoundError,
+    OverloadedError,
     PromptTooLongError,
     RequestError,
 )
@@ -132,6 +133,22 @@ def test_a_recreated_model_is_another_version(store):
         loader.find("changing")
     with pytest.raises(ModelNotFoundError, match="incomplete in the store"):
         loader.load(first, 10**9)
+
+
+def test_a_version_that_was_replaced_since_it_was_found_is_neither_loaded_nor_planned(store):
+    name, base = ModelName.parse("replaced"), RegistrySource(ModelName.parse("tiny"))
+    create(name, Definition(base=base, system="one"), store)
+    planned, unplanned = loader_of(store), loader_of(store)
+    first = planned.find("replaced")
+    need = planned.outline(first)[1]
+    create(name, Definition(base=base, system="two"), store)
+    with pytest.raises(OverloadedError, match="'replaced:latest' was replaced"):
+        planned.load(first, need.full_bytes)
+    with pytest.raises(OverloadedError, match="was replaced"):
+        unplanned.outline(first)
+    assert unplanned.outline(unplanned.find("replaced"))[0].system == "two"
+    create(name, Definition(base=base, system="one"), store)
+    assert unplanned.outline(first)[0].system == "one"
 
 
 def test_only_verbose_cards_contain_arrays(store):
