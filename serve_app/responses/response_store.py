@@ -4,9 +4,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 # Estimated memory of an entry besides its texts; it limits the number of entries.
 ENTRY_BYTES = 2048
+# How long changes are kept for processes that start: longer than such a process copies entries and
+# waits to be listed.
+RECENT_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +88,20 @@ class ResponseStore:
         self._clock = clock
         self._entries: OrderedDict[str, _Entry] = OrderedDict()  # least recently used first
         self._shares: dict[str, _Share] = {}
+        self._deleted: dict[tuple[str, str], float] = {}  # times by tenant and id, oldest first
         self.size = 0  # bytes of all entries
 
     def put(self, tenant: str, stored: StoredResponse, *, age_s: float = 0.0) -> bool:
-        """Store an entry; False if it is larger than a tenant's share.
+        """Store an entry; False if it is larger than a tenant's share, or was deleted recently: a
+        copy of it may be late.
 
         `age_s`: the age of a copied entry. Copies must be stored before other entries, oldest
-        first.
+        first, except recent ones, which may then expire late by their age.
         """
         self.expire()
         if stored.size > self._limits.tenant_bytes or stored.id in self._entries:
+            return False
+        if (tenant, stored.id) in self._deleted:
             return False
         self._entries[stored.id] = _Entry(tenant, stored, self._clock() - age_s)
         self._shares.setdefault(tenant, _Share()).ids[stored.id] = None
@@ -107,7 +115,16 @@ class ResponseStore:
         found = self._find(tenant, id) is not None
         if found:
             self._remove(id)
+            self._deleted[tenant, id] = self._clock()
         return found
+
+    def merge(self, deleted: Sequence[tuple[str, str]], copies: Sequence[Copy]) -> None:
+        """Executes changes that another process has executed: what was deleted, by tenant and id,
+        and what was stored."""
+        for tenant, id in deleted:
+            self.delete(tenant, id)
+        for each in copies:
+            self.put(each.tenant, each.stored, age_s=each.age_s)
 
     def select(self, tenant: str, ids: Sequence[str], max_bytes: int) -> Selection:
         """The entries of these ids."""
@@ -130,10 +147,25 @@ class ResponseStore:
         return self._selection(tenant, found[::-1], following, max_bytes)
 
     def expire(self) -> None:
-        """Removes entries that have not been used for `max_age_s`."""
+        """Removes entries that have not been used for `max_age_s`, and old deletions."""
         oldest_s = self._clock() - self._limits.max_age_s
         while self._entries and next(iter(self._entries.values())).used_s < oldest_s:
             self._remove(next(iter(self._entries)))
+        recent_s = self._clock() - RECENT_S
+        while self._deleted and next(iter(self._deleted.values())) < recent_s:
+            del self._deleted[next(iter(self._deleted))]
+
+    def recently_deleted(self) -> list[tuple[str, str]]:
+        """Tenants and ids of the entries that were deleted within `RECENT_S`."""
+        return list(self._deleted)
+
+    def recent_ids(self) -> list[str]:
+        """The ids of the entries that were stored or used within `RECENT_S`, in the order of
+        `ids`."""
+        recent_s = self._clock() - RECENT_S
+        newest_first = reversed(self._entries.values())
+        recent = takewhile(lambda entry: entry.used_s >= recent_s, newest_first)
+        return [entry.stored.id for entry in recent][::-1]
 
     def ids(self) -> list[str]:
         """The ids of all entries, least recently used first."""

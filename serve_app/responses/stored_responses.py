@@ -3,8 +3,9 @@
 They are held in memory by a deployment of the application, so that every ingress finds them and
 they survive the end of an ingress. Each process of the deployment holds all of them. A starting
 process copies them from a running one, so they survive new versions of the application and, with
-two or more processes, the loss of all but one. They are not on disk: the loss of all processes
-loses them.
+two or more processes, the loss of all but one. Until Serve lists that process, changes reach the
+others only: these hand over their recent changes when it is listed, or when they end. Responses are
+not on disk: the loss of all processes loses them.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from runtime.errors import ModelUnavailableError, OverloadedError
-from serve_app.gateway.replica_calls import Replicas
+from serve_app.gateway.replica_calls import NamedReplicaCalls, Replicas
 from serve_app.logs import get_logger
 from serve_app.responses.response_store import Copy, ResponseStore, Selection, StoredResponse
 
@@ -29,6 +30,8 @@ COPY_S = 60.0
 COPY_ANSWER_S = 10.0
 COPY_IDS = 1024
 COPY_BYTES = 8 * 2**20
+HAND_OVER_S = 10.0  # a third of the time that Serve gives a process to end
+LISTED_POLL_S = 0.1
 
 log = get_logger()
 
@@ -107,6 +110,32 @@ async def copy_from(processes: Replicas, store: ResponseStore) -> None:
         log.warning("not all responses copied", count=len(store.ids()), reason=repr(error))
     else:
         log.info("responses copied", count=len(store.ids()))
+
+
+async def hand_over(processes: Replicas, store: ResponseStore) -> None:
+    """Sends the recent changes of a store to the running processes, as far as they answer in time.
+    Those that have executed them already ignore them."""
+    try:
+        async with asyncio.timeout(HAND_OVER_S):
+            await _merge(processes, store.recently_deleted(), [])
+            ids = store.recent_ids()
+            while copies := store.copies(ids, COPY_BYTES):
+                await _merge(processes, [], copies)
+                ids = ids[ids.index(copies[-1].stored.id) + 1 :]
+    except Exception as error:
+        log.warning("not all recent changes handed over", reason=repr(error))
+
+
+async def await_successors(processes: NamedReplicaCalls, own: str) -> None:
+    """Waits until Serve lists the processes that replace the process `own`. TimeoutError if it does
+    not."""
+    async with asyncio.timeout(HAND_OVER_S):
+        while not processes.names or own in processes.names:
+            await asyncio.sleep(LISTED_POLL_S)
+
+
+async def _merge(processes: Replicas, deleted: list[tuple[str, str]], copies: list[Copy]) -> None:
+    await processes.ask_all("merge", deleted, copies, timeout_s=HAND_OVER_S)
 
 
 async def _copy(processes: Replicas, store: ResponseStore, ids: list[str]) -> None:

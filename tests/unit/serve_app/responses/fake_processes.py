@@ -12,22 +12,24 @@ LIMITS = StoreLimits(max_bytes=2**20, tenant_bytes=2**19, max_age_s=60.0)
 
 
 class FakeProcesses:
-    """Each process is a store; None has been lost. `spare`: the store of the process that is
-    started when none runs. Those in `hanging` answer when its event is set."""
+    """Each process is a store, named by its number from `first` on; None has been lost. `spare`:
+    the store of the process that is started when none runs. Those in `hanging` answer when its
+    event is set."""
 
     def __init__(self, *stores: ResponseStore | None, spare: ResponseStore | None = None) -> None:
         self.stores = list(stores)
+        self.first = 0
         self.spare = spare
         self.hanging: dict[str, asyncio.Event] = {}
 
     @property
     def names(self) -> list[str]:
-        return [str(number) for number, _ in enumerate(self.stores)]
+        return [str(number) for number, _ in enumerate(self.stores, self.first)]
 
     async def call(self, replica: str, method: str, *arguments: Any) -> Any:
         if replica in self.hanging:
             await self.hanging[replica].wait()
-        store = self.stores[int(replica)]
+        store = self.stores[int(replica) - self.first]
         if store is None:
             raise ReplicaLostError(f"process {replica} has ended")
         return getattr(store, method)(*arguments)

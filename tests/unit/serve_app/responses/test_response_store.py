@@ -6,6 +6,7 @@ import pytest
 
 from serve_app.responses.response_store import (
     ENTRY_BYTES,
+    RECENT_S,
     ResponseStore,
     StoredResponse,
     StoreLimits,
@@ -124,6 +125,34 @@ def test_copies_keep_tenant_order_and_age():
     assert copy.ids() == ["1", "2", "3"]
     clock.now_s += 30
     assert [has(copy, "1"), has(copy, "3", "b")] == [False, True]
+
+
+def test_a_late_copy_does_not_bring_a_deleted_entry_back():
+    clock = Clock()
+    store = store_of("1", clock=clock)
+    late = store.copies(["1"], MANY)
+    store.delete("a", "1")
+    store.merge([], late)
+    assert not has(store, "1") and store.recently_deleted() == [("a", "1")]
+    clock.now_s += RECENT_S + 1
+    store.expire()
+    assert store.recently_deleted() == []
+
+
+def test_changes_of_another_process_are_merged():
+    clock = Clock()
+    limits = StoreLimits(LIMITS.max_bytes, LIMITS.tenant_bytes, max_age_s=10 * RECENT_S)
+    store, copy = (ResponseStore(limits, clock=clock) for _ in range(2))
+    for each in (store, copy):
+        each.put("a", entry("old"))
+        each.put("b", entry("deleted"))
+    clock.now_s += RECENT_S + 1
+    store.delete("b", "deleted")
+    store.put("a", entry("new"))
+    assert store.recent_ids() == ["new"]
+    for _ in range(2):
+        copy.merge(store.recently_deleted(), store.copies(store.recent_ids(), MANY))
+        assert copy.ids() == ["old", "new"]
 
 
 def test_random_operations_keep_the_limits_and_the_count():

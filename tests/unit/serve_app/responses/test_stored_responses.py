@@ -13,9 +13,12 @@ from serve_app.responses.response_store import ResponseStore, StoredResponse
 from serve_app.responses.stored_responses import (
     ANSWER_S,
     DELIVERED_BYTES,
+    HAND_OVER_S,
     TIMEOUT_S,
     StoredResponses,
+    await_successors,
     copy_from,
+    hand_over,
 )
 from tests.patience import pass_time, settled
 from tests.unit.serve_app.responses.fake_processes import LIMITS, FakeProcesses, stored_by
@@ -177,6 +180,53 @@ async def test_a_new_process_copies_from_the_process_that_does_not_hang():
     await pass_time(stored_responses.COPY_ANSWER_S)
     await copying
     assert copy.ids() == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("pages", [1, 3])
+async def test_changes_before_a_process_is_listed_are_handed_over_to_it(monkeypatch, pages):
+    monkeypatch.setattr(stored_responses, "COPY_BYTES", 4 * entry("0").size // pages)
+    processes, stored = two()
+    for id in ("kept", "deleted", "deleted later"):
+        await stored.put("a", entry(id))
+    starting = ResponseStore(LIMITS)
+    await copy_from(Replicas(processes), starting)
+    for id in ("new", "newer"):
+        await stored.put("a", entry(id))
+    await stored.delete("a", "deleted")
+    processes.stores.append(starting)
+    await stored.delete("a", "deleted later")
+    await hand_over(Replicas(processes), processes.stores[0])
+    processes.stores[:2] = [None, None]
+    assert starting.ids() == ["kept", "new", "newer"]
+    assert await ids(stored, "new") == ["new"]
+
+
+async def test_changes_are_handed_over_as_far_as_processes_answer():
+    processes, stored = two()
+    await stored.put("a", entry("1"))
+    processes.hanging["1"] = asyncio.Event()
+    handing = asyncio.create_task(hand_over(Replicas(processes), processes.stores[0]))
+    await settled()
+    await pass_time(HAND_OVER_S)
+    await handing
+    await hand_over(Replicas(FakeProcesses(None)), processes.stores[0])
+
+
+async def test_a_process_that_ends_waits_until_others_are_listed_instead():
+    processes = FakeProcesses(ResponseStore(LIMITS))
+    waiting = asyncio.create_task(await_successors(processes, "0"))
+    await settled()
+    assert not waiting.done()
+    processes.stores = []
+    await pass_time(1.0)
+    assert not waiting.done()
+    processes.first, processes.stores = 1, [ResponseStore(LIMITS)]
+    await waiting
+    waiting = asyncio.create_task(await_successors(processes, "1"))
+    await settled()
+    await pass_time(HAND_OVER_S)
+    with pytest.raises(TimeoutError):
+        await waiting
 
 
 async def test_a_new_process_starts_empty_if_the_others_do_not_answer():
