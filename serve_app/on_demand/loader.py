@@ -27,7 +27,8 @@ from runtime.vision.encoder import PlannedEncoder
 from serve_app.config.on_demand_settings import OnDemandSettings
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.model_card import ModelCard
-from serve_app.on_demand.model_pool import MemoryNeed, StoredVersion
+from serve_app.on_demand.model_pool import MemoryNeed
+from serve_app.on_demand.pooled_model import StoredVersion
 from serve_app.replica.loading import DEFAULT_CONTEXT_TOKENS, ModelPlan, load_replica, plan_model
 from serve_app.replica.machine import computing_device
 from serve_app.replica.model_files import ModelFiles, complete_card, local_files

@@ -5,8 +5,7 @@ A pool belongs to one event loop: code between two awaits is atomic.
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -24,11 +23,11 @@ from runtime.errors import (
 )
 from serve_app.config.keep_alive import FOREVER
 from serve_app.gateway.fair_gate import FairGate
-from serve_app.gateway.listing import LoadedModel
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.tasks import ChatDelta, Task
 from serve_app.logs import get_logger
 from serve_app.on_demand.pool_load import PoolLoad
+from serve_app.on_demand.pooled_model import PooledModel, Replica, StoredVersion, total_bytes
 from serve_app.on_demand.report import Resident
 
 # A model gets at most this share of the memory unless it needs more, which leaves room for others.
@@ -44,14 +43,6 @@ log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class StoredVersion:
-    """A model of the store; `digest` (of its manifest) identifies its version."""
-
-    name: str
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryNeed:
     """Bytes of a model: with a cache for one request, and for all requests that it may run.
 
@@ -62,15 +53,6 @@ class MemoryNeed:
     full_bytes: int
     base: str | None = None
     base_bytes: int = 0
-
-
-class Replica(Protocol):
-    """A loaded model; see serve_app.replica.replica.ModelReplica."""
-
-    def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]: ...
-    def describe(self, *, verbose: bool = False) -> ModelCard: ...
-    def statistics(self) -> EngineStatistics: ...
-    def check(self) -> None: ...
 
 
 class Loader(Protocol):
@@ -123,9 +105,9 @@ class ModelPool:
         self._limits = limits
         self._clock = clock
         self._load_metrics = PoolLoad()
-        self._entries: dict[str, _PooledModel] = {}
+        self._entries: dict[str, PooledModel] = {}
         # Models that are still loaded, but replaced by another version or being unloaded.
-        self._outgoing: set[_PooledModel] = set()
+        self._outgoing: set[PooledModel] = set()
         self._changing = FairGate(1)  # held while memory is assigned or freed
         self._finding = ThreadPoolExecutor(1, "finding")
         self._outlining = ThreadPoolExecutor(1, "outlining")
@@ -184,7 +166,7 @@ class ModelPool:
     @property
     def free_bytes(self) -> int:
         """Bytes that may be loaded without unloading anything."""
-        return max(0, self._limits.max_loaded_bytes - _total_bytes(self._all()))
+        return max(0, self._limits.max_loaded_bytes - total_bytes(self._all()))
 
     @property
     def limits(self) -> PoolLimits:
@@ -228,7 +210,7 @@ class ModelPool:
     @asynccontextmanager
     async def _used(
         self, name: str, keep_alive_s: float | None, tenant: str
-    ) -> AsyncIterator["_PooledModel"]:
+    ) -> AsyncIterator[PooledModel]:
         """The loaded model, which stays loaded until the end of the context."""
         entry = await self._entry(name, tenant)
         entry.users_of[tenant] += 1
@@ -246,21 +228,21 @@ class ModelPool:
             if not entry.users:
                 await self._unload_if_idle(entry)
 
-    async def _entry(self, name: str, tenant: str) -> "_PooledModel":
+    async def _entry(self, name: str, tenant: str) -> PooledModel:
         version = await self._find(name)
         entry = self._entries.get(version.name)
         if entry is not None and entry.version != version:
             await self._retire(entry)
             entry = self._entries.get(version.name)
         if entry is None:
-            entry = _PooledModel(version, self._limits.keep_alive_s, tenant)
+            entry = PooledModel(version, self._limits.keep_alive_s, tenant)
             self._entries[version.name] = entry
             entry.loading = asyncio.create_task(self._load(entry))
         if entry.replica is None:
             self._check_waiting(entry, tenant)
         return entry
 
-    def _check_waiting(self, entry: "_PooledModel", tenant: str) -> None:
+    def _check_waiting(self, entry: PooledModel, tenant: str) -> None:
         """OverloadedError if too many requests wait, besides the one that began the load."""
         own, limit = entry.users_of[tenant], 1 + self._limits.max_waiting
         loading = f"model '{entry.version.name}' to be loaded"
@@ -274,14 +256,14 @@ class ModelPool:
     async def _find(self, name: str) -> StoredVersion:
         return await _run(self._finding, self._loader.find, name)
 
-    async def _retire(self, entry: "_PooledModel") -> None:
+    async def _retire(self, entry: PooledModel) -> None:
         """Unload a version that the store has replaced, after its running requests."""
         self._entries.pop(entry.version.name, None)
         self._outgoing.add(entry)
         entry.keep_alive_s = 0.0
         await self._unload_if_idle(entry)
 
-    async def _load(self, entry: "_PooledModel") -> None:
+    async def _load(self, entry: PooledModel) -> None:
         begun = time.monotonic()
         try:
             entry.replica = await self._load_within_limits(entry)
@@ -300,14 +282,14 @@ class ModelPool:
         if not entry.users:
             await self._unload_if_idle(entry)
 
-    async def _load_within_limits(self, entry: "_PooledModel") -> Replica:
+    async def _load_within_limits(self, entry: PooledModel) -> Replica:
         card, need = await _run(self._outlining, self._loader.outline, entry.version)
         async with self._changing.place(entry.tenant):
             entry.bytes = await self._assign_memory(entry, need)
             entry.base, entry.base_bytes, entry.card = need.base, need.base_bytes, card
         return await _run(self._loading, self._loader.load, entry.version, entry.bytes)
 
-    async def _assign_memory(self, entry: "_PooledModel", need: MemoryNeed) -> int:
+    async def _assign_memory(self, entry: PooledModel, need: MemoryNeed) -> int:
         """Bytes that the model may take; unloads idle models to free them.
 
         DoesNotFitError if the model never fits, OverloadedError if all other models are in use.
@@ -326,7 +308,7 @@ class ModelPool:
             held = need.base is not None and need.base in {each.base for each in others}
             shared = need.base_bytes if held else 0
             free = min(
-                limit - _total_bytes(others) + shared,
+                limit - total_bytes(others) + shared,
                 await self._device_bytes(need.minimum_bytes, shared),
             )
             below = self._limits.max_models is None or len(others) < self._limits.max_models
@@ -348,16 +330,16 @@ class ModelPool:
         await _run(self._loading, self._loader.reclaim)
         return await _run(self._loading, self._loader.free_bytes, shared)
 
-    def _share(self, entries: Sequence["_PooledModel"]) -> float:
+    def _share(self, entries: Sequence[PooledModel]) -> float:
         """The share of the process that the models take, by bytes or by their number."""
-        return self._share_of(len(entries), _total_bytes(entries))
+        return self._share_of(len(entries), total_bytes(entries))
 
     def _share_of(self, count: int, nbytes: int) -> float:
         limits = self._limits
         by_number = count / limits.max_models if limits.max_models else 0.0
         return max(by_number, nbytes / max(1, limits.max_loaded_bytes))
 
-    def _all_in_use(self, entry: "_PooledModel", need: MemoryNeed, free: int) -> OverloadedError:
+    def _all_in_use(self, entry: PooledModel, need: MemoryNeed, free: int) -> OverloadedError:
         busy = ", ".join(sorted(each.version.name for each in self._all() if each is not entry))
         return OverloadedError(
             f"model '{entry.version.name}' needs {need.minimum_bytes:,} bytes and "
@@ -365,7 +347,7 @@ class ModelPool:
             f"{busy or 'other processes use the memory'}"
         )
 
-    async def _unload_if_idle(self, entry: "_PooledModel") -> None:
+    async def _unload_if_idle(self, entry: PooledModel) -> None:
         """Unloads the model after `keep_alive_s`, at once if that is 0."""
         entry.cancel_timer()
         if not entry.idle or entry not in self._all():
@@ -379,19 +361,19 @@ class ModelPool:
             loop = asyncio.get_running_loop()
             entry.timer = loop.call_later(entry.keep_alive_s, self._expire, entry)
 
-    def _expire(self, entry: "_PooledModel") -> None:
+    def _expire(self, entry: PooledModel) -> None:
         entry.expiring = asyncio.create_task(
             self._unload_if_still_idle(entry, "keep_alive expired")
         )
 
-    async def _unload_if_still_idle(self, entry: "_PooledModel", reason: str) -> None:
+    async def _unload_if_still_idle(self, entry: PooledModel, reason: str) -> None:
         used_at = entry.used_at
         async with self._changing.place(NO_TENANT):
             # A request that has ended meanwhile has decided anew how long the model stays.
             if entry.idle and entry.used_at == used_at and entry in self._all():
                 await self._unload(entry, reason)
 
-    async def _unload(self, entry: "_PooledModel", reason: str) -> None:
+    async def _unload(self, entry: PooledModel, reason: str) -> None:
         """The caller holds `_changing`, so the memory is not assigned before it is free."""
         entry.cancel_timer()
         self._load_metrics.note_unloaded(entry.loaded_replica.statistics())
@@ -400,7 +382,7 @@ class ModelPool:
         await asyncio.shield(self._end(entry))
         log.info("unloaded", model=entry.version.name, reason=reason)
 
-    async def _end(self, entry: "_PooledModel") -> None:
+    async def _end(self, entry: PooledModel) -> None:
         replica, entry.replica = entry.replica, None
         try:
             await _run(self._loading, self._end_replica, entry, replica)
@@ -409,90 +391,17 @@ class ModelPool:
         finally:
             self._outgoing.discard(entry)
 
-    def _end_replica(self, entry: "_PooledModel", replica: Replica | None) -> None:
+    def _end_replica(self, entry: PooledModel, replica: Replica | None) -> None:
         entry.ending_since = time.monotonic()
         self._loader.unload(replica)
 
-    def _forget(self, entry: "_PooledModel") -> None:
+    def _forget(self, entry: PooledModel) -> None:
         if self._entries.get(entry.version.name) is entry:
             del self._entries[entry.version.name]
         self._outgoing.discard(entry)
 
-    def _all(self) -> list["_PooledModel"]:
+    def _all(self) -> list[PooledModel]:
         return [*self._entries.values(), *self._outgoing]
-
-
-class _PooledModel:
-    """One version of a model, from its first request until it is unloaded.
-
-    `tenant`: the tenant whose request began the load. `bytes`: memory reserved for it, of which
-    `base_bytes` are shared with other models of `base`. `users_of`: number of running and waiting
-    requests by tenant. `ending_since`: since when its engine has been ending.
-    """
-
-    def __init__(self, version: StoredVersion, keep_alive_s: float, tenant: str) -> None:
-        self.version = version
-        self.keep_alive_s = keep_alive_s
-        self.tenant = tenant
-        self.users_of: Counter[str] = Counter()
-        self.used_at = time.monotonic()
-        self.expires_at = 0.0
-        self.ending_since: float | None = None
-        self.bytes = 0
-        self.base: str | None = None
-        self.base_bytes = 0
-        self.card: ModelCard | None = None
-        self.replica: Replica | None = None
-        self.loading: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.expiring: asyncio.Task[None] | None = None
-
-    @property
-    def loaded_replica(self) -> Replica:
-        assert self.replica is not None
-        return self.replica
-
-    @property
-    def users(self) -> int:
-        return self.users_of.total()
-
-    @property
-    def idle(self) -> bool:
-        return self.replica is not None and not self.users
-
-    def leave(self, tenant: str) -> None:
-        self.users_of[tenant] -= 1
-        if not self.users_of[tenant]:
-            del self.users_of[tenant]
-
-    def cancel_timer(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-
-    def resident(self, now: float) -> Resident | None:
-        """None until the model's size is planned."""
-        if self.card is None:
-            return None
-        expires_at = self.expires_at if self.idle else now + self.keep_alive_s
-        loaded = replace(
-            LoadedModel.of(self.card),
-            reserved_bytes=self.bytes,
-            expires_at=None if expires_at == FOREVER else expires_at,
-        )
-        waiting = 0 if self.replica is None else self.replica.statistics().waiting
-        return Resident(loaded, self.users, waiting)
-
-
-def _total_bytes(entries: Iterable[_PooledModel]) -> int:
-    """Bytes of the models; shared weights count once."""
-    total, bases = 0, set()
-    for entry in entries:
-        total += entry.bytes
-        if entry.base is not None:
-            total -= entry.base_bytes if entry.base in bases else 0
-            bases.add(entry.base)
-    return total
 
 
 def _delayed(delta: ChatDelta, waited_ns: int) -> ChatDelta:

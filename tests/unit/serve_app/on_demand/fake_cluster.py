@@ -29,7 +29,8 @@ from serve_app.gateway.model_registry import ModelRegistry, ServedModel
 from serve_app.gateway.replica_status import ReplicaStatus
 from serve_app.on_demand.loader import StoreLoader, find_version
 from serve_app.on_demand.management import ModelManagement
-from serve_app.on_demand.model_pool import Loader, MemoryNeed, ModelPool, PoolLimits, StoredVersion
+from serve_app.on_demand.model_pool import Loader, MemoryNeed, ModelPool, PoolLimits
+from serve_app.on_demand.pooled_model import StoredVersion
 from serve_app.on_demand.processes import PoolDirectory
 from serve_app.on_demand.store_manager import StoreManager, TransferRules
 from serve_app.on_demand.uploads import UploadLimits, Uploads

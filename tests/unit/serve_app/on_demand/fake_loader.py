@@ -10,7 +10,8 @@ from runtime.engine.request import FinishReason, Usage
 from runtime.errors import EngineDeadError, ModelNotFoundError
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.tasks import ChatDelta, ChatTask
-from serve_app.on_demand.model_pool import MemoryNeed, StoredVersion
+from serve_app.on_demand.model_pool import MemoryNeed
+from serve_app.on_demand.pooled_model import StoredVersion
 from tests.patience import HANG_S
 from tests.unit.serve_app.fake_replicas import CARD
 
