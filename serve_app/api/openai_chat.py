@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from model_zoo.chat.formats.events import (
-    CallAborted,
     CallArguments,
     CallBegin,
     Event,
@@ -189,13 +188,18 @@ class OpenAIChat:
 
 
 class ChatChoice:
-    """One choice of a chat completion. `reader` separates its parts."""
+    """One choice of a chat completion. `reader` separates its parts.
+
+    A stream sends a call while it is generated, so a malformed or cut one has incomplete arguments.
+    In a single reply it is text.
+    """
 
     def __init__(self, index: int, reader: ReplyReader) -> None:
         self._index = index
         self._reader = reader
         self._collected = Collected()
         self._begun = False
+        self._calls = False  # whether the reply has calls
 
     def chunks(self, delta: ChatDelta) -> list[dict[str, Any]]:
         parts = [part for event in self._reader.read(delta) if (part := self._part(event))]
@@ -215,6 +219,7 @@ class ChatChoice:
         for each in self._reader.read(delta):
             collected.add(each)
         calls = [_whole_call(call) for call in collected.calls.values()]
+        self._calls = bool(calls)
         message: dict[str, Any] = {"role": "assistant", "content": collected.text}
         if collected.thinking:
             message |= _thinking_fields(collected.thinking)
@@ -232,11 +237,12 @@ class ChatChoice:
         """The delta of the chunk for an event; None if it needs no chunk."""
         self._collected.add(event)
         match event:
-            case Text(text) | CallAborted(_, text):
+            case Text(text):
                 return {"content": text}
             case Thinking(text):
                 return _thinking_fields(text)
             case CallBegin(index, name):
+                self._calls = True
                 called = {"name": name, "arguments": ""}
                 call = {"id": self._collected.calls[index].id, "type": "function"}
                 return {"tool_calls": [{"index": index, **call, "function": called}]}
@@ -251,7 +257,7 @@ class ChatChoice:
 
     def _finish(self, delta: ChatDelta) -> str:
         assert delta.finish is not None
-        called = delta.finish is FinishReason.STOP and self._collected.calls
+        called = delta.finish is FinishReason.STOP and self._calls
         return "tool_calls" if called else delta.finish.value
 
     def _chunk(

@@ -59,14 +59,15 @@ def described(functions: Sequence[Function], *, name_field: str) -> tuple[dict[s
 
 
 def decoded_arguments(place: str, text: str) -> dict[str, Any]:
-    """The arguments of a call from the JSON text of the field `place`."""
-    problem = f'invalid tool call arguments: field "{place}" must be a JSON object'
+    """The arguments of a call in a history from the text of the field `place`. Templates need an
+    object: a text that is not one, such as of a call that `max_tokens` has cut, has no arguments.
+    """
     try:
-        arguments = decoded_json(text or "{}")
-    except RequestError as error:
-        raise RequestError(f"{problem}; {error}") from None
+        arguments = decoded_json(text)
+    except RequestError:
+        return {}
     if not isinstance(arguments, dict):
-        raise RequestError(problem)
+        return {}
     check_value(place, arguments, max_bytes=MAX_ARGUMENTS_BYTES)
     return arguments
 

@@ -7,6 +7,7 @@ import pytest
 
 from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.chat.messages import Message, ToolCall
+from runtime.engine.request import FinishReason
 from serve_app.api.openai import event
 from serve_app.api.openai_chat import ChatChoice
 from serve_app.api.reply_reader import ReplyReader
@@ -113,19 +114,60 @@ async def test_ollamas_stream_sends_each_call_when_it_is_complete():
     assert [call["function"]["arguments"]["city"] for call in calls] == ["Paris", "Rome"]
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat"])
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_malformed_call_is_text(path, stream):
+async def test_a_malformed_call_of_ollama_is_text(stream):
     replica = PretendReplica(BROKEN, QWEN3)
-    response = await posted(path, replica, tools=[TOOL], stream=stream)
-    if path == "/api/chat":
-        lines = [json.loads(line)["message"] for line in response.text.splitlines()]
-        text = "".join(line["content"] for line in lines)
-    elif stream:
-        text = joined(response)["content"]
-    else:
-        text = response.json()["choices"][0]["message"]["content"]
-    assert text == "".join(BROKEN)
+    response = await posted("/api/chat", replica, tools=[TOOL], stream=stream)
+    lines = [json.loads(line)["message"] for line in response.text.splitlines()]
+    assert "".join(line["content"] for line in lines) == "".join(BROKEN)
+
+
+async def test_a_malformed_call_in_a_single_reply_of_openai_is_text():
+    replica = PretendReplica(BROKEN, QWEN3)
+    response = await posted("/v1/chat/completions", replica, tools=[TOOL])
+    (choice,) = response.json()["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "".join(BROKEN)}
+    assert choice["finish_reason"] == "stop"
+
+
+async def test_a_malformed_call_in_a_stream_of_openai_is_not_sent_again_as_text():
+    replica = PretendReplica(BROKEN, QWEN3)
+    response = await posted("/v1/chat/completions", replica, tools=[TOOL], stream=True)
+    message = joined(response)
+    (call,) = message["tool_calls"].values()
+    assert (call["name"], call["arguments"]) == ("weather", '{"city": Paris}')
+    assert message["content"] == "}</tool_call>"
+    assert chunks(response)[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_call_that_the_length_cuts_is_sent_once():
+    choice = ChatChoice(0, ReplyReader([TOOL]))
+    cut = ChatDelta(finish=FinishReason.LENGTH)
+    sent = [*choice.chunks(ChatDelta(BROKEN[0], opening=QWEN3)), *choice.chunks(cut)]
+    assert [chunk["delta"] for chunk in sent if chunk["delta"].get("content")] == []
+    assert sent[-1]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("arguments", ['{"city": ', "{}}", "[1]", "5", '"x"', "", "NaN"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_a_call_in_the_history_without_a_json_object_has_no_arguments(path, arguments):
+    called = {"name": "weather", "arguments": arguments}
+    chat = [
+        *QUESTION,
+        {"role": "assistant", "tool_calls": [{"id": "a1", "function": called}]},
+        {"role": "tool", "tool_call_id": "a1", "content": "Invalid arguments."},
+    ]
+    items = [
+        *QUESTION,
+        {"type": "function_call", "call_id": "a1", **called},
+        {"type": "function_call_output", "call_id": "a1", "output": "Invalid arguments."},
+    ]
+    replica = PretendReplica()
+    body = {"messages": chat} if path == "/v1/chat/completions" else {"input": items}
+    async with http_client(replica) as client:
+        response = await client.post(path, json={"model": "demo"} | body)
+    assert response.status_code == 200, response.text
+    assert replica.tasks[0].prompt.messages[1].tool_calls == (ToolCall("weather", {}, "a1"),)
 
 
 async def test_without_tools_a_call_is_text():
