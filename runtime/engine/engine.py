@@ -332,10 +332,10 @@ def _logprobs(live: _Live, shown: tuple[Sampled, ...]) -> tuple[Sampled, ...]:
 
 
 def _matched(live: _Live, token: int, finish: FinishReason) -> str | int | None:
-    """The stop string or the reported end token that has ended the answer."""
+    """The stop string that has ended the answer, or what is reported of the end token."""
     if finish is not FinishReason.STOP or live.text.stopped:
         return live.text.matched
-    return token if token in live.sequence.request.stop.reported else None
+    return live.sequence.request.stop.reported.get(token)
 
 
 def _image(need: ImageNeed) -> PreparedImage:

@@ -157,15 +157,16 @@ class SamplingParams:
 class StopRules:
     """When the answer ends: after `max_tokens`, at an end token or at a stop string.
 
-    End token and stop string are not part of the text, unless `keep_match` is set. `reported`: the
-    end tokens that `Delta.matched` names. Stop strings that are complete within the first
-    `min_tokens` tokens do not end the answer. `max_tokens` 0: only `prompt_logprobs` are computed.
+    End token and stop string are not part of the text, unless `keep_match` is set. `reported`: what
+    `Delta.matched` is for those of the end tokens that it names. Stop strings that are complete
+    within the first `min_tokens` tokens do not end the answer. `max_tokens` 0: only
+    `prompt_logprobs` are computed.
     """
 
     max_tokens: int
     end_tokens: frozenset[int] = frozenset()
     strings: tuple[str, ...] = ()
-    reported: frozenset[int] = frozenset()
+    reported: Mapping[int, int | str] = field(default_factory=dict, hash=False)
     min_tokens: int = 0
     keep_match: bool = False
 
@@ -407,7 +408,7 @@ class Delta(NamedTuple):  # faster to create than a dataclass; each step creates
     `mirostat_mus`: the states of Mirostat after each of `tokens`, if it applies. `usage`: in the
     first delta the usage so far, in the last one the total. `prompt_logprobs`: of the prompt's
     tokens from the second on, if requested, in the first delta. `matched`: in the last delta, the
-    stop string or the reported end token that has ended the answer.
+    stop string that has ended the answer, or what is reported of the end token.
     """
 
     text: str = ""

@@ -250,13 +250,22 @@ class ModelReplica:
         )
 
     def _stop_rules(self, task: ChatTask, prompt: Prompt, most: int) -> StopRules:
-        ending = task.ending
-        own = self._model.tokenizer.end_tokens | prompt.end_tokens
+        ending, tokenizer = task.ending, self._model.tokenizer
+        own = tokenizer.end_tokens | prompt.end_tokens
+        own = frozenset() if ending.ignore_model else own
+        # Control tokens have no text in which a stop string could be found.
+        named = {
+            token: text
+            for text in task.stop
+            if (token := tokenizer.id_of(text)) is not None and not tokenizer.token_bytes(token)
+        }
+        requested = {token: text for token, text in named.items() if token not in own}
+        reported = requested | {token: token for token in ending.tokens}
         return StopRules(
             max_tokens=most if task.max_tokens is None else min(task.max_tokens, most),
-            end_tokens=frozenset(ending.tokens) | (frozenset() if ending.ignore_model else own),
+            end_tokens=own | reported.keys(),
             strings=task.stop,
-            reported=frozenset(ending.tokens),
+            reported=reported,
             min_tokens=ending.min_tokens,
             keep_match=ending.keep_match,
         )

@@ -26,7 +26,7 @@ from serve_app.replica.loading import load_replica
 from serve_app.replica.model_files import local_files
 from serve_app.transport.generation import generation_server
 from tests.patience import HANG_S
-from tests.tiny_models import CHAT_TEMPLATE, END, tiny_tokenizer, write_tiny_llama
+from tests.tiny_models import CHAT_TEMPLATE, END, START, tiny_tokenizer, write_tiny_llama
 from tests.unit.serve_app.fake_replicas import OneReplica, backend_of
 
 PROMPT = "the quick brown fox 🐪 jumps"
@@ -235,6 +235,25 @@ async def test_requested_end_tokens_and_stop_strings_are_reported(served):
         cut = await completed(served, max_tokens=12, stop=["never", stop],
                               extra_body={"include_stop_str_in_output": keep})  # fmt: skip
         assert (cut.text, cut.stop_reason) == (before + stop * keep, stop)
+
+
+@pytest.mark.parametrize("extra", [{}, {"include_stop_str_in_output": True}])
+async def test_a_stop_string_that_is_a_control_token_ends_the_answer(served, extra):
+    forced = {"max_tokens": 6, "logit_bias": {str(tiny_tokenizer().token_to_id(START)): 100}}
+    endless = await completed(served, **forced)
+    assert (endless.text, endless.finish_reason) == ("", "length")
+    ended = await completed(served, **forced, stop=["never", START], extra_body=extra)
+    assert (ended.text, ended.finish_reason, ended.stop_reason) == ("", "stop", START)
+
+
+async def test_a_stop_string_that_is_the_models_end_token_is_reported_only_without_the_models_end(
+    served,
+):
+    forced = {"max_tokens": 6, "logit_bias": {str(tiny_tokenizer().token_to_id(END)): 100}}
+    ended = await completed(served, **forced, stop=[END])
+    assert (ended.finish_reason, ended.stop_reason) == ("stop", None)
+    ended = await completed(served, **forced, stop=[END], extra_body={"ignore_eos": True})
+    assert (ended.finish_reason, ended.stop_reason) == ("stop", END)
 
 
 async def test_the_models_own_end_can_be_ignored_and_delayed(served):

@@ -100,11 +100,11 @@ def test_what_has_ended_an_answer_is_named_if_the_request_asks(reported: bool) -
     text = b"".join(map(token_bytes, expected[: expected.index(end)])).decode()
     for keep in (False, True):
         engine = make_engine()
-        rules = {"reported": tokens if reported else frozenset(), "keep_match": keep}
+        rules = {"reported": {end: "<end>"} if reported else {}, "keep_match": keep}
         [box] = run(engine, request("a", (1, 2, 3), 10, end_tokens=tokens, **rules))
         delta = whole(box)
         kept = token_bytes(end).decode() if keep and reported else ""
-        assert (delta.matched, delta.text) == (end if reported else None, text + kept)
+        assert (delta.matched, delta.text) == ("<end>" if reported else None, text + kept)
     engine = make_engine()
     [box] = run(engine, request("b", (1, 2, 3), 10, strings=("never", text[1:3])))
     assert (whole(box).matched, whole(box).text) == (text[1:3], text[: text.index(text[1:3])])
