@@ -4,7 +4,7 @@ import json
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -47,6 +47,8 @@ _SAMPLING = {
     "repetition_penalty": "repeat_penalty",
     **{name: name for name in CHAIN_BOUNDS},
 }
+# The penalties of OpenAI and vLLM, which read all tokens, and their values without effect.
+_PENALTIES = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
 
 
 class StreamOptions(Body):
@@ -148,6 +150,9 @@ class Common(VllmExtras, LlamaExtras):
 def configured(body: Body, model: ServedModel, max_tokens: int | None) -> Options:
     """The options of a request: its own, as far as its type declares them, then the model's
     configured ones, then the protocol's defaults.
+
+    Penalties of the request read the whole sequence, unless the model's options state a number of
+    tokens; those of the model alone read as many as in Ollama's protocol.
     """
     declared = {name: getattr(body, name) for name in type(body).model_fields}
     values = {
@@ -165,7 +170,9 @@ def configured(body: Body, model: ServedModel, max_tokens: int | None) -> Option
         if breakers is None
         else sequence_breakers(breakers, noun="field"),
     )
-    return given.over(model.options.over(OPENAI_DEFAULTS))
+    penalised = any(declared.get(name) not in (None, off) for name, off in _PENALTIES.items())
+    defaults = replace(OPENAI_DEFAULTS, repeat_last_n=-1) if penalised else OPENAI_DEFAULTS
+    return given.over(model.options.over(defaults))
 
 
 def task_for(

@@ -85,7 +85,7 @@ class Options:
 
 
 OLLAMA_DEFAULTS = Options(temperature=0.8, top_k=40, top_p=0.9)
-OPENAI_DEFAULTS = Options(temperature=1.0, top_k=0, top_p=1.0, repeat_last_n=-1)
+OPENAI_DEFAULTS = Options(temperature=1.0, top_k=0, top_p=1.0)
 
 
 @dataclass(frozen=True, slots=True)

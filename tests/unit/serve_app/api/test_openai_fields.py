@@ -19,6 +19,7 @@ from model_zoo.chat.messages import Message
 from serve_app.api.embeddings import EmbeddingsBody
 from serve_app.api.openai_chat import MAX_VARIABLES_BYTES, ChatCompletionBody, ChatCompletionMessage
 from serve_app.api.openai_completions import CompletionBody
+from serve_app.config.options import Options
 from serve_app.gateway.tasks import Conversation, EndRules
 from tests.unit.serve_app.api.test_openai import CHAT, TEXT, USER, post, task_of
 from tests.unit.serve_app.fake_replicas import PretendReplica, http_client
@@ -87,6 +88,21 @@ async def test_biases_and_the_rules_of_the_end_reach_the_engine(path, body):
     assert task.ending == EndRules(2, (9, 3), ignore_model=True, keep_match=True)
     assert task.bad_words == ("sea", " blue sky")
     assert task.sampling.allowed == bytes([5, 0, 0, 0, 2, 0, 0, 0])
+
+
+WINDOWS = [
+    ({}, {"repeat_penalty": 1.2}, 64),
+    ({"presence_penalty": 0, "repetition_penalty": 1.0}, {"repeat_penalty": 1.2}, 64),
+    ({"presence_penalty": 0.5}, {"repeat_penalty": 1.2}, None),
+    ({"repetition_penalty": 1.1}, {}, None),
+    ({"frequency_penalty": 0.5}, {"repeat_last_n": 32}, 32),
+]
+
+
+@pytest.mark.parametrize(("fields", "options", "window"), WINDOWS)
+async def test_only_penalties_of_the_request_read_the_whole_conversation(fields, options, window):
+    task = await task_of(CHAT, {"messages": USER, **fields}, options=Options(**options))
+    assert task.sampling.repeat_last_n == window
 
 
 async def test_a_negative_top_k_keeps_all_tokens():
