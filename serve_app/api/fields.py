@@ -19,7 +19,7 @@ from serve_app.api.bodies import BodyLimits, BodyReceiver, in_time
 from serve_app.api.json_values import decoded_json
 from serve_app.api.large_bodies import LargeBodies
 from serve_app.api.tenant import tenant_of
-from serve_app.config.options import Options, read_options
+from serve_app.config.options import Options, clamped, read_options
 from serve_app.config.wrong_types import REQUIRED_TYPES
 from serve_app.logs import get_logger
 
@@ -152,7 +152,8 @@ class BodyReader:
 
     def options(self, raw: Mapping[str, Any]) -> Options:
         """Native options by name. Raises RequestError as `read_options` does."""
-        return read_options(raw, unknown=lambda name: self._unknown("option", "options.", name))
+        unknown = partial(self._unknown, "option", "options.")
+        return read_options(clamped(raw), unknown=unknown)
 
     def _check(self, body: BaseModel, place: str) -> None:
         """Handles unsupported and unknown fields of an object and of the objects in it."""

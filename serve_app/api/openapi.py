@@ -184,7 +184,7 @@ def _number(bounds: Bounds) -> dict[str, Any]:
     """The schema of a number within bounds. Integers may have a fraction, which is cut off."""
     schema: dict[str, Any] = {"type": ["number", "null"]}
     if bounds.low > -math.inf:
-        schema["exclusiveMinimum" if bounds.above else "minimum"] = bounds.low
+        schema["minimum"] = bounds.low
     if bounds.high < LONGEST:
         schema["maximum"] = bounds.high
     return schema

@@ -95,20 +95,19 @@ class Bounds:
     type: type[int] | type[float]
     low: float = -math.inf
     high: float = math.inf
-    above: bool = False  # whether `low` itself is out of range
 
     def __contains__(self, value: float) -> bool:
-        return (value > self.low if self.above else value >= self.low) and value <= self.high
+        return self.low <= value <= self.high
 
     def __str__(self) -> str:
-        low = f"{'above' if self.above else 'at least'} {self.low:,}" * (self.low > -math.inf)
+        low = f"at least {self.low:,}" * (self.low > -math.inf)
         high = f"at most {self.high:,}" * (self.high < LONGEST)
         return " and ".join(filter(None, (low, high)))
 
 
 # Options with the names of llama.cpp's server, in every protocol that has sampling options.
 CHAIN_BOUNDS: Mapping[str, Bounds] = {
-    "typical_p": Bounds(float, 0, 1, above=True),
+    "typical_p": Bounds(float, 0, 1),
     "top_n_sigma": Bounds(float, -1, LARGEST),
     "xtc_probability": Bounds(float, 0, 1),
     "xtc_threshold": Bounds(float, 0, 1),
@@ -125,7 +124,7 @@ CHAIN_BOUNDS: Mapping[str, Bounds] = {
 BOUNDS: Mapping[str, Bounds] = {
     "temperature": Bounds(float, 0, LARGEST),
     "top_k": Bounds(int, -1, LONGEST),
-    "top_p": Bounds(float, 0, 1, above=True),
+    "top_p": Bounds(float, 0, 1),
     "min_p": Bounds(float, 0, 1),
     "seed": Bounds(int, -SEED_LIMIT, LONGEST),
     "repeat_last_n": Bounds(int, -1, LONGEST),
@@ -155,6 +154,13 @@ OPENAI_BOUNDS: Mapping[str, Bounds] = {
     **CHAIN_BOUNDS,
 }
 
+# Options whose values Ollama's sampler replaces by the nearest one in this range.
+_CLAMPED: Mapping[str, tuple[float, float]] = {
+    "temperature": (0, math.inf),
+    "top_k": (-1, math.inf),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+}
 # Accepted without effect: loading and performance are configured on the server.
 _HARMLESS = frozenset(
     {"num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "numa"}
@@ -197,10 +203,21 @@ def read_options(raw: Mapping[str, Any], *, unknown: Callable[[str], None] = _re
     return Options(**values)
 
 
+def clamped(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Ollama's options by name, with the values that Ollama itself clamps in their range."""
+    return {name: _clamped(value, *_CLAMPED.get(name, (None, None))) for name, value in raw.items()}
+
+
+def _clamped(value: Any, low: float | None, high: float | None) -> Any:
+    if low is None or high is None or type(value) not in (int, float):
+        return value
+    return low if value < low else high if value > high else value
+
+
 def served_options(raw: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]]:
     """The supported options among a model's own parameters, and the errors of the others."""
     options, refused = Options(), []
-    for name, value in raw.items():
+    for name, value in clamped(raw).items():
         try:
             options = read_options({name: value}).over(options)
         except RequestError as error:

@@ -196,6 +196,17 @@ def test_penalties_and_dry_come_before_the_candidates_are_chosen(lowered: dict[s
         assert sample(logits.clone(), [sampling], tokens=history).tokens.tolist() == [5]
 
 
+def test_a_mass_of_0_leaves_one_token() -> None:
+    torch.manual_seed(11)
+    logits = torch.randn(4, VOCAB) * 3
+    for chosen in ({"top_p": 0.0}, {"top_p": 0.0, "top_k": 40}):
+        sampling = [replace(PLAIN, seed=seed, **chosen) for seed in range(4)]
+        found = sample(logits.clone(), sampling).tokens
+        assert found.tolist() == logits.argmax(dim=1).tolist()
+    found = probabilities(logits, [replace(PLAIN, typical_p=0.0)] * 4, 0.5)
+    assert (np.count_nonzero(found, axis=1) == 1).all()
+
+
 @pytest.mark.parametrize("mass", [0.2, 0.7, 0.95])
 def test_typical_sampling_is_that_of_transformers(mass):
     torch.manual_seed(8)

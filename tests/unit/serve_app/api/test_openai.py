@@ -103,6 +103,10 @@ async def test_options_reach_the_engine():
     assert (task.max_tokens, task.stop) == (5, ("end",))
 
 
+async def test_a_top_p_of_0_is_accepted():
+    assert (await task_of(CHAT, {"messages": USER, "top_p": 0})).sampling.top_p == 0
+
+
 async def test_defaults_are_those_of_the_protocol_unless_configured():
     sampling = (await task_of(CHAT, {"messages": USER})).sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
@@ -256,7 +260,7 @@ BAD_CHAT = [
     ({"reasoning": "high"}, 'field "reasoning" must be an object'),
     ({"temperature": -0.1}, 'field "temperature" is -0.1; it must be at least 0 and at most 2'),
     ({"temperature": 2.1}, 'field "temperature" is 2.1'),
-    ({"top_p": 0}, 'field "top_p" is 0'),
+    ({"top_p": -0.1}, 'field "top_p" is -0.1'),
     ({"top_k": -2}, 'field "top_k" is -2; it must be at least -1'),
     ({"min_p": 1.1}, 'field "min_p" is 1.1'),
     ({"repetition_penalty": 0}, 'field "repetition_penalty" is 0'),

@@ -89,7 +89,7 @@ WRONG = [
     ("/v1/chat/completions", {"temperature": 3}),
     ("/v1/chat/completions", {"max_tokens": 0}),
     ("/v1/chat/completions", {"tools": [{"function": {"name": "a b"}}]}),
-    ("/v1/completions", {"top_p": 0}),
+    ("/v1/completions", {"top_p": 1.5}),
     ("/v1/messages", {"top_k": -2}),
     ("/v1/messages", {"mcp_servers": [1]}),
 ]

@@ -86,7 +86,7 @@ async def test_a_models_own_options_are_shown() -> None:
 
 
 def test_unsupported_parameters_are_logged_and_the_others_kept() -> None:
-    raw = {"temperature": 0.5, "tfs_z": 2, "top_p": 7, "unheard_of": 1, "num_gpu": 99}
+    raw = {"temperature": -1, "tfs_z": 2, "repeat_penalty": 0, "unheard_of": 1, "num_gpu": 99}
     options, refused = served_options({**raw, "stop": ["a", "b"]})
-    assert options == Options(temperature=0.5, stop=("a", "b"))
-    assert [reason.split('"')[1] for reason in refused] == ["tfs_z", "top_p", "unheard_of"]
+    assert options == Options(temperature=0, stop=("a", "b"))
+    assert [reason.split('"')[1] for reason in refused] == ["tfs_z", "repeat_penalty", "unheard_of"]
