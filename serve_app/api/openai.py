@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from model_zoo.grammars.constraint import CallRule, OutputForm
+from runtime.errors import RequestError
 from serve_app.api.access import allowed_models, is_traced
 from serve_app.api.choices import BestOf, whole_choices
 from serve_app.api.fields import Body, harmless, unserved
@@ -35,7 +36,8 @@ from serve_app.gateway.tasks import Candidate, ChatDelta, ChatTask, PromptSource
 FINGERPRINT = "fp_caravan"
 
 
-# Sampling options of both completion endpoints with Ollama's names; the last three are vLLM's.
+# Sampling options of both completion endpoints with Ollama's names; from `top_k` on they are vLLM's
+# and llama.cpp's.
 _SAMPLING = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -45,10 +47,17 @@ _SAMPLING = {
     "top_k": "top_k",
     "min_p": "min_p",
     "repetition_penalty": "repeat_penalty",
+    "repeat_penalty": "repeat_penalty",
+    "repeat_last_n": "repeat_last_n",
     **{name: name for name in CHAIN_BOUNDS},
 }
 # The penalties of OpenAI and vLLM, which read all tokens, and their values without effect.
 _PENALTIES = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
+# The order of llama.cpp's samplers, the only one that is served, with both names of one of them.
+_SAMPLERS = [
+    ["penalties", "dry", "top_n_sigma", "top_k", typical, "top_p", "min_p", "xtc", "temperature"]
+    for typical in ("typ_p", "typical_p")
+]
 
 
 class StreamOptions(Body):
@@ -75,6 +84,7 @@ class VllmExtras(Body):
     truncate_prompt_tokens: Any = unserved()
     prompt_logprobs: Any = unserved()
     return_token_ids: Any = unserved(False)
+    return_tokens_as_token_ids: Any = unserved(False)
     structured_outputs: Any = None
     guided_json: Any = None
     guided_regex: Any = None
@@ -104,6 +114,26 @@ class LlamaExtras(Body):
     mirostat: Any = None
     mirostat_tau: Any = None
     mirostat_eta: Any = None
+    repeat_penalty: Any = None
+    repeat_last_n: Any = None
+    grammar: Any = None
+    json_schema: Any = None
+    samplers: Any = unserved(*_SAMPLERS)
+    min_keep: Any = unserved(0, 1)
+    adaptive_target: Any = unserved(-1)
+    n_predict: Any = unserved(-1)
+    n_indent: Any = unserved(0)
+    n_probs: Any = unserved(0)
+    post_sampling_probs: Any = unserved(False)
+    return_tokens: Any = unserved(False)
+    return_progress: Any = unserved(False)
+    t_max_predict_ms: Any = unserved(-1, 0)
+    lora: Any = unserved()
+    reasoning_format: Any = unserved("auto", "deepseek")
+    n_keep: Any = harmless()  # the context never shifts in this protocol
+    n_discard: Any = harmless()
+    cache_prompt: Any = harmless()
+    id_slot: Any = harmless()
 
 
 class Common(VllmExtras, LlamaExtras):
@@ -143,6 +173,8 @@ class Common(VllmExtras, LlamaExtras):
             "guided_regex": self.guided_regex,
             "guided_choice": self.guided_choice,
             "guided_grammar": self.guided_grammar,
+            "grammar": self.grammar or None,
+            "json_schema": self.json_schema,
         }
         return openai_form(self.response_format, self.structured_outputs, guided)
 
@@ -155,6 +187,10 @@ def configured(body: Body, model: ServedModel, max_tokens: int | None) -> Option
     tokens; those of the model alone read as many as in Ollama's protocol.
     """
     declared = {name: getattr(body, name) for name in type(body).model_fields}
+    if None not in (declared.get("repetition_penalty"), declared.get("repeat_penalty")):
+        raise RequestError(
+            'fields "repetition_penalty" and "repeat_penalty" mean the same; give one of them'
+        )
     values = {
         option: number(name, value, OPENAI_BOUNDS[name])
         for name, option in _SAMPLING.items()

@@ -14,8 +14,15 @@ MAX_GRAMMAR_CHARACTERS = 64 * 1024
 MAX_CHOICES = 1024
 
 _JSON_OBJECT = {"type": "object"}
-# vLLM's older fields, and the corresponding keys of its field `structured_outputs`.
-_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+# vLLM's older fields and those of llama.cpp's server, with the kinds of form that they demand.
+_GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "grammar": "gbnf",
+    "json_schema": "json",
+}
 _STRUCTURED = ("json", "regex", "choice", "grammar", "json_object")
 # Keys of `structured_outputs` that are refused unless they have these values.
 _NEUTRAL = {
@@ -53,8 +60,8 @@ def ollama_form(value: Any) -> OutputForm | None:
 def openai_form(
     response_format: Any, structured_outputs: Any, guided: Mapping[str, Any]
 ) -> OutputForm | None:
-    """The form that OpenAI's field `response_format` or vLLM's fields demand; `guided`: vLLM's
-    older fields by name.
+    """The form that OpenAI's field `response_format` or others' fields demand; `guided`: vLLM's
+    older fields and llama.cpp's by name.
 
     Raises RequestError if more than one of them demands a form.
     """
@@ -63,7 +70,7 @@ def openai_form(
         *_structured(structured_outputs),
     ]
     given = {name: value for name in _GUIDED if (value := guided.get(name)) is not None}
-    found += [_form(name, name.removeprefix("guided_"), value) for name, value in given.items()]
+    found += [_form(name, _GUIDED[name], value) for name, value in given.items()]
     forms = [form for form in found if form is not None]
     if len(forms) > 1:
         raise RequestError(
@@ -129,7 +136,7 @@ def _structured(value: Any) -> list[OutputForm | None]:
 
 
 def _form(field: str, kind: str, value: Any) -> OutputForm:
-    """The form that one of vLLM's fields demands."""
+    """The form that a field of vLLM or llama.cpp demands."""
     match kind:
         case "json":
             return json_form(field, _decoded(field, value) if isinstance(value, str) else value)
@@ -140,7 +147,7 @@ def _form(field: str, kind: str, value: Any) -> OutputForm:
         case "choice":
             return OutputForm(OutputKind.LARK, _choice(field, value), field)
     grammar = _text(field, value)
-    form = OutputKind.GBNF if "::=" in grammar else OutputKind.LARK
+    form = OutputKind.GBNF if kind == "gbnf" or "::=" in grammar else OutputKind.LARK
     return OutputForm(form, grammar, field)
 
 

@@ -142,6 +142,8 @@ OPENAI_BOUNDS: Mapping[str, Bounds] = {
     "top_k": BOUNDS["top_k"],
     "min_p": BOUNDS["min_p"],
     "repetition_penalty": BOUNDS["repeat_penalty"],
+    "repeat_penalty": BOUNDS["repeat_penalty"],
+    "repeat_last_n": BOUNDS["repeat_last_n"],
     "seed": BOUNDS["seed"],
     "presence_penalty": Bounds(float, -2, 2),
     "frequency_penalty": Bounds(float, -2, 2),

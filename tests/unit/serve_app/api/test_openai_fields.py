@@ -96,13 +96,26 @@ WINDOWS = [
     ({"presence_penalty": 0.5}, {"repeat_penalty": 1.2}, None),
     ({"repetition_penalty": 1.1}, {}, None),
     ({"frequency_penalty": 0.5}, {"repeat_last_n": 32}, 32),
+    ({"repeat_penalty": 1.3}, {}, 64),
+    ({"repeat_penalty": 1.3, "repeat_last_n": 20}, {}, 20),
+    ({"repetition_penalty": 1.3, "repeat_last_n": 20}, {}, 20),
+    ({"repeat_penalty": 1.3, "repeat_last_n": -1}, {}, None),
 ]
 
 
 @pytest.mark.parametrize(("fields", "options", "window"), WINDOWS)
-async def test_only_penalties_of_the_request_read_the_whole_conversation(fields, options, window):
+async def test_only_penalties_of_openai_and_vllm_read_the_whole_sequence(fields, options, window):
     task = await task_of(CHAT, {"messages": USER, **fields}, options=Options(**options))
     assert task.sampling.repeat_last_n == window
+
+
+async def test_the_repeat_penalty_of_llama_cpp_reaches_the_engine():
+    sampling = (await task_of(CHAT, {"messages": USER, "repeat_penalty": 1.3})).sampling
+    assert sampling.repeat_penalty == 1.3
+    both = {"messages": USER, "repeat_penalty": 1.3, "repetition_penalty": 1.3}
+    response = await post(CHAT, both)
+    assert response.status_code == 400
+    assert "mean the same" in response.json()["error"]["message"]
 
 
 async def test_a_negative_top_k_keeps_all_tokens():
@@ -113,6 +126,8 @@ UNSERVED = [
     ("use_beam_search", True),
     ("skip_special_tokens", False), ("truncate_prompt_tokens", 5), ("prompt_logprobs", 1),
     ("logits_processors", ["x"]), ("return_token_ids", True), ("cache_salt", "x"),
+    ("return_tokens_as_token_ids", True), ("samplers", ["top_k"]), ("min_keep", 2),
+    ("n_predict", 5), ("n_probs", 2), ("t_max_predict_ms", 9), ("reasoning_format", "none"),
 ]  # fmt: skip
 UNSERVED_CHAT = [
     ("documents", [{"text": "x"}]), ("chat_template", "x"), ("add_generation_prompt", False),
@@ -144,7 +159,11 @@ OFF = {
     "safety_identifier": "s", "verbosity": "high", "prediction": {"type": "content"},
     "prompt_cache_options": {"mode": "implicit"}, "prompt_cache_retention": "24h",
     "stream_options": {"include_obfuscation": False, "continuous_usage_stats": False},
-    "reasoning": {"effort": "none", "summary": None},
+    "reasoning": {"effort": "none", "summary": None}, "return_tokens_as_token_ids": False,
+    "samplers": ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc",
+                 "temperature"],
+    "min_keep": 0, "n_probs": 0, "cache_prompt": True, "id_slot": -1, "n_keep": 4, "grammar": "",
+    "reasoning_format": "auto", "t_max_predict_ms": -1, "lora": [], "n_predict": -1,
 }  # fmt: skip
 
 

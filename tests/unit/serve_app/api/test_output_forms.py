@@ -83,6 +83,7 @@ JSON_FORMS = [
     (TEXT, in_format(SCHEMA), SCHEMA, PLACE),
     (CHAT, {"guided_json": SCHEMA}, SCHEMA, "guided_json"),
     (TEXT, {"guided_json": json.dumps(SCHEMA)}, SCHEMA, "guided_json"),
+    (CHAT, {"json_schema": SCHEMA}, SCHEMA, "json_schema"),
     (CHAT, {"structured_outputs": {"json": SCHEMA}}, SCHEMA, "structured_outputs.json"),
     (
         TEXT,
@@ -130,10 +131,17 @@ async def test_the_forms_of_vllm_reach_the_replica(path, name, value, kind, sour
     assert structured.output == OutputForm(kind, source, f"structured_outputs.{name}")
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_the_grammar_of_llama_cpp_reaches_the_replica(path):
+    task = await task_of(path, grammar="root ::= [a-z]+")
+    assert task.output == OutputForm(OutputKind.GBNF, "root ::= [a-z]+", "grammar")
+
+
 @pytest.mark.parametrize(
     ("path", "given"),
     [
         (CHAT, {"response_format": {"type": "text"}}), (CHAT, {"structured_outputs": {}}),
+        (CHAT, {"grammar": ""}),
         (TEXT, {"guided_json": None}), (NATIVE, {"format": ""}), (NATIVE, {"format": None}),
         (CLAUDE, {"output_config": {"effort": "low"}}), (RESPONSES, {"text": {"verbosity": "low"}}),
     ],
@@ -167,6 +175,8 @@ BAD = [
     (TEXT, {"guided_choice": ["a", 5]}, '"guided_choice" must be a list of texts'),
     (TEXT, {"guided_choice": ["a"] * 1025}, '"guided_choice" has more than 1,024 items'),
     (CHAT, {"guided_regex": "a", "guided_choice": ["a"]}, '"guided_regex" and "guided_choice"'),
+    (CHAT, {"grammar": "x", "json_schema": SCHEMA}, '"grammar" and "json_schema" both'),
+    (TEXT, {"grammar": {"root": 1}}, '"grammar" must be a text that is not empty'),
     (CHAT, {"guided_regex": "a", **in_format(SCHEMA)}, f'"{PLACE}" and "guided_regex" both'),
     (CHAT, {"structured_outputs": {"json": {}, "regex": "a"}}, "both demand a form"),
     (CHAT, {"structured_outputs": []}, '"structured_outputs" must be an object'),
