@@ -32,6 +32,8 @@ from serve_app.gateway.tasks import ChatDelta, ChatTask, Conversation, PromptTas
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "max"}
 # "between_tools": off, except for progress reports, which no supported model writes.
 THINKING = {"enabled": True, "disabled": False, "adaptive": None, "between_tools": False}
+# "updates", of the beta endpoint, shows the thinking as "summarized" does.
+DISPLAYS = ("summarized", "omitted", "updates")
 # Claude Code begins the system prompt with a line for Anthropic's servers. In many versions it has
 # a hash of the request, so that no prompt would have a cached prefix.
 _ATTRIBUTION = "x-anthropic-billing-header:"
@@ -93,7 +95,7 @@ class RequestedChoice(Body):
 class ThinkingChoice(Body):
     type: str
     budget_tokens: Any = harmless()
-    display: Any = harmless()
+    display: str | None = None
 
 
 class OutputSettings(Body):
@@ -168,7 +170,10 @@ class AnthropicMessages:
             trace=is_traced(request),
         )
         own = options.stop if body.stop_sequences is not None else None
-        encoder = MessageEncoder(body.model, ReplyReader(prompt.tools), own or ())
+        shown = body.thinking is None or body.thinking.display != "omitted"
+        encoder = MessageEncoder(
+            body.model, ReplyReader(prompt.tools), own or (), shows_thinking=shown
+        )
         return Reply(self._backend.generate(task), encoder, stream=body.stream)
 
     async def count(self, request: Request) -> Response:
@@ -232,6 +237,7 @@ def _thinking(body: MessagesBody) -> bool | str | None:
     settled = None
     if body.thinking is not None:
         settled = THINKING[_one_of("thinking.type", body.thinking.type, THINKING)]
+        _one_of("thinking.display", body.thinking.display or DISPLAYS[0], DISPLAYS)
     effort = None if body.output_config is None else body.output_config.effort
     if effort is not None:
         effort = EFFORTS[_one_of("output_config.effort", effort, EFFORTS)]

@@ -27,7 +27,8 @@ _BLOCKS = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "think
 
 
 class MessageEncoder:
-    """One message, streamed or whole. `reader` separates its parts.
+    """One message, streamed or whole. `reader` separates its parts. Without `shows_thinking`, the
+    blocks of thinking are empty.
 
     A tool call is sent when it is complete: a block cannot be withdrawn, and a malformed call is
     text.
@@ -36,9 +37,15 @@ class MessageEncoder:
     stream_type = "text/event-stream"
 
     def __init__(
-        self, model: str, reader: ReplyReader, stop_sequences: tuple[str, ...] = ()
+        self,
+        model: str,
+        reader: ReplyReader,
+        stop_sequences: tuple[str, ...] = (),
+        *,
+        shows_thinking: bool = True,
     ) -> None:
         self._stop_sequences = stop_sequences
+        self._shows_thinking = shows_thinking
         self._id = f"msg_{secrets.token_hex(_ID_BYTES)}"
         self._model = model
         self._reader = reader
@@ -94,7 +101,7 @@ class MessageEncoder:
             case Text(text) | CallAborted(_, text):
                 return "text", text
             case Thinking(text):
-                return "thinking", text
+                return "thinking", text if self._shows_thinking else ""
         return (None, None) if call is None else ("tool_use", call)
 
     def _block_events(self, event: Event) -> list[dict[str, Any]]:
@@ -107,7 +114,7 @@ class MessageEncoder:
             return [*events, *self._stop()]
         events = [] if self._open == kind else [*self._stop(), *self._start(_block(kind, "", ""))]
         delta_type, field = _BLOCKS[kind]
-        return [*events, self._delta({"type": delta_type, field: value})]
+        return [*events, self._delta({"type": delta_type, field: value})] if value else events
 
     def _start(self, block: dict[str, Any]) -> list[dict[str, Any]]:
         self._open = block["type"]

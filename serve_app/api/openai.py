@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -63,7 +64,7 @@ _SAMPLERS = [
 class StreamOptions(Body):
     include_usage: bool = False
     include_obfuscation: Any = harmless()
-    continuous_usage_stats: Any = harmless()
+    continuous_usage_stats: bool = False
 
 
 class VllmExtras(Body):
@@ -94,7 +95,7 @@ class VllmExtras(Body):
     spaces_between_special_tokens: Any = harmless()
     length_penalty: Any = harmless()  # beam search
     priority: Any = None
-    request_id: Any = harmless()
+    request_id: str | None = Field(default=None, pattern=r"^[!-~]{1,256}$")
 
 
 class LlamaExtras(Body):
@@ -165,6 +166,12 @@ class Common(VllmExtras, LlamaExtras):
     @property
     def usage_wanted(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk of a stream has the usage so far, as in vLLM."""
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
 
     def output_form(self) -> OutputForm | None:
         """The form that the request demands of the reply's text."""
@@ -272,32 +279,37 @@ class ReplyKind:
 class ChoicesEncoder(StreamEncoder):
     """The choices of one response, streamed or whole, with its metadata and token usage.
 
-    `choices`: one encoder for each choice. `best_of` selects the choices of a single reply.
+    `id`: without the prefix. `choices`: one encoder for each choice. `continuous_usage`: each chunk
+    has the usage so far. `best_of` selects the choices of a single reply.
     """
 
     def __init__(
         self,
         kind: ReplyKind,
         model: str,
-        task_id: str,
+        id: str,
         choices: Sequence[ChoiceEncoder],
         *,
         usage_wanted: bool,
+        continuous_usage: bool = False,
         best_of: BestOf | None = None,
     ) -> None:
         self._kind = kind
         self._facts = {
-            "id": f"{kind.prefix}-{task_id}",
+            "id": f"{kind.prefix}-{id}",
             "created": int(time.time()),
             "model": model,
         }
         self._choices = choices
         self._usage_wanted = usage_wanted
+        self._continuous_usage = continuous_usage
         self._best_of = best_of
+        self._prompt_tokens = self._answer_tokens = 0  # of the stream so far
 
     def piece(self, delta: ChatDelta) -> bytes:
+        so_far = self._usage_so_far(delta) if self._continuous_usage else {}
         events = [
-            event(self._frame(self._kind.chunk, [chunk]))
+            event(self._frame(self._kind.chunk, [chunk]) | so_far)
             for index, part in delta.choices or ((0, delta),)
             for chunk in self._choices[index].chunks(part)
         ]
@@ -316,6 +328,14 @@ class ChoicesEncoder(StreamEncoder):
         ]
         return encoded(self._frame(self._kind.whole, choices) | _usage(delta))
 
+    def _usage_so_far(self, delta: ChatDelta) -> dict[str, Any]:
+        self._answer_tokens += len(delta.tokens)
+        if delta.usage is not None:
+            self._prompt_tokens = delta.usage.prompt_tokens
+            if delta.finish is not None:
+                self._answer_tokens = delta.usage.completion_tokens
+        return {"usage": _counts(self._prompt_tokens, self._answer_tokens)}
+
     def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         names = {"object": kind, "system_fingerprint": FINGERPRINT}
         return {**self._facts, **names, "choices": choices}
@@ -325,14 +345,19 @@ def _usage(delta: ChatDelta) -> dict[str, Any]:
     usage = delta.usage
     if usage is None:
         return {}
-    counts = {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    details = {
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": usage.thinking_tokens},
     }
-    return {"usage": counts}
+    return {"usage": _counts(usage.prompt_tokens, usage.completion_tokens) | details}
+
+
+def _counts(prompt: int, answer: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": answer,
+        "total_tokens": prompt + answer,
+    }
 
 
 def error_body(refusal: Refusal) -> dict[str, Any]:

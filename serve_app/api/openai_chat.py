@@ -147,7 +147,7 @@ class ChatCompletionBody(Common):
     add_special_tokens: Any = unserved(False)
     mm_processor_kwargs: Any = unserved()
     thinking_token_budget: Any = unserved()
-    include_reasoning: Any = harmless()
+    include_reasoning: bool = True
 
     def image_bytes(self) -> int:
         return sum(message.image_bytes() for message in self.messages)
@@ -181,22 +181,31 @@ class OpenAIChat:
             model, options, prompt, logprobs=logprobs, request=request, output=output, calls=calls
         )
         task = with_extras(task, body, key_of(request.scope))
-        choices = [ChatChoice(index, ReplyReader(tools)) for index in range(count)]
-        encoder = ChoicesEncoder(KIND, body.model, task.id, choices, usage_wanted=body.usage_wanted)
+        shown = body.include_reasoning
+        encoder = ChoicesEncoder(
+            KIND,
+            body.model,
+            body.request_id or task.id,
+            [ChatChoice(n, ReplyReader(tools), shows_thinking=shown) for n in range(count)],
+            usage_wanted=body.usage_wanted,
+            continuous_usage=body.continuous_usage,
+        )
         deltas = generate_choices(self._backend, choice_tasks(task, [prompt], count), count)
         return Reply(deltas, encoder, stream=body.stream)
 
 
 class ChatChoice:
-    """One choice of a chat completion. `reader` separates its parts.
+    """One choice of a chat completion. `reader` separates its parts. Without `shows_thinking`, the
+    thinking is left out.
 
     A stream sends a call while it is generated, so a malformed or cut one has incomplete arguments.
     In a single reply it is text.
     """
 
-    def __init__(self, index: int, reader: ReplyReader) -> None:
+    def __init__(self, index: int, reader: ReplyReader, *, shows_thinking: bool = True) -> None:
         self._index = index
         self._reader = reader
+        self._shows_thinking = shows_thinking
         self._collected = Collected()
         self._begun = False
         self._calls = False  # whether the reply has calls
@@ -221,7 +230,7 @@ class ChatChoice:
         calls = [_whole_call(call) for call in collected.calls.values()]
         self._calls = bool(calls)
         message: dict[str, Any] = {"role": "assistant", "content": collected.text}
-        if collected.thinking:
+        if collected.thinking and self._shows_thinking:
             message |= _thinking_fields(collected.thinking)
         if calls:
             message |= {"content": collected.text or None, "tool_calls": calls}
@@ -239,7 +248,7 @@ class ChatChoice:
         match event:
             case Text(text):
                 return {"content": text}
-            case Thinking(text):
+            case Thinking(text) if self._shows_thinking:
                 return _thinking_fields(text)
             case CallBegin(index, name):
                 self._calls = True

@@ -77,9 +77,10 @@ class OpenAICompletions:
         encoder = ChoicesEncoder(
             KIND,
             body.model,
-            task.id,
+            body.request_id or task.id,
             [CompletionChoice(index) for index in range(len(prompts) * n)],
             usage_wanted=body.usage_wanted,
+            continuous_usage=body.continuous_usage,
             best_of=best_of,
         )
         tasks = choice_tasks(task, prompts, per_prompt)

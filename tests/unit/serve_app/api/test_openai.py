@@ -82,6 +82,27 @@ async def test_usage_is_sent_in_its_own_chunk_on_request(path, body):
     assert last["usage"]["total_tokens"] == 10
 
 
+@pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": USER}), (TEXT, {"prompt": "p"})])
+async def test_each_chunk_has_the_usage_so_far_on_request(path, body):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = events(await post(path, {**body, "stream": True, "stream_options": options}))
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts[0] > 0
+    assert counts == sorted(counts)
+    assert chunks[-2]["usage"] == {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    options = {"continuous_usage_stats": True}
+    chunks = events(await post(path, {**body, "stream": True, "stream_options": options}))
+    assert not any("usage" in chunk for chunk in chunks)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "prefix"),
+    [(CHAT, {"messages": USER}, "chatcmpl"), (TEXT, {"prompt": "p"}, "cmpl")],
+)
+async def test_the_id_of_a_reply_has_the_request_id_of_the_client(path, body, prefix):
+    assert (await post(path, body | {"request_id": "mine"})).json()["id"] == f"{prefix}-mine"
+
+
 async def test_a_reply_without_text_is_complete():
     replica = PretendReplica(())
     chunks = events(await post(CHAT, {"messages": USER, "stream": True}, replica))
@@ -253,6 +274,7 @@ BAD_CHAT = [
     ({"min_tokens": -1}, 'field "min_tokens" is -1; it must be at least 0'),
     ({"min_tokens": 3, "max_tokens": 2}, 'it must be at most "max_tokens", which is 2'),
     ({"ignore_eos": 1}, 'field "ignore_eos" must be'),
+    ({"request_id": "a b"}, 'field "request_id" must match'),
     ({"audio": {"voice": "x"}}, 'field "audio" is not served yet'),
     ({"reasoning_effort": "huge"}, "invalid reasoning value: 'huge'"),
     ({"reasoning": {"effort": "huge"}}, "invalid reasoning value: 'huge'"),

@@ -91,6 +91,16 @@ def test_openais_stream_sends_arguments_as_they_are_generated():
     assert b'"function":{"arguments":"is\\"}"}' in said[4]
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_openais_reply_has_no_reasoning_if_the_request_excludes_it(stream):
+    replica = PretendReplica(CALLING, QWEN3)
+    response = await posted(
+        "/v1/chat/completions", replica, tools=[TOOL], include_reasoning=False, stream=stream
+    )
+    assert "reasoning" not in response.text.replace("reasoning_tokens", "")
+    assert "Let me look." in response.text
+
+
 async def test_ollamas_whole_reply_has_calls_with_objects_as_arguments():
     replica = PretendReplica(CALLING, QWEN3)
     response = await posted("/api/chat", replica, tools=[TOOL], stream=False)
