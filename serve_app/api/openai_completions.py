@@ -148,11 +148,13 @@ def _prompt_lists(echo: EchoedPrompt) -> dict[str, list[Any]]:
 
 
 def _lists(logprobs: tuple[TokenLogprob, ...]) -> dict[str, list[Any]]:
+    """The most likely tokens include the sampled one, even if there is then one more than
+    requested."""
     return {
         "tokens": [_label(entry.drawn) for entry in logprobs],
         "token_logprobs": [entry.drawn.logprob for entry in logprobs],
         "top_logprobs": [
-            {_label(candidate): candidate.logprob for candidate in entry.top} for entry in logprobs
+            {_label(each): each.logprob for each in (*entry.top, entry.drawn)} for entry in logprobs
         ],
     }
 

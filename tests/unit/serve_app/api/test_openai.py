@@ -13,6 +13,7 @@ from serve_app.gateway.tasks import (
     Candidate,
     ChatDelta,
     Conversation,
+    EchoedPrompt,
     Infill,
     RawText,
     TokenIds,
@@ -220,6 +221,16 @@ def test_tokens_that_are_incomplete_text_are_shown_as_bytes():
     assert logprobs["tokens"] == ["a", "bytes:\\xf0\\x9f", "bytes:\\x90\\xaa", "b"]
     assert logprobs["text_offset"] == [0, 1, 1, 2]
     assert logprobs["top_logprobs"][1] == {"bytes:\\xf0\\x9f": -0.5}
+
+
+def test_the_most_likely_tokens_of_a_completion_include_the_sampled_one():
+    drawn, best, second = (Candidate(text, text.encode(), -n) for n, text in enumerate("cab"))
+    sampled = TokenLogprob(drawn, (best, second))
+    echo = EchoedPrompt("cc", (sampled, sampled))
+    delta = ChatDelta("cc", (1, 2), (sampled, TokenLogprob(drawn)), FinishReason.STOP, echo=echo)
+    whole = {"a": -1, "b": -2, "c": 0}
+    expected = [None, whole, whole, {"c": 0}]
+    assert CompletionChoice(0).whole(delta)["logprobs"]["top_logprobs"] == expected
 
 
 BAD_CHAT = [
