@@ -66,11 +66,12 @@ EFFORTS: dict[str, bool | str] = {
 }
 
 
-# Fields of the parts of a message; those after `text` have no effect.
+# Fields of the parts of a message; those after `refusal` have no effect.
 PART: dict[str, Any] = {
     "type": {},
     "image_url": {"url": {}, "detail": {}},
     "text": {},
+    "refusal": {},
     "prompt_cache_breakpoint": {"mode": {}},
     "cache_control": {"type": {}, "ttl": {}},
 }
@@ -356,11 +357,12 @@ def _part(place: str, part: Any) -> str | Unread:
         raise RequestError(f'invalid message format: field "{place}" must be an object with a type')
     if part["type"] == "image_url":
         return _image(f"{place}.image_url", part.get("image_url"))
-    if part["type"] != "text":
-        raise RequestError(f'field "{place}" is of type "{part["type"]}", which is not served yet')
-    if not isinstance(part.get("text"), str):
-        raise RequestError(f'field "{place}.text" must be a string')
-    return part["text"]
+    field = part["type"]
+    if field not in ("text", "refusal"):  # a refusal is the text of an earlier answer
+        raise RequestError(f'field "{place}" is of type "{field}", which is not served yet')
+    if not isinstance(part.get(field), str):
+        raise RequestError(f'field "{place}.{field}" must be a string')
+    return part[field]
 
 
 def _image(place: str, image: Any) -> Unread:

@@ -148,6 +148,13 @@ async def test_text_parts_are_joined_by_blank_lines_and_developer_becomes_system
     )
 
 
+async def test_a_refusal_in_the_history_is_text():
+    refusal = {"type": "refusal", "refusal": "I cannot."}
+    messages = [*USER, {"role": "assistant", "content": [refusal]}, *USER]
+    prompt = (await task_of(CHAT, {"messages": messages})).prompt
+    assert prompt.messages[1] == Message("assistant", "I cannot.")
+
+
 async def test_reasoning_none_reaches_the_template():
     prompt = (await task_of(CHAT, {"messages": USER, "reasoning_effort": "none"})).prompt
     assert prompt.thinking is False

@@ -13,6 +13,7 @@ from anthropic.types.message_create_params import MessageCreateParamsBase
 from ollama import _types as native
 from openai.types.chat import (
     ChatCompletionContentPartImageParam,
+    ChatCompletionContentPartRefusalParam,
     ChatCompletionContentPartTextParam,
 )
 
@@ -202,7 +203,11 @@ def test_every_kind_of_thinking_of_anthropics_client_is_known():
 
 
 def test_every_field_of_openais_parts_is_known():
-    for part in (ChatCompletionContentPartTextParam, ChatCompletionContentPartImageParam):
+    for part in (
+        ChatCompletionContentPartTextParam,
+        ChatCompletionContentPartImageParam,
+        ChatCompletionContentPartRefusalParam,
+    ):
         assert not get_type_hints(part).keys() - PART
 
 
