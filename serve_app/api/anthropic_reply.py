@@ -62,7 +62,7 @@ class MessageEncoder:
         events = []
         if not self._begun:
             self._begun = True
-            usage = _usage(delta.usage, output_tokens=0)
+            usage = _usage(delta.usage, answered=False)
             message = self._message([], delta.usage) | {"usage": usage}
             events.append({"type": "message_start", "message": message})
         for event in self._reader.read(delta):
@@ -175,18 +175,20 @@ def _call_block(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
 
 
-def _usage(usage: Usage | None, *, output_tokens: int | None = None) -> dict[str, int]:
-    """Token counts; `input_tokens` excludes cached tokens. `output_tokens` None: as in `usage`."""
-    prompt, cached, completion = (
-        (0, 0, 0)
-        if usage is None
-        else (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
-    )
+def _usage(usage: Usage | None, *, answered: bool = True) -> dict[str, Any]:
+    """Token counts; `input_tokens` excludes cached tokens. Without `answered`, only the prompt
+    counts."""
+    prompt = cached = completion = thinking = 0
+    if usage is not None:
+        prompt, cached = usage.prompt_tokens, usage.cached_tokens
+        if answered:
+            completion, thinking = usage.completion_tokens, usage.thinking_tokens
     return {
         "input_tokens": prompt - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
-        "output_tokens": completion if output_tokens is None else output_tokens,
+        "output_tokens": completion,
+        "output_tokens_details": {"thinking_tokens": thinking},
     }
 
 

@@ -14,6 +14,7 @@ def _usage(output: int) -> dict[str, Any]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 0,
         "output_tokens": output,
+        "output_tokens_details": {"thinking_tokens": 0},
     }
 
 

@@ -107,6 +107,7 @@ async def test_a_reply_is_whole_by_default():
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 4,
             "output_tokens": 3,
+            "output_tokens_details": {"thinking_tokens": 0},
         },
     }
 
@@ -174,6 +175,15 @@ def test_a_reply_that_reaches_its_limit_stops_for_max_tokens():
     streamed = events(MessageEncoder("demo", ReplyReader()).piece(delta).decode())
     assert streamed[-2]["delta"]["stop_reason"] == "max_tokens"
     assert streamed[0]["message"]["usage"]["cache_read_input_tokens"] == 4
+
+
+def test_the_usage_has_the_tokens_of_the_thinking():
+    usage = dataclasses.replace(USAGE, thinking_tokens=2)
+    delta = ChatDelta("Hello", (1,), finish=FinishReason.STOP, usage=usage)
+    whole = json.loads(MessageEncoder("demo", ReplyReader()).whole(delta))
+    assert whole["usage"]["output_tokens_details"] == {"thinking_tokens": 2}
+    streamed = events(MessageEncoder("demo", ReplyReader()).piece(delta).decode())
+    assert streamed[-2]["usage"]["output_tokens_details"] == {"thinking_tokens": 2}
 
 
 async def test_options_reach_the_engine():
