@@ -143,7 +143,8 @@ async def computed(
 def native_reply(
     delta: ChatDelta, *, model: str, dimensions: int | None, begun_ns: int
 ) -> dict[str, Any]:
-    """Vectors normalised to length 1; zero vectors stay zero."""
+    """Vectors normalised to length 1; zero vectors stay zero. As in Ollama, more `dimensions` than
+    the vectors have change nothing."""
     vectors = normalised(_array(delta.vectors), dimensions)
     reply: dict[str, Any] = {"model": model, "embeddings": vectors.tolist()}
     if delta.usage is not None and delta.vectors:
@@ -161,7 +162,12 @@ def older_reply(delta: ChatDelta) -> dict[str, Any]:
 def openai_reply(
     delta: ChatDelta, *, model: str, dimensions: int | None, encoding: str
 ) -> dict[str, Any]:
-    vectors = normalised(_array(delta.vectors), dimensions)
+    found = _array(delta.vectors)
+    if dimensions is not None and dimensions > found.shape[1]:
+        raise RequestError(
+            f"dimensions is {dimensions:,}; the model's vectors have {found.shape[1]:,}"
+        )
+    vectors = normalised(found, dimensions)
     data = [
         {"object": "embedding", "embedding": _shown(vector, encoding), "index": index}
         for index, vector in enumerate(vectors)
@@ -183,10 +189,6 @@ def _shown(vector: Vectors, encoding: str) -> list[float] | str:
 
 def normalised(vectors: Vectors, dimensions: int | None) -> Vectors:
     """vectors [n, size], cut to `dimensions`, each divided by its length unless that is zero."""
-    if dimensions is not None and dimensions > vectors.shape[1]:
-        raise RequestError(
-            f"dimensions is {dimensions:,}; the model's vectors have {vectors.shape[1]:,}"
-        )
     cut = vectors[:, :dimensions].astype(np.float64)
     lengths = np.linalg.norm(cut, axis=1, keepdims=True)
     return np.divide(cut, lengths, out=np.zeros_like(cut), where=lengths > 0).astype(np.float32)

@@ -86,10 +86,16 @@ async def test_embed_takes_one_text_and_fewer_dimensions():
     np.testing.assert_allclose(reply["embeddings"], [unit(vector_of(RawText("ab"))[:2])], rtol=1e-6)
 
 
-async def test_too_many_dimensions_are_refused():
-    response = await post("/api/embed", {"input": "ab", "dimensions": 5})
+async def test_embed_ignores_more_dimensions_than_there_are():
+    whole = (await post("/api/embed", {"input": "ab"})).json()
+    reply = (await post("/api/embed", {"input": "ab", "dimensions": 5})).json()
+    assert reply["embeddings"] == whole["embeddings"]
+
+
+async def test_too_many_dimensions_are_refused_by_openais_protocol():
+    response = await post("/v1/embeddings", {"input": "ab", "dimensions": 5})
     assert response.status_code == 400
-    assert response.json() == {"error": "dimensions is 5; the model's vectors have 4"}
+    assert response.json()["error"]["message"] == "dimensions is 5; the model's vectors have 4"
 
 
 @pytest.mark.parametrize("given", [{}, {"input": ""}, {"input": []}])
