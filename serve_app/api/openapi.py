@@ -181,8 +181,9 @@ def _options() -> dict[str, Any]:
 
 
 def _number(bounds: Bounds) -> dict[str, Any]:
-    """The schema of a number within bounds. Integers may have a fraction, which is cut off."""
-    schema: dict[str, Any] = {"type": ["number", "null"]}
+    """The schema of a number within bounds."""
+    kind = "integer" if bounds.type is int else "number"
+    schema: dict[str, Any] = {"type": [kind, "null"]}
     if bounds.low > -math.inf:
         schema["minimum"] = bounds.low
     if bounds.high < LONGEST:

@@ -232,6 +232,8 @@ def number(name: str, value: Any, bounds: Bounds, *, noun: str = "field") -> int
     if isinstance(value, bool) or not isinstance(value, int | float):
         wanted = "integer" if bounds.type is int else "float32"
         raise RequestError(f'{noun} "{name}" must be of type {wanted}')
+    if bounds.type is int and value % 1:
+        raise RequestError(f'{noun} "{name}" is {str(value)[:40]}; it must be an integer')
     if value != value or value not in bounds:
         wanted = f"at most {LONGEST:,}" if value > bounds.high == LONGEST else str(bounds)
         raise RequestError(f'{noun} "{name}" is {str(value)[:40]}; it must be {wanted}')

@@ -179,6 +179,7 @@ BAD = [
     ({"options": []}, 'field "options" must be'),
     ({"options": {"temperature": "hot"}}, 'option "temperature" must be of type float32'),
     ({"options": {"top_p": True}}, 'option "top_p" must be of type float32'),
+    ({"options": {"top_k": 40.7}}, 'option "top_k" is 40.7; it must be an integer'),
     ({"options": {"top_k": True}}, 'option "top_k" must be of type integer'),
     ({"options": {"repeat_penalty": 0}}, 'option "repeat_penalty" is 0'),
     ({"options": {"num_predict": -3}}, 'option "num_predict" is -3'),

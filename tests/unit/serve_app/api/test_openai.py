@@ -307,6 +307,7 @@ BAD_CHAT = [
     ({"repetition_penalty": "1"}, 'field "repetition_penalty" must be of type float32'),
     ({"max_tokens": 0}, 'field "max_tokens" is 0; it must be at least 1'),
     ({"max_completion_tokens": -1}, 'field "max_completion_tokens" is -1'),
+    ({"max_tokens": 1.5}, 'field "max_tokens" is 1.5; it must be an integer'),
     ({"max_tokens": "ten"}, 'field "max_tokens" must be of type integer'),
     ({"max_tokens": 2**63}, "it must be at most 9,223,372,036,854,775,807"),
     ({"presence_penalty": 3}, 'field "presence_penalty" is 3'),

@@ -91,6 +91,7 @@ WRONG = [
     ("/v1/chat/completions", {"tools": [{"function": {"name": "a b"}}]}),
     ("/v1/completions", {"top_p": 1.5}),
     ("/v1/messages", {"top_k": -2}),
+    ("/v1/messages", {"top_k": 40.7}),
     ("/v1/messages", {"mcp_servers": [1]}),
 ]
 
