@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from model_zoo.chat_model import ChatModel, Prompt
+from model_zoo.grammars.delayed_end import DelayedEnd
 from model_zoo.multimodal.image_cache import ImageCache
 from runtime.engine.async_engine import AsyncEngine, failure
 from runtime.engine.engine_statistics import EngineStatistics
@@ -226,13 +227,15 @@ class ModelReplica:
             raise self._too_long(str(len(prompt.tokens)), limit)
         most = room if task.shift_keep is None else SHIFTED_CONTEXTS * limit
         stop = self._stop_rules(task, prompt, most)
+        if grammar is not None and stop.min_tokens:
+            grammar = DelayedEnd(grammar, stop.end_tokens, stop.min_tokens)
         scored = task.echo and (task.sampling.logprobs is not None or task.max_tokens == 0)
         return GenerationRequest(
             # A retried task may arrive while its earlier attempt is still being aborted.
             f"{task.origin.id or task.id}/{next(self._request_numbers)}",
             prompt.tokens,
             stop,
-            _sampling(task, stop, len(prompt.tokens)),
+            _sampling(task, stop, len(prompt.tokens), bars_end=grammar is None),
             spans=prompt.spans,
             images=tuple(
                 dataclasses.replace(image, tenant=task.tenant, origin=task.origin)
@@ -310,14 +313,17 @@ def _answers(task: ChatTask | PromptTask) -> bool:
     return isinstance(task, ChatTask) and task.max_tokens != 0
 
 
-def _sampling(task: ChatTask, stop: StopRules, prompt_tokens: int) -> SamplingParams:
-    """The task's sampling parameters, completed with those that depend on the prompt's length."""
+def _sampling(
+    task: ChatTask, stop: StopRules, prompt_tokens: int, *, bars_end: bool
+) -> SamplingParams:
+    """The task's sampling parameters, completed with those that depend on the prompt's length.
+    `bars_end`: the sampler, instead of a grammar, excludes end tokens before `min_tokens`."""
     sampling = task.sampling
     if sampling.bad_words:
         sampling = dataclasses.replace(sampling, words_from=prompt_tokens)
     if not task.penalise_prompt:
         sampling = dataclasses.replace(sampling, counted_from=prompt_tokens)
-    if not stop.min_tokens:
+    if not stop.min_tokens or not bars_end:
         return sampling
     until = prompt_tokens + stop.min_tokens
     return dataclasses.replace(sampling, barred=tuple(stop.end_tokens), barred_until=until)

@@ -272,6 +272,22 @@ async def test_the_models_own_end_can_be_ignored_and_delayed(served):
     assert delayed.usage.completion_tokens == 5
 
 
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ({"guided_choice": ["the"]}, "the"),
+        ({"guided_regex": "a{3,8}"}, "aaaaaaaa"),
+        ({"guided_json": {"const": 5}}, "5"),
+    ],
+)
+async def test_the_form_of_an_answer_takes_precedence_over_its_least_length(served, form, text):
+    bias = {str(tiny_tokenizer().token_to_id(END)): 100}
+    choice = await completed(
+        served, max_tokens=40, logit_bias=bias, extra_body={**form, "min_tokens": 30}
+    )
+    assert (choice.text, choice.finish_reason) == (text, "stop")
+
+
 async def test_anthropics_stop_sequence_is_named(served):
     async with clients(served) as to:
         body = {
