@@ -20,6 +20,7 @@ from runtime.errors import (
     EngineDeadError,
     GenerationFailedError,
     ReplicaLostError,
+    RequestError,
 )
 
 logger = logging.getLogger(__name__)
@@ -246,12 +247,14 @@ class AsyncEngine:
 
 
 def failure(engine: AsyncEngine, delta: Delta) -> CaravanError:
-    """The error of a delta with FAILED: only that request has failed, or the whole engine."""
+    """The error of a delta with FAILED: only that request has failed or cannot be satisfied, or the
+    whole engine has failed."""
     try:
         engine.check()
     except EngineDeadError as dead:
         return ReplicaLostError(str(dead))
-    return GenerationFailedError(delta.error or "The model could not continue.")
+    error = RequestError if delta.refused else GenerationFailedError
+    return error(delta.error or "The model could not continue.")
 
 
 class _Outbox:

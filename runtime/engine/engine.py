@@ -274,7 +274,8 @@ class Engine:
         elif isinstance(outcome, Scored):
             self._end(live, Delta(prompt_logprobs=scores), FinishReason.LENGTH)
         else:
-            self._end(live, Delta(error=outcome.reason), FinishReason.FAILED)
+            delta = Delta(error=outcome.reason, refused=outcome.by_request)
+            self._end(live, delta, FinishReason.FAILED)
 
     def _push(
         self, live: _Live, sampled: Sampled, *, ended: bool
@@ -305,6 +306,7 @@ class Engine:
             finish=finish,
             error=delta.error,
             vector=delta.vector,
+            refused=delta.refused,
         )
         del self._live[live.sequence.request.id]
         del self._by_sequence[live.sequence]

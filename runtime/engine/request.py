@@ -344,9 +344,11 @@ class Sampled(NamedTuple):  # faster to create than a dataclass; each step creat
 
 @dataclass(frozen=True, slots=True)
 class DrawFailure:
-    """No token could be sampled for one sequence; the others of the step are not affected."""
+    """No token could be sampled for one sequence; the others of the step are not affected.
+    `by_request`: the request excludes all tokens, so that repeating it is useless."""
 
     reason: str
+    by_request: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -408,7 +410,8 @@ class Delta(NamedTuple):  # faster to create than a dataclass; each step creates
     `mirostat_mus`: the states of Mirostat after each of `tokens`, if it applies. `usage`: in the
     first delta the usage so far, in the last one the total. `prompt_logprobs`: of the prompt's
     tokens from the second on, if requested, in the first delta. `matched`: in the last delta, the
-    stop string that has ended the answer, or what is reported of the end token.
+    stop string that has ended the answer, or what is reported of the end token. `refused`: with
+    `error`, the request cannot be satisfied.
     """
 
     text: str = ""
@@ -421,6 +424,7 @@ class Delta(NamedTuple):  # faster to create than a dataclass; each step creates
     finish: FinishReason | None = None
     error: str | None = None
     vector: bytes | None = None  # of a pooled prompt, as in `Pooled`
+    refused: bool = False
 
     def merged(self, later: "Delta") -> "Delta":
         """This delta and the next one as one."""
@@ -435,4 +439,5 @@ class Delta(NamedTuple):  # faster to create than a dataclass; each step creates
             later.finish,
             later.error,
             later.vector,
+            later.refused,
         )

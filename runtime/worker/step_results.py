@@ -26,7 +26,8 @@ from runtime.worker.sampler import Drawn
 NOT_FINITE = DrawFailure("The model returned numbers that are not finite.")
 NO_TOKEN = DrawFailure(
     "No token may follow: `allowed_token_ids`, `bad_words`, `min_tokens` and the form of the "
-    "answer exclude all of them, or the model returned numbers that are not finite."
+    "answer exclude all of them, or the model returned numbers that are not finite.",
+    by_request=True,
 )
 
 
@@ -135,9 +136,8 @@ def _store_drawn(launched: Launched, drawn: Drawn, results: list[Result]) -> Non
 
 
 def _failure(request: GenerationRequest) -> DrawFailure:
-    """The reason why no token of a row is finite."""
-    excludes = request.sampling.restricted or request.grammar is not None
-    return NO_TOKEN if excludes else NOT_FINITE
+    """The reason why no token of a row is finite. A grammar alone always leaves one."""
+    return NO_TOKEN if request.sampling.restricted else NOT_FINITE
 
 
 def _tensors(launched: Launched) -> list[Tensor]:

@@ -288,6 +288,22 @@ async def test_the_form_of_an_answer_takes_precedence_over_its_least_length(serv
     assert (choice.text, choice.finish_reason) == (text, "stop")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_leaves_no_token_is_refused(served, stream):
+    response = await posted(
+        served,
+        "/v1/completions",
+        prompt="the",
+        guided_choice=["the"],
+        allowed_token_ids=served.ids("quick")[:1],
+        stream=stream,
+    )
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert "No token may follow" in error["message"]
+
+
 async def test_anthropics_stop_sequence_is_named(served):
     async with clients(served) as to:
         body = {
