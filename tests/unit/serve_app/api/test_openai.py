@@ -191,6 +191,12 @@ async def test_a_completion_with_a_suffix_is_inserted_between_two_texts():
     assert (await task_of(TEXT, {"prompt": "a", "suffix": ""})).prompt == RawText("a")
 
 
+async def test_a_completion_without_max_tokens_has_the_limit_of_the_model():
+    assert (await task_of(TEXT, {"prompt": "p"})).max_tokens is None
+    task = await task_of(TEXT, {"prompt": "p"}, options=Options(num_predict=9))
+    assert task.max_tokens == 9
+
+
 async def test_a_completion_returns_text():
     reply = (await post(TEXT, {"prompt": "p"})).json()
     assert reply["object"] == "text_completion"
