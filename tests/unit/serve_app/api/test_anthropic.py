@@ -141,20 +141,6 @@ async def test_a_whole_reply_has_its_blocks_in_the_order_of_the_output():
     assert first["id"] != second["id"]
 
 
-async def test_omitted_thinking_leaves_empty_blocks_with_a_signature():
-    thinking = {"type": "adaptive", "display": "omitted"}
-    reply = (await post(PretendReplica(CALLING, QWEN3), tools=[TOOL], thinking=thinking)).json()
-    first, *rest = without_ids(reply["content"])
-    assert first == {"type": "thinking", "thinking": "", "signature": "unsigned"}
-    assert rest == PARTS[1:]
-    response = await post(PretendReplica(CALLING, QWEN3), stream=True, thinking=thinking)
-    deltas = [
-        e["delta"]["type"] for e in events(response.text) if e["type"].endswith("block_delta")
-    ]
-    assert "thinking_delta" not in deltas
-    assert deltas[0] == "signature_delta"
-
-
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_malformed_call_is_text(stream):
     response = await post(PretendReplica(BROKEN, QWEN3), tools=[TOOL], stream=stream)

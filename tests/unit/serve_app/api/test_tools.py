@@ -101,6 +101,17 @@ async def test_openais_reply_has_no_reasoning_if_the_request_excludes_it(stream)
     assert "Let me look." in response.text
 
 
+async def test_anthropics_omitted_thinking_leaves_an_empty_block_with_a_signature():
+    body = {"max_tokens": 64, "thinking": {"type": "adaptive", "display": "omitted"}}
+    response = await posted("/v1/messages", PretendReplica(CALLING, QWEN3), **body)
+    first, second, *_ = response.json()["content"]
+    assert first == {"type": "thinking", "thinking": "", "signature": "unsigned"}
+    assert second["text"].startswith("Let me look.")
+    streamed = await posted("/v1/messages", PretendReplica(CALLING, QWEN3), stream=True, **body)
+    assert "signature_delta" in streamed.text
+    assert "thinking_delta" not in streamed.text
+
+
 async def test_ollamas_whole_reply_has_calls_with_objects_as_arguments():
     replica = PretendReplica(CALLING, QWEN3)
     response = await posted("/api/chat", replica, tools=[TOOL], stream=False)
