@@ -19,13 +19,14 @@ PARAMS = [
     SamplingParams(temperature=0.0),
     SamplingParams(top_k=1),
     SamplingParams(top_k=40, top_p=0.9, seed=3),
+    SamplingParams(top_k=40, top_p=0.0, temperature=2.5, seed=4),
     SamplingParams(top_k=40, seed=3, dropped=20),
     SamplingParams(top_k=40, min_p=0.2, temperature=0.3, seed=-1),
     SamplingParams(top_k=256, top_p=1.0, temperature=3.0, seed=2**64 - 1),
     SamplingParams(top_k=7, top_p=0.5, min_p=0.01, temperature=1e-9),
     SamplingParams(top_k=0, top_p=0.5, seed=4),
     SamplingParams(top_k=0, top_p=0.98, temperature=2.5, seed=5),
-    SamplingParams(top_k=0, top_p=1e-9, temperature=2.5, seed=6),
+    SamplingParams(top_k=0, top_p=0.0, temperature=2.5, seed=6),
     SamplingParams(top_k=0, top_p=0.999, min_p=0.05, temperature=1.5, seed=7),
     SamplingParams(top_k=257, top_p=1.0, temperature=8.0, seed=8),
     SamplingParams(top_k=290, top_p=0.99, temperature=20.0, dropped=3, seed=9),
@@ -33,7 +34,7 @@ PARAMS = [
     SamplingParams(top_k=0, top_p=1.0, min_p=0.01, temperature=3.0, seed=-11),
     SamplingParams(typical_p=0.9, seed=12),  # which no kernel draws
 ]
-OF_ALL = PARAMS[7:-1]
+OF_ALL = PARAMS[8:-1]
 CEILINGS = {"extent": 40, "weights": 112, "threshold": 128}  # registers
 INF = torch.inf
 
