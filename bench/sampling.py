@@ -1,14 +1,16 @@
 """Measures the sampler's time for the rows of one step with a vocabulary of 128k."""
 
 import time
-from collections.abc import Sequence
 from statistics import median
 
 import torch
 
 from bench.contender import TEMPERATURE, TOP_K, TOP_P
 from runtime.engine.request import SamplingParams
-from runtime.worker.sampler import Draws, LoadedSlots, Path, Sampler
+from runtime.engine.step_plan import SlotLoad
+from runtime.worker.pinned_buffer import PinnedBuffer
+from runtime.worker.sampler import Draws, Path, Sampler
+from runtime.worker.step_changes import write_loads
 
 WARM_UPS = 5
 REPEATS = 40
@@ -35,19 +37,13 @@ def _loaded_sampler(rows: int, vocab_size: int) -> Sampler:
     sampler = Sampler(
         slots=rows, context_tokens=64, vocab_size=vocab_size, device=torch.device("cpu")
     )
-    params: Sequence[SamplingParams] = [
-        SamplingParams(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P, seed=row)
+    loads = [
+        SlotLoad(
+            row, (), SamplingParams(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P, seed=row)
+        )
         for row in range(rows)
     ]
-    floats, ints = sampler.parameter_rows(params)
-    sampler.load(
-        LoadedSlots(
-            (),
-            torch.arange(rows),
-            torch.tensor(floats, dtype=torch.float32),
-            torch.tensor(ints, dtype=torch.int64),
-        )
-    )
+    sampler.load(write_loads(PinnedBuffer(1 << 20, None), loads, sampler))
     return sampler
 
 

@@ -17,16 +17,21 @@ from runtime.engine.step_plan import Chunk, StepPlan
 from runtime.kv.pool import PagePool
 from runtime.kv.spec import CacheKind, CacheLayout
 from runtime.vision.image_rows import AXES, FeatureRows, Insertions, axes_of, plan_insertions
-from runtime.worker.logit_biases import BiasedRows, table_bytes
-from runtime.worker.mirostat import mirostat_bytes
+from runtime.worker.logit_biases import BiasedRows
 from runtime.worker.model import ImageWrite
 from runtime.worker.pinned_buffer import ALIGNMENT, PinnedBuffer
 from runtime.worker.pooling import PooledStep, plan_pooling
 from runtime.worker.prompt_scores import ScoredStep, plan_scores
-from runtime.worker.repetition import RepeatingRows, repetition_bytes
-from runtime.worker.restrictions import RestrictedRows, restriction_bytes
-from runtime.worker.sampler import FLOATS, INTS, Draws, Path, PenalisedRows, Sampler, ScoredRows
-from runtime.worker.sampler_chain import chain_bytes
+from runtime.worker.repetition import RepeatingRows
+from runtime.worker.restrictions import RestrictedRows
+from runtime.worker.sampler import (
+    Draws,
+    Path,
+    PenalisedRows,
+    Sampler,
+    ScoredRows,
+    sampler_specs,
+)
 from runtime.worker.slot_requests import SlotRequests
 from runtime.worker.step_changes import DeviceChanges, write_changes
 from runtime.worker.step_rows import Column, SeenIndices, StepRows
@@ -363,15 +368,11 @@ def buffer_bytes(layout: CacheLayout, limits: StepLimits, vocab_size: int) -> in
     written = 3 * 8 * max(limits.draws, slots * limits.written_tokens)
     held = layout.held_pages(limits.context_tokens, limits.step_tokens)
     tables = (8 + 4) * slots * sum(held)
-    loads = slots * (4 * limits.context_tokens + 8 + 4 * FLOATS + 8 * INTS)
-    biases = table_bytes(slots) + 8 * slots
-    chains = chain_bytes(slots) + 8 * slots
-    repetitions = repetition_bytes(slots, vocab_size) + 2 * 8 * slots
-    restrictions = restriction_bytes(slots, vocab_size) + 8 * slots
-    mirostats = mirostat_bytes(slots) + 8 * slots
-    parts = 38 + 5 * groups + slots
-    sampling = biases + chains + repetitions + restrictions + mirostats
-    return rows + images + draws + written + tables + loads + sampling + ALIGNMENT * parts
+    specs = sampler_specs(context_tokens=limits.context_tokens, vocab_size=vocab_size)
+    row_bytes = sum(8 + spec.row_bytes for spec in specs)
+    loads = slots * (4 * limits.context_tokens + row_bytes)
+    parts = 19 + 5 * groups + slots + sum(1 + len(spec.columns) for spec in specs)
+    return rows + images + draws + written + tables + loads + ALIGNMENT * parts
 
 
 def _lookback(sampling: SamplingParams, end: int) -> int:

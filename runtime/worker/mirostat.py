@@ -6,24 +6,17 @@ a position can be computed again: it reads the same state as before.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from runtime.engine.request import SamplingParams
+from runtime.engine.step_plan import SlotLoad
 from runtime.kernels.draws import ONE
+from runtime.worker.slot_table import SlotTable, TableColumn, TableSpec
 
-_FLOATS = 4  # version, target, learning rate, mu
 _RANKED = 100  # number of most likely tokens from which version 1 estimates Zipf's exponent
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedMirostats:
-    """Rows of the table to replace: slots [n] int64, values as of `mirostat_row` [n, 4] float32."""
-
-    slots: Tensor
-    values: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,42 +29,40 @@ class MirostatRows:
     mu: Tensor
 
 
-class MirostatTable:
-    """Parameters and states of all slots on the device."""
-
-    def __init__(self, *, slots: int, device: torch.device) -> None:
-        self._values = torch.zeros((slots, _FLOATS - 1), dtype=torch.float32, device=device)
-        self._mus = torch.zeros((slots, 2), dtype=torch.float32, device=device)
-
-    def load(self, loaded: LoadedMirostats) -> None:
-        self._values.index_copy_(0, loaded.slots, loaded.values[:, :-1])
-        self._mus.index_copy_(0, loaded.slots, loaded.values[:, -1:].expand(-1, 2))
-
-    def rows(self, slots: Tensor, positions: Tensor) -> MirostatRows:
-        """Parameters and states for the tokens to draw at `positions` of `slots`, [n] int64
-        each."""
-        version, target, rate = self._values[slots].double().split(1, dim=1)
-        mus = self.states(slots, positions)[:, None].double()
-        return MirostatRows(version, target, rate, mus)
-
-    def states(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """The states before the tokens at `positions`: [n] float32."""
-        return self._mus[slots, positions & 1]
-
-    def store(self, slots: Tensor, positions: Tensor, mus: Tensor) -> None:
-        """`mus` [n] float32: the states before the tokens at `positions`."""
-        self._mus[slots, positions & 1] = mus
+def mirostat_parameters(table: SlotTable, slots: Tensor, positions: Tensor) -> MirostatRows:
+    """Parameters and states for the tokens to draw at `positions` of `slots`, [n] int64 each."""
+    version, target, rate = table.columns[0][slots].double().split(1, dim=1)
+    mus = mirostat_states(table, slots, positions)[:, None].double()
+    return MirostatRows(version, target, rate, mus)
 
 
-def mirostat_bytes(slots: int) -> int:
-    return 4 * slots * (_FLOATS - 1 + 2)
+def mirostat_states(table: SlotTable, slots: Tensor, positions: Tensor) -> Tensor:
+    """The states before the tokens at `positions`: [n] float32."""
+    return table.columns[1][slots, positions & 1]
 
 
-def mirostat_row(sampling: SamplingParams, mu: float | None) -> list[float]:
-    """A row of the values of `LoadedMirostats`. `mu`: None before the first token."""
-    first = 2 * sampling.mirostat_tau
-    state = first if mu is None else mu
-    return [sampling.mirostat, sampling.mirostat_tau, sampling.mirostat_eta, state]
+def store_states(table: SlotTable, slots: Tensor, positions: Tensor, mus: Tensor) -> None:
+    """`mus` [n] float32: the states before the tokens at `positions`."""
+    table.columns[1][slots, positions & 1] = mus
+
+
+def mirostat_spec() -> TableSpec:
+    """Version, target and learning rate; the states at even and odd positions."""
+    columns = TableColumn((3,), torch.float32), TableColumn((2,), torch.float32)
+    return TableSpec(columns, used_by=lambda sampling: sampling.adaptive, rows=_rows)
+
+
+def _rows(loads: Sequence[SlotLoad]) -> tuple[list[list[float]], list[list[float]]]:
+    sampling = [load.sampling for load in loads]
+    values = [[s.mirostat, s.mirostat_tau, s.mirostat_eta] for s in sampling]
+    states = [_state(load) for load in loads]
+    return values, [[state, state] for state in states]
+
+
+def _state(load: SlotLoad) -> float:
+    """After the tokens of the load."""
+    mu = load.mirostat_mu
+    return 2 * load.sampling.mirostat_tau if mu is None else mu
 
 
 def kept_weights(depths: Tensor, rows: MirostatRows) -> Tensor:

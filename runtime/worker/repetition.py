@@ -4,6 +4,7 @@ llama.cpp; sequence breakers are single tokens."""
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.engine.request import SamplingParams
+from runtime.engine.step_plan import SlotLoad
+from runtime.worker.slot_table import SlotTable, TableColumn, TableSpec
 
 # Longer repetitions count as this many tokens, because each token costs a comparison.
 LONGEST_REPEAT = 256
@@ -18,17 +21,6 @@ _LARGEST_LOG = 88.7228391  # the logarithm of the largest float32
 _LARGEST_PENALTY = 1e30
 _FLOATS = 2  # multiplier, base
 _INTS = 3  # allowed length, last n, longest exponent
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedRepetitions:
-    """Rows of the table to replace: slots [n] int64; floats [n, 2] float32, ints [n, 3] int64 and
-    words [n, ceil(vocab / 32)] int32 as of `repetition_rows`."""
-
-    slots: Tensor
-    floats: Tensor
-    ints: Tensor
-    words: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,51 +33,38 @@ class RepeatingRows:
     longest: int
 
 
-class RepetitionTable:
-    """The parameters of all slots on the device."""
-
-    def __init__(self, *, slots: int, vocab_size: int, device: torch.device) -> None:
-        self._floats = torch.zeros((slots, _FLOATS), dtype=torch.float32, device=device)
-        self._ints = torch.zeros((slots, _INTS), dtype=torch.int64, device=device)
-        shape = (slots, _words(vocab_size))
-        self._breakers = torch.zeros(shape, dtype=torch.int32, device=device)
-
-    def load(self, loaded: LoadedRepetitions) -> None:
-        self._floats.index_copy_(0, loaded.slots, loaded.floats)
-        self._ints.index_copy_(0, loaded.slots, loaded.ints)
-        self._breakers.index_copy_(0, loaded.slots, loaded.words)
-
-    def apply(
-        self,
-        logits: Tensor,
-        repeating: RepeatingRows,
-        slots: Tensor,
-        positions: Tensor,
-        tokens: Tensor,
-    ) -> None:
-        """logits [rows, vocab] float32, changed in place; slots, positions [rows] int64: of the
-        rows' sequences and tokens; tokens [slots, context] int32: of all sequences."""
-        rows = repeating.rows
-        slots, ends = slots[rows], positions[rows]
-        allowed, last_n, steepest = (self._ints[slots, i][:, None] for i in range(_INTS))
-        back = torch.arange(1, repeating.window + 1, device=logits.device)
-        places = ends[:, None] - back
-        read = (places >= 0) & (back <= last_n)
-        known = tokens[slots[:, None], places.clamp(min=0)].long()
-        breaks = (self._breakers[slots].gather(1, known >> 5) >> (known & 31)) & 1 != 0
-        # Number of tokens after the last sequence breaker, or of all tokens in the window.
-        limit = torch.where(breaks | ~read, back - 1, repeating.window).amin(dim=1, keepdim=True)
-        lengths = _repeats(torch.where(read, known, -1), limit, repeating.longest)
-        counts = read & (lengths >= allowed) & (limit >= allowed)
-        counts &= read.sum(dim=1, keepdim=True) > allowed
-        exponents = torch.minimum(lengths - allowed, steepest).double()
-        multiplier, base = (self._floats[slots, i][:, None].double() for i in range(_FLOATS))
-        found = multiplier * torch.exp(exponents * torch.log(base))
-        penalties = (found.clamp(max=_LARGEST_PENALTY) * counts).float()
-        # Column k: length of the match that ends k tokens earlier; known[k - 1] continued it.
-        penalties = torch.where(breaks[:, :-1], 0.0, penalties[:, 1:])
-        most = torch.zeros_like(logits[rows])
-        logits[rows] -= most.scatter_reduce_(1, known[:, :-1], penalties, "amax")
+def penalise_repetitions(
+    table: SlotTable,
+    logits: Tensor,
+    repeating: RepeatingRows,
+    slots: Tensor,
+    positions: Tensor,
+    tokens: Tensor,
+) -> None:
+    """logits [rows, vocab] float32, changed in place; slots, positions [rows] int64: of the rows'
+    sequences and tokens; tokens [slots, context] int32: of all sequences."""
+    floats, ints, breakers = table.columns
+    rows = repeating.rows
+    slots, ends = slots[rows], positions[rows]
+    allowed, last_n, steepest = (ints[slots, i][:, None] for i in range(_INTS))
+    back = torch.arange(1, repeating.window + 1, device=logits.device)
+    places = ends[:, None] - back
+    read = (places >= 0) & (back <= last_n)
+    known = tokens[slots[:, None], places.clamp(min=0)].long()
+    breaks = (breakers[slots].gather(1, known >> 5) >> (known & 31)) & 1 != 0
+    # Number of tokens after the last sequence breaker, or of all tokens in the window.
+    limit = torch.where(breaks | ~read, back - 1, repeating.window).amin(dim=1, keepdim=True)
+    lengths = _repeats(torch.where(read, known, -1), limit, repeating.longest)
+    counts = read & (lengths >= allowed) & (limit >= allowed)
+    counts &= read.sum(dim=1, keepdim=True) > allowed
+    exponents = torch.minimum(lengths - allowed, steepest).double()
+    multiplier, base = (floats[slots, i][:, None].double() for i in range(_FLOATS))
+    found = multiplier * torch.exp(exponents * torch.log(base))
+    penalties = (found.clamp(max=_LARGEST_PENALTY) * counts).float()
+    # Column k: length of the match that ends k tokens earlier; known[k - 1] continued it.
+    penalties = torch.where(breaks[:, :-1], 0.0, penalties[:, 1:])
+    most = torch.zeros_like(logits[rows])
+    logits[rows] -= most.scatter_reduce_(1, known[:, :-1], penalties, "amax")
 
 
 def longest_repeat(sampling: SamplingParams) -> int:
@@ -93,18 +72,25 @@ def longest_repeat(sampling: SamplingParams) -> int:
     return min(sampling.dry_allowed_length + _steepest(sampling), LONGEST_REPEAT)
 
 
-def repetition_bytes(slots: int, vocab_size: int) -> int:
-    return slots * (4 * _FLOATS + 8 * _INTS + 4 * _words(vocab_size))
+def repetition_spec(*, context_tokens: int, vocab_size: int) -> TableSpec:
+    """Floats, ints, and the words of the tokens that are sequence breakers."""
+    columns = (
+        TableColumn((_FLOATS,), torch.float32),
+        TableColumn((_INTS,), torch.int64),
+        TableColumn((_words(vocab_size),), torch.int32),
+    )
+    rows = partial(_rows, context_tokens=context_tokens, words=_words(vocab_size))
+    return TableSpec(columns, used_by=lambda sampling: sampling.repetitive, rows=rows)
 
 
-def repetition_rows(
-    sampling: Sequence[SamplingParams], *, context_tokens: int, vocab_size: int
+def _rows(
+    loads: Sequence[SlotLoad], *, context_tokens: int, words: int
 ) -> tuple[list[list[float]], list[list[int]], NDArray[np.int32]]:
-    """Floats, ints and words of `LoadedRepetitions`, a row for each."""
-    words = np.zeros((len(sampling), _words(vocab_size)), np.int32)
+    sampling = [load.sampling for load in loads]
+    breakers = np.zeros((len(sampling), words), np.int32)
     for row, params in enumerate(sampling):
-        given = np.frombuffer(params.dry_breakers, np.int32)[: words.shape[1]]
-        words[row, : len(given)] = given
+        given = np.frombuffer(params.dry_breakers, np.int32)[:words]
+        breakers[row, : len(given)] = given
     lasts = [
         context_tokens if s.dry_penalty_last_n < 0 else min(s.dry_penalty_last_n, context_tokens)
         for s in sampling
@@ -113,7 +99,7 @@ def repetition_rows(
     ints = [
         [s.dry_allowed_length, last, _steepest(s)] for s, last in zip(sampling, lasts, strict=True)
     ]
-    return floats, ints, words
+    return floats, ints, breakers
 
 
 def _steepest(sampling: SamplingParams) -> int:

@@ -8,13 +8,13 @@ integers, so neither the order of addition nor the width of the tensor matters.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.engine.request import SamplingParams
+from runtime.engine.step_plan import SlotLoad
 from runtime.int64 import signed
 from runtime.kernels.draws import (
     ONE,
@@ -28,37 +28,20 @@ from runtime.kernels.draws import (
 from runtime.kernels.random_numbers import uniforms
 from runtime.kernels.slot_tables import slot_entries
 from runtime.kernels.token_order import CHUNK, SORT_BLOCK, row_blocks, sorted_tokens, top_tokens
-from runtime.worker.logit_biases import BiasedRows, BiasTable, LoadedBiases, table_bytes
+from runtime.worker.logit_biases import BiasedRows, add_biases, bias_spec
 from runtime.worker.mirostat import (
-    LoadedMirostats,
-    MirostatTable,
     kept_weights,
-    mirostat_bytes,
+    mirostat_parameters,
+    mirostat_spec,
+    mirostat_states,
     states_after,
+    store_states,
 )
 from runtime.worker.prompt_scores import TokenScores
-from runtime.worker.repetition import (
-    LoadedRepetitions,
-    RepeatingRows,
-    RepetitionTable,
-    repetition_bytes,
-    repetition_rows,
-)
-from runtime.worker.restrictions import (
-    LoadedRestrictions,
-    RestrictedRows,
-    RestrictionTable,
-    restriction_bytes,
-)
-from runtime.worker.sampler_chain import (
-    COLDEST,
-    XTC_STREAM,
-    ChainRows,
-    ChainTable,
-    LoadedChains,
-    chain_bytes,
-    odds_of,
-)
+from runtime.worker.repetition import RepeatingRows, penalise_repetitions, repetition_spec
+from runtime.worker.restrictions import RestrictedRows, forbid_restricted, restriction_spec
+from runtime.worker.sampler_chain import COLDEST, XTC_STREAM, ChainRows, chain_spec, odds_of
+from runtime.worker.slot_table import LoadedRows, SlotTable, TableColumn, TableSpec
 
 TOP_LIMIT = 256  # a larger top_k takes the path of all tokens
 
@@ -93,18 +76,11 @@ def path_of(sampling: SamplingParams, vocab_size: int) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class LoadedSlots:
-    """Slots to fill before a step: the tokens [n] int32 of each; slots [slots] int64; floats and
-    ints [slots, ...] as of `Sampler.parameter_rows`."""
+    """Slots to fill before a step: the tokens [n] int32 of each, and rows of `Sampler.tables`, None
+    where no slot needs one."""
 
     tokens: tuple[tuple[int, Tensor], ...]
-    slots: Tensor
-    floats: Tensor
-    ints: Tensor
-    biases: LoadedBiases | None = None
-    chains: LoadedChains | None = None
-    repetitions: LoadedRepetitions | None = None
-    restrictions: LoadedRestrictions | None = None
-    mirostats: LoadedMirostats | None = None
+    rows: tuple[LoadedRows | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,19 +175,16 @@ class Sampler:
     ) -> None:
         self.vocab_size, self.context_tokens = vocab_size, context_tokens
         self._tokens = torch.zeros((slots, context_tokens), dtype=torch.int32, device=device)
-        self._floats = torch.zeros((slots, FLOATS), dtype=torch.float32, device=device)
-        self._ints = torch.zeros((slots, INTS), dtype=torch.int64, device=device)
-        self._biases = BiasTable(slots=slots, device=device)
-        self._chains = ChainTable(slots=slots, device=device)
-        self._repetitions = RepetitionTable(slots=slots, vocab_size=vocab_size, device=device)
-        self._mirostats = MirostatTable(slots=slots, device=device)
-        self._restrictions = RestrictionTable(slots=slots, vocab_size=vocab_size, device=device)
+        specs = sampler_specs(context_tokens=context_tokens, vocab_size=vocab_size)
+        self.tables = tuple(SlotTable(spec, slots=slots, device=device) for spec in specs)
+        parameters, *others = self.tables
+        self._floats, self._ints = parameters.columns
+        self._biases, self._chains, self._repetitions, self._restrictions, self._mirostats = others
 
     @staticmethod
     def state_bytes(*, slots: int, context_tokens: int, vocab_size: int) -> int:
-        tables = table_bytes(slots) + chain_bytes(slots) + repetition_bytes(slots, vocab_size)
-        tables += restriction_bytes(slots, vocab_size) + mirostat_bytes(slots)
-        return slots * (4 * context_tokens + 4 * FLOATS + 8 * INTS) + tables
+        specs = sampler_specs(context_tokens=context_tokens, vocab_size=vocab_size)
+        return slots * (4 * context_tokens + sum(spec.row_bytes for spec in specs))
 
     @staticmethod
     def workspace_bytes(*, rows: int, context_tokens: int, vocab_size: int) -> int:
@@ -221,71 +194,20 @@ class Sampler:
         penalties = rows * (96 * context_tokens + 12 * vocab_size)
         candidates = 64 * rows * min(TOP_LIMIT * CHUNK, vocab_size + CHUNK)
         thresholds = rows * (5 * vocab_size + 64 * 1024)
-        masks = 12 * rows * vocab_size + 3 * restriction_bytes(rows, vocab_size)
-        tables = 3 * table_bytes(rows)
+        masks = 12 * rows * vocab_size + 3 * rows * restriction_spec(vocab_size).row_bytes
+        tables = 3 * rows * bias_spec().row_bytes
         return max(sorting, penalties, candidates, thresholds, masks, tables) + scores
 
     def load(self, loaded: LoadedSlots) -> None:
         """Sequences enter slots: their tokens from position 0, and their parameters."""
         for slot, tokens in loaded.tokens:
             self._tokens[slot, : tokens.shape[0]] = tokens
-        self._floats.index_copy_(0, loaded.slots, loaded.floats)
-        self._ints.index_copy_(0, loaded.slots, loaded.ints)
-        if loaded.biases is not None:
-            self._biases.load(loaded.biases)
-        if loaded.chains is not None:
-            self._chains.load(loaded.chains)
-        if loaded.repetitions is not None:
-            self._repetitions.load(loaded.repetitions)
-        if loaded.restrictions is not None:
-            self._restrictions.load(loaded.restrictions)
-        if loaded.mirostats is not None:
-            self._mirostats.load(loaded.mirostats)
+        for table, rows in zip(self.tables, loaded.rows, strict=True):
+            if rows is not None:
+                table.load(rows)
 
     def propose(self, proposed: ProposedTokens) -> None:
         self._tokens[proposed.slots, proposed.positions] = proposed.tokens
-
-    def parameter_rows(
-        self, sampling: Sequence[SamplingParams]
-    ) -> tuple[list[list[float]], list[list[int]]]:
-        """The floats and integers of `LoadedSlots`, one row for each slot."""
-        floats = [
-            [
-                max(s.temperature, COLDEST),
-                min(max(s.top_p, 0.0), 1.0),
-                min(max(s.min_p, 0.0), 1.0),
-                s.repeat_penalty,
-                s.presence_penalty,
-                s.frequency_penalty,
-            ]
-            for s in sampling
-        ]
-        everything = self.context_tokens
-        ints = [
-            [
-                signed(s.seed),
-                self._top_k(s),
-                everything if s.repeat_last_n is None else min(s.repeat_last_n, everything),
-                s.counted_from,
-                s.dropped,
-            ]
-            for s in sampling
-        ]
-        return floats, ints
-
-    def _top_k(self, sampling: SamplingParams) -> int:
-        """The number of tokens that a row chooses from."""
-        if path_of(sampling, self.vocab_size) is Path.GREEDY:
-            return 1
-        return sampling.top_k if 0 < sampling.top_k < self.vocab_size else self.vocab_size
-
-    def repetition_rows(
-        self, sampling: Sequence[SamplingParams]
-    ) -> tuple[list[list[float]], list[list[int]], NDArray[np.int32]]:
-        """The floats, integers and words of `LoadedRepetitions`, one row for each slot."""
-        return repetition_rows(
-            sampling, context_tokens=self.context_tokens, vocab_size=self.vocab_size
-        )
 
     def tokens_at(self, slots: Tensor, positions: Tensor) -> Tensor:
         """int64 [n]: tokens of prompts, or sampled, at positions int64 [n] of slots int32 [n]."""
@@ -297,18 +219,19 @@ class Sampler:
         The drawn tokens are also appended to the tokens of their slots. Log-probabilities are those
         of all tokens, whatever `masks` allow.
         """
+        slots, positions = draws.slots, draws.positions
         raw = None if draws.scored is None else logits[draws.scored.rows]
         if draws.biased is not None:
-            self._biases.apply(logits, draws.biased, draws.slots, draws.positions)
+            add_biases(self._biases, logits, draws.biased, slots, positions)
         if draws.penalised is not None:
             self._penalise(logits, draws, draws.penalised)
         if draws.repeating is not None:
-            self._repetitions.apply(
-                logits, draws.repeating, draws.slots, draws.positions, self._tokens
+            penalise_repetitions(
+                self._repetitions, logits, draws.repeating, slots, positions, self._tokens
             )
         if draws.restricted is not None:
-            self._restrictions.apply(
-                logits, draws.restricted, draws.slots, draws.positions, self._tokens
+            forbid_restricted(
+                self._restrictions, logits, draws.restricted, slots, positions, self._tokens
             )
         if masks is not None:
             forbid(logits, masks.rows, masks.words, masks.count)
@@ -360,7 +283,7 @@ class Sampler:
             top_p=floats[:, 1:2],
             min_p=floats[:, 2:3],
             top_k=ints[:, 1:2],
-            chain=self._chains.rows(drawn.slots),
+            chain=self._chains.columns[0][drawn.slots],
             chance=uniforms(ints[:, 0] ^ XTC_STREAM, numbers)[:, None],
         )
         values, ids = sorted_tokens(drawn.logits)
@@ -371,18 +294,20 @@ class Sampler:
     def _states_after(self, draws: Draws) -> Tensor:
         """The states of Mirostat after the drawn tokens, as `Drawn.mirostat_mus`."""
         count = draws.counts[Path.MIROSTAT]
-        return self._mirostats.states(draws.slots[-count:], draws.positions[-count:] + 1)
+        slots, positions = draws.slots[-count:], draws.positions[-count:]
+        return mirostat_states(self._mirostats, slots, positions + 1)
 
     def _draw_mirostat(self, drawn: DrawnRows) -> tuple[Tensor, Tensor]:
         """As `draw_all`, for the rows of path MIROSTAT; updates the states of their slots."""
         slots, positions = drawn.slots, drawn.positions
-        ints, rows = self._ints[slots], self._mirostats.rows(slots, positions)
+        ints = self._ints[slots]
+        rows = mirostat_parameters(self._mirostats, slots, positions)
         values, ids = sorted_tokens(drawn.logits)
         depths = (values[:, :1] - values) / self._floats[slots, 0:1]
         sums = kept_weights(depths, rows).cumsum(dim=1)
         column = drawn_column(sums, sums[:, -1], uniforms(ints[:, 0], positions + ints[:, 4]))
         mus = states_after(depths.gather(1, column), sums[:, -1:], rows)
-        self._mirostats.store(slots, positions + 1, mus)
+        store_states(self._mirostats, slots, positions + 1, mus)
         return drawn.write(values[:, 0], ids.gather(1, column)[:, 0])
 
     def _penalise(self, logits: Tensor, draws: Draws, penalised: PenalisedRows) -> None:
@@ -409,6 +334,60 @@ class Sampler:
         values = logits[cells]
         lower = torch.where(values > 0, values / repeat, values * repeat)
         logits[cells] = lower - (counts * frequency + (counts > 0) * presence)
+
+
+def sampler_specs(*, context_tokens: int, vocab_size: int) -> tuple[TableSpec, ...]:
+    """Of `Sampler.tables`, in their order."""
+    return (
+        parameter_spec(context_tokens=context_tokens, vocab_size=vocab_size),
+        bias_spec(),
+        chain_spec(),
+        repetition_spec(context_tokens=context_tokens, vocab_size=vocab_size),
+        restriction_spec(vocab_size),
+        mirostat_spec(),
+    )
+
+
+def parameter_spec(*, context_tokens: int, vocab_size: int) -> TableSpec:
+    """The floats and integers that all requests have."""
+    columns = TableColumn((FLOATS,), torch.float32), TableColumn((INTS,), torch.int64)
+    rows = partial(_parameter_rows, context_tokens=context_tokens, vocab_size=vocab_size)
+    return TableSpec(columns, used_by=lambda _: True, rows=rows)
+
+
+def _parameter_rows(
+    loads: Sequence[SlotLoad], *, context_tokens: int, vocab_size: int
+) -> tuple[list[list[float]], list[list[int]]]:
+    sampling = [load.sampling for load in loads]
+    floats = [
+        [
+            max(s.temperature, COLDEST),
+            min(max(s.top_p, 0.0), 1.0),
+            min(max(s.min_p, 0.0), 1.0),
+            s.repeat_penalty,
+            s.presence_penalty,
+            s.frequency_penalty,
+        ]
+        for s in sampling
+    ]
+    ints = [
+        [
+            signed(s.seed),
+            _top_k(s, vocab_size),
+            context_tokens if s.repeat_last_n is None else min(s.repeat_last_n, context_tokens),
+            s.counted_from,
+            s.dropped,
+        ]
+        for s in sampling
+    ]
+    return floats, ints
+
+
+def _top_k(sampling: SamplingParams, vocab_size: int) -> int:
+    """The number of tokens that a row chooses from."""
+    if path_of(sampling, vocab_size) is Path.GREEDY:
+        return 1
+    return sampling.top_k if 0 < sampling.top_k < vocab_size else vocab_size
 
 
 def _score(raw: Tensor, tokens: Tensor, alternatives: int) -> TokenScores:

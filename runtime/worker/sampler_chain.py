@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.engine.request import SamplingParams
+from runtime.engine.step_plan import SlotLoad
 from runtime.kernels.draws import ONE
 from runtime.kernels.token_order import ascending
+from runtime.worker.slot_table import TableColumn, TableSpec
 
 XTC_STREAM = 0x585443  # changes the seed for the random number of XTC
 
@@ -22,16 +23,8 @@ _FLOATS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedChains:
-    """Rows of the table to replace: slots [n] int64, values as of `chain_rows` [n, 6] float32."""
-
-    slots: Tensor
-    values: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class ChainRows:
-    """Parameters of rows, [rows, 1] each; `chain` [rows, 6] as of `chain_rows`. `chance`: the
+    """Parameters of rows, [rows, 1] each; `chain` [rows, 6] as of `chain_spec`. `chance`: the
     random number in [0, 1) that XTC compares with its probability."""
 
     temperature: Tensor
@@ -42,27 +35,14 @@ class ChainRows:
     chance: Tensor
 
 
-class ChainTable:
-    """The parameters of all slots on the device."""
-
-    def __init__(self, *, slots: int, device: torch.device) -> None:
-        self._values = torch.zeros((slots, _FLOATS), dtype=torch.float32, device=device)
-
-    def load(self, loaded: LoadedChains) -> None:
-        self._values.index_copy_(0, loaded.slots, loaded.values)
-
-    def rows(self, slots: Tensor) -> Tensor:
-        """slots [n] int64 -> [n, 6] float32."""
-        return self._values[slots]
+def chain_spec() -> TableSpec:
+    """The parameters of a request, in the order of the samplers."""
+    columns = (TableColumn((_FLOATS,), torch.float32),)
+    return TableSpec(columns, used_by=lambda sampling: sampling.chained, rows=_rows)
 
 
-def chain_bytes(slots: int) -> int:
-    return 4 * slots * _FLOATS
-
-
-def chain_rows(sampling: Sequence[SamplingParams]) -> list[list[float]]:
-    """The values of `LoadedChains`, a row for each."""
-    return [
+def _rows(loads: Sequence[SlotLoad]) -> tuple[list[list[float]]]:
+    values = [
         [
             s.top_n_sigma,
             s.typical_p,
@@ -71,8 +51,9 @@ def chain_rows(sampling: Sequence[SamplingParams]) -> list[list[float]]:
             s.dynatemp_range,
             s.dynatemp_exponent,
         ]
-        for s in sampling
+        for s in (load.sampling for load in loads)
     ]
+    return (values,)
 
 
 def odds_of(values: Tensor, rows: ChainRows) -> Tensor:

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from runtime.engine.request import SamplingParams
+from runtime.engine.step_plan import SlotLoad
 from runtime.kernels.draws import DrawnRows, draw_all_twin, draw_top_twin
 from runtime.kernels.triton.draws import draw_top
 from runtime.kernels.triton.thresholds import draw_all
-from runtime.worker.sampler import Sampler
+from runtime.worker.sampler import parameter_spec
 from tools.gpu_check.report import Task
 
 Draw = Callable[..., tuple[Tensor, Tensor]]
@@ -44,12 +45,11 @@ def check_draws(task: Task) -> None:
     vocabulary, rows = 500 if task.dry else 128_256, 3 if task.dry else 64
     logits = 3 * torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(4))
     row_numbers = torch.arange(rows)
-    sampler = Sampler(
-        slots=rows, context_tokens=rows, vocab_size=vocabulary, device=torch.device("cpu")
-    )
+    spec = parameter_spec(context_tokens=rows, vocab_size=vocabulary)
     for name, (kernel, twin, params, options) in DRAWS.items():
         with task.report.guarding(name):
-            floats, ints = sampler.parameter_rows([replace(params, seed=n) for n in range(rows)])
+            loads = [SlotLoad(n, (), replace(params, seed=n)) for n in range(rows)]
+            floats, ints = spec.rows(loads)
             history = torch.zeros(rows, rows, dtype=torch.int32)
             given = (
                 logits, row_numbers, row_numbers, torch.tensor(floats), torch.tensor(ints), history,

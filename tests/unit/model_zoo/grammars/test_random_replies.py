@@ -17,9 +17,10 @@ from model_zoo.grammars.json_schema import compilable
 from model_zoo.grammars.token_grammar import GrammarError, TokenGrammar, TokenGrammars
 from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.engine.request import SamplingParams
-from runtime.worker.sampler import LoadedSlots, Sampler, TokenMasks
+from runtime.worker.sampler import Sampler, TokenMasks
 from tests.checkout import DEMO_MODEL
 from tests.unit.model_zoo.grammars.random_schemas import REPEATED, schemas
+from tests.unit.runtime.worker.loaded_slots import load_slots
 from tests.unit.runtime.worker.test_sampler import CPU, draws_of
 
 SCHEMAS = int(os.environ.get("CARAVAN_RANDOM_SCHEMAS", "60"))
@@ -42,9 +43,8 @@ class RandomModel:
         """Sampled under the grammar's masks; None if it does not end."""
         draw = torch.Generator().manual_seed(seed)
         vocab = self.tokenizer.vocab_size
-        floats, ints = self._sampler.parameter_rows([SAMPLING])
         slots = torch.arange(1)
-        self._sampler.load(LoadedSlots((), slots, torch.tensor(floats), torch.tensor(ints)))
+        load_slots(self._sampler, [SAMPLING])
         matcher, tokens = grammar.matcher(), []
         words = torch.zeros(1, -(-vocab // 32), dtype=torch.int32)
         for position in range(CONTEXT):

@@ -316,30 +316,32 @@ def test_loads_carry_tokens_and_parameters_exactly(preparer, odd):
     loads = [SlotLoad(1, tuple(range(900, 910 + odd)), sampling), SlotLoad(3, (7,), everything)]
     states = [SlotLoad(0, (7,), adaptive), SlotLoad(2, (7,), adaptive, mirostat_mu=3.25)]
     changes = preparer.prepare(plan(chunk(1, 9, 1), loads=states)).changes
-    mirostats = changes.loads.mirostats
+    mirostats = changes.loads.rows[-1]
     assert mirostats.slots.tolist() == [0, 2]
-    assert mirostats.values.tolist() == [[1.0, 4.0, 0.5, 8.0], [1.0, 4.0, 0.5, 3.25]]
+    values, mus = mirostats.values
+    assert values.tolist() == [[1.0, 4.0, 0.5]] * 2 and mus.tolist() == [[8.0] * 2, [3.25] * 2]
     changes = preparer.prepare(plan(chunk(1, 9, 1), loads=loads)).changes
     assert changes.loads is not None
     tokens = [(slot, part.tolist()) for slot, part in changes.loads.tokens]
     assert tokens == [(1, list(range(900, 910 + odd))), (3, [7])]
-    assert changes.loads.slots.tolist() == [1, 3]
+    parameters, biases, chains, repetitions, restrictions, mirostats = changes.loads.rows
+    assert biases is None and mirostats is None
+    assert parameters.slots.tolist() == [1, 3]
+    floats, ints = parameters.values
     expected = torch.tensor([0.3, 0.4, 0.1, 1.0, 0.0, 0.0])
-    torch.testing.assert_close(changes.loads.floats[0], expected)
-    assert changes.loads.ints.tolist() == [[2**63 - 3, 7, 5, 0, 6], [-9, VOCAB, CONTEXT, 0, 0]]
-    repetitions = changes.loads.repetitions
-    assert repetitions is not None and repetitions.slots.tolist() == [3]
-    assert repetitions.floats.tolist() == [[0.5, 8.0]]
-    assert repetitions.ints.tolist() == [[3, CONTEXT, 42]]  # 8**42 is the largest float32
-    assert repetitions.words[0, :2].tolist() == [-(2**31), 0]
-    restrictions = changes.loads.restrictions
-    assert restrictions is not None and restrictions.slots.tolist() == [3]
-    assert restrictions.begins.tolist() == [4]
-    assert restrictions.words[0, :3, :4].tolist() == [[9, 8, 7, -1], [6, *[-1] * 3], [-1] * 4]
-    assert restrictions.allowed[0, :2].tolist() == [3 - 2**31, 0]
-    chains = changes.loads.chains
-    assert chains is not None and chains.slots.tolist() == [3]
-    torch.testing.assert_close(chains.values, torch.tensor([[1.5, 0.5, 0.25, 0.2, 0.75, 2.0]]))
+    torch.testing.assert_close(floats[0], expected)
+    assert ints.tolist() == [[2**63 - 3, 7, 5, 0, 6], [-9, VOCAB, CONTEXT, 0, 0]]
+    for rows in (chains, repetitions, restrictions):
+        assert rows is not None and rows.slots.tolist() == [3]
+    floats, ints, breakers = repetitions.values
+    assert floats.tolist() == [[0.5, 8.0]]
+    assert ints.tolist() == [[3, CONTEXT, 42]]  # 8**42 is the largest float32
+    assert breakers[0, :2].tolist() == [-(2**31), 0]
+    begins, words, allowed = restrictions.values
+    assert begins.tolist() == [4]
+    assert words[0, :3, :4].tolist() == [[9, 8, 7, -1], [6, *[-1] * 3], [-1] * 4]
+    assert allowed[0, :2].tolist() == [3 - 2**31, 0]
+    torch.testing.assert_close(chains.values[0], torch.tensor([[1.5, 0.5, 0.25, 0.2, 0.75, 2.0]]))
 
 
 @pytest.mark.parametrize("kinds", [KINDS, (Full(), Sliding(6), Cross(2, 30, alignment=8))])

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from runtime.engine.request import MAX_BARRED_TOKENS, MAX_LOGIT_BIASES, SamplingParams
-from runtime.worker.logit_biases import BiasedRows, LoadedBiases, rows_of, used_entries
-from runtime.worker.sampler import LoadedSlots, Sampler, path_of
+from runtime.worker.logit_biases import BiasedRows, used_entries
+from runtime.worker.sampler import Sampler, path_of
+from tests.unit.runtime.worker.loaded_slots import load_slots
 from tests.unit.runtime.worker.test_sampler import CONTEXT, CPU, draws_of
 
 VOCAB = 600
@@ -24,11 +25,7 @@ def sampled(logits: torch.Tensor, sampling: list[SamplingParams], position: int 
     """The tokens of one step, row r for slot r; checks that log-probabilities are the raw ones."""
     rows = len(sampling)
     sampler = Sampler(slots=rows, context_tokens=CONTEXT, vocab_size=VOCAB, device=CPU)
-    floats, ints = sampler.parameter_rows(sampling)
-    biases = LoadedBiases(torch.arange(rows), *map(torch.from_numpy, rows_of(sampling)))
-    sampler.load(
-        LoadedSlots((), torch.arange(rows), torch.tensor(floats), torch.tensor(ints), biases)
-    )
+    load_slots(sampler, sampling)
     order = sorted(range(rows), key=lambda row: path_of(sampling[row], VOCAB))
     ordered = [sampling[row] for row in order]
     biased = BiasedRows(

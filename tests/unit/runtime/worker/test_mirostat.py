@@ -9,8 +9,9 @@ import torch
 
 from runtime.engine.request import SamplingParams
 from runtime.kernels import token_order
-from runtime.worker.mirostat import LoadedMirostats, mirostat_row
-from runtime.worker.sampler import Draws, LoadedSlots, Path, Sampler, path_of
+from runtime.worker.mirostat import mirostat_states
+from runtime.worker.sampler import Draws, Path, Sampler, path_of
+from tests.unit.runtime.worker.loaded_slots import load_slots
 from tests.unit.runtime.worker.test_sampler import CONTEXT, CPU, chi_square, critical, draws_of
 
 VOCAB = 300
@@ -61,15 +62,7 @@ class Slots:
     def __init__(self, sampling: list[SamplingParams], mus: list[float | None]) -> None:
         self.sampling, rows = sampling, len(sampling)
         self.sampler = Sampler(slots=rows, context_tokens=CONTEXT, vocab_size=VOCAB, device=CPU)
-        floats, ints = self.sampler.parameter_rows(sampling)
-        values = torch.tensor(list(map(mirostat_row, sampling, mus)))
-        slots = torch.arange(rows)
-        self.sampler.load(
-            LoadedSlots(
-                (), slots, torch.tensor(floats), torch.tensor(ints),
-                mirostats=LoadedMirostats(slots, values),
-            )
-        )  # fmt: skip
+        load_slots(self.sampler, sampling, mus=mus)
 
     def draw(self, logits: torch.Tensor, position: int, rows: list[int] | None = None):
         """Tokens and states of these rows, all of which are of Mirostat."""
@@ -134,7 +127,8 @@ def test_the_surprise_of_a_text_comes_near_the_target(version: int) -> None:
     surprises = []
     for position in range(1, count):
         logits = torch.randn(20, VOCAB) * 2
-        before = slots.sampler._mirostats.states(torch.arange(20), torch.tensor([position] * 20))
+        table, positions = slots.sampler.tables[-1], torch.tensor([position] * 20)
+        before = mirostat_states(table, torch.arange(20), positions)
         tokens, mus = slots.draw(logits, position)
         surprises.append((before - torch.tensor(mus)) / 0.2 + target)
         for row in range(20):

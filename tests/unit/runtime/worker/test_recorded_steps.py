@@ -12,8 +12,9 @@ from runtime.engine.request import SamplingParams
 from runtime.kernels.pointwise import rms_norm
 from runtime.worker.model import AttentionPlan, Batch, KVCache, RowSpan
 from runtime.worker.recorded_steps import CallRecorder, RecordedSteps, StepOutput
-from runtime.worker.sampler import Drawn, Draws, LoadedSlots, Sampler
+from runtime.worker.sampler import Drawn, Draws, Sampler
 from tests.kernels.native_kernels import require_native_kernels
+from tests.unit.runtime.worker.loaded_slots import load_slots
 
 CPU = torch.device("cpu")
 ROWS = 4
@@ -52,8 +53,7 @@ class Steps:
         self.refused_draws, self.drawn = refused_draws, 0
         self.sampler = Sampler(slots=ROWS, context_tokens=9, vocab_size=8, device=CPU)
         sampling = [SamplingParams(temperature=0), *[SamplingParams(top_k=3, seed=5)] * (ROWS - 1)]
-        floats, ints = self.sampler.parameter_rows(sampling)
-        self.sampler.load(LoadedSlots((), PLACES, torch.tensor(floats), torch.tensor(ints)))
+        load_slots(self.sampler, sampling)
         recorder = CallRecorder(ROWS, nbytes=1 << 12)
         self.recorded = RecordedSteps(model, None, recorder, stateful=stateful)  # type: ignore[arg-type]
 

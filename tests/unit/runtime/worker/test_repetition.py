@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from runtime.engine.request import SamplingParams
+from runtime.engine.step_plan import SlotLoad
 from runtime.worker.repetition import (
     LONGEST_REPEAT,
-    LoadedRepetitions,
     RepeatingRows,
-    RepetitionTable,
     longest_repeat,
-    repetition_rows,
+    penalise_repetitions,
+    repetition_spec,
 )
+from runtime.worker.slot_table import LoadedRows, SlotTable
 from tests.unit.runtime.worker.test_sampler import sample
 
 VOCAB = 70
@@ -59,11 +60,10 @@ def subtracted(tokens: list[list[int]], sampling: list[SamplingParams]) -> np.nd
     """Of one step, row r for slot r, in which other rows have no DRY: [rows, vocab]."""
     rows = len(sampling)
     slots = torch.arange(rows)
-    floats, ints, words = repetition_rows(sampling, context_tokens=CONTEXT, vocab_size=VOCAB)
-    table = RepetitionTable(slots=rows, vocab_size=VOCAB, device=torch.device("cpu"))
-    table.load(
-        LoadedRepetitions(slots, torch.tensor(floats), torch.tensor(ints), torch.from_numpy(words))
-    )
+    spec = repetition_spec(context_tokens=CONTEXT, vocab_size=VOCAB)
+    table = SlotTable(spec, slots=rows, device=torch.device("cpu"))
+    arrays = spec.rows([SlotLoad(slot, (), s) for slot, s in enumerate(sampling)])
+    table.load(LoadedRows(slots, tuple(map(torch.tensor, arrays))))
     history = torch.zeros(rows, CONTEXT, dtype=torch.int32)
     for row, known in enumerate(tokens):
         history[row, : len(known)] = torch.tensor(known)
@@ -72,7 +72,8 @@ def subtracted(tokens: list[list[int]], sampling: list[SamplingParams]) -> np.nd
     window = max(map(len, tokens))
     logits = torch.zeros(rows, VOCAB)
     ends = torch.tensor([len(known) for known in tokens])
-    table.apply(logits, RepeatingRows(chosen, window, longest), slots, ends, history)
+    repeating = RepeatingRows(chosen, window, longest)
+    penalise_repetitions(table, logits, repeating, slots, ends, history)
     return -logits.numpy()
 
 

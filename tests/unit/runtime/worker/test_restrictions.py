@@ -8,13 +8,9 @@ import torch
 
 from runtime.engine.request import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, SamplingParams
 from runtime.kernels import draws as draw_kernels
-from runtime.worker.restrictions import (
-    LoadedRestrictions,
-    RestrictedRows,
-    longest_word,
-    restriction_rows,
-)
-from runtime.worker.sampler import LoadedSlots, Sampler, path_of
+from runtime.worker.restrictions import RestrictedRows, longest_word
+from runtime.worker.sampler import Sampler, path_of
+from tests.unit.runtime.worker.loaded_slots import load_slots
 from tests.unit.runtime.worker.test_logit_biases import PATHS
 from tests.unit.runtime.worker.test_sampler import CONTEXT, CPU, draws_of
 
@@ -41,17 +37,7 @@ def sampled(
     """Tokens and `finite` of one step, row r for slot r; checks that log-probabilities are raw."""
     rows = len(sampling)
     sampler = Sampler(slots=rows, context_tokens=CONTEXT, vocab_size=VOCAB, device=CPU)
-    floats, ints = sampler.parameter_rows(sampling)
-    begins = torch.tensor([s.words_from for s in sampling])
-    words, allowed = map(torch.from_numpy, restriction_rows(sampling, VOCAB))
-    slots = torch.arange(rows)
-    known = tuple((n, torch.tensor(ids, dtype=torch.int32)) for n, ids in enumerate(histories))
-    sampler.load(
-        LoadedSlots(
-            known, slots, torch.tensor(floats), torch.tensor(ints),
-            restrictions=LoadedRestrictions(slots, begins, words, allowed),
-        )
-    )  # fmt: skip
+    load_slots(sampler, sampling, tokens=histories)
     order = sorted(range(rows), key=lambda row: path_of(sampling[row], VOCAB))
     ordered = [sampling[row] for row in order]
     restricted = RestrictedRows(

@@ -22,19 +22,18 @@ from runtime.kernels.random_numbers import uniforms
 from runtime.kernels.token_order import sorted_tokens, top_tokens
 from runtime.worker import sampler
 from runtime.worker.prompt_scores import TokenScores
-from runtime.worker.repetition import LoadedRepetitions, RepeatingRows, longest_repeat
+from runtime.worker.repetition import RepeatingRows, longest_repeat
 from runtime.worker.sampler import (
     TOP_LIMIT,
     Drawn,
     Draws,
-    LoadedSlots,
     Path,
     PenalisedRows,
     Sampler,
     ScoredRows,
     path_of,
 )
-from runtime.worker.sampler_chain import LoadedChains, chain_rows
+from tests.unit.runtime.worker.loaded_slots import load_slots
 
 CPU = torch.device("cpu")
 CONTEXT = 128
@@ -57,22 +56,7 @@ def sample(
     """One step in which row r belongs to slot r; the result is in the caller's order."""
     rows, vocab = logits.shape
     sampler = Sampler(slots=rows, context_tokens=CONTEXT, vocab_size=vocab, device=CPU)
-    floats, ints = sampler.parameter_rows(sampling)
-    given = tuple(
-        (slot, torch.tensor(ids, dtype=torch.int32)) for slot, ids in enumerate(tokens or [])
-    )
-    slots = torch.arange(rows)
-    chains = LoadedChains(slots, torch.tensor(chain_rows(sampling)))
-    numbers, counts, words = sampler.repetition_rows(sampling)
-    repetitions = LoadedRepetitions(
-        slots, torch.tensor(numbers), torch.tensor(counts), torch.from_numpy(words)
-    )
-    sampler.load(
-        LoadedSlots(
-            given, slots, torch.tensor(floats), torch.tensor(ints), chains=chains,
-            repetitions=repetitions,
-        )
-    )  # fmt: skip
+    load_slots(sampler, sampling, tokens=tokens or ())
     if positions is None:
         positions = [len(given) for given in tokens] if tokens else [1] * rows
     order = sorted(range(rows), key=lambda row: path_of(sampling[row], vocab))

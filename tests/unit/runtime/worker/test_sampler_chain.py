@@ -10,9 +10,10 @@ import torch
 from transformers import TypicalLogitsWarper
 
 from runtime.engine.request import SamplingParams
+from runtime.engine.step_plan import SlotLoad
 from runtime.kernels.token_order import sorted_tokens
 from runtime.worker.sampler import Path, path_of
-from runtime.worker.sampler_chain import ChainRows, chain_rows, odds_of
+from runtime.worker.sampler_chain import ChainRows, chain_spec, odds_of
 from tests.unit.runtime.worker.test_sampler import chi_square, critical, sample
 
 VOCAB = 300
@@ -136,7 +137,8 @@ def probabilities(
     columns = torch.tensor([[s.temperature, s.top_p, s.min_p, s.top_k or VOCAB] for s in sampling])
     temperature, top_p, min_p, top_k = columns.split(1, dim=1)
     chances = torch.full((len(sampling), 1), chance, dtype=torch.float64)
-    chain = torch.tensor(chain_rows(sampling))
+    (rows,) = chain_spec().rows([SlotLoad(slot, (), s) for slot, s in enumerate(sampling)])
+    chain = torch.tensor(rows)
     values, ids = sorted_tokens(logits)
     odds = odds_of(values, ChainRows(temperature, top_p, min_p, top_k.long(), chain, chances))
     found = torch.zeros_like(odds, dtype=torch.float64).scatter_(1, ids, odds.double())

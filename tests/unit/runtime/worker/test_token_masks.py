@@ -19,9 +19,10 @@ from runtime.errors import GenerationFailedError
 from runtime.kernels.draws import draw_top_twin, forbid_twin
 from runtime.worker import mask_worker, sampler
 from runtime.worker.mask_worker import MaskWorker
-from runtime.worker.sampler import Drawn, LoadedSlots, Sampler, TokenMasks, path_of
+from runtime.worker.sampler import Drawn, Sampler, TokenMasks, path_of
 from tests.patience import HANG_S
 from tests.unit.runtime.engine.random_proposals import RandomProposals
+from tests.unit.runtime.worker.loaded_slots import load_slots
 from tests.unit.runtime.worker.test_runner import GREEDY, VOCAB, Bench, TinyModel, prompt_of
 from tests.unit.runtime.worker.test_runner import request as request_of
 from tests.unit.runtime.worker.test_sampler import CPU, draws_of
@@ -56,10 +57,7 @@ def drawn(
     """Row r belongs to slot r and draws the token after its first one."""
     rows, vocab = logits.shape
     drawing = Sampler(slots=rows, context_tokens=CONTEXT, vocab_size=vocab, device=CPU)
-    floats, ints = drawing.parameter_rows(sampling)
-    tokens = tuple((slot, torch.tensor([slot], dtype=torch.int32)) for slot in range(rows))
-    slots = torch.arange(rows)
-    drawing.load(LoadedSlots(tokens, slots, torch.tensor(floats), torch.tensor(ints)))
+    load_slots(drawing, sampling, tokens=[[slot] for slot in range(rows)])
     return drawing.sample(logits[order], draws_of(sampling, [1] * rows, order, vocab), masks)
 
 
