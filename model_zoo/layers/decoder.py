@@ -1,6 +1,6 @@
 """A text decoder made of layers; see runtime.worker.model.DecoderModel."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,12 +8,17 @@ from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.norm import LayerNorm, RMSNorm
+from model_zoo.layers.rope import Pairs, Rotary
+from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.stack import LayerInputs, LayerStack, Streams, TextLayer
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import limit_columns, scale_, softcap
 from runtime.kernels.workspace import workspace_bytes
 from runtime.kv.spec import LayerCache
 from runtime.worker.model import Batch, KeyRotation, KVCache
+
+# Makes a layer of its tensors, its number, and the rotary embedding.
+MakeLayer = Callable[[TensorScope, TextSizes, int, Rotary], TextLayer]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,3 +143,11 @@ class Decoder:
         return 4 * floats + workspace_bytes(
             self._device, largest_matrix=matrix, caches=self._layers.caches
         )
+
+
+def uniform_decoder(w: TensorScope, sizes: TextSizes, pairs: Pairs, layer: MakeLayer) -> Decoder:
+    """A decoder whose layers are all made by `layer` and have the rotary embedding that the file
+    describes, with a stated base."""
+    rotary = read_rotary(w, sizes, pairs)
+    layers = [layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
+    return Decoder(w, sizes, layers)

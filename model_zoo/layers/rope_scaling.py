@@ -8,6 +8,7 @@ from torch import Tensor
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.rope import Pairs, Rotary
+from model_zoo.layers.text_sizes import TextSizes
 from runtime.errors import UnsupportedModelError
 
 # The default base of Llama, Gemma 2, Phi 3 and all vision models in `transformers`. Other families
@@ -18,30 +19,31 @@ _KINDS = ("none", "linear", "yarn", "longrope")
 
 def read_rotary(
     w: TensorScope,
-    metadata: Metadata,
-    *,
+    sizes: TextSizes,
     pairs: Pairs,
-    key_dim: int,
+    *,
     dim: int | None = None,
     base: float | None = None,
+    default_base: float | None = None,
     kind: str | None = None,
     original_context: int | None = None,
     truncate: bool = True,
 ) -> Rotary:
     """The rotary embedding that the keys `rope.*` and the tensors `rope_*` describe.
 
-    dim: rotated dimensions, overrides `rope.dimension_count`. base: overrides `rope.freq_base`.
-    kind: kind of scaling if the file states none. original_context: YaRN's original context if the
-    file states none; None for the whole context. truncate: whether YaRN's range is widened to whole
-    frequencies.
+    dim: rotated dimensions, overrides `rope.dimension_count`. base: overrides `rope.freq_base`,
+    which the file must state if there is no `default_base` either. kind: kind of scaling if the
+    file states none. original_context: YaRN's original context if the file states none; None for
+    the whole context. truncate: whether YaRN's range is widened to whole frequencies.
 
     Raises ModelFileError for missing or impossible values, UnsupportedModelError for other kinds of
     scaling.
     """
-    dim = dim or _rotated(metadata, key_dim)
+    metadata = sizes.metadata
+    dim = dim or _rotated(metadata, sizes.key_dim)
     if dim % 2:
         raise metadata.error("attention.key_length", f"is {dim}; rotated heads need an even size")
-    base = base or metadata.get_positive("rope.freq_base", DEFAULT_BASE)
+    base = base or metadata.get_positive("rope.freq_base", default_base)
     frequencies = plain_frequencies(dim, base)
     magnitude = 1.0
     match _kind(w, metadata, kind):

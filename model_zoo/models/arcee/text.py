@@ -3,21 +3,16 @@
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention_layer import attention_layer
-from model_zoo.layers.decoder import Decoder, TextLayer
+from model_zoo.layers.decoder import Decoder, TextLayer, uniform_decoder
 from model_zoo.layers.feed_forward import FeedForward
 from model_zoo.layers.rope import Pairs, Rotary
-from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import relu_squared
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Rotary pairs are interleaved: converters have permuted the rows of attn_q and attn_k."""
-    sizes = TextSizes.read(metadata)
-    base = metadata.get_positive("rope.freq_base")
-    rotary = read_rotary(w, metadata, pairs=Pairs.INTERLEAVED, key_dim=sizes.key_dim, base=base)
-    layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
-    return Decoder(w, sizes, layers)
+    return uniform_decoder(w, TextSizes.read(metadata), Pairs.INTERLEAVED, _layer)
 
 
 def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:

@@ -24,8 +24,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """
     eps = metadata.get_positive("attention.layer_norm_epsilon", DEFAULT_EPS)
     sizes = TextSizes.read(metadata, eps=eps)
-    base = metadata.get_positive("rope.freq_base")
-    rotary = read_rotary(w, metadata, pairs=Pairs.INTERLEAVED, key_dim=sizes.key_dim, base=base)
+    rotary = read_rotary(w, sizes, Pairs.INTERLEAVED)
     kinds: list[tuple[CacheKind, Rotary | None]] = [(Full(), rotary)] * sizes.layers
     if metadata.architecture == WINDOWED:
         window = Sliding(metadata.require_size("attention.sliding_window"))

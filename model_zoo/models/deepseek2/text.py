@@ -28,7 +28,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """
     sizes = without_draft_layers(w, TextSizes.read(metadata))
     rotated = metadata.require_size("rope.dimension_count", at_most=MAX_HEAD_DIM)
-    rotary = _rotary(w, metadata, rotated)
+    rotary = _rotary(w, sizes, rotated)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary, rotated) for i in range(sizes.layers)]
     return Decoder(w, sizes, layers)
 
@@ -68,17 +68,11 @@ def _latent_sizes(w: TensorScope, sizes: TextSizes, index: int, rotated: int) ->
     )
 
 
-def _rotary(w: TensorScope, metadata: Metadata, rotated: int) -> Rotary:
+def _rotary(w: TensorScope, sizes: TextSizes, rotated: int) -> Rotary:
     """The rotary embedding. If the file states a multiplier of the scores, YaRN does not change the
     magnitude of queries and keys, because `mscale` equals `mscale_all_dim` in all models."""
-    rotary = read_rotary(
-        w,
-        metadata,
-        pairs=Pairs.INTERLEAVED,
-        key_dim=rotated,
-        base=metadata.get_positive("rope.freq_base"),
-    )
-    return replace(rotary, magnitude=1.0) if metadata.has(LOG_MULTIPLIER) else rotary
+    rotary = read_rotary(w, replace(sizes, key_dim=rotated), Pairs.INTERLEAVED)
+    return replace(rotary, magnitude=1.0) if sizes.metadata.has(LOG_MULTIPLIER) else rotary
 
 
 def _scale(metadata: Metadata, query: int) -> float:

@@ -19,8 +19,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Models that state a window have layers with a window and layers that attend to all tokens,
     without rotation. In the others, all layers attend to all tokens, with rotation."""
     sizes = TextSizes.read(metadata)
-    base = metadata.get_positive("rope.freq_base")
-    rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
+    rotary = read_rotary(w, sizes, Pairs.NEOX)
     scopes = [w.scope("blk", i) for i in range(sizes.layers)]
     if not metadata.get(WINDOW, int, 0):
         layers = [_layer(scope, sizes, i, Full(), rotary) for i, scope in enumerate(scopes)]

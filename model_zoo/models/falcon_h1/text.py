@@ -22,8 +22,7 @@ from runtime.kv.spec import Full
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """All Mamba 2 mixers have a norm, or none has."""
     sizes, states = TextSizes.read(metadata), StateSizes.read(metadata)
-    base = metadata.get_positive("rope.freq_base")
-    rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
+    rotary = read_rotary(w, sizes, Pairs.NEOX)
     scopes = [w.scope("blk", index) for index in range(sizes.layers)]
     normed = any(scope.has("ssm_norm") for scope in scopes)
     layers = [

@@ -6,7 +6,7 @@ from model_zoo.layers.attention_layer import attention_layer
 from model_zoo.layers.decoder import Decoder, DecoderOptions, TextLayer
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.rope import Pairs, Rotary
-from model_zoo.layers.rope_scaling import read_rotary
+from model_zoo.layers.rope_scaling import DEFAULT_BASE, read_rotary
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import gelu_mul
 
@@ -14,7 +14,7 @@ from runtime.kernels.pointwise import gelu_mul
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """GeGLU and scaled embeddings. The norm weights in a file are those of the model plus one."""
     sizes = TextSizes.read(metadata)
-    rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim)
+    rotary = read_rotary(w, sizes, Pairs.NEOX, default_base=DEFAULT_BASE)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
     return Decoder(w, sizes, layers, DecoderOptions(embedding_scale=sizes.hidden**0.5))
 

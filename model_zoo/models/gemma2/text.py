@@ -8,7 +8,7 @@ from model_zoo.layers.block import BlockOptions
 from model_zoo.layers.decoder import Decoder, DecoderOptions, TextLayer
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.rope import Pairs, Rotary
-from model_zoo.layers.rope_scaling import read_rotary
+from model_zoo.layers.rope_scaling import DEFAULT_BASE, read_rotary
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import gelu_mul
 from runtime.kv.spec import CacheKind, Full, Sliding
@@ -25,7 +25,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     largest = metadata.get("block_count", int) == LARGEST
     sizes = TextSizes.read(metadata, head_dim=LARGEST_HEAD_DIM if largest else DEFAULT_HEAD_DIM)
     window = Sliding(metadata.get_size("attention.sliding_window", DEFAULT_WINDOW))
-    rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim)
+    rotary = read_rotary(w, sizes, Pairs.NEOX, default_base=DEFAULT_BASE)
     kinds = [Full() if i % 2 else window for i in range(sizes.layers)]
     layers = [_layer(w.scope("blk", i), sizes, i, kind, rotary) for i, kind in enumerate(kinds)]
     options = DecoderOptions(

@@ -106,9 +106,8 @@ def _global(w: TensorScope, sizes: TextSizes) -> Rotary:
     metadata = sizes.metadata
     rotary = read_rotary(
         w,
-        metadata,
-        pairs=Pairs.NEOX,
-        key_dim=sizes.key_dim,
+        sizes,
+        Pairs.NEOX,
         dim=sizes.key_dim,
         base=_base(metadata, GLOBAL_KEYS, GLOBAL_BASE),
     )

@@ -115,8 +115,7 @@ class _Laurel:
 
 
 def _global_rotary(w: TensorScope, sizes: TextSizes) -> Rotary:
-    base = sizes.metadata.get_positive("rope.freq_base", GLOBAL_BASE)
-    return read_rotary(w, sizes.metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
+    return read_rotary(w, sizes, Pairs.NEOX, default_base=GLOBAL_BASE)
 
 
 def _local_rotary(global_rotary: Rotary, metadata: Metadata) -> Rotary:

@@ -91,14 +91,13 @@ def _local_settings(w: TensorScope, sizes: TextSizes, *, looks_ahead: bool) -> _
 def _global_settings(w: TensorScope, sizes: TextSizes) -> _LayerSettings:
     """Settings of layers without a window; `rope_freqs` leave most of their dimensions
     unrotated."""
-    metadata, key_dim, key = sizes.metadata, sizes.key_dim, "attention.global_head_count_kv"
+    metadata, key = sizes.metadata, "attention.global_head_count_kv"
     if metadata.has(key):
         kv_heads = metadata.require_size(key)
         if any(heads % kv_heads for heads in sizes.heads):
             raise metadata.error(key, f"is {kv_heads}, which does not divide the heads")
         sizes = replace(sizes, kv_heads=(kv_heads,) * sizes.layers)
-    base = metadata.get_positive("rope.freq_base", GLOBAL_BASE)
-    rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=key_dim, base=base)
+    rotary = read_rotary(w, sizes, Pairs.NEOX, default_base=GLOBAL_BASE)
     return _LayerSettings(_equal_lengths(sizes), Full(looks_ahead=False), rotary)
 
 

@@ -31,10 +31,9 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     window = Sliding(metadata.get_size("attention.sliding_window", DEFAULT_WINDOW))
     rotary = read_rotary(
         w,
-        metadata,
-        pairs=Pairs.NEOX,
-        key_dim=sizes.key_dim,
-        base=metadata.get_positive("rope.freq_base", DEFAULT_BASE),
+        sizes,
+        Pairs.NEOX,
+        default_base=DEFAULT_BASE,
         kind="yarn",
         original_context=ORIGINAL_CONTEXT,
         truncate=False,

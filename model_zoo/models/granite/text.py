@@ -49,8 +49,7 @@ def _rotary(w: TensorScope, sizes: TextSizes) -> Rotary | None:
     metadata = sizes.metadata
     if not metadata.get("rope.scaling.finetuned", bool, True):
         return None
-    base = metadata.get_positive("rope.freq_base")
-    return read_rotary(w, metadata, pairs=Pairs.INTERLEAVED, key_dim=sizes.key_dim, base=base)
+    return read_rotary(w, sizes, Pairs.INTERLEAVED)
 
 
 def _recurrent_layer(w: TensorScope, sizes: TextSizes, states: StateSizes, index: int) -> TextLayer:

@@ -5,12 +5,11 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import AttentionOptions
 from model_zoo.layers.attention_layer import attention_layer
 from model_zoo.layers.block import RowWise
-from model_zoo.layers.decoder import Decoder, TextLayer
+from model_zoo.layers.decoder import Decoder, TextLayer, uniform_decoder
 from model_zoo.layers.experts import ExpertOptions, experts_or_dense
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Pairs, Rotary
-from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.text_sizes import TextSizes
 
 SHARED = "expert_shared_feed_forward_length"
@@ -18,11 +17,7 @@ SHARED = "expert_shared_feed_forward_length"
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Converters have stretched `rope.freq_base` for long contexts."""
-    sizes = TextSizes.read(metadata)
-    base = metadata.get_positive("rope.freq_base")
-    rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
-    layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
-    return Decoder(w, sizes, layers)
+    return uniform_decoder(w, TextSizes.read(metadata), Pairs.NEOX, _layer)
 
 
 def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:

@@ -21,8 +21,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     sizes = TextSizes.read(metadata, kv_heads=key_heads(metadata))
     width = convolution_width(metadata)
     convolves = without_key_heads(metadata) or (False,) * sizes.layers
-    base = metadata.get_positive("rope.freq_base")
-    rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
+    rotary = read_rotary(w, sizes, Pairs.NEOX)
     layers = []
     for index in range(sizes.layers):
         scope = w.scope("blk", index)

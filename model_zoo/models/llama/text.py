@@ -22,14 +22,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """
     sizes = TextSizes.read(metadata, eps=DEFAULT_EPS)
     usual = MIXTRAL_BASE if metadata.get("expert_count", int, 0) > 0 else DEFAULT_BASE
-    rotary = read_rotary(
-        w,
-        metadata,
-        pairs=Pairs.INTERLEAVED,
-        key_dim=sizes.key_dim,
-        dim=_rotated(sizes),
-        base=metadata.get_positive("rope.freq_base", usual),
-    )
+    rotary = read_rotary(w, sizes, Pairs.INTERLEAVED, dim=_rotated(sizes), default_base=usual)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
     return Decoder(w, sizes, layers)
 

@@ -27,8 +27,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     Rotary pairs are interleaved, as in the checkpoints.
     """
     sizes = TextSizes.read(metadata, head_dim=metadata.get("attention.head_dim", int))
-    base = metadata.get_positive("rope.freq_base", DEFAULT_BASE)
-    rotary = read_rotary(w, metadata, pairs=Pairs.INTERLEAVED, key_dim=sizes.key_dim, base=base)
+    rotary = read_rotary(w, sizes, Pairs.INTERLEAVED, default_base=DEFAULT_BASE)
     rotated = _rotated_layers(sizes)
     layers = [
         _layer(w.scope("blk", i), sizes, i, rotary if rotated[i] else None)

@@ -21,13 +21,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """
     sizes = TextSizes.read(metadata)
     rotary = read_rotary(
-        w,
-        metadata,
-        pairs=Pairs.INTERLEAVED,
-        key_dim=sizes.key_dim,
-        dim=sizes.key_dim,
-        base=metadata.get_positive("rope.freq_base"),
-        original_context=ORIGINAL_CONTEXT,
+        w, sizes, Pairs.INTERLEAVED, dim=sizes.key_dim, original_context=ORIGINAL_CONTEXT
     )
     attention = AttentionOptions(temperature=_temperature(metadata))
     layers = [

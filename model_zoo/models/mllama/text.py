@@ -29,8 +29,7 @@ EPS, DEFAULT_BASE = 1e-5, 500_000.0
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Llama with cross-attention layers; the head has fewer rows than the embedding."""
     sizes = TextSizes.read(metadata, eps=EPS)
-    base = metadata.get_positive("rope.freq_base", DEFAULT_BASE)
-    rotary = read_rotary(w, metadata, pairs=Pairs.INTERLEAVED, key_dim=sizes.key_dim, base=base)
+    rotary = read_rotary(w, sizes, Pairs.INTERLEAVED, default_base=DEFAULT_BASE)
     cross = set(metadata.require_array("attention.cross_attention_layers", int))
     rows = _rows_of_an_image(metadata)
     layers = [

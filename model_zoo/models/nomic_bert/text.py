@@ -21,8 +21,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> TextEncoder:
     """BERT with rotary positions and a gated feed-forward."""
     eps = metadata.get_positive("attention.layer_norm_epsilon", DEFAULT_EPS)
     sizes = TextSizes.read(metadata, eps=eps)
-    base = metadata.get_positive("rope.freq_base", DEFAULT_BASE)
-    rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
+    rotary = read_rotary(w, sizes, Pairs.NEOX, default_base=DEFAULT_BASE)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
     return TextEncoder(w, sizes, layers)
 

@@ -23,13 +23,12 @@ FULL_EVERY = 4  # in OLMo 3, as in llama.cpp
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Files that state a window are of OLMo 3; YaRN does not apply to its layers with a window."""
     sizes = TextSizes.read(metadata)
-    base = metadata.get_positive("rope.freq_base")
-    far = _far(w, sizes, base)
+    far = _far(w, sizes)
     scopes = [w.scope("blk", i) for i in range(sizes.layers)]
     if not metadata.get(WINDOW, int, 0):
         layers = [_layer(scope, sizes, i, Full(), far) for i, scope in enumerate(scopes)]
         return Decoder(w, sizes, layers)
-    near_base = metadata.get_positive("rope.freq_base_swa", base)
+    near_base = metadata.get_positive("rope.freq_base_swa", metadata.get_positive("rope.freq_base"))
     near = Rotary(plain_frequencies(sizes.key_dim, near_base).to(w.device), Pairs.NEOX)
     window, sliding = Sliding(metadata.require_size(WINDOW)), sizes.sliding_layers(FULL_EVERY)
     layers = [
@@ -39,9 +38,9 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     return Decoder(w, sizes, layers)
 
 
-def _far(w: TensorScope, sizes: TextSizes, base: float) -> Rotary:
+def _far(w: TensorScope, sizes: TextSizes) -> Rotary:
     metadata = sizes.metadata
-    rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
+    rotary = read_rotary(w, sizes, Pairs.NEOX)
     if metadata.has(MAGNITUDE) and _is_whole_magnitude(metadata):
         return replace(rotary, magnitude=metadata.get_positive(MAGNITUDE))
     return rotary

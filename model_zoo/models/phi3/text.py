@@ -6,7 +6,7 @@ from model_zoo.layers.attention_layer import attention_layer
 from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.rope import Pairs, Rotary
-from model_zoo.layers.rope_scaling import read_rotary
+from model_zoo.layers.rope_scaling import DEFAULT_BASE, read_rotary
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kv.spec import CacheKind, Full, Sliding
 
@@ -22,9 +22,9 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     original = metadata.get("rope.scaling.original_context_length", int, sizes.context_length)
     rotary = read_rotary(
         w,
-        metadata,
-        pairs=Pairs.NEOX,
-        key_dim=sizes.key_dim,
+        sizes,
+        Pairs.NEOX,
+        default_base=DEFAULT_BASE,
         kind="longrope" if original < sizes.context_length else None,
     )
     window = metadata.get("attention.sliding_window", int, _usual_window(sizes))

@@ -16,10 +16,7 @@ SECTIONS, DEFAULT_BASE = (16, 24, 24), 1_000_000.0
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Qwen 2 with rotation by time, row and column in consecutive sections."""
     sizes = TextSizes.read(metadata)
-    base = metadata.get_positive("rope.freq_base", DEFAULT_BASE)
-    plain = read_rotary(
-        w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, dim=sizes.key_dim, base=base
-    )
+    plain = read_rotary(w, sizes, Pairs.NEOX, dim=sizes.key_dim, default_base=DEFAULT_BASE)
     rotary = in_sections(plain, metadata, default=SECTIONS, interleaved=False)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
     return Decoder(w, sizes, layers)

@@ -27,8 +27,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Attention outputs are gated; all layers have experts or a dense feed-forward."""
     sizes = read_sizes(w, metadata, head_dim=DEFAULT_HEAD_DIM)
     delta = StateSizes.read(metadata)
-    base = metadata.get_positive("rope.freq_base")
-    rotary = read_rotary(w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, base=base)
+    rotary = read_rotary(w, sizes, Pairs.NEOX)
     recurrent = recurrent_layers(sizes, full_every=FULL_EVERY)
     layers = []
     for index in range(sizes.layers):

@@ -22,10 +22,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     The features of intermediate vision layers are added to image rows after the first text layers.
     """
     sizes = TextSizes.read(metadata, eps=EPS, head_dim=DEFAULT_HEAD_DIM)
-    base = metadata.get_positive("rope.freq_base")
-    plain = read_rotary(
-        w, metadata, pairs=Pairs.NEOX, key_dim=sizes.key_dim, dim=sizes.key_dim, base=base
-    )
+    plain = read_rotary(w, sizes, Pairs.NEOX, dim=sizes.key_dim)
     rotary = in_sections(plain, metadata, default=SECTIONS, interleaved=True)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
     return Decoder(w, sizes, layers)

@@ -15,13 +15,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Rotary pairs are interleaved: converters have permuted the rows of attn_q and attn_k, also
     those of layers without rotation."""
     sizes = TextSizes.read(metadata)
-    rotary = read_rotary(
-        w,
-        metadata,
-        pairs=Pairs.INTERLEAVED,
-        key_dim=sizes.key_dim,
-        base=metadata.get_positive("rope.freq_base"),
-    )
+    rotary = read_rotary(w, sizes, Pairs.INTERLEAVED)
     layers = [
         attention_layer(w.scope("blk", i), sizes, i, rotary if (i + 1) % UNROTATED_EVERY else None)
         for i in range(sizes.layers)

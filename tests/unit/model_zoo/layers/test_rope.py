@@ -13,7 +13,8 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.tensors import META
 from model_zoo.layers.rope import Pairs, Rotary, axes_of
-from model_zoo.layers.rope_scaling import plain_frequencies, read_rotary
+from model_zoo.layers.rope_scaling import DEFAULT_BASE, plain_frequencies, read_rotary
+from model_zoo.layers.text_sizes import TextSizes
 from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.gguf_files import write_tensors
 
@@ -31,7 +32,9 @@ YARN_KEYS = {
 def read(tmp_path):
     """A function from keys below `rope.` and tensors to the rotary embedding of such a file."""
 
-    def make(keys, *, tensors=None, context_tokens=None, device="cpu", **options) -> Rotary:
+    def make(
+        keys, *, tensors=None, context_tokens=None, device="cpu", key_dim=DIM, **options
+    ) -> Rotary:
         path = write(tmp_path / "rope.gguf", tensors or {})
         values = {"general.architecture": "llama", "llama.context_length": CONTEXT}
         values |= {f"llama.rope.{name}": value for name, value in keys.items()}
@@ -41,10 +44,16 @@ def read(tmp_path):
             dtype=torch.float32,
             options=ScopeOptions(context_tokens=context_tokens),
         )
-        options = {"pairs": Pairs.NEOX, "key_dim": DIM} | options
-        return read_rotary(w, Metadata(values, path=path), **options)
+        options = {"default_base": DEFAULT_BASE} | options
+        return read_rotary(w, sizes_of(Metadata(values, path=path), key_dim), Pairs.NEOX, **options)
 
     return make
+
+
+def sizes_of(metadata: Metadata, key_dim: int) -> TextSizes:
+    """Of one layer with one head."""
+    heads = (1,)
+    return TextSizes(metadata, 1, key_dim, CONTEXT, 1e-6, heads, heads, key_dim, key_dim, None)
 
 
 def write(path: Path, tensors: dict[str, list[float]]) -> Path:
