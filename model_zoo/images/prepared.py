@@ -7,9 +7,9 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from model_zoo.images.resize import Pixels
 from runtime.vision.encoder import PreparedImage
 
 DIGEST_BYTES = 32
@@ -50,14 +50,23 @@ class ImageBounds(Protocol):
 class ImageProcessor(ImageBounds, Protocol):
     """A frozen dataclass of the validated settings of a model file.
 
-    `outline`: the shape of the result of `prepare` for an image of that size. `prepare` takes an
-    image [height, width, 3] from `decode`, and `tower`, the digest of the file with the vision
-    model's weights. Both raise RequestError for an image that the model cannot process.
+    `outline`: of an image of that size; RequestError if the model cannot process it. `pixels`: of
+    an image [height, width, 3] uint8 that has an outline, float32 in the shape that this states.
     """
 
     def outline(self, height: int, width: int) -> ImageOutline: ...
 
-    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage: ...
+    def pixels(self, image: Pixels) -> Tensor: ...
+
+
+def prepare(image: Pixels, processor: ImageProcessor, *, tower: bytes) -> PreparedImage:
+    """`image` [height, width, 3] from `decode`; `tower`: the digest of the file with the vision
+    model's weights. RequestError for an image that the model cannot process."""
+    outline = processor.outline(*image.shape[:2])
+    pixels = processor.pixels(image)
+    assert pixels.shape == outline.shape, (pixels.shape, outline.shape)
+    digest = _digest_of(image, processor, tower)
+    return PreparedImage(pixels, outline.grid, digest, outline.rows)
 
 
 def blank(outline: ImageOutline) -> PreparedImage:
@@ -65,12 +74,7 @@ def blank(outline: ImageOutline) -> PreparedImage:
     return PreparedImage(torch.zeros(outline.shape), outline.grid, bytes(16), outline.rows)
 
 
-def as_outlined(outline: ImageOutline, pixels: Tensor, digest: bytes) -> PreparedImage:
-    assert pixels.shape == outline.shape, (pixels.shape, outline.shape)
-    return PreparedImage(pixels, outline.grid, digest, outline.rows)
-
-
-def digest_of(image: NDArray[np.uint8], processor: ImageProcessor, tower: bytes) -> bytes:
+def _digest_of(image: Pixels, processor: ImageProcessor, tower: bytes) -> bytes:
     """Digest of the features of `image`: equal only for equal pixels, settings and vision model.
 
     The settings are the fields of the dataclass. The digest covers the pixels before resizing, so

@@ -4,15 +4,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from model_zoo.images.normalise import Normalisation
-from model_zoo.images.prepared import ImageOutline, as_outlined, digest_of
-from model_zoo.images.resize import MAX_ASPECT, Filter, check_aspect, resized
+from model_zoo.images.prepared import ImageOutline
+from model_zoo.images.resize import MAX_ASPECT, Filter, Pixels, check_aspect, resized
 from model_zoo.images.shapes import rectangles
-from runtime.vision.encoder import PreparedImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +27,6 @@ class QwenVLProcessor:
     min_pixels: int
     max_pixels: int
     normalisation: Normalisation
-    resample: Filter = Filter.BICUBIC
 
     @property
     def most_rows(self) -> int:
@@ -57,12 +53,10 @@ class QwenVLProcessor:
         patch = 3 * self.frames * self.patch**2
         return ImageOutline((rows * columns * self.merge**2, patch), grid, rows * columns)
 
-    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
-        outline = self.outline(*image.shape[:2])
-        rows, columns = outline.grid
-        small = resized(image, rows * self._unit, columns * self._unit, self.resample)
-        pixels = self._patches(self.normalisation(small), outline.grid)
-        return as_outlined(outline, pixels, digest_of(image, self, tower))
+    def pixels(self, image: Pixels) -> Tensor:
+        rows, columns = grid = self._grid(*image.shape[:2])
+        small = resized(image, rows * self._unit, columns * self._unit, Filter.BICUBIC)
+        return self._patches(self.normalisation(small), grid)
 
     @property
     def _unit(self) -> int:

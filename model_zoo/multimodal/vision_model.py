@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 from model_zoo.chat.messages import ImagePart
 from model_zoo.images.decode import DecodingLimits, decode, size_of
-from model_zoo.images.prepared import DIGEST_BYTES, ImageOutline, ImageProcessor
+from model_zoo.images.prepared import DIGEST_BYTES, ImageOutline, ImageProcessor, prepare
 from model_zoo.multimodal.image_cache import ImageCache, ImageLease
 from model_zoo.multimodal.placeholders import Placeholders, positions
 from model_zoo.multimodal.prompt_layout import ImagePieces
@@ -106,7 +106,7 @@ class VisionModel:
             if isinstance(image, ImageOutline):
                 with _placed_errors(parts[name]):
                     pixels = decode(parts[name].data, self.limits)
-                    made = self.processor.prepare(pixels, tower=tower)
+                    made = prepare(pixels, self.processor, tower=tower)
                 image = lease.add(name, made)
             images[name] = image
         return images

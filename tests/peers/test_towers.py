@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_zoo.images.normalise import CLIP, IMAGENET, STANDARD
+from model_zoo.images.prepared import prepare
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from tests.families.tower_families import TOWERS, TowerFamily
 from tests.families.towers import encoded, load_tower, worst
@@ -72,7 +73,7 @@ def qwen(folder: Path, family: TowerFamily, *, patch: int, width: int, normalisa
     processor = QwenVLProcessor(
         patch=patch, merge=2, frames=2, min_pixels=1, max_pixels=most, normalisation=normalisation
     )
-    prepared = processor.prepare(image, tower=b"")
+    prepared = prepare(image, processor, tower=b"")
     ours = encoded(vision.tower, prepared.pixels[None], prepared.grid)[0]
     return ours, their_features(text_of(folder, width), vision.path, image, width=width)
 

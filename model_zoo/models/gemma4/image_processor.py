@@ -3,14 +3,12 @@
 import math
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+from torch import Tensor
 
 from model_zoo.images.normalise import UNCHANGED, Normalisation
-from model_zoo.images.prepared import ImageOutline, as_outlined, digest_of
-from model_zoo.images.resize import Filter, resized
+from model_zoo.images.prepared import ImageOutline
+from model_zoo.images.resize import Filter, Pixels, resized
 from model_zoo.images.shapes import rectangles
-from runtime.vision.encoder import PreparedImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +21,6 @@ class Gemma4Processor:
     patch: int = 16
     pool: int = 3
     tokens: int = 280
-    resample: Filter = Filter.BICUBIC
     normalisation: Normalisation = UNCHANGED
 
     @property
@@ -41,11 +38,9 @@ class Gemma4Processor:
         rows, columns = grid = self._grid(height, width)
         return ImageOutline((3, rows * unit, columns * unit), grid, rows * columns)
 
-    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
-        outline = self.outline(*image.shape[:2])
-        _, height, width = outline.shape
-        pixels = self.normalisation(resized(image, height, width, self.resample))
-        return as_outlined(outline, pixels, digest_of(image, self, tower))
+    def pixels(self, image: Pixels) -> Tensor:
+        _, height, width = self.outline(*image.shape[:2]).shape
+        return self.normalisation(resized(image, height, width, Filter.BICUBIC))
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
         unit = self.patch * self.pool

@@ -3,15 +3,13 @@
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from model_zoo.images.normalise import STANDARD, Normalisation
-from model_zoo.images.prepared import ImageOutline, as_outlined, digest_of
-from model_zoo.images.resize import Filter, resized
+from model_zoo.images.prepared import ImageOutline
+from model_zoo.images.resize import Filter, Pixels, resized
 from model_zoo.images.tiling import cut, with_whole
-from runtime.vision.encoder import PreparedImage
 
 MAX_EDGE = 4096
 
@@ -27,7 +25,6 @@ class Idefics3Processor:
     side: int
     longest_edge: int
     tile_rows: int
-    resample: Filter = Filter.LANCZOS
     normalisation: Normalisation = STANDARD
 
     @property
@@ -45,18 +42,17 @@ class Idefics3Processor:
         tiles = with_whole(math.prod(grid))
         return ImageOutline((tiles, 3, self.side, self.side), grid, tiles * self.tile_rows)
 
-    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
+    def pixels(self, image: Pixels) -> Tensor:
         rows, columns, _ = image.shape
-        outline = self.outline(rows, columns)
         height, width = scaled_to_edge(rows, columns, self.longest_edge)
-        scaled = resized(image, height, width, self.resample)
-        rows, columns = grid = outline.grid
-        stretched = resized(scaled, rows * self.side, columns * self.side, self.resample)
+        scaled = resized(image, height, width, Filter.LANCZOS)
+        rows, columns = grid = self._grid(height, width)
+        stretched = resized(scaled, rows * self.side, columns * self.side, Filter.LANCZOS)
         pixels = self.normalisation(cut(stretched, *grid))
         if len(pixels) > 1:
-            whole = resized(stretched, self.side, self.side, self.resample)
+            whole = resized(stretched, self.side, self.side, Filter.LANCZOS)
             pixels = torch.cat([pixels, self.normalisation(whole).unsqueeze(0)])
-        return as_outlined(outline, pixels, digest_of(image, self, tower))
+        return pixels
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
         """The longer side in whole tiles, the shorter one by the aspect ratio."""

@@ -3,15 +3,13 @@ the whole image."""
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from model_zoo.images.normalise import Normalisation
-from model_zoo.images.prepared import ImageOutline, as_outlined, digest_of
-from model_zoo.images.resize import Filter, resized
+from model_zoo.images.prepared import ImageOutline
+from model_zoo.images.resize import Filter, Pixels, resized
 from model_zoo.images.tiling import Grid, cut, grids, with_whole
-from runtime.vision.encoder import PreparedImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,6 @@ class InternVLProcessor:
     normalisation: Normalisation
     min_tiles: int = 1
     max_tiles: int = 12
-    resample: Filter = Filter.BICUBIC
 
     @property
     def most_rows(self) -> int:
@@ -43,15 +40,14 @@ class InternVLProcessor:
         tiles = with_whole(_tiles(grid))
         return ImageOutline((tiles, 3, self.side, self.side), grid, tiles * self.tile_rows)
 
-    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
-        outline = self.outline(*image.shape[:2])
-        rows, columns = grid = outline.grid
-        stretched = resized(image, rows * self.side, columns * self.side, self.resample)
+    def pixels(self, image: Pixels) -> Tensor:
+        rows, columns = grid = self._grid(*image.shape[:2])
+        stretched = resized(image, rows * self.side, columns * self.side, Filter.BICUBIC)
         pixels = self.normalisation(cut(stretched, *grid))
         if len(pixels) > 1:
-            whole = self.normalisation(resized(image, self.side, self.side, self.resample))
+            whole = self.normalisation(resized(image, self.side, self.side, Filter.BICUBIC))
             pixels = torch.cat([pixels, whole.unsqueeze(0)])
-        return as_outlined(outline, pixels, digest_of(image, self, tower))
+        return pixels
 
     def _grid(self, height: int, width: int) -> Grid:
         """The grid whose aspect ratio is nearest to the image's.

@@ -3,15 +3,13 @@
 from dataclasses import dataclass
 from math import prod
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from model_zoo.images.normalise import STANDARD, Normalisation
-from model_zoo.images.prepared import ImageOutline, as_outlined, digest_of
-from model_zoo.images.resize import Filter, resized
+from model_zoo.images.prepared import ImageOutline
+from model_zoo.images.resize import Filter, Pixels, resized
 from model_zoo.images.tiling import best_grid, cut, fitting, on_canvas, with_whole
-from runtime.vision.encoder import PreparedImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +24,6 @@ class Llama4Processor:
     side: int
     tile_rows: int
     max_tiles: int = 16
-    resample: Filter = Filter.BILINEAR
     normalisation: Normalisation = STANDARD
 
     @property
@@ -42,14 +39,13 @@ class Llama4Processor:
         tiles = with_whole(prod(grid))
         return ImageOutline((tiles, 3, self.side, self.side), grid, tiles * self.tile_rows)
 
-    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
+    def pixels(self, image: Pixels) -> Tensor:
         height, width, _ = image.shape
-        outline = self.outline(height, width)
-        grid = outline.grid
-        small = resized(image, *fitting(height, width, grid=grid, side=self.side), self.resample)
+        grid = self.outline(height, width).grid
+        small = resized(image, *fitting(height, width, grid=grid, side=self.side), Filter.BILINEAR)
         canvas = on_canvas(small, grid[0] * self.side, grid[1] * self.side)
         pixels = self.normalisation(cut(canvas, *grid))
         if len(pixels) > 1:
-            whole = self.normalisation(resized(image, self.side, self.side, self.resample))
+            whole = self.normalisation(resized(image, self.side, self.side, Filter.BILINEAR))
             pixels = torch.cat([pixels, whole.unsqueeze(0)])
-        return as_outlined(outline, pixels, digest_of(image, self, tower))
+        return pixels

@@ -2,13 +2,11 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+from torch import Tensor
 
 from model_zoo.images.normalise import CLIP, Normalisation
-from model_zoo.images.prepared import ImageOutline, as_outlined, digest_of
+from model_zoo.images.prepared import ImageOutline
 from model_zoo.images.resize import Filter, Pixels, check_aspect, resized, squared
-from runtime.vision.encoder import PreparedImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +17,6 @@ class ClipProcessor:
     side: int
     rows: int
     whole: bool = False
-    resample: Filter = Filter.BICUBIC
     normalisation: Normalisation = CLIP
 
     @property
@@ -36,20 +33,17 @@ class ClipProcessor:
             check_aspect(height, width)
         return ImageOutline((3, self.side, self.side), (1, 1), self.rows)
 
-    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
-        outline = self.outline(*image.shape[:2])
-        square = self._padded(image) if self.whole else self._middle(image)
-        pixels = self.normalisation(square)
-        return as_outlined(outline, pixels, digest_of(image, self, tower))
+    def pixels(self, image: Pixels) -> Tensor:
+        return self.normalisation(self._padded(image) if self.whole else self._middle(image))
 
     def _padded(self, image: Pixels) -> Pixels:
         red, green, blue = (int(value * 255) for value in self.normalisation.mean)
-        return squared(image, self.side, self.resample, (red, green, blue))
+        return squared(image, self.side, Filter.BICUBIC, (red, green, blue))
 
     def _middle(self, image: Pixels) -> Pixels:
         height, width, _ = image.shape
         longer = self.side * max(height, width) // min(height, width)
         high, wide = (self.side, longer) if height <= width else (longer, self.side)
-        whole = resized(image, high, wide, self.resample)
+        whole = resized(image, high, wide, Filter.BICUBIC)
         top, left = (high - self.side) // 2, (wide - self.side) // 2
         return whole[top : top + self.side, left : left + self.side]

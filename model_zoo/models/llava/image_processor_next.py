@@ -3,13 +3,12 @@
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from model_zoo.images.normalise import CLIP, Normalisation
-from model_zoo.images.prepared import ImageOutline, as_outlined, digest_of
-from model_zoo.images.resize import Filter, resized
+from model_zoo.images.prepared import ImageOutline
+from model_zoo.images.resize import Filter, Pixels, resized
 from model_zoo.images.tiling import (
     Grid,
     Size,
@@ -19,7 +18,6 @@ from model_zoo.images.tiling import (
     cut,
     on_canvas,
 )
-from runtime.vision.encoder import PreparedImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,6 @@ class LlavaNextProcessor:
     side: int
     tile_edge: int
     canvases: tuple[Size, ...]
-    resample: Filter = Filter.BICUBIC
     normalisation: Normalisation = CLIP
 
     @property
@@ -56,15 +53,14 @@ class LlavaNextProcessor:
         rows = self._rows((height, width), canvas)
         return ImageOutline((1 + tiles, 3, self.side, self.side), (height, width), rows)
 
-    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
+    def pixels(self, image: Pixels) -> Tensor:
         height, width, _ = image.shape
         high, wide = canvas = best_canvas(height, width, self.canvases)
-        small = resized(image, *_filling(height, width, high, wide), self.resample)
+        small = resized(image, *_filling(height, width, high, wide), Filter.BICUBIC)
         top, left = (high - small.shape[0]) // 2, (wide - small.shape[1]) // 2
         tiles = cut(on_canvas(small, high, wide, top=top, left=left), *self._grid(canvas))
-        whole = resized(image, self.side, self.side, self.resample)
-        pixels = torch.cat([self.normalisation(whole).unsqueeze(0), self.normalisation(tiles)])
-        return as_outlined(self.outline(height, width), pixels, digest_of(image, self, tower))
+        whole = resized(image, self.side, self.side, Filter.BICUBIC)
+        return torch.cat([self.normalisation(whole).unsqueeze(0), self.normalisation(tiles)])
 
     def _grid(self, canvas: Size) -> Grid:
         return canvas_grid(canvas, self.side)

@@ -3,13 +3,11 @@
 import math
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+from torch import Tensor
 
 from model_zoo.images.normalise import CLIP, Normalisation
-from model_zoo.images.prepared import ImageOutline, as_outlined, digest_of
-from model_zoo.images.resize import Filter, resized
-from runtime.vision.encoder import PreparedImage
+from model_zoo.images.prepared import ImageOutline
+from model_zoo.images.resize import Filter, Pixels, resized
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +18,6 @@ class PixtralProcessor:
     longest_edge: int
     patch: int
     merge: int = 1
-    resample: Filter = Filter.BICUBIC
     normalisation: Normalisation = CLIP
 
     @property
@@ -36,11 +33,9 @@ class PixtralProcessor:
         rows, columns = grid = self._grid(height, width)
         return ImageOutline((3, rows * unit, columns * unit), grid, rows * columns)
 
-    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
-        outline = self.outline(*image.shape[:2])
-        _, height, width = outline.shape
-        pixels = self.normalisation(resized(image, height, width, self.resample))
-        return as_outlined(outline, pixels, digest_of(image, self, tower))
+    def pixels(self, image: Pixels) -> Tensor:
+        _, height, width = self.outline(*image.shape[:2]).shape
+        return self.normalisation(resized(image, height, width, Filter.BICUBIC))
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
         """At least one row and one column; the reference fails for narrower images."""

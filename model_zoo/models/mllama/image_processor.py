@@ -3,15 +3,13 @@
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from model_zoo.images.normalise import CLIP, Normalisation
-from model_zoo.images.prepared import ImageOutline, as_outlined, digest_of
-from model_zoo.images.resize import Filter, resized
+from model_zoo.images.prepared import ImageOutline
+from model_zoo.images.resize import Filter, Pixels, resized
 from model_zoo.images.tiling import best_grid, cut, fitting, on_canvas
-from runtime.vision.encoder import PreparedImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +23,6 @@ class MllamaProcessor:
     side: int
     tile_rows: int
     max_tiles: int = 4
-    resample: Filter = Filter.BILINEAR
     normalisation: Normalisation = CLIP
 
     @property
@@ -40,12 +37,12 @@ class MllamaProcessor:
         grid = best_grid(height, width, side=self.side, most=self.max_tiles)
         return ImageOutline((self.max_tiles, 3, self.side, self.side), grid, self.most_rows)
 
-    def prepare(self, image: NDArray[np.uint8], *, tower: bytes) -> PreparedImage:
+    def pixels(self, image: Pixels) -> Tensor:
         height, width, _ = image.shape
         outline = self.outline(height, width)
         grid = outline.grid
-        small = resized(image, *fitting(height, width, grid=grid, side=self.side), self.resample)
+        small = resized(image, *fitting(height, width, grid=grid, side=self.side), Filter.BILINEAR)
         canvas = on_canvas(small, grid[0] * self.side, grid[1] * self.side)
         pixels = torch.zeros(outline.shape)
         pixels[: math.prod(grid)] = self.normalisation(cut(canvas, *grid))
-        return as_outlined(outline, pixels, digest_of(image, self, tower))
+        return pixels

@@ -27,11 +27,9 @@ from transformers.models.mllama.image_processing_pil_mllama import (
 )
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from model_zoo.images.normalise import CLIP, IMAGENET, STANDARD, Normalisation
 from model_zoo.images.prepared import ImageProcessor
-from model_zoo.images.resize import Filter
 from model_zoo.models.gemma3.image_processor import SquareProcessor
 from model_zoo.models.gemma4.image_processor import Gemma4Processor
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
@@ -210,9 +208,4 @@ PROCESSORS: Mapping[str, Row] = {
     "qwen2.5": qwen(14, CLIP, 3136, 200_000),
     "qwen3": qwen(16, STANDARD, 65_536, 300_000),
     "qwen of small images": qwen(14, IMAGENET, 1, 9_000),
-    "siglip": square(
-        SquareProcessor(side=56, rows=16, resample=Filter.BICUBIC),
-        SiglipImageProcessorPil(size=SQUARE),
-        16,
-    ),
 }

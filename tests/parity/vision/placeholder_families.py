@@ -39,7 +39,7 @@ from model_zoo.chat.messages import ChatTemplate, ImagePart, Message
 from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.images.normalise import CLIP, STANDARD
-from model_zoo.images.prepared import ImageProcessor
+from model_zoo.images.prepared import ImageProcessor, prepare
 from model_zoo.models.gemma3 import placeholders as gemma3
 from model_zoo.models.gemma3.image_processor import SquareProcessor
 from model_zoo.models.gemma4 import placeholders as gemma4
@@ -125,7 +125,7 @@ class Tiles:
         return images
 
     def __call__(self, images: Any, **_: Any) -> dict[str, Any]:
-        made = [self._ours.prepare(np.asarray(image), tower=b"") for image in images]
+        made = [prepare(np.asarray(image), self._ours, tower=b"") for image in images]
         pixels = np.zeros((1, 3, self._ours.side, self._ours.side))
         return {"pixel_values": pixels, "aspect_ratios": [image.grid for image in made]}
 

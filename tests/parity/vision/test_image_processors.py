@@ -9,6 +9,7 @@ from transformers.models.mllama.image_processing_pil_mllama import MllamaImagePr
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from model_zoo.images.normalise import CLIP
+from model_zoo.images.prepared import prepare
 from model_zoo.models.gemma4 import vision as gemma4
 from model_zoo.models.idefics3 import image_processor as idefics3
 from model_zoo.models.internvl import vision as internvl
@@ -34,7 +35,7 @@ every_size = pytest.mark.parametrize("size", SIZES + LARGE, ids=str)
 def check(row: Row, size: tuple[int, int]) -> None:
     """Pixels to the last bits of float32, where 1/255 is required."""
     (processor, reference), image = row, photo(*size)
-    made, expected = processor.prepare(image, tower=b""), reference(image)
+    made, expected = prepare(image, processor, tower=b""), reference(image)
     assert made.pixels.dtype == torch.float32 and made.pixels.is_contiguous()
     assert made.pixels.shape == expected.pixels.shape
     torch.testing.assert_close(made.pixels, expected.pixels, rtol=0, atol=1e-6)
@@ -63,7 +64,7 @@ def test_idefics3_scales_no_edge_beyond_a_bound(
 def test_llama4_is_within_a_level_of_the_resizing_of_torch(size: tuple[int, int]) -> None:
     image = photo(*size)
     theirs, _ = llama4_tiles(image, side=56, max_tiles=16, resize="torch")
-    made = Llama4Processor(side=56, tile_rows=4).prepare(image, tower=b"")
+    made = prepare(image, Llama4Processor(side=56, tile_rows=4), tower=b"")
     levels = (made.pixels - theirs) * 0.5 * 255
     assert levels.abs().max() <= 1.001
 
@@ -71,25 +72,25 @@ def test_llama4_is_within_a_level_of_the_resizing_of_torch(size: tuple[int, int]
 def test_padding_a_few_rows_at_a_time_changes_no_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
     processor = ClipProcessor(side=56, rows=16, whole=True)
     images = photo(400, 130), photo(130, 400)
-    at_once = [processor.prepare(image, tower=b"").pixels for image in images]
+    at_once = [prepare(image, processor, tower=b"").pixels for image in images]
     monkeypatch.setattr("model_zoo.images.resize.BAND_PIXELS", 3 * 400)
     for image, pixels in zip(images, at_once, strict=True):
-        assert torch.equal(processor.prepare(image, tower=b"").pixels, pixels)
+        assert torch.equal(prepare(image, processor, tower=b"").pixels, pixels)
 
 
 def test_pixtral_keeps_a_row_of_an_image_that_shrinks_to_nothing() -> None:
-    made = PixtralProcessor(longest_edge=420, patch=14).prepare(photo(1, 900), tower=b"")
+    made = prepare(photo(1, 900), PixtralProcessor(longest_edge=420, patch=14), tower=b"")
     assert made.grid == (1, 30)
 
 
 def test_qwen_refuses_what_the_reference_refuses() -> None:
     processor = QwenVLProcessor(14, 2, 2, 3136, 200_000, CLIP)
-    processor.prepare(photo(3, 600), tower=b"")
+    prepare(photo(3, 600), processor, tower=b"")
     for size in [(3, 601), (601, 3)]:
         with pytest.raises(ValueError, match="aspect ratio"):
             applied(Qwen2VLImageProcessorPil(), photo(*size))
         with pytest.raises(RequestError, match="at most 200 times as long as wide"):
-            processor.prepare(photo(*size), tower=b"")
+            prepare(photo(*size), processor, tower=b"")
 
 
 def test_files_that_state_no_limits_mean_those_of_the_reference() -> None:
