@@ -12,8 +12,9 @@ from model_zoo.chat.messages import Message, ToolCall
 from model_zoo.grammars.constraint import CallRule, OutputForm
 from runtime.errors import RequestError
 from serve_app.api import tool_choice
-from serve_app.api.access import allowed_models, is_traced
+from serve_app.api.access import allowed_models
 from serve_app.api.anthropic_reply import MessageEncoder, error_body
+from serve_app.api.chat_task import chat_task
 from serve_app.api.content_parts import check_type, joined, string
 from serve_app.api.fields import Body, BodyReader, Items, Objects, harmless, unserved
 from serve_app.api.json_values import check_value
@@ -26,7 +27,7 @@ from serve_app.api.tools import MAX_ARGUMENTS_BYTES, NAME, Function, described
 from serve_app.config.options import BOUNDS, OLLAMA_DEFAULTS, Options, number, stop_strings
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import ServedModel
-from serve_app.gateway.tasks import ChatDelta, ChatTask, Conversation, PromptTask
+from serve_app.gateway.tasks import ChatDelta, Conversation, PromptTask
 
 # As in Ollama, "xhigh" means the same as "high".
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "max"}
@@ -153,22 +154,10 @@ class AnthropicMessages:
     async def create(self, request: Request) -> Response:
         body = await self._bodies.read(MessagesBody, request)
         model = await self._backend.served(body.model, allowed_models(request))
-        options, tenant = _configured(body, model), tenant_id(request)
+        options = _configured(body, model)
         output, (tools, calls) = _output(body), await self._bodies.convert(request, _tools, body)
         prompt = await self._conversation(request, body, model, tools)
-        task = ChatTask(
-            id=uuid.uuid4().hex,
-            model=model.name,
-            prompt=prompt,
-            sampling=options.sampling(),
-            max_tokens=options.max_tokens,
-            stop=options.stop or (),
-            context_tokens=options.num_ctx,
-            tenant=tenant,
-            output=output,
-            calls=calls,
-            trace=is_traced(request),
-        )
+        task = chat_task(request, model, options, prompt, output=output, calls=calls)
         own = options.stop if body.stop_sequences is not None else None
         shown = body.thinking is None or body.thinking.display != "omitted"
         encoder = MessageEncoder(

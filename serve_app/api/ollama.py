@@ -2,7 +2,6 @@
 
 import dataclasses
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +16,8 @@ from model_zoo.chat.messages import ImagePart, Message, ToolCall
 from model_zoo.multimodal.image_tags import with_images
 from runtime.engine.request import MAX_TOP_LOGPROBS
 from runtime.errors import RequestError
-from serve_app.api.access import allowed_models, is_traced
+from serve_app.api.access import allowed_models
+from serve_app.api.chat_task import chat_task
 from serve_app.api.fields import Body, BodyReader, FirstError, Items, harmless
 from serve_app.api.json_lines import json_line
 from serve_app.api.json_values import check_value
@@ -209,20 +209,13 @@ class OllamaChat:
         read.
         """
         options = self._bodies.options(body.options).over(model.options.over(OLLAMA_DEFAULTS))
-        return ChatTask(
-            id=uuid.uuid4().hex,
-            model=model.name,
-            prompt=NOTHING,
-            sampling=options.sampling(logprobs=body.top_logprobs if body.logprobs else None),
-            max_tokens=options.max_tokens,
-            stop=options.stop or (),
-            context_tokens=options.num_ctx,
+        logprobs = body.top_logprobs if body.logprobs else None
+        form = ollama_form(body.format)
+        return dataclasses.replace(
+            chat_task(request, model, options, NOTHING, logprobs=logprobs, output=form),
             prompt_wanted=isinstance(body, GenerateBody) and not body.raw,
             keep_alive_s=keep_alive_s(body.keep_alive),
-            tenant=tenant_id(request),
             truncation=_truncation(body, options.num_keep),
-            output=ollama_form(body.format),
-            trace=is_traced(request),
             shift_keep=_keep(options.num_keep) if body.shift else None,
         )
 

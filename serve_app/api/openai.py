@@ -2,23 +2,23 @@
 
 import json
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from model_zoo.grammars.constraint import CallRule, OutputForm
+from model_zoo.grammars.constraint import OutputForm
 from runtime.errors import RequestError
-from serve_app.api.access import allowed_models, is_traced
+from serve_app.api.access import allowed_models
+from serve_app.api.chat_task import chat_task
 from serve_app.api.choices import BestOf, whole_choices
 from serve_app.api.fields import Body, harmless, unserved
 from serve_app.api.output_forms import openai_form
 from serve_app.api.refusals import Refusal
-from serve_app.api.tenant import tenant_id
 from serve_app.config.options import (
     CHAIN_BOUNDS,
     OPENAI_BOUNDS,
@@ -32,7 +32,7 @@ from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.listing import ListedModel
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.model_registry import ServedModel
-from serve_app.gateway.tasks import Candidate, ChatDelta, ChatTask, PromptSource, TokenLogprob
+from serve_app.gateway.tasks import Candidate, ChatDelta, TokenLogprob
 
 FINGERPRINT = "fp_caravan"
 
@@ -218,30 +218,8 @@ def configured(body: Body, model: ServedModel, max_tokens: int | None) -> Option
     return given.over(model.options.over(defaults))
 
 
-def task_for(
-    model: ServedModel,
-    options: Options,
-    prompt: PromptSource,
-    *,
-    logprobs: int | None,
-    request: Request,
-    output: OutputForm | None = None,
-    calls: CallRule | None = None,
-) -> ChatTask:
-    return ChatTask(
-        id=uuid.uuid4().hex,
-        model=model.name,
-        prompt=prompt,
-        sampling=options.sampling(logprobs=logprobs),
-        max_tokens=options.max_tokens,
-        stop=options.stop or (),
-        context_tokens=options.num_ctx,
-        penalise_prompt=False,
-        tenant=tenant_id(request),
-        output=output,
-        calls=calls,
-        trace=is_traced(request),
-    )
+# As `chat_task`; OpenAI's penalties do not count the tokens of the prompt.
+openai_task = partial(chat_task, penalise_prompt=False)
 
 
 class StreamEncoder:

@@ -28,7 +28,7 @@ from serve_app.api.openai import (
     ReplyKind,
     configured,
     logprob_entry,
-    task_for,
+    openai_task,
 )
 from serve_app.api.reply import Reply
 from serve_app.api.reply_reader import Call, Collected, ReplyReader
@@ -178,8 +178,8 @@ class OpenAIChat:
         drafts = await self._bodies.convert(request, drafts_of, body.messages, self._images)
         messages = await self._images.messages(model, drafts, tenant=tenant)
         prompt = Conversation(messages, _thinking(body), variables=variables, tools=tools)
-        task = task_for(
-            model, options, prompt, logprobs=logprobs, request=request, output=output, calls=calls
+        task = openai_task(
+            request, model, options, prompt, logprobs=logprobs, output=output, calls=calls
         )
         task = with_extras(task, body, key_of(request.scope))
         shown = body.include_reasoning

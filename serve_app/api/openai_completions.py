@@ -17,7 +17,7 @@ from serve_app.api.openai import (
     Common,
     ReplyKind,
     configured,
-    task_for,
+    openai_task,
 )
 from serve_app.api.reply import Reply
 from serve_app.api.vllm_extras import with_extras
@@ -63,12 +63,12 @@ class OpenAICompletions:
         best_of = _best_of(body, n, prompts=len(prompts))
         per_prompt = n if best_of is None else best_of.candidates
         most = _max_tokens(body)
-        task = task_for(
+        task = openai_task(
+            request,
             model,
             configured(body, model, most),
             prompts[0],
             logprobs=0 if best_of is not None and logprobs is None else logprobs,
-            request=request,
             output=body.output_form(),
         )
         task = with_extras(task, body, key_of(request.scope))

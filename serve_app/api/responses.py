@@ -12,7 +12,7 @@ from model_zoo.chat.messages import Message
 from runtime.errors import RequestError
 from serve_app.api.access import allowed_models
 from serve_app.api.fields import MAX_ITEMS, BodyReader
-from serve_app.api.openai import task_for
+from serve_app.api.openai import openai_task
 from serve_app.api.openai_chat import thinking_for
 from serve_app.api.reply import JSON, Reply
 from serve_app.api.reply_reader import ReplyReader
@@ -63,8 +63,8 @@ class OpenAIResponses:
             drafts = self._images.recent(drafts)
         messages = await self._images.messages(model, drafts, tenant=tenant)
         prompt = Conversation(messages, thinking, tools=tools)
-        task = task_for(
-            model, options, prompt, logprobs=logprobs, request=request, output=output, calls=calls
+        task = openai_task(
+            request, model, options, prompt, logprobs=logprobs, output=output, calls=calls
         )
         if body.truncation == "auto":
             task = replace(task, truncation=Truncation(turns=True))
