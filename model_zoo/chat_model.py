@@ -73,7 +73,6 @@ class ModelDescription:
     chat_template: the template in use, as it was written. template_source: its origin, such as
     "file" or "fallback (chatml)". Both None if there is none.
     pooling: "mean", "cls" or "last" in files made for embedding, "rank" in rerankers.
-    sees: whether the model accepts images.
     projector: metadata of a separate projector file, with its `general.parameter_count`.
     matrix_bytes: bytes of the file's matrices, which models of the same file can share.
     """
@@ -95,7 +94,6 @@ class ModelDescription:
     digest: str
     modified_at: float
     pooling: str | None = None
-    sees: bool = False
     projector: Mapping[str, MetadataValue] | None = None
     adapters: tuple[AdapterFacts, ...] = ()
     matrix_bytes: int = 0

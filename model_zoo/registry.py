@@ -197,7 +197,6 @@ def describe(
         digest=file.digest,
         modified_at=file.modified_at,
         pooling=pooling_of(metadata),
-        sees=vision is not None,
         projector=None if own is None else _projector_facts(own),
         adapters=tuple(AdapterFacts(a.file.path, a.file.digest, a.scale) for a in adapters),
         matrix_bytes=sum(info.nbytes for info in tensors if len(info.shape) > 1),

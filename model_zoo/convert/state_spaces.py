@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from model_zoo.convert.configuration import Configuration
-from model_zoo.convert.mapping import Check, Key, Rule, Transform
+from model_zoo.convert.mapping import Key, Rule, Transform
 from model_zoo.convert.transforms import rates, squeezed
 from runtime.errors import UnsupportedModelError
 
@@ -60,18 +60,15 @@ def rules(
     )
 
 
-def unlimited_steps(setting: str) -> Check:
-    """Refuses limits of steps, which files cannot express; `setting` has the two limits."""
-
-    def check(config: Configuration) -> None:
-        limits = config.derived(setting, lambda c: [_number(limit) for limit in c.get(setting, ())])
-        if limits not in ([], [0.0, inf]):
-            raise UnsupportedModelError(
-                f"{config.path}: `{setting}` limits steps to {limits}; files of this architecture "
-                "cannot express limits."
-            )
-
-    return check
+def unlimited_steps(config: Configuration) -> None:
+    """Refuses limits of steps, which files cannot express."""
+    key = "time_step_limit"
+    limits = config.derived(key, lambda c: [_number(limit) for limit in c.get(key, ())])
+    if limits not in ([], [0.0, inf]):
+        raise UnsupportedModelError(
+            f"{config.path}: `{key}` limits steps to {limits}; files of this architecture cannot "
+            "express limits."
+        )
 
 
 def _number(value: Any) -> float:

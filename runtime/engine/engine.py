@@ -166,7 +166,6 @@ class Engine:
             waiting=len(scheduler.waiting),
             running=len(scheduler.running),
             slots=scheduler.slots,
-            waiting_tokens=sum(sequence.remaining for sequence in unfinished),
             queued_tokens=sum(self._queued(sequence) for sequence in unfinished),
             pages_total=cache_manager.pages_total,
             pages_owned=cache_manager.pages_owned,

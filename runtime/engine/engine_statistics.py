@@ -14,7 +14,6 @@ class EngineStatistics:
     waiting: int = 0
     running: int = 0
     slots: int = 0
-    waiting_tokens: int = 0  # tokens that are in no launched step
     queued_tokens: int = 0
     pages_total: int = 0
     pages_owned: int = 0

@@ -77,7 +77,8 @@ class ModelManagement:
             )
         sound_name(name)
         id = uuid.uuid4().hex
-        async for step in self._followed(id, await self._first_store("push", id, name, insecure)):
+        store = await self._store_that_pushes(id, name, insecure)
+        async for step in self._followed(id, [store]):
             yield step
 
     async def create(self, name: str, definition: Definition) -> AsyncGenerator[PullProgress, None]:
@@ -213,14 +214,14 @@ class ModelManagement:
             raise missing
         return found
 
-    async def _first_store(self, method: str, *arguments: Any) -> list[str]:
-        """Calls one store after the other; returns the replica of the first one that does not raise
-        ModelNotFoundError. Raises that error if all do."""
+    async def _store_that_pushes(self, id: str, name: str, insecure: bool) -> str:
+        """Starts the push in the first store that has the model, and returns its replica. Raises
+        ModelNotFoundError if none has it."""
         replicas = await self._store_replicas()
         for left, replica in zip(reversed(range(len(replicas))), replicas, strict=True):
             try:
-                await self._call([replica], method, *arguments)
-                return [replica]
+                await self._call([replica], "push", id, name, insecure)
+                return replica
             except ModelNotFoundError:
                 if not left:
                     raise

@@ -22,6 +22,7 @@ PROGRESS_LOG_S = 1.0
 # Ray writes the GPUs that it reserves for a process into this variable.
 _GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _NO_GPUS = ("", "-1", "NoDevFiles")
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 log = get_logger()
 
@@ -63,12 +64,12 @@ def share_threads(threads: int | None, processes: int) -> None:
         torch.set_num_threads(max(1, usable_cpus() // processes))
 
 
-def usable_cpus(quota_file: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+def usable_cpus() -> int:
     """The processors that this process may use, within its container's CPU quota."""
     allowed = len(os.sched_getaffinity(0))
-    if not quota_file.is_file():
+    if not _CPU_QUOTA.is_file():
         return allowed
-    quota, _, period = quota_file.read_text().partition(" ")
+    quota, _, period = _CPU_QUOTA.read_text().partition(" ")
     return min(allowed, max(1, int(quota) // int(period))) if quota.isdigit() else allowed
 
 

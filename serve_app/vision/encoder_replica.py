@@ -33,14 +33,13 @@ ReceivePixels = Callable[[], Awaitable[Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class EncoderStatistics:
-    """The state of an encoder (the first two fields) and its counters since the start.
+    """The state of an encoder (the first field) and its counters since the start.
 
     `images_waiting`: requests without a reply yet. `images_known_total`: replies from the cache.
     `batches_total`: calls of the tower.
     """
 
     images_waiting: int
-    feature_bytes: int
     images_encoded_total: int
     images_known_total: int
     batches_total: int
@@ -172,7 +171,6 @@ class EncoderReplica:
     def statistics(self) -> EncoderStatistics:
         return EncoderStatistics(
             images_waiting=self._requests,
-            feature_bytes=self._store.held_bytes,
             images_encoded_total=self._store.encoded,
             images_known_total=self._known,
             batches_total=self._tower.batches,

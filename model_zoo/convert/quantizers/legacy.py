@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from model_zoo.convert.quantizers.fitting import inverse
-from model_zoo.convert.quantizers.packing import halves, nibbles, packed_each, signed_bytes
+from model_zoo.convert.quantizers.packing import halves, nibbles, packed, signed_bytes
 
 
 def q4_0(blocks: Tensor) -> Tensor:
@@ -60,4 +60,5 @@ def _affine(blocks: Tensor, highest: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _fifth_bits(values: Tensor) -> Tensor:
-    return packed_each(values >> 4, 8, 1)
+    """uint8 [n, 32] -> [n, 4]: eight elements share a byte, the first in its lowest bit."""
+    return packed((values >> 4).view(len(values), -1, 8, 1), 1).squeeze(2)

@@ -13,11 +13,6 @@ def packed(values: Tensor, bits: int) -> Tensor:
     return out
 
 
-def packed_each(values: Tensor, count: int, bits: int) -> Tensor:
-    """uint8 [n, k * count] -> [n, k]: adjacent fields share a byte, the first in the low bits."""
-    return packed(values.view(len(values), -1, count, 1), bits).squeeze(2)
-
-
 def nibbles(values: Tensor) -> Tensor:
     """uint8 [n, 32] -> [n, 16]: elements 0 to 15 are the low nibbles, 16 to 31 the high ones."""
     return packed(values.reshape(-1, 1, 2, 16), 4).squeeze(1)

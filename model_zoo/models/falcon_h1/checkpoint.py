@@ -117,7 +117,5 @@ CONVERSION = Conversion(
         ),
     ),
     drop=("layers.{n}.mamba.mup_vector", *decoders.BUFFERS),
-    check=checks.all_of(
-        checks.only_scalings(), _expressible, state_spaces.unlimited_steps("time_step_limit")
-    ),
+    check=checks.all_of(checks.only_scalings(), _expressible, state_spaces.unlimited_steps),
 )

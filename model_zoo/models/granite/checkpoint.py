@@ -147,5 +147,5 @@ HYBRID = replace(
         ),
         *decoders.PRE_NORMS,
     ),
-    check=checks.all_of(checks.only_scalings(), state_spaces.unlimited_steps("time_step_limit")),
+    check=checks.all_of(checks.only_scalings(), state_spaces.unlimited_steps),
 )

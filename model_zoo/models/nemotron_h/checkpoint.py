@@ -160,6 +160,6 @@ CONVERSION = Conversion(
         _one_kind_of_feed_forward,
         _no_latent_experts,
         _squared_relu,
-        state_spaces.unlimited_steps("time_step_limit"),
+        state_spaces.unlimited_steps,
     ),
 )

@@ -79,7 +79,7 @@ def refusal(kind: type[CaravanError], path: Path, projector: Path | None = None)
 
 def test_both_flavours_have_vision(text, projector, single) -> None:
     two, one = load_here(text, projector), load_here(single)
-    assert two.description.sees and one.description.sees
+    assert two.vision is not None and one.vision is not None
     assert two.description.projector is not None and one.description.projector is None
     assert two.description.projector["clip.projector_type"] == "gemma3"
     # `ollama show` expects the number, which projectors do not state.
@@ -112,7 +112,7 @@ def test_weights_are_counted_per_model(text, projector, single) -> None:
 
 def test_a_text_file_alone_is_a_text_model(text) -> None:
     model = load_here(text)
-    assert model.tower is None and not model.description.sees
+    assert model.tower is None
     with pytest.raises(RequestError, match="does not support images"):
         model.prepare(ASK)
     assert model.prepare([Message("user", "hello")]).tokens

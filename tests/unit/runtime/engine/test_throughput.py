@@ -77,7 +77,6 @@ def test_sampled_tokens_slow_prompts_down_and_do_not_count() -> None:
     assert statistics.computed_tokens_total - before == 8 * 15
     assert 14 <= (statistics.tokens_per_s or 0) <= 15
     assert statistics.queued_tokens == 150 - 8 * 15
-    assert statistics.waiting_tokens > statistics.queued_tokens
     engine.abort("a")
     engine.abort("b")
 

@@ -25,8 +25,8 @@ from tests.unit.serve_app.telemetry.recording_meter import RecordingMeter
 FILES = ROOT / "configs" / "observability"
 NAMED = re.compile(r"caravan_[a-z_]+")
 PROMTOOL = shutil.which("promtool")
-# Fields of EngineStatistics that repeat others or serve routing and autoscaling only.
-NOT_EXPORTED = {"waiting_tokens", "kv_occupancy", "cacheable_tokens", "first_tokens_total"}
+# Fields of EngineStatistics that serve routing and autoscaling only.
+NOT_EXPORTED = {"kv_occupancy", "cacheable_tokens", "first_tokens_total"}
 
 
 def series() -> set[str]:
@@ -107,7 +107,7 @@ def test_each_statistic_is_exported_or_left_out_on_purpose():
     assert ENGINE.keys() | NOT_EXPORTED == fields
     assert not ENGINE.keys() & NOT_EXPORTED
     encoder = {field.name for field in dataclasses.fields(EncoderStatistics)}
-    assert ENCODER.keys() == encoder - {"feature_bytes"}
+    assert ENCODER.keys() == encoder
 
 
 def test_published_totals_are_differences_that_survive_another_engine():
