@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -143,19 +144,19 @@ class MessagesBody(Body):
         return sum(_image_bytes(block) for turn in self.messages for block in turn.blocks)
 
 
+@dataclass(frozen=True, slots=True)
 class AnthropicMessages:
     """Answers /v1/messages and /v1/messages/count_tokens."""
 
-    def __init__(self, backend: ChatBackend, images: ImageReader, bodies: BodyReader) -> None:
-        self._backend = backend
-        self._images = images
-        self._bodies = bodies
+    backend: ChatBackend
+    images: ImageReader
+    bodies: BodyReader
 
     async def create(self, request: Request) -> Response:
-        body = await self._bodies.read(MessagesBody, request)
-        model = await self._backend.served(body.model, allowed_models(request))
+        body = await self.bodies.read(MessagesBody, request)
+        model = await self.backend.served(body.model, allowed_models(request))
         options = _configured(body, model)
-        output, (tools, calls) = _output(body), await self._bodies.convert(request, _tools, body)
+        output, (tools, calls) = _output(body), await self.bodies.convert(request, _tools, body)
         prompt = await self._conversation(request, body, model, tools)
         task = chat_task(request, model, options, prompt, output=output, calls=calls)
         own = options.stop if body.stop_sequences is not None else None
@@ -163,13 +164,13 @@ class AnthropicMessages:
         encoder = MessageEncoder(
             body.model, ReplyReader(prompt.tools), own or (), shows_thinking=shown
         )
-        return Reply(self._backend.generate(task), encoder, stream=body.stream)
+        return Reply(self.backend.generate(task), encoder, stream=body.stream)
 
     async def count(self, request: Request) -> Response:
         """The tokens of the prompt that the same request to /v1/messages would have."""
-        body = await self._bodies.read(MessagesBody, request)
-        model = await self._backend.served(body.model, allowed_models(request))
-        tools, _ = await self._bodies.convert(request, _tools, body)
+        body = await self.bodies.read(MessagesBody, request)
+        model = await self.backend.served(body.model, allowed_models(request))
+        tools, _ = await self.bodies.convert(request, _tools, body)
         task = PromptTask(
             uuid.uuid4().hex,
             model.name,
@@ -177,7 +178,7 @@ class AnthropicMessages:
             context_tokens=model.options.num_ctx,
             tenant=tenant_id(request),
         )
-        return Reply(self._backend.generate(task), _COUNT, stream=False)
+        return Reply(self.backend.generate(task), _COUNT, stream=False)
 
     async def _conversation(
         self,
@@ -187,8 +188,8 @@ class AnthropicMessages:
         tools: tuple[dict[str, Any], ...],
     ) -> Conversation:
         thinking = _thinking(body)
-        drafts = await self._bodies.convert(request, _drafts, body)
-        messages = await self._images.messages(model, drafts, tenant=tenant_id(request))
+        drafts = await self.bodies.convert(request, _drafts, body)
+        messages = await self.images.messages(model, drafts, tenant=tenant_id(request))
         return Conversation(messages, thinking, tools=tools, thinking_optional=True)
 
 

@@ -5,6 +5,7 @@ import base64
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -58,17 +59,17 @@ class EmbeddingsBody(Body):
     truncate_prompt_tokens: Any = unserved(-1)  # vLLM's; -1: at the model's limit
 
 
+@dataclass(frozen=True, slots=True)
 class Embeddings:
     """The three endpoints."""
 
-    def __init__(self, backend: ChatBackend, bodies: BodyReader) -> None:
-        self._backend = backend
-        self._bodies = bodies
+    backend: ChatBackend
+    bodies: BodyReader
 
     async def embed(self, request: Request) -> Response:
-        body = await self._bodies.read(EmbedBody, request)
-        model = await self._backend.model(body.model, allowed_models(request))
-        inputs = await self._bodies.convert(request, _native_inputs, body.input)
+        body = await self.bodies.read(EmbedBody, request)
+        model = await self.backend.model(body.model, allowed_models(request))
+        inputs = await self.bodies.convert(request, _native_inputs, body.input)
         reply = partial(
             native_reply,
             model=body.model,
@@ -77,34 +78,34 @@ class Embeddings:
         )
         keep_s = keep_alive_s(body.keep_alive)
         if not inputs:
-            await self._backend.load(model, keep_s, tenant=tenant_id(request))
+            await self.backend.load(model, keep_s, tenant=tenant_id(request))
             return JSONResponse(reply(merge_embeddings([])))
-        context = self._bodies.options(body.options).over(model.options).num_ctx
+        context = self.bodies.options(body.options).over(model.options).num_ctx
         tasks = _tasks(model, inputs, body.truncate, context, keep_s, tenant=tenant_id(request))
-        return Reply(computed(self._backend, tasks), _native(reply), stream=False)
+        return Reply(computed(self.backend, tasks), _native(reply), stream=False)
 
     async def older(self, request: Request) -> Response:
-        body = await self._bodies.read(OlderBody, request)
-        model = await self._backend.model(body.model, allowed_models(request))
+        body = await self.bodies.read(OlderBody, request)
+        model = await self.backend.model(body.model, allowed_models(request))
         keep_s = keep_alive_s(body.keep_alive)
         if not body.prompt:
-            await self._backend.load(model, keep_s, tenant=tenant_id(request))
+            await self.backend.load(model, keep_s, tenant=tenant_id(request))
             return JSONResponse({"embedding": []})
-        context = self._bodies.options(body.options).over(model.options).num_ctx
+        context = self.bodies.options(body.options).over(model.options).num_ctx
         text = RawText(body.prompt)
         tasks = _tasks(model, [text], True, context, keep_s, tenant=tenant_id(request))
-        return Reply(computed(self._backend, tasks), _native(older_reply), stream=False)
+        return Reply(computed(self.backend, tasks), _native(older_reply), stream=False)
 
     async def openai(self, request: Request) -> Response:
-        body = await self._bodies.read(EmbeddingsBody, request)
-        model = await self._backend.model(body.model, allowed_models(request))
+        body = await self.bodies.read(EmbeddingsBody, request)
+        model = await self.backend.model(body.model, allowed_models(request))
         encoding = body.encoding_format.lower()
         if encoding not in ("float", "base64"):
             raise RequestError(
                 f"Invalid value for 'encoding_format' = {body.encoding_format}. "
                 "Supported values: ['float', 'base64']."
             )
-        inputs = await self._bodies.convert(request, _openai_inputs, body.input)
+        inputs = await self.bodies.convert(request, _openai_inputs, body.input)
         context = model.options.num_ctx
         # Ollama truncates long inputs here. OpenAI refuses them, but its clients know only the
         # limits of OpenAI's models.
@@ -116,7 +117,7 @@ class Embeddings:
             encoding=encoding,
         )
         encoder = WholeEncoder(reply, error_body)
-        return Reply(computed(self._backend, tasks), encoder, stream=False)
+        return Reply(computed(self.backend, tasks), encoder, stream=False)
 
 
 async def computed(

@@ -117,25 +117,25 @@ class GenerateBody(_Generation):
         return sum(map(len, self.images))
 
 
+@dataclass(frozen=True, slots=True)
 class OllamaChat:
     """Answers /api/chat and /api/generate."""
 
-    def __init__(self, backend: ChatBackend, images: ImageReader, bodies: BodyReader) -> None:
-        self._backend = backend
-        self._images = images
-        self._bodies = bodies
+    backend: ChatBackend
+    images: ImageReader
+    bodies: BodyReader
 
     async def chat(self, request: Request) -> Response:
-        body = await self._bodies.read(ChatBody, request)
+        body = await self.bodies.read(ChatBody, request)
         choice = openai_choice(body.tool_choice)
         given = () if choice.names == () else body.tools
-        tools = await self._bodies.convert(request, declared, given)
+        tools = await self.bodies.convert(request, declared, given)
         calls = call_rule(tools, choice, strict=strict_names(body.tools), parallel=True)
         encoder = NativeEncoder("message", tools)
         model = await self._served(body, allowed_models(request))
         if not body.messages:
             return self._loaded(model, body, encoder, tenant_id(request))
-        unread = await self._bodies.convert(request, _unread_images, body.messages, self._images)
+        unread = await self.bodies.convert(request, _unread_images, body.messages, self.images)
         task = dataclasses.replace(self._task(model, body, request), calls=calls)
         messages = await self._messages(request, model, body.messages, unread)
         prompt = Conversation(messages, _thinking(body), tools=tools)
@@ -143,7 +143,7 @@ class OllamaChat:
 
     async def generate(self, request: Request) -> Response:
         encoder = NativeEncoder("response")
-        body = await self._bodies.read(GenerateBody, request)
+        body = await self.bodies.read(GenerateBody, request)
         model = await self._served(body, allowed_models(request))
         if body.raw and (body.template or body.system or body.context):
             raise RequestError("raw mode does not support template, system, or context")
@@ -151,13 +151,13 @@ class OllamaChat:
             raise RequestError("suffix does not support raw mode, context, or images")
         if not body.prompt and not body.images:
             return self._loaded(model, body, encoder, tenant_id(request))
-        self._images.check_count(len(body.images))
+        self.images.check_count(len(body.images))
         task = self._task(model, body, request)
         prompt = await self._prompt(request, model, body)
         return self._reply(task, body, prompt, encoder)
 
     async def _served(self, body: _Generation, allowed: AllowedModels) -> ServedModel:
-        model = await self._backend.served(body.model, allowed)
+        model = await self.backend.served(body.model, allowed)
         _thinking(body)
         if not 0 <= body.top_logprobs <= MAX_TOP_LOGPROBS:
             raise RequestError(f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}")
@@ -171,9 +171,9 @@ class OllamaChat:
 
         async def done() -> bytes:
             if keep_s == 0:
-                await self._backend.unload(model)
+                await self.backend.unload(model)
                 return encoder.empty(body.model, "unload")
-            await self._backend.load(model, keep_s, tenant=tenant)
+            await self.backend.load(model, keep_s, tenant=tenant)
             return encoder.empty(body.model, "load")
 
         return SingleReply(done, encoder.refused)
@@ -186,15 +186,15 @@ class OllamaChat:
         unread: list[Unread],
     ) -> tuple[Message, ...]:
         """`unread`: the images of all messages, in order."""
-        images = await self._images.read(model, unread, tenant=tenant_id(request))
-        return await self._bodies.convert(request, _converted, messages, images)
+        images = await self.images.read(model, unread, tenant=tenant_id(request))
+        return await self.bodies.convert(request, _converted, messages, images)
 
     async def _prompt(
         self, request: Request, model: ServedModel, body: GenerateBody
     ) -> PromptSource:
         unread = _unread("images", body.images)
         if body.raw:
-            images = await self._images.read(model, unread, tenant=tenant_id(request))
+            images = await self.images.read(model, unread, tenant=tenant_id(request))
             return RawText(body.prompt, tuple(images))
         if body.suffix:
             return Infill(body.prompt, body.suffix, body.template)
@@ -208,7 +208,7 @@ class OllamaChat:
         """The task without its prompt. Everything that can be refused is checked before images are
         read.
         """
-        options = self._bodies.options(body.options).over(model.options.over(OLLAMA_DEFAULTS))
+        options = self.bodies.options(body.options).over(model.options.over(OLLAMA_DEFAULTS))
         logprobs = body.top_logprobs if body.logprobs else None
         form = ollama_form(body.format)
         return dataclasses.replace(
@@ -224,7 +224,7 @@ class OllamaChat:
     ) -> Reply:
         task = dataclasses.replace(task, prompt=prompt)
         encoder.model = body.model
-        return Reply(self._backend.generate(task), encoder, stream=body.stream)
+        return Reply(self.backend.generate(task), encoder, stream=body.stream)
 
 
 class NativeEncoder:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
@@ -96,28 +96,28 @@ class CreateBody(_NamedBody):
     remote_host: Any = unserved()
 
 
+@dataclass(frozen=True, slots=True)
 class OllamaManagement:
     """The endpoints; `management` is None where the server does not manage models."""
 
-    def __init__(self, management: ModelManagement | None, bodies: BodyReader) -> None:
-        self._management = management
-        self._bodies = bodies
+    management: ModelManagement | None
+    bodies: BodyReader
 
     async def pull(self, request: Request) -> Response:
         management = self._allowed()
-        body = await self._bodies.read(TransferBody, request)
+        body = await self.bodies.read(TransferBody, request)
         steps = management.pull(body.named, insecure=body.insecure)
         return _report(steps, stream=body.stream)
 
     async def push(self, request: Request) -> Response:
         management = self._allowed()
-        body = await self._bodies.read(TransferBody, request)
+        body = await self.bodies.read(TransferBody, request)
         steps = management.push(body.named, insecure=body.insecure)
         return _report(steps, stream=body.stream)
 
     async def create(self, request: Request) -> Response:
         management = self._allowed()
-        body = await self._bodies.read(CreateBody, request)
+        body = await self.bodies.read(CreateBody, request)
         # Runs in a thread, because checking a template takes time.
         definition = await asyncio.to_thread(_definition, body, management.base_of)
         name = body.named
@@ -129,12 +129,12 @@ class OllamaManagement:
 
     async def copy(self, request: Request) -> Response:
         management = self._allowed()
-        body = await self._bodies.read(CopyBody, request)
+        body = await self.bodies.read(CopyBody, request)
         return _done(partial(management.copy, body.source, body.destination))
 
     async def delete(self, request: Request) -> Response:
         management = self._allowed()
-        body = await self._bodies.read(DeleteBody, request)
+        body = await self.bodies.read(DeleteBody, request)
         return _done(partial(management.delete, body.named))
 
     async def has_blob(self, request: Request) -> Response:
@@ -147,19 +147,19 @@ class OllamaManagement:
         size = int(stated) if stated.isdigit() else None
         digest, tenant = request.path_params["digest"], tenant_of(request)
         try:
-            parts = self._bodies.parts(request)
+            parts = self.bodies.parts(request)
             new = await management.upload(digest, size, parts, tenant=tenant)
         except ClientDisconnect:
             raise RequestError("the file is incomplete") from None
         return Response(status_code=201 if new else 200)
 
     def _allowed(self) -> ModelManagement:
-        if self._management is None:
+        if self.management is None:
             raise ForbiddenError(
                 "models are not managed through this server; `on_demand` with API keys or with "
                 "`manage_models: true` in its configuration would allow it"
             )
-        return self._management
+        return self.management
 
 
 def _definition(body: CreateBody, resolve_base: BaseResolver) -> Definition:

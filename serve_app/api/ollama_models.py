@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -35,31 +35,31 @@ class ShowBody(Body):
     options: Any = harmless()
 
 
+@dataclass(frozen=True, slots=True)
 class OllamaModels:
     """Answers /api/tags, /api/show and /api/ps."""
 
-    def __init__(self, backend: ChatBackend, bodies: BodyReader) -> None:
-        self._backend = backend
-        self._bodies = bodies
+    backend: ChatBackend
+    bodies: BodyReader
 
     async def tags(self, request: Request) -> Response:
-        models = await self._backend.registry.listed(allowed_models(request))
+        models = await self.backend.registry.listed(allowed_models(request))
         return JSONResponse({"models": [_tag(model) for model in models]})
 
     async def ps(self, request: Request) -> Response:
-        loaded = await self._backend.registry.loaded(allowed_models(request))
+        loaded = await self.backend.registry.loaded(allowed_models(request))
         return JSONResponse({"models": [_running(each) for each in loaded]})
 
     async def show(self, request: Request) -> Response:
-        body = await self._bodies.read(ShowBody, request)
+        body = await self.bodies.read(ShowBody, request)
         model = await self._named(body.model or body.name, allowed_models(request))
-        card = await self._backend.card(model, verbose=body.verbose)
+        card = await self.backend.card(model, verbose=body.verbose)
         return JSONResponse(_shown(card, model.options.over(card.options)))
 
     async def _named(self, name: str, allowed: AllowedModels) -> ServedModel:
         """The model name. Raises RequestError for an invalid one."""
         try:
-            return await self._backend.model(name, allowed)
+            return await self.backend.model(name, allowed)
         except ModelNotFoundError:
             sound_name(name)
             raise

@@ -368,19 +368,19 @@ def encoded(value: dict[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
+@dataclass(frozen=True, slots=True)
 class OpenAIModels:
     """Answers /v1/models."""
 
-    def __init__(self, backend: ChatBackend) -> None:
-        self._backend = backend
+    backend: ChatBackend
 
     async def list(self, request: Request) -> Response:
-        models = await self._backend.registry.listed(allowed_models(request))
+        models = await self.backend.registry.listed(allowed_models(request))
         return JSONResponse({"object": "list", "data": [_entry(model) for model in models]})
 
     async def one(self, request: Request) -> Response:
-        model = await self._backend.model(request.path_params["model"], allowed_models(request))
-        return JSONResponse(_entry(await self._backend.card(model)))
+        model = await self.backend.model(request.path_params["model"], allowed_models(request))
+        return JSONResponse(_entry(await self.backend.card(model)))
 
 
 def _entry(model: ListedModel | ModelCard) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The OpenAI-compatible protocol: /v1/chat/completions."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -154,29 +155,29 @@ class ChatCompletionBody(Common):
         return sum(message.image_bytes() for message in self.messages)
 
 
+@dataclass(frozen=True, slots=True)
 class OpenAIChat:
     """Answers /v1/chat/completions."""
 
-    def __init__(self, backend: ChatBackend, images: ImageReader, bodies: BodyReader) -> None:
-        self._backend = backend
-        self._images = images
-        self._bodies = bodies
+    backend: ChatBackend
+    images: ImageReader
+    bodies: BodyReader
 
     async def complete(self, request: Request) -> Response:
-        body = await self._bodies.read(ChatCompletionBody, request)
-        model = await self._backend.served(body.model, allowed_models(request))
+        body = await self.bodies.read(ChatCompletionBody, request)
+        model = await self.backend.served(body.model, allowed_models(request))
         options, logprobs = configured(body, model, _max_tokens(body)), _logprobs(body)
         count = choice_count("n", body.n)
         choice, output = openai_choice(body.tool_choice), body.output_form()
         given = () if choice.names == () else body.tools
-        tools = await self._bodies.convert(request, declared, given)
+        tools = await self.bodies.convert(request, declared, given)
         calls = call_rule(
             tools, choice, strict=strict_names(body.tools), parallel=body.parallel_tool_calls
         )
         tenant = tenant_id(request)
         variables = template_variables(body.chat_template_kwargs)
-        drafts = await self._bodies.convert(request, drafts_of, body.messages, self._images)
-        messages = await self._images.messages(model, drafts, tenant=tenant)
+        drafts = await self.bodies.convert(request, drafts_of, body.messages, self.images)
+        messages = await self.images.messages(model, drafts, tenant=tenant)
         prompt = Conversation(messages, _thinking(body), variables=variables, tools=tools)
         task = openai_task(
             request, model, options, prompt, logprobs=logprobs, output=output, calls=calls
@@ -191,7 +192,7 @@ class OpenAIChat:
             usage_wanted=body.usage_wanted,
             continuous_usage=body.continuous_usage,
         )
-        deltas = generate_choices(self._backend, choice_tasks(task, [prompt], count), count)
+        deltas = generate_choices(self.backend, choice_tasks(task, [prompt], count), count)
         return Reply(deltas, encoder, stream=body.stream)
 
 

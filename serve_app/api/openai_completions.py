@@ -1,7 +1,7 @@
 """The OpenAI-compatible protocol: /v1/completions, for prompts without a chat template."""
 
 import codecs
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -47,17 +47,17 @@ class CompletionBody(Common):
     parallel_tool_calls: Any = harmless()
 
 
+@dataclass(frozen=True, slots=True)
 class OpenAICompletions:
     """Answers /v1/completions."""
 
-    def __init__(self, backend: ChatBackend, bodies: BodyReader) -> None:
-        self._backend = backend
-        self._bodies = bodies
+    backend: ChatBackend
+    bodies: BodyReader
 
     async def complete(self, request: Request) -> Response:
-        body = await self._bodies.read(CompletionBody, request)
-        model = await self._backend.served(body.model, allowed_models(request))
-        prompts = await self._bodies.convert(request, _prompts, body)
+        body = await self.bodies.read(CompletionBody, request)
+        model = await self.backend.served(body.model, allowed_models(request))
+        prompts = await self.bodies.convert(request, _prompts, body)
         n = choice_count("n", body.n, prompts=len(prompts))
         logprobs = _count(body, "logprobs")
         best_of = _best_of(body, n, prompts=len(prompts))
@@ -84,7 +84,7 @@ class OpenAICompletions:
             best_of=best_of,
         )
         tasks = choice_tasks(task, prompts, per_prompt)
-        deltas = generate_choices(self._backend, tasks, per_prompt)
+        deltas = generate_choices(self.backend, tasks, per_prompt)
         return Reply(deltas, encoder, stream=body.stream)
 
 

@@ -4,6 +4,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -47,21 +48,21 @@ class ScoreBody(_RankingBody):
     text_2: Any
 
 
+@dataclass(frozen=True, slots=True)
 class Reranking:
     """The two endpoints. Documents longer than the context are cut at their end."""
 
-    def __init__(self, backend: ChatBackend, bodies: BodyReader) -> None:
-        self._backend = backend
-        self._bodies = bodies
+    backend: ChatBackend
+    bodies: BodyReader
 
     async def rerank(self, request: Request) -> Response:
-        body = await self._bodies.read(RerankBody, request)
+        body = await self.bodies.read(RerankBody, request)
         texts = _documents(body.documents)
         reply = partial(rerank_reply, body=body, texts=texts)
         return await self._reply(request, body.model, [body.query], texts, reply)
 
     async def score(self, request: Request) -> Response:
-        body = await self._bodies.read(ScoreBody, request)
+        body = await self.bodies.read(ScoreBody, request)
         queries, texts = _texts("text_1", body.text_1), _texts("text_2", body.text_2)
         if len(queries) not in (1, len(texts)):
             raise RequestError(
@@ -79,10 +80,10 @@ class Reranking:
         texts: Sequence[str],
         reply: Callable[[ChatDelta], dict[str, Any]],
     ) -> Response:
-        model = await self._backend.model(name, allowed_models(request))
+        model = await self.backend.model(name, allowed_models(request))
         tasks = _tasks(model, queries, texts, tenant=tenant_id(request))
         encoder = WholeEncoder(reply, error_body)
-        return Reply(computed(self._backend, tasks), encoder, stream=False)
+        return Reply(computed(self.backend, tasks), encoder, stream=False)
 
 
 def rerank_reply(delta: ChatDelta, *, body: RerankBody, texts: Sequence[str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """OpenAI's /v1/responses: creates responses, and retrieves, lists and deletes stored ones."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -32,68 +32,62 @@ DEFAULT_LIST_LIMIT = 20
 MAX_LIMIT_DIGITS = 9
 
 
+@dataclass(frozen=True, slots=True)
 class OpenAIResponses:
     """Answers /v1/responses and the paths below it."""
 
-    def __init__(
-        self,
-        backend: ChatBackend,
-        images: ImageReader,
-        bodies: BodyReader,
-        history: ResponseHistory,
-    ) -> None:
-        self._backend = backend
-        self._images = images
-        self._bodies = bodies
-        self._history = history
+    backend: ChatBackend
+    images: ImageReader
+    bodies: BodyReader
+    history: ResponseHistory
 
     async def create(self, request: Request) -> Response:
-        body = await self._bodies.read(ResponsesBody, request)
+        body = await self.bodies.read(ResponsesBody, request)
         body.check()
-        model = await self._backend.served(body.model, allowed_models(request))
+        model = await self.backend.served(body.model, allowed_models(request))
         options, logprobs = body.options(model), body.logprobs()
-        tools = await self._bodies.convert(request, body.functions)
+        tools = await self.bodies.convert(request, body.functions)
         output, calls = body.output_form(), body.calls(tools)
         thinking, tenant = thinking_for(body.reasoning.effort), tenant_id(request)
-        given = await self._bodies.convert(request, read_items, body.input)
-        items = await self._history.resolved(tenant, given)
-        earlier = await self._history.before(tenant, body.previous_response_id)
-        drafts = await self._bodies.convert(request, _drafts, body.instructions, earlier, items)
+        given = await self.bodies.convert(request, read_items, body.input)
+        items = await self.history.resolved(tenant, given)
+        earlier = await self.history.before(tenant, body.previous_response_id)
+        drafts = await self.bodies.convert(request, _drafts, body.instructions, earlier, items)
         if body.truncation == "auto":
-            drafts = self._images.recent(drafts)
-        messages = await self._images.messages(model, drafts, tenant=tenant)
+            drafts = self.images.recent(drafts)
+        messages = await self.images.messages(model, drafts, tenant=tenant)
         prompt = Conversation(messages, thinking, tools=tools)
         task = openai_task(
             request, model, options, prompt, logprobs=logprobs, output=output, calls=calls
         )
         if body.truncation == "auto":
             task = replace(task, truncation=Truncation(turns=True))
-        store = body.store and self._history.stores
+        store = body.store and self.history.stores
         facts = body.facts(new_response_id(), options) | {"store": store}
         encoder = ResponseEncoder(facts, ReplyReader(tools), body.namespaces())
         ending = self._storing(tenant, encoder, items) if store else None
-        return Reply(self._backend.generate(task), encoder, stream=body.stream, ending=ending)
+        return Reply(self.backend.generate(task), encoder, stream=body.stream, ending=ending)
 
     async def retrieve(self, request: Request) -> Response:
         """The stored response. It is complete, so `stream` is refused."""
         if request.query_params.get("stream", "false") != "false":
             raise RequestError('parameter "stream" of a stored response is not served')
-        found = await self._history.response(tenant_id(request), request.path_params["id"])
+        found = await self.history.response(tenant_id(request), request.path_params["id"])
         return Response(found, media_type=JSON)
 
     async def delete(self, request: Request) -> Response:
         id = request.path_params["id"]
-        await self._history.delete(tenant_id(request), id)
+        await self.history.delete(tenant_id(request), id)
         return JSONResponse({"id": id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
         """Always refused: a response is stored when it has ended. Until then, closing its
         connection cancels it."""
-        await self._history.response(tenant_id(request), request.path_params["id"])
+        await self.history.response(tenant_id(request), request.path_params["id"])
         raise RequestError("Cannot cancel a synchronous response.")
 
     async def input_items(self, request: Request) -> Response:
-        items = await self._history.inputs(tenant_id(request), request.path_params["id"])
+        items = await self.history.inputs(tenant_id(request), request.path_params["id"])
         page, more = _page(items, dict(request.query_params))
         first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
         listed = {"data": page, "first_id": first, "last_id": last, "has_more": more}
@@ -109,7 +103,7 @@ class OpenAIResponses:
             response = StoredResponse(
                 final["id"], encode(final), encode(items), final["previous_response_id"]
             )
-            await self._history.put(tenant, response)
+            await self.history.put(tenant, response)
 
         return store
 

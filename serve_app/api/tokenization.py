@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -56,17 +57,17 @@ class DetokenizeBody(Body):
     tokens: list[Any]
 
 
+@dataclass(frozen=True, slots=True)
 class Tokenization:
     """The two endpoints."""
 
-    def __init__(self, backend: ChatBackend, images: ImageReader, bodies: BodyReader) -> None:
-        self._backend = backend
-        self._images = images
-        self._bodies = bodies
+    backend: ChatBackend
+    images: ImageReader
+    bodies: BodyReader
 
     async def tokenize(self, request: Request) -> Response:
-        body = await self._bodies.read(TokenizeBody, request)
-        model = await self._backend.served(body.model, allowed_models(request))
+        body = await self.bodies.read(TokenizeBody, request)
+        model = await self.backend.served(body.model, allowed_models(request))
         prompt = await self._prompt(request, body, model)
         wanted = body.return_token_strs
         found = self._found(request, model, prompt, vocabulary_wanted=wanted)
@@ -74,9 +75,9 @@ class Tokenization:
         return Reply(found, encoder, stream=False)
 
     async def detokenize(self, request: Request) -> Response:
-        body = await self._bodies.read(DetokenizeBody, request)
-        model = await self._backend.served(body.model, allowed_models(request))
-        ids = await self._bodies.convert(request, token_ids, body.tokens)
+        body = await self.bodies.read(DetokenizeBody, request)
+        model = await self.backend.served(body.model, allowed_models(request))
+        ids = await self.bodies.convert(request, token_ids, body.tokens)
         if body.tokens and ids is None:
             raise RequestError('field "tokens" must be a list of token ids')
         found = self._found(request, model, TokenIds(ids or ()))
@@ -89,11 +90,11 @@ class Tokenization:
             raise RequestError('exactly one of the fields "prompt" and "messages" is required')
         if body.prompt is not None:
             return RawText(body.prompt, bos=body.add_special_tokens)
-        drafts = await self._bodies.convert(request, drafts_of, body.messages or [], self._images)
+        drafts = await self.bodies.convert(request, drafts_of, body.messages or [], self.images)
         return Conversation(
-            await self._images.messages(model, drafts, tenant=tenant_id(request)),
+            await self.images.messages(model, drafts, tenant=tenant_id(request)),
             variables=template_variables(body.chat_template_kwargs),
-            tools=await self._bodies.convert(request, declared, body.tools),
+            tools=await self.bodies.convert(request, declared, body.tools),
             opens_reply=body.add_generation_prompt,
         )
 
@@ -113,7 +114,7 @@ class Tokenization:
             model.options.num_ctx,
             tenant=tenant_id(request),
         )
-        return self._backend.generate(task)
+        return self.backend.generate(task)
 
 
 def _tokenized(delta: ChatDelta, *, strings: bool) -> dict[str, Any]:
