@@ -133,7 +133,7 @@ def test_unloading_a_configured_model_succeeds_and_keeps_it(native):
 
 BAD = [
     ({"model": "nobody"}, 404, "model 'nobody' not found"),
-    ({"options": {"temperature": -1}}, 400, 'option "temperature" is -1'),
+    ({"options": {"repeat_last_n": -2}}, 400, 'option "repeat_last_n" is -2'),
     ({"format": {"not": {}}}, 400, '"format" cannot be compiled: Unimplemented keys'),
     ({"think": True}, 400, '"demo" does not support thinking'),
     ({"messages": [{"role": "user", "content": "word " * 2000}]}, 400, "context"),
