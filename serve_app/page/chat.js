@@ -344,7 +344,6 @@ async function openSettings() {
 }
 
 function saveSettings(event) {
-  if (event.submitter?.value !== "save") return;
   const fields = event.target.elements;
   let tools = [];
   try {

@@ -1,4 +1,4 @@
-// Parts of all pages: the dark or light theme, and the dialog for the API key.
+// Parts of all pages: the dark or light theme, the dialog for the API key, and what dialogs have in common.
 
 import { apiKey, setApiKey } from "./server.js";
 
@@ -13,8 +13,8 @@ const KEY_DIALOG = `
     <label>Key<input name="key" type="password" autocomplete="off" spellcheck="false"></label>
     <label class="line"><input name="remember" type="checkbox"> Keep it in this browser</label>
     <div class="row end">
-      <button value="cancel" class="plain">Cancel</button>
-      <button value="save">Save</button>
+      <button type="button" class="plain">Cancel</button>
+      <button>Save</button>
     </div>
   </form>
 </dialog>`;
@@ -26,11 +26,14 @@ export function setUp(onKey) {
   $("theme").addEventListener("click", changeTheme);
   $("open-key").addEventListener("click", () => askKey("Needed only if the server asks for one."));
   $("key").querySelector("form").addEventListener("submit", (event) => {
-    if (event.submitter?.value !== "save") return;
     const { key, remember } = event.target.elements;
     setApiKey(key.value.trim(), remember.checked);
     onKey();
   });
+  // Enter presses the first button that submits, so those that cancel are of another type.
+  for (const button of document.querySelectorAll("dialog [type=button]")) {
+    button.addEventListener("click", () => button.closest("dialog").close());
+  }
 }
 
 export function askKey(reason) {

@@ -225,6 +225,29 @@ async def test_a_server_with_keys_asks_for_one(visiting):
         assert KEY in session
 
 
+async def test_enter_saves_a_dialog_and_cancel_does_not(visiting):
+    async with visiting(PretendReplica(), api_keys=(api_key(KEY),)) as visit:
+        page = visit.page
+        key, seed = page.get_by_label("Key", exact=True), page.get_by_label("Seed")
+        await key.fill("another")
+        await page.get_by_role("button", name="Cancel").click()
+        await page.get_by_role("button", name="API key").click()
+        assert await key.input_value() == ""
+        await key.fill(KEY)
+        await key.press("Enter")
+        await page.get_by_text("You talk with demo.").wait_for()
+        settings = page.get_by_role("button", name="Settings")
+        await settings.click()
+        await seed.fill("42")
+        await seed.press("Enter")
+        await settings.click()
+        assert await seed.input_value() == "42"
+        await seed.fill("43")
+        await page.get_by_role("button", name="Cancel").click()
+        await settings.click()
+        assert await seed.input_value() == "42"
+
+
 async def test_a_chat_is_exported_as_markdown(visiting):
     async with visiting(PretendReplica()) as visit:
         await visit.ask("Hi there")
