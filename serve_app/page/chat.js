@@ -1,7 +1,7 @@
 // The chat page: connects the elements of index.html with chats, their store and the server.
 
 import * as conversation from "./conversation.js";
-import { messageNode, updateAnswer } from "./messages.js";
+import { endAnswer, messageNode, updateAnswer } from "./messages.js";
 import { askKey, setUp } from "./preferences.js";
 import * as server from "./server.js";
 import { allChats, deleteChat, saveChat } from "./store.js";
@@ -77,7 +77,10 @@ function hint(name) {
 // ---- chats
 
 function open(opened) {
+  $("side").classList.remove("open");
+  if (opened === chat) return;
   running?.abort();
+  busy(null);
   chat = opened;
   problem("");
   if (chat.model && $("model").value !== chat.model && !$("model").disabled) {
@@ -89,7 +92,6 @@ function open(opened) {
   }
   draw();
   drawChats();
-  $("side").classList.remove("open");
 }
 
 function draw() {
@@ -99,7 +101,8 @@ function draw() {
   );
   $("welcome").hidden = nodes.length > 0;
   $("export").disabled = !nodes.length;
-  follow(true);
+  $("again").hidden = running !== null || !conversation.lacksAnswer(chat);
+  follow();
 }
 
 function drawChats() {
@@ -128,10 +131,10 @@ function plain(text, action) {
 
 async function forget(removed) {
   if (!confirm(`Delete the chat "${removed.title}"?`)) return;
-  await deleteChat(removed.id);
   chats = chats.filter((each) => each !== removed);
   if (removed === chat) open(chats[0] ?? fresh());
   else drawChats();
+  await deleteChat(removed.id);
 }
 
 function fresh() {
@@ -139,11 +142,12 @@ function fresh() {
   return conversation.newChat($("model").value, { system, options, tools, think });
 }
 
-async function store() {
-  if (!chats.includes(chat)) chats.unshift(chat);
+// A chat without messages is not in `chats`, nor is a deleted one.
+async function store(changed = chat) {
   drawChats();
+  if (!chats.includes(changed)) return;
   try {
-    await saveChat(chat);
+    await saveChat(changed);
   } catch (error) {
     problem(`The chat could not be stored in this browser: ${error?.message ?? error}`);
   }
@@ -155,7 +159,7 @@ const actions = {
   edit(node, content) {
     const { role, images, tool } = node;
     conversation.add(chat, node.parent, { role, content, images, tool });
-    answer();
+    proceed();
   },
   retry(node) {
     chat.leaf = node.parent;
@@ -168,14 +172,19 @@ const actions = {
   },
   result(node, name, content) {
     conversation.add(chat, chat.leaf, { role: "tool", tool: name, content });
-    const results = conversation.path(chat).slice(conversation.path(chat).indexOf(node) + 1);
-    if (results.length >= node.calls.length) answer();
-    else {
-      store();
-      draw();
-    }
+    proceed();
   },
 };
+
+// Answers a changed chat, unless results of tools are missing.
+function proceed() {
+  if (conversation.lacksAnswer(chat)) {
+    answer();
+    return;
+  }
+  store();
+  draw();
+}
 
 async function send() {
   await started; // stored chats may not have been read yet
@@ -192,35 +201,60 @@ async function send() {
 async function answer() {
   const asked = chat;
   const abort = new AbortController();
-  running = abort;
   problem("");
-  busy(true);
-  store();
+  busy(abort);
+  if (!chats.includes(asked)) chats.unshift(asked);
+  store(asked);
   draw();
   await models;
-  const { model, options, tools, think } = asked;
-  const messages = conversation.messages(asked, asked.leaf);
-  const node = conversation.add(asked, asked.leaf, { role: "assistant", content: "", model });
-  if (chat === asked) draw();
-  const shown = $("messages").lastChild;
+  if (abort.signal.aborted) {
+    if (running === abort) {
+      busy(null);
+      draw();
+    }
+    return;
+  }
+  const body = requestOf(asked);
+  const node = conversation.add(asked, asked.leaf, { role: "assistant", content: "", model: body.model });
+  const shown = messageNode(asked, node, actions, true);
+  if (chat === asked) {
+    $("messages").append(shown);
+    follow();
+  }
+  const end = await receive(body, abort.signal, asked, node, shown);
+  asked.changed = Date.now();
+  await store(asked);
+  if (running === abort) busy(null);
+  if (chat === asked && !running) drawEnd(shown, node);
+  $("announce").textContent = end;
+}
+
+// Adds the answer to `node` as it arrives. Returns what is announced; a problem announces itself.
+async function receive(body, signal, asked, node, shown) {
   try {
-    const body = { model, messages, options, think, tools: tools?.length ? tools : undefined };
-    for await (const part of server.chat(body, abort.signal)) {
+    for await (const part of server.chat(body, signal)) {
       take(node, part);
       if (chat === asked) redraw(shown, node);
     }
+    return "The answer is complete.";
   } catch (error) {
-    if (error.name !== "AbortError") {
-      if (!node.content && !node.thinking && !node.calls) remove(asked, node);
-      report(error, asked.nodes[asked.leaf]?.role !== "assistant");
-    } else node.stopped = true;
+    node.stopped = error.name === "AbortError";
+    if (node.stopped) return "The answer was stopped.";
+    if (!node.content && !node.thinking && !node.calls) remove(asked, node);
+    report(error);
+    return "";
   }
-  running = null;
-  busy(false);
-  asked.changed = Date.now();
-  await store();
-  if (chat === asked) draw();
-  $("announce").textContent = node.stopped ? "The answer was stopped." : "The answer is complete.";
+}
+
+function requestOf(asked) {
+  const { model, options, tools, think } = asked;
+  return {
+    model,
+    messages: conversation.messages(asked, asked.leaf),
+    options,
+    think,
+    tools: tools?.length ? tools : undefined,
+  };
 }
 
 function take(node, { message, done, ...rest }) {
@@ -255,6 +289,17 @@ function redraw(shown, node) {
   });
 }
 
+// Only the last message changes when an answer ends, unless it was removed or the chat was opened again.
+function drawEnd(shown, node) {
+  if (!chat.nodes[node.id] || !shown.isConnected) {
+    draw();
+    return;
+  }
+  const following = atEnd();
+  endAnswer(shown, chat, node, actions);
+  if (following) follow();
+}
+
 function atEnd() {
   const main = $("main");
   return main.scrollHeight - main.scrollTop - main.clientHeight < BOTTOM;
@@ -264,10 +309,12 @@ function follow() {
   $("main").scrollTop = $("main").scrollHeight;
 }
 
-function busy(is) {
-  $("messages").setAttribute("aria-busy", String(is));
-  $("send").hidden = is;
-  $("stop").hidden = !is;
+// `abort`: ends the answer that is generated from now on; null if there is none.
+function busy(abort) {
+  running = abort;
+  $("messages").setAttribute("aria-busy", String(abort !== null));
+  $("send").hidden = abort !== null;
+  $("stop").hidden = abort === null;
 }
 
 // ---- images
@@ -361,7 +408,7 @@ function saveSettings(event) {
   chat.options = Object.fromEntries(
     NUMBERS.filter((name) => fields[name].value !== "").map((name) => [name, Number(fields[name].value)]),
   );
-  if (chats.includes(chat)) store();
+  store();
 }
 
 function save() {
@@ -372,16 +419,14 @@ function save() {
   URL.revokeObjectURL(link.href);
 }
 
-// `again`: the last message has no answer and can be sent again.
-function report(error, again = false) {
+function report(error) {
   if (error.status === 401) askKey("This server needs an API key.");
-  else if (error instanceof server.ServerError) problem(error.message, again);
-  else problem(`The server cannot be reached: ${error.message}`, again);
+  else if (error instanceof server.ServerError) problem(error.message);
+  else problem(`The server cannot be reached: ${error.message}`);
 }
 
-function problem(text, again = false) {
+function problem(text) {
   $("problem").textContent = text;
-  $("again").hidden = !again;
 }
 
 function grow() {

@@ -47,6 +47,15 @@ export function showBranch(chat, node) {
   chat.leaf = last.id;
 }
 
+// Whether the path ends with a message, or with the results of all calls, that has no answer.
+export function lacksAnswer(chat) {
+  const nodes = path(chat);
+  const last = nodes.at(-1);
+  if (last?.role !== "tool") return last?.role === "user";
+  const calling = nodes.findLastIndex((node) => node.role === "assistant");
+  return nodes.length - 1 - calling >= nodes[calling].calls.length;
+}
+
 // The body of a request to Ollama's /api/chat, with the messages of the path up to `leaf`.
 export function messages(chat, leaf) {
   const result = chat.system?.trim() ? [{ role: "system", content: chat.system }] : [];

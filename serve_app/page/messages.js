@@ -13,13 +13,20 @@ export function messageNode(chat, node, actions, frozen) {
   article.append(body);
   if (node.role === "assistant") {
     updateAnswer(article, node);
-    if (!frozen) for (const form of callForms(chat, node, actions)) body.append(form);
+    if (!frozen) body.append(...callForms(chat, node, actions));
   } else {
     if (node.images?.length) body.append(pictures(node.images));
     body.append(create("div", "text", node.content));
   }
   article.append(toolbar(chat, node, actions, article)); // invisible while an answer is generated
   return article;
+}
+
+// Completes the message of an answer that has ended. What the user opened or selected in it stays so.
+export function endAnswer(article, chat, node, actions) {
+  updateAnswer(article, node);
+  article.querySelector(".body").append(...callForms(chat, node, actions));
+  article.querySelector(":scope > .tools").replaceWith(toolbar(chat, node, actions, article));
 }
 
 // Shows the part of an answer that has arrived.
@@ -31,7 +38,8 @@ export function updateAnswer(article, node) {
     if (!details.firstChild) {
       details.append(create("summary", "", "Thinking"), create("div", "thinking"));
     }
-    details.lastChild.textContent = node.thinking;
+    const more = node.thinking.slice(details.lastChild.textContent.length);
+    if (more) details.lastChild.append(more);
   }
   renderMarkdown(part(body, "div", "markdown"), node.content);
   const calls = part(body, "div", "calls");

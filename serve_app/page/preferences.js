@@ -37,9 +37,10 @@ export function setUp(onKey) {
 }
 
 export function askKey(reason) {
+  if ($("key").open) return; // a key may have been typed
   $("key-reason").textContent = reason;
   $("key").querySelector("form").elements.key.value = apiKey();
-  if (!$("key").open) $("key").showModal();
+  $("key").showModal();
 }
 
 function changeTheme() {

@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,64 @@ async def test_an_answer_can_be_stopped(visiting, how):
     assert replica.left == 1
 
 
+async def test_an_answer_is_kept_when_another_chat_is_opened(visiting):
+    replica = PretendReplica()
+    replica.waits.clear()
+    async with visiting(replica) as visit:
+        page, chats = visit.page, visit.page.locator("#chats .open")
+        answer = page.locator("article.assistant .markdown")
+        await visit.ask("Hi")
+        await answer.get_by_text("Hello").wait_for()
+        await page.get_by_role("button", name="New chat").click()
+        await page.locator("#announce").get_by_text("stopped").wait_for()
+        assert await chats.all_inner_texts() == ["Hi"]
+        await chats.click()
+        assert await answer.inner_text() == "Hello"
+        await page.reload()
+        await answer.get_by_text("Hello").wait_for()
+        assert await chats.all_inner_texts() == ["Hi"]
+        assert visit.problems == []
+
+
+async def test_a_chat_that_is_deleted_during_an_answer_stays_deleted(visiting):
+    replica = PretendReplica()
+    replica.waits.clear()
+    async with visiting(replica) as visit:
+        page, chats = visit.page, visit.page.locator("#chats .open")
+        page.on("dialog", lambda dialog: dialog.accept())
+        await visit.ask("Hi")
+        await page.locator("article.assistant").get_by_text("Hello").wait_for()
+        await page.get_by_role("button", name="Delete the chat Hi").click()
+        await page.locator("#announce").get_by_text("stopped").wait_for()
+        assert await chats.count() == 0
+        await page.reload()
+        await page.get_by_text("You talk with demo.").wait_for()
+        assert await chats.count() == 0
+        assert await page.locator("article").count() == 0
+
+
+async def test_the_end_of_an_answer_leaves_the_reader_where_he_is(visiting):
+    long = "<think>\nhm</think>\n\n" + "line\n\n" * 200
+    replica = PretendReplica((long, "end"), QWEN3)
+    replica.waits.clear()
+    async with visiting(replica) as visit:
+        page = visit.page
+        await visit.ask("Hi")
+        await page.get_by_text("Thinking", exact=True).click()
+        selected = page.locator("article.assistant .markdown p").first
+        await selected.select_text()
+        await page.locator("#main").evaluate("main => main.scrollTop = 1")
+        replica.waits.set()
+        await page.get_by_text("tokens/s").wait_for()
+        assert await page.locator("#main").evaluate("main => main.scrollTop") == 1
+        assert await page.get_by_text("hm", exact=True).is_visible()
+        assert await page.evaluate("getSelection().toString()") == "line"
+        await page.get_by_role("button", name="Retry").click()
+        await page.get_by_text("2 / 2").wait_for()
+        distance = "main => main.scrollHeight - main.scrollTop - main.clientHeight"
+        assert await page.locator("#main").evaluate(distance) < 2, "it follows from the end"
+
+
 async def test_a_reload_keeps_the_chat_and_its_settings(visiting):
     async with visiting(PretendReplica()) as visit:
         page = visit.page
@@ -203,13 +262,39 @@ async def test_thinking_is_folded_and_calls_take_results(visiting):
         assert not await page.get_by_text("hm", exact=True).is_visible()
         await page.get_by_text("Thinking", exact=True).first.click()
         assert await page.get_by_text("hm", exact=True).is_visible()
-        await page.get_by_label("Result of add").fill("42")
+        await page.get_by_label("Result of add").fill("4\n  2")
         replica.words, replica.opening = ("Done",), None
         await page.get_by_role("button", name="Send the result").click()
         await page.get_by_text("Done").wait_for()
+        assert await page.locator("article.tool .text").inner_text() == "4\n  2"
         messages = replica.tasks[-1].prompt.messages
         assert [message.role for message in messages] == ["user", "assistant", "tool"]
-        assert (messages[1].tool_calls[0].name, messages[2].text) == ("add", "42")
+        assert (messages[1].tool_calls[0].name, messages[2].text) == ("add", "4\n  2")
+
+
+async def test_an_edited_result_waits_for_the_others(visiting):
+    call = '<tool_call>\n{"name": "%s", "arguments": {}}\n</tool_call>'
+    replica = PretendReplica((f"{call % 'one'}\n{call % 'two'}",), QWEN3)
+    tools = [{"type": "function", "function": {"name": name}} for name in ("one", "two")]
+    async with visiting(replica, card=SEEING) as visit:
+        page = visit.page
+        await page.get_by_role("button", name="Settings").click()
+        await page.get_by_label("Tools, a JSON list").fill(json.dumps(tools))
+        await page.get_by_role("button", name="Save").last.click()
+        await visit.ask("Hi")
+        await page.get_by_label("Result of one").fill("1")
+        replica.words, replica.opening = ("Done",), None
+        await page.get_by_role("button", name="Send the result").click()
+        await page.get_by_label("Result of two").wait_for()
+        await page.locator("article.tool").get_by_role("button", name="Edit").click()
+        await page.get_by_label("Edit the message").fill("1.0")
+        await page.locator("article.tool").get_by_role("button", name="Send").click()
+        await page.locator("article.tool").get_by_text("2 / 2").wait_for()
+        await page.get_by_label("Result of two").fill("2")
+        await page.get_by_role("button", name="Send the result").click()
+        await page.get_by_text("Done").wait_for()
+        assert [len(task.prompt.messages) for task in replica.tasks] == [1, 4]
+        assert [each.text for each in replica.tasks[-1].prompt.messages[2:]] == ["1.0", "2"]
 
 
 async def test_a_server_with_keys_asks_for_one(visiting):
@@ -223,6 +308,20 @@ async def test_a_server_with_keys_asks_for_one(visiting):
         local, session = await visit.page.evaluate(stored)
         assert KEY not in local
         assert KEY in session
+
+
+async def test_a_message_that_lacked_a_key_can_be_sent_again(visiting):
+    async with visiting(PretendReplica(), api_keys=(api_key(KEY),)) as visit:
+        page, reason = visit.page, visit.page.get_by_text("This server needs an API key.")
+        await reason.wait_for()
+        await page.keyboard.press("Escape")
+        await visit.ask("Hi")
+        await reason.wait_for()
+        await page.get_by_label("Key", exact=True).fill(KEY)
+        await page.keyboard.press("Enter")
+        await page.get_by_role("button", name="Try again").click()
+        await page.get_by_text("Hello, world").wait_for()
+        assert await page.locator("article.user").count() == 1
 
 
 async def test_enter_saves_a_dialog_and_cancel_does_not(visiting):
@@ -267,6 +366,8 @@ async def test_a_failing_answer_is_reported_and_can_be_repeated(visiting):
         await visit.ask("Hi")
         await visit.page.get_by_text("the engine broke").wait_for()
         assert await visit.page.locator("article.assistant").count() == 0
+        await visit.answered()
+        assert await visit.page.locator("#announce").text_content() == ""
         replica.fails_after = None
         await visit.page.get_by_role("button", name="Try again").click()
         await visit.page.get_by_text("Hello, world").wait_for()
