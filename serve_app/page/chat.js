@@ -9,6 +9,7 @@ import { allChats, deleteChat, saveChat } from "./store.js";
 const $ = (id) => document.getElementById(id);
 const IMAGES = new Set(["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"]);
 const MODEL = "caravan-model"; // keys of localStorage
+const COMPOSED = 229; // keyCode of a key of an input method; Safari ends the composition before its Enter
 const BOTTOM = 80; // pixels from the end that count as the end, when following an answer
 
 let chats = [];
@@ -16,20 +17,23 @@ let chat = null;
 let attached = [];
 let running = null; // the AbortController of the answer that is being generated
 let capabilities = new Set();
-let models = null; // settled when the list of models has been requested
+let models = null; // settled when the models and the capabilities of the chosen one have been requested
 
 async function start() {
-  setUp(() => {
-    problem("");
-    models = loadModels();
-  });
+  setUp(requestModels);
   chats = await allChats();
   open(chats[0] ?? conversation.newChat("", {}));
   $("text").focus();
-  models = loadModels();
+  requestModels();
 }
 
 // ---- models
+
+function requestModels() {
+  problem("");
+  models = loadModels();
+  return models;
+}
 
 async function loadModels() {
   let names;
@@ -52,14 +56,17 @@ async function loadModels() {
 async function choose(name) {
   chat.model = name;
   capabilities = new Set();
+  let found = [];
   if (name) {
     localStorage.setItem(MODEL, name);
     try {
-      capabilities = new Set((await server.show(name)).capabilities);
+      found = (await server.show(name)).capabilities;
     } catch (error) {
       report(error);
     }
   }
+  if (chat.model !== name) return; // another one has been chosen since
+  capabilities = new Set(found);
   const told = ["vision", "tools", "thinking"].filter((each) => capabilities.has(each));
   $("capabilities").textContent = told.join(", ");
   $("attach").disabled = !capabilities.has("vision");
@@ -82,13 +89,16 @@ function open(opened) {
   running?.abort();
   busy(null);
   chat = opened;
+  chat.model ||= $("model").value;
+  attached = [];
+  drawAttached();
   problem("");
   if (chat.model && $("model").value !== chat.model && !$("model").disabled) {
     if (![...$("model").options].some((option) => option.value === chat.model)) {
       $("model").add(new Option(`${chat.model} (not served)`, chat.model));
     }
     $("model").value = chat.model;
-    choose(chat.model);
+    models = choose(chat.model);
   }
   draw();
   drawChats();
@@ -188,6 +198,10 @@ function proceed() {
 
 async function send() {
   await started; // stored chats may not have been read yet
+  if (attached.length) {
+    await models;
+    if (!sees()) return;
+  }
   const content = $("text").value;
   if (running || (!content.trim() && !attached.length)) return;
   conversation.add(chat, chat.leaf, { role: "user", content, images: attached });
@@ -207,7 +221,8 @@ async function answer() {
   store(asked);
   draw();
   await models;
-  if (abort.signal.aborted) {
+  if ($("model").disabled) await requestModels();
+  if ($("model").disabled || abort.signal.aborted) {
     if (running === abort) {
       busy(null);
       draw();
@@ -252,7 +267,7 @@ function requestOf(asked) {
     model,
     messages: conversation.messages(asked, asked.leaf),
     options,
-    think,
+    think: capabilities.has("thinking") ? think : undefined,
     tools: tools?.length ? tools : undefined,
   };
 }
@@ -322,10 +337,7 @@ function busy(abort) {
 async function attach(files) {
   for (const file of files) {
     if (!file.type.startsWith("image/")) continue;
-    if (!capabilities.has("vision")) {
-      problem(`${chat.model} cannot see images.`);
-      return;
-    }
+    if (!sees()) return;
     try {
       const data = await base64(IMAGES.has(file.type) ? file : await asPng(file));
       attached.push({ name: file.name || "image", data });
@@ -335,6 +347,11 @@ async function attach(files) {
   }
   drawAttached();
   $("text").focus();
+}
+
+function sees() {
+  if (!capabilities.has("vision")) problem(`${chat.model} cannot see images.`);
+  return capabilities.has("vision");
 }
 
 function base64(blob) {
@@ -442,7 +459,7 @@ $("form").addEventListener("submit", (event) => {
 });
 $("text").addEventListener("input", grow);
 $("text").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== COMPOSED) {
     event.preventDefault();
     send();
   }
@@ -476,7 +493,9 @@ for (const button of document.querySelectorAll(".suggestions button")) {
     send();
   });
 }
-$("model").addEventListener("change", () => choose($("model").value));
+$("model").addEventListener("change", () => {
+  models = choose($("model").value);
+});
 $("new-chat").addEventListener("click", () => {
   open(fresh());
   $("text").focus();
@@ -501,6 +520,10 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
     $("new-chat").click();
   }
+});
+
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden && models && $("model").disabled) requestModels();
 });
 
 const started = start();
