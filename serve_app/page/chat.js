@@ -4,11 +4,12 @@ import * as conversation from "./conversation.js";
 import { endAnswer, messageNode, updateAnswer } from "./messages.js";
 import { askKey, setUp } from "./preferences.js";
 import * as server from "./server.js";
+import { local } from "./site_data.js";
 import { allChats, deleteChat, saveChat } from "./store.js";
 
 const $ = (id) => document.getElementById(id);
 const IMAGES = new Set(["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"]);
-const MODEL = "caravan-model"; // keys of localStorage
+const MODEL = "caravan-model"; // key of localStorage
 const COMPOSED = 229; // keyCode of a key of an input method; Safari ends the composition before its Enter
 const BOTTOM = 80; // pixels from the end that count as the end, when following an answer
 
@@ -44,7 +45,7 @@ async function loadModels() {
     report(error);
     return;
   }
-  const wanted = chat.model || localStorage.getItem(MODEL);
+  const wanted = chat.model || local.getItem(MODEL);
   $("model").disabled = !names.length;
   $("model").replaceChildren(...names.map((name) => new Option(name, name)));
   if (wanted && !names.includes(wanted)) $("model").add(new Option(`${wanted} (not served)`, wanted));
@@ -58,7 +59,7 @@ async function choose(name) {
   capabilities = new Set();
   let found = [];
   if (name) {
-    localStorage.setItem(MODEL, name);
+    local.setItem(MODEL, name);
     try {
       found = (await server.show(name)).capabilities;
     } catch (error) {

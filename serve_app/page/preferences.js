@@ -1,6 +1,7 @@
 // Parts of all pages: the dark or light theme, the dialog for the API key, and what dialogs have in common.
 
 import { apiKey, setApiKey } from "./server.js";
+import { local } from "./site_data.js";
 
 const THEME = "caravan-theme"; // key of localStorage
 const root = document.documentElement;
@@ -22,7 +23,7 @@ const KEY_DIALOG = `
 // `onKey`: called when the user has changed the key.
 export function setUp(onKey) {
   document.body.insertAdjacentHTML("beforeend", KEY_DIALOG);
-  root.dataset.theme = localStorage.getItem(THEME) ?? "";
+  root.dataset.theme = local.getItem(THEME) ?? "";
   $("theme").addEventListener("click", changeTheme);
   $("open-key").addEventListener("click", () => askKey("Needed only if the server asks for one."));
   $("key").querySelector("form").addEventListener("submit", (event) => {
@@ -47,5 +48,5 @@ function changeTheme() {
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
   const now = root.dataset.theme || (dark ? "dark" : "light");
   root.dataset.theme = now === "dark" ? "light" : "dark";
-  localStorage.setItem(THEME, root.dataset.theme);
+  local.setItem(THEME, root.dataset.theme);
 }

@@ -1,16 +1,18 @@
 // Requests to the server that the page came from.
 
+import { local, session } from "./site_data.js";
+
 const KEY = "caravan-key";
 
 export function apiKey() {
-  return sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "";
+  return session.getItem(KEY) ?? local.getItem(KEY) ?? "";
 }
 
 // `remember`: keep the key after the browser is closed.
 export function setApiKey(key, remember) {
-  localStorage.removeItem(KEY);
-  sessionStorage.removeItem(KEY);
-  if (key) (remember ? localStorage : sessionStorage).setItem(KEY, key);
+  local.removeItem(KEY);
+  session.removeItem(KEY);
+  if (key) (remember ? local : session).setItem(KEY, key);
 }
 
 export class ServerError extends Error {

@@ -406,6 +406,25 @@ async def test_enter_of_an_input_method_sends_nothing(visiting):
         assert [task.prompt.messages[0].text for task in visit.replica.tasks] == ["Hi"]
 
 
+async def test_a_browser_that_blocks_site_data_has_all_but_that(visiting):
+    blocked = """for (const name of ["localStorage", "sessionStorage", "indexedDB"]) {
+      Object.defineProperty(window, name, {get() {
+        throw new DOMException("denied", "SecurityError");
+      }});
+    }"""
+    async with visiting(PretendReplica(), api_keys=(api_key(KEY),)) as visit:
+        page = visit.page
+        await page.add_init_script(blocked)
+        await page.reload()
+        await page.get_by_label("Key", exact=True).fill(KEY)
+        await page.keyboard.press("Enter")
+        await page.get_by_role("button", name="Theme").click()
+        await page.wait_for_function("document.documentElement.dataset.theme")
+        await visit.ask("Hi")
+        await page.get_by_text("Hello, world").wait_for()
+        assert await page.locator("#chats .open").all_inner_texts() == ["Hi"]
+
+
 async def test_enter_saves_a_dialog_and_cancel_does_not(visiting):
     async with visiting(PretendReplica(), api_keys=(api_key(KEY),)) as visit:
         page = visit.page
