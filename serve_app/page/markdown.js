@@ -3,12 +3,13 @@
 
 import { codeNode } from "./code.js";
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)[^`]*$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+// The time of each pattern grows with the length of a line, at most with its square.
+const FENCE = /^ {0,3}(`{3,}|~{3,})(?=[^`]*$)\s*([^\s`]*)/;
+const HEADING = /^ {0,3}(#{1,6})\s/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(?:\s+|$)/;
-const TABLE_RULE = /^\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$/;
+const TABLE_RULE = /^\s*(?:\|\s*)?:?-+:?\s*(?:\|\s*:?-+:?\s*)*(?:\|\s*)?$/;
 const MOST_DEPTH = 16; // nesting of lists and quotes
 const WINDOW = 2000; // characters in which the end of an inline element is searched
 const SCHEMES = new Set(["http:", "https:", "mailto:"]);
@@ -106,7 +107,8 @@ const NODES = {
   paragraph: (lines) => inline(create("p"), lines.map((line) => line.trimStart()).join("\n")),
   rule: () => create("hr"),
   heading(lines) {
-    const [, marks, text] = HEADING.exec(lines[0]);
+    const [start, marks] = HEADING.exec(lines[0]);
+    const text = lines[0].slice(start.length).trim().replace(/(?:^|\s)#+$/, "").trimEnd();
     // The page has one h1; those of an answer begin below its messages' headings.
     return inline(create(`h${Math.min(6, marks.length + 2)}`), text);
   },

@@ -227,6 +227,28 @@ async def test_markdown_becomes_elements(visiting):
         assert await answer.locator("input[type=checkbox]").is_checked()
 
 
+async def test_long_lines_of_markdown_become_elements_at_once(visiting):
+    render = """async (source) => {
+      const { renderMarkdown } = await import("/page/markdown.js");
+      const shown = document.createElement("div");
+      renderMarkdown(shown, source);
+      return [...shown.children].map((each) => [each.tagName, each.textContent.slice(0, 4)]);
+    }"""
+    gap = " " * 20_000
+    expected = {
+        f"# a{gap}b": ["H3", "a   "],
+        "## C# ##": ["H4", "C#"],
+        "# #": ["H3", ""],
+        f"```{gap}`": ["P", "``` "],
+        f"|e|\n|-{gap}x|": ["P", "|e||"],
+        "|f|g|\n| :-: |-|": ["DIV", "fg"],
+        "~~~ python x\nh\n~~~": ["FIGURE", "pyth"],
+    }
+    async with visiting(PretendReplica()) as visit:
+        shown = await visit.page.evaluate(render, "\n\n".join(expected))
+        assert shown == [*expected.values()]
+
+
 async def test_an_edited_message_and_another_answer_are_branches(visiting):
     async with visiting(PretendReplica()) as visit:
         page = visit.page
