@@ -11,6 +11,7 @@ const $ = (id) => document.getElementById(id);
 const models = new Map(); // a ModelSection by name
 let paused = false;
 let asking = false;
+let refused = false; // by a server that needs a key: nothing is requested until the key changes
 
 const COLUMNS = [
   ["Replica", (one) => one.id],
@@ -125,14 +126,17 @@ function show({ at, models: listed }) {
 }
 
 async function ask() {
-  if (asking || document.hidden || $("key").open) return;
+  if (asking || refused || document.hidden || $("key").open) return;
   asking = true;
   try {
     show(await server.get("/status.json"));
     $("problem").textContent = "";
   } catch (error) {
-    if (error.status === 401) askKey("This server needs an API key.");
-    else $("problem").textContent = `The server does not answer: ${error.message}`;
+    refused = error.status === 401;
+    if (refused) askKey("This server needs an API key.");
+    $("problem").textContent = refused
+      ? `No values without a valid API key: ${error.message}`
+      : `The server does not answer: ${error.message}`;
   } finally {
     asking = false;
   }
@@ -142,6 +146,9 @@ $("pause").addEventListener("click", () => {
   paused = !paused;
   $("pause").setAttribute("aria-pressed", String(paused));
 });
-setUp(ask);
+setUp(() => {
+  refused = false;
+  ask();
+});
 setInterval(() => paused || ask(), EVERY_MS);
 ask();

@@ -98,6 +98,26 @@ async def test_a_server_with_keys_asks_for_one(visiting, fresh):
         await visit.page.get_by_text("Requests: 3 running").wait_for()
 
 
+async def test_without_a_key_nothing_is_requested_until_one_is_given(visiting, fresh):
+    options = {"api_keys": (api_key(KEY),), "statuses": [state(ENGINE)]}
+    async with visiting(PretendReplica(), **options) as visit:
+        page, asked = visit.page, []
+        page.on("request", lambda made: made.url.endswith("/status.json") and asked.append(made))
+        await page.clock.install()
+        await page.goto(f"{visit.address}/status")
+        await page.get_by_text("This server needs an API key.").wait_for()
+        await page.keyboard.press("Escape")
+        await page.get_by_text("No values without a valid API key").wait_for()
+        await page.clock.run_for(10_000)
+        assert len(asked) == 1
+        assert await page.get_by_role("dialog").count() == 0
+        await page.get_by_role("button", name="API key").click()
+        await page.get_by_label("Key", exact=True).fill(KEY)
+        await page.keyboard.press("Enter")
+        await page.get_by_text("Requests: 3 running").wait_for()
+        assert not await page.locator("#problem").is_visible()
+
+
 @pytest.mark.parametrize("path", ["/status", "/docs"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_axe_finds_nothing_serious_on_a_phone(visiting, path, scheme):
