@@ -41,19 +41,22 @@ class Monitoring:
         self._registry = registry
         self._reading = asyncio.Lock()
         self._statuses: list[ReplicaStatus] = []
-        self._read_at = float("-inf")
+        self._read_at = 0.0
+        self._kept_until = float("-inf")  # of a clock that is never set
 
     async def metrics(self, request: Request) -> Response:
         return Response(await self._exposition(), media_type=CONTENT_TYPE)
 
     async def status(self, request: Request) -> Response:
-        """The engines of the models that the request's key may use; `at`: time in seconds."""
+        """The engines of the models that the request's key may use. `at`: Unix time in seconds,
+        which means the same on all hosts with an ingress."""
         allowed = allowed_models(request)
         configured = [name for name in self._registry.configured if name in allowed]
         async with self._reading:  # concurrent readers share one call of the replicas
-            if time.monotonic() - self._read_at > KEPT_S:
+            if time.monotonic() > self._kept_until:
                 self._statuses = await self._registry.statuses()
-                self._read_at = time.monotonic()
+                self._read_at = time.time()
+                self._kept_until = time.monotonic() + KEPT_S
         models: dict[str, list[dict[str, Any]]] = {name: [] for name in configured}
         for model, engine in _engines(self._statuses):
             if model in allowed:

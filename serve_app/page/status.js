@@ -6,6 +6,7 @@ import * as server from "./server.js";
 
 const EVERY_MS = 2000;
 const POINTS = 150;
+const DRIFT_S = 5; // by which the clocks of server and page may disagree about an interval
 const SPAN = "the last five minutes";
 const $ = (id) => document.getElementById(id);
 const models = new Map(); // a ModelSection by name
@@ -27,7 +28,7 @@ const COLUMNS = [
 class ModelSection {
   constructor(name) {
     this.name = name;
-    this.before = null; // { at, replicas: by id }
+    this.before = null; // { at, received, known: replicas by id }
     this.node = element("section");
     this.heading = element("h2", name);
     this.facts = element("p");
@@ -63,16 +64,19 @@ class ModelSection {
     this.body.closest("table").hidden = !replicas.length;
   }
 
-  // Rates per second since the last answer, of the replicas that are in both answers.
+  // Rates per second since the last answer, of the replicas that are in both answers. None if the answers
+  // come from hosts whose clocks differ.
   #changes(at, replicas) {
     const before = this.before;
     const known = new Map(replicas.map((one) => [one.id, one]));
-    this.before = { at, known };
-    if (!before || at <= before.at) return { completion_tokens_total: null, computed_tokens_total: null };
+    this.before = { at, received: performance.now() / 1000, known };
+    const seconds = at - before?.at;
+    const drift = Math.abs(seconds - (this.before.received - before?.received));
+    if (!(seconds > 0 && drift < DRIFT_S)) return { completion_tokens_total: null, computed_tokens_total: null };
     const rate = (field) => {
       let change = 0;
       for (const [id, one] of known) change += Math.max(0, one[field] - (before.known.get(id) ?? one)[field]);
-      return change / (at - before.at);
+      return change / seconds;
     };
     return Object.fromEntries(["completion_tokens_total", "computed_tokens_total"].map((f) => [f, rate(f)]));
   }

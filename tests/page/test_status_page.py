@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Route
 
 from runtime.engine.engine_statistics import EngineStatistics
 from serve_app.api import monitoring
@@ -65,10 +66,36 @@ async def test_the_speed_is_what_was_generated_between_two_answers(visiting, fre
         page = visit.page
         plot = page.locator("figure", has_text="Tokens per second").get_by_role("img")
         await page.get_by_role("img", name="generated 0,").wait_for()
-        statuses[0] = state(dataclasses.replace(ENGINE, completion_tokens_total=10_000))
-        await page.wait_for_function(
-            "(plot) => !plot.ariaLabel.endsWith('highest 0')", arg=await plot.element_handle()
-        )
+        for total in range(10_000, 10_000_000, 5000):  # a late answer has no rate
+            statuses[0] = state(dataclasses.replace(ENGINE, completion_tokens_total=total))
+            await page.get_by_text(f"{total:,} tokens generated").wait_for()
+            if not (await plot.get_attribute("aria-label")).endswith("highest 0"):
+                break
+        else:
+            pytest.fail("no rate was shown")
+
+
+@pytest.mark.parametrize("step_s", [3600, -3600])
+async def test_answers_of_hosts_with_other_clocks_have_no_rates(visiting, fresh, step_s):
+    sent = 0
+
+    async def answer(route: Route) -> None:
+        nonlocal sent
+        sent += 1
+        body = await (await route.fetch()).json()
+        body["at"] = 1e9 + sent * step_s
+        body["models"][0]["replicas"][0] |= {
+            "completion_tokens_total": sent,
+            "running": min(sent, 2),
+        }
+        await route.fulfill(json=body)
+
+    async with visiting(PretendReplica(), statuses=[state(ENGINE)]) as visit:
+        page = visit.page
+        await page.route("**/status.json", answer)
+        await page.goto(f"{visit.address}/status")
+        await page.get_by_text("Requests: 2 running").wait_for()
+        await page.get_by_role("img", name="now generated –, prompts –; highest 0").wait_for()
 
 
 async def test_pause_stops_the_requests(visiting, fresh):

@@ -56,7 +56,7 @@ EXAMPLES: Examples = {
     "GET /status.json": (
         Example(
             reply={
-                "at": 14118.449252257,
+                "at": 1784623118.449252,
                 "models": [
                     {
                         "name": "demo",

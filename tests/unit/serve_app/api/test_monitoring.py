@@ -1,6 +1,7 @@
 """`/status.json`: the state of the engines, for keys that may use their models."""
 
 import dataclasses
+import time
 
 import pytest
 
@@ -53,6 +54,13 @@ async def test_a_model_without_replicas_is_listed():
     async with http_client(PretendReplica(), statuses=[]) as client:
         answer = await client.get("/status.json")
     assert answer.json()["models"] == [{"name": "demo", "replicas": []}]
+
+
+async def test_the_time_of_the_reading_is_that_of_all_hosts():
+    began = time.time()
+    async with http_client(PretendReplica(), statuses=STATUSES) as client:
+        answer = await client.get("/status.json")
+    assert began <= answer.json()["at"] <= time.time()
 
 
 async def test_replicas_are_asked_once_a_second_for_all_readers():
