@@ -154,7 +154,7 @@ async def test_a_chat_that_is_deleted_during_an_answer_stays_deleted(visiting):
         assert await page.locator("article").count() == 0
 
 
-async def test_the_end_of_an_answer_leaves_the_reader_where_he_is(visiting):
+async def test_the_end_of_an_answer_neither_scrolls_nor_closes_anything(visiting):
     long = "<think>\nhm</think>\n\n" + "line\n\n" * 200
     replica = PretendReplica((long, "end"), QWEN3)
     replica.waits.clear()
