@@ -85,6 +85,15 @@ def test_each_replica_needs_one_gpu_node_and_idle_ones_go(path: Path):
         assert nodes_for(config, [replica] * count) == {"gpu": count}
 
 
+def test_boot_disks_are_of_the_cluster_s_zone_and_of_a_type_that_g2_machines_support():
+    config = cluster(FOLDER / "gcp.yaml")
+    zone = config["provider"]["availability_zone"]
+    for node in config["available_node_types"].values():
+        (disk,) = node["node_config"]["disks"]
+        kind = disk["initializeParams"]["diskType"]
+        assert kind == f"zones/{zone}/diskTypes/pd-balanced"
+
+
 @each_cluster
 def test_shells_can_parse_all_commands(path: Path):
     config = cluster(path)
