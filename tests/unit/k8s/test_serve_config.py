@@ -78,9 +78,7 @@ def test_the_ingress_fits_only_its_pods(schema):
     }
     assert {name for name, has in offered.items() if has.get("ingress", 0) >= wanted} == {"ingress"}
     group = groups()["ingress"]
-    assert ingress.ray_actor_options.num_cpus <= float(
-        container(group)["resources"]["limits"]["cpu"]
-    )
+    assert ingress.ray_actor_options.num_cpus <= float(group["rayStartParams"]["num-cpus"])
     settings = read_settings(application.args)
     assert group["minReplicas"] <= settings.ingress_replicas <= group["maxReplicas"]
 
@@ -96,8 +94,11 @@ def test_each_model_replica_fits_a_gpu_pod(schema):
     assert replicas <= groups()["gpu"]["maxReplicas"]
 
 
-def test_no_replica_fits_the_head():
-    assert groups()["head"]["rayStartParams"]["num-cpus"] == "0"
+def test_no_model_fits_a_pod_that_cannot_pull_it():
+    for name, group in groups().items():
+        models = {mount["name"]: mount for mount in container(group)["volumeMounts"]}["models"]
+        offered = group["rayStartParams"].get("num-cpus")
+        assert offered == ("0" if models.get("readOnly") else None), name
 
 
 def test_pods_wait_until_replicas_are_drained():
