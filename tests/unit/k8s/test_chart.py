@@ -61,7 +61,10 @@ def gpu_pod(objects: dict[tuple[str, str], Manifest]) -> Manifest:
 
 
 def test_the_defaults_make_the_manifests(helm: str, tmp_path: Path):
-    assert rendered(helm, tmp_path, {}) == by_name(manifests())
+    made = rendered(helm, tmp_path, {})
+    claim = made["PersistentVolumeClaim", "caravan-models"]["metadata"]
+    assert claim.pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    assert made == by_name(manifests())
 
 
 DEMO = {"name": "demo", "source": "models/demo.gguf", "device": "cpu", "max_sequences": 33554432}
@@ -131,6 +134,8 @@ def test_values_reach_their_objects(helm: str, tmp_path: Path):
     [
         ({"gpu": {"gpu": 1}}, "gpu"),
         ({"ingress": {"replicas": 1}}, "replicas"),
+        ({"ingress": {"replicas": 3, "maxReplicas": 3}}, "ingress.maxReplicas"),
+        ({"gpu": {"minReplicas": 2, "maxReplicas": 1}}, "gpu.maxReplicas"),
         ({"ingress": {"host": "llm.example.org"}}, "ingress.tlsSecret"),
         ({"args": {"models": []}}, "models"),
         ({"models": []}, "models"),

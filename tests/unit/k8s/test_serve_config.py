@@ -80,7 +80,8 @@ def test_the_ingress_fits_only_its_pods(schema):
     group = groups()["ingress"]
     assert ingress.ray_actor_options.num_cpus <= float(group["rayStartParams"]["num-cpus"])
     settings = read_settings(application.args)
-    assert group["minReplicas"] <= settings.ingress_replicas <= group["maxReplicas"]
+    assert group["minReplicas"] == settings.ingress_replicas
+    assert group["maxReplicas"] >= 2 * settings.ingress_replicas, "new ones start beside old ones"
 
 
 def test_each_model_replica_fits_a_gpu_pod(schema):
