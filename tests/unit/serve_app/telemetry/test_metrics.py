@@ -83,9 +83,19 @@ def test_dashboard_and_alerts_name_exported_series_and_all_metrics_are_shown():
     assert stems == {metric.name for metric in METRICS}
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian: prometheus)")
-def test_promtool_accepts_the_files(tmp_path: Path):
+with_promtool = pytest.mark.skipif(
+    PROMTOOL is None, reason="promtool is not installed (Debian: prometheus)"
+)
+
+
+def promtool(*arguments: Any) -> None:
     assert PROMTOOL is not None
+    done = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@with_promtool
+def test_promtool_accepts_the_files(tmp_path: Path):
     board = json.loads((FILES / "grafana-dashboard.json").read_text())
     queries = [text for panel in board["panels"] for text in expressions(panel)]
     rules = [
@@ -94,12 +104,47 @@ def test_promtool_accepts_the_files(tmp_path: Path):
     ]
     panels = tmp_path / "panels.yml"
     panels.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
-    for arguments in (
-        ["rules", FILES / "alerts.yml", panels],
-        ["config", FILES / "prometheus.yml"],
-    ):
-        done = subprocess.run([PROMTOOL, "check", *arguments], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+    promtool("check", "rules", FILES / "alerts.yml", panels)
+    promtool("check", "config", FILES / "prometheus.yml")
+
+
+NODES = "caravan_nodes_unreachable"
+SLOTS = 'caravan_engine_slots{model="a"}'
+# Series with a value for each minute (`_`: none), and the alerts of this name after some minutes.
+ALERTS: dict[str, tuple[dict[str, str], str, dict[int, int]]] = {
+    "idle": ({NODES: "0x30"}, "CaravanNoMetrics", {20: 0}),
+    "down": ({NODES: "0x10 _x20"}, "CaravanNoMetrics", {10: 0, 30: 1}),
+    "scaled to zero": ({NODES: "0x30", SLOTS: "4x10 _x20"}, "CaravanNoReplicas", {9: 0, 30: 1}),
+    "unloaded": ({NODES: "0x30", SLOTS: "4x10 0x20"}, "CaravanNoReplicas", {9: 0, 30: 1}),
+}
+
+
+@with_promtool
+@pytest.mark.parametrize("case", ALERTS)
+def test_alerts_fire_when_they_should(case: str, tmp_path: Path):
+    series, alert, counts = ALERTS[case]
+    firing = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) or vector(0)'
+    tested = {
+        "rule_files": [str(FILES / "alerts.yml")],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": name, "values": v} for name, v in series.items()],
+                "promql_expr_test": [
+                    {
+                        "expr": firing,
+                        "eval_time": f"{minute}m",
+                        "exp_samples": [{"labels": "{}", "value": count}],
+                    }
+                    for minute, count in counts.items()
+                ],
+            }
+        ],
+    }
+    cases = tmp_path / "cases.yml"
+    cases.write_text(yaml.safe_dump(tested))
+    promtool("test", "rules", cases)
 
 
 def test_each_statistic_is_exported_or_left_out_on_purpose():
