@@ -110,11 +110,36 @@ def test_promtool_accepts_the_files(tmp_path: Path):
 
 NODES = "caravan_nodes_unreachable"
 SLOTS = 'caravan_engine_slots{model="a"}'
+LOST = 'caravan_failovers_total{model="a",cause="lost"}'
+OK, FULL = (f'caravan_requests_total{{status="{status}"}}' for status in (200, 503))
+STOP, FAILED = (f'caravan_replies_total{{model="a",finish="{how}"}}' for how in ("stop", "failed"))
+PREEMPTED = 'caravan_engine_preemptions_total{model="a",replica="%s"}'
+# Several series of one failure each, the first of its process.
+SCATTERED = {
+    f'caravan_requests_total{{status="503",WorkerId="{n}"}}': f"_x{9 + n} 30x{20 - n}"
+    for n in range(12)
+}
 # Series with a value for each minute (`_`: none), and the alerts of this name after some minutes.
 ALERTS: dict[str, tuple[dict[str, str], str, dict[int, int]]] = {
     "idle": ({NODES: "0x30"}, "CaravanNoMetrics", {20: 0}),
     "down": ({NODES: "0x10 _x20"}, "CaravanNoMetrics", {10: 0, 30: 1}),
     "scaled to zero": ({NODES: "0x30", SLOTS: "4x10 _x20"}, "CaravanNoReplicas", {9: 0, 30: 1}),
+    "first loss": ({LOST: "_x19 9x60"}, "CaravanReplicasLost", {18: 0, 19: 1, 30: 1, 40: 0}),
+    "later loss": ({LOST: "1x20 9x60"}, "CaravanReplicasLost", {20: 0, 24: 1, 40: 0}),
+    "not scraped": ({LOST: "9x90 _x30 9x90"}, "CaravanReplicasLost", {60: 0, 121: 0, 135: 0}),
+    "errors": (
+        {OK: "0+60x60", FULL: "0x20 0+6x20 120x20"},
+        "CaravanServerErrors",
+        {20: 0, 30: 1, 55: 0},
+    ),
+    "first errors": ({OK: "0+60x30"} | SCATTERED, "CaravanServerErrors", {9: 0, 18: 1}),
+    "one burst": ({OK: "0+60x40", FULL: "_x19 90x20"}, "CaravanServerErrors", {20: 0, 26: 0}),
+    "failing": ({STOP: "0+60x40", FAILED: "0+6x40"}, "CaravanRepliesFail", {4: 0, 20: 1}),
+    "preempted": (
+        {STOP: "0+6x40"} | {PREEMPTED % n: f"_x{10 + n} 9x{30 - n}" for n in range(20)},
+        "CaravanPreemptions",
+        {10: 0, 25: 1},
+    ),
     "unloaded": ({NODES: "0x30", SLOTS: "4x10 0x20"}, "CaravanNoReplicas", {9: 0, 30: 1}),
 }
 
