@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import httpx
 
@@ -18,6 +19,7 @@ KEPT_S = 1.0
 _PREFIX = "ray_caravan_"
 # Labels that Ray adds and that are equal in all series.
 _CONSTANT = re.compile(r"otel_scope_\w+|Component|SessionName|Version")
+_GAUGE = re.compile(r"# TYPE \w+ gauge")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _SAMPLE = re.compile(rf"ray_(\w+)(?:\{{((?:{_LABEL.pattern},?)*)\}})? (.*)")
 
@@ -76,9 +78,14 @@ async def no_exposition() -> str:
 
 def merged(texts: Iterable[str]) -> str:
     """Merges this application's metrics from the texts of several agents: each metric once, without
-    Ray's prefix, and without labels that are equal in all series."""
+    Ray's prefix, and without labels that are equal in all series.
+
+    Ray's agents keep the counters of ended processes, so those of replicas without any gauge are
+    left out: a running replica sets its gauges all the time, and agents forget a gauge that has not
+    been set for two of Ray's reporting intervals.
+    """
     heads: dict[str, list[str]] = {}
-    samples: dict[str, list[str]] = {}
+    samples: dict[str, list[_Sample]] = {}
     for text in texts:
         family = ""
         for line in text.splitlines():
@@ -90,20 +97,30 @@ def merged(texts: Iterable[str]) -> str:
                     head.append(line.replace(_PREFIX, "caravan_", 1))
             elif family and line.startswith(_PREFIX):
                 samples.setdefault(family, []).append(_sample(line))
-    lines = (line for family in sorted(samples) for line in (*heads[family], *samples[family]))
+    gauges = {family for family, head in heads.items() if any(map(_GAUGE.fullmatch, head))}
+    running = {each.replica for family in gauges for each in samples.get(family, ())} | {None}
+    lines = []
+    for family in sorted(samples):
+        kept = [each.line for each in samples[family] if each.replica in running]
+        lines += [*heads[family], *kept] if kept else []
     return "".join(f"{line}\n" for line in lines)
 
 
-def _sample(line: str) -> str:
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """A line of the text, and the value of its label `replica`; None without that label."""
+
+    line: str
+    replica: str | None
+
+
+def _sample(line: str) -> _Sample:
     found = _SAMPLE.fullmatch(line)
     assert found is not None, "an agent of Ray writes the text format"
-    name, labels, value = found[1], found[2] or "", found[5]
-    kept = (
-        f'{label}="{text}"'
-        for label, text in _LABEL.findall(labels)
-        if not _CONSTANT.fullmatch(label)
-    )
-    return f"{name}{{{','.join(kept)}}} {value}"
+    name, value = found[1], found[5]
+    labels = dict(_LABEL.findall(found[2] or ""))
+    kept = (f'{label}="{text}"' for label, text in labels.items() if not _CONSTANT.fullmatch(label))
+    return _Sample(f"{name}{{{','.join(kept)}}} {value}", labels.get("replica"))
 
 
 def _nodes_unreachable(missing: int) -> str:

@@ -50,8 +50,9 @@ ENCODER: Mapping[str, Metric] = {
 class StatisticsPublisher:
     """Publishes fields of statistics as metrics; of totals, the increase since the last call.
 
-    `replica`: this process. If the statistics of a name are missing, for example because its model
-    was unloaded, its gauges become 0; when they return, totals start from 0.
+    `replica`: this process. While the statistics of a name are missing, for example because its
+    model was unloaded, its gauges are 0; when they return, totals start from 0. Gauges are set each
+    time, because `exposition` takes a process without gauges for one that has ended.
     """
 
     def __init__(self, meter: Meter, fields: Mapping[str, Metric], replica: str) -> None:
@@ -63,7 +64,7 @@ class StatisticsPublisher:
     def publish(self, statistics: Mapping[str, Any]) -> None:
         """`statistics`: statistics by the name of a model or encoder."""
         for name in self._published.keys() - statistics.keys():
-            del self._published[name]
+            self._published[name] = {}
             self._set_gauges(name, None)
         for name, values in statistics.items():
             self._set_gauges(name, values)

@@ -223,3 +223,33 @@ def test_the_texts_of_several_nodes_become_one():
     assert [(sample.labels, sample.value) for sample in family.samples] == [
         ({"NodeAddress": node, "model": 'a,}"Version="b\\'}, 2.0) for node in ("one", "two")
     ]
+
+
+def exported(name: str, kind: str, *labels: str) -> str:
+    head = f"# HELP ray_{name} d\n# TYPE ray_{name} {kind}\n"
+    return head + "".join(f"ray_{name}{{{each}}} 1.0\n" for each in labels)
+
+
+def test_counters_of_ended_replicas_are_left_out():
+    live, ended = 'model="a",replica="r1"', 'model="a,replica=\\"r1\\"",replica="r0"'
+    gauge = exported("caravan_engine_slots", "gauge", live)
+    steps = exported("caravan_engine_steps_total", "counter", ended, live)
+    shifts = exported("caravan_engine_shifts_total", "counter", ended)
+    replies = exported("caravan_replies_total", "counter", 'model="a",key=""')
+    text = merged([steps + shifts + replies, gauge])
+    assert re.findall("^[^#].*", text, re.MULTILINE) == [
+        f"caravan_engine_slots{{{live}}} 1.0",
+        f"caravan_engine_steps_total{{{live}}} 1.0",
+        'caravan_replies_total{model="a",key=""} 1.0',
+    ]
+    assert "shifts" not in text
+
+
+def test_a_process_sets_its_gauges_as_long_as_it_runs():
+    meter = RecordingMeter()
+    publisher = StatisticsPublisher(meter, ENGINE, "r")
+    publisher.publish({"a": EngineStatistics(slots=4)})
+    for _ in range(2):
+        meter.gauges.clear()
+        publisher.publish({})
+        assert meter.gauges["caravan_engine_slots", "a", "r"] == 0
