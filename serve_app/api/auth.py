@@ -11,7 +11,8 @@ from serve_app.api.keys import ApiKey, key_hash
 from serve_app.api.refusals import Refusal
 from serve_app.api.tenant import set_tenant
 
-OPEN_PATHS = frozenset({"/healthz"})
+# Health checks.
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 # The pages, which ask the user for a key if they need one: their files are below the first path,
 # the chat page is at "/", the others are `PAGES`.
 PAGE_PATH = "/page"

@@ -78,8 +78,8 @@ class RefuseForeignHost:
     Addresses, names without a dot and local domains are safe. `allowed` lists further names:
     `*.name` matches all names below, `*` any name. This process's host name is not accepted
     automatically: it belongs to the node of one ingress replica, not to the address that clients
-    use. `/healthz` is exempt because health checks send any host name. Each refused name is logged
-    once.
+    use. Health checks (`OPEN_PATHS`) are exempt because they send any host name. Each refused name
+    is logged once.
     """
 
     def __init__(self, allowed: Sequence[str]) -> None:

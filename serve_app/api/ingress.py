@@ -56,6 +56,7 @@ from serve_app.api.tokenization import Tokenization
 from serve_app.api.traced import PermitTraces
 from serve_app.config.settings import AppSettings
 from serve_app.gateway.backend import ChatBackend
+from serve_app.gateway.readiness import Readiness
 from serve_app.on_demand.management import ModelManagement
 from serve_app.responses.stored_responses import StoredResponses
 from serve_app.telemetry.exposition import no_exposition
@@ -112,8 +113,12 @@ def ingress_app(
     management: ModelManagement | None = None,
     stored: StoredResponses | None = None,
     telemetry: Telemetry | None = None,
+    readiness: Readiness | None = None,
 ) -> Starlette:
-    """The ASGI application of one ingress process. Its shutdown delivers changes of `stored`."""
+    """The ASGI application of one ingress process. Its shutdown delivers changes of `stored`.
+
+    `readiness`: None if the models have started before.
+    """
     telemetry = telemetry or Telemetry(meter=NoMeter(), exposition=no_exposition)
     api_keys, concurrent_requests = options.api_keys, options.concurrent_requests
     limits = {key.name: key.limits(concurrent_requests) for key in api_keys or ()}
@@ -133,7 +138,7 @@ def ingress_app(
     return Starlette(
         routes=[
             *page_routes(),
-            *_plain_routes(keyed=api_keys is not None),
+            *_plain_routes(readiness, keyed=api_keys is not None),
             *_ollama_routes(backend, images, bodies),
             *_management_routes(management, bodies, keyed=api_keys is not None),
             *_monitoring_routes(
@@ -186,9 +191,10 @@ def _checks(options: IngressOptions, origins: str) -> list[Check]:
     return checks
 
 
-def _plain_routes(*, keyed: bool) -> list[Route]:
+def _plain_routes(readiness: Readiness | None, *, keyed: bool) -> list[Route]:
     return [
         Route("/healthz", _healthy),
+        Route("/readyz", partial(_ready, readiness=readiness)),
         Route("/api/version", _version),
         Route("/openapi.json", partial(_openapi, keyed=keyed)),
     ]
@@ -286,6 +292,12 @@ def _anthropic_routes(backend: ChatBackend, images: ImageReader, bodies: BodyRea
 
 async def _healthy(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
+
+
+async def _ready(request: Request, *, readiness: Readiness | None) -> Response:
+    if readiness is None or readiness.reached:
+        return JSONResponse({"status": "ok"})
+    return JSONResponse({"status": "models are starting"}, status_code=503)
 
 
 async def _version(request: Request) -> Response:

@@ -18,6 +18,7 @@ from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.cluster import RayCluster
 from serve_app.gateway.failover import FailoverRules
 from serve_app.gateway.model_registry import ModelRegistry, ServedModel
+from serve_app.gateway.readiness import Readiness
 from serve_app.gateway.replica_calls import Replicas
 from serve_app.gateway.schedulability import Plan, Schedulability
 from serve_app.logs import get_logger, structure_records
@@ -32,6 +33,9 @@ from serve_app.telemetry.spans import configured_spans
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
+
+# Limit for asking another ingress at the start.
+OTHER_TIMEOUT_S = 5.0
 
 log = get_logger()
 
@@ -60,6 +64,7 @@ class Ingress:
         self._plan = plan or Plan()
         self._keys = keys
         self._responses = responses
+        self._readiness: Readiness | None = None
         self._watching: set[asyncio.Task[None]] = set()
 
     async def __serve_build_asgi_app__(self) -> "Starlette":
@@ -74,12 +79,14 @@ class Ingress:
         schedulability = Schedulability(self._plan.needs, cluster)
         self._watching.add(asyncio.create_task(schedulability.watch()))
         pool = None if self._on_demand is None else PoolDirectory(NamedReplicas(self._on_demand))
+        replicas = {name: ReplicaSet(handle) for name, handle in self._models.items()}
+        self._readiness = await self._watch_readiness(replicas, cluster)
         registry = ModelRegistry(
             [
                 ServedModel(model.name, model.options, model.brings_options)
                 for model in settings.models
             ],
-            {name: ReplicaSet(handle) for name, handle in self._models.items()},
+            replicas,
             defaults=None if settings.on_demand is None else settings.on_demand.model.options,
             pool=pool,
             plan=self._plan,
@@ -102,12 +109,43 @@ class Ingress:
                 start_timeout_s=settings.start_timeout_s,
                 schedulability=schedulability,
             )
-        secret = haproxy.enforced_secret(os.environ)
-        options = IngressOptions.of(settings, self._keys, proxy_secret=secret)
+        options = IngressOptions.of(settings, self._keys, haproxy.enforced_secret(os.environ))
         responses = self._responses
         stored = None
         if responses is not None:
             stored = StoredResponses(Replicas(NamedReplicas(responses)))
         exposition = ClusterExposition(cluster.metrics_urls)
         telemetry = Telemetry(meter=meter, exposition=exposition, ids_echoed=True, spans=spans)
-        return ingress_app(backend, options, management, stored, telemetry)
+        return ingress_app(backend, options, management, stored, telemetry, self._readiness)
+
+    async def is_ready(self) -> bool:
+        """The state that an ingress takes over that starts later."""
+        return self._readiness is not None and self._readiness.reached
+
+    async def _watch_readiness(
+        self, replicas: Mapping[str, ReplicaSet], cluster: RayCluster
+    ) -> Readiness:
+        always = [
+            replicas[model.name]
+            for model in self._settings.models
+            if model.autoscaling is None or model.autoscaling.min_replicas > 0
+        ]
+        readiness = Readiness(always, patience_s=self._settings.start_timeout_s)
+        if always and await _other_is_ready(cluster):
+            readiness.reached = True
+        self._watching.add(asyncio.create_task(readiness.watch()))
+        return readiness
+
+
+async def _other_is_ready(cluster: RayCluster) -> bool:
+    """Whether an ingress that runs already, which this process may replace, is ready."""
+    context = serve.get_replica_context()
+    try:
+        async with asyncio.timeout(OTHER_TIMEOUT_S):
+            if not (await cluster.view()).running.get(context.deployment):
+                return False
+            other = serve.get_deployment_handle(context.deployment, context.app_name)
+            return bool(await other.is_ready.remote())
+    except Exception as error:
+        log.warning("other ingress unknown", reason=repr(error))
+        return False

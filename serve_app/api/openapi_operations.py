@@ -52,12 +52,22 @@ class Operation:
 
 
 OWN_GROUP = "Caravan"
-_OWN_PATHS = ("/", "/healthz", "/openapi.json", "/status", "/status.json", "/docs", "/metrics")
+_OWN_PATHS = (
+    "/",
+    "/healthz",
+    "/readyz",
+    "/openapi.json",
+    "/status",
+    "/status.json",
+    "/docs",
+    "/metrics",
+)
 _OLLAMA, _OPENAI, _ANTHROPIC = Protocol
 
 OPERATIONS = (
     Operation("GET", "/", _OLLAMA, "Greet clients", media_types=(TEXT,)),
     Operation("GET", "/healthz", _OLLAMA, "Show that the ingress is running"),
+    Operation("GET", "/readyz", _OLLAMA, "Show whether the models have started (503 before)"),
     Operation("GET", "/openapi.json", _OLLAMA, "Describe the HTTP interface"),
     Operation("GET", "/status", _OLLAMA, "Show the status page", media_types=(HTML,)),
     Operation("GET", "/status.json", _OLLAMA, "Show the state of models and replicas"),

@@ -44,6 +44,13 @@ class ReplicaSet(Replicas):
         self._watchers: dict[str, Watcher] = {}
         self._card: tuple[float, ModelCard] | None = None  # with the time of the call
 
+    @property
+    def serving(self) -> bool:
+        """Whether a replica runs that has loaded the model."""
+        router = routers.get(self._name)
+        listed = () if router is None else list(router.curr_replicas.values())
+        return any(Address(**each.replica_metadata).model for each in listed)
+
     async def choose(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address:
         """The replica for a task; waits until there is one. Replicas in `avoid`, and those that
         could not load the model, are chosen only if there is no other."""

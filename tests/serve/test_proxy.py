@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.patience import HANG_S
-from tests.serve.application import Application
+from tests.serve.application import POLL_S, Application, call_replicas, eventually
 
 QUESTION = {"model": "demo", "messages": [{"role": "user", "content": "What is 2 + 3?"}]}
 PAGE = "http://localhost:3000"
@@ -71,6 +71,11 @@ def test_the_ingress_takes_requests_from_haproxy_only(application: Application):
         for path in ("/v1/models", "/healthz"):
             direct = httpx.get(f"http://127.0.0.1:{port}{path}", timeout=HANG_S)
             assert direct.status_code == 403, direct.text
+
+
+def test_the_server_is_ready_after_its_model_has_started(application: Application):
+    eventually(lambda: httpx.get(f"{application.url}/readyz", timeout=POLL_S).status_code == 200)
+    assert call_replicas("is_ready", deployment="Ingress") == [True], "as the next ingress will ask"
 
 
 def test_the_head_of_a_request_is_limited_without_haproxy(application: Application):

@@ -3,8 +3,10 @@
 import re
 from pathlib import PurePosixPath
 
+from serve_app.api.auth import OPEN_PATHS
+from serve_app.config.settings import read_settings
 from tests.checkout import ROOT
-from tests.serve_configs import parsed
+from tests.serve_configs import arguments, parsed
 from tests.unit.k8s.manifests import (
     FOLDER,
     container,
@@ -42,6 +44,17 @@ def test_probes_use_ports_that_are_open():
         alive = container(group)["livenessProbe"]["httpGet"]
         assert alive == {"path": "/api/healthz", "port": 52365}
         assert ready == (alive if name == "head" else {"path": "/-/healthz", "port": http_port})
+
+
+def test_ingress_pods_wait_for_the_start_of_the_models_and_for_nothing_later():
+    """A readiness probe that depended on models would end the service with one of them."""
+    probes = {name: container(group).get("startupProbe") for name, group in groups().items()}
+    started = probes.pop("ingress")
+    assert started["httpGet"]["path"] == "/readyz" and not any(probes.values())
+    assert started["httpGet"]["path"] in OPEN_PATHS, "kubelets have no key"
+    settings = read_settings(arguments(parsed(ray_service()["serveConfigV2"])))
+    restart_s = started["failureThreshold"] * started["periodSeconds"]
+    assert restart_s > 10 * settings.start_timeout_s
 
 
 def test_the_claims_and_the_redis_of_the_pods_exist():

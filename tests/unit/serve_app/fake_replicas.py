@@ -25,6 +25,7 @@ from serve_app.gateway.failover import FailoverRules
 from serve_app.gateway.listing import LoadedModel
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.model_registry import ModelRegistry, ServedModel
+from serve_app.gateway.readiness import Readiness
 from serve_app.gateway.replica_status import ReplicaStatus
 from serve_app.gateway.tasks import (
     Candidate,
@@ -205,6 +206,7 @@ async def ingress(
     stored: Any = None,
     telemetry: Telemetry | None = None,
     statuses: list[ReplicaStatus] | None = None,
+    readiness: Readiness | None = None,
     **limits: Any,
 ) -> AsyncIterator[Starlette]:
     """The whole ingress, with `replica` behind a real direct stream; `limits` as the ingress has
@@ -231,6 +233,7 @@ async def ingress(
             management,
             stored,
             telemetry,
+            readiness,
         )
     finally:
         backend.close()

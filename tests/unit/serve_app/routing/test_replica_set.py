@@ -129,6 +129,20 @@ async def chosen(known: ReplicaSet, asked: ChatTask, avoid: frozenset[str] = fro
         return (await known.choose(asked, avoid=avoid)).replica
 
 
+async def test_a_model_serves_while_a_replica_has_loaded_it():
+    async with running("r1", "r2") as (loaded, unserved):
+        handle = FakeHandle()
+        async with replica_set(handle) as known:
+            assert not known.serving
+            handle.router.initialize_state(deployment=handle.deployment_name)
+            assert not known.serving
+            unserved.replica_metadata["model"] = ""
+            handle.replace(unserved)
+            assert not known.serving
+            handle.replace(unserved, loaded)
+            assert known.serving
+
+
 async def test_the_next_turn_is_sent_to_the_same_replica():
     async with running("a", "b", "c") as replicas, replica_set(FakeHandle(*replicas)) as known:
         first = await chosen(known, task("x"))
