@@ -11,7 +11,7 @@ import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -38,9 +38,11 @@ PROXY_QUIET_S = 45.0
 
 log = get_logger()
 
+_T = TypeVar("_T")
 
-class ReplyEncoder(Protocol):
-    """Encodes the deltas of one request in the format of one protocol."""
+
+class StreamForm(Protocol):
+    """What a stream of one protocol consists of, apart from its content."""
 
     @property
     def stream_type(self) -> str:
@@ -50,17 +52,21 @@ class ReplyEncoder(Protocol):
     def heartbeat(self) -> bytes:
         """Bytes that a stream may send at any time and that clients ignore."""
 
-    def piece(self, delta: ChatDelta) -> bytes:
-        """The bytes of a stream for one delta; the delta with `finish` ends the stream."""
-
-    def whole(self, delta: ChatDelta) -> bytes:
-        """The body of a single reply."""
-
     def broken(self, refusal: Refusal) -> bytes:
         """The end of a stream that failed after it had started."""
 
     def refused(self, refusal: Refusal) -> bytes:
         """The body of an error response."""
+
+
+class ReplyEncoder(StreamForm, Protocol):
+    """Encodes the deltas of one request in the format of one protocol."""
+
+    def piece(self, delta: ChatDelta) -> bytes:
+        """The bytes of a stream for one delta; the delta with `finish` ends the stream."""
+
+    def whole(self, delta: ChatDelta) -> bytes:
+        """The body of a single reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +115,12 @@ class Reply(Response):
         self._ending = ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = self._send_stream if self._stream else self._send_whole
-        await _cancel_on_disconnect(answer(metered(self._deltas, scope), send), receive)
+        generation = metered(self._deltas, scope)
+        if self._stream:
+            answer = _send_stream(generation, self._piece, self._encoder, send)
+        else:
+            answer = self._send_whole(generation, send)
+        await _cancel_on_disconnect(answer, receive)
 
     async def _send_whole(self, generation: AsyncGenerator[ChatDelta, None], send: Send) -> None:
         async with aclosing(generation) as deltas:
@@ -127,26 +137,11 @@ class Reply(Response):
 
             await _send_single(whole(), self._encoder.refused, send, quiet_s=SINGLE_QUIET_S)
 
-    async def _send_stream(self, generation: AsyncGenerator[ChatDelta, None], send: Send) -> None:
-        encoder = self._encoder
-        await _send_stream(
-            self._pieces(generation),
-            send,
-            media_type=encoder.stream_type,
-            heartbeat=encoder.heartbeat,
-            broken=encoder.broken,
-            refused=encoder.refused,
-        )
-
-    async def _pieces(
-        self, generation: AsyncGenerator[ChatDelta, None]
-    ) -> AsyncGenerator[bytes, None]:
-        async with aclosing(generation) as deltas:
-            async for delta in deltas:
-                piece = self._encoder.piece(delta)
-                if delta.finish is not None:
-                    await self._end()
-                yield piece
+    async def _piece(self, delta: ChatDelta) -> bytes:
+        piece = self._encoder.piece(delta)
+        if delta.finish is not None:
+            await self._end()
+        return piece
 
     async def _end(self) -> None:
         if self._ending is not None:
@@ -188,18 +183,25 @@ class LinesReply(Response):
         self, lines: AsyncGenerator[bytes, None], refused: Callable[[Refusal], bytes]
     ) -> None:
         self._lines = lines
-        self._refused = refused
+        self._form = _LinesForm(refused)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = _send_stream(
-            self._lines,
-            send,
-            media_type=JSON_LINES,
-            heartbeat=BEFORE_LINE,
-            broken=self._refused,
-            refused=self._refused,
-        )
+        answer = _send_stream(self._lines, _unchanged, self._form, send)
         await _cancel_on_disconnect(answer, receive)
+
+
+@dataclass(frozen=True)
+class _LinesForm:
+    refused: Callable[[Refusal], bytes]
+    stream_type: ClassVar[str] = JSON_LINES
+    heartbeat: ClassVar[bytes] = BEFORE_LINE
+
+    def broken(self, refusal: Refusal) -> bytes:
+        return self.refused(refusal)
+
+
+async def _unchanged(line: bytes) -> bytes:
+    return line
 
 
 async def _cancel_on_disconnect(answer: Coroutine[Any, Any, None], receive: Receive) -> None:
@@ -217,30 +219,27 @@ async def _cancel_on_disconnect(answer: Coroutine[Any, Any, None], receive: Rece
 
 
 async def _send_stream(
-    pieces: AsyncGenerator[bytes, None],
+    items: AsyncGenerator[_T, None],
+    encode: Callable[[_T], Awaitable[bytes]],
+    form: StreamForm,
     send: Send,
-    *,
-    media_type: str,
-    heartbeat: bytes,
-    broken: Callable[[Refusal], bytes],
-    refused: Callable[[Refusal], bytes],
 ) -> None:
-    """Sends the pieces, with heartbeats between them. An error is the end of the stream (`broken`),
+    """Sends the items, with heartbeats between them. An error is the end of the stream (`broken`),
     or the response (`refused`) if nothing has been sent."""
     failure: Exception | None = None
-    head = _start(200, media_type, {"cache-control": "no-cache"})
-    async with _Line(send, head, heartbeat, quiet_s=QUIET_S) as line:
+    head = _start(200, form.stream_type, {"cache-control": "no-cache"})
+    async with _Line(send, head, form.heartbeat, quiet_s=QUIET_S) as line:
         try:
-            async with aclosing(pieces):
-                async for piece in pieces:
-                    await line.write(piece)
+            async with aclosing(items):
+                async for item in items:
+                    await line.write(await encode(item))
         except Exception as error:
             failure = error
     if failure is not None and not line.begun:
-        await _refuse(failure, refused, send)
+        await _refuse(failure, form.refused, send)
         return
     if failure is not None:
-        await send(_body(broken(_logged_refusal(failure)), more=True))
+        await send(_body(form.broken(_logged_refusal(failure)), more=True))
     await send(_body(b"", more=False))
 
 
