@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_zoo.convert.vocabularies.files import TokenizerFiles, listed, parts
+from model_zoo.tokenizers.vocabulary import END_TEXTS
 
 _ROLES = {
     "bos": "bos_token_id",
@@ -40,6 +41,7 @@ def role_keys(files: TokenizerFiles, texts: list[str]) -> dict[str, Any]:
     if ends:
         keys["eos_token_ids"] = ends
     keys = _with_added_tokens(files, ids, keys)
+    keys |= _further_ends(texts, keys)
     return keys | _adding_flags(files, ids, keys)
 
 
@@ -62,6 +64,17 @@ def _with_added_tokens(
     return framed
 
 
+def _further_ends(texts: list[str], keys: Mapping[str, Any]) -> dict[str, int]:
+    """End tokens other than EOS under the keys of ends of turns that are still free.
+
+    llama.cpp does not read `eos_token_ids`. Tokens that it recognises by their texts come last.
+    """
+    named = {keys.get(key) for key in ("eos_token_id", *_TURN_ENDS)}
+    others = [id for id in keys.get("eos_token_ids", []) if id not in named]
+    others.sort(key=lambda id: texts[id] in END_TEXTS)
+    return dict(zip((key for key in _TURN_ENDS if key not in keys), others, strict=False))
+
+
 def _stated_id(files: TokenizerFiles, role: str) -> int | None:
     for value in (files.config.get(f"{role}_token_id"), files.generation.get(f"{role}_token_id")):
         if isinstance(value, list) and value:
@@ -72,11 +85,12 @@ def _stated_id(files: TokenizerFiles, role: str) -> int | None:
 
 
 def _end_ids(files: TokenizerFiles) -> list[int]:
-    """All end tokens of the generation settings, or else of the configuration."""
+    """All end tokens of the generation settings, or else of the configuration, and the end of a
+    document that Hunyuan's configuration states."""
     stated = files.generation.get("eos_token_id")
     if stated is None:
         stated = files.config.get("eos_token_id")
-    every = stated if isinstance(stated, list) else [stated]
+    every = [*(stated if isinstance(stated, list) else [stated]), files.config.get("eod_token_id")]
     return list(dict.fromkeys(id for id in every if isinstance(id, int) and id >= 0))
 
 

@@ -77,7 +77,7 @@ def byte_level(expressions: tuple[str, ...], *, whole_pieces: bool = False) -> N
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
     native.train_from_iterator(SENTENCES * 3, trainer)
-    native.add_special_tokens([AddedToken("<|end|>", special=True)])
+    native.add_special_tokens([AddedToken("<|first|>", special=True)])
     native.add_tokens([AddedToken("<tool>", special=False, normalized=False)])
     return native
 
@@ -93,7 +93,7 @@ def test_byte_level_tokens_match_the_checkpoint(name: str, tmp_path) -> None:
     ours = load_tokenizer(keys, architecture="qwen3")
     assert_alike(ours, theirs)
     assert ours.encode("a <tool> b") == theirs.encode("a <tool> b")
-    assert ours.vocabulary.types[ours.id_of("<|end|>")] == TokenType.CONTROL
+    assert ours.vocabulary.types[ours.id_of("<|first|>")] == TokenType.CONTROL
     assert ours.vocabulary.types[ours.id_of("<tool>")] == TokenType.USER_DEFINED
 
 
@@ -324,8 +324,34 @@ def test_roles_come_from_the_settings_and_end_tokens_from_the_generation_setting
     assert set(ends[:2]) <= ours.end_tokens
 
 
+@pytest.mark.parametrize(
+    "generation, config, eot, eom",
+    [
+        (["<|endoftext|>", "<|user|>", "<|observation|>"], {}, "<|user|>", "<|observation|>"),
+        (["<|user|>", "<|im_end|>"], {}, "<|im_end|>", "<|user|>"),
+        (["<|endoftext|>"], {"eod_token_id": "<|user|>"}, "<|user|>", None),
+        (["<|endoftext|>"], {}, None, None),
+    ],
+)
+def test_further_end_tokens_get_the_keys_that_every_reader_knows(
+    generation, config, eot, eom, tmp_path
+) -> None:
+    names = ["<|endoftext|>", "<|user|>", "<|observation|>"]
+    names += sorted({*generation} - {*names})
+    native = byte_level(PRE_TOKENIZERS["qwen2"].expressions)
+    native.add_special_tokens([AddedToken(name, special=True) for name in names])
+    ids = {name: native.token_to_id(name) for name in names}
+    saved(tmp_path, native, eos_token="<|endoftext|>")
+    stated = {"eos_token_id": [ids[name] for name in generation]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(stated))
+    keys = metadata_of(tmp_path, config={key: ids[name] for key, name in config.items()})
+    assert keys["tokenizer.ggml.eos_token_id"] == ids["<|endoftext|>"]
+    assert keys.get("tokenizer.ggml.eot_token_id") == ids.get(eot)
+    assert keys.get("tokenizer.ggml.eom_token_id") == ids.get(eom)
+
+
 def test_settings_have_priority_over_the_post_processor(tmp_path) -> None:
-    saved(tmp_path, byte_level(PRE_TOKENIZERS["qwen2"].expressions), bos_token="<|end|>")
+    saved(tmp_path, byte_level(PRE_TOKENIZERS["qwen2"].expressions), bos_token="<|first|>")
     settings_file = tmp_path / "tokenizer_config.json"
     stated = json.loads(settings_file.read_text()) | {"add_bos_token": True}
     settings_file.write_text(json.dumps(stated))
