@@ -251,14 +251,19 @@ def _end_tokens(
         named.update(
             _checked_id(value, key, len(tokens)) for value in required_array(metadata, key)
         )
+    found = {ids[text] for text in end_texts(ids)}
+    found = {token for token in found if _can_end(tokens[token], types[token])}
+    return frozenset(token for token in named | found if token is not None)
+
+
+def end_texts(ids: Mapping[str, int]) -> set[str]:
+    """The texts that end an answer in a vocabulary, given its tokens by text."""
     texts = set(END_TEXTS)
     if "<|return|>" in ids and "<|call|>" in ids:
         texts.discard("<|end|>")  # it ends a channel in these vocabularies, not the answer
     if "<|tool_response>" in ids:
         texts.discard("</s>")
-    found = {ids[text] for text in texts if text in ids}
-    found = {token for token in found if _can_end(tokens[token], types[token])}
-    return frozenset(token for token in named | found if token is not None)
+    return {text for text in texts if text in ids}
 
 
 def _can_end(text: str, kind: int) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_zoo.convert.vocabularies.files import TokenizerFiles, listed, parts
-from model_zoo.tokenizers.vocabulary import END_TEXTS
+from model_zoo.tokenizers.vocabulary import END_TEXTS, end_texts
 
 _ROLES = {
     "bos": "bos_token_id",
@@ -33,8 +33,9 @@ def role_keys(files: TokenizerFiles, texts: list[str]) -> dict[str, Any]:
         token = _stated_id(files, role) if stated is None else ids.get(stated)
         if token is not None and token < len(texts):
             keys[key] = token
+    known = end_texts(ids)
     for key, candidates in _TURN_ENDS.items():
-        found = [ids[text] for text in candidates if text in ids]
+        found = [ids[text] for text in candidates if text in known]
         if found:
             keys[key] = found[0]
     ends = [id for id in _end_ids(files) if id < len(texts)]

@@ -350,6 +350,15 @@ def test_further_end_tokens_get_the_keys_that_every_reader_knows(
     assert keys.get("tokenizer.ggml.eom_token_id") == ids.get(eom)
 
 
+def test_the_end_of_a_channel_is_not_converted_to_the_end_of_a_turn(tmp_path) -> None:
+    names = ["<|end|>", "<|return|>", "<|call|>"]
+    native = byte_level(PRE_TOKENIZERS["gpt-4o"].expressions)
+    native.add_special_tokens([AddedToken(name, special=True) for name in names])
+    saved(tmp_path, native, eos_token="<|return|>")
+    ours = load_tokenizer(metadata_of(tmp_path), architecture="gpt-oss")
+    assert ours.end_tokens == {native.token_to_id(name) for name in names[1:]}
+
+
 def test_settings_have_priority_over_the_post_processor(tmp_path) -> None:
     saved(tmp_path, byte_level(PRE_TOKENIZERS["qwen2"].expressions), bos_token="<|first|>")
     settings_file = tmp_path / "tokenizer_config.json"
