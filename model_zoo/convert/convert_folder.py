@@ -19,12 +19,11 @@ from model_zoo.convert.mapping import (
     FLAVOURS,
     LLAMA_CPP,
     OLLAMA,
-    OUTPUT,
     Conversion,
 )
 from model_zoo.convert.plan import Target, gathered_numbers, plan
 from model_zoo.convert.quantizers.rows import quantize, row_groups
-from model_zoo.convert.recipes import Facts, recipe_named, tensor_type
+from model_zoo.convert.recipes import Facts, facts_of_names, recipe_named, tensor_type
 from model_zoo.convert.tables import tables_by_model_type, text_tables, vision_tables
 from model_zoo.convert.writer import GGUFOutput, MetadataField, PlannedTensor, field, gguf_output
 from runtime.errors import ConfigurationError, UnsupportedModelError
@@ -191,18 +190,18 @@ def _refuse_quantised(config: Configuration) -> None:
 def _planned(
     targets: Sequence[Target], type: str, config: Configuration
 ) -> Sequence[PlannedTensor]:
-    tied = not any(target.name == OUTPUT for target in targets)
-    facts = config.derived("num_key_value_heads", lambda c: _facts(c, tied))
+    names = [target.name for target in targets]
+    facts = config.derived("num_key_value_heads", lambda c: _facts(c, names))
     return [PlannedTensor(t.name, t.shape, _type_of(t, type, facts)) for t in targets]
 
 
-def _facts(config: Configuration, tied: bool) -> Facts:
+def _facts(config: Configuration, names: Sequence[str]) -> Facts:
     heads = config.get("num_attention_heads", 1)
-    return Facts(
+    return facts_of_names(
+        names,
         layers=config.layers,
         experts=int(config.get("num_local_experts") or config.get("num_experts") or 0),
         kv_sharing=heads // (config.get("num_key_value_heads") or heads),
-        tied=tied,
     )
 
 

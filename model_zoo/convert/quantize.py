@@ -8,7 +8,7 @@ import numpy as np
 from gguf import GGUFValueType
 
 from model_zoo.convert.quantizers.rows import quantize, row_groups
-from model_zoo.convert.recipes import Facts, file_type, recipe_named, tensor_type
+from model_zoo.convert.recipes import Facts, facts_of_names, file_type, recipe_named, tensor_type
 from model_zoo.convert.writer import GGUFOutput, MetadataField, PlannedTensor, gguf_output
 from model_zoo.gguf.header import MetadataValue, TensorInfo
 from model_zoo.gguf.reader import GGUFFile
@@ -79,11 +79,11 @@ def facts_of(file: GGUFFile) -> Facts:
     key_heads = _first_count(file.metadata.get(f"{architecture}.attention.head_count_kv"))
     heads = _first_count(file.metadata.get(f"{architecture}.attention.head_count"))
     numbers = (_LAYER.match(name) for name in file.tensors)
-    return Facts(
+    return facts_of_names(
+        file.tensors,
         layers=max((int(number[1]) + 1 for number in numbers if number), default=0),
         experts=_first_count(file.metadata.get(f"{architecture}.expert_count")),
         kv_sharing=heads // key_heads if key_heads else 1,
-        tied="output.weight" not in file.tensors,
     )
 
 

@@ -5,7 +5,7 @@ counts. Norms, routers and other small tensors are never quantised.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from math import prod
@@ -20,12 +20,27 @@ class Facts:
     """Facts about a model that rules depend on.
 
     kv_sharing: query heads per key head; tied: token_embd is also the output matrix.
+    without_values, without_down: layers that have no value matrix or no `ffn_down`.
     """
 
     layers: int
     experts: int = 0
     kv_sharing: int = 1
     tied: bool = False
+    without_values: frozenset[int] = frozenset()
+    without_down: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The index of a matrix among `count` of its kind, by which llama.cpp decides.
+
+    Value matrices are counted; feed-forward matrices have the index among theirs, or with experts
+    the number of the layer, of all layers.
+    """
+
+    index: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +49,7 @@ class TypeRule:
 
     part: str | tuple[str, ...]
     type: str
-    applies: Callable[[int, Facts], bool] = lambda layer, facts: True
+    applies: Callable[[Place, Facts], bool] = lambda place, facts: True
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +65,27 @@ class Recipe:
     def plain(self) -> bool:
         """Whether weights are stored as numbers without blocks."""
         return block_type(self.base).block_elements == 1
+
+
+def facts_of_names(
+    names: Iterable[str], *, layers: int, experts: int = 0, kv_sharing: int = 1
+) -> Facts:
+    """The facts of a file with tensors of these names."""
+    names = set(names)
+    matches = [match for match in map(_LAYER.fullmatch, names) if match is not None]
+
+    def without(part: str | tuple[str, ...]) -> frozenset[int]:
+        having = {int(match["number"]) for match in matches if match["part"].startswith(part)}
+        return frozenset(range(layers)) - having
+
+    return Facts(
+        layers=layers,
+        experts=experts,
+        kv_sharing=kv_sharing,
+        tied="output.weight" not in names,
+        without_values=without(_VALUES),
+        without_down=without(_DOWN),
+    )
 
 
 def tensor_type(recipe: str, name: str, shape: tuple[int, ...], facts: Facts) -> str:
@@ -87,10 +123,25 @@ def _target_type(recipe: Recipe, name: str, facts: Facts) -> str:
     layer = _LAYER.fullmatch(name)
     if layer is None:
         return recipe.base
+    place = _place(layer["part"], int(layer["number"]), facts)
     for rule in (*_EIGHT_EXPERTS, *recipe.rules):
-        if layer["part"].startswith(rule.part) and rule.applies(int(layer["number"]), facts):
+        if layer["part"].startswith(rule.part) and rule.applies(place, facts):
             return rule.type
     return recipe.base
+
+
+def _place(part: str, layer: int, facts: Facts) -> Place:
+    if part.startswith(_VALUES):
+        missing = facts.without_values
+        return Place(_index(layer, missing), facts.layers - len(missing))
+    if part.startswith(_DOWN) and facts.experts <= 1:
+        return Place(_index(layer, facts.without_down), facts.layers)
+    return Place(layer, facts.layers)
+
+
+def _index(layer: int, missing: frozenset[int]) -> int:
+    """The index of a layer among all but the missing ones."""
+    return layer - sum(other < layer for other in missing)
 
 
 def _fitting(wanted: str, row: int) -> str:
@@ -100,38 +151,39 @@ def _fitting(wanted: str, row: int) -> str:
     return wanted
 
 
-def _more_bits(layer: int, facts: Facts) -> bool:
-    """The first and the last eighth of the layers, and every third one between."""
-    eighth = facts.layers // 8
-    return layer < eighth or layer >= 7 * facts.layers // 8 or (layer - eighth) % 3 == 2
+def _more_bits(place: Place, facts: Facts) -> bool:
+    """The first and the last eighth, and every third one between."""
+    eighth = place.count // 8
+    last = place.index >= 7 * place.count // 8
+    return place.index < eighth or last or (place.index - eighth) % 3 == 2
 
 
-def _first_eighth(layer: int, facts: Facts) -> bool:
-    return layer < facts.layers // 8
+def _first_eighth(place: Place, facts: Facts) -> bool:
+    return place.index < place.count // 8
 
 
-def _first_sixteenth(layer: int, facts: Facts) -> bool:
-    return layer < facts.layers // 16
+def _first_sixteenth(place: Place, facts: Facts) -> bool:
+    return place.index < place.count // 16
 
 
-def _first_two(layer: int, facts: Facts) -> bool:
-    return layer < 2
+def _first_two(place: Place, facts: Facts) -> bool:
+    return place.index < 2
 
 
-def _first_four(layer: int, facts: Facts) -> bool:
-    return layer < 4
+def _first_four(place: Place, facts: Facts) -> bool:
+    return place.index < 4
 
 
-def _shared_by_four(layer: int, facts: Facts) -> bool:
+def _shared_by_four(place: Place, facts: Facts) -> bool:
     return facts.kv_sharing >= 4
 
 
-def _eighty_layers(layer: int, facts: Facts) -> bool:
+def _eighty_layers(place: Place, facts: Facts) -> bool:
     """For models of 70 billion weights, whose value matrices are small and sensitive."""
     return facts.layers == 80 and facts.kv_sharing > 1
 
 
-def _eight_experts(layer: int, facts: Facts) -> bool:
+def _eight_experts(place: Place, facts: Facts) -> bool:
     """For models such as Mixtral, whose attention is small compared with the experts."""
     return facts.experts == 8
 
@@ -154,6 +206,7 @@ _SUBSTITUTES = {
 }
 # Value matrices, alone or joined with queries and keys.
 _VALUES = ("attn_v.", "attn_qkv.", "attn_kv_b.")
+_DOWN = "ffn_down"
 _EIGHT_EXPERTS = (
     TypeRule(_VALUES, "Q8_0", _eight_experts),
     TypeRule("attn_k.", "Q8_0", _eight_experts),
@@ -179,7 +232,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 _VALUES_OF_EIGHTY_LAYERS,
                 TypeRule(_VALUES, "Q4_K", _shared_by_four),
                 TypeRule(_VALUES, "Q3_K"),
-                TypeRule("ffn_down", "Q3_K"),
+                TypeRule(_DOWN, "Q3_K"),
                 _EIGHT_EXPERTS_OUTPUT,
                 TypeRule("attn_output.", "Q3_K"),
             ),
@@ -192,8 +245,8 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 _VALUES_OF_EIGHTY_LAYERS,
                 TypeRule(_VALUES, "Q5_K", _first_two),
                 TypeRule(_VALUES, "Q4_K"),
-                TypeRule("ffn_down", "Q5_K", _first_sixteenth),
-                TypeRule("ffn_down", "Q4_K"),
+                TypeRule(_DOWN, "Q5_K", _first_sixteenth),
+                TypeRule(_DOWN, "Q4_K"),
                 _EIGHT_EXPERTS_OUTPUT,
                 TypeRule("attn_output.", "Q4_K"),
             ),
@@ -203,7 +256,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             "Q3_K",
             (
                 TypeRule(_VALUES, "Q5_K"),
-                TypeRule("ffn_down", "Q5_K"),
+                TypeRule(_DOWN, "Q5_K"),
                 TypeRule("attn_output.", "Q3_K", _eight_experts),
                 TypeRule("attn_output.", "Q5_K"),
             ),
@@ -214,7 +267,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             (
                 _VALUES_OF_EIGHTY_LAYERS,
                 TypeRule(_VALUES, "Q5_K", _first_four),
-                TypeRule("ffn_down", "Q5_K", _first_eighth),
+                TypeRule(_DOWN, "Q5_K", _first_eighth),
                 _EIGHT_EXPERTS_OUTPUT,
             ),
         ),
@@ -224,7 +277,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             (
                 TypeRule(_VALUES, "Q6_K", _more_bits),
                 _VALUES_OF_EIGHTY_LAYERS,
-                TypeRule("ffn_down", "Q6_K", _more_bits),
+                TypeRule(_DOWN, "Q6_K", _more_bits),
                 _EIGHT_EXPERTS_OUTPUT,
             ),
         ),
@@ -234,7 +287,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             "Q5_K",
             (
                 TypeRule(_VALUES, "Q6_K", _more_bits),
-                TypeRule("ffn_down", "Q6_K", _more_bits),
+                TypeRule(_DOWN, "Q6_K", _more_bits),
             ),
         ),
         "q6_k": Recipe(18, "Q6_K"),
@@ -243,7 +296,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             "IQ4_NL",
             (
                 TypeRule(_VALUES, "Q5_K", _shared_by_four),
-                TypeRule("ffn_down", "Q5_K", _first_eighth),
+                TypeRule(_DOWN, "Q5_K", _first_eighth),
                 _EIGHT_EXPERTS_OUTPUT,
             ),
         ),

@@ -33,7 +33,10 @@ NO_WORSE = 1.1
 
 @dataclass(frozen=True)
 class Names:
-    """A model of every kind of tensor that recipes tell apart, each of them small."""
+    """A model of every kind of tensor that recipes tell apart, each of them small.
+
+    attention_every, ffn_every: one of so many layers has these matrices.
+    """
 
     layers: int = 16
     heads: int = 8
@@ -41,6 +44,8 @@ class Names:
     experts: int = 0
     tied: bool = False
     fused: bool = False
+    attention_every: int = 1
+    ffn_every: int = 1
 
     def write(self, path: Path) -> Path:
         writer = gguf.GGUFWriter(path, "llama")
@@ -67,18 +72,31 @@ class Names:
         }
         if not self.tied:
             outer["output.weight"] = (8, 256)
-        layer = {"attn_norm.weight": (256,), "attn_output.weight": (8, 256)} | self._attention()
-        if self.experts:
-            layer["ffn_gate_inp.weight"] = (self.experts, 256)
-            for part in ("gate", "up", "down"):
-                layer[f"ffn_{part}_exps.weight"] = (self.experts, 4, 256)
-        else:
-            layer["ffn_gate.weight"] = (8, 256)
-            layer["ffn_up.weight"] = (8, 288)
-            layer["ffn_down.weight"] = (8, 512)
-        numbers = range(self.layers)
-        layers = {f"blk.{n}.{name}": shape for n in numbers for name, shape in layer.items()}
+        layers = {
+            f"blk.{n}.{name}": shape
+            for n in range(self.layers)
+            for name, shape in self._layer(n).items()
+        }
         return {**outer, **layers}
+
+    def _layer(self, number: int) -> dict[str, tuple[int, ...]]:
+        layer: dict[str, tuple[int, ...]] = {"attn_norm.weight": (256,)}
+        if number % self.attention_every == self.attention_every - 1:
+            layer |= {"attn_output.weight": (8, 256)} | self._attention()
+        if number % self.ffn_every == self.ffn_every - 1:
+            layer |= self._feed_forward()
+        return layer
+
+    def _feed_forward(self) -> dict[str, tuple[int, ...]]:
+        if self.experts:
+            parts = ("gate", "up", "down")
+            stacks = {f"ffn_{part}_exps.weight": (self.experts, 4, 256) for part in parts}
+            return {"ffn_gate_inp.weight": (self.experts, 256), **stacks}
+        return {
+            "ffn_gate.weight": (8, 256),
+            "ffn_up.weight": (8, 288),
+            "ffn_down.weight": (8, 512),
+        }
 
     def _attention(self) -> dict[str, tuple[int, ...]]:
         if self.fused:
@@ -99,6 +117,9 @@ NAMES = {
     "odd_layers": Names(layers=27),
     "four_experts": Names(experts=4),
     "eight_experts": Names(experts=8),
+    "few_attention_layers": Names(layers=24, attention_every=4),
+    "experts_and_few_attention_layers": Names(layers=24, experts=4, attention_every=3, ffn_every=2),
+    "few_feed_forward_layers": Names(layers=32, attention_every=5, ffn_every=2),
     "eighty_layers": Names(layers=80, heads=64, kv_heads=8),
 }
 

@@ -4,7 +4,14 @@ import gguf
 import pytest
 
 from model_zoo.convert.quantizers.rows import QUANTIZABLE
-from model_zoo.convert.recipes import RECIPES, Facts, file_type, recipe_named, tensor_type
+from model_zoo.convert.recipes import (
+    RECIPES,
+    Facts,
+    facts_of_names,
+    file_type,
+    recipe_named,
+    tensor_type,
+)
 from runtime.errors import ConfigurationError
 from runtime.quant.block_types import block_type
 
@@ -51,6 +58,15 @@ def test_medium_recipes_give_more_bits_to_the_ends_and_every_third_layer():
 def test_first_layers_get_more_bits_in_the_small_recipe():
     assert layer_types("q4_k_s", "attn_v") == ["Q5_K"] * 4 + ["Q4_K"] * 28
     assert layer_types("q4_k_s", "ffn_down") == ["Q5_K"] * 4 + ["Q4_K"] * 28
+
+
+def test_value_matrices_are_counted_where_not_every_layer_has_one():
+    names = [f"blk.{n}.attn_v.weight" for n in range(3, 32, 4)]  # eight
+    facts = facts_of_names(names, layers=32)
+    types = [tensor_type("q4_k_m", name, MATRIX, facts) for name in names]
+    assert types == ["Q6_K", "Q4_K", "Q4_K", "Q6_K", "Q4_K", "Q4_K", "Q6_K", "Q6_K"]
+    assert tensor_type("q4_k_s", names[3], MATRIX, facts) == "Q5_K"
+    assert tensor_type("q4_k_s", names[4], MATRIX, facts) == "Q4_K"
 
 
 @pytest.mark.parametrize("recipe", QUANTISED)
