@@ -118,7 +118,7 @@ def file_type(recipe: str) -> int:
 
 
 def _target_type(recipe: Recipe, name: str, facts: Facts) -> str:
-    if name == "output.weight" or (facts.tied and name == "token_embd.weight"):
+    if name == "output.weight" or (facts.tied and name in _EMBEDDINGS):
         return recipe.output
     layer = _LAYER.fullmatch(name)
     if layer is None:
@@ -188,6 +188,7 @@ def _eight_experts(place: Place, facts: Facts) -> bool:
     return facts.experts == 8
 
 
+_EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
 _LAYER = re.compile(r"blk\.(?P<number>\d+)\.(?P<part>.+)")
 _PATCHES = re.compile(r"\.patch_embd")
 # Norms, routers, positions, convolutions of state space layers: small and sensitive.

@@ -68,6 +68,7 @@ class Names:
     def _shapes(self) -> Mapping[str, tuple[int, ...]]:
         outer: dict[str, tuple[int, ...]] = {
             "token_embd.weight": (8, 256),
+            "per_layer_token_embd.weight": (8, 256),
             "output_norm.weight": (256,),
         }
         if not self.tied:

@@ -18,6 +18,7 @@ from runtime.quant.block_types import block_type
 # Llama 3.1 8B: 32 layers, 8 key heads for 32 heads.
 LLAMA = Facts(layers=32, experts=0, kv_sharing=4, tied=False)
 MATRIX = (4096, 4096)
+EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
 PLAIN = ("f32", "f16", "bf16")
 QUANTISED = [name for name in RECIPES if name not in PLAIN]
 # Names of `general.file_type` in the `gguf` package.
@@ -74,11 +75,13 @@ def test_the_output_matrix_gets_more_bits_even_if_tied(recipe):
     precise = {"Q6_K", "Q8_0"}
     assert tensor_type(recipe, "output.weight", MATRIX, LLAMA) in precise
     tied = Facts(layers=32, tied=True)
-    assert tensor_type(recipe, "token_embd.weight", MATRIX, tied) in precise
+    for name in EMBEDDINGS:
+        assert tensor_type(recipe, name, MATRIX, tied) in precise
 
 
-def test_an_untied_embedding_gets_the_base_type():
-    assert tensor_type("q4_k_m", "token_embd.weight", MATRIX, LLAMA) == "Q4_K"
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_an_untied_embedding_gets_the_base_type(name):
+    assert tensor_type("q4_k_m", name, MATRIX, LLAMA) == "Q4_K"
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
