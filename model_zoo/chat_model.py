@@ -270,8 +270,7 @@ class ChatModel:
 
     @property
     def _infill_tokens(self) -> InfillTokens | None:
-        count = len(self.tokenizer.vocabulary.tokens)
-        return infill_tokens(self.description.metadata, count)
+        return infill_tokens(self.description.metadata, self.tokenizer.vocabulary)
 
     def prepare_infill(self, before: str, after: str, *, now: datetime | None = None) -> Prompt:
         """The prompt for a text between two others: by the template if it supports that, otherwise

@@ -1,9 +1,10 @@
-"""Tokens with roles (begin, end, padding, separator), and whether tokenizing adds them."""
+"""Tokens with roles (begin, end, padding, separator, infill), and whether tokenizing adds them."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from model_zoo.convert.vocabularies.files import TokenizerFiles, listed, parts
+from model_zoo.tokenizers.infill import infill_ids
 from model_zoo.tokenizers.vocabulary import END_TEXTS, end_texts
 
 _ROLES = {
@@ -42,7 +43,7 @@ def role_keys(files: TokenizerFiles, texts: list[str]) -> dict[str, Any]:
     if ends:
         keys["eos_token_ids"] = ends
     keys = _with_added_tokens(files, ids, keys)
-    keys |= _further_ends(texts, keys)
+    keys |= _further_ends(texts, keys) | infill_ids(ids)
     return keys | _adding_flags(files, ids, keys)
 
 

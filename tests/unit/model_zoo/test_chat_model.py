@@ -248,8 +248,10 @@ KEYS = {"fim_pre_token_id": PRE, "fim_suf_token_id": SUF, "fim_mid_token_id": MI
 OLD_KEYS = {"prefix_token_id": PRE, "suffix_token_id": SUF, "middle_token_id": MID}
 
 
-def infilling(source: str | None = None, **keys: Any) -> ChatModel:
-    metadata = byte_level_metadata(FIM, **keys)
+def infilling(
+    source: str | None = None, *, special: Mapping[str, int] = FIM, **keys: Any
+) -> ChatModel:
+    metadata = byte_level_metadata(special, **keys)
     tokenizer = load_tokenizer(metadata, architecture="qwen2")
     decoder: Any = None
     facts: Any = ModelFacts(metadata)
@@ -273,6 +275,28 @@ def test_a_text_is_inserted_by_the_tokens_of_the_file(keys: dict[str, int]) -> N
     assert other_order.tokens == (SUF, *letters[1], PRE, *letters[0], MID)
     started = infilling(**keys, bos_token_id=BOS, add_bos_token=True).prepare_infill("a", "")
     assert started.tokens[:2] == (BOS, PRE)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        "<|fim_prefix|> <|fim_suffix|> <|fim_middle|> <|fim_pad|>",
+        "<fim_prefix> <fim_suffix> <fim_middle> <fim_pad>",
+        "<|prefix|> <|suffix|> <|middle|> [PAD]",
+        "<|code_prefix|> <|code_suffix|> <|code_middle|> <|file_sep|>",
+        "▁<PRE> ▁<SUF> ▁<MID> <REPO>",
+    ],
+)
+def test_infill_tokens_without_keys_are_found_by_their_texts(texts: str) -> None:
+    special = dict.fromkeys(texts.split(), CONTROL)
+    model = infilling(special=special)
+    assert model.inserts
+    prompt = model.prepare_infill("", "")
+    assert prompt.tokens == (PRE, SUF, MID) and prompt.end_tokens == {PAD}
+    stated = infilling(special=special, fim_pre_token_id=PAD).prepare_infill("", "")
+    assert stated.tokens == (PAD, SUF, MID)
+    del special[texts.split()[1]]
+    assert not infilling(special=special).inserts
 
 
 @pytest.mark.parametrize("missing", KEYS)

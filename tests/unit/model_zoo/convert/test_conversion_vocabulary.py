@@ -359,6 +359,18 @@ def test_the_end_of_a_channel_is_not_converted_to_the_end_of_a_turn(tmp_path) ->
     assert ours.end_tokens == {native.token_to_id(name) for name in names[1:]}
 
 
+def test_infill_tokens_get_their_keys(tmp_path) -> None:
+    names = ["<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"]
+    native = byte_level(PRE_TOKENIZERS["qwen2"].expressions)
+    native.add_special_tokens([AddedToken(name, special=True) for name in names])
+    saved(tmp_path, native)
+    first = native.token_to_id(names[0])
+    keys = metadata_of(tmp_path)
+    found = {key: value for key, value in keys.items() if "fim" in key}
+    expected = {"pre": first, "mid": first + 1, "suf": first + 2}
+    assert found == {f"tokenizer.ggml.fim_{key}_token_id": id for key, id in expected.items()}
+
+
 def test_settings_have_priority_over_the_post_processor(tmp_path) -> None:
     saved(tmp_path, byte_level(PRE_TOKENIZERS["qwen2"].expressions), bos_token="<|first|>")
     settings_file = tmp_path / "tokenizer_config.json"
