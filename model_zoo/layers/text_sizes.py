@@ -71,7 +71,8 @@ class TextSizes:
     def feed_forward(self) -> tuple[int, ...]:
         """The inner width of each layer's dense feed-forward; ModelFileError if the file states
         none."""
-        return self.metadata.require_per_layer("feed_forward_length", self.layers)
+        key = "feed_forward_length"
+        return self.metadata.require_per_layer(key, self._listed_layers(key))[: self.layers]
 
     def cache(self, layer: int, kind: CacheKind) -> LayerCache:
         """The cache of `layer`."""
@@ -90,9 +91,15 @@ class TextSizes:
                 raise metadata.error(key, f"is {period}; it must be 0 or more")
             return tuple(period == 0 or (layer + 1) % period > 0 for layer in range(self.layers))
         flags = metadata.require_array(key, bool)
-        if len(flags) != self.layers:
+        if len(flags) != self._listed_layers(key):
             raise metadata.error(key, f"has {len(flags):,} entries for {self.layers:,} layers")
-        return flags
+        return flags[: self.layers]
+
+    def _listed_layers(self, key: str) -> int:
+        """The number of layers that a list under `key` must have: without those that predict
+        drafts, unless it is as long as the file with them."""
+        stored = self.metadata.require_size("block_count")
+        return stored if self.metadata.length(key) == stored else self.layers
 
     def cache_sources(self, sliding: tuple[bool, ...]) -> list[int]:
         """For each layer, the layer whose keys and values it uses.

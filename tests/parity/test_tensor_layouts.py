@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from model_zoo.gguf.reader import GGUFFile
 from tests.families.agreement import check_long_prompt, load_decoder
 from tests.families.text_families import TEXT_MODELS
 from tests.families.text_family import changed, pair_of
@@ -108,13 +109,32 @@ def test_layers_for_drafting_tokens_are_ignored(path) -> None:
     assert len(load_decoder(path.with_name("changed.gguf")).cache_layers) == 4
 
 
-@pytest.mark.parametrize(("family", "config"), [("glm4moe", "plain"), ("deepseek2", "v3")])
-def test_experts_with_a_layer_for_drafting_tokens_agree(path, family: str, config: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "config", "lists"),
+    [
+        ("glm4moe", "plain", {}),
+        ("deepseek2", "v3", {}),
+        ("glm4", "plain", {"feed_forward_length": 2}),
+        ("exaone4", "plain", {}),
+        ("exaone4", "plain", {"attention.sliding_window_pattern": 4}),
+    ],
+)
+def test_files_with_a_layer_for_drafting_tokens_agree(
+    path, family: str, config: str, lists: dict[str, int]
+) -> None:
+    """lists: keys that list all layers, the last one too, and their usual number of entries."""
     twin = TEXT_MODELS[family].write(path, config)
-    last = {name: rows for name, rows in matrices(path).items() if name.startswith("blk.2.")}
-    drafting = {name.replace("blk.2.", "blk.3."): rows for name, rows in last.items()}
-    drafting["blk.3.nextn.eh_proj.weight"] = last["blk.2.attn_output.weight"]
-    check(path, twin, drafting, block_count=4, nextn_predict_layers=1)
+    file = GGUFFile.open(path)
+    count = int(file.metadata[f"{family}.block_count"])
+    last, draft = f"blk.{count - 1}.", f"blk.{count}."
+    stored = {name: rows for name, rows in matrices(path).items() if name.startswith(last)}
+    drafting = {name.replace(last, draft): rows for name, rows in stored.items()}
+    drafting[f"{draft}nextn.eh_proj.weight"] = stored[f"{last}attn_output.weight"]
+    longer = {}
+    for key, entries in lists.items():
+        value = file.metadata[f"{family}.{key}"]
+        longer[key] = np.resize(np.asarray(value), entries + 1).tolist()
+    check(path, twin, drafting, block_count=count + 1, nextn_predict_layers=1, **longer)
 
 
 def test_llama_with_values_narrower_than_keys_agrees(path) -> None:

@@ -6,6 +6,7 @@ from model_zoo.layers.attention import head_norms
 from model_zoo.layers.attention_layer import attention_layer
 from model_zoo.layers.block import BlockOptions
 from model_zoo.layers.decoder import Decoder, TextLayer
+from model_zoo.layers.draft_layers import without_draft_layers
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.text_sizes import TextSizes
@@ -18,7 +19,7 @@ FULL_EVERY = 4  # in the 32B, as in llama.cpp
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Models that state a window have layers with a window and layers that attend to all tokens,
     without rotation. In the others, all layers attend to all tokens, with rotation."""
-    sizes = TextSizes.read(metadata)
+    sizes = without_draft_layers(w, TextSizes.read(metadata))
     rotary = read_rotary(w, sizes, Pairs.NEOX)
     scopes = [w.scope("blk", i) for i in range(sizes.layers)]
     if not metadata.get(WINDOW, int, 0):

@@ -5,6 +5,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention_layer import attention_layer
 from model_zoo.layers.block import BlockOptions
 from model_zoo.layers.decoder import Decoder, TextLayer, uniform_decoder
+from model_zoo.layers.draft_layers import without_draft_layers
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.text_sizes import TextSizes
@@ -12,7 +13,8 @@ from model_zoo.layers.text_sizes import TextSizes
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Rotary pairs are interleaved; `rope.dimension_count` states how much of a head is rotated."""
-    return uniform_decoder(w, TextSizes.read(metadata), Pairs.INTERLEAVED, _layer)
+    sizes = without_draft_layers(w, TextSizes.read(metadata))
+    return uniform_decoder(w, sizes, Pairs.INTERLEAVED, _layer)
 
 
 def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
