@@ -34,7 +34,17 @@ def from_model_file(files: TokenizerFiles) -> tuple[TokenTable, dict[str, Any]]:
     for id, piece in enumerate(model.pieces):
         table.put(id, piece.piece, TokenType(piece.type), piece.score)
     _add(table, files)
-    return table, {"model": "llama", "add_space_prefix": model.normalizer_spec.add_dummy_prefix}
+    prefix = _model_prefixes(files, model.normalizer_spec.add_dummy_prefix)
+    return table, {"model": "llama", "add_space_prefix": prefix}
+
+
+def _model_prefixes(files: TokenizerFiles, default: bool) -> bool:
+    """Whether texts get a prefix space: by the tokenizer.json beside the model file, or else by the
+    settings, or else as the model file states (`default`)."""
+    if files.model:
+        return prefixes(files)
+    stated = files.settings.get("add_prefix_space")
+    return stated if isinstance(stated, bool) else default
 
 
 def from_merges(files: TokenizerFiles) -> tuple[TokenTable, dict[str, Any]]:

@@ -9,6 +9,7 @@ import pytest
 import sentencepiece
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as NativeTokenizer
 from tokenizers.models import BPE, WordPiece
@@ -200,6 +201,24 @@ def test_a_sentencepiece_model_keeps_its_pieces_scores_and_types(
         assert ours.encode(text) == theirs.encode(text)
 
     check()
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_the_settings_decide_on_the_prefix_space_of_a_model_file(
+    stated, sentencepiece_model, tmp_path
+) -> None:
+    model = ModelProto.FromString(sentencepiece_model)
+    model.normalizer_spec.add_dummy_prefix = not stated
+    (tmp_path / "tokenizer.model").write_bytes(model.SerializeToString())
+    key = "tokenizer.ggml.add_space_prefix"
+    assert metadata_of(tmp_path)[key] is not stated
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": stated}))
+    assert metadata_of(tmp_path)[key] is stated
+    vocabulary = {piece.piece: id for id, piece in enumerate(model.pieces)}
+    scheme = {"type": "Metaspace", "prepend_scheme": "never" if stated else "first"}
+    whole = {"model": {"type": "BPE", "vocab": vocabulary}, "pre_tokenizer": scheme}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+    assert metadata_of(tmp_path)[key] is not stated
 
 
 @pytest.mark.parametrize("family", [LlamaTokenizer, GemmaTokenizer], ids=lambda c: c.__name__)
