@@ -12,7 +12,7 @@ from runtime.errors import UnsupportedModelError
 
 LLAMA_CPP, OLLAMA = "llama.cpp", "ollama"
 FLAVOURS = (LLAMA_CPP, OLLAMA)
-# The head is absent if it is tied to the embedding, and left out if it equals the embedding.
+# A head that is tied to the embedding is left out, except as `Conversion.heads` states.
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 # Prefixes of a text model's tensors in multimodal and in text checkpoints.
 TEXT_ROOTS = ("language_model.model.", "model.language_model.", "language_model.", "model.")
@@ -105,6 +105,7 @@ class Conversion:
     spellings: alternative names of settings in config.json, by the usual names.
     check: refuses settings that files cannot express. checks: such checks for single flavours.
     tokenizer: `tokenizer.ggml.model`, if the vocabulary alone does not determine it.
+    heads: flavours whose readers require a head, so that a tied one is a copy of the embedding.
     """
 
     serves: tuple[str, ...]
@@ -121,6 +122,7 @@ class Conversion:
     check: Check | None = None
     checks: Mapping[str, Check] = field(default_factory=lambda: MappingProxyType({}))
     tokenizer: str | None = None
+    heads: tuple[str, ...] = ()
 
     def architecture_for(self, flavour: str, config: Configuration) -> str:
         """UnsupportedModelError if the flavour does not have the architecture."""

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from model_zoo.convert.checkpoint_reader import Checkpoint
 from model_zoo.convert.configuration import Configuration
-from model_zoo.convert.mapping import OUTPUT, Computed, Conversion, Rule
+from model_zoo.convert.mapping import EMBEDDING, OUTPUT, Computed, Conversion, Rule
 from runtime.errors import ModelFileError
 from runtime.quant.block_types import block_type
 
@@ -51,9 +51,13 @@ def plan(
     targets = []
     for index, rule in enumerate(rules):
         for place, sources in found[index].items():
-            if not (rule.target == OUTPUT and config.tied):
-                order = _order(place.layer, place.kind, index)
-                targets.append((order, _target(rule, place, sources, config, checkpoint)))
+            if rule.target == OUTPUT and config.tied:
+                continue
+            order = _order(place.layer, place.kind, index)
+            target = _target(rule, place, sources, config, checkpoint)
+            targets.append((order, target))
+            if rule.target == EMBEDDING and config.tied and flavour in conversion.heads:
+                targets.append((order, replace(target, name=OUTPUT)))
     for index, computed in enumerate(conversion.computed, start=len(rules)):
         tensor = config.derived(computed.target, computed.make)
         if tensor is not None:

@@ -58,6 +58,7 @@ IN_LLAMA_CPP: Mapping[str, Mapping[str, Changes]] = {
         "plain": {},
         "every_other_layer_full_with_yarn": ONE_BASE | {"attention_bias": False},
     },
+    "olmo2": {"plain": {}, "tied": {}},
     "olmoe": {"plain": ALL_KEYS},
     "phi3": {"short_factors": {}, "beyond_the_original_context": {}},
     "qwen2": {"plain": {}, "yarn": {}},

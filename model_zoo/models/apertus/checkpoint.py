@@ -1,7 +1,7 @@
 """Apertus: conversion of text model checkpoints to GGUF."""
 
 from model_zoo.convert import checks, decoders
-from model_zoo.convert.mapping import Conversion, GatheredKey, Rule
+from model_zoo.convert.mapping import LLAMA_CPP, Conversion, GatheredKey, Rule
 
 CONVERSION = Conversion(
     serves=("ApertusForCausalLM",),
@@ -26,4 +26,5 @@ CONVERSION = Conversion(
         checks.only_scalings("llama3"),
         checks.only_values(hidden_act="xielu", qk_norm=True, post_norm=False),
     ),
+    heads=(LLAMA_CPP,),
 )

@@ -1,7 +1,7 @@
 """dots.llm1: conversion of text model checkpoints to GGUF."""
 
 from model_zoo.convert import checks, decoders
-from model_zoo.convert.mapping import Conversion
+from model_zoo.convert.mapping import LLAMA_CPP, Conversion
 
 CONVERSION = Conversion(
     serves=("Dots1ForCausalLM",),
@@ -19,4 +19,5 @@ CONVERSION = Conversion(
     drop=decoders.BUFFERS,
     defaults={"first_k_dense_replace": 0, "n_group": 1, "topk_group": 1, "norm_topk_prob": False},
     check=checks.all_of(checks.only_scalings(), checks.no_windows),
+    heads=(LLAMA_CPP,),
 )

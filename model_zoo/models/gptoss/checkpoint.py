@@ -76,4 +76,5 @@ CONVERSION = Conversion(
     check=checks.all_of(
         checks.only_scalings("yarn"), checks.every_nth_full(FULL_EVERY), _untruncated
     ),
+    heads=(LLAMA_CPP,),
 )

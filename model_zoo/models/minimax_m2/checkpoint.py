@@ -4,7 +4,7 @@ from gguf import ExpertGatingFuncType
 
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
-from model_zoo.convert.mapping import Conversion, Key, Rule
+from model_zoo.convert.mapping import LLAMA_CPP, Conversion, Key, Rule
 
 _EXPERTS = "block_sparse_moe"
 
@@ -48,4 +48,5 @@ CONVERSION = Conversion(
             qk_norm_type="per_layer",
         ),
     ),
+    heads=(LLAMA_CPP,),
 )

@@ -22,6 +22,7 @@ CONVERSION = Conversion(
     ),
     drop=decoders.BUFFERS,
     check=checks.only_scalings("yarn"),
+    heads=(LLAMA_CPP,),
 )
 
 

@@ -2,7 +2,7 @@
 
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
-from model_zoo.convert.mapping import Conversion
+from model_zoo.convert.mapping import LLAMA_CPP, Conversion
 from runtime.errors import UnsupportedModelError
 
 
@@ -28,4 +28,5 @@ CONVERSION = Conversion(
     ),
     drop=decoders.BUFFERS,
     check=checks.all_of(checks.only_scalings("yarn"), _as_published),
+    heads=(LLAMA_CPP,),
 )

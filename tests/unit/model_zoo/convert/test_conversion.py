@@ -155,6 +155,15 @@ def test_tensors_of_more_layers_than_the_settings_list_are_refused(family, tmp_p
         convert(folder, tmp_path / "out.gguf")
 
 
+@pytest.mark.parametrize("family", ["apertus", "dots1", "gpt-oss", "minimax-m2", "olmo2", "olmoe"])
+def test_a_tied_head_is_written_for_readers_that_require_one(family, tmp_path) -> None:
+    folder = tmp_path / "folder"
+    write_tiny_folder(folder, TEXT_MODELS[family].config(tie_word_embeddings=True))
+    convert(folder, tmp_path / "out.gguf", type="q8_0")
+    found = matrices(tmp_path / "out.gguf")
+    assert np.array_equal(found["output.weight"], found["token_embd.weight"])
+
+
 def test_numbers_of_layers_become_keys(tmp_path) -> None:
     folder, out = tmp_path / "folder", tmp_path / "out.gguf"
     write_tiny_folder(folder, TEXT_MODELS["apertus"].config())
