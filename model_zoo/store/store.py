@@ -207,6 +207,7 @@ class Store:
     @contextmanager
     def temporary_folder(self) -> Iterator[Path]:
         """A folder on the store's disk; `remove_unused` removes it if the process is killed."""
+        self._make(self.root)
         with TemporaryDirectory(dir=self.root, prefix=TEMPORARY_FOLDER) as folder:
             yield Path(folder)
 

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from model_zoo.gguf.reader import GGUFFile
 from model_zoo.sources.resolve import resolve_stored
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
-from tests.tiny_models import write_tiny_llama
+from tests.families.tower_families import TOWERS
+from tests.tiny_models import write_tiny_folder, write_tiny_llama
 from tests.unit.model_zoo.gguf.test_split import split_like_a_converter
 from tests.unit.serve_app.cli.cli_runs import put, run, said
 
@@ -55,10 +57,25 @@ def test_the_first_part_of_a_split_model_is_enough(tiny, store, tmp_path):
     assert stored(store, "mine").path.name == first.name
 
 
+@pytest.mark.parametrize("stated", [".", "checkpoint", "./checkpoint"])
+def test_a_folder_of_safetensors_is_converted(stated, store, tmp_path):
+    folder = tmp_path if stated == "." else tmp_path / "checkpoint"
+    write_tiny_folder(folder, TOWERS["mistral3"].make())
+    path = modelfile(tmp_path, f"FROM {stated}\nSYSTEM Be brief.")
+    run("create", "mine", "-f", path, "-q", "q8_0", store=store)
+    made = stored(store, "mine")
+    metadata = GGUFFile.open(made.path).metadata
+    assert (metadata["general.architecture"], made.system) == ("mistral3", "Be brief.")
+    assert made.projector is not None
+    assert [*store.root.glob("**/*.gguf")] == []
+
+
 def test_mistakes_are_one_line(tiny, store, tmp_path):
     for text, reported in [
         ("FROM nobody/here/too/long", "line 1: invalid model name"),
         ("FROM ./nowhere.gguf", "nowhere.gguf"),
+        ("FROM .", "is a directory"),
+        (f"FROM {tiny}\nADAPTER .", "is a folder; ADAPTER needs a GGUF file"),
         (f"FROM {tiny}\nPARAMETER x 1", 'line 2: option "x" is not known'),
         (f"FROM {tiny}\nPARAMETER num_ctx 2.5", 'line 2: option "num_ctx" must be of type integer'),
     ]:
