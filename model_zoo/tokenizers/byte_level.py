@@ -10,13 +10,14 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.pre_tokenizers import Sequence as PreTokenizerSequence
 
+from model_zoo.tokenizers.digit_runs import DigitRuns
 from model_zoo.tokenizers.pretokenizers import PreTokenizer
 from model_zoo.tokenizers.recurring import RecurringPieces
 from model_zoo.tokenizers.vocabulary import Vocabulary, required_array
 from runtime.errors import ModelFileError
 
-# The place before a single space between two letters; every pre-tokenizer of the table splits
-# there.
+# The place before a single space between two letters, where pre-tokenizers split unless their
+# pieces span words.
 BETWEEN_WORDS = re.compile("(?<=[A-Za-z])(?= [A-Za-z])")
 
 
@@ -30,6 +31,8 @@ class ByteLevelBPE:
         self._native = NativeTokenizer(model)
         self._native.pre_tokenizer = splitter(pre)
         self._pieces = RecurringPieces(BETWEEN_WORDS, self._encode_all)
+        self._across_words = pre.across_words
+        self._digits = DigitRuns(self._native.pre_tokenizer) if pre.from_right else None
 
     def surface(self, text: str) -> str:
         """The form of text in which special tokens are searched: the text itself."""
@@ -41,7 +44,10 @@ class ByteLevelBPE:
 
     def encode(self, text: str, *, opens: bool) -> list[int]:
         """Ids of a text without special tokens."""
-        return self._pieces(text)
+        pieces = [text] if self._digits is None else self._digits.pieces(text)
+        if self._across_words:
+            return [id for ids in self._encode_all(pieces) for id in ids]
+        return [id for piece in pieces for id in self._pieces(piece)]
 
     def _encode_all(self, texts: list[str]) -> list[list[int]]:
         # The library's `encode` computes offsets too and takes twice as long.

@@ -17,6 +17,7 @@ class PreTokenizer:
     `on_bytes`: further expressions for the visible characters that represent bytes.
     `whole_pieces`: a piece that is a vocabulary entry becomes that token, regardless of merges.
     `add_bos`, `add_eos`: defaults for files that do not state them.
+    `from_right`: digits are grouped from the right of a run. `across_words`: pieces span words.
     """
 
     expressions: tuple[str, ...]
@@ -24,6 +25,8 @@ class PreTokenizer:
     whole_pieces: bool = False
     add_bos: bool = False
     add_eos: bool = False
+    from_right: bool = False
+    across_words: bool = False
 
 
 def _ranges(code_points: str) -> str:
@@ -100,6 +103,7 @@ _ROWS: Mapping[PreTokenizer, str] = {
     PreTokenizer((_TEKKEN,), whole_pieces=True, add_bos=True): "tekken",
     PreTokenizer((_GPT4O,)): "gpt-4o kanana2 minimax-m2 talkie",
     PreTokenizer((_GPT4O,), add_bos=True): "llama4",
+    PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O), from_right=True): "tiny_aya",
     PreTokenizer((_KIMI_K2,)): "kimi-k2",
     PreTokenizer((_SEED_CODER,)): "seed-coder",
     PreTokenizer((r"\p{N}{1,3}", _MINICPM5), whole_pieces=True): "minicpm5",
@@ -123,6 +127,9 @@ _ROWS: Mapping[PreTokenizer, str] = {
     ): "deepseek-llm",
     PreTokenizer((_BLOOM,)): "bloom poro-chat gpt3-finnish",
     PreTokenizer((_BLOOM, r"\p{N}")): "viking",
+    PreTokenizer(
+        (r"\p{N}+", r"(?=(\d{3})+(?!\d))"), from_right=True, across_words=True
+    ): "superbpe",
 }
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     name: row for row, names in _ROWS.items() for name in names.split()

@@ -16,6 +16,7 @@ from tests.parity.chat.random_texts import random_texts
 GPT2 = ByteLevel(add_prefix_space=False)
 BYTES = ByteLevel(add_prefix_space=False, use_regex=False)
 LLAMA3 = GGUF_PRE_TOKENIZER_SPLITS["llama-bpe"]
+GPT4O = GGUF_PRE_TOKENIZER_SPLITS["gpt-4o"]
 CASED = (
     "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝ"
     "Ὗ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤ"
@@ -92,6 +93,9 @@ SHARED = {
         "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}+"
         "| ?[^\\s\\p{L}\\p{N}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
     ),
+    # As in llama.cpp.
+    "tiny_aya": split("\\d{1,3}(?=(?:\\d{3})*\\b)", GPT4O),
+    "superbpe": split("\\p{N}+", "(?=(\\d{3})+(?!\\d))"),
     "seed-coder": split(
         "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1}"
         "| ?[^\\s\\p{L}\\p{N}\r\n]+|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"

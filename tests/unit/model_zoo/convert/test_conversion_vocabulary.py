@@ -84,7 +84,8 @@ def byte_level(expressions: tuple[str, ...], *, whole_pieces: bool = False) -> N
 
 
 @pytest.mark.parametrize(
-    "name", ["llama-bpe", "qwen2", "tekken", "gpt-4o", "gpt-2", "deepseek-llm"]
+    "name",
+    "llama-bpe qwen2 tekken gpt-4o gpt-2 deepseek-llm tiny_aya superbpe".split(),
 )
 def test_byte_level_tokens_match_the_checkpoint(name: str, tmp_path) -> None:
     row = PRE_TOKENIZERS[name]

@@ -19,7 +19,7 @@ from tests.reference_data import reference_data
 from tests.unit.model_zoo.tokenizers.tiny_vocabulary import NORMAL, sentencepiece_metadata
 
 SPACES = re.compile("(?= )")
-ROWS = list(dict.fromkeys(PRE_TOKENIZERS.values()))
+ROWS = [row for row in dict.fromkeys(PRE_TOKENIZERS.values()) if not row.across_words]
 WORDS = [
     "word",
     "I",
@@ -61,7 +61,7 @@ TEXTS = st.lists(
 @pytest.mark.parametrize("number", range(len(ROWS)))
 @settings(max_examples=100)
 @given(text=TEXTS)
-def test_every_pre_tokenizer_splits_at_a_space_between_letters(number, text) -> None:
+def test_pre_tokenizers_split_at_a_space_between_letters(number, text) -> None:
     native = splitter(ROWS[number])
     whole = [piece for piece, _ in native.pre_tokenize_str(text)]
     parts = [native.pre_tokenize_str(part) for part in BETWEEN_WORDS.split(text)]

@@ -1,0 +1,39 @@
+"""Long runs of digits are cut where pre-tokenizers that group digits from the right split them."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_zoo.tokenizers.byte_level import splitter
+from model_zoo.tokenizers.digit_runs import DigitRuns
+from model_zoo.tokenizers.pretokenizers import PRE_TOKENIZERS
+from model_zoo.tokenizers.tokenizer import load_tokenizer
+from tests.unit.model_zoo.tokenizers.tiny_vocabulary import byte_level_metadata
+
+NAMES = ["tiny_aya", "superbpe"]
+RUNS = st.integers(1, 140).map(lambda count: ("0123456789" * 14)[:count])
+TEXTS = st.lists(RUNS | st.sampled_from(["x", " ", "_", ".", "é", "٣" * 40, "\n"])).map("".join)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(text=TEXTS)
+def test_pieces_are_split_as_the_whole_text(name, text) -> None:
+    native = splitter(PRE_TOKENIZERS[name])
+    whole = [piece for piece, _ in native.pre_tokenize_str(text)]
+    pieces = DigitRuns(native).pieces(text)
+    parts = [piece for part in pieces for piece, _ in native.pre_tokenize_str(part)]
+    assert "".join(pieces) == text
+    assert parts == whole
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("end", ["", "x"])
+def test_a_long_run_takes_linear_time(name, end) -> None:
+    metadata = byte_level_metadata({}, pre=name)
+    tokenizer = load_tokenizer(metadata, architecture="cohere2")
+    text = "1" * 300_000 + end
+    began = time.process_time()
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert time.process_time() - began < 60  # whole, it takes at least ten minutes
