@@ -1,5 +1,6 @@
 """Converted files in llama.cpp: it loads every architecture and computes as the checkpoint does."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,12 +9,13 @@ import pytest
 import torch
 from transformers import AutoModel
 
+from model_zoo.convert.convert_folder import convert
 from tests.families.encoder_configs import ENCODERS
 from tests.families.olmo_families import ROPES
 from tests.families.text_families import TEXT_MODELS
 from tests.families.text_family import Changes, rope
 from tests.peers.llama_cpp_library import llama_cpp, their_log_probabilities
-from tests.tiny_models import tiny_tokenizer, write_tiny
+from tests.tiny_models import tiny_tokenizer, write_tiny, write_tiny_folder
 
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(0, 300, 70)]
 # llama.cpp keeps keys, values and its table of GELU in half precision.
@@ -104,3 +106,16 @@ def test_llama_cpp_cuts_text_as_the_checkpoint_does(tmp_path) -> None:
     assert found == tiny_tokenizer().encode(TEXT).ids
     assert model.token_eos() == tiny_tokenizer().token_to_id("<|im_end|>")
     model.close()
+
+
+def test_llama_cpp_stops_at_all_end_tokens_of_the_checkpoint(tmp_path) -> None:
+    folder, path = tmp_path / "folder", tmp_path / "out.gguf"
+    write_tiny_folder(folder, TEXT_MODELS["qwen3"].config())
+    ends = [tiny_tokenizer().token_to_id("<|im_end|>"), 40, 50]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends[:2]}))
+    convert(folder, path)
+    model = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+    vocabulary = llama_cpp.llama_model_get_vocab(model.model)
+    found = [llama_cpp.llama_vocab_is_eog(vocabulary, token) for token in ends]
+    model.close()
+    assert found == [True, True, False]
