@@ -32,7 +32,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CountedPlace:
     """The index of a matrix among `count` of its kind, by which llama.cpp decides.
 
     Value matrices are counted; feed-forward matrices have the index among theirs, or with experts
@@ -49,7 +49,7 @@ class TypeRule:
 
     part: str | tuple[str, ...]
     type: str
-    applies: Callable[[Place, Facts], bool] = lambda place, facts: True
+    applies: Callable[[CountedPlace, Facts], bool] = lambda place, facts: True
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +130,13 @@ def _target_type(recipe: Recipe, name: str, facts: Facts) -> str:
     return recipe.base
 
 
-def _place(part: str, layer: int, facts: Facts) -> Place:
+def _place(part: str, layer: int, facts: Facts) -> CountedPlace:
     if part.startswith(_VALUES):
         missing = facts.without_values
-        return Place(_index(layer, missing), facts.layers - len(missing))
+        return CountedPlace(_index(layer, missing), facts.layers - len(missing))
     if part.startswith(_DOWN) and facts.experts <= 1:
-        return Place(_index(layer, facts.without_down), facts.layers)
-    return Place(layer, facts.layers)
+        return CountedPlace(_index(layer, facts.without_down), facts.layers)
+    return CountedPlace(layer, facts.layers)
 
 
 def _index(layer: int, missing: frozenset[int]) -> int:
@@ -151,39 +151,39 @@ def _fitting(wanted: str, row: int) -> str:
     return wanted
 
 
-def _more_bits(place: Place, facts: Facts) -> bool:
+def _more_bits(place: CountedPlace, facts: Facts) -> bool:
     """The first and the last eighth, and every third one between."""
     eighth = place.count // 8
     last = place.index >= 7 * place.count // 8
     return place.index < eighth or last or (place.index - eighth) % 3 == 2
 
 
-def _first_eighth(place: Place, facts: Facts) -> bool:
+def _first_eighth(place: CountedPlace, facts: Facts) -> bool:
     return place.index < place.count // 8
 
 
-def _first_sixteenth(place: Place, facts: Facts) -> bool:
+def _first_sixteenth(place: CountedPlace, facts: Facts) -> bool:
     return place.index < place.count // 16
 
 
-def _first_two(place: Place, facts: Facts) -> bool:
+def _first_two(place: CountedPlace, facts: Facts) -> bool:
     return place.index < 2
 
 
-def _first_four(place: Place, facts: Facts) -> bool:
+def _first_four(place: CountedPlace, facts: Facts) -> bool:
     return place.index < 4
 
 
-def _shared_by_four(place: Place, facts: Facts) -> bool:
+def _shared_by_four(place: CountedPlace, facts: Facts) -> bool:
     return facts.kv_sharing >= 4
 
 
-def _eighty_layers(place: Place, facts: Facts) -> bool:
+def _eighty_layers(place: CountedPlace, facts: Facts) -> bool:
     """For models of 70 billion weights, whose value matrices are small and sensitive."""
     return facts.layers == 80 and facts.kv_sharing > 1
 
 
-def _eight_experts(place: Place, facts: Facts) -> bool:
+def _eight_experts(place: CountedPlace, facts: Facts) -> bool:
     """For models such as Mixtral, whose attention is small compared with the experts."""
     return facts.experts == 8
 
