@@ -88,7 +88,8 @@ def generate_choices(
 async def _merged(
     streams: Sequence[AsyncGenerator[ChatDelta, None]], per_prompt: int
 ) -> AsyncGenerator[ChatDelta, None]:
-    # Bounded, so that a client that reads slowly slows down the tasks.
+    # Bounded, so that the deltas of a client that reads slowly stay in the connections, which merge
+    # and limit them.
     received: asyncio.Queue[tuple[int, ChatDelta] | Exception] = asyncio.Queue(len(streams))
 
     async def receive(index: int, stream: AsyncGenerator[ChatDelta, None]) -> None:

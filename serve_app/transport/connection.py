@@ -13,10 +13,15 @@ from typing import NoReturn, cast
 from serve_app.transport import wire
 from serve_app.transport.wire import LENGTH, ConnectionLost, WireError, WireMessage
 
-# With more unsent bytes than this, senders wait, and the engine merges deltas meanwhile.
+# With more unsent bytes than this, as on a slow link, senders wait, and the engine merges deltas
+# meanwhile. A caller that does not read is no reason to wait; see `MAX_UNREAD_BYTES`.
 UNSENT_BYTES = 16 * 1024
 PIECE_BYTES = 2**20  # part of a tensor that is sent before the sender waits
 BUFFER_BYTES = 16 * 1024
+# The connection ends with more unread bytes than this behind a complete message. Reading is not
+# paused instead, because that would look like a lost host to the other end (TCP_USER_TIMEOUT) and
+# hide the loss of the other end here.
+MAX_UNREAD_BYTES = 4 * 2**20
 # A silent end counts as lost after this many checks; a single one may only mean that this process
 # was delayed.
 SILENCE_CHECKS = 4
@@ -28,8 +33,9 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     Methods raise ConnectionLost once the connection is broken, and WireError when the other end
     violates the protocol. `max_frame_bytes`: limit of one received message, which is increased
-    after authentication. `draining`: the listener has announced that it stops. `at_work`: the other
-    end may be working on a request; it is copied into ConnectionLost.
+    after authentication. An end that leaves more than MAX_UNREAD_BYTES unread loses the connection
+    after the messages that have arrived. `draining`: the listener has announced that it stops.
+    `at_work`: the other end may be working on a request; it is copied into ConnectionLost.
     """
 
     def __init__(self) -> None:
@@ -171,6 +177,8 @@ class FramedConnection(asyncio.BufferedProtocol):
                 return
         else:
             self._end += nbytes
+            if self._end - self._begin > MAX_UNREAD_BYTES:
+                self._limit_unread()
         self._changed.set()
 
     def pause_writing(self) -> None:
@@ -203,6 +211,14 @@ class FramedConnection(asyncio.BufferedProtocol):
         if self._begin == self._end:
             self._move_unread(0)
         return message
+
+    def _limit_unread(self) -> None:
+        """Ends the connection if the reader is far behind, which is no failure of the other end.
+        A single message may be longer than the limit."""
+        (length,) = LENGTH.unpack_from(self._buffer, self._begin)
+        if self._end - self._begin - LENGTH.size - length > MAX_UNREAD_BYTES:
+            self.at_work = False
+            self._lose("Too many bytes were not read in time.")
 
     def _move_unread(self, size: int) -> None:
         """Makes room behind the unread bytes in a new buffer. The old one is never resized, because

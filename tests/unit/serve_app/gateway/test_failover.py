@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import time
+from contextlib import aclosing
 
 import pytest
 
@@ -24,7 +25,9 @@ from serve_app.gateway.tasks import (
     EmbeddingTask,
     RawText,
     TokenLogprob,
+    merge,
 )
+from serve_app.transport import connection
 from serve_app.transport.wire import Address, ConnectionLost
 from tests.patience import HANG_S, settled, until
 from tests.unit.serve_app.gateway.resumable_replicas import (
@@ -50,6 +53,27 @@ async def test_another_replica_continues_a_stream_from_its_tokens(dies_at):
     (again,) = second.tasks
     said = "".join(WORDS[:dies_at])
     assert again.resume == ResumeState(tuple(range(dies_at)), len(said))
+
+
+class PacedReplica(ResumableReplica):
+    async def before(self, task, index):
+        await asyncio.sleep(0.01)
+
+
+async def test_a_client_that_falls_behind_gets_the_rest_when_it_reads_again(monkeypatch):
+    """Also if no replica may be lost, because none is."""
+    monkeypatch.setattr(connection, "MAX_UNREAD_BYTES", 100)
+    first, second = PacedReplica(), ResumableReplica()
+    async with (
+        serving(first, second, rules=FailoverRules(max_retries=0)) as (backend, _),
+        aclosing(backend.generate(TASK)) as deltas,
+    ):
+        parts = [await anext(deltas)]
+        await until(lambda: not first.running)
+        parts += [delta async for delta in deltas]
+    assert merge(parts).text == TEXT
+    (again,) = second.tasks
+    assert again.resume and 1 < len(again.resume.tokens) < len(WORDS)
 
 
 async def test_another_replica_gets_the_same_task():

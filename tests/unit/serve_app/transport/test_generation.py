@@ -23,7 +23,7 @@ from serve_app.gateway.tasks import (
 )
 from serve_app.transport import wire
 from serve_app.transport.client import StreamClient
-from serve_app.transport.connection import BUFFER_BYTES, FramedConnection
+from serve_app.transport.connection import BUFFER_BYTES, MAX_UNREAD_BYTES, FramedConnection
 from serve_app.transport.generation import generation_server
 from serve_app.transport.wire import ConnectionLost
 from tests.patience import HANG_S, settled, until
@@ -186,6 +186,32 @@ async def test_closing_lets_a_running_answer_end():
         replica.waits.set()
         assert merge(await answer).text == "Hello, world"
         await closing
+
+
+LONG_WORDS = ("x" * 2**20,) * 32
+
+
+async def test_a_reader_that_is_far_behind_loses_its_connection_and_then_its_messages():
+    """Meanwhile the replica stops. Its loss is not one that the request may have caused."""
+    replica = PretendReplica(LONG_WORDS)
+    async with (
+        connected(replica) as (_, address, client),
+        aclosing(client.generate(address, TASK)) as deltas,
+    ):
+        parts = [await anext(deltas)]
+        await until(lambda: replica.left)
+        with pytest.raises(ConnectionLost, match="not read in time") as lost:
+            async for part in deltas:
+                parts.append(part)
+    assert not lost.value.at_work
+    text = merge([part for part in parts if isinstance(part, ChatDelta)]).text
+    assert MAX_UNREAD_BYTES < len(text) < len("".join(LONG_WORDS))
+
+
+async def test_a_message_may_be_longer_than_what_a_reader_leaves_unread():
+    words = ("x" * 3 * MAX_UNREAD_BYTES, "y")
+    async with connected(PretendReplica(words)) as (_, address, client):
+        assert merge(await collected(client, address)).text == "".join(words)
 
 
 def received(connection: FramedConnection, data: bytes) -> None:
