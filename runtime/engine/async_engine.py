@@ -13,7 +13,7 @@ from typing import Protocol
 from runtime.engine.engine import Engine, engine_dead
 from runtime.engine.engine_statistics import EngineStatistics
 from runtime.engine.request import Delta, GenerationRequest
-from runtime.engine.request_limits import admissible
+from runtime.engine.request_limits import admissible, check_capacity
 from runtime.engine.tracing import Deliver
 from runtime.errors import (
     CaravanError,
@@ -127,6 +127,15 @@ class AsyncEngine:
         """As of the end of a step: the last one with which the number of requests changed, or a
         later one that is at most `STATISTICS_NS` old."""
         return self._snapshot
+
+    def check_room(self, tenant: str) -> None:
+        """Raises OverloadedError or EngineDeadError if a request of the tenant would be refused
+        now, so that no prompt need be prepared for it."""
+        with self._changed:
+            self.check()
+            check_capacity(
+                self.limits, live=self._open_streams.total(), own=self._open_streams[tenant]
+            )
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Deltas of one request; the last has `finish`. Leaving for any reason aborts it.

@@ -46,7 +46,7 @@ def admissible(
             "Leave some out."
         )
     if request.resume is None:  # resumed requests are never refused
-        _check_capacity(limits, live, own)
+        check_capacity(limits, live=live, own=own)
     if not request.draws:
         return request
     stop = request.stop
@@ -60,7 +60,8 @@ def admissible(
     return replace(request, stop=stop)
 
 
-def _check_capacity(limits: EngineLimits, live: int, own: int) -> None:
+def check_capacity(limits: EngineLimits, *, live: int, own: int) -> None:
+    """OverloadedError: the engine has no room for another request of a tenant; see `admissible`."""
     if live >= limits.max_live:
         raise OverloadedError(
             f"{live:,} requests are running or waiting, the most that this replica accepts. "

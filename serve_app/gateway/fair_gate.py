@@ -48,12 +48,14 @@ class FairGate:
         finally:
             self.leave(tenant)
 
-    async def enter(self, tenant: str) -> None:
-        """Waits for a place, which `leave` gives back. Raises OverloadedError if too many wait."""
+    async def enter(self, tenant: str, *, limited: bool = True) -> None:
+        """Waits for a place, which `leave` gives back. Raises OverloadedError if too many wait and
+        the caller is `limited`."""
         if self._holders.total() < self._places and self._may_hold(tenant):
             self._holders[tenant] += 1
             return
-        self._check_room(tenant)
+        if limited:
+            self._check_room(tenant)
         turn = asyncio.get_running_loop().create_future()
         self._waiting.add(tenant, turn)
         try:

@@ -39,7 +39,8 @@ AnyTask = ChatTask | PromptTask
 TEXT_THREADS = 4
 TENANT_TEXT_THREADS = 3  # of one tenant, whose templates may be slow
 IMAGE_THREADS = 2
-MAX_WAITING = 64  # prompts with images; their files stay in memory while they wait
+MAX_WAITING_TEXTS = 1024
+MAX_WAITING_IMAGES = 64  # prompts with images; their files stay in memory while they wait
 
 
 class PromptPreparer:
@@ -63,9 +64,14 @@ class PromptPreparer:
         self.image_cache = image_cache or ImageCache()
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="prompts")
         self._image_threads = ThreadPoolExecutor(IMAGE_THREADS, thread_name_prefix="images")
-        self._text_gate = FairGate(TEXT_THREADS, tenant_places=TENANT_TEXT_THREADS)
+        self._text_gate = FairGate(
+            TEXT_THREADS,
+            tenant_places=TENANT_TEXT_THREADS,
+            max_waiting=MAX_WAITING_TEXTS,
+            things="prompts",
+        )
         self._image_gate = FairGate(
-            IMAGE_THREADS, max_waiting=MAX_WAITING, things="prompts with images"
+            IMAGE_THREADS, max_waiting=MAX_WAITING_IMAGES, things="prompts with images"
         )
 
     @asynccontextmanager
@@ -74,7 +80,8 @@ class PromptPreparer:
 
         `max_tokens`: limit of prompt and answer. Images beyond it are not decoded; a text prompt
         may be longer, unless the task has a truncation. RequestError: the model cannot take the
-        prompt. OverloadedError: too many prompts with images wait, or their memory is in use.
+        prompt. OverloadedError: too many prompts wait, unless the task continues an answer, or the
+        memory of images is in use.
         """
         images = images_of(task.prompt)
         gate = self._image_gate if images else self._text_gate
@@ -83,7 +90,8 @@ class PromptPreparer:
             lease = None
             if images:
                 lease = stack.enter_context(closing(self._lease(task, images)))
-            await gate.enter(task.tenant)
+            resumed = isinstance(task, ChatTask) and task.resume is not None
+            await gate.enter(task.tenant, limited=not resumed)
             # A thread cannot be stopped, so an aborted request keeps its slot and memory until it
             # ends.
             loop = asyncio.get_running_loop()

@@ -103,6 +103,8 @@ class ModelReplica:
             raise RequestError(
                 f"model '{self._card.name}' has no `trace_folder` to trace requests in"
             )
+        if isinstance(task, ChatTask) and task.resume is None:
+            self._engine.check_room(task.tenant)  # `stream` checks it again
         task = dataclasses.replace(task, prompt=self._prompt_defaults.apply(task.prompt))
         if task.truncation is None:
             self._refuse_oversized(task, limit)

@@ -3,13 +3,14 @@
 import asyncio
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.multimodal.image_cache import ImageCache
-from runtime.engine.request import ImageSpan, SamplingParams
+from runtime.engine.request import ImageSpan, ResumeState, SamplingParams
 from runtime.errors import OverloadedError, RequestError
 from serve_app.gateway.tasks import (
     ChatTask,
@@ -65,9 +66,9 @@ class SlowModel:
 
 
 async def prepared(
-    preparer: PromptPreparer, source: PromptSource, max_tokens: int = 9, tenant: str = ""
+    preparer: PromptPreparer, source: PromptSource, max_tokens: int = 9, **task: Any
 ) -> Prompt:
-    task = ChatTask("t", "demo", source, SamplingParams(), tenant=tenant)
+    task = ChatTask("t", "demo", source, SamplingParams(), **task)
     async with preparer.prepared(task, max_tokens=max_tokens) as prompt:
         return prompt
 
@@ -140,6 +141,25 @@ async def test_one_tenant_does_not_occupy_all_threads_for_texts() -> None:
     preparer.close()
 
 
+async def test_only_continued_answers_wait_behind_too_many_prompts(monkeypatch) -> None:
+    monkeypatch.setattr(prompt_preparation, "MAX_WAITING_TEXTS", 1)
+    model = SlowModel()
+    preparer = PromptPreparer(model, context_tokens=512)
+    asked = [
+        asyncio.create_task(prepared(preparer, WITHOUT_IMAGES[0]))
+        for _ in range(TENANT_TEXT_THREADS + 1)
+    ]
+    await running(model, TENANT_TEXT_THREADS)
+    with pytest.raises(OverloadedError, match="4 prompts are running or waiting"):
+        await prepared(preparer, WITHOUT_IMAGES[0])
+    resumed = prepared(preparer, WITHOUT_IMAGES[0], resume=ResumeState())
+    asked.append(asyncio.create_task(resumed))
+    await settled()
+    model.may.set()
+    assert [prompt.tokens for prompt in await asyncio.gather(*asked)] == [(1,)] * 5
+    preparer.close()
+
+
 async def test_slow_prompts_of_one_model_do_not_delay_those_of_another() -> None:
     slow, quick = SlowModel(), SlowModel()
     quick.may.set()
@@ -158,7 +178,7 @@ async def test_slow_prompts_of_one_model_do_not_delay_those_of_another() -> None
 
 
 async def test_an_aborted_request_keeps_its_slot_until_its_thread_is_done(monkeypatch) -> None:
-    monkeypatch.setattr(prompt_preparation, "MAX_WAITING", 0)
+    monkeypatch.setattr(prompt_preparation, "MAX_WAITING_IMAGES", 0)
     model = SlowModel()
     preparer = PromptPreparer(model, context_tokens=512)
     asked = [asyncio.create_task(prepared(preparer, WITH_IMAGES[0])) for _ in range(2)]
@@ -174,7 +194,7 @@ async def test_an_aborted_request_keeps_its_slot_until_its_thread_is_done(monkey
 
 
 async def test_a_refused_image_frees_its_slot(monkeypatch) -> None:
-    monkeypatch.setattr(prompt_preparation, "MAX_WAITING", 0)
+    monkeypatch.setattr(prompt_preparation, "MAX_WAITING_IMAGES", 0)
     model = SlowModel()
     model.may.set()
     preparer = PromptPreparer(model, context_tokens=512)

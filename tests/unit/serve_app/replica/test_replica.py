@@ -29,6 +29,7 @@ from runtime.engine.request import (
 from runtime.errors import (
     EngineDeadError,
     GenerationFailedError,
+    OverloadedError,
     PromptTooLongError,
     ReplicaLostError,
     RequestError,
@@ -102,11 +103,15 @@ class FakeEngine:
         self.deltas = deltas
         self.requests = []
         self.left = 0
-        self.dead = False
+        self.dead = self.full = False
 
     def check(self) -> None:
         if self.dead:
             raise EngineDeadError("dead")
+
+    def check_room(self, tenant: str) -> None:
+        if self.full:
+            raise OverloadedError("full")
 
     async def stream(self, request):
         self.requests.append(request)
@@ -166,6 +171,21 @@ async def test_a_prompt_without_room_for_an_answer_is_refused():
         PromptTooLongError, match=r"at least 512 tokens; this model.* is 512 tokens"
     ):
         await answered(FakeEngine(END), task)
+
+
+async def test_a_full_replica_prepares_only_prompts_of_answers_that_continue():
+    engine, model = FakeEngine(END), FakeModel()
+    engine.full = True
+    replica = ModelReplica(model, engine, CARD)
+    chat = dataclasses.replace(TASK, prompt=Conversation((Message("user", "hi"),)))
+    with pytest.raises(OverloadedError):
+        await anext(replica.generate(chat))
+    assert not model.prepared
+    async with aclosing(
+        replica.generate(dataclasses.replace(chat, resume=ResumeState()))
+    ) as deltas:
+        assert (await anext(deltas)).finish is FinishReason.STOP
+    assert model.prepared
 
 
 async def test_the_last_delta_has_the_prompt_on_request():

@@ -51,6 +51,9 @@ class FakeEngine:
     def check(self) -> None:
         pass
 
+    def check_room(self, tenant: str) -> None:
+        pass
+
     async def stream(self, request):
         self.requests.append(request)
         self.active += 1
