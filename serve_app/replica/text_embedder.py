@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import cached_property, partial
 
 import numpy as np
@@ -22,7 +22,7 @@ from runtime.engine.request import (
     SamplingParams,
     StopRules,
 )
-from runtime.errors import PromptTooLongError, RequestError
+from runtime.errors import OverloadedError, PromptTooLongError, RequestError
 from serve_app.gateway.fair_gate import FairGate
 from serve_app.gateway.tasks import ChatDelta, EmbeddingTask, RawText, TokenIds, merge_embeddings
 
@@ -30,6 +30,8 @@ TOKENIZING_TASKS = 2
 MAX_WAITING = 16_384  # texts that wait outside the engine
 # More tokens than WordPiece makes of one word.
 MAX_WORD_TOKENS = 128
+# Interval at which each refused text checks whether the engine has room.
+ROOM_CHECK_S = 0.1
 # Limit of the tokenised prefix of a text, as a multiple of the longest token times the context.
 MAX_LENGTH_FACTOR = 64
 
@@ -46,7 +48,8 @@ class TextEmbedder:
         self._engine = engine
         self._request_numbers = itertools.count()
         self._tokenizing = FairGate(TOKENIZING_TASKS)
-        # At most one tenant's share of the engine, so that the engine does not refuse texts.
+        # At most one tenant's share of the engine, so that the engine refuses no texts while there
+        # are no other requests.
         self._computing = FairGate(
             engine.limits.tenant_share, max_waiting=MAX_WAITING, things="texts"
         )
@@ -63,7 +66,7 @@ class TextEmbedder:
 
         async def vector(tokens: tuple[int, ...]) -> ChatDelta:
             async with self._computing.place(task.tenant):
-                return await self._vector(task, tokens)
+                return await self._vector_once_admitted(task, tokens)
 
         vectors = [asyncio.create_task(vector(tokens)) for tokens in prompts]
         try:
@@ -184,6 +187,23 @@ class TextEmbedder:
             return Pooling.CLS
         default = Pooling.LAST if model.decoder.causal else Pooling.MEAN
         return Pooling(model.description.pooling or default)
+
+    async def _vector_once_admitted(
+        self, task: EmbeddingTask, tokens: tuple[int, ...]
+    ) -> ChatDelta:
+        """The vector of a text, which waits while requests for replies take the engine's room."""
+        while True:
+            try:
+                return await self._vector(task, tokens)
+            except OverloadedError:
+                await self._room(task.tenant)
+
+    async def _room(self, tenant: str) -> None:
+        """Waits until the engine has room for a text of the tenant."""
+        while True:
+            await asyncio.sleep(ROOM_CHECK_S)
+            with suppress(OverloadedError):
+                return self._engine.check_room(tenant)
 
     async def _vector(self, task: EmbeddingTask, tokens: tuple[int, ...]) -> ChatDelta:
         decoder = self._model.decoder

@@ -10,7 +10,7 @@ import pytest
 from model_zoo.chat.messages import Message
 from runtime.engine.engine import EngineLimits
 from runtime.engine.request import Delta, FinishReason, ImageSpan, Pooling, SamplingParams, Usage
-from runtime.errors import GenerationFailedError, PromptTooLongError, RequestError
+from runtime.errors import GenerationFailedError, OverloadedError, PromptTooLongError, RequestError
 from serve_app.gateway.tasks import ChatTask, Conversation, EmbeddingTask, RawText, TokenIds
 from serve_app.replica.replica import ModelReplica
 from tests.patience import HANG_S, settled, until
@@ -46,15 +46,18 @@ class FakeEngine:
         self.may_end = asyncio.Event()
         self.may_end.set()
         self.active = self.max_active = 0
+        self.others = 0  # requests for replies
         self.error = error
 
     def check(self) -> None:
         pass
 
     def check_room(self, tenant: str) -> None:
-        pass
+        if self.active + self.others >= LIMITS.max_live:
+            raise OverloadedError("full")
 
     async def stream(self, request):
+        self.check_room(request.tenant)
         self.requests.append(request)
         self.active += 1
         self.max_active = max(self.max_active, self.active)
@@ -105,6 +108,20 @@ async def test_vectors_keep_the_order_of_the_texts_and_usage_is_summed():
     assert delta.finish is FinishReason.STOP
     assert delta.usage.prompt_tokens == sum(range(2, 41))
     assert engine.max_active == LIMITS.tenant_share
+
+
+async def test_texts_wait_while_requests_for_replies_fill_the_engine():
+    engine = FakeEngine()
+    engine.others = LIMITS.max_live - 5
+    delta, _ = await embedded(engine, *[RawText("a")] * 40)
+    assert len(delta.vectors) == 40 and engine.max_active == 5
+    engine.others = LIMITS.max_live
+    waiting = asyncio.create_task(embedded(engine, *[RawText("a")] * 20))
+    await settled()
+    assert not waiting.done() and engine.active == 0
+    engine.others = 0
+    delta, _ = await waiting
+    assert len(delta.vectors) == 20 and engine.max_active == LIMITS.tenant_share
 
 
 async def test_tenants_take_turns_with_the_texts_of_many_tasks():
