@@ -172,6 +172,7 @@ class ModelReplica:
     def close(self) -> None:
         self._preparer.close()
         self._reply_forms.close()
+        self._embedder.close()
         self._engine.close()
         if self._trace_file is not None:
             self._trace_file.close()

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from functools import cached_property, partial
 
@@ -48,6 +49,7 @@ class TextEmbedder:
         self._engine = engine
         self._request_numbers = itertools.count()
         self._tokenizing = FairGate(TOKENIZING_TASKS)
+        self._threads = ThreadPoolExecutor(TOKENIZING_TASKS, thread_name_prefix="texts")
         # At most one tenant's share of the engine, so that the engine refuses no texts while there
         # are no other requests.
         self._computing = FairGate(
@@ -61,8 +63,7 @@ class TextEmbedder:
         `max_tokens`: limit of each text, including its query.
         """
         self._refuse_other_tasks(task)
-        async with self._tokenizing.place(task.tenant):
-            prompts = await asyncio.to_thread(self._prompts, task, max_tokens)
+        prompts = await self._tokenized_task(task, max_tokens)
 
         async def vector(tokens: tuple[int, ...]) -> ChatDelta:
             async with self._computing.place(task.tenant):
@@ -80,6 +81,17 @@ class TextEmbedder:
             return merged
         results = await asyncio.to_thread(_results, head, merged.vectors)
         return dataclasses.replace(merged, vectors=results)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _tokenized_task(self, task: EmbeddingTask, limit: int) -> list[tuple[int, ...]]:
+        await self._tokenizing.enter(task.tenant)
+        # A thread cannot be stopped, so an aborted task keeps its place until it ends.
+        loop, leave = asyncio.get_running_loop(), partial(self._tokenizing.leave, task.tenant)
+        work = self._threads.submit(self._prompts, task, limit)
+        work.add_done_callback(lambda _: loop.call_soon_threadsafe(leave))
+        return await asyncio.wrap_future(work)
 
     def _refuse_other_tasks(self, task: EmbeddingTask) -> None:
         if task.queries and self._model.ranking is None:

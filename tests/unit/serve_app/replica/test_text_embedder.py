@@ -1,6 +1,7 @@
 """Embeddings of a replica with a fake engine: pooling, truncation, order, fairness."""
 
 import asyncio
+import threading
 from contextlib import aclosing
 from types import SimpleNamespace
 
@@ -11,8 +12,16 @@ from model_zoo.chat.messages import Message
 from runtime.engine.engine import EngineLimits
 from runtime.engine.request import Delta, FinishReason, ImageSpan, Pooling, SamplingParams, Usage
 from runtime.errors import GenerationFailedError, OverloadedError, PromptTooLongError, RequestError
-from serve_app.gateway.tasks import ChatTask, Conversation, EmbeddingTask, RawText, TokenIds
+from serve_app.gateway.tasks import (
+    ChatDelta,
+    ChatTask,
+    Conversation,
+    EmbeddingTask,
+    RawText,
+    TokenIds,
+)
 from serve_app.replica.replica import ModelReplica
+from serve_app.replica.text_embedder import TOKENIZING_TASKS
 from tests.patience import HANG_S, settled, until
 from tests.unit.serve_app.fake_replicas import CARD
 
@@ -227,6 +236,40 @@ async def test_only_a_prefix_of_a_huge_text_is_tokenised():
         await anext(deltas)
     longest = replica._model.tokenizer.longest_text
     assert longest == (CARD.context_tokens + 1) * FakeTokenizer.longest_token
+
+
+class SlowTokenizer(FakeTokenizer):
+    """Encodes once `may` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = threading.Event()
+        self.begun = 0
+
+    def encode_document(self, text: str, *, at_most: int | None = None) -> list[int]:
+        self.begun += 1
+        assert self.may.wait(HANG_S)
+        return super().encode_document(text, at_most=at_most)
+
+
+async def test_an_aborted_task_keeps_its_place_until_its_thread_is_done():
+    tokenizer = SlowTokenizer()
+    replica = replica_over(FakeEngine(), tokenizer=tokenizer)
+
+    async def embed() -> ChatDelta:
+        return await anext(replica.generate(EmbeddingTask("t1", "demo", (RawText("a"),))))
+
+    aborted = [asyncio.create_task(embed()) for _ in range(TOKENIZING_TASKS)]
+    await until(lambda: tokenizer.begun == TOKENIZING_TASKS)
+    for each in aborted:
+        each.cancel()
+    await asyncio.wait(aborted)
+    other = asyncio.create_task(embed())
+    await settled()
+    assert tokenizer.begun == TOKENIZING_TASKS
+    tokenizer.may.set()
+    assert len((await other).vectors) == 1
+    replica._embedder.close()
 
 
 async def test_one_failed_text_fails_the_task_and_aborts_the_others():
