@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from runtime.engine.engine import Engine, engine_dead
 from runtime.engine.engine_statistics import EngineStatistics
-from runtime.engine.request import Delta, GenerationRequest
+from runtime.engine.request import Delta, FinishReason, GenerationRequest
 from runtime.engine.request_limits import admissible, check_capacity
 from runtime.engine.tracing import Deliver
 from runtime.errors import (
@@ -75,6 +75,7 @@ class AsyncEngine:
         self._stall_s, self._clock = stall_s, clock
         self._changed = threading.Condition()
         self._inbox: list[_Submit | _Abort] = []
+        self._taken: deque[_Submit | _Abort] = deque()  # from the inbox, by the thread
         self._open_streams: Counter[str] = Counter()  # per tenant
         self._closing = False
         self._woken = False
@@ -220,14 +221,16 @@ class AsyncEngine:
 
     def _take_commands(self) -> bool:
         with self._changed:
-            commands, self._inbox = self._inbox, []
+            self._taken.extend(self._inbox)
+            self._inbox.clear()
             closing, self._woken = self._closing, False
-        for command in commands:
-            match command:
+        while self._taken:
+            match self._taken[0]:
                 case _Submit(request, deliver, arrived):
                     self._engine.add(request, deliver, arrived=arrived)
                 case _Abort(request_id):
                     self._engine.abort(request_id)
+            self._taken.popleft()
         return not closing
 
     def _sleep(self) -> None:
@@ -244,11 +247,14 @@ class AsyncEngine:
         """Fail all live and queued requests; none can be queued afterwards."""
         with self._changed:
             self._death = reason
-            commands, self._inbox = self._inbox, []
-        for command in commands:
+            unhandled = [*self._taken, *self._inbox]
+            self._taken.clear()
+            self._inbox.clear()
+        error = str(engine_dead(reason))
+        for command in unhandled:
             if isinstance(command, _Submit):
-                self._engine.add(command.request, command.deliver, arrived=command.arrived)
-        self._engine.fail(str(engine_dead(reason)))
+                command.deliver(Delta(finish=FinishReason.FAILED, error=error))
+        self._engine.fail(error)
         self._send()
         self._busy_since = None
         if self._peers is not None:
