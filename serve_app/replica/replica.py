@@ -155,10 +155,11 @@ class ModelReplica:
 
     @property
     def identity(self) -> str:
-        """An id that is equal for replicas of the same files, which can continue each other's
-        answers."""
+        """An id that is equal for replicas that can continue each other's answers: those of the
+        same files that make the same prompts and have room for the same answers."""
         card = self._card
-        facts = (card.digest, sorted((card.projector or {}).items()), card.adapters)
+        files = (card.digest, sorted((card.projector or {}).items()), card.adapters)
+        facts = (files, card.context_tokens, self._prompt_defaults, self._model.suffix_first)
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     def statistics(self) -> EngineStatistics:

@@ -371,10 +371,23 @@ async def test_a_resumed_task_keeps_its_state_and_time():
     assert model.now == asked_at
 
 
-def test_replicas_have_equal_identities_only_for_equal_files():
-    def identity(**change):
+def test_replicas_have_equal_identities_only_for_equal_files_prompts_and_contexts():
+    def identity(defaults=None, suffix_first=False, **change):
+        model = FakeModel()
+        model.suffix_first = suffix_first
         card = dataclasses.replace(CARD, **change)
-        return ModelReplica(FakeModel(), FakeEngine(), card).identity
+        return ModelReplica(model, FakeEngine(), card, defaults).identity
 
-    assert identity() == identity(pid=2, context_tokens=64, reserved_bytes=1)
-    assert len({identity(), identity(digest="cd"), identity(projector={"clip.a": 1})}) == 3
+    brief = PromptDefaults("Be brief.", (Message("user", "hi"),))
+    assert identity() == identity(PromptDefaults(), pid=2, reserved_bytes=1)
+    assert identity(brief) == identity(dataclasses.replace(brief))
+    different = [
+        identity(),
+        identity(digest="cd"),
+        identity(projector={"clip.a": 1}),
+        identity(context_tokens=64),
+        identity(brief),
+        identity(dataclasses.replace(brief, system="Be kind.")),
+        identity(suffix_first=True),
+    ]
+    assert len(set(different)) == len(different)
