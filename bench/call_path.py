@@ -47,7 +47,7 @@ HOPS = (
     "serve_app.api.ollama:OllamaChat.chat",
     "serve_app.api.reply:Reply.__call__",
     "serve_app.routing.policy:RoutingPolicy.choose",
-    "serve_app.transport.connection:FramedConnection.send",
+    "serve_app.transport.connection:FramedConnection.send_long",
     "serve_app.routing.load_reports:LoadReporter.generate",
     "model_zoo.chat.sandbox.renderer:Renderer.render",
     "model_zoo.tokenizers.tokenizer:Tokenizer.encode_parts",

@@ -61,7 +61,7 @@ class StreamClient:
         Raises ConnectionLost or the replica's own error.
         """
         async with self.exchange(address) as connection:
-            connection.send(wire.request_of(task))
+            await connection.send_long(wire.request_of(task))
             connection.at_work = True
             answer = _Answer(connection)
             while not answer.finished:

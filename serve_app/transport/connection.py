@@ -16,7 +16,7 @@ from serve_app.transport.wire import LENGTH, ConnectionLost, WireError, WireMess
 # With more unsent bytes than this, as on a slow link, senders wait, and the engine merges deltas
 # meanwhile. A caller that does not read is no reason to wait; see `MAX_UNREAD_BYTES`.
 UNSENT_BYTES = 16 * 1024
-PIECE_BYTES = 2**20  # part of a tensor that is sent before the sender waits
+PIECE_BYTES = 2**20  # part of a tensor or long message that is sent before the sender waits
 BUFFER_BYTES = 16 * 1024
 # The connection ends with more unread bytes than this behind a complete message. Reading is not
 # paused instead, because that would look like a lost host to the other end (TCP_USER_TIMEOUT) and
@@ -78,8 +78,13 @@ class FramedConnection(asyncio.BufferedProtocol):
     async def drain(self) -> None:
         """Waits until no more than UNSENT_BYTES are unsent."""
         await self._writable.wait()
-        if self._lost is not None:
+        if self._transport is None or self._transport.is_closing():
             self._raise_lost()
+
+    async def send_long(self, message: WireMessage) -> None:
+        """Sends a message of any length, and waits as `drain`. Each part of it counts as movement
+        for `silence_limit`."""
+        await self.send_bytes(memoryview(wire.frame(message)))
 
     async def send_bytes(self, memory: memoryview) -> None:
         """`memory` must not change while it is sent."""

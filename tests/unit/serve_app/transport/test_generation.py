@@ -21,14 +21,19 @@ from serve_app.gateway.tasks import (
     Truncation,
     merge,
 )
-from serve_app.transport import wire
+from serve_app.transport import authentication, wire
 from serve_app.transport.client import StreamClient
-from serve_app.transport.connection import BUFFER_BYTES, MAX_UNREAD_BYTES, FramedConnection
+from serve_app.transport.connection import (
+    BUFFER_BYTES,
+    MAX_UNREAD_BYTES,
+    PIECE_BYTES,
+    FramedConnection,
+)
 from serve_app.transport.generation import generation_server
 from serve_app.transport.wire import ConnectionLost
 from tests.patience import HANG_S, settled, until
 from tests.unit.serve_app.fake_replicas import USAGE, PretendReplica
-from tests.unit.serve_app.transport.peer import Peer
+from tests.unit.serve_app.transport.peer import Peer, peers
 
 TASK = ChatTask("t1", "demo", RawText("hi"), SamplingParams(), stop=("x",))
 
@@ -186,6 +191,38 @@ async def test_closing_lets_a_running_answer_end():
         replica.waits.set()
         assert merge(await answer).text == "Hello, world"
         await closing
+
+
+LONG_TASK = dataclasses.replace(TASK, prompt=RawText("x" * 48 * 2**20))
+
+
+async def test_a_request_that_takes_longer_than_the_silence_limit_to_send_is_answered():
+    async def slow(peer: Peer) -> None:
+        await authentication.admit(peer, "token")
+        left = len(wire.frame(wire.request_of(LONG_TASK)))
+        while left:
+            left -= len(await peer.reader.readexactly(min(left, PIECE_BYTES)))
+            # The rest is in buffers of the kernel, where the caller cannot see it move.
+            await asyncio.sleep(0.03 if left > 16 * 2**20 else 0)
+        peer.send(wire.DeltaMessage(ChatDelta("read", finish=FinishReason.STOP)))
+        await peer.reader.read()
+
+    client = StreamClient(silence_s=0.3)
+    async with peers(slow) as address:
+        assert merge(await collected(client, address, LONG_TASK)).text == "read"
+        client.close()
+
+
+async def test_a_replica_without_the_whole_request_is_not_at_work():
+    async def leaves(peer: Peer) -> None:
+        await authentication.admit(peer, "token")
+        await peer.reader.readexactly(PIECE_BYTES)
+        peer.writer.transport.abort()
+
+    async with peers(leaves) as address:
+        with pytest.raises(ConnectionLost) as lost:
+            await collected(StreamClient(), address, LONG_TASK)
+    assert not lost.value.at_work
 
 
 LONG_WORDS = ("x" * 2**20,) * 32
