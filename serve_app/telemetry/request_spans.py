@@ -45,29 +45,31 @@ def spanned_replies(spans: Spans | None, generate: Generate) -> Generate:
         name = f"replica {task.model}"
         with spans.span(name, SpanKind.SERVER, task.origin.traceparent) as span:
             usage: Usage | None = None
+            counted_ns, finished = 0, False
             origin = replace(task.origin, traceparent=span.traceparent)
             try:
                 async with aclosing(generate(replace(task, origin=origin))) as deltas:
                     async for delta in deltas:
-                        usage = delta.usage or usage
+                        if delta.usage is not None:
+                            usage, counted_ns = delta.usage, time.time_ns()
+                        finished = delta.finish is not None
                         yield delta
             finally:
                 if usage is not None and isinstance(task, ChatTask):
-                    _add_phases(spans, span.traceparent, usage)
+                    ended_ns = counted_ns if finished else time.time_ns()
+                    _add_phases(spans, span.traceparent, usage, counted_ns, ended_ns)
 
     return spanned
 
 
-def _add_phases(spans: Spans, parent: str, usage: Usage) -> None:
-    """Adds spans of queue, prefill and decode from the engine's durations, ending now."""
-    ended_ns = time.time_ns()
-    for name, took_ns in (
-        ("decode", usage.decode_ns),
-        ("prefill", usage.prompt_ns),
-        ("queue", usage.queue_ns),
-    ):
-        spans.past(name, parent, ended_ns - took_ns, ended_ns)
-        ended_ns -= took_ns
+def _add_phases(spans: Spans, parent: str, usage: Usage, counted_ns: int, ended_ns: int) -> None:
+    """Adds spans of queue, prefill and decode from the engine's durations up to `counted_ns`. The
+    usage of a cancelled answer is that of its first delta; its decoding ended later."""
+    decode_ns = counted_ns - usage.decode_ns
+    prefill_ns = decode_ns - usage.prompt_ns
+    spans.past("queue", parent, prefill_ns - usage.queue_ns, prefill_ns)
+    spans.past("prefill", parent, prefill_ns, decode_ns)
+    spans.past("decode", parent, decode_ns, ended_ns)
 
 
 def _operation(task: Task) -> str:
@@ -96,9 +98,11 @@ def _request_attributes(task: Task) -> dict[str, Attribute | None]:
 
 def _response_attributes(record: ReplyRecord) -> dict[str, Attribute | None]:
     usage = record.usage
+    # The usage of a cancelled answer is that of its first delta.
+    completion = 0 if usage is None else usage.completion_tokens
     return {
         "gen_ai__response__finish_reasons": None if record.finish is None else (record.finish,),
         "gen_ai__usage__input_tokens": None if usage is None else usage.prompt_tokens,
-        "gen_ai__usage__output_tokens": record.tokens if usage is None else usage.completion_tokens,
+        "gen_ai__usage__output_tokens": max(record.tokens, completion),
         "caravan__usage__cached_tokens": None if usage is None else usage.cached_tokens,
     }

@@ -5,8 +5,9 @@ import dataclasses
 import json
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -17,14 +18,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from runtime.engine.request import RequestOrigin
+from runtime.engine.request import RequestOrigin, SamplingParams, Usage
 from runtime.errors import ConfigurationError, OverloadedError
 from serve_app.api.observing import Telemetry
+from serve_app.gateway.tasks import ChatDelta, ChatTask, RawText
 from serve_app.telemetry import spans as spans_module
 from serve_app.telemetry.exposition import no_exposition
 from serve_app.telemetry.meter import NoMeter
 from serve_app.telemetry.otel_spans import OtelSpans, exporting_provider
-from serve_app.telemetry.request_spans import spanned_replies
+from serve_app.telemetry.replies import recorded
+from serve_app.telemetry.request_spans import spanned_replies, task_span
 from serve_app.telemetry.spans import SpanKind, configured_spans
 from serve_app.transport.features import FeatureClient, feature_server
 from tests.checkout import ROOT
@@ -93,9 +96,34 @@ async def test_the_spans_of_a_request_are_one_tree_below_the_clients(collected):
         "gen_ai.request.model": "demo",
         "gen_ai.response.finish_reasons": ("stop",),
         "gen_ai.usage.input_tokens": 7,
-        "gen_ai.usage.output_tokens": 3,
+        "gen_ai.usage.output_tokens": 4,  # with the end token
         "caravan.request.id": "one",
     }.items() <= attributes.items()
+
+
+async def test_the_spans_of_a_cancelled_answer_last_until_it_was_cancelled(collected):
+    async def generate(task):
+        yield ChatDelta("a", (1,), usage=Usage(7, 4, 1, 1_000, 2_000, 0))
+        while True:
+            yield ChatDelta("b", (2,))
+
+    task = ChatTask("t1", "demo", RawText("hi"), SamplingParams())
+    with (
+        recorded(NoMeter(), task) as record,
+        task_span(collected.spans, task, record) as originated,
+    ):
+        async with aclosing(spanned_replies(collected.spans, generate)(originated)) as deltas:
+            record.note(await anext(deltas))
+            first_ns = time.time_ns()
+            for _ in range(4):
+                record.note(await anext(deltas))
+            cancelled_ns = time.time_ns()
+    found = collected.named()
+    prefill, decode = found["prefill"], found["decode"]
+    assert found["queue"].end_time == prefill.start_time == prefill.end_time - 2_000
+    assert decode.start_time == prefill.end_time <= first_ns
+    assert decode.end_time >= cancelled_ns
+    assert found["text_completion demo"].attributes["gen_ai.usage.output_tokens"] == 5
 
 
 @pytest.mark.parametrize("parent", ["", "00-zz", f"00-{'0' * 32}-{'0' * 16}-01", "x" * 9999])
