@@ -136,6 +136,22 @@ def test_a_target_must_be_exceeded_for_the_whole_upscale_delay():
     assert decide(RULES, observe(queued(15_000), now=8.0), state)[0] == 3
 
 
+@pytest.mark.parametrize(
+    ("metrics", "delay_s", "expected"),
+    [((queued(20_000),), 4, 4), ((IDLE, IDLE), 60, 1)],
+)
+def test_delays_continue_when_the_clock_is_set_back(metrics, delay_s, expected):
+    state, count, decisions = ScalingState(), len(metrics), []
+    half = delay_s // 2
+    for now in [*range(9000, 9000 + half + 1), *range(delay_s)]:
+        observed = observe(*metrics, now=float(now), min_replicas=1)
+        target, state = decide(RULES, observed, state)
+        decisions.append(target)
+    # No time passes between the decision at 9000 + half and the one at 0.
+    assert decisions.index(expected) == delay_s + 1
+    assert set(decisions[: delay_s + 1]) == {count}
+
+
 def test_requests_queued_while_replicas_start_add_no_more_replicas():
     _, state = decide(NO_DELAY, observe(queued(11_000)), ScalingState())
     for now in range(101, 140):
