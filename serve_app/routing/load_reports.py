@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from itertools import islice
 
 from runtime.engine.engine_statistics import EngineStatistics
@@ -18,7 +19,8 @@ Generate = Callable[[Task], AsyncGenerator[ChatDelta, None]]
 
 
 class LoadReporter:
-    """Wraps `generate` and records the prefix hashes of its requests. They are reported to every
+    """Wraps `generate` and records the prefix hashes of its requests at their first delta, when the
+    cache has the prompt: a request may be refused or moved before. They are reported to every
     ingress, because the next turn of a conversation may come through another one."""
 
     def __init__(self, generate: Generate, statistics: Callable[[], EngineStatistics]) -> None:
@@ -27,12 +29,16 @@ class LoadReporter:
         self._hashes: deque[PrefixHashes] = deque(maxlen=MAX_HASHES)
         self._recorded = 0
 
-    def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]:
+    async def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]:
         hashes = prefix_hashes_of(task)
-        if hashes.keys:
-            self._hashes.append(hashes)
-            self._recorded += 1
-        return self._generate(task)
+        first = bool(hashes.keys)
+        async with aclosing(self._generate(task)) as deltas:
+            async for delta in deltas:
+                if first:
+                    self._hashes.append(hashes)
+                    self._recorded += 1
+                    first = False
+                yield delta
 
     def report(self, since: int) -> LoadReport:
         """The current load and the hashes recorded after the report whose `recorded` is `since`."""

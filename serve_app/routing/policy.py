@@ -284,6 +284,7 @@ class RoutingPolicy:
     def _assign(
         self, replica: _Replica, hashes: PrefixHashes, now: float, request: str | None
     ) -> str:
+        self._retract(request)
         own = hashes.tokens - self._memory.held_tokens(replica.name, hashes)
         position = replica.assign(hashes, own, now)
         if request is not None:
@@ -293,6 +294,13 @@ class RoutingPolicy:
                 self._positions.popitem(last=False)
         self._memory.record(replica.name, hashes)
         return replica.name
+
+    def _retract(self, request: str | None) -> None:
+        """Forgets the prompt that a request, which was refused or is moved, left at its replica."""
+        earlier = None if request is None else self._positions.get(request)
+        if earlier is not None:
+            held = earlier.hashes.tokens - earlier.own_tokens
+            self._memory.retract(earlier.replica, earlier.hashes, held_tokens=held)
 
     def _advance_behind(self, position: _QueuePosition) -> None:
         """Advances the requests that were queued behind one that leaves the queue."""

@@ -91,6 +91,16 @@ class PrefixMemory:
             _, holders = self._holders.popitem(last=False)
             self._entries -= len(holders)
 
+    def retract(self, replica: str, hashes: PrefixHashes, *, held_tokens: int) -> None:
+        """Undoes `record` for a prompt that the replica has not computed after all. `held_tokens`:
+        what it held before."""
+        for key, end in zip(hashes.keys, hashes.ends, strict=True):
+            holders = self._holders.get(key, {})
+            if end > held_tokens and holders.pop(replica, None) is not None:
+                self._entries -= 1
+                if not holders:
+                    del self._holders[key]
+
     def remove(self, replica: str) -> None:
         """Removes a replica. Its entries are dropped when they are looked up or evicted."""
         self._clocks.pop(replica, None)

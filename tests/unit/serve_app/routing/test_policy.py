@@ -323,6 +323,24 @@ def test_requests_behind_a_moved_one_advance():
     }
 
 
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_replica_does_not_hold_the_prompt_of_a_request_that_was_moved_or_refused(refused):
+    choices = policy({"old": IDLE})
+    choices.choose(prompt("a", 400), now=0.0)  # is computed and stays
+    choices.choose(prompt("b", 100_000), now=0.0)
+    choices.choose(prompt("a", 40_000), now=0.0, request="long")
+    choices.add("new")
+    if refused:
+        again = choices.choose(
+            prompt("a", 40_000), now=0.0, avoid=frozenset({"old"}), request="long"
+        )
+    else:
+        again = choices.choose_earlier("long", now=0.0)
+    assert again == "new"
+    held = {name: choices._memory.held_tokens(name, prompt("a", 40_000)) for name in ("old", "new")}
+    assert 350 <= held["old"] <= 400 and held["new"] > 35_000
+
+
 def test_two_new_replicas_share_the_queue():
     choices = queued(60)
     for name in ("new", "newer"):

@@ -53,6 +53,21 @@ def test_a_key_is_a_digest_of_the_prefix_and_equal_in_every_process():
     assert hash_prefixes(TEXT[:300]).keys == tuple(map(int.from_bytes, digests))
 
 
+def test_a_retracted_prompt_leaves_what_was_held_before():
+    known = memory("a", "b")
+    known.record("a", hash_prefixes(TEXT[:1000]))
+    known.record("b", hash_prefixes(TEXT[:4000]))
+    held = known.held_tokens("a", hash_prefixes(TEXT[:4000]))
+    before = known._entries, set(known._holders)
+    for _ in range(2):  # entries that are not there, such as evicted ones, are ignored
+        known.record("a", hash_prefixes(TEXT))
+        for _ in range(2):
+            known.retract("a", hash_prefixes(TEXT), held_tokens=held)
+    assert known.held_tokens("a", hash_prefixes(TEXT)) == held
+    assert known.holders(hash_prefixes(TEXT), limit=2) == ["b"]
+    assert (known._entries, set(known._holders)) == before
+
+
 def test_holders_of_the_longest_prefix_are_found_latest_first():
     known = memory("a", "b", "c")
     known.record("a", hash_prefixes(TEXT[:4000]))

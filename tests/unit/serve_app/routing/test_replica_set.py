@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, replace
 from itertools import repeat
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from runtime.engine.engine_statistics import EngineStatistics
 from runtime.engine.request import SamplingParams
-from runtime.errors import ModelUnavailableError, ReplicaLostError
+from runtime.errors import ModelUnavailableError, OverloadedError, ReplicaLostError
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.tasks import ChatTask, RawText
 from serve_app.routing.listing_router import ListingRouter
@@ -146,7 +146,8 @@ async def test_a_model_serves_while_a_replica_has_loaded_it():
 async def test_the_next_turn_is_sent_to_the_same_replica():
     async with running("a", "b", "c") as replicas, replica_set(FakeHandle(*replicas)) as known:
         first = await chosen(known, task("x"))
-        assert {await chosen(known, task("x", 200 + 50 * n)) for n in range(5)} == {first}
+        turns = [replace(task("x", 200 + 50 * n), id=f"{n}") for n in range(5)]
+        assert {await chosen(known, turn) for turn in turns} == {first}
 
 
 async def test_replicas_report_less_often_when_others_are_added(monkeypatch):
@@ -208,7 +209,7 @@ async def test_prompts_of_another_ingress_are_known_from_reports():
         async with replica_set(handle) as there:
             talks = {f"talk {n}": await chosen(there, task(f"talk {n}")) for n in range(6)}
         for name, replica in talks.items():
-            by_name[replica].reporter.generate(task(name))
+            await first_delta(by_name[replica].reporter, name)
 
         async def known() -> bool:
             """To a new replica set, which knows the prompts from reports only."""
@@ -381,14 +382,32 @@ async def test_the_first_replica_is_awaited_to_describe_a_model():
     assert await describing == CARD
 
 
-def test_the_first_report_has_recent_prompts_and_later_ones_the_new():
+async def first_delta(reporter: LoadReporter, name: str) -> None:
+    async with aclosing(reporter.generate(task(name))) as deltas:
+        await anext(deltas)
+
+
+async def test_a_prompt_is_reported_once_its_answer_begins():
+    replica = PretendReplica()
+    reporter = LoadReporter(replica.generate, lambda: busy(7))
+    replica.error = OverloadedError("full")
+    with pytest.raises(OverloadedError):
+        await first_delta(reporter, "a")
+    assert reporter.report(0).hashes == ()
+    replica.error = None
+    async with aclosing(reporter.generate(task("a"))) as deltas:
+        assert len([delta async for delta in deltas]) > 1
+    assert reporter.report(0).hashes == (prefix_hashes_of(task("a")),)
+
+
+async def test_the_first_report_has_recent_prompts_and_later_ones_the_new():
     reporter = LoadReporter(PretendReplica().generate, lambda: busy(7))
     for n in range(MAX_HASHES + 10):
-        reporter.generate(task(f"{n}"))
+        await first_delta(reporter, f"{n}")
     first = reporter.report(0)
     assert first.load.queued_tokens == 7
     expected = [prefix_hashes_of(task(f"{n}")) for n in range(10, MAX_HASHES + 10)]
     assert list(first.hashes) == expected
     assert reporter.report(first.recorded).hashes == ()
-    reporter.generate(task("new"))
+    await first_delta(reporter, "new")
     assert reporter.report(first.recorded).hashes == (prefix_hashes_of(task("new")),)
