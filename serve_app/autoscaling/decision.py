@@ -114,6 +114,8 @@ def decide(
 ) -> tuple[int, ScalingState]:
     """The number of replicas to request, from `min_replicas` to `max_replicas`."""
     now = observed.now
+    if now < state.decided_at:
+        state = _shifted(state, now - state.decided_at)
     state = _observe(observed, state)
     loads = [
         load_shares(h[-1], rules.targets, work_per_s=h[-1].work_per_s or state.work_per_s)
@@ -133,6 +135,25 @@ def decide(
         target = state.spare_peak
     target = max(observed.min_replicas, min(target, observed.max_replicas))
     return target, replace(_with_target(state, target, now), decided_at=now)
+
+
+def _shifted(state: ScalingState, seconds: float) -> ScalingState:
+    """The state with all times shifted, after the clock was set back; delays go on."""
+
+    def shift(since: float | None) -> float | None:
+        return None if since is None else since + seconds
+
+    return replace(
+        state,
+        short_since=shift(state.short_since),
+        spare_since=shift(state.spare_since),
+        missing_since=shift(state.missing_since),
+        active_at=state.active_at + seconds,
+        last_reports={
+            name: replace(last, seen_at=last.seen_at + seconds)
+            for name, last in state.last_reports.items()
+        },
+    )
 
 
 def _observe(observed: Observation, state: ScalingState) -> ScalingState:
