@@ -81,13 +81,13 @@ class Ours:
             policy.report(replica, load, now=now)
 
     def choose(self, request: Request, ingress: int, now: float) -> str:
-        chosen = self._policies[ingress].choose(request.hashes, now=now, request=f"{id(request)}")
+        chosen = self._policies[ingress].choose(request.hashes, now=now, request=request.id)
         assert chosen is not None
         self._note(chosen, ingress, request)
         return chosen
 
     def choose_earlier(self, request: Request, ingress: int, now: float) -> str | None:
-        chosen = self._policies[ingress].choose_earlier(f"{id(request)}", now=now)
+        chosen = self._policies[ingress].choose_earlier(request.id, now=now)
         if chosen is not None:
             self._note(chosen, ingress, request)
         return chosen

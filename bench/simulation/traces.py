@@ -1,8 +1,9 @@
 """Traces of requests: conversations, questions about documents, and unrelated prompts."""
 
+import uuid
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from random import Random
 
@@ -22,6 +23,7 @@ class Request:
     parts: tuple[tuple[int, int, int], ...]
     answer: int
     affinity: int
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
     def tokens(self) -> int:
