@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Page, Route
+from playwright.async_api import Page
 
 from model_zoo.chat.formats.reply_format import format_of
 from serve_app.gateway.tasks import ReplyOpening
@@ -46,6 +46,11 @@ def f():  # comment
     return "text"
 ```
 """
+
+
+async def choose_other(page: Page) -> None:
+    await page.evaluate("document.querySelector('#model').add(new Option('other'))")
+    await page.get_by_label("Model", exact=True).select_option("other")
 
 
 async def test_an_answer_is_streamed_and_its_speed_is_shown(visiting):
@@ -320,103 +325,6 @@ async def test_an_edited_result_waits_for_the_others(visiting):
         assert [each.text for each in replica.tasks[-1].prompt.messages[2:]] == ["1.0", "2"]
 
 
-async def test_only_models_that_think_get_the_setting_of_it(visiting):
-    card = dataclasses.replace(CARD, capabilities=("completion", "thinking"))
-    async with visiting(PretendReplica(), card=card) as visit:
-        page, sent = visit.page, []
-        page.on("request", lambda made: made.url.endswith("/api/chat") and sent.append(made))
-        await page.locator("#capabilities").get_by_text("thinking").wait_for()
-        await page.get_by_role("button", name="Settings").click()
-        await page.get_by_label("Thinking").select_option("off")
-        await page.get_by_role("button", name="Save").last.click()
-        await visit.ask("Hi")
-        await page.get_by_text("tokens/s").wait_for()
-        await describe(page, ["completion"])
-        await choose_other(page)
-        await page.get_by_role("button", name="Retry").click()
-        await page.get_by_text("model 'other' not found").wait_for()
-        assert [request.post_data_json.get("think") for request in sent] == [False, None]
-
-
-async def describe(page: Page, capabilities: list[str]) -> None:
-    """From now on the page reads these capabilities of any model."""
-
-    async def answer(route: Route) -> None:
-        await route.fulfill(json={"capabilities": capabilities})
-
-    await page.route("**/api/show", answer)
-
-
-async def choose_other(page: Page) -> None:
-    await page.evaluate("document.querySelector('#model').add(new Option('other'))")
-    await page.get_by_label("Model", exact=True).select_option("other")
-
-
-async def test_attached_pictures_go_to_no_other_chat_or_model_without_vision(visiting):
-    async with visiting(PretendReplica(), card=SEEING) as visit:
-        page = visit.page
-        await page.get_by_text("vision").wait_for()
-        await page.locator("#files").set_input_files(PICTURE)
-        remove = page.get_by_role("button", name="Remove demo.png")
-        await remove.wait_for()
-        await page.get_by_role("button", name="New chat").click()
-        assert await remove.count() == 0
-        await page.locator("#files").set_input_files(PICTURE)
-        await remove.wait_for()
-        await describe(page, ["completion"])
-        await choose_other(page)
-        await visit.ask("What is it?")
-        await page.get_by_text("other cannot see images.").wait_for()
-        assert await page.locator("article").count() == 0
-        await remove.click()
-        await visit.ask("Hi")
-        await page.get_by_text("model 'other' not found").wait_for()
-
-
-async def test_a_server_with_keys_asks_for_one(visiting):
-    async with visiting(PretendReplica(), api_keys=(api_key(KEY),)) as visit:
-        await visit.page.get_by_text("This server needs an API key.").wait_for()
-        await visit.page.get_by_label("Key", exact=True).fill(KEY)
-        await visit.page.get_by_role("button", name="Save").last.click()
-        await visit.ask("Hi")
-        await visit.page.get_by_text("Hello, world").wait_for()
-        stored = "[localStorage, sessionStorage].map((store) => Object.values({...store}).join())"
-        local, session = await visit.page.evaluate(stored)
-        assert KEY not in local
-        assert KEY in session
-
-
-async def test_a_message_that_lacked_a_key_can_be_sent_again(visiting):
-    async with visiting(PretendReplica(), api_keys=(api_key(KEY),)) as visit:
-        page, reason = visit.page, visit.page.get_by_text("This server needs an API key.")
-        await reason.wait_for()
-        await page.keyboard.press("Escape")
-        await visit.ask("Hi")
-        await reason.wait_for()
-        await page.get_by_label("Key", exact=True).fill(KEY)
-        await page.keyboard.press("Enter")
-        await page.get_by_role("button", name="Try again").click()
-        await page.get_by_text("Hello, world").wait_for()
-        assert await page.locator("article.user").count() == 1
-
-
-@pytest.mark.parametrize("how", ["message", "visible"])
-async def test_models_are_requested_again_after_a_failure(visiting, how):
-    async with visiting(PretendReplica()) as visit:
-        page = visit.page
-        await page.route("**/api/tags", lambda route: route.abort())
-        await page.reload()
-        await page.get_by_text("The server cannot be reached").wait_for()
-        await page.unroute("**/api/tags")
-        if how == "visible":
-            await page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-            await page.get_by_text("You talk with demo.").wait_for()
-            assert not await page.get_by_text("The server cannot be reached").is_visible()
-        await visit.ask("Hi")
-        await page.get_by_text("Hello, world").wait_for()
-        assert await page.get_by_label("Model", exact=True).input_value() == "demo"
-
-
 async def test_enter_of_an_input_method_sends_nothing(visiting):
     press = """() => document.querySelector("#text").dispatchEvent(
       new KeyboardEvent("keydown", {key: "Enter", keyCode: 229, bubbles: true}))"""
@@ -445,29 +353,6 @@ async def test_a_browser_that_blocks_site_data_has_all_but_that(visiting):
         await visit.ask("Hi")
         await page.get_by_text("Hello, world").wait_for()
         assert await page.locator("#chats .open").all_inner_texts() == ["Hi"]
-
-
-async def test_enter_saves_a_dialog_and_cancel_does_not(visiting):
-    async with visiting(PretendReplica(), api_keys=(api_key(KEY),)) as visit:
-        page = visit.page
-        key, seed = page.get_by_label("Key", exact=True), page.get_by_label("Seed")
-        await key.fill("another")
-        await page.get_by_role("button", name="Cancel").click()
-        await page.get_by_role("button", name="API key").click()
-        assert await key.input_value() == ""
-        await key.fill(KEY)
-        await key.press("Enter")
-        await page.get_by_text("You talk with demo.").wait_for()
-        settings = page.get_by_role("button", name="Settings")
-        await settings.click()
-        await seed.fill("42")
-        await seed.press("Enter")
-        await settings.click()
-        assert await seed.input_value() == "42"
-        await seed.fill("43")
-        await page.get_by_role("button", name="Cancel").click()
-        await settings.click()
-        assert await seed.input_value() == "42"
 
 
 async def test_a_chat_is_exported_as_markdown(visiting):

@@ -147,10 +147,10 @@ async def test_commands_have_a_key_only_where_one_is_needed(visiting):
         texts = await page.locator("figure pre").all_text_contents()
         commands = [shlex.split(text) for text in texts if text.startswith("curl ")]
         assert len(commands) > 20
+        open_to_all = {f"{visit.address}/healthz", f"{visit.address}/readyz"}
         for words in commands:
-            assert ("Authorization: Bearer $CARAVAN_API_KEY" in words) != (
-                f"{visit.address}/healthz" in words
-            )
+            keyed = "Authorization: Bearer $CARAVAN_API_KEY" in words
+            assert keyed != bool(open_to_all.intersection(words))
     async with visiting(PretendReplica(), path="/docs") as visit:
         await visit.page.locator(".schema").first.wait_for(state="attached")
         assert "Authorization" not in await visit.page.locator("main").text_content()
