@@ -17,6 +17,7 @@ UNSERVED = tuple(
 )
 MAX_LEVELS = 64  # nesting of references and alternatives
 MAX_ALTERNATIVES = 200  # alternatives of one value, nested ones included
+VALUES_PER_PART = 1000  # compared values that count as an alternative
 
 _COMBINING = ("$ref", "allOf", "anyOf", "oneOf")
 _LEAST = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
@@ -48,7 +49,10 @@ def _plain(place: Place, levels: int, budget: list[int]) -> list[Place]:
         return factors[0]
     found: list[Schema] = [{}]
     for factor in factors:
-        both = (_intersection(place, one, other.schema) for one, other in product(found, factor))
+        others = [other.schema for other in factor]
+        compared = len(others) * _enumerated(found) + len(found) * _enumerated(others)
+        _spend(place, budget, compared // VALUES_PER_PART)
+        both = (_intersection(place, one, other) for one, other in product(found, others))
         found = [each for each in both if each is not None]
         _spend(place, budget, len(found))
     # "~2" does not occur in JSON pointers, so these names are unambiguous.
@@ -146,13 +150,19 @@ def _values(one: Schema, other: Schema) -> list[Any] | None:
     listed += [each["enum"] for each in (one, other) if "enum" in each]
     if not listed:
         return None
-    return [v for v in listed[0] if all(any(_same(v, e) for e in each) for each in listed[1:])]
+    others = [set(map(_canonical, each)) for each in listed[1:]]
+    return [v for v in listed[0] if all(_canonical(v) in each for each in others)]
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, int | float) and isinstance(other, int | float):
-        return isinstance(one, bool) == isinstance(other, bool) and one == other
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+def _enumerated(schemas: Iterable[Schema]) -> int:
+    return sum(len(each.get("enum", ())) for each in schemas)
+
+
+def _canonical(value: Any) -> str:
+    """The same text for equal values, as 1 and 1.0 are."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value, sort_keys=True)
 
 
 def _add_items(both: dict[str, Any], one: Schema, other: Schema) -> None:

@@ -7,7 +7,7 @@ They are llguidance's terminals: regular expressions of Rust without look-around
 from collections.abc import Mapping
 
 from model_zoo.chat.formats.lark import Unwritable
-from model_zoo.chat.formats.schema_place import MAX_DEPTH, MAX_PARTS, Place
+from model_zoo.chat.formats.schema_place import MAX_DEPTH, MAX_PARTS, PER_PART, Place
 from model_zoo.chat.formats.source import encoded
 
 ANY = "/(?s:.*)/"
@@ -32,6 +32,8 @@ _FORMATS = {
     "uri": r"[a-zA-Z][a-zA-Z0-9+.-]{0,20}://[a-zA-Z0-9.-]{1,250}(:[0-9]{1,5})?(/[a-zA-Z0-9._~!$&'()*+,;=:@/?-]{0,2000})?",
 }
 _ASCII = {"d": "0-9", "w": "A-Za-z0-9_", "s": r" \t\n\r\f\v"}
+_LISTS = ("allOf", "anyOf", "oneOf")
+_TOO_MANY = "too many schemas refer to each other"
 _UNSERVED = ("not", "if", "$dynamicRef", "$recursiveRef")
 
 
@@ -42,15 +44,19 @@ def strings_of(place: Place) -> str | None:
 
 def _strings(place: Place, depth: int, budget: list[int]) -> str | None:
     schema = place.schema
-    budget[0] -= 1
     if not isinstance(schema, Mapping):
         return None if schema is False else ANY
     refuse(place, _UNSERVED)
-    if depth > MAX_DEPTH or budget[0] < 0:
-        raise Unwritable(place.pointer, "too many schemas refer to each other")
+    if depth > MAX_DEPTH:
+        raise Unwritable(place.pointer, _TOO_MANY)
     kinds = schema.get("type", "string")
     if "string" not in ([kinds] if isinstance(kinds, str) else kinds):
         return None
+    # Parts are paid before they are read: several references may lead to the same long list.
+    listed = sum(len(schema.get(keyword, ())) for keyword in _LISTS) + ("$ref" in schema)
+    budget[0] -= listed + len(schema.get("enum", ())) // PER_PART
+    if budget[0] < 0:
+        raise Unwritable(place.pointer, _TOO_MANY)
     terms: list[str | None] = _constraints(place)
     target = place.target()
     parts = [*place.options("allOf"), *([] if target is None else [target])]

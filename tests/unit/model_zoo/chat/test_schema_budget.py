@@ -5,8 +5,11 @@ from typing import Any, SupportsIndex
 
 import pytest
 
+from model_zoo.chat.formats.lark import Unwritable
+from model_zoo.chat.formats.plain_schemas import plain
 from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.chat.formats.schema_place import MAX_PARTS, PER_PART, Place, Reading
+from model_zoo.chat.formats.text_patterns import strings_of
 from tests.reply_parsing import parsed, replied
 
 MANY = 20_001
@@ -68,6 +71,29 @@ def test_patterns_are_not_listed_beyond_the_limit_of_parts() -> None:
     schema = {"anyOf": [{"$ref": "#/part"}] * 95, "part": {"patternProperties": patterns}}
     assert Place.whole(schema).member("x").reading() is Reading.TEXT
     assert patterns.reads <= MOST
+
+
+@pytest.mark.parametrize("keyword", ["enum", "allOf", "anyOf", "oneOf"])
+def test_strings_are_not_listed_beyond_the_limit_of_parts(keyword: str) -> None:
+    listed = Counted(["a"] * MANY if keyword == "enum" else [True] * MANY)
+    schema = {"anyOf": [{"$ref": "#/part"}] * 95, "part": {keyword: listed}}
+    with pytest.raises(Unwritable, match="too many schemas"):
+        strings_of(Place.whole(schema))
+    assert listed.reads <= MOST
+
+
+def test_values_that_two_schemas_enumerate_are_compared_by_their_texts() -> None:
+    one, other = ([f"{side}{at}" for at in range(MANY)] for side in "ab")
+    assert plain(Place.whole({"allOf": [{"enum": one}, {"enum": other}]})) == []
+    several = {"allOf": [{"enum": [1, 2.0, "1", True, {"a": 1}]}, {"enum": [{"a": 1}, 2, 1.0]}]}
+    [both] = plain(Place.whole(several))
+    assert both.schema["enum"] == [1, 2.0, {"a": 1}]
+
+
+def test_enumerations_are_not_compared_beyond_the_limit() -> None:
+    parts = [{"anyOf": [{"$ref": "#/part"}] * 10} for _ in range(2)]
+    with pytest.raises(Unwritable, match="too many schemas"):
+        plain(Place.whole({"allOf": parts, "part": {"enum": ["a"] * MANY}}))
 
 
 def test_the_schema_of_a_parameter_is_read_once_in_a_reply() -> None:
