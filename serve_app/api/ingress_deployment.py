@@ -130,7 +130,9 @@ class Ingress:
             for model in self._settings.models
             if model.autoscaling is None or model.autoscaling.min_replicas > 0
         ]
-        readiness = Readiness(always, patience_s=self._settings.start_timeout_s)
+        others = len(always) < len(self._settings.models) or self._on_demand is not None
+        patience_s = self._settings.start_timeout_s
+        readiness = Readiness(always, patience_s=patience_s, others=others)
         if always and await _other_is_ready(cluster):
             readiness.reached = True
         self._watching.add(asyncio.create_task(readiness.watch()))

@@ -19,12 +19,16 @@ class Readiness:
     later must not take the others out of service.
 
     `models`: those that should always have a replica. `patience_s`: after this time one of them
-    suffices, so that a model that cannot be loaded does not hold back the others forever.
+    suffices, or none if there are other models that start for their first request (`others`), so
+    that a model that cannot be loaded does not hold back the others forever.
     """
 
-    def __init__(self, models: Collection[StartingModel], *, patience_s: float) -> None:
+    def __init__(
+        self, models: Collection[StartingModel], *, patience_s: float, others: bool
+    ) -> None:
         self._models = models
         self._patience_s = patience_s
+        self._others = others
         self.reached = not models
 
     async def watch(self) -> None:
@@ -32,6 +36,7 @@ class Readiness:
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._patience_s
         while not self.reached:
-            enough = all if clock() < deadline else any
-            self.reached = enough(model.serving for model in self._models)
+            serving = [model.serving for model in self._models]
+            late = clock() >= deadline
+            self.reached = all(serving) or (late and (self._others or any(serving)))
             await asyncio.sleep(CHECK_S)
