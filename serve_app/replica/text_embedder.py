@@ -63,6 +63,7 @@ class TextEmbedder:
         `max_tokens`: limit of each text, including its query.
         """
         self._refuse_other_tasks(task)
+        self._engine.check_room(task.tenant)  # another replica may have room
         prompts = await self._tokenized_task(task, max_tokens)
 
         async def vector(tokens: tuple[int, ...]) -> ChatDelta:

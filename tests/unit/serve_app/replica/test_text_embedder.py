@@ -124,13 +124,14 @@ async def test_texts_wait_while_requests_for_replies_fill_the_engine():
     engine.others = LIMITS.max_live - 5
     delta, _ = await embedded(engine, *[RawText("a")] * 40)
     assert len(delta.vectors) == 40 and engine.max_active == 5
+
+
+async def test_a_full_engine_refuses_texts_so_that_another_replica_is_asked():
+    engine = FakeEngine()
     engine.others = LIMITS.max_live
-    waiting = asyncio.create_task(embedded(engine, *[RawText("a")] * 20))
-    await settled()
-    assert not waiting.done() and engine.active == 0
-    engine.others = 0
-    delta, _ = await waiting
-    assert len(delta.vectors) == 20 and engine.max_active == LIMITS.tenant_share
+    with pytest.raises(OverloadedError):
+        await embedded(engine, RawText("a"))
+    assert engine.requests == []
 
 
 async def test_tenants_take_turns_with_the_texts_of_many_tasks():
