@@ -142,7 +142,8 @@ class ImageLease:
         self.salt = salt
         self._cache = cache
         self._tenant = tenant
-        self._taken = 0  # total of `reserve`
+        self._taken = 0  # total of `reserve`, without released images
+        self._taken_for: dict[bytes, int] = {}  # the part of it for each image that was added
         self._held: dict[bytes, PreparedImage] = {}
         self._reserved = 0
         self._image_bytes = 0
@@ -191,6 +192,7 @@ class ImageLease:
             assert self._reserved >= image.pixels.nbytes, "memory is reserved before"
             assert name not in self._held, "it would have been found"
             self._reserved -= image.pixels.nbytes
+            self._taken_for[name] = image.pixels.nbytes
             kept = self._cache.insert(name, image)
             self._note(name, kept)
             return kept
@@ -202,6 +204,7 @@ class ImageLease:
             for name in self._held.keys() - set(names):
                 self._image_bytes -= self._held.pop(name).pixels.nbytes
                 self._cache.release(name)
+                self._return(self._taken_for.pop(name, 0))
 
     def begin_work(self) -> None:
         with self._cache.lock:
@@ -222,12 +225,17 @@ class ImageLease:
         if not self._closed or self._working:
             return
         self._cache.free(self._reserved)
-        if self._tenant is not None:
-            self._cache.untrack(self._tenant, self._taken)
-        self._reserved = self._taken = 0
+        self._return(self._taken)
+        self._reserved = 0
         for name in self._held:
             self._cache.release(name)
         self._held.clear()
+
+    def _return(self, nbytes: int) -> None:
+        """Subtracts bytes from those that count for the tenant."""
+        self._taken -= nbytes
+        if self._tenant is not None:
+            self._cache.untrack(self._tenant, nbytes)
 
     def _note(self, name: bytes, image: PreparedImage) -> None:
         self._held[name] = image

@@ -190,3 +190,18 @@ def test_a_single_request_may_reserve_the_whole_budget_in_steps() -> None:
     lease.close()
     assert image_cache.used_bytes == 0
     image_cache.lease(100, tenant="one")
+
+
+def test_images_that_a_request_releases_no_longer_count_for_its_tenant() -> None:
+    image_cache = ImageCache(budget_bytes=100)
+    first = image_cache.lease(tenant="one")
+    for number in (1, 2):
+        put(first, number, 40)
+    with pytest.raises(OverloadedError, match="of this client"):
+        image_cache.lease(20, tenant="one")
+    first.keep_only([b"\x01"])
+    second = image_cache.lease(20, tenant="one")
+    for lease in (first, second):
+        lease.close()
+    assert image_cache.used_bytes == 0
+    image_cache.lease(100, tenant="one")
