@@ -49,7 +49,11 @@ def plan_memory_per_device(
         plan.with_pages(pages, held, options.kv_dtype, cache_tokens=tokens)
         for plan, held in zip(plans, layouts, strict=True)
     ]
-    return replace(own, others_bytes=sum(plan.reserved_bytes for plan in others))
+    return replace(
+        own,
+        others_bytes=sum(plan.reserved_bytes for plan in others),
+        least_bytes=max(plan.least_bytes for plan in plans),
+    )
 
 
 def _layout_on(

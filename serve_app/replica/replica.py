@@ -270,7 +270,7 @@ class ModelReplica:
         reported = requested | {token: token for token in ending.tokens}
         return StopRules(
             max_tokens=most if task.max_tokens is None else min(task.max_tokens, most),
-            end_tokens=own | reported.keys(),
+            end_tokens=own | frozenset(reported),
             strings=task.stop,
             reported=reported,
             min_tokens=ending.min_tokens,

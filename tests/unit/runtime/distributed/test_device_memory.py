@@ -94,3 +94,11 @@ def test_devices_whose_layers_have_no_cache_need_memory_too() -> None:
     assert more > 3 * WEIGHTS
     with pytest.raises(DoesNotFitError, match=r"on cpu:2: 3,000,000 .* 0 for a cache"):
         plan(placed, without_cache=[OTHERS[1]], memory_bytes=more - 1)
+
+
+def test_the_least_memory_is_that_of_the_device_which_needs_most() -> None:
+    """`OTHERS[1]` has three times the weights of the main device."""
+    least = plan(DIVIDED).least_bytes
+    assert plan(DIVIDED, memory_bytes=least).least_bytes == least
+    with pytest.raises(DoesNotFitError, match="on cpu:2"):
+        plan(DIVIDED, memory_bytes=least - 1)
