@@ -2,7 +2,7 @@
 
 import errno
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from runtime.errors import StorageFullError, StoreError
@@ -23,12 +23,17 @@ def file_errors(verb: str, path: Path) -> Iterator[None]:
         raise file_error(verb, path, error) from error
 
 
-def manifest_paths(root: Path) -> list[Path]:
+def manifest_paths(root: Path, *, all_readable: bool = True) -> list[Path]:
     """The paths of manifests in a folder of them, ours or Ollama's; none if it does not exist.
-    StoreError if a folder cannot be read, which `glob` would conceal."""
-    folders = [root]
-    for _ in range(4):  # host, namespace, model, tag
-        folders = [entry for folder in folders for entry in _entries(folder)]
+    StoreError if a folder cannot be read, which `glob` would conceal; unless `all_readable`, only
+    if that is `root`, and the folders below it are left out."""
+    folders = _entries(root)
+    for _ in range(3):  # namespace, model, tag
+        found: list[Path] = []
+        for folder in folders:
+            with suppress(*(() if all_readable else (StoreError,))):
+                found += _entries(folder)
+        folders = found
     return sorted(folders)
 
 

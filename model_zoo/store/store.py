@@ -64,11 +64,11 @@ class Store:
         self._views = root / "views"
         self._locks = root / "locks"
 
-    def names(self) -> list[ModelName]:
-        """The names of all manifests; other files are ignored. StoreError if a folder of the store
-        cannot be read."""
+    def names(self, *, all_readable: bool = False) -> list[ModelName]:
+        """The names of all manifests; other files are ignored. StoreError as of `manifest_paths`;
+        by default one folder that cannot be read does not conceal the models in others."""
         found = []
-        for path in manifest_paths(self._manifests):
+        for path in manifest_paths(self._manifests, all_readable=all_readable):
             with suppress(SourceError):
                 found.append(ModelName(*path.relative_to(self._manifests).parts))
         return found
@@ -303,7 +303,8 @@ class Store:
     def used(self) -> set[str]:
         """Digests of the blobs of all models. SourceError if a manifest is damaged, so that the
         blobs of its model are unknown."""
-        return {layer.digest for name in self.names() for layer in self.manifest(name).blobs}
+        names = self.names(all_readable=True)
+        return {layer.digest for name in names for layer in self.manifest(name).blobs}
 
     def damaged(self, manifest: Manifest) -> Iterator[tuple[ManifestLayer, bool]]:
         """Each blob, and whether it is missing or its content does not match its digest."""

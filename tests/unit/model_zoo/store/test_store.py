@@ -58,11 +58,22 @@ def test_reading_does_not_create_the_store(store) -> None:
     assert not store.root.exists()
 
 
-@pytest.mark.parametrize("denied", ["", "manifests", "manifests/registry.ollama.ai/library"])
+@pytest.mark.parametrize("denied", ["", "manifests"])
 def test_a_store_that_cannot_be_read_is_an_error(store, monkeypatch, denied) -> None:
     commit(store, "tiny", put(store, b"weights"))
     deny(monkeypatch, store.root / denied)
     for reading in (store.names, store.used, lambda: store.find(NAME), lambda: store.open(NAME)):
+        with pytest.raises(StoreError, match="cannot read: Permission denied"):
+            reading()
+
+
+def test_a_folder_that_cannot_be_read_conceals_no_other_models(store, monkeypatch) -> None:
+    commit(store, "tiny", put(store, b"weights"))
+    commit(store, "mine/other", put(store, b"others"))
+    deny(monkeypatch, store.root / "manifests/registry.ollama.ai/library")
+    other = ModelName.parse("mine/other")
+    assert store.names() == [other] and store.find(other) == other
+    for reading in (store.used, store.remove_unused, lambda: store.open(NAME)):
         with pytest.raises(StoreError, match="cannot read: Permission denied"):
             reading()
 
