@@ -109,9 +109,11 @@ class ModelManagement:
         requests. ModelNotFoundError if no store has it."""
         self._refuse_configured(name)
         sound_name(name, f'name "{name}" is invalid')
-        await self._call_holders("remove", name)
-        self._pool.forget()
-        await self._pool.unload(name)  # afterwards, so that no request loads it again
+        try:
+            await self._call_holders("remove", name)
+        finally:  # afterwards, so that no request loads it again
+            self._pool.forget()
+            await self._pool.unload(name)
 
     async def has_blob(self, digest: str) -> bool:
         """Whether every store has the blob."""
