@@ -54,6 +54,7 @@ class LogWriter:
         self._limit_bytes = limit_bytes
         self._warned = False
         self._file, self._bytes = _emptied(path), 0
+        self._before = b""  # written before the next line
 
     def __enter__(self) -> Self:
         return self
@@ -65,7 +66,11 @@ class LogWriter:
         try:
             if self._bytes and self._bytes + len(line) > self._limit_bytes:
                 self._begin_anew()
-            self._bytes += self._file.write(line)
+            line = self._before + line
+            written = self._file.write(line)
+            self._bytes += written
+            # A disk that becomes full takes part of a line.
+            self._before = b"" if written == len(line) else b"\n"
         except OSError as error:
             if not self._warned:
                 self._warned = True

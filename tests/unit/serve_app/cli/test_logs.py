@@ -2,6 +2,7 @@
 
 import io
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -201,6 +202,18 @@ def test_a_log_that_cannot_be_written_is_reported_once_and_tried_again(tmp_path)
     assert path.read_text() == "line 4\n"
     (warning,) = warnings
     assert "serve.log cannot be written: Is a directory" in warning
+
+
+def test_a_line_after_a_part_of_one_begins_anew(tmp_path, monkeypatch):
+    path = tmp_path / "serve.log"
+    with LogWriter(path, pytest.fail) as writer:
+        writer.write(b"one\n")
+        with monkeypatch.context() as full:
+            file = SimpleNamespace(write=lambda line, write=writer._file.write: write(line[:2]))
+            full.setattr(writer, "_file", file)
+            writer.write(b"two\n")
+        writer.write(b"three\n")
+    assert path.read_text() == "one\ntw\nthree\n"
 
 
 def test_a_line_without_end_is_read_in_parts():
