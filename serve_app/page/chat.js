@@ -200,8 +200,9 @@ function proceed() {
 async function send() {
   await started; // stored chats may not have been read yet
   if (attached.length) {
+    const asked = chat;
     await models;
-    if (!sees()) return;
+    if (chat !== asked || !sees()) return;
   }
   const content = $("text").value;
   if (running || (!content.trim() && !attached.length)) return;
@@ -221,8 +222,13 @@ async function answer() {
   if (!chats.includes(asked)) chats.unshift(asked);
   store(asked);
   draw();
-  await models;
-  if ($("model").disabled) await requestModels();
+  const stopped = new Promise((resolve) => abort.signal.addEventListener("abort", resolve));
+  let awaited;
+  while (awaited !== models && !abort.signal.aborted) {
+    awaited = models;
+    await Promise.race([awaited, stopped]);
+  }
+  if ($("model").disabled && !abort.signal.aborted) await requestModels();
   if ($("model").disabled || abort.signal.aborted) {
     if (running === abort) {
       busy(null);
