@@ -1,4 +1,4 @@
-"""Readiness: reached when the models have started, kept when they fail, whoever asks."""
+"""Readiness: reached when the models have started, kept when one fails later; without a key."""
 
 import asyncio
 from dataclasses import dataclass

@@ -111,7 +111,7 @@ def test_uploads_that_a_model_uses_do_not_count(uploads, store):
 
 def test_an_upload_continues_while_a_model_is_removed(uploads, store, monkeypatch):
     """A manifest that is listed may be gone when it is read."""
-    monkeypatch.setattr(store, "names", lambda: [ModelName.parse("removed")])
+    monkeypatch.setattr(store, "names", lambda **_: [ModelName.parse("removed")])
     bring(uploads, b"a" * 40_000)
     with pytest.raises(StorageFullError, match="upload_quota_bytes"):
         bring(uploads, b"b" * 40_000)
