@@ -3,7 +3,9 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from typing import Any
 
 from runtime.engine.fairness import FairQueue, may_enter
 from runtime.errors import OverloadedError
@@ -66,6 +68,12 @@ class FairGate:
             else:
                 self.leave(tenant)
             raise
+
+    def leave_after(self, work: Future[Any], tenant: str) -> None:
+        """Calls `leave` when `work` on a thread ends, which cannot be stopped: a caller that is
+        cancelled keeps its place until then."""
+        loop = asyncio.get_running_loop()
+        work.add_done_callback(lambda _: loop.call_soon_threadsafe(self.leave, tenant))
 
     def leave(self, tenant: str) -> None:
         self._holders[tenant] -= 1

@@ -92,16 +92,13 @@ class PromptPreparer:
                 lease = stack.enter_context(closing(self._lease(task, images)))
             resumed = isinstance(task, ChatTask) and task.resume is not None
             await gate.enter(task.tenant, limited=not resumed)
-            # A thread cannot be stopped, so an aborted request keeps its slot and memory until it
-            # ends.
-            loop = asyncio.get_running_loop()
             if lease is not None:
                 lease.begin_work()
             work = threads.submit(self._prepare, task, max_tokens, lease)
             if lease is not None:
                 end_work = lease.end_work
                 work.add_done_callback(lambda _: end_work())
-            work.add_done_callback(lambda _: loop.call_soon_threadsafe(gate.leave, task.tenant))
+            gate.leave_after(work, task.tenant)
             yield await asyncio.wrap_future(work)
 
     def close(self) -> None:

@@ -1,7 +1,6 @@
 """Compiles grammars for the forms that requests demand, in worker threads of each model."""
 
 import asyncio
-import functools
 import json
 import threading
 from collections.abc import Mapping
@@ -52,7 +51,6 @@ class ReplyForms:
         if task.output is None and task.calls is None:
             return None
         await self._gate.enter(task.tenant)
-        loop = asyncio.get_running_loop()
         work: Future[Any] = self._threads.submit(self._prepare)
         try:
             await asyncio.shield(asyncio.wrap_future(work))
@@ -64,9 +62,7 @@ class ReplyForms:
                 "Simplify it."
             ) from None
         finally:
-            # A thread cannot be stopped, so it keeps its place until the compilation ends.
-            leave = functools.partial(self._gate.leave, task.tenant)
-            work.add_done_callback(lambda _: loop.call_soon_threadsafe(leave))
+            self._gate.leave_after(work, task.tenant)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -88,10 +88,8 @@ class TextEmbedder:
 
     async def _tokenized_task(self, task: EmbeddingTask, limit: int) -> list[tuple[int, ...]]:
         await self._tokenizing.enter(task.tenant)
-        # A thread cannot be stopped, so an aborted task keeps its place until it ends.
-        loop, leave = asyncio.get_running_loop(), partial(self._tokenizing.leave, task.tenant)
         work = self._threads.submit(self._prompts, task, limit)
-        work.add_done_callback(lambda _: loop.call_soon_threadsafe(leave))
+        self._tokenizing.leave_after(work, task.tenant)
         return await asyncio.wrap_future(work)
 
     def _refuse_other_tasks(self, task: EmbeddingTask) -> None:
