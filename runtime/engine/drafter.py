@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
-from runtime.engine.request import GenerationRequest, Sampled, StopRules
+from runtime.engine.request import GenerationRequest, Sampled, SamplingParams, StopRules
 from runtime.engine.sequence import Sequence
 from runtime.engine.step_budget import StepBudget
 from runtime.engine.step_costs import StepCosts
@@ -49,7 +49,7 @@ class _Draft:
 
     `own`: the draft model's sequence, with its tokens and pages; its first `verified` tokens equal
     those of the target's sequence. `foreign`: the sequence has token ids outside the draft model's
-    vocabulary, so it cannot draft."""
+    vocabulary, or only such ids may follow, so it cannot draft."""
 
     own: Sequence
     slot: int
@@ -148,19 +148,20 @@ class Drafter:
 
     def _admit(self, sequence: Sequence) -> _Draft:
         assert sequence.slot is not None
-        tokens = list(sequence.tokens)
+        tokens, size = list(sequence.tokens), self._limits.vocab_size
         request = GenerationRequest(
             sequence.request.id,
             (),
             StopRules(1),
-            replace(sequence.sampling, logprobs=None),
+            _within(sequence.sampling, size),
             cache_salt=sequence.cache_salt,
         )
         own = Sequence(request, tokens)
         hit, shared = self.cache_manager.adopt(own)
         own.launched = own.confirmed = hit
         draft = _Draft(own, sequence.slot, sequence.epoch, len(tokens))
-        draft.foreign = any(token >= self._limits.vocab_size for token in tokens)
+        allowed = own.sampling.allowed
+        draft.foreign = any(token >= size for token in tokens) or bool(allowed and not any(allowed))
         self._note(draft, shared)
         return draft
 
@@ -273,6 +274,20 @@ class Drafter:
         draft = self._drafts.pop(sequence)
         self.cache_manager.release(draft.own)
         self._page_writes = [w for w in self._page_writes if w.slot != draft.slot]
+
+
+def _within(sampling: SamplingParams, size: int) -> SamplingParams:
+    """The parameters without token ids outside a vocabulary of `size` tokens, which a model of that
+    vocabulary neither reads nor draws. Without log-probabilities, which drafts do not need."""
+    allowed = int.from_bytes(sampling.allowed, "little") & ((1 << size) - 1)
+    return replace(
+        sampling,
+        logprobs=None,
+        logit_bias=tuple(each for each in sampling.logit_bias if each[0] < size),
+        barred=tuple(token for token in sampling.barred if token < size),
+        allowed=allowed.to_bytes(4 * -(-size // 32), "little") if sampling.allowed else b"",
+        bad_words=tuple(w for w in sampling.bad_words if all(token < size for token in w)),
+    )
 
 
 def _known_chunk(draft: _Draft, begin: int, end: int, *, samples: bool) -> Chunk:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from runtime.engine.drafter import Drafter, DraftLimits
-from runtime.engine.request import GenerationRequest, Result
+from runtime.engine.request import GenerationRequest, Result, SamplingParams, StopRules
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.sequence import Sequence
 from runtime.engine.speculation import Speculation
@@ -27,6 +27,7 @@ from tests.unit.runtime.engine.test_schedule_simulation import (
     last_row,
     random_requests,
 )
+from tests.unit.runtime.engine.test_scheduler import results
 
 SEEDS, MOST = 60, 4
 
@@ -172,3 +173,61 @@ def test_drafts_are_those_of_the_model_alone(depth: int) -> None:
     assert drafts.made > 8 * SEEDS and drafts.tokens > 1.5 * drafts.made
     assert min(drafts.accepted, drafts.wrong) > 3 * SEEDS
     assert min(drafts.left_out, drafts.shifts) > SEEDS and drafts.preemptions > SEEDS // 10
+
+
+class LoadedSampling:
+    """A runner that keeps the sampling parameters that steps load."""
+
+    def __init__(self) -> None:
+        self.loaded: list[SamplingParams] = []
+
+    def launch(self, plan: StepPlan) -> StepPlan:
+        self.loaded += [load.sampling for load in plan.slot_loads]
+        return plan
+
+    def collect(self, launched: StepPlan) -> tuple[Result, ...]:
+        return results(launched)
+
+
+def words(*tokens: int, count: int) -> bytes:
+    return sum(1 << token for token in tokens).to_bytes(4 * count, "little")
+
+
+def drafted_with(**given) -> SamplingParams | None:
+    """The parameters with which a draft model of 40 tokens drafts for one of 100; None if it does
+    not draft."""
+    runner, manager = LoadedSampling(), KVCacheManager([Full()], [9], page_tokens=4)
+    limits = DraftLimits(
+        step_tokens=8,
+        draws=4,
+        context_tokens=30,
+        written_tokens=6,
+        vocab_size=40,
+        target_vocab_size=100,
+    )
+    drafter = Drafter(runner, manager, limits)
+    asked = GenerationRequest("a", (1, 2), StopRules(9), SamplingParams(logprobs=1, **given))
+    sequence = Sequence(asked, [1, 2], slot=0)
+    drafts = drafter.draft({sequence: 2})
+    assert (sequence in drafts) == (drafter.room(sequence) > 0) == bool(runner.loaded)
+    return runner.loaded[0] if runner.loaded else None
+
+
+@pytest.mark.parametrize(
+    ("given", "drafted"),
+    [
+        ({"logit_bias": ((40, 1.0), (39, 2.0))}, {"logit_bias": ((39, 2.0),)}),
+        ({"barred": (99, 5), "barred_until": 4}, {"barred": (5,), "barred_until": 4}),
+        ({"bad_words": ((7, 40), (41, 7), (7, 8))}, {"bad_words": ((7, 8),)}),
+        ({"allowed": words(3, 39, 40, 99, count=4)}, {"allowed": words(3, 39, count=2)}),
+        ({"allowed": words(3, count=1)}, {"allowed": words(3, count=2)}),
+    ],
+)
+def test_tokens_outside_the_vocabulary_of_the_draft_model_are_not_restricted_there(
+    given: dict[str, object], drafted: dict[str, object]
+) -> None:
+    assert drafted_with(**given) == SamplingParams(**drafted)
+
+
+def test_a_sequence_that_may_draw_only_tokens_that_the_draft_model_lacks_does_not_draft() -> None:
+    assert drafted_with(allowed=words(40, 99, count=4)) is None

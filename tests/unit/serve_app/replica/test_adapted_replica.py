@@ -38,8 +38,9 @@ def settings(files: tuple[Path, Path], *scales: float, **change) -> ModelSetting
     return ModelSettings(**{"name": "demo", **stated, "adapters": adapters, **change})
 
 
-def answer(replica) -> str:
+def answer(replica, **change) -> str:
     task = ChatTask("t", "demo", RawText("a b c"), SamplingParams(seed=1), max_tokens=12)
+    task = replace(task, **change)
 
     async def answered() -> str:
         async with aclosing(replica.generate(task)) as deltas:

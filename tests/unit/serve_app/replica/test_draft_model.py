@@ -6,14 +6,16 @@ from pathlib import Path
 import gguf
 import pytest
 
+from runtime.engine.request import SamplingParams
 from runtime.errors import ConfigurationError, DoesNotFitError, EngineDeadError, ModelFileError
 from serve_app.config.settings import ModelSettings, read_settings
+from serve_app.gateway.tasks import EndRules
 from serve_app.replica.loading import load_replica
 from serve_app.replica.model_check import check_model
 from serve_app.replica.model_files import pull_notice
 from tests.families.text_families import TEXT_MODELS
 from tests.gguf_files import rewrite
-from tests.tiny_models import write_tiny_llama
+from tests.tiny_models import TinyLlama, write_tiny_llama
 from tests.unit.serve_app.replica.test_adapted_replica import answer
 
 
@@ -41,6 +43,26 @@ def test_a_replica_drafts_and_answers_as_without(files) -> None:
     os.utime(files[1], (0, 0))
     with pytest.raises(EngineDeadError, match=r"draft.gguf was written in place"):
         drafting.check()
+    plain.close()
+    drafting.close()
+
+
+def test_parameters_may_name_tokens_that_only_the_larger_vocabulary_has(files) -> None:
+    write_tiny_llama(files[0], config=TinyLlama(padding_rows=64), type="Q8_0")
+    plain = load_replica(settings(files[0], None))
+    drafting = load_replica(settings(*files))
+    size = plain._model.decoder.vocab_size
+    last, words = size - 1, -(-size // 32)
+    sampling = SamplingParams(
+        seed=1,
+        logit_bias=((last, -1.0),),
+        allowed=(2**size - 1).to_bytes(4 * words, "little"),
+        bad_words=((last,), (5, last)),
+    )
+    ending = EndRules(min_tokens=20, tokens=(last,))
+    asked = {"sampling": sampling, "ending": ending, "max_tokens": 40}
+    assert answer(drafting, **asked) == answer(plain, **asked)
+    assert drafting._engine.statistics().drafted_tokens_total > 0
     plain.close()
     drafting.close()
 
