@@ -59,6 +59,7 @@ class _Draft:
 
     budget: int  # remaining rows
     prompt_rows: int  # how many of them may compute prompts
+    stream_rows: int  # how many of them the running streams need that follow, one each
     image_rows: int  # remaining image rows
     ready: FeaturesReady
     waits_for_masks: bool = False
@@ -99,8 +100,9 @@ class Scheduler:
     `image_needs`: images of the last plan, then those of later chunks, the most urgent first.
     `speculation` proposes tokens for running sequences. Counters: `proposed_tokens` that were
     launched, `accepted_tokens` among them; `drafted_tokens` and `accepted_drafts`, the same for
-    proposals of a draft model only. `step_budget` limits prompt tokens in steps that also decode;
-    `offered_rows`: the rows that the last plan could use under this limit.
+    proposals of a draft model only. Prompts and proposals leave a row for each stream, and
+    `step_budget` limits prompt tokens in steps that also decode; `offered_rows`: the rows that the
+    last plan could use under this limit.
     """
 
     def __init__(
@@ -169,9 +171,9 @@ class Scheduler:
         if self.speculation is not None:
             waiting = len(self._resuming) + len(self._arriving)
             self.speculation.propose(self.running, joining=min(waiting, len(self._free_slots)))
-        rows, prompt_rows = self.step_tokens, self._offer()
         for waits_for_masks in (False, True):
-            draft = _Draft(rows, prompt_rows, self._step_image_rows, ready, waits_for_masks)
+            rows = (self.step_tokens, *self._offer())
+            draft = _Draft(*rows, self._step_image_rows, ready, waits_for_masks)
             for sequence in list(self.running):
                 if sequence.state is SequenceState.RUNNING:  # not preempted in this loop
                     self._continue(sequence, draft)
@@ -193,15 +195,16 @@ class Scheduler:
             tuple(draft.key_shifts),
         )
 
-    def _offer(self) -> int:
-        """Rows for prompts in the next step."""
+    def _offer(self) -> tuple[int, int]:
+        """The most rows for prompts in the next step, and the rows that streams need in it."""
         self.offered_rows = prompt_rows = self.step_tokens
+        decoding = [sequence for sequence in self.running if sequence.remaining <= 1]
         if self.step_budget is not None:
-            streams = sum(s.remaining <= 1 and s.request.draws for s in self.running)
+            streams = sum(sequence.request.draws for sequence in decoding)
             if streams:
                 prompt_rows = self.step_budget.prompt_tokens
                 self.offered_rows = min(self.step_tokens, streams + prompt_rows)
-        return prompt_rows
+        return prompt_rows, len(decoding)
 
     def retire(self, plan: StepPlan, results: tuple[Result, ...]) -> Iterator[Advance]:
         """Apply the results of a launched step, in launch order, lazily as they are iterated.
@@ -267,12 +270,13 @@ class Scheduler:
 
     def _continue(self, sequence: Sequence, draft: _Draft) -> None:
         start = sequence.launched
+        draft.stream_rows -= sequence.remaining <= 1
         if sequence.spans:
             draft.ahead += self._needs(sequence, start, start + self.step_tokens)
         count = self._chunk_tokens(sequence, draft)
         if count == 0:
             return
-        proposed = sequence.proposed[: draft.budget - count]
+        proposed = sequence.proposed[: draft.budget - draft.stream_rows - count]
         grants = self.cache_manager.reserve(sequence, start + count + len(proposed))
         if grants is None and proposed:
             proposed = ()
@@ -357,7 +361,7 @@ class Scheduler:
         if late is not None and not late.ready() and not draft.waits_for_masks:
             draft.lacks_mask = True
             return 0
-        rows = draft.budget
+        rows = draft.budget - draft.stream_rows
         if length - start > 1:
             rows = min(rows, draft.prompt_rows and max(draft.prompt_rows, sequence.least_tokens))
         end = start + min(length - start, rows)

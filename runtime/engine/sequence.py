@@ -156,7 +156,7 @@ class Sequence:
     @property
     def remaining(self) -> int:
         """Number of tokens that are in no launched step."""
-        return self.length - self.launched
+        return len(self.tokens) + self.pending - self.launched  # read for each sequence and step
 
     def scores_in(self, start: int, end: int) -> range:
         """The positions in [start, end) whose rows must score the next token of the prompt."""

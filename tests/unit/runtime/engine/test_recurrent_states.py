@@ -392,3 +392,17 @@ def test_every_sequence_gets_the_tokens_it_gets_alone(depth: int) -> None:
         trial(seed, depth, tally)
     assert min(tally["finished"], tally["cached"], tally["taken"], tally["hits"]) > SEEDS, tally
     assert tally["preempted"] > 0 and tally["restored"] > SEEDS // 4
+
+
+def test_a_stream_admitted_where_a_chunk_ends_at_a_checkpoint_has_a_row_in_each_step() -> None:
+    manager = managed([Full(), Recurrent()], states=20, pages=60)
+    scheduler = Scheduler(manager, slots=2, step_tokens=24)
+    scheduler.add(GenerationRequest("prompt", tuple(range(100)), StopRules(9)))
+    scheduler.add(GenerationRequest("stream", (5, 6), StopRules(9)))
+    found = []
+    for _ in range(6):
+        plan = scheduler.plan()
+        assert plan is not None
+        found.append([chunk.length for chunk in plan.chunks])
+        list(scheduler.retire(plan, tuple(Sampled(7) if c.samples else None for c in plan.chunks)))
+    assert found == [[24], [16, 2], [23, 1], [17, 1], [16, 1], [4, 1]]

@@ -232,6 +232,25 @@ def test_streams_wait_for_an_image_no_longer_than_for_text_of_as_many_tokens() -
     assert max(map(sum, image)) == max(map(sum, steps(request("text", 16))))
 
 
+def test_a_prompt_leaves_a_row_for_each_stream_behind_it() -> None:
+    """The prompt has been admitted first, and waits for its second image meanwhile. The tokens that
+    the first stream proposes leave a row for the second one, too."""
+    scheduler, found = scheduler_of(pages=64, slots=4, step_tokens=10), []
+    first, second = ImageSpan(1, 2, False, b"x"), ImageSpan(4, 2, False, b"y")
+    scheduler.add(looking("prompt", 40, first, second))
+    for number in range(5):
+        plan = scheduler.plan(lambda digest, number=number: digest == b"x" or number > 1)
+        found.append([(name, length) for name, _, length, _ in shape(plan)])
+        list(scheduler.retire(plan, results(plan)))
+        if number == 0:
+            for name in ("a", "bb"):
+                scheduler.add(request(name, 3, count=20))
+        elif number > 1:
+            scheduler.running[1].propose((9, 9))
+    assert found[:2] == [[("prompt", 4)], [("a", 3), ("bb", 3)]]
+    assert found[2:] == 3 * [[("prompt", 8), ("a", 1), ("bb", 1)]]
+
+
 def test_a_chunk_ends_before_an_image_that_is_missing() -> None:
     scheduler = scheduler_of(step_tokens=30)
     first, later = ImageSpan(2, 3, True, b"x"), ImageSpan(7, 4, False, b"y")
