@@ -330,8 +330,11 @@ class Scheduler:
             return False
         hit, shared = self.cache_manager.adopt(sequence) if sequence.shares_pages else (0, [])
         sequence.launched = sequence.confirmed = hit
-        count = self._chunk_tokens(sequence, draft)
-        grants = self.cache_manager.reserve(sequence, hit + count) if count else None
+        count, grants = self._chunk_tokens(sequence, draft), None
+        # With pages for its first chunks only, a preempted sequence would be preempted again.
+        end = min(sequence.length, sequence.most_tokens - 1) if sequence.epoch else hit + count
+        if count and self.cache_manager.has_room(sequence, end):
+            grants = self.cache_manager.reserve(sequence, hit + count)
         if grants is None:
             self.cache_manager.release(sequence)
             sequence.launched = sequence.confirmed = 0

@@ -175,6 +175,13 @@ class KVCacheManager:
             self._reserved[owner] = -(-end // self._page_tokens) * self._page_tokens
         return grants
 
+    def has_room(self, owner: Owner, end: int) -> bool:
+        """Whether pages for positions up to `end` are free, in groups that keep all of them."""
+        return all(
+            group.shrinks or len(self._missing(group, owner, end)) <= group.available
+            for group in self._groups
+        )
+
     def adopt(self, owner: Owner) -> tuple[int, list[PageGrant]]:
         """Share the longest cached prefix with a sequence that has no pages. Returns its length and
         its pages.

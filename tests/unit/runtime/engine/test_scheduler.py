@@ -3,7 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from runtime.engine.request import FinishReason, GenerationRequest, ImageSpan, Sampled, StopRules
+import pytest
+
+from runtime.engine.request import (
+    ContextShift,
+    FinishReason,
+    GenerationRequest,
+    ImageSpan,
+    Sampled,
+    StopRules,
+)
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.sequence import Sequence, SequenceState
 from runtime.engine.step_plan import PageWrite, StepPlan
@@ -100,6 +109,30 @@ def test_the_latest_admitted_is_preempted_and_resumes_with_its_tokens() -> None:
     resumed = loads[2]
     assert resumed.tokens[:3] == (200, 201, 202)
     assert resumed.tokens[3:] and set(resumed.tokens[3:]) == {9}
+
+
+@pytest.mark.parametrize("frees", ["end", "moved", "recomputed"])
+def test_a_preempted_sequence_runs_again_once_all_of_its_tokens_have_pages(frees: str) -> None:
+    """Not as soon as those of its first chunk have, which would cost rows in vain, time and again.
+    The first sequence ends, or drops half of its context. The other one has too few pages."""
+    cache_manager = KVCacheManager(
+        [Full()], [16], page_tokens=4, prefix_cache=False, moves_keys=frees == "moved"
+    )
+    scheduler = Scheduler(cache_manager, slots=3, step_tokens=16)
+    if frees == "end":
+        scheduler.add(request("a", 18, count=22))
+        scheduler.add(request("ccc", 2, count=16))
+    else:
+        scheduler.add(request("a", 18, count=40, shift=ContextShift(40, 4)))
+    scheduler.add(request("bb", 24, count=13))
+    computed, ended = 0, list[str]()
+    while (plan := scheduler.plan()) is not None:
+        computed += sum(length for name, _, length, _ in shape(plan) if name == "bb")
+        for advance in scheduler.retire(plan, results(plan)):
+            ended += [advance.sequence.request.id] if advance.finish else []
+    assert ended == (["ccc", "a", "bb"] if frees == "end" else ["bb", "a"])
+    assert scheduler.preemptions == 1 and computed < 2 * (24 + 13)
+    cache_manager.check_idle()
 
 
 def test_the_last_step_of_a_finished_sequence_is_dropped() -> None:
