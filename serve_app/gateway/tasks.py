@@ -89,8 +89,8 @@ class EndRules:
     """Rules for the end of an answer, besides its length and its stop strings.
 
     `min_tokens`: only the length can end the answer earlier. `tokens` end it, as the model's own
-    end tokens do, which `ignore_model` disables. `keep_match`: the text includes the stop string or
-    token that ended it.
+    end tokens do, which `ignore_model` disables. A complete form ends it in spite of both.
+    `keep_match`: the text includes the stop string or token that ended it.
     """
 
     min_tokens: int = 0

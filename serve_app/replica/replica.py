@@ -33,6 +33,7 @@ from serve_app.gateway.tasks import (
     ChatTask,
     Conversation,
     EmbeddingTask,
+    EndRules,
     Infill,
     PromptTask,
     RawText,
@@ -230,9 +231,9 @@ class ModelReplica:
         if room < _answers(task):
             raise self._too_long(str(len(prompt.tokens)), limit)
         most = room if task.shift_keep is None else SHIFTED_CONTEXTS * limit
-        stop = self._stop_rules(task, prompt, most)
-        if grammar is not None and stop.min_tokens:
-            grammar = DelayedEnd(grammar, stop.end_tokens, stop.min_tokens)
+        stop = self._stop_rules(task, prompt, most, formed=grammar is not None)
+        if grammar is not None:
+            grammar = _delayed(grammar, stop, task.ending)
         scored = task.echo and (task.sampling.logprobs is not None or task.max_tokens == 0)
         return GenerationRequest(
             # A retried task may arrive while its earlier attempt is still being aborted.
@@ -256,10 +257,11 @@ class ModelReplica:
             priority=task.priority,
         )
 
-    def _stop_rules(self, task: ChatTask, prompt: Prompt, most: int) -> StopRules:
+    def _stop_rules(self, task: ChatTask, prompt: Prompt, most: int, *, formed: bool) -> StopRules:
+        """`formed`: by a grammar, which allows the model's end after a complete form only."""
         ending, tokenizer = task.ending, self._model.tokenizer
-        own = tokenizer.end_tokens | prompt.end_tokens
-        own = frozenset() if ending.ignore_model else own
+        ends = tokenizer.end_tokens | prompt.end_tokens
+        own = frozenset() if ending.ignore_model else ends
         # Control tokens have no text in which a stop string could be found.
         named = {
             token: text
@@ -270,7 +272,7 @@ class ModelReplica:
         reported = requested | {token: token for token in ending.tokens}
         return StopRules(
             max_tokens=most if task.max_tokens is None else min(task.max_tokens, most),
-            end_tokens=own | frozenset(reported),
+            end_tokens=(ends if formed else own) | frozenset(reported),
             strings=task.stop,
             reported=reported,
             min_tokens=ending.min_tokens,
@@ -315,6 +317,15 @@ class ModelReplica:
 def _answers(task: ChatTask | PromptTask) -> bool:
     """Whether the task generates tokens, so that the context must have room for one."""
     return isinstance(task, ChatTask) and task.max_tokens != 0
+
+
+def _delayed(grammar: Grammar, stop: StopRules, ending: EndRules) -> Grammar:
+    """The grammar without end tokens before `min_tokens`, and without ignored ones at all, except
+    where the form is complete."""
+    if ending.ignore_model:
+        ignored = stop.end_tokens - stop.reported.keys()
+        grammar = DelayedEnd(grammar, ignored, stop.max_tokens)
+    return DelayedEnd(grammar, stop.end_tokens, stop.min_tokens) if stop.min_tokens else grammar
 
 
 def _sampling(

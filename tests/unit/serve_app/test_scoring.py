@@ -272,6 +272,7 @@ async def test_the_models_own_end_can_be_ignored_and_delayed(served):
     assert delayed.usage.completion_tokens == 5
 
 
+@pytest.mark.parametrize("longer", [{"min_tokens": 30}, {"ignore_eos": True}])
 @pytest.mark.parametrize(
     ("form", "text"),
     [
@@ -280,12 +281,17 @@ async def test_the_models_own_end_can_be_ignored_and_delayed(served):
         ({"guided_json": {"const": 5}}, "5"),
     ],
 )
-async def test_the_form_of_an_answer_takes_precedence_over_its_least_length(served, form, text):
+async def test_the_form_of_an_answer_takes_precedence_over_its_length(served, form, text, longer):
     bias = {str(tiny_tokenizer().token_to_id(END)): 100}
-    choice = await completed(
-        served, max_tokens=40, logit_bias=bias, extra_body={**form, "min_tokens": 30}
-    )
-    assert (choice.text, choice.finish_reason) == (text, "stop")
+    choice = await completed(served, max_tokens=40, logit_bias=bias, extra_body={**form, **longer})
+    assert (choice.text, choice.finish_reason, choice.stop_reason) == (text, "stop", None)
+
+
+async def test_the_models_end_may_be_ignored_but_requested_in_a_form(served):
+    end = tiny_tokenizer().token_to_id(END)
+    form = {"guided_regex": "a{3,8}", "ignore_eos": True, "stop_token_ids": [end]}
+    choice = await completed(served, max_tokens=40, logit_bias={str(end): 100}, extra_body=form)
+    assert (choice.text, choice.finish_reason, choice.stop_reason) == ("aaa", "stop", end)
 
 
 @pytest.mark.parametrize("stream", [False, True])
