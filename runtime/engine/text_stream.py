@@ -47,7 +47,7 @@ class TextStream:
     ) -> tuple[str, tuple[Sampled, ...]]:
         """Append a token; returns the text that is now certain, and its tokens.
 
-        When a stop string is complete and `may_stop` is set, it ends the text.
+        When the token completes a stop string and `may_stop` is set, that ends the text.
         """
         if not self._holds and not self._pieces and piece.isascii():
             self._released += len(piece)
@@ -56,7 +56,7 @@ class TextStream:
         begin = self._released + len(self._held)
         self._pieces.append((begin, begin + len(piece), sampled))
         self._held += piece
-        cut = self._match() if may_stop else None
+        cut = self._match(len(piece)) if may_stop else None
         if cut is not None:
             self._drop_pieces_from(self._released + cut)
             self._held = self._held[:cut]
@@ -83,9 +83,13 @@ class TextStream:
             done.append(self._pieces.popleft()[2])
         return text[skipped:], tuple(done)
 
-    def _match(self) -> int | None:
-        """The end of the text at a complete stop string, which becomes `matched`; None without."""
-        places = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+    def _match(self, new: int) -> int | None:
+        """The end of the text at a stop string that ends within the last `new` bytes, which becomes
+        `matched`; None without."""
+        before = len(self._held) - new
+        begins = ((stop, max(0, before - len(stop) + 1)) for stop in self._stops)
+        found = ((self._held.find(stop, begin), stop) for stop, begin in begins)
+        places = [(at, stop) for at, stop in found if at >= 0]
         if not places:
             return None
         begin, stop = min(places, key=lambda place: place[0])

@@ -101,3 +101,16 @@ def test_a_string_that_is_complete_too_early_does_not_stop_and_one_that_ends_lat
     assert ("".join(early), stream.stopped) == ("xaby", False)
     assert stream.push(b"bz", Sampled(1))[0] == ""
     assert stream.matched == "ab"
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_string_that_was_complete_too_early_does_not_stop_while_it_is_held_back(
+    resumed: bool,
+) -> None:
+    stream, text = TextStream(["b", "abc"]), ""
+    if resumed:
+        stream.resume(b"ab", 0)
+    else:
+        text = stream.push(b"ab", Sampled(0), may_stop=False)[0]
+    text += stream.push(b"x abd", Sampled(1))[0]
+    assert (text, stream.matched) == ("abx a", "b")
