@@ -83,7 +83,9 @@ def stored_model(source: RemoteSource, store: Store) -> StoredModel | None:
 
 
 def resolve_stored(stored: StoredModel, store: Store) -> ResolvedModel:
-    """The model with its layers. StoreError if a JSON layer is invalid."""
+    """The model with its layers. StoreError if a JSON layer is invalid, SourceError if its texts
+    are too long."""
+    stored.manifest.check_texts(stored.name)
     layers = _LayerReader(stored, store)
     turns = layers.json("messages", list[_Turn]) or []
     return ResolvedModel(
@@ -95,7 +97,7 @@ def resolve_stored(stored: StoredModel, store: Store) -> ResolvedModel:
         parameters=layers.json("params", dict[str, Any]) or {},
         system=layers.last("system"),
         messages=tuple(Message(role=turn.role, content=turn.content) for turn in turns),
-        license="\n".join(layers.texts("license")) or None,
+        license=layers.joined("license"),
         adapters=stored.adapters,
     )
 
@@ -105,12 +107,16 @@ class _LayerReader:
         self._stored = stored
         self._store = store
 
-    def texts(self, kind: str) -> list[str]:
-        return [self._store.text(layer) for layer in self._stored.manifest.of_kind(kind)]
+    def joined(self, kind: str) -> str | None:
+        """The different texts of that kind, each on new lines; None if they are empty or there is
+        none."""
+        layers = {layer.digest: layer for layer in self._stored.manifest.of_kind(kind)}
+        return "\n".join(map(self._store.text, layers.values())) or None
 
     def last(self, kind: str) -> str | None:
         """The text of the last layer of that kind; None if it is empty or there is none."""
-        return (self.texts(kind) or [""])[-1] or None
+        layers = self._stored.manifest.of_kind(kind)
+        return self._store.text(layers[-1]) or None if layers else None
 
     def renderer(self) -> str | None:
         """The renderer that the config names; None for configs that are not Ollama's."""

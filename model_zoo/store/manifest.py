@@ -14,6 +14,9 @@ from runtime.errors import SourceError
 
 MAX_MANIFEST_BYTES = 4 << 20
 MAX_LAYERS = 1000
+# Layers that are read whole when a model is listed, shown or loaded.
+TEXT_KINDS = frozenset({"license", "messages", "params", "prompt", "system", "template"})
+MAX_TEXT_BYTES = 16 << 20
 MANIFEST_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
 LAYER_TYPE = "application/vnd.ollama.image."
 TITLE = "org.opencontainers.image.title"
@@ -72,7 +75,8 @@ class Manifest:
 
     @classmethod
     def parse(cls, raw: bytes, *, origin: str) -> "Manifest":
-        """Raises SourceError, which names `origin`, for an invalid digest, size or title."""
+        """Raises SourceError, which names `origin`, for an invalid digest, size or title, and for
+        sizes of one blob that differ."""
         try:
             if len(raw) > MAX_MANIFEST_BYTES:
                 raise SourceError(f"it has {len(raw):,} bytes, more than {MAX_MANIFEST_BYTES:,}")
@@ -84,6 +88,7 @@ class Manifest:
             if len(set(titles)) != len(titles):
                 raise SourceError("two of its files have the same name")
             config = None if stated.config is None else _layer(stated.config)
+            _check_sizes(layers if config is None else (*layers, config))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, SourceError) as error:
             raise SourceError(f"{origin}: invalid manifest: {error}.") from None
         annotations = MappingProxyType(stated.annotations or {})
@@ -125,8 +130,18 @@ class Manifest:
     def of_kind(self, kind: str) -> tuple[ManifestLayer, ...]:
         return tuple(layer for layer in self.layers if layer.kind == kind)
 
+    def check_texts(self, name: object) -> None:
+        """SourceError if the model's texts together have more bytes than `MAX_TEXT_BYTES`."""
+        texts = {layer.digest: layer.size for layer in self.layers if layer.kind in TEXT_KINDS}
+        if sum(texts.values()) > MAX_TEXT_BYTES:
+            raise SourceError(
+                f"{name}: its texts, such as templates and licences, have "
+                f"{sum(texts.values()):,} bytes; the limit is {MAX_TEXT_BYTES:,}."
+            )
+
     def check_servable(self, name: object) -> None:
         """SourceError if the model cannot be served; checked before blobs are downloaded."""
+        self.check_texts(name)
         if not self.of_kind("model"):
             kinds = ", ".join(sorted({layer.kind for layer in self.layers}))[:200]
             raise SourceError(f"{name}: has no GGUF model, only {kinds}; it cannot be served.")
@@ -152,6 +167,14 @@ def _layer(stated: _StatedLayer) -> ManifestLayer:
         raise SourceError(f"{title[:80]!r} is not a valid file name")
     scale = _scale((stated.annotations or {}).get(ADAPTER_SCALE, "1"))
     return ManifestLayer(stated.mediaType, check_digest(stated.digest), stated.size, title, scale)
+
+
+def _check_sizes(layers: Iterable[ManifestLayer]) -> None:
+    """Otherwise a text could state few bytes of a blob whose true size another layer states."""
+    sizes: dict[str, int] = {}
+    for layer in layers:
+        if sizes.setdefault(layer.digest, layer.size) != layer.size:
+            raise SourceError(f"it states two sizes of {layer.digest}")
 
 
 def _scale(text: str) -> float:

@@ -20,7 +20,13 @@ from filelock import FileLock, Timeout
 
 from model_zoo.gguf.adapter_path import AdapterPath
 from model_zoo.store.file_access import file_error, manifest_paths
-from model_zoo.store.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestLayer, check_digest
+from model_zoo.store.manifest import (
+    MAX_MANIFEST_BYTES,
+    MAX_TEXT_BYTES,
+    Manifest,
+    ManifestLayer,
+    check_digest,
+)
 from model_zoo.store.model_name import ModelName
 from runtime.errors import SourceError, StorageFullError, StoreError
 
@@ -30,7 +36,6 @@ TEMPORARY_FOLDER = ".creating-"
 UNUSED_AGE_S = 24 * 3600.0
 LOCK_POLL_S = 0.5
 LEFT_FREE_BYTES = 64 << 20
-MAX_TEXT_BYTES = 16 << 20
 _BLOB = re.compile(r"sha256-[0-9a-f]{64}")
 
 

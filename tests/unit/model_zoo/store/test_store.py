@@ -418,6 +418,13 @@ def test_duplicate_titles_in_a_manifest_are_refused() -> None:
         Manifest.of(twice, {})
 
 
+def test_two_sizes_of_one_blob_in_a_manifest_are_refused() -> None:
+    """The limit of a text's size would not hold for its blob."""
+    text = ManifestLayer(f"{LAYER_TYPE}license", digest(b"weights"), 1)
+    with pytest.raises(SourceError, match=f"states two sizes of {text.digest}"):
+        Manifest.of([text, layer(b"weights")], {})
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
