@@ -1,7 +1,8 @@
 """Compiles the CPU kernels: one library for each instruction set, into wheels or into a cache.
 
-The name of a library has its instruction set and a digest of sources and options, so a library in
-a wheel and one that this machine has compiled are found in the same way. Where the cache cannot be
+The name of a library has its instruction set and digests: one of sources and options, so a library
+in a wheel and one that this machine has compiled are found in the same way, and one of its content,
+because to load a damaged library may end the process. Where the cache cannot be
 written or is full, a folder of this user among the temporary files takes its place.
 """
 
@@ -91,7 +92,6 @@ def compile_library(compiler: str, level: Level, flags: Sequence[str], directory
 
     Built in a temporary folder and renamed, so that several processes may compile concurrently.
     """
-    target = directory / _file_name(level, flags)
     options = [*flags, *level.flags, f'-DCARAVAN_LEVEL="{level.name}"']
     _log.info("Compiling the CPU kernels for %s with %s into %s.", level.name, compiler, directory)
     started = time.monotonic()
@@ -125,6 +125,9 @@ def compile_library(compiler: str, level: Level, flags: Sequence[str], directory
         subprocess.run(
             command, capture_output=True, check=True, timeout=_COMPILE_TIMEOUT_S, env=environment
         )
+        with built.open("rb") as file:
+            os.fsync(file.fileno())  # the name must not outlive the content
+        target = directory / _file_name(_stem(level, flags), built)
         os.replace(built, target)
     _log.info("Compiled the CPU kernels in %.1f s.", time.monotonic() - started)
     return target
@@ -138,10 +141,11 @@ class _Place:
     folder: Path
     temporary: bool = False
 
-    def find(self, name: str) -> Path | None:
-        path = self.folder / name
+    def find(self, stem: str) -> Path | None:
+        """The library whose name begins with `stem` and matches its content."""
         try:
-            return path if path.exists() and self._is_safe() else None
+            found = sorted(self.folder.glob(f"{stem}-*.so")) if self._is_safe() else []
+            return next((path for path in found if path.name == _file_name(stem, path)), None)
         except OSError:  # no permission
             return None
 
@@ -175,8 +179,8 @@ def _places(environ: Mapping[str, str]) -> list[_Place]:
 
 
 def _find(level: Level, flags: Sequence[str], places: Iterable[_Place]) -> Path | None:
-    name = _file_name(level, flags)
-    found = (place.find(name) for place in (_Place(PREBUILT), *places))
+    stem = _stem(level, flags)
+    found = (place.find(stem) for place in (_Place(PREBUILT), *places))
     return next((path for path in found if path), None)
 
 
@@ -199,13 +203,18 @@ def _compiled(
     return None
 
 
-def _file_name(level: Level, flags: Sequence[str]) -> str:
+def _stem(level: Level, flags: Sequence[str]) -> str:
+    """The part of a library's name that is known before it is compiled."""
     digest = hashlib.sha256()
     for part in (*flags, *level.flags):
         digest.update(part.encode() + b"\0")
     for source in sorted(_SOURCES.glob("*.[ch]")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    return f"kernels-{level.name}-{digest.hexdigest()[:24]}.so"
+    return f"kernels-{level.name}-{digest.hexdigest()[:24]}"
+
+
+def _file_name(stem: str, library: Path) -> str:
+    return f"{stem}-{hashlib.sha256(library.read_bytes()).hexdigest()[:24]}.so"
 
 
 def _wanted_levels(environ: Mapping[str, str]) -> tuple[Level, ...]:

@@ -8,7 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -95,6 +95,48 @@ def test_a_second_build_compiles_nothing(one_source: Path, tmp_path: Path) -> No
     one_source.write_text("int one(void) { return 2; }\n")
     assert build.built_library(directory=tmp_path) != first
     assert not list(tmp_path.glob("build-*"))
+
+
+def keep_nothing(library: Path) -> None:
+    library.write_bytes(b"")
+
+
+def cut(library: Path) -> None:
+    os.truncate(library, library.stat().st_size // 2)
+
+
+def keep_size_only(library: Path) -> None:
+    library.write_bytes(bytes(library.stat().st_size))
+
+
+@pytest.mark.parametrize("damage", [keep_nothing, cut, keep_size_only])
+def test_a_damaged_library_is_not_loaded_but_compiled_again(
+    one_source: Path, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    """As after a loss of power. The dynamic linker may end the process."""
+    built = build.built_library()
+    content = built.read_bytes()
+    damage(built)
+    assert native.needs_compiling()
+    assert build.built_library().read_bytes() == content and not native.needs_compiling()
+
+
+def test_a_library_is_on_the_disk_before_it_has_its_name(
+    one_source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[tuple[str, int]] = []
+
+    def fsync(file: int) -> None:
+        steps.append(("written", os.fstat(file).st_ino))
+
+    def replace(source: Path, target: Path) -> None:
+        steps.append(("named", source.stat().st_ino))
+        source.rename(target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    inode = build.built_library().stat().st_ino
+    assert steps == [("written", inode), ("named", inode)]
 
 
 def make_unwritable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
