@@ -4,6 +4,7 @@ Every file under its final name is complete: files are written under other names
 """
 
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -16,10 +17,9 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
 from typing import BinaryIO
 
-from filelock import FileLock, Timeout
-
 from model_zoo.gguf.adapter_path import AdapterPath
 from model_zoo.store.file_access import file_error, manifest_paths
+from model_zoo.store.locks import StoreLocks
 from model_zoo.store.manifest import (
     MAX_MANIFEST_BYTES,
     MAX_TEXT_BYTES,
@@ -34,7 +34,6 @@ PARTIAL = "-partial"
 JOURNAL = "-journal"
 TEMPORARY_FOLDER = ".creating-"
 UNUSED_AGE_S = 24 * 3600.0
-LOCK_POLL_S = 0.5
 LEFT_FREE_BYTES = 64 << 20
 _BLOB = re.compile(r"sha256-[0-9a-f]{64}")
 
@@ -67,7 +66,7 @@ class Store:
         self._blobs = root / "blobs"
         self._manifests = root / "manifests"
         self._views = root / "views"
-        self._locks = root / "locks"
+        self._locks = StoreLocks(root / "locks")
 
     def names(self, *, all_readable: bool = False) -> list[ModelName]:
         """The names of all manifests; other files are ignored. StoreError as of `manifest_paths`;
@@ -175,7 +174,7 @@ class Store:
         self, digest: str, *, waiting: Callable[[], None] = lambda: None
     ) -> Iterator[None]:
         """Lets one process at a time write a blob; calls `waiting` if another holds the lock."""
-        with self._lock(check_digest(digest).replace(":", "-"), waiting):
+        with self._locks.held(check_digest(digest).replace(":", "-"), waiting):
             yield
 
     def open_blob(self, digest: str) -> BinaryIO:
@@ -250,7 +249,7 @@ class Store:
 
     def commit(self, name: ModelName, manifest: Manifest) -> StoredModel:
         """Assigns the manifest to the name. StoreError if a blob is missing."""
-        with self._lock("store"):
+        with self._locks.held("store"):
             known = self.find(name) or name
             missing = self.missing(manifest)
             if missing:
@@ -265,7 +264,7 @@ class Store:
         While another manifest is damaged, no blobs are removed: that model may use them.
         """
         self._existing(name)  # checked before the lock, whose file would be created
-        with self._lock("store"):
+        with self._locks.held("store"):
             known = self._existing(name)
             path = self.manifest_path(known)
             own: list[ManifestLayer] = []
@@ -292,18 +291,27 @@ class Store:
         """
         if not self._blobs.is_dir():
             return 0
-        freed, oldest = 0, self._clock() - older_than_s
-        with self._lock("store"):
-            used = {digest.replace(":", "-") for digest in self.used()}
-            changes = self._changes()
-            old = {path for path, changed_at in changes.items() if changed_at <= oldest}
-            downloading = any(path.name.endswith(PARTIAL) for path in changes.keys() - old)
-            for path in old:
-                if path.name not in used and not (downloading and _BLOB.fullmatch(path.name)):
-                    freed += _disk_bytes(path)
-                    path.unlink(missing_ok=True)
+        oldest = self._clock() - older_than_s
+        with self._locks.held("store"):
+            freed = self._remove_old(oldest, self.used())
             self._remove_locks()
             return freed + self._remove_temporary_folders(oldest)
+
+    def _remove_old(self, oldest: float, used: set[str]) -> int:
+        """Removes files that did not change since `oldest`, except `used` blobs and those that a
+        process is writing: before its first byte, a resumed download changes nothing."""
+        changes = self._changes()
+        old = {path for path, changed_at in changes.items() if changed_at <= oldest}
+        blobs = {path for path in old if _BLOB.fullmatch(path.name)}
+        downloading = any(path.name.endswith(PARTIAL) for path in changes.keys() - old)
+        freed = 0
+        for path in sorted(old - blobs):
+            with self._locks.held_at_once(path.name.partition(PARTIAL)[0]) as held:
+                downloading |= not held
+                if held and self._changed_at(path) <= oldest:
+                    freed += _remove(path)
+        unused = blobs - {self.blob(digest) for digest in used}
+        return freed + sum(map(_remove, () if downloading else unused))
 
     def used(self) -> set[str]:
         """Digests of the blobs of all models. SourceError if a manifest is damaged, so that the
@@ -337,27 +345,26 @@ class Store:
         return known
 
     def _changes(self) -> dict[Path, float]:
-        """All complete and partial blobs with the time of their last change.
+        """All complete and partial blobs with the time of their last change."""
+        return {path: self._changed_at(path) for path in self._blobs.glob("sha256-*")}
 
-        The time is that of the directory entry (ctime): a new link to an old file is new.
-        """
-        found = {}
-        for path in self._blobs.glob("sha256-*"):
-            with suppress(FileNotFoundError):  # another process has renamed it
-                found[path] = path.lstat().st_ctime
-        return found
+    def _changed_at(self, path: Path) -> float:
+        """The time of the directory entry (ctime): a new link to an old file is new. Infinite for
+        a file that another process has renamed or removed."""
+        try:
+            return path.lstat().st_ctime
+        except FileNotFoundError:
+            return math.inf
 
     def _remove_locks(self) -> None:
-        """Removes the locks of blobs that the store no longer has, unless they are held.
+        """Removes the locks of blobs that the store no longer has."""
 
-        A lock is removed by its holder only. A process that opened the file before that gets the
-        lock of a file without a name; FileLock notices it and opens the path again.
-        """
-        for path in self._locks.glob("sha256-*.lock"):
-            blob = self._blobs / path.stem
-            if not os.path.lexists(blob) and not blob.with_name(blob.name + PARTIAL).exists():
-                with suppress(Timeout), FileLock(path, blocking=False):
-                    path.unlink(missing_ok=True)
+        def unneeded(name: str) -> bool:
+            blob = self._blobs / name
+            partial = blob.with_name(blob.name + PARTIAL)
+            return not os.path.lexists(blob) and not partial.exists()
+
+        self._locks.remove("sha256-", unneeded)
 
     def _remove_temporary_folders(self, oldest: float) -> int:
         freed = 0
@@ -408,9 +415,10 @@ class Store:
 
     def _write(self, path: Path, content: bytes) -> None:
         self._make(path.parent)
-        self._make(self._locks)
+        folder = self._locks.folder  # not among the manifests
+        self._make(folder)
         try:
-            with NamedTemporaryFile(dir=self._locks, prefix="writing-", delete=False) as file:
+            with NamedTemporaryFile(dir=folder, prefix="writing-", delete=False) as file:
                 try:
                     file.write(content)
                     file.flush()
@@ -422,26 +430,6 @@ class Store:
                     raise
         except OSError as error:
             raise file_error("write", path, error) from error
-
-    @contextmanager
-    def _lock(self, name: str, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-        self._make(self._locks)
-        path = self._locks / f"{name}.lock"
-        lock = FileLock(path)
-        while not lock.is_locked:
-            try:
-                lock.acquire(timeout=LOCK_POLL_S)
-            except Timeout:
-                waiting()
-            except (OSError, NotImplementedError) as error:
-                raise StoreError(
-                    f"{path}: cannot be locked ({error}); the store, CARAVAN_MODELS, must be on a "
-                    "file system that is writable and supports locks."
-                ) from error
-        try:
-            yield
-        finally:
-            lock.release()
 
     def _make(self, folder: Path) -> None:
         try:
@@ -475,6 +463,13 @@ def _remove_empty_folders(folder: Path, root: Path) -> None:
         except OSError:
             return
         folder = folder.parent
+
+
+def _remove(path: Path) -> int:
+    """Returns the bytes that the file took on disk."""
+    freed = _disk_bytes(path)
+    path.unlink(missing_ok=True)
+    return freed
 
 
 def _disk_bytes(path: Path) -> int:

@@ -281,6 +281,35 @@ def test_complete_blobs_are_kept_while_a_download_makes_progress(store, monkeypa
     assert not store.holds(unused)
 
 
+def test_a_download_that_is_resumed_after_a_day_is_kept_with_the_blobs_of_its_model(store) -> None:
+    """Before its first byte, which a busy server may delay, a resumed download changes nothing."""
+    complete = put(store, b"a part of the model that is being downloaded")
+    resumed, other = store.partial(digest(b"1")), store.partial(digest(b"2"))
+    for path in (resumed, journal_of(resumed), other):
+        path.write_bytes(b"x")
+    tomorrow = Store(store.root, clock=lambda: time.time() + 25 * 3600)
+    with store.blob_lock(digest(b"1")):
+        tomorrow.remove_unused()
+        assert resumed.exists() and journal_of(resumed).exists() and not other.exists()
+        assert store.holds(complete)
+    tomorrow.remove_unused()
+    assert [*(store.root / "blobs").iterdir()] == []
+
+
+def test_a_download_that_made_progress_before_the_sweep_locked_it_is_kept(
+    store, monkeypatch
+) -> None:
+    partial = store.partial(digest(b"1"))
+    partial.write_bytes(b"x")
+    commit(store, "other", put(store, b"others"))
+    tomorrow = Store(store.root, clock=lambda: time.time() + 25 * 3600)
+    now = partial.stat().st_ctime
+    monkeypatch.setattr(Store, "_changes", lambda self: {partial: now})
+    monkeypatch.setattr(Store, "_changed_at", lambda self, path: now + 25 * 3600)
+    tomorrow.remove_unused()
+    assert partial.exists()
+
+
 def test_a_new_link_to_an_old_file_is_kept(store, tmp_path) -> None:
     origin = tmp_path / "old"
     origin.write_bytes(b"weights")
@@ -317,7 +346,7 @@ def test_a_blob_that_cannot_be_hard_linked_is_a_symbolic_link(store, tmp_path, m
 
 
 def test_waiting_for_a_lock_is_reported(store, monkeypatch) -> None:
-    monkeypatch.setattr("model_zoo.store.store.LOCK_POLL_S", 0.02)
+    monkeypatch.setattr("model_zoo.store.locks.POLL_S", 0.02)
     held, said = threading.Event(), threading.Event()
 
     def hold() -> None:
