@@ -1,5 +1,7 @@
 """The headers of model files, which are read without torch."""
 
+import errno
+import fcntl
 import hashlib
 import mmap
 import os
@@ -10,6 +12,7 @@ from os import stat_result
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from types import MappingProxyType
+from typing import BinaryIO
 
 from gguf import LlamaFileType
 
@@ -101,7 +104,11 @@ def open_parts(path: Path, *, arrays: bool) -> list["FilePart"]:
 
 class FilePart:
     """One file of a model. `map`: its bytes, read-only. `identity`: device, inode, bytes and time
-    of the last change; equal for opened files with the same content."""
+    of the last change; equal for opened files with the same content.
+
+    As long as the file is mapped, it has a shared lock (flock), so that the store does not remove
+    it: on a network file system, that would break the maps of other hosts.
+    """
 
     def __init__(self, path: Path, data: mmap.mmap, status: stat_result, *, arrays: bool) -> None:
         self.path = path
@@ -117,6 +124,8 @@ class FilePart:
         try:
             _check_kind(path, path.stat())
             with path.open("rb") as file:
+                _lock(file)
+                path.stat()  # it may have been removed before it was locked
                 status = os.fstat(file.fileno())
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
@@ -126,6 +135,18 @@ class FilePart:
         except ValueError as error:  # a path with a NUL, or a file that just became empty
             raise ModelFileError(f"{str(path)!r}: cannot be read: {error}.") from error
         return cls(path, data, status, arrays=arrays)
+
+
+def _lock(file: BinaryIO) -> None:
+    """The lock belongs to the open file, which the map keeps. Without effect on a file system that
+    has no locks. OSError if the file is gone, or another process removes or writes it now."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise OSError(error.errno, "another process has locked it; try again") from None
+    except OSError as error:
+        if error.errno == errno.ESTALE:
+            raise
 
 
 def _check_kind(path: Path, status: stat_result) -> None:

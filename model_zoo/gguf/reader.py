@@ -12,8 +12,8 @@ class GGUFFile(ModelHeaders, MappedTensors):
     """A validated model file, or all parts of a split one, with its weights.
 
     The maps live as long as the file or a weight of it. Truncating a mapped file is dangerous (see
-    `MappedBytes`). A file that is replaced by rename, as the store and the converter do, stays
-    intact here.
+    `MappedBytes`). A file that is replaced by rename, as the converter does, stays intact here,
+    except on a network file system; the store removes no mapped file.
     """
 
     def __init__(self, parts: Sequence[FilePart]) -> None:

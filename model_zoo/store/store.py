@@ -18,7 +18,13 @@ from tempfile import NamedTemporaryFile, TemporaryDirectory
 from typing import BinaryIO
 
 from model_zoo.gguf.adapter_path import AdapterPath
-from model_zoo.store.file_access import file_error, manifest_paths
+from model_zoo.store.file_access import (
+    disk_bytes,
+    file_error,
+    file_errors,
+    manifest_paths,
+    remove_unmapped,
+)
 from model_zoo.store.locks import StoreLocks
 from model_zoo.store.manifest import (
     MAX_MANIFEST_BYTES,
@@ -52,6 +58,15 @@ class StoredModel:
     projectors: tuple[Path, ...]
     modified_at: float
     adapters: tuple[AdapterPath, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """`freed_bytes`: of the blobs that were removed. `mapped`: unused blobs that a process maps;
+    they are still there."""
+
+    freed_bytes: int
+    mapped: tuple[ManifestLayer, ...]
 
 
 class Store:
@@ -129,7 +144,7 @@ class Store:
         return path.with_name(path.name + PARTIAL)
 
     def holds(self, layer: ManifestLayer) -> bool:
-        """Whether the blob exists with the right size; its content is checked by `damaged`."""
+        """Whether the blob exists with the right size; its content is checked by `discard`."""
         try:
             return self.blob(layer.digest).stat().st_size == layer.size
         except OSError:
@@ -142,7 +157,7 @@ class Store:
         """StorageFullError if the disk has no space for the missing bytes of these blobs."""
         lacking = (layer for layer in layers if not self.holds(layer))
         needed = sum(
-            max(0, layer.size - _disk_bytes(self.partial(layer.digest))) for layer in lacking
+            max(0, layer.size - disk_bytes(self.partial(layer.digest))) for layer in lacking
         )
         if needed:
             self.check_free(needed)
@@ -258,8 +273,8 @@ class Store:
             self._write(self.manifest_path(known), manifest.raw)
             return self.open(known)
 
-    def remove(self, name: ModelName) -> int:
-        """Removes the model and the blobs that no other model uses. Returns the bytes freed.
+    def remove(self, name: ModelName) -> Removal:
+        """Removes the model and the blobs that no other model uses and no process maps.
 
         While another manifest is damaged, no blobs are removed: that model may use them.
         """
@@ -267,24 +282,29 @@ class Store:
         with self._locks.held("store"):
             known = self._existing(name)
             path = self.manifest_path(known)
-            own: list[ManifestLayer] = []
+            own: tuple[ManifestLayer, ...] = ()
             with suppress(SourceError):  # also removes a damaged manifest
-                own = [layer for layer in self.manifest(known).blobs if self.holds(layer)]
-            try:
+                own = self.manifest(known).blobs
+            with file_errors("remove", path):
                 path.unlink()
                 self._clear_view(known)
                 _remove_empty_folders(path.parent, self._manifests)
-                freed = self._unused(own)
-                for layer in freed:
-                    self.blob(layer.digest).unlink(missing_ok=True)
-                self._remove_locks()
-            except OSError as error:
-                raise file_error("remove", path, error) from error
-        return sum(layer.size for layer in freed)
+                return self._remove_blobs(own)
+
+    def remove_blobs(self, layers: Iterable[ManifestLayer]) -> Removal:
+        """Removes those of the blobs that no model uses and no process maps."""
+        with self._locks.held("store"), file_errors("remove", self._blobs):
+            return self._remove_blobs(layers)
+
+    def _remove_blobs(self, layers: Iterable[ManifestLayer]) -> Removal:
+        unused = self._unused(layer for layer in layers if self.holds(layer))
+        mapped = tuple(each for each in unused if not remove_unmapped(self.blob(each.digest)))
+        self._remove_locks()
+        return Removal(sum(layer.size for layer in set(unused) - set(mapped)), mapped)
 
     def remove_unused(self, *, older_than_s: float = UNUSED_AGE_S) -> int:
         """Removes blobs that no model uses, downloads without progress and files of killed
-        processes. Returns the bytes freed.
+        processes, except what a process maps. Returns the bytes freed.
 
         While a download makes progress, complete blobs stay: they may belong to the same model,
         which has no manifest yet. SourceError if a manifest is damaged.
@@ -319,20 +339,17 @@ class Store:
         names = self.names(all_readable=True)
         return {layer.digest for name in names for layer in self.manifest(name).blobs}
 
-    def damaged(self, manifest: Manifest) -> Iterator[tuple[ManifestLayer, bool]]:
-        """Each blob, and whether it is missing or its content does not match its digest."""
-        for layer in manifest.blobs:
-            yield layer, self._is_damaged(layer)
-
     def discard(self, layer: ManifestLayer) -> bool:
         """Removes a damaged blob, so that the next pull downloads it.
 
         False if it is not damaged any more: another process has repaired it.
         """
         with self.blob_lock(layer.digest):
-            damaged = self._is_damaged(layer)
-            if damaged:
-                self.blob(layer.digest).unlink(missing_ok=True)
+            damaged, path = self._is_damaged(layer), self.blob(layer.digest)
+            if damaged and os.path.lexists(path):
+                with file_errors("remove", path):
+                    aside = path.replace(self.temporary())
+                    remove_unmapped(aside)  # otherwise `remove_unused` does it later
             return damaged
 
     def _is_damaged(self, layer: ManifestLayer) -> bool:
@@ -372,7 +389,7 @@ class Store:
             held = [folder, *folder.rglob("*")]
             with suppress(FileNotFoundError):  # its process is using it
                 if max(path.lstat().st_ctime for path in held) <= oldest:
-                    freed += sum(map(_disk_bytes, held))
+                    freed += sum(map(disk_bytes, held))
                     shutil.rmtree(folder)
         return freed
 
@@ -466,15 +483,6 @@ def _remove_empty_folders(folder: Path, root: Path) -> None:
 
 
 def _remove(path: Path) -> int:
-    """Returns the bytes that the file took on disk."""
-    freed = _disk_bytes(path)
-    path.unlink(missing_ok=True)
-    return freed
-
-
-def _disk_bytes(path: Path) -> int:
-    """The bytes that the file takes on disk, without holes; 0 if it does not exist."""
-    try:
-        return path.lstat().st_blocks * 512
-    except OSError:
-        return 0
+    """Returns the bytes that the file took on disk, 0 if a process maps it."""
+    freed = disk_bytes(path)
+    return freed if remove_unmapped(path) else 0

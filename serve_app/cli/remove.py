@@ -30,15 +30,19 @@ def remove(names: tuple[str, ...], store: Store, as_json: bool) -> None:
     for text in names:
         try:
             name = stored_name(text)
-            freed = store.remove(name)
+            removal = store.remove(name)
         except CaravanError as error:
             print_error(str(error), as_json=as_json)
             failed = True
             continue
+        used = sum(layer.size for layer in removal.mapped)
         if as_json:
-            print_json({"removed": str(name), "freed_bytes": freed}, line=True)
+            stated = {"freed_bytes": removal.freed_bytes, "in_use_bytes": used}
+            print_json({"removed": str(name), **stated}, line=True)
         else:
-            click.echo(harmless(f"{name}: removed, {byte_size(freed)} freed"))
+            rest = f"; {byte_size(used)} are in use and removed later" if used else ""
+            freed = byte_size(removal.freed_bytes)
+            click.echo(harmless(f"{name}: removed, {freed} freed{rest}"))
     if failed:
         raise click.exceptions.Exit(1)
 

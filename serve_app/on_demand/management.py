@@ -106,14 +106,18 @@ class ModelManagement:
 
     async def delete(self, name: str) -> None:
         """Removes the model from every store and unloads it from every process, after its running
-        requests. ModelNotFoundError if no store has it."""
+        requests. ModelNotFoundError if no store has it.
+
+        Its files are removed at once if it is idle, else by a later `sweep`.
+        """
         self._refuse_configured(name)
         sound_name(name, f'name "{name}" is invalid')
         try:
-            await self._call_holders("remove", name)
+            holders = await self._call_holders("remove", name)
         finally:  # afterwards, so that no request loads it again
             self._pool.forget()
             await self._pool.unload(name)
+        await self._pool.call(holders, "remove_unmapped")
 
     async def has_blob(self, digest: str) -> bool:
         """Whether every store has the blob."""

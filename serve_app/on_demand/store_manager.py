@@ -25,6 +25,7 @@ from model_zoo.sources.push import push
 from model_zoo.sources.reference import HubSource, PathSource, RemoteSource, Source
 from model_zoo.store.creation import copy, create
 from model_zoo.store.definition import Definition
+from model_zoo.store.manifest import ManifestLayer
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.errors import (
@@ -115,6 +116,7 @@ class StoreManager:
         self._rules = rules
         self._environment = environment
         self._sweep_error = ""
+        self._mapped: set[ManifestLayer] = set()  # blobs of removed models
         self._identity = store_identity(store)
 
     async def report(self) -> PoolReport:
@@ -210,8 +212,16 @@ class StoreManager:
         copy(self._find(source), sound_name(destination), self._store)
 
     def remove(self, model: str) -> None:
-        """ModelNotFoundError if the store does not have the model."""
-        self._store.remove(self._find(model))
+        """Removes the model. Its files that a process maps are left to `remove_unmapped`.
+        ModelNotFoundError if the store does not have the model."""
+        self._mapped.update(self._store.remove(self._find(model)).mapped)
+
+    def remove_unmapped(self) -> None:
+        """Removes those files of removed models that no process maps any more."""
+        tried = [*self._mapped]
+        if tried:
+            mapped = self._store.remove_blobs(tried).mapped
+            self._mapped.difference_update(set(tried).difference(mapped))
 
     def has_blob(self, digest: str) -> bool:
         return self._store.blob(blob_digest(digest)).is_file()
@@ -226,6 +236,7 @@ class StoreManager:
         """Removes uploads and downloads without progress, and blobs that no model uses."""
         try:
             self.uploads.drop_stale()
+            self.remove_unmapped()
             freed = self._store.remove_unused()
             self.uploads.forget_used()
         except (CaravanError, OSError) as error:

@@ -1,18 +1,21 @@
 """The store: complete files only, safe removal, and names that cannot leave it."""
 
+import errno
 import fcntl
 import json
 import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from filelock import FileLock, Timeout
 
 from model_zoo.store.manifest import LAYER_TYPE, Manifest, ManifestLayer, is_file_name
 from model_zoo.store.model_name import ModelName
-from model_zoo.store.store import Store, default_root, journal_of
+from model_zoo.store.store import Removal, Store, default_root, journal_of
 from runtime.errors import SourceError, StoreError
 from tests.denied_access import deny
 from tests.loopback import digest
@@ -138,10 +141,7 @@ def test_damage_of_the_same_size_is_found_by_reading(store) -> None:
     sound, damaged = put(store, b"weights"), put(store, b"template", "template")
     model = commit(store, "tiny", sound, damaged)
     store.blob(damaged.digest).write_bytes(b"tEmplate")
-    assert {entry.kind: bad for entry, bad in store.damaged(model.manifest)} == {
-        "model": False,
-        "template": True,
-    }
+    assert not store.discard(sound)
     assert store.discard(damaged)
     assert store.missing(model.manifest) == [damaged]
 
@@ -163,11 +163,75 @@ def test_removing_a_model_keeps_blobs_of_others(store) -> None:
     shared, own = put(store, b"shared weights"), put(store, b"own", "system")
     commit(store, "one", shared, own)
     commit(store, "two", shared)
-    assert store.remove(ModelName.parse("one")) == len(b"own")
+    assert store.remove(ModelName.parse("one")).freed_bytes == len(b"own")
     assert store.open(ModelName.parse("two")).files[0].read_bytes() == b"shared weights"
-    assert store.remove(ModelName.parse("two")) == len(b"shared weights")
+    assert store.remove(ModelName.parse("two")).freed_bytes == len(b"shared weights")
     assert list((store.root / "blobs").iterdir()) == []
     assert list((store.root / "manifests").iterdir()) == []
+
+
+@contextmanager
+def mapped(path: Path):
+    """As by a process that serves a model; without validation."""
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def test_a_mapped_blob_is_removed_when_it_is_not_mapped_any_more(store) -> None:
+    """On a network file system, processes of other hosts would be ended."""
+    weights, system = put(store, b"weights"), put(store, b"Be brief.", "system")
+    commit(store, "one", weights, system)
+    tomorrow = Store(store.root, clock=lambda: time.time() + 25 * 3600)
+    with mapped(store.blob(weights.digest)):
+        removal = store.remove(ModelName.parse("one"))
+        assert removal == Removal(len(b"Be brief."), (weights,))
+        assert store.remove_blobs(removal.mapped) == Removal(0, (weights,))
+        assert tomorrow.remove_unused() == 0
+        assert store.holds(weights) and not store.holds(system)
+    assert store.remove_blobs(removal.mapped) == Removal(len(b"weights"), ())
+    assert [*(store.root / "blobs").iterdir()] == [] and locks(store) == set()
+
+
+def test_a_mapped_blob_that_a_new_model_uses_is_not_removed(store) -> None:
+    weights = put(store, b"weights")
+    commit(store, "one", weights)
+    with mapped(store.blob(weights.digest)):
+        removal = store.remove(ModelName.parse("one"))
+    commit(store, "two", weights)
+    assert store.remove_blobs(removal.mapped) == Removal(0, ())
+    assert store.holds(weights)
+
+
+def test_a_damaged_blob_that_is_mapped_makes_way_for_the_next_pull(store) -> None:
+    weights = put(store, b"weights")
+    path = store.blob(weights.digest)
+    path.write_bytes(b"wEights")
+    with mapped(path):
+        assert store.discard(weights)
+        (aside,) = (store.root / "blobs").iterdir()
+        assert aside.read_bytes() == b"wEights" and not path.exists()
+        put(store, b"weights")
+    store.remove_unused(older_than_s=-1)
+    assert [*(store.root / "blobs").iterdir()] == []
+
+
+def test_where_only_writers_get_exclusive_locks_blobs_are_removed(store, monkeypatch) -> None:
+    """As on NFS."""
+    entry = put(store, b"weights")
+    commit(store, "one", entry)
+    flock = fcntl.flock
+
+    def strict(file, operation: int) -> None:
+        writes = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+        if operation & fcntl.LOCK_EX and not writes:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", strict)
+    with mapped(store.blob(entry.digest)):
+        assert store.remove(ModelName.parse("one")).mapped == (entry,)
+    assert store.remove_blobs([entry]).freed_bytes == len(b"weights")
 
 
 def test_removing_a_damaged_manifest_frees_no_blobs_of_others(store) -> None:
@@ -175,7 +239,9 @@ def test_removing_a_damaged_manifest_frees_no_blobs_of_others(store) -> None:
     broken = store.root / "manifests" / "registry.ollama.ai" / "library" / "broken" / "latest"
     broken.parent.mkdir()
     broken.write_text("{")
-    assert store.remove(ModelName.parse("sound")) == 0  # the blobs of `broken` are unknown
+    assert (
+        store.remove(ModelName.parse("sound")).freed_bytes == 0
+    )  # the blobs of `broken` are unknown
     assert len(list((store.root / "blobs").iterdir())) == 1
     with pytest.raises(SourceError):
         store.remove_unused(older_than_s=0)

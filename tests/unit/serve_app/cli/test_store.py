@@ -6,6 +6,7 @@ import gguf
 import pytest
 
 from model_zoo.gguf.cursor import Cursor
+from model_zoo.gguf.reader import GGUFFile
 from model_zoo.store.manifest import ManifestLayer
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
@@ -84,7 +85,8 @@ def test_list_says_that_the_store_cannot_be_read(store, monkeypatch):
 def test_rm_frees_blobs_that_no_other_model_uses(tiny, store):
     put(store, "one", {"model": tiny, "license": b"of one"})
     kept = put(store, "two", {"model": tiny})
-    assert said("rm", "one", store=store) == {"removed": "one:latest", "freed_bytes": 6}
+    removed = {"removed": "one:latest", "freed_bytes": 6, "in_use_bytes": 0}
+    assert said("rm", "one", store=store) == removed
     assert blob(store, kept).is_file()
     assert (
         f"two:latest: removed, {len(tiny) / 1000:.1f} kB freed"
@@ -92,6 +94,15 @@ def test_rm_frees_blobs_that_no_other_model_uses(tiny, store):
     )
     assert store.names() == []
     assert not blob(store, kept).exists()
+
+
+def test_rm_leaves_files_that_a_process_maps(tiny, store):
+    kept = blob(store, put(store, "one", {"model": tiny, "license": b"of one"}))
+    mapped = GGUFFile.open(kept)
+    size = f"{len(tiny) / 1000:.1f} kB"
+    said = run("rm", "one", store=store).stdout
+    assert said == f"one:latest: removed, 6 bytes freed; {size} are in use and removed later\n"
+    assert mapped.size_bytes == kept.stat().st_size
 
 
 def test_rm_removes_the_others_if_one_is_absent(store):

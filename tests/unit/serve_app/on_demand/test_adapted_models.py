@@ -51,6 +51,9 @@ async def test_models_of_one_base_answer_as_if_merged(root, adapters) -> None:
             answers = [await said(client, f"own{number}") for number in range(2)]
             assert answers[0] == await said(client, "merged")
             assert len({plain, *answers}) == 3
+        assert Store(root).blob(digest).exists()
+        await client.delete("own1")  # it was loaded, so its files were mapped
+        assert not Store(root).blob(digest).exists()
 
 
 async def test_the_modelfile_of_a_model_recreates_its_adapter(root, adapters) -> None:

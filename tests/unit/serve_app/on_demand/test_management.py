@@ -100,7 +100,7 @@ async def test_an_operation_fails_if_the_process_of_a_store_is_lost():
 async def test_a_model_is_removed_before_it_is_unloaded_so_that_none_loads_it_again():
     stores = FakeStores({"only": []})
     await managing(stores).delete("x")
-    assert stores.changes == ["remove", "unload"]
+    assert stores.changes == ["remove", "unload", "remove_unmapped"]
 
 
 @pytest.mark.parametrize("operation", ["pull", "copy", "delete", "has_blob"])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from model_zoo.gguf.reader import GGUFFile
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.engine.request import SamplingParams
@@ -249,6 +250,21 @@ async def test_a_model_is_deleted_from_every_store_and_unloaded(roots):
         assert (await chat(client, "both")).status_code == 404
         again = await client.request("DELETE", "/api/delete", json={"name": "both"})
         assert again.status_code == 404
+
+
+async def test_files_of_a_deleted_model_are_removed_when_no_process_maps_them(roots):
+    """Such as those of a model with running requests."""
+    async with cluster_of(roots[0]) as cluster, serving(cluster) as client:
+        Store(roots[0]).remove(ModelName.parse("left"))  # it has the same file
+        (file,) = Store(roots[0]).open(ModelName.parse("both")).files
+        mapped = GGUFFile.open(file)
+        await client.request("DELETE", "/api/delete", json={"model": "both"})
+        (process,) = cluster.processes
+        process.store_manager.sweep()
+        assert file.exists()
+        del mapped
+        process.store_manager.sweep()
+        assert not file.exists()
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b/c/d", "has space", "x:", "ä"])
