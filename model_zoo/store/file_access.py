@@ -70,6 +70,16 @@ def _lock_exclusively(path: Path, opened: ExitStack) -> None:
         fcntl.flock(opened.enter_context(path.open("r+b")), fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def remove_empty_folders(folder: Path, root: Path) -> None:
+    """Removes the folder and those above it up to `root`, as far as they are empty."""
+    while folder != root:
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+        folder = folder.parent
+
+
 def disk_bytes(path: Path) -> int:
     """The bytes that the file takes on disk, without holes; 0 if it does not exist."""
     try:

@@ -23,6 +23,7 @@ from model_zoo.store.file_access import (
     file_error,
     file_errors,
     manifest_paths,
+    remove_empty_folders,
     remove_unmapped,
 )
 from model_zoo.store.locks import StoreLocks
@@ -34,6 +35,7 @@ from model_zoo.store.manifest import (
     check_digest,
 )
 from model_zoo.store.model_name import ModelName
+from model_zoo.store.views import Views
 from runtime.errors import SourceError, StorageFullError, StoreError
 
 PARTIAL = "-partial"
@@ -80,7 +82,7 @@ class Store:
         self._clock = clock
         self._blobs = root / "blobs"
         self._manifests = root / "manifests"
-        self._views = root / "views"
+        self._views = Views(root / "views", self.blob)
         self._locks = StoreLocks(root / "locks")
 
     def names(self, *, all_readable: bool = False) -> list[ModelName]:
@@ -122,14 +124,16 @@ class Store:
         missing = self.missing(manifest)
         if missing:
             raise StoreError(f"{known}: blob {missing[0].digest} is missing; pull the model again.")
-        files = tuple(self._file(known, layer) for layer in manifest.of_kind("model"))
+        named = {layer: self._views.file(known, manifest, layer) for layer in manifest.layers}
+        files = tuple(named[layer] for layer in manifest.of_kind("model"))
         if not files:
             raise StoreError(f"{known}: has no layer with a GGUF model; it cannot be served.")
-        projectors = tuple(self._file(known, layer) for layer in manifest.of_kind("projector"))
+        if not all(map(os.path.lexists, named.values())):
+            raise StoreError(f"{known}: has no links to its files; pull the model again.")
+        projectors = tuple(named[layer] for layer in manifest.of_kind("projector"))
         modified_at = self.manifest_path(known).stat().st_mtime
         adapters = tuple(
-            AdapterPath(self._file(known, layer), layer.scale)
-            for layer in manifest.of_kind("adapter")
+            AdapterPath(named[layer], layer.scale) for layer in manifest.of_kind("adapter")
         )
         return StoredModel(known, manifest, files, projectors, modified_at, adapters)
 
@@ -269,7 +273,7 @@ class Store:
             missing = self.missing(manifest)
             if missing:
                 raise StoreError(f"{name}: blob {missing[0].digest} is missing from the store.")
-            self._view(known, manifest)
+            self._views.write(known, manifest)  # before a process finds the manifest
             self._write(self.manifest_path(known), manifest.raw)
             return self.open(known)
 
@@ -287,8 +291,8 @@ class Store:
                 own = self.manifest(known).blobs
             with file_errors("remove", path):
                 path.unlink()
-                self._clear_view(known)
-                _remove_empty_folders(path.parent, self._manifests)
+                self._views.remove(known)
+                remove_empty_folders(path.parent, self._manifests)
                 return self._remove_blobs(own)
 
     def remove_blobs(self, layers: Iterable[ManifestLayer]) -> Removal:
@@ -307,13 +311,16 @@ class Store:
         processes, except what a process maps. Returns the bytes freed.
 
         While a download makes progress, complete blobs stay: they may belong to the same model,
-        which has no manifest yet. SourceError if a manifest is damaged.
+        which has no manifest yet. SourceError if a manifest is damaged, StoreError if a file cannot
+        be removed.
         """
         if not self._blobs.is_dir():
             return 0
         oldest = self._clock() - older_than_s
-        with self._locks.held("store"):
-            freed = self._remove_old(oldest, self.used())
+        with self._locks.held("store"), file_errors("remove", self.root):
+            versions = self._versions()
+            freed = self._remove_old(oldest, _digests(versions.values()))
+            self._views.remove_others(versions)
             self._remove_locks()
             return freed + self._remove_temporary_folders(oldest)
 
@@ -336,8 +343,10 @@ class Store:
     def used(self) -> set[str]:
         """Digests of the blobs of all models. SourceError if a manifest is damaged, so that the
         blobs of its model are unknown."""
-        names = self.names(all_readable=True)
-        return {layer.digest for name in names for layer in self.manifest(name).blobs}
+        return _digests(self._versions().values())
+
+    def _versions(self) -> dict[ModelName, Manifest]:
+        return {name: self.manifest(name) for name in self.names(all_readable=True)}
 
     def discard(self, layer: ManifestLayer) -> bool:
         """Removes a damaged blob, so that the next pull downloads it.
@@ -403,33 +412,6 @@ class Store:
     def manifest_path(self, name: ModelName) -> Path:
         return self._manifests.joinpath(*name.parts)
 
-    def _file(self, name: ModelName, layer: ManifestLayer) -> Path:
-        if layer.title is None:
-            return self.blob(layer.digest)
-        return self._views.joinpath(*name.parts, layer.title)
-
-    def _view(self, name: ModelName, manifest: Manifest) -> None:
-        """Links that give blobs the names of their files, by which parts of a split file are
-        found."""
-        for layer in manifest.layers:
-            if layer.title is None:
-                continue
-            path = self._file(name, layer)
-            self._make(path.parent)
-            temporary = path.with_name(f".{layer.digest[7:23]}")
-            try:
-                temporary.unlink(missing_ok=True)
-                temporary.symlink_to(os.path.relpath(self.blob(layer.digest), path.parent))
-                temporary.replace(path)
-            except OSError as error:
-                raise file_error("write", path, error) from error
-
-    def _clear_view(self, name: ModelName) -> None:
-        folder = self._views.joinpath(*name.parts)
-        for link in folder.glob("*"):
-            link.unlink()
-        _remove_empty_folders(folder, self._views)
-
     def _write(self, path: Path, content: bytes) -> None:
         self._make(path.parent)
         folder = self._locks.folder  # not among the manifests
@@ -473,13 +455,8 @@ def digest_of(path: Path) -> str:
         raise file_error("read", path, error) from error
 
 
-def _remove_empty_folders(folder: Path, root: Path) -> None:
-    while folder != root:
-        try:
-            folder.rmdir()
-        except OSError:
-            return
-        folder = folder.parent
+def _digests(manifests: Iterable[Manifest]) -> set[str]:
+    return {layer.digest for manifest in manifests for layer in manifest.blobs}
 
 
 def _remove(path: Path) -> int:

@@ -106,6 +106,34 @@ def test_parts_of_a_split_file_are_in_one_folder_under_their_names(store) -> Non
     assert list((store.root / "views").rglob("*.gguf")) == []
 
 
+def test_the_files_of_a_version_are_not_replaced_by_those_of_another(store) -> None:
+    """A process may open the parts of a split file while another one pulls a new version."""
+    titles = [f"m-0000{n}-of-00002.gguf" for n in (1, 2)]
+
+    def commit_version(version: str):
+        layers = [put(store, f"{version} {title}".encode(), title=title) for title in titles]
+        return commit(store, "split", *layers)
+
+    one = commit_version("one")
+    first = one.files[0].read_bytes()
+    two = commit_version("two")
+    assert [first, one.files[1].read_bytes()] == [f"one {title}".encode() for title in titles]
+    assert [path.name for path in one.files] == [path.name for path in two.files] == titles
+    two.files[0].parent.with_name("other.gguf").symlink_to(two.files[0])
+    store.remove_unused()
+    assert not any(map(os.path.lexists, one.files))
+    assert [path.read_bytes() for path in two.files] == [f"two {t}".encode() for t in titles]
+    assert store.open(ModelName.parse("split")) == two
+
+
+def test_a_model_without_the_links_to_its_files_is_incomplete(store) -> None:
+    model = commit(store, "split", put(store, b"weights", title="m.gguf"))
+    model.files[0].unlink()
+    with pytest.raises(StoreError, match="no links to its files; pull the model again"):
+        store.open(model.name)
+    assert store.commit(model.name, model.manifest) == store.open(model.name)
+
+
 def test_a_store_may_be_moved(store, tmp_path) -> None:
     commit(store, "tiny", put(store, b"weights", title="tiny.gguf"))
     moved = store.root.rename(tmp_path / "elsewhere")
