@@ -8,6 +8,7 @@ from model_zoo.store.store import Store
 from runtime.errors import CaravanError, SourceError
 from serve_app.cli.completion import stored_models
 from serve_app.cli.progress import progress_reporter
+from serve_app.cli.remove import remove_unused
 from serve_app.cli.shared_options import json_option, store_option
 from serve_app.cli.terminal import byte_size, harmless, print_error, print_json
 from serve_app.config.model_sources import named_source
@@ -32,7 +33,8 @@ def pull(sources: tuple[str, ...], store: Store, as_json: bool) -> None:
     A SOURCE is hf://org/repo[:quantisation] or hf://org/repo/file.gguf, each with [@revision], or a
     name of a registry: llama3.2:1b, ollama://[host/][namespace/]name[:tag]. An interrupted pull
     resumes when it is repeated. If one model fails, the others are still pulled; the exit status is
-    then 1.
+    then 1. At the end, files are removed that no model has used for a day, such as those of older
+    versions.
     """
     failed = False
     for text in sources:
@@ -41,6 +43,7 @@ def pull(sources: tuple[str, ...], store: Store, as_json: bool) -> None:
         except CaravanError as error:
             print_error(str(error), as_json=as_json)
             failed = True
+    remove_unused(store, as_json=as_json)
     if failed:
         raise click.exceptions.Exit(1)
 

@@ -24,7 +24,10 @@ Example:
 def remove(names: tuple[str, ...], store: Store, as_json: bool) -> None:
     """Remove models and the files that no other model uses.
 
-    If one cannot be removed, the others are still removed; the exit status is then 1.
+    Then, as after `caravan pull`, files are removed that no model has used for a day, such as those
+    of older versions and interrupted pulls. Files that a process uses are kept until later.
+
+    If one model cannot be removed, the others are still removed; the exit status is then 1.
     """
     failed = False
     for text in names:
@@ -43,8 +46,22 @@ def remove(names: tuple[str, ...], store: Store, as_json: bool) -> None:
             rest = f"; {byte_size(used)} are in use and removed later" if used else ""
             freed = byte_size(removal.freed_bytes)
             click.echo(harmless(f"{name}: removed, {freed} freed{rest}"))
+    remove_unused(store, as_json=as_json)
     if failed:
         raise click.exceptions.Exit(1)
+
+
+def remove_unused(store: Store, *, as_json: bool) -> None:
+    """Remove old files that no model uses, and print their bytes; an error is only printed."""
+    try:
+        freed = store.remove_unused()
+    except CaravanError as error:
+        print_error(f"Unused files are not removed: {error}")
+        return
+    if freed and as_json:
+        print_json({"unused_freed_bytes": freed}, line=True)
+    elif freed:
+        click.echo(f"{byte_size(freed)} of files that no model uses freed")
 
 
 def stored_name(text: str) -> ModelName:

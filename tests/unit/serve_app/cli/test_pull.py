@@ -214,6 +214,20 @@ def test_an_interrupted_pull_ends_quietly_and_resumes_later(registry, store):
     assert said("verify", store=store) == [{"name": str(model), "valid": True, "damaged": []}]
 
 
+def test_an_update_frees_the_files_of_the_old_version_after_a_day(registry, store, monkeypatch):
+    name = f"{registry.host}/library/tiny"
+    old = store.blob(put(store, name, {"model": b"the old version"}).layers[0].digest)
+    interrupted = store.temporary()
+    interrupted.write_bytes(b"x" * 5000)
+    run("pull", name, store=store)
+    assert old.exists() and interrupted.exists()
+    monkeypatch.setattr(Store, "_changed_at", lambda self, path: 0.0)
+    freed = sum(path.stat().st_blocks * 512 for path in (old, interrupted))
+    result = run("pull", name, store=store)
+    assert result.stdout.endswith(f"\n{freed / 1000:.1f} kB of files that no model uses freed\n")
+    assert not old.exists() and not interrupted.exists()
+
+
 def test_pull_downloads_what_verify_removed(registry, store):
     name = f"{registry.host}/library/tiny:latest"
     run("pull", name, store=store)

@@ -105,6 +105,25 @@ def test_rm_leaves_files_that_a_process_maps(tiny, store):
     assert mapped.size_bytes == kept.stat().st_size
 
 
+def test_rm_frees_files_that_no_model_used_for_a_day(store, monkeypatch):
+    put(store, "one", {"model": b"old"})
+    old = blob(store, put(store, "one", {"model": b"new"}))
+    put(store, "one", {"model": b"newer"})
+    monkeypatch.setattr(Store, "_changed_at", lambda self, path: 0.0)
+    lines = run("rm", "one", "--json", store=store).stdout.splitlines()
+    assert json.loads(lines[1])["unused_freed_bytes"] > 0 and not old.exists()
+    assert [*(store.root / "blobs").iterdir()] == []
+
+
+def test_rm_removes_a_model_beside_a_damaged_one(store):
+    put(store, "one", {"model": b"1"})
+    put(store, "two", {"model": b"2"})
+    store.manifest_path(ModelName.parse("two")).write_text("{")
+    result = run("rm", "one", store=store)
+    assert result.stdout == "one:latest: removed, 0 bytes freed\n"
+    assert "Unused files are not removed" in result.stderr and "manifest" in result.stderr
+
+
 def test_rm_removes_the_others_if_one_is_absent(store):
     put(store, "one", {"model": b"1"})
     put(store, "two", {"model": b"2"})
