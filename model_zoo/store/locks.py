@@ -1,7 +1,7 @@
 """The locks of a store: files of which each is locked by one process at a time."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -52,20 +52,22 @@ class StoreLocks:
         """
         for path in self.folder.glob(f"{prefix}*{_SUFFIX}"):
             if unneeded(path.stem):
-                with suppress(Timeout), FileLock(path, blocking=False):
-                    path.unlink(missing_ok=True)
+                with self.held_at_once(path.stem) as held:
+                    if held:
+                        path.unlink(missing_ok=True)
 
     def _lock(self, name: str) -> FileLock:
         with file_errors("create", self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        return FileLock(self.folder / f"{name}{_SUFFIX}")
+        # A lock by existence instead would outlive a killed process.
+        return FileLock(self.folder / f"{name}{_SUFFIX}", fallback_to_soft=False)
 
     def _acquired(self, lock: FileLock, timeout_s: float) -> bool:
         try:
             lock.acquire(timeout=timeout_s)
         except Timeout:
             return False
-        except (OSError, NotImplementedError) as error:
+        except OSError as error:
             raise StoreError(
                 f"{lock.lock_file}: cannot be locked ({error}); the store, CARAVAN_MODELS, must be "
                 "on a file system that is writable and supports locks."

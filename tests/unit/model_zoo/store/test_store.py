@@ -439,6 +439,18 @@ def test_a_blob_that_cannot_be_hard_linked_is_a_symbolic_link(store, tmp_path, m
     assert not store.holds(layer(b"weights"))
 
 
+def test_a_file_system_without_locks_is_an_error(store, monkeypatch) -> None:
+    def fail(file: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with (
+        pytest.raises(StoreError, match="must be on a file system that is writable and supports"),
+        store.blob_lock(digest(b"x")),
+    ):
+        pass
+
+
 def test_waiting_for_a_lock_is_reported(store, monkeypatch) -> None:
     monkeypatch.setattr("model_zoo.store.locks.POLL_S", 0.02)
     held, said = threading.Event(), threading.Event()
