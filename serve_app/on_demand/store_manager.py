@@ -10,7 +10,7 @@ import hashlib
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from inspect import iscoroutinefunction
@@ -302,21 +302,29 @@ def _check_recipe(name: str) -> None:
 def store_identity(store: Store) -> str:
     """An id that is equal for all processes that share the store, kept in a file of the store.
 
-    If the store is read-only, the id is the machine and the path.
+    If it cannot be read or written, the id is the machine and the path.
     """
     path = store.root / IDENTITY
     try:
-        store.root.mkdir(parents=True, exist_ok=True)
-        temporary = store.root / f".{IDENTITY}-{uuid.uuid4().hex}"
-        temporary.write_text(uuid.uuid4().hex)
-        try:
-            os.link(temporary, path)  # atomic: the first process wins
-        except FileExistsError:
-            pass
-        finally:
-            temporary.unlink()
+        if not path.exists():
+            _write_once(path, uuid.uuid4().hex)
         return path.read_text().strip()
     except OSError:
         machine_id = Path("/etc/machine-id")
         machine = machine_id.read_text().strip() if machine_id.is_file() else os.uname().nodename
         return f"{machine}:{store.root.resolve()}"
+
+
+def _write_once(path: Path, text: str) -> None:
+    """Writes the file, unless another process does so first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+    try:
+        with temporary.open("x") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # the name must not outlive the content
+        with suppress(FileExistsError):
+            os.link(temporary, path)  # atomic: the first process wins
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,7 +1,9 @@
 """Models on demand through HTTP: loading, lists and management."""
 
 import asyncio
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from runtime.engine.request import SamplingParams
 from serve_app.api import reply as reply_module
 from serve_app.gateway.tasks import ChatTask, RawText
 from serve_app.on_demand.processes import UNKNOWN_NAME_S, PoolDirectory
+from serve_app.on_demand.store_manager import store_identity
 from tests.denied_access import deny
 from tests.loopback import digest
 from tests.loopback import serving as publishing
@@ -250,6 +253,22 @@ async def test_a_model_is_deleted_from_every_store_and_unloaded(roots):
         assert (await chat(client, "both")).status_code == 404
         again = await client.request("DELETE", "/api/delete", json={"name": "both"})
         assert again.status_code == 404
+
+
+def test_the_identity_of_a_store_is_written_once(tmp_path, monkeypatch):
+    """A full disk does not change it."""
+    stores = [Store(tmp_path / name) for name in ("one", "two", "full")]
+    one, two = map(store_identity, stores[:2])
+    assert one != two and store_identity(Store(tmp_path / "one")) == one
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(os, "fsync", full)
+    assert store_identity(stores[0]) == one
+    assert str(tmp_path / "full") in store_identity(stores[2])
+    assert [*tmp_path.glob("*/.*")] == [] and [*(tmp_path / "full").iterdir()] == []
 
 
 async def test_files_of_a_deleted_model_are_removed_when_no_process_maps_them(roots):
