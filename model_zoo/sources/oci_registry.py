@@ -95,21 +95,22 @@ class RegistryToken:
         return f"Bearer {self._token}"
 
     def challenged(self, response: httpx.Response) -> bool:
-        """Fetches a token from the server that the registry names; replaces an expired one."""
+        """Fetches a token from the server that the registry names; replaces an expired one. False
+        if it names none, as the Hub does for a repository that is private or does not exist."""
         if not same_origin(response.url, self._registry):
+            return False
+        challenge = _challenge(response)
+        realm = _token_server(challenge)
+        if realm is None:
             return False
         with self._lock:
             sent = response.request.headers.get("authorization")
             if sent == self.authorization(self._registry):  # else another thread has a new one
-                self._token = self._fetch(_challenge(response))
+                self._token = self._fetch(realm, challenge)
         return True
 
-    def _fetch(self, challenge: dict[str, str]) -> str:
+    def _fetch(self, realm: httpx.URL, challenge: dict[str, str]) -> str:
         host = self._registry.host
-        try:
-            realm = httpx.URL(challenge["realm"])
-        except (KeyError, httpx.InvalidURL):
-            raise SourceError(f"{host} requires a token but names no token server.") from None
         self._http.check(realm, linked_from=self._registry)
         query = httpx.QueryParams({n: v for n, v in challenge.items() if n in ("service", "scope")})
         try:
@@ -134,6 +135,15 @@ def _challenge(response: httpx.Response) -> dict[str, str]:
             "registries are used without one."
         )
     return {name.lower(): value for name, value in _PARAMETER.findall(rest)}
+
+
+def _token_server(challenge: dict[str, str]) -> httpx.URL | None:
+    """None if the challenge's realm is no address but a text."""
+    try:
+        realm = httpx.URL(challenge.get("realm", ""))
+    except httpx.InvalidURL:
+        return None
+    return realm if realm.scheme else None
 
 
 def _refused(source: RegistrySource, status: int) -> SourceError:

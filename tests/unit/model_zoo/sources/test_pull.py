@@ -10,7 +10,7 @@ from model_zoo.sources.http import Http
 from model_zoo.sources.pull import PullProgress, pull
 from model_zoo.sources.reference import RegistrySource, parse_source
 from model_zoo.store.store import Store
-from runtime.errors import SourceError, StoreError
+from runtime.errors import SourceError, SourceNotFoundError, StoreError
 from tests.loopback import Exchange, Server, digest, serving
 from tests.published import CONFIG, Registry
 
@@ -196,7 +196,6 @@ def test_an_expired_token_is_replaced(store) -> None:
     [
         ('Basic realm="x"', r"requires a login \(Basic\)"),
         ("", "requires a login"),
-        ("Bearer scope=x", "names no token server"),
         ('Bearer realm="http://example.com/token"', "only https:// is allowed"),
         ('Bearer realm="file:///etc/passwd"', "only https:// is allowed"),
         ('Bearer realm="http://user:secret@127.0.0.1/token"', "only https:// is allowed"),
@@ -209,6 +208,17 @@ def test_a_challenge_that_cannot_be_met_is_an_error(store, challenge, message) -
     with serving(refusing) as server, pytest.raises(SourceError, match=message) as caught:
         fetch(from_registry(server), store)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("realm", [' realm="Authentication required", charset="UTF-8"', ""])
+def test_a_challenge_without_a_token_server_means_that_there_is_no_such_model(store, realm) -> None:
+    """The Hub's answer for a repository that is private or does not exist."""
+
+    def refusing(exchange: Exchange) -> None:
+        exchange.answer(status=401, www_authenticate=f"Bearer{realm}")
+
+    with serving(refusing) as server, pytest.raises(SourceNotFoundError, match="or it is private"):
+        fetch(from_registry(server), store)
 
 
 def test_a_token_with_line_breaks_is_refused(store) -> None:
