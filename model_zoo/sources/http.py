@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -23,7 +25,9 @@ MAX_REDIRECTS = 5
 MAX_CONNECTIONS = 32
 READ_DEADLINE_S = 120.0
 MAX_ATTEMPTS = 6
-MAX_PAUSE_S = 30.0
+# Servers that limit rates request pauses of minutes.
+MAX_PAUSE_S = 300.0
+PAUSE_REPORT_S = 1.0
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 
@@ -75,7 +79,9 @@ class Response:
 class Http:
     """A pool of connections. `plain_hosts`: "host" or "host:port" that may be unencrypted.
 
-    `insecure_host` may be unencrypted as well, and its certificate is not verified.
+    `insecure_host` may be unencrypted as well, and its certificate is not verified. `pausing` is
+    called with the host at least once a second while a request waits to be repeated; an exception
+    that it raises ends the request.
     """
 
     def __init__(
@@ -84,8 +90,10 @@ class Http:
         plain_hosts: frozenset[str] = frozenset(),
         insecure_host: str | None = None,
         first_pause_s: float = 0.5,
+        pausing: Callable[[str], None] = lambda host: None,
     ) -> None:
         self._plain_hosts = plain_hosts
+        self._pausing = pausing
         # The scheme has no effect, but with http or https the URL would omit the default port.
         self._insecure = None if insecure_host is None else httpx.URL(f"any://{insecure_host}")
         self._first_pause_s = first_pause_s
@@ -211,11 +219,18 @@ class Http:
 
         return self.retrying(url.host)(attempt)
 
-    def retrying(self, host: str, *, sleep: Callable[[float], Any] = time.sleep) -> Retrying:
+    def retrying(self, host: str, *, sleep: Callable[[float], Any] | None = None) -> Retrying:
         """Retries a function after TransientError; SourceError after `MAX_ATTEMPTS`.
 
-        Pauses grow exponentially, unless the server requests a longer one.
+        Pauses grow exponentially, unless the server requests a longer one. `sleep`: by default
+        calls `pausing`.
         """
+
+        def pause(seconds: float) -> None:
+            end = time.monotonic() + seconds
+            while (left := end - time.monotonic()) > 0:
+                self._pausing(host)
+                time.sleep(min(left, PAUSE_REPORT_S))
 
         def pause_s(state: RetryCallState) -> float:
             stated_s = getattr(_error_of(state), "retry_after_s", 0.0)
@@ -232,7 +247,7 @@ class Http:
             retry=retry_if_exception_type(TransientError),
             stop=stop_after_attempt(MAX_ATTEMPTS),
             wait=pause_s,
-            sleep=sleep,
+            sleep=sleep or pause,
             retry_error_callback=fail,
         )
 
@@ -349,11 +364,23 @@ def _translated(url: httpx.URL) -> Iterator[None]:
 def _check_status(response: httpx.Response, accepted: Container[int]) -> None:
     status = response.status_code
     if status in _TRANSIENT:
-        stated = response.headers.get("retry-after", "")
-        retry_after_s = float(stated) if stated.isdecimal() and len(stated) < 6 else 0.0
-        raise TransientError(f"status {status}", retry_after_s=retry_after_s)
+        raise TransientError(f"status {status}", retry_after_s=_retry_after_s(response))
     if status not in accepted:
         raise StatusError(status)
+
+
+def _retry_after_s(response: httpx.Response) -> float:
+    """The pause that the server requests, as seconds or a date; 0 if it states none."""
+    stated = response.headers.get("retry-after", "").strip()
+    if stated.isdecimal():
+        return float(stated) if len(stated) < 6 else 0.0
+    try:
+        until = parsedate_to_datetime(stated)
+        now = response.headers.get("date")  # the server's clock may differ
+        begin = datetime.now(UTC) if now is None else parsedate_to_datetime(now)
+        return max(0.0, (until - begin).total_seconds())
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
 
 
 def _body(response: httpx.Response, limit_bytes: int) -> bytes:

@@ -70,7 +70,7 @@ def pull(
     host = source.name.host if insecure else None
     with (
         _named(source),
-        closing(open_http(environment, host, first_pause_s=first_pause_s)) as http,
+        closing(open_http(environment, host, report, first_pause_s=first_pause_s)) as http,
     ):
         report(PullProgress("pulling manifest"))
         remote = _find(source, http, environment)
@@ -92,13 +92,26 @@ def _named(source: RemoteSource) -> Iterator[None]:
 
 
 def open_http(
-    environment: Mapping[str, str], insecure_host: str | None, *, first_pause_s: float
+    environment: Mapping[str, str],
+    insecure_host: str | None,
+    report: Progress,
+    *,
+    first_pause_s: float,
 ) -> Http:
     """The connections of a pull or push. `insecure_host` may use plain HTTP or any certificate, as
     clients of Ollama request with `insecure`; the hosts in `CARAVAN_PLAIN_HTTP_HOSTS` may use plain
     HTTP."""
+
+    def pausing(host: str) -> None:
+        report(PullProgress(f"waiting for {host}"))
+
     plain = frozenset(filter(None, environment.get("CARAVAN_PLAIN_HTTP_HOSTS", "").split(",")))
-    return Http(plain_hosts=plain, insecure_host=insecure_host, first_pause_s=first_pause_s)
+    return Http(
+        plain_hosts=plain,
+        insecure_host=insecure_host,
+        first_pause_s=first_pause_s,
+        pausing=pausing,
+    )
 
 
 def _find(source: RemoteSource, http: Http, environment: Mapping[str, str]) -> RemoteModel:

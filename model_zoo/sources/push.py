@@ -46,7 +46,7 @@ def push(
     report(PullProgress("retrieving manifest"))
     manifest, contents = _contents(store.open(name), store)
     host = name.host if insecure else None
-    with closing(open_http(environment, host, first_pause_s=first_pause_s)) as http:
+    with closing(open_http(environment, host, report, first_pause_s=first_pause_s)) as http:
         repository = Repository.of(name, http)
         for layer in manifest.blobs:
             _push_blob(layer, contents[layer.digest], repository, http, report, chunk_bytes)

@@ -191,7 +191,8 @@ class _Progress:
 
     def __call__(self, progress: PullProgress) -> None:
         step, now = (progress.status, progress.digest), time.monotonic()
-        if step == self._step and now < self._due and progress.completed < progress.total:
+        complete = bool(progress.total) and progress.completed == progress.total
+        if step == self._step and now < self._due and not complete:
             return
         self._step, self._due = step, now + PROGRESS_LOG_S
         amount = {}

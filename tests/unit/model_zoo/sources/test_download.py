@@ -10,12 +10,14 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
+from httpx import URL
 
 from model_zoo.sources import http, partial
 from model_zoo.sources.download import DownloadStreams
-from model_zoo.sources.pull import pull
+from model_zoo.sources.pull import PullProgress, pull
 from model_zoo.sources.reference import RegistrySource, parse_source
 from model_zoo.store.manifest import MAX_MANIFEST_BYTES
 from model_zoo.store.store import Store, journal_of
@@ -216,6 +218,51 @@ def test_requests_to_an_overloaded_server_are_repeated(store, status) -> None:
 
     with serving(published(busy_first)) as server:
         assert fetch(server, store) == WEIGHTS
+
+
+@pytest.mark.parametrize(
+    ("stated", "date", "pause_s"),
+    [
+        ("90", None, 90),
+        ("Sat, 28 Nov 2026 23:01:30 GMT", "Sat, 28 Nov 2026 23:00:00 GMT", 90),
+        ("Sat, 28 Nov 2026 22:00:00 GMT", "Sat, 28 Nov 2026 23:00:00 GMT", 0),
+        ("Sat, 28 Nov 2026 23:01:30 GMT", "soon", 0),
+        ("Sat, 28 Nov 2026 23:01:30 -0000", "Sat, 28 Nov 2026 23:00:00 GMT", 0),
+        ("soon", None, 0),
+        ("1e9", None, 0),
+        ("1234567", None, 0),
+        ("", None, 0),
+    ],
+)
+def test_a_server_states_a_pause_in_seconds_or_as_a_date(stated, date, pause_s) -> None:
+    def limited(exchange: Exchange) -> None:
+        exchange.handler.send_response_only(429)  # without a date
+        headers = {"retry-after": stated, "date": date, "content-length": "0"}
+        for name, value in headers.items():
+            if value is not None:
+                exchange.handler.send_header(name, value)
+        exchange.handler.end_headers()
+
+    with serving(limited) as server, closing(http.Http()) as client:
+        with pytest.raises(http.TransientError) as caught, client.stream(URL(server.url)):
+            pass
+        assert caught.value.retry_after_s == pause_s
+
+
+def test_a_pause_of_the_calling_thread_is_reported_and_can_be_ended(store) -> None:
+    statuses: list[str] = []
+
+    def report(progress: PullProgress) -> None:
+        statuses.append(progress.status)
+        if progress.status.startswith("waiting"):
+            raise KeyboardInterrupt
+
+    def limited(exchange: Exchange) -> None:
+        exchange.answer(status=429, retry_after="86400")
+
+    with serving(limited) as server, pytest.raises(KeyboardInterrupt):
+        pull(source(server), store, progress=report)
+    assert statuses == ["pulling manifest", f"waiting for {server.host.partition(':')[0]}"]
 
 
 def test_a_long_retry_after_is_limited() -> None:
