@@ -65,8 +65,8 @@ class OnDemandSettings(Section):
     max_upload_bytes: int = Field(default=64 * 2**30, ge=1)
     """Limit of one file that a client uploads for `/api/create`."""
     upload_quota_bytes: int = Field(default=256 * 2**30, ge=1)
-    """Limit of a client's uploaded files that no model uses yet. More gets 507, as does a full
-    disk. Each process counts from its start."""
+    """Limit of a client's uploaded files that no model uses yet; each counts 1 MiB at least. More
+    gets 507, as does a full disk. Each process counts from its start."""
     model: OnDemandModelSettings = OnDemandModelSettings()
     """How each model is computed: the keys of models from `context_tokens` to `defaults`."""
 

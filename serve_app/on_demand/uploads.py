@@ -17,12 +17,14 @@ from serve_app.on_demand.definitions import blob_digest
 
 MAX_UPLOADS = 4
 LEASE_S = 60.0
+# What a smaller file counts: every file of the store costs time in each sweep.
+LEAST_COUNTED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class UploadLimits:
     """`file_bytes`: limit of one file. `quota_bytes`: limit of a tenant's files that no model uses
-    yet, counted since the process started."""
+    yet, counted since the process started; each counts `LEAST_COUNTED_BYTES` at least."""
 
     file_bytes: int
     quota_bytes: int
@@ -67,7 +69,7 @@ class Uploads:
         self.drop_stale()
         digest = blob_digest(digest)
         self._check_size(size or 0)
-        self._check_quota(tenant, size or 0)
+        self._check_quota(tenant, _counted(size or 0))
         self._store.check_space([ManifestLayer("", digest, size or 0)])
         # Files with such names are removed by `remove_unused` if the process is killed.
         path = self._store.partial(digest).with_suffix(f".{id}")
@@ -147,7 +149,8 @@ class Uploads:
         if offset != upload.size:
             raise RequestError(f"the upload has {upload.size:,} bytes, not {offset:,}; restart it")
         self._check_size(offset + len(data))
-        self._check_quota(upload.tenant, len(data))
+        more = _counted(offset + len(data)) - _counted(offset)
+        self._check_quota(upload.tenant, more)
         self._store.check_free(len(data))
         try:
             with upload.path.open("ab") as file:
@@ -208,7 +211,11 @@ class Uploads:
             )
 
     def _unused_bytes(self, tenant: str) -> int:
-        """Bytes of the tenant's running and finished uploads."""
+        """What the tenant's running and finished uploads count."""
         with self._lock:
-            running = sum(each.size for each in self._uploads.values() if each.tenant == tenant)
-            return running + sum(self._finished.get(tenant, {}).values())
+            running = [each.size for each in self._uploads.values() if each.tenant == tenant]
+            return sum(map(_counted, [*running, *self._finished.get(tenant, {}).values()]))
+
+
+def _counted(size: int) -> int:
+    return max(size, LEAST_COUNTED_BYTES)

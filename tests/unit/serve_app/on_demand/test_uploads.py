@@ -17,6 +17,7 @@ from runtime.errors import OverloadedError, RequestError, StorageFullError
 from serve_app.api.bodies import BodyLimits
 from serve_app.autoscaling.load_metrics import METRIC_NAMES
 from serve_app.on_demand import management as management_module
+from serve_app.on_demand import uploads as uploads_module
 from serve_app.on_demand.management import ModelManagement
 from serve_app.on_demand.processes import PoolDirectory
 from serve_app.on_demand.uploads import LEASE_S, MAX_UPLOADS, UploadLimits, Uploads
@@ -31,7 +32,8 @@ DAY_S = 24 * 3600.0
 
 
 @pytest.fixture
-def uploads(store, clock) -> Iterable[Uploads]:
+def uploads(store, clock, monkeypatch) -> Iterable[Uploads]:
+    monkeypatch.setattr(uploads_module, "LEAST_COUNTED_BYTES", 0)  # files of tests are small
     made = Uploads(store, UploadLimits(file_bytes=1 << 20, quota_bytes=1 << 16), clock=clock)
     yield made
     made.close()
@@ -97,6 +99,16 @@ def test_uploads_that_no_model_uses_have_a_quota(uploads, store):
         uploads.append("longer", 20_000, b"b" * 20_000)
     bring(uploads, b"c" * 60_000, "another")
     assert len(files(store.root)) == 2
+
+
+def test_a_small_upload_counts_as_a_larger_one(uploads, monkeypatch):
+    """Otherwise a quota of bytes would not limit the number of files."""
+    monkeypatch.setattr(uploads_module, "LEAST_COUNTED_BYTES", 1 << 14)
+    for number in range(4):
+        bring(uploads, bytes([number]))
+    with pytest.raises(StorageFullError, match=r"65,536 bytes .* 16,384 more would exceed 65,536"):
+        bring(uploads, b"x")
+    bring(uploads, b"x", "another")
 
 
 def test_uploads_that_a_model_uses_do_not_count(uploads, store):
@@ -259,7 +271,7 @@ async def new_files(root: Path) -> list[str]:
 async def test_each_tenant_has_its_own_quota_and_gets_507_beyond_it(root):
     keys = tuple(api_key(name, manage=True) for name in ("one", "two"))
     async with (
-        cluster_of(root, quota_bytes=10_000) as cluster,
+        cluster_of(root, quota_bytes=1 << 20) as cluster,
         serving(cluster, api_keys=keys) as client,
     ):
         for key, status in [("one", 201), ("one", 507), ("two", 201), ("two", 507)]:
