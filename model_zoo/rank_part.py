@@ -15,10 +15,15 @@ from model_zoo.registry import LoadOptions, check_divisible, class_for, open_ada
 from runtime.worker.model import DecoderModel
 
 
-def files_digest(path: Path, adapters: Sequence[AdapterPath] = ()) -> str:
+def files_digest(
+    path: Path, adapters: Sequence[AdapterPath] = (), *, blobs: Sequence[str] = ()
+) -> str:
     """A digest that ranks compare to verify that they have the same files and scales; cheap to
-    compute."""
+    compute. `blobs`: the digests of the model's files, if they are known: versions of a model may
+    have the same headers."""
     digest = hashlib.sha256(ModelHeaders.open(path).digest.encode())
+    for blob in blobs:
+        digest.update(blob.encode())
     for adapter in adapters:
         stated = ModelHeaders.open(adapter.path).digest
         digest.update(f"{stated} {adapter.scale!r}".encode())

@@ -136,7 +136,7 @@ def run_rank(settings: ModelSettings, rank_info: RankInfo) -> None:
         )
         dtype = number_type(settings.dtype, device)
         decoder = load_part(files.path, device=device, dtype=dtype, options=loading)
-        member.report_loaded(files_digest(files.path, files.adapters))
+        member.report_loaded(files_digest(files.path, files.adapters, blobs=files.blobs))
         if device.type == "cpu":
             explain_bus_errors()
         compute_part(decoder, member, device=device)
@@ -214,7 +214,7 @@ def _load_replica(
     draft = _load_draft(settings, files, model, device, LoadOptions(shared=shared))
     served_files = _served_files(settings, files, model, mapped=mapped, draft=draft)
     if rank_group is not None:
-        rank_group.wait_loaded(files_digest(files.path, files.adapters))
+        rank_group.wait_loaded(files_digest(files.path, files.adapters, blobs=files.blobs))
     image_cache = create_image_cache(settings, model)
     options = _engine_options(settings, files, model, device, image_cache)
     _log_reduced_context(settings, files, options.context_tokens)

@@ -56,6 +56,12 @@ class ModelFiles:
         adapters = [each.path for each in self.adapters]
         return [path for path in (self.path, self.projector, self.draft, *adapters) if path]
 
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """The digests of the model's parts in the store; none for a path."""
+        layers = () if self.stored is None else self.stored.manifest.of_kind("model")
+        return tuple(layer.digest for layer in layers)
+
     def without(self, what: str, reason: Exception) -> "ModelFiles":
         """A copy without the "projector" or the "template", with the reason in `unused`."""
         unused = (*self.unused, f"{what}: {reason}")

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from model_zoo.chat.messages import Message
+from model_zoo.rank_part import files_digest
+from model_zoo.store.store import Store
 from runtime.engine.request import SamplingParams
 from runtime.errors import ConfigurationError, ModelFileError, SourceError
 from serve_app.config.settings import ModelSettings
@@ -22,6 +24,7 @@ from tests.loopback import Server, digest, serving
 from tests.published import Registry
 from tests.tiny_models import write_tiny_llama
 from tests.tiny_vision_model import write_tiny_vision_model
+from tests.unit.serve_app.cli.cli_runs import put
 
 LAYERS = [
     ("model", DEMO_MODEL.read_bytes()),
@@ -88,6 +91,20 @@ def test_a_pulled_model_is_served_with_its_own_parameters(registry, capsys) -> N
     pulled = [line for line in lines if line["event"] == "pull"]
     assert pulled[-1]["status"] == "success"
     assert {line["percent"] for line in pulled if "percent" in line} >= {0, 100}
+
+
+def test_ranks_tell_versions_of_a_model_with_equal_headers_apart(tmp_path) -> None:
+    """Each rank finds the files itself, and the model may be pulled again meanwhile."""
+    write_tiny_llama(tmp_path / "tiny.gguf")
+    weights = (tmp_path / "tiny.gguf").read_bytes()
+    digests = []
+    for version in (weights, weights[:-1] + b"x"):
+        put(Store(tmp_path / "store"), "tiny", {"model": version})
+        configured = ModelSettings(name="m", source="ollama://tiny")
+        files = local_files(configured, {"CARAVAN_MODELS": str(tmp_path / "store")})
+        assert files is not None
+        digests.append(files_digest(files.path, files.adapters, blobs=files.blobs))
+    assert digests[0] != digests[1]
 
 
 def test_a_pulled_go_template_is_used_and_listed() -> None:
