@@ -58,9 +58,9 @@ class ModelFiles:
 
     @property
     def blobs(self) -> tuple[str, ...]:
-        """The digests of the model's parts in the store; none for a path."""
-        layers = () if self.stored is None else self.stored.manifest.of_kind("model")
-        return tuple(layer.digest for layer in layers)
+        """The digests of the model's parts and its own adapters in the store; none for a path."""
+        layers = () if self.stored is None else self.stored.manifest.layers
+        return tuple(each.digest for each in layers if each.kind in ("model", "adapter"))
 
     def without(self, what: str, reason: Exception) -> "ModelFiles":
         """A copy without the "projector" or the "template", with the reason in `unused`."""
