@@ -12,7 +12,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from runtime.distributed.handshake import Role
@@ -30,6 +30,7 @@ def configured(environment: Mapping[str, str] = os.environ) -> bool:
 
 def context_for(role: Role, environment: Mapping[str, str] = os.environ) -> ssl.SSLContext | None:
     """The TLS context, with the certificates that are on disk now; None if TLS is not configured.
+    Its files are read again only after a change.
 
     ConfigurationError: a variable is missing, or its file cannot be read.
     """
@@ -41,18 +42,36 @@ def context_for(role: Role, environment: Mapping[str, str] = os.environ) -> ssl.
                 f"`RAY_USE_TLS` is set, but `{name}` is not. Set {_CERTIFICATE}, {_KEY} and {_CA} "
                 "to PEM files on every host."
             )
-    protocol = ssl.PROTOCOL_TLS_CLIENT if role == "caller" else ssl.PROTOCOL_TLS_SERVER
-    context = ssl.SSLContext(protocol)
+    files = tuple(environment[name] for name in (_CERTIFICATE, _KEY, _CA))
+    try:
+        return _context(role, files, tuple(_version(file) for file in files))
+    except OSError as error:  # ssl.SSLError among them
+        named = ", ".join(f"{name}={environment[name]}" for name in (_CERTIFICATE, _KEY, _CA))
+        raise ConfigurationError(f"The TLS files cannot be used: {error} ({named}).") from error
+
+
+@lru_cache(maxsize=4)
+def _context(
+    role: Role, files: tuple[str, ...], versions: tuple[tuple[int, ...], ...]
+) -> ssl.SSLContext:
+    """`files`: certificate, key and CA. Reading them takes a millisecond, which each connection
+    would cost. `versions` are read before the files, so a change meanwhile is seen next time."""
+    certificate, key, authority = files
+    context = ssl.SSLContext(
+        ssl.PROTOCOL_TLS_CLIENT if role == "caller" else ssl.PROTOCOL_TLS_SERVER
+    )
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
-    try:
-        context.load_cert_chain(environment[_CERTIFICATE], environment[_KEY])
-        context.load_verify_locations(environment[_CA])
-    except OSError as error:  # ssl.SSLError among them
-        files = ", ".join(f"{name}={environment[name]}" for name in (_CERTIFICATE, _KEY, _CA))
-        raise ConfigurationError(f"The TLS files cannot be used: {error} ({files}).") from error
+    context.load_cert_chain(certificate, key)
+    context.load_verify_locations(authority)
     return context
+
+
+def _version(path: str) -> tuple[int, ...]:
+    """Differs after a file was written or replaced, also by another target of a link."""
+    found = os.stat(path)
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def refusal(error: OSError) -> str:

@@ -42,6 +42,15 @@ def test_a_file_that_is_missing_is_named(authority, name) -> None:
         tls.context_for("caller", {**environment, name: "/nowhere"})
 
 
+def test_certificates_are_read_again_only_after_a_change(authority) -> None:
+    environment = authority.environment()
+    first = tls.context_for("caller", environment)
+    assert tls.context_for("caller", environment) is first
+    assert tls.context_for("listener", environment) is not first
+    authority.environment()  # writes another certificate
+    assert tls.context_for("caller", environment) is not first
+
+
 def test_ranks_join_and_talk_in_both_directions_at_once(rank_zero) -> None:
     with ThreadPoolExecutor(3) as pool:
         gathering = pool.submit(rank_zero.wait_for_ranks)
