@@ -53,8 +53,12 @@ async def prove(connection: FramedConnection, token: str) -> None:
 
 
 class HalfOpen:
-    """Connections during their handshake. Beyond MAX_HALF_OPEN the oldest is closed: a genuine
-    caller finishes within milliseconds, so this affects only callers that withhold their proof."""
+    """Connections during their handshake. Beyond MAX_HALF_OPEN the oldest is closed.
+
+    A genuine caller finishes its handshake as soon as this process computes its part, and opens few
+    at a time (`client.MAX_HANDSHAKES`). So this affects callers that withhold their proof; others
+    only while more than MAX_HALF_OPEN are served at once, and those connect again.
+    """
 
     def __init__(self) -> None:
         self._oldest_first: deque[asyncio.Task[Any]] = deque()

@@ -1,9 +1,11 @@
 """The caller's end: requests to replicas and encoders, with a pool of idle connections."""
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from weakref import WeakValueDictionary
 
 from runtime.errors import CaravanError
 from serve_app.gateway.tasks import ChatDelta, Task, merge
@@ -15,6 +17,9 @@ from serve_app.transport.wire import Address, ConnectionLost
 IDLE_PER_ADDRESS = 64
 IDLE_S = 60.0
 SILENCE_S = 10.0
+# Handshakes of one client with one listener at a time. A listener computes one after the other, so
+# more of them only take longer each, and when a replica is lost, all its streams connect to others.
+MAX_HANDSHAKES = 16
 
 AnswerPart = ChatDelta | wire.Heartbeat | wire.Draining
 
@@ -28,6 +33,7 @@ class StreamClient:
     def __init__(self, *, silence_s: float = SILENCE_S) -> None:
         self._silence_s = silence_s
         self._idle: dict[Address, deque[tuple[float, FramedConnection]]] = {}
+        self._handshakes: WeakValueDictionary[Address, _Handshakes] = WeakValueDictionary()
 
     @asynccontextmanager
     async def exchange(self, address: Address) -> AsyncIterator[FramedConnection]:
@@ -36,7 +42,7 @@ class StreamClient:
         Raises ConnectionLost, also when the other end violates the protocol. A CaravanError is
         treated as the other end's reply and leaves the connection intact.
         """
-        connection = self._pooled(address) or await connect(address)
+        connection = self._pooled(address) or await self._connected(address)
         reusable = False
         try:
             with connection.silence_limit(self._silence_s):
@@ -76,6 +82,12 @@ class StreamClient:
                 connection.close()
         self._idle.clear()
 
+    async def _connected(self, address: Address) -> FramedConnection:
+        """A new connection, or one that has become idle while this caller waited for its turn."""
+        handshakes = self._handshakes.setdefault(address, _Handshakes())
+        async with handshakes.turn():
+            return self._pooled(address) or await connect(address)
+
     def _pooled(self, address: Address) -> FramedConnection | None:
         self._drop_stale()
         connections = self._idle.get(address, deque())
@@ -101,6 +113,30 @@ class StreamClient:
                 connections.popleft()[1].close()
             if not connections:
                 del self._idle[address]
+
+
+class _Handshakes:
+    """Handshakes with one listener, at most MAX_HANDSHAKES at a time."""
+
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(MAX_HANDSHAKES)
+        self._failures = 0
+        self._reason = ""  # of the latest failure
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Waits for a place. If a handshake fails meanwhile, so does this one: if each had to fail
+        by its own timeout, the last of many would wait for minutes."""
+        failures = self._failures
+        async with self._places:
+            if self._failures > failures:
+                raise ConnectionLost(self._reason)
+            try:
+                yield
+            except ConnectionLost as lost:
+                self._failures += 1
+                self._reason = str(lost)
+                raise
 
 
 class _Answer:

@@ -13,7 +13,7 @@ import pytest
 from runtime.distributed.handshake import Handshake
 from runtime.engine.request import SamplingParams
 from serve_app.gateway.tasks import ChatTask, RawText
-from serve_app.transport import authentication, wire
+from serve_app.transport import authentication, client, wire
 from serve_app.transport.client import StreamClient
 from serve_app.transport.features import FeatureClient
 from serve_app.transport.generation import generation_server
@@ -109,19 +109,19 @@ SCRIPTS: list[Script] = [
 
 
 async def requests_an_answer(address: wire.Address) -> None:
-    client = StreamClient()
+    streams = StreamClient()
     with pytest.raises(ConnectionLost) as lost:
-        async with aclosing(client.generate(address, TASK)) as deltas:
+        async with aclosing(streams.generate(address, TASK)) as deltas:
             await anext(deltas)
     assert not lost.value.at_work
-    client.close()
+    streams.close()
 
 
 async def requests_features(address: wire.Address) -> None:
-    client = FeatureClient(PretendTower().limits, tower=NAME, device=CPU)
+    features = FeatureClient(PretendTower().limits, tower=NAME, device=CPU)
     with pytest.raises(ConnectionLost):
-        await client.features(address, picture(1))
-    client.close()
+        await features.features(address, picture(1))
+    features.close()
 
 
 async def subscribes(address: wire.Address) -> None:
@@ -315,6 +315,48 @@ async def test_half_open_handshakes_are_limited_and_the_oldest_is_closed(monkeyp
             peer.writer.close()
 
 
+async def test_many_genuine_callers_at_once_are_all_admitted(monkeypatch) -> None:
+    """Such as the streams of a lost replica: they are more than may be half open."""
+    monkeypatch.setattr(authentication, "MAX_HALF_OPEN", client.MAX_HANDSHAKES)
+    replica = PretendReplica()
+    streams = StreamClient()
+    async with listening(generation_server(replica.generate)) as address:
+
+        async def answer() -> None:
+            async with aclosing(streams.generate(address, TASK)) as deltas:
+                assert [delta async for delta in deltas]
+
+        await asyncio.gather(*(answer() for _ in range(5 * client.MAX_HANDSHAKES)))
+        streams.close()
+    assert len(replica.tasks) == 5 * client.MAX_HANDSHAKES
+
+
+async def test_callers_do_not_wait_one_after_the_other_for_a_listener_that_hangs(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(authentication, "CALLER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(client, "MAX_HANDSHAKES", 2)
+    hung = Impostor(sends_nothing_more)
+    address = await hung.start("token")
+    streams = StreamClient()
+
+    async def refused() -> None:
+        with pytest.raises(ConnectionLost, match="has not answered in time"):
+            async with aclosing(streams.generate(address, TASK)) as deltas:
+                await anext(deltas)
+
+    await asyncio.gather(*(refused() for _ in range(9)))
+    await until(lambda: hung.closed)
+    assert hung.proofs == 2, "the others learnt of these"
+    with pytest.raises(ConnectionLost):
+        async with aclosing(streams.generate(address, TASK)) as deltas:
+            await anext(deltas)
+    assert hung.proofs == 3, "a later caller tries again"
+    await until(lambda: hung.closed == 3)
+    streams.close()
+    hung.server.close()
+
+
 async def test_a_second_handshake_on_an_accepted_connection_is_refused() -> None:
     async def proves_then_challenges(peer: Peer) -> None:
         await authentication.admit(peer, "known")
@@ -323,13 +365,13 @@ async def test_a_second_handshake_on_an_accepted_connection_is_refused() -> None
 
     impostor = Impostor(proves_then_challenges)
     address = await impostor.start("known")
-    client = StreamClient()
+    streams = StreamClient()
     with pytest.raises(ConnectionLost, match="Expected a delta, received Challenge"):
-        async with aclosing(client.generate(address, TASK)) as deltas:
+        async with aclosing(streams.generate(address, TASK)) as deltas:
             await anext(deltas)
     await until(lambda: impostor.closed)
     assert impostor.received == b""
-    client.close()
+    streams.close()
     impostor.server.close()
 
 
