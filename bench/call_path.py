@@ -68,7 +68,9 @@ class LocalReplicas(OneReplica):
         self._policy = RoutingPolicy()
         self._policy.add(address.replica)
 
-    async def choose(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address:
+    async def choose(
+        self, task: Task, *, avoid: frozenset[str] = frozenset(), identity: str | None = None
+    ) -> Address:
         now = asyncio.get_running_loop().time()
         self._policy.choose(prefix_hashes_of(task), now=now, avoid=avoid, request=task.id)
         return self._address

@@ -25,7 +25,9 @@ class OneReplica:
     def __init__(self, replica: ModelReplica) -> None:
         self._replica = replica
 
-    async def choose(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address:
+    async def choose(
+        self, task: Task, *, avoid: frozenset[str] = frozenset(), identity: str | None = None
+    ) -> Address:
         raise AssertionError("tasks do not leave this process")
 
     async def choose_earlier(

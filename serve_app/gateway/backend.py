@@ -184,11 +184,12 @@ class ChatBackend:
         failover.skip(failover.replica)
         try:
             async with asyncio.timeout(CHOICE_TIMEOUT_S):
-                address = await self.registry.choose(failover.task, avoid=failover.avoid)
+                address = await self.registry.choose(
+                    failover.task, avoid=failover.avoid, identity=failover.identity
+                )
         except (TimeoutError, CaravanError):  # no other replica; the draining one still answers
             return False
         if address.replica in failover.avoid or not failover.can_continue_on(address):
-            failover.skip(address.replica)
             return False
         log.info("replica drained", **failover.log_fields)
         self._count(failover, "drained")
@@ -209,28 +210,29 @@ class ChatBackend:
                     address, failover.next_replica = failover.next_replica, None
                     try:
                         address = address or await self.registry.choose(
-                            failover.task, avoid=failover.avoid
+                            failover.task, avoid=failover.avoid, identity=failover.identity
                         )
                     except ModelUnavailableError:
                         if not failover.begun:
                             raise
                         await budget.pause()
                         continue
-                    if address.replica in failover.avoid:
-                        await self._pause_for_full_replicas(failover, address, budget)
-                    if failover.can_continue_on(address):
+                    able = failover.can_continue_on(address)
+                    if not able or address.replica in failover.avoid:
+                        await self._pause_without_another(failover, address, budget)
+                    if able:
                         return address
-                    failover.skip(address.replica)
         except TimeoutError:
             raise self._unreachable(failover.model) from None
         finally:
             budget.left_s -= clock() - begun
 
-    async def _pause_for_full_replicas(
+    async def _pause_without_another(
         self, failover: FailoverState, address: Address, budget: "_WaitBudget"
     ) -> None:
-        """Raises if the replica can never take the task, or if it is full and the task is new. One
-        that could not load its model is replaced soon."""
+        """The registry has nothing better than a replica that failed the task or cannot continue
+        it. Raises if that is final: all have other models, or it is full and the task is new. A
+        replica that could not load its model is replaced soon."""
         if address.model and not failover.can_continue_on(address):
             raise ReplicaLostError(
                 f"Model '{failover.model}' was replaced by another one while it answered."

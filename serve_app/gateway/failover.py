@@ -53,7 +53,7 @@ class FailoverState:
         self._total_losses = 0
         self._skipped: set[str] = set()
         self._full: set[str] = set()
-        self._model: str | None = None  # identity of the model that began the answer
+        self._model = ""  # identity of the model that began the answer
         self._tokens: list[int] = []
         self._mirostat_mus: list[float] = []  # states after each token, if Mirostat applies
         self._characters = 0
@@ -105,7 +105,14 @@ class FailoverState:
 
     @property
     def avoid(self) -> frozenset[str]:
+        """Replicas that failed the task. They get it again if there is no other."""
         return frozenset(self._skipped | self._full)
+
+    @property
+    def identity(self) -> str | None:
+        """`Address.model` of the replicas that can continue the answer; None before its first
+        token: any may begin it."""
+        return self._model if self._tokens else None
 
     @property
     def log_fields(self) -> dict[str, Any]:
@@ -114,7 +121,7 @@ class FailoverState:
 
     def can_continue_on(self, address: Address) -> bool:
         """True if the replica serves the model that began the answer."""
-        return not self._tokens or address.model == self._model
+        return self.identity is None or address.model == self.identity
 
     def begin_attempt(self, address: Address) -> None:
         if not self._tokens:

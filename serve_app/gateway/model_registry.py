@@ -43,7 +43,9 @@ class ServedModel:
 class ModelReplicas(Protocol):
     """The replicas of one configured model; see serve_app.routing.replica_set.ReplicaSet."""
 
-    async def choose(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address: ...
+    async def choose(
+        self, task: Task, *, avoid: frozenset[str] = frozenset(), identity: str | None = None
+    ) -> Address: ...
 
     async def choose_earlier(
         self, task: Task, *, avoid: frozenset[str] = frozenset()
@@ -127,11 +129,14 @@ class ModelRegistry:
             each for found in answers for each in found or () if isinstance(each, ReplicaStatus)
         ]
 
-    async def choose(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address:
+    async def choose(
+        self, task: Task, *, avoid: frozenset[str] = frozenset(), identity: str | None = None
+    ) -> Address:
         """The replica for the task; waits until there is one.
 
-        A replica named in `avoid` is chosen only if there is no other. Raises ModelUnavailableError
-        as soon as no node can host a replica.
+        A replica named in `avoid` is chosen only if there is no other, and one that cannot serve
+        the task only after those: it could not load its model, or `Address.model` is not
+        `identity`, if stated. Raises ModelUnavailableError as soon as no node can host a replica.
         """
         async with self._schedulable(task.model):
             replicas = self._replicas.get(task.model)
@@ -140,7 +145,7 @@ class ModelRegistry:
             encoder = self._encoders.get(task.model)
             if self._schedulability is not None and encoder is not None and _has_images(task):
                 self._schedulability.check(encoder)
-            return await replicas.choose(task, avoid=avoid)
+            return await replicas.choose(task, avoid=avoid, identity=identity)
 
     async def choose_earlier(
         self, task: Task, *, avoid: frozenset[str] = frozenset()

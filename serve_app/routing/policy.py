@@ -247,16 +247,18 @@ class RoutingPolicy:
         *,
         now: float,
         avoid: frozenset[str] = frozenset(),
+        unable: frozenset[str] = frozenset(),
         request: str | None = None,
     ) -> str | None:
         """The replica that the request is assigned to; None if there are no replicas.
 
-        A replica in `avoid` or in doubt is chosen only if there is no other. `request`: the
-        request's id, if `choose_earlier` may be called for it.
+        A replica in `avoid` or in doubt is chosen only if there is no other, and one in `unable`,
+        which cannot serve the request, only after those. `request`: the request's id, if
+        `choose_earlier` may be called for it.
         """
         if not self._by_name:
             return None
-        return self._assign(self._best(hashes, now, avoid), hashes, now, request)
+        return self._assign(self._best(hashes, now, avoid, unable), hashes, now, request)
 
     def choose_earlier(
         self, request: str, *, now: float, avoid: frozenset[str] = frozenset()
@@ -326,17 +328,20 @@ class RoutingPolicy:
     def _start_rate(self, replica: _Replica) -> float:
         return replica.starts_per_s.value or self._starts_per_s.value or STARTS_PER_S
 
-    def _best(self, hashes: PrefixHashes, now: float, avoid: frozenset[str]) -> _Replica:
+    def _best(
+        self, hashes: PrefixHashes, now: float, avoid: frozenset[str], unable: frozenset[str]
+    ) -> _Replica:
         known = self._memory.holders(hashes, limit=self._rules.holders)
+        excluded = avoid | unable
         holders = [
-            holder for name in known if self._usable(holder := self._by_name[name], now, avoid)
+            holder for name in known if self._usable(holder := self._by_name[name], now, excluded)
         ]
         if not holders:
-            return self._cheapest(self._candidates(now, avoid), hashes, now)
+            return self._cheapest(self._candidates(now, avoid, unable), hashes, now)
         holder = self._cheapest(holders, hashes, now)
         if self._queue_s(holder, now) <= self._rules.patience_s:
             return holder
-        other = self._cheapest(self._candidates(now, avoid), hashes, now)
+        other = self._cheapest(self._candidates(now, avoid, unable), hashes, now)
         return other if self._overloaded(holder, other, hashes, now) else holder
 
     def _overloaded(
@@ -369,14 +374,21 @@ class RoutingPolicy:
     def _speed(self, replica: _Replica) -> float:
         return replica.load.tokens_per_s or self._tokens_per_s.value or TOKENS_PER_S
 
-    def _candidates(self, now: float, avoid: frozenset[str]) -> list[_Replica]:
-        """Random usable replicas; if there are none, replicas that are not in `avoid`; else any."""
-        drawn = [each for each in self._sample(self._listed) if self._usable(each, now, avoid)]
-        return drawn or self._sample(
-            [each for each in self._listed if self._usable(each, now, avoid)]
-            or [each for each in self._listed if each.name not in avoid]
-            or self._listed
-        )
+    def _candidates(
+        self, now: float, avoid: frozenset[str], unable: frozenset[str]
+    ) -> list[_Replica]:
+        """Random usable replicas; if there are none, others that are not excluded. At first `avoid`
+        and `unable` are excluded, then only `unable`, then none."""
+        excluded = avoid | unable
+        drawn = [each for each in self._sample(self._listed) if self._usable(each, now, excluded)]
+        if drawn:
+            return drawn
+        for excluded in (avoid | unable, unable):
+            left = [each for each in self._listed if each.name not in excluded]
+            usable = [each for each in left if self._usable(each, now, excluded)]
+            if left:
+                return self._sample(usable or left)
+        return self._sample(self._listed)
 
     def _sample(self, replicas: list[_Replica]) -> list[_Replica]:
         """A random sample in random order, so that equal replicas take turns; all if they are

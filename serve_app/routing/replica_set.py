@@ -51,13 +51,17 @@ class ReplicaSet(Replicas):
         listed = () if router is None else list(router.curr_replicas.values())
         return any(Address(**each.replica_metadata).model for each in listed)
 
-    async def choose(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address:
-        """The replica for a task; waits until there is one. Replicas in `avoid`, and those that
-        could not load the model, are chosen only if there is no other."""
+    async def choose(
+        self, task: Task, *, avoid: frozenset[str] = frozenset(), identity: str | None = None
+    ) -> Address:
+        """The replica for a task; waits until there is one. Replicas in `avoid` are chosen only if
+        there is no other, and after them those that could not load the model or have another
+        `identity`, if one is stated."""
         while not self._refresh():
             await self.await_one()
+        unable = self._unserved if identity is None else self._others_than(identity)
         chosen = self._policy.choose(
-            prefix_hashes_of(task), now=_now(), avoid=avoid | self._unserved, request=task.id
+            prefix_hashes_of(task), now=_now(), avoid=avoid, unable=unable, request=task.id
         )
         assert chosen is not None
         return self._addresses[chosen]
@@ -96,6 +100,10 @@ class ReplicaSet(Replicas):
     def close(self) -> None:
         for watcher in self._watchers.values():
             watcher.close()
+
+    def _others_than(self, identity: str) -> frozenset[str]:
+        addresses = self._addresses.items()
+        return frozenset(name for name, address in addresses if address.model != identity)
 
     def _refresh(self) -> bool:
         """Follows Serve's list of running replicas. False if there are none."""

@@ -115,7 +115,7 @@ class OneReplica:
         self.choices = 0
         self.statuses: list[ReplicaStatus] = []
 
-    async def choose(self, task, *, avoid: frozenset[str] = frozenset()) -> Address:
+    async def choose(self, task, *, avoid: frozenset[str] = frozenset(), identity=None) -> Address:
         self.choices += 1
         return self.address
 

@@ -84,7 +84,8 @@ def usage(completion: int) -> Usage:
 
 
 class FakeReplicaSet:
-    """Chooses the first replica that is not avoided. `problem`: raised instead.
+    """Chooses the first replica that is not avoided, and one of another model only if there is no
+    other. `problem`: raised instead.
 
     `earlier`: replicas that would start a queued task earlier, one for each call; the last one is
     repeated.
@@ -97,13 +98,14 @@ class FakeReplicaSet:
         self.earlier: list[Address] = []
         self.earlier_calls = 0
 
-    async def choose(self, task, *, avoid: frozenset[str] = frozenset()) -> Address:
+    async def choose(self, task, *, avoid: frozenset[str] = frozenset(), identity=None) -> Address:
         self.choices += 1
         if self.problem is not None:
             raise self.problem
         await until(lambda: self.addresses)
-        others = [each for each in self.addresses if each.replica not in avoid]
-        return (others or self.addresses)[0]
+        able = [a for a in self.addresses if (a.model == identity if identity else a.model)]
+        others = [each for each in able if each.replica not in avoid]
+        return (others or able or self.addresses)[0]
 
     async def choose_earlier(self, task, *, avoid: frozenset[str] = frozenset()) -> Address | None:
         self.earlier_calls += 1

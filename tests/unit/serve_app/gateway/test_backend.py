@@ -39,7 +39,7 @@ class Addresses:
         self.addresses = list(addresses)
         self.choices = 0
 
-    async def choose(self, task, *, avoid: frozenset[str] = frozenset()) -> Address:
+    async def choose(self, task, *, avoid: frozenset[str] = frozenset(), identity=None) -> Address:
         self.choices += 1
         return self.addresses.pop(0) if len(self.addresses) > 1 else self.addresses[0]
 
@@ -50,7 +50,7 @@ class Addresses:
 class NoReplica:
     """Waits for a replica that never starts."""
 
-    async def choose(self, task, *, avoid: frozenset[str] = frozenset()) -> Address:
+    async def choose(self, task, *, avoid: frozenset[str] = frozenset(), identity=None) -> Address:
         return await asyncio.Event().wait()
 
     async def describe(self, *, verbose: bool):

@@ -365,6 +365,34 @@ async def test_an_answer_is_not_continued_by_another_model():
             await answer
 
 
+class OnceDeadReplica(ResumableReplica):
+    """Its first task finds a dead engine, which a retry does not."""
+
+    async def generate(self, task):
+        self.error = None if self.tasks else EngineDeadError("dead")
+        async for delta in super().generate(task):
+            yield delta
+
+
+async def test_a_replica_that_failed_once_continues_an_answer_beside_another_model():
+    first, other = ResumableReplica(halts_at=4, dies_at=4), ResumableReplica(model="two")
+    same = OnceDeadReplica()
+    async with serving(first, other, same) as (backend, replica_set):
+        answer = asyncio.create_task(answer_of(backend))
+        await until(lambda: first.halted)
+        del replica_set.addresses[0]
+        first.resume.set()
+        assert (await answer).text == TEXT
+    assert len(same.tasks) == 2 and not other.tasks
+
+
+async def test_a_replica_that_failed_once_answers_beside_one_that_could_not_load_the_model():
+    unserved = ResumableReplica(model="", error=ModelUnavailableError("cannot be served"))
+    async with serving(unserved, OnceDeadReplica()) as (backend, _):
+        assert (await answer_of(backend)).text == TEXT
+    assert not unserved.tasks
+
+
 async def test_an_answer_waits_while_the_only_other_replica_could_not_load_the_model():
     first = ResumableReplica(halts_at=4, dies_at=4)
     unserved = ResumableReplica(model="", error=ModelUnavailableError("cannot be served"))

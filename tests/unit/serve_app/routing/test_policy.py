@@ -239,6 +239,24 @@ def test_avoided_replicas_are_chosen_only_if_there_is_no_other():
     assert choices.choose(prompt("a"), now=0.0, avoid=choices.replicas) in names(3)
 
 
+def test_of_avoided_replicas_one_with_a_working_connection_is_chosen():
+    choices = policy(dict.fromkeys(names(2), IDLE))
+    choices.doubt("r0", now=0.0)
+    for name in "abcdefgh":
+        assert choices.choose(prompt(name), now=0.0, avoid=choices.replicas) == "r1"
+
+
+def test_replicas_that_are_unable_are_chosen_only_if_there_is_not_even_an_avoided_one():
+    choices = policy(dict.fromkeys(names(3), IDLE))
+    holder = choices.choose(prompt("a"), now=0.0)
+    assert holder is not None
+    others = choices.replicas - {holder}
+    for avoid in (frozenset(), others, frozenset({holder}), choices.replicas):
+        chosen = choices.choose(prompt("a"), now=0.0, avoid=avoid, unable=frozenset({holder}))
+        assert chosen in others
+    assert choices.choose(prompt("a"), now=0.0, unable=choices.replicas) in choices.replicas
+
+
 def test_a_replica_without_reports_is_used():
     choices = policy({"busy": busy(9000)})
     choices.add("new")

@@ -185,9 +185,25 @@ async def test_a_replica_that_could_not_load_the_model_is_chosen_only_alone():
         handle = FakeHandle(a, unserved)
         async with replica_set(handle) as known:
             assert {await chosen(known, task(f"{n}")) for n in range(9)} == {"a"}
+            avoid = frozenset({"a"})
+            assert {await chosen(known, task(f"{n}"), avoid) for n in range(9)} == {"a"}
             handle.replace(unserved)
             assert await chosen(known, task("x")) == "b"
         await unserved.server.close(drain_s=0)
+
+
+async def test_another_model_is_chosen_to_continue_an_answer_only_alone():
+    async with running("old", "new") as (old, new):
+        new.replica_metadata["model"] = "another"
+        handle = FakeHandle(old, new)
+        async with replica_set(handle) as known:
+            avoid = frozenset({"old"})
+            addresses = [
+                await known.choose(task(f"{n}"), avoid=avoid, identity="m") for n in range(9)
+            ]
+            assert {address.replica for address in addresses} == {"old"}
+            handle.replace(new)
+            assert (await known.choose(task("x"), identity="m")).replica == "new"
 
 
 async def test_a_replica_that_reports_a_queue_is_not_chosen():
