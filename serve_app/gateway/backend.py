@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
 
@@ -16,7 +16,7 @@ from runtime.errors import (
 )
 from serve_app.gateway.allowed_models import AllowedModels
 from serve_app.gateway.failover import FailoverRules, FailoverState
-from serve_app.gateway.fair_gate import FairGate
+from serve_app.gateway.last_attempts import LastAttempts
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.model_registry import ModelRegistry, ServedModel
 from serve_app.gateway.tasks import ChatDelta, EmbeddingTask, Task
@@ -61,7 +61,7 @@ class ChatBackend:
         self._failover = failover or FailoverRules()
         self._private_caches = private_caches
         self._client = StreamClient(silence_s=self._failover.silence_s)
-        self._last_attempts = FairGate(1)
+        self._last_attempts = LastAttempts()
 
     async def model(self, name: str, allowed: AllowedModels) -> ServedModel:
         """Raises ModelNotFoundError unless there is an allowed model of that name."""
@@ -129,22 +129,20 @@ class ChatBackend:
     ) -> AsyncGenerator[ChatDelta, None]:
         """The deltas of one replica until it has answered, is lost, refuses, or is replaced.
 
-        A task whose next loss would end it starts alone: no other such task starts until this one
-        makes progress or ends. So a task that crashes replicas ends without those that shared its
-        replicas.
+        A task whose next loss would end it starts alone: no other such task of the model starts
+        until this one makes progress or ends. So a task that crashes replicas ends without those
+        that shared its replicas.
         """
-        async with AsyncExitStack() as alone:
-            if failover.on_last_attempt:
-                await alone.enter_async_context(self._last_attempts.place(failover.task.tenant))
+        async with self._last_attempts.place(failover) as place:
             failover.begin_attempt(address)
             stream = self._client.generate(address, failover.task)
             try:
                 async with aclosing(stream) as messages:
                     async for message in messages:
                         if isinstance(message, ChatDelta):
-                            yield failover.accept(message)
-                            if failover.progressed:
-                                await alone.aclose()
+                            delta = failover.accept(message)
+                            with place.delivery():
+                                yield delta
                         elif isinstance(message, Heartbeat):
                             if await self._moved(failover):
                                 return

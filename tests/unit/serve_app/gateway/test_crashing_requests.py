@@ -2,13 +2,20 @@
 
 import asyncio
 import dataclasses
+from contextlib import aclosing
 
 import pytest
 
 from runtime.errors import ReplicaLostError
-from serve_app.gateway.failover import PROGRESS_TOKENS, TOTAL_FACTOR, FailoverRules
+from serve_app.gateway.failover import (
+    PROGRESS_TOKENS,
+    TOTAL_FACTOR,
+    FailoverRules,
+    FailoverState,
+)
+from serve_app.gateway.last_attempts import UNREAD_S, LastAttempts
 from serve_app.gateway.tasks import ChatTask
-from tests.patience import until
+from tests.patience import HANG_S, pass_time, settled, until
 from tests.unit.serve_app.gateway.resumable_replicas import (
     TASK,
     TEXT,
@@ -122,6 +129,51 @@ async def test_a_cancelled_request_on_its_last_attempt_lets_the_next_one_start()
         second.resume.set()
         (remaining,) = answers.values()
         assert (await remaining).text == TEXT
+
+
+async def test_a_client_that_does_not_read_delays_the_last_attempts_of_others_for_seconds():
+    first, second = CrashingReplica(), ResumableReplica(halts_at=3)
+    rules = FailoverRules(max_retries=1, silence_s=HANG_S)
+    async with serving(first, second, rules=rules) as (backend, _):
+        reads = asyncio.Event()
+        stopped: list[str] = []
+
+        async def reader(task: ChatTask) -> str:
+            text = ""
+            async with aclosing(backend.generate(task)) as deltas:
+                async for delta in deltas:
+                    text += delta.text
+                    if second.tasks and not stopped:
+                        stopped.append(task.id)
+                        await reads.wait()
+            return text
+
+        answers = [asyncio.create_task(reader(task)) for task in neighbours()[:2]]
+        await until(lambda: first.halted == 2)
+        first.die()
+        await until(lambda: stopped)
+        await pass_time(UNREAD_S / 2)
+        assert len(second.tasks) == 1, "the other one waits"
+        await pass_time(UNREAD_S)
+        await until(lambda: len(second.tasks) == 2)
+        second.resume.set()
+        reads.set()
+        assert await asyncio.gather(*answers) == [TEXT] * 2
+
+
+async def test_last_attempts_of_different_models_do_not_wait_for_each_other():
+    attempts = LastAttempts()
+    one, other = (
+        FailoverState(dataclasses.replace(TASK, model=model), FailoverRules(max_retries=1))
+        for model in ("one", "two")
+    )
+    for state in (one, other):
+        state.lose_replica("killed", at_work=True)
+    async with asyncio.timeout(HANG_S), attempts.place(one), attempts.place(other):
+        waiting = asyncio.create_task(attempts.place(one).__aenter__())
+        await settled()
+        assert not waiting.done()
+        waiting.cancel()
 
 
 async def test_the_death_of_an_idle_replica_counts_for_no_task():
