@@ -233,7 +233,8 @@ class ChatBackend:
         replica that could not load its model is replaced soon."""
         if address.model and not failover.can_continue_on(address):
             raise ReplicaLostError(
-                f"Model '{failover.model}' was replaced by another one while it answered."
+                f"Model '{failover.model}' was replaced by another one, or by one with another "
+                "context or other defaults, while it answered."
             )
         if failover.refusal is not None and not failover.begun:
             raise failover.refusal

@@ -141,7 +141,7 @@ class ModelRegistry:
         async with self._schedulable(task.model):
             replicas = self._replicas.get(task.model)
             if replicas is None:
-                return await self._on_demand.choose(task, avoid=avoid)
+                return await self._on_demand.choose(task, avoid=avoid, identity=identity)
             encoder = self._encoders.get(task.model)
             if self._schedulability is not None and encoder is not None and _has_images(task):
                 self._schedulability.check(encoder)

@@ -152,6 +152,13 @@ class ModelPool:
         card, _ = await _run(self._describing, self._loader.outline, version, verbose)
         return card
 
+    async def version(self, name: str) -> tuple[str, int]:
+        """The digest of the model's version, and the tokens of the context with which it is loaded
+        or would be."""
+        version = await self._find(name)
+        card, _ = await _run(self._outlining, self._loader.outline, version)
+        return version.digest, card.context_tokens
+
     def residents(self) -> tuple[Resident, ...]:
         """The models that are loaded or being loaded."""
         now = self._clock()

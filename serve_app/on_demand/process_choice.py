@@ -8,14 +8,20 @@ from serve_app.on_demand.report import PoolReport, Resident
 
 
 def choose_process(
-    reports: Sequence[PoolReport], model: ListedModel, *, avoid: frozenset[str] = frozenset()
+    reports: Sequence[PoolReport],
+    model: ListedModel,
+    *,
+    avoid: frozenset[str] = frozenset(),
+    unable: frozenset[str] = frozenset(),
 ) -> PoolReport:
     """Chooses among processes that can load the model (at least one).
 
-    A process of `avoid` is chosen only if there is no other. If requests wait for a slot where the
-    model is loaded, another process that can load it without unloading anything is preferred.
+    A process of `avoid` is chosen only if there is no other, one of `unable` only after those. If
+    requests wait for a slot where the model is loaded, another process that can load it without
+    unloading anything is preferred.
     """
-    usable = [report for report in reports if report.replica not in avoid] or list(reports)
+    able = [report for report in reports if report.replica not in unable]
+    usable = [report for report in able if report.replica not in avoid] or able or list(reports)
     holders = [report for report in usable if _resident(report, model) is not None]
     others = [report for report in usable if report not in holders]
     if not holders:

@@ -52,12 +52,30 @@ class PoolDirectory:
         self._unlisted: CallResult | None = None  # of a store that cannot be read
         self._listed_at = self._valid_from = float("-inf")
         self._sent: dict[str, tuple[str, float]] = {}
+        # Calls of `ModelPool.version` by process and digest, which are also the known results.
+        self._contexts: dict[tuple[str, str], asyncio.Task[CallResult | None]] = {}
         self._refreshing: asyncio.Task[None] | None = None
 
-    async def choose(self, task: Task, *, avoid: frozenset[str] = frozenset()) -> Address:
-        """The process for the task; waits until there is one that can load the model."""
-        report, model = await self._choose(task.model, avoid)
-        return dataclasses.replace(report.address, model=model.digest)
+    async def choose(
+        self, task: Task, *, avoid: frozenset[str] = frozenset(), identity: str | None = None
+    ) -> Address:
+        """The process for the task; waits until there is one that can load the model.
+
+        `Address.model` is equal for processes that serve the same version with the same context.
+        Processes in `avoid` are chosen only if there is no other, and after them those of another
+        `identity`, if one is stated.
+        """
+        unable: frozenset[str] = frozenset()
+        while True:
+            report, model = await self._choose(task.model, avoid, unable)
+            found = await self._identity(report, model)
+            if found is None and report.replica not in avoid:
+                self.forget()
+                avoid |= {report.replica}
+            elif identity in (None, found) or report.replica in unable:
+                return dataclasses.replace(report.address, model=found or "")
+            else:
+                unable |= {report.replica}
 
     async def describe(self, model: str, *, verbose: bool) -> ModelCard:
         return await self._call_for(model, "pool.describe", model, verbose)
@@ -142,15 +160,44 @@ class PoolDirectory:
 
     def close(self) -> None:
         self._reports.close()
-        if self._refreshing is not None:
-            self._refreshing.cancel()
+        for calling in (*self._contexts.values(), self._refreshing):
+            if calling is not None:
+                calling.cancel()
 
-    async def _choose(self, name: str, avoid: frozenset[str]) -> tuple[PoolReport, ListedModel]:
+    async def _identity(self, report: PoolReport, model: ListedModel) -> str | None:
+        """The version and the context with which the process serves the model, or would load it:
+        that depends on its settings and memory, but never changes. None if it is lost or hangs."""
+        digest = self._listed[report.store][model.name.lower()].digest
+        resident = report.resident(model.name)
+        if resident is not None and resident.loaded.model.digest == digest:
+            return _identity_of(digest, resident.loaded.context_tokens)
+        key = report.replica, digest
+        if key not in self._contexts:
+            names = set(self._processes.names)
+            self._contexts = {k: call for k, call in self._contexts.items() if k[0] in names}
+            self._contexts[key] = asyncio.create_task(self._ask_version(key, model.name))
+        result = await asyncio.shield(self._contexts[key])  # which others may wait for
+        return None if result is None else _identity_of(*result.result())
+
+    async def _ask_version(self, key: tuple[str, str], name: str) -> CallResult | None:
+        """The result is kept if the process has the version that its store lists."""
+        replica, digest = key
+        result = None
+        try:
+            result = await self._call(replica, "pool.version", name)
+        finally:
+            if result is None or result.failed is not None or result.value[0] != digest:
+                self._contexts.pop(key, None)
+        return result
+
+    async def _choose(
+        self, name: str, avoid: frozenset[str], unable: frozenset[str] = frozenset()
+    ) -> tuple[PoolReport, ListedModel]:
         while True:
             found = await self.find(name)
             if found is None:
                 raise ModelNotFoundError(f"model '{name}' not found")
-            report = await self._choose_among_known(found, avoid)
+            report = await self._choose_among_known(found, avoid, unable)
             if report is not None:
                 return report, found
             await self._await_process()
@@ -161,7 +208,7 @@ class PoolDirectory:
         await asyncio.sleep(NOW_S)  # Serve may not list a process that has just started
 
     async def _choose_among_known(
-        self, model: ListedModel, avoid: frozenset[str]
+        self, model: ListedModel, avoid: frozenset[str], unable: frozenset[str]
     ) -> PoolReport | None:
         """None if no process can load the model."""
         age_s = self._reports.age_s
@@ -175,7 +222,8 @@ class PoolDirectory:
         able = [r for r in self._reports.reports if key in self._listed.get(r.store, {})]
         if not able:
             return None
-        chosen = self._chosen_before(model, able, avoid) or choose_process(able, model, avoid=avoid)
+        chosen = self._chosen_before(model, able, avoid | unable)
+        chosen = chosen or choose_process(able, model, avoid=avoid, unable=unable)
         self._sent[model.name] = (chosen.replica, time.monotonic())
         return chosen
 
@@ -261,3 +309,7 @@ class PoolDirectory:
 
     def _listed_model(self, key: str) -> ListedModel | None:
         return next((models[key] for models in self._listed.values() if key in models), None)
+
+
+def _identity_of(digest: str, context_tokens: int) -> str:
+    return f"{digest} {context_tokens}"

@@ -56,7 +56,8 @@ class StoreBackedLoader(FakeLoader):
     def outline(
         self, version: StoredVersion, verbose: bool = False
     ) -> tuple[ModelCard, MemoryNeed]:
-        return card(version, 0), MemoryNeed(*self.sizes.get(version.name, (10, 10)))
+        need = MemoryNeed(*self.sizes.get(version.name, (10, 10)))
+        return card(version, 0, self.context_tokens), need
 
 
 @dataclass

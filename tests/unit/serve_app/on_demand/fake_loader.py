@@ -23,7 +23,11 @@ class FakeModel:
     `dead` its health check fails."""
 
     def __init__(
-        self, version: StoredVersion, memory_bytes: int, loop: asyncio.AbstractEventLoop
+        self,
+        version: StoredVersion,
+        memory_bytes: int,
+        loop: asyncio.AbstractEventLoop,
+        context_tokens: int = CARD.context_tokens,
     ) -> None:
         self.version = version
         self.dead = False
@@ -32,7 +36,7 @@ class FakeModel:
         self.begun = False
         self.may_end = asyncio.Event()
         loop.call_soon_threadsafe(self.may_end.set)
-        self._card = card(version, memory_bytes)
+        self._card = card(version, memory_bytes, context_tokens)
 
     async def generate(self, task: ChatTask) -> AsyncGenerator[ChatDelta, None]:
         assert not self.closed
@@ -55,11 +59,13 @@ class FakeModel:
 
 
 class FakeLoader:
-    """`sizes`: minimum and full bytes of each model, then its base and the bytes that it shares
-    with other models of that. `loads` and `unloads`: names in order."""
+    """`context_tokens`: of each model. `sizes`: minimum and full bytes of each model, then its base
+    and the bytes that it shares with other models of that. `loads` and `unloads`: names in
+    order."""
 
     def __init__(self, **sizes: tuple[int, int]) -> None:
         self.sizes = sizes
+        self.context_tokens = CARD.context_tokens
         self.digests = dict.fromkeys(sizes, "first")
         self.free = 10**12
         self.unreclaimed = 0  # bytes that `reclaim` makes free
@@ -82,14 +88,16 @@ class FakeLoader:
     def outline(
         self, version: StoredVersion, verbose: bool = False
     ) -> tuple[ModelCard, MemoryNeed]:
-        return card(version, 0), MemoryNeed(*self.sizes[version.name])
+        return card(version, 0, self.context_tokens), MemoryNeed(*self.sizes[version.name])
 
     def load(self, version: StoredVersion, memory_bytes: int) -> FakeModel:
         assert self.may_load.wait(HANG_S)
         if self.fails is not None:
             raise self.fails
         self.loads.append((version.name, memory_bytes))
-        self.models[version.name] = FakeModel(version, memory_bytes, self._loop)
+        self.models[version.name] = FakeModel(
+            version, memory_bytes, self._loop, self.context_tokens
+        )
         return self.models[version.name]
 
     def unload(self, replica: FakeModel) -> None:
@@ -106,7 +114,13 @@ class FakeLoader:
         return self.free + shared_bytes
 
 
-def card(version: StoredVersion, memory_bytes: int) -> ModelCard:
+def card(
+    version: StoredVersion, memory_bytes: int, context_tokens: int = CARD.context_tokens
+) -> ModelCard:
     return dataclasses.replace(
-        CARD, name=version.name, digest=version.digest, reserved_bytes=memory_bytes
+        CARD,
+        name=version.name,
+        digest=version.digest,
+        reserved_bytes=memory_bytes,
+        context_tokens=context_tokens,
     )

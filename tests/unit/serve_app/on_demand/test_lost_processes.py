@@ -45,6 +45,42 @@ async def test_a_stream_continues_in_another_process_if_its_own_dies(roots):
         assert [name for name, _ in other.loader.loads] == ["both:latest"]
 
 
+@pytest.mark.parametrize("loaded", [False, True])
+async def test_an_answer_is_continued_only_with_the_context_that_it_began_with(roots, loaded):
+    """Another context may cut the prompt elsewhere."""
+    async with cluster_of(*roots, roots[0]) as cluster:
+        short, *long = cluster.processes
+        short.loader.context_tokens //= 2
+        pool = PoolDirectory(cluster)
+        everyone = frozenset(cluster.names)
+        first = await pool.choose(task("both"), avoid=everyone - {"p1"})
+        if loaded:  # the model is known to be where it cannot be continued
+            await short.store_manager.pool.load("both", None)
+            pool.forget()
+        again = await pool.choose(task("both"), avoid=frozenset({"p1"}), identity=first.model)
+        assert (again.replica, again.model) == ("p2", first.model)
+        only = await pool.choose(task("both"), avoid=frozenset({"p1", "p2"}), identity=first.model)
+        assert only.replica in ("p1", "p2"), "rather than one that cannot continue"
+        for process in long:
+            await process.die()
+        pool.forget()
+        other = await pool.choose(task("both"), identity=first.model)
+        assert other.replica == "p0" and other.model != first.model
+        pool.close()
+
+
+async def test_a_context_is_requested_once_for_all_tasks(roots):
+    async with cluster_of(roots[0]) as cluster:
+        pool = PoolDirectory(cluster)
+        await pool.find("both")
+        (process,) = cluster.processes
+        process.calls.clear()
+        addresses = await asyncio.gather(*(pool.choose(task("both")) for _ in range(9)))
+        assert len({address.model for address in addresses}) == 1
+        assert process.calls["call"] == 1
+        pool.close()
+
+
 @pytest.mark.parametrize("what", ["describe", "load"])
 async def test_a_call_is_repeated_on_another_process_if_the_first_is_lost(roots, what):
     async with cluster_of(*roots) as cluster:
