@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Callable
 
 from runtime import tls
+from runtime.errors import ConfigurationError
 from serve_app.transport import authentication
 from serve_app.transport.connection import FramedConnection
 from serve_app.transport.wire import MAX_REPLY_BYTES, Address, ConnectionLost, WireError
@@ -38,7 +39,11 @@ async def connect(address: Address) -> FramedConnection:
     except BaseException as error:
         if connection is not None:
             connection.close()
-        if isinstance(error, TimeoutError | OSError | ConnectionLost | WireError):
+        if isinstance(error, ConfigurationError):  # for a moment while certificates are replaced
+            logger.warning("no connection: %s", error)
+        if isinstance(
+            error, TimeoutError | OSError | ConnectionLost | WireError | ConfigurationError
+        ):
             at = f"{address.host}:{address.port}"
             raise ConnectionLost(f"No connection to {at}: {_reason(error)}") from error
         raise
@@ -129,6 +134,8 @@ def _enable_keepalive(connecting: socket.socket) -> None:
 def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         return tls.refusal(error)
+    if isinstance(error, ConfigurationError):  # clients do not get the paths that it names
+        return "this host's TLS files cannot be used; its log has the reason."
     if isinstance(error, TimeoutError):
         return "it has not answered in time."
     if isinstance(error, ConnectionLost | ConnectionError) and tls.configured():

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,6 +101,36 @@ async def test_load_reports_arrive() -> None:
     watcher = Watcher(address, reports.append, lambda: None, every_s=0.02)
     await until(lambda: reports)
     assert reports[0].load.running == 3
+    watcher.close()
+    await server.close(drain_s=0)
+
+
+async def test_load_reports_arrive_again_after_certificates_were_replaced(
+    authority, caplog
+) -> None:
+    """For a moment, the key is not that of the certificate."""
+    key = Path(os.environ["RAY_TLS_SERVER_KEY"])
+    reports: list[LoadReport] = []
+    server = generation_server(
+        PretendReplica().generate, report=lambda since: LoadReport(ReplicaLoad(), (), since)
+    )
+    address = await server.start(HOST)
+    watcher = Watcher(address, reports.append, lambda: None, every_s=0.02)
+    await until(lambda: reports)
+    before = key.read_bytes()
+    authority.environment("other")
+    key.write_bytes(key.with_name("cluster-other.key").read_bytes())
+    with caplog.at_level(logging.WARNING):
+        for connection in list(server._connections):
+            connection.close()
+        await until(lambda: "no connection: The TLS files cannot be used" in caplog.text)
+        with pytest.raises(ConnectionLost, match="this host's TLS files") as lost:
+            await answered(address)
+        assert str(key) not in str(lost.value)
+    key.write_bytes(before)
+    reports.clear()
+    await until(lambda: reports)
+    await answered(address)
     watcher.close()
     await server.close(drain_s=0)
 
