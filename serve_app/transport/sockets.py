@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from runtime import tls
 from runtime.errors import ConfigurationError
@@ -16,9 +16,11 @@ from serve_app.transport.wire import MAX_REPLY_BYTES, Address, ConnectionLost, W
 CONNECT_TIMEOUT_S = 2.0
 # A lost host is detected by sent data that remains unacknowledged for this long.
 UNACKNOWLEDGED_S = 20
-# TCP keepalive on idle connections of callers: a lost host is detected within three seconds. The
-# other host's kernel answers the probes, so a busy process does not count as lost.
-_KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 2}
+# TCP keepalive on idle connections. The other host's kernel answers the probes, so a busy process
+# does not count as lost. Callers detect a lost host within three seconds, because they continue
+# elsewhere; listeners within minutes, as they only release what the connection takes.
+_CALLER_KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 2}
+_LISTENER_KEEPALIVE = {"TCP_KEEPIDLE": 120, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 BACKLOG = 128
 _PAUSE_S = 1.0  # pause after a connection could not be accepted
 
@@ -58,6 +60,7 @@ async def accept(
     if the handshake is too slow, WireError if the caller does not know the token.
     """
     _send_at_once(accepted)
+    _enable_keepalive(accepted, _LISTENER_KEEPALIVE)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_S * 1000)
     _, connection = await asyncio.get_running_loop().connect_accepted_socket(
@@ -101,7 +104,7 @@ async def _connected(address: Address) -> FramedConnection:
     try:
         connecting.setblocking(False)
         _send_at_once(connecting)
-        _enable_keepalive(connecting)
+        _enable_keepalive(connecting, _CALLER_KEEPALIVE)
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             await loop.sock_connect(connecting, (address.host, address.port))
     except BaseException:
@@ -124,11 +127,11 @@ def _send_at_once(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def _enable_keepalive(connecting: socket.socket) -> None:
-    connecting.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
+def _enable_keepalive(connection: socket.socket, options: Mapping[str, int]) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in options.items():
         if hasattr(socket, name):  # not every system has all options
-            connecting.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _reason(error: Exception) -> str:

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from serve_app.transport import sockets
+from serve_app.transport.client import IDLE_S
 from serve_app.transport.connection import HOST_LOST, FramedConnection
 from serve_app.transport.generation import generation_server
 from serve_app.transport.wire import ConnectionLost
@@ -27,6 +28,22 @@ async def test_the_kernel_looks_for_a_lost_host_within_three_seconds():
     assert idle + every * count == 3
     # It would also end connections to a busy process whose buffers are full.
     assert not connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    connection.close()
+    await server.close(drain_s=0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the options are Linux's")
+async def test_the_kernel_ends_idle_connections_of_callers_whose_host_is_lost():
+    """Without unacknowledged bytes, `TCP_USER_TIMEOUT` alone never does."""
+    server = generation_server(PretendReplica().generate)
+    connection = await sockets.connect(await server.start("127.0.0.1"))
+    await until(lambda: server._connections)
+    (accepted,) = server._connections
+    assert accepted._transport is not None
+    listener: socket.socket = accepted._transport.get_extra_info("socket")
+    assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    idle_s = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+    assert IDLE_S < idle_s < 5 * IDLE_S, "later than callers close idle connections themselves"
     connection.close()
     await server.close(drain_s=0)
 
