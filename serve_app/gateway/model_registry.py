@@ -24,6 +24,8 @@ ON_DEMAND = "models on demand"
 LISTING_TIMEOUT_S = 3.0
 # Limit for starting a process with models on demand, if none has ever reported its store.
 WAKING_TIMEOUT_S = 30.0
+# Clients poll the lists, and each query calls every replica of every configured model.
+LOADED_LIFE_S = 1.0
 
 log = get_logger()
 
@@ -83,6 +85,8 @@ class ModelRegistry:
         self._encoders = plan.encoders
         self._listed = dict(plan.known)  # configured models, as last reported
         self._loaded: dict[str, list[LoadedModel]] = {}  # by configured model, as last reported
+        self._querying: asyncio.Task[None] | None = None  # the latest query, also if it has ended
+        self._queried_at = 0.0
         self._schedulability = schedulability
         self._unload_logged: set[str] = set()
 
@@ -211,12 +215,20 @@ class ModelRegistry:
 
     async def _query_loaded(self) -> dict[str, list[LoadedModel]]:
         """The loaded models of each configured model's replicas that answer in time; if none does,
-        as last reported."""
+        as last reported. At most LOADED_LIFE_S old; concurrent callers share a query."""
+        now = asyncio.get_running_loop().time()
+        outdated = now - self._queried_at > LOADED_LIFE_S
+        if self._querying is None or (outdated and self._querying.done()):
+            self._queried_at = now
+            self._querying = asyncio.create_task(self._update_loaded())
+        await asyncio.shield(self._querying)
+        return {name: self._loaded.get(name, []) for name in self._replicas}
+
+    async def _update_loaded(self) -> None:
         calls = [_ask_all(replicas, "loaded") for replicas in self._replicas.values()]
         for name, answers in zip(self._replicas, await asyncio.gather(*calls), strict=True):
             if answers is not None:
                 self._loaded[name] = [each for each in answers if isinstance(each, LoadedModel)]
-        return {name: self._loaded.get(name, []) for name in self._replicas}
 
     @property
     def _on_demand(self) -> PoolDirectory:

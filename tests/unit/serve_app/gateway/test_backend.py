@@ -16,11 +16,12 @@ from runtime.errors import (
 from serve_app.config.options import Options
 from serve_app.gateway.allowed_models import ALL_MODELS
 from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.model_registry import ModelRegistry, ServedModel
+from serve_app.gateway.listing import ListedModel
+from serve_app.gateway.model_registry import LOADED_LIFE_S, ModelRegistry, ServedModel
 from serve_app.gateway.tasks import ChatTask, RawText, merge
 from serve_app.transport.generation import generation_server
 from serve_app.transport.wire import Address
-from tests.patience import HANG_S
+from tests.patience import HANG_S, pass_time
 from tests.unit.serve_app.fake_replicas import (
     CARD,
     OneReplica,
@@ -138,9 +139,11 @@ async def test_models_without_replicas_are_listed():
     assert (unpulled.name, unpulled.file_bytes) == ("demo", 0)
     assert len(unpulled.digest) == 64, "`ollama list` cuts twelve characters off and fails at fewer"
     replicas.started = True
+    await pass_time(2 * LOADED_LIFE_S)
     (started,) = await models.listed(ALL_MODELS)
     assert started.file_bytes == CARD.file_bytes
     replicas.started = False
+    await pass_time(2 * LOADED_LIFE_S)
     assert await models.listed(ALL_MODELS) == [started]
     assert await models.loaded(ALL_MODELS) == []
 
@@ -159,7 +162,31 @@ async def test_loaded_models_of_silent_replicas_are_those_last_reported():
     loaded = await models.loaded(ALL_MODELS)
     assert [each.model.name for each in loaded] == ["demo"]
     replicas.frozen = True
+    await pass_time(2 * LOADED_LIFE_S)
     assert await models.loaded(ALL_MODELS) == loaded
+
+
+async def test_lists_that_clients_poll_share_the_calls_of_replicas():
+    class Counting(OneReplica):
+        calls = 0
+
+        async def ask_all(self, method, *arguments, timeout_s):
+            self.calls += 1
+            await asyncio.sleep(0)
+            return await super().ask_all(method, timeout_s=timeout_s)
+
+    replicas = Counting(UNREACHABLE)
+    models = registry(replicas)
+    leaving = asyncio.create_task(models.loaded(ALL_MODELS))
+    lists = asyncio.gather(*(models.listed(ALL_MODELS) for _ in range(9)))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert all(each == [ListedModel.of(CARD)] for each in await lists)
+    await models.loaded(ALL_MODELS)
+    assert replicas.calls == 1
+    await pass_time(2 * LOADED_LIFE_S)
+    await models.loaded(ALL_MODELS)
+    assert replicas.calls == 2
 
 
 async def test_a_request_error_is_final():
