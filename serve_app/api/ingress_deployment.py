@@ -26,6 +26,7 @@ from serve_app.on_demand.management import ModelManagement
 from serve_app.on_demand.processes import PoolDirectory
 from serve_app.responses.stored_responses import StoredResponses
 from serve_app.routing.named_replicas import NamedReplicas
+from serve_app.routing.prefix_memory import PrefixMemory
 from serve_app.routing.replica_set import ReplicaSet
 from serve_app.telemetry.exposition import ClusterExposition
 from serve_app.telemetry.ray_meter import RayMeter
@@ -79,7 +80,7 @@ class Ingress:
         schedulability = Schedulability(self._plan.needs, cluster)
         self._watching.add(asyncio.create_task(schedulability.watch()))
         pool = None if self._on_demand is None else PoolDirectory(NamedReplicas(self._on_demand))
-        replicas = {name: ReplicaSet(handle) for name, handle in self._models.items()}
+        replicas = _replica_sets(self._models)
         self._readiness = await self._watch_readiness(replicas, cluster)
         registry = ModelRegistry(
             [
@@ -137,6 +138,12 @@ class Ingress:
             readiness.reached = True
         self._watching.add(asyncio.create_task(readiness.watch()))
         return readiness
+
+
+def _replica_sets(models: Mapping[str, DeploymentHandle]) -> dict[str, ReplicaSet]:
+    """One for each model; one record of prefixes, whose size is limited, serves all."""
+    prefixes = PrefixMemory()
+    return {name: ReplicaSet(handle, prefixes) for name, handle in models.items()}
 
 
 async def _other_is_ready(cluster: RayCluster) -> bool:

@@ -253,7 +253,7 @@ class AppSettings(Section):
     """Host names of this server (`llm.example.org`, `*.example.org`, `*` for any) besides local
     ones; null: only local ones, or any with API keys; see "Without API keys"."""
     ingress_replicas: int = Field(default=1, ge=1)
-    """HTTP processes."""
+    """HTTP processes. Each remembers which replica has which prompts, in up to 132 MB."""
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024, le=128 * 2**20)
     """Limit of a request body, at most 128 MiB."""
     max_text_bytes: int = Field(default=8 * 2**20, ge=1024, le=32 * 2**20)

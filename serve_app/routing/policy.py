@@ -177,7 +177,8 @@ class _Replica:
 
 
 class RoutingPolicy:
-    """Chooses among the replicas of one deployment. All times are of one monotonic clock."""
+    """Chooses among the replicas of one deployment. All times are of one monotonic clock. `memory`
+    may be shared with policies of other deployments, whose replicas have other names."""
 
     def __init__(
         self,
@@ -331,11 +332,10 @@ class RoutingPolicy:
     def _best(
         self, hashes: PrefixHashes, now: float, avoid: frozenset[str], unable: frozenset[str]
     ) -> _Replica:
-        known = self._memory.holders(hashes, limit=self._rules.holders)
+        names = self._memory.holders(hashes, limit=self._rules.holders)
+        known = [self._by_name[name] for name in names if name in self._by_name]
         excluded = avoid | unable
-        holders = [
-            holder for name in known if self._usable(holder := self._by_name[name], now, excluded)
-        ]
+        holders = [holder for holder in known if self._usable(holder, now, excluded)]
         if not holders:
             return self._cheapest(self._candidates(now, avoid, unable), hashes, now)
         holder = self._cheapest(holders, hashes, now)

@@ -11,7 +11,7 @@ FIRST_BYTES = 128
 # few dozen blocks, and the known length of a shared prefix is at most an eighth too short.
 GROWING_FROM = 1024
 MAX_BYTES = 2**30
-MAX_ENTRIES = 400_000  # entries take about 330 bytes each
+MAX_ENTRIES = 400_000  # entries take about 330 bytes each, 132 MB together
 
 
 def _boundaries() -> Iterator[int]:

@@ -16,6 +16,7 @@ from serve_app.routing.listing_router import routers
 from serve_app.routing.named_replicas import NamedReplicas
 from serve_app.routing.policy import RoutingPolicy
 from serve_app.routing.prefix_hashes import prefix_hashes_of
+from serve_app.routing.prefix_memory import PrefixMemory
 from serve_app.transport.watch import Watcher
 from serve_app.transport.wire import Address, LoadReport
 
@@ -32,12 +33,13 @@ REPORTS_PER_S = 2000
 
 
 class ReplicaSet(Replicas):
-    """The known replicas of one deployment."""
+    """The known replicas of one deployment. `memory`: which replica holds which prefix, which the
+    sets of an ingress share; by default one of its own."""
 
-    def __init__(self, handle: DeploymentHandle) -> None:
+    def __init__(self, handle: DeploymentHandle, memory: PrefixMemory | None = None) -> None:
         super().__init__(NamedReplicas(handle))
         self._name = handle.app_name, handle.deployment_name
-        self._policy = RoutingPolicy()
+        self._policy = RoutingPolicy(memory=memory)
         self._listed: Mapping[ReplicaID, RunningReplica] = {}
         self._addresses: dict[str, Address] = {}
         self._unserved: frozenset[str] = frozenset()  # they report an idle engine

@@ -263,6 +263,21 @@ def test_a_replica_without_reports_is_used():
     assert choices.choose(prompt("a"), now=0.0) == "new"
 
 
+def test_policies_of_several_models_share_one_budget_of_prefixes():
+    memory = PrefixMemory(max_entries=2 * len(prompt("a").keys))
+    one, other = (RoutingPolicy(memory=memory, random=Random(1)) for _ in range(2))
+    for choices, model in ((one, "one"), (other, "other")):
+        for name in names(3):
+            choices.add(f"{model} {name}")
+            choices.report(f"{model} {name}", IDLE, now=0.0)
+    first = one.choose(prompt("a"), now=0.0)
+    assert other.choose(prompt("a"), now=0.0) in other.replicas, "also if the keys were equal"
+    assert one.choose(prompt("a"), now=1.0) == first
+    for name in "bcd":
+        other.choose(prompt(name), now=1.0)
+    assert memory.held_tokens(first, prompt("a")) == 0, "the others are more recent"
+
+
 def test_few_of_a_thousand_replicas_are_examined():
     looked: list[str] = []
 

@@ -19,6 +19,7 @@ from serve_app.gateway.tasks import ChatTask, RawText
 from serve_app.routing.listing_router import ListingRouter
 from serve_app.routing.load_reports import MAX_HASHES, LoadReporter
 from serve_app.routing.prefix_hashes import prefix_hashes_of
+from serve_app.routing.prefix_memory import PrefixMemory
 from serve_app.routing.replica_set import ReplicaSet
 from serve_app.transport.client import StreamClient
 from serve_app.transport.generation import generation_server
@@ -204,6 +205,15 @@ async def test_another_model_is_chosen_to_continue_an_answer_only_alone():
             assert {address.replica for address in addresses} == {"old"}
             handle.replace(new)
             assert (await known.choose(task("x"), identity="m")).replica == "new"
+
+
+async def test_a_replica_set_records_prefixes_in_the_memory_of_its_ingress():
+    async with running("a") as (a,):
+        memory = PrefixMemory()
+        known = ReplicaSet(FakeHandle(a), memory)
+        await chosen(known, task("x"))
+        assert memory.holders(prefix_hashes_of(task("x")), limit=1) == ["a"]
+        known.close()
 
 
 async def test_a_replica_that_reports_a_queue_is_not_chosen():
