@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.pre_tokenizers import Sequence as PreTokenizerSequence
 
 from model_zoo.tokenizers.digit_runs import DigitRuns
-from model_zoo.tokenizers.pretokenizers import PreTokenizer
+from model_zoo.tokenizers.pretokenizers import LINEAR, PreTokenizer
 from model_zoo.tokenizers.recurring import RecurringPieces
 from model_zoo.tokenizers.vocabulary import Vocabulary, required_array
 from runtime.errors import ModelFileError
@@ -62,7 +62,7 @@ class ByteLevelBPE:
 def splitter(pre: PreTokenizer) -> PreTokenizerSequence:
     """The library's object for the pre-tokenizer, which also maps bytes to characters."""
     before, after = (
-        [Split(Regex(expression), "isolated") for expression in expressions]
+        [Split(Regex(LINEAR.get(each, each)), "isolated") for each in expressions]
         for expressions in (pre.expressions, pre.on_bytes)
     )
     return PreTokenizerSequence(

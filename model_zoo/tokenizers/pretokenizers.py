@@ -134,6 +134,8 @@ _ROWS: Mapping[PreTokenizer, str] = {
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     name: row for row, names in _ROWS.items() for name in names.split()
 }
+# Expressions that split alike, in linear instead of quadratic time, by published ones.
+LINEAR: Mapping[str, str] = {r"\s+$": r"(?<!\s)\s+$"}
 _KNOWN = frozenset(row.expressions for row in _ROWS)
 
 # Phi 4 and Phi 4 mini share an architecture but not a vocabulary.
