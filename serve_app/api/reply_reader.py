@@ -27,18 +27,14 @@ class ReplyReader:
     """
 
     def __init__(self, tools: Sequence[dict[str, Any]] = ()) -> None:
-        functions = [tool["function"] for tool in tools]
-        self._tools = {each["name"]: each["parameters"] for each in functions}
+        self._tools = tools
         self._parser: ReplyParser | None = None
 
     def read(self, delta: ChatDelta) -> list[Event]:
         """The events that the text so far determines; all remaining ones if the delta ends the
         reply."""
         if delta.opening is not None and self._parser is None:
-            opening = delta.opening
-            self._parser = opening.format.parser(
-                self._tools, thinks=opening.thinks, formed=opening.formed
-            )
+            self._parser = delta.opening.parser(self._tools)
         if self._parser is None:
             return [Text(delta.text)] if delta.text else []
         events = self._parser.feed(delta.text)

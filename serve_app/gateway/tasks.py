@@ -1,6 +1,6 @@
 """Tasks of the protocols and the deltas of their answers: plain values that cross processes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain
@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from model_zoo.chat.formats.reply_format import ReplyFormat
+from model_zoo.chat.formats.reply_parser import ReplyParser
 from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.grammars.constraint import CallRule, OutputForm
 from runtime.engine.request import (
@@ -246,11 +247,22 @@ class PromptTokens:
 @dataclass(frozen=True, slots=True)
 class ReplyOpening:
     """How to parse the text of a reply. `thinks`: the prompt ends within thinking. `formed`: the
-    text has a required form."""
+    text has a required form. `guided`: a grammar holds the text or the calls to a form."""
 
     format: ReplyFormat
     thinks: bool = False
     formed: bool = False
+    guided: bool = False
+
+    def parser(self, tools: Sequence[dict[str, Any]]) -> ReplyParser:
+        """A parser of the reply to a request that declares `tools`."""
+        functions = [tool["function"] for tool in tools]
+        return self.format.parser(
+            {each["name"]: each["parameters"] for each in functions},
+            thinks=self.thinks,
+            formed=self.formed,
+            guided=self.guided,
+        )
 
 
 @dataclass(frozen=True, slots=True)

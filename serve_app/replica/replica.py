@@ -201,7 +201,8 @@ class ModelReplica:
         opening = _opening(task, prompt)
         if opening is None or not opening.format.thinks:
             return None
-        counter = ThinkingCounter(opening)
+        tools = task.prompt.tools if isinstance(task.prompt, Conversation) else ()
+        counter = ThinkingCounter(opening, tools)
         if task.resume is not None:
             token_bytes = self._model.tokenizer.token_bytes
             parts = (prompt.markup.get(token) or token_bytes(token) for token in task.resume.tokens)
@@ -346,7 +347,8 @@ def _sampling(
 
 def _opening(task: ChatTask, prompt: Prompt) -> ReplyOpening | None:
     replies, formed = prompt.reply_format, task.output is not None
-    return None if replies is None else ReplyOpening(replies, prompt.thinks, formed)
+    guided = formed or task.calls is not None
+    return None if replies is None else ReplyOpening(replies, prompt.thinks, formed, guided)
 
 
 def model_card(

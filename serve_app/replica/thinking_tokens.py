@@ -1,18 +1,22 @@
 """Counts the tokens of thinking in a reply."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from model_zoo.chat.formats.events import Thinking
 from serve_app.gateway.tasks import ReplyOpening
 
 
 class ThinkingCounter:
-    """Counts thinking in one reply, whose parts the ingress separates.
+    """Counts thinking in one reply, whose parts the ingress separates. `tools`: those that the
+    request declares.
 
     Tokens whose text is not certain yet, such as those of tags, count like the preceding text. If a
     delta has both thinking and an answer, its tokens are divided in proportion to the characters.
     """
 
-    def __init__(self, opening: ReplyOpening) -> None:
-        self._parser = opening.format.parser({}, thinks=opening.thinks, formed=opening.formed)
+    def __init__(self, opening: ReplyOpening, tools: Sequence[dict[str, Any]] = ()) -> None:
+        self._parser = opening.parser(tools)
         self._thinking = opening.thinks
 
     def count(self, text: str, tokens: int) -> int:

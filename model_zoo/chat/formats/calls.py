@@ -7,7 +7,15 @@ the text does not follow it.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from model_zoo.chat.formats.events import CallAborted, CallArguments, CallBegin, CallEnd, Text
+from model_zoo.chat.formats.events import (
+    CallAborted,
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Event,
+    Text,
+    Thinking,
+)
 from model_zoo.chat.formats.schema_place import Place, Reading
 from model_zoo.chat.formats.source import Malformed, Source, Steps, decoded, encoded
 
@@ -33,6 +41,7 @@ class Calls:
         self._source = source
         self._count = 0
         self._open = False
+        self._withheld: list[Event] | None = None
         self._readings: dict[tuple[str, str], Reading] = {}
 
     def begin(self, name: object, identity: object = None) -> None:
@@ -41,7 +50,7 @@ class Calls:
         checked = self.checked_name(name)
         self._open = True
         known = identity if isinstance(identity, str) and identity else None
-        self._source.events.append(CallBegin(self._count, checked, known))
+        self._add(CallBegin(self._count, checked, known))
 
     def checked_name(self, name: object) -> str:
         """The name of a call. Raises Malformed for other values."""
@@ -60,10 +69,13 @@ class Calls:
         return known
 
     def arguments(self, piece: str) -> None:
-        self._source.events.append(CallArguments(self._count, piece))
+        self._add(CallArguments(self._count, piece))
 
     def end(self) -> None:
-        self._source.events.append(CallEnd(self._count))
+        if self._withheld is not None:
+            self._source.events += self._withheld
+            self._leave_thinking()
+        self._add(CallEnd(self._count))
         self._close()
         self._source.record()  # text that follows is not part of this call, even if malformed
 
@@ -74,13 +86,34 @@ class Calls:
             yield from grammar(self._source, self)
         except Malformed:
             text = self._source.recorded()
-            if self._open:
+            if self._withheld is not None:
+                self._source.events.append(Thinking(text))
+                self._open = False
+            elif self._open:
                 self._source.events.append(CallAborted(self._count, text))
                 self._close()
             else:
                 self._source.events.append(Text(text))
             return False
         return True
+
+    def read_in_thinking(self, opener: str, grammar: "Grammar", closer: str) -> Steps[bool]:
+        """Like `read`, within thinking that `closer` ends. Returns whether there was a call.
+
+        The first call is reported when it is complete, because malformed ones are thinking.
+        """
+        before, self._withheld = self._count, []
+        self._source.fence(closer)
+        yield from self.read(opener, grammar)
+        self._leave_thinking()
+        return self._count > before
+
+    def _leave_thinking(self) -> None:
+        self._withheld = None
+        self._source.fence("")
+
+    def _add(self, event: Event) -> None:
+        (self._source.events if self._withheld is None else self._withheld).append(event)
 
     def _close(self) -> None:
         assert self._open

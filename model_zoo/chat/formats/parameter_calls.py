@@ -195,7 +195,7 @@ def _literal(text: str) -> Any:
         for at in range(0, len(text), PIECE):
             source.add(text[at : at + PIECE])
             next(steps, None)
-        source.ended = True
+        source.finish()
         next(steps, None)
         return decoded("".join(pieces))
     except Malformed:

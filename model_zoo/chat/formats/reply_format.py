@@ -219,15 +219,24 @@ class ReplyFormat:
         """Whether the prompt ends with the tag that opens thinking."""
         return self.thinking is not None and prompt.rstrip().endswith(self.thinking.open)
 
-    def parser(self, tools: Tools, *, thinks: bool = False, formed: bool = False) -> ReplyParser:
+    def parser(
+        self, tools: Tools, *, thinks: bool = False, formed: bool = False, guided: bool = False
+    ) -> ReplyParser:
         """A parser for one reply. `tools`: the JSON schemas of the declared tools' parameters by
         name; without tools, calls are text. `thinks`: the prompt ends within thinking. `formed`:
-        the text has a required form, so it contains no markup."""
+        the text has a required form, so it contains no markup. `guided`: a grammar holds the reply
+        to its form, so only calls at their place are calls."""
         if self.of_messages:
             read = _MESSAGES_BY_NAME[self.name].read
             return ReplyParser(partial(read, tools=tools))
         syntax = _BY_NAME[self.name]
-        tagged = TaggedReply(self.thinking, syntax.openers, syntax.bare, syntax.dropped)
+        tagged = TaggedReply(
+            self.thinking,
+            syntax.openers,
+            syntax.bare,
+            syntax.dropped,
+            calls_end_thinking=not (formed or guided),
+        )
         return ReplyParser(partial(tagged.read, tools=tools, thinks=thinks, formed=formed))
 
 

@@ -25,7 +25,7 @@ class ReplyParser:
 
     def finish(self) -> list[Event]:
         """The remaining events; the reply has ended."""
-        self._source.ended = True
+        self._source.finish()
         next(self._steps, None)
         return self._events()
 

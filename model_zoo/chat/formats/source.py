@@ -25,13 +25,37 @@ class Source:
     """Generated text that has been received but not yet consumed."""
 
     def __init__(self) -> None:
-        self.ended = False
         self.events: list[Event] = []
+        self._complete = False
         self._held = ""
         self._recorded: list[str] | None = None
+        self._fence = ""
+        self._fenced_off = ""  # received text at or after the fence, or its possible beginning
+        self._fence_found = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether no text follows that which has been received, before the fence if there is
+        one."""
+        return self._complete or self._fence_found
 
     def add(self, text: str) -> None:
-        self._held += text
+        if self._fence:
+            self._fenced_off += text
+            self._move_to_fence()
+        else:
+            self._held += text
+
+    def finish(self) -> None:
+        """There is no further text."""
+        self._complete = True
+        self._move_to_fence()
+
+    def fence(self, marker: str) -> None:
+        """From now on, the text ends before the first `marker`; if this is empty, it does not."""
+        self._fenced_off, self._held = self._held + self._fenced_off, ""
+        self._fence, self._fence_found = marker, False
+        self._move_to_fence()
 
     def record(self, text: str = "") -> None:
         """Start recording: `recorded` returns `text` followed by all text consumed from now on."""
@@ -133,22 +157,41 @@ class Source:
                 raise Malformed
             yield
 
+    def _move_to_fence(self) -> None:
+        """Makes the received text before the fence readable."""
+        if self._fence_found:
+            return
+        count = self._fenced_off.find(self._fence) if self._fence else -1
+        self._fence_found = count >= 0
+        if count < 0:
+            certain = not self._fence or self._complete
+            begun = 0 if certain else _begun_marker(self._fenced_off, (self._fence,))
+            count = len(self._fenced_off) - begun
+        self._held += self._fenced_off[:count]
+        self._fenced_off = self._fenced_off[count:]
+
     def _first(self, markers: Sequence[str]) -> str | None:
         found = [(at, -len(m), m) for m in markers if (at := self._held.find(m)) >= 0]
         return min(found)[2] if found else None
 
     def _uncertain(self, markers: Sequence[str], *, trim: bool) -> int:
         """Length of the text's end that may be the beginning of a marker, or space before one."""
-        held, longest = self._held, 0
-        for marker in markers:
-            for length in range(min(len(marker) - 1, len(held)), longest, -1):
-                if held.endswith(marker[:length]):
-                    longest = length
-                    break
+        held, longest = self._held, _begun_marker(self._held, markers)
         if trim:
             certain = held[: len(held) - longest]
             longest += len(certain) - len(certain.rstrip())
         return longest
+
+
+def _begun_marker(text: str, markers: Sequence[str]) -> int:
+    """Length of the longest incomplete beginning of a marker that the text ends with."""
+    longest = 0
+    for marker in markers:
+        for length in range(min(len(marker) - 1, len(text)), longest, -1):
+            if text.endswith(marker[:length]):
+                longest = length
+                break
+    return longest
 
 
 class Malformed(Exception):

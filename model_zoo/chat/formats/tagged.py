@@ -38,13 +38,14 @@ class BareCalls(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TaggedReply:
-    """`openers` map the marker before calls to their grammar. `dropped`: markers without
-    meaning."""
+    """`openers` map the marker before calls to their grammar. `dropped`: markers without meaning.
+    `calls_end_thinking`: calls before the closing tag, which some models omit, end the thinking."""
 
     thinking: ThinkingTags | None = None
     openers: Mapping[str, Grammar] = field(default_factory=dict)
     bare: BareCalls | None = None
     dropped: tuple[str, ...] = ()
+    calls_end_thinking: bool = False
 
     def read(self, source: Source, tools: Tools, *, thinks: bool, formed: bool) -> Steps[None]:
         """Reads a whole reply. `thinks`: the prompt ends within thinking. Calls are text unless
@@ -64,8 +65,7 @@ class TaggedReply:
         elif self.thinking:  # some models open it again
             yield from source.space()
             yield from source.starts_with((self.thinking.open,))
-        if thinks:
-            yield from self._think(source)
+        late = (yield from self._think(source, calls)) if thinks else ()
         enclosed = yield from self._opens_answer(source)
         blank = "" if thinks or enclosed else blank
         ends = {self.thinking.answer_close} if self.thinking and (thinks or enclosed) else set()
@@ -74,7 +74,7 @@ class TaggedReply:
         if formed:
             blank = yield from self._read_calls(source, calls, blank)
         _emit_text(source, blank)
-        yield from self._read_text(source, calls, ends - {""}, formed=formed)
+        yield from self._read_text(source, calls, ends - {""}, late, formed=formed)
 
     def _read_calls(self, source: Source, calls: Calls, blank: str) -> Steps[str]:
         """Reads calls before text of a required form. Returns white space that belongs to the
@@ -90,10 +90,10 @@ class TaggedReply:
             yield from source.space()
 
     def _read_text(
-        self, source: Source, calls: Calls, ends: Set[str], *, formed: bool
+        self, source: Source, calls: Calls, ends: Set[str], late: tuple[str, ...], *, formed: bool
     ) -> Steps[None]:
         """Reads the text. `ends`: markers that count as text unless they end the reply or precede
-        calls."""
+        calls. `late`: the closing tag of thinking that a call has ended, which may follow."""
         openers = self.openers if calls.tools and not formed else {}
         thinking = [self.thinking.open] if self.thinking and not formed else []
         dropped = () if formed else self.dropped
@@ -109,7 +109,7 @@ class TaggedReply:
                 held = ""
 
         while True:
-            markers = (*openers, *thinking, *dropped, *ends)
+            markers = (*openers, *thinking, *dropped, *ends, *late)
             found = yield from source.until(markers, say, trim=bool(markers))
             if found is None:
                 return
@@ -120,20 +120,30 @@ class TaggedReply:
             if marker in openers:
                 if (yield from calls.read(blank + marker, openers[marker])):
                     yield from source.space()
-            elif marker in thinking:
-                yield from self._think(source)
+            elif marker in thinking or marker in late:
+                late = (yield from self._think(source, calls)) if marker in thinking else ()
+                yield from source.space()
                 yield from self._opens_answer(source)
                 assert self.thinking is not None
                 ends |= {self.thinking.answer_close} - {""}
             held = ""
 
-    def _think(self, source: Source) -> Steps[None]:
+    def _think(self, source: Source, calls: Calls) -> Steps[tuple[str, ...]]:
+        """Reads thinking up to its closing tag, or a call. Returns the tag if it may follow yet."""
         assert self.thinking is not None
+        closer, late = self.thinking.close, False
+        openers = self.openers if calls.tools and self.calls_end_thinking else {}
         yield from source.space()
-        yield from source.until(
-            (self.thinking.close,), lambda text: source.events.append(Thinking(text)), trim=True
-        )
+        while not late:
+            found = yield from source.until(
+                (closer, *openers), lambda text: source.events.append(Thinking(text)), trim=True
+            )
+            if found is None or found[1] == closer:
+                break
+            blank, opener = found
+            late = yield from calls.read_in_thinking(blank + opener, openers[opener], closer)
         yield from source.space()
+        return (closer,) if late else ()
 
     def _opens_answer(self, source: Source) -> Steps[bool]:
         """Consumes the text that encloses the answer, if it follows; whether it does."""

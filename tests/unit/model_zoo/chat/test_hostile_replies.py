@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_zoo.chat.formats.events import CallAborted, CallArguments, Text, Thinking
+from model_zoo.chat.formats.events import (
+    CallAborted,
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Text,
+    Thinking,
+)
 from model_zoo.chat.formats.parameter_calls import MAX_LITERAL
 from model_zoo.chat.formats.reply_format import format_of
 from tests.reply_parsing import TOOLS, Parsed, parsed, replied
@@ -21,6 +28,8 @@ TEMPLATES = {name: template for name, (template, _, _) in REPLIES.items()} | {
     "gemma4": "tools <|tool_call>",
     "deepseek": "tools <｜tool▁calls▁begin｜> <think> </think>",
     "granite": "tools <|tool_call|> </think> <response>",
+    "kimi-k2-thinking": "tools <|tool_calls_section_begin|> <think> </think>",
+    "qwen3.5": "tools <tool_call> <function= <think> </think>",
 }
 MARKS = "</tool_call> <tool_call> ]] }, [TOOL_CALLS] <think> </invoke> <|im_end|>"
 KIMI_CALL = "<|tool_call_begin|>functions.get_time:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
@@ -97,10 +106,49 @@ HOSTILE: dict[str, tuple[str, str, Parsed]] = {
         Parsed("ABC", calls=TWO),
     ),
     # Thinking.
-    "never ends": (
+    "never ends": ("qwen3", f"<think>So {JSON} and", Parsed(thinking=f"So {JSON} and")),
+    "ended by a call": (
         "qwen3",
-        f"<think>So <tool_call>{JSON}</tool_call> and",
-        Parsed(thinking=f"So <tool_call>{JSON}</tool_call> and"),
+        f"<think>So\n<tool_call>{JSON}</tool_call>\n<tool_call>{JSON}</tool_call>",
+        Parsed("", "So", TWO),
+    ),
+    "ended by a call, then by its tag": (
+        "qwen3",
+        f"<think>So <tool_call>{JSON}</tool_call>\n</think>\n\nHi </think>",
+        Parsed("Hi </think>", "So", TWO[:1]),
+    ),
+    "ended by a call with parameters": (
+        "qwen3.5",
+        "<think>\nSo\n\n<tool_call>\n<function=get_time>\n<parameter=city>\nx\n</parameter>\n"
+        "</function>\n</tool_call>",
+        Parsed("", "So", one()),
+    ),
+    "ended by a section": (
+        "kimi-k2-thinking",
+        f"<think>So<|tool_calls_section_begin|>{KIMI_CALL}<|tool_calls_section_end|></think>",
+        Parsed("", "So", (("get_time", {}, "functions.get_time:0"),)),
+    ),
+    "ended by a call, then enclosed": (
+        "granite",
+        f"<think>So<|tool_call|>{JSON}</think><response>Hi</response>",
+        Parsed("Hi", "So", TWO[:1]),
+    ),
+    "ended twice": (
+        "qwen3",
+        f"<think>A<tool_call>{JSON}</tool_call>B<think>C<tool_call>{JSON}</tool_call></think>D",
+        Parsed("BD", "AC", TWO),
+    ),
+    "markers of calls within": (
+        "qwen3",
+        f'<think>A\n<tool_call> or <tool_call>{{"name": "x</think>B<tool_call>{JSON}',
+        Parsed("B", 'A\n<tool_call> or <tool_call>{"name": "x', TWO[:1]),
+    ),
+    "a call begun within": (
+        "glm-4.6",
+        "<think>A <tool_call>name<arg_key>key</arg_key><arg_value>b</think>C<tool_call>get_time",
+        Parsed(
+            "C<tool_call>get_time", "A <tool_call>name<arg_key>key</arg_key><arg_value>b"
+        ),
     ),
     "a call within": (
         "qwen3",
@@ -175,6 +223,20 @@ def test_a_hostile_reply_is_separated_however_it_is_cut(case: str) -> None:
     for step in (1, 7, len(text)):
         pieces = [text[at : at + step] for at in range(0, len(text), step)]
         assert parsed(replied(form, pieces)) == expected
+
+
+@pytest.mark.parametrize("tools", [TOOLS, {}])
+def test_a_grammar_or_a_request_without_tools_keeps_calls_in_thinking(tools: Any) -> None:
+    text = f"So <tool_call>{JSON}</tool_call> and"
+    parser = format_of(TEMPLATES["qwen3"]).parser(tools, thinks=True, guided=bool(tools))
+    assert parsed([*parser.feed(text), *parser.finish()]) == Parsed(thinking=text)
+
+
+def test_a_call_in_thinking_is_reported_when_it_is_complete() -> None:
+    parser = format_of(TEMPLATES["qwen3"]).parser(TOOLS, thinks=True)
+    head, tail = JSON[:-1], JSON[-1:]
+    assert parser.feed(f"So <tool_call>{head}") == [Thinking("So")]
+    assert [type(event) for event in parser.feed(tail)] == [CallBegin, CallArguments, CallEnd]
 
 
 LONG = "a'b " * 10_000

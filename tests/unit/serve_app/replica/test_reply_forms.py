@@ -185,7 +185,8 @@ async def test_calls_of_all_forms_are_the_same_after_preemption_and_elsewhere(
     ]
     alone = [await reply(replica, task) for task in tasks]
     for name, done in zip(CALLED, alone, strict=True):
-        events = format_of(CALLED[name]).parser({name: parameters})
+        assert done.opening is not None and done.opening.guided
+        events = done.opening.parser((tool(name, parameters),))
         ((_, arguments, _),) = parsed([*events.feed(done.text), *events.finish()]).calls
         jsonschema.validate(arguments, parameters)
     for task, whole in zip(tasks, alone, strict=True):

@@ -40,3 +40,11 @@ def test_tokens_of_one_delta_are_divided_by_characters():
     counter = ThinkingCounter(ReplyOpening(TAGS, True))
     assert counter.count("123456</think>Hello!", 10) == 5
     assert counter.count(" Bye", 3) == 0
+
+
+def test_text_after_a_call_that_ends_the_thinking_is_none():
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    opening = ReplyOpening(format_of("tools <tool_call> <think> </think>"), True)
+    counter = ThinkingCounter(opening, tools)
+    counter.count('I see<tool_call>{"name": "f"}', 9)
+    assert counter.count("</tool_call>Hi", 4) == 0
