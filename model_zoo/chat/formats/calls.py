@@ -148,7 +148,7 @@ def _members(source: Source, calls: Calls, found: dict[str, Any], *, nested: boo
     if (yield from source.starts_with(("}",))):
         return
     while True:
-        key = yield from _string(source)
+        key = yield from json_string(source)
         if calls.declared_only and key not in _KEYS:
             raise Malformed
         yield from source.space()
@@ -210,7 +210,7 @@ def json_by_name(source: Source, calls: Calls) -> Steps[None]:
     while True:
         yield from source.expect("{")
         yield from source.space()
-        name = yield from _string(source)
+        name = yield from json_string(source)
         yield from source.space()
         yield from source.expect(":")
         yield from arguments_of(source, calls, name)
@@ -246,7 +246,8 @@ def closed_by(closer: str, grammar: Grammar) -> Grammar:
     return closed
 
 
-def _string(source: Source) -> Steps[str]:
+def json_string(source: Source) -> Steps[str]:
+    """A JSON string as a whole."""
     if (yield from source.peek()) != '"':
         raise Malformed
     text: str = yield from source.json(_ignore)

@@ -1,6 +1,10 @@
-"""Gemma 4's tool calls: `call:NAME{key:value,...}`, with strings between `<|"|>` marks."""
+"""Gemma 4's tool calls: `call:NAME{key:value,...}`, with strings between `<|"|>` marks.
 
-from model_zoo.chat.formats.calls import Calls
+White space may stand around every part; the models write it in some calls, their template none.
+"""
+
+from model_zoo.chat.formats.calls import Calls, json_string
+from model_zoo.chat.formats.pythonic import CONSTANTS
 from model_zoo.chat.formats.source import (
     MAX_DEPTH,
     Emit,
@@ -15,26 +19,30 @@ OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 
 
 def read_call(source: Source, calls: Calls) -> Steps[None]:
+    """After `OPEN`. The models sometimes write `CLOSE` several times."""
+    yield from source.space()
     yield from source.expect("call:")
     name = yield from source.while_in(lambda char: char not in "{<")
-    calls.begin(name)
+    calls.begin(name.strip())
     yield from _object(source, calls.arguments, 0)
     calls.end()
-    yield from source.starts_with((CLOSE,))
+    yield from source.space()
+    while (yield from source.starts_with((CLOSE,))):
+        yield from source.space()
 
 
 def _object(source: Source, emit: Emit, depth: int) -> Steps[None]:
     emit((yield from source.expect("{")))
-    if (yield from source.starts_with(("}",))):
-        emit("}")
-        return
-    while True:
-        emit(encoded((yield from _key(source))) + ": ")
+    separator = ""
+    yield from source.space()
+    while not (yield from source.starts_with(("}",))):
+        emit(f"{separator}{encoded((yield from _key(source)))}: ")
+        separator = ", "
+        yield from source.space()
         yield from _value(source, emit, depth)
-        if (yield from source.expect(",", "}")) == "}":
-            emit("}")
-            return
-        emit(", ")
+        if (yield from _next(source, "}")) == "}":
+            break
+    emit("}")
 
 
 def _key(source: Source) -> Steps[str]:
@@ -42,8 +50,11 @@ def _key(source: Source) -> Steps[str]:
         pieces: list[str] = []
         yield from _quoted(source, pieces.append)
         key = "".join(pieces)
+    elif (yield from source.peek()) == '"':
+        key = yield from json_string(source)
     else:
         key = (yield from source.while_in(lambda char: char not in ":{}[],<")).strip()
+    yield from source.space()
     yield from source.expect(":")
     return key
 
@@ -63,23 +74,30 @@ def _value(source: Source, emit: Emit, depth: int) -> Steps[None]:
             raise Malformed
         yield from (_object if first == "{" else _list)(source, emit, depth + 1)
         return
-    text = yield from source.while_in(lambda char: char not in ",}]<")
-    text = "null" if text == "None" else text  # as the template renders it
-    decoded(text)
-    emit(text)
+    text = (yield from source.while_in(lambda char: char not in ",}]<")).strip()
+    emit(encoded(decoded(CONSTANTS.get(text, text))))
 
 
 def _list(source: Source, emit: Emit, depth: int) -> Steps[None]:
     emit((yield from source.expect("[")))
-    if (yield from source.starts_with(("]",))):
-        emit("]")
-        return
-    while True:
+    separator = ""
+    yield from source.space()
+    while not (yield from source.starts_with(("]",))):
+        emit(separator)
+        separator = ", "
         yield from _value(source, emit, depth)
-        if (yield from source.expect(",", "]")) == "]":
-            emit("]")
-            return
-        emit(", ")
+        if (yield from _next(source, "]")) == "]":
+            break
+    emit("]")
+
+
+def _next(source: Source, closer: str) -> Steps[str]:
+    """Consumes a comma or `closer`, with white space around it."""
+    yield from source.space()
+    found = yield from source.expect(",", closer)
+    if found == ",":
+        yield from source.space()
+    return found
 
 
 def _quoted(source: Source, emit: Emit) -> Steps[None]:

@@ -6,7 +6,7 @@ import json
 from model_zoo.chat.formats.calls import Calls
 from model_zoo.chat.formats.source import MAX_DEPTH, Emit, Malformed, Source, Steps, encoded, finite
 
-_CONSTANTS = {
+CONSTANTS = {
     "True": "true",
     "False": "false",
     "None": "null",
@@ -167,8 +167,8 @@ def _escaped(source: Source) -> Steps[str]:
 
 def _scalar(text: str) -> str:
     """The JSON of a number or constant."""
-    if text in _CONSTANTS:
-        return _CONSTANTS[text]
+    if text in CONSTANTS:
+        return CONSTANTS[text]
     if text.lstrip("+-")[:1].isalpha():  # NaN and Infinity are not JSON
         raise Malformed
     try:

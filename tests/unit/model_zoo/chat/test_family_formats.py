@@ -160,7 +160,31 @@ def test_attributes_say_whether_a_value_is_text(name: str, written: str, value: 
     assert call[1] == {"city": value}
 
 
-def test_gemma_4s_null_is_read_as_its_template_renders_it():
-    reply = "<|tool_call>call:get_time{city:None}<tool_call|>"
-    (call,) = parsed(replied(format_of("tools <|tool_call>"), [reply])).calls
-    assert call[1] == {"city": None}
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ("call:get_time{city:None}", {"city": None}),
+        ("call:get_time{a:True,b:False,c:true}", {"a": True, "b": False, "c": True}),
+        ('call:get_time{city: <|"|>Paris<|"|>, days: 3}', {"city": "Paris", "days": 3}),
+        ('call:get_time{\n  city:<|"|>Paris<|"|>\n}', {"city": "Paris"}),
+        (" call: get_time {\n}\n", {}),
+        (
+            'call:get_time{edits:[\n  {newText:<|"|># G\n<|"|>,\n   oldText:<|"|>u<|"|>}\n]}',
+            {"edits": [{"newText": "# G\n", "oldText": "u"}]},
+        ),
+        (
+            "call:get_time{deep:{ list : [ 1 , 2 ] , none : [ ] } }",
+            {"deep": {"list": [1, 2], "none": []}},
+        ),
+        ('call:get_time{"city":<|"|>x<|"|>, "a b" : 1}', {"city": "x", "a b": 1}),
+        ("call:get_time{days:1e999}", {"days": 1.7976931348623157e308}),
+    ],
+)
+@pytest.mark.parametrize("closer", ["<tool_call|>", "<tool_call|><tool_call|>\n"])
+def test_gemma_4s_calls_have_white_space_and_markers_as_the_model_writes_them(
+    written: str, arguments: Any, closer: str
+):
+    reply = f"<|tool_call>{written}{closer}"
+    form = format_of("tools <|tool_call>")
+    for pieces in ([reply], list(reply)):
+        assert parsed(replied(form, pieces)) == Parsed(calls=(("get_time", arguments, None),))
