@@ -14,6 +14,8 @@ from model_zoo.tokenizers.marked_space import SPACE, marked_bytes, without_marks
 from model_zoo.tokenizers.vocabulary import TokenType, Vocabulary, flag, token_scores
 from runtime.errors import ModelFileError, RequestError
 
+# Types of the tokens that ordinary text may become.
+_IN_TEXT = (TokenType.NORMAL, TokenType.BYTE, TokenType.USER_DEFINED)
 # Characters that trigger the different kinds of replacements of a normaliser.
 _PROBE = "Aﬁ é e\u0301 １ ½ 東 \u200b\u00a0👍"
 
@@ -29,7 +31,7 @@ class Unigram:
             raise ModelFileError("A Unigram vocabulary needs `tokenizer.ggml.unknown_token_id`.")
         prefix = flag(metadata, "add_space_prefix")
         scheme = "always" if prefix is None or prefix else "never"
-        rows = [(t, float(s)) for t, s in zip(vocabulary.tokens, scores, strict=True)]
+        rows = list(zip(_pieces(vocabulary), map(float, scores), strict=True))
         fallback = vocabulary.types.count(TokenType.BYTE) == 256
         try:
             model = NativeUnigram(rows, vocabulary.unknown_id, byte_fallback=fallback)
@@ -63,3 +65,13 @@ class Unigram:
 
     def token_bytes(self, token: str) -> bytes:
         return marked_bytes(token)
+
+
+def _pieces(vocabulary: Vocabulary) -> list[str]:
+    """The tokens' texts; of those that ordinary text must not become, stand-ins with a space, which
+    no word contains."""
+    rows = enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
+    return [
+        text if kind in _IN_TEXT and text not in vocabulary.control else f" {token}"
+        for token, (text, kind) in rows
+    ]
