@@ -213,6 +213,7 @@ _FORMS = {
     "llama4": CallForm(JsonCall(arguments="parameters")),
     "glm4": CallForm(NamedCall(between=("\n",))),
     "tag": _TAG,
+    "function-tag": replace(_TAG, call=_QWEN),
     "generic": _TAG,
 }  # fmt: skip
 # Variants of formats: a text that identifies templates with the variant, and its form.
@@ -239,7 +240,6 @@ _VARIANTS = {
             ("\n",),
         ),
     ),
-    "tag": ("<function=", replace(_TAG, call=_QWEN)),
     "tool-calls": (
         "<tool_calls>[",
         CallForm(JsonCall(last=_LISTED_ID), "<tool_calls>", ("</tool_calls>",), listed=True),

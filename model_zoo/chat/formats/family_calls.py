@@ -50,6 +50,16 @@ def tool_call_tag(source: Source, calls: Calls) -> Steps[None]:
         yield from source.starts_with(("</tool_call>",))
 
 
+def unmarked_function(source: Source, calls: Calls) -> Steps[None]:
+    """After a `<function=` without `<tool_call>` before it: calls of declared tools (Qwen 3 Coder,
+    Qwen 3.5)."""
+    calls.declared_only = True
+    try:
+        yield from QWEN.read_begun(source, calls)
+    finally:
+        calls.declared_only = False
+
+
 def deepseek(source: Source, calls: Calls) -> Steps[None]:
     """After `<｜tool▁calls▁begin｜>`: names with JSON, for R1 and V3 in a Markdown block."""
     expected: tuple[str, ...] = (DEEPSEEK_CALL,)

@@ -56,6 +56,10 @@ class Parameters:
         yield from source.space()
         if self.begin:
             yield from source.expect(self.begin)
+        yield from self.read_begun(source, calls)
+
+    def read_begun(self, source: Source, calls: Calls) -> Steps[None]:
+        """The calls after the `begin` of the first one."""
         while True:
             yield from self._read_call(source, calls)
             yield from source.space()

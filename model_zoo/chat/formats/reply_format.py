@@ -1,7 +1,7 @@
 """The reply format of a model, chosen from the text of its chat template."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 from model_zoo.chat.formats import (
@@ -66,7 +66,8 @@ _THINKING = (
 class CallSyntax:
     """How a family writes calls. A template that contains all of `signs` belongs to it.
 
-    `markup`: texts of control tokens that the grammar needs to see.
+    `markup`: texts of control tokens that the grammar needs to see. `unmarked`: openers of calls
+    that lack their marker; they are calls unless a grammar holds the reply to its form.
     """
 
     name: str
@@ -75,6 +76,7 @@ class CallSyntax:
     bare: BareCalls | None = None
     markup: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    unmarked: Mapping[str, Grammar] = field(default_factory=dict)
 
 
 def _written(
@@ -91,6 +93,7 @@ def _written(
 
 
 _TAG, _LIST, _CODE = "<tool_call>", "<|tool_call|>", "```tool_code"
+_FUNCTION = "<function="
 _ACTION, _PREFIX = "<|START_ACTION|>", "<|tools_prefix|>"
 _CALLS, _CALLS_END = "<function_calls>", "</function_calls>"
 _KIMI, _SOLAR = "<|tool_calls_section_begin|>", "<|tool_calls|>"
@@ -146,8 +149,10 @@ _SYNTAXES = (
     _written("minicpm5", ('<function name="', '<param name="'), '<function name="',
              family_parameters.MINICPM5),
     _written("glm", (_TAG, "<arg_key>"), _TAG, family_parameters.GLM),
+    CallSyntax("function-tag", (_TAG, _FUNCTION), {_TAG: tool_call_tag},
+               unmarked={_FUNCTION: family_calls.unmarked_function}),
     CallSyntax("tag", (_TAG,), {_TAG: tool_call_tag}),
-    CallSyntax("functionary-3.1", ("<function=",), {"<function=": family_calls.function_tag}),
+    CallSyntax("functionary-3.1", (_FUNCTION,), {_FUNCTION: family_calls.function_tag}),
     CallSyntax("functools", (" functools[",), {"functools": json_list}),
     CallSyntax("command-r", ("Action:", "```json"), {"Action:": family_calls.command_r}),
     CallSyntax("tool-code", (_CODE,), {_CODE: family_calls.tool_code}),
@@ -229,13 +234,10 @@ class ReplyFormat:
         if self.of_messages:
             read = _MESSAGES_BY_NAME[self.name].read
             return ReplyParser(partial(read, tools=tools))
-        syntax = _BY_NAME[self.name]
+        syntax, free = _BY_NAME[self.name], not (formed or guided)
+        openers = {**syntax.openers, **syntax.unmarked} if free else syntax.openers
         tagged = TaggedReply(
-            self.thinking,
-            syntax.openers,
-            syntax.bare,
-            syntax.dropped,
-            calls_end_thinking=not (formed or guided),
+            self.thinking, openers, syntax.bare, syntax.dropped, calls_end_thinking=free
         )
         return ReplyParser(partial(tagged.read, tools=tools, thinks=thinks, formed=formed))
 

@@ -41,6 +41,7 @@ def one(city: Any = "x", name: str = "get_time") -> tuple[tuple[str, dict[str, A
 
 TWO = (("get_time", {}, None),) * 2
 JSON = '{"name": "get_time", "arguments": {}}'
+FUNCTION = "<function=get_time>\n<parameter=city>\nx\n</parameter>\n</function>"
 
 HOSTILE: dict[str, tuple[str, str, Parsed]] = {
     # Markup in values.
@@ -100,6 +101,16 @@ HOSTILE: dict[str, tuple[str, str, Parsed]] = {
         f"<|tool_calls_section_begin|>{KIMI_CALL}{KIMI_CALL}",
         Parsed(calls=(("get_time", {}, "functions.get_time:0"),) * 2),
     ),
+    "without a marker": ("qwen3-coder", FUNCTION, Parsed(calls=one())),
+    "a closing marker alone": ("qwen3-coder", f"{FUNCTION}\n</tool_call>", Parsed(calls=one())),
+    "two without a marker": (
+        "qwen3-coder",
+        f"A\n{FUNCTION}\n{FUNCTION}\n</tool_call>\nB",
+        Parsed("AB", calls=one() * 2),
+    ),
+    "without a marker, of another tool": (
+        "qwen3-coder", "Write <function=f></function>.", Parsed("Write <function=f></function>.")
+    ),
     "text between": (
         "hermes",
         f"A <tool_call>{JSON}</tool_call> B <tool_call>{JSON}</tool_call> C",
@@ -122,6 +133,9 @@ HOSTILE: dict[str, tuple[str, str, Parsed]] = {
         "<think>\nSo\n\n<tool_call>\n<function=get_time>\n<parameter=city>\nx\n</parameter>\n"
         "</function>\n</tool_call>",
         Parsed("", "So", one()),
+    ),
+    "ended by a call without a marker": (
+        "qwen3.5", f"<think>So\n{FUNCTION}", Parsed("", "So", one())
     ),
     "ended by a section": (
         "kimi-k2-thinking",
@@ -223,6 +237,11 @@ def test_a_hostile_reply_is_separated_however_it_is_cut(case: str) -> None:
     for step in (1, 7, len(text)):
         pieces = [text[at : at + step] for at in range(0, len(text), step)]
         assert parsed(replied(form, pieces)) == expected
+
+
+def test_under_a_grammar_a_call_has_its_marker() -> None:
+    parser = format_of(TEMPLATES["qwen3-coder"]).parser(TOOLS, guided=True)
+    assert parsed([*parser.feed(FUNCTION), *parser.finish()]) == Parsed(FUNCTION)
 
 
 @pytest.mark.parametrize("tools", [TOOLS, {}])
