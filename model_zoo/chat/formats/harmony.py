@@ -1,6 +1,7 @@
 """gpt-oss replies: messages with channel, recipient and content (OpenAI's harmony format).
 
-Analysis is thinking; a message to `functions.NAME` is a call; everything else is text.
+Analysis is thinking; a message to `functions.NAME`, or to the name of a declared tool, is a call;
+everything else is text.
 """
 
 import re
@@ -15,7 +16,7 @@ ENDS = ("<|end|>", "<|return|>", "<|call|>")
 MARKERS = (START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS)
 
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
-_FUNCTION = re.compile(r"to=functions\.([^\s<]+)")
+_RECIPIENT = re.compile(r"to=(functions\.)?([^\s<]+)")
 
 
 def read_harmony(source: Source, tools: Tools) -> Steps[None]:
@@ -30,14 +31,26 @@ def read_harmony(source: Source, tools: Tools) -> Steps[None]:
 
 
 def _read_body(source: Source, calls: Calls, header: str) -> Steps[None]:
-    function = _FUNCTION.search(header)
+    recipient = _RECIPIENT.search(header)
     channel = _CHANNEL.search(header)
-    if function is not None and calls.tools:
-        name = function[1]
-        if (yield from calls.read("", lambda source, calls: arguments_of(source, calls, name))):
+    if recipient is not None and calls.tools and (recipient[1] or recipient[2] in calls.tools):
+        name = recipient[2]
+        blank = yield from source.while_in(str.isspace)
+        if (yield from _ends(source)):  # a tool without parameters
+            calls.begin(name)
+            calls.arguments("{}")
+            calls.end()
+            return
+        if (yield from calls.read(blank, lambda source, calls: arguments_of(source, calls, name))):
             yield from source.space()
     kind = Thinking if channel is not None and channel[1] == "analysis" else Text
     yield from source.until((*ENDS, START), lambda text: source.events.append(kind(text)))
+
+
+def _ends(source: Source) -> Steps[bool]:
+    """Whether the message ends here. Consumes the marker of its end."""
+    marker = yield from source.starts_with((*ENDS, START))
+    return marker is not None or not (yield from source.peek())
 
 
 def without_markers(text: str, markers: Sequence[str] = MARKERS) -> str:

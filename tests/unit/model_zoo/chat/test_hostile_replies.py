@@ -221,6 +221,26 @@ HOSTILE: dict[str, tuple[str, str, Parsed]] = {
         "<|channel|>commentary to=functions.get_time<|message|>{} }<|call|>",
         Parsed("}", calls=TWO[:1]),
     ),
+    "harmony: a declared tool": (
+        "harmony",
+        '<|channel|>commentary to=get_time <|constrain|>json<|message|>{"city": "x"}<|call|>',
+        Parsed(calls=one()),
+    ),
+    "harmony: another recipient": (
+        "harmony", "<|channel|>commentary to=user<|message|>{}<|end|>", Parsed("{}")
+    ),
+    "harmony: no arguments": (
+        "harmony",
+        "<|channel|>commentary to=functions.get_time<|message|><|call|><|start|>assistant"
+        "<|channel|>commentary to=functions.get_time<|message|>\n<|call|>",
+        Parsed(calls=TWO),
+    ),
+    "harmony: no arguments, without the end": (
+        "harmony", "<|channel|>commentary to=functions.get_time<|message|>", Parsed(calls=TWO[:1])
+    ),
+    "harmony: no JSON": (
+        "harmony", "<|channel|>commentary to=functions.get_time<|message|> <b>", Parsed(" <b>")
+    ),
     "muse: cut": ("muse", "<|start|>assistant to=user", Parsed("assistant to=user")),
     "a large number": (
         "qwen3-coder",
