@@ -135,6 +135,8 @@ def json_object(source: Source, calls: Calls) -> Steps[None]:
         arguments = found.get("arguments", {})
         if isinstance(arguments, str):
             arguments = decoded(arguments)
+        if arguments is None:
+            arguments = {}
         if not isinstance(arguments, dict):
             raise Malformed
         calls.begin(found.get("name"), found.get("id"))

@@ -41,13 +41,16 @@ def mistral(source: Source, calls: Calls) -> Steps[None]:
 
 def tool_call_tag(source: Source, calls: Calls) -> Steps[None]:
     """After `<tool_call>`: JSON (Hermes, Qwen 2.5 and 3), or one parameter at a time (Qwen 3 Coder,
-    Qwen 3.5)."""
+    Qwen 3.5). Small models write more closing braces than opening ones."""
     yield from source.space()
     if (yield from source.peek()) == "<":
         yield from QWEN.read(source, calls)
-    else:
-        yield from json_sequence(source, calls)
-        yield from source.starts_with(("</tool_call>",))
+        return
+    yield from json_sequence(source, calls)
+    excess = yield from source.while_in(lambda char: char == "}" or char.isspace())
+    closer = yield from source.starts_with(("</tool_call>",))
+    if excess and closer is None and (yield from source.peek()):
+        raise Malformed  # the braces are text
 
 
 def unmarked_function(source: Source, calls: Calls) -> Steps[None]:

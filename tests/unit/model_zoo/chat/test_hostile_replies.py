@@ -241,6 +241,19 @@ HOSTILE: dict[str, tuple[str, str, Parsed]] = {
     "harmony: no JSON": (
         "harmony", "<|channel|>commentary to=functions.get_time<|message|> <b>", Parsed(" <b>")
     ),
+    "null": (
+        "hermes",
+        '<tool_call>{"name": "get_time", "arguments": null}</tool_call>',
+        Parsed(calls=TWO[:1]),
+    ),
+    "excess braces": (
+        "hermes",
+        f"<tool_call>\n{JSON}}}\n</tool_call>\n<tool_call>{JSON} }}}}",
+        Parsed(calls=TWO),
+    ),
+    "braces that are text": (
+        "hermes", f"<tool_call>{JSON}}} is a call.", Parsed("} is a call.", calls=TWO[:1])
+    ),
     "muse: cut": ("muse", "<|start|>assistant to=user", Parsed("assistant to=user")),
     "a large number": (
         "qwen3-coder",
