@@ -29,7 +29,7 @@ class ByteTokenizer:
             return bytes([token])
         return b"" if token in self._markers else self._texts[token - 256 - len(self._markers)]
 
-    def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
+    def encode(self, text: str, *, parse_special: bool = False, exact: bool = True) -> list[int]:
         control = self.vocabulary.control
         tokens: list[int] = []
         for piece in filter(None, self._pieces.split(text)):

@@ -186,7 +186,7 @@ class _Vocabulary:
 
     def __call__(self, text: str | bytes) -> Sequence[int]:
         decoded = text.decode(errors="replace") if isinstance(text, bytes) else text
-        return self._tokenizer.encode(decoded)
+        return self._tokenizer.encode(decoded, exact=True)
 
 
 def _brief(error: str) -> str:

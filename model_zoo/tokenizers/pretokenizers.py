@@ -18,6 +18,8 @@ class PreTokenizer:
     `whole_pieces`: a piece that is a vocabulary entry becomes that token, regardless of merges.
     `add_bos`, `add_eos`: defaults for files that do not state them.
     `from_right`: digits are grouped from the right of a run. `across_words`: pieces span words.
+    `nfc`: text is brought into Unicode's normal form C first, as by the tokenizer class of the
+    family in transformers (llama.cpp keeps it as it is).
     """
 
     expressions: tuple[str, ...]
@@ -27,6 +29,7 @@ class PreTokenizer:
     add_eos: bool = False
     from_right: bool = False
     across_words: bool = False
+    nfc: bool = False
 
 
 def _ranges(code_points: str) -> str:
@@ -85,9 +88,10 @@ _SEED_CODER = rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\
 
 _ROWS: Mapping[PreTokenizer, str] = {
     PreTokenizer((_GPT2,)): (
-        "gpt-2 default phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum"
+        "gpt-2 default phi-2 jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum"
         " modern-bert jina-es jina-de"
     ),
+    PreTokenizer((_GPT2,), nfc=True): "mpt olmo",
     PreTokenizer((_GPT2,), add_bos=True, add_eos=True): (
         "jina-v2-es jina-v2-de jina-v1-en jina-v2-code roberta-bpe"
     ),
@@ -95,11 +99,12 @@ _ROWS: Mapping[PreTokenizer, str] = {
         "llama-bpe llama3 llama-v3 pixtral falcon3 falcon-h1 lfm2 midm-2.0 jina-v5-nano"
     ),
     PreTokenizer((_LLAMA3,)): "smaug-bpe dbrx chatglm-bpe glm4",
+    PreTokenizer((_QWEN2,), nfc=True): "qwen2",
     PreTokenizer((_QWEN2,)): (
-        "qwen2 deepseek-r1-qwen megrez kormo stablelm2 f2llmv2 hunyuan solar-open grok-2 bailingmoe"
+        "deepseek-r1-qwen megrez kormo stablelm2 f2llmv2 hunyuan solar-open grok-2 bailingmoe"
         " bailingmoe2 llada-moe"
     ),
-    PreTokenizer((_QWEN35,)): "qwen35",
+    PreTokenizer((_QWEN35,), nfc=True): "qwen35",
     PreTokenizer((_TEKKEN,), whole_pieces=True, add_bos=True): "tekken",
     PreTokenizer((_GPT4O,)): "gpt-4o kanana2 minimax-m2 talkie",
     PreTokenizer((_GPT4O,), add_bos=True): "llama4",
@@ -107,8 +112,9 @@ _ROWS: Mapping[PreTokenizer, str] = {
     PreTokenizer((_KIMI_K2,)): "kimi-k2",
     PreTokenizer((_SEED_CODER,)): "seed-coder",
     PreTokenizer((r"\p{N}{1,3}", _MINICPM5), whole_pieces=True): "minicpm5",
+    PreTokenizer((r"\p{N}", _GPT2), nfc=True): "command-r",
     PreTokenizer((r"\p{N}", _GPT2)): (
-        "refact starcoder command-r smollm codeshell exaone minerva-7b mellum2"
+        "refact starcoder smollm codeshell exaone minerva-7b mellum2"
     ),
     PreTokenizer((_PUNCTUATION, _GPT2), (r"\p{N}+", "[0-9][0-9][0-9]")): "falcon",
     PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _IDEOGRAPHS, r"\p{N}")): "deepseek-coder",
@@ -171,7 +177,7 @@ def choose_pre_tokenizer(metadata: Mapping[str, Any], architecture: str) -> PreT
                 f"families use: {expression[:80]!r}."
             )
         known = PRE_TOKENIZERS.get(name, PRE_TOKENIZERS["default"])
-        return PreTokenizer((expression,), (), known.whole_pieces, known.add_bos)
+        return PreTokenizer((expression,), (), known.whole_pieces, known.add_bos, nfc=known.nfc)
     if name not in PRE_TOKENIZERS:
         raise UnsupportedModelError(
             f"The pre-tokenizer `{name[:80]}` (`tokenizer.ggml.pre`) is not supported;"

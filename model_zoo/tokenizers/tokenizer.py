@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
+from tokenizers.normalizers import NFC
+
 from model_zoo.tokenizers.byte_level import ByteLevelBPE
 from model_zoo.tokenizers.gemma_bpe import GemmaBPE
 from model_zoo.tokenizers.marked_space import SPACE
@@ -25,6 +27,7 @@ from model_zoo.tokenizers.vocabulary import (
 from model_zoo.tokenizers.wordpiece import WordPiece
 from runtime.errors import ModelFileError, UnsupportedModelError
 
+_NFC = NFC()  # `unicodedata` takes quadratic time for runs of combining marks
 _KINDS = ("gpt2", "llama", "gemma4", "bert", "t5")
 _SILENT = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
 
@@ -39,8 +42,8 @@ class Codec(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Framed:
-    """Whether a family's texts begin with BOS and end with EOS.
+class _TextRules:
+    """Whether a family's texts begin with BOS, end with EOS, and are brought into NFC.
 
     | family                      | BOS        | EOS | source                                  |
     |-----------------------------|------------|-----|-----------------------------------------|
@@ -54,6 +57,7 @@ class _Framed:
 
     bos: bool = False
     eos: bool = False
+    nfc: bool = False  # by the row of a byte-level tokenizer; others normalise by themselves
 
 
 def load_tokenizer(metadata: Mapping[str, Any], *, architecture: str) -> "Tokenizer":
@@ -71,7 +75,7 @@ def load_tokenizer(metadata: Mapping[str, Any], *, architecture: str) -> "Tokeni
         )
     kind = _actual_kind(kind, metadata, architecture)
     vocabulary = read_vocabulary(metadata, architecture=architecture)
-    codec, framed = _codec(kind, metadata, vocabulary, architecture)
+    codec, rules = _codec(kind, metadata, vocabulary, architecture)
     add_bos = _stated(metadata, "add_bos_token")
     # For WordPiece, `[SEP]` ends a text.
     add_eos = _stated(metadata, *(["add_sep_token"] if kind == "bert" else []), "add_eos_token")
@@ -79,11 +83,12 @@ def load_tokenizer(metadata: Mapping[str, Any], *, architecture: str) -> "Tokeni
     return Tokenizer(
         vocabulary,
         codec,
-        add_bos=framed.bos if add_bos is None else add_bos,
-        add_eos=framed.eos if add_eos is None else add_eos,
+        add_bos=rules.bos if add_bos is None else add_bos,
+        add_eos=rules.eos if add_eos is None else add_eos,
         prefix=prefix_space(metadata, architecture) if kind == "llama" else PrefixSpace.NEVER,
         stripping=stripping(vocabulary, architecture=architecture, kind=kind, pre=pre),
-        add_separator=_separates(metadata, kind, framed),
+        add_separator=_separates(metadata, kind, rules),
+        nfc=rules.nfc,
     )
 
 
@@ -101,26 +106,28 @@ def _actual_kind(kind: str, metadata: Mapping[str, Any], architecture: str) -> s
 
 def _codec(
     kind: str, metadata: Mapping[str, Any], vocabulary: Vocabulary, architecture: str
-) -> tuple[Codec, _Framed]:
-    """The codec, and the defaults for BOS and EOS."""
+) -> tuple[Codec, _TextRules]:
+    """The codec, and the rules for texts; of BOS and EOS, these are defaults."""
     if kind == "gpt2":
         pre = choose_pre_tokenizer(metadata, architecture)
-        return ByteLevelBPE(metadata, vocabulary, pre), _Framed(pre.add_bos, pre.add_eos)
+        return ByteLevelBPE(metadata, vocabulary, pre), _TextRules(
+            pre.add_bos, pre.add_eos, pre.nfc
+        )
     if kind == "gemma4":
-        return GemmaBPE(metadata, vocabulary), _Framed(bos=True)
+        return GemmaBPE(metadata, vocabulary), _TextRules(bos=True)
     if kind == "bert":
-        return WordPiece(metadata, vocabulary), _Framed(bos=True, eos=True)
+        return WordPiece(metadata, vocabulary), _TextRules(bos=True, eos=True)
     if kind == "t5":
-        return Unigram(metadata, vocabulary), _Framed(bos=architecture == "bert", eos=True)
-    return SentencePieceBPE(metadata, vocabulary), _Framed(bos=True)
+        return Unigram(metadata, vocabulary), _TextRules(bos=architecture == "bert", eos=True)
+    return SentencePieceBPE(metadata, vocabulary), _TextRules(bos=True)
 
 
-def _separates(metadata: Mapping[str, Any], kind: str, framed: _Framed) -> bool:
+def _separates(metadata: Mapping[str, Any], kind: str, rules: _TextRules) -> bool:
     """Whether a second end token stands between the texts of a pair, as in RoBERTa."""
     if kind == "bert":  # for this kind, the key says whether an end token ends a text
         return False
     stated = flag(metadata, "add_sep_token")
-    return framed.bos and framed.eos if stated is None else stated
+    return rules.bos and rules.eos if stated is None else stated
 
 
 def _stated(metadata: Mapping[str, Any], *names: str) -> bool | None:
@@ -135,7 +142,8 @@ class Tokenizer:
     User-defined tokens are found in any text, control tokens only on request, so that texts of
     users cannot contain them. `add_eos` applies to documents only; prompts never end with an end
     token. `prefix` and `stripping`: how the family's tokenizer treats white space at special
-    tokens. `add_separator`: the texts of a pair have a further end token between them.
+    tokens. `add_separator`: the texts of a pair have a further end token between them. `nfc`: texts
+    are brought into Unicode's normal form C.
     """
 
     def __init__(
@@ -148,6 +156,7 @@ class Tokenizer:
         prefix: PrefixSpace,
         stripping: Stripping,
         add_separator: bool = False,
+        nfc: bool = False,
     ) -> None:
         self.vocabulary = vocabulary
         self.bos_id = vocabulary.bos_id
@@ -156,7 +165,7 @@ class Tokenizer:
         self.add_bos = add_bos and vocabulary.bos_id is not None
         self.add_eos = add_eos
         self.add_separator = add_separator and vocabulary.eos_id is not None
-        self._codec, self._prefix = codec, prefix
+        self._codec, self._prefix, self._nfc = codec, prefix, nfc
         self._control_ids = frozenset(vocabulary.control.values())
         self._specials = SpecialTexts(
             control=vocabulary.control,
@@ -174,10 +183,10 @@ class Tokenizer:
         """Length in characters of the longest token."""
         return max(map(len, self.vocabulary.tokens))
 
-    def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
+    def encode(self, text: str, *, parse_special: bool = False, exact: bool = False) -> list[int]:
         """Ids of `text`, without BOS. `parse_special`: texts of control tokens become these tokens;
-        otherwise they are encoded as ordinary text."""
-        return self.encode_parts(self.cut(text, parse_special=parse_special))
+        otherwise they are encoded as ordinary text. `exact`: the text is not brought into NFC."""
+        return self.encode_parts(self.cut(text, parse_special=parse_special), exact=exact)
 
     def encode_document(
         self, text: str, *, at_most: int | None = None, parse_special: bool = True
@@ -210,8 +219,8 @@ class Tokenizer:
         """`text` split at its special tokens: ordinary texts and ids, in order."""
         return self._specials.cut(_valid(text), parse_special=parse_special)
 
-    def encode_parts(self, parts: Iterable[str | int]) -> list[int]:
-        """Ids of the result of `cut`; texts are encoded as ordinary text.
+    def encode_parts(self, parts: Iterable[str | int], *, exact: bool = False) -> list[int]:
+        """Ids of the result of `cut`; texts are encoded as ordinary text. `exact`: as in `encode`.
 
         A text after a number, which is a token or an image placeholder, counts as a new piece.
         """
@@ -222,6 +231,8 @@ class Tokenizer:
                 tokens.append(part)
                 begins = True
             elif part:
+                if self._nfc and not exact and not part.isascii():
+                    part = _NFC.normalize_str(part)
                 opens = begins and self._prefix.applies(part, first=not tokens)
                 tokens += self._codec.encode(part, opens=opens)
                 begins = False

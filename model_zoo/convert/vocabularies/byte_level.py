@@ -51,10 +51,14 @@ def _pre_tokenizer(files: TokenizerFiles, architecture: str) -> str:
     """The name of the table's row with these expressions; the architecture's or the first of
     several.
 
-    Rows that agree with the tokenizer on `ignore_merges` have priority.
+    Rows that agree with the tokenizer on `ignore_merges` have priority, among these rows that agree
+    on normalisation.
     """
     expressions = tuple(_expressions(files))
     whole = bool(files.model.get("ignore_merges"))
+    nfc = any(
+        step.get("type") == "NFC" for step in parts(files.json.get("normalizer"), "normalizers")
+    )
     spelt = tuple(map(canonical, expressions))
     rows = {
         name: row
@@ -68,6 +72,7 @@ def _pre_tokenizer(files: TokenizerFiles, architecture: str) -> str:
         )
     own = architecture_pre_tokenizer(architecture)
     alike = [name for name, row in rows.items() if row.whole_pieces == whole] or list(rows)
+    alike = [name for name in alike if rows[name].nfc == nfc] or alike
     return own if own in alike and own != "default" else alike[0]
 
 

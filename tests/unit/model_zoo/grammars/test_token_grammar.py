@@ -8,8 +8,10 @@ import pytest
 
 from model_zoo.grammars import token_grammar
 from model_zoo.grammars.token_grammar import GrammarError, TokenGrammars, TokenMatcher
+from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import GenerationFailedError
 from tests.byte_tokenizer import END, ByteTokenizer
+from tests.unit.model_zoo.tokenizers.tiny_vocabulary import CONTROL, byte_level_metadata
 
 TOKENIZER = ByteTokenizer("<tool>", "<other>")
 GRAMMARS = TokenGrammars(TOKENIZER)  # type: ignore[arg-type]
@@ -45,6 +47,20 @@ def test_control_tokens_match_their_ids_only() -> None:
     assert allowed(matcher) == {"x"}
     accept(matcher, "x")
     assert allowed(matcher) == {""}
+
+
+def test_decomposed_text_of_a_grammar_is_demanded_as_it_is() -> None:
+    metadata = byte_level_metadata({END: CONTROL}, pre="qwen2")
+    tokenizer = load_tokenizer(metadata, architecture="qwen2")
+    text = "cafe\u0301"
+    assert tokenizer.decode(tokenizer.encode(text)) != text
+    grammar = TokenGrammars(tokenizer).compile(f'start: "{text}"')
+    matcher = grammar.matcher()
+    for token in [*tokenizer.encode(text, exact=True), *tokenizer.end_tokens]:
+        mask = bytearray(4 * grammar.words)
+        matcher.allowed(memoryview(mask))
+        assert mask[token // 8] >> token % 8 & 1, tokenizer.token_text(token)
+        matcher.accept(token)
 
 
 def test_rows_of_a_model_that_no_token_has_are_never_allowed() -> None:
