@@ -45,6 +45,10 @@ class PromptTooLongError(RequestError):
     """The prompt is too long for the model's context."""
 
 
+class TemplateLimitError(RequestError):
+    """The chat template needs more time, memory or text than it may have."""
+
+
 class TooManyImagesError(RequestError):
     """The images exceed their number or memory; a part of the conversation may be accepted."""
 

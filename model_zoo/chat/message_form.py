@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runtime.errors import RequestError
+from runtime.errors import RequestError, TemplateLimitError
 
 if TYPE_CHECKING:
     from model_zoo.chat.messages import ImagePart, Message
@@ -131,8 +131,11 @@ def _conversation(form: MessageForm) -> list[Values]:
 
 
 def rendered(render: Render, messages: list[Values], tools: list[Values] | None) -> str:
-    """What a template renders of a probe; nothing if it refuses or fails."""
+    """What a template renders of a probe; nothing if it refuses or fails. Raises
+    TemplateLimitError."""
     try:
         return render(messages, tools)
+    except TemplateLimitError:
+        raise
     except RequestError:
         return ""

@@ -1,6 +1,7 @@
 """Renders conversations to prompts whose control tokens come from the template only."""
 
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,13 +18,18 @@ from model_zoo.chat.message_form import (
 from model_zoo.chat.sandbox.frames import RenderLimits
 from model_zoo.chat.sentinel import breaker, unused_sentinel, without_sentinel
 from model_zoo.chat.template import Template
-from model_zoo.chat.turns import turn_rules
+from model_zoo.chat.turns import TurnRules, turn_rules
 from model_zoo.tokenizers.tokenizer import Tokenizer
-from runtime.errors import RequestError
+from runtime.errors import RequestError, TemplateLimitError
+
+_log = logging.getLogger(__name__)
 
 # Templates build control tokens from the role, so it must be one of these.
 ROLES = frozenset({*SYSTEM_ROLES, "user", "assistant", "tool"})
 
+# Limits of one of the thirty renderings by which the form of messages and the rules of turns are
+# found. Published templates take a millisecond.
+_PROBE_LIMITS = RenderLimits(seconds=0.2, memory_bytes=64 << 20, reply_bytes=1 << 18)
 _MARKER = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 
 
@@ -97,8 +103,15 @@ class ChatTemplate:
         self.inspected = self._template.inspected
         self.names = self._template.names
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
-        self.form = self._found_form()
-        self.turns = turn_rules(self._probed, self.form, calls=self.reads("tool_calls"))
+        self.form, self.turns = MessageForm(), TurnRules()
+        try:
+            self.form = self._found_form()
+            self.turns = turn_rules(self._probed, self.form, calls=self.reads("tool_calls"))
+        except TemplateLimitError:
+            _log.warning(
+                "The chat template exceeds its limits on short conversations, so it gets all "
+                "turns as they are."
+            )
 
     def reads(self, *names: str) -> bool:
         """Whether it reads one of `names` as a variable, an attribute, a key or a text."""
@@ -131,7 +144,8 @@ class ChatTemplate:
         return call_form(self._probed, parts=parts)
 
     def _probed(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
-        return self.render_values(messages, _template_arguments(tools, True))
+        arguments = _template_arguments(tools, True)
+        return self.render_values(messages, arguments, most=_PROBE_LIMITS)
 
     def values(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The messages as plain dicts, in the form that the template reads."""
@@ -162,13 +176,14 @@ class ChatTemplate:
         variables: dict[str, Any],
         *,
         now: datetime | None = None,
+        most: RenderLimits | None = None,
     ) -> str:
         """`render` with messages as dicts for the template.
 
-        `now`: the time that the template sees, by default the local time.
+        `now`: the time that the template sees, by default the local time. `most`: upper limits.
         """
         given = {"documents": None, **self._tokens, **variables, "messages": messages}
-        return self._template.render(self._further(variables, now) | given, now=now)
+        return self._template.render(self._further(variables, now) | given, now=now, most=most)
 
     def _further(self, variables: Mapping[str, Any], now: datetime | None) -> dict[str, Any]:
         """Variables that Firefunction's template documents, if the template reads them."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from model_zoo.chat.sandbox.frames import Outcome, RenderLimits, RenderReply
 from model_zoo.chat.sandbox.renderer import Renderer
-from runtime.errors import ModelFileError, RequestError
+from runtime.errors import ModelFileError, RequestError, TemplateLimitError
 
 MAX_SOURCE_CHARACTERS = 1 << 17
 # Several renderers, so that a long rendering does not delay other conversations with the template.
@@ -52,17 +52,25 @@ class Template:
         for renderer in (*further, first):
             self._idle.put(renderer)
 
-    def render(self, variables: Mapping[str, Any], *, now: datetime | None = None) -> str:
-        """The rendered text; RequestError if the template refuses, fails or exceeds a limit.
+    def render(
+        self,
+        variables: Mapping[str, Any],
+        *,
+        now: datetime | None = None,
+        most: RenderLimits | None = None,
+    ) -> str:
+        """The rendered text; RequestError if the template refuses or fails, TemplateLimitError if
+        it exceeds a limit.
 
         `variables`: JSON values (dicts, lists, strings, numbers, booleans, None). `now`: the time
-        that the template sees, by default the local time. Thread-safe.
+        that the template sees, by default the local time. `most`: upper limits beside the
+        template's own. Thread-safe.
         """
         # Version 2 of marshal repeats equal strings, so that the size is a measure of the work.
         body = marshal.dumps((dict(variables), now.isoformat() if now else None), 2)
         limits = _limits(variables, len(body))
-        if self._most is not None:
-            limits = limits.within(self._most)
+        for bounds in filter(None, (self._most, most)):
+            limits = limits.within(bounds)
         renderer = self._idle.get()
         try:
             reply = renderer.render(body, limits)
@@ -119,4 +127,4 @@ def _rendered(reply: RenderReply | None, limits: RenderLimits) -> str:
             limit = f"{limits.reply_bytes:,} bytes of text"
         case _:
             limit = f"{limits.seconds:.2f} s of processor time, or crashes"
-    raise RequestError(f"For this conversation the chat template needs more than {limit}.")
+    raise TemplateLimitError(f"For this conversation the chat template needs more than {limit}.")

@@ -5,7 +5,6 @@ Which turns a template renders is found by rendering probes.
 
 import dataclasses
 import re
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -33,8 +32,6 @@ _STRICT_ID = re.compile(r"[a-zA-Z0-9]{9}")  # of Mistral's templates
 _STRICT_IDS = ("call00001", "call00002")
 _OTHER_ID = "call_0123456789abcdef"
 _SEPARATORS = ("", " ", ".")  # the shortest contents first
-# For all probes of a template together; those of published templates take 0.03 s at most.
-_PROBING_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,15 +182,13 @@ class TurnRules:
 
 
 def turn_rules(render: Render, form: MessageForm, *, calls: bool) -> TurnRules:
-    """The rules of a template. `calls`: whether it reads calls of tools."""
+    """The rules of a template. `calls`: whether it reads calls of tools. Raises TemplateLimitError
+    if a probe exceeds its limits."""
     probes = _Probes(render, form)
-    try:
-        if not probes.offer_tool_if_needed():  # such as a template of one turn
-            return TurnRules()
-        rules = _rules_without_calls(probes)
-        return _with_call_rules(rules, probes) if calls else rules
-    except TimeoutError:
+    if not probes.offer_tool_if_needed():  # such as a template of one turn
         return TurnRules()
+    rules = _rules_without_calls(probes)
+    return _with_call_rules(rules, probes) if calls else rules
 
 
 def _rules_without_calls(probes: "_Probes") -> TurnRules:
@@ -261,16 +256,12 @@ class _Probe:
 
 
 class _Probes:
-    """Turns with distinct texts, and what a template renders of them.
-
-    TimeoutError if all renderings together take too long.
-    """
+    """Turns with distinct texts, and what a template renders of them."""
 
     def __init__(self, render: Render, form: MessageForm) -> None:
         self.form = form
         self._render = render
         self._numbers = count(10)
-        self._end = time.monotonic() + _PROBING_SECONDS
         self._tools: list[Values] | None = None
 
     def offer_tool_if_needed(self) -> bool:
@@ -327,8 +318,6 @@ class _Probes:
         return f"Probe {next(self._numbers)}."
 
     def _rendered(self, probes: Sequence[_Probe]) -> str:
-        if time.monotonic() > self._end:
-            raise TimeoutError
         turns = [probe.values for probe in probes]
         calls = any("tool_calls" in values for values in turns)
         return rendered(self._render, turns, [PROBED_TOOL] if calls else self._tools)

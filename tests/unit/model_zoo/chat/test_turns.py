@@ -1,14 +1,16 @@
 """Conversations of agents reach templates that refuse some of their turns, or drop them."""
 
+import itertools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from model_zoo.chat import turns
 from model_zoo.chat.formats.generic import generic_messages
 from model_zoo.chat.messages import ChatTemplate, ImagePart, Message, ToolCall
+from model_zoo.chat.template import Template
 from model_zoo.chat.turns import TurnRules
 from runtime.errors import RequestError
 from tests.chat_templates import TOOLS, every_template, template_source
@@ -469,9 +471,24 @@ def test_a_template_that_always_needs_tools_is_probed_with_one() -> None:
     assert adapted(source, TALK) == ONE_SYSTEM
 
 
-def test_probes_of_a_slow_template_have_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "_PROBING_SECONDS", 0.0)
-    assert ChatTemplate(refusing(FIRST_ONLY)).turns == TurnRules()
+def test_probes_do_not_depend_on_the_load_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    hours = itertools.count(step=3600.0)
+    monkeypatch.setattr(time, "monotonic", lambda: next(hours))
+    assert adapted(refusing(FIRST_ONLY), TALK) == ONE_SYSTEM
+
+
+def test_probes_of_a_slow_template_end_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    renderings: list[dict[str, Any]] = []
+    render = Template.render
+
+    def counted(template: Template, variables: dict[str, Any], **more: Any) -> str:
+        renderings.append(variables)
+        return render(template, variables, **more)
+
+    monkeypatch.setattr(Template, "render", counted)
+    slow = "{% for m in range(99999) %}{% for n in range(99999) %}{% endfor %}{% endfor %}"
+    assert ChatTemplate(slow + refusing(FIRST_ONLY)).turns == TurnRules()
+    assert len(renderings) == 1
 
 
 def test_an_image_after_a_result_stays_in_a_turn_of_the_user() -> None:
