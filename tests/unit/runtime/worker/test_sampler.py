@@ -322,7 +322,8 @@ def penalised(logits: np.ndarray, tokens: list[int], sampling: SamplingParams) -
 def test_penalties_choose_as_llama_cpp_does():
     torch.manual_seed(5)
     rows, vocab = 300, 24
-    logits = torch.randn(rows, vocab) * 2
+    # A positive logit is divided by the repeat penalty, a negative one multiplied: each decides.
+    logits = torch.randn(rows, vocab) * 2 - torch.tensor([0.0, 10.0])[torch.arange(rows) % 2, None]
     kinds = [
         {"repeat_penalty": 1.5},
         {"presence_penalty": 1.0},
@@ -344,9 +345,10 @@ def test_penalties_choose_as_llama_cpp_does():
 
 
 @pytest.mark.parametrize("more", [{}, {"frequency_penalty": 2.0, "counted_from": 12}])
-def test_repeat_penalty_over_the_whole_sequence_is_that_of_transformers(more):
+@pytest.mark.parametrize("mean", [0.0, -10.0])
+def test_repeat_penalty_over_the_whole_sequence_is_that_of_transformers(more, mean):
     torch.manual_seed(6)
-    logits, tokens = torch.randn(50, 40) * 3, torch.randint(40, (50, 12))
+    logits, tokens = torch.randn(50, 40) * 3 + mean, torch.randint(40, (50, 12))
     reference = RepetitionPenaltyLogitsProcessor(1.8)(tokens, logits.clone()).argmax(dim=1)
     sampling = SamplingParams(temperature=0.0, repeat_penalty=1.8, repeat_last_n=None, **more)
     assert torch.equal(sample(logits, [sampling] * 50, tokens=tokens.tolist()).tokens, reference)
