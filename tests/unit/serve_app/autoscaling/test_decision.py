@@ -136,6 +136,24 @@ def test_a_target_must_be_exceeded_for_the_whole_upscale_delay():
     assert decide(RULES, observe(queued(15_000), now=8.0), state)[0] == 3
 
 
+def test_downscaling_keeps_what_was_needed_at_any_time_of_the_delay():
+    state = ScalingState()
+    for now in range(0, 62, 2):
+        load = replace(IDLE, running=6 if now == 30 else 1)  # 24 need three replicas
+        target, state = decide(RULES, observe(*[load] * 4, now=float(now)), state)
+        assert target == (4 if now < 60 else 3)
+
+
+def test_a_replica_that_has_stopped_reporting_is_not_idle():
+    state, rules = ScalingState(), replace(RULES, downscale_delay_s=1e9)
+    for now in range(0, 300, 2):
+        silent = Observation(float(now), 1, 0, 10, {"r0": (IDLE,)})
+        target, state = decide(rules, silent, state)
+        assert target == 1
+    reported = Observation(300.0, 1, 0, 10, {"r0": (replace(IDLE, at=300.0),)})
+    assert decide(rules, reported, state)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("metrics", "delay_s", "expected"),
     [((queued(20_000),), 4, 4), ((IDLE, IDLE), 60, 1)],
