@@ -293,16 +293,21 @@ def test_a_blob_without_ranges_is_read_from_its_beginning(store) -> None:
 @pytest.mark.parametrize(
     "stated",
     [
-        "bytes 0-99/100",
-        f"bytes 5-{PART}/{len(WEIGHTS)}",
-        f"bytes 0-{len(WEIGHTS)}/{len(WEIGHTS)}",
-        "items 0-1/2",
+        f"bytes 1-{PART - 1}/{len(WEIGHTS)}",
+        f"bytes 0-{PART}/{len(WEIGHTS)}",
+        f"bytes 0-{PART - 1}/{len(WEIGHTS) + 1}",
+        f"items 0-{PART - 1}/{len(WEIGHTS)}",
         "",
     ],
 )
 def test_a_range_that_was_not_requested_is_refused(store, stated) -> None:
+    """One thing is wrong in each, in the answer for one part."""
+
     def other(exchange: Exchange) -> None:
-        exchange.answer(b"x" * 10, status=206, content_range=stated)
+        if exchange.range_of(WEIGHTS)[0]:
+            exchange.content(WEIGHTS)
+        else:
+            exchange.answer(WEIGHTS[:PART], status=206, content_range=stated)
 
     with serving(published(other)) as server, pytest.raises(SourceError, match="another range"):
         fetch(server, store)

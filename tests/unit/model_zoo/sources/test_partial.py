@@ -63,6 +63,15 @@ def test_bytes_are_counted_when_enough_are_written_and_at_the_end(path) -> None:
         assert [part.done for part in blob.parts] == [67, 40]
 
 
+def test_a_file_of_another_size_than_its_journal_says_is_begun_again(path) -> None:
+    with opened(path) as blob:
+        blob.write(blob.parts[0], bytes(60))
+    os.truncate(path, 30)
+    with opened(path) as blob:
+        assert [part.done for part in blob.parts] == [0, 0]
+    assert path.stat().st_size == SIZE
+
+
 def test_bytes_that_an_interrupt_ends_are_counted(path) -> None:
     with pytest.raises(KeyboardInterrupt), opened(path) as blob:
         blob.write(blob.parts[0], bytes(60))
