@@ -2,11 +2,11 @@
 
 import asyncio
 import json
+import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ _COLUMNS = ("measure", "mean>", "p50>", "p90>", "p99>", "most>")
 _PLOTTED = ("first token", "between parts", "latency")
 _SHOWN_ERRORS = 5
 _MOST_REQUESTS = 100_000
+_SEEDS = 10**9
 
 
 class _Length(click.ParamType):
@@ -72,7 +73,8 @@ Examples:
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 10_000),
-    help="Maximum concurrent requests; default: 4, or no limit with --rate.",
+    help="Maximum concurrent requests; default: 4, or no limit with --rate. With both, requests "
+    "that are due while so many run are sent late, and counted as late.",
 )
 @click.option(
     "--rate",
@@ -120,7 +122,7 @@ Examples:
     help="Time limit of the test, and of the warm-up.",
 )
 @click.option(
-    "--seed", type=int, default=0, show_default=True, help="Seed of prompts, lengths and starts."
+    "--seed", type=int, help="Seed of prompts, lengths and starts; default: another one each time."
 )
 @click.option(
     "--json",
@@ -144,13 +146,15 @@ def bench(
     """
     for path in filter(None, (json_file, plot)):
         _check_writable(path)
+    if given["seed"] is None:
+        given["seed"] = secrets.randbelow(_SEEDS)
     began = datetime.now(UTC)
     samples = asyncio.run(_run(server, model, given))
     if not samples:
         raise click.ClickException("The test ended before a request was sent.")
     summary = summarise(samples)
     if summary.complete:
-        _print(summary, samples)
+        _print(summary, samples, given["seed"])
     for error, count in list(summary.errors.items())[:_SHOWN_ERRORS]:
         print_error(f"{count} × {error}")
     if json_file is not None:
@@ -187,7 +191,8 @@ async def _run(server: Server, model: str, given: dict[str, Any]) -> list[Sample
     """Runs warm-up and test; returns the samples of the test."""
     requests, max_s = _requests(given), given["max_seconds"]
     concurrency = given["concurrency"] or (None if given["rate"] else 4)
-    load = Load(concurrency, arrivals(given["rate"], given["seed"]), max_s)
+    starts = arrivals(given["rate"], given["seed"]) if given["rate"] else None
+    load = Load(concurrency, starts, max_s)
     async with httpx.AsyncClient(
         base_url=server.host,
         headers=server.headers,
@@ -196,7 +201,7 @@ async def _run(server: Server, model: str, given: dict[str, Any]) -> list[Sample
     ) as http:
         client = LoadClient(http, model, ignore_eos=given["ignore_eos"])
         if given["warm_up"]:
-            first = Load(concurrency or given["warm_up"], repeat(0.0), max_s)
+            first = Load(concurrency or given["warm_up"], None, max_s)
             await run_load(client, requests, given["warm_up"], first, lambda sample: None)
             if (task := asyncio.current_task()) and task.cancelling():
                 return []
@@ -214,16 +219,18 @@ async def _run(server: Server, model: str, given: dict[str, Any]) -> list[Sample
             )
 
 
-def _print(summary: LoadSummary, samples: Sequence[Sample]) -> None:
+def _print(summary: LoadSummary, samples: Sequence[Sample], seed: int) -> None:
+    due = "" if summary.due_per_s is None else f", {summary.due_per_s:.2f} were due"
     print_pairs(
         [
             (
                 "requests",
                 f"{summary.complete} complete of {summary.requests} in {seconds(summary.seconds)}",
             ),
-            ("rate", f"{summary.requests_per_s:.2f} requests/s"),
+            ("rate", f"{summary.requests_per_s:.2f} requests/s{due}"),
             ("prompts", f"{summary.prompt_tokens} tokens, {summary.prompt_tokens_per_s:.1f} per s"),
             ("answers", f"{summary.answer_tokens} tokens, {summary.answer_tokens_per_s:.1f} per s"),
+            ("seed", str(seed)),
         ]
     )
     if summary.spreads:

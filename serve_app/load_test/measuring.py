@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 import httpx
@@ -16,6 +16,7 @@ PATH = "/v1/chat/completions"
 _LONGEST_ERROR = 300
 _LARGEST_ERROR_BODY = 64 * 2**10
 UNFINISHED = "unfinished: the test was ended"
+UNSENT = "not sent: the test was ended"
 
 
 @dataclass(slots=True)
@@ -23,7 +24,8 @@ class Sample:
     """One request; times in seconds, `started_s` since the beginning of the test.
 
     `first_s`: to the first token, None without one. `gaps_s`: between parts of the answer, most of
-    which are one token. `latency_s`: to the end. `error`: None for a complete answer.
+    which are one token. `latency_s`: to the end. `error`: None for a complete answer. `due_s`: when
+    it was to start, if there was a schedule; the other times are counted from `started_s`.
     """
 
     started_s: float
@@ -33,15 +35,20 @@ class Sample:
     prompt_tokens: int = 0
     answer_tokens: int = 0
     error: str | None = None
+    due_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How requests are sent: at most `concurrency` at a time (None: no limit), each after the next
-    of `delays` in seconds. Requests that still run after `max_s` are cancelled."""
+    """How requests are sent: at most `concurrency` at a time (None: no limit).
+
+    `starts`: when they are due, in seconds since the beginning of the test. One that is due while
+    too many run is sent late, and does not delay the next ones. None: each is sent as soon as fewer
+    than `concurrency` run. Requests that still run or wait after `max_s` are cancelled.
+    """
 
     concurrency: int | None
-    delays: Iterator[float]
+    starts: Iterator[float] | None
     max_s: float
 
 
@@ -106,26 +113,37 @@ async def run_load(
     load: Load,
     ended: Callable[[Sample], None],
 ) -> list[Sample]:
-    """The samples of `count` requests in the order of their starts; fewer if the time is up or this
-    task is cancelled, as by Ctrl-C. `ended` is called with each sample at its end."""
-    begun_s = asyncio.get_running_loop().time()
+    """The samples of `count` requests in the order of their starts, or of the schedule; fewer if
+    the time is up or this task is cancelled, as by Ctrl-C. `ended` is called with each sample at
+    its end."""
+    now = asyncio.get_running_loop().time
+    begun_s = now()
     places = asyncio.Semaphore(load.concurrency or count)
     running: list[asyncio.Task[Sample]] = []
 
-    async def send(request: LoadRequest) -> Sample:
+    async def send(request: LoadRequest, due_s: float | None) -> Sample:
+        """Has a place already if it is due at no certain time."""
         try:
+            if due_s is not None:
+                await places.acquire()
+        except asyncio.CancelledError:
+            sample = Sample(now() - begun_s, error=UNSENT)
+        else:
             sample = await client.measure(request, begun_s)
-        finally:
             places.release()
+        sample.due_s = due_s
         ended(sample)
         return sample
 
     with suppress(TimeoutError, asyncio.CancelledError):
         async with asyncio.timeout(load.max_s):
-            for request, delay in islice(zip(requests, load.delays, strict=False), count):
-                await asyncio.sleep(delay)
-                await places.acquire()
-                running.append(asyncio.create_task(send(request)))
+            schedule = repeat(None) if load.starts is None else load.starts
+            for request, due_s in islice(zip(requests, schedule, strict=False), count):
+                if due_s is None:
+                    await places.acquire()
+                else:  # at its time, however late the last one was
+                    await asyncio.sleep(max(0.0, begun_s + due_s - now()))
+                running.append(asyncio.create_task(send(request, due_s)))
             await asyncio.wait(running)
     for task in running:
         task.cancel()

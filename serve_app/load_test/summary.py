@@ -23,13 +23,15 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class LoadSummary:
-    """Rates are per second from the first start to the last end. `spreads`: distributions in
-    seconds over complete answers, by the names of `MEASURES`; measures without values are
-    missing."""
+    """Rates are per second from the first start to the last end, and tokens are those of complete
+    answers. `due_per_s`: the rate of the schedule up to its last request, None without one.
+    `spreads`: distributions in seconds over complete answers, by the names of `MEASURES`; measures
+    without values are missing."""
 
     requests: int
     complete: int
     seconds: float
+    due_per_s: float | None
     requests_per_s: float
     prompt_tokens_per_s: float
     answer_tokens_per_s: float
@@ -52,6 +54,7 @@ MEASURES: Mapping[str, Callable[[Sample], Sequence[float]]] = MappingProxyType(
         "between parts": lambda sample: sample.gaps_s,
         "per token": _per_token,
         "latency": lambda sample: [sample.latency_s],
+        "late start": lambda s: [] if s.due_s is None else [max(0.0, s.started_s - s.due_s)],
     }
 )
 
@@ -59,16 +62,22 @@ MEASURES: Mapping[str, Callable[[Sample], Sequence[float]]] = MappingProxyType(
 def values_of(samples: Sequence[Sample], measure: str) -> list[float]:
     """The values of the complete answers, in seconds."""
     read = MEASURES[measure]
-    return [value for sample in samples if sample.error is None for value in read(sample)]
+    return [value for sample in _complete(samples) for value in read(sample)]
+
+
+def _complete(samples: Sequence[Sample]) -> list[Sample]:
+    return [sample for sample in samples if sample.error is None]
 
 
 def summarise(samples: Sequence[Sample]) -> LoadSummary:
     """The statistics of at least one sample."""
     begun = min(sample.started_s for sample in samples)
     seconds = max(sample.started_s + sample.latency_s for sample in samples) - begun
-    complete = sum(sample.error is None for sample in samples)
-    prompt = sum(sample.prompt_tokens for sample in samples)
-    answer = sum(sample.answer_tokens for sample in samples)
+    complete = _complete(samples)
+    prompt = sum(sample.prompt_tokens for sample in complete)
+    answer = sum(sample.answer_tokens for sample in complete)
+    due = [sample.due_s for sample in samples if sample.due_s is not None]
+    last_due_s = max(due, default=0.0)
     values = {measure: values_of(samples, measure) for measure in MEASURES}
 
     def rate(count: int) -> float:
@@ -76,9 +85,10 @@ def summarise(samples: Sequence[Sample]) -> LoadSummary:
 
     return LoadSummary(
         requests=len(samples),
-        complete=complete,
+        complete=len(complete),
         seconds=seconds,
-        requests_per_s=rate(complete),
+        due_per_s=len(due) / last_due_s if last_due_s else None,
+        requests_per_s=rate(len(complete)),
         prompt_tokens_per_s=rate(prompt),
         answer_tokens_per_s=rate(answer),
         prompt_tokens=prompt,

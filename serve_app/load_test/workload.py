@@ -38,7 +38,8 @@ class LoadRequest:
 
 
 def random_requests(words: LengthRange, answers: LengthRange, seed: int) -> Iterator[LoadRequest]:
-    """An endless iterator of prompts of random words, which prefix caches do not contain."""
+    """An endless iterator of prompts of random words. A server that got those of a seed before
+    may have them in its prefix cache."""
     random = Random(seed)
     while True:
         text = " ".join(random.choices(_WORDS, k=words.draw(random)))
@@ -58,13 +59,11 @@ def requests_of_file(path: Path, answers: LengthRange, seed: int) -> Iterator[Lo
         yield LoadRequest(messages, most or answers.draw(random))
 
 
-def arrivals(rate: float | None, seed: int) -> Iterator[float]:
-    """Seconds from one start to the next: those of a Poisson process with `rate` starts per
-    second, or zero without a rate."""
-    if rate is None:
-        return itertools.repeat(0.0)
+def arrivals(rate: float, seed: int) -> Iterator[float]:
+    """An endless iterator of the starts of a Poisson process with `rate` starts per second, in
+    seconds since its beginning."""
     random = Random(seed)
-    return (random.expovariate(rate) for _ in itertools.count())
+    return itertools.accumulate(random.expovariate(rate) for _ in itertools.count())
 
 
 def _numbered_lines(file: Any, path: Path) -> Iterator[tuple[int, str]]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +235,7 @@ async def _load(
     async with httpx.AsyncClient(base_url=server.url, timeout=REQUEST_S, limits=limits) as http:
         client = LoadClient(http, model, ignore_eos=True)
         requests = random_requests(_WORDS, LengthRange(tokens, tokens), seed=streams)
-        return await run_load(client, requests, count, Load(streams, repeat(0.0), _LOAD_S), ended)
+        return await run_load(client, requests, count, Load(streams, None, _LOAD_S), ended)
 
 
 def _measure_large(task: Task, server: Server) -> None:

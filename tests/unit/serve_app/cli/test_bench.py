@@ -61,7 +61,21 @@ async def test_a_server_is_measured(tmp_path):
     document = json.loads(samples.read_text())
     assert document["options"]["answer_tokens"] == [5, 9] and document["summary"]["complete"] == 6
     assert [sample["answer_tokens"] for sample in document["samples"]] == [3] * 6
+    assert f"seed      {document['options']['seed']}\n" in result.stdout
+    assert "were due" in result.stdout and "late start" in document["summary"]["spreads"]
     assert ElementTree.parse(plot).getroot().tag.endswith("svg")
+
+
+def prompts(replica: PretendReplica) -> list[str]:
+    return [task.prompt.messages[0].content for task in replica.tasks]
+
+
+async def test_prompts_are_new_each_time():
+    """Or the server's prefix cache would have them."""
+    replica = InParts()
+    for _ in range(2):
+        await bench(replica, "--requests", 2, "--warm-up", 0)
+    assert len(set(prompts(replica))) == 4
 
 
 async def test_files_that_cannot_be_written_are_reported_before_the_test(tmp_path):

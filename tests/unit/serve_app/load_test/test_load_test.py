@@ -1,6 +1,7 @@
 """Load tests: when requests start, what is measured, and statistics."""
 
-from itertools import islice, repeat
+import asyncio
+from itertools import islice, pairwise, repeat
 from random import Random
 from statistics import mean, quantiles
 from xml.etree import ElementTree
@@ -9,7 +10,14 @@ import pytest
 
 from runtime.errors import ConfigurationError
 from serve_app.load_test.charts import cumulative_svg, histogram
-from serve_app.load_test.measuring import UNFINISHED, Load, LoadClient, Sample, run_load
+from serve_app.load_test.measuring import (
+    UNFINISHED,
+    UNSENT,
+    Load,
+    LoadClient,
+    Sample,
+    run_load,
+)
 from serve_app.load_test.summary import summarise
 from serve_app.load_test.workload import (
     LengthRange,
@@ -22,13 +30,13 @@ from tests.unit.serve_app.load_test.virtual_time import FakeServer, in_virtual_t
 LENGTHS = LengthRange(3, 5)
 
 
-def measured(server, *, count=8, concurrency=4, delays=None, max_s=1000.0, ignore_eos=False):
+def measured(server, *, count=8, concurrency=4, starts=None, max_s=1000.0, ignore_eos=False):
     ended = []
 
     async def work():
         async with server.client() as http:
             client = LoadClient(http, "m", ignore_eos=ignore_eos)
-            load = Load(concurrency, delays or repeat(0.0), max_s)
+            load = Load(concurrency, starts, max_s)
             requests = random_requests(LENGTHS, LengthRange(6, 6), seed=1)
             return await run_load(client, requests, count, load, ended.append)
 
@@ -62,15 +70,52 @@ def test_the_number_of_concurrent_requests_is_limited():
 
 def test_requests_at_a_rate_do_not_wait_for_answers():
     server = FakeServer(first_s=50.0)
-    samples = measured(server, count=5, concurrency=None, delays=iter([1.0, 2.0, 0.0, 4.0, 1.0]))
+    samples = measured(server, count=5, concurrency=None, starts=iter([1.0, 3.0, 3.0, 7.0, 8.0]))
     assert [sample.started_s for sample in samples] == pytest.approx([1, 3, 3, 7, 8])
     assert server.most_running == 5
 
 
+def test_the_schedule_is_kept_although_the_client_was_late():
+    """As on a busy machine: here by 1.5 s, after it had sent the first request."""
+
+    class StallsOnce(FakeServer):
+        async def handle_async_request(self, request):
+            if not self.bodies:
+                asyncio.get_running_loop().skip(2.5)
+            return await super().handle_async_request(request)
+
+    due = [float(n) for n in range(1, 9)]
+    samples = measured(StallsOnce(), count=8, concurrency=None, starts=iter(due))
+    assert [sample.due_s for sample in samples] == due
+    assert [sample.started_s for sample in samples] == pytest.approx([1, 3.5, 3.5, *due[3:]])
+
+
+def test_requests_that_are_due_while_too_many_run_are_late_but_not_fewer():
+    """A stall of the server is in the figures of all requests that were due during it."""
+    server = FakeServer(first_s=20.0, parts=1)
+    samples = measured(server, count=30, concurrency=2, starts=(float(n) for n in range(30)))
+    assert [sample.due_s for sample in samples] == list(range(30))
+    late = [sample.started_s - sample.due_s for sample in samples]
+    assert late == pytest.approx([18.0 * (n // 2) for n in range(30)])
+    summary = summarise(samples)
+    assert summary.due_per_s == pytest.approx(30 / 29)
+    assert summary.spreads["late start"].most == pytest.approx(252.0)
+    assert summary.spreads["first token"].most == pytest.approx(20.0)
+
+
+def test_requests_that_were_due_and_never_sent_are_counted():
+    server = FakeServer(first_s=20.0, parts=1)
+    samples = measured(
+        server, count=30, concurrency=2, starts=(float(n) for n in range(30)), max_s=9.5
+    )
+    assert summarise(samples).errors == {UNFINISHED: 2, UNSENT: 8}
+
+
 def test_starts_are_those_of_a_poisson_process():
-    delays = list(islice(arrivals(4.0, seed=3), 20_000))
-    assert delays == list(islice(arrivals(4.0, seed=3), 20_000))
-    assert delays[:9] != list(islice(arrivals(4.0, seed=4), 9))
+    starts = list(islice(arrivals(4.0, seed=3), 20_000))
+    assert starts == list(islice(arrivals(4.0, seed=3), 20_000))
+    assert starts[:9] != list(islice(arrivals(4.0, seed=4), 9))
+    delays = [starts[0], *(after - before for before, after in pairwise(starts))]
     # Exponential: the standard deviation is the mean, and half are below mean times ln 2.
     assert mean(delays) == pytest.approx(1 / 4, rel=0.03)
     assert mean((d - 1 / 4) ** 2 for d in delays) ** 0.5 == pytest.approx(1 / 4, rel=0.05)
@@ -84,7 +129,7 @@ def test_requests_that_run_at_the_end_of_the_time_are_cancelled():
     assert all(sample.latency_s == pytest.approx(10.0) for sample in samples)
     assert server.cancelled == 2 and server.running == 0
     assert summarise(samples).errors == {UNFINISHED: 2}
-    assert measured(FakeServer(), count=1, delays=repeat(99.0), max_s=10.0) == []
+    assert measured(FakeServer(), count=1, starts=repeat(99.0), max_s=10.0) == []
 
 
 @pytest.mark.parametrize(
@@ -109,12 +154,13 @@ def test_errors_are_counted(change, error):
 
 def test_statistics():
     samples = [Sample(float(i), 0.1 * i, 2.0, [0.5, 1.5], 10, 5) for i in range(11)]
-    samples.append(Sample(0.0, 9.0, 3.0, [9.0], 0, 1, "broken"))
+    samples.append(Sample(0.0, 9.0, 3.0, [9.0], 70, 80, "broken"))
     summary = summarise(samples)
     assert (summary.requests, summary.complete, summary.seconds) == (12, 11, 12.0)
     assert summary.requests_per_s == pytest.approx(11 / 12)
     assert summary.prompt_tokens_per_s == pytest.approx(110 / 12)
-    assert summary.answer_tokens_per_s == pytest.approx(56 / 12)
+    assert summary.answer_tokens_per_s == pytest.approx(55 / 12)
+    assert summary.due_per_s is None and "late start" not in summary.spreads
     first = summary.spreads["first token"]
     assert (first.mean, first.p50, first.p90, first.p99, first.most) == pytest.approx(
         (0.5, 0.5, 0.9, 0.99, 1.0)

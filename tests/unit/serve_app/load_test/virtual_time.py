@@ -31,6 +31,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._timers.now_s
 
+    def skip(self, seconds: float) -> None:
+        """Advance the clock, as if the caller had been busy for so long."""
+        self._timers.now_s += seconds
+
 
 def in_virtual_time(work: Coroutine[Any, Any, Any]) -> Any:
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
