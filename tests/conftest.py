@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.leak_checks import LeakChecks
 from tests.patience import PatientLoop
+from tests.skips import skip_lines
 
 
 class _PatientLoops(asyncio.DefaultEventLoopPolicy):
@@ -69,6 +70,11 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.set_threshold(10_000, 10, 20)
         gc.enable()
         _let_all_loggers_propagate()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in skip_lines(terminalreporter.stats.get("skipped", ())):
+        terminalreporter.write_line(line)
 
 
 def _let_all_loggers_propagate() -> None:

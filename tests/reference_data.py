@@ -1,4 +1,4 @@
-"""Real vocabularies and chat templates, where the machine has them."""
+"""Published vocabularies and chat templates, where the machine has them."""
 
 import os
 import struct
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.checkout import ROOT
+from tools.reference_data import FOLDER
 
 _NUMBERS = {
     0: "B",
@@ -31,7 +32,7 @@ def reference_data(name: str) -> Path:
     for folder in _folders():
         if (path := folder / name).exists():
             return path
-    pytest.skip(f"no {name} in $CARAVAN_TEST_DATA nor in ../shared/data")
+    pytest.skip("no published vocabularies and templates: make reference-data")
 
 
 def reference_files(folder: str, pattern: str) -> list[Path]:
@@ -41,7 +42,7 @@ def reference_files(folder: str, pattern: str) -> list[Path]:
 
 def _folders() -> list[Path]:
     given = os.environ.get("CARAVAN_TEST_DATA")
-    return [*([Path(given)] if given else []), ROOT.parent / "shared" / "data"]
+    return [*([Path(given)] if given else []), ROOT.parent / "shared" / "data", FOLDER]
 
 
 @cache
