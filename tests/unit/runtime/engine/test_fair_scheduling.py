@@ -42,6 +42,17 @@ def test_528_requests_of_one_tenant_delay_another_by_one_free_slot() -> None:
     assert admitted[0] == "other"
 
 
+def test_preempted_sequences_resume_in_the_order_of_their_admission() -> None:
+    scheduler = scheduler_of(pages=6)
+    for name in ("a", "bb", "ccc"):
+        scheduler.add(request(name, 4, count=19))
+    while len(scheduler.running) < 3 or scheduler.waiting:
+        step(scheduler)
+    while len(scheduler.waiting) < 2:
+        step(scheduler)
+    assert scheduler.preemptions == 2 and ids(scheduler) == ["bb", "ccc"]
+
+
 def longest_wait(flood: int) -> int:
     """Steps until the first token of any of 20 requests of a tenant, which has one at a time while
     another one always has `flood`, all with prompts of more than a step."""

@@ -112,6 +112,13 @@ def filled_by_one(limit: int, *, others: int = 0, reserved: int = 0) -> int:
     return own
 
 
+def test_items_of_a_priority_count_as_served_in_the_next_one() -> None:
+    queue: PriorityQueue[str] = PriorityQueue()
+    for tenant, item, priority in (("a", "a1", 0), ("a", "a2", 1), ("b", "b1", 1)):
+        queue.add(tenant, item, priority)
+    assert list(queue) == ["a1", "b1", "a2"]
+
+
 def test_a_single_tenant_fills_its_reserved_places_and_half_of_the_others() -> None:
     assert filled_by_one(512) == 256
     assert filled_by_one(16 + 512, reserved=16) == 16 + 256

@@ -114,3 +114,9 @@ def test_a_string_that_was_complete_too_early_does_not_stop_while_it_is_held_bac
         text = stream.push(b"ab", Sampled(0), may_stop=False)[0]
     text += stream.push(b"x abd", Sampled(1))[0]
     assert (text, stream.matched) == ("abx a", "b")
+
+
+def test_a_string_that_is_complete_too_early_is_not_held_back() -> None:
+    stream = TextStream(["ab"])
+    assert stream.push(b"xab", Sampled(0), may_stop=False)[0] == "xab"
+    assert (stream.push(b"c", Sampled(1))[0], stream.stopped) == ("c", False)
