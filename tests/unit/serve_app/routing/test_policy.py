@@ -78,7 +78,7 @@ def test_another_replica_is_chosen_when_the_holder_is_overloaded():
 
 def test_the_holder_is_kept_while_its_queue_costs_less_than_recomputing_the_prefix():
     """Recomputing 400 tokens takes 0.4 s; with `loyalty` 3 a wait of up to 1.2 s is accepted."""
-    for queued, leaves in ((1000, False), (1600, True)):
+    for queued, leaves in ((1100, False), (1300, True)):
         choices = policy(dict.fromkeys(names(3), IDLE))
         holder = choices.choose(prompt("a"), now=0.0)
         choices.report(holder, busy(queued), now=1.0)
@@ -118,6 +118,13 @@ def test_a_replica_whose_memory_is_full_is_avoided():
     assert policy({"full": full, "queueing": queueing}).choose(prompt("a"), now=0) == "queueing"
 
 
+def test_the_wait_for_a_slot_is_not_added_to_that_for_the_queue():
+    """A slot is free in a second; queue and running requests take as long, at the same time."""
+    taken = busy(500, running=16, slots=16)
+    queueing = busy(1400, running=2, slots=16)
+    assert policy({"taken": taken, "queueing": queueing}).choose(prompt("a"), now=0) == "taken"
+
+
 def test_the_rate_of_starts_is_measured_while_requests_wait_for_slots():
     """Both have a request that waits for a slot; one starts a request every 0.1 s, the other every
     10 s."""
@@ -144,6 +151,16 @@ def test_requests_included_in_a_report_are_not_counted_twice():
     choices.report(first, busy(0), now=10.0)  # done with it
     choices.report(other, busy(900), now=10.0)
     assert choices.choose(prompt("c", 100), now=10.0) == first
+
+
+def test_the_longer_a_prompt_the_later_a_report_includes_it():
+    """The replica tokenises 100,000 tokens for half a second; its report of 0.3 s lacks them."""
+    for at, same in ((0.3, False), (0.7, True)):
+        choices = policy({"a": IDLE, "b": busy(900)})
+        assert choices.choose(prompt("a", 100_000), now=0.0) == "a"
+        choices.report("a", IDLE, now=at)
+        choices.report("b", busy(900), now=at)
+        assert (choices.choose(prompt("c", 100), now=at) == "a") == same, at
 
 
 def test_a_reported_queue_shrinks_as_time_passes():
@@ -329,6 +346,15 @@ def moved(choices: RoutingPolicy, tasks, *, now: float = 1.0) -> list[str | None
 def test_queued_requests_stay_when_there_is_no_other_replica():
     assert moved(queued(20), range(20)) == [None] * 20
     assert queued(1).choose_earlier("unknown", now=1.0) is None
+
+
+def test_a_request_moves_only_to_a_replica_that_starts_it_in_half_the_time():
+    """It starts in ten seconds, after nine other prompts of a second each."""
+    for queue, leaves in ((5000, False), (3000, True)):
+        choices = queued(10)
+        choices.add("new")
+        choices.report("new", busy(queue), now=0.0)
+        assert (moved(choices, [9], now=0.0) == ["new"]) == leaves, queue
 
 
 @pytest.mark.parametrize("asked", [range(30), range(29, -1, -1)])

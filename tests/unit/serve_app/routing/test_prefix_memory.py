@@ -152,3 +152,14 @@ def test_the_longest_prefixes_of_a_prompt_are_evicted_first():
     for first in range(2):
         known.record("a", path_hashes([first, 1, 2]))
     assert known.held_tokens("a", path_hashes([0, 1, 2])) == 2
+
+
+def test_entries_that_are_found_evicted_make_room():
+    known = memory("a", cache_tokens=1000, max_entries=6)
+    known.record("a", path_hashes([0, 1, 2]))
+    known.set_clock("a", computed_tokens=1001, cache_tokens=1000)
+    assert known.holders(path_hashes([0, 1, 2]), limit=4) == []
+    for first in (1, 2):
+        known.record("a", path_hashes([first, 1, 2]))
+    assert known.held_tokens("a", path_hashes([1, 1, 2])) == 3
+    assert known.held_tokens("a", path_hashes([2, 1, 2])) == 3
