@@ -95,6 +95,13 @@ def test_uniform_weights_have_at_most_the_error_of_uniform_rounding(type_name):
     assert lost(rows, type_name) < (2 / STEPS[type_name]) ** 2 / 12
 
 
+@pytest.mark.parametrize("type_name", ["Q2_K", "Q4_K", "Q5_K"])
+def test_weights_far_above_zero_have_at_most_the_error_of_uniform_rounding_from_zero(type_name):
+    """The minimum that these types store cannot be above zero."""
+    rows = torch.rand(64, 512, generator=torch.Generator().manual_seed(0)) + 1
+    assert lost(rows, type_name) < (2 / STEPS[type_name]) ** 2 / 12
+
+
 @pytest.mark.parametrize("rows", [normal(64, 512), heavy_tailed(64, 512)], ids=["normal", "heavy"])
 def test_a_type_with_more_bits_has_a_smaller_error(rows):
     losses = [lost(rows, name) for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "F16")]

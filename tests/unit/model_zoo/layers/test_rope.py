@@ -128,6 +128,7 @@ def test_factors_of_a_tensor_divide_the_frequencies(read) -> None:
             {"mscale": 0.7, "mscale_all_dim": 1.2},
         ),
         ({"scaling.yarn_log_multiplier": 1.2}, {"mscale": 1.0, "mscale_all_dim": 1.2}),
+        ({"scaling.beta_slow": 0.01}, {"beta_slow": 0.01}),
         ({"scaling.extrapolation_factor": 1.0}, {}),
         ({"scaling.yarn_ext_factor": -1.0}, {}),
     ],
@@ -146,9 +147,10 @@ def test_yarn_agrees_where_the_range_is_a_single_frequency(read) -> None:
     agrees(read(YARN_KEYS | ends), YARN | {"beta_fast": 1e9, "beta_slow": 1e9})
 
 
-def test_a_multiplier_comes_on_top_of_yarns_own_magnitude(read) -> None:
-    plain = read(YARN_KEYS).magnitude
-    scaled = read(YARN_KEYS | {"scaling.attn_factor": 0.5}).magnitude
+@pytest.mark.parametrize("more", [{}, {"scaling.mscale": 0.7, "scaling.mscale_all_dim": 1.2}])
+def test_a_multiplier_comes_on_top_of_yarns_own_magnitude(read, more) -> None:
+    plain = read(YARN_KEYS | more).magnitude
+    scaled = read(YARN_KEYS | more | {"scaling.attn_factor": 0.5}).magnitude
     assert scaled == pytest.approx(plain / 2)
 
 

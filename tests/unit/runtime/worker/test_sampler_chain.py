@@ -26,6 +26,7 @@ CASES = [
         {"typical_p": 0.3},
         {"typical_p": 0.9, "temperature": 0.7},
         {"typical_p": 0.6, "top_k": 30, "top_p": 0.8, "min_p": 0.05, "temperature": 2.0},
+        {"typical_p": 0.5, "min_p": 0.5},
         {"top_n_sigma": 0.5},
         {"top_n_sigma": 1.5, "top_p": 0.9, "temperature": 1.4},
         {"top_n_sigma": 1.0, "top_k": 5},
