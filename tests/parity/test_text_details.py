@@ -44,6 +44,15 @@ def test_gemma3_that_states_no_scaling_is_not_scaled(tmp_path, layers) -> None:
     assert difference(pair, random_tokens(PROMPT, seed=20)) > TOLERANCE
 
 
+def test_gemma3_whose_window_is_the_whole_context_is_not_scaled(tmp_path) -> None:
+    path = tmp_path / "tiny.gguf"
+    sizes = {"sliding_window": 512, "max_position_embeddings": 512}
+    twin = TEXT_MODELS["gemma3"].write(
+        path, flavour="ollama", num_hidden_layers=GEMMA3_SCALED_LAYERS[0], **sizes
+    )
+    assert difference(pair_of(path, twin), random_tokens(PROMPT, seed=20)) <= TOLERANCE
+
+
 def test_gemma4_caches_have_the_shapes_of_local_and_of_global_layers(tmp_path) -> None:
     shared = TEXT_MODELS["gemma4"].configs["layer_inputs_and_shared_keys"]
     changes = {key: shared[key] for key in ("num_kv_shared_layers", "use_double_wide_mlp")}

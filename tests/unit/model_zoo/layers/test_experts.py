@@ -16,7 +16,12 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import META
 from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
 from model_zoo.layers.feed_forward import GatedFeedForward
-from model_zoo.layers.routing import SIGMOID_OF_CHOSEN, SOFTMAX_OF_ALL, SOFTMAX_OF_CHOSEN
+from model_zoo.layers.routing import (
+    SIGMOID_OF_CHOSEN,
+    SOFTMAX_OF_ALL,
+    SOFTMAX_OF_CHOSEN,
+    stated_softmax,
+)
 from runtime.errors import ModelFileError
 from runtime.kernels import experts as kernels
 from runtime.kernels.experts import clamped_swiglu
@@ -263,6 +268,22 @@ def test_invalid_counts_are_refused(keys: dict[str, int], complaint: str) -> Non
     metadata = Metadata({"general.architecture": "x", **values}, path=Path("m.gguf"))
     with pytest.raises(ModelFileError, match=complaint):
         ExpertSizes.read(metadata)
+
+
+@pytest.mark.parametrize(
+    "keys, routing",
+    [
+        ({}, SOFTMAX_OF_CHOSEN),
+        ({"expert_weights_norm": False}, SOFTMAX_OF_ALL),
+        ({"norm_top_k_prob": False}, SOFTMAX_OF_ALL),
+        ({"expert_weights_norm": False, "norm_top_k_prob": True}, SOFTMAX_OF_CHOSEN),
+        ({"expert_weights_norm": True, "norm_top_k_prob": False}, SOFTMAX_OF_ALL),
+    ],
+)
+def test_two_keys_state_whether_weights_are_renormalised(keys: dict, routing: Routing) -> None:
+    values = {f"x.{key}": value for key, value in keys.items()}
+    metadata = Metadata({"general.architecture": "x", **values}, path=Path("m.gguf"))
+    assert stated_softmax(metadata) == routing
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -6,6 +6,7 @@ import pytest
 
 from model_zoo.sources.hub_choice import HubFile, choose, label_of
 from model_zoo.sources.reference import HubSource, PathSource, RegistrySource, parse_source
+from model_zoo.store.model_name import ModelName
 from runtime.errors import SourceError
 
 
@@ -43,6 +44,12 @@ def test_a_registry_source_is_a_name() -> None:
     assert isinstance(source, RegistrySource)
     assert source.name.parts == ("registry.ollama.ai", "someone", "llama3", "8b")
     assert str(source) == "ollama://someone/llama3:8b"
+
+
+def test_one_part_before_a_name_is_its_namespace_even_with_a_dot() -> None:
+    host = "registry.ollama.ai"
+    assert ModelName.parse("some.one/llama3").parts == (host, "some.one", "llama3", "latest")
+    assert ModelName.parse("a.host/some.one/x:1").parts == ("a.host", "some.one", "x", "1")
 
 
 @pytest.mark.parametrize(

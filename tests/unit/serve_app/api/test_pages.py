@@ -33,6 +33,12 @@ async def test_the_other_pages_need_no_key_and_are_found_below_a_prefix(path, ti
     assert f"<title>Caravan: {title}</title>" in page.text
 
 
+@pytest.mark.parametrize("path", ["/pages", "/page", "/statuses", "/docs/x", "/healthz2"])
+async def test_paths_that_begin_like_those_of_pages_need_a_key(path):
+    async with http_client(PretendReplica(), api_keys=(api_key("one"),)) as client:
+        assert (await client.get(path)).status_code == 401
+
+
 async def test_the_pages_may_use_their_own_server_only():
     async with http_client(PretendReplica()) as client:
         for path in ("/", "/status", "/docs", "/page/chat.js"):
