@@ -17,20 +17,8 @@ from model_zoo.chat.messages import (
 )
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from tests.reference_data import reference_data, reference_files
+from tools.reference_data import TEMPLATES
 
-TEMPLATES = (
-    "Mistral-Small-3.2-24B-Instruct-2506",
-    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
-    "Qwen-Qwen2.5-7B-Instruct",
-    "Qwen-Qwen3-0.6B",
-    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
-    "google-gemma-2-2b-it",
-    "google-gemma-4-31B-it",
-    "meta-llama-Llama-3.1-8B-Instruct",
-    "meta-llama-Llama-3.2-3B-Instruct",
-    "mistralai-Mistral-Nemo-Instruct-2407",
-    "openai-gpt-oss-120b",
-)
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
 

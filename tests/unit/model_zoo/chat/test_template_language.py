@@ -4,7 +4,8 @@ import pytest
 
 from model_zoo.chat.template_language import check_template, is_go_template
 from runtime.errors import RequestError
-from tests.chat_templates import TEMPLATES, template_source
+from tests.chat_templates import template_source
+from tools.reference_data import TEMPLATES
 
 GO = [
     "{{ .Prompt }}",
