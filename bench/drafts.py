@@ -49,4 +49,4 @@ def drafts_section(threads: int, rounds: int) -> str:
             rows += [measured_row(engines, case, count, rounds) for count in COUNTS]
         target.unlink()
         draft.unlink()
-    return as_section(INTRODUCTION, machine, rows)
+    return as_section(INTRODUCTION, machine, rounds, rows)

@@ -143,8 +143,12 @@ def _decode_row(label: str, first: Contender, second: Contender, plan: Plan, cou
 def _in_turns(
     measure: Callable[[Contender], float], first: Contender, second: Contender, rounds: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    pairs = [(measure(first), measure(second)) for _ in range(rounds)]
-    return tuple(a for a, _ in pairs), tuple(b for _, b in pairs)
+    """A value of each in every round. They take turns at being first."""
+    values: tuple[list[float], list[float]] = [], []
+    for number in range(rounds):
+        for place in (0, 1) if number % 2 == 0 else (1, 0):
+            values[place].append(measure((first, second)[place]))
+    return tuple(values[0]), tuple(values[1])
 
 
 def _decode_task(count: int) -> str:

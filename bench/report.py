@@ -10,8 +10,8 @@ from bench.sections import MODELS
 INTRODUCTION = """\
 Written by `make bench`. A random model of Llama-3.2-1B's shape with a vocabulary of 128k;
 sampling with top_k 40, top_p 0.9, temperature 0.8. The two contenders of a row are measured in
-turn. Each figure is the median over rounds, ± the round farthest from it; a ratio is the median
-of the rounds' ratios."""
+turn, and take turns at being first. Each figure is the median over the rounds (of two, the mean),
+± the round farthest from it; a ratio is the median of the rounds' ratios."""
 AGAINST_PEER = """\
 Tokens per second of all sequences together; above 1.00 this engine is faster. Both read the same
 blocks and cache in float16; this engine computes with `compute: auto`, llama.cpp rounds
@@ -22,8 +22,8 @@ the time to the first token, lower is better."""
 STREAMS = """\
 The demo model behind `serve run` and behind plain uvicorn, the same ingress and the same replica
 in one process: streams that start at the same time, 64 tokens each, from one client process on
-the same cores. The steps of this model are short, so the figures show the cost around them. In
-milliseconds, lower is better."""
+the same cores. The steps of this model are short, so the figures show the cost around them. For
+the time to the first token, lower is better, for tokens per second, higher."""
 FROM_START = """\
 Seconds from the start of the server process to the first token that a client receives, and the
 parts of this time, from the server's log (`configured`, `starting`, `device`, `ready`, and two
@@ -111,12 +111,12 @@ def results_page(results: Results) -> str:
 
 def comparison(rows: Sequence[Row], first: str, second: str) -> str:
     lines = [
-        f"| model | task | unit | {first} | {second} | {first} / {second} |",
-        "|---|---|---|---:|---:|---:|",
+        f"| model | task | unit | rounds | {first} | {second} | {first} / {second} |",
+        "|---|---|---|---:|---:|---:|---:|",
     ]
     lines += [
-        f"| {row.model} | {row.task} | {row.unit} | {_median(row.first)} | {_median(row.second)} "
-        f"| {row.ratio:.2f} |"
+        f"| {row.model} | {row.task} | {row.unit} | {len(row.first)} "
+        f"| {with_spread(row.first)} | {with_spread(row.second)} | {row.ratio:.2f} |"
         for row in rows
     ]
     return "\n".join(lines)
@@ -160,7 +160,7 @@ def _part(values: Sequence[float]) -> str:
     return f"{median(values):.2f}" if values else "–"
 
 
-def _median(values: Sequence[float]) -> str:
+def with_spread(values: Sequence[float]) -> str:
     """The median, and the largest distance of a round from it."""
     middle = median(values)
     spread = max(abs(value - middle) for value in values) / middle

@@ -18,6 +18,7 @@ import torch
 
 from bench.machine import describe_machine
 from bench.real_model import real_model, real_text
+from bench.report import with_spread
 from bench.sections import SPECULATION
 from model_zoo.chat_model import ChatModel
 from model_zoo.registry import LoadOptions, load
@@ -38,10 +39,11 @@ INTRODUCTION = f"""\
 Written by `make bench` and `python -m bench --only speculation` (`--source` for another file):
 {{name}}.
 Tokens per second of answers of {ANSWER_TOKENS} tokens, all sequences together, with
-`speculation` as by default and without it, in turn in one process; the ratio is the median of the
-rounds' ratios. Both sample the same tokens. The goals are 1.5 for copied text and 0.98 for tokens
-that nothing foretells, for one sequence. Accepted: the share of the proposed tokens that were
-right, and tokens per step and sequence.
+`speculation` as by default and without it, in turn in one process: the median over the rounds,
+± the round farthest from it; the ratio is the median of the rounds' ratios. Both sample the same
+tokens. The goals are 1.5 for copied text and 0.98 for tokens that nothing foretells, for one
+sequence. Accepted: the share of the proposed tokens that were right, and tokens per step and
+sequence.
 """
 
 
@@ -151,14 +153,15 @@ def speculation_section(source: str | None, threads: int, rounds: int) -> str:
     with ExitStack() as stack:
         engines = contenders(path, threads, stack)
         rows = [measured_row(engines, case, n, rounds) for case in cases() for n in COUNTS]
-    return as_section(INTRODUCTION.format(name=path.name), machine, rows)
+    return as_section(INTRODUCTION.format(name=path.name), machine, rounds, rows)
 
 
-def as_section(introduction: str, machine: str, rows: Sequence[str]) -> str:
+def as_section(introduction: str, machine: str, rounds: int, rows: Sequence[str]) -> str:
     return "\n".join(
         [
             introduction,
             machine,
+            f"- rounds: {rounds}",
             "",
             "| text | sequences | with, tokens/s | without | ratio | accepted | per step |",
             "|:---|---:|---:|---:|---:|---:|---:|",
@@ -187,8 +190,7 @@ def measured_row(engines: Sequence[Contender], case: Case, count: int, rounds: i
     accepted = after.accepted_tokens_total - before.accepted_tokens_total
     yielded = rounds * count * (case.tokens - 1)
     share = f"{accepted / proposed:.0%}" if proposed else "–"
-    speeds = (median(column) for column in zip(*pairs, strict=True))
+    measured = " | ".join(with_spread(column) for column in zip(*pairs, strict=True))
     ratio = median(first / second for first, second in pairs)
     per_step = yielded / max(1, yielded - accepted)
-    measured = " | ".join(f"{speed:.1f}" for speed in speeds)
     return f"| {case.name} | {count} | {measured} | {ratio:.2f} | {share} | {per_step:.2f} |"
