@@ -128,6 +128,8 @@ class Clients:
                         self._tally.note_gap(heard, now)
                     elif lost is not None:
                         self._tally.note_return(lost, now, streamed=streamed)
+                    elif streamed:
+                        self._tally.note_first(heard, now)
                     heard = now
                     if streamed:
                         self._received[stream] = now

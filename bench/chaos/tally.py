@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 class Fault:
     """An injected fault, and its effect on clients in seconds. `at`: on the monotonic clock.
 
-    `gap_s`: the longest time without output of a stream that continued. `return_s`: the longest
+    `gap_s`: the longest time without output of a stream that continued. `first_s`: the longest time
+    from a request to the first output of its stream, queueing included. `return_s`: the longest
     time from the loss of a client's connection to the first output of its next request. `reply_s`:
     the longest time from the loss to the whole reply, for requests that are not streamed.
     """
@@ -19,6 +20,7 @@ class Fault:
     kind: str
     at: float
     gap_s: float = 0.0
+    first_s: float = 0.0
     return_s: float = 0.0
     reply_s: float = 0.0
 
@@ -65,6 +67,11 @@ class Tally:
         if fault := self._cause(begin):
             fault.gap_s = max(fault.gap_s, end - begin)
 
+    def note_first(self, begin: float, end: float) -> None:
+        """Notes the first output of a stream whose request was sent at `begin`."""
+        if fault := self._cause(begin):
+            fault.first_s = max(fault.first_s, end - begin)
+
     def note_return(self, begin: float, end: float, *, streamed: bool) -> None:
         """Notes the first output of a repeated request after the connection was lost."""
         if fault := self._cause(begin):
@@ -81,8 +88,8 @@ class Tally:
             "asked again and answered",
             f"        broken   {self.broken}",
             "seconds, as median / 95th percentile / longest over the faults of a kind",
-            f"{'fault':<14}{'times':>6}   {'gap of a stream':<20}{'second try begins':<20}"
-            "whole reply",
+            f"{'fault':<14}{'times':>6}   {'gap of a stream':<20}{'first output':<20}"
+            f"{'second try begins':<20}whole reply",
             *(self._row(kind, count) for kind, count in sorted(self._counts().items())),
             *(f"broken: {reason}" for reason in self.reasons),
         ]
@@ -95,6 +102,7 @@ class Tally:
         faults = [fault for fault in self.faults if fault.kind == kind]
         columns = (
             [fault.gap_s for fault in faults],
+            [fault.first_s for fault in faults],
             [fault.return_s for fault in faults if fault.return_s],
             [fault.reply_s for fault in faults if fault.reply_s],
         )
@@ -102,6 +110,7 @@ class Tally:
 
     def _line(self, fault: Fault) -> str:
         seen = [f"{fault.at - self.began:8.1f} {fault.kind}: longest gap {fault.gap_s:.2f} s"]
+        seen.append(f"first output {fault.first_s:.2f} s")
         if fault.return_s or fault.reply_s:
             seen.append(f"second try {fault.return_s:.2f} s, whole reply {fault.reply_s:.2f} s")
         return ", ".join(seen)

@@ -31,18 +31,21 @@ def test_the_longest_of_each_fault_is_kept_and_summed_up_for_its_kind(tally):
     for end in (12.0, 11.0):
         tally.note_gap(9.0, end)
     tally.note_gap(29.0, 30.5)
+    tally.note_first(8.0, 15.0)
+    tally.note_first(9.5, 10.5)
     tally.note_return(20.0, 21.0, streamed=True)
     tally.note_return(20.0, 25.0, streamed=False)
     rows = [line.split("  ") for line in tally.page().splitlines()]
     found = {
         row[0]: [each.strip() for each in row[1:] if each.strip()] for row in rows if len(row) > 2
     }
-    assert found["replica"] == ["2", "1.5 / 3.0 / 3.0", "-", "-"]
-    assert found["ingress"] == ["1", "0.0 / 0.0 / 0.0", "1.0 / 1.0 / 1.0", "5.0 / 5.0 / 5.0"]
+    assert found["replica"] == ["2", "1.5 / 3.0 / 3.0", "0.0 / 7.0 / 7.0", "-", "-"]
+    assert found["ingress"] == ["1", *["0.0 / 0.0 / 0.0"] * 2, "1.0 / 1.0 / 1.0", "5.0 / 5.0 / 5.0"]
 
 
 def test_without_faults_nothing_is_attributed():
     tally = Tally()
     tally.note_gap(1.0, 2.0)
+    tally.note_first(1.0, 2.0)
     tally.note_return(1.0, 2.0, streamed=True)
     assert "replica" not in tally.page()
