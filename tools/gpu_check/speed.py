@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 from types import MappingProxyType
 from unittest.mock import patch
 
@@ -113,12 +113,13 @@ def measure_model(
 
 
 def step_seconds(task: Task, name: str, decoder: DecoderModel) -> dict[str, float]:
-    """The median time of a step of so many streams, and of a prompt of so many tokens."""
+    """The mean time of a step of so many streams, which is what llama.cpp's program divides by, and
+    the median time of a prompt of so many tokens."""
     load, found = load_of(task), {}
     with decoding_engine(task, decoder, graphs=True) as engine:
         for streams in load.streams:
             pairs = decode(task, f"{name}, {streams} streams", engine, streams)
-            found[f"{streams} streams"] = median_s(pairs)
+            found[f"{streams} streams"] = fmean(b.began - a.began for a, b in pairs)
     with prefill_engine(task, decoder) as engine:
         for length in load.prefills:
             found[f"prefill of {length}"] = prefill_s(engine, length)
