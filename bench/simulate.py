@@ -8,10 +8,10 @@ import time
 from dataclasses import replace
 
 from bench.sections import ROUTING, publish
-from bench.simulation.measure import Table, compared, measured
+from bench.simulation.measure import OURS, Table, compared, measured, over_traces
 from bench.simulation.page import routing_page
 from bench.simulation.scenarios import Scenario, scenarios
-from bench.simulation.variants import variants
+from bench.simulation.variants import STAYING, moving_and_staying, variants
 
 QUICK = 0.1
 
@@ -22,12 +22,16 @@ def main() -> None:
     chosen = [_shortened(each) if arguments.quick else each for each in scenarios()]
     tables = [compared(scenario) for scenario in chosen if arguments.only in scenario.name]
     tried: list[Table] = []
+    moving = None
     if not arguments.only:
         tried = [
             measured(_shortened(scenario) if arguments.quick else scenario, contestants)
             for scenario, contestants in variants()
         ]
-    page = routing_page(tables, tried, time.monotonic() - begin)
+        late, makes = moving_and_staying()
+        late = _shortened(late) if arguments.quick else late
+        moving = over_traces(late, makes[OURS]), over_traces(late, makes[STAYING])
+    page = routing_page(tables, tried, moving, time.monotonic() - begin)
     publish(ROUTING, page, write=not (arguments.quick or arguments.only))
 
 

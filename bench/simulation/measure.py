@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 
 from bench.simulation.contestants import OTHERS, Make, Ours
 from bench.simulation.scenarios import Scenario
@@ -11,6 +11,7 @@ from bench.simulation.traces import sessions
 from bench.simulation.world import Outcome, World
 
 OURS = "**ours**"
+TRACES = 20
 MANY_INGRESSES = 8
 
 
@@ -39,6 +40,17 @@ class Table:
     wall_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class TraceMeans:
+    """Means over several traces. The times to the first token are in seconds."""
+
+    mean_s: float
+    median_s: float
+    p95_s: float
+    longest_s: float
+    in_time_tokens_per_s: float
+
+
 def compared(scenario: Scenario) -> Table:
     """The results of our policy with one ingress and with several, and of the other policies."""
     contestants: dict[str, tuple[Scenario, Make]] = {
@@ -61,9 +73,25 @@ def measured(scenario: Scenario, contestants: Mapping[str, tuple[Scenario, Make]
     return Table(scenario, decisions, rows, time.monotonic() - begin)
 
 
-def run(scenario: Scenario, make: Make) -> Outcome:
+def over_traces(scenario: Scenario, make: Make, count: int = TRACES) -> TraceMeans:
+    """The results of a policy, each the mean over traces that are drawn with different seeds."""
+    period_s = scenario.seconds - scenario.warm_s
+    found = [
+        (
+            fmean(outcome.first_s),
+            median(outcome.first_s),
+            percentile(outcome.first_s, 0.95),
+            max(outcome.first_s),
+            outcome.in_time_tokens / period_s,
+        )
+        for outcome in (run(scenario, make, seed) for seed in range(count))
+    ]
+    return TraceMeans(*map(fmean, zip(*found, strict=True)))
+
+
+def run(scenario: Scenario, make: Make, seed: int = 0) -> Outcome:
     """Simulates a policy. The trace does not depend on the policy."""
-    trace = sessions(scenario.mix, seconds=scenario.seconds, seed=0)
+    trace = sessions(scenario.mix, seconds=scenario.seconds, seed=seed)
     outcome = Outcome(scenario.warm_s, scenario.seconds)
     world = World(scenario.cluster, make, outcome=outcome, in_time_s=scenario.in_time_s)
     return world.run(trace)

@@ -15,9 +15,16 @@ Contestants = dict[str, tuple[Scenario, Make]]
 
 
 def variants() -> list[tuple[Scenario, Contestants]]:
+    """The last scenario is that of `moving_and_staying`."""
     tried = [(each, _contestants(each)) for each in (everything(32, SECONDS), long_answers(16, 40))]
+    late, makes = moving_and_staying()
+    return [*tried, (late, {name: (late, make) for name, make in makes.items()})]
+
+
+def moving_and_staying() -> tuple[Scenario, dict[str, Make]]:
+    """A scenario in which it matters that queued requests move, and both policies."""
     late = late_replicas(200).with_ingresses(MANY_INGRESSES)
-    return [*tried, (late, {OURS: (late, _ours()), STAYING: (late, _ours(moves=False))})]
+    return late, {OURS: _ours(), STAYING: _ours(moves=False)}
 
 
 def _contestants(scenario: Scenario) -> Contestants:

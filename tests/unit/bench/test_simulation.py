@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from bench.simulation.contestants import OTHERS, Ours
-from bench.simulation.measure import percentile, run
+from bench.simulation.measure import over_traces, percentile, run
+from bench.simulation.page import routing_page
 from bench.simulation.replica import Job, Replica
 from bench.simulation.scenarios import ACCELERATOR, Scenario, everything, late_replicas
 from bench.simulation.traces import Mix, Request, Session, Turn, sessions
@@ -140,3 +141,13 @@ def test_moving_queued_requests_shortens_long_waits_when_replicas_join():
     assert moving.moves > 5 and not staying.moves
     assert max(moving.first_s) < 0.7 * max(staying.first_s)
     assert len(moving.first_s) == len(staying.first_s), "each is answered once"
+
+
+def test_figures_over_traces_are_means_of_the_results_of_different_traces():
+    late = late_replicas(60).with_ingresses(2)
+    runs = [run(late, lambda _: Ours(2), seed) for seed in (0, 1)]
+    means = over_traces(late, lambda _: Ours(2), 2)
+    longest = [max(outcome.first_s) for outcome in runs]
+    assert longest[0] != longest[1] and means.longest_s == pytest.approx(sum(longest) / 2)
+    page = routing_page([], [], (means, replace(means, longest_s=99.0)), 60.0)
+    assert f"the longest wait from 99.0 s to {means.longest_s:.1f} s;" in " ".join(page.split())
