@@ -95,6 +95,12 @@ def test_the_matched_string_is_known_and_may_stay(keep: bool, text: str) -> None
     assert shown == ([0, 1, 2] if keep else [0])
 
 
+def test_a_string_that_is_complete_too_early_is_not_held_back() -> None:
+    stream = TextStream(["ab"])
+    assert stream.push(b"xab", Sampled(0), may_stop=False)[0] == "xab"
+    assert (stream.push(b"c", Sampled(1))[0], stream.stopped) == ("c", False)
+
+
 def test_a_string_that_is_complete_too_early_does_not_stop_and_one_that_ends_later_does() -> None:
     stream = TextStream(["ab"])
     early = [stream.push(piece, Sampled(0), may_stop=False)[0] for piece in (b"xab", b"ya")]
@@ -114,9 +120,3 @@ def test_a_string_that_was_complete_too_early_does_not_stop_while_it_is_held_bac
         text = stream.push(b"ab", Sampled(0), may_stop=False)[0]
     text += stream.push(b"x abd", Sampled(1))[0]
     assert (text, stream.matched) == ("abx a", "b")
-
-
-def test_a_string_that_is_complete_too_early_is_not_held_back() -> None:
-    stream = TextStream(["ab"])
-    assert stream.push(b"xab", Sampled(0), may_stop=False)[0] == "xab"
-    assert (stream.push(b"c", Sampled(1))[0], stream.stopped) == ("c", False)
