@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import pytest
+
 from runtime.engine.request import ImageSpan
 from runtime.kv.cache_manager import KVCacheManager, PageGrant
 from runtime.kv.spec import CacheKind, Chunked, Cross, Full, Sliding
@@ -83,9 +85,10 @@ def test_a_prefix_is_shared_only_under_the_same_salt() -> None:
         assert cache_manager.adopt(Owner([1] * 12, cache_salt=salt))[0] == shared, salt
 
 
-def test_rows_of_images_are_shared_only_under_the_same_salt() -> None:
+@pytest.mark.parametrize("text", [(Full(),), ()], ids=["beside text", "alone"])
+def test_rows_of_images_are_shared_only_under_the_same_salt(text: tuple[CacheKind, ...]) -> None:
     image = ImageSpan(1, 1, False, b"x", cross_rows=4)
-    cache_manager = ledger_of(Full(), Cross(1, 4, alignment=4))
+    cache_manager = ledger_of(*text, Cross(1, 4, alignment=4))
     compute(cache_manager, Owner([1] * 12, spans=(image,), cache_salt=b"one"), 12)
     for salt, shared in ((b"two", 0), (b"one", 8)):
         owner = Owner([1] * 12, spans=(image,), cache_salt=salt)
