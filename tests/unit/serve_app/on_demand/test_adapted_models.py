@@ -1,4 +1,4 @@
-"""Models on demand with LoRA adapters, created and used by Ollama's client."""
+"""Models on demand that share their base: LoRA adapters, created and used by Ollama's client."""
 
 from pathlib import Path
 
@@ -11,6 +11,8 @@ from tests.adapter_files import random_pairs, write_adapter
 from tests.gguf_files import matrices, rewrite
 from tests.unit.serve_app.cli.cli_runs import put, run
 from tests.unit.serve_app.on_demand.fake_cluster import cluster_of, official, real_loader
+from tests.unit.serve_app.on_demand.fake_loader import FakeLoader
+from tests.unit.serve_app.on_demand.test_model_pool import ask, pool_of
 
 SHAPES = {f"blk.{layer}.attn_v.weight": (32, 64) for layer in range(2)}
 PROMPT = "the same words before each answer, enough of them to fill some pages of a cache"
@@ -105,3 +107,13 @@ def test_the_command_line_creates_and_shows_models_with_adapters(root, adapters,
     modelfile.write_text("FROM kept\nADAPTER nowhere.gguf")
     failed = run("create", "other", "-f", modelfile, store=Store(root), status=1)
     assert "nowhere.gguf" in failed.stderr
+
+
+async def test_a_model_that_shares_most_of_its_weights_unloads_no_other() -> None:
+    base = ("/store/base", 80)
+    loader = FakeLoader(a=(90, 90, *base), b=(90, 90, *base))
+    async with pool_of(loader) as pool:
+        for model in ("a", "b"):
+            await ask(pool, model)
+        assert loader.loads == [("a", 90), ("b", 90)] and loader.unloads == []
+        assert pool.free_bytes == 0

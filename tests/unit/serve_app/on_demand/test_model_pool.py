@@ -107,16 +107,6 @@ async def test_weights_that_models_share_count_once():
         assert loader.unloads == ["a", "b"], "another base is not shared"
 
 
-async def test_a_model_that_shares_most_of_its_weights_unloads_no_other():
-    base = ("/store/base", 80)
-    loader = FakeLoader(a=(90, 90, *base), b=(90, 90, *base))
-    async with pool_of(loader) as pool:
-        for model in ("a", "b"):
-            await ask(pool, model)
-        assert loader.loads == [("a", 90), ("b", 90)] and loader.unloads == []
-        assert pool.free_bytes == 0
-
-
 async def test_models_in_use_stay_loaded_and_a_full_pool_refuses_at_once():
     loader = FakeLoader(**SMALL)
     async with pool_of(loader) as pool, using(pool, loader, "a"), using(pool, loader, "b"):
