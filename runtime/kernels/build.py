@@ -28,8 +28,7 @@ WANTED = "CARAVAN_BUILD_KERNELS"  # the environment variable with the levels of 
 _SOURCES = Path(__file__).parent / "cpu"
 _COMPILERS = ("gcc", "cc", "clang")
 # Without contraction, all code paths round sums in the same way; see matmul.c.
-FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fopenmp", "-fPIC", "-fvisibility=hidden",
-         "-Wno-psabi")  # fmt: skip
+FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-Wno-psabi")
 _COMPILE_TIMEOUT_S = 3600  # for a compiler that hangs
 
 
@@ -119,7 +118,7 @@ def compile_library(compiler: str, level: Level, flags: Sequence[str], directory
         finally:
             for process in running:
                 process.kill()
-        # Linked without -fopenmp: the OpenMP functions come from the runtime that torch loaded.
+        # Linked without OpenMP: its functions come from the runtime that torch loaded.
         built = Path(folder) / "kernels.so"
         command = [compiler, "-shared", *map(str, objects), "-lm", "-o", str(built)]
         subprocess.run(

@@ -303,6 +303,25 @@ def test_integer_products_have_the_same_bits_with_every_instruction_set(
             assert torch.equal(products, first.setdefault(name, products)), name
 
 
+def test_clang_compiles_kernels_that_run_with_the_openmp_of_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if not (clang := shutil.which("clang")):
+        pytest.skip("clang is not installed")
+    monkeypatch.setenv("CC", clang)
+    level, flags = levels.usable_levels({})[-1], ("-O1", *build.FLAGS[1:])
+    check_kernels(
+        native.load(build.built_library(flags=flags, directory=tmp_path, level=level)), monkeypatch
+    )
+
+
+def test_no_source_needs_the_openmp_of_a_compiler() -> None:
+    """Its pragmas would be ignored, as `FLAGS` has no -fopenmp."""
+    assert "-fopenmp" not in build.FLAGS
+    for source in build._SOURCES.glob("*.[ch]"):
+        assert "#pragma omp" not in source.read_text(), source.name
+
+
 def test_the_kernels_use_the_threads_that_torch_has_already_started() -> None:
     need_compiler()
     if not Path("/proc/self/status").exists():

@@ -110,16 +110,28 @@ static void forbid_row(float *logits, const uint32_t *words, int vocab) {
     if (vocab % WORD) forbid_word(logits + whole * WORD, words[whole], vocab % WORD);
 }
 
+typedef struct {
+    float *logits;         /* [rows][vocab] */
+    const int64_t *masked; /* the rows that have masks, each once */
+    const uint32_t *words; /* [masked][ceil(vocab / WORD)] */
+    int vocab;
+} masks;
+
+static void forbid_rows(const void *argument, const items *mine) {
+    const masks *m = argument;
+    const ptrdiff_t row_words = (m->vocab + WORD - 1) / WORD;
+    for (int64_t i = mine->begin; i < mine->end; i++)
+        forbid_row(m->logits + (ptrdiff_t)m->masked[i] * m->vocab, m->words + i * row_words, m->vocab);
+}
+
 /* In the `count` distinct rows `masked` of logits [rows][vocab], sets the logits of tokens whose bits in words
  * [count][ceil(vocab / WORD)] are not set to minus infinity. Returns 1 if a row is out of range. */
 EXPORT int caravan_forbid(float *logits, int64_t rows, int vocab, const int64_t *masked, int count,
                           const uint32_t *words, int threads) {
-    const ptrdiff_t row_words = (vocab + WORD - 1) / WORD;
     for (int i = 0; i < count; i++)
         if (masked[i] < 0 || masked[i] >= rows) return 1;
-#pragma omp parallel for num_threads(threads) schedule(static) if ((int64_t)count * vocab > 1 << 20)
-    for (int i = 0; i < count; i++)
-        forbid_row(logits + (ptrdiff_t)masked[i] * vocab, words + i * row_words, vocab);
+    const masks m = {logits, masked, words, vocab};
+    share(threads, (int64_t)count * vocab > 1 << 20, even(count, threads), forbid_rows, &m);
     return 0;
 }
 

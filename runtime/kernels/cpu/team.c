@@ -18,6 +18,9 @@
 #define PAUSE() (void)0
 #endif
 
+/* Called here rather than by pragmas, for which clang needs a runtime that torch does not bring; libgomp and LLVM's
+ * libomp have both functions. Runs region(data) in `threads` threads, or in fewer if there are no more. */
+extern void GOMP_parallel(void (*region)(void *), void *data, unsigned threads, unsigned flags);
 extern int omp_get_thread_num(void);
 
 #define SPINS 1000 /* iterations before a thread sleeps; more would delay other processes */
@@ -112,18 +115,24 @@ static void offer(team *t, division how, work run, const void *job) {
     await(&t->progress, before);
 }
 
-void with_team(int threads, void (*lead)(void *), void *argument) {
-    team t = {0};
-#pragma omp parallel num_threads(threads)
+typedef struct { team t; void (*lead)(void *); void *argument; } region;
+
+static void enter(void *data) {
+    region *r = data;
     if (omp_get_thread_num()) {
-        help(&t);
-    } else {
-        led = &t;
-        lead(argument);
-        led = NULL;
-        atomic_store(&t.over, 1);
-        change(&t.offers);
+        help(&r->t);
+        return;
     }
+    led = &r->t;
+    r->lead(r->argument);
+    led = NULL;
+    atomic_store(&r->t.over, 1);
+    change(&r->t.offers);
+}
+
+void with_team(int threads, void (*lead)(void *), void *argument) {
+    region r = {.lead = lead, .argument = argument};
+    GOMP_parallel(enter, &r, (unsigned)threads, 0);
 }
 
 typedef struct { division how; work run; const void *job; } single;
