@@ -12,10 +12,12 @@ from runtime.kernels import delta, experts, routing, state_space
 from runtime.kernels import matmul as matmul_room
 from runtime.kernels.attention import paged_attention, paged_attention_twin
 from runtime.kernels.matmul import matmul
+from runtime.kv.cache_types import CacheType
 from runtime.quant.block_types import BLOCK_TYPES, MXFP4_PAIRS, block_type
-from runtime.quant.weight import Compute
+from runtime.quant.weight import Compute, Weight
 from tests.kernels import (
     test_attention,
+    test_cache_rows,
     test_delta,
     test_experts,
     test_integers,
@@ -49,11 +51,8 @@ def check_kernels(kernels: ctypes.CDLL | Any, monkeypatch: pytest.MonkeyPatch) -
         if kernels.caravan_has_integers():
             rows = test_integers.integer_weight(type, 80, 512, compute)
             assert torch.equal(matmul(x, rows.in_tiles()), matmul(x, rows))
-    queries, pages, plan = test_attention.scene("prefill and decode", "three share, odd sizes")
-    options = test_attention.options_of("capped, sinks", queries.shape[1])
-    got = paged_attention(queries, pages, plan, **options)
-    expected = paged_attention_twin(queries, pages, plan, **options)
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    check_fused_sums(fused=kernels.caravan_level() not in (b"x86-64", b"generic"))
+    check_caches()
     monkeypatch.setattr(test_pointwise.pointwise, "library", lambda: kernels)
     check_norms_rotations_and_curves()
     for module in (delta, experts, routing, state_space):
@@ -78,6 +77,28 @@ def integer_products(
         rounded = test_integers.integer_weight(block_type("BF16"), 50, 500, Compute.FAST)
         found["BF16", "FAST", 37] = matmul(test_integers.random_rows(37, 500), rounded)
     return found
+
+
+def check_fused_sums(*, fused: bool) -> None:
+    """Whether products are added before they are rounded, in sums of every number of rows: what
+    remains of the second of two products that cancel is then the error of the first one."""
+    x, weight, factor = torch.zeros(37, 32), torch.zeros(31, 32), 1 + 2.0**-12
+    x[:, [0, 16]], weight[:, 0], weight[:, 16] = factor, -factor, factor
+    stored = Weight(weight.view(torch.uint8), block_type("F32"), (31, 32))
+    for rows in (1, 2, 3, 9, 37):
+        assert (matmul(x[:rows], stored) == (2.0**-24 if fused else 0.0)).all()
+
+
+def check_caches() -> None:
+    for type in (CacheType.FLOAT32, CacheType.FLOAT16, CacheType.Q8_0):
+        test_cache_rows.test_kernel_and_twin_write_the_same_bits(type, "all share, tiny")
+        queries, pages, plan = test_attention.scene(
+            "prefill and decode", "three share, odd sizes", type=type
+        )
+        options = test_attention.options_of("capped, sinks", queries.shape[1])
+        got = paged_attention(queries, pages, plan, **options)
+        expected = paged_attention_twin(queries, pages, plan, **options)
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
 def check_norms_rotations_and_curves() -> None:

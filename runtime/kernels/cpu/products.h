@@ -1,8 +1,8 @@
 /* Activations times quantised rows in floats: y[row][out] = sum over k of x[row][k] * w[out][k].
  *
  * Invariant: lane l of a sum adds the products with k % 16 == l in the order of k, starting from zero,
- * by fused multiply-add; v_sum adds the lanes. Every path does so; therefore the bits of a row do not
- * depend on the number of other rows. */
+ * by fused multiply-add (in plain C, products are rounded first); v_sum adds the lanes. Every path does
+ * so; therefore the bits of a row do not depend on the number of other rows. */
 #ifndef CARAVAN_PRODUCTS_H
 #define CARAVAN_PRODUCTS_H
 

@@ -1,4 +1,4 @@
-/* Sixteen floats at a time: AVX-512, AVX2 or plain C, with the same order of operations.
+/* Sixteen floats at a time: AVX-512, AVX2, NEON (neon.h) or plain C, with the same order of operations.
  *
  * Lane l of every accumulator adds the elements k with k % 16 == l, and v_sum adds the lanes in one
  * fixed tree; so a dot product does not depend on the loop that computes it. */
@@ -12,6 +12,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
@@ -85,6 +87,11 @@ INLINE float half_to_float_portable(uint16_t h) {
 }
 
 INLINE float half_at(const void *p) {
+#if defined(__aarch64__)
+    __fp16 h;
+    memcpy(&h, p, 2);
+    return (float)h;
+#else
     uint16_t h;
     memcpy(&h, p, 2);
 #if defined(__F16C__)
@@ -92,12 +99,18 @@ INLINE float half_at(const void *p) {
 #else
     return half_to_float_portable(h);
 #endif
+#endif
 }
 
 /* The nearest half, ties to even; larger numbers become infinite. */
 INLINE uint16_t half_of(float f) {
 #if defined(__F16C__)
     return _cvtss_sh(f, 0);
+#elif defined(__aarch64__)
+    const __fp16 nearest = (__fp16)f;
+    uint16_t h;
+    memcpy(&h, &nearest, 2);
+    return h;
 #else
     uint32_t bits, sign;
     memcpy(&bits, &f, 4);
@@ -277,6 +290,10 @@ INLINE b32 b_spread(uint32_t fours) {
     return (b32)_mm256_shuffle_epi8(_mm256_set1_epi32((int)fours), each);
 }
 
+#elif defined(__aarch64__)
+
+#include "neon.h"
+
 #else /* plain C, with vectors that the compiler splits */
 
 #define ROWS_TILE 2
@@ -337,6 +354,7 @@ INLINE b32 b_spread(uint32_t fours) {
     for (int i = 0; i < 32; i++) r[i] = (uint8_t)(fours >> i / 8 * 8);
     return r;
 }
+#undef EACH
 
 #endif
 
@@ -375,6 +393,13 @@ INLINE chain c_zero(void) { return _mm256_setzero_ps(); }
 INLINE chain c_load(const float *p) { return _mm256_loadu_ps(p); }
 INLINE void c_store(float *p, chain a) { _mm256_storeu_ps(p, a); }
 INLINE chain c_fma(chain a, chain b, chain c) { return _mm256_fmadd_ps(a, b, c); }
+#elif defined(__aarch64__)
+#define CHAIN 4
+typedef float32x4_t chain;
+INLINE chain c_zero(void) { return vdupq_n_f32(0.0f); }
+INLINE chain c_load(const float *p) { return vld1q_f32(p); }
+INLINE void c_store(float *p, chain a) { vst1q_f32(p, a); }
+INLINE chain c_fma(chain a, chain b, chain c) { return vfmaq_f32(c, a, b); }
 #else
 #define CHAIN 16
 typedef v16 chain;
@@ -394,31 +419,35 @@ INLINE v16 v_bfloat_dot(v16 a, v16 b, v16 sum) { return _mm512_dpbf16_ps(sum, (_
 INLINE v16 v_bfloat_dot(v16 a, v16 b, v16 sum) { return v_fma(a, b, sum); } /* not used */
 #endif
 
+#if defined(__AVX512F__)
+
 /* Sixteen halves, the nearest ones. */
 INLINE void v_store_half(void *to, v16 a) {
-#if defined(__AVX512F__)
     _mm256_storeu_si256((__m256i *)to, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
-#else
+}
+
+/* The largest lane. */
+INLINE float v_top(v16 a) { return _mm512_reduce_max_ps(a); }
+
+#elif !defined(__aarch64__)
+
+INLINE void v_store_half(void *to, v16 a) {
     float lanes[16];
     uint16_t halves[16];
     v_store(lanes, a);
     for (int i = 0; i < 16; i++) halves[i] = half_of(lanes[i]);
     memcpy(to, halves, 32);
-#endif
 }
 
-/* The largest lane. */
 INLINE float v_top(v16 a) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_max_ps(a);
-#else
     float lanes[16], top;
     v_store(lanes, a);
     top = lanes[0];
     for (int i = 1; i < 16; i++) top = lanes[i] > top ? lanes[i] : top;
     return top;
-#endif
 }
+
+#endif
 
 /* e^r - 1 where x = n ln 2 + r, for |x| <= 88: Cody and Waite's reduction, Cephes' polynomial. */
 INLINE v16 v_exp_reduced(v16 x, v16 *n) {
