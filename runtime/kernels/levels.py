@@ -56,7 +56,6 @@ LEVELS = (
     _x86("x86-64-v3-vnni", *_V3, "avx_vnni"),
     _x86("x86-64-v3", *_V3),
     _x86("x86-64"),
-    Level("arm64-i8mm", "aarch64", ("asimddp", "i8mm"), ("-march=armv8.2-a+dotprod+i8mm",)),
     Level("arm64-dotprod", "aarch64", ("asimddp",), ("-march=armv8.2-a+dotprod",)),
     Level("arm64", "aarch64", (), ("-march=armv8-a",)),
 )

@@ -32,7 +32,7 @@ ALDER_LAKE = f"{HASWELL} avx_vnni"
         ("x86_64", SAPPHIRE_RAPIDS, "x86-64-v4-amx"),
         ("aarch64", "fp asimd", "arm64"),
         ("aarch64", "fp asimd asimddp", "arm64-dotprod"),
-        ("aarch64", "fp asimd asimddp sve i8mm bf16", "arm64-i8mm"),
+        ("aarch64", "fp asimd asimddp sve i8mm bf16", "arm64-dotprod"),
         ("riscv64", "rv64gc", "generic"),
     ],
 )
