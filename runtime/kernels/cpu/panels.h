@@ -65,6 +65,7 @@ INLINE chain multiply(const int paired, chain a, chain b, chain sum) {
 
 /* Continues, or begins, rows x OUTS_TILE sums over `steps` vectors: x [vector][row], w [vector][out]. */
 INLINE void micro(const int paired, const int rows, const float *x, const float *w, int steps, int begin, float *sums) {
+    if (rows > ROWS_TILE) return;
     for (int lane = 0; lane < 16; lane += CHAIN) {
         chain sum[ROWS_TILE][OUTS_TILE];
         UNROLL(4)
