@@ -122,9 +122,9 @@ class EngineSettings(Section):
     exactly. Other plain types, and on a CPU those of IQ1, IQ2, IQ3, TQ and NVFP4, are always
     computed exactly. `auto` is `fine`, but on a CPU without AMX `fast` for BF16 where the processor
     multiplies bfloat16 (AVX512-BF16), and for files most of whose weights have a type with which
-    `fine` computes prompts no faster than llama.cpp, or hardly: Q5_K, Q6_K and IQ4_XS with
-    AVX512-VNNI; Q4_K, Q5_K and Q6_K with AVX2. On CUDA devices, more than eight rows, and
-    `exact`, are multiplied in the model's own type."""
+    `fine` computes prompts no faster than llama.cpp, or hardly: on x86-64,
+    Q5_K and Q6_K, with VNNI also IQ4_XS, and without AVX512-VNNI also Q4_K. On CUDA devices, more
+    than eight rows, and `exact`, are multiplied in the model's own type."""
     repack: Literal["auto", "off"] = "auto"
     """Whether weights are rearranged for a CPU: `auto` writes a copy of a file's quantised weights,
     with 16 rows interleaved, once per node into the cache directory, `tiles` in `$CARAVAN_CACHE`

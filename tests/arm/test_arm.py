@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from runtime.kernels.auto_compute import FAST_TYPES
 from runtime.kernels.levels import LEVELS, Level
 from runtime.kernels.native import library
 from tests.arm.emulated import COMPILER, EMULATOR, emulated
@@ -29,6 +30,7 @@ def test_every_instruction_set_of_arm64_computes_the_same(
     if not shutil.which(COMPILER) or not shutil.which(EMULATOR):
         pytest.skip(f"{COMPILER} or {EMULATOR} is not installed")
     with emulated(level) as kernels:
+        assert kernels.caravan_has_integers() == (level.name in FAST_TYPES)
         check_kernels(kernels, monkeypatch)
         here = library()
         if here is not None and here.caravan_has_integers() and kernels.caravan_has_integers():

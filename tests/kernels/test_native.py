@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from runtime.kernels import build, levels, native
+from runtime.kernels.auto_compute import FAST_TYPES
 from runtime.kernels.build import NativeUnavailableError
 from runtime.kernels.matmul import matmul, matmul_twin
 from runtime.quant.block_types import BLOCK_TYPES
@@ -288,6 +289,7 @@ def test_every_instruction_set_of_this_processor_computes_the_same(
 ) -> None:
     narrow = kernels_of(level)
     assert narrow.caravan_level().decode() == level.name
+    assert narrow.caravan_has_integers() == (level.name in FAST_TYPES)
     check_kernels(narrow, monkeypatch)
 
 

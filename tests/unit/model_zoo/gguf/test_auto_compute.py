@@ -9,6 +9,8 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.tensors import META
 from runtime.kernels import native
+from runtime.kernels.auto_compute import FAST_TYPES
+from runtime.kernels.levels import LEVELS
 from runtime.quant.block_types import block_type
 from runtime.quant.weight import Compute
 from tests.gguf_files import finish
@@ -48,6 +50,20 @@ def test_the_main_type_of_a_file_decides_for_all_its_weights(weights, level: str
     assert weights("x86-64-v4-amx", "Q6_K", "Q4_K") == {Compute.AUTO}
     assert weights("x86-64-v3", "Q4_K", "Q6_K") == {Compute.FAST}
     assert weights("x86-64-v3", "Q8_0", "Q6_K") == {Compute.AUTO}
+
+
+@pytest.mark.parametrize("main", ["Q4_K", "Q5_K", "Q6_K"])
+def test_kernels_with_avx2_or_without_vnni_are_fast_with_k_types(weights, main: str) -> None:
+    for level in ("x86-64-v3", "x86-64-v3-vnni", "x86-64-v4"):
+        assert weights(level, main, "Q8_0") == {Compute.FAST}
+    assert weights("arm64-dotprod", main, "Q8_0") == {Compute.AUTO}
+
+
+def test_every_level_whose_processors_multiply_integers_has_an_entry() -> None:
+    """That these are the ones with products of integers is tested with their libraries, in
+    tests/kernels and tests/arm."""
+    multiply = {level.name for level in LEVELS if {"avx2", "asimddp"} & set(level.features)}
+    assert multiply == FAST_TYPES.keys()
 
 
 @pytest.mark.parametrize("compute", [Compute.EXACT, Compute.FINE, Compute.FAST])
