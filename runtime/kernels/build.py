@@ -6,6 +6,7 @@ because to load a damaged library may end the process. Where the cache cannot be
 written or is full, a folder of this user among the temporary files takes its place.
 """
 
+import contextlib
 import errno
 import hashlib
 import logging
@@ -95,6 +96,7 @@ def compile_library(compiler: str, level: Level, flags: Sequence[str], directory
     _log.info("Compiling the CPU kernels for %s with %s into %s.", level.name, compiler, directory)
     started = time.monotonic()
     directory.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(directory)
     with tempfile.TemporaryDirectory(dir=directory, prefix="build-") as folder:
         # In English, for `_is_disk_full`, and without files on another disk.
         environment = {**os.environ, "LC_ALL": "C", "TMPDIR": folder}
@@ -130,6 +132,16 @@ def compile_library(compiler: str, level: Level, flags: Sequence[str], directory
         os.replace(built, target)
     _log.info("Compiled the CPU kernels in %.1f s.", time.monotonic() - started)
     return target
+
+
+def _remove_abandoned(directory: Path) -> None:
+    """The temporary folders of processes that were killed: those in which nothing was created for
+    longer than a compilation waits for its compiler."""
+    oldest = time.time() - 2 * _COMPILE_TIMEOUT_S
+    for folder in directory.glob("build-*"):
+        with contextlib.suppress(OSError):  # another process removes it
+            if folder.stat().st_mtime < oldest:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)

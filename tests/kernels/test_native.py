@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -138,6 +139,20 @@ def test_a_library_is_on_the_disk_before_it_has_its_name(
     monkeypatch.setattr(os, "replace", replace)
     inode = build.built_library().stat().st_ino
     assert steps == [("written", inode), ("named", inode)]
+
+
+def test_a_folder_of_a_killed_compilation_is_removed_by_a_later_one(
+    one_source: Path, tmp_path: Path
+) -> None:
+    """Not that of one which may still run."""
+    left, running = tmp_path / "build-left", tmp_path / "build-running"
+    for folder in (left, running):
+        folder.mkdir()
+        (folder / "one.o").write_bytes(b"")
+    long_ago = time.time() - 2 * build._COMPILE_TIMEOUT_S - 60
+    os.utime(left, (long_ago, long_ago))
+    build.built_library(directory=tmp_path)
+    assert [*tmp_path.glob("build-*")] == [running]
 
 
 def make_unwritable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
