@@ -11,13 +11,14 @@ from math import prod
 import torch
 from torch import Tensor
 
+from model_zoo.gguf.header import TensorInfo
 from model_zoo.gguf.mapped import MappedTensors
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.shared_weights import SharedWeights
 from model_zoo.gguf.tiled_copy import TilingOptions, tiled_tensors
 from runtime.distributed.ranks import Split
 from runtime.kernels.auto_compute import on_this_cpu
-from runtime.kernels.native import has_integer_products
+from runtime.kernels.matmul import tiled_type
 from runtime.kernels.triton.launch import has_kernels
 from runtime.quant.block_types import TILE_ROWS, block_type
 from runtime.quant.weight import PLANAR_TYPES, Compute, Weight, dequantize
@@ -119,7 +120,7 @@ class Tensors:
         """
         if not self._claim(name, shape):
             return missing_weight(len(shape))
-        source = self._source([name], device, tiled, outs)
+        source = self._source([name], device, tiled, outs, ins)
         key, part = (source is self.file, name, device), (each, outs, ins)
         if (*key, *part) not in self._weights:
             self._fetch(source, name, device, outs, each, sparse=sparse)
@@ -221,7 +222,7 @@ class Tensors:
         if len(kinds) > 1:
             self.misshapen.append(f"{names[0]} and its counterparts differ in type or shape")
             return missing_weight(len(shape) + 1)
-        source = self._source(names, device, tiled, outs)
+        source = self._source(names, device, tiled, outs, ins)
         for name in names:
             self._fetch(source, name, device, outs)
         even, key = source.evenly_spaced(names), ("stacked", *names, outs, ins)
@@ -300,9 +301,10 @@ class Tensors:
     def _tiles(self) -> MappedTensors | None:
         """The tensors in tiles, written now if no process has done so; None if no product would
         read them. Written tensors count as read: their pages are in memory."""
-        if self._tiling is None or self._compute is Compute.EXACT or not has_integer_products():
+        if self._tiling is None or self._compute is Compute.EXACT:
             return None
-        return tiled_tensors(self.file, self._tiling, self._report_read)
+        type_of = partial(tiled_type, compute=self._on_cpu)
+        return tiled_tensors(self.file, self._tiling, type_of, self._report_read)
 
     def _source(
         self,
@@ -310,14 +312,20 @@ class Tensors:
         device: torch.device,
         tiled: bool,
         outs: Split | None = None,
+        ins: Split | None = None,
     ) -> MappedTensors:
-        """The tensors in tiles, if `tiled` and all of these have them and `outs` are whole tiles;
-        else the file."""
+        """The tensors in tiles, if `tiled` and all of these have them, and `outs` are whole tiles
+        and `ins` whole blocks of them; else the file."""
         if not tiled or device.type != "cpu" or self._tiles is None:
             return self.file
-        whole = outs is None or outs.begin % TILE_ROWS == outs.end % TILE_ROWS == 0
-        has_tiles = all(name in self._tiles.tensors for name in names)
-        return self._tiles if whole and has_tiles else self.file
+        infos = [self._tiles.tensors.get(name) for name in names]
+        has_tiles = all(
+            info is not None
+            and _is_even(outs, TILE_ROWS)
+            and _is_even(ins, info.type.block_elements)
+            for info in infos
+        )
+        return self._tiles if has_tiles else self.file
 
     def _fetch(
         self,
@@ -333,26 +341,10 @@ class Tensors:
         reports progress. `sparse`: see `MappedBytes.fetch`."""
         if device == META:
             return
-        for begin, nbytes in self._ranges(name, outs, each):
+        for begin, nbytes in _ranges(source.tensors[name], outs, each):
             for count in source.fetch(name, begin, nbytes, sparse=sparse):
                 self._report_read(name, count)
         self._report_read(name, self.file.tensors[name].nbytes)  # other ranks hold the rest
-
-    def _ranges(
-        self, name: str, outs: Split | None, each: Split | None
-    ) -> Iterator[tuple[int, int]]:
-        """Begin and length in bytes of the rows `outs` of each matrix or the matrices `each`."""
-        info = self.file.tensors[name]
-        if outs is not None:
-            assert each is None, "ranks divide the matrices of a tensor or their outputs, not both"
-            row = info.type.row_bytes(info.shape[-1])
-            for number in range(prod(info.shape[:-2])):
-                yield (number * info.shape[-2] + outs.begin) * row, outs.count * row
-        elif each is not None:
-            matrix = info.nbytes // info.shape[0]
-            yield each.begin * matrix, each.count * matrix
-        else:
-            yield 0, info.nbytes
 
     def _report_read(self, name: str, nbytes: int) -> None:
         """Each byte of a tensor is reported once, even if it is read again or in tiles, too."""
@@ -366,6 +358,25 @@ def missing_weight(dimensions: int) -> Weight:
     """A placeholder for a tensor that is missing, until `check` raises the error."""
     shape = (0,) * dimensions
     return Weight(torch.empty(shape, dtype=torch.uint8, device=META), block_type("F32"), shape)
+
+
+def _ranges(info: TensorInfo, outs: Split | None, each: Split | None) -> Iterator[tuple[int, int]]:
+    """Begin and length in bytes of the rows `outs` of each matrix or the matrices `each`."""
+    if outs is not None:
+        assert each is None, "ranks divide the matrices of a tensor or their outputs, not both"
+        row = info.type.row_bytes(info.shape[-1])
+        for number in range(prod(info.shape[:-2])):
+            yield (number * info.shape[-2] + outs.begin) * row, outs.count * row
+    elif each is not None:
+        matrix = info.nbytes // info.shape[0]
+        yield each.begin * matrix, each.count * matrix
+    else:
+        yield 0, info.nbytes
+
+
+def _is_even(part: Split | None, multiple: int) -> bool:
+    """Whether the part begins and ends at multiples of this number."""
+    return part is None or part.begin % multiple == part.end % multiple == 0
 
 
 def _cut(weight: Weight, outs: Split | None, ins: Split | None) -> Weight:

@@ -1,10 +1,10 @@
 """Copies of the weights of model files in tiles, written once and mapped by all processes.
 
-A copy has the tiles of a tensor at the place where the file has its rows, and holes elsewhere,
-which take no space on a disk. A copy that has its final name is complete and never changes. Its
-name follows from the file's inode, size, time of the last change and samples of its content, so a
-file that was changed or replaced gets another one. The device is not part of it: that of a network
-file system changes with each mount.
+A copy has the tiles of one tensor after the other, in the order of the file. A copy that has its
+final name is complete and never changes. Its name follows from the file's inode, size, time of the
+last change and samples of its content, so a file that was changed or replaced gets another one, and
+from the types of the tiles. The device is not part of it: that of a network file system changes
+with each mount.
 
 Several hosts may share the directory, and the files of one may be absent on the others. So a
 description beside each copy states the host that mapped it last and the file's path there: that
@@ -21,23 +21,22 @@ import mmap
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, starmap
 from math import prod
 from pathlib import Path
 
 import torch
 
 from model_zoo.gguf.header import TensorInfo
-from model_zoo.gguf.mapped import WORD_BYTES, MappedBytes, MappedTensors
+from model_zoo.gguf.mapped import MappedBytes, MappedTensors
 from model_zoo.gguf.model_headers import FilePart
 from model_zoo.gguf.reader import GGUFFile
-from runtime.quant.block_types import TILE_ROWS
-from runtime.quant.formats.row_tiles import to_tiles
-from runtime.quant.weight import TILED_TYPES
+from runtime.quant.block_types import TILE_ROWS, BlockType
+from runtime.quant.weight import to_tiles
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +46,7 @@ LEAST_BYTES = 64 << 20
 SPARE_BYTES = 1 << 30
 # Copies of other hosts' files that no process has mapped for so long are removed.
 UNUSED_AGE_S = 7 * 24 * 3600.0
-_FORMAT = 1
+_FORMAT = 2
 # Bytes of rows that a thread rearranges at once.
 _SLAB_BYTES = 4 << 20
 # Evenly spaced over a file. They distinguish files of equal inodes, sizes and times on different
@@ -60,6 +59,8 @@ _LOOKED_UP = frozenset(
 )
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 
+# The type of the tiles that take the place of rows of a type; None if there is none.
+TiledType = Callable[[BlockType], BlockType | None]
 Written = Callable[[str, int], None]
 
 
@@ -79,6 +80,7 @@ class TilingOptions:
 def tiled_tensors(
     file: GGUFFile,
     options: TilingOptions,
+    tiled_type: TiledType,
     written: Written = lambda name, nbytes: None,
 ) -> MappedTensors | None:
     """The tensors of the file that have tiles, as views of mapped copies; None if there are few or
@@ -87,13 +89,10 @@ def tiled_tensors(
     written(name, nbytes): called for each part of a tensor that was copied. While another process
     writes a copy into the directory, this one waits.
     """
-    infos = {info.name: info for info in _suitable(file)}
-    if sum(info.nbytes for info in infos.values()) < max(1, options.least_bytes):
+    types = dict(_suitable(file, tiled_type))
+    if sum(file.tensors[name].nbytes for name in types) < max(1, options.least_bytes):
         return None
-    copies = [
-        _Copy(part, [infos[name] for name in part.header.tensors if name in infos], options)
-        for part in file.parts
-    ]
+    copies = [_Copy(part, types, options) for part in file.parts]
     copies = [copy for copy in copies if copy.infos]
     maps = [copy.opened() for copy in copies]
     if None in maps:
@@ -105,40 +104,48 @@ def tiled_tensors(
             reason = error.strerror or error
             _log.warning("Weights are not rearranged into %s: %s.", options.directory, reason)
             return None
+    infos: dict[str, TensorInfo] = {}
     by_name: dict[str, MappedBytes] = {}
     for copy, mapped in zip(copies, maps, strict=True):
         if mapped is None:
             return None
         with suppress(OSError):  # the directory may be read-only
             copy.describe()
-        by_name |= dict.fromkeys((info.name for info in copy.infos), mapped)
+        infos |= copy.infos
+        by_name |= dict.fromkeys(copy.infos, mapped)
     nbytes = sum(copy.nbytes for copy in copies)
     _log.info("Mapped %s bytes of weights in tiles from %s.", f"{nbytes:,}", options.directory)
-    return MappedTensors({name: _tiled(info) for name, info in infos.items()}, by_name)
+    return MappedTensors(infos, by_name)
 
 
-def _suitable(file: GGUFFile) -> Iterator[TensorInfo]:
-    """The matrices that are copied, as they are in the file."""
+def _suitable(file: GGUFFile, tiled_type: TiledType) -> Iterator[tuple[str, BlockType]]:
+    """The matrices that are copied, with the types of their tiles."""
     looked_up = _LOOKED_UP | {_EMBEDDING} if _HEAD in file.tensors else _LOOKED_UP
     for info in file.tensors.values():
         is_matrix = len(info.shape) in (2, 3) and info.shape[-2] % TILE_ROWS == 0 and info.nbytes
-        has_tiles = info.type.name in TILED_TYPES and info.begin % WORD_BYTES == 0
-        if is_matrix and has_tiles and info.name not in looked_up:
-            yield info
-
-
-def _tiled(info: TensorInfo) -> TensorInfo:
-    return replace(info, type=TILED_TYPES[info.type.name])
+        if not is_matrix or info.name in looked_up:
+            continue
+        type = tiled_type(info.type)
+        if type is not None and info.shape[-1] % type.block_elements == 0:
+            yield info.name, type
 
 
 class _Copy:
-    """The copy of one file of a model; `infos`: its tensors, as they are in the file."""
+    """The copy of one file of a model. `types`: of the tiles of the model's tensors; `infos`: the
+    tensors of the copy."""
 
-    def __init__(self, part: FilePart, infos: Sequence[TensorInfo], options: TilingOptions) -> None:
-        self.part, self.infos = part, infos
-        self.nbytes = sum(info.nbytes for info in infos)
-        self._end = max((info.begin + info.nbytes for info in infos), default=0)
-        stem = options.directory / _name(part)
+    def __init__(
+        self, part: FilePart, types: Mapping[str, BlockType], options: TilingOptions
+    ) -> None:
+        self.part, self.nbytes = part, 0
+        self.infos: dict[str, TensorInfo] = {}
+        tensors = sorted(part.header.tensors.values(), key=lambda info: info.begin)
+        for info in (info for info in tensors if info.name in types):
+            type = types[info.name]
+            nbytes = prod(type.data_shape(info.shape))
+            self.infos[info.name] = replace(info, type=type, begin=self.nbytes, nbytes=nbytes)
+            self.nbytes += nbytes
+        stem = options.directory / _name(part, self.infos.values())
         self._path, self._source = stem.with_suffix(_COPY), stem.with_suffix(_SOURCE)
         self._unfinished = stem.with_suffix(_UNFINISHED)
 
@@ -153,7 +160,7 @@ class _Copy:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError):  # ValueError: an empty file
             return None
-        return MappedBytes(self._path, data) if len(data) == self._end else None
+        return MappedBytes(self._path, data) if len(data) == self.nbytes else None
 
     def write(self, written: Written) -> None:
         """Raises OSError if the source has changed or the disk is full; then nothing is left."""
@@ -161,7 +168,6 @@ class _Copy:
             with self.part.path.open("rb") as source, self._unfinished.open("wb") as target:
                 self._check(os.fstat(source.fileno()))
                 self._fill(source.fileno(), target.fileno(), written)
-                os.truncate(target.fileno(), self._end)
                 os.fsync(target.fileno())  # the name must not outlive the content
             self.describe()
             self._unfinished.replace(self._path)
@@ -188,39 +194,46 @@ class _Copy:
             return slab
 
         with ThreadPoolExecutor(torch.get_num_threads(), "tiles") as threads:
-            for slab in threads.map(copied, chain.from_iterable(map(_slabs, self.infos))):
-                written(slab.info.name, slab.nbytes)
+            pairs = [(self.part.header.tensors[name], info) for name, info in self.infos.items()]
+            for slab in threads.map(copied, chain.from_iterable(starmap(_slabs, pairs))):
+                written(slab.rows.name, slab.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Slab:
-    """Rows of a tensor that are rearranged at once: `nbytes` from byte `begin` of the file."""
+    """Rows of a tensor that are rearranged at once: `nbytes` of the file from byte `begin` of the
+    tensor, into those of the copy from byte `at` of the tensor. `rows`, `tiles`: the tensor in the
+    file and in the copy."""
 
-    info: TensorInfo
+    rows: TensorInfo
+    tiles: TensorInfo
     begin: int
     nbytes: int
+    at: int
 
     def copy(self, source: int, target: int) -> None:
         """From one file descriptor to the other; OSError if the source ends before."""
         data = bytearray(self.nbytes)
-        if os.preadv(source, [data], self.begin) < self.nbytes:
-            raise OSError(0, f"the file ends within {self.info.name}")
-        row_bytes = self.info.type.row_bytes(self.info.shape[-1])
+        if os.preadv(source, [data], self.rows.begin + self.begin) < self.nbytes:
+            raise OSError(0, f"the file ends within {self.rows.name}")
+        row_bytes = self.rows.type.row_bytes(self.rows.shape[-1])
         rows = torch.frombuffer(data, dtype=torch.uint8).view(-1, row_bytes)
-        tiles = to_tiles(rows, self.info.type.name, self.info.type.block_bytes)
-        left, at = tiles.numpy().data.cast("B"), self.begin
+        tiles = to_tiles(rows, self.rows.type, self.tiles.type)
+        left, at = tiles.numpy().data.cast("B"), self.tiles.begin + self.at
         while left:  # a disk that becomes full first writes a part
             done = os.pwrite(target, left, at)
             left, at = left[done:], at + done
 
 
-def _slabs(info: TensorInfo) -> Iterator[_Slab]:
+def _slabs(rows: TensorInfo, tiles: TensorInfo) -> Iterator[_Slab]:
     """The rows of all matrices of a tensor, which are whole tiles."""
-    tile_bytes = TILE_ROWS * info.type.row_bytes(info.shape[-1])
-    size, end = max(1, _SLAB_BYTES // tile_bytes) * tile_bytes, info.begin + info.nbytes
-    assert info.nbytes == prod(info.shape[:-1]) // TILE_ROWS * tile_bytes, info.name
-    for begin in range(info.begin, end, size):
-        yield _Slab(info, begin, min(size, end - begin))
+    each = TILE_ROWS * rows.type.row_bytes(rows.shape[-1])
+    count = prod(rows.shape[:-1]) // TILE_ROWS
+    tile_bytes, at_once = tiles.nbytes // count, max(1, _SLAB_BYTES // each)
+    assert rows.nbytes == count * each, rows.name
+    for tile in range(0, count, at_once):
+        some = min(at_once, count - tile)
+        yield _Slab(rows, tiles, tile * each, some * each, tile * tile_bytes)
 
 
 def _write_missing(copies: Sequence[_Copy], options: TilingOptions, written: Written) -> None:
@@ -262,9 +275,10 @@ def _lock(directory: Path) -> Iterator[None]:
         yield
 
 
-def _name(part: FilePart) -> str:
-    """Of the copy, without a suffix."""
-    digest = hashlib.sha256(json.dumps([_FORMAT, *_state(part)]).encode())
+def _name(part: FilePart, infos: Iterable[TensorInfo]) -> str:
+    """Of the copy with these tensors, without a suffix."""
+    types = [(info.name, info.type.id) for info in infos]
+    digest = hashlib.sha256(json.dumps([_FORMAT, types, *_state(part)]).encode())
     for number in range(_SAMPLES):
         at = part.size_bytes * number // _SAMPLES
         digest.update(part.map[at : at + _SAMPLE_BYTES])

@@ -11,8 +11,8 @@ from runtime.kernels.activations import Activations, unrounded
 from runtime.kernels.native import address, library, row_address
 from runtime.kernels.pointwise import Gate, curve_of
 from runtime.kernels.triton.launch import has_kernels
-from runtime.quant.block_types import block_type
-from runtime.quant.weight import Weight, dequantize
+from runtime.quant.block_types import BlockType, block_type
+from runtime.quant.weight import TILED_TYPES, Compute, Weight, dequantize
 
 # Number of weights that the twin dequantises at once: 64 MiB in float32.
 SLAB_ELEMENTS = 1 << 24
@@ -78,6 +78,15 @@ def matmul_twin(x: Tensor, weight: Weight) -> Tensor:
     slabs = weight.data.split(_slab_rows(weight, SLAB_ELEMENTS))
     products = [F.linear(x, dequantize(slab, weight.type).to(x.dtype)) for slab in slabs]
     return products[0] if len(products) == 1 else torch.cat(products, dim=-1)
+
+
+def tiled_type(type: BlockType, compute: Compute) -> BlockType | None:
+    """The type of tiles whose products on this CPU, computed as `compute` says, are faster than
+    those of rows of `type`; None if there is none."""
+    kernels = library()
+    return (
+        None if kernels is None else TILED_TYPES.get(kernels.caravan_tiled_type(type.id, compute))
+    )
 
 
 def _slab_rows(weight: Weight, elements: int) -> int:

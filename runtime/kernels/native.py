@@ -24,6 +24,7 @@ SIGNATURES = {
     "caravan_set_grids": ([_pointer], None),
     "caravan_matmul_knows": ([_int, _int], _int),
     "caravan_has_integers": ([], _int),
+    "caravan_tiled_type": ([_int, _int], _int),
     "caravan_packed_bytes": ([*4 * [_int]], _int64),
     "caravan_matmul": ([_pointer, _int], None),
     "caravan_experts_places": ([_int, _int], _int64),

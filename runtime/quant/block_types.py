@@ -101,6 +101,8 @@ BLOCK_TYPES: Mapping[int, BlockType] = MappingProxyType({t.id: t for t in _TYPES
 # MXFP4 with adjacent elements in one byte, as in the first gpt-oss files, which reuse the id of a
 # removed GGUF type.
 MXFP4_PAIRS = BlockType(4, "MXFP4_PAIRS", 32, 17)
+# F16 and BF16 for integer products, in no file; likewise.
+Q16_0 = BlockType(5, "Q16_0", 32, 65)
 
 
 def block_type(name: str) -> BlockType:

@@ -12,6 +12,7 @@ from torch import Tensor
 from runtime.quant.block_types import (
     BLOCK_TYPES,
     MXFP4_PAIRS,
+    Q16_0,
     TILE_ROWS,
     BlockType,
     WeightLayout,
@@ -23,6 +24,7 @@ from runtime.quant.formats import (
     microscaling,
     planes,
     row_tiles,
+    sixteen_bits,
     ternary,
 )
 
@@ -36,13 +38,13 @@ PLANAR_TYPES: Mapping[str, BlockType] = MappingProxyType(
         if t.name in planes.PLANES
     }
 )
-# The types of rows in tiles, likewise.
-TILED_TYPES: Mapping[str, BlockType] = MappingProxyType(
+# The types of rows in tiles, likewise, by their ids.
+TILED_TYPES: Mapping[int, BlockType] = MappingProxyType(
     {
-        t.name: replace(
+        2000 + t.id: replace(
             t, id=2000 + t.id, name=f"{t.name} in tiles", layout=WeightLayout.TILES, blocks=t
         )
-        for t in (*BLOCK_TYPES.values(), MXFP4_PAIRS)
+        for t in (*BLOCK_TYPES.values(), MXFP4_PAIRS, Q16_0)
         if t.name in row_tiles.TILED
     }
 )
@@ -52,12 +54,12 @@ class Compute(IntEnum):
     """How activations enter products with quantised weights.
 
     EXACT: in float32. FINE and FAST: each group of 32 activations of a row as integers of 15 or 8
-    bits with one scale, so that products are sums of integers. BF16 on a CPU: FAST rounds
-    activations to bfloat16; FINE, with AMX, to the sum of two. Other types without such kernels are
-    always EXACT. AUTO: FAST for BF16 on a CPU that multiplies bfloat16 without AMX, else FINE;
-    `kernels/auto_compute.py` chooses one of them for whole files. On CUDA devices this applies to
-    up to eight rows; more rows, and EXACT, are multiplied in the rows' own type, to which weights
-    are rounded.
+    bits with one scale, so that products are sums of integers; of 14 bits with weights in Q16_0.
+    BF16 on a CPU: FAST rounds activations to bfloat16; FINE, with AMX, to the sum of two. Other
+    types without such kernels are always EXACT. AUTO: FAST for BF16 on a CPU that multiplies
+    bfloat16 without AMX, else FINE; `kernels/auto_compute.py` chooses one of them for whole files.
+    On CUDA devices this applies to up to eight rows; more rows, and EXACT, are multiplied in the
+    rows' own type, to which weights are rounded.
     """
 
     EXACT = 0
@@ -144,10 +146,10 @@ class Weight:
         shape = *self.shape[:-1], end - begin
         return replace(self, data=self.data[..., at], shape=shape)
 
-    def in_tiles(self) -> "Weight":
-        """A copy in tiles; the type has them, and the rows of a matrix are a multiple of 16."""
-        type = TILED_TYPES[self.type.name]
-        data = row_tiles.to_tiles(self.data.flatten(0, -2), self.type.name, self.type.block_bytes)
+    def in_tiles(self, type: BlockType) -> "Weight":
+        """A copy in tiles of this type; the rows of a matrix are a multiple of 16. Of F16 and BF16
+        in Q16_0, with rounded numbers."""
+        data = to_tiles(self.data.flatten(0, -2), self.type, type)
         return replace(self, data=data.view(type.data_shape(self.shape)), type=type)
 
     def in_planes(self, device: torch.device) -> "Weight":
@@ -201,6 +203,14 @@ def dequantize(data: Tensor, type: BlockType) -> Tensor:
     return _DEQUANTIZERS[type.name](blocks).reshape(*data.shape[:-1], elements)
 
 
+def to_tiles(rows: Tensor, of: BlockType, to: BlockType) -> Tensor:
+    """uint8 [16 n, row bytes] of one type -> [n, 16 * row bytes] of its type in tiles."""
+    assert to.blocks is not None
+    if of != to.blocks:
+        rows = sixteen_bits.to_q16_0(_numbers(rows.contiguous(), _PLAIN[of.name]))
+    return row_tiles.to_tiles(rows, to.blocks.name, to.blocks.block_bytes)
+
+
 def gather_rows(weight: Weight, ids: Tensor) -> Tensor:
     """weight (rows, in), ids [n] integer -> float32 [n, in]; reads no other rows. Not
     available in tiles."""
@@ -248,4 +258,5 @@ _DEQUANTIZERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "MXFP4": microscaling.mxfp4,
     "MXFP4_PAIRS": microscaling.mxfp4_pairs,
     "NVFP4": microscaling.nvfp4,
+    "Q16_0": sixteen_bits.q16_0,
 }

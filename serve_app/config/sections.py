@@ -117,20 +117,24 @@ class EngineSettings(Section):
     and bfloat16 on CUDA."""
     compute: Literal["auto", "exact", "fine", "fast"] = "auto"
     """How activations enter products with quantised weights: `exact`, in float32; `fine`, as
-    integers of 15 bits per group of 32 with one scale; `fast`, of 8 bits, as in llama.cpp. BF16 on
-    a CPU: as one bfloat16 with `fast`; with `fine` as the sum of two if the processor has AMX, else
-    exactly. Other plain types, and on a CPU those of IQ1, IQ2, IQ3, TQ and NVFP4, are always
-    computed exactly. `auto` is `fine`, but on a CPU without AMX `fast` for BF16 where the processor
-    multiplies bfloat16 (AVX512-BF16), and for files most of whose weights have a type with which
-    `fine` computes prompts no faster than llama.cpp, or hardly: on x86-64,
-    Q5_K and Q6_K, with VNNI also IQ4_XS, and without AVX512-VNNI also Q4_K. On CUDA devices, more
-    than eight rows, and `exact`, are multiplied in the model's own type."""
+    integers of 15 bits per group of 32 with one scale; `fast`, of 8 bits, as in llama.cpp. On a CPU
+    with AVX2, F16 and BF16 weights in a rearranged copy (`repack`) are, unless `exact`, integers of
+    14 bits per group of 32 with one scale, as are the activations there: numbers from a quarter of
+    the largest of a group on are kept. BF16 is not where the processor multiplies bfloat16:
+    activations are then one bfloat16 with `fast`, and with AMX the sum of two with `fine`. Without
+    a copy, these and other plain types are computed exactly, as are, on a CPU, those of IQ1, IQ2,
+    IQ3, TQ and NVFP4. `auto` is `fine`, but on a CPU without AMX `fast` for BF16 where the
+    processor multiplies bfloat16 (AVX512-BF16), and for files most of whose weights have a type
+    with which `fine` computes prompts no faster than llama.cpp, or hardly: on x86-64, Q5_K and
+    Q6_K, with VNNI also IQ4_XS, and without AVX512-VNNI also Q4_K. On CUDA devices, more than eight
+    rows, and `exact`, are multiplied in the model's own type."""
     repack: Literal["auto", "off"] = "auto"
-    """Whether weights are rearranged for a CPU: `auto` writes a copy of a file's quantised weights,
-    with 16 rows interleaved, once per node into the cache directory, `tiles` in `$CARAVAN_CACHE`
-    (`~/.cache/caravan`), where all processes map it; it takes as much of the disk as the weights.
-    Without the space, with `compute: exact`, and for less than 64 MiB of weights, the file itself
-    is used, as with `off`. The answers are the same."""
+    """Whether weights are rearranged for a CPU: `auto` writes a copy of a file's quantised, F16
+    and BF16 weights, with 16 rows interleaved, once per node into the cache directory, `tiles` in
+    `$CARAVAN_CACHE` (`~/.cache/caravan`), where all processes map it; it takes as much of the disk
+    as the weights. Without the space, with `compute: exact`, and for less than 64 MiB of weights,
+    the file itself is used, as with `off`. Quantised weights give the same answers, F16 and BF16
+    those of `compute: exact`."""
     deterministic: bool = False
     """Whether, on CUDA devices, the bits of a token's computation do not depend on the other
     requests of a step; see "The same answers in any batch". On a CPU they never do, and this has no

@@ -24,9 +24,11 @@ from tests.kernels import (
     test_pointwise,
     test_recurrent_rules,
     test_routing,
+    test_sixteen_bits,
     test_state_space,
 )
 from tests.kernels.random_weights import random_weight, relative_error
+from tests.tiles import in_tiles
 
 
 def check_kernels(kernels: ctypes.CDLL | Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +52,7 @@ def check_kernels(kernels: ctypes.CDLL | Any, monkeypatch: pytest.MonkeyPatch) -
         assert torch.equal(matmul(x[:1], weight), got[:1])
         if kernels.caravan_has_integers():
             rows = test_integers.integer_weight(type, 80, 512, compute)
-            assert torch.equal(matmul(x, rows.in_tiles()), matmul(x, rows))
+            assert torch.equal(matmul(x, in_tiles(rows)), matmul(x, rows))
     check_fused_sums(fused=kernels.caravan_level() not in (b"x86-64", b"generic"))
     check_caches()
     monkeypatch.setattr(test_pointwise.pointwise, "library", lambda: kernels)
@@ -73,6 +75,10 @@ def integer_products(
         weight = test_integers.integer_weight(type, 50, 512, compute)
         for rows in (few, many):
             found[type.name, compute.name, rows] = matmul(x[:rows], weight)
+    tiles = test_sixteen_bits.tiled(block_type("F16"), 48, 512)
+    if kernels.caravan_matmul_knows(tiles.type.id, tiles.compute):
+        for rows in (few, many):
+            found["F16", "FINE", rows] = matmul(x[:rows], tiles)
     if not kernels.caravan_level().endswith(b"-amx"):
         rounded = test_integers.integer_weight(block_type("BF16"), 50, 500, Compute.FAST)
         found["BF16", "FAST", 37] = matmul(test_integers.random_rows(37, 500), rounded)

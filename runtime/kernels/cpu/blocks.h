@@ -23,6 +23,7 @@ INLINE int block_vectors(const int type) {
     case BF16_ROUNDED: return is_paired(type) ? 1 : 2;
     case F32: case F16: case BF16: return 1;
     case Q4_0: case Q4_1: case Q5_0: case Q5_1: case Q8_0: case IQ4_NL: case MXFP4: case MXFP4_PAIRS:
+    case Q16_0:
         return 2;
     case NVFP4: return 4;
     default: return 16;
@@ -67,6 +68,7 @@ INLINE int block_bytes(const int type) {
     case TQ2_0: return 66;
     case MXFP4: case MXFP4_PAIRS: return 17;
     case NVFP4: return 36;
+    case Q16_0: return 65;
     default: return 32;
     }
 }

@@ -44,11 +44,13 @@ INLINE group_place place_of(const int form, uint8_t *to, int some, int at) {
     return (group_place){to, to + planes * GROUP, GROUP, 4};
 }
 
+/* How the activations of a type are rounded and stored; `pairs_in_order`: of numbers of 16 bits. */
+typedef struct { int form, largest, offset, halves, has_base, pairs_in_order; } rounding;
+
 /* 32 floats at x times `factor`; with an infinity or NaN among them, the scale is NaN. */
-INLINE void write_group(const int planes, int form, int offset, int halves, int base, const float *x, float factor,
-                        const group_place *place) {
+INLINE void write_group(const int planes, const rounding *how, const float *x, float factor, const group_place *place) {
     uint8_t *const to = place->planes;
-    const int largest = planes == 2 ? 127 * 128 : 127, parts = GROUP / LANES;
+    const int form = how->form, largest = how->largest, parts = GROUP / LANES;
     floats scaled[GROUP / LANES];
     ints most = i_all(0);
     /* The bits of magnitudes are in the order of the magnitudes; those of infinities and NaN are the largest. */
@@ -70,7 +72,13 @@ INLINE void write_group(const int planes, int form, int offset, int halves, int 
         sums[i * LANES / 16] += q;
 #ifdef WIDE_ROWS
         if (form == WIDE) {
-            store_wide(to + 2 * i * LANES, q);
+#ifdef PAIRED_CODES
+            if (!how->pairs_in_order) {
+                store_shorts(to + 2 * i * LANES, widened_order(q));
+                continue;
+            }
+#endif
+            store_shorts(to + 2 * i * LANES, q);
             continue;
         }
 #endif
@@ -86,12 +94,12 @@ INLINE void write_group(const int planes, int form, int offset, int halves, int 
         if (planes == 2) i_store_bytes(to + place->plane_bytes + i * LANES, q - (high << 7));
     }
     int32_t both[2] = {i_sum(sums[0]), i_sum(sums[1])};
-    if (halves == 1) both[0] += both[1];
+    if (how->halves == 1) both[0] += both[1];
     memcpy(place->numbers, &scale, 4);
     for (int h = 0; h < 2; h++) {
-        const int32_t moved = -offset * both[h];
+        const int32_t moved = -how->offset * both[h];
         const float sum = (float)both[h];
-        memcpy(place->numbers + (h + 1) * place->number_bytes, base ? (const void *)&sum : &moved, 4);
+        memcpy(place->numbers + (h + 1) * place->number_bytes, how->has_base ? (const void *)&sum : &moved, 4);
     }
 }
 
@@ -100,11 +108,12 @@ INLINE void pack(const int planes, int type, const float *x, float factor, int e
     const int form = form_of(type, planes, rows), each = form_bytes(form), groups = elements / GROUP;
     const int at_once = rows_together(form), first = row / at_once * at_once;
     const int some = rows - first < at_once ? rows - first : at_once, at = row - first;
-    const int offset = code_offset(type), halves = group_scales(type), base = has_base(type);
+    const rounding how = {form, largest_activation(type, planes), code_offset(type), group_scales(type), has_base(type),
+                          type == Q16_0};
     uint8_t *to = (uint8_t *)packed + (ptrdiff_t)first * groups * each;
     for (int i = 0; i < groups; i++, to += some * each) {
         const group_place place = place_of(form, to, some, at);
-        write_group(planes, form, offset, halves, base, x + i * GROUP, factor, &place);
+        write_group(planes, &how, x + i * GROUP, factor, &place);
     }
 }
 
@@ -125,7 +134,7 @@ static int outs_at_once(int form, int outs, int matrices, int threads) {
 }
 
 method integer_method(int type, int compute, int rows, int outs, int matrices, int threads) {
-    const int own = file_type(type), planes = compute == FINE ? 2 : 1;
+    const int own = file_type(type), planes = compute == FINE || own == Q16_0 ? 2 : 1;
     const integer_product p = own == type ? integer_product_of(type) : tiled_integer_product(own);
     if (outs < LEAST_OUTS || (compute != FINE && compute != FAST)) return (method){0};
     const int at_once = outs_at_once(form_of(own, planes, rows), outs, matrices, threads);

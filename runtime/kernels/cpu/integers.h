@@ -64,7 +64,8 @@ INLINE int form_bytes(const int form) {
 
 /* The form of `planes` of so many rows. */
 INLINE int form_of(const int type, const int planes, int rows) {
-#ifdef WIDE_ROWS
+    if (type == Q16_0) return WIDE;
+#ifdef PAIRED_CODES
     return planes == 2 && (rows >= WIDE_ROWS || largest_code(type) > PAIRED_CODES) ? WIDE : planes;
 #elif HAS_AMX
     return rows < amx_least_rows(type, planes) ? planes : planes == 2 ? TWO_AMX_PLANES : ONE_AMX_PLANE;
@@ -113,7 +114,7 @@ INLINE void add_row(const int type, const int planes, const int tiles, const gro
 #ifdef WIDE_ROWS
 
 /* A group of `rows` rows, as numbers of 16 bits, times those of `tiles` adjacent tiles, whose codes are in v. */
-INLINE void add_wide_rows(const int type, const int rows, const int tiles, const group *g, shorts (*v)[16],
+INLINE void add_wide_rows(const int type, const int rows, const int tiles, const group *g, const shorts *const *v,
                           const uint8_t *x, float *y) {
     const int each = group_bytes(2), halves = group_scales(type), n = 16 / halves, sums = rows * tiles;
     const uint8_t *numbers = x + 2 * GROUP;
@@ -143,8 +144,8 @@ INLINE void add_wide_rows(const int type, const int rows, const int tiles, const
 
 /* Not inlined, as a block of a K type would have it eight times, more than the cache of instructions. */
 #define DEFINE_WIDE_ROWS(type)                                                                               \
-    static __attribute__((noinline)) void add_wide_##type(const group *g, shorts (*v)[16], const uint8_t *x, \
-                                                          float *y, int rows) {                              \
+    static __attribute__((noinline)) void add_wide_##type(const group *g, const shorts *const *v,      \
+                                                          const uint8_t *x, float *y, int rows) {              \
         const int each = group_bytes(2), width = TILES * LANES;                                              \
         int r = 0;                                                                                           \
         for (; r + WIDE_ROWS <= rows; r += WIDE_ROWS, x += WIDE_ROWS * each, y += WIDE_ROWS * width)         \
@@ -152,21 +153,55 @@ INLINE void add_wide_rows(const int type, const int rows, const int tiles, const
         for (; r < rows; r++, x += each, y += width) add_wide_rows(type, 1, TILES, g, v, x, y);              \
     }
 
+#if TILED
+DEFINE_WIDE_ROWS(Q16_0)
+#endif
+#ifdef PAIRED_CODES
 DEFINE_WIDE_ROWS(Q4_0)
 DEFINE_WIDE_ROWS(Q4_K)
 DEFINE_WIDE_ROWS(Q6_K)
 DEFINE_WIDE_ROWS(Q2_K)
+#endif
+
+INLINE void add_wide_pairs(const int type, const group *g, const shorts *const *v, const uint8_t *x,
+                           const tile_rows *to) {
+#if TILED
+    if (type == Q16_0) {
+        add_wide_Q16_0(g, v, x, to->y, to->rows);
+        return;
+    }
+#endif
+#ifdef PAIRED_CODES
+    const int halves = group_scales(type);
+    if (has_base(type)) (halves == 1 ? add_wide_Q4_K : add_wide_Q2_K)(g, v, x, to->y, to->rows);
+    else (halves == 1 ? add_wide_Q4_0 : add_wide_Q6_K)(g, v, x, to->y, to->rows); /* an offset may be 0 */
+#endif
+}
 
 INLINE void add_wide_group(const int type, const int tiles, const group *g, const uint8_t *x, const tile_rows *to) {
-    const int halves = group_scales(type);
+    const shorts *v[TILES];
     float *y = to->y;
-    shorts v[TILES][16];
+#ifdef PAIRED_CODES
+    shorts codes[TILES][16];
     UNROLL(2)
-    for (int t = 0; t < tiles; t++) widen(has_signed_codes(type), g[t].w, v[t]);
-    if (tiles == 1)
-        for (int r = 0; r < to->rows; r++, x += group_bytes(2), y += LANES) add_wide_rows(type, 1, 1, g, v, x, y);
-    else if (has_base(type)) (halves == 1 ? add_wide_Q4_K : add_wide_Q2_K)(g, v, x, y, to->rows);
-    else (halves == 1 ? add_wide_Q4_0 : add_wide_Q6_K)(g, v, x, y, to->rows); /* an offset may be 0 */
+    for (int t = 0; t < tiles && type != Q16_0; t++) widen(has_signed_codes(type), g[t].w, codes[t]);
+#endif
+    UNROLL(2)
+    for (int t = 0; t < tiles; t++)
+#ifdef PAIRED_CODES
+        v[t] = type == Q16_0 ? g[t].wide : codes[t];
+#else
+        v[t] = g[t].wide;
+#endif
+    if (tiles > 1) {
+        add_wide_pairs(type, g, v, x, to);
+        return;
+    }
+    int r = 0;
+    if (type == Q16_0)
+        for (; r + WIDE_ROWS <= to->rows; r += WIDE_ROWS, x += WIDE_ROWS * group_bytes(2), y += WIDE_ROWS * LANES)
+            add_wide_rows(type, WIDE_ROWS, 1, g, v, x, y);
+    for (; r < to->rows; r++, x += group_bytes(2), y += LANES) add_wide_rows(type, 1, 1, g, v, x, y);
 }
 
 #endif
@@ -186,9 +221,11 @@ INLINE void add_group(const int type, const int form, const int tiles, const gro
         add_row(type, planes, tiles, g, x, y);
 }
 
-/* Bytes of a row, or with TILED of a tile, that are loaded in advance: there also a block, which is not read in order. */
-INLINE int ahead(const int type) {
-    return !TILED ? 256 : 1024 + (block_vectors(type) == 16 ? TILE_ROWS * block_bytes(type) : 0);
+/* Bytes of a row, or with TILED of a tile, that are loaded in advance: there also a block of 256 elements, which is not
+ * read in order; and more with several rows, which do not wait for memory alone. */
+INLINE int ahead(const int type, int rows) {
+    if (!TILED) return 256;
+    return block_vectors(type) == 16 ? 1024 + TILE_ROWS * block_bytes(type) : rows > 1 ? 4096 : 1024;
 }
 
 /* Begins to load so many bytes, some of which may be behind the end of the weights. */
@@ -231,7 +268,7 @@ INLINE void foresee(const int type, column *c, const int tiles, const int row, c
     fetch(c->f->p, rows * row_bytes);
     c->f->p += rows * row_bytes;
     if (c->f->is_first)
-        for (int l = row; l < row + rows; l++) fetch(c->at->p + l * c->at->step + ahead(type), row_bytes);
+        for (int l = row; l < row + rows; l++) fetch(c->at->p + l * c->at->step + ahead(type, 0), row_bytes);
 }
 
 INLINE void next_block(column *c, const int tiles, const int block_bytes_count) {
@@ -454,12 +491,12 @@ INLINE void begin_column(const int type, const int tiles, const job *j, int out,
         c->at[t] = block_of(j, out + t * LANES);
         f->is_first = !foreseen;
         f->next = block_of(j, next + t * LANES).p;
-        f->left = tile_bytes - ahead(type);
-        f->p = !TILED || f->left <= 0 ? f->next : c->at[t].p + ahead(type);
-        if (TILED && !foreseen && !first_lane(c->at + t)) fetch(c->at[t].p, ahead(type));
+        f->left = tile_bytes - ahead(type, j->rows);
+        f->p = !TILED || f->left <= 0 ? f->next : c->at[t].p + ahead(type, j->rows);
+        if (TILED && !foreseen && !first_lane(c->at + t)) fetch(c->at[t].p, ahead(type, j->rows));
     }
     if (!TILED && !foreseen)
-        for (int l = 0; l < tiles * LANES; l++) fetch(c->at->p + l * c->at->step, ahead(type));
+        for (int l = 0; l < tiles * LANES; l++) fetch(c->at->p + l * c->at->step, ahead(type, j->rows));
 }
 
 /* Outputs from `index` * outs_at_once on, a multiple of tiles * LANES, of at least so many in all. */

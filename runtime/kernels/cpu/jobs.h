@@ -11,7 +11,7 @@
 
 /* How activations enter products: as floats, as integers of 15 bits, or as integers of 8 bits. For BF16: FAST as one
  * bfloat16; FINE, with AMX, as the sum of two. AUTO: FAST for BF16 where the processor multiplies bfloat16 but has no
- * AMX, else FINE. */
+ * AMX, else FINE. For Q16_0 all but EXACT: as integers of 14 bits. */
 enum { EXACT = 0, FINE = 1, FAST = 2, AUTO = 3 };
 
 typedef struct {

@@ -27,6 +27,7 @@
 
 typedef uint8_t bytes __attribute__((vector_size(4 * LANES)));
 typedef uint16_t words __attribute__((vector_size(4 * LANES)));
+typedef int16_t shorts __attribute__((vector_size(4 * LANES)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 typedef float floats __attribute__((vector_size(4 * LANES)));
 
@@ -124,6 +125,19 @@ INLINE bytes look_up(const uint8_t *table, bytes b) {
     return (bytes)_mm512_shuffle_epi8(all, (__m512i)b);
 }
 
+#define IN_REGISTER(v) __asm__("" : "+v"(v))
+#define WIDE_ROWS 4 /* of numbers of 16 bits that share the loads of weights */
+
+/* Integers as numbers of 16 bits. */
+INLINE void store_shorts(uint8_t *p, ints i) {
+    _mm256_storeu_si256((void *)p, _mm512_cvtepi32_epi16((__m512i)i));
+}
+
+/* Adds the sum of the two products in each lane. */
+INLINE void add_wide_dot(shorts v, ints pair, ints *sum) {
+    *sum = (ints)_mm512_dpwssd_epi32((__m512i)*sum, (__m512i)v, (__m512i)pair);
+}
+
 /* The byte `which` of each lane, in all four bytes of the lane. */
 INLINE bytes spread(bytes b, const int which) {
     const __m512i at = _mm512_set1_epi32(which * 0x01010101);
@@ -140,12 +154,30 @@ INLINE bytes from_signed(bytes b) { return b ^ 0x80; }
 #else
 #define SIGNED_OFFSET 0
 INLINE bytes from_signed(bytes b) { return b; }
+#define PAIRED_CODES 63 /* with larger ones, sums of two products of bytes exceed 16 bits */
+#endif
 /* Without this, gcc loads codes again for each row, and adds integers in an order that needs more registers. */
 #define IN_REGISTER(v) __asm__("" : "+x"(v))
 #define WIDE_ROWS 4 /* of 16 bits that share the loads of codes, as two tiles share theirs */
-#define PAIRED_CODES 63 /* with larger ones, sums of two products of bytes exceed 16 bits */
-typedef int16_t shorts __attribute__((vector_size(32)));
 
+/* Eight integers as numbers of 16 bits. */
+INLINE void store_shorts(uint8_t *p, ints i) {
+    typedef int16_t few_shorts __attribute__((vector_size(16)));
+    const few_shorts s = __builtin_convertvector(i, few_shorts);
+    memcpy(p, &s, sizeof s);
+}
+
+/* Adds the sum of the two products in each lane. */
+INLINE void add_wide_dot(shorts v, ints pair, ints *sum) {
+#if defined(__AVXVNNI__)
+    *sum = (ints)_mm256_dpwssd_avx_epi32((__m256i)*sum, (__m256i)v, (__m256i)pair);
+#else
+    *sum += (ints)_mm256_madd_epi16((__m256i)v, (__m256i)pair);
+    IN_REGISTER(*sum);
+#endif
+}
+
+#ifdef PAIRED_CODES
 /* Codes of a group in numbers of 16 bits: of each four bytes 0 and 2, then 1 and 3. */
 INLINE void widen(const int has_signs, const bytes *w, shorts *v) {
     UNROLL(8)
@@ -155,18 +187,8 @@ INLINE void widen(const int has_signs, const bytes *w, shorts *v) {
     }
 }
 
-/* Eight integers of 16 bits in that order. */
-INLINE void store_wide(uint8_t *p, ints i) {
-    typedef int16_t few_shorts __attribute__((vector_size(16)));
-    const few_shorts s = __builtin_convertvector((ints)_mm256_shuffle_epi32((__m256i)i, 0xd8), few_shorts);
-    memcpy(p, &s, sizeof s);
-}
-
-/* Adds the sum of the two products in each lane. */
-INLINE void add_wide_dot(shorts v, ints pair, ints *sum) {
-    *sum += (ints)_mm256_madd_epi16((__m256i)v, (__m256i)pair);
-    IN_REGISTER(*sum);
-}
+/* Integers in that order. */
+INLINE ints widened_order(ints i) { return (ints)_mm256_shuffle_epi32((__m256i)i, 0xd8); }
 #endif
 
 INLINE floats f_fma(floats a, floats b, floats c) {

@@ -43,8 +43,13 @@ INLINE int has_signed_codes(const int type) { return largest_code(type) == 255 &
 /* Scales of a group of 32 elements. */
 INLINE int group_scales(const int type) { return type == Q2_K || type == Q3_K || type == Q6_K ? 2 : 1; }
 
-/* A group of LANES rows: codes 4 i .. 4 i + 3 in w[i]. */
-typedef struct { bytes w[8]; floats scale[2], base[2]; } group;
+/* A group of LANES rows: codes 4 i .. 4 i + 3 in w[i]; of Q16_0, numbers 2 i and 2 i + 1 in wide[i]. */
+typedef struct { union { bytes w[8]; shorts wide[16]; }; floats scale[2], base[2]; } group;
+
+/* The largest magnitude of the integers of activations. 32 products of two numbers of Q16_0 fit into 32 bits. */
+INLINE int largest_activation(const int type, const int planes) {
+    return type == Q16_0 ? 8191 : planes == 2 ? 127 * 128 : 127;
+}
 
 /* Nibbles of 16 bytes of each row: first the low ones. */
 INLINE void nibbles_tile(const block_place *at, const int offset, bytes *w) {
@@ -125,6 +130,11 @@ INLINE void simple_group(const int type, const block_place *at, group *g) {
     case IQ4_NL:
         g->scale[0] = halves_at(at, 0);
         codes_tile(NONLINEAR, SIGNED_OFFSET, at, 2, g->w);
+        break;
+    case Q16_0:
+        g->scale[0] = powers_at(at);
+        UNROLL(16)
+        for (int i = 0; i < 16; i++) g->wide[i] = (shorts)ints_at(at, 1 + 4 * i);
         break;
     case MXFP4:
         g->scale[0] = powers_at(at);

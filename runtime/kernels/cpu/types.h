@@ -10,6 +10,7 @@ enum {
     IQ4_NL = 20, IQ4_XS = 23, TQ1_0 = 34, TQ2_0 = 35, MXFP4 = 39, NVFP4 = 40,
     BF16_ROUNDED = 31, /* formerly Q4_0_4_4; BF16 times activations that are rounded to bfloat16 */
     MXFP4_PAIRS = 4, /* formerly Q4_2; MXFP4 with adjacent elements in one byte */
+    Q16_0 = 5, /* formerly Q4_3; an exponent and 32 numbers of 16 bits, made of F16 and BF16 */
 };
 
 /* The id of a type in tiles is this much greater (integers_tiled.c); the type in files of any id. */

@@ -11,13 +11,13 @@ E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 def mxfp4(blocks: Tensor) -> Tensor:
     """A byte of exponent, nibbles: low ones are elements 0..15, high ones 16..31."""
-    return _values(blocks[:, 1:].unsqueeze(1)).view(-1, 32).mul_(_power(blocks[:, :1]))
+    return _values(blocks[:, 1:].unsqueeze(1)).view(-1, 32).mul_(power_of_two(blocks[:, :1]))
 
 
 def mxfp4_pairs(blocks: Tensor) -> Tensor:
     """As MXFP4, but byte k holds element 2k in its low nibble and 2k + 1 in its high one."""
     values = _values(blocks[:, 1:].unsqueeze(2))
-    return values.view(-1, 32).mul_(_power(blocks[:, :1]))
+    return values.view(-1, 32).mul_(power_of_two(blocks[:, :1]))
 
 
 def nvfp4(blocks: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ def nvfp4(blocks: Tensor) -> Tensor:
     return _values(blocks[:, 4:].view(-1, 4, 8)).view(-1, 4, 16).mul_(scale.unsqueeze(2))
 
 
-def _power(byte: Tensor) -> Tensor:
+def power_of_two(byte: Tensor) -> Tensor:
     """float32 2^(byte - 128) from its bits; the two smallest are denormal."""
     exponent = byte.int()
     bits = torch.where(exponent < 2, (exponent + 1) << 21, (exponent - 1) << 23)

@@ -44,6 +44,7 @@ _SCALES: Mapping[str, _Scale] = MappingProxyType(
         "IQ4_XS": _Scale.NONE,
         "MXFP4": _Scale.FIRST,
         "MXFP4_PAIRS": _Scale.FIRST,
+        "Q16_0": _Scale.FIRST,
     }
 )
 # The names of the types that have tiles.

@@ -16,11 +16,14 @@ import numpy as np
 import pytest
 import torch
 
+from model_zoo.gguf import tiled_copy
+from model_zoo.gguf.mapped import MappedTensors
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.tiled_copy import UNUSED_AGE_S, TilingOptions, tiled_tensors
+from model_zoo.gguf.tiled_copy import UNUSED_AGE_S, TilingOptions, Written
 from tests.checkout import ROOT
 from tests.gguf_files import write_tensors
 from tests.patience import wait_until
+from tests.tiles import in_tiles, tiled_type
 
 RANDOM = np.random.default_rng(0)
 
@@ -32,6 +35,13 @@ def matrix(*shape: int, type: str = "Q8_0") -> tuple[np.ndarray, str]:
 def write(path: Path, **tensors: tuple[np.ndarray, str]) -> GGUFFile:
     write_tensors(path, {f"{name.replace('__', '.')}.weight": t for name, t in tensors.items()})
     return GGUFFile.open(path)
+
+
+def tiled_tensors(
+    file: GGUFFile, options: TilingOptions, written: Written = lambda name, nbytes: None
+) -> MappedTensors | None:
+    """All types have their tiles, whatever this processor multiplies."""
+    return tiled_copy.tiled_tensors(file, options, tiled_type, written)
 
 
 @pytest.fixture
@@ -47,25 +57,35 @@ def names(options: TilingOptions) -> list[str]:
     return sorted(path.suffix or path.name for path in options.directory.iterdir())
 
 
-def test_a_copy_has_tiles_where_the_file_has_rows(tmp_path, options) -> None:
+def test_a_copy_has_the_tiles_of_each_matrix(tmp_path, options) -> None:
     file = write(
         tmp_path / "a.gguf", up=matrix(32, 64), norms=matrix(16, 8192, type="F32"),
         down=matrix(48, 32, type="Q4_0"), experts=matrix(3, 16, 32, type="MXFP4"),
+        gate=matrix(48, 96, type="F16"), more=matrix(2, 16, 64, type="BF16"),
     )  # fmt: skip
     tiled = tiled_tensors(file, options)
     assert tiled is not None
-    assert set(tiled.tensors) == {f"{name}.weight" for name in ("up", "down", "experts")}
+    names = ("up", "down", "experts", "gate", "more")
+    assert set(tiled.tensors) == {f"{name}.weight" for name in names}
     for name in tiled.tensors:
         found, rows = tiled.weight(name), file.weight(name)
-        assert found.type.name == f"{rows.type.name} in tiles" and found.shape == rows.shape
-        assert torch.equal(found.data, rows.in_tiles().data)
-        assert sum(tiled.fetch(name)) == rows.nbytes
+        expected = in_tiles(rows)
+        assert (found.type, found.shape) == (expected.type, rows.shape)
+        assert torch.equal(found.data, expected.data)
+        assert sum(tiled.fetch(name)) == expected.nbytes
     (copy,) = copies(options)
-    infos = file.tensors
-    assert copy.stat().st_size == max(infos[n].begin + infos[n].nbytes for n in tiled.tensors)
-    norms = infos["norms.weight"]
-    assert not any(copy.read_bytes()[norms.begin : norms.begin + norms.nbytes])
-    assert copy.stat().st_blocks * 512 < norms.nbytes, "the hole takes no space"
+    assert copy.stat().st_size == sum(in_tiles(file.weight(n)).nbytes for n in tiled.tensors)
+
+
+def test_processors_that_multiply_other_tiles_have_other_copies(tmp_path, options) -> None:
+    file = write(tmp_path / "a.gguf", up=matrix(32, 64), gate=matrix(32, 64, type="F16"))
+    assert tiled_tensors(file, options) is not None
+    less = tiled_copy.tiled_tensors(
+        file, options, lambda type: None if type.name == "F16" else tiled_type(type)
+    )
+    assert less is not None and set(less.tensors) == {"up.weight"}
+    assert len(copies(options)) == 2
+    assert tiled_copy.tiled_tensors(file, options, lambda type: None) is None
 
 
 def test_adjacent_and_evenly_spaced_tensors_are_views(tmp_path, options) -> None:
@@ -78,14 +98,15 @@ def test_adjacent_and_evenly_spaced_tensors_are_views(tmp_path, options) -> None
         (tiled.evenly_spaced(every[1:]), file.evenly_spaced(every[1:])),
     ):
         assert found is not None and rows is not None and found.shape == rows.shape
-        assert torch.equal(found.data, rows.in_tiles().data)
+        assert torch.equal(found.data, in_tiles(rows).data)
     assert tiled.adjacent_rows([every[0], every[2]]) is None
 
 
 def test_only_multiplied_matrices_of_whole_tiles_are_copied(tmp_path, options) -> None:
     shared = {
         "token_embd": matrix(32, 32), "per_layer_token_embd": matrix(32, 32),
-        "some_rows": matrix(24, 32), "numbers": matrix(32, 32, type="F16"),
+        "some_rows": matrix(24, 32), "numbers": matrix(32, 32, type="F32"),
+        "part_of_a_block": matrix(32, 48, type="F16"),
         "kernel": matrix(2, 2, 16, 32), "vector": matrix(32), "q": matrix(16, 32),
     }  # fmt: skip
     tied = tiled_tensors(write(tmp_path / "tied.gguf", **shared), options)
@@ -117,7 +138,7 @@ def test_each_part_of_a_split_model_gets_a_copy(tmp_path, options) -> None:
     tiled = tiled_tensors(file, options)
     assert tiled is not None and len(copies(options)) == 2
     for name in ("up.weight", "down.weight"):
-        assert torch.equal(tiled.weight(name).data, file.weight(name).in_tiles().data)
+        assert torch.equal(tiled.weight(name).data, in_tiles(file.weight(name)).data)
 
 
 def test_a_copy_is_written_once(tmp_path, options) -> None:
@@ -143,6 +164,7 @@ import logging, os, resource, signal, sys
 from pathlib import Path
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.tiled_copy import TilingOptions, tiled_tensors
+from tests.tiles import tiled_type
 
 logging.basicConfig(level=logging.INFO)
 written, (path, directory, mode) = [], sys.argv[1:]
@@ -153,7 +175,7 @@ def count(*part):
 file = GGUFFile.open(path)
 if mode == "full":
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-tiled = tiled_tensors(file, TilingOptions(Path(directory), 1, 0), count)
+tiled = tiled_tensors(file, TilingOptions(Path(directory), 1, 0), tiled_type, count)
 print(len(written), tiled is not None)
 """
 
@@ -201,7 +223,7 @@ def test_a_killed_writer_leaves_no_copy_and_is_replaced(tmp_path, options, openi
     assert names(options) == [".unfinished", "lock"]
     tiled = tiled_tensors(file, options)
     assert tiled is not None
-    assert torch.equal(tiled.weight("up.weight").data, file.weight("up.weight").in_tiles().data)
+    assert torch.equal(tiled.weight("up.weight").data, in_tiles(file.weight("up.weight")).data)
     assert names(options) == [".json", ".tiles", "lock"]
 
 
@@ -243,7 +265,7 @@ def test_copies_of_changed_and_lost_files_are_removed(tmp_path, options) -> None
     changed = write(paths["changed"], up=matrix(48, 64))
     tiled = tiled_tensors(changed, options)
     assert tiled is not None
-    assert torch.equal(tiled.weight("up.weight").data, changed.weight("up.weight").in_tiles().data)
+    assert torch.equal(tiled.weight("up.weight").data, in_tiles(changed.weight("up.weight")).data)
     after = copies(options)
     assert len(after) == 2 and len(set(before) & set(after)) == 1
     assert names(options) == [".json", ".json", ".tiles", ".tiles", "lock", "other"]

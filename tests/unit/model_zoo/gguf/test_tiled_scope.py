@@ -11,6 +11,7 @@ from model_zoo.gguf.tiled_copy import TilingOptions
 from runtime.distributed.ranks import ALONE, Ranks, Split, Unconnected, evenly
 from runtime.quant.weight import Compute, Weight
 from tests.gguf_files import write_tensors
+from tests.tiles import tiled_type
 
 CPU = torch.device("cpu")
 RANDOM = np.random.default_rng(0)
@@ -24,7 +25,7 @@ def matrix(*shape: int) -> tuple[np.ndarray, str]:
 @pytest.fixture
 def scopes(tmp_path, monkeypatch):
     """A function that writes tensors and opens a scope with and one without tiles."""
-    monkeypatch.setattr("model_zoo.gguf.tensors.has_integer_products", lambda: True)
+    monkeypatch.setattr("model_zoo.gguf.tensors.tiled_type", lambda type, compute: tiled_type(type))
 
     def make(
         *, device=CPU, ranks: Ranks = ALONE, compute=Compute.FINE, progress=None, **tensors
@@ -100,7 +101,7 @@ def test_exact_products_and_outlines_need_no_copy(scopes, tmp_path) -> None:
 
 
 def test_processors_without_integer_products_need_no_copy(scopes, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("model_zoo.gguf.tensors.has_integer_products", lambda: False)
+    monkeypatch.setattr("model_zoo.gguf.tensors.tiled_type", lambda type, compute: None)
     w, _ = scopes(up=matrix(32, 64))
     assert w.linear("up", shape=(32, 64)).weight.type.name == ROWS
     assert not (tmp_path / "tiles").exists()

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.quant.block_types import MXFP4_PAIRS, TILE_ROWS, BlockType, block_type
+from runtime.quant.block_types import MXFP4_PAIRS, Q16_0, TILE_ROWS, BlockType, block_type
 from runtime.quant.formats.row_tiles import to_rows, to_tiles
 from runtime.quant.weight import TILED_TYPES, Weight, dequantize
 from tests.block_samples import random_blocks
+from tests.tiles import in_tiles
 
 # For each type, where the field that is not a word begins in a block, and how long it is.
 ODD_FIELDS = {
@@ -25,12 +26,14 @@ ODD_FIELDS = {
     "IQ4_XS": None,
     "MXFP4": (0, 1),
     "MXFP4_PAIRS": (0, 1),
+    "Q16_0": (0, 1),
 }
 every_type = pytest.mark.parametrize("name", ODD_FIELDS)
 
 
 def type_named(name: str) -> BlockType:
-    return MXFP4_PAIRS if name == MXFP4_PAIRS.name else block_type(name)
+    others = {type.name: type for type in (MXFP4_PAIRS, Q16_0)}
+    return others.get(name) or block_type(name)
 
 
 def random_weight(name: str, *shape: int) -> Weight:
@@ -57,9 +60,10 @@ def fields(name: str) -> list[tuple[int, int]]:
 
 
 def test_these_types_have_tiles() -> None:
-    assert set(TILED_TYPES) == set(ODD_FIELDS)
-    for name, type in TILED_TYPES.items():
-        assert type.blocks == type_named(name)
+    by_name = {type.blocks.name: type for type in TILED_TYPES.values()}
+    assert set(by_name) == set(ODD_FIELDS)
+    for name, type in by_name.items():
+        assert type.blocks == type_named(name) and type is TILED_TYPES[type.id]
         assert (type.id, type.name) == (2000 + type.blocks.id, f"{name} in tiles")
 
 
@@ -88,7 +92,7 @@ def test_tiles_have_all_bits_of_the_rows(name: str, rows: int, blocks: int) -> N
 @every_type
 def test_weights_have_the_same_values_in_tiles(name: str) -> None:
     weight = random_weight(name, 3, 32, 3)
-    tiled = weight.in_tiles()
+    tiled = in_tiles(weight)
     assert tiled.data.shape == (3, 2, weight.data.shape[-1] * TILE_ROWS)
     assert (tiled.nbytes, tiled.numbers()) == (weight.nbytes, None)
     assert equal_bits(tiled.dequantize(), weight.dequantize())
@@ -98,25 +102,25 @@ def test_weights_have_the_same_values_in_tiles(name: str) -> None:
 @every_type
 def test_views_of_tiles_are_tiles_of_views(name: str) -> None:
     weight = random_weight(name, 4, 48, 5)
-    tiled, block = weight.in_tiles(), weight.type.block_elements
-    assert equal(tiled.matrices(1, 3), weight.matrices(1, 3).in_tiles())
-    assert equal(tiled.outputs(16, 48), weight.outputs(16, 48).in_tiles())
+    tiled, block = in_tiles(weight), weight.type.block_elements
+    assert equal(tiled.matrices(1, 3), in_tiles(weight.matrices(1, 3)))
+    assert equal(tiled.outputs(16, 48), in_tiles(weight.outputs(16, 48)))
     inner = tiled.inputs(block, 4 * block)
-    assert equal(inner, weight.inputs(block, 4 * block).in_tiles())
+    assert equal(inner, in_tiles(weight.inputs(block, 4 * block)))
     assert equal_bits(inner.dequantize(), weight.inputs(block, 4 * block).dequantize())
 
 
 def test_flat_rows_in_tiles_are_split_into_matrices() -> None:
     weight = random_weight("Q4_0", 96, 2)
-    assert equal(weight.in_tiles().unflatten(2), weight.unflatten(2).in_tiles())
+    assert equal(in_tiles(weight).unflatten(2), in_tiles(weight.unflatten(2)))
 
 
 def test_parts_of_tiles_are_refused() -> None:
     weight = random_weight("Q4_0", 32, 2)
     with pytest.raises(AssertionError):
-        random_weight("Q4_0", 24, 2).in_tiles()
+        in_tiles(random_weight("Q4_0", 24, 2))
     for begin, end in ((0, 8), (8, 16)):
         with pytest.raises(AssertionError):
-            weight.in_tiles().outputs(begin, end)
+            in_tiles(weight).outputs(begin, end)
     with pytest.raises(AssertionError):
-        weight.in_tiles().unflatten(4)
+        in_tiles(weight).unflatten(4)
