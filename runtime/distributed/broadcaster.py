@@ -5,11 +5,11 @@ a short message over their control channels with the sizes of everything, then b
 of integers that describes the rows. They need no sampler: the input tokens come with the step.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.distributed.control_channel import ControlChannel, RankZero
+from runtime.engine.request import Result
+from runtime.engine.step_plan import Runner, StepPlan
 from runtime.kv.page_group import CopyKind, KeyShift, PageCopy
 from runtime.kv.pool import PagePool
 from runtime.vision.image_rows import AXES
@@ -156,6 +158,25 @@ class RankZeroPool:
     def shift_keys(self, shifts: Sequence[KeyShift]) -> None:
         self._broadcaster.note_shifts(shifts)
         self._pool.shift_keys(shifts)
+
+
+class RankZeroRunner:
+    """The runner on rank 0. `check` raises if a rank has failed.
+
+    Then the collectives of a step may have been aborted, which ends its kernels with undefined
+    sums. A failure is recorded before collectives are aborted, so no such result is returned.
+    """
+
+    def __init__(self, runner: Runner, check: Callable[[], None]) -> None:
+        self._runner, self._check = runner, check
+
+    def launch(self, plan: StepPlan) -> Any:
+        return self._runner.launch(plan)
+
+    def collect(self, launched: Any) -> tuple[Result, ...]:
+        results = self._runner.collect(launched)
+        self._check()
+        return results
 
 
 @torch.inference_mode()

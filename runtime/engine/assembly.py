@@ -6,7 +6,12 @@ from typing import Any
 
 import torch
 
-from runtime.distributed.broadcaster import RankZeroModel, RankZeroPool, follow
+from runtime.distributed.broadcaster import (
+    RankZeroModel,
+    RankZeroPool,
+    RankZeroRunner,
+    follow,
+)
 from runtime.distributed.device_memory import plan_memory_per_device
 from runtime.distributed.rank_group import Member, RankGroup
 from runtime.engine.async_engine import AsyncEngine
@@ -21,6 +26,7 @@ from runtime.engine.ngram_proposals import NGramProposals
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.speculation import Speculation
 from runtime.engine.step_budget import StepBudget
+from runtime.engine.step_plan import Runner
 from runtime.engine.tracing import TraceSink
 from runtime.errors import ConfigurationError, DoesNotFitError
 from runtime.kv.cache_manager import KVCacheManager
@@ -122,7 +128,7 @@ def assemble(
     scheduler = _scheduler(decoder, layout, memory, options, costs, drafter, budget)
     engine = Engine(
         scheduler,
-        runner if encoder is None or encoder.gate is None else GatedRunner(runner, encoder.gate),
+        _stepping(runner, encoder, rank_group),
         token_bytes=token_bytes,
         limits=_request_limits(decoder, layout, options, encoder),
         depth=_depth(options, device),
@@ -169,6 +175,13 @@ def _broadcasting(
         return decoder, pool
     broadcaster = rank_group.broadcaster
     return RankZeroModel(decoder, broadcaster), RankZeroPool(pool, broadcaster)
+
+
+def _stepping(runner: Runner, encoder: ImageEncoder | None, rank_group: RankGroup | None) -> Runner:
+    """The runner as the engine calls it, beside image encoding and other ranks, if any."""
+    if encoder is not None and encoder.gate is not None:
+        runner = GatedRunner(runner, encoder.gate)
+    return runner if rank_group is None else RankZeroRunner(runner, rank_group.check)
 
 
 def plan_engine_memory(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,11 +24,13 @@ from runtime.engine.request import (
     GenerationRequest,
     ImageSpan,
     Pooling,
+    Result,
     SamplingParams,
     StopRules,
 )
 from runtime.errors import DoesNotFitError, EngineDeadError, ModelFileError
 from runtime.vision.encoder import LocalEncoder
+from runtime.worker.runner import DeviceRunner
 from tests.families import image_rows
 from tests.families.engine_runs import SLIDING, answers, mixed_requests, running
 from tests.families.text_families import TEXT_MODELS
@@ -248,6 +251,28 @@ def test_a_rank_that_dies_ends_the_streams_with_an_error(tmp_path, three, monkey
             engine.check()
         with pytest.raises(EngineDeadError):
             asyncio.run(first_delta(engine, "b"))
+
+
+@pytest.mark.unfinished("a rank dies during a request")
+def test_no_token_is_delivered_of_a_step_during_which_a_rank_dies(
+    tmp_path, three, monkeypatch
+) -> None:
+    """NCCL's collectives are aborted then, so on GPUs the token would be that of undefined sums."""
+    write_llama(tmp_path / "tiny.gguf")
+    collect, steps = DeviceRunner.collect, itertools.count(1)
+    with divided_engine(tmp_path / "tiny.gguf", three[:1]) as (_, engine):
+
+        def losing(runner: DeviceRunner, launched: Any) -> tuple[Result, ...]:
+            if next(steps) == 3:
+                three[0].kill()
+                with pytest.raises(EngineDeadError, match="Rank 1 of 2 is gone"):
+                    check_for_a_while(engine)
+            return collect(runner, launched)
+
+        monkeypatch.setattr(DeviceRunner, "collect", losing)
+        delta = asyncio.run(whole_answer(engine))
+    assert delta.finish is FinishReason.FAILED and "Rank 1 of 2 is gone" in str(delta.error)
+    assert len(delta.tokens) == 2
 
 
 def test_a_rank_that_dies_without_requests_is_noticed(tmp_path, three) -> None:
