@@ -71,9 +71,13 @@ class Admission:
         except OSError:  # such as too many open files; the socket stays readable
             time.sleep(pause_s)
             return []
+        try:
+            pending = _PendingConnection(connection, self._tls)
+        except OSError:  # the peer has reset the connection
+            connection.close()
+            return []
         if len(self._pending) >= _MAX_HALF_OPEN:
             self._cut(next(iter(self._pending)))
-        pending = _PendingConnection(connection, self._tls)
         self._pending[pending] = None
         self._selector.register(pending.connection, selectors.EVENT_READ, pending)
         return self._advanced(pending)

@@ -2,10 +2,11 @@
 
 import logging
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -108,6 +109,20 @@ def test_the_end_of_a_rank_is_detected(rank_zero) -> None:
         with pytest.raises(EngineDeadError, match="Rank 2 of 3 is gone"):
             rank_zero.check()
         lines[0].close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16"])
+def test_a_connection_that_is_reset_before_it_is_accepted_ends_no_start(rank_zero, sent) -> None:
+    """As port scanners do."""
+    with socket.create_connection((HOST, rank_zero.rank_infos[0].port)) as scanner:
+        scanner.sendall(sent)
+        scanner.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with ThreadPoolExecutor(1) as pool, ExitStack() as ending:
+        gathering = pool.submit(rank_zero.wait_for_ranks)
+        for rank_info in rank_zero.rank_infos:
+            ending.enter_context(closing(ControlChannel(rank_info)))
+        gathering.result(HANG_S)
+        rank_zero.check()
 
 
 def test_a_rank_with_the_certificate_of_another_ca_is_refused(
