@@ -270,7 +270,7 @@ class KVCacheManager:
         the length of the longest prefix regardless of checkpoints."""
         shared = 0
         size = self._page_tokens
-        full = self._extend_keys(owner, len(owner.tokens) - 1)
+        full = self._whole_run(owner, also)
         keys = [self._group_keys(group, owner, full * size) for group in self._paged]
         runs = [_runs(group, some, also) for group, some in zip(self._paged, keys, strict=True)]
         for length in range(full * size, 0, -size):
@@ -283,6 +283,19 @@ class KVCacheManager:
                 if restorable:
                     return _Prefix(length, needed, keys), shared
         return None, shared
+
+    def _whole_run(self, owner: Owner, also: HostStore | None) -> int:
+        """The number of full pages that a prefix can have at most: those before the first page that
+        is missing in a group whose rows see all earlier positions. Keys are computed up to it."""
+        size, most = self._page_tokens, (len(owner.tokens) - 1) // self._page_tokens
+        whole = [group for group in self._paged if not group.shrinks]
+        if not whole:
+            return self._extend_keys(owner, most * size)
+        for index in range(most):
+            self._extend_keys(owner, (index + 1) * size)
+            if not all(_cached(group, owner.page_keys[index], also) for group in whole):
+                return index
+        return most
 
     def _restorable(self, owner: Owner, length: int, also: HostStore | None) -> bool:
         """Whether a checkpoint of the states after the prefix exists; True without states."""
@@ -408,6 +421,8 @@ class KVCacheManager:
 
     def _group_keys(self, group: PageGroup, owner: Owner, length: int) -> list[PageKey]:
         pages = group.kind.extent(length, owner.spans) // self._page_tokens
+        if not group.kind.by_image:
+            return owner.page_keys[:pages]
         return [self._key(group, owner, index) for index in range(pages)]
 
     def _key(self, group: PageGroup, owner: Owner, index: int) -> PageKey:
@@ -467,6 +482,9 @@ def _runs(group: PageGroup, keys: Sequence[PageKey], also: HostStore | None) -> 
     """For each n: the smallest b such that pages b to n - 1 are all cached."""
     begins = [0]
     for index, key in enumerate(keys):
-        cached = key in group.by_key or (also is not None and also.has(group, key))
-        begins.append(begins[-1] if cached else index + 1)
+        begins.append(begins[-1] if _cached(group, key, also) else index + 1)
     return begins
+
+
+def _cached(group: PageGroup, key: PageKey, also: HostStore | None) -> bool:
+    return key in group.by_key or (also is not None and also.has(group, key))

@@ -72,6 +72,15 @@ def test_a_prefix_stays_cached_until_pages_run_short() -> None:
     cache_manager.check_idle()
 
 
+def test_a_prompt_is_hashed_only_as_far_as_it_is_cached() -> None:
+    cache_manager = ledger_of(Full(), Sliding(6))
+    compute(cache_manager, Owner(list(range(12))), 12)
+    for cached, length in ((0, 0), (8, 8), (12, 12)):
+        owner = Owner([*range(cached), *[99] * 1000])
+        assert cache_manager.cached_prefix(owner) == length
+        assert len(owner.page_keys) == length // 4 + 1
+
+
 def test_equal_pages_after_different_prefixes_are_not_confused() -> None:
     cache_manager, first = ledger_of(Full()), Owner([1, 1, 1, 1, 5, 6, 7, 8])
     compute(cache_manager, first, 8)
