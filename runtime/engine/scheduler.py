@@ -16,7 +16,6 @@ from runtime.engine.request import (
     GenerationRequest,
     LateMask,
     Outcome,
-    Pooled,
     Result,
     Sampled,
     Scored,
@@ -72,6 +71,10 @@ class _Draft:
     lacks_mask: bool = False
     used: list[ImageNeed] = field(default_factory=list)  # images of its chunks
     ahead: list[ImageNeed] = field(default_factory=list)  # images of possible later chunks
+
+    def sizes(self, sequence: Sequence) -> tuple[int, ...]:
+        """What limits the sequence's next chunk, if all features are available."""
+        return self.budget, self.prompt_rows, self.image_rows, sequence.length
 
     def take(self, count: int, *, prompt: bool) -> None:
         """Deduct `count` rows of a sequence from the budgets."""
@@ -241,7 +244,7 @@ class Scheduler:
                     self.cache_manager.publish(sequence)
                 self.cache_manager.trim(sequence)
             if outcome is not None:
-                finish = _finish_reason(sequence, outcome)
+                finish = sequence.finish_reason(outcome)
                 if finish is not None:
                     self.finish(sequence)
                 yield Advance(sequence, outcome, finish, sequence.take_scores())
@@ -305,9 +308,11 @@ class Scheduler:
             admitting &= bool(self._free_slots and rows and not draft.out_of_pages)
             if not admitting and index >= self.slots:
                 return
-            lacks = sequence.request.images and self._lacks_features(sequence, draft, admitting)
+            shortage = self.cache_manager.shortage
+            fits = admitting and not shortage.persists(sequence, draft.sizes(sequence))
+            lacks = sequence.request.images and self._lacks_features(sequence, draft, fits)
             if admitting and not lacks:
-                admitting = self._admit(sequence, draft)
+                admitting = fits and self._admit(sequence, draft)
 
     def _in_turn(self) -> Iterator[Sequence]:
         yield from tuple(self._resuming)
@@ -338,6 +343,9 @@ class Scheduler:
         if grants is None:
             self.cache_manager.release(sequence)
             sequence.launched = sequence.confirmed = 0
+            if count:
+                sizes = draft.sizes(sequence)
+                self.cache_manager.shortage.note(sequence, sequence.page_keys, sizes)
             return False
         if sequence.resumes:
             self._resuming.remove(sequence)
@@ -484,13 +492,3 @@ def _is_right(chunk: Chunk) -> bool:
     """Whether the last token of the sequence is the proposed token at the proposed position."""
     tokens = chunk.sequence.tokens
     return len(tokens) == chunk.start + 1 and tokens[-1] == chunk.known[0]
-
-
-def _finish_reason(sequence: Sequence, outcome: Outcome) -> FinishReason | None:
-    if isinstance(outcome, Sampled):
-        ended = outcome.token in sequence.request.stop.end_tokens
-        full = len(sequence.tokens) >= sequence.whole_tokens
-        return FinishReason.STOP if ended else FinishReason.LENGTH if full else None
-    if isinstance(outcome, Pooled):
-        return FinishReason.STOP
-    return FinishReason.LENGTH if isinstance(outcome, Scored) else FinishReason.FAILED

@@ -5,12 +5,16 @@ from enum import Enum, auto
 
 from runtime.engine.context_shift import Cut, cut_of
 from runtime.engine.request import (
+    FinishReason,
     GenerationRequest,
     ImageSpan,
     LateMask,
     Matcher,
+    Outcome,
+    Pooled,
     Sampled,
     SamplingParams,
+    Scored,
 )
 from runtime.kv.page_group import PageKey
 from runtime.kv.spec import images_within
@@ -207,6 +211,16 @@ class Sequence:
         self.mirostat_mu, self.late_mask = sampled.mirostat_mu, None
         if self.matcher is not None:
             self.matcher.accept(sampled.token)
+
+    def finish_reason(self, outcome: Outcome) -> FinishReason | None:
+        """Why it ends with this outcome; None if it continues."""
+        if isinstance(outcome, Sampled):
+            ended = outcome.token in self.request.stop.end_tokens
+            full = len(self.tokens) >= self.whole_tokens
+            return FinishReason.STOP if ended else FinishReason.LENGTH if full else None
+        if isinstance(outcome, Pooled):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if isinstance(outcome, Scored) else FinishReason.FAILED
 
     def may_end_at(self, position: int) -> bool:
         """Whether a step may end before `position`: not inside an image that must stay whole."""

@@ -10,6 +10,7 @@ from runtime.kv.checkpoints import CheckpointRules, StateCheckpoints
 from runtime.kv.host_store import HostPages, HostStore
 from runtime.kv.page_group import Held, PageCopy, PageGroup, PageKey
 from runtime.kv.page_shift import Leaving, MovedPages, can_move, move_pages
+from runtime.kv.page_shortage import PageShortage
 from runtime.kv.spec import CacheKind, images_within
 
 
@@ -56,7 +57,7 @@ class KVCacheManager:
     plans, in order, so a later plan cannot overtake one that still reads the page. `take_copies`
     returns the page copies that the next plan must make. With `host_pages`, evicted pages go to a
     store in host memory, from which prefixes are restored. `moves_keys`: steps can shift keys to
-    other positions.
+    other positions. `shortage`: for callers whose `reserve` has failed.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class KVCacheManager:
         ]
         self._states = _states_group(declared)
         self._groups = [*self._paged, *([self._states] if self._states else [])]
+        self.shortage = PageShortage(self._groups)
         self._shrinking = [group for group in self._groups if group.shrinks]
         self._page_tokens = page_tokens
         self._prefix_cache = prefix_cache

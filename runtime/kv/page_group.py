@@ -74,6 +74,9 @@ class PageGroup:
         self.idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self.held: dict[object, Held] = {}
         self.evicted: Callable[[PageGroup, int, PageKey], None] = lambda *_: None
+        # How often a page became available, or one with an `awaited` key was published or evicted.
+        self.changes = 0
+        self.awaited: frozenset[PageKey] = frozenset()
 
     @property
     def available(self) -> int:
@@ -87,6 +90,7 @@ class PageGroup:
             page, _ = self.idle.popitem(last=False)
             key = self.key_of.pop(page)
             del self.by_key[key]
+            self.changes += key in self.awaited
             self.evicted(self, page, key)
         assert self.owners[page] == 0
         self.owners[page] = 1
@@ -101,6 +105,7 @@ class PageGroup:
         self.owners[page] -= 1
         assert self.owners[page] >= 0
         if self.owners[page] == 0:
+            self.changes += 1
             if page in self.key_of:
                 self.idle[page] = None
             else:
@@ -115,6 +120,7 @@ class PageGroup:
         self.forget(key)
         self.key_of[page] = key
         self.by_key[key] = page
+        self.changes += key in self.awaited
 
     def check_idle(self) -> None:
         """Assert that each page is either free or idle."""
@@ -128,6 +134,7 @@ class PageGroup:
         page = self.by_key.pop(key, None)
         if page is not None:
             del self.key_of[page]
+            self.changes += key in self.awaited
             if self.owners[page] == 0:
                 del self.idle[page]
                 self.free.append(page)

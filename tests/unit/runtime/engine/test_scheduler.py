@@ -135,6 +135,34 @@ def test_a_preempted_sequence_runs_again_once_all_of_its_tokens_have_pages(frees
     cache_manager.check_idle()
 
 
+def test_a_sequence_without_pages_is_tried_again_only_when_one_is_released(monkeypatch) -> None:
+    scheduler, tried = scheduler_of(pages=6, step_tokens=100), list[str]()
+    adopt = KVCacheManager.adopt
+    monkeypatch.setattr(
+        KVCacheManager, "adopt", lambda self, own: tried.append(own.request.id) or adopt(self, own)
+    )
+    for name, length in (("a", 3), ("aa", 10), ("long", 14)):
+        scheduler.add(request(name, length, count=9))
+    for _ in range(5):
+        plan = scheduler.plan()
+        assert [chunk[0] for chunk in shape(plan)] == ["a", "aa"]
+        list(scheduler.retire(plan, results(plan)))
+    assert tried == ["a", "aa", "long"]
+    scheduler.finish(scheduler.running[1])
+    assert shape(scheduler.plan()) == [("a", 7, 1, True), ("long", 0, 14, True)]
+    assert tried == ["a", "aa", "long", "long"]
+
+
+def test_a_sequence_without_pages_begins_with_those_that_another_one_publishes() -> None:
+    scheduler = scheduler_of(pages=6, step_tokens=100)
+    scheduler.add(request("a", 16))
+    scheduler.add(request("b", 16))  # the same prompt
+    first = scheduler.plan()
+    assert shape(first) == [("a", 0, 16, True)]
+    list(scheduler.retire(first, results(first)))
+    assert shape(scheduler.plan()) == [("a", 16, 1, True), ("b", 12, 4, True)]
+
+
 def test_the_last_step_of_a_finished_sequence_is_dropped() -> None:
     scheduler = scheduler_of()
     sequence = scheduler.add(request("a", 3))
