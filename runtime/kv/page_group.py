@@ -1,7 +1,7 @@
 """The pages of one cache group: free, cached or owned."""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
@@ -51,9 +51,6 @@ class Held:
     @property
     def end(self) -> int:
         return self.begin + len(self.pages)
-
-    def items(self) -> Iterator[tuple[int, int]]:
-        return enumerate(self.pages, self.begin)
 
 
 class PageGroup:
