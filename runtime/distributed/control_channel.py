@@ -110,11 +110,12 @@ class RankZero:
         self.send(json.dumps(message).encode())
 
     def receive_json(self) -> list[dict[str, Any]]:
-        """The next message of each other rank, ordered by rank. Raises a rank's failure instead."""
+        """The next message of each other rank, ordered by rank. Raises the failure of a rank if one
+        has sent none before."""
         with self._changed:
-            while self._failure is None and not all(self._messages.values()):
+            while not all(self._messages.values()):
+                self.check()
                 self._changed.wait()
-        self.check()
         return [messages.pop(0) for messages in self._messages.values()]
 
     def check(self) -> None:

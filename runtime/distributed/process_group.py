@@ -4,6 +4,7 @@ import fcntl
 import os
 import socket
 import struct
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.distributed.control_channel import ControlChannel, RankZero
+from runtime.errors import EngineDeadError
 
 # The longest that ranks wait for each other within a step.
 STEP_TIMEOUT = timedelta(seconds=120)
@@ -31,13 +33,31 @@ class ProcessRanks:
 
     @classmethod
     def leading(cls, rank_zero: RankZero, device: torch.device) -> "ProcessRanks":
-        """The group of rank 0; all ranks have joined it."""
+        """The group of rank 0; all ranks have joined it.
+
+        Raises the failure of another rank as soon as it is reported: `torch.distributed` waits for
+        a lost rank for minutes (Gloo) or forever (NCCL), so it joins on a thread of its own.
+        """
         _use_interface_of(rank_zero.address)
         store = dist.TCPStore(
             rank_zero.address, 0, is_master=True, wait_for_workers=False, timeout=_JOIN_TIMEOUT
         )
         rank_zero.send_json({"store": store.port})
-        return cls._joined(store, 0, rank_zero.size, device)
+
+        def join() -> None:
+            try:
+                _join(store, 0, rank_zero.size, device)
+            except Exception as error:
+                cause = rank_zero.cause_of(error)  # a failure that is known already remains
+                rank_zero.fail(EngineDeadError(f"Rank 0 cannot join the others: {cause}"))
+
+        joining = threading.Thread(target=join, name="joining-ranks", daemon=True)
+        joining.start()
+        rank_zero.receive_json()  # that they have joined
+        joining.join()
+        if not dist.is_initialized():
+            rank_zero.check()
+        return cls(0, rank_zero.size, device)
 
     @classmethod
     def following(cls, control_channel: ControlChannel, device: torch.device) -> "ProcessRanks":
@@ -45,21 +65,9 @@ class ProcessRanks:
         _use_interface_of(control_channel.address)
         port = int(control_channel.receive_json()["store"])
         store = dist.TCPStore(rank_info.host, port, is_master=False, timeout=_JOIN_TIMEOUT)
-        return cls._joined(store, rank_info.rank, rank_info.size, device)
-
-    @classmethod
-    def _joined(
-        cls, store: dist.Store, rank: int, size: int, device: torch.device
-    ) -> "ProcessRanks":
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=store,
-            rank=rank,
-            world_size=size,
-            timeout=STEP_TIMEOUT,
-            device_id=device if device.type == "cuda" else None,
-        )
-        return cls(rank, size, device)
+        _join(store, rank_info.rank, rank_info.size, device)
+        control_channel.send_json({"joined": True})
+        return cls(rank_info.rank, rank_info.size, device)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over all ranks, added in float32."""
@@ -121,6 +129,17 @@ class ProcessRanks:
         tensor = torch.tensor(numbers, dtype=torch.int64, device=self._device)
         dist.all_reduce(tensor, operation)
         return tuple(tensor.tolist())
+
+
+def _join(store: dist.Store, rank: int, size: int, device: torch.device) -> None:
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        rank=rank,
+        world_size=size,
+        timeout=STEP_TIMEOUT,
+        device_id=device if device.type == "cuda" else None,
+    )
 
 
 def _use_interface_of(address: str) -> None:

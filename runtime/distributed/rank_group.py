@@ -92,15 +92,23 @@ class RankGroup:
 
 
 class Member:
-    """A rank other than 0, which has joined; `machine_ranks`, `device_ranks` as in `RankGroup`."""
+    """A rank other than 0, which has joined; `machine_ranks`, `device_ranks` as in `RankGroup`.
+
+    Errors of the constructor are reported to rank 0 as well.
+    """
 
     def __init__(self, rank_info: RankInfo, device: torch.device) -> None:
         self.control_channel = ControlChannel(rank_info)
-        self.control_channel.send_json({"memory": memory_name(device)})
-        places = self.control_channel.receive_json()
-        self.machine_ranks = int(places["machine"][rank_info.rank])
-        self.device_ranks = int(places["device"][rank_info.rank])
-        self.ranks = ProcessRanks.following(self.control_channel, device)
+        try:
+            self.control_channel.send_json({"memory": memory_name(device)})
+            places = self.control_channel.receive_json()
+            self.machine_ranks = int(places["machine"][rank_info.rank])
+            self.device_ranks = int(places["device"][rank_info.rank])
+            self.ranks = ProcessRanks.following(self.control_channel, device)
+        except Exception as error:
+            self.control_channel.fail(error)
+            self.control_channel.close()
+            raise
 
     def report_loaded(self, digest: str) -> None:
         self.control_channel.send_json({"loaded": digest})

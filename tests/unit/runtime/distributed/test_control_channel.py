@@ -1,6 +1,7 @@
 """Connections between ranks: messages, and the detection of lost ranks."""
 
 import threading
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -64,6 +65,19 @@ def test_the_failure_of_a_rank_keeps_its_message(rank_zero) -> None:
     two.fail(ValueError("too late"))  # the first failure counts
     with pytest.raises(DoesNotFitError):
         rank_zero.check()
+
+
+def test_messages_that_precede_a_failure_are_received() -> None:
+    failed = threading.Event()
+    with closing(RankZero(HOST, 2)) as rank_zero:
+        rank_zero.watch = failed.set
+        (other,) = all_gather(rank_zero)
+        other.send_json({"joined": True})
+        other.fail(DoesNotFitError("It needs 5 bytes more."))
+        assert failed.wait(HANG_S)
+        assert rank_zero.receive_json() == [{"joined": True}]
+        with pytest.raises(DoesNotFitError, match="Rank 1 of 2"):
+            rank_zero.receive_json()
 
 
 def test_a_rank_that_reports_the_loss_of_another_is_not_blamed(rank_zero) -> None:

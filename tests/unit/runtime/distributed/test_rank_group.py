@@ -1,22 +1,26 @@
 """Ranks of one engine: which of them share memory, and the memory plan of each."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from runtime.distributed import process_group
 from runtime.distributed import rank_group as team_module
 from runtime.distributed.control_channel import RankInfo, RankZero
 from runtime.distributed.rank_group import Member, RankGroup
 from runtime.engine.assembly import EngineOptions, assemble, compute_part
 from runtime.engine.memory_plan import MemoryPlan
-from runtime.errors import ConfigurationError
+from runtime.errors import ConfigurationError, EngineDeadError
 from runtime.kv.cache_types import CacheType
 from runtime.kv.spec import Full, LayerCache
 from tests.certificates import Authority
+from tests.patience import HANG_S
 
 HOST = "127.0.0.1"
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
@@ -130,6 +134,50 @@ def test_tls_does_not_cover_tensors_between_hosts_and_the_log_says_so(
 def test_two_ranks_on_one_gpu_are_refused_by_its_name(joined) -> None:
     with pytest.raises(ConfigurationError, match=r"Ranks 0 and 2 .* GPU-a .*num_gpus: 1"):
         joined(CUDA, ["GPU-a", "GPU-b", "GPU-a"])
+
+
+@pytest.fixture
+def joining(monkeypatch) -> Iterator[Callable[[Callable[[int], None]], None]]:
+    """A function that forms a group of two ranks, each of which calls what it is passed, with its
+    number, where `torch.distributed` would join."""
+    with ExitStack() as ending:
+
+        def form(join: Callable[[int], None]) -> None:
+            def joined(store: Any, rank: int, size: int, device: torch.device) -> None:
+                join(rank)
+
+            monkeypatch.setattr(process_group, "_join", joined)
+            rank_zero = ending.enter_context(closing(RankZero(HOST, 2)))
+            pool = ending.enter_context(ThreadPoolExecutor(1))
+            pool.submit(Member, *rank_zero.rank_infos, CPU)
+            RankGroup(rank_zero, CPU)
+
+        yield form
+
+
+def test_the_failure_of_a_rank_that_joins_is_raised_while_rank_0_waits_for_it(joining) -> None:
+    """As NCCL's initialisation fails when a container has too little shared memory."""
+    ended = threading.Event()
+
+    def join(rank: int) -> None:
+        if rank:
+            raise RuntimeError("NCCL needs more shared memory")
+        ended.wait(HANG_S)
+
+    with pytest.raises(EngineDeadError, match=r"Rank 1 of 2: .*NCCL needs more shared memory"):
+        joining(join)
+    ended.set()
+
+
+def test_a_failure_of_rank_0_to_join_is_raised(joining, monkeypatch) -> None:
+    monkeypatch.setattr(RankZero, "cause_of", lambda self, error: error)
+
+    def join(rank: int) -> None:
+        if not rank:
+            raise RuntimeError("no such interface")
+
+    with pytest.raises(EngineDeadError, match="Rank 0 cannot join the others: no such interface"):
+        joining(join)
 
 
 @pytest.mark.parametrize("size", [2, 8])
