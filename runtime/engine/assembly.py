@@ -240,8 +240,9 @@ def _depth(options: EngineOptions, device: torch.device) -> int:
 def _rank_options(options: EngineOptions, host_pages: Sequence[int]) -> dict[str, Any]:
     """The options that other ranks need, as JSON; see `_options_of` and `compute_part`."""
     sizes = ("context_tokens", "max_sequences", "step_tokens", "cache_tokens", "page_tokens")
-    others = ("memory_bytes", "depth", "prefix_cache", "state_checkpoint_bytes", "proposed_tokens")
-    plain = {name: getattr(options, name) for name in (*sizes, *others)}
+    memories = ("memory_bytes", "set_aside_bytes", "host_cache_bytes", "state_checkpoint_bytes")
+    others = ("depth", "prefix_cache", "proposed_tokens")
+    plain = {name: getattr(options, name) for name in (*sizes, *memories, *others)}
     return {**plain, "kv_dtype": options.kv_dtype.value, "host_pages": list(host_pages)}
 
 
@@ -274,7 +275,7 @@ def _plan_memory(
             vision=_vision_bytes(options, encoder),
             cuda_graphs=options.cuda_graphs,
             device_ranks=device_ranks,
-            set_aside_bytes=options.set_aside_bytes + _host_bytes(options, device),
+            set_aside_bytes=options.set_aside_bytes + device_ranks * _host_bytes(options, device),
             state_checkpoint_bytes=options.state_checkpoint_bytes if options.prefix_cache else 0,
             draft=draft,
         ),
@@ -304,7 +305,7 @@ def _draft_plan(
 
 
 def _host_bytes(options: EngineOptions, device: torch.device) -> int:
-    """The part of the device's memory that the host's pages take."""
+    """The part of the device's memory that the host's pages of one rank take."""
     unused = device.type == "cuda" or not options.prefix_cache
     return 0 if unused else options.host_cache_bytes or 0
 

@@ -308,8 +308,8 @@ def state_bytes(layout: CacheLayout, type: CacheType) -> int:
 def _refusal(plan: MemoryPlan, device: torch.device, usable: int, set_aside: int) -> str:
     needed = plan.available_bytes - plan.headroom_bytes
     requests = (
-        f" beside {set_aside:,} for images of requests (lower `image_memory_bytes` and "
-        "`max_image_pixels`)"
+        f" beside {set_aside:,} for images of requests and evicted pages (lower "
+        "`image_memory_bytes`, `max_image_pixels` and `host_cache_bytes`)"
         if set_aside
         else ""
     )

@@ -1,9 +1,11 @@
 """Ranks of one engine: which of them share memory, and the memory plan of each."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +20,7 @@ from runtime.engine.assembly import EngineOptions, assemble, compute_part
 from runtime.engine.memory_plan import MemoryPlan
 from runtime.errors import ConfigurationError, EngineDeadError
 from runtime.kv.cache_types import CacheType
-from runtime.kv.spec import Full, LayerCache
+from runtime.kv.spec import CacheLayout, Full, LayerCache
 from tests.certificates import Authority
 from tests.patience import HANG_S
 
@@ -47,12 +49,13 @@ OPTIONS = EngineOptions(context_tokens=4096, max_sequences=32, kv_dtype=CacheTyp
 class Planned(Exception):
     """Ends an assembly after the memory plan, before any allocation."""
 
-    def __init__(self, memory: MemoryPlan) -> None:
-        self.memory = memory
+    def __init__(self, memory: MemoryPlan, sent: Any) -> None:
+        self.memory, self.sent = memory, sent
 
 
-def stop(memory: MemoryPlan, *_: Any) -> None:
-    raise Planned(memory)
+def stop(memory: MemoryPlan, layout: CacheLayout, type: CacheType, sent: Any = None) -> None:
+    """`sent`: rank 0's options for the others."""
+    raise Planned(memory, sent)
 
 
 @pytest.fixture
@@ -196,20 +199,33 @@ def test_ranks_of_one_memory_divide_it(monkeypatch) -> None:
         assert planned(device=CPU, device_ranks=2, machine_ranks=2).available_bytes == 50 * GIB
 
 
-def planned_by_first(*, device: torch.device = CUDA, **ranks: int) -> MemoryPlan:
+def test_ranks_of_one_memory_set_aside_the_host_pages_of_each(monkeypatch) -> None:
+    monkeypatch.setattr("runtime.engine.memory_plan.available_bytes", lambda device: 200 * GIB)
+    options = replace(OPTIONS, host_cache_bytes=30 * GIB, set_aside_bytes=10 * GIB)
+    for planned in (planned_by_first, planned_by_follower):
+        plan = planned(options, device=CPU, device_ranks=2, machine_ranks=2)
+        assert plan.available_bytes == (200 - 2 * 30 - 10) // 2 * GIB
+
+
+def planned_by_first(
+    options: EngineOptions = OPTIONS, *, device: torch.device = CUDA, **ranks: int
+) -> MemoryPlan:
+    return planned_first(options, device, ranks).memory
+
+
+def planned_first(options: EngineOptions, device: torch.device, ranks: dict[str, int]) -> Planned:
     rank_group: Any = SimpleNamespace(agree=stop, **ranks)
     decoder: Any = DECODER
     with pytest.raises(Planned) as planned:
-        assemble(decoder, lambda token: b"", device=device, options=OPTIONS, rank_group=rank_group)
-    return planned.value.memory
+        assemble(decoder, lambda token: b"", device=device, options=options, rank_group=rank_group)
+    return planned.value
 
 
-def planned_by_follower(*, device: torch.device = CUDA, **ranks: int) -> MemoryPlan:
-    told = {
-        name: getattr(OPTIONS, name) for name in ("context_tokens", "max_sequences", "step_tokens")
-    }
-    told |= {"depth": 2, "kv_dtype": "q8_0", "host_pages": []}
-    control_channel = SimpleNamespace(receive_json=lambda: told)
+def planned_by_follower(
+    options: EngineOptions = OPTIONS, *, device: torch.device = CUDA, **ranks: int
+) -> MemoryPlan:
+    sent = json.loads(json.dumps(planned_first(options, device, ranks).sent))
+    control_channel = SimpleNamespace(receive_json=lambda: sent)
     member: Any = SimpleNamespace(agree=stop, control_channel=control_channel, **ranks)
     decoder: Any = DECODER
     with pytest.raises(Planned) as planned:
