@@ -468,6 +468,7 @@ def _pool(
         type=options.kv_dtype,
         device=device,
         host_pages=host_pages,
+        workspace_bytes=memory.activation_bytes - memory.recorded_bytes,
         decoder=decoder,
     )
 

@@ -14,7 +14,7 @@ from runtime.kv.spec import CacheLayout
 
 # By default on CUDA devices; in total for the ranks on a machine, if it has that to spare.
 MOST_BYTES, SHARE = 4 << 30, 16
-_COPIES = 32  # of a page, to measure their speed
+_COPIES = 64  # of pages, to measure their speed
 
 
 def host_page_counts(
@@ -51,17 +51,20 @@ def measured_host_pages(
     for the device; call before the first step."""
     sizes = [page_bytes(layout, group, type) for group in range(len(counts))]
     group = max(range(len(counts)), key=lambda number: counts[number] > 0 and sizes[number])
-    pair = [
-        PageCopy(group, 0, 0, CopyKind.TO_HOST),
-        PageCopy(group, 0, 0, CopyKind.FROM_HOST),
+    held = len(pool.layer(layout.groups[group].layers[0]).keys)
+    some = range(min(_COPIES // 2, counts[group], held))
+    copies = [
+        PageCopy(group, page, page, kind)
+        for kind in (CopyKind.TO_HOST, CopyKind.FROM_HOST)
+        for page in some
     ]
-    pool.copy_pages(pair)
+    pool.copy_pages(copies)
     _finish(device)
     begin = time.perf_counter()
-    pool.copy_pages(pair * (_COPIES // 2))
+    pool.copy_pages(copies)
     _finish(device)
     seconds = time.perf_counter() - begin
-    return HostPages(counts, sizes, TransferCosts(_COPIES * sizes[group] / seconds))
+    return HostPages(counts, sizes, TransferCosts(len(copies) * sizes[group] / seconds))
 
 
 def _finish(device: torch.device) -> None:

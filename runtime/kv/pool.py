@@ -1,7 +1,7 @@
 """The tensors behind the pages, and the page tables on the device."""
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import prod
 from typing import Protocol
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runtime.kernels.key_shift import shift_keys
 from runtime.kv.cache_types import CacheType
+from runtime.kv.host_copies import HostCopies, batches
 from runtime.kv.page_group import CopyKind, KeyShift, PageCopy
 from runtime.kv.spec import CacheLayout, LayerCache
 from runtime.worker.model import DecoderModel, LayerPages, QuantizedRows
@@ -40,9 +41,10 @@ class KVPool:
     page tables refer to it until `write_pages`, so warm-up and padding rows are written there.
     `pages_per_sequence`: pages of a full context. `type`: cache type of all layers except `exact`
     ones. The constructor allocates and writes all memory. `host_pages`: number of pages of each
-    group in host memory, for copies; () for none. `decoder`: states the device of each layer's
-    pages and the rotations of moved keys; without it, all pages are on `device`, as the page tables
-    are, and keys cannot move.
+    group in host memory, for copies; () for none. `workspace_bytes`: memory of a device that these
+    copies may take before a step begins. `decoder`: states the device of each layer's pages and the
+    rotations of moved keys; without it, all pages are on `device`, as the page tables are, and keys
+    cannot move.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class KVPool:
         type: CacheType,
         device: torch.device,
         host_pages: Sequence[int] = (),
+        workspace_bytes: int = 0,
         decoder: DecoderModel | None = None,
     ) -> None:
         assert len(pages) == len(layout.groups)
@@ -86,26 +89,36 @@ class KVPool:
                     torch.zeros(shape, dtype=stored.dtype, device=place) for shape in shapes
                 )
                 self._layers[index] = LayerPages(keys, values, number, quantized)
-        self._host = self._host_tensors(host_pages) if any(host_pages) else {}
+        self._host = self._host_copies(host_pages, workspace_bytes) if any(host_pages) else ()
 
-    def _host_tensors(self, pages: Sequence[int]) -> dict[int, tuple[Tensor, Tensor]]:
-        """Keys and values [host pages, ...] of each layer, in one allocation, pinned for CUDA."""
-        parts = [
-            (index, part, (pages[layer.group], *part.shape[1:]))
-            for index, layer in self._layers.items()
-            for part in (layer.keys, layer.values)
+    def _host_copies(
+        self, pages: Sequence[int], workspace_bytes: int
+    ) -> tuple[tuple[HostCopies, ...], ...]:
+        """Per group, one for each device. All host pages are in one allocation, pinned for CUDA."""
+        copies = [self._copies_of_group(group, workspace_bytes) for group in range(len(pages))]
+        sizes = [
+            count * part.page_bytes
+            for count, parts in zip(pages, copies, strict=True)
+            for part in parts
         ]
-        nbytes = [prod(shape) * part.itemsize for _, part, shape in parts]
-        sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in nbytes]
-        pinned = any(part.is_cuda for _, part, _ in parts)
-        whole = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=pinned)
+        aligned = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
+        pinned = any(part.device.type == "cuda" for parts in copies for part in parts)
+        whole = torch.empty(sum(aligned), dtype=torch.uint8, pin_memory=pinned)
         if not pinned:
             whole.zero_()  # makes the system allocate the memory now
-        views: dict[int, list[Tensor]] = {}
-        pieces = zip(parts, whole.split(sizes), nbytes, strict=True)
-        for (index, part, shape), piece, used in pieces:
-            views.setdefault(index, []).append(piece[:used].view(part.dtype).view(shape))
-        return {index: (keys, values) for index, (keys, values) in views.items()}
+        pieces = zip(chain.from_iterable(copies), whole.split(aligned), sizes, strict=True)
+        for part, piece, used in pieces:
+            part.use(piece[:used])
+        return tuple(copies)
+
+    def _copies_of_group(self, group: int, workspace_bytes: int) -> tuple[HostCopies, ...]:
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for index in self._members[group]:
+            layer = self._layers[index]
+            by_device.setdefault(layer.keys.device, []).extend((layer.keys, layer.values))
+        return tuple(
+            HostCopies(parts, workspace_bytes=workspace_bytes) for parts in by_device.values()
+        )
 
     @property
     def page_tables(self) -> tuple[Tensor, ...]:
@@ -127,16 +140,19 @@ class KVPool:
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Enqueue copies of pages, in order, behind earlier launches; does not synchronise."""
-        for copy in copies:
-            for index in self._members[copy.group]:
-                pages = self._layers[index]
-                device = (pages.keys, pages.values)
-                host = self._host[index] if copy.kind is not CopyKind.ON_DEVICE else device
-                sources = host if copy.kind is CopyKind.FROM_HOST else device
-                targets = host if copy.kind is CopyKind.TO_HOST else device
-                for source, target in zip(sources, targets, strict=True):
-                    rows = source[copy.source, : copy.cells]
-                    target[copy.target, : copy.cells].copy_(rows, non_blocking=True)
+        for batch in batches(copies):
+            if batch[0].kind is CopyKind.ON_DEVICE:
+                self._copy_on_device(*batch)
+            else:
+                for part in self._host[batch[0].group]:
+                    part.copy(batch)
+
+    def _copy_on_device(self, copy: PageCopy) -> None:
+        for index in self._members[copy.group]:
+            pages = self._layers[index]
+            for part in (pages.keys, pages.values):
+                rows = part[copy.source, : copy.cells]
+                part[copy.target, : copy.cells].copy_(rows, non_blocking=True)
 
     def shift_keys(self, shifts: Sequence[KeyShift]) -> None:
         """Enqueue rotations of keys to other positions; does not synchronise."""
