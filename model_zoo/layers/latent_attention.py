@@ -39,7 +39,7 @@ class LatentSizes:
     def cache(self, kind: CacheKind) -> LayerCache:
         """The cache of a layer: one key head with the latent vector and the rotated key, whose
         value is the latent vector."""
-        return LayerCache(kind, 1, self.latent + self.rotated, self.latent)
+        return LayerCache(kind, 1, self.latent + self.rotated, self.latent, values_in_keys=True)
 
 
 class LatentAttention:
@@ -83,7 +83,7 @@ class LatentAttention:
         latents, keys = self._compress(x).split((sizes.latent, sizes.rotated), dim=1)
         latents = self._norm(latents).unsqueeze(1)
         keys = joined(latents, rotation(keys.unsqueeze(1)))
-        write_cache(keys, latents, step.pages, step.plan)
+        write_cache(keys, None, step.pages, step.plan)
         plain, rotated = self._queries(x).split((sizes.plain, sizes.rotated), dim=2)
         absorbed = expert_products(joined(plain), self._to_keys, None)  # one expert for each head
         queries = joined(absorbed, rotation(joined(rotated)))

@@ -20,9 +20,12 @@ from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
 TWIN_ELEMENTS = 1 << 25
 
 
-def write_cache(keys: Tensor, values: Tensor, pages: LayerPages, plan: AttentionPlan) -> None:
+def write_cache(
+    keys: Tensor, values: Tensor | None, pages: LayerPages, plan: AttentionPlan
+) -> None:
     """Write keys [tokens, kv_heads, key_dim] and values [.., value_dim] to their cells, in the type
-    of the pages; see `encode_rows`."""
+    of the pages; see `encode_rows`. values: None if `pages` has them in keys."""
+    assert (values is None) == pages.values_in_keys
     if (kernels := _native_kernels(pages)) is not None:
         _write_cache_cpu(kernels, keys, values, pages, plan)
     elif has_kernels(keys.device):
@@ -33,9 +36,12 @@ def write_cache(keys: Tensor, values: Tensor, pages: LayerPages, plan: Attention
         write_cache_twin(keys, values, pages, plan)
 
 
-def write_cache_twin(keys: Tensor, values: Tensor, pages: LayerPages, plan: AttentionPlan) -> None:
+def write_cache_twin(
+    keys: Tensor, values: Tensor | None, pages: LayerPages, plan: AttentionPlan
+) -> None:
     """The specification of `write_cache`."""
-    for rows, stored in ((keys, pages.keys), (values, pages.values)):
+    parts = (keys,) if values is None else (keys, values)
+    for rows, stored in zip(parts, pages.stored, strict=True):
         cells = stored.view(-1, *stored.shape[2:])
         cells[plan.write_cell] = encode_rows(rows, pages.type)
 
@@ -299,20 +305,25 @@ def _paged_attention_cpu(
 
 
 def _write_cache_cpu(
-    kernels: ctypes.CDLL, keys: Tensor, values: Tensor, pages: LayerPages, plan: AttentionPlan
+    kernels: ctypes.CDLL,
+    keys: Tensor,
+    values: Tensor | None,
+    pages: LayerPages,
+    plan: AttentionPlan,
 ) -> None:
     page_count, page_tokens, kv_heads = pages.keys.shape[:3]
     count, cells = len(keys), page_count * page_tokens
-    rows = tuple(_floats(part) for part in (keys, values))  # variables, so that copies live on
-    parts = (
+    rows = [_floats(part) for part in (keys, values) if part is not None]  # so that copies live on
+    stored = _page_addresses(pages, keys.shape[2])
+    parts = [
         _WrittenPart(
-            row_address(part.flatten(1), (count, kv_heads * dim), torch.float32), stored,
+            row_address(part.flatten(1), (count, kv_heads * dim), torch.float32), at,
             part.stride(0), dim,
         )
-        for part, stored, dim in zip(
-            rows, _page_addresses(pages, keys.shape[2]), pages.dims, strict=True
-        )
-    )  # fmt: skip
+        for part, at, dim in zip(rows, stored, pages.dims, strict=False)
+    ]  # fmt: skip
+    if values is None:
+        parts.append(_WrittenPart())
     job = _WriteJob(
         *parts, address(plan.write_cell, (count,), torch.int64), cells,
         _TYPE_NUMBERS[pages.type], count, kv_heads, torch.get_num_threads(),
@@ -321,14 +332,15 @@ def _write_cache_cpu(
         raise ValueError(f"a row goes to a cell that is none of the {cells:,} of the cache")
 
 
-def _page_addresses(pages: LayerPages, key_dim: int) -> tuple[int, int]:
-    """The addresses of the pages of keys, of `key_dim` elements each, and of values."""
+def _page_addresses(pages: LayerPages, key_dim: int) -> tuple[int, int | None]:
+    """The addresses of the pages of keys, of `key_dim` elements each, and of values, None if these
+    are in keys."""
     type, value_dim = pages.type, pages.dims[1]
     cells = pages.values.shape[:3]
-    return (
-        address(pages.keys, (*cells, type.width(key_dim)), type.dtype),
-        address(pages.values, (*cells, type.width(value_dim)), type.dtype),
-    )
+    keys = address(pages.keys, (*cells, type.width(key_dim)), type.dtype)
+    if pages.values_in_keys:
+        return keys, None
+    return keys, address(pages.values, (*cells, type.width(value_dim)), type.dtype)
 
 
 def _floats(rows: Tensor) -> Tensor:

@@ -88,7 +88,11 @@ class KVPool:
                 keys, values = (
                     torch.zeros(shape, dtype=stored.dtype, device=place) for shape in shapes
                 )
-                self._layers[index] = LayerPages(keys, values, number, quantized)
+                if cache.values_in_keys:
+                    values = keys[..., : stored.width(cache.value_dim)]
+                self._layers[index] = LayerPages(
+                    keys, values, number, quantized, cache.values_in_keys
+                )
         self._host = self._host_copies(host_pages, workspace_bytes) if any(host_pages) else ()
 
     def _host_copies(
@@ -115,7 +119,7 @@ class KVPool:
         by_device: dict[torch.device, list[Tensor]] = {}
         for index in self._members[group]:
             layer = self._layers[index]
-            by_device.setdefault(layer.keys.device, []).extend((layer.keys, layer.values))
+            by_device.setdefault(layer.keys.device, []).extend(layer.stored)
         return tuple(
             HostCopies(parts, workspace_bytes=workspace_bytes) for parts in by_device.values()
         )
@@ -149,8 +153,7 @@ class KVPool:
 
     def _copy_on_device(self, copy: PageCopy) -> None:
         for index in self._members[copy.group]:
-            pages = self._layers[index]
-            for part in (pages.keys, pages.values):
+            for part in self._layers[index].stored:
                 rows = part[copy.source, : copy.cells]
                 part[copy.target, : copy.cells].copy_(rows, non_blocking=True)
 

@@ -355,6 +355,7 @@ class LayerCache:
 
     `exact`: stored in float32 regardless of the cache type. `divided_heads`: the number of the
     layer's kv heads on all ranks together, so that layers form the same groups on each rank.
+    `values_in_keys`: a value is the beginning of its key, and only the key is stored.
     """
 
     kind: CacheKind
@@ -362,12 +363,19 @@ class LayerCache:
     key_dim: int
     value_dim: int
     divided_heads: int | None = field(default=None, kw_only=True)
+    values_in_keys: bool = field(default=False, kw_only=True)
     exact: ClassVar[bool] = False
 
     def page_shapes(self, page_tokens: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The shapes of the layer's two pages: cells, then the elements of a row."""
         cells = (page_tokens, self.kv_heads)
-        return (*cells, self.key_dim), (*cells, self.value_dim)
+        key_dim, value_dim = self.stored_dims
+        return (*cells, key_dim), (*cells, value_dim)
+
+    @property
+    def stored_dims(self) -> tuple[int, int]:
+        """The elements that are stored of a key and of a value."""
+        return self.key_dim, 0 if self.values_in_keys else self.value_dim
 
     def page_elements(self, page_tokens: int) -> int:
         return sum(map(prod, self.page_shapes(page_tokens)))

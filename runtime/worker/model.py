@@ -134,13 +134,20 @@ class LayerPages:
     With `quantized`, the last axis has the bytes of a row instead. In a layer with one state per
     sequence: keys float32 [pages, taps, channels], the oldest input first, and values float32
     [pages, kv_heads, key_dim, value_dim], which are empty if the state is only the inputs.
-    `group` is the index of its plan in `Batch.plans`.
+    `group` is the index of its plan in `Batch.plans`. `values_in_keys`: `values` is a view of the
+    first elements, or blocks, of each key.
     """
 
     keys: Tensor
     values: Tensor
     group: int
     quantized: QuantizedRows | None = None
+    values_in_keys: bool = False
+
+    @property
+    def stored(self) -> tuple[Tensor, ...]:
+        """The tensors with memory of their own."""
+        return (self.keys,) if self.values_in_keys else (self.keys, self.values)
 
     @property
     def type(self) -> CacheType:

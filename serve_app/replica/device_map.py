@@ -118,7 +118,7 @@ class DeviceMapOptions:
         """Of all sequences; states of recurrent layers are float32 and one for each."""
         if cache.kind.by_sequence:
             return self.sequences * cache.page_elements(1) * torch.float32.itemsize
-        row = sum(map(self.kv_dtype.row_bytes, (cache.key_dim, cache.value_dim)))
+        row = sum(map(self.kv_dtype.row_bytes, cache.stored_dims))
         return self.cache_tokens * cache.kv_heads * row
 
 

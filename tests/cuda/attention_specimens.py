@@ -45,7 +45,7 @@ SHAPES = {
     "256, q8_0": shape(16, 8, 256, type=CacheType.Q8_0),
     "256, q4_0": shape(16, 8, 256, type=CacheType.Q4_0),
     "512": shape(8, 1, 512),
-    "576/512": shape(128, 1, 576, 512),
+    "576/512": shape(128, 1, 576, 512, values_in_keys=True),
 }
 
 

@@ -18,7 +18,7 @@ from runtime.kv.cache_types import CacheType
 from runtime.quant.weight import Compute
 from runtime.worker.model import AttentionPlan, LayerPages, QuantizedRows
 from tests.kernels import test_attention as scenes
-from tests.kernels.test_attention import SCALE, options_of, rows_of, scene
+from tests.kernels.test_attention import SCALE, in_keys, options_of, rows_of, scene
 from tests.kernels.test_cache_rows import numbers
 
 # (batch, shape, window, options), for every type of cache; shapes of both numbers of parts.
@@ -87,6 +87,17 @@ def test_heads_may_be_large(dims: tuple[int, int], batch: str, with_shape) -> No
     with_shape(2, 1, *dims, 16)
     queries, pages, plan = scene(batch, "given", type=CacheType.FLOAT16)
     assert_as_the_twin(queries, pages, plan, scale=0.05)
+
+
+@pytest.mark.parametrize("type", CacheType)
+@pytest.mark.parametrize("dims", [(80, 40), (24, 16), (96, 64)], ids=str)
+@pytest.mark.parametrize("batch", ["decoding", "short"])
+def test_values_may_be_in_keys(batch: str, dims: tuple[int, int], type: CacheType, with_shape):
+    with_shape(2, 1, dims[0], dims[0], 16)
+    queries, pages, plan = scene(batch, "given", type=type)
+    inside, apart = in_keys(pages, dims[1])
+    got = assert_as_the_twin(queries, inside, plan, scale=SCALE)
+    assert torch.equal(got, paged_attention(queries, apart, plan, scale=SCALE))
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0), (12, 0)], ids=str)
@@ -254,6 +265,17 @@ def test_writes_are_those_of_the_twin(
         # The interpreter truncates float32 to bfloat16.
         rounding = 2.0**-7 if type is CacheType.BFLOAT16 and dtype == torch.float32 else 0.0
         torch.testing.assert_close(one, other, rtol=rounding, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("type", CacheType)
+def test_keys_that_have_the_values_are_written_alone(type: CacheType) -> None:
+    keys, cells = numbers(9, 2, 80), torch.randperm(35)[:9]
+    plan = AttentionPlan(*[torch.zeros(0)] * 4, cells, ())
+    got, expected = (in_keys(empty_pages(type, 2, (80, 80)), 40)[0] for _ in range(2))
+    write_cache(keys, None, got, plan)
+    write_cache_twin(keys, None, expected, plan)
+    rounding = 2.0**-7 if type is CacheType.BFLOAT16 else 0.0  # as above
+    torch.testing.assert_close(got.keys, expected.keys, rtol=rounding, atol=0)
 
 
 def _without_nan(stored: Tensor) -> Tensor:

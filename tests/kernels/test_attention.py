@@ -102,6 +102,15 @@ def stored_as(type: CacheType, keys: Tensor, values: Tensor) -> LayerPages:
     return LayerPages(encode_rows(keys, type), encode_rows(values, type), 0, quantized)
 
 
+def in_keys(pages: LayerPages, value_dim: int) -> tuple[LayerPages, LayerPages]:
+    """The same keys, with their first `value_dim` elements as values: in place, and apart."""
+    type, key_dim = pages.type, pages.dims[0]
+    quantized = QuantizedRows(type, key_dim, value_dim) if type.quantized else None
+    values = pages.keys[..., : type.width(value_dim)]
+    inside = LayerPages(pages.keys, values, 0, quantized, values_in_keys=True)
+    return inside, LayerPages(pages.keys, values.contiguous(), 0, quantized)
+
+
 def options_of(name: str, heads: int) -> dict:
     """The keyword arguments of attention; some sinks are larger than all scores of a row."""
     softcap, with_sinks = OPTIONS[name]
@@ -316,3 +325,20 @@ def test_on_a_gpu_attention_is_the_same(shape: str, options: str) -> None:
         chosen["sinks"] = chosen["sinks"].cuda()
     got = paged_attention(queries.cuda(), pages, there, **chosen)
     torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("type", CacheType)
+@pytest.mark.parametrize(
+    ("shape", "value_dim"),
+    [("every head its own", 64), ("four share", 32), ("three share, odd sizes", 40)],
+)
+@pytest.mark.parametrize("batch", ["decoding", "prefill and decode"])
+def test_values_in_keys_are_read_as_values_apart(
+    batch: str, shape: str, value_dim: int, type: CacheType
+) -> None:
+    queries, pages, plan = scene(batch, shape, type=type)
+    inside, apart = in_keys(pages, value_dim)
+    for attention in (paged_attention, paged_attention_twin):
+        got = attention(queries, inside, plan, scale=SCALE)
+        assert got.shape[2] == value_dim and got.any()
+        assert torch.equal(got, attention(queries, apart, plan, scale=SCALE))

@@ -14,7 +14,7 @@ from runtime.kernels.cache_rows import decode_rows, encode_rows
 from runtime.kv.cache_types import CacheType
 from runtime.worker.model import LayerPages
 from tests.kernels.native_kernels import NATIVE_TYPES, require_native_kernels
-from tests.kernels.test_attention import SCALE, by_definition, scene, stored_as
+from tests.kernels.test_attention import SCALE, by_definition, in_keys, scene, stored_as
 
 BLOCKS = {
     CacheType.Q8_0: gguf.GGMLQuantizationType.Q8_0,
@@ -94,6 +94,17 @@ def test_kernel_and_twin_write_the_same_bits(type: CacheType, shape: str) -> Non
     assert torch.equal(bits(written[0].keys), bits(written[1].keys))
     assert torch.equal(bits(written[0].values), bits(written[1].values))
     assert not torch.equal(bits(written[0].keys), bits(pages.keys))
+
+
+@pytest.mark.parametrize("type", CacheType)
+def test_keys_that_have_the_values_are_written_alone(type: CacheType) -> None:
+    _, pages, plan = scene("prefill", "three share, odd sizes", type=type)
+    keys = numbers(100, 2, 80)
+    inside, apart = in_keys(copied(pages), 40)[0], copied(pages)
+    write_cache(keys, None, inside, plan)
+    write_cache(keys, torch.zeros(100, 2, 72), apart, plan)
+    assert torch.equal(bits(inside.keys), bits(apart.keys))
+    assert inside.values.data_ptr() == inside.keys.data_ptr()
 
 
 def copied(pages: LayerPages) -> LayerPages:

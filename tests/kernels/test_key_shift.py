@@ -43,3 +43,20 @@ def test_keys_are_rotated_by_the_difference_of_positions(type, count, first, hal
     assert (after - expected).abs().max() <= STEPS[type] * expected.abs().max()
     assert torch.equal(after[1], before[1]) and torch.equal(after[2, :3], before[2, :3])
     assert torch.equal(pages.values.view(torch.uint8), values.view(torch.uint8))
+
+
+@pytest.mark.parametrize("type", STEPS)
+def test_values_in_keys_stay_the_same_to_the_bit(type) -> None:
+    """Those of latent attention, before the rotated elements; blocks are encoded again."""
+    draw = torch.Generator().manual_seed(1)
+    keys = encode_rows(torch.randn(PAGES, CELLS, HEADS, DIM, generator=draw), type)
+    quantized = QuantizedRows(type, DIM, 32) if type.quantized else None
+    pages = LayerPages(keys.clone(), keys, 0, quantized, values_in_keys=True)
+    rotation = KeyRotation(torch.linspace(1.0, 0.1, 8), halves=False, first=32)
+    shift_keys(pages, rotation, [KeyShift(0, page, 0, -5) for page in range(PAGES)])
+    values = slice(0, type.width(32))
+    before, after = (
+        each.view(torch.uint8) for each in (keys[..., values], pages.keys[..., values])
+    )
+    assert torch.equal(after, before)
+    assert not torch.equal(pages.keys.view(torch.uint8), keys.view(torch.uint8))

@@ -31,7 +31,8 @@ extern int omp_get_thread_num(void);
 
 typedef struct {
     const float *queries; /* [rows][heads][key_dim] */
-    const char *keys, *values; /* [pages][page_tokens][kv_heads] rows of key_dim or value_dim elements */
+    const char *keys, *values; /* [pages][page_tokens][kv_heads] rows of key_dim or value_dim elements;
+                                * no values: they are the beginnings of keys */
     const int32_t *page_table; /* [slots], table_stride apart */
     const int32_t *row_slot, *visible_begin, *visible_end; /* [rows] */
     const float *sinks; /* [heads], or NULL */
@@ -144,7 +145,7 @@ static void locate(const job *j, const tile *t, int block, int from, int to, loc
     for (int i = lo - block; i < hi - block; i++) {
         const int64_t row = (table[page] * (int64_t)page_tokens + offset) * j->kv_heads + t->head;
         at->keys[i] = j->keys + row * keys;
-        at->values[i] = j->values + row * values;
+        at->values[i] = j->values ? j->values + row * values : at->keys[i];
         if (++offset == page_tokens) page++, offset = 0;
     }
     fill(at, lo - block, hi - block);

@@ -12,7 +12,7 @@ typedef struct {
 } part;
 
 typedef struct {
-    part keys, values;
+    part keys, values; /* values without cells are the beginnings of keys */
     const int64_t *cell; /* [count] */
     int64_t cells;
     int32_t type, count, heads, threads;
@@ -113,7 +113,7 @@ static void write_rows(const void *argument, const items *mine) {
     for (int row = (int)mine->begin; row < (int)mine->end; row++)
         for (int head = 0; head < j->heads; head++) {
             write_row(j, &j->keys, row, head);
-            write_row(j, &j->values, row, head);
+            if (j->values.cells) write_row(j, &j->values, row, head);
         }
 }
 

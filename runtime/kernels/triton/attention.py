@@ -107,6 +107,7 @@ def _attended(
     shape = Shape(
         heads, kv_heads, key_dim, value_dim, pages.keys.shape[1], pages.type, queries.dtype,
         softcap is not None, sinks is not None, tensor_cores_of(capability(queries.device)),
+        pages.values_in_keys,
     )  # fmt: skip
     call = _Call(shape, queries, pages, plan, sinks, result, _factors(options.scale, softcap))
     single, several = ((0, rows), None) if options.deterministic else _extents(plan, rows)
@@ -135,6 +136,7 @@ class Shape:
     capped: bool = False
     sinks: bool = False
     tensor_cores: tuple[int, int] = HOPPER
+    values_in_keys: bool = False
 
     @property
     def group(self) -> int:
@@ -231,8 +233,10 @@ class Shape:
     def _read_constants(self, halves: tuple[int, ...]) -> dict[str, object]:
         """Constants of kernels that read the cache."""
         k1, k2 = self._parts(self.key_dim, halves)
+        value_row = self.key_dim if self.values_in_keys else self.value_dim
         return self._constants(halves) | {
             "KV_HEADS": self.kv_heads, "KEY_DIM": self.key_dim, "K1": k1, "K2": k2,
+            "VALUE_ROW": value_row,
             "PAGE_TOKENS": self.page_tokens, "BLOCK": BLOCK_BYTES[self.type], "CAPPED": self.capped,
         }  # fmt: skip
 

@@ -21,21 +21,23 @@ def _attend(
     q1, q2, most, total, sum1, sum2,
     keys, key_halves, values, value_halves, pages, kv_head, position, exists, visible,
     inner, outer,
-    KV_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_ROW: tl.constexpr,
     K1: tl.constexpr, K2: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr,
     PAGE_TOKENS: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Add the positions [n] to the state of the rows [m].
 
     The state: the largest score, in units of log2; the sum of weights relative to it; the weighted
-    sums of values, whose elements are in two parts of V1 and V2.
+    sums of values, whose elements are in two parts of V1 and V2. VALUE_ROW: the elements of a row
+    of `values`, more than VALUE_DIM where these are keys, whose beginnings are the values.
     """
     page = tl.load(pages + position // PAGE_TOKENS, mask=exists, other=0).to(tl.int64)
     row = (page * PAGE_TOKENS + position % PAGE_TOKENS) * KV_HEADS + kv_head
-    k1 = load_rows(keys, key_halves, row, exists, 0, K1, KEY_DIM, BLOCK).to(q1.dtype)
+    k1 = load_rows(keys, key_halves, row, exists, 0, K1, KEY_DIM, KEY_DIM, BLOCK).to(q1.dtype)
     score = tl.dot(q1, tl.trans(k1), input_precision="ieee")
     if K2 > 0:
-        k2 = load_rows(keys, key_halves, row, exists, K1, K2, KEY_DIM, BLOCK).to(q1.dtype)
+        k2 = load_rows(keys, key_halves, row, exists, K1, K2, KEY_DIM, KEY_DIM, BLOCK).to(q1.dtype)
         score = tl.dot(q2, tl.trans(k2), score, input_precision="ieee")
     score = score * inner
     if CAPPED:
@@ -47,10 +49,12 @@ def _attend(
     weight = tl.exp2(score - base[:, None])
     total = total * fade + tl.sum(weight, 1)
     weight = weight.to(q1.dtype)
-    v1 = load_rows(values, value_halves, row, exists, 0, V1, VALUE_DIM, BLOCK).to(q1.dtype)
+    v1 = load_rows(values, value_halves, row, exists, 0, V1, VALUE_DIM, VALUE_ROW, BLOCK)
+    v1 = v1.to(q1.dtype)
     sum1 = tl.dot(weight, v1, sum1 * fade[:, None], input_precision="ieee")
     if V2 > 0:
-        v2 = load_rows(values, value_halves, row, exists, V1, V2, VALUE_DIM, BLOCK).to(q1.dtype)
+        v2 = load_rows(values, value_halves, row, exists, V1, V2, VALUE_DIM, VALUE_ROW, BLOCK)
+        v2 = v2.to(q1.dtype)
         sum2 = tl.dot(weight, v2, sum2 * fade[:, None], input_precision="ieee")
     return higher, total, sum1, sum2
 
@@ -159,7 +163,8 @@ def decode_kernel(
     queries, keys, key_halves, values, value_halves, page_table, row_slot, begins, ends, sinks,
     result, states, sums,
     first_row, rows, parts, row_stride, head_stride, table_stride, inner, outer,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_ROW: tl.constexpr,
     K1: tl.constexpr, K2: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr,
     PAGE_TOKENS: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, SPLITS: tl.constexpr, LEAST_SPLIT: tl.constexpr,
@@ -199,7 +204,8 @@ def decode_kernel(
                 q1, q2, most_b, total_b, sum1_b, sum2_b,
                 keys, key_halves, values, value_halves, pages, kv_head, position, seen,
                 seen[None, :], inner, outer,
-                KV_HEADS, KEY_DIM, VALUE_DIM, K1, K2, V1, V2, PAGE_TOKENS, BLOCK, CAPPED,
+                KV_HEADS, KEY_DIM, VALUE_DIM, VALUE_ROW, K1, K2, V1, V2,
+                PAGE_TOKENS, BLOCK, CAPPED,
             )  # fmt: skip
         if WHOLE:
             most, total, sum1, sum2 = _merge(
@@ -270,7 +276,8 @@ def prefill_kernel(
     queries, keys, key_halves, values, value_halves, page_table, row_slot, begins, ends, sinks,
     result,
     first_row, end_row, rows, row_stride, head_stride, table_stride, inner, outer,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_ROW: tl.constexpr,
     K1: tl.constexpr, K2: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr,
     PAGE_TOKENS: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, HEADS_AT_ONCE: tl.constexpr,
@@ -313,7 +320,8 @@ def prefill_kernel(
                     keys, key_halves, values, value_halves, pages, kv_head, position, seen,
                     (position[None, :] >= begin[:, None]) & (position[None, :] < end[:, None]),
                     inner, outer,
-                    KV_HEADS, KEY_DIM, VALUE_DIM, K1, K2, V1, V2, PAGE_TOKENS, BLOCK, CAPPED,
+                    KV_HEADS, KEY_DIM, VALUE_DIM, VALUE_ROW, K1, K2, V1, V2,
+                    PAGE_TOKENS, BLOCK, CAPPED,
                 )  # fmt: skip
         else:
             exists = exists & (row != top)

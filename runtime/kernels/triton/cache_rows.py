@@ -34,11 +34,12 @@ def load_rows(
     START: tl.constexpr,
     WIDTH: tl.constexpr,
     DIM: tl.constexpr,
+    ROW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """WIDTH elements from START on of rows [n] int64 -> [n, WIDTH], in the type of the cache; bytes
-    of E4M3 in that of `from_e4m3`, and blocks in float32. Zero beyond DIM and where a row does not
-    exist.
+    of E4M3 in that of `from_e4m3`, and blocks in float32. Zero beyond DIM, with blocks beyond the
+    last one of DIM, and where a row does not exist. ROW: the elements of a row in the cache.
 
     halves: `stored` as float16. A byte of Q4_0 has elements j and j + 16 of its block, and is
     loaded for each of them: for operands of joined nibbles Triton chooses a layout that needs 32
@@ -49,14 +50,14 @@ def load_rows(
         mask = exists[:, None]
         if START + WIDTH > DIM:
             mask = mask & (element < DIM)[None, :]
-        value = tl.load(stored + row[:, None] * DIM + element[None, :], mask=mask, other=0)
+        value = tl.load(stored + row[:, None] * ROW + element[None, :], mask=mask, other=0)
         if stored.dtype.element_ty == tl.uint8:
             value = from_e4m3(value)
     else:
         COUNT: tl.constexpr = (DIM + 31) // 32
         block = START // 32 + tl.arange(0, WIDTH // 32)
         mask = exists[:, None] & (block < COUNT)[None, :]
-        at = row[:, None] * (COUNT * BLOCK) + block[None, :] * BLOCK
+        at = row[:, None] * ((ROW + 31) // 32 * BLOCK) + block[None, :] * BLOCK
         scale = tl.load(halves + at // 2, mask=mask, other=0.0).to(tl.float32)
         element = tl.arange(0, 32)[None, None, :]
         byte = at[:, :, None] + 2 + element % (BLOCK - 2)

@@ -126,7 +126,7 @@ def write_kernel(
     HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Grid: rows x (keys, values)."""
+    """Grid: rows x (keys, values), or rows x 1 for keys alone."""
     row = tl.program_id(0).to(tl.int64)
     cell = tl.load(cells + row)
     if tl.program_id(1) == 0:
@@ -141,11 +141,14 @@ def write_kernel(
         )  # fmt: skip
 
 
-def write_cache(keys: Tensor, values: Tensor, pages: LayerPages, plan: AttentionPlan) -> None:
+def write_cache(
+    keys: Tensor, values: Tensor | None, pages: LayerPages, plan: AttentionPlan
+) -> None:
     """As `runtime.kernels.attention.write_cache`."""
-    keys, values = with_adjacent_elements(keys), with_adjacent_elements(values)
+    keys, parts = with_adjacent_elements(keys), len(pages.stored)
+    values = keys if values is None else with_adjacent_elements(values)
     launch(
-        write_kernel, (keys.shape[0], 2), keys, values, *kernel_pages(pages), plan.write_cell,
+        write_kernel, (keys.shape[0], parts), keys, values, *kernel_pages(pages), plan.write_cell,
         *keys.stride()[:2], *values.stride()[:2], RANGES.get(pages.type, float("inf")),
         HEADS=pages.keys.shape[2], KEY_DIM=pages.dims[0], VALUE_DIM=pages.dims[1],
         BLOCK=BLOCK_BYTES[pages.type], AT_ONCE=ELEMENTS, device=keys.device,

@@ -16,11 +16,12 @@ from runtime.kv.spec import CacheLayout, Full, LayerCache, Sliding
 from runtime.kv.states import Recurrent, StateCache
 
 CPU = torch.device("cpu")
-PAGES, HOST_PAGES = (6, 5, 4, 4), (4, 3, 2, 2)
+PAGES, HOST_PAGES = (6, 5, 4, 4, 4), (4, 3, 2, 2, 2)
 LAYERS = [
     LayerCache(Full(), 2, 32, 64),
     LayerCache(Sliding(8), 1, 32, 32),
     LayerCache(Full(), 2, 32, 64),
+    LayerCache(Full(), 1, 64, 32, values_in_keys=True),
     StateCache(Recurrent(), 2, 3, 5, 7, 3),
     StateCache.of_inputs(9, 1),
 ]
@@ -37,9 +38,7 @@ def pool_of(layers: list[LayerCache], type: CacheType, **options) -> KVPool:
 
 def parts_of(pool: KVPool, layers: int) -> Iterator[Tensor]:
     for index in range(layers):
-        yield from (
-            part for part in (pool.layer(index).keys, pool.layer(index).values) if len(part)
-        )
+        yield from pool.layer(index).stored
 
 
 @pytest.mark.parametrize("workspace", [0, 1200, 1 << 20])
@@ -50,11 +49,11 @@ def test_random_copies_have_the_effect_of_their_order(seed, type, workspace) -> 
     rng = random.Random(seed)
     pool = pool_of(LAYERS, type, workspace_bytes=workspace)
     expected = [part.clone() for part in parts_of(pool, len(LAYERS))]
-    groups = [pool.layer(index).group for index in range(len(LAYERS)) for _ in range(2)]
+    groups = [layer.group for layer in map(pool.layer, range(len(LAYERS))) for _ in layer.stored]
     host: dict[tuple[int, int], list[Tensor]] = {}  # the parts' pages of a group's host page
     copies = []
     for _ in range(60):
-        group, kind = rng.randrange(4), rng.choice(list(CopyKind))
+        group, kind = rng.randrange(5), rng.choice(list(CopyKind))
         own = [part for part, of in zip(expected, groups, strict=True) if of == group]
         page, target, on_host = (
             rng.randrange(n) for n in (PAGES[group],) * 2 + (HOST_PAGES[group],)

@@ -45,6 +45,21 @@ def test_cache_bytes_are_what_the_tensors_take(layout, type):
     assert taken == cache_bytes(layout, (7, 9), type)
 
 
+@pytest.mark.parametrize("type", CacheType)
+def test_values_in_keys_take_no_memory(type):
+    """As in latent attention: a vector, and a rotated key after it."""
+    latent = LayerCache(Full(), 1, key_dim=96, value_dim=64, values_in_keys=True)
+    layout = CacheLayout.of([latent, latent], page_tokens=4)
+    pool = KVPool(layout, pages=(3,), slots=1, pages_per_sequence=3, type=type, device=CPU)
+    layer = pool.layer(1)
+    assert layer.dims == (96, 64) and layer.values.shape == (4, 4, 1, type.width(64))
+    assert layer.values.data_ptr() == layer.keys.data_ptr()
+    assert cache_bytes(layout, (3,), type) == 2 * layer.keys.nbytes == 2 * 16 * type.row_bytes(96)
+    layer.keys[1].copy_(torch.ones(layer.keys.shape[1:]))
+    pool.copy_pages([PageCopy(0, 1, 2)])
+    assert (layer.values[2].float() == 1).all() and not layer.values[0].float().any()
+
+
 def test_page_writes_reach_their_group_slot_and_index_only(layout):
     pool = pool_of(layout)
     writes = {(0, 1, 2): 6, (1, 2, 4): 8, (1, 0, 0): 3}
