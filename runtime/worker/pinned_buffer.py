@@ -8,7 +8,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 _TYPES = (torch.int64, torch.int32, torch.float32, torch.bool)
-ALIGNMENT = 8  # bytes; alignment of every part, enough for all element types
+# Bytes; alignment of every part. Triton compiles kernels anew for addresses with a smaller one.
+ALIGNMENT = 16
 
 
 class PinnedBuffer:

@@ -52,10 +52,14 @@ class StepRecorder(Protocol):
     """How computations are recorded on a device.
 
     `rows(count)`: the number of rows of a recorded step with `count` spans, `count` or more with
-    padding; None if such steps are not recorded. `drawn_rows`: the largest number of rows whose
-    draws are recorded too. `record(computation)` runs the computation and returns its recording and
-    its result; raises NotRecordableError, possibly after a part of it has run.
+    padding; None if such steps are not recorded, as those of more than `most_rows`. `drawn_rows`:
+    the largest number of rows whose draws are recorded too. `record(computation)` runs the
+    computation and returns its recording and its result; raises NotRecordableError, possibly after
+    a part of it has run.
     """
+
+    @property
+    def most_rows(self) -> int: ...
 
     @property
     def drawn_rows(self) -> int: ...
@@ -97,6 +101,11 @@ class RecordedSteps:
     def recorded_rows(self) -> frozenset[int]:
         """The numbers of rows of which a step is recorded."""
         return frozenset(key.rows for key in self._recordings)
+
+    @property
+    def most_rows(self) -> int:
+        """The largest number of rows of which a step may be recorded."""
+        return self._recorder.most_rows
 
     def rows(self, count: int) -> int:
         """The number of rows of a step with `count` spans, padding included."""
@@ -210,15 +219,15 @@ class CallRecorder:
     """Records calls of native kernels on a CPU."""
 
     def __init__(self, rows: int, nbytes: int) -> None:
-        self._most = min(rows, MOST_ROWS)
+        self.most_rows = min(rows, MOST_ROWS)
         self._arena = Arena(nbytes)
 
     def rows(self, count: int) -> int | None:
-        return count if count <= self._most else None
+        return count if count <= self.most_rows else None
 
     @property
     def drawn_rows(self) -> int:
-        return min(self._most, MOST_DRAWN_ROWS)
+        return min(self.most_rows, MOST_DRAWN_ROWS)
 
     def record(self, computation: Callable[[], StepOutput]) -> tuple[StepRecording, StepOutput]:
         kernels = library()

@@ -1,28 +1,15 @@
 """Launches planned steps on the device and reads back their results."""
 
 from collections.abc import Callable
-from collections.abc import Sequence as Several
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from runtime.engine.request import (
-    MAX_BAD_WORD_TOKENS,
-    MAX_BAD_WORDS,
-    MAX_TOP_LOGPROBS,
-    DrawFailure,
-    GenerationRequest,
-    ImageSpan,
-    Pooling,
-    Result,
-    SamplingParams,
-    StopRules,
-)
-from runtime.engine.sequence import Sequence
-from runtime.engine.step_plan import Chunk, SlotLoad, StepPlan
+from runtime.engine.request import DrawFailure, Result
+from runtime.engine.step_plan import StepPlan
 from runtime.errors import DoesNotFitError, ModelFileError
 from runtime.kernels.slot_tables import slot_entries
+from runtime.kernels.triton.launch import has_kernels
 from runtime.kv.pool import PagePool
 from runtime.kv.spec import CacheLayout
 from runtime.vision.encoder import ImageLimits
@@ -34,21 +21,9 @@ from runtime.worker.pooling import Pooler
 from runtime.worker.prompt_scores import TokenScores
 from runtime.worker.recorded_steps import RecordedSteps, StepOutput, recorder_of
 from runtime.worker.sampler import Drawn, Sampler
+from runtime.worker.scratch_steps import ScratchModel, scratch_plan, scratch_steps
 from runtime.worker.step_results import NOT_FINITE, Launched, ResultCopier, outcomes
 
-_EVERY_OPTION = SamplingParams(
-    top_k=0,
-    top_p=0.5,
-    repeat_penalty=1.1,
-    repeat_last_n=None,
-    logprobs=MAX_TOP_LOGPROBS,
-    logit_bias=((0, 1.0),),
-    typical_p=0.5,
-    dry_multiplier=1.0,
-    dry_base=100.0,
-    allowed=b"\xff" * 4,
-    bad_words=((1,) * MAX_BAD_WORD_TOKENS,) * MAX_BAD_WORDS,
-)
 # An image's digest -> its features on the device, [rows, width], padding rows last.
 FeatureLookup = Callable[[bytes], Tensor]
 
@@ -160,30 +135,28 @@ class DeviceRunner:
     ) -> None:
         """Run the largest step before any other, so that a lack of memory is found at start.
 
-        Then run the largest decode step and the smallest one, which may use other kernels. If
-        decode steps are recorded, the largest comes first, because the others reuse its memory;
-        the smallest one draws without options, so that its draw is recorded too. All rows write to
-        the page that belongs to no sequence; slots are loaded before use. `images`: limits of the
-        images that rows of the largest step may belong to. `workspace_bytes`: memory of the largest
-        step, for devices that free the memory of each step and use the same kernels for all sizes:
-        this much is allocated and freed instead, and only the smallest step is run.
+        Then run the others of `scratch_steps`, which may use other kernels: where these are
+        compiled at first use, all that serving uses. `images`: limits of the images that rows of
+        the largest step may belong to. `workspace_bytes`: memory of the largest step, for devices
+        that free the memory of each step and use the same kernels for all sizes: this much is
+        allocated and freed instead, and only the smallest step is run.
         """
         assert self._fresh, "warm_up runs before the first step"
         limits = self._limits
         if images is not None and not any(kind.by_image for kind in self._kinds):
             row = torch.zeros(1, images.width, dtype=images.dtype, device=self._device)
             self._scratch = row.expand(limits.context_tokens, -1)
-        steps = [
-            (limits.step_tokens, limits.draws, _EVERY_OPTION),
-            (limits.draws, limits.draws, _EVERY_OPTION),
-            (1, 1, SamplingParams()),
-        ]
+        most = limits.draws if self._recorded is None else self._recorded.most_rows
+        steps = [*scratch_steps(limits, most_recorded=most, compiles=has_kernels(self._device))]
         try:
             if workspace_bytes is not None:
                 torch.empty(workspace_bytes, dtype=torch.uint8, device=self._device)
                 self._scratch, steps = None, steps[-1:]
-            for rows, draws, sampling in steps:
-                results = self.collect(self.launch(self._scratch_plan(rows, draws, sampling)))
+            for step in steps:
+                model = ScratchModel(
+                    self._model.causal, self._model.generates, sees=self._scratch is not None
+                )
+                results = self.collect(self.launch(scratch_plan(step, limits, model)))
                 if any(isinstance(result, DrawFailure) for result in results):
                     raise ModelFileError(f"The model cannot compute: {NOT_FINITE.reason}")
                 self._scratch = None  # decode steps have no images
@@ -254,26 +227,6 @@ class DeviceRunner:
             inputs.axes,
         )
 
-    def _scratch_sequence(
-        self, slot: int, start: int, length: int, sampling: SamplingParams
-    ) -> Sequence:
-        """A sequence that samples if the model generates text and is pooled otherwise. Without
-        causal attention its prompt is one whole span."""
-        image = _ScratchImage()
-        span = ImageSpan(start, length, whole=not self._model.causal, digest=image.digest)
-        sees = self._scratch is not None
-        request = GenerationRequest(
-            f"warm-up-{slot}",
-            (0,) * length,
-            StopRules(1),
-            sampling,
-            spans=() if self._model.causal and not sees else (span,),
-            pooling=None if self._model.generates else Pooling.MEAN,
-            images=(image,) if sees else (),
-            grammar=_AnyToken() if sampling is _EVERY_OPTION else None,
-        )
-        return Sequence(request, [0] * length)
-
     def _inserted(self, parts: tuple[FeatureRows, ...]) -> Tensor:
         """[image rows, width]."""
         return torch.cat([self._features(part.digest)[part.begin : part.end] for part in parts])
@@ -286,52 +239,6 @@ class DeviceRunner:
         if features.is_cuda:  # the features may be evicted before this step has read them
             features.record_stream(torch.cuda.current_stream(self._device))
         return features
-
-    def _scratch_plan(self, rows: int, draws: int, sampling: SamplingParams) -> StepPlan:
-        """A plan with `rows` rows in `draws` chunks, in consecutive slots, that end at the end of
-        the context. Chunks have one row; the remaining rows lengthen the first chunks. `sampling`:
-        of each chunk; with every option, chunks have a grammar too.
-        """
-        room = self._limits.context_tokens - 1  # leaves one position for the last sampled token
-        left = rows - draws
-        chunks, loads = [], []
-        for number in range(draws):
-            slot = number % self._limits.slots
-            length = min(room, 1 + left)
-            left -= length - 1
-            start = room - length if self._model.causal else 0
-            sequence = self._scratch_sequence(slot, start, length, sampling)
-            known = (0,) * length
-            chunks.append(Chunk(sequence, 0, slot, start, length, known, False, True))
-            if slot == number:
-                loads.append(SlotLoad(slot, (0,) * room, sampling))
-        return StepPlan(tuple(chunks), (), tuple(loads))
-
-
-@dataclass(frozen=True, slots=True)
-class _ScratchImage:
-    digest: bytes = b""
-    rows: int = 0
-
-
-class _AnyToken:
-    """A grammar that allows everything, and its own matcher."""
-
-    def matcher(self) -> "_AnyToken":
-        return self
-
-    def accept(self, token: int) -> None:
-        pass
-
-    def allowed(self, mask: memoryview) -> None:
-        mask.cast("B")[:] = b"\xff" * mask.nbytes
-
-    def acceptable(self, tokens: Several[int]) -> int:
-        return len(tokens)
-
-    def look_ahead(self, tokens: Several[int], masks: Several[memoryview]) -> None:
-        for mask in masks:
-            self.allowed(mask)
 
 
 def is_lack_of_memory(error: Exception) -> bool:

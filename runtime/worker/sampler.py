@@ -74,6 +74,19 @@ def path_of(sampling: SamplingParams, vocab_size: int) -> Path:
     return Path.SORTED if limited or sampling.top_p < 1 else Path.WHOLE
 
 
+def path_examples() -> tuple[SamplingParams, ...]:
+    """Options that draw in each way but CHAIN: kernels choose among powers of two of the most
+    likely tokens."""
+    widths = (TOP_LIMIT >> halvings for halvings in range(5))
+    return (
+        SamplingParams(temperature=0),
+        *(SamplingParams(top_k=width) for width in widths),
+        SamplingParams(top_k=0, top_p=0.5),
+        SamplingParams(top_k=0, top_p=1.0),
+        SamplingParams(mirostat=2),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedSlots:
     """Slots to fill before a step: the tokens [n] int32 of each, and rows of `Sampler.tables`, None

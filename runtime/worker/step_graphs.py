@@ -64,7 +64,7 @@ class GraphRecorder:
     """Captures computations of one device; see `StepRecorder`."""
 
     def __init__(self, most: int, device: torch.device) -> None:
-        self._most = most
+        self.most_rows = min(most, MOST_ROWS)
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
 
@@ -74,7 +74,7 @@ class GraphRecorder:
         return 0
 
     def rows(self, count: int) -> int | None:
-        return padded_rows(count, self._most)
+        return padded_rows(count, self.most_rows)
 
     def record(self, computation: Callable[[], Result]) -> tuple["StepGraph[Result]", Result]:
         result = computation()  # compiles and loads kernels, which is not possible in a capture

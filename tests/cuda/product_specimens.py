@@ -99,7 +99,7 @@ def _rounding(planes: int) -> Specimen:
     constants = {"factors": None, "SHARE": 1, "PLANES": planes, "GROUPS": rounded.GROUPS}
     integers = ("count", "groups", "row_stride")
     types = pointers | dict.fromkeys(integers, "i32")
-    return Specimen(rounded.round_kernel, types, constants, integers, 1, fused=False)
+    return Specimen(rounded.round_kernel, types, constants, integers[1:], 1, fused=False)
 
 
 def _grid(type: str) -> tuple[dict[str, str], dict[str, object]]:
@@ -115,7 +115,7 @@ def _dequantizing(type: str, *, chosen: bool = False) -> Specimen:
         types["ids"] = "*i64"
     else:
         constants["ids"] = None
-    return Specimen(dequantize.dequantize_kernel, types, constants, integers)
+    return Specimen(dequantize.dequantize_kernel, types, constants, integers[1:])
 
 
 def _vector(

@@ -62,6 +62,7 @@ class FakeSteps:
         slots: int,
         context_tokens: int,
         graphs: bool = False,
+        step_tokens: int | None = None,
     ) -> None:
         self._fake, self._model = fake, model
         self._layout = CacheLayout.of(model.cache_layers, page_tokens=PAGE_TOKENS)
@@ -75,10 +76,13 @@ class FakeSteps:
             device=DEVICE,
             host_pages=[2] * len(self._layout.groups),
         )
-        limits = StepLimits(slots, slots * context_tokens, context_tokens)
+        limits = StepLimits(slots, step_tokens or slots * context_tokens, context_tokens)
         self._runner = DeviceRunner(
             model, self._pool, self._layout, limits, device=DEVICE, recorded_bytes=int(graphs)
         )
+
+    def warm_up(self) -> None:
+        self._runner.warm_up()
 
     def launch(self, step: Sequence[Rows], copies: tuple[PageCopy, ...] = ()) -> Counts:
         """What a step with these rows, slot after slot, does on the device."""

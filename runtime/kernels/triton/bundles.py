@@ -60,7 +60,7 @@ def bundles_of(chosen: Tensor, experts: int, size: int) -> Bundles:
     return result
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def count_kernel(chosen, counts, pairs, READ: tl.constexpr):
     """Count the pairs of each expert. Grid: experts."""
     expert = tl.program_id(0)
@@ -71,7 +71,7 @@ def count_kernel(chosen, counts, pairs, READ: tl.constexpr):
     tl.store(counts + expert, tl.sum(count))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "bundles"])
 def bundle_kernel(
     chosen, counts, bundle_experts, bundle_pairs, pairs, experts, bundles,
     SIZE: tl.constexpr, EXPERTS: tl.constexpr, READ: tl.constexpr,

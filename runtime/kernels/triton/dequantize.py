@@ -29,7 +29,7 @@ def dequantized(weight: Weight, dtype: torch.dtype, ids: Tensor | None = None) -
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def dequantize_kernel(
     data, ids, out, grid, count, groups, row_stride, TYPE: tl.constexpr, GROUPS: tl.constexpr
 ):  # fmt: skip

@@ -152,7 +152,7 @@ def most_warps(elements: int) -> int:
     return min(_MOST_WARPS, 1 << max(0, pairs.bit_length() - 1))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def arrange_kernel(x, pairs, result, rows, groups, blocks, row_stride, share):
     """A program arranges a block of 8 rows."""
     begin_next()
@@ -173,7 +173,7 @@ def arrange_kernel(x, pairs, result, rows, groups, blocks, row_stride, share):
     tl.store(result + place[:, None] + tl.arange(0, 8)[None, :], eight)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def fragment_kernel(
     fragments, data, grid, experts, pairs, factors, bias, result, rows, outs, groups, blocks,
     row_stride, expert_stride, TYPE: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr,

@@ -149,7 +149,7 @@ def store_pairs(
         tl.store(heads + index, both, mask=exists & (index < 2 * HALF))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def angles_kernel(
     positions, frequencies, axes, cos, sin, tokens, magnitude,
     PAIRS: tl.constexpr, ANGLES: tl.constexpr,

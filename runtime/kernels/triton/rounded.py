@@ -46,7 +46,7 @@ def rounded(x: Tensor, planes: int, factors: Tensor | None = None, share: int = 
     return result
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def round_kernel(
     x, factors, planes, scales, sums, count, groups, row_stride,
     SHARE: tl.constexpr, PLANES: tl.constexpr, GROUPS: tl.constexpr,

@@ -10,7 +10,7 @@ from runtime.kernels.triton.launch import divided, launch
 ROWS = 128  # that a program looks up
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["slots", "indices"])
 def slot_entries_kernel(
     table, slots, indices, entries, rows, length, PAGE_TOKENS: tl.constexpr, ROWS: tl.constexpr
 ):

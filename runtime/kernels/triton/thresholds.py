@@ -79,7 +79,7 @@ def extent_kernel(
         tl.store(tables + row * 2 * BUCKETS + place, tl.zeros_like(place).to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["ordered"])
+@triton.jit(do_not_specialize=["ordered"], do_not_specialize_on_alignment=["slots"])
 def weight_kernel(
     logits, slots, floats, ints, peaks, lows, sums, tables, vocab, row_stride, ordered,
     float_columns, int_columns, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, BUCKETS: tl.constexpr,
@@ -106,7 +106,7 @@ def weight_kernel(
         tl.atomic_add(cell + BUCKETS, one, mask=weighs & limited, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["ordered"])
+@triton.jit(do_not_specialize=["ordered"], do_not_specialize_on_alignment=["slots", "positions"])
 def threshold_kernel(
     logits, slots, positions, floats, ints, history, tokens, finite, peaks, lows, sums, tables,
     candidates, blocks, vocab, row_stride, history_stride, ordered, float_columns, int_columns,

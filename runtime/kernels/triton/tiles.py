@@ -189,7 +189,7 @@ def _operands(x: Tensor, weight: Weight) -> tuple[Tensor, Tensor, str]:
     return x, data, PLAIN.value
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def tile_kernel(
     x, data, grid, experts, pairs, factors, bias, result, rows, outs, groups, x_stride, row_stride,
     expert_stride, share, TYPE: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr,

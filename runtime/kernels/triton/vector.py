@@ -124,7 +124,7 @@ def warps_of(outs: int, elements: int) -> int:
     return min(_MOST_WARPS, wanted, next_power(divided(elements, 2 * 32 * 32)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows"])
 def vector_kernel(
     planes, scales, sums, data, grid, chosen, bias, result, rows, outs, groups, row_stride,
     expert_stride, share, TYPE: tl.constexpr, PLANES: tl.constexpr, COLUMNS: tl.constexpr,

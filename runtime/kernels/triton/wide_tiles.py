@@ -125,7 +125,7 @@ def arrange_rows_kernel(x, result, elements, length, row_stride, SIZE: tl.conste
     tl.store(result + row * length + place, two.to(result.dtype.element_ty), mask=place < length)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def wide_tile_kernel(
     x, data, grid, result, rows, outs, groups, x_stride, row_stride, splits, TYPE: tl.constexpr,
     ROWS: tl.constexpr, OUTS: tl.constexpr, CURVE: tl.constexpr,
