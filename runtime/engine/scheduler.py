@@ -190,7 +190,8 @@ class Scheduler:
         for sequence, pages in moved.items():
             draft.move(sequence, pages)
         return StepPlan(
-            tuple(draft.chunks),
+            # Chunks of one row first: kernels of attention compute these together.
+            tuple(sorted(draft.chunks, key=lambda chunk: chunk.length > 1)),
             tuple(draft.page_writes),
             tuple(draft.slot_loads),
             self.cache_manager.take_copies(),

@@ -17,16 +17,18 @@ from runtime.kernels.triton.rounded import planes_of, rounded
 from runtime.kv.cache_types import CacheType
 from runtime.quant.weight import Compute
 from runtime.worker.model import AttentionPlan, LayerPages, QuantizedRows
+from tests.cuda.attention_specimens import shape
 from tests.kernels import test_attention as scenes
 from tests.kernels.test_attention import SCALE, in_keys, options_of, rows_of, scene
 from tests.kernels.test_cache_rows import numbers
 
-# (batch, shape, window, options), for every type of cache; shapes of both numbers of parts.
+# (batch, shape, window, options, parts), for every type of cache; shapes of both numbers of parts.
 SCENES = {
-    "decode": ("decoding", "three share, odd sizes", None, "plain"),
-    "decode, narrow window, all options": ("decoding", "four share", 20, "capped, sinks"),
-    "prefill": ("prefill", "four share", None, "sinks"),
-    "mixed": ("short", "all share, tiny", 33, "capped"),
+    "decode": ("decoding", "three share, odd sizes", None, "plain", 1),
+    "decode, narrow window, all options": ("decoding", "four share", 20, "capped, sinks", 4),
+    "prefill": ("prefill", "four share", None, "sinks", 1),
+    "mixed": ("short", "all share, tiny", 33, "capped", 1),
+    "mixed in parts": ("short", "three share, odd sizes", None, "plain", 4),
 }
 # (slot, start, rows): short spans, which share a tile, and rows alone between them.
 SHORT = ((0, 5, 3), (2, 40, 1), (1, 17, 2), (3, 0, 1), (4, 9, 7))
@@ -60,8 +62,9 @@ def with_shape(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return make
 
 
-def occupy(monkeypatch: pytest.MonkeyPatch, programs: int) -> None:
-    """As if a device needed this many programs."""
+def occupy(monkeypatch: pytest.MonkeyPatch, programs: int, *, parts: int = 1) -> None:
+    """As if a device needed this many programs, and a row so many parts."""
+    monkeypatch.setattr(kernels, "LEAST_PARTS", parts)
     monkeypatch.setattr(kernels, "PROGRAMS_EACH", programs)
     monkeypatch.setattr(kernels, "LEAST_PROGRAMS_EACH", programs)
 
@@ -75,8 +78,11 @@ def assert_as_the_twin(queries: Tensor, pages: LayerPages, plan: AttentionPlan, 
 
 @pytest.mark.parametrize("name", SCENES)
 @pytest.mark.parametrize("type", CacheType)
-def test_attention_is_that_of_the_twin(name: str, type: CacheType) -> None:
-    batch, shape, window, options = SCENES[name]
+def test_attention_is_that_of_the_twin(
+    name: str, type: CacheType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, shape, window, options, parts = SCENES[name]
+    occupy(monkeypatch, 1, parts=parts)
     queries, pages, plan = scene(batch, shape, window=window, type=type)
     assert_as_the_twin(queries, pages, plan, **options_of(options, queries.shape[1]))
 
@@ -125,6 +131,28 @@ def test_a_long_row_is_divided_into_the_same_splits_by_any_number_of_programs(
     assert torch.equal(paged_attention(queries, pages, plan, **chosen), whole)
 
 
+@pytest.mark.parametrize("processors", [58, 108, 128, 132])  # L4, A100, RTX 4090, H100
+@pytest.mark.parametrize("rows", [1, 15, 33, 64, 150, 256])
+def test_no_program_computes_a_long_row_alone(rows: int, processors: int) -> None:
+    """All others of a decode step would wait for it."""
+    for each in (
+        shape(32, 8, 128), shape(8, 1, 512), shape(16, 16, 192, 128), shape(64, 8, 64)
+    ):  # fmt: skip
+        parts = each.parts(rows, processors)
+        assert kernels.LEAST_PARTS <= parts <= each.splits
+        programs = rows * parts * each.tiles
+        assert parts == each.splits or programs >= kernels.LEAST_PROGRAMS_EACH * processors
+
+
+def test_the_states_of_parts_are_bounded() -> None:
+    latent = shape(128, 1, 576, 512)
+    for rows in (1, 64, 79, 80, 256, 257, 4096):
+        cells = rows * latent.heads * latent.splits
+        least = 4 * cells * (latent.value_dim + 2)
+        assert latent.parts(rows, 132) == 1 or least <= kernels.MOST_STATE_BYTES
+    assert latent.parts(64, 132) > 1 and latent.parts(256, 132) == 1
+
+
 @pytest.mark.filterwarnings("ignore:(invalid value|All-NaN)")
 @pytest.mark.parametrize("rounding", [Compute.FINE, Compute.FAST], ids=lambda c: c.name)
 @pytest.mark.parametrize("dims", [(64, 64), (192, 96), (576, 512)], ids=str)
@@ -140,8 +168,9 @@ def test_merged_rows_are_rounded_to_the_bits_of_a_launch_of_its_own(
     options = {"scale": 0.05, "softcap": None, "sinks": torch.linspace(-1.0, 2.0, 4)}
     expected = paged_attention(queries, pages, plan, **options).flatten(1)
     rows = {"deterministic": False, "rounding": rounding}
+    occupy(monkeypatch, 1)
     assert isinstance(attended_rows(queries, pages, plan, **options, **rows), Tensor)
-    occupy(monkeypatch, 64)
+    occupy(monkeypatch, 1, parts=4)
     got = attended_rows(queries, pages, plan, **options, **rows)
     assert isinstance(got, RoundedActivations)
     torch.testing.assert_close(got.x, expected, rtol=0, atol=0, equal_nan=True)
@@ -293,4 +322,5 @@ def test_devices_with_kernels_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.kernels.triton.cache_write.launch", kernels.launch)
     dispatch.paged_attention(queries, pages, plan, scale=SCALE)
     dispatch.write_cache(queries[:, :2], queries[:, :2], pages, plan)
-    assert [kernel.__name__ for kernel in calls] == ["decode_kernel", "write_kernel"]
+    names = ["decode_kernel", "merge_kernel", "write_kernel"]
+    assert [kernel.__name__ for kernel in calls] == names

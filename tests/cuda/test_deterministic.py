@@ -128,6 +128,7 @@ def test_a_row_attends_with_the_same_bits_in_a_prompt_and_alone(
     type: CacheType, programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if a device needed few programs, or, for few rows, more than they have splits."""
+    monkeypatch.setattr(kernels, "LEAST_PARTS", 1)
     monkeypatch.setattr(kernels, "PROGRAMS_EACH", programs)
     monkeypatch.setattr(kernels, "LEAST_PROGRAMS_EACH", programs)
     monkeypatch.setitem(scenes.BATCHES, "short", SHORT)

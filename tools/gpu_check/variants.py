@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from bench.make_model import Shape
 from runtime.kernels.pointwise import curve_of, silu_mul
@@ -51,6 +52,9 @@ _WIDE_TILES = ((128, 128), (128, 64), (64, 256), (256, 128), (128, 256))
 # Sequences and their tokens; then rows of a prompt and its tokens.
 _DECODING = ((1, 1024), (1, 8192), (8, 1024), (64, 1024), (256, 1024))
 _PROMPTS = ((512, 512), (2048, 2048), (2048, 8192))
+# Tokens of the sequences of a step, where one may be much longer than the others; least parts.
+_UNEVEN = {"64 of 1,024": (1024,) * 64, "63 of 1,024, 1 of 65,536": (1024,) * 63 + (65_536,)}
+_LEAST_PARTS = (1, 2, 4, 8, 16)
 
 
 Products = Sequence[Callable[[Tensor], Tensor]]
@@ -235,7 +239,7 @@ def _attention(device: torch.device, dtype: torch.dtype, *, dry: bool) -> Iterat
     shape = speed.TINY if dry else SHAPE
     decoding = list(product((32, 64, 128), (2, 4), (2, 3), (2, 4)))
     for sequences, tokens in ((2, 20),) if dry else _DECODING:
-        call = _attend(shape, sequences, 1, tokens, device, dtype)
+        call = _attend(shape, (tokens,) * sequences, 1, device, dtype)
         for positions, warps, stages, each in decoding[: 1 if dry else None]:
             yield Case(
                 f"decoding, {sequences} of {tokens}, {positions} positions, {warps} warps, "
@@ -243,9 +247,14 @@ def _attention(device: torch.device, dtype: torch.dtype, *, dry: bool) -> Iterat
                 [call],
                 partial(_decoding_with, positions, each, num_warps=warps, num_stages=stages),
             )
+    for name, lengths in {"20 and 40": (20, 40)}.items() if dry else _UNEVEN.items():
+        call = _attend(shape, lengths, 1, device, dtype)
+        for least in _LEAST_PARTS[: 1 if dry else None]:
+            parts = partial(patch.object, attention, "LEAST_PARTS", least)
+            yield Case(f"decoding, {name}, {least} parts at least", [call], parts)
     prefill = list(product((64, 128), (64, 128), (4, 8), (2, 3)))
     for rows, tokens in ((4, 20),) if dry else _PROMPTS:
-        call = _attend(shape, 1, rows, tokens, device, dtype)
+        call = _attend(shape, (tokens,), rows, device, dtype)
         for heads, positions, warps, stages in prefill[: 1 if dry else None]:
             yield Case(
                 f"prefill, {rows} of {tokens}, {heads} heads, {positions} positions, "
@@ -277,19 +286,20 @@ def _decoding_with(positions: int, each: int, **options: int) -> Iterator[None]:
 
 
 def _attend(
-    shape: Shape, sequences: int, rows: int, tokens: int, device: torch.device, dtype: torch.dtype
+    shape: Shape, lengths: Sequence[int], rows: int, device: torch.device, dtype: torch.dtype
 ) -> Callable[[], Tensor]:
-    """Attention of the last rows of each sequence, whose pages are in random order."""
-    each = -(-tokens // _PAGE_TOKENS)
-    size = sequences * each, _PAGE_TOKENS, shape.kv_heads, shape.head_dim
+    """Attention of the last rows of sequences with so many tokens, whose pages are in random
+    order."""
+    sequences, each = len(lengths), [-(-tokens // _PAGE_TOKENS) for tokens in lengths]
+    size = sum(each), _PAGE_TOKENS, shape.kv_heads, shape.head_dim
     keys, values = (torch.randn(size, device=device, dtype=dtype) for _ in range(2))
     pages = LayerPages(keys, values, 0)
-    ends = torch.arange(tokens - rows + 1, tokens + 1, dtype=torch.int32).repeat(sequences)
+    ends = torch.cat([torch.arange(end - rows, end, dtype=torch.int32) + 1 for end in lengths])
     slots = torch.arange(sequences, dtype=torch.int32).repeat_interleave(rows)
-    spans = [RowSpan(n * rows, (n + 1) * rows, n, tokens - rows) for n in range(sequences)]
+    spans = [RowSpan(n * rows, (n + 1) * rows, n, end - rows) for n, end in enumerate(lengths)]
+    table = pad_sequence(torch.randperm(sum(each)).int().split(each), batch_first=True)
     plan = AttentionPlan(
-        torch.randperm(sequences * each).int().view(sequences, each), slots, torch.zeros_like(ends),
-        ends, slots.long(), tuple(spans),
+        table, slots, torch.zeros_like(ends), ends, slots.long(), tuple(spans)
     ).to(device)  # fmt: skip
     queries = torch.randn(sequences * rows, shape.heads, shape.head_dim, device=device, dtype=dtype)
     assert pages.type in (CacheType.BFLOAT16, CacheType.FLOAT32)

@@ -45,6 +45,10 @@ LEAST_SPLIT = 128
 # With fewer programs per multiprocessor, programs of decoding rows are divided until there are so
 # many.
 LEAST_PROGRAMS_EACH, PROGRAMS_EACH = 2, 4
+# Decoding rows have contexts of very different lengths. Where one program computed a row, all
+# others would wait for that with the longest, so up to this number of rows, those of CUDA graphs,
+# each has at least so many programs, if the states of their splits take at most so much memory.
+MOST_DIVIDED_ROWS, LEAST_PARTS, MOST_STATE_BYTES = 256, 4, 144 << 20
 
 
 def paged_attention(
@@ -159,12 +163,26 @@ class Shape:
         the workspace."""
         return min(32, max(8, 4096 // self.value_dim))
 
-    def parts(self, programs: int, processors: int) -> int:
-        """Number of programs that share the splits of a decoding row, where there are `programs`
-        without that."""
-        if programs >= LEAST_PROGRAMS_EACH * processors:
+    @property
+    def tiles(self) -> int:
+        """Tiles of query heads; a decoding program computes one of a row."""
+        return self.kv_heads * -(-self.group // self.decode_heads)
+
+    @property
+    def _state_bytes(self) -> int:
+        """Bytes of the states of all splits of a row."""
+        sums = sum(self._parts(self.value_dim, self._decode_halves))
+        return 4 * self.heads * self.splits * (sums + 2)
+
+    def parts(self, rows: int, processors: int) -> int:
+        """Number of programs that share the splits of each of so many decoding rows; their bits are
+        the same with any number."""
+        if rows > MOST_DIVIDED_ROWS or rows * self._state_bytes > MOST_STATE_BYTES:
             return 1
-        return min(self.splits, -(-PROGRAMS_EACH * processors // programs))
+        programs, wanted = rows * self.tiles, LEAST_PARTS
+        if programs < LEAST_PROGRAMS_EACH * processors:
+            wanted = max(wanted, -(-PROGRAMS_EACH * processors // programs))
+        return min(self.splits, wanted)
 
     @property
     def decode_heads(self) -> int:
@@ -295,16 +313,12 @@ class _Call:
 
     def _parts(self, rows: int) -> int:
         """Programs of each tile of heads of a row, where so many rows are decoded."""
-        return self.shape.parts(rows * self._tiles, _processors(self.queries.device))
-
-    @property
-    def _tiles(self) -> int:
-        return self.shape.kv_heads * -(-self.shape.group // self.shape.decode_heads)
+        return self.shape.parts(rows, _processors(self.queries.device))
 
     def decode(self, first: int, end: int, *, mixed: bool, rounded: Rounded | None) -> None:
         """rounded: where all rows are also rounded to, if `can_round`."""
         shape, device = self.shape, self.queries.device
-        count, tiles = end - first, self._tiles
+        count, tiles = end - first, shape.tiles
         parts = self._parts(count)
         options, whole = shape.decode_options, parts == 1
         states = sums = self.result

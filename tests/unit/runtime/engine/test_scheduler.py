@@ -385,3 +385,17 @@ def test_scores_of_positions_that_were_computed_twice_count_once() -> None:
     add(range(8, 9))
     assert scored.take_scores() == tuple(scores)
     assert scored.take_scores() == ()
+
+
+def test_rows_of_streams_are_together_before_those_of_prompts() -> None:
+    """Kernels of attention compute rows that are alone in one launch, whose size is their range."""
+    scheduler = scheduler_of(step_tokens=6)
+    for name, length in (("long", 40), ("a", 1), ("b", 1)):
+        scheduler.add(request(name, length))
+    plan = scheduler.plan()
+    while plan is not None and len(plan.chunks) < 3:
+        list(scheduler.retire(plan, results(plan)))
+        plan = scheduler.plan()
+    assert plan is not None
+    assert [chunk.length for chunk in plan.chunks] == sorted(chunk.length for chunk in plan.chunks)
+    assert [chunk.sequence.request.id for chunk in plan.chunks][-1] == "long"
