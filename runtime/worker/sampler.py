@@ -38,7 +38,7 @@ from runtime.worker.mirostat import (
     store_states,
 )
 from runtime.worker.prompt_scores import TokenScores
-from runtime.worker.repetition import RepeatingRows, penalise_repetitions, repetition_spec
+from runtime.worker.repetition import RepeatingRows, add_penalties, repetition_spec
 from runtime.worker.restrictions import RestrictedRows, forbid_restricted, restriction_spec
 from runtime.worker.sampler_chain import COLDEST, XTC_STREAM, ChainRows, chain_spec, odds_of
 from runtime.worker.slot_table import LoadedRows, SlotTable, TableColumn, TableSpec
@@ -239,7 +239,7 @@ class Sampler:
         if draws.penalised is not None:
             self._penalise(logits, draws, draws.penalised)
         if draws.repeating is not None:
-            penalise_repetitions(
+            add_penalties(
                 self._repetitions, logits, draws.repeating, slots, positions, self._tokens
             )
         if draws.restricted is not None:

@@ -4,7 +4,7 @@ all tokens."""
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.kernels.triton import thresholds
+from runtime.kernels.triton import repetitions, thresholds
 from runtime.kernels.triton.draws import BLOCK, draw_kernel, rank_kernel
 from tests.cuda.compiled import Specimen
 
@@ -27,6 +27,12 @@ _ALL = {
          "int_columns"), "i32",
     ),
 }  # fmt: skip
+_REPETITIONS = {
+    **dict.fromkeys(("rows", "slots", "positions", "ints"), "*i64"),
+    "floats": "*fp32",
+    **dict.fromkeys(("history", "breakers", "penalties"), "*i32"),
+    **dict.fromkeys(("vocab", "history_stride", "breakers_stride"), "i32"),
+}
 
 
 def specimens(capability: int) -> dict[str, Specimen]:
@@ -43,6 +49,16 @@ def specimens(capability: int) -> dict[str, Specimen]:
     found["weights"] = _of_all(thresholds.weight_kernel, 8, sizes, fused=False)
     sizes = {**sizes, "TILE": thresholds.TILE}
     found["threshold"] = _of_all(thresholds.threshold_kernel, 16, sizes, fused=False)
+    found["repetitions"] = Specimen(
+        repetitions.repetition_kernel, _REPETITIONS, {"COLUMNS": repetitions.COLUMNS},
+        ("vocab", "history_stride"),
+    )  # fmt: skip
+    found["subtraction"] = Specimen(
+        repetitions.subtraction_kernel,
+        {"rows": "*i64", "penalties": "*fp32", "logits": "*fp32", "vocab": "i32",
+         "row_stride": "i32"},
+        {"BLOCK": repetitions.BLOCK}, ("vocab", "row_stride"), 8,
+    )  # fmt: skip
     return found
 
 

@@ -35,7 +35,7 @@ PARAMS = [
     SamplingParams(typical_p=0.9, seed=12),  # which no kernel draws
 ]
 OF_ALL = PARAMS[8:-1]
-CEILINGS = {"extent": 40, "weights": 112, "threshold": 128}  # registers
+CEILINGS = {"extent": 40, "weights": 112, "threshold": 128, "subtraction": 48}  # registers
 INF = torch.inf
 
 

@@ -28,6 +28,7 @@ STEPS = (
     [Rows(CONTEXT - 1)],
     [Rows(CONTEXT - 1, sampling=SamplingParams(top_k=40))] * 16,
     [Rows(CONTEXT - 65, 65, SamplingParams(top_k=0, top_p=0.5))],
+    [Rows(0, CONTEXT - 1, SamplingParams(dry_multiplier=0.8))],
 )
 
 

@@ -8,11 +8,11 @@ import torch
 
 from runtime.engine.request import SamplingParams
 from runtime.engine.step_plan import SlotLoad
+from runtime.kernels.repetitions import LONGEST_REPEAT
 from runtime.worker.repetition import (
-    LONGEST_REPEAT,
     RepeatingRows,
+    add_penalties,
     longest_repeat,
-    penalise_repetitions,
     repetition_spec,
 )
 from runtime.worker.slot_table import LoadedRows, SlotTable
@@ -73,7 +73,7 @@ def subtracted(tokens: list[list[int]], sampling: list[SamplingParams]) -> np.nd
     logits = torch.zeros(rows, VOCAB)
     ends = torch.tensor([len(known) for known in tokens])
     repeating = RepeatingRows(chosen, window, longest)
-    penalise_repetitions(table, logits, repeating, slots, ends, history)
+    add_penalties(table, logits, repeating, slots, ends, history)
     return -logits.numpy()
 
 
