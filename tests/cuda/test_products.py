@@ -161,7 +161,7 @@ def test_divided_inputs_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_many_rows_are_multiplied_by_dequantised_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_SLAB_ELEMENTS", 4 * 256)
+    monkeypatch.setattr(products, "DENSE_ELEMENTS", 4 * 256)
     weight, planar = pair(block_type("Q4_K"), 9, 1, Compute.FINE)
     x = random_rows(65, weight.shape[1])
     assert relative_error(product(x, planar), x, weight) < 1e-6

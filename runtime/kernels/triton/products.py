@@ -34,12 +34,11 @@ from runtime.kernels.triton.tiles import (
 from runtime.kernels.triton.vector import expert_vectors, gated_vectors, vector_products
 from runtime.kernels.triton.wide_tiles import MOST_ROWS as MOST_WIDE_ROWS
 from runtime.kernels.triton.wide_tiles import gated_wide_tiles, has_wide_tiles, wide_products
+from runtime.kernels.workspace import DENSE_ELEMENTS
 from runtime.quant.weight import Weight
 
 # Up to this mean number of pairs per expert, each pair reads the expert's matrix by itself.
 _VECTORS_PER_EXPERT = 2
-# Number of weights that are dequantised at once: at most 256 MiB.
-_SLAB_ELEMENTS = 1 << 26
 
 
 def product(x: Activations, weight: Weight, operands: torch.dtype | None = None) -> Tensor:
@@ -124,7 +123,7 @@ def _by_wide_tiles(x: Tensor, operands: torch.dtype, weight: Weight) -> bool:
 
 def _dense_product(x: Tensor, weight: Weight) -> Tensor:
     outs, elements = weight.shape
-    at_once = max(1, _SLAB_ELEMENTS // elements)
+    at_once = max(1, DENSE_ELEMENTS // elements)
     if outs <= at_once:
         return F.linear(x, dequantized(weight, x.dtype))
     result = torch.empty(x.shape[0], outs, dtype=x.dtype, device=x.device)
