@@ -71,8 +71,9 @@ def scratch_steps(
     yield ScratchStep(largest, largest, _EVERY_OPTION)
     if compiles:
         yield from (ScratchStep(rows, rows) for rows in _sizes(draws) if rows != largest)
-        chunks = min(2, limits.slots)  # a prompt and, if possible, a row of another sequence
-        yield from (ScratchStep(rows, chunks) for rows in _sizes(limits.step_tokens) if rows > 2)
+        chunks = min(draws, limits.slots)  # a prompt and, if possible, rows of other sequences
+        sizes = (rows for rows in _sizes(limits.step_tokens) if rows > 2)
+        yield from (ScratchStep(rows, min(rows // 2, chunks)) for rows in sizes)
         yield from (ScratchStep(1, 1, sampling) for sampling in path_examples())
     yield ScratchStep(1, 1)
 

@@ -55,11 +55,12 @@ def shapes(capability: int) -> dict[str, Shape]:
     return {name: replace(shape, tensor_cores=of) for name, shape in SHAPES.items()}
 
 
-def decode(shape: Shape, *, whole: bool = True) -> Specimen:
+def decode(shape: Shape, *, whole: int = 2) -> Specimen:
+    """whole: WHOLE of the kernel."""
     options = shape.decode_options
     return _reading(
         decode_kernel, shape, options | {"MIXED": True, "WHOLE": whole},
-        {"states": "*fp32", "sums": "*fp32", "parts": "i32"},
+        {"states": "*fp32", "sums": "*fp32", "parts": "i32", "most_whole": "i32"},
     )  # fmt: skip
 
 
@@ -70,12 +71,16 @@ def prefill(shape: Shape) -> Specimen:
 def merge(shape: Shape, *, planes: int = 0) -> Specimen:
     """planes: of the integers to which the result is rounded."""
     integers = {"planes": "*i8", "scales": "*fp32", "plane_sums": "*i32"}
-    options = shape.merge_options | {"MIXED": not planes, "PLANES": planes}
+    options = shape.merge_options | {
+        "MIXED": not planes,
+        "PLANES": planes,
+        "WHOLE": int(not planes),
+    }
     options |= {} if planes else dict.fromkeys(integers)
     types = (integers if planes else {}) | {
         "row_slot": "*i32", "begins": "*i32", "ends": "*i32", "sinks": "*fp32",
         "states": "*fp32", "sums": "*fp32", "result": POINTERS[shape.dtype],
-        "first_row": "i32", "rows": "i32",
+        "first_row": "i32", "rows": "i32", "most_whole": "i32",
     }  # fmt: skip
     return _specimen(merge_kernel, types, options, fused=False)
 
@@ -106,7 +111,9 @@ def specimens(capability: int) -> dict[str, Specimen]:
     found = shapes(capability)
     return {
         "decode": decode(found["8B"]),
-        "decode in parts": decode(found["8B"], whole=False),
+        "decode in parts": decode(found["8B"], whole=0),
+        "decode long rows in parts": decode(found["8B"], whole=1),
+        "decode q8_0, long rows in parts": decode(found["8B, q8_0"], whole=1),
         "merge": merge(found["8B"]),
         "merge and round": merge(found["8B"], planes=2),
         "decode fp8": decode(found["8B, fp8"]),

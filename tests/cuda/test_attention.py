@@ -62,9 +62,12 @@ def with_shape(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return make
 
 
-def occupy(monkeypatch: pytest.MonkeyPatch, programs: int, *, parts: int = 1) -> None:
-    """As if a device needed this many programs, and a row so many parts."""
+def occupy(
+    monkeypatch: pytest.MonkeyPatch, programs: int, *, parts: int = 1, whole: int = 64
+) -> None:
+    """As if a device needed so many programs, and rows of more than `whole` positions `parts`."""
     monkeypatch.setattr(kernels, "LEAST_PARTS", parts)
+    monkeypatch.setattr(kernels, "MOST_WHOLE", whole)
     monkeypatch.setattr(kernels, "PROGRAMS_EACH", programs)
     monkeypatch.setattr(kernels, "LEAST_PROGRAMS_EACH", programs)
 
@@ -129,6 +132,8 @@ def test_a_long_row_is_divided_into_the_same_splits_by_any_number_of_programs(
     whole = assert_as_the_twin(queries, pages, plan, **chosen)
     occupy(monkeypatch, 2 * parts)
     assert torch.equal(paged_attention(queries, pages, plan, **chosen), whole)
+    occupy(monkeypatch, 1, parts=parts, whole=1600)
+    assert torch.equal(paged_attention(queries, pages, plan, **chosen), whole)
 
 
 @pytest.mark.parametrize("processors", [58, 108, 128, 132])  # L4, A100, RTX 4090, H100
@@ -138,19 +143,19 @@ def test_no_program_computes_a_long_row_alone(rows: int, processors: int) -> Non
     for each in (
         shape(32, 8, 128), shape(8, 1, 512), shape(16, 16, 192, 128), shape(64, 8, 64)
     ):  # fmt: skip
-        parts = each.parts(rows, processors)
-        assert kernels.LEAST_PARTS <= parts <= each.splits
-        programs = rows * parts * each.tiles
-        assert parts == each.splits or programs >= kernels.LEAST_PROGRAMS_EACH * processors
+        division = each.division(rows, processors)
+        assert 2 < division.parts <= each.splits
+        assert division.most_whole in (0, kernels.MOST_WHOLE)
+        programs = rows * division.parts * each.tiles
+        assert division.parts == each.splits or programs >= 2 * processors
 
 
 def test_the_states_of_parts_are_bounded() -> None:
     latent = shape(128, 1, 576, 512)
-    for rows in (1, 64, 79, 80, 256, 257, 4096):
-        cells = rows * latent.heads * latent.splits
-        least = 4 * cells * (latent.value_dim + 2)
-        assert latent.parts(rows, 132) == 1 or least <= kernels.MOST_STATE_BYTES
-    assert latent.parts(64, 132) > 1 and latent.parts(256, 132) == 1
+    for rows in (1, 64, 80, 256, 257, 4096):
+        least = 4 * rows * latent.heads * latent.splits * (latent.value_dim + 2)
+        assert latent.division(rows, 132).parts == 1 or least <= kernels.MOST_STATE_BYTES
+    assert latent.division(64, 132).parts > 1 and latent.division(256, 132).parts == 1
 
 
 @pytest.mark.filterwarnings("ignore:(invalid value|All-NaN)")
@@ -170,7 +175,7 @@ def test_merged_rows_are_rounded_to_the_bits_of_a_launch_of_its_own(
     rows = {"deterministic": False, "rounding": rounding}
     occupy(monkeypatch, 1)
     assert isinstance(attended_rows(queries, pages, plan, **options, **rows), Tensor)
-    occupy(monkeypatch, 1, parts=4)
+    occupy(monkeypatch, 64)
     got = attended_rows(queries, pages, plan, **options, **rows)
     assert isinstance(got, RoundedActivations)
     torch.testing.assert_close(got.x, expected, rtol=0, atol=0, equal_nan=True)

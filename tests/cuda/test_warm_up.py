@@ -35,7 +35,7 @@ STEPS = (
     *([Rows(0, rows - 1, CHAT), DECODING] for rows in (3, 41, 112, 200)),
     *([DECODING] * rows for rows in (1, 2, 3, 5, 9, 16)),
     [Rows(0, 7, CHAT), Rows(0, 9, CHAT), *[DECODING] * 5],
-    [DECODING, Rows(30, 40, CHAT), DECODING],
+    [*[DECODING] * 15, Rows(30, 40, CHAT)],
     *([Rows(0, 12, way), Rows(30, 1, way)] for way in WAYS[1:5]),
     [Rows(30, 1, way) for way in WAYS],
 )

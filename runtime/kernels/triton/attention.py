@@ -37,6 +37,7 @@ from runtime.kernels.triton.launch import (
     with_adjacent_elements,
 )
 from runtime.kernels.triton.rounded import empty_rounded, planes_of
+from runtime.kernels.workspace import MOST_STATE_BYTES
 from runtime.kv.cache_types import CacheType
 from runtime.quant.weight import Compute
 from runtime.worker.model import AttentionPlan, LayerPages
@@ -45,10 +46,10 @@ LEAST_SPLIT = 128
 # With fewer programs per multiprocessor, programs of decoding rows are divided until there are so
 # many.
 LEAST_PROGRAMS_EACH, PROGRAMS_EACH = 2, 4
-# Decoding rows have contexts of very different lengths. Where one program computed a row, all
-# others would wait for that with the longest, so up to this number of rows, those of CUDA graphs,
-# each has at least so many programs, if the states of their splits take at most so much memory.
-MOST_DIVIDED_ROWS, LEAST_PARTS, MOST_STATE_BYTES = 256, 4, 144 << 20
+# Decoding rows have contexts of very different lengths, and all others would wait for a program
+# that computes the longest. So up to this number of rows, those of CUDA graphs, each that sees more
+# positions than these has at least so many programs, if there is memory for their states.
+MOST_DIVIDED_ROWS, MOST_WHOLE, LEAST_PARTS = 256, 2048, 4
 
 
 def paged_attention(
@@ -127,6 +128,21 @@ def _attended(
 
 
 @dataclass(frozen=True, slots=True)
+class Division:
+    """The programs of each tile of heads of a decoding row; rows that see at most `most_whole`
+    positions have one, as all rows have if `parts` is 1. The bits of a row are the same with any
+    division."""
+
+    parts: int
+    most_whole: int = 0
+
+    @property
+    def whole(self) -> int:
+        """WHOLE of `decode_kernel`."""
+        return 2 if self.parts == 1 else int(self.most_whole > 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """The constants that kernels are compiled for, and what follows from them."""
 
@@ -174,15 +190,15 @@ class Shape:
         sums = sum(self._parts(self.value_dim, self._decode_halves))
         return 4 * self.heads * self.splits * (sums + 2)
 
-    def parts(self, rows: int, processors: int) -> int:
-        """Number of programs that share the splits of each of so many decoding rows; their bits are
-        the same with any number."""
-        if rows > MOST_DIVIDED_ROWS or rows * self._state_bytes > MOST_STATE_BYTES:
-            return 1
-        programs, wanted = rows * self.tiles, LEAST_PARTS
-        if programs < LEAST_PROGRAMS_EACH * processors:
-            wanted = max(wanted, -(-PROGRAMS_EACH * processors // programs))
-        return min(self.splits, wanted)
+    def division(self, rows: int, processors: int) -> "Division":
+        """How programs share the splits of each of so many decoding rows."""
+        programs, states = rows * self.tiles, rows * self._state_bytes
+        if rows > MOST_DIVIDED_ROWS or states > MOST_STATE_BYTES:
+            return Division(1)
+        if programs >= LEAST_PROGRAMS_EACH * processors:
+            # Wide heads have no registers for both ways.
+            return Division(LEAST_PARTS, MOST_WHOLE if self.row_bytes <= 256 else 0)
+        return Division(min(self.splits, -(-PROGRAMS_EACH * processors // programs)))
 
     @property
     def decode_heads(self) -> int:
@@ -262,9 +278,17 @@ class Shape:
     def decode_options(self) -> dict[str, Any]:
         decodes_blocks = self.type.quantized and self.tensor_cores >= BLACKWELL
         return self._read_constants(self._decode_halves) | self._division | {
-            "M": self.decode_heads, "num_stages": 3, "maxnreg": 255 if self._is_q4_0 else None,
+            "M": self.decode_heads, "num_stages": 3,
+            "maxnreg": self._decode_registers,
             "num_warps": 8 if decodes_blocks or self.row_bytes > 1024 else 4,
         }  # fmt: skip
+
+    @property
+    def _decode_registers(self) -> int | None:
+        """The most registers of a thread. Of blocks, the assembler takes fewer and spills some."""
+        if not self.type.quantized:
+            return None
+        return 255 if self._is_q4_0 or self.row_bytes > 256 else 168
 
     @property
     def merge_options(self) -> dict[str, Any]:
@@ -275,7 +299,8 @@ class Shape:
         return self._read_constants(self._prefill_halves) | {
             "M": self.prefill_heads, "N": self._prefill_positions,
             "HEADS_AT_ONCE": min(self.group, self.prefill_heads),
-            "num_warps": 4 if self._half_prefill and not self._is_q4_0 else 8, "num_stages": 2,
+            "num_warps": 4 if self._half_prefill and not self._is_q4_0 else 8,
+            "num_stages": 2,
         }  # fmt: skip
 
     @property
@@ -309,39 +334,36 @@ class _Call:
 
     def can_round(self, rows: int) -> bool:
         """Whether `decode` of so many rows has a second launch, with whole groups in each head."""
-        return self.shape.value_dim % 32 == 0 and self._parts(rows) > 1
+        return self.shape.value_dim % 32 == 0 and self._division(rows).whole == 0
 
-    def _parts(self, rows: int) -> int:
-        """Programs of each tile of heads of a row, where so many rows are decoded."""
-        return self.shape.parts(rows, _processors(self.queries.device))
+    def _division(self, rows: int) -> Division:
+        return self.shape.division(rows, _processors(self.queries.device))
 
     def decode(self, first: int, end: int, *, mixed: bool, rounded: Rounded | None) -> None:
         """rounded: where all rows are also rounded to, if `can_round`."""
         shape, device = self.shape, self.queries.device
         count, tiles = end - first, shape.tiles
-        parts = self._parts(count)
-        options, whole = shape.decode_options, parts == 1
-        states = sums = self.result
-        if not whole:
-            cells = (count, shape.heads, shape.splits)
-            states = self.result.new_empty(*cells, 2, dtype=torch.float32)
-            width = options["V1"] + options["V2"]
-            sums = self.result.new_empty(*cells, width, dtype=torch.float32)
+        division, options = self._division(count), shape.decode_options
+        parts, whole = division.parts, division.whole
+        cells = (count if parts > 1 else 0, shape.heads, shape.splits)
+        states = self.result.new_empty(*cells, 2, dtype=torch.float32)
+        width = options["V1"] + options["V2"]
+        sums = self.result.new_empty(*cells, width, dtype=torch.float32)
         launch(
             decode_kernel, (count, tiles, parts), *self._reading(), states, sums,
-            first, self.result.shape[0], parts, *self._numbers(), **options, MIXED=mixed,
-            WHOLE=whole, device=device,
+            first, self.result.shape[0], parts, division.most_whole, *self._numbers(), **options,
+            MIXED=mixed, WHOLE=whole, device=device,
         )  # fmt: skip
-        if not whole:
+        if parts > 1:
             plan, integers = self.plan, (None,) * 3
             if rounded is not None:
                 integers = rounded.planes, rounded.scales, rounded.sums
             launch(
                 merge_kernel, (count, shape.heads), plan.row_slot, plan.visible_begin,
                 plan.visible_end, self.sinks, states, sums, self.result, *integers, first,
-                self.result.shape[0], **shape.merge_options, MIXED=mixed,
-                PLANES=0 if rounded is None else len(rounded.planes), enable_fp_fusion=False,
-                device=device, overlaps=True,
+                self.result.shape[0], division.most_whole, **shape.merge_options, MIXED=mixed,
+                WHOLE=whole, PLANES=0 if rounded is None else len(rounded.planes),
+                enable_fp_fusion=False, device=device, overlaps=True,
             )  # fmt: skip
 
     def prefill(self, first: int, end: int) -> None:

@@ -158,11 +158,11 @@ def _division(begin, end, N: tl.constexpr, LEAST_SPLIT: tl.constexpr, SPLITS: tl
     return first, split, tl.where(end > begin, tl.cdiv(length, split), 0)
 
 
-@triton.jit(do_not_specialize=["first_row", "rows", "parts"])
+@triton.jit(do_not_specialize=["first_row", "rows", "parts", "most_whole"])
 def decode_kernel(
     queries, keys, key_halves, values, value_halves, page_table, row_slot, begins, ends, sinks,
     result, states, sums,
-    first_row, rows, parts, row_stride, head_stride, table_stride, inner, outer,
+    first_row, rows, parts, most_whole, row_stride, head_stride, table_stride, inner, outer,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_ROW: tl.constexpr,
     K1: tl.constexpr, K2: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr,
@@ -172,8 +172,9 @@ def decode_kernel(
 ):  # fmt: skip
     """Grid: rows x M query heads of a key head x every `parts`-th split.
 
-    WHOLE: there is one part, and the result is stored. Otherwise the state of each split goes to
-    states [rows, HEADS, SPLITS, 2] and sums [rows, HEADS, SPLITS, V1 + V2], both from `first_row`.
+    WHOLE: 0 for no rows, 1 for those that see at most `most_whole` positions, 2 for all. They have
+    one program, which stores the result. Otherwise the state of each split goes to states [rows,
+    HEADS, SPLITS, 2] and sums [rows, HEADS, SPLITS, V1 + V2], both from `first_row`.
     MIXED: rows that are not alone in their span are left to `prefill_kernel`.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -185,16 +186,22 @@ def decode_kernel(
     kv_head = tl.program_id(1) // TILES
     member = tl.program_id(1) % TILES * M + tl.arange(0, M)
     exists, head = member < GROUP, kv_head * GROUP + member
+    begin, end = tl.load(begins + row), tl.load(ends + row)
+    part = tl.program_id(2)
+    whole = end - begin <= most_whole
+    if WHOLE == 1:
+        if whole & (part > 0):
+            return
+        parts = tl.where(whole, 1, parts)
     at = row.to(tl.int64) * row_stride + head * head_stride
     q1 = _load_queries(queries, at, exists, 0, K1, KEY_DIM)
     q2 = q1
     if K2 > 0:
         q2 = _load_queries(queries, at, exists, K1, K2, KEY_DIM)
     pages = page_table + tl.load(row_slot + row).to(tl.int64) * table_stride
-    begin, end = tl.load(begins + row), tl.load(ends + row)
     first, split, splits = _division(begin, end, N, LEAST_SPLIT, SPLITS)
     most, total, sum1, sum2 = _nothing(M, V1, V2)
-    for number in range(tl.program_id(2), splits, parts):
+    for number in range(part, splits, parts):
         stop = tl.minimum(first + (number + 1) * split, end)
         most_b, total_b, sum1_b, sum2_b = _nothing(M, V1, V2)
         for block in range(first + number * split, stop, N):
@@ -207,43 +214,47 @@ def decode_kernel(
                 KV_HEADS, KEY_DIM, VALUE_DIM, VALUE_ROW, K1, K2, V1, V2,
                 PAGE_TOKENS, BLOCK, CAPPED,
             )  # fmt: skip
-        if WHOLE:
+        if WHOLE > 0:
             most, total, sum1, sum2 = _merge(
                 most, total, sum1, sum2, most_b, total_b, sum1_b, sum2_b, V2
             )
-        else:
+        if WHOLE < 2:
+            stored = exists if WHOLE == 0 else exists & ~whole
             at = ((row - first_row).to(tl.int64) * HEADS + head) * SPLITS + number
-            tl.store(states + 2 * at, most_b, mask=exists)
-            tl.store(states + 2 * at + 1, total_b, mask=exists)
+            tl.store(states + 2 * at, most_b, mask=stored)
+            tl.store(states + 2 * at + 1, total_b, mask=stored)
             at = at * (V1 + V2)
-            _store(sums, at, exists, sum1_b, 0, V1, V1)
+            _store(sums, at, stored, sum1_b, 0, V1, V1)
             if V2 > 0:
-                _store(sums, at, exists, sum2_b, V1, V2, V1 + V2)
-    if WHOLE:
+                _store(sums, at, stored, sum2_b, V1, V2, V1 + V2)
+    if WHOLE > 0:
+        kept = exists if WHOLE == 2 else exists & whole
         at = (row.to(tl.int64) * HEADS + head) * VALUE_DIM
-        _finish(
-            most, total, sum1, sum2, sinks, result, at, head, exists, VALUE_DIM, V1, V2, SINKS
-        )  # fmt: skip
+        _finish(most, total, sum1, sum2, sinks, result, at, head, kept, VALUE_DIM, V1, V2, SINKS)
 
 
-@triton.jit(do_not_specialize=["first_row", "rows"])
+@triton.jit(do_not_specialize=["first_row", "rows", "most_whole"])
 def merge_kernel(
     row_slot, begins, ends, sinks, states, sums, result, planes, scales, plane_sums,
-    first_row, rows,
+    first_row, rows, most_whole,
     HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr,
     SINKS: tl.constexpr,
     N: tl.constexpr, SPLITS: tl.constexpr, LEAST_SPLIT: tl.constexpr, MIXED: tl.constexpr,
-    PLANES: tl.constexpr,
+    PLANES: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Grid: rows x query heads. The result from the states of all splits, which is also rounded to
-    integers with PLANES."""
+    integers with PLANES; with WHOLE, of rows that `decode_kernel` has not computed."""
     wait_for_previous()
     row = first_row + tl.program_id(0)
     if MIXED:  # noqa: SIM102
         if not _is_alone(row_slot, row, rows):
             return
+    begin, end = tl.load(begins + row), tl.load(ends + row)
+    if WHOLE:  # noqa: SIM102
+        if end - begin <= most_whole:
+            return
     head, exists = tl.program_id(1) + tl.arange(0, 1), tl.full((1,), 1, tl.int1)
-    _, _, splits = _division(tl.load(begins + row), tl.load(ends + row), N, LEAST_SPLIT, SPLITS)
+    _, _, splits = _division(begin, end, N, LEAST_SPLIT, SPLITS)
     most, total, sum1, sum2 = _nothing(1, V1, V2)
     at = ((row - first_row).to(tl.int64) * HEADS + head) * SPLITS
     for _ in range(splits):
