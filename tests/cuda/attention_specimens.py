@@ -46,6 +46,14 @@ SHAPES = {
     "256, q4_0": shape(16, 8, 256, type=CacheType.Q4_0),
     "512": shape(8, 1, 512),
     "576/512": shape(128, 1, 576, 512, values_in_keys=True),
+    "512, float32": shape(8, 1, 512, type=CacheType.FLOAT32),
+    "576/512, float32": shape(128, 1, 576, 512, CacheType.FLOAT32, values_in_keys=True),
+    "576/512, cache in float32": replace(
+        shape(128, 1, 576, 512, CacheType.FLOAT32, values_in_keys=True), dtype=torch.bfloat16
+    ),
+    "576/512, float32, cache in q8_0": replace(
+        shape(128, 1, 576, 512, CacheType.Q8_0, values_in_keys=True), dtype=torch.float32
+    ),
 }
 
 

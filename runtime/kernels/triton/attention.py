@@ -174,6 +174,14 @@ class Shape:
         return 64 if self.row_bytes <= 256 else 32 if self.row_bytes <= 512 else 16
 
     @property
+    def _crowded(self) -> bool:
+        """Whether rows in float32 leave no room for loads in advance where a program may have only
+        99 KB, as on most devices before Hopper."""
+        stored = 0 if self.type.quantized else self.type.dtype.itemsize
+        loaded_bytes = max(self.key_dim, self.value_dim) * max(self.dtype.itemsize, stored)
+        return loaded_bytes > 2 * 576 and self.tensor_cores < HOPPER
+
+    @property
     def splits(self) -> int:
         """Maximum number of parts into which the positions of a decoding row are divided; bounds
         the workspace."""
@@ -203,11 +211,15 @@ class Shape:
     @property
     def decode_heads(self) -> int:
         """Query heads that a decoding program computes, at least 16 for tensor cores."""
+        if self._crowded:
+            return 16
         return max(16, min(64 if self.row_bytes <= 256 else 32, next_power(self.group)))
 
     @property
     def prefill_heads(self) -> int:
         """Pairs of a row and a query head that a program of prefill computes."""
+        if self._crowded:
+            return 16
         rows = 128 if self.row_bytes <= 256 else 64 if self.row_bytes <= 512 else 32
         return rows // 2 if self._half_prefill else rows
 
@@ -278,7 +290,7 @@ class Shape:
     def decode_options(self) -> dict[str, Any]:
         decodes_blocks = self.type.quantized and self.tensor_cores >= BLACKWELL
         return self._read_constants(self._decode_halves) | self._division | {
-            "M": self.decode_heads, "num_stages": 3,
+            "M": self.decode_heads, "num_stages": 1 if self._crowded else 3,
             "maxnreg": self._decode_registers,
             "num_warps": 8 if decodes_blocks or self.row_bytes > 1024 else 4,
         }  # fmt: skip
@@ -300,7 +312,7 @@ class Shape:
             "M": self.prefill_heads, "N": self._prefill_positions,
             "HEADS_AT_ONCE": min(self.group, self.prefill_heads),
             "num_warps": 4 if self._half_prefill and not self._is_q4_0 else 8,
-            "num_stages": 2,
+            "num_stages": 1 if self._crowded else 2,
         }  # fmt: skip
 
     @property
