@@ -35,7 +35,12 @@ Result = TypeVar("Result")
 
 
 class NotRecordableError(Exception):
-    """A computation does more than call kernels; the message names the operation."""
+    """A computation does more than call kernels; the message names the operation. `result`: that of
+    the computation, if it has run and only its recording has failed."""
+
+    def __init__(self, reason: str, result: object = None) -> None:
+        super().__init__(reason)
+        self.result = result
 
 
 class _Call(ctypes.Structure):

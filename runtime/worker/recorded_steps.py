@@ -54,8 +54,8 @@ class StepRecorder(Protocol):
     `rows(count)`: the number of rows of a recorded step with `count` spans, `count` or more with
     padding; None if such steps are not recorded, as those of more than `most_rows`. `drawn_rows`:
     the largest number of rows whose draws are recorded too. `record(computation)` runs the
-    computation and returns its recording and its result; raises NotRecordableError, possibly after
-    a part of it has run.
+    computation and returns its recording and its result; raises NotRecordableError, with the result
+    if all of it has run, possibly after a part of it.
     """
 
     @property
@@ -84,8 +84,8 @@ class RecordedSteps:
     Recordings are made when a number of rows first occurs, so that only numbers in use take time
     and memory. What is not recordable is logged once and computed in every step: steps, or draws,
     with that number of rows, or all if none is recorded yet. With recurrent states (`stateful`) a
-    step must not be computed twice, so recording may fail only until a step is recorded with its
-    draws or, if these are not, without them, which is part of the warm-up.
+    step must not be computed twice, so recording may fail without a result only until a step is
+    recorded with its draws or, if these are not, without them, which is part of the warm-up.
     """
 
     def __init__(
@@ -142,6 +142,9 @@ class RecordedSteps:
         try:
             self._recordings[key], output = self._recorder.record(computation)
         except NotRecordableError as error:
+            if isinstance(error.result, StepOutput) and not key.draws:
+                self._refuse_steps(key, error)
+                return error.result
             if self._stateful and any(other.draws or not key.draws for other in self._recordings):
                 raise RuntimeError(f"{key} cannot be recorded: {error}") from error
             if not key.draws:

@@ -82,10 +82,10 @@ class GraphRecorder:
         try:
             with torch.cuda.stream(self._stream), self._capturing(graph), _NoHostTensors():
                 captured = computation()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise NotRecordableError(f"it cannot be captured: {error}") from error
+        except NotRecordableError as error:
+            raise NotRecordableError(str(error), result) from error
+        except RuntimeError as error:  # lack of memory, too
+            raise NotRecordableError(f"it cannot be captured: {error}", result) from error
         return StepGraph(graph, captured), result
 
     @contextmanager

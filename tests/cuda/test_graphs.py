@@ -221,6 +221,27 @@ def test_a_computation_that_reads_host_memory_is_not_captured(
     assert [record.message for record in caplog.records if "host memory" in record.message]
 
 
+def test_a_capture_without_memory_costs_no_request(
+    fake: ComputingCuda, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The pool may be too small for a number of rows that the warm-up has not captured."""
+    model, requests = TinyModel(), requests_of(9, VOCABULARY)
+    expected = run(engine_of(model, graphs=False), requests)
+    engine = engine_of(model, graphs=True)
+    states = model.states
+
+    def lacking(batch: Batch, cache: KVCache) -> Tensor:
+        if fake.captures and len(batch.positions) == 4:
+            raise torch.OutOfMemoryError("tried to allocate 7 GiB")
+        return states(batch, cache)
+
+    model.states = lacking
+    caplog.set_level("INFO")
+    assert run(engine, requests).tokens == expected.tokens
+    assert engine._runner.recorded_rows == {1, 2, 6}
+    assert [record.message for record in caplog.records if "7 GiB" in record.message]
+
+
 @pytest.mark.parametrize(
     "forbidden",
     [

@@ -1,6 +1,6 @@
 """When decode steps are recorded; tests/parity compares the results with computed ones."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runtime.engine.request import SamplingParams
 from runtime.kernels.pointwise import rms_norm
+from runtime.kernels.recording import NotRecordableError
 from runtime.worker.model import AttentionPlan, Batch, KVCache, RowSpan
 from runtime.worker.recorded_steps import CallRecorder, RecordedSteps, StepOutput
 from runtime.worker.sampler import Drawn, Draws, Sampler
@@ -145,6 +146,36 @@ def test_draws_of_one_number_of_rows_that_are_not_recordable_leave_the_others() 
         assert (step(rows, draws=True).drawn is None) == (rows == 2)
     assert step.recorded.recorded_rows == {1, 2, 3} and step.drawn == 3
     assert model.computed == 4
+
+
+class LackingMemory:
+    """Runs computations, but has no memory to record those of two rows."""
+
+    most_rows, drawn_rows = ROWS, 0
+
+    def __init__(self, recorder: CallRecorder) -> None:
+        self._recorder = recorder
+
+    def rows(self, count: int) -> int | None:
+        return count
+
+    def record(self, computation: Callable[[], StepOutput]) -> tuple[Any, StepOutput]:
+        recording, result = self._recorder.record(computation)
+        if len(result.states) == 2:
+            raise NotRecordableError("out of memory", result)
+        return recording, result
+
+
+@pytest.mark.parametrize("stateful", [True, False])
+def test_a_step_that_was_computed_before_its_recording_failed_is_not_repeated(
+    stateful: bool,
+) -> None:
+    step = Steps(model := Model(None), stateful=stateful)
+    step.recorded._recorder = LackingMemory(CallRecorder(ROWS, nbytes=1 << 12))
+    for rows, computed in ((1, 1), (2, 2), (2, 3), (1, 3), (3, 4)):
+        assert torch.equal(step(rows).states, Model(None).states(batch(rows), None))
+        assert model.computed == computed
+    assert step.recorded.recorded_rows == {1, 3}
 
 
 def test_a_later_step_is_computed_twice_only_if_there_are_no_states_of_sequences() -> None:
