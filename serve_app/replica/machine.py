@@ -13,7 +13,7 @@ from runtime.errors import ConfigurationError
 from runtime.kernels import native
 from runtime.kernels.build import cache_directory
 from runtime.kernels.levels import levels_of, machine, processor_features
-from runtime.kernels.triton.launch import has_kernels
+from runtime.kernels.triton.launch import has_kernels, prepare_launches
 from runtime.kv.cache_types import CacheType, default_cache_type
 from runtime.quant.weight import Compute
 from serve_app.logs import get_logger
@@ -45,7 +45,10 @@ def computing_device(kind: str, threads: int | None, *, main_gpu: int = 0) -> to
         raise ConfigurationError(
             f"`main_gpu` is {main_gpu}, but this process has {count} GPUs, numbered from 0."
         )
-    return torch.device("cuda", main_gpu)
+    device = torch.device("cuda", main_gpu)
+    if has_kernels(device):
+        prepare_launches()
+    return device
 
 
 def prepare_kernels() -> None:

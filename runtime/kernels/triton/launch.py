@@ -4,6 +4,7 @@ The modules beside this one are imported where there is such a device only: a pr
 on a CPU does not load Triton.
 """
 
+import subprocess
 from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
@@ -11,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from runtime.errors import ConfigurationError
 
 # The first capability with bfloat16 in tensor cores and asynchronous copies to shared memory.
 LEAST_CAPABILITY = (8, 0)
@@ -28,6 +31,22 @@ def has_kernels(device: torch.device) -> bool:
     if device.type != "cuda" or find_spec("triton") is None:
         return False
     return capability(device) >= LEAST_CAPABILITY
+
+
+def prepare_launches() -> None:
+    """Have Triton compile the C code by which it starts kernels, unless its cache has it.
+
+    Raises ConfigurationError if that is not possible.
+    """
+    from triton.runtime import driver
+
+    try:
+        driver.active  # noqa: B018  # which is made at first use
+    except (RuntimeError, OSError, ImportError, subprocess.SubprocessError) as error:
+        raise ConfigurationError(
+            f"Triton cannot compile the code that starts kernels on CUDA devices: {error} Install "
+            "gcc and the headers of Python (Debian: gcc, python3-dev), or set `device: cpu`."
+        ) from error
 
 
 def divided(number: int, by: int) -> int:

@@ -15,6 +15,7 @@ from runtime.quant.weight import Compute
 from serve_app.replica import machine
 from serve_app.replica.machine import (
     compute_type,
+    computing_device,
     log_devices,
     processor_name,
     require_deterministic,
@@ -44,6 +45,26 @@ def test_only_a_requested_rounding_that_the_processor_cannot_use_is_logged(
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     warned = not supported and name in ("fine", "fast")
     assert [line["compute"] for line in lines] == ([name] if warned else [])
+
+
+def test_a_gpu_without_a_compiler_is_refused_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("triton")
+
+    class Driver:
+        @property
+        def active(self) -> None:
+            raise RuntimeError("Failed to find C compiler.")
+
+    monkeypatch.setattr("triton.runtime.driver", Driver())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(machine, "has_kernels", lambda device: True)
+    with pytest.raises(ConfigurationError, match=r"find C compiler.*gcc.*python3-dev"):
+        computing_device("cuda", None)
+    monkeypatch.setattr(machine, "has_kernels", lambda device: False)  # torch computes
+    assert computing_device("auto", None) == torch.device("cuda", 0)
 
 
 def test_copies_in_tiles_are_kept_in_the_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
