@@ -8,7 +8,8 @@ from tests.cuda.compiled import Compiled, assert_dots_are_filled, compile_all
 
 # Of blocks that may ask for it: A100, L4 and RTX 4090, H100, B200, RTX 5090.
 SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
-# Bytes of a thread that may be spilled: 8 or 16 by three kernels there.
+# Bytes of a thread that may be spilled: 8 or 16 by three kernels there, and 16, between splits, by
+# those that compute rows in both ways.
 SPILLED_BYTES = {120: 16}
 PRODUCTS = ("HMMA", "HGMMA", "UTCHMMA")
 
@@ -17,8 +18,9 @@ def assert_attention_code(code: Mapping[str, Compiled], capability: int) -> None
     """Tiles fit, products are those of tensor cores, loads have 16 bytes, hardly anything is
     spilled."""
     for name, kernel in code.items():
-        if "576/512, float32" not in name:  # which spill, but fit
-            assert kernel.stack <= SPILLED_BYTES.get(capability, 0), (name, kernel)
+        if "576/512, " not in name:  # queries or a cache in float32 spill, but fit
+            spilled = 16 if "long rows" in name else SPILLED_BYTES.get(capability, 0)
+            assert kernel.stack <= spilled, (name, kernel)
         assert kernel.shared <= SHARED_BYTES[capability], (name, kernel)
         if not name.startswith("merge") and "float32" not in name:
             assert any(kernel.count(product) for product in PRODUCTS), (name, kernel.instructions)

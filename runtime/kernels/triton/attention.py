@@ -198,14 +198,19 @@ class Shape:
         sums = sum(self._parts(self.value_dim, self._decode_halves))
         return 4 * self.heads * self.splits * (sums + 2)
 
+    @property
+    def has_both_ways(self) -> bool:
+        """Whether a program has registers for whole rows and parts of others: not those of wide
+        heads or of heads that are not a power of two."""
+        return self.row_bytes <= 256 and self._parts(self.value_dim, ())[1] == 0
+
     def division(self, rows: int, processors: int) -> "Division":
         """How programs share the splits of each of so many decoding rows."""
         programs, states = rows * self.tiles, rows * self._state_bytes
         if rows > MOST_DIVIDED_ROWS or states > MOST_STATE_BYTES:
             return Division(1)
         if programs >= LEAST_PROGRAMS_EACH * processors:
-            # Wide heads have no registers for both ways.
-            return Division(LEAST_PARTS, MOST_WHOLE if self.row_bytes <= 256 else 0)
+            return Division(LEAST_PARTS, MOST_WHOLE if self.has_both_ways else 0)
         return Division(min(self.splits, -(-PROGRAMS_EACH * processors // programs)))
 
     @property
