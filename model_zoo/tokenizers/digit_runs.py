@@ -10,10 +10,13 @@ from tokenizers.pre_tokenizers import PreTokenizer
 # A multiple of 3: runs of more digits are cut into pieces of so many.
 _PIECE = 30
 _LONG_RUN = re.compile(rf"\d{{{_PIECE + 1},}}")
+# Before a run: the last one may be a piece of its own.
+_SPACES = re.compile(r"\s[^\S\r\n]")
 
 
 class DigitRuns:
-    """Cuts text at places where `native` splits it, within long runs of digits only."""
+    """Cuts text at places where `native` splits it: in long runs of digits, and before the last
+    space in front of them."""
 
     def __init__(self, native: PreTokenizer) -> None:
         self._native = native
@@ -21,14 +24,16 @@ class DigitRuns:
     def pieces(self, text: str) -> list[str]:
         cuts = [0]
         for run in _LONG_RUN.finditer(text):
-            cuts += range(run.start() + self._first_group(run), run.end(), _PIECE)
+            # The character after a run decides how it is split, and the spaces before it: as those
+            # of a run that is a multiple of 3 shorter.
+            begin, size = run.start(), run.end() - run.start()
+            short = "1" * (3 + size % 3) + text[run.end() : run.end() + 1]
+            if _SPACES.fullmatch(text[max(0, begin - 2) : begin]) and self._first("  " + short) == 1:
+                cuts.append(begin - 1)
+            cuts += range(begin + self._first(short), run.end(), _PIECE)
         return [text[begin:end] for begin, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
 
-    def _first_group(self, run: re.Match[str]) -> int:
-        """The number of digits in the first group, as in a run that is a multiple of 3 shorter.
-
-        The character after a run decides whether its groups begin at the right.
-        """
-        short = "1" * (3 + (run.end() - run.start()) % 3) + run.string[run.end() : run.end() + 1]
-        _, (begin, end) = self._native.pre_tokenize_str(short)[0]
+    def _first(self, text: str) -> int:
+        """The number of characters in the first piece."""
+        _, (begin, end) = self._native.pre_tokenize_str(text)[0]
         return int(end - begin)

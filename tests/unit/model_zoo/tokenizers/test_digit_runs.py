@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model_zoo.tokenizers.byte_level import splitter
@@ -14,11 +14,13 @@ from tests.unit.model_zoo.tokenizers.tiny_vocabulary import byte_level_metadata
 
 NAMES = ["tiny_aya", "superbpe"]
 RUNS = st.integers(1, 140).map(lambda count: ("0123456789" * 14)[:count])
-TEXTS = st.lists(RUNS | st.sampled_from(["x", " ", "_", ".", "é", "٣" * 40, "\n"])).map("".join)
+OTHERS = ["x", " ", "  ", "_", ".", "é", "e\u0301", "٣" * 40, "\n", " \n", "\n "]
+TEXTS = st.lists(RUNS | st.sampled_from(OTHERS)).map("".join)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @given(text=TEXTS)
+@example("  " + 31 * "1" + "x")
 def test_pieces_are_split_as_the_whole_text(name, text) -> None:
     native = splitter(PRE_TOKENIZERS[name])
     whole = [piece for piece, _ in native.pre_tokenize_str(text)]
