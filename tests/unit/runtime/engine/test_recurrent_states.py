@@ -405,4 +405,4 @@ def test_a_stream_admitted_where_a_chunk_ends_at_a_checkpoint_has_a_row_in_each_
         assert plan is not None
         found.append([chunk.length for chunk in plan.chunks])
         list(scheduler.retire(plan, tuple(Sampled(7) if c.samples else None for c in plan.chunks)))
-    assert found == [[24], [16, 2], [23, 1], [17, 1], [16, 1], [4, 1]]
+    assert found == [[24], [16, 2], [1, 23], [1, 17], [1, 16], [1, 4]]

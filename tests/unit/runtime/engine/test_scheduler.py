@@ -309,7 +309,7 @@ def test_a_prompt_leaves_a_row_for_each_stream_behind_it() -> None:
         elif number > 1:
             scheduler.running[1].propose((9, 9))
     assert found[:2] == [[("prompt", 4)], [("a", 3), ("bb", 3)]]
-    assert found[2:] == 3 * [[("prompt", 8), ("a", 1), ("bb", 1)]]
+    assert found[2:] == 3 * [[("a", 1), ("bb", 1), ("prompt", 8)]]
 
 
 def test_a_chunk_ends_before_an_image_that_is_missing() -> None:
