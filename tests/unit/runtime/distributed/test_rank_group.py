@@ -143,6 +143,7 @@ def test_two_ranks_on_one_gpu_are_refused_by_its_name(joined) -> None:
 def joining(monkeypatch) -> Iterator[Callable[[Callable[[int], None]], None]]:
     """A function that forms a group of two ranks, each of which calls what it is passed, with its
     number, where `torch.distributed` would join."""
+    members = []  # one that is lost is reported in place of the failure
     with ExitStack() as ending:
 
         def form(join: Callable[[int], None]) -> None:
@@ -152,7 +153,7 @@ def joining(monkeypatch) -> Iterator[Callable[[Callable[[int], None]], None]]:
             monkeypatch.setattr(process_group, "_join", joined)
             rank_zero = ending.enter_context(closing(RankZero(HOST, 2)))
             pool = ending.enter_context(ThreadPoolExecutor(1))
-            pool.submit(Member, *rank_zero.rank_infos, CPU)
+            members.append(pool.submit(Member, *rank_zero.rank_infos, CPU))
             RankGroup(rank_zero, CPU)
 
         yield form
