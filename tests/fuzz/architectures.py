@@ -11,6 +11,7 @@ from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import UnsupportedModelError
 from tests.families.encoder_configs import ENCODERS
 from tests.families.text_families import TEXT_MODELS
+from tests.families.text_family import changed
 from tests.families.vision_agreement import FLAVOURS
 from tests.families.vision_families import VISION_MODELS
 from tests.tiny_models import write_tiny, write_tiny_llama
@@ -78,6 +79,19 @@ def _written(folder: Path) -> Iterator[Path]:
             except UnsupportedModelError:  # the flavour does not have this architecture
                 place.rmdir()
             else:
+                yield place
+    for name, row in TEXT_MODELS.items():
+        for variant, spelled in row.variants.items():
+            if spelled.architecture is not None:
+                place = _new(folder / f"{name}-{variant}")
+                row.write(
+                    place / "twin.gguf", spelled.config, flavour=spelled.flavour, **spelled.changes
+                )
+                renamed = changed(
+                    place / "twin.gguf", spelled.keys, architecture=spelled.architecture
+                )
+                renamed.rename(place / MODEL)
+                (place / "twin.gguf").unlink(missing_ok=True)
                 yield place
     for name, config in ENCODERS.items():
         place = _new(folder / name)
