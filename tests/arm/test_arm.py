@@ -36,6 +36,7 @@ def test_every_instruction_set_of_arm64_computes_the_same(
         if here is not None and here.caravan_has_integers() and kernels.caravan_has_integers():
             expected = integer_products(here, monkeypatch)
             computed = integer_products(kernels, monkeypatch)
-            assert expected.keys() <= computed.keys()  # those of AMX lack rounded BF16
-            for name, products in expected.items():
-                assert torch.equal(products, computed[name]), name
+            # AMX has no rounded BF16, and arm64 no integers of 16 bits.
+            assert {name for name, *_ in expected.keys() ^ computed.keys()} <= {"BF16", "F16"}
+            for name in expected.keys() & computed.keys():
+                assert torch.equal(computed[name], expected[name]), name
