@@ -28,7 +28,10 @@ class DigitRuns:
             # of a run that is a multiple of 3 shorter.
             begin, size = run.start(), run.end() - run.start()
             short = "1" * (3 + size % 3) + text[run.end() : run.end() + 1]
-            if _SPACES.fullmatch(text[max(0, begin - 2) : begin]) and self._first("  " + short) == 1:
+            if (
+                _SPACES.fullmatch(text[max(0, begin - 2) : begin])
+                and self._first("  " + short) == 1
+            ):
                 cuts.append(begin - 1)
             cuts += range(begin + self._first(short), run.end(), _PIECE)
         return [text[begin:end] for begin, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
