@@ -33,6 +33,7 @@ import torch
 
 from model_zoo.gguf.header import TensorInfo
 from model_zoo.gguf.mapped import MappedBytes, MappedTensors
+from model_zoo.gguf.mapped_removal import remove_unmapped
 from model_zoo.gguf.model_headers import FilePart
 from model_zoo.gguf.reader import GGUFFile
 from runtime.quant.block_types import TILE_ROWS, BlockType
@@ -289,24 +290,19 @@ def _remove_outdated(directory: Path) -> None:
     """Removes the copies whose source has changed or is gone, copies of other hosts that are not
     used, and what killed writers left."""
     for description in directory.glob(f"*{_SOURCE}"):
-        if _is_outdated(description) and _remove_unmapped(description.with_suffix(_COPY)):
+        if _is_outdated(description) and _is_removed(description.with_suffix(_COPY)):
             description.unlink(missing_ok=True)
             _log.info("Removed the rearranged weights of a file that has changed or is gone.")
     for unfinished in directory.glob(f"*{_UNFINISHED}"):
         unfinished.unlink()
 
 
-def _remove_unmapped(copy: Path) -> bool:
-    """False if a process maps the copy, or this user may not remove it."""
+def _is_removed(copy: Path) -> bool:
+    """Removes the copy. False if a process maps it, or this user may not remove it."""
     try:
-        with copy.open("r+b") as file:  # on NFS, only a writer gets an exclusive lock
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            copy.unlink()
-    except FileNotFoundError:
-        return True
+        return remove_unmapped(copy)
     except OSError:
         return False
-    return True
 
 
 def _is_outdated(description: Path) -> bool:

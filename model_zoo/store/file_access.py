@@ -1,9 +1,8 @@
-"""Access to the files of a store: errors in the words of users, lists of manifests, removal."""
+"""Access to the files of a store: errors in the words of users, lists of manifests, empty folders."""
 
 import errno
-import fcntl
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from runtime.errors import StorageFullError, StoreError
@@ -36,38 +35,6 @@ def manifest_paths(root: Path, *, all_readable: bool = True) -> list[Path]:
                 found += _entries(folder)
         folders = found
     return sorted(folders)
-
-
-def remove_unmapped(path: Path) -> bool:
-    """Removes the file, if it exists. False if a process maps it as a model file, or this user may
-    not find that out. OSError if it cannot be removed.
-
-    To remove a mapped file of a network file system would end processes of other hosts by SIGBUS;
-    see `FilePart`.
-    """
-    if path.is_symlink():  # its target stays
-        path.unlink(missing_ok=True)
-        return True
-    with ExitStack() as opened:
-        try:
-            _lock_exclusively(path, opened)
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        path.unlink(missing_ok=True)
-    return True
-
-
-def _lock_exclusively(path: Path, opened: ExitStack) -> None:
-    """OSError if the file is locked or cannot be. To open it for writing is avoided, since that may
-    be forbidden, or copy the file (overlayfs)."""
-    try:
-        fcntl.flock(opened.enter_context(path.open("rb")), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno != errno.EBADF:  # NFS: only a writer gets an exclusive lock
-            raise
-        fcntl.flock(opened.enter_context(path.open("r+b")), fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def remove_empty_folders(folder: Path, root: Path) -> None:

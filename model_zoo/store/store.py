@@ -18,13 +18,13 @@ from tempfile import NamedTemporaryFile, TemporaryDirectory
 from typing import BinaryIO
 
 from model_zoo.gguf.adapter_path import AdapterPath
+from model_zoo.gguf.mapped_removal import remove_unmapped
 from model_zoo.store.file_access import (
     disk_bytes,
     file_error,
     file_errors,
     manifest_paths,
     remove_empty_folders,
-    remove_unmapped,
 )
 from model_zoo.store.locks import StoreLocks
 from model_zoo.store.manifest import (
