@@ -36,3 +36,15 @@ def relative_error(product: Tensor, x: Tensor, weight: Weight) -> float:
     dense = weight.dequantize().double()
     size = x.double().norm(dim=1, keepdim=True) * dense.norm(dim=1)
     return ((product.double() - x.double() @ dense.T).abs() / size).max().item()
+
+
+def random_rows(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def rounded_rows(x: Tensor, largest: int) -> Tensor:
+    """x [rows, elements] as integers up to `largest` times one scale for each 32, in float64."""
+    groups, most = x.unflatten(-1, (-1, 32)), torch.tensor(float(largest))
+    top = groups.abs().amax(-1, keepdim=True)
+    integers = (groups * (most / top)).round()
+    return (integers.double() * (top / most).double()).flatten(-2)

@@ -12,7 +12,12 @@ from runtime.kernels.matmul import matmul
 from runtime.quant.block_types import BLOCK_TYPES, MXFP4_PAIRS, BlockType, block_type
 from runtime.quant.weight import Compute, Weight
 from tests.kernels.native_kernels import has_tile_registers, require_integer_products
-from tests.kernels.random_weights import random_weight, relative_error
+from tests.kernels.random_weights import (
+    random_rows,
+    random_weight,
+    relative_error,
+    rounded_rows,
+)
 from tests.tiles import in_tiles
 
 NAMES = (
@@ -25,7 +30,6 @@ other_types = pytest.mark.parametrize(
     "type", [t for t in BLOCK_TYPES.values() if t not in TYPES], ids=lambda t: t.name
 )
 computes = pytest.mark.parametrize("compute", [Compute.FINE, Compute.FAST], ids=lambda c: c.name)
-GROUP = 32
 LARGEST = {Compute.FINE: 127 * 128, Compute.FAST: 127}
 # Fewer outputs than any vector has lanes are computed in floats.
 LANES = 16
@@ -37,17 +41,8 @@ def integer_weight(
     return replace(random_weight(type, outs, elements, seed=seed), compute=compute)
 
 
-def random_rows(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def rounded(x: Tensor, compute: Compute) -> Tensor:
-    """x [rows, elements] as integers times one scale per group, in float64."""
-    groups = x.unflatten(-1, (-1, GROUP))
-    largest = torch.tensor(float(LARGEST[compute]))
-    top = groups.abs().amax(-1, keepdim=True)
-    integers = (groups * (largest / top)).round()
-    return (integers.double() * (top / largest).double()).flatten(-2)
+    return rounded_rows(x, LARGEST[compute])
 
 
 @computes

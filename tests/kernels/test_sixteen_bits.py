@@ -7,13 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.kernels import matmul as room
 from runtime.kernels.experts import expert_products
 from runtime.kernels.matmul import matmul
-from runtime.kernels.native import kernel_level
+from runtime.kernels.matmul import tiled_type as preferred_type
+from runtime.kernels.native import kernel_level, library
 from runtime.quant.block_types import BlockType, block_type
 from runtime.quant.weight import Compute, Weight
-from tests.kernels.random_weights import random_weight, relative_error
+from tests.kernels.random_weights import (
+    random_rows,
+    random_weight,
+    relative_error,
+    rounded_rows,
+)
 from tests.tiles import in_tiles, tiled_type
 
 GROUP, LARGEST = 32, 8191
@@ -23,8 +28,8 @@ types = pytest.mark.parametrize("name", NUMBERS)
 
 @pytest.fixture
 def kernels() -> None:
-    tiles, library = tiled_type(block_type("F16")), room.library()
-    if library is None or not library.caravan_matmul_knows(tiles.id, Compute.FINE):
+    tiles, built = tiled_type(block_type("F16")), library()
+    if built is None or not built.caravan_matmul_knows(tiles.id, Compute.FINE):
         pytest.skip("the kernels for this processor have no products of integers of 16 bits")
 
 
@@ -35,18 +40,6 @@ def weight_of(values: Tensor) -> Weight:
 
 def tiled(type: BlockType, outs: int, elements: int, *, seed: int = 0) -> Weight:
     return in_tiles(replace(random_weight(type, outs, elements, seed=seed), compute=Compute.FINE))
-
-
-def random_rows(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def rounded(x: Tensor) -> Tensor:
-    """x [rows, elements] as integers times one scale per group, in float64."""
-    groups = x.unflatten(-1, (-1, GROUP))
-    top, largest = groups.abs().amax(-1, keepdim=True), torch.tensor(float(LARGEST))
-    integers = (groups * (largest / top)).round()
-    return (integers.double() * (top / largest).double()).flatten(-2)
 
 
 @types
@@ -91,7 +84,7 @@ def test_products_are_those_of_rounded_activations(kernels, name: str) -> None:
         for rows in (1, 2, 3, 4, 5, 16, 17, 33, 130):
             x = random_rows(rows, elements, seed=rows)
             got = matmul(x, weight)
-            assert relative_error(got, rounded(x), weight) < 1e-6, (outs, rows)
+            assert relative_error(got, rounded_rows(x, LARGEST), weight) < 1e-6, (outs, rows)
             assert torch.equal(matmul(x, replace(weight, compute=Compute.FAST)), got)
             assert torch.equal(matmul(x, replace(weight, compute=Compute.AUTO)), got)
 
@@ -118,7 +111,7 @@ def test_parts_of_tiles_are_multiplied_as_the_whole(kernels, name: str) -> None:
     assert torch.equal(matmul(x, weight.outputs(16, 64)), whole[:, 16:64])
     inner = x[:, 64:192].contiguous()
     got = matmul(inner, weight.inputs(64, 192))
-    assert relative_error(got, rounded(inner), weight.inputs(64, 192)) < 1e-6
+    assert relative_error(got, rounded_rows(inner, LARGEST), weight.inputs(64, 192)) < 1e-6
 
 
 @types
@@ -159,13 +152,13 @@ def test_experts_compute_the_bits_of_single_matrices(kernels, name: str) -> None
 
 def test_bfloat16_is_rearranged_unless_the_processor_multiplies_it(kernels) -> None:
     level = kernel_level()
-    rows = {compute for compute in Compute if room.tiled_type(block_type("BF16"), compute) is None}
+    rows = {compute for compute in Compute if preferred_type(block_type("BF16"), compute) is None}
     if level.endswith("-amx"):
         assert rows == set(Compute)
     else:
         as_bfloats = {Compute.FAST, Compute.AUTO} if level.endswith("-bf16") else set()
         assert rows == {Compute.EXACT, *as_bfloats}
     half = block_type("F16")
-    assert {compute for compute in Compute if room.tiled_type(half, compute) is None} == {
+    assert {compute for compute in Compute if preferred_type(half, compute) is None} == {
         Compute.EXACT
     }
