@@ -1,4 +1,4 @@
-"""Access to the files of a store: errors in the words of users, lists of manifests, empty folders."""
+"""Access to the files of a store: errors in the words of users, manifests, empty folders."""
 
 import errno
 from collections.abc import Iterator
