@@ -153,3 +153,14 @@ class Clock:
     def stop(self) -> Decoding:
         assert self._begun is not None, "a sequence never began"
         return Decoding(self._tokens, time.perf_counter() - self._begun)
+
+
+def in_turns(
+    measure: Callable[[Contender], float], first: Contender, second: Contender, rounds: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """A value of each in every round. They take turns at being first."""
+    values: tuple[list[float], list[float]] = [], []
+    for number in range(rounds):
+        for place in (0, 1) if number % 2 == 0 else (1, 0):
+            values[place].append(measure((first, second)[place]))
+    return tuple(values[0]), tuple(values[1])

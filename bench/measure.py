@@ -1,12 +1,12 @@
 """Measures the rows of the tables: two contenders run the same tasks in turn."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.contender import Contender, Inspectable, Isolated, Setting
+from bench.contender import Contender, Inspectable, Isolated, Setting, in_turns
 from bench.ours import Caravan
 from bench.peer import LlamaCpp
 from bench.report import Row, SamplerShare
@@ -80,7 +80,7 @@ def long_context_row(path: Path, label: str, plan: Plan) -> Row:
         closing(Isolated(Caravan, path, setting)) as ours,
         closing(Isolated(LlamaCpp, path, setting)) as peer,
     ):
-        pairs = _in_turns(speed, ours, peer, 1)
+        pairs = in_turns(speed, ours, peer, 1)
     task = f"decode, 1 sequence after {LONG_PROMPT_TOKENS:,} tokens"
     return Row(label, task, "tokens/s", *pairs)
 
@@ -118,7 +118,7 @@ def _first_token_row(label: str, first: Contender, second: Contender, plan: Plan
     def milliseconds(contender: Contender) -> float:
         return 1000 * contender.prefill(plan.prompts.draw(SHORT_PROMPT_TOKENS))
 
-    pairs = _in_turns(milliseconds, first, second, plan.rounds * SHORT_PROMPTS)
+    pairs = in_turns(milliseconds, first, second, plan.rounds * SHORT_PROMPTS)
     return Row(label, f"first token, {SHORT_PROMPT_TOKENS}-token prompt", "ms", *pairs)
 
 
@@ -126,7 +126,7 @@ def _prefill_row(label: str, first: Contender, second: Contender, plan: Plan) ->
     def speed(contender: Contender) -> float:
         return PREFILL_TOKENS / contender.prefill(plan.prompts.draw(PREFILL_TOKENS))
 
-    pairs = _in_turns(speed, first, second, plan.rounds)
+    pairs = in_turns(speed, first, second, plan.rounds)
     return Row(label, f"prefill, {PREFILL_TOKENS} tokens", "tokens/s", *pairs)
 
 
@@ -135,20 +135,7 @@ def _decode_row(label: str, first: Contender, second: Contender, plan: Plan, cou
         prompts = [plan.prompts.draw(SHORT_PROMPT_TOKENS) for _ in range(count)]
         return contender.decode(prompts, ANSWER_TOKENS[count]).tokens_per_second
 
-    return Row(
-        label, _decode_task(count), "tokens/s", *_in_turns(speed, first, second, plan.rounds)
-    )
-
-
-def _in_turns(
-    measure: Callable[[Contender], float], first: Contender, second: Contender, rounds: int
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """A value of each in every round. They take turns at being first."""
-    values: tuple[list[float], list[float]] = [], []
-    for number in range(rounds):
-        for place in (0, 1) if number % 2 == 0 else (1, 0):
-            values[place].append(measure((first, second)[place]))
-    return tuple(values[0]), tuple(values[1])
+    return Row(label, _decode_task(count), "tokens/s", *in_turns(speed, first, second, plan.rounds))
 
 
 def _decode_task(count: int) -> str:

@@ -14,6 +14,7 @@ from bench.host import host_section
 from bench.machine import describe_machine
 from bench.make_model import LABELS, MOE, MOE_SHAPE, Shape, ensure_model
 from bench.measure import Plan, against_peer, against_rest, long_context_row, sampler_shares
+from bench.peer import LlamaCpp
 from bench.report import Results, Row, results_page
 from bench.sections import DRAFTS, GAPS, HOST, MODELS, SPECULATION, TURNS, publish
 from bench.speculation import speculation_section
@@ -42,7 +43,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[argparse.Namespace], str]]] = {
     "speculation": (SPECULATION, lambda a: speculation_section(a.source, a.threads, a.rounds)),
     "drafts": (DRAFTS, lambda a: drafts_section(a.threads, a.rounds)),
     "gaps": (GAPS, lambda a: gaps_section(a.source, a.threads, a.rounds)),
-    "turns": (TURNS, lambda a: turns_section(a.threads, a.rounds)),
+    "turns": (TURNS, lambda a: turns_section(LlamaCpp, a.threads, a.rounds)),
 }
 
 

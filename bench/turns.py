@@ -20,10 +20,9 @@ from transformers import (
 )
 
 from bench.cache import CACHE
-from bench.contender import Isolated, Setting
+from bench.contender import Inspectable, Isolated, Setting
 from bench.machine import describe_processor
 from bench.ours import Caravan
-from bench.peer import LlamaCpp
 from bench.report import Row, comparison
 from bench.sections import TURNS
 from model_zoo.convert.convert_folder import convert
@@ -118,7 +117,9 @@ def turn_row(label: str, contender: Converses, turns: Turns, rounds: int) -> Row
     return Row(label, "first token", "ms", tuple(second), tuple(first))
 
 
-def turn_rows(folder: Path, turns: Turns, threads: int, rounds: int) -> list[Row]:
+def turn_rows(
+    folder: Path, turns: Turns, peer: type[Inspectable], threads: int, rounds: int
+) -> list[Row]:
     setting = Setting(threads, CONTEXT_TOKENS, sequences=4, step_tokens=STEP_TOKENS)
     rows = []
     for name, config in configurations().items():
@@ -126,15 +127,16 @@ def turn_rows(folder: Path, turns: Turns, threads: int, rounds: int) -> list[Row
         with closing(_Isolated(Caravan, path, setting)) as ours:
             rows.append(turn_row(name, ours, turns, rounds))
         if name == "attention":
-            with closing(_Isolated(LlamaCpp, path, setting)) as peer:
-                rows.append(turn_row(f"{name}, in llama.cpp", peer, turns, rounds))
+            with closing(_Isolated(peer, path, setting)) as theirs:
+                rows.append(turn_row(f"{name}, in llama.cpp", theirs, turns, rounds))
     return rows
 
 
-def turns_section(threads: int, rounds: int) -> str:
-    """The section of bench/RESULTS.md."""
+def turns_section(peer: type[Inspectable], threads: int, rounds: int) -> str:
+    """The section of bench/RESULTS.md. `peer` is llama.cpp; it is given by the caller, so that the
+    rest of this module can be tested where llama.cpp is not installed."""
     load_average, turns = os.getloadavg()[0], Turns()
-    rows = turn_rows(CACHE, turns, threads, rounds)
+    rows = turn_rows(CACHE, turns, peer, threads, rounds)
     parts = [
         INTRODUCTION,
         f"- date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",

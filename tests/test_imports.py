@@ -128,6 +128,14 @@ def test_ingress_and_a_server_without_configured_models_start_without_torch() ->
     assert imported_without("torch", *(f"serve_app.{each}" for each in started + built)) == ""
 
 
+def test_the_tests_of_the_benchmark_need_no_llama_cpp() -> None:
+    """`make test` installs what tests need; only `make bench` and tests/peers need llama.cpp."""
+    tests = [path for path in sources("tests/unit/bench") if path.stem.startswith("test_")]
+    modules = [named(path).removesuffix(".py").replace("/", ".") for path in tests]
+    assert imported_without("llama_cpp", *modules) == ""
+    assert "llama_cpp is hidden" in imported_without("llama_cpp", "bench.peer")
+
+
 def test_ray_is_imported_in_few_files_of_serve_app_only() -> None:
     importing = {
         named(path)

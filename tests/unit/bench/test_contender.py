@@ -3,8 +3,7 @@
 import pytest
 
 from bench import contender
-from bench.contender import Clock, Decoding
-from bench.measure import _in_turns
+from bench.contender import Clock, Decoding, in_turns
 from bench.report import Row, comparison, with_spread
 
 
@@ -38,7 +37,7 @@ def test_contenders_take_turns_at_being_first_and_values_stay_in_pairs() -> None
         seen.append(which)
         return len(seen) + (0.5 if which == "b" else 0.0)
 
-    first, second = _in_turns(measure, "a", "b", 3)
+    first, second = in_turns(measure, "a", "b", 3)
     assert seen == ["a", "b", "b", "a", "a", "b"]
     assert (first, second) == ((1.0, 4.0, 5.0), (2.5, 3.5, 6.5))
 

@@ -3,10 +3,6 @@
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("llama_cpp")
-
 from bench.contender import Setting
 from bench.ours import Caravan
 from bench.turns import Turns, configurations, ensure_model, turn_row
