@@ -45,9 +45,19 @@ def their_file(source: Path, out: Path, file_type: int) -> Path:
 
 
 def their_log_probabilities(path: Path, tokens: Sequence[int]) -> Tensor:
-    """[tokens, vocabulary] float32."""
+    """[tokens, vocabulary] float32, with a float32 cache. Rounded keys would choose other experts
+    where two are close. Limits of YaRN's range are those of the file."""
     model = llama_cpp.Llama(
-        str(path), n_ctx=len(tokens), logits_all=True, n_threads=1, n_gpu_layers=0, verbose=False
+        str(path),
+        n_ctx=len(tokens),
+        logits_all=True,
+        n_threads=1,
+        n_gpu_layers=0,
+        verbose=False,
+        type_k=llama_cpp.GGML_TYPE_F32,
+        type_v=llama_cpp.GGML_TYPE_F32,
+        yarn_beta_fast=-1.0,
+        yarn_beta_slow=-1.0,
     )
     model.eval(list(tokens))
     logits = torch.from_numpy(np.array(model.scores[: len(tokens)], dtype=np.float32))
