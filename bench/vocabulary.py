@@ -1,7 +1,6 @@
 """The 128k vocabulary of the benchmark model: Llama 3's if available, else a synthetic one."""
 
 import itertools
-import os
 import string
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import Any
 
 import numpy as np
 from gguf import GGUFReader, GGUFWriter, TokenType
+
+from tools.reference_data import folders
 
 SIZE = 128256
 REAL_FILE = "vocab/ggml-vocab-llama-bpe.gguf"
@@ -40,10 +41,12 @@ PLAIN = set(string.ascii_letters + string.digits + "Ġ.,")
 
 
 def find_vocabulary() -> Vocabulary:
-    """Llama 3's vocabulary from the test data, else a synthetic one of the same size."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    path = Path(os.environ.get("CARAVAN_TEST_DATA", beside)) / REAL_FILE
-    return read_vocabulary(path) if path.exists() else synthetic_vocabulary()
+    """Llama 3's vocabulary from the reference data (`make reference-data`), else a synthetic one of
+    the same size."""
+    for folder in folders():
+        if (path := folder / REAL_FILE).exists():
+            return read_vocabulary(path)
+    return synthetic_vocabulary()
 
 
 def read_vocabulary(path: Path) -> Vocabulary:

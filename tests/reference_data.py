@@ -1,6 +1,5 @@
 """Published vocabularies and chat templates, where the machine has them."""
 
-import os
 import struct
 from functools import cache
 from pathlib import Path
@@ -8,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.checkout import ROOT
-from tools.reference_data import FOLDER
+from tools.reference_data import folders
 
 _NUMBERS = {
     0: "B",
@@ -29,7 +27,7 @@ _STRING, _ARRAY = 8, 9
 
 def reference_data(name: str) -> Path:
     """A file or folder of the reference data; skips the test where there is none."""
-    for folder in _folders():
+    for folder in folders():
         if (path := folder / name).exists():
             return path
     pytest.skip("no published vocabularies and templates: make reference-data")
@@ -37,12 +35,7 @@ def reference_data(name: str) -> Path:
 
 def reference_files(folder: str, pattern: str) -> list[Path]:
     """All files of a folder of the reference data, in every place that has it."""
-    return [path for place in _folders() for path in (place / folder).glob(pattern)]
-
-
-def _folders() -> list[Path]:
-    given = os.environ.get("CARAVAN_TEST_DATA")
-    return [*([Path(given)] if given else []), ROOT.parent / "shared" / "data", FOLDER]
+    return [path for place in folders() for path in (place / folder).glob(pattern)]
 
 
 @cache

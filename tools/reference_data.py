@@ -4,6 +4,7 @@
 They are part of llama.cpp's sources, which the source distribution of llama-cpp-python contains.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from pathlib import Path, PurePosixPath
 
 PACKAGE = "llama-cpp-python==0.3.36"
 HASH = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
-FOLDER = Path(__file__).parents[1] / ".cache" / "reference-data"
+_ROOT = Path(__file__).parents[1]
+FOLDER = _ROOT / ".cache" / "reference-data"
 _MODELS = "vendor/llama.cpp/models/"
 VOCABULARIES = ("gpt-2", "llama-bpe", "llama-spm", "qwen2")
 TEMPLATES = (
@@ -29,6 +31,12 @@ TEMPLATES = (
     "mistralai-Mistral-Nemo-Instruct-2407",
     "openai-gpt-oss-120b",
 )
+
+
+def folders() -> list[Path]:
+    """Where the data may be: $CARAVAN_TEST_DATA, beside the checkout, and where `main` puts it."""
+    given = os.environ.get("CARAVAN_TEST_DATA")
+    return [*([Path(given)] if given else []), _ROOT.parent / "shared" / "data", FOLDER]
 
 
 def main() -> None:
