@@ -44,7 +44,8 @@ _PID = re.compile(rb"^Pid: \d+$", re.MULTILINE)
 @dataclass(frozen=True, slots=True)
 class Files:
     """The files of one supervisor. `config`, `admin`: Ray's paths of the configuration and of the
-    admin socket; the others are HAProxy's own, named after the supervisor's process id."""
+    admin socket; the others are HAProxy's own, named after the supervisor's process id. The names
+    of sockets are short, because Unix limits their paths and Ray's have the id of a node."""
 
     config: Path
     admin: Path
@@ -56,13 +57,13 @@ class Files:
 
     @property
     def own_admin(self) -> Path:
-        return self.admin.with_name(f"{self.admin.name}.{self.pid}")
+        return self.admin.with_name(f"admin.{self.pid}")
 
     @property
     def unused(self) -> Path:
         """The socket that HAProxy listens on instead of the port while another process has the
         port."""
-        return self.admin.with_name(f"{self.admin.name}.{self.pid}.http")
+        return self.admin.with_name(f"http.{self.pid}")
 
     def of(self, pid: int) -> "Files":
         return Files(self.config, self.admin, pid)

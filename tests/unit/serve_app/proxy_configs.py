@@ -1,11 +1,16 @@
-"""Ray's configuration of HAProxy, with loopback as the frontend's address."""
+"""Ray's configuration of HAProxy, with loopback as the frontend's address, and its sockets."""
 
 from pathlib import Path
 
 from ray.serve._private.haproxy import HAProxyConfig
 from ray.serve.config import HTTPOptions
 
+from serve_app.haproxy_supervisor import Files
 from tests.loopback import free_port
+
+HIGHEST_PID = 4194304
+# HAProxy creates a socket at PATH.PID.tmp and renames it; Unix allows 107 characters.
+LONGEST_SOCKET_PATH = 107 - len(f".{HIGHEST_PID}.tmp")
 
 
 def proxy_config(directory: Path) -> HAProxyConfig:
@@ -20,3 +25,9 @@ def proxy_config(directory: Path) -> HAProxyConfig:
         metrics_port=free_port(),
         maxconn=40,
     )
+
+
+def sockets_beside(admin: Path) -> tuple[Path, Path]:
+    """The supervisor's sockets with their longest paths, if this is the path of Ray's socket."""
+    files = Files(admin.with_name("haproxy.cfg"), admin, HIGHEST_PID)
+    return files.own_admin, files.unused

@@ -18,7 +18,9 @@ from serve_app import haproxy
 from serve_app.cli.serve import environment
 from serve_app.haproxy import UnsafeError, hardened, secure, take_directory
 from tests.patience import HANG_S, wait_until
-from tests.unit.serve_app.proxy_configs import proxy_config
+from tests.unit.serve_app.proxy_configs import LONGEST_SOCKET_PATH, proxy_config, sockets_beside
+
+SOCKET_VARIABLES = ("RAY_SERVE_HAPROXY_SOCKET_PATH", "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH")
 
 
 @pytest.fixture
@@ -250,9 +252,13 @@ def test_an_edited_file_in_a_directory_of_another_user_is_refused(generated, mon
 
 def test_the_socket_paths_of_caravan_serve_are_short_enough(monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 2**32)
-    path = Path(environment({})["RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH"])
-    node_id = "0" * 56  # which Ray puts between
-    assert len(str(path.parent / node_id / path.name)) <= 97
+    variables, node_id = environment({}), "0" * 56  # which Ray puts before the names
+    admin, metrics = (
+        path.parent / node_id / path.name
+        for path in map(Path, (variables[name] for name in SOCKET_VARIABLES))
+    )
+    for path in (admin, metrics, *sockets_beside(admin)):
+        assert len(str(path)) <= LONGEST_SOCKET_PATH, path
 
 
 def test_a_directory_of_another_user_is_refused(tmp_path, monkeypatch):

@@ -141,7 +141,7 @@ async def test_an_open_answer_outlives_a_reload_and_then_its_haproxy_ends(api):
         async with asyncio.timeout(HANG_S):
             assert await old.wait() == 0
         left = {path.name for path in Path(api.config_file_path).parent.iterdir()}
-        assert not {f"haproxy.cfg.{old.pid}", f"admin.sock.{old.pid}"} & left
+        assert not {f"haproxy.cfg.{old.pid}", f"admin.{old.pid}"} & left
 
 
 async def test_without_its_supervisor_haproxy_ends(api):
@@ -183,7 +183,7 @@ def arguments_of(api):
 
 async def test_only_this_user_may_use_the_admin_socket(api):
     async with started(api):
-        for path in Path(api.cfg.socket_path).parent.glob("admin.sock*"):
+        for path in Path(api.cfg.socket_path).parent.glob("admin.*"):
             if path.is_socket():
                 assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -285,7 +285,7 @@ def test_rays_arguments_name_supervisors_and_haproxy_gets_their_sockets(tmp_path
     given = ["-db", "-f", str(files.config), "-dR", "-sf", "7", "5", "-x", str(files.admin)]
     start = planned(CONFIG, given, files, [])
     assert start.again == ["-db", "-f", f"{files.config}.9", "-dR"]
-    assert start.first == [*start.again, "-sf", "7", "5", "-x", f"{files.admin}.7"]
+    assert start.first == [*start.again, "-sf", "7", "5", "-x", str(files.of(7).own_admin)]
 
 
 def test_an_orphan_keeps_the_port_until_there_are_routes():
@@ -295,4 +295,4 @@ def test_an_orphan_keeps_the_port_until_there_are_routes():
     routeless = CONFIG.replace("    use_backend app if is_app\n", "")
     without = planned(routeless, ["-db", "-f", "/d/haproxy.cfg"], FILES, [7])
     assert "-sf" not in without.first
-    assert "bind unix@/d/admin.sock.9.http mode 600" in without.config
+    assert "bind unix@/d/http.9 mode 600" in without.config
