@@ -34,9 +34,10 @@ def ray_service() -> Manifest:
     return named("RayService", "caravan")["spec"]
 
 
-def groups() -> dict[str, Manifest]:
-    """The head's group, called `head`, and the workers'."""
-    cluster = ray_service()["rayClusterConfig"]
+def groups(service: Manifest | None = None) -> dict[str, Manifest]:
+    """The head's group, called `head`, and the workers', of this specification of a RayService, by
+    default of the manifests'."""
+    cluster = (service or ray_service())["rayClusterConfig"]
     workers = {group["groupName"]: group for group in cluster["workerGroupSpecs"]}
     return {"head": cluster["headGroupSpec"], **workers}
 

@@ -12,7 +12,8 @@ import yaml
 
 from serve_app.config.settings import read_settings
 from tests.serve_configs import arguments, parsed
-from tests.unit.k8s.manifests import FOLDER, Manifest, manifests, values
+from tests.unit.k8s.manifests import FOLDER, Manifest, groups, manifests, pod, values
+from tests.unit.k8s.pod_files import check_haproxy
 from tests.unit.k8s.schemas import complaints
 from tools.helm import HELM
 
@@ -55,9 +56,7 @@ def by_name(documents: Any) -> dict[tuple[str, str], Manifest]:
 
 
 def gpu_pod(objects: dict[tuple[str, str], Manifest]) -> Manifest:
-    groups = objects["RayService", "caravan"]["spec"]["rayClusterConfig"]["workerGroupSpecs"]
-    (group,) = (group for group in groups if group["groupName"] == "gpu")
-    return group["template"]["spec"]
+    return pod(groups(objects["RayService", "caravan"]["spec"])["gpu"])
 
 
 def test_the_defaults_make_the_manifests(helm: str, tmp_path: Path):
@@ -102,6 +101,12 @@ def test_other_values_make_valid_objects(helm: str, tmp_path: Path, changed: Val
     read_settings(args)
     assert args["models"] == changed.get("models", args["models"])
     assert by_name(documents) != by_name(manifests())
+
+
+def test_haproxy_accepts_the_folders_of_its_files(helm: str, tmp_path: Path):
+    made = rendered(helm, tmp_path, CHANGES["cpu"])
+    for name, group in groups(made["RayService", "caravan"]["spec"]).items():
+        check_haproxy(group, tmp_path / name)
 
 
 def test_pods_without_gpus_need_none(helm: str, tmp_path: Path):

@@ -1,7 +1,9 @@
 """The manifests refer to each other correctly and grant least privileges."""
 
 import re
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+
+import pytest
 
 from serve_app.api.auth import OPEN_PATHS
 from serve_app.config.settings import read_settings
@@ -18,6 +20,7 @@ from tests.unit.k8s.manifests import (
     ray_service,
     values,
 )
+from tests.unit.k8s.pod_files import check_haproxy
 
 
 def readme() -> str:
@@ -174,6 +177,11 @@ def test_containers_write_only_to_volumes():
         assert writable == {"/tmp", "/home/caravan", "/dev/shm"}
     head = {volume["name"] for volume in pod(groups()["head"])["volumes"]}
     assert {mount["name"] for mount in autoscaler["volumeMounts"]} <= head
+
+
+@pytest.mark.parametrize("name", groups())
+def test_haproxy_accepts_the_folders_of_its_files(name: str, tmp_path: Path):
+    check_haproxy(groups()[name], tmp_path)
 
 
 def test_pods_never_restart_in_place_under_the_autoscaler():
