@@ -36,6 +36,7 @@ IMAGE = re.compile(r"'\$\(base64 [^)]*\)'")  # the contents of a file within a q
 # Programs of others, whose arguments are not checked.
 OTHERS = {
     "chmod",
+    "cluster=",
     "docker",
     "echo",
     "export",

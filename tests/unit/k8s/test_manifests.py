@@ -1,5 +1,6 @@
 """The manifests refer to each other correctly and grant least privileges."""
 
+import json
 import re
 from pathlib import Path, PurePosixPath
 
@@ -77,6 +78,20 @@ def test_the_secrets_that_pods_need_are_in_the_readme_and_in_no_manifest():
     wanted |= set(values(manifests(), "secretName"))
     made = re.findall(r"create secret generic (\S+)", readme())
     assert wanted == set(made)
+
+
+def test_the_command_for_numbers_of_pods_matches_the_manifests():
+    (patch,) = re.findall(r"--type json -p '(.*?)'", readme(), flags=re.DOTALL)
+    test, replaced = json.loads(patch)
+    workers = ray_service()["rayClusterConfig"]["workerGroupSpecs"]
+    found = {}
+    for operation in (test, replaced):
+        _, spec, groups_key, number, field = operation["path"].split("/")
+        assert (spec, groups_key) == ("spec", "workerGroupSpecs")
+        found[operation["op"]] = workers[int(number)][field]
+    assert found["test"] == test["value"] == "gpu"
+    assert type(found["replace"]) is type(replaced["value"]) is int
+    assert workers[0]["groupName"] == "ingress" and "Group `ingress` is number 0" in readme()
 
 
 def test_policies_select_existing_pods():
