@@ -87,6 +87,14 @@ CHANGES: dict[str, Values] = {
     },
     "no policies": {"networkPolicies": {"enabled": False}},
     "api server": {"networkPolicies": {"apiServer": ["10.1.2.3/32"]}},
+    "clients": {
+        "networkPolicies": {
+            "clients": [
+                {"ipBlock": {"cidr": "10.1.0.0/16", "except": ["10.1.2.0/24"]}},
+                {"namespaceSelector": {"matchLabels": {"team": "true"}}, "podSelector": {}},
+            ]
+        }
+    },
 }
 
 
@@ -128,6 +136,9 @@ def test_values_reach_their_objects(helm: str, tmp_path: Path):
     assert exposed["tls"] == [{"hosts": ["llm.example.org"], "secretName": "llm-tls"}]
     kinds = {kind for kind, _ in rendered(helm, tmp_path, CHANGES["no policies"])}
     assert "NetworkPolicy" not in kinds and "PodDisruptionBudget" in kinds
+    policy = rendered(helm, tmp_path, CHANGES["clients"])["NetworkPolicy", "caravan-ray"]["spec"]
+    (peers,) = (rule["from"] for rule in policy["ingress"] if rule.get("ports") == [{"port": 8000}])
+    assert peers[2:] == CHANGES["clients"]["networkPolicies"]["clients"]
     secrets = rendered(helm, tmp_path, CHANGES["secrets"])
     used = {reference["name"] for reference in values(list(secrets.values()), "secretKeyRef")}
     assert used == {"p", "r"}
@@ -143,6 +154,7 @@ def test_values_reach_their_objects(helm: str, tmp_path: Path):
         ({"gpu": {"minReplicas": 2, "maxReplicas": 1}}, "gpu.maxReplicas"),
         ({"ingress": {"host": "llm.example.org"}}, "ingress.tlsSecret"),
         ({"args": {"models": []}}, "models"),
+        ({"networkPolicies": {"clients": [{"cidr": "10.1.0.0/16"}]}}, "clients"),
         ({"models": []}, "models"),
     ],
 )

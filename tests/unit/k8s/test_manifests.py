@@ -163,6 +163,21 @@ def test_pods_reach_only_each_other_dns_and_required_addresses():
     assert egress("redis") == []
 
 
+def test_clients_and_prometheus_reach_only_their_ports():
+    rules = named("NetworkPolicy", "caravan-ray")["spec"]["ingress"]
+    outside = {
+        label: [port["port"] for port in rule["ports"]]
+        for rule in rules
+        for peer in rule["from"]
+        for label in peer.get("namespaceSelector", {}).get("matchLabels", {})
+    }
+    assert outside == {"caravan-clients": [8000], "caravan-metrics": [8080]}
+    ports = {port["name"]: port["containerPort"] for port in container(groups()["gpu"])["ports"]}
+    assert ports == {"serve": 8000, "metrics": 8080}
+    for label in outside:
+        assert f"`{label}=allowed`" in readme()
+
+
 def all_pods() -> list[dict]:
     redis = named("StatefulSet", "caravan-redis")["spec"]["template"]["spec"]
     return [*map(pod, groups().values()), redis]
