@@ -85,6 +85,22 @@ CHANGES: dict[str, Values] = {
             "annotations": {"nginx.ingress.kubernetes.io/proxy-buffering": "off"},
         }
     },
+    "no args": {"args": {"api_keys_file": None, "start_timeout_s": None}},
+    "on demand": {"models": [], "args": {"on_demand": {}}},
+    "texts like other values": {
+        "image": {"cpu": "1", "cuda": "2.0", "redis": "true"},
+        "head": {"memory": "8000000000"},
+        "ingress": {
+            "host": "llm.example.org",
+            "className": "123",
+            "tlsSecret": "true",
+            "annotations": {"a": "on"},
+        },
+        "gpu": {"nodeSelector": {"gpu": "true"}},
+        "storage": {"storageClass": "true", "size": "200"},
+        "redis": {"storageClass": "123"},
+        "secrets": {"keys": "1", "proxy": "2", "redis": "3", "rayToken": "null", "hub": "no"},
+    },
     "no policies": {"networkPolicies": {"enabled": False}},
     "api server": {"networkPolicies": {"apiServer": ["10.1.2.3/32"]}},
     "clients": {
@@ -155,7 +171,15 @@ def test_values_reach_their_objects(helm: str, tmp_path: Path):
         ({"ingress": {"host": "llm.example.org"}}, "ingress.tlsSecret"),
         ({"args": {"models": []}}, "models"),
         ({"networkPolicies": {"clients": [{"cidr": "10.1.0.0/16"}]}}, "clients"),
-        ({"models": []}, "models"),
+        ({"models": []}, "args.on_demand"),
+        ({"models": [], "args": {"on_demand": None}}, "args.on_demand"),
+        ({"gpu": {"minReplicas": 0, "maxReplicas": 0}}, "maxReplicas"),
+        ({"gpu": {"nodeSelector": {"gpu": True}}}, "nodeSelector"),
+        ({"gpu": {"memory": "24Gi # x"}}, "memory"),
+        ({"ingress": {"annotations": {"a": True}}}, "annotations"),
+        ({"image": {"cuda": "a: b"}}, "cuda"),
+        ({"storage": {"storageClass": "-"}}, "storageClass"),
+        ({"secrets": {"keys": ""}}, "keys"),
     ],
 )
 def test_invalid_values_are_refused(helm: str, tmp_path: Path, changed: Values, message: str):
