@@ -191,9 +191,10 @@ def take_directory(directory: Path) -> None:
     """
     directory = Path(os.path.abspath(directory))
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _close_to_group(directory.parent)
     status = directory.lstat()
     owned = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    if not owned or not all(_is_firm(parent.stat()) for parent in directory.parents):
+    if not owned or not all(_is_firm(parent) for parent in directory.parents):
         raise UnsafeError(
             f"{directory}, the directory of HAProxy's files, is not private to this user, so "
             f"another user could take over the proxy. Set {', '.join(PATH_VARIABLES)} to paths in "
@@ -203,11 +204,21 @@ def take_directory(directory: Path) -> None:
         directory.chmod(0o700)
 
 
-def _is_firm(parent: os.stat_result) -> bool:
+def _close_to_group(directory: Path) -> None:
+    """Ray creates the directory in which it puts those of nodes; with the umask 002, which is that
+    of users of Ubuntu, their group may write to it."""
+    status = directory.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid == os.geteuid() and mode & stat.S_IWGRP and not mode & stat.S_IWOTH:
+        directory.chmod(mode & ~stat.S_IWGRP)
+
+
+def _is_firm(parent: Path) -> bool:
     """Whether no other user can rename or replace our entries of this directory."""
-    others_write = parent.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    sticky = parent.st_mode & stat.S_ISVTX
-    return parent.st_uid in (0, os.geteuid()) and (not others_write or bool(sticky))
+    status = parent.stat()
+    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    sticky = status.st_mode & stat.S_ISVTX
+    return status.st_uid in (0, os.geteuid()) and (not others_write or bool(sticky))
 
 
 def _single_match(pattern: re.Pattern[str], config: str) -> re.Match[str]:

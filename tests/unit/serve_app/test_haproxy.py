@@ -242,6 +242,18 @@ def test_a_directory_that_another_user_could_replace_is_refused(tmp_path):
     take_directory(shared / "ours")
 
 
+def test_directories_that_ray_creates_with_any_umask_are_accepted(tmp_path):
+    node = tmp_path / "ours" / "node"
+    before = os.umask(0o002)
+    try:
+        os.makedirs(node)  # as Ray does
+    finally:
+        os.umask(before)
+    take_directory(node)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (node.parent, node)]
+    assert modes == [0o755, 0o700]
+
+
 def test_an_edited_file_in_a_directory_of_another_user_is_refused(generated, monkeypatch):
     _, path = generated
     secure(path)
