@@ -186,8 +186,8 @@ def take_directory(directory: Path) -> None:
     """Gives a directory mode 0700; creates it if it does not exist.
 
     UnsafeError if it belongs to another user, is a link, or could be replaced by another user: each
-    parent directory must belong to this user or root, and be writable by others only if it is
-    sticky, like /tmp.
+    parent directory, and a link in its place, must belong to this user or root, and the directory
+    be writable by others only if it is sticky, like /tmp.
     """
     directory = Path(os.path.abspath(directory))
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -218,7 +218,8 @@ def _is_firm(parent: Path) -> bool:
     status = parent.stat()
     others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     sticky = status.st_mode & stat.S_ISVTX
-    return status.st_uid in (0, os.geteuid()) and (not others_write or bool(sticky))
+    owners = {status.st_uid, parent.lstat().st_uid}
+    return owners <= {0, os.geteuid()} and (not others_write or bool(sticky))
 
 
 def _single_match(pattern: re.Pattern[str], config: str) -> re.Match[str]:

@@ -242,6 +242,24 @@ def test_a_directory_that_another_user_could_replace_is_refused(tmp_path):
     take_directory(shared / "ours")
 
 
+def test_a_directory_behind_a_link_of_another_user_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "ours").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "ours")
+    take_directory(link / "node")
+    found = Path.lstat
+
+    def lstat(path):
+        status = found(path)
+        return (
+            os.stat_result((*status[:4], os.getuid() + 1, *status[5:])) if path == link else status
+        )
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    with pytest.raises(UnsafeError):
+        take_directory(link / "node")
+
+
 def test_directories_that_ray_creates_with_any_umask_are_accepted(tmp_path):
     node = tmp_path / "ours" / "node"
     before = os.umask(0o002)
