@@ -22,6 +22,8 @@ from runtime.errors import SourceError
 
 TIMEOUT = httpx.Timeout(30.0, connect=15.0)
 MAX_REDIRECTS = 5
+# Hosts that no proxy is asked for, as patterns of mounts of httpx clients.
+LOOPBACK_PATTERNS = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 MAX_CONNECTIONS = 32
 READ_DEADLINE_S = 120.0
 MAX_ATTEMPTS = 6
@@ -101,7 +103,7 @@ class Http:
         limits = httpx.Limits(max_connections=MAX_CONNECTIONS)
         trusted = httpx.create_ssl_context()
         direct = httpx.HTTPTransport(verify=trusted, limits=limits)
-        mounts = {f"all://{host}": direct for host in ("localhost", "127.0.0.1", "[::1]")}
+        mounts = dict.fromkeys(LOOPBACK_PATTERNS, direct)
         if self._insecure is not None:
             port = "" if self._insecure.port in (None, 80, 443) else f":{self._insecure.port}"
             unverified = httpx.HTTPTransport(verify=False, limits=limits)

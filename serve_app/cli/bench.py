@@ -15,6 +15,7 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from model_zoo.sources.http import LOOPBACK_PATTERNS
 from serve_app.cli.completion import served_models
 from serve_app.cli.server import CONNECT_S, Server, server_options
 from serve_app.cli.terminal import plain, print_error, print_pairs, print_table, print_title
@@ -193,11 +194,13 @@ async def _run(server: Server, model: str, given: dict[str, Any]) -> list[Sample
     concurrency = given["concurrency"] or (None if given["rate"] else 4)
     starts = arrivals(given["rate"], given["seed"]) if given["rate"] else None
     load = Load(concurrency, starts, max_s)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(
         base_url=server.host,
         headers=server.headers,
         timeout=httpx.Timeout(None, connect=CONNECT_S),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        limits=limits,
+        mounts=dict.fromkeys(LOOPBACK_PATTERNS, httpx.AsyncHTTPTransport(limits=limits)),
     ) as http:
         client = LoadClient(http, model, ignore_eos=given["ignore_eos"])
         if given["warm_up"]:

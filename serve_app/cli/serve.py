@@ -42,6 +42,7 @@ from serve_app.config.settings import read_settings
 from serve_app.haproxy import BINARY_VARIABLE, COMMAND, SECRET_VARIABLE
 
 _CONFIG_SUFFIXES = (".yaml", ".yml")
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 # Variables that every configuration needs for HAProxy; configs/quickstart.yaml explains them.
 SERVE_ENVIRONMENT = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -151,7 +152,25 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
         "RAY_worker_niceness": _NICENESS,
         SECRET_VARIABLE: secrets.token_hex(_SECRET_BYTES),
     }
-    return {**made, **ports, **own}
+    return {**made, **ports, **own, **_without_proxies(own)}
+
+
+def _without_proxies(own: Mapping[str, str]) -> dict[str, str]:
+    """Variables with which processes of this machine reach each other where a proxy is set."""
+    if not any(name.lower() in _PROXIES for name in own):
+        return {}
+    stated = own.get("no_proxy") or own.get("NO_PROXY") or ""
+    hosts = ",".join(filter(None, (stated, "localhost", "127.0.0.1", _address_of_this_machine())))
+    return {"no_proxy": hosts, "NO_PROXY": hosts}
+
+
+def _address_of_this_machine() -> str | None:
+    """The address from which packets to other networks would come, by which Ray knows this node;
+    None without such a network. Nothing is sent."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))
+        return probe.getsockname()[0]
+    return None
 
 
 def _free_port(preferred: int) -> int:

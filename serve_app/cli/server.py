@@ -9,6 +9,7 @@ from typing import Any
 import click
 import httpx
 
+from model_zoo.sources.http import LOOPBACK_PATTERNS
 from runtime.errors import CaravanError
 
 DEFAULT_HOST = "http://localhost:8000"
@@ -34,9 +35,15 @@ class Server:
     def __init__(self, host: str, key: str | None) -> None:
         self.host = with_scheme(host)
         self.headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        timeout = httpx.Timeout(None, connect=CONNECT_S)
+        trusted = httpx.create_ssl_context()
+        direct = httpx.HTTPTransport(verify=trusted)
         self._client = httpx.Client(
-            base_url=self.host, headers=self.headers, timeout=timeout, follow_redirects=False
+            base_url=self.host,
+            headers=self.headers,
+            verify=trusted,
+            timeout=httpx.Timeout(None, connect=CONNECT_S),
+            mounts=dict.fromkeys(LOOPBACK_PATTERNS, direct),
+            follow_redirects=False,
         )
 
     def get(self, path: str, *, timeout_s: float | None = None) -> Any:

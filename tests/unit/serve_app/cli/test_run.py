@@ -83,6 +83,14 @@ async def test_thinking_goes_to_standard_error():
     assert "hm" not in hidden.stderr
 
 
+async def test_a_server_on_this_machine_is_not_reached_through_a_proxy(monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    async with served(PretendReplica()) as host:
+        assert "demo" in (await caravan(host, "ps")).stdout
+        measured = await caravan(host, "bench", "demo", "--requests", "1", "--warm-up", "0")
+        assert measured.exit_code == 0
+
+
 async def test_errors_are_one_line_and_a_status():
     replica = PretendReplica()
     replica.error = GenerationFailedError("the engine broke")

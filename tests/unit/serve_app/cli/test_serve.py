@@ -237,6 +237,18 @@ def test_the_users_own_environment_wins():
     assert len(secrets) == 2
 
 
+@pytest.mark.parametrize("stated", [{}, {"no_proxy": "inner"}, {"NO_PROXY": "inner"}])
+def test_rays_processes_reach_each_other_where_a_proxy_is_set(stated):
+    """Its agent gets metrics from the processes of the node."""
+    made = environment({"HTTPS_PROXY": "http://proxy:3128", **stated})
+    assert made["no_proxy"] == made["NO_PROXY"]
+    hosts = made["no_proxy"].split(",")
+    assert hosts[: len(stated)] == [*stated.values()] and {"localhost", "127.0.0.1"} <= {*hosts}
+    with socket.create_server((hosts[-1], 0)):  # an address of this machine
+        pass
+    assert environment(stated).get("no_proxy") == stated.get("no_proxy")
+
+
 def test_a_second_server_gets_ports_of_its_own():
     name = "RAY_SERVE_HAPROXY_STATS_PORT"
     with socket.socket() as taken, suppress(OSError):  # else another server has it
