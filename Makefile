@@ -1,4 +1,4 @@
-# Two commands do everything: `make serve` and `make test`. Needs Python 3.11+, git and make.
+# Two commands do everything: `make serve` and `make test`. Needs Python 3.11 to 3.14, git and make.
 
 PYTHON ?= python3
 CONFIG ?= configs/quickstart.yaml
@@ -186,7 +186,8 @@ clean:
 # The stamps: an install happens once for each state of pyproject.toml and constraints.txt, and the
 # CPU kernels are compiled once for each state of their sources, for this processor.
 .venv/bin/pip:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; say which with PYTHON=")'
+	@$(PYTHON) -c 'import sys; \
+		sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14) and "Python 3.11 to 3.14 is needed; say which with PYTHON=")'
 	$(PYTHON) -m venv .venv
 
 .venv/installed: $(INSTALLED) | .venv/bin/pip

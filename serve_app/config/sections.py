@@ -120,7 +120,7 @@ class EngineSettings(Section):
     integers of 15 bits per group of 32 with one scale; `fast`, of 8 bits, as in llama.cpp. On a CPU
     with AVX2, F16 and BF16 weights in a rearranged copy (`repack`) are, unless `exact`, integers of
     14 bits per group of 32 with one scale, as are the activations there: numbers from a quarter of
-    the largest of a group on are kept. BF16 is not where the processor multiplies bfloat16:
+    the largest of a group on are kept. BF16 weights stay bfloat16 where the processor multiplies it:
     activations are then one bfloat16 with `fast`, and with AMX the sum of two with `fine`. Without
     a copy, these and other plain types are computed exactly, as are, on a CPU, those of IQ1, IQ2,
     IQ3, TQ and NVFP4. `auto` is `fine`, but on a CPU without AMX `fast` for BF16 where the
@@ -137,8 +137,8 @@ class EngineSettings(Section):
     those of `compute: exact`."""
     deterministic: bool = False
     """Whether, on CUDA devices, the bits of a token's computation do not depend on the other
-    requests of a step; see "The same answers in any batch". On a CPU they never do, and this has no
-    effect."""
+    requests of a step; see "The same answers in any batch". On a CPU the bits never depend on
+    other requests, and the key has no effect."""
     kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "q8_0", "q4_0", "fp8"] = "auto"
     """Type of the KV cache: `float32`, `float16`, `bfloat16`, `q8_0`, `q4_0` or, on CUDA devices,
     `fp8`; `auto` is float16 on a CPU (float32 for models that only embed or rank) and bfloat16 on
