@@ -28,7 +28,8 @@ _OPEN = (
 )
 _FIXES = MappingProxyType(
     {
-        errno.EADDRINUSE: "Stop the process that listens there, or choose another port.",
+        errno.EADDRINUSE: "Stop the process that listens there, or choose another port: "
+        "`port` of `http_options` in a configuration, `--port` without one.",
         errno.EACCES: "Choose a port that this user may open, such as 8000.",
     }
 )

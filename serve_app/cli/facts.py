@@ -62,7 +62,7 @@ class ModelFacts:
         self.architecture = self.metadata.architecture
         self.quantization = self.file.quantization(self.metadata)
         self.template = _template(self.file, self.architecture)
-        self.unserved = self.template.problem or self._no_class()
+        self.unserved = self._no_class() or self.template.problem
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ import yaml
 from model_zoo.sources.reference import is_path
 from model_zoo.sources.resolve import stored_model
 from model_zoo.store.store import Store, default_root
-from runtime.errors import ConfigurationError
+from runtime.errors import ConfigurationError, SourceError
 from serve_app.check import (
     IMPORT_PATH,
     HttpOptions,
@@ -296,7 +296,10 @@ def _available_source(text: str, store: Store) -> str:
         return text
     source = named_source(text, store)
     if stored_model(source, store) is None:
-        pull_one(source, store, as_json=False)
+        try:
+            pull_one(source, store, as_json=False)
+        except SourceError as error:
+            raise SourceError(f"{error} Nor is there a file {text}.") from error
     return str(source)
 
 

@@ -165,7 +165,9 @@ def _document(
 
 
 def _capabilities(location: LocatedModel, facts: ModelFacts, store: Store) -> list[str]:
-    """Those of the model once it is served; none if its files are damaged."""
+    """Those of the model once it is served; none if it cannot be, or its files are damaged."""
+    if facts.unserved:
+        return []
     stored, sees = location.stored, location.projector is not None
     try:
         own = None if stored is None else resolve_stored(stored, store).served_template

@@ -120,11 +120,11 @@ class EngineSettings(Section):
     integers of 15 bits per group of 32 with one scale; `fast`, of 8 bits, as in llama.cpp. On a CPU
     with AVX2, F16 and BF16 weights in a rearranged copy (`repack`) are, unless `exact`, integers of
     14 bits per group of 32 with one scale, as are the activations there: numbers from a quarter of
-    the largest of a group on are kept. BF16 weights stay bfloat16 where the processor multiplies it:
-    activations are then one bfloat16 with `fast`, and with AMX the sum of two with `fine`. Without
-    a copy, these and other plain types are computed exactly, as are, on a CPU, those of IQ1, IQ2,
-    IQ3, TQ and NVFP4. `auto` is `fine`, but on a CPU without AMX `fast` for BF16 where the
-    processor multiplies bfloat16 (AVX512-BF16), and for files most of whose weights have a type
+    the largest of a group on are kept. BF16 weights stay bfloat16 where the processor multiplies
+    it: activations are then one bfloat16 with `fast`, and with AMX the sum of two with `fine`.
+    Without a copy, these and other plain types are computed exactly, as are, on a CPU, those of
+    IQ1, IQ2, IQ3, TQ and NVFP4. `auto` is `fine`, but on a CPU without AMX `fast` for BF16 where
+    the processor multiplies bfloat16 (AVX512-BF16), and for files most of whose weights have a type
     with which `fine` computes prompts no faster than llama.cpp, or hardly: on x86-64, Q5_K and
     Q6_K, with VNNI also IQ4_XS, and without AVX512-VNNI also Q4_K. On CUDA devices, more than eight
     rows, and `exact`, are multiplied in the model's own type."""

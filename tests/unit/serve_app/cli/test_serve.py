@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from model_zoo.store.store import Store
+from runtime.errors import SourceError
 from serve_app.check import check
 from serve_app.cli.log_file import log_path
 from serve_app.cli.serve import (
@@ -235,6 +236,15 @@ def test_the_users_own_environment_wins():
     assert (made["GOMP_SPINCOUNT"], made["HOME"]) == ("7", "/home/x")
     secrets = {environment({})["CARAVAN_PROXY_SECRET"] for _ in range(2)}
     assert len(secrets) == 2
+
+
+def test_a_misspelt_path_is_not_taken_for_a_name_without_saying_so(monkeypatch, tmp_path):
+    def pull_one(*_, **__):
+        raise SourceError("registry.ollama.ai has no such model.")
+
+    monkeypatch.setattr("serve_app.cli.serve.pull_one", pull_one)
+    with pytest.raises(SourceError, match=r"no such model\. Nor is there a file modls/demo\."):
+        config_of(["modls/demo"], NOTHING, Store(tmp_path))
 
 
 @pytest.mark.parametrize("stated", [{}, {"no_proxy": "inner"}, {"NO_PROXY": "inner"}])

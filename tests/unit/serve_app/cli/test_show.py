@@ -252,6 +252,14 @@ def test_a_stored_model_is_shown_by_its_name(tiny, store):
         assert words in shown
 
 
+def test_a_projector_alone_is_called_one_and_has_no_capabilities(tmp_path):
+    path = tmp_path / "eye.gguf"
+    path.write_bytes(Parts(pairs=[pair("general.architecture", STRING, text("clip"))]).bytes())
+    shown = run("show", path).stdout
+    assert "served         no: " in shown and "is the image projector of a model" in shown
+    assert "capabilities   unknown" in shown
+
+
 def test_a_projector_beside_the_model_is_shown(tiny, store):
     eye = Parts(pairs=[pair("general.architecture", STRING, text("clip"))]).bytes()
     put(store, "seeing", {"model": tiny.read_bytes(), "projector": eye})
