@@ -13,6 +13,7 @@ dataclass) and properties do not count.
 import argparse
 import asyncio
 import inspect
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -29,7 +30,8 @@ from serve_app.api.ingress import IngressOptions, ingress_app
 from serve_app.api.request_images import ImageRules
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.model_registry import ModelRegistry, ServedModel
+from serve_app.gateway.file_headers import listed_model
+from serve_app.gateway.model_registry import ModelRegistry, configured_model
 from serve_app.gateway.tasks import Task
 from serve_app.replica.loading import load_replica
 from serve_app.replica.replica import ModelReplica
@@ -141,7 +143,7 @@ async def text_path(settings: ModelSettings) -> tuple[list[str], list[str]]:
         reporter = LoadReporter(replica.generate, replica.statistics)
         server = generation_server(reporter.generate, report=reporter.report)
         address = await server.start("127.0.0.1")
-        served = ServedModel(settings.name, settings.options, settings.brings_options)
+        served = configured_model(settings, listed_model(settings, os.environ))
         registry = ModelRegistry([served], {settings.name: LocalReplicas(replica, address)})
         backend = ChatBackend(registry, start_timeout_s=60.0)
         options = IngressOptions(

@@ -1,6 +1,7 @@
 """`python -m bench.plain SETTINGS PORT`: serves one replica with plain uvicorn, without Ray."""
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -10,9 +11,10 @@ import uvicorn
 from serve_app.api.ingress import IngressOptions, ingress_app
 from serve_app.config.settings import AppSettings, ModelSettings
 from serve_app.gateway.backend import ChatBackend
+from serve_app.gateway.file_headers import listed_model
 from serve_app.gateway.listing import LoadedModel
 from serve_app.gateway.model_card import ModelCard
-from serve_app.gateway.model_registry import ModelRegistry, ServedModel
+from serve_app.gateway.model_registry import ModelRegistry, configured_model
 from serve_app.gateway.tasks import ChatDelta, Task
 from serve_app.replica.loading import load_replica
 from serve_app.replica.replica import ModelReplica
@@ -46,7 +48,7 @@ class LocalBackend(ChatBackend):
     """Runs tasks on a replica in this process."""
 
     def __init__(self, settings: ModelSettings, replica: ModelReplica) -> None:
-        served = ServedModel(settings.name, settings.options, settings.brings_options)
+        served = configured_model(settings, listed_model(settings, os.environ))
         registry = ModelRegistry([served], {settings.name: OneReplica(replica)})
         super().__init__(registry, start_timeout_s=60.0)
         self._replica = replica

@@ -17,7 +17,7 @@ from serve_app.config.settings import AppSettings
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.cluster import RayCluster
 from serve_app.gateway.failover import FailoverRules
-from serve_app.gateway.model_registry import ModelRegistry, ServedModel
+from serve_app.gateway.model_registry import ModelRegistry, configured_model
 from serve_app.gateway.readiness import Readiness
 from serve_app.gateway.replica_calls import Replicas
 from serve_app.gateway.schedulability import Plan, Schedulability
@@ -83,10 +83,7 @@ class Ingress:
         replicas = _replica_sets(self._models)
         self._readiness = await self._watch_readiness(replicas, cluster)
         registry = ModelRegistry(
-            [
-                ServedModel(model.name, model.options, model.brings_options)
-                for model in settings.models
-            ],
+            [configured_model(each, self._plan.known.get(each.name)) for each in settings.models],
             replicas,
             defaults=None if settings.on_demand is None else settings.on_demand.model.options,
             pool=pool,

@@ -136,6 +136,17 @@ BOUNDS: Mapping[str, Bounds] = {
     "num_ctx": Bounds(int, -1, LONGEST),
     **CHAIN_BOUNDS,
 }
+# The keys of `general.sampling` by the names of options.
+_RECOMMENDED = {
+    "temperature": "temp",
+    "repeat_penalty": "penalty_repeat",
+    "repeat_last_n": "penalty_last_n",
+} | {
+    name: name
+    for name in (
+        "top_k top_p min_p xtc_probability xtc_threshold mirostat mirostat_tau mirostat_eta".split()
+    )
+}
 OPENAI_BOUNDS: Mapping[str, Bounds] = {
     "temperature": Bounds(float, 0, 2),
     "top_p": BOUNDS["top_p"],
@@ -225,6 +236,14 @@ def served_options(raw: Mapping[str, Any]) -> tuple[Options, tuple[str, ...]]:
         except RequestError as error:
             refused.append(str(error))
     return options, tuple(refused)
+
+
+def recommended_options(metadata: Mapping[str, Any]) -> Options:
+    """The options that a GGUF file's metadata recommend, `general.sampling.*`, as llama.cpp and
+    Ollama use them; without those that are out of range."""
+    stated = {name: metadata.get(f"general.sampling.{key}") for name, key in _RECOMMENDED.items()}
+    options, _ = served_options(stated)
+    return options
 
 
 def number(name: str, value: Any, bounds: Bounds, *, noun: str = "field") -> int | float:

@@ -222,9 +222,9 @@ class ModelSettings(EngineSettings):
         return "cpu" if self.num_gpu == 0 else self.device
 
     @property
-    def brings_options(self) -> bool:
-        """Whether the model may have its own parameters, as models in a store do."""
-        return not isinstance(parse_source(self.source), PathSource)
+    def is_a_path(self) -> bool:
+        """Whether `source` is a file; other models are in a store, and may have parameters."""
+        return isinstance(parse_source(self.source), PathSource)
 
 
 class AppSettings(Section):

@@ -12,7 +12,7 @@ from model_zoo.gguf.pooling_types import NONE, RANK
 from model_zoo.store.store import StoredModel
 from model_zoo.tokenizers.infill import INFILL_KEYS
 from runtime.errors import CaravanError, ModelFileError
-from serve_app.config.options import Options
+from serve_app.config.options import Options, recommended_options
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.listing import ListedModel
 from serve_app.replica.model_files import local_files
@@ -32,8 +32,8 @@ def listed_file(
 ) -> ListedModel:
     """The list entry of a model file. Raises ModelFileError if it is damaged.
 
-    `has_projector`: whether the model has a projector file. `template`: the model's own template,
-    which replaces that of the file.
+    `has_projector`: whether the model has a projector file. `options`: those that the model has
+    besides its file, which override the file's. `template`: likewise.
     """
     file = ModelHeaders.open(path)
     metadata = Metadata(file.metadata, path=file.path)
@@ -49,7 +49,7 @@ def listed_file(
         context_length=metadata.get("context_length", int, 0),
         embedding_length=metadata.get("embedding_length", int, 0),
         capabilities=capabilities_of(metadata, template, has_projector=has_projector),
-        options=options,
+        options=options.over(recommended_options(file.metadata)),
     )
 
 

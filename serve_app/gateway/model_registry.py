@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from runtime.errors import ModelNotFoundError, ModelUnavailableError
 from serve_app.config.options import Options
-from serve_app.config.settings import canonical_name
+from serve_app.config.settings import ModelSettings, canonical_name
 from serve_app.gateway.allowed_models import AllowedModels
 from serve_app.gateway.listing import ListedModel, LoadedModel, merge_loaded, unpulled_model
 from serve_app.gateway.model_card import ModelCard
@@ -40,6 +40,14 @@ class ServedModel:
     name: str
     options: Options
     brings_options: bool = False
+
+
+def configured_model(settings: ModelSettings, listed: ListedModel | None) -> ServedModel:
+    """A configured model, with the options of its file if that was there when it was `listed`. A
+    model in a store may be another version when a replica starts."""
+    if listed is None or not settings.is_a_path:
+        return ServedModel(settings.name, settings.options, brings_options=True)
+    return ServedModel(settings.name, settings.options.over(listed.options))
 
 
 class ModelReplicas(Protocol):

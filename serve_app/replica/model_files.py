@@ -109,7 +109,7 @@ def complete_card(card: ModelCard, files: ModelFiles) -> ModelCard:
         card,
         system=files.prompt_defaults.system,
         messages=tuple((each.role, each.text) for each in files.prompt_defaults.messages),
-        options=files.options,
+        options=files.options.over(card.options),
         parameters=files.parameters,
         license=files.license or card.license,
     )

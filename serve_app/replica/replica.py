@@ -27,6 +27,7 @@ from runtime.engine.request import (
     StopRules,
 )
 from runtime.errors import PromptTooLongError, RequestError
+from serve_app.config.options import recommended_options
 from serve_app.gateway.model_card import CardAdapter, ModelCard
 from serve_app.gateway.tasks import (
     ChatDelta,
@@ -376,6 +377,7 @@ def model_card(
         metadata={name: _scalar_or_none(value) for name, value in facts.metadata.items()},
         tensors=tuple((name, kind, tuple(shape)) for name, kind, shape in facts.tensors),
         capabilities=_capabilities(model),
+        options=recommended_options(facts.metadata),
         projector=None
         if facts.projector is None
         else {name: _scalar_or_none(value) for name, value in facts.projector.items()},

@@ -38,7 +38,7 @@ def test_a_name_and_a_source_suffice():
 )
 def test_a_source_is_a_path_or_a_registry(change):
     (model,) = read_settings(with_model(**change)).models
-    assert model.brings_options == ("source" in change)
+    assert model.is_a_path != ("source" in change)
 
 
 def test_symbolic_links_are_not_resolved(tmp_path, monkeypatch):

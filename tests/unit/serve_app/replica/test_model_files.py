@@ -13,13 +13,16 @@ from model_zoo.rank_part import files_digest
 from model_zoo.store.store import Store
 from runtime.engine.request import SamplingParams
 from runtime.errors import ConfigurationError, ModelFileError, SourceError
+from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.file_headers import listed_model
+from serve_app.gateway.model_registry import configured_model
 from serve_app.gateway.tasks import ChatTask, Conversation, RawText, merge
 from serve_app.replica.loading import load_replica
 from serve_app.replica.model_check import check_model
 from serve_app.replica.model_files import local_files, pulled_files
 from tests.checkout import DEMO_MODEL
+from tests.gguf_files import rewrite
 from tests.loopback import Server, digest, serving
 from tests.published import Registry
 from tests.tiny_models import write_tiny_llama
@@ -105,6 +108,27 @@ def test_ranks_tell_versions_of_a_model_with_equal_headers_apart(tmp_path) -> No
         assert files is not None
         digests.append(files_digest(files.path, files.adapters, blobs=files.blobs))
     assert digests[0] != digests[1]
+
+
+def test_options_that_a_file_recommends_are_below_those_of_its_model(store, tmp_path) -> None:
+    stated = {"temp": 0.6, "top_k": 20, "mirostat": 9, "penalty_repeat": 1.5, "sequence": "k;p"}
+    keys = {f"general.sampling.{name}": value for name, value in stated.items()}
+    path = rewrite(DEMO_MODEL, tmp_path / "recommending.gguf", keys=keys)
+    put(Store(store), "own", {"model": path.read_bytes(), "params": b'{"temperature": 0.25}'})
+    recommended = Options(temperature=pytest.approx(0.6), top_k=20, repeat_penalty=1.5)
+    for source, expected in (
+        (str(path), recommended),
+        ("ollama://own", Options(temperature=0.25).over(recommended)),
+    ):
+        model = settings(source=source, context_tokens=64)
+        replica, listed = load_replica(model), listed_model(model, os.environ)
+        card = replica.describe()
+        replica.close()
+        assert listed is not None and listed.options == card.options == expected
+        configured = model.model_copy(update={"defaults": {"top_k": 5}})
+        served = configured_model(configured, listed)
+        known = Options(top_k=5).over(recommended) if source == str(path) else Options(top_k=5)
+        assert (served.options, served.brings_options) == (known, source != str(path))
 
 
 def test_a_pulled_go_template_is_used_and_listed() -> None:
