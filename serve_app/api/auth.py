@@ -12,7 +12,7 @@ from serve_app.api.refusals import Refusal
 from serve_app.api.tenant import set_tenant
 
 # Health checks.
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health"})
 # The pages, which ask the user for a key if they need one: their files are below the first path,
 # the chat page is at "/", the others are `PAGES`.
 PAGE_PATH = "/page"

@@ -192,9 +192,11 @@ def _checks(options: IngressOptions, origins: str) -> list[Check]:
 
 
 def _plain_routes(readiness: Readiness | None, *, keyed: bool) -> list[Route]:
+    ready = partial(_ready, readiness=readiness)
     return [
         Route("/healthz", _healthy),
-        Route("/readyz", partial(_ready, readiness=readiness)),
+        Route("/readyz", ready),
+        Route("/health", ready),  # llama.cpp's and vLLM's servers answer it when models are loaded
         Route("/api/version", _version),
         Route("/openapi.json", partial(_openapi, keyed=keyed)),
     ]

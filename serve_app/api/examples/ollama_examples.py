@@ -54,6 +54,7 @@ _GENERATE_END = {**_END, "context": _CONTEXT, **_COUNTS}
 EXAMPLES: Examples = {
     "GET /healthz": (Example(reply={"status": "ok"}),),
     "GET /readyz": (Example(reply={"status": "ok"}),),
+    "GET /health": (Example(reply={"status": "ok"}),),
     "GET /status.json": (
         Example(
             reply={

@@ -68,6 +68,7 @@ async def test_readyz_answers_anyone_by_any_name():
         async with http_client(PretendReplica(), api_keys=keys, readiness=readiness) as client:
             for reached, status in ((False, 503), (True, 200)):
                 readiness.reached = reached
-                answer = await client.get("/readyz", headers={"host": "lb.test"})
-                assert answer.status_code == status
+                for path in ("/readyz", "/health"):
+                    answer = await client.get(path, headers={"host": "lb.test"})
+                    assert answer.status_code == status
                 assert (await client.get("/healthz")).status_code == 200
