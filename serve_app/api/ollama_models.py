@@ -103,7 +103,7 @@ def _running(loaded: LoadedModel) -> dict[str, Any]:
         "details": _details(model),
         "expires_at": NEVER if loaded.expires_at is None else _date(loaded.expires_at),
         "size_vram": loaded.device_bytes,
-        "context_length": loaded.context_tokens,
+        "context_length": model.context_tokens,
         "replicas": loaded.replicas,
     }
 

@@ -385,9 +385,11 @@ class OpenAIModels:
 
 def _entry(model: ListedModel | ModelCard) -> dict[str, Any]:
     namespace = model.name.rsplit("/", 1)[0] if "/" in model.name else "library"
-    return {
+    entry = {
         "id": model.name,
         "object": "model",
         "created": int(model.modified_at),
         "owned_by": namespace,
     }
+    # vLLM's name, which clients read; it is not known of models that have not been loaded.
+    return {**entry, "max_model_len": model.context_tokens} if model.context_tokens else entry

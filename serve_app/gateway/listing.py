@@ -1,7 +1,7 @@
 """Entries of the lists of models: those that can be served and those that are loaded."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from serve_app.config.options import Options
 from serve_app.gateway.model_card import ModelCard
@@ -11,7 +11,8 @@ from serve_app.gateway.model_card import ModelCard
 class ListedModel:
     """A model that can be served. `digest`: hex SHA-256. `modified_at`: unix seconds.
 
-    `options`: the model's own. `architecture` and the fields after it come from the file's header.
+    `options`: the model's own. `architecture` and the fields after it come from the file's header,
+    `context_tokens` from a replica that has loaded it: the limit of a sequence, 0 if not known.
     """
 
     name: str
@@ -25,12 +26,11 @@ class ListedModel:
     embedding_length: int = 0
     capabilities: tuple[str, ...] = ("completion",)
     options: Options = field(default_factory=Options)
+    context_tokens: int = 0
 
     @classmethod
     def of(cls, card: ModelCard) -> "ListedModel":
-        names = ("name", "digest", "file_bytes", "modified_at", "architecture", "quantization")
-        more = ("parameter_count", "context_length", "embedding_length", "capabilities", "options")
-        return cls(**{name: getattr(card, name) for name in (*names, *more)})
+        return cls(**{each.name: getattr(card, each.name) for each in fields(cls)})
 
 
 def unpulled_model(name: str) -> ListedModel:
@@ -52,16 +52,13 @@ class LoadedModel:
     model: ListedModel
     reserved_bytes: int
     device_bytes: int
-    context_tokens: int
     expires_at: float | None = None
     replicas: int = 1
 
     @classmethod
     def of(cls, card: ModelCard) -> "LoadedModel":
         """A model that is never unloaded."""
-        return cls(
-            ListedModel.of(card), card.reserved_bytes, card.device_bytes, card.context_tokens
-        )
+        return cls(ListedModel.of(card), card.reserved_bytes, card.device_bytes)
 
 
 def merge_loaded(loaded: Iterable[LoadedModel]) -> list[LoadedModel]:

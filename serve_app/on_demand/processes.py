@@ -170,7 +170,7 @@ class PoolDirectory:
         digest = self._listed[report.store][model.name.lower()].digest
         resident = report.resident(model.name)
         if resident is not None and resident.loaded.model.digest == digest:
-            return _identity_of(digest, resident.loaded.context_tokens)
+            return _identity_of(digest, resident.loaded.model.context_tokens)
         key = report.replica, digest
         if key not in self._contexts:
             names = set(self._processes.names)

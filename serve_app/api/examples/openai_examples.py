@@ -25,7 +25,13 @@ _COMPLETION = {
 }
 _DONE = "[DONE]"
 _RANKER = "For models that rank texts, here with the name `reranker`."
-_MODEL = {"id": "demo", "object": "model", "created": _CREATED, "owned_by": "library"}
+_MODEL = {
+    "id": "demo",
+    "object": "model",
+    "created": _CREATED,
+    "owned_by": "library",
+    "max_model_len": 4096,
+}
 _VECTORS = [[-0.7759, -0.2937, 0.1909, -0.5247], [0.5827, -0.6416, -0.4502, -0.2147]]
 
 

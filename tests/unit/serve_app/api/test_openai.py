@@ -20,7 +20,7 @@ from serve_app.gateway.tasks import (
     TokenLogprob,
 )
 from tests.unit.serve_app.api.api_keys import api_key
-from tests.unit.serve_app.fake_replicas import USAGE, PretendReplica, http_client
+from tests.unit.serve_app.fake_replicas import CARD, USAGE, PretendReplica, http_client
 
 USER = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"
@@ -385,6 +385,7 @@ async def test_models_are_listed_and_found():
     assert listed == {"object": "list", "data": [one]}
     assert one == {
         "id": "demo", "object": "model", "created": 1_700_000_000, "owned_by": "library",
+        "max_model_len": CARD.context_tokens,
     }  # fmt: skip
     assert missing.status_code == 404
 
