@@ -76,15 +76,13 @@ def load_tokenizer(metadata: Mapping[str, Any], *, architecture: str) -> "Tokeni
     kind = _actual_kind(kind, metadata, architecture)
     vocabulary = read_vocabulary(metadata, architecture=architecture)
     codec, rules = _codec(kind, metadata, vocabulary, architecture)
-    add_bos = _stated(metadata, "add_bos_token")
-    # For WordPiece, `[SEP]` ends a text.
-    add_eos = _stated(metadata, *(["add_sep_token"] if kind == "bert" else []), "add_eos_token")
+    add_bos, add_eos = _framing(metadata, kind, rules)
     pre = optional_text(metadata, "tokenizer.ggml.pre") or ""
     return Tokenizer(
         vocabulary,
         codec,
-        add_bos=rules.bos if add_bos is None else add_bos,
-        add_eos=rules.eos if add_eos is None else add_eos,
+        add_bos=add_bos,
+        add_eos=add_eos,
         prefix=prefix_space(metadata, architecture) if kind == "llama" else PrefixSpace.NEVER,
         stripping=stripping(vocabulary, architecture=architecture, kind=kind, pre=pre),
         add_separator=_separates(metadata, kind, rules),
@@ -122,18 +120,24 @@ def _codec(
     return SentencePieceBPE(metadata, vocabulary), _TextRules(bos=True)
 
 
+def _framing(metadata: Mapping[str, Any], kind: str, rules: _TextRules) -> tuple[bool, bool]:
+    """Whether texts begin with BOS and end with EOS: as the file states, else by the rules.
+
+    The flags of WordPiece files are ignored, as by llama.cpp: `[SEP]` ends every text, but former
+    converters stated that as `add_sep_token`, which is false in files of today.
+    """
+    if kind == "bert":
+        return rules.bos, rules.eos
+    bos, eos = flag(metadata, "add_bos_token"), flag(metadata, "add_eos_token")
+    return rules.bos if bos is None else bos, rules.eos if eos is None else eos
+
+
 def _separates(metadata: Mapping[str, Any], kind: str, rules: _TextRules) -> bool:
     """Whether a second end token stands between the texts of a pair, as in RoBERTa."""
-    if kind == "bert":  # for this kind, the key says whether an end token ends a text
+    if kind == "bert":
         return False
     stated = flag(metadata, "add_sep_token")
     return rules.bos and rules.eos if stated is None else stated
-
-
-def _stated(metadata: Mapping[str, Any], *names: str) -> bool | None:
-    """The value of the first of these flags that the file states; None if it states none."""
-    flags = (flag(metadata, name) for name in names)
-    return next((stated for stated in flags if stated is not None), None)
 
 
 class Tokenizer:

@@ -55,31 +55,35 @@ _TYPED = ("llama", "t5", "gemma4")
 
 @dataclass(frozen=True, slots=True)
 class _Role:
-    """A role of a token: its alternative keys, and the token's texts in files without the keys."""
+    """A role of a token: its keys, of which the first that is stated counts, and the token's texts
+    in files without the keys."""
 
-    keys: tuple[str, ...] = ()
+    keys: tuple[str, ...]
     texts: tuple[str, ...] = ()
 
 
+_BOS, _EOS, _UNKNOWN = "bos_token_id", "eos_token_id", "unknown_token_id"
+_BY_KEYS = {name: _Role((name,)) for name in (_BOS, _EOS, _UNKNOWN)}
 # Gemma's `<s>` is an HTML tag, so its own texts come first.
 _SENTENCEPIECE = {
-    "bos_token_id": _Role(texts=("<bos>", "<s>")),
-    "eos_token_id": _Role(texts=("<eos>", "</s>")),
-    "unknown_token_id": _Role(texts=("<unk>",)),
+    _BOS: _Role((_BOS,), ("<bos>", "<s>")),
+    _EOS: _Role((_EOS,), ("<eos>", "</s>")),
+    _UNKNOWN: _Role((_UNKNOWN,), ("<unk>",)),
 }
 # By `tokenizer.ggml.model`; llama.cpp uses the ids of these tokens as defaults (llama-vocab.cpp).
-_DEFAULTS: Mapping[str, Mapping[str, _Role]] = {
+_ROLES: Mapping[str, Mapping[str, _Role]] = {
     "llama": _SENTENCEPIECE,
     "t5": {
-        "bos_token_id": _Role(texts=("<s>",)),
-        "eos_token_id": _Role(texts=("</s>",)),
-        "unknown_token_id": _Role(texts=("<unk>",)),
+        _BOS: _Role((_BOS,), ("<s>",)),
+        _EOS: _Role((_EOS,), ("</s>",)),
+        _UNKNOWN: _Role((_UNKNOWN,), ("<unk>",)),
     },
     "gemma4": _SENTENCEPIECE,
     "bert": {
-        "bos_token_id": _Role(("cls_token_id",), ("[CLS]",)),
-        "eos_token_id": _Role(("seperator_token_id",), ("[SEP]",)),
-        "unknown_token_id": _Role(texts=("[UNK]",)),
+        _BOS: _Role((_BOS, "cls_token_id"), ("[CLS]",)),
+        # A text ends with the separator, whatever EOS the file states besides.
+        _EOS: _Role(("seperator_token_id", _EOS), ("[SEP]",)),
+        _UNKNOWN: _Role((_UNKNOWN,), ("[UNK]",)),
     },
 }
 # Ollama's converters, and llama.cpp's before July 2024, gave user-defined tokens the type of
@@ -131,10 +135,9 @@ def read_vocabulary(metadata: Mapping[str, Any], *, architecture: str = "") -> V
     if architecture in _WITH_USER_DEFINED and metadata.get("tokenizer.ggml.model") == "llama":
         types = _with_user_defined(types, token_scores(metadata, len(tokens)))
     ids = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))  # first id wins
-    defaults = _DEFAULTS.get(optional_text(metadata, "tokenizer.ggml.model") or "", {})
+    roles = _ROLES.get(optional_text(metadata, "tokenizer.ggml.model") or "", _BY_KEYS)
     bos_id, eos_id, unknown_id = (
-        _role(metadata, role, defaults, ids)
-        for role in ("bos_token_id", "eos_token_id", "unknown_token_id")
+        _token_of(roles[name], metadata, ids) for name in (_BOS, _EOS, _UNKNOWN)
     )
     end_tokens = _end_tokens(metadata, tokens, types, ids, eos_id)
     named = end_tokens | {token for token in (bos_id,) if token is not None}
@@ -213,15 +216,9 @@ def token_id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
     return None if value is None else _checked_id(value, key, count)
 
 
-def _role(
-    metadata: Mapping[str, Any],
-    name: str,
-    defaults: Mapping[str, _Role],
-    ids: Mapping[str, int],
-) -> int | None:
-    """The token of this role, found by its key, an alternative key, or its text."""
-    role = defaults.get(name, _Role())
-    for key in (name, *role.keys):
+def _token_of(role: _Role, metadata: Mapping[str, Any], ids: Mapping[str, int]) -> int | None:
+    """The token of this role, found by a key or by its text."""
+    for key in role.keys:
         token = token_id(metadata, key, len(metadata["tokenizer.ggml.tokens"]))
         if token is not None:
             return token

@@ -29,7 +29,9 @@ def wordpiece(files: TokenizerFiles) -> tuple[TokenTable, dict[str, Any]]:
         else:
             table.put(id, text[2:] if text.startswith("##") else SPACE + text, TokenType.NORMAL)
     table.add(added)
-    return table, {"model": "bert", "normalizer.lowercase": _lowercase(files)}
+    lowercase = _lowercase(files)
+    # One separator stands between the texts of a pair: llama.cpp would add a second one.
+    return table, {"model": "bert", "normalizer.lowercase": lowercase, "add_sep_token": False}
 
 
 def _lowercase(files: TokenizerFiles) -> bool:

@@ -1,9 +1,11 @@
 """WordPiece, Unigram and Gemma's BPE against the family's own tokenizer classes."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf.vocab import SpecialVocab
 from tokenizers import Tokenizer as NativeTokenizer
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 from transformers import BertTokenizer, GemmaTokenizer, T5Tokenizer, XLMRobertaTokenizer
@@ -52,6 +54,46 @@ def test_wordpiece_agrees_with_the_bert_tokenizer_class() -> None:
         assert unknown > 0  # words with an unknown rest were among them
         assert subject.encode_document("the fox")[0] == ids["[CLS]"]
     assert subject.token_bytes(subject.encode("fox")[0])[:1] == b" "
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "▁hello", "▁world", "s"]
+WORD_TYPES = [CONTROL, UNKNOWN, *[CONTROL] * 3, *[NORMAL] * 3]
+
+
+def test_wordpiece_files_of_llama_cpp_frame_texts_and_pairs_as_the_bert_class(tmp_path) -> None:
+    """The `gguf` package, with which it converts, writes which tokens a text is framed by."""
+    ids = {text: id for id, text in enumerate([*WORDS[:5], "hello", "world", "##s"])}
+    reference = BertTokenizer(vocab=ids)
+    reference.save_pretrained(tmp_path)
+    subject = load("bert", WORDS, WORD_TYPES, **keys_of_gguf(tmp_path, len(WORDS)))
+    assert subject.encode_document("hello worlds") == reference.encode("hello worlds")
+    pair = [subject.encode_document(text) for text in ("hello", "worlds")]
+    assert subject.pair(*pair) == reference.encode("hello", "worlds")
+
+
+def keys_of_gguf(folder: Path, tokens: int) -> dict[str, Any]:
+    written = SpecialVocab(folder, n_vocab=tokens)
+    assert written.add_special_token == {"bos": True, "eos": True, "sep": False}
+    roles = {"unk": "unknown", "sep": "seperator", "pad": "padding"}
+    named = {roles.get(name, name): id for name, id in written.special_token_ids.items()}
+    return {
+        **{f"{name}_token_id": id for name, id in named.items()},
+        **{f"add_{name}_token": added for name, added in written.add_special_token.items()},
+    }
+
+
+@pytest.mark.parametrize("flag", ["add_bos_token", "add_eos_token", "add_sep_token"])
+@pytest.mark.parametrize("stated", [False, True])
+def test_flags_of_wordpiece_files_change_nothing(flag: str, stated: bool) -> None:
+    subject = load("bert", WORDS, WORD_TYPES, **{flag: stated})
+    assert subject.encode_document("hello") == [2, 5, 3]
+    assert subject.pair([2, 5, 3], [2, 6, 3]) == [2, 5, 3, 6, 3]
+
+
+def test_the_separator_of_wordpiece_precedes_its_eos_token() -> None:
+    keys = {"eos_token_id": 4, "seperator_token_id": 3}
+    assert load("bert", WORDS, WORD_TYPES, **keys).encode_document("hello") == [2, 5, 3]
+    assert load("bert", WORDS, WORD_TYPES, eos_token_id=4).encode_document("hello") == [2, 5, 4]
 
 
 @pytest.mark.parametrize("bytes_known", [False, True])

@@ -7,6 +7,7 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from gguf.vocab import SpecialVocab
 from transformers import AutoModel, BertConfig, BertTokenizer
 
 from model_zoo.convert.convert_folder import convert
@@ -144,6 +145,14 @@ def test_gemma_without_attention_in_both_directions_is_refused(gemma, tmp_path) 
     settings(changed, use_bidirectional_attention=False)
     with pytest.raises(UnsupportedModelError, match="attend to earlier tokens only"):
         convert(changed, tmp_path / "model.gguf")
+
+
+def test_tokens_that_frame_texts_are_stated_as_by_the_gguf_package(encoder, tmp_path) -> None:
+    convert(encoder, tmp_path / "model.gguf")
+    fields = gguf.GGUFReader(tmp_path / "model.gguf").fields
+    expected = SpecialVocab(encoder, n_vocab=6).add_special_token
+    stated = {name: fields[f"tokenizer.ggml.add_{name}_token"].contents() for name in expected}
+    assert stated == expected == {"bos": True, "eos": True, "sep": False}
 
 
 @pytest.mark.parametrize(
