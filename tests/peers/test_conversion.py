@@ -11,6 +11,7 @@ from transformers import AutoModel
 
 from model_zoo.convert.convert_folder import convert
 from tests.families.encoder_configs import ENCODERS
+from tests.families.glm_vision_text import write_glm4v_text
 from tests.families.olmo_families import ROPES
 from tests.families.text_families import TEXT_MODELS
 from tests.families.text_family import Changes, rope
@@ -101,6 +102,14 @@ def test_llama_cpp_computes_what_the_checkpoint_does(family, name, tmp_path) -> 
     found = their_log_probabilities(tmp_path / "out.gguf", TOKENS)
     near = NEAR_NATS_OF_FAMILY.get(family, NEAR_NATS)
     assert (found - expected).abs().max() < near
+
+
+def test_llama_cpp_reads_glm4_with_sections_as_the_text_model_of_glm_4v(tmp_path) -> None:
+    twin = write_glm4v_text(tmp_path / "out.gguf")
+    with torch.inference_mode():
+        expected = twin(input_ids=torch.tensor([TOKENS])).logits[0].log_softmax(-1)
+    found = their_log_probabilities(tmp_path / "out.gguf", TOKENS)
+    assert (found - expected).abs().max() < NEAR_NATS
 
 
 @pytest.mark.parametrize("name", ENCODERS)

@@ -1,4 +1,5 @@
-"""GLM-4 0414: norms before and after attention and feed-forward; half of each head is rotated."""
+"""GLM-4 0414, and the text model of GLM-4.1V: norms before and after attention and feed-forward;
+half of each head is rotated."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
@@ -12,9 +13,16 @@ from model_zoo.layers.text_sizes import TextSizes
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
-    """Rotary pairs are interleaved; `rope.dimension_count` states how much of a head is rotated."""
+    """`rope.dimension_count` states how much of a head is rotated.
+
+    Rotary pairs are interleaved, except in files of vision models, which llama.cpp's converter
+    identifies by sections of time, rows and columns (M-RoPE): it permutes the rows of their queries
+    and keys. The sections do not matter for text, whose positions are the same on all axes.
+    """
     sizes = without_draft_layers(w, TextSizes.read(metadata))
-    return uniform_decoder(w, sizes, Pairs.INTERLEAVED, _layer)
+    sections = metadata.get_array("rope.dimension_sections", int) or ()
+    pairs = Pairs.NEOX if any(sections) else Pairs.INTERLEAVED
+    return uniform_decoder(w, sizes, pairs, _layer)
 
 
 def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
