@@ -17,7 +17,7 @@ from model_zoo.gguf.adapter import Adapter
 from model_zoo.gguf.adapter_path import MAX_ADAPTERS, AdapterPath
 from model_zoo.gguf.header import MetadataValue
 from model_zoo.gguf.metadata import Metadata
-from model_zoo.gguf.pooling_types import CLS, LAST, MEAN, NONE, RANK
+from model_zoo.gguf.pooling_types import CLS, LAST, MEAN, NONE, RANK, RANKING, pooling_type
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.shared_weights import SharedWeights
@@ -38,8 +38,6 @@ from runtime.worker.model import DecoderModel
 
 _PER_TOKEN = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type"))
 _POOLINGS = MappingProxyType({MEAN: "mean", CLS: "cls", LAST: "last", RANK: "rank"})
-# Architectures whose rerankers are served.
-_RANKING = ("bert",)
 
 DecoderClass = Callable[[TensorScope, Metadata], DecoderModel]
 Place = Callable[[Sequence[GGUFFile], DecoderModel], LayerPlacement | None]
@@ -81,9 +79,9 @@ class LoadOptions:
     tiling: TilingOptions | None = None
 
 
-def pooling_of(metadata: Metadata) -> str | None:
-    """As `ChatModel.pooling`."""
-    return _POOLINGS.get(metadata.get("pooling_type", int, NONE))
+def pooling_of(file: GGUFFile, metadata: Metadata) -> str | None:
+    """As `ModelDescription.pooling`."""
+    return _POOLINGS.get(pooling_type(metadata, file.has))
 
 
 def load(
@@ -196,7 +194,7 @@ def describe(
         license=metadata.get("general.license", str),
         digest=file.digest,
         modified_at=file.modified_at,
-        pooling=pooling_of(metadata),
+        pooling=pooling_of(file, metadata),
         projector=None if own is None else _projector_facts(own),
         adapters=tuple(AdapterFacts(a.file.path, a.file.digest, a.scale) for a in adapters),
         matrix_bytes=sum(info.nbytes for info in tensors if len(info.shape) > 1),
@@ -255,10 +253,10 @@ def _check_is_text_model(metadata: Metadata) -> None:
         reason = "is the image projector of a model; name it as `projector` beside the text model"
     elif kind != "model":
         reason = f"has `general.type` {kind}; only whole models can be served"
-    elif pooling == RANK and metadata.architecture not in _RANKING:
+    elif pooling == RANK and metadata.architecture not in RANKING:
         reason = (
             f"ranks texts (`pooling_type` {RANK}), which is served for the architecture "
-            f"{', '.join(_RANKING)} only"
+            f"{', '.join(RANKING)} only"
         )
     elif pooling != NONE and pooling not in _POOLINGS:
         reason = f"has `{metadata.full_key('pooling_type')}` {pooling}, which is unknown"

@@ -61,6 +61,10 @@ class ModelHeaders:
         """
         return cls(open_parts(Path(path), arrays=False))
 
+    def has(self, name: str) -> bool:
+        """Whether the file has the tensor NAME.weight."""
+        return f"{name}.weight" in self.tensors
+
     @cached_property
     def main_type(self) -> str | None:
         """The name of the block type of most weights; None for a file without tensors."""

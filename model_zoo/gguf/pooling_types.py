@@ -4,4 +4,20 @@ CLS: the state of the first token; LAST: of the last one; RANK: a reranker, whos
 score from the state of the first token; NONE: not an embedding model.
 """
 
+from collections.abc import Callable
+
+from model_zoo.gguf.metadata import Metadata
+
 NONE, MEAN, CLS, LAST, RANK = range(5)
+# Architectures whose rerankers are served.
+RANKING = ("bert",)
+
+
+def pooling_type(metadata: Metadata, has: Callable[[str], bool]) -> int:
+    """The pooling that the file states, else RANK for a reranker, else NONE.
+
+    `has(name)`: whether the file has the tensor NAME.weight. llama.cpp's converter states no
+    pooling of rerankers, which the last layer of their head identifies.
+    """
+    ranks = metadata.architecture in RANKING and has("cls.output")
+    return metadata.get("pooling_type", int, RANK if ranks else NONE)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
-from model_zoo.gguf.pooling_types import NONE, RANK
+from model_zoo.gguf.pooling_types import RANK, pooling_type
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.linear import Linear
 
@@ -33,8 +33,8 @@ class RankingHead:
 
     @classmethod
     def read(cls, w: TensorScope, metadata: Metadata) -> "RankingHead | None":
-        """The head in a file that states `pooling_type` RANK; None in others."""
-        if metadata.get("pooling_type", int, NONE) != RANK:
+        """The head of a reranker; None in other files."""
+        if pooling_type(metadata, w.has) != RANK:
             return None
         size = metadata.require_size("embedding_length")
         dense = w.linear("cls", shape=(size, size), optional=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model_zoo.gguf.pooling_types import NONE, RANK
+from model_zoo.gguf.pooling_types import RANK, pooling_type
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.linear import Embedding
 from model_zoo.layers.norm import LayerNorm, RMSNorm
@@ -54,7 +54,7 @@ class TextEncoder:
         self._token_embd = w.embedding("token_embd", shape=(None, sizes.hidden))
         self.vocab_size = self._token_embd.rows
         self._token_types = _token_types(w, sizes)
-        self._separator = _separator(sizes, self._token_types)
+        self._separator = _separator(w, sizes, self._token_types)
         shape = (sizes.context_length, sizes.hidden)
         self._places = w.embedding("position_embd", shape=shape) if options.places else None
         self._scale, self._output_norm = options.embedding_scale, options.output_norm
@@ -142,9 +142,9 @@ def _token_types(w: TensorScope, sizes: TextSizes) -> Embedding | None:
     return w.embedding("token_types", shape=(count or None, sizes.hidden))
 
 
-def _separator(sizes: TextSizes, types: Embedding | None) -> int | None:
+def _separator(w: TensorScope, sizes: TextSizes, types: Embedding | None) -> int | None:
     """The token that ends the query of a reranker with two token types."""
-    ranks = sizes.metadata.get("pooling_type", int, NONE) == RANK
+    ranks = pooling_type(sizes.metadata, w.has) == RANK
     if not ranks or types is None or types.rows < 2:
         return None
     return sizes.metadata.get("tokenizer.ggml.seperator_token_id", int)

@@ -117,7 +117,7 @@ def serving_memory(
     outline = _outline(files, where, wanted=projector_wanted)
     most = outline.decoder.context_length
     own = min(own_context_tokens or DEFAULT_CONTEXT_TOKENS, most)
-    generates = outline.decoder.generates and pooling_of(facts.metadata) is None
+    generates = outline.decoder.generates and pooling_of(facts.file, facts.metadata) is None
     options = _options(context_tokens or own, slots, where, generates=generates)
     full = _plan(outline, options, where)
     available, held, refusal = _room(outline, options, where)

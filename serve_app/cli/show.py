@@ -171,7 +171,7 @@ def _capabilities(location: LocatedModel, facts: ModelFacts, store: Store) -> li
     stored, sees = location.stored, location.projector is not None
     try:
         own = None if stored is None else resolve_stored(stored, store).served_template
-        return list(capabilities_of(facts.metadata, own, has_projector=sees))
+        return list(capabilities_of(facts.file, facts.metadata, own, has_projector=sees))
     except CaravanError:
         return []
 

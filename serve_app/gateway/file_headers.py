@@ -8,7 +8,7 @@ from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.chat.template_language import as_jinja
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.model_headers import ModelHeaders
-from model_zoo.gguf.pooling_types import NONE, RANK
+from model_zoo.gguf.pooling_types import NONE, RANK, pooling_type
 from model_zoo.store.store import StoredModel
 from model_zoo.tokenizers.infill import INFILL_KEYS
 from runtime.errors import CaravanError, ModelFileError
@@ -48,7 +48,7 @@ def listed_file(
         parameter_count=sum(info.elements for info in file.tensors.values()),
         context_length=metadata.get("context_length", int, 0),
         embedding_length=metadata.get("embedding_length", int, 0),
-        capabilities=capabilities_of(metadata, template, has_projector=has_projector),
+        capabilities=capabilities_of(file, metadata, template, has_projector=has_projector),
         options=options.over(recommended_options(file.metadata)),
     )
 
@@ -72,7 +72,7 @@ def listed_model(settings: ModelSettings, environment: Mapping[str, str]) -> Lis
 
 
 def capabilities_of(
-    metadata: Metadata, own_template: str | None, *, has_projector: bool
+    file: ModelHeaders, metadata: Metadata, own_template: str | None, *, has_projector: bool
 ) -> tuple[str, ...]:
     """The capabilities that the loaded model will report, except that an unsupported vision model
     counts as supported, and that infill tokens without keys are not found. `own_template`: as
@@ -81,8 +81,8 @@ def capabilities_of(
     only_embeds = metadata.architecture in EMBEDDING_ARCHITECTURES or not metadata.get(
         "attention.causal", bool, True
     )
-    embeds = only_embeds or metadata.get("pooling_type", int, NONE) != NONE
-    ranks = metadata.get("pooling_type", int, NONE) == RANK
+    pooling = pooling_type(metadata, file.has)
+    embeds, ranks = only_embeds or pooling != NONE, pooling == RANK
     template = metadata.get("tokenizer.chat_template", str, "")
     named = metadata.get("tokenizer.chat_template.tool_use", str, template)
     replies = format_of(own or named)

@@ -95,8 +95,7 @@ class TextEmbedder:
     def _refuse_other_tasks(self, task: EmbeddingTask) -> None:
         if task.queries and self._model.ranking is None:
             raise RequestError(
-                f'"{self._name}" does not support rerank: its file has no ranking head '
-                "(`pooling_type` 4)"
+                f'"{self._name}" does not support rerank: its file has no ranking head'
             )
         if not task.queries and self._model.ranking is not None:
             raise RequestError(

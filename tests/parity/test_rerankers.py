@@ -19,15 +19,12 @@ from transformers import (
 
 from model_zoo.convert.convert_folder import convert
 from runtime.errors import UnsupportedModelError
-from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings
-from serve_app.gateway.file_headers import listed_file
 from serve_app.replica.loading import load_replica
 from tests.gguf_files import rewrite
-from tests.parity.test_embedding_models import CONTEXT, SIZES, save_word_pieces
+from tests.parity.test_embedding_models import CONTEXT, SIZES, capabilities, save_word_pieces
 from tests.parity.test_embedding_models import TEXTS as ALL_TEXTS
 from tests.tiny_models import write_tiny_folder
-from tests.unit.serve_app.cli.cli_runs import said
 from tests.unit.serve_app.fake_replicas import http_client
 
 TOLERANCE = 1e-5
@@ -67,7 +64,7 @@ class Original:
 
     def __init__(self, name: str, place: Path) -> None:
         config, save = MODELS[name]
-        self.folder, self.path = place / name, place / "model.gguf"
+        self.name, self.folder, self.path = name, place / name, place / "model.gguf"
         self.last = "out_proj." if name == "xlm_roberta" else ""
         maker = AutoModelForSequenceClassification
         write_tiny_folder(self.folder, config, maker=maker, pad_token_id=config.pad_token_id)
@@ -134,6 +131,27 @@ def test_a_file_may_have_the_last_layer_as_a_vector(original, tmp_path) -> None:
     assert abs(reply["data"][0]["score"] - expected) <= TOLERANCE
 
 
+@pytest.fixture
+def of_llama_cpp(original, tmp_path) -> Path:
+    """The file as llama.cpp's converter writes it: it states no pooling of rerankers."""
+    keys: dict[str, Any] = {"bert.pooling_type": None}
+    if original.name == "bert":  # as the `gguf` package writes for WordPiece
+        flags = {"bos": True, "eos": True, "sep": False}
+        keys |= {f"tokenizer.ggml.add_{name}_token": value for name, value in flags.items()}
+    return rewrite(original.path, tmp_path / "llama.cpp.gguf", keys=keys)
+
+
+def test_files_of_llama_cpp_have_the_same_scores(original, of_llama_cpp) -> None:
+    body = {"text_1": QUERY, "text_2": list(TEXTS)}
+    replies = [ask(path, "/v1/score", **body).json() for path in (original.path, of_llama_cpp)]
+    assert replies[0]["data"] == replies[1]["data"]
+    assert replies[0]["usage"] == replies[1]["usage"]
+
+
+def test_files_of_llama_cpp_are_listed_as_rerankers(of_llama_cpp) -> None:
+    assert capabilities(of_llama_cpp) == {("rerank",)}
+
+
 def test_pairs_have_queries_of_their_own(original) -> None:
     queries = list(reversed(TEXTS))
     reply = ask(original.path, "/v1/score", text_1=queries, text_2=list(TEXTS)).json()
@@ -153,16 +171,7 @@ def test_a_reranker_embeds_nothing_and_says_so(original) -> None:
     response = ask(original.path, "/api/embed", input="hello")
     assert response.status_code == 400
     assert "does not support embedding" in response.json()["error"]
-    settings = ModelSettings(name="demo", source=str(original.path), device="cpu", threads=1)
-    replica = load_replica(settings)
-    try:
-        assert replica.describe().capabilities == ("rerank",)
-    finally:
-        replica.close()
-    listed = listed_file("demo", original.path, has_projector=False, options=Options(), stored=None)
-    assert listed.capabilities == ("rerank",)
-    shown = said("show", original.path)
-    assert shown["supported"] and shown["capabilities"] == ["rerank"]
+    assert capabilities(original.path) == {("rerank",)}
 
 
 def test_a_query_that_fills_the_context_is_refused(original) -> None:
