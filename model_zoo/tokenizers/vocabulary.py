@@ -30,6 +30,8 @@ END_TEXTS = frozenset(
         "<|end|>",
         "<|return|>",
         "<|call|>",
+        "<|flush|>",
+        "<|calls|>",
         "<end_of_turn>",
         "<|endoftext|>",
         "<|eom_id|>",
@@ -37,6 +39,7 @@ END_TEXTS = frozenset(
         "_<EOT>",
         "[EOT]",
         "[EOS]",
+        "[e~[",
         "<|end_of_text|>",
         "<end_of_utterance>",
         "<eos>",
@@ -46,6 +49,8 @@ END_TEXTS = frozenset(
         "</s>",
     }
 )
+# Of replies and of calls in gpt-oss and Solar Open, where `<|end|>` ends a part of a reply only.
+_WITH_PARTS = (("<|return|>", "<|call|>"), ("<|flush|>", "<|calls|>"))
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _TYPES_KEY = "tokenizer.ggml.token_type"
 # Kinds that require types, to identify byte tokens. Old files of other kinds may lack them; tokens
@@ -256,8 +261,8 @@ def _end_tokens(
 def end_texts(ids: Mapping[str, int]) -> set[str]:
     """The texts that end an answer in a vocabulary, given its tokens by text."""
     texts = set(END_TEXTS)
-    if "<|return|>" in ids and "<|call|>" in ids:
-        texts.discard("<|end|>")  # it ends a channel in these vocabularies, not the answer
+    if any(reply in ids and call in ids for reply, call in _WITH_PARTS):
+        texts.discard("<|end|>")
     if "<|tool_response>" in ids:
         texts.discard("</s>")
     return {text for text in texts if text in ids}

@@ -10,11 +10,14 @@ import torch
 from transformers import AutoModel
 
 from model_zoo.convert.convert_folder import convert
+from model_zoo.gguf.reader import GGUFFile
+from model_zoo.tokenizers.vocabulary import TokenType, read_vocabulary
 from tests.families.encoder_configs import ENCODERS
 from tests.families.glm_vision_text import write_glm4v_text
 from tests.families.olmo_families import ROPES
 from tests.families.text_families import TEXT_MODELS
 from tests.families.text_family import Changes, rope
+from tests.gguf_files import rewrite
 from tests.peers.llama_cpp_library import llama_cpp, their_log_probabilities
 from tests.tiny_models import tiny_tokenizer, write_tiny, write_tiny_folder
 
@@ -134,6 +137,30 @@ def test_llama_cpp_cuts_text_as_the_checkpoint_does(tmp_path) -> None:
     assert found == tiny_tokenizer().encode(TEXT).ids
     assert model.token_eos() == tiny_tokenizer().token_to_id("<|im_end|>")
     model.close()
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("<|end|>",),
+        ("<|end|>", "<|return|>", "<|call|>"),
+        ("<|end|>", "<|flush|>", "<|calls|>"),
+        ("[e~[",),
+    ],
+)
+def test_llama_cpp_stops_at_the_same_texts(tmp_path, texts) -> None:
+    TEXT_MODELS["qwen3"].write(tmp_path / "plain.gguf")
+    keys, count = dict(GGUFFile.open(tmp_path / "plain.gguf").metadata), len(texts)
+    tokens, types = (list(keys[f"tokenizer.ggml.{key}"]) for key in ("tokens", "token_type"))
+    tokens[:count] = texts
+    types = [int(TokenType.USER_DEFINED)] * count + [int(kind) for kind in types[count:]]
+    keys = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    path = rewrite(tmp_path / "plain.gguf", tmp_path / "changed.gguf", keys=keys)
+    model = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+    vocabulary = llama_cpp.llama_model_get_vocab(model.model)
+    found = {id for id in range(len(tokens)) if llama_cpp.llama_vocab_is_eog(vocabulary, id)}
+    model.close()
+    assert found == read_vocabulary(GGUFFile.open(path).metadata).end_tokens
 
 
 def test_llama_cpp_stops_at_all_end_tokens_of_the_checkpoint(tmp_path) -> None:

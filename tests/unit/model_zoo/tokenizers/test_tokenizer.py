@@ -64,6 +64,16 @@ def test_harmony_end_of_message_does_not_end_the_answer() -> None:
     assert ends(harmony) == {"<|return|>", "<|call|>"}
 
 
+def test_the_end_of_solars_thinking_does_not_end_the_answer() -> None:
+    solar = dict.fromkeys(("<|end|>", "<|flush|>", "<|calls|>", "<|endoftext|>"), USER_DEFINED)
+    assert ends(solar) == {"<|flush|>", "<|calls|>", "<|endoftext|>"}
+
+
+def test_minimaxs_end_needs_no_key() -> None:
+    assert ends({"[e~[": CONTROL}) == {"[e~["}
+    assert ends({"[e~[": NORMAL}) == set()
+
+
 def test_slash_s_is_ordinary_with_tool_responses_and_as_a_normal_token() -> None:
     assert ends({"</s>": CONTROL}) == {"</s>"}
     assert ends({"</s>": CONTROL, "<|tool_response>": CONTROL}) == {"<|tool_response>"}
