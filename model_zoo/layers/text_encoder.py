@@ -135,9 +135,10 @@ def _embedding_norm(w: TensorScope, sizes: TextSizes) -> LayerNorm:
 
 
 def _token_types(w: TensorScope, sizes: TextSizes) -> Embedding | None:
-    """The embedding of token types, if the file states any."""
+    """The embedding of token types; None if the file has none, and states at most one type, as
+    llama.cpp's converter does for DistilBERT."""
     count = sizes.metadata.get("tokenizer.ggml.token_type_count", int, 0)
-    if not count and not w.has("token_types"):
+    if count <= 1 and not w.has("token_types"):
         return None
     return w.embedding("token_types", shape=(count or None, sizes.hidden))
 

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModel
+from transformers import AutoModel, DistilBertConfig, DistilBertModel
 
 from runtime.engine.request import ImageSpan
+from runtime.errors import ModelFileError
 from runtime.worker.model import DecoderModel
 from tests.families.agreement import QUANTIZED_TYPES, load_decoder, random_tokens
-from tests.families.encoder_configs import ENCODERS, LARGE
+from tests.families.encoder_configs import ENCODERS, LARGE, SIZES
 from tests.families.paged_decoder import PagedDecoder
 from tests.gguf_files import matrices, rewrite
 from tests.memory_profile import peak_bytes, recorded_memory
@@ -73,6 +74,62 @@ def test_a_step_allocates_no_more_than_it_declares(pair) -> None:
     with recorded_memory() as recorded:
         pair.encoder.states(batch, cache.cache)
     assert 0 < peak_bytes(recorded) <= pair.encoder.activation_bytes(100, 100)
+
+
+# Names of the parameters of BertModel, and of DistilBertModel.
+DISTILLED = {
+    "encoder.layer.": "transformer.layer.",
+    "attention.self.query": "attention.q_lin",
+    "attention.self.key": "attention.k_lin",
+    "attention.self.value": "attention.v_lin",
+    "attention.output.dense": "attention.out_lin",
+    "attention.output.LayerNorm": "sa_layer_norm",
+    "intermediate.dense": "ffn.lin1",
+    "output.dense": "ffn.lin2",
+    "output.LayerNorm": "output_layer_norm",
+}
+
+
+def distilled(bert: Any) -> DistilBertModel:
+    """DistilBERT with the weights of `bert`, but without token types and pooler."""
+    sizes = {
+        "dim": SIZES["hidden_size"],
+        "hidden_dim": SIZES["intermediate_size"],
+        "n_heads": SIZES["num_attention_heads"],
+        "n_layers": SIZES["num_hidden_layers"],
+        "max_position_embeddings": SIZES["max_position_embeddings"],
+    }
+    model = DistilBertModel(DistilBertConfig(**sizes, vocab_size=bert.config.vocab_size)).eval()
+    weights = {}
+    for name, weight in bert.state_dict().items():
+        for old, new in DISTILLED.items():
+            name = name.replace(old, new)
+        weights[name] = weight
+    model.load_state_dict({name: weights[name] for name in model.state_dict()})
+    return model
+
+
+def test_distilbert_has_no_token_types_though_its_files_state_one(tmp_path) -> None:
+    """llama.cpp's converter writes a count of one for configurations without a number of types."""
+    bert = write_tiny(tmp_path / "tiny.gguf", ENCODERS["bert_without_segments"], maker=AutoModel)
+    count = {"tokenizer.ggml.token_type_count": 1}
+    path = rewrite(
+        tmp_path / "tiny.gguf",
+        tmp_path / "distilled.gguf",
+        keys=count,
+        tensors={"token_types.weight": None},
+    )
+    pair, tokens = Pair(load_decoder(path), distilled(bert)), random_tokens(41, seed=7)
+    states = paged(pair.encoder, tokens).states({0: tokens})
+    assert (states - pair.expected(tokens)).abs().max() <= TOLERANCE
+
+
+def test_several_token_types_need_their_embedding(tmp_path) -> None:
+    write_tiny(tmp_path / "tiny.gguf", ENCODERS["bert"], maker=AutoModel)
+    tensors = {"token_types.weight": None}
+    path = rewrite(tmp_path / "tiny.gguf", tmp_path / "damaged.gguf", tensors=tensors)
+    with pytest.raises(ModelFileError, match=r"1 is missing \(token_types\.weight\)"):
+        load_decoder(path)
 
 
 @pytest.mark.parametrize("config", LARGE)
