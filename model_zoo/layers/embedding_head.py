@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.pooling_types import NONE, pooling_type
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.linear import Linear
+from runtime.errors import UnsupportedModelError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,11 +22,21 @@ class EmbeddingHead:
     @classmethod
     def read(cls, w: TensorScope, metadata: Metadata) -> "EmbeddingHead | None":
         """`dense_2`, and after it `dense_3`; None for a file that has neither. Ollama's names are
-        `dense.0` and `dense.1`."""
+        `dense.0` and `dense.1`.
+
+        UnsupportedModelError if the file has a matrix, but states no pooling: its model computes a
+        vector for each token, as ColBERT does.
+        """
         hidden = metadata.require_size("embedding_length")
         first = w.linear("dense_2", alt="dense.0", shape=(None, hidden), optional=True)
         if first is None:
             return None
+        if pooling_type(metadata, w.has) == NONE:
+            raise UnsupportedModelError(
+                f"{metadata.path}: has a matrix for states, but no pooling "
+                f"(`{metadata.full_key('pooling_type')}`); models with a vector for each token are "
+                "not supported."
+            )
         outs = first.weight.shape[0]
         second = w.linear("dense_3", alt="dense.1", shape=(None, outs), optional=True)
         return cls((first,) if second is None else (first, second), w.device)

@@ -32,7 +32,7 @@ from transformers import (
 from model_zoo.convert.convert_folder import convert
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import LoadOptions, load
-from runtime.errors import ModelFileError
+from runtime.errors import ModelFileError, UnsupportedModelError
 from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.file_headers import listed_file
@@ -305,12 +305,11 @@ def test_files_of_ollama_may_omit_keys_and_have_another_name_of_the_norm(
 
 
 def test_files_of_ollama_without_pooling_state_the_direction(of_ollama, tmp_path) -> None:
-    silent = {"pooling_type": None}
-    path = rewrite(of_ollama.path, tmp_path / "mean.gguf", own_keys=silent)
+    silent, alone = {"pooling_type": None}, {f"dense.{n}.weight": None for n in (0, 1)}
+    path = rewrite(of_ollama.path, tmp_path / "mean.gguf", own_keys=silent, tensors=alone)
     assert capabilities(path) == {("embedding",)}
-    silent["attention.causal"] = None
-    path = rewrite(of_ollama.path, tmp_path / "unknown.gguf", own_keys=silent)
-    with pytest.raises(ModelFileError, match=r"`gemma3\.pooling_type` is missing"):
+    path = rewrite(of_ollama.path, tmp_path / "tokens.gguf", own_keys=silent)
+    with pytest.raises(UnsupportedModelError, match=r"`gemma3\.pooling_type`"):
         loaded(path)
 
 

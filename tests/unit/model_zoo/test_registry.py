@@ -153,6 +153,18 @@ def test_what_is_not_served_is_refused_by_name(tiny, key, value, words) -> None:
     assert all(word in message for word in words), message
 
 
+@pytest.mark.parametrize("pooling", [None, 0])
+def test_a_model_with_a_vector_for_each_token_is_refused(tiny, pooling) -> None:
+    """As LFM2-ColBERT: the matrix without pooling applies to every token."""
+    message = refusal(
+        tiny,
+        UnsupportedModelError,
+        keys={"llama.pooling_type": pooling},
+        tensors={"dense_2.weight": np.ones((8, 64), np.float32)},
+    )
+    assert "llama.pooling_type" in message and "a vector for each token" in message
+
+
 @pytest.mark.parametrize(
     "key, value, words",
     [
