@@ -22,14 +22,13 @@ class WordPiece:
     def __init__(self, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> None:
         if vocabulary.unknown_id is None:
             raise ModelFileError("A WordPiece vocabulary needs `tokenizer.ggml.unknown_token_id`.")
-        lowercase = flag(metadata, "normalizer.lowercase")
         pieces: dict[str, int] = {}
         for token, (text, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
             pieces.setdefault(_published(text, kind), token)
         unknown = _published(vocabulary.tokens[vocabulary.unknown_id], TokenType.UNKNOWN)
         pieces[unknown] = vocabulary.unknown_id
         self._native = NativeTokenizer(NativeWordPiece(pieces, unk_token=unknown))
-        self._native.normalizer = BertNormalizer(lowercase=True if lowercase is None else lowercase)
+        self._native.normalizer = _normalizer(metadata)
         self._native.pre_tokenizer = BertPreTokenizer()
 
     def surface(self, text: str) -> str:
@@ -43,6 +42,16 @@ class WordPiece:
 
     def token_bytes(self, token: str) -> bytes:
         return without_marks(token).encode(errors="replace")
+
+
+def _normalizer(metadata: Mapping[str, Any]) -> BertNormalizer:
+    """By default, text is lowercased; accents are stripped if the file says so, or else if text is
+    lowercased."""
+    lowercase = flag(metadata, "normalizer.lowercase")
+    return BertNormalizer(
+        lowercase=True if lowercase is None else lowercase,
+        strip_accents=flag(metadata, "normalizer.strip_accents"),
+    )
 
 
 def _published(text: str, kind: int) -> str:

@@ -1,5 +1,7 @@
 """WordPiece files in llama.cpp: it cuts and frames texts as we do, whatever flags they state."""
 
+from typing import Any
+
 import pytest
 
 from model_zoo.gguf.reader import GGUFFile
@@ -34,6 +36,21 @@ def test_llama_cpp_has_the_same_tokens(converted, tmp_path, keys) -> None:
     found = [theirs.tokenize(text.encode(), add_bos=True, special=True) for text in TEXTS]
     theirs.close()
     assert found == [ours.encode_document(text) for text in TEXTS]
+
+
+@pytest.mark.parametrize("strips", [None, False, True])
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_llama_cpp_strips_the_same_accents(converted, tmp_path, lowercase, strips) -> None:
+    keys: dict[str, Any] = {
+        "tokenizer.ggml.normalizer.lowercase": lowercase,
+        "tokenizer.ggml.normalizer.strip_accents": strips,
+    }
+    path = rewrite(converted, tmp_path / "changed.gguf", keys=keys)
+    ours = load_tokenizer(GGUFFile.open(path).metadata, architecture="bert")
+    theirs = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+    for text in ("café", "Café", "cafe\u0301"):
+        assert theirs.tokenize(text.encode(), add_bos=False, special=True) == ours.encode(text)
+    theirs.close()
 
 
 def test_llama_cpp_puts_one_separator_between_a_query_and_a_document(converted) -> None:

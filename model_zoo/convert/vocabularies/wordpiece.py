@@ -29,26 +29,29 @@ def wordpiece(files: TokenizerFiles) -> tuple[TokenTable, dict[str, Any]]:
         else:
             table.put(id, text[2:] if text.startswith("##") else SPACE + text, TokenType.NORMAL)
     table.add(added)
-    lowercase = _lowercase(files)
     # One separator stands between the texts of a pair: llama.cpp would add a second one.
-    return table, {"model": "bert", "normalizer.lowercase": lowercase, "add_sep_token": False}
+    return table, {"model": "bert", "add_sep_token": False, **_normalizer_keys(files)}
 
 
-def _lowercase(files: TokenizerFiles) -> bool:
-    for step in parts(files.json.get("normalizer"), "normalizers"):
-        if step.get("type") == "BertNormalizer":
-            return _plain_normalizer(files, step)
-    return bool(files.settings.get("do_lower_case", True))
+def _normalizer_keys(files: TokenizerFiles) -> dict[str, bool]:
+    """Whether text is lowercased, and if stated, whether accents are stripped."""
+    steps = parts(files.json.get("normalizer"), "normalizers")
+    step = next((step for step in steps if step.get("type") == "BertNormalizer"), None)
+    if step is None:
+        settings = files.settings
+        lowercase, strips = settings.get("do_lower_case", True), settings.get("strip_accents")
+    else:
+        _check_usual(files, step)
+        lowercase, strips = step.get("lowercase", True), step.get("strip_accents")
+    keys = {"normalizer.lowercase": bool(lowercase)}
+    return keys if strips is None else keys | {"normalizer.strip_accents": bool(strips)}
 
 
-def _plain_normalizer(files: TokenizerFiles, step: Mapping[str, Any]) -> bool:
-    """Whether the normaliser lowercases; files cannot express its other settings."""
-    lowercase = bool(step.get("lowercase", True))
-    usual = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": lowercase}
-    for name, value in usual.items():
-        if step.get(name) not in (None, value):
+def _check_usual(files: TokenizerFiles, step: Mapping[str, Any]) -> None:
+    """UnsupportedModelError for settings that files cannot express."""
+    for name in ("clean_text", "handle_chinese_chars"):
+        if step.get(name) not in (None, True):
             raise UnsupportedModelError(
                 f"{files.folder / 'tokenizer.json'}: its normalizer has `{name}` "
                 f"{str(step[name])[:40]}, which files cannot express."
             )
-    return lowercase

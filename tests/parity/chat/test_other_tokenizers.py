@@ -56,6 +56,23 @@ def test_wordpiece_agrees_with_the_bert_tokenizer_class() -> None:
     assert subject.token_bytes(subject.encode("fox")[0])[:1] == b" "
 
 
+@pytest.mark.parametrize("strips", [None, False, True])
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_wordpiece_strips_accents_as_stated_or_with_capitals(lowercase, strips) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "über", "uber", "Über", "Uber"]
+    reference = BertTokenizer(
+        vocab={text: id for id, text in enumerate(words)},
+        do_lower_case=lowercase,
+        strip_accents=strips,
+    )
+    stored = [*words[:5], *(f"▁{word}" for word in words[5:])]
+    stated = {} if strips is None else {"normalizer.strip_accents": strips}
+    keys = {"normalizer.lowercase": lowercase, **stated}
+    subject = load("bert", stored, [CONTROL] * 5 + [NORMAL] * 4, unknown_token_id=1, **keys)
+    for word in words[5:]:
+        assert subject.encode(word) == reference.encode(word, add_special_tokens=False)
+
+
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "▁hello", "▁world", "s"]
 WORD_TYPES = [CONTROL, UNKNOWN, *[CONTROL] * 3, *[NORMAL] * 3]
 

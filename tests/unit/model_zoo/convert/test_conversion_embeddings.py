@@ -155,16 +155,27 @@ def test_tokens_that_frame_texts_are_stated_as_by_the_gguf_package(encoder, tmp_
     assert stated == expected == {"bos": True, "eos": True, "sep": False}
 
 
-@pytest.mark.parametrize(
-    "changes", [{"strip_accents": False}, {"handle_chinese_chars": False}, {"clean_text": False}]
-)
+@pytest.mark.parametrize("changes", [{"handle_chinese_chars": False}, {"clean_text": False}])
 def test_normalisers_that_files_cannot_express_are_refused(encoder, tmp_path, changes) -> None:
-    changed = copy(encoder, tmp_path / "changed")
-    path = changed / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    tokenizer["normalizer"] |= changes
-    path.write_text(json.dumps(tokenizer))
+    changed = with_normalizer(encoder, tmp_path / "changed", changes)
     (name,) = changes
     with pytest.raises(UnsupportedModelError, match=f"its normalizer has `{name}` False"):
         convert(changed, tmp_path / "model.gguf")
     convert(encoder, tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("strips", [None, False, True])
+def test_whether_accents_are_stripped_is_converted(encoder, tmp_path, strips) -> None:
+    changed = with_normalizer(encoder, tmp_path / "changed", {"strip_accents": strips})
+    convert(changed, tmp_path / "model.gguf")
+    metadata = GGUFFile.open(tmp_path / "model.gguf").metadata
+    assert metadata.get("tokenizer.ggml.normalizer.strip_accents") is strips
+
+
+def with_normalizer(folder: Path, target: Path, changes: dict[str, Any]) -> Path:
+    changed = copy(folder, target)
+    path = changed / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["normalizer"] |= changes
+    path.write_text(json.dumps(tokenizer))
+    return changed
