@@ -87,7 +87,7 @@ def infill_ids(ids: Mapping[str, int]) -> dict[str, int]:
 
 def infill_tokens(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> InfillTokens | None:
     """The tokens that the file states, or else those with the usual texts; None unless all three
-    are known. ModelFileError for values that are not token ids."""
+    are known. ModelFileError for values that are not integers."""
     by_text, count = infill_ids(vocabulary.ids), len(vocabulary.tokens)
 
     def first(names: tuple[str, ...]) -> int | None:

@@ -1,7 +1,8 @@
 """A model file's vocabulary: validated tokens, their types and their roles."""
 
+import logging
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from math import isfinite, isnan
@@ -9,6 +10,9 @@ from numbers import Real
 from typing import Any
 
 from runtime.errors import ModelFileError
+
+_log = logging.getLogger(__name__)
+_IGNORED = "Ignored `tokenizer.ggml.%s` %s: the vocabulary has %d tokens."
 
 
 class TokenType(IntEnum):
@@ -141,10 +145,13 @@ def read_vocabulary(metadata: Mapping[str, Any], *, architecture: str = "") -> V
         types = _with_user_defined(types, token_scores(metadata, len(tokens)))
     ids = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))  # first id wins
     roles = _ROLES.get(optional_text(metadata, "tokenizer.ggml.model") or "", _BY_KEYS)
+    keys = dict.fromkeys((*(key for role in roles.values() for key in role.keys), *_END_KEYS))
+    stated = _stated_ids(metadata, keys, len(tokens))
     bos_id, eos_id, unknown_id = (
-        _token_of(roles[name], metadata, ids) for name in (_BOS, _EOS, _UNKNOWN)
+        _token_of(roles[name], stated, ids) for name in (_BOS, _EOS, _UNKNOWN)
     )
-    end_tokens = _end_tokens(metadata, tokens, types, ids, eos_id)
+    ends = {eos_id, *(stated[key] for key in _END_KEYS), *_end_list(metadata, len(tokens))}
+    end_tokens = _end_tokens(ends, tokens, types, ids)
     named = end_tokens | {token for token in (bos_id,) if token is not None}
     control, user_defined = _special_texts(tokens, types, named)
     return Vocabulary(
@@ -214,48 +221,61 @@ def optional_text(metadata: Mapping[str, Any], key: str) -> str | None:
 
 
 def token_id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
-    """The token id under `tokenizer.ggml.NAME`; None if absent. `count`: tokens of the
-    vocabulary."""
+    """The token id under `tokenizer.ggml.NAME`; None if absent or, as in llama.cpp, beyond the
+    `count` tokens of the vocabulary. ModelFileError for values that are not integers."""
     key = f"tokenizer.ggml.{name}"
     value = metadata.get(key)
-    return None if value is None else _checked_id(value, key, count)
+    return None if value is None else _known_id(value, key, count)
 
 
-def _token_of(role: _Role, metadata: Mapping[str, Any], ids: Mapping[str, int]) -> int | None:
+def _stated_ids(
+    metadata: Mapping[str, Any], names: Iterable[str], count: int
+) -> dict[str, int | None]:
+    """As `token_id`, by name; an id beyond the vocabulary is logged."""
+    found = {name: token_id(metadata, name, count) for name in names}
+    for name, token in found.items():
+        stated = metadata.get(f"tokenizer.ggml.{name}")
+        if token is None and stated is not None:
+            _log.warning(_IGNORED, name, stated, count)
+    return found
+
+
+def _token_of(role: _Role, stated: Mapping[str, int | None], ids: Mapping[str, int]) -> int | None:
     """The token of this role, found by a key or by its text."""
     for key in role.keys:
-        token = token_id(metadata, key, len(metadata["tokenizer.ggml.tokens"]))
+        token = stated[key]
         if token is not None:
             return token
     return next((ids[text] for text in role.texts if text in ids), None)
 
 
-def _checked_id(value: Any, key: str, count: int) -> int:
+def _known_id(value: Any, key: str, count: int) -> int | None:
     number = isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
     if not number or value != int(value):
         raise ModelFileError(f"`{key}` is {str(value)[:80]!r}, which is not a token id.")
-    token = int(value)
-    if not 0 <= token < count:
-        raise ModelFileError(f"`{key}` is {token}, but the vocabulary has {count} tokens.")
-    return token
+    return int(value) if 0 <= value < count else None
+
+
+def _end_list(metadata: Mapping[str, Any], count: int) -> list[int]:
+    name = "eos_token_ids"
+    key = f"tokenizer.ggml.{name}"
+    values = [] if metadata.get(key) is None else required_array(metadata, key)
+    known = [_known_id(value, key, count) for value in values]
+    if None in known:
+        _log.warning(_IGNORED, name, values[known.index(None)], count)
+    return [token for token in known if token is not None]
 
 
 def _end_tokens(
-    metadata: Mapping[str, Any],
+    stated: Collection[int | None],
     tokens: Sequence[str],
     types: Sequence[int],
     ids: Mapping[str, int],
-    eos_id: int | None,
 ) -> frozenset[int]:
-    named = {token_id(metadata, name, len(tokens)) for name in _END_KEYS} | {eos_id}
-    key = "tokenizer.ggml.eos_token_ids"
-    if metadata.get(key) is not None:
-        named.update(
-            _checked_id(value, key, len(tokens)) for value in required_array(metadata, key)
-        )
+    """The stated tokens, and those with the text of an end token."""
     found = {ids[text] for text in end_texts(ids)}
     found = {token for token in found if _can_end(tokens[token], types[token])}
-    return frozenset(token for token in named | found if token is not None)
+    return frozenset(token for token in (*stated, *found) if token is not None)
 
 
 def end_texts(ids: Mapping[str, int]) -> set[str]:

@@ -304,9 +304,13 @@ def test_a_file_without_all_three_tokens_inserts_nothing(missing: str) -> None:
     assert not infilling(**{key: token for key, token in KEYS.items() if key != missing}).inserts
 
 
-def test_an_infill_token_outside_of_the_vocabulary_is_an_error_of_the_file() -> None:
-    with pytest.raises(ModelFileError, match=r"fim_mid_token_id.*999"):
-        _ = infilling(**{**KEYS, "fim_mid_token_id": 999}).inserts
+def test_an_infill_token_that_is_no_number_is_an_error_of_the_file() -> None:
+    with pytest.raises(ModelFileError, match=r"fim_mid_token_id.*not a token id"):
+        _ = infilling(**{**KEYS, "fim_mid_token_id": "x"}).inserts
+
+
+def test_an_infill_token_beyond_the_vocabulary_is_none() -> None:
+    assert not infilling(**{**KEYS, "fim_mid_token_id": 999}).inserts
 
 
 def test_a_text_is_inserted_by_a_template_with_suffix_rather_than_by_tokens() -> None:
