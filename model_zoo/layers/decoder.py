@@ -12,7 +12,8 @@ from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.stack import LayerInputs, LayerStack, Streams, TextLayer
 from model_zoo.layers.text_sizes import TextSizes
-from runtime.kernels.pointwise import limit_columns, scale_, softcap
+from runtime.kernels.logit_columns import limit_columns
+from runtime.kernels.pointwise import scale_, softcap
 from runtime.kernels.workspace import workspace_bytes
 from runtime.kv.spec import LayerCache
 from runtime.worker.model import Batch, KeyRotation, KVCache
@@ -45,7 +46,8 @@ class Decoder:
     """Embedding, layers, norm and head.
 
     If ranks divide the model, each of them computes all states and all logits. Logits are -inf for
-    rows of the embedding that no token of the file has, and for those that the head lacks.
+    rows of the embedding that no token of the file has, for those that the head lacks, and for
+    tokens that the file suppresses.
     """
 
     def __init__(
@@ -67,6 +69,8 @@ class Decoder:
         alt = None if options.head_rows else "token_embd"
         self._output = w.gathered_linear("output", alt=alt, shape=shape)
         self._known_tokens = sizes.known_tokens or self.vocab_size
+        suppressed = sizes.suppressed_tokens(self.vocab_size)
+        self._suppressed = torch.tensor(suppressed, device=w.device) if suppressed else None
         self._layers = LayerStack(
             layers,
             inputs=options.layer_inputs,
@@ -129,7 +133,7 @@ class Decoder:
         if self._options.logit_softcap is not None:
             logits = softcap(logits, self._options.logit_softcap)
         known = min(self._known_tokens, logits.shape[1])
-        return limit_columns(logits, known, self.vocab_size)
+        return limit_columns(logits, known, self.vocab_size, self._suppressed)
 
     def activation_bytes(self, tokens: int, outputs: int) -> int:
         """The rows of the residual, and the widest step of a layer, in float32 as kernels

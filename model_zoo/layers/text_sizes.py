@@ -74,6 +74,17 @@ class TextSizes:
         key = "feed_forward_length"
         return self.metadata.require_per_layer(key, self._listed_layers(key))[: self.layers]
 
+    def suppressed_tokens(self, rows: int) -> tuple[int, ...]:
+        """Tokens below `rows` that the model must not produce, such as those that end an image in
+        prompts; ModelFileError if the file lists more than there are."""
+        key = "tokenizer.ggml.suppress_tokens"
+        if not rows or not self.metadata.has(key):
+            return ()
+        if (self.metadata.length(key) or 0) > rows:
+            raise self.metadata.error(key, f"lists more than all {rows:,} tokens")
+        listed = self.metadata.require_array(key, int)
+        return tuple(sorted({token for token in listed if 0 <= token < rows}))
+
     def cache(self, layer: int, kind: CacheKind) -> LayerCache:
         """The cache of `layer`."""
         return LayerCache(kind, self.kv_heads[layer], self.key_dim, self.value_dim)

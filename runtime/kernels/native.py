@@ -63,6 +63,10 @@ SIGNATURES = {
     ),
     "caravan_copy": ([*2 * [_pointer, _int64, _int64], *3 * [_int]], None),
     "caravan_fill_columns": ([_pointer, _int64, *3 * [_int], _float], None),
+    "caravan_fill_listed": (
+        [_pointer, _int64, _int, _int64, _pointer, _int64, _float],
+        _int,
+    ),
     "caravan_embedding_knows": ([_int], _int),
     "caravan_embedding": (
         [_int, _pointer, *2 * [_int64], _pointer, *2 * [_int], _pointer],

@@ -246,36 +246,6 @@ def scale_(x: Tensor, scale: float | Tensor) -> Tensor:
     return x
 
 
-def limit_columns(x: Tensor, known: int, width: int) -> Tensor:
-    """float32 [rows, width]: the first `known` columns of x float32 [rows, n], then minus infinity;
-    x itself, changed, if n is `width`, which is at least n. `known` is at most n."""
-    (rows, n), kernels = x.shape, library() if x.device.type == "cpu" else None
-    if kernels is None or x.stride(1) != 1:
-        return limit_columns_twin(x, known, width)
-    result = x
-    if n < width:
-        result = torch.empty(rows, width)
-        kernels.caravan_copy(
-            row_address(x, (rows, n), torch.float32), x.stride(0), 0, result.data_ptr(), width, 0,
-            rows, 1, known,
-        )  # fmt: skip
-    if known < width:
-        kernels.caravan_fill_columns(
-            row_address(result, (rows, width), torch.float32), result.stride(0), rows, known, width,
-            -torch.inf,
-        )  # fmt: skip
-    return result
-
-
-def limit_columns_twin(x: Tensor, known: int, width: int) -> Tensor:
-    """The specification of `limit_columns`."""
-    if x.shape[1] < width:
-        x = torch.nn.functional.pad(x, (0, width - x.shape[1]))
-    if known < width:
-        x[:, known:] = -torch.inf
-    return x
-
-
 def temper(x: Tensor, positions: Tensor, *, beta: float, span: float, offset: int) -> Tensor:
     """x [tokens, heads, n] * (1 + beta * ln(1 + floor((position + offset) / span))), in x's type.
 

@@ -15,6 +15,7 @@ from runtime.kv.page_group import CopyKind, PageCopy
 from tests.cuda.fake_device import DEVICE, FakeCuda, Launch, fake_cuda
 from tests.cuda.steps import FakeSteps, Rows, load_on_device
 from tests.families.text_families import TEXT_MODELS
+from tests.gguf_files import rewrite
 
 CONTEXT, SLOTS = 128, 5
 # One for each path of the sampler, with what else it may do.
@@ -95,6 +96,17 @@ def test_steps_with_all_paths_of_the_sampler_never_wait(tmp_path: Path, fake: Fa
         assert steps.launch(rows).launches
     assert len(fake.graphs) == 2
     assert all(graph.launches for graph in fake.graphs)
+
+
+def test_suppressed_tokens_never_wait(tmp_path: Path, fake: FakeCuda) -> None:
+    TEXT_MODELS["gemma4"].write(tmp_path / "model.gguf")
+    keys = {"tokenizer.ggml.suppress_tokens": [5, 7]}
+    path = rewrite(tmp_path / "model.gguf", tmp_path / "suppressed.gguf", keys=keys)
+    model = load_on_device(path, context_tokens=CONTEXT)
+    steps = FakeSteps(fake, model, slots=SLOTS, context_tokens=CONTEXT, graphs=True)
+    for scene in (MIXED, DECODING):
+        assert "index_fill_" in steps.launch([Rows(*place) for place in scene]).frequencies
+    assert len(fake.graphs) == 1
 
 
 @pytest.mark.parametrize("family", DIVERSE)

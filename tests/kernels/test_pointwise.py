@@ -15,8 +15,6 @@ from runtime.kernels.pointwise import (
     joined,
     layer_norm,
     layer_norm_twin,
-    limit_columns,
-    limit_columns_twin,
     mul,
     mul_twin,
     relu_squared,
@@ -286,17 +284,6 @@ def test_copies_of_parts_are_those_of_torch(dtype: torch.dtype) -> None:
         copied = contiguous(part)
         assert torch.equal(copied, part) and copied.is_contiguous()
     assert contiguous(whole) is whole
-
-
-@pytest.mark.parametrize(("known", "width"), [(7, 7), (5, 7), (7, 9), (4, 9)])
-def test_columns_from_the_first_unknown_one_are_impossible(known: int, width: int) -> None:
-    x = torch.randn(3, 12)[:, :7] if width == 7 else torch.randn(3, 7)
-    before = x.clone()
-    got = limit_columns(x, known, width)
-    assert torch.equal(got[:, :known], before[:, :known]) and got.shape == (3, width)
-    assert (got[:, known:] == -torch.inf).all()
-    assert torch.equal(got, limit_columns_twin(before.clone(), known, width))
-    assert (got.data_ptr() == x.data_ptr()) == (width == 7)
 
 
 def test_rows_beyond_the_tensor_are_refused() -> None:

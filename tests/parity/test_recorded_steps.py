@@ -15,6 +15,7 @@ from runtime.engine.request import Delta, GenerationRequest, SamplingParams, Sto
 from runtime.kernels.recording import Recording
 from runtime.worker import recorded_steps
 from tests.families.text_families import TEXT_MODELS
+from tests.gguf_files import rewrite
 from tests.kernels.native_kernels import require_native_kernels
 from tests.parity.test_engine import answers, mixed_requests, running
 
@@ -119,6 +120,18 @@ def test_models_that_are_not_recordable_compute_their_steps(
     # Models with images in the cache are known beforehand.
     assert len(reasons) == (family == "gemma3n")
     assert all("aten" in reason for reason in reasons)
+
+
+def test_suppressed_tokens_are_recorded_with_the_draws(tmp_path, monkeypatch, recordings) -> None:
+    model_of("gemma4", tmp_path)
+    keys = {"tokenizer.ggml.suppress_tokens": [5, 36]}
+    path = rewrite(tmp_path / "model.gguf", tmp_path / "suppressed.gguf", keys=keys)
+    model = load(path, device=CPU, dtype=torch.float32)
+    expected = answered(model, recorded=False, max_sequences=3, monkeypatch=monkeypatch)
+    found = answered(model, recorded=True, max_sequences=3, monkeypatch=monkeypatch)
+    assert contents(found) == contents(expected)
+    drawn = [each.names for each in recordings if "caravan_draw" in each.names]
+    assert drawn and all("caravan_fill_listed" in names for names in drawn)
 
 
 def test_a_growing_context_crosses_pages_and_windows(tmp_path, monkeypatch, recordings) -> None:

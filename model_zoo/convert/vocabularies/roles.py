@@ -1,4 +1,5 @@
-"""Tokens with roles (begin, end, padding, separator, infill), and whether tokenizing adds them."""
+"""Tokens with roles (begin, end, padding, separator, infill, suppressed), and whether tokenizing
+adds them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,9 +40,11 @@ def role_keys(files: TokenizerFiles, texts: list[str]) -> dict[str, Any]:
         found = [ids[text] for text in candidates if text in known]
         if found:
             keys[key] = found[0]
-    ends = [id for id in _end_ids(files) if id < len(texts)]
-    if ends:
-        keys["eos_token_ids"] = ends
+    lists = {"eos_token_ids": _end_ids(files), "suppress_tokens": _suppressed_ids(files)}
+    for key, stated_ids in lists.items():
+        inside = [id for id in stated_ids if id < len(texts)]
+        if inside:
+            keys[key] = inside
     keys = _with_added_tokens(files, ids, keys)
     keys |= _further_ends(texts, keys) | infill_ids(ids)
     return keys | _adding_flags(files, ids, keys)
@@ -93,7 +96,16 @@ def _end_ids(files: TokenizerFiles) -> list[int]:
     if stated is None:
         stated = files.config.get("eos_token_id")
     every = [*(stated if isinstance(stated, list) else [stated]), files.config.get("eod_token_id")]
-    return list(dict.fromkeys(id for id in every if isinstance(id, int) and id >= 0))
+    return _ids(every)
+
+
+def _suppressed_ids(files: TokenizerFiles) -> list[int]:
+    """The tokens that the generation settings forbid in answers."""
+    return _ids(listed(files.generation.get("suppress_tokens")))
+
+
+def _ids(values: list[Any]) -> list[int]:
+    return list(dict.fromkeys(id for id in values if isinstance(id, int) and id >= 0))
 
 
 def _adding_flags(

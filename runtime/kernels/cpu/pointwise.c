@@ -301,6 +301,17 @@ EXPORT void caravan_fill_columns(float *x, int64_t stride, int rows, int begin, 
         for (int64_t c = begin; c < end; c++) x[r * stride + c] = value;
 }
 
+/* x[r][c] = value for the listed columns of rows of `width` floats, `stride` floats apart. Returns 1 if a
+ * column is outside. */
+EXPORT int caravan_fill_listed(float *x, int64_t stride, int rows, int64_t width, const int64_t *columns,
+                               int64_t count, float value) {
+    for (int64_t i = 0; i < count; i++)
+        if (columns[i] < 0 || columns[i] >= width) return 1;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < count; i++) x[r * stride + columns[i]] = value;
+    return 0;
+}
+
 typedef struct {
     const float *x;
     float *y, cap;

@@ -397,6 +397,17 @@ def test_infill_tokens_get_their_keys(tmp_path) -> None:
     assert found == {f"tokenizer.ggml.fim_{key}_token_id": id for key, id in expected.items()}
 
 
+def test_suppressed_tokens_are_those_of_the_generation_settings(tmp_path) -> None:
+    native = byte_level(PRE_TOKENIZERS["qwen2"].expressions)
+    saved(tmp_path, native)
+    assert "tokenizer.ggml.suppress_tokens" not in metadata_of(tmp_path)
+    first, known = native.token_to_id("<|first|>"), native.get_vocab_size()
+    settings_file = tmp_path / "generation_config.json"
+    for stated, expected in (([known, first, -1, 7], [first, 7]), (None, None), ([], None)):
+        settings_file.write_text(json.dumps({"suppress_tokens": stated}))
+        assert metadata_of(tmp_path).get("tokenizer.ggml.suppress_tokens") == expected
+
+
 def test_settings_have_priority_over_the_post_processor(tmp_path) -> None:
     saved(tmp_path, byte_level(PRE_TOKENIZERS["qwen2"].expressions), bos_token="<|first|>")
     settings_file = tmp_path / "tokenizer_config.json"

@@ -135,6 +135,20 @@ def test_embeddings_are_scaled_logits_capped_and_unknown_tokens_impossible(make)
     assert (got[:, 9:] == -torch.inf).all() and got.shape[1] == ROWS
 
 
+def test_tokens_that_the_file_suppresses_are_impossible(make) -> None:
+    """Ids beyond the embedding are of tokens that the model does not know either."""
+    key = "tokenizer.ggml.suppress_tokens"
+    decoder = make([TextLayer(Noting(), FULL)], keys={key: [6, 2, ROWS, -1, 2]})
+    got = PagedDecoder(decoder).feed({0: TOKENS})
+    assert [column for column in range(ROWS) if (got[:, column] == -torch.inf).all()] == [2, 6]
+    others = [column for column in range(ROWS) if column not in (2, 6)]
+    expected = logits(embedded() + 1)
+    torch.testing.assert_close(got[:, others], expected[:, others], rtol=1e-4, atol=1e-4)
+    for wrong in ([1] * (ROWS + 1), 5, ["a"]):
+        with pytest.raises(ModelFileError, match="suppress_tokens"):
+            make([TextLayer(Noting(), FULL)], keys={key: wrong})
+
+
 def test_a_head_may_be_shorter_than_the_embedding(make) -> None:
     head = EMBEDDING[::-1][:7].copy()
     decoder = make([TextLayer(Noting(), FULL)], tensors={"output": head}, head_rows=7)
