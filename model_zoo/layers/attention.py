@@ -9,29 +9,14 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.dividing import divided_heads
 from model_zoo.layers.norm import AcrossHeads, RMSNorm
 from model_zoo.layers.step import Step
+from model_zoo.layers.temperature import Temperature
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.distributed.ranks import HeadSplit, Split
 from runtime.kernels.activations import Activations, unrounded
 from runtime.kernels.attention import attended_rows
 from runtime.kernels.attention_inputs import HeadNorms, prepare_attention
-from runtime.kernels.pointwise import contiguous, sigmoid_mul, temper
+from runtime.kernels.pointwise import contiguous, sigmoid_mul
 from runtime.kv.spec import LayerCache
-
-
-@dataclass(frozen=True, slots=True)
-class Temperature:
-    """Queries at position p are multiplied by 1 + beta * ln(1 + floor((p + offset) / span)).
-
-    Nakanishi, "Scalable-Softmax Is Superior for Attention", as used by Llama 4 and Ministral 3.
-    """
-
-    beta: float
-    span: float
-    offset: int = 0
-
-    def __call__(self, queries: Tensor, positions: Tensor) -> Tensor:
-        """queries [tokens, heads, dim], positions [tokens] int64 -> like queries."""
-        return temper(queries, positions, beta=self.beta, span=self.span, offset=self.offset)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,6 +7,7 @@ from torch import Tensor
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.dividing import divided_heads
 from model_zoo.layers.step import Step
+from model_zoo.layers.temperature import Temperature
 from runtime.distributed.ranks import Split
 from runtime.kernels.activations import Activations
 from runtime.kernels.attention import paged_attention, write_cache
@@ -51,15 +52,24 @@ class LatentAttention:
     have the matrices as `attn_k_b` (heads, latent, plain) and `attn_v_b` (heads, value, latent) or,
     older ones, as `attn_kv_b` (heads * (plain + value), latent).
 
-    Ranks divide the heads; each has the whole cache. `scale` multiplies the scores.
+    Ranks divide the heads; each has the whole cache. `scale` multiplies the scores, `temperature`
+    queries, by position.
     """
 
     def __init__(
-        self, w: TensorScope, sizes: LatentSizes, *, hidden: int, eps: float, scale: float
+        self,
+        w: TensorScope,
+        sizes: LatentSizes,
+        *,
+        hidden: int,
+        eps: float,
+        scale: float,
+        temperature: Temperature | None = None,
     ) -> None:
         query = "attn_q" if sizes.query_rank is None else "attn_q_b"
         heads = divided_heads(w, sizes.heads, 1, query=query).heads
         self._sizes, self._scale, self._deterministic = sizes, scale, w.deterministic
+        self._temperature = temperature
         self._queries = _Queries(w, sizes, heads, hidden, eps)
         rows = sizes.latent + sizes.rotated
         self._compress = w.linear("attn_kv_a_mqa", shape=(rows, hidden))
@@ -87,6 +97,8 @@ class LatentAttention:
         plain, rotated = self._queries(x).split((sizes.plain, sizes.rotated), dim=2)
         absorbed = expert_products(joined(plain), self._to_keys, None)  # one expert for each head
         queries = joined(absorbed, rotation(joined(rotated)))
+        if self._temperature is not None:
+            queries = self._temperature(queries, step.positions)
         attended = paged_attention(
             queries, step.pages, step.plan, scale=self._scale, deterministic=self._deterministic
         )

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from transformers.models.deepseek_v3 import modeling_deepseek_v3
+from transformers.models.mistral4.modeling_mistral4 import get_llama_4_attn_scale
 
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import ModelFileError
@@ -61,6 +63,28 @@ def test_gemma4_caches_have_the_shapes_of_local_and_of_global_layers(tmp_path) -
     layers = pair.decoder.cache_layers
     shapes = [(cache.kv_heads, cache.key_dim, cache.value_dim) for cache in layers]
     assert shapes == [(2, 8, 8), (1, 16, 16)]  # the other two layers share them
+
+
+@pytest.mark.parametrize("flavour", ["llama.cpp", "ollama"])
+def test_files_of_deepseeks_architecture_may_have_a_temperature(
+    tmp_path, monkeypatch, flavour
+) -> None:
+    """As Mistral Large 3 has it; in `transformers`, Mistral 4 multiplies queries by it."""
+    path, scale, length = tmp_path / "tiny.gguf", 0.3, 8
+    twin = TEXT_MODELS["deepseek2"].write(path, "v3", flavour=flavour)
+    attend = modeling_deepseek_v3.eager_attention_forward
+
+    def tempered(module, query, *arguments, **options):
+        positions = torch.arange(query.shape[2])[None]
+        factor = get_llama_4_attn_scale(positions, scale, length)
+        return attend(module, query * factor, *arguments, **options)
+
+    monkeypatch.setattr(modeling_deepseek_v3, "eager_attention_forward", tempered)
+    tokens = random_tokens(PROMPT, seed=1)
+    assert difference(pair_of(path, twin), tokens) > 10 * TOLERANCE
+    keys = {"attention.temperature_scale": scale, "attention.temperature_length": length}
+    for check in ("long_prompt", "bits_alone_and_in_a_batch", "memory_that_a_step_declares"):
+        CHECKS[check](pair_of(changed(path, keys), twin))
 
 
 def test_missing_keys_of_gemma4_have_the_published_values(tmp_path) -> None:

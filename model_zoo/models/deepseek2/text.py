@@ -1,4 +1,5 @@
-"""DeepSeek V2 and V3, their Lite and R1 models, GLM-4.7-Flash and others of this architecture."""
+"""DeepSeek V2 and V3, their Lite and R1 models, GLM-4.7-Flash, Mistral Large 3 and others of this
+architecture."""
 
 from dataclasses import replace
 
@@ -11,11 +12,13 @@ from model_zoo.layers.latent_attention import LatentAttention, LatentSizes
 from model_zoo.layers.leading_dense import SIGMOID, SOFTMAX, leading_dense_or_experts
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import log_scale, read_rotary
+from model_zoo.layers.temperature import Temperature
 from model_zoo.layers.text_sizes import MAX_HEAD_DIM, TextSizes
 from runtime.kv.spec import Full
 
 # A tenth of `mscale_all_dim`; converters divide by ten.
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
+TEMPERATURE = "attention.temperature_scale"
 MAX_RANK = 1 << 16
 # Of Ollama's first files of GLM-4.7-Flash, in which the keys of both sizes are the other way round.
 _SWAPPED = "glm4moelite"
@@ -35,8 +38,14 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
 
 def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary, rotated: int) -> TextLayer:
     latent = _latent_sizes(w, sizes, index, rotated)
-    scale = _scale(sizes.metadata, latent.query)
-    attention = LatentAttention(w, latent, hidden=sizes.hidden, eps=sizes.eps, scale=scale)
+    attention = LatentAttention(
+        w,
+        latent,
+        hidden=sizes.hidden,
+        eps=sizes.eps,
+        scale=_scale(sizes.metadata, latent.query),
+        temperature=_temperature(sizes.metadata),
+    )
     # The first files of GLM-4.7-Flash state no function; those of V2 have no bias.
     scores = SOFTMAX if w.shape("exp_probs_b.bias", whole=True) is None else SIGMOID
     feed_forward = leading_dense_or_experts(w, sizes, index, scores=scores)
@@ -81,3 +90,12 @@ def _scale(metadata: Metadata, query: int) -> float:
         return query**-0.5
     weight = 10 * metadata.get(LOG_MULTIPLIER, float, 0.0)
     return query**-0.5 * log_scale(metadata.get_positive("rope.scaling.factor"), weight) ** 2
+
+
+def _temperature(metadata: Metadata) -> Temperature | None:
+    """The attention temperature of Mistral Large 3, if the file has one."""
+    if not metadata.get(TEMPERATURE, float, 0.0):
+        return None
+    span = "attention.temperature_length"
+    span = span if metadata.has(span) else "rope.scaling.original_context_length"
+    return Temperature(metadata.get_positive(TEMPERATURE), metadata.require_size(span))

@@ -2,7 +2,7 @@
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import AttentionOptions, Temperature
+from model_zoo.layers.attention import AttentionOptions
 from model_zoo.layers.attention_layer import attention_layer
 from model_zoo.layers.block import RowWise
 from model_zoo.layers.decoder import Decoder, TextLayer
@@ -12,6 +12,7 @@ from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.routing import SIGMOID_OF_CHOSEN
+from model_zoo.layers.temperature import Temperature
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kv.spec import Chunked, Full
 

@@ -2,11 +2,12 @@
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import AttentionOptions, Temperature
+from model_zoo.layers.attention import AttentionOptions
 from model_zoo.layers.attention_layer import attention_layer
 from model_zoo.layers.decoder import Decoder
 from model_zoo.layers.rope import Pairs
 from model_zoo.layers.rope_scaling import read_rotary
+from model_zoo.layers.temperature import Temperature
 from model_zoo.layers.text_sizes import TextSizes
 
 # Values of all Ministral 3 models, as in Ministral3Config of `transformers`.

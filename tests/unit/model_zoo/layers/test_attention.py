@@ -11,11 +11,12 @@ from torch import Tensor
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import AttentionOptions, SelfAttention, Temperature, read_sinks
+from model_zoo.layers.attention import AttentionOptions, SelfAttention, read_sinks
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import plain_frequencies
 from model_zoo.layers.step import Step
+from model_zoo.layers.temperature import Temperature
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.errors import ModelFileError
 from runtime.kv.spec import Full, LayerCache
