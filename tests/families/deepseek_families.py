@@ -30,6 +30,7 @@ DEEPSEEK2_YARN = {
     "rope_parameters": YARN["rope_parameters"]
     | {"factor": 8.0, "beta_fast": 32, "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 0.707}
 }
+DEEPSEEK2_USUAL_YARN = {"rope_parameters": YARN["rope_parameters"] | {"factor": 8.0}}
 GLM_FLASH = {key: value for key, value in DEEPSEEK2.items() if key != "first_k_dense_replace"}
 GLM_FLASH |= rope(1e6) | {"q_lora_rank": 48}
 # Keys of Ollama's first files: those of heads and of cached rows are the other way round.
@@ -94,6 +95,13 @@ FAMILIES: Mapping[str, TextFamily] = {
         variants={
             name + "_with_attn_kv_b": Variant(flavour="ollama", config=name)
             for name in ("plain", "yarn", "large", "v3")
+        }
+        | {
+            # Converters of Ollama state a multiplier of 0 if the settings have none.
+            f"yarn_with_a_multiplier_of_{stated}": Variant(
+                DEEPSEEK2_USUAL_YARN, keys={"rope.scaling.yarn_log_multiplier": stated}
+            )
+            for stated in (None, 0.0)
         }
         | {
             "glm_flash_without_gating_function": Variant(

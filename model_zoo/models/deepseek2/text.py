@@ -78,10 +78,12 @@ def _latent_sizes(w: TensorScope, sizes: TextSizes, index: int, rotated: int) ->
 
 
 def _rotary(w: TensorScope, sizes: TextSizes, rotated: int) -> Rotary:
-    """The rotary embedding. If the file states a multiplier of the scores, YaRN does not change the
-    magnitude of queries and keys, because `mscale` equals `mscale_all_dim` in all models."""
+    """The rotary embedding. If the file states a multiplier of the scores, and not 0 as converters
+    do without one, YaRN does not change the magnitude of queries and keys, because `mscale` equals
+    `mscale_all_dim` in all models."""
     rotary = read_rotary(w, replace(sizes, key_dim=rotated), Pairs.INTERLEAVED)
-    return replace(rotary, magnitude=1.0) if sizes.metadata.has(LOG_MULTIPLIER) else rotary
+    multiplied = sizes.metadata.get(LOG_MULTIPLIER, float, 0.0)
+    return replace(rotary, magnitude=1.0) if multiplied else rotary
 
 
 def _scale(metadata: Metadata, query: int) -> float:
