@@ -15,6 +15,7 @@ from runtime.errors import UnsupportedModelError
 # have their own default, or none if their models differ, such as Qwen's.
 DEFAULT_BASE = 10000.0
 _KINDS = ("none", "linear", "yarn", "longrope")
+_UNSCALED = ("", "default")  # what converters of Ollama write for settings without scaling
 
 
 def read_rotary(
@@ -120,6 +121,7 @@ def _kind(w: TensorScope, metadata: Metadata, default: str | None) -> str:
     elif default is None and not all(metadata.has(f"rope.scaling.{name}") for name in others):
         default = "linear"
     kind = metadata.require(key, str) if default is None else metadata.get(key, str, default)
+    kind = "none" if kind in _UNSCALED else kind
     if kind not in _KINDS:
         raise UnsupportedModelError(
             f"{metadata.path}: `{metadata.full_key('rope.scaling.type')}` is {kind}, which is not "

@@ -80,6 +80,10 @@ MISTRAL3_YARN = {
     "beta_fast": 32.0,
     "beta_slow": 1.0,
 }
+# What converters of Ollama write besides the type for models without scaling.
+UNSCALED = dict.fromkeys(
+    [f"rope.scaling.{name}" for name in ("factor", "beta_fast", "beta_slow")], 0.0
+)
 MISTRAL3_WITH_VISION = Mistral3Config(
     text_config=MistralConfig(**SIZES, head_dim=32, **rope(1e9)),
     vision_config=PixtralVisionConfig(
@@ -339,6 +343,13 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
             "ollama_with_different_magnitudes": Variant(
                 flavour="ollama", config="different_magnitudes"
             ),
+            **{
+                f"scaling_of_type_{stated or 'nothing'}": Variant(
+                    keys=UNSCALED | {"rope.scaling.type": stated},
+                    config="text_of_a_vision_model",
+                )
+                for stated in ("", "default")
+            },
         },
         files=(
             CompleteFile(
