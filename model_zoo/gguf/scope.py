@@ -164,6 +164,7 @@ class TensorScope:
         alt: str | None = ...,
         optional: Literal[False] = ...,
         outs: Split | None = ...,
+        ins: Split | None = ...,
     ) -> Linear: ...
     @overload
     def linear(
@@ -177,16 +178,21 @@ class TensorScope:
         alt: str | None = None,
         optional: bool = False,
         outs: Split | None = None,
+        ins: Split | None = None,
     ) -> Linear | None:
-        """The matrix `name` (out, in), or else `alt`, with its bias if there is one."""
-        stated, outs = name, self._divided(outs)
+        """The matrix `name` (out, in), or else `alt`, with its bias and factor if there are any.
+
+        Ranks divide its outputs or its inputs.
+        """
+        stated, outs, ins = name, self._divided(outs), self._divided(ins)
         name = self._either(name, alt)
         if optional and self._tensors.lacks(self._full(name)):
             return None
         full = self._full(name)
-        weight = self._tensors.weight(full, shape, self.device, outs=outs, tiled=True)
-        added = self._added(stated, self.shape(name), outs=outs)
-        return Linear(weight, self._bias(name, shape[0], outs), added)
+        weight = self._tensors.weight(full, shape, self.device, outs=outs, ins=ins, tiled=True)
+        added = self._added(stated, self.shape(name), outs=outs, ins=ins)
+        bias = self._bias(name, shape[0], outs)
+        return Linear(weight, bias, added, self._factors(name, weight.shape[0]))
 
     def fused_linear(
         self,
@@ -213,14 +219,16 @@ class TensorScope:
         if whole is not None:
             shape = sum(sizes), hidden
             weight = self._tensors.weight(self._full(whole), shape, self.device, tiled=True)
-            return FusedLinear((Linear(weight, self._bias(whole, shape[0])),), (sizes,), added)
+            bias, factor = self._bias(whole, shape[0]), self._factors(whole, shape[0])
+            return FusedLinear((Linear(weight, bias, factors=factor),), (sizes,), added)
         full = {self._full(name): shape for name, shape in shapes.items()}
         weights = [
             (self._tensors.joined(joined, self.device), len(joined))
             for joined in self._tensors.joinable(full, self.device)
         ]
         biases = [self._bias(name, out) for name, (out, _) in shapes.items()]
-        return FusedLinear.of(weights, sizes, biases, added)
+        factors = [self._factors(name, out) for name, (out, _) in shapes.items()]
+        return FusedLinear.of(weights, sizes, biases, added, factors)
 
     def merging_linear(self, name: str, *, shape: tuple[int, int], ins: Split) -> Merging:
         """The matrix `name` with inputs divided among ranks; ranks all-reduce the result.
@@ -228,15 +236,11 @@ class TensorScope:
         If a block extends over two parts, the outputs are divided instead, and ranks all-gather
         input and result.
         """
-        full = self._full(name)
         if not ins.whole and not ins.falls_on(self.block_elements(name)):
             outs = evenly(shape[0], self.ranks)
-            linear = self.linear(name, shape=shape, outs=outs)
-            return AllGatherLinear(linear.weight, linear.bias, outs, ins, self.ranks, linear.added)
-        held = self._divided(ins)
-        weight = self._tensors.weight(full, shape, self.device, ins=held, tiled=True)
-        added = self._added(name, self.shape(name), ins=held)
-        return AllReduceLinear(weight, self._bias(name, shape[0]), self.ranks, added)
+            return AllGatherLinear(self.linear(name, shape=shape, outs=outs), outs, ins, self.ranks)
+        linear = self.linear(name, shape=shape, ins=ins)
+        return AllReduceLinear(replace(linear, bias=None), linear.bias, self.ranks)
 
     def gathered_linear(
         self, name: str, *, shape: Shape, alt: str | None = None
@@ -248,9 +252,7 @@ class TensorScope:
         size = (self.shape(self._either(name, alt)) or (0,))[0]
         outs = evenly(size, self.ranks)
         linear = self.linear(name, shape=shape, alt=alt, outs=outs)
-        return AllGatherLinear(
-            linear.weight, linear.bias, outs, None, self.ranks, linear.added, operands=self.dtype
-        )
+        return AllGatherLinear(replace(linear, operands=self.dtype), outs, None, self.ranks)
 
     def embedding(self, name: str, *, shape: Shape, divided: bool = False) -> Embedding:
         """The embedding `name` (rows, hidden). `divided`: each rank holds a part of the rows."""
@@ -258,7 +260,8 @@ class TensorScope:
         held = self._divided(evenly(stated[0], self.ranks)) if divided else None
         weight = self._tensors.weight(full, shape, self.device, outs=held, sparse=True)
         added = self._adapted.embedding_additions(full, stated, self.device, held=held)
-        return Embedding(weight, self.dtype, held, self.ranks, added)
+        factors = self._factors(name, weight.shape[-1])
+        return Embedding(weight, self.dtype, held, self.ranks, added, factors)
 
     def weight(
         self,
@@ -356,6 +359,11 @@ class TensorScope:
         outs, ins = self._divided(outs), self._divided(ins)
         return self._tensors.stacked(names, shape[1:], self.device, outs=outs, ins=ins, tiled=tiled)
 
+    def expert_factors(self, name: str, count: int) -> Tensor | None:
+        """The factors of products with each of `count` experts' matrices, float32 [count]; None
+        for ones."""
+        return self._tensors.factors(self._full(name), (count,), count, self.device)
+
     def expert_additions(
         self, name: str, *, outs: Split | None = None, ins: Split | None = None
     ) -> tuple[LowRank, ...]:
@@ -384,8 +392,9 @@ class TensorScope:
         self._tensors.missing += [name for name in wanted if name not in self._tensors.file.tensors]
 
     def ignore(self, *names: str) -> None:
-        """Allows these tensors, which nothing uses."""
-        self._tensors.claimed.update(map(self._full, names))
+        """Allows these tensors and their factors, which nothing uses."""
+        for name in names:
+            self._tensors.ignore(self._full(name))
 
     def ignore_all(self) -> None:
         """Allows all tensors under this prefix, which nothing uses."""
@@ -435,7 +444,9 @@ class TensorScope:
             for piece, o in zip(pieces, outs, strict=True)
         ]
         sizes, added = tuple(split.count for split in outs), self._fused_added(shapes, whole, outs)
-        return FusedLinear.of(weights, sizes, biases, added)
+        names = (piece.name for piece in pieces)
+        factors = [self._factors(name, size) for name, size in zip(names, sizes, strict=True)]
+        return FusedLinear.of(weights, sizes, biases, added, factors)
 
     def _added(
         self,
@@ -480,6 +491,9 @@ class TensorScope:
         if self._tensors.lacks(full):
             return None
         return self._tensors.numbers(full, (size,), self.device, outs=outs).to(self.dtype)
+
+    def _factors(self, name: str, count: int) -> Tensor | None:
+        return self._tensors.factors(self._full(name), (1,), count, self.device)
 
     def _full(self, name: str) -> str:
         return f"{self._prefix}{name}.weight"

@@ -101,6 +101,11 @@ class Tensors:
         present = {_LAYER.sub("blk", name) for name in claimed if _LAYER.match(name)}
         return [name for name in self._absent if _LAYER.sub("blk", name) in present]
 
+    def ignore(self, name: str) -> None:
+        """Counts the matrix `name` and its factors as requested."""
+        stem = name.removesuffix("weight")
+        self.claimed |= {name, f"{stem}scale", f"{stem}input_scale"}
+
     def weight(
         self,
         name: str,
@@ -251,6 +256,20 @@ class Tensors:
             numbers = numbers[..., outs.begin : outs.end].contiguous()
         self.held[device] += numbers.nbytes
         return numbers.to(device)
+
+    def factors(self, name: str, stated: Shape, count: int, device: torch.device) -> Tensor | None:
+        """The factors of products with the tensor `name`, float32 [count]: those in `<name>.scale`,
+        if it has the shape `stated`, repeated if it has one element; None without such a tensor.
+
+        Files of llama.cpp have them for NVFP4, whose blocks have no range of their own. The range
+        of activations in four bits, `<name>.input_scale`, is not used.
+        """
+        stem = name.removesuffix("weight")
+        self.claimed.add(f"{stem}input_scale")
+        info = self.file.tensors.get(f"{stem}scale")
+        if info is None or info.shape != stated:
+            return None
+        return self.numbers(info.name, stated, device).expand(count).contiguous()
 
     def _claim(self, name: str, shape: Shape, *, row: bool = False) -> bool:
         """Whether the file has this tensor with this shape; recorded if not. `row`: leading

@@ -10,6 +10,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.block import RowWise
 from model_zoo.layers.dividing import divided_width
 from model_zoo.layers.feed_forward import GatedFeedForward
+from model_zoo.layers.linear import for_factors
 from model_zoo.layers.low_rank import LowRank
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.routing import SOFTMAX_OF_CHOSEN, Router
@@ -17,7 +18,7 @@ from model_zoo.layers.text_sizes import TextSizes
 from runtime.distributed.ranks import Split, evenly
 from runtime.kernels.activations import Activations, unrounded
 from runtime.kernels.experts import expert_products, weighted_sum
-from runtime.kernels.pointwise import Gate, add_, silu_mul
+from runtime.kernels.pointwise import Gate, add_, mul, silu_mul, take_rows
 from runtime.quant.block_types import TILE_ROWS
 from runtime.quant.weight import Compute, Weight
 
@@ -57,8 +58,7 @@ class ExpertOptions:
     alternating: in a tensor with gates and ups, their rows alternate; otherwise gates come first.
     shared: a feed-forward for every row, whose output is added.
     router_norm, norm: norms of the inputs of the router and of the experts.
-    down_scale: float32 [experts], multiplies the experts' outputs; by default the tensor
-    `ffn_down_exps.scale`, if the file has it.
+    down_scale: float32 [experts], multiplies the experts' outputs, additions of adapters included.
     """
 
     routing: Router = SOFTMAX_OF_CHOSEN
@@ -76,7 +76,9 @@ class Experts:
     """The weighted sum of down(gated(gate(x), up(x))), or of down(curve(up(x))), over the experts
     that a router chooses.
 
-    The router is `ffn_gate_inp`. Files have gates and ups as two tensors or as one; the oldest have
+    Tensors such as `ffn_up_exps.scale` multiply the products with the matrices of each expert, if
+    the file has them; that of `ffn_down_exps` is not read if there is a `down_scale`. The router is
+    `ffn_gate_inp`. Files have gates and ups as two tensors or as one; the oldest have
     a matrix for each expert. Ranks divide the inner columns of every expert.
     """
 
@@ -89,9 +91,8 @@ class Experts:
         width = _width(w, sizes)
         self._split = divided_width(w, width or 0, "ffn_down_exps")
         self._gate, self._up = _gates_and_ups(w, sizes.count, width, hidden, self._split, options)
-        self._down = _Downs(w, (sizes.count, hidden, width), self._split)
-        scale = w.table("ffn_down_exps.scale", shape=(sizes.count,), optional=True)
-        self._down_scale = options.down_scale if scale is None else scale
+        scaled = options.down_scale is not None
+        self._down = _Downs(w, (sizes.count, hidden, width), self._split, scaled=scaled)
         self.row_elements = _row_elements(hidden, self._split.count, sizes)
         self.row_elements += self._down.row_elements * sizes.used
         parts = (self._gate, self._up, self._down)
@@ -115,7 +116,7 @@ class Experts:
             self._of_each(x, chosen, weights),
             None if options.weigh_input else weights,
             chosen=chosen,
-            scales=self._down_scale,
+            scales=options.down_scale,
         )
         result = self._down.merged(result)
         return result if options.shared is None else add_(result, options.shared(x))
@@ -169,10 +170,17 @@ class DenseAndExperts:
 
 
 class _Matrices:
-    """weight (experts, out, in), bias float32 (experts, out) or None, additions of adapters."""
+    """weight (experts, out, in); bias float32 (experts, out) and factors float32 [experts] of the
+    products, or None; additions of adapters."""
 
-    def __init__(self, weight: Weight, bias: Tensor | None, added: tuple[LowRank, ...]) -> None:
-        self.weight, self.bias, self.added = weight, bias, added
+    def __init__(
+        self,
+        weight: Weight,
+        bias: Tensor | None,
+        added: tuple[LowRank, ...],
+        factors: Tensor | None,
+    ) -> None:
+        self.weight, self.bias, self.added, self.factors = weight, bias, added, factors
 
     @property
     def added_elements(self) -> int:
@@ -192,21 +200,32 @@ class _Matrices:
         """`tiled`: as of `TensorScope.experts`."""
         bias = w.table(f"{name}.bias", shape=shape[:2], optional=True, outs=outs)
         weight = w.experts(name, shape=shape, outs=outs, tiled=tiled)
-        return cls(weight, bias, w.expert_additions(name, outs=outs))
+        factors = w.expert_factors(name, shape[0])
+        return cls(weight, bias, w.expert_additions(name, outs=outs), factors)
 
     def rows(self, which: slice) -> "_Matrices":
         """The selected rows of each expert, as a view."""
         weight = self.weight.outputs(*which.indices(self.weight.shape[1]))
         bias = None if self.bias is None else self.bias[:, which].contiguous()
         added = tuple(each.rows(which) for each in self.added)
-        return _Matrices(weight, bias, added)
+        return _Matrices(weight, bias, added, self.factors)
 
     def __call__(self, x: Activations, chosen: Tensor, scale: Tensor | None) -> Tensor:
         """x [tokens, in] or [tokens, used, in] -> [tokens, used, out]."""
-        result = expert_products(x, self.weight, chosen, bias=self.bias, scale=scale)
+        factors, wide = self._factors_of_pairs(chosen, scale), for_factors(x, self.factors)
+        result = expert_products(wide, self.weight, chosen, bias=self.bias, scale=factors)
+        result = result.to(unrounded(x).dtype)
         for each in self.added:
             result.add_(each.of_experts(x, chosen, scale))
         return result
+
+    def _factors_of_pairs(self, chosen: Tensor, scale: Tensor | None) -> Tensor | None:
+        """`scale` times the factors of the chosen experts, float32 [tokens, used]."""
+        if self.factors is None:
+            return scale
+        rows = take_rows(self.factors.unsqueeze(1), chosen.flatten())
+        factors = rows.view(chosen.shape)
+        return factors if scale is None else mul(factors, scale)
 
 
 class _Downs:
@@ -217,7 +236,9 @@ class _Downs:
     added_elements: the same while additions of adapters are computed.
     """
 
-    def __init__(self, w: TensorScope, shape: tuple[int, int, int | None], split: Split) -> None:
+    def __init__(
+        self, w: TensorScope, shape: tuple[int, int, int | None], split: Split, *, scaled: bool
+    ) -> None:
         name, hidden = "ffn_down_exps", shape[1]
         self._ranks, self._ins = w.ranks, split
         by_columns = split.whole or split.falls_on(w.block_elements(name))
@@ -228,7 +249,8 @@ class _Downs:
         ins = split if by_columns else None
         weight = w.experts(name, shape=shape, outs=self._outs, ins=ins)
         added = w.expert_additions(name, outs=self._outs, ins=ins)
-        self._matrices = _Matrices(weight, bias, added)
+        factors = None if scaled else w.expert_factors(name, shape[0])
+        self._matrices = _Matrices(weight, bias, added, factors)
         self.added_elements = self._matrices.added_elements
         exchanged = 2 * (split.parts[-1][1] + hidden) if self._outs else (w.ranks.size + 1) * hidden
         self.row_elements = 0 if split.whole else exchanged

@@ -12,30 +12,41 @@ from runtime.distributed.ranks import ALONE, Ranks, Split
 from runtime.kernels.activations import Activations, unrounded
 from runtime.kernels.embedding import embedding_rows
 from runtime.kernels.matmul import gated_matmul, matmul, matmuls
-from runtime.kernels.pointwise import Gate, add_
+from runtime.kernels.pointwise import Gate, add_, mul
 from runtime.quant.weight import Compute, Weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Linear:
-    """weight (out, in); bias [out] or none; additions of adapters. x [tokens, in] -> [tokens, out],
-    in x's type."""
+    """weight (out, in); factors float32 [out] of the product, bias [out], or none; additions of
+    adapters. operands: see `matmul`. x [tokens, in] -> [tokens, out], in x's type."""
 
     weight: Weight
     bias: Tensor | None = None
     added: tuple[LowRank, ...] = ()
+    factors: Tensor | None = None
+    operands: torch.dtype | None = None
 
     @property
     def rounding(self) -> Compute | None:
         """See `Weight.rounding`."""
         return self.weight.rounding
 
+    @property
+    def added_elements(self) -> int:
+        """Temporary elements per row while the additions are computed."""
+        return max((each.row_elements for each in self.added), default=0)
+
     def __call__(self, x: Activations) -> Tensor:
-        return self.completed(matmul(x, self.weight), x)
+        wide = for_factors(x, self.factors)
+        return self.completed(matmul(wide, self.weight, operands=self.operands), x)
 
     def completed(self, product: Tensor, x: Activations) -> Tensor:
-        """Adds bias and additions, in place, to the product of x and the weight."""
-        result = _with_added(product, x, self.added)
+        """The product of x, or of `for_factors`, and the weight, times the factors, with bias and
+        additions; possibly the same tensor, changed."""
+        if self.factors is not None:
+            product = mul(product, self.factors.expand_as(product))
+        result = _with_added(product.to(unrounded(x).dtype), x, self.added)
         return result if self.bias is None else add_(result, self.bias)
 
 
@@ -57,38 +68,35 @@ class Merging(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllReduceLinear:
-    """weight (out, this rank's inputs); bias [out], added once. Ranks sum their products."""
+    """The weight of `linear`, which has no bias, is (out, this rank's inputs); bias [out], added
+    once. Ranks sum their products."""
 
-    weight: Weight
+    linear: Linear
     bias: Tensor | None
     ranks: Ranks
-    added: tuple[LowRank, ...] = ()
 
     @property
     def row_elements(self) -> int:
-        return 0 if self.ranks.size == 1 else (self.ranks.size + 1) * self.weight.shape[0]
+        return 0 if self.ranks.size == 1 else (self.ranks.size + 1) * self.linear.weight.shape[0]
 
     @property
     def rounding(self) -> Compute | None:
-        return self.weight.rounding
+        return self.linear.rounding
 
     def __call__(self, x: Activations) -> Tensor:
-        result = self.ranks.all_reduce(_with_added(matmul(x, self.weight), x, self.added))
+        result = self.ranks.all_reduce(self.linear(x))
         return result if self.bias is None else add_(result, self.bias)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllGatherLinear:
-    """weight (this rank's outputs, in) with its bias. Ranks gather their inputs, divided by `ins`,
-    and their outputs, divided by `outs`. operands: see `matmul`."""
+    """The weight of `linear` is (this rank's outputs, in). Ranks gather their inputs, divided by
+    `ins`, and their outputs, divided by `outs`."""
 
-    weight: Weight
-    bias: Tensor | None
+    linear: Linear
     outs: Split
     ins: Split | None
     ranks: Ranks
-    added: tuple[LowRank, ...] = ()
-    operands: torch.dtype | None = None
 
     @property
     def row_elements(self) -> int:
@@ -99,21 +107,17 @@ class AllGatherLinear:
 
     @property
     def added_elements(self) -> int:
-        """Temporary elements per row while the additions are computed."""
-        return max((each.row_elements for each in self.added), default=0)
+        """See `Linear.added_elements`."""
+        return self.linear.added_elements
 
     @property
     def rounding(self) -> Compute | None:
-        return self.weight.rounding if self.ins is None else None
+        return self.linear.rounding if self.ins is None else None
 
     def __call__(self, x: Activations) -> Tensor:
         if self.ins is not None:
             x = self.ranks.all_gather(unrounded(x), self.ins.widths)
-        product = matmul(x, self.weight, operands=self.operands)
-        result = _with_added(product, x, self.added)
-        if self.bias is not None:
-            add_(result, self.bias)
-        return self.ranks.all_gather(result, self.outs.widths)
+        return self.ranks.all_gather(self.linear(x), self.outs.widths)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,13 +139,17 @@ class FusedLinear:
         sizes: Sequence[int],
         biases: Sequence[Tensor | None],
         added: tuple[tuple[LowRank, ...], ...],
+        factors: Sequence[Tensor | None],
     ) -> "FusedLinear":
-        """Weights that each have the rows of so many matrices; sizes and biases of each matrix."""
+        """Weights that each have the rows of so many matrices; sizes, biases and factors of each
+        matrix."""
         parts, divided, begin = [], [], 0
         for weight, count in weights:
             some = slice(begin, begin + count)
             divided.append(tuple(sizes[some]))
-            parts.append(Linear(weight, _joined_bias(biases[some], divided[-1])))
+            bias = _joined(biases[some], divided[-1], absent=0.0)
+            multiplied = _joined(factors[some], divided[-1], absent=1.0)
+            parts.append(Linear(weight, bias, factors=multiplied))
             begin += count
         return cls(tuple(parts), tuple(divided), added)
 
@@ -156,7 +164,8 @@ class FusedLinear:
         return next((part.rounding for part in self.parts if part.rounding is not None), None)
 
     def __call__(self, x: Activations) -> tuple[Tensor, ...]:
-        products = matmuls(x, [part.weight for part in self.parts])
+        wide = for_factors(x, *(part.factors for part in self.parts))
+        products = matmuls(wide, [part.weight for part in self.parts])
         results = list[Tensor]()
         for part, product, sizes in zip(self.parts, products, self.sizes, strict=True):
             result = part.completed(product, x)
@@ -168,7 +177,8 @@ class FusedLinear:
     def gated(self, x: Activations, gate: Gate) -> Tensor:
         """`gate` of the two results, which have the same size: [tokens, size]."""
         part = self.parts[0]
-        if len(self.parts) > 1 or part.bias is not None or part.added or any(self.added):
+        plain = part.bias is None and part.factors is None and not part.added
+        if len(self.parts) > 1 or not plain or any(self.added):
             return gate(*self(x))
         first, second = self.sizes[0]
         assert first == second, self.sizes
@@ -177,7 +187,8 @@ class FusedLinear:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedding:
-    """weight (rows, hidden); `held`: the rows of this rank, None for all; additions of adapters.
+    """weight (rows, hidden); `held`: the rows of this rank, None for all; additions of adapters;
+    factors float32 [hidden] of rows, or none.
 
     ids [tokens] -> [tokens, hidden], in `dtype`.
     """
@@ -187,6 +198,7 @@ class Embedding:
     held: Split | None = None
     ranks: Ranks = field(default=ALONE)
     added: tuple[LowRankRows, ...] = ()
+    factors: Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -198,13 +210,23 @@ class Embedding:
             inside = ids - self.held.begin
             foreign = (inside < 0) | (inside >= self.held.count)
             ids = inside.masked_fill(foreign, 0)
-        rows = embedding_rows(self.weight, ids, torch.float32 if self.added else self.dtype)
+        wide = self.added or self.factors is not None
+        rows = embedding_rows(self.weight, ids, torch.float32 if wide else self.dtype)
+        if self.factors is not None:
+            rows = mul(rows, self.factors.expand_as(rows))
         for each in self.added:
             rows = rows.add_(each(ids))
         rows = rows.to(self.dtype)
         if foreign is None:
             return rows
         return self.ranks.all_reduce(rows.masked_fill_(foreign[:, None], 0.0))
+
+
+def for_factors(x: Activations, *factors: Tensor | None) -> Activations:
+    """x, in float32 if it is in float16 and there are factors: before these multiply a product, it
+    may be too large for float16."""
+    some = any(each is not None for each in factors)
+    return unrounded(x).float() if some and unrounded(x).dtype == torch.float16 else x
 
 
 def _with_added(result: Tensor, x: Activations, added: Iterable[LowRank]) -> Tensor:
@@ -214,12 +236,15 @@ def _with_added(result: Tensor, x: Activations, added: Iterable[LowRank]) -> Ten
     return result
 
 
-def _joined_bias(biases: Sequence[Tensor | None], sizes: tuple[int, ...]) -> Tensor | None:
-    present = [bias for bias in biases if bias is not None]
+def _joined(
+    vectors: Sequence[Tensor | None], sizes: tuple[int, ...], *, absent: float
+) -> Tensor | None:
+    """One vector for all matrices; None if none of them has one."""
+    present = [vector for vector in vectors if vector is not None]
     if not present:
         return None
-    joined = present[0].new_zeros(sum(sizes))
-    for part, bias in zip(joined.split(sizes), biases, strict=True):
-        if bias is not None:
-            part.copy_(bias)
+    joined = present[0].new_full((sum(sizes),), absent)
+    for part, vector in zip(joined.split(sizes), vectors, strict=True):
+        if vector is not None:
+            part.copy_(vector)
     return joined

@@ -14,6 +14,7 @@ from runtime.kernels.triton.selection import highest_kernel
 from runtime.kv.page_group import CopyKind, PageCopy
 from tests.cuda.fake_device import DEVICE, FakeCuda, Launch, fake_cuda
 from tests.cuda.steps import FakeSteps, Rows, load_on_device
+from tests.families.factored_files import factored
 from tests.families.text_families import TEXT_MODELS
 from tests.gguf_files import rewrite
 
@@ -106,6 +107,17 @@ def test_suppressed_tokens_never_wait(tmp_path: Path, fake: FakeCuda) -> None:
     steps = FakeSteps(fake, model, slots=SLOTS, context_tokens=CONTEXT, graphs=True)
     for scene in (MIXED, DECODING):
         assert "index_fill_" in steps.launch([Rows(*place) for place in scene]).frequencies
+    assert len(fake.graphs) == 1
+
+
+@pytest.mark.parametrize("family", ["qwen2", "phi3", "gpt-oss"])
+def test_products_with_factors_never_wait(family: str, tmp_path: Path, fake: FakeCuda) -> None:
+    TEXT_MODELS[family].write(tmp_path / "model.gguf")
+    path = factored(tmp_path / "model.gguf", tmp_path / "factored.gguf")
+    model = load_on_device(path, context_tokens=CONTEXT)
+    steps = FakeSteps(fake, model, slots=SLOTS, context_tokens=CONTEXT, graphs=True)
+    for scene in (MIXED, DECODING):
+        assert steps.launch([Rows(*place) for place in scene]).launches
     assert len(fake.graphs) == 1
 
 

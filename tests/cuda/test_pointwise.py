@@ -171,6 +171,13 @@ def test_products(make, launches: list[str]) -> None:
     assert launches == ["gate_kernel"]
 
 
+def test_one_vector_multiplies_all_rows(launches: list[str]) -> None:
+    x, factors = noise(3, 1500).half(), noise(1500)
+    expected = (x.float() * factors).half()
+    assert torch.equal(pointwise.mul(x, factors.expand_as(x)), expected)
+    assert launches == ["gate_kernel"]
+
+
 def test_softcap_is_exact_near_zero_too(launches: list[str]) -> None:
     x = torch.cat([noise(500), noise(500) * 1e-3, noise(100) * 1e3])
     got, expected = pointwise.softcap(x, 3.0), pointwise.softcap_twin(x, 3.0)

@@ -14,6 +14,7 @@ from runtime.engine import memory_plan
 from runtime.engine.request import Delta, GenerationRequest, SamplingParams, StopRules
 from runtime.kernels.recording import Recording
 from runtime.worker import recorded_steps
+from tests.families.factored_files import factored
 from tests.families.text_families import TEXT_MODELS
 from tests.gguf_files import rewrite
 from tests.kernels.native_kernels import require_native_kernels
@@ -132,6 +133,16 @@ def test_suppressed_tokens_are_recorded_with_the_draws(tmp_path, monkeypatch, re
     assert contents(found) == contents(expected)
     drawn = [each.names for each in recordings if "caravan_draw" in each.names]
     assert drawn and all("caravan_fill_listed" in names for names in drawn)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gpt-oss", "llama4"])
+def test_products_with_factors_are_recorded(family, tmp_path, monkeypatch, recordings) -> None:
+    model_of(family, tmp_path)
+    path = factored(tmp_path / "model.gguf", tmp_path / "factored.gguf")
+    model = load(path, device=CPU, dtype=torch.float32)
+    expected = answered(model, recorded=False, max_sequences=2, monkeypatch=monkeypatch)
+    found = answered(model, recorded=True, max_sequences=2, monkeypatch=monkeypatch)
+    assert contents(found) == contents(expected) and recordings
 
 
 def test_a_growing_context_crosses_pages_and_windows(tmp_path, monkeypatch, recordings) -> None:

@@ -28,7 +28,7 @@ FULL_EVERY = 6
 LOCAL_BASE, GLOBAL_BASE = 10_000.0, 1_000_000.0
 LOGIT_CAP = 30.0  # the same in all models
 # The tensor with the factor of each expert's output in Ollama's first files.
-OLD_SCALE = "ffn_gate_inp.per_expert_scale"
+SCALE, OLD_SCALE = "ffn_down_exps.scale", "ffn_gate_inp.per_expert_scale"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,11 +163,14 @@ def _experts(w: TensorScope, sizes: TextSizes) -> Experts:
     """The router has its own norm of the residual; files store its weight times sqrt(hidden)."""
     hidden, counts = sizes.hidden, ExpertSizes.read(sizes.metadata)
     seen = w.table("ffn_gate_inp.scale", shape=(hidden,)) * hidden**-0.5
+    scale = w.table(SCALE, shape=(counts.count,), optional=True)
+    if scale is None:
+        scale = w.table(OLD_SCALE, shape=(counts.count,), optional=True)
     options = ExpertOptions(
         gated=gelu_mul,
         router_norm=RMSNorm(seen, sizes.eps),
         norm=w.rms_norm("pre_ffw_norm_2", sizes.eps, size=hidden),
-        down_scale=w.table(OLD_SCALE, shape=(counts.count,), optional=True),
+        down_scale=scale,
     )
     return Experts(w, hidden, counts, options)
 

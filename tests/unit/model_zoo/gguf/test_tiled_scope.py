@@ -60,8 +60,8 @@ def test_products_take_tiles(scopes) -> None:
     check(one.experts("down", shape=shape), other.experts("down", shape=shape))
     check(one.weight("down", shape=shape), other.weight("down", shape=shape), ROWS)
     every = [w.merging_linear("up", shape=(32, 64), ins=Split(((0, 64),), 0)) for w in (one, other)]
-    check(*(linear.weight for linear in every))
-    check(*(w.gathered_linear("up", shape=(32, 64)).weight for w in (one, other)))
+    check(*(merging.linear.weight for merging in every))
+    check(*(w.gathered_linear("up", shape=(32, 64)).linear.weight for w in (one, other)))
 
 
 def test_adjacent_matrices_are_fused_in_tiles_if_all_have_them(scopes) -> None:
@@ -120,7 +120,7 @@ def test_ranks_cut_tiles_as_they_cut_rows(scopes, size: int) -> None:
     type = TILES if size == 2 else ROWS
     check(*(w.linear("up", shape=(64, 64 * size), outs=outs).weight for w in (one, other)), type)
     shape = (64, 64 * size)
-    check(*(w.merging_linear("up", shape=shape, ins=ins).weight for w in (one, other)))
+    check(*(w.merging_linear("up", shape=shape, ins=ins).linear.weight for w in (one, other)))
     shape = (2, 64, 64 * size)
     check(*(w.experts("experts", shape=shape, ins=ins) for w in (one, other)))
     check(*(w.experts("experts", shape=shape, outs=outs) for w in (one, other)), type)

@@ -55,6 +55,24 @@ def test_biases_are_added_before_the_gate() -> None:
     torch.testing.assert_close(fused.gated(X, silu_mul), expected(*halves))
 
 
+FACTOR = torch.tensor([0.25])
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_factors_multiply_the_product_before_biases_are_added(at: int) -> None:
+    weight, factors, biases = matrix(10, 32), [None, None], [BIAS[:5], None]
+    factors[at] = FACTOR.expand(5)
+    fused = FusedLinear.of([(weight, 2)], (5, 5), biases, ((), ()), factors)
+    halves = list(times(X, weight).chunk(2, dim=1))
+    halves[at] = halves[at] * FACTOR
+    halves[0] = halves[0] + BIAS[:5]
+    torch.testing.assert_close(fused(X), tuple(halves))
+    torch.testing.assert_close(fused.gated(X, silu_mul), expected(*halves))
+    plain = FusedLinear.of([(weight, 2)], (5, 5), [None, None], ((), ()), factors)
+    halves[0] = halves[0] - BIAS[:5]
+    torch.testing.assert_close(plain.gated(X, silu_mul), expected(*halves))
+
+
 @pytest.mark.parametrize("added", [((ADDED,), ()), ((), (ADDED,))], ids=["gates", "values"])
 def test_adapters_are_added_before_the_gate(added: tuple[tuple[LowRank, ...], ...]) -> None:
     low_rank = times(times(X, ADDED.down), ADDED.up) * ADDED.scale

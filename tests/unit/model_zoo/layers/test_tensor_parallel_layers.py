@@ -93,7 +93,7 @@ def test_a_matrix_after_divided_heads_is_summed_where_blocks_allow_it(tmp_path, 
         return linear, linear(x[:, ins.begin : ins.end])
 
     for linear, result in Meeting(2).each(lambda ranks: merged(ranks, 4)):
-        assert isinstance(linear, AllReduceLinear) and linear.weight.shape == (10, 64)
+        assert isinstance(linear, AllReduceLinear) and linear.linear.weight.shape == (10, 64)
         torch.testing.assert_close(result, whole)
     for linear, result in Meeting(3).each(lambda ranks: merged(ranks, 8)):  # 48, 48 and 32 inputs
         # Blocks of 32 lie across 48: then each rank has some outputs, to the same bits.
