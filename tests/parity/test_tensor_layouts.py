@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from model_zoo.gguf.reader import GGUFFile
+from runtime.errors import ModelFileError
 from tests.families.agreement import check_long_prompt, load_decoder
 from tests.families.text_families import TEXT_MODELS
 from tests.families.text_family import changed, pair_of
@@ -175,6 +176,20 @@ def test_gemma3n_without_a_cap_of_logits_agrees(path) -> None:
     twin = TEXT_MODELS["gemma3n"].write(path, "another_cap_of_logits")
     twin.config.final_logit_softcapping = 1e6  # as good as none
     check(path, twin, {}, final_logit_softcapping=0.0)
+
+
+def test_qwen2_without_any_bias_agrees(path) -> None:
+    """As KORMo; a single missing one is still an error."""
+    twin = TEXT_MODELS["qwen2"].write(path)
+    biases = [name for name in matrices(path) if name.endswith(".bias")]
+    with pytest.raises(ModelFileError, match=r"1 is missing \(blk.0.attn_q.bias\)"):
+        check(path, twin, {"blk.0.attn_q.bias": None})
+    with pytest.raises(ModelFileError, match="3 are missing"):
+        check(path, twin, {name: None for name in biases if "blk.0." in name})
+    for layer in twin.model.layers:
+        for name in "qkv":
+            getattr(layer.self_attn, f"{name}_proj").bias.zero_()
+    check(path, twin, dict.fromkeys(biases))
 
 
 def test_gemma3n_tokens_beyond_the_table_of_layer_inputs_have_its_first_row(path) -> None:

@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5."""
+"""Qwen 2 and 2.5, and KORMo."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
@@ -7,9 +7,11 @@ from model_zoo.layers.decoder import Decoder, TextLayer, uniform_decoder
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.text_sizes import TextSizes
 
+BIASED = ("attn_qkv", "attn_q", "attn_k", "attn_v")
+
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
-    """Queries, keys and values have biases.
+    """Queries, keys and values have biases, in KORMo none of them.
 
     Windows, an option of the first checkpoints, are not used.
     """
@@ -17,5 +19,6 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
 
 
 def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
-    w.need_biases("attn_qkv", "attn_q", "attn_k", "attn_v")
+    if any(w.shape(f"{name}.bias", whole=True) is not None for name in BIASED):
+        w.need_biases(*BIASED)
     return attention_layer(w, sizes, index, rotary)
