@@ -51,7 +51,7 @@ def stated_routing(
     the two best (V3).
     """
     key = "expert_gating_func"
-    function = metadata.get(key, int, scores)
+    function = metadata.get(key, int, 0) or scores  # converters write 0 where nothing is stated
     if function not in (SOFTMAX, SIGMOID):
         raise UnsupportedModelError(
             f"{metadata.path}: `{metadata.full_key(key)}` is {function}; supported are {SOFTMAX} "

@@ -104,9 +104,12 @@ FAMILIES: Mapping[str, TextFamily] = {
             for stated in (None, 0.0)
         }
         | {
-            "glm_flash_without_gating_function": Variant(
-                keys={"expert_gating_func": None}, config="glm_flash"
-            ),
+            f"{name}_with_the_gating_function_{stated}": Variant(
+                keys={"expert_gating_func": stated}, config=name
+            )
+            for name, stated in (("plain", 0), ("glm_flash", 0), ("glm_flash", None))
+        }
+        | {
             "glm_flash_of_the_first_ollama_files": Variant(
                 architecture="glm4moelite", keys=FIRST_GLM_FLASH, config="glm_flash"
             ),
