@@ -216,7 +216,10 @@ FAMILIES: Mapping[str, TextFamily] = {
             ),
         },
         wide=WIDE_DELTA_RULE | {"intermediate_size": 512},
-        variants={"ollama": Variant(flavour="ollama")},
+        variants={
+            "ollama": Variant(flavour="ollama"),
+            "no_experts_stated": Variant(keys={"expert_count": 0}),
+        },
         delta_rule=(modeling_qwen3_5,),
         files=(CompleteFile(optional_keys="full_attention_interval rope.dimension_sections"),),
     ),

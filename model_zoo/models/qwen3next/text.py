@@ -63,7 +63,7 @@ def _block(
 
 def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> RowWise:
     metadata = sizes.metadata
-    if not metadata.has("expert_count"):
+    if not metadata.get("expert_count", int, 0):
         return GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
     options = ExpertOptions(
         routing=stated_softmax(metadata),
