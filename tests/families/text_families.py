@@ -419,6 +419,13 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
             },
         },
         divided="window",
+        variants={
+            # The converter of llama.cpp always states the original context, but writes factors
+            # only if the settings have them.
+            "longer_context_without_factors": Variant(
+                keys={"rope.scaling.original_context_length": 256}
+            )
+        },
         files=(
             CompleteFile(
                 optional_keys="rope.freq_base attention.key_length attention.value_length"

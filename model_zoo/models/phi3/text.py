@@ -19,18 +19,20 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Queries, keys and values are one tensor, gate and up another; either all layers have a window
     or none has."""
     sizes = TextSizes.read(metadata)
-    original = metadata.get("rope.scaling.original_context_length", int, sizes.context_length)
-    rotary = read_rotary(
-        w,
-        sizes,
-        Pairs.NEOX,
-        default_base=DEFAULT_BASE,
-        kind="longrope" if original < sizes.context_length else None,
-    )
+    rotary = read_rotary(w, sizes, Pairs.NEOX, default_base=DEFAULT_BASE, kind=_scaling(sizes))
     window = metadata.get("attention.sliding_window", int, _usual_window(sizes))
     kind: CacheKind = Sliding(window) if window > 0 else Full()
     layers = [_layer(w.scope("blk", i), sizes, i, kind, rotary) for i in range(sizes.layers)]
     return Decoder(w, sizes, layers)
+
+
+def _scaling(sizes: TextSizes) -> str | None:
+    """The kind of scaling of files without the key. All state the original context, but only those
+    with factors for positions beyond it the factor of attention."""
+    metadata, longest = sizes.metadata, sizes.context_length
+    original = metadata.get("rope.scaling.original_context_length", int, longest)
+    stated = metadata.has("rope.scaling.attn_factor")
+    return "longrope" if stated and original < longest else None
 
 
 def _usual_window(sizes: TextSizes) -> int:
