@@ -127,14 +127,17 @@ def test_mllama_without_a_size_of_images_agrees_and_caches_none(tmp_path) -> Non
     CHECKS["long_prompt"](Pair(decoder, twin, tiny_tokenizer().get_vocab_size()))
 
 
-def test_a_window_of_zero_means_global_layers_with_rotation_in_llama4(tmp_path) -> None:
-    path = tmp_path / "tiny.gguf"
-    twin = TEXT_MODELS["llama4"].write(path)
+def test_llama4_may_be_dense_with_rotation_and_without_chunks(tmp_path) -> None:
+    """As in files of MobileLLM-R1, which state a window and an interval of 0."""
+    path, stated = tmp_path / "tiny.gguf", {"attention.sliding_window": 0, "use_qk_norm": None}
+    stated |= {"interleave_moe_layer_step": 0, "expert_count": 0, "expert_used_count": None}
+    twin = TEXT_MODELS["llama4"].write(path, interleave_moe_layer_step=6)
+    assert not any(layer.is_moe_layer for layer in twin.model.layers)
     twin.config.layer_types = ["full_attention"] * len(twin.model.layers)
     for layer in twin.model.layers:
         layer.self_attn.use_rope = True
         layer.self_attn.qk_norm = twin.model.layers[0].self_attn.qk_norm
-    CHECKS["long_prompt"](pair_of(changed(path, {"attention.sliding_window": 0}), twin))
+    CHECKS["long_prompt"](pair_of(changed(path, stated), twin))
 
 
 @pytest.mark.parametrize("name", ["alpha_p", "alpha_n", "beta", "eps"])

@@ -55,8 +55,11 @@ def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary | None) 
 
 
 def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> RowWise:
-    step, hidden = sizes.metadata.get_size("interleave_moe_layer_step", 1), sizes.hidden
-    if (index + 1) % step:
+    """SwiGLU, or in every so many layers experts; in none of them if the file states 0, as those
+    of MobileLLM-R1."""
+    key, hidden = "interleave_moe_layer_step", sizes.hidden
+    dense = sizes.metadata.get(key, int, 1) == 0
+    if dense or (index + 1) % sizes.metadata.get_size(key, 1):
         return GatedFeedForward(w, hidden=hidden, size=sizes.feed_forward[index])
     size = sizes.metadata.require_size("expert_feed_forward_length")
     options = ExpertOptions(
@@ -81,7 +84,7 @@ def _kind(sizes: TextSizes) -> Chunked | Full:
 
 
 def _unchunked(sizes: TextSizes) -> bool:
-    """Files of llama.cpp state a window of 0 for models without chunks."""
+    """Files of llama.cpp state a window of 0 for models without chunks, such as MobileLLM-R1."""
     return sizes.metadata.get("attention.sliding_window", int) == 0
 
 
