@@ -12,11 +12,13 @@ from transformers import AutoModel
 from model_zoo.convert.convert_folder import convert
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.tokenizers.vocabulary import TokenType, read_vocabulary
+from tests.families.agreement import load_decoder
 from tests.families.encoder_configs import ENCODERS
 from tests.families.glm_vision_text import write_glm4v_text
 from tests.families.olmo_families import ROPES
+from tests.families.paged_decoder import PagedDecoder
 from tests.families.text_families import TEXT_MODELS
-from tests.families.text_family import Changes, rope
+from tests.families.text_family import Changes, changed, rope
 from tests.gguf_files import rewrite
 from tests.peers.llama_cpp_library import llama_cpp, their_log_probabilities
 from tests.tiny_models import tiny_tokenizer, write_tiny, write_tiny_folder
@@ -174,3 +176,15 @@ def test_llama_cpp_stops_at_all_end_tokens_of_the_checkpoint(tmp_path) -> None:
     found = [llama_cpp.llama_vocab_is_eog(vocabulary, token) for token in ends]
     model.close()
     assert found == [True, True, False]
+
+
+def test_llama_cpp_multiplies_queries_by_the_temperature_of_mistral_large_3(tmp_path) -> None:
+    TEXT_MODELS["deepseek2"].write(tmp_path / "out.gguf", "v3")
+    found = {}
+    for scale in (0.0, 0.5):
+        keys = {"attention.temperature_scale": scale, "attention.temperature_length": 8}
+        path = changed(tmp_path / "out.gguf", keys)
+        ours = PagedDecoder(load_decoder(path)).feed({0: TOKENS}).log_softmax(-1)
+        found[scale] = their_log_probabilities(path, TOKENS)
+        assert (found[scale] - ours)[ours.isfinite()].abs().max() < NEAR_NATS
+    assert (found[0.5] - found[0.0]).abs().max() > 2 * NEAR_NATS
