@@ -269,7 +269,10 @@ class Tensors:
         info = self.file.tensors.get(f"{stem}scale")
         if info is None or info.shape != stated:
             return None
-        return self.numbers(info.name, stated, device).expand(count).contiguous()
+        numbers = self.numbers(info.name, stated, device)
+        factors = numbers.expand(count).contiguous()
+        self.held[device] += factors.nbytes - numbers.nbytes
+        return factors
 
     def _claim(self, name: str, shape: Shape, *, row: bool = False) -> bool:
         """Whether the file has this tensor with this shape; recorded if not. `row`: leading
