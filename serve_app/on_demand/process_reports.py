@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
-from runtime.errors import CaravanError
+from runtime.errors import CaravanError, ModelUnavailableError
 from serve_app.gateway.replica_calls import NamedReplicaCalls
 from serve_app.logs import get_logger
 from serve_app.on_demand.report import PoolReport
@@ -19,12 +19,14 @@ log = get_logger()
 class _Process:
     """What is known of one process.
 
-    `reported_at`, `asked_at`: when the newest report and the awaited one were requested. `asking`:
-    awaits a report. `hangs`: the latest request was not answered in time. `lost`: it has ended.
+    `refusal`: why it has no report and cannot load models. `reported_at`, `asked_at`: when the
+    newest report or refusal and the awaited one were requested. `asking`: awaits a report. `hangs`:
+    the latest request was not answered in time. `lost`: it has ended.
     """
 
     name: str
     report: PoolReport | None = None
+    refusal: str | None = None
     reported_at: float = float("-inf")
     asked_at: float = 0.0
     asking: asyncio.Task[None] | None = None
@@ -60,6 +62,14 @@ class ProcessReports:
     def age_s(self) -> float:
         """The time since the reports were last brought up to date."""
         return _now() - self._requested_at
+
+    def check(self) -> None:
+        """ModelUnavailableError with the reason if no process reports and one cannot load models,
+        which a later one may."""
+        refusals = (each.refusal for each in self._known.values())
+        refusal = next((each for each in refusals if each is not None), None)
+        if refusal is not None and not self.reports:
+            raise ModelUnavailableError(refusal)
 
     async def newest(self, max_age_s: float) -> list[PoolReport]:
         """Reports of at most that age, or older ones of slow processes."""
@@ -133,7 +143,11 @@ class ProcessReports:
         try:
             async with asyncio.timeout(SILENCE_S):
                 report: PoolReport = await self._processes.call(process.name, "report")
-            process.report, process.reported_at, process.hangs = report, asked_at, False
+            process.report, process.refusal = report, None
+            process.reported_at, process.hangs = asked_at, False
+        except ModelUnavailableError as error:
+            process.report, process.refusal = None, str(error)
+            process.reported_at, process.hangs = asked_at, False
         except TimeoutError:
             if not process.hangs:
                 log.warning("process with models on demand hangs", replica=process.name)

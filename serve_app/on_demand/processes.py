@@ -203,6 +203,9 @@ class PoolDirectory:
             await self._await_process()
 
     async def _await_process(self) -> None:
+        """Waits for another process, or another state of those that run. ModelUnavailableError if
+        they cannot load models."""
+        self._reports.check()
         await self._processes.await_one()
         self.forget()
         await asyncio.sleep(NOW_S)  # Serve may not list a process that has just started

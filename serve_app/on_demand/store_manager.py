@@ -28,6 +28,7 @@ from model_zoo.store.definition import Definition
 from model_zoo.store.manifest import ManifestLayer
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
+from runtime.engine.engine_statistics import EngineStatistics
 from runtime.errors import (
     CaravanError,
     ConfigurationError,
@@ -129,6 +130,14 @@ class StoreManager:
             most_models=self.pool.limits.max_models,
             residents=self.pool.residents(),
         )
+
+    def check(self) -> None:
+        """As that of the pool."""
+        self.pool.check()
+
+    def statistics(self) -> dict[str, EngineStatistics]:
+        """Of the loaded models, by name."""
+        return self.pool.statistics()
 
     def measures(self) -> dict[str, float]:
         """Load metrics for autoscaling."""

@@ -3,15 +3,16 @@
 import asyncio
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from runtime.collector import collector_paused, lasting_imports
+from runtime.errors import CaravanError
 from serve_app.autoscaling.serve_policy import encoder_metrics, engine_metrics
 from serve_app.config.on_demand_settings import OnDemandSettings
 from serve_app.config.settings import ModelSettings
@@ -23,7 +24,13 @@ from serve_app.gateway.replica_status import ReplicaStatus
 from serve_app.logs import get_logger, structure_records
 from serve_app.on_demand.report import CallResult, PoolReport
 from serve_app.replica.load_errors import explained
-from serve_app.replica.unserved import UnservedReplica, any_serves
+from serve_app.replica.unserved import (
+    Unserved,
+    UnservedEncoder,
+    UnservedReplica,
+    UnservedStoreManager,
+    any_serves,
+)
 from serve_app.routing.load_reports import LoadReporter
 from serve_app.routing.named_replicas import NamedReplicas
 from serve_app.telemetry import metrics
@@ -37,7 +44,11 @@ from serve_app.transport.stream_server import DRAIN_S
 
 if TYPE_CHECKING:
     from runtime.engine.engine_statistics import EngineStatistics
+    from serve_app.on_demand.store_manager import StoreManager
     from serve_app.replica.replica import ModelReplica
+    from serve_app.vision.encoder_replica import EncoderReplica
+
+S = TypeVar("S", bound=Unserved)
 
 log = get_logger()
 
@@ -59,12 +70,13 @@ class ModelDeployment:
             with collector_paused():
                 self._replica = await self._loaded(settings, encoders)
         except Exception as error:
-            known = explained(f"Model {settings.name}", error)
-            if await _is_served_elsewhere():
-                log.error("not started", model=settings.name, reason=str(known))
-                await self._opened.aclose()
-                raise known from None
-            self._replica = UnservedReplica(settings.name, str(known))
+            self._replica = await _stand_in(
+                UnservedReplica,
+                f"model '{settings.name}'",
+                explained(f"Model {settings.name}", error),
+                self._opened,
+                model=settings.name,
+            )
         self._opened.push_async_callback(asyncio.to_thread, self._replica.close)
         generate = spanned_replies(spans, self._replica.generate)
         reporter = LoadReporter(generate, self._replica.statistics)
@@ -120,13 +132,32 @@ class ModelDeployment:
         await self._opened.aclose()
 
 
-async def _is_served_elsewhere() -> bool:
-    """Whether other replicas of this replica's deployment serve its model."""
+async def _stand_in(
+    kind: type[S],
+    what: str,
+    error: CaravanError,
+    opened: AsyncExitStack,
+    *,
+    model: str | None = None,
+) -> S:
+    """Takes the place of `what`, which could not be loaded. Raises the error if other replicas
+    serve the same. Closes `opened`. `model`: its name in the log, if it is one."""
+    logged = {"what": what} if model is None else {"model": model}
+    await opened.aclose()
+    if await _is_served_elsewhere(kind.probe):
+        log.error("not started", **logged, reason=str(error))
+        raise error from None
+    log.error("not served", **logged, reason=str(error))
+    return kind(what, str(error))
+
+
+async def _is_served_elsewhere(probe: str) -> bool:
+    """Whether other replicas of this replica's deployment serve the same; see `any_serves`."""
     context = serve.get_replica_context()
     if not (await RayCluster().view()).running.get(context.deployment):
         return False
     handle = serve.get_deployment_handle(context.deployment, context.app_name)
-    return await any_serves(Replicas(NamedReplicas(handle)))
+    return await any_serves(Replicas(NamedReplicas(handle)), probe)
 
 
 class VisionEncoder:
@@ -139,8 +170,15 @@ class VisionEncoder:
 
         structure_records()
         self._opened = AsyncExitStack()
-        with _logged(f"the vision encoder of model {settings.name}"):
+        self._encoder: EncoderReplica | UnservedEncoder
+        try:
             self._encoder = await asyncio.to_thread(load_encoder, settings)
+        except Exception as error:
+            what = f"the vision encoder of model '{settings.name}'"
+            self._encoder = await _stand_in(
+                UnservedEncoder, what, explained(what, error), self._opened
+            )
+            return
         self._opened.push_async_callback(asyncio.to_thread, self._encoder.close)
         meter = RayMeter()
 
@@ -155,6 +193,9 @@ class VisionEncoder:
         _publish(self._opened, ENCODER, lambda: {settings.name: statistics()})
 
     async def address(self) -> dict[str, Any]:
+        """ModelUnavailableError with the reason if the encoder could not be loaded."""
+        if isinstance(self._encoder, UnservedEncoder):
+            self._encoder.refuse()
         return dataclasses.asdict(self._address)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -182,11 +223,17 @@ class OnDemandDeployment:
         structure_records()
         self._opened = AsyncExitStack()
         host, replica = ray.util.get_node_ip_address(), serve.get_replica_context().replica_id
-        with _logged("models on demand"):
+        self._store_manager: StoreManager | UnservedStoreManager
+        try:
             self._store_manager = await open_store_manager(
                 settings, self._opened, host, replica.unique_id
             )
-        _publish(self._opened, ENGINE, self._store_manager.pool.statistics)
+        except Exception as error:
+            what = "models on demand"
+            self._store_manager = await _stand_in(
+                UnservedStoreManager, what, explained(what, error), self._opened
+            )
+        _publish(self._opened, ENGINE, self._store_manager.statistics)
 
     async def report(self) -> PoolReport:
         return await self._store_manager.report()
@@ -196,13 +243,13 @@ class OnDemandDeployment:
         return await self._store_manager.call(method, *arguments)
 
     async def status(self) -> ReplicaStatus:
-        return _status(self._store_manager.pool.statistics())
+        return _status(self._store_manager.statistics())
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return self._store_manager.measures()
 
     async def check_health(self) -> None:
-        self._store_manager.pool.check()
+        self._store_manager.check()
 
     async def __del__(self) -> None:
         await self._opened.aclose()
@@ -226,14 +273,3 @@ def _publish(
     publisher = StatisticsPublisher(RayMeter(), fields, replica)
     publishing = asyncio.create_task(publish_regularly(publisher, statistics))
     opened.callback(publishing.cancel)
-
-
-@contextmanager
-def _logged(what: str) -> Iterator[None]:
-    """Logs in one line why `what` cannot start, and raises an error with the same line."""
-    try:
-        yield
-    except Exception as error:
-        known = explained(what, error)
-        log.error("not served", what=what, reason=str(known))
-        raise known from None

@@ -1,54 +1,75 @@
-"""Takes the place of a model that could not be loaded: answers with the reason until a retry.
+"""Takes the place of what could not be loaded: answers with the reason until a retry.
 
-Only where no other replica serves the model. If one does, the constructor fails: an update whose
-new replicas cannot load the model then stops and leaves the old ones, and Serve retries others.
+Only where no other replica serves the same. If one does, the constructor fails: an update whose
+new replicas cannot load their models then stops and leaves the old ones, and Serve retries others.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from typing import NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from runtime.engine.engine_statistics import EngineStatistics
 from runtime.errors import CaravanError, EngineDeadError, ModelUnavailableError
 from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.replica_calls import Replicas
 from serve_app.gateway.tasks import ChatDelta, Task
-from serve_app.logs import get_logger
+from serve_app.on_demand.pool_load import PoolLoad
+from serve_app.on_demand.report import CallResult, PoolReport
+
+if TYPE_CHECKING:
+    from serve_app.vision.encoder_replica import EncoderStatistics
 
 # After this time the health check fails, and Serve starts a new process, which retries the load.
 RETRY_S = 45.0
 # How long the other replicas are waited for, until they are listed and until they answer.
 OTHERS_S = 10.0
 
-log = get_logger()
 
-
-async def any_serves(replicas: Replicas) -> bool:
-    """Whether any of the replicas has loaded its model, as far as they answer in time."""
+async def any_serves(replicas: Replicas, method: str) -> bool:
+    """Whether any of the replicas has loaded what it serves, as far as they answer in time.
+    `method`: one that raises an error where nothing is loaded."""
     try:
         async with asyncio.timeout(OTHERS_S):
             await replicas.await_one()
-        return bool(await replicas.ask_all("describe", timeout_s=OTHERS_S))
+        return bool(await replicas.ask_all(method, timeout_s=OTHERS_S))
     except (TimeoutError, CaravanError):
         return False
 
 
-class UnservedReplica:
-    """Like ModelReplica, but every request fails with `reason`.
+class Unserved:
+    """`what` could not be loaded, such as "model 'demo'". `probe`: the method of its deployment
+    that raises an error where that is so.
 
     If the constructor failed without another replica, Serve would retry a few times in a row and
     then give up, and clients would not get the reason.
     """
 
+    probe: ClassVar[str]
+
     def __init__(
-        self, model: str, reason: str, *, clock: Callable[[], float] = time.monotonic
+        self, what: str, reason: str, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._model = model
+        self._what = what
         self._reason = reason
         self._clock = clock
         self._since = clock()
-        log.error("not served", model=model, reason=reason)
+
+    def check(self) -> None:
+        if self._clock() - self._since > RETRY_S:
+            raise EngineDeadError(f"A new process is to load {self._what}: {self._reason}")
+
+    def refuse(self) -> NoReturn:
+        raise ModelUnavailableError(f"{self._what} cannot be served: {self._reason}")
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class UnservedReplica(Unserved):
+    """Like ModelReplica, but every request fails."""
+
+    probe = "describe"
 
     @property
     def identity(self) -> str:
@@ -56,21 +77,41 @@ class UnservedReplica:
         return ""
 
     async def generate(self, task: Task) -> AsyncGenerator[ChatDelta, None]:
-        self._refuse()
+        self.refuse()
         yield ChatDelta()
 
     def describe(self, *, verbose: bool = False) -> ModelCard:
-        self._refuse()
+        self.refuse()
 
     def statistics(self) -> EngineStatistics:
         return EngineStatistics()
 
-    def check(self) -> None:
-        if self._clock() - self._since > RETRY_S:
-            raise EngineDeadError(f"Model {self._model} is loaded again: {self._reason}")
 
-    def close(self) -> None:
-        """Nothing to release."""
+class UnservedEncoder(Unserved):
+    """Like EncoderReplica, but encodes no image."""
 
-    def _refuse(self) -> NoReturn:
-        raise ModelUnavailableError(f"model '{self._model}' cannot be served: {self._reason}")
+    probe = "address"
+
+    def statistics(self) -> "EncoderStatistics":
+        from serve_app.vision.encoder_replica import EncoderStatistics  # with torch, so late
+
+        return EncoderStatistics(0, 0, 0, 0)
+
+
+class UnservedStoreManager(Unserved):
+    """Like StoreManager, but loads no model and does not access the store."""
+
+    probe = "report"
+
+    async def report(self) -> PoolReport:
+        self.refuse()
+
+    async def call(self, method: str, *arguments: object) -> CallResult:
+        self.refuse()
+
+    def statistics(self) -> dict[str, EngineStatistics]:
+        return {}
+
+    def measures(self) -> dict[str, float]:
+        pool = PoolLoad().metrics([], held_requests=0, used_share=0.0)
+        return {**pool, "operations": 0.0}

@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Protocol
 
+from runtime.errors import ModelUnavailableError
 from serve_app.gateway.replica_calls import Replicas
 from serve_app.logs import get_logger
 from serve_app.transport.wire import Address
@@ -18,7 +19,8 @@ log = get_logger()
 
 
 class EncoderSource(Protocol):
-    """Lists the encoders of one deployment. May fail while there are none."""
+    """Lists the encoders of one deployment. May fail while there are none, and raises
+    ModelUnavailableError with the reason if they could not be loaded."""
 
     async def addresses(self) -> Sequence[Address]: ...
 
@@ -32,7 +34,7 @@ class DeploymentEncoders:
 
     async def addresses(self) -> list[Address]:
         """Addresses of the replicas that answer in time. Waits for the first one if there is none;
-        TimeoutError if all hang."""
+        TimeoutError if all hang, ModelUnavailableError if they could not be loaded."""
         listing = asyncio.run_coroutine_threadsafe(self._list(), self._loop)
         return await asyncio.wrap_future(listing)
 
@@ -40,7 +42,8 @@ class DeploymentEncoders:
         found = await self._replicas.ask_all(ADDRESS, timeout_s=ANSWER_TIMEOUT_S)
         if not found:
             await self._replicas.await_one()
-            found = await self._replicas.ask_all(ADDRESS, timeout_s=ANSWER_TIMEOUT_S)
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                found = [await self._replicas.ask_any(ADDRESS, patience_s=ANSWER_TIMEOUT_S)]
         return [Address(**each) for each in found]
 
 
@@ -55,7 +58,8 @@ class EncoderRanking:
         self._avoided_until: dict[Address, float] = {}
 
     async def ranked(self, digest: bytes) -> list[Address]:
-        """All encoders, those that failed within AVOIDED_S last.
+        """All encoders, those that failed within AVOIDED_S last. ModelUnavailableError as from the
+        source.
 
         The order is that of rendezvous hashing (Thaler and Ravishankar, 1998): all model replicas
         rank alike, and adding or removing an encoder changes the order of its own images only.
@@ -84,6 +88,9 @@ class EncoderRanking:
         run."""
         try:
             self._addresses = tuple(await self._source.addresses())
+        except ModelUnavailableError:
+            self._addresses = ()
+            raise
         except Exception as error:
             log.info("vision encoders unknown", reason=f"{type(error).__name__}: {error}")
         self._listed_at = _now()

@@ -15,7 +15,7 @@ import httpx
 import ollama
 
 from model_zoo.store.store import Store
-from runtime.errors import ReplicaLostError
+from runtime.errors import ModelUnavailableError, ReplicaLostError
 from serve_app.api.bodies import BodyLimits
 from serve_app.api.ingress import IngressOptions, ingress_app
 from serve_app.api.keys import ApiKey
@@ -62,14 +62,15 @@ class StoreBackedLoader(FakeLoader):
 
 @dataclass
 class Process:
-    """One process. With `alive` False, Serve lists it, but it has ended. With `awake` cleared it
-    hangs; `calls` counts the calls of it by method. With `hold` set, answers to calls wait for that
-    event, and `held` counts them."""
+    """One process. With `alive` False, Serve lists it, but it has ended. `refusal`: why it cannot
+    load models. With `awake` cleared it hangs; `calls` counts the calls of it by method. With
+    `hold` set, answers to calls wait for that event, and `held` counts them."""
 
     store_manager: StoreManager
     loader: Any
     server: StreamServer
     alive: bool = True
+    refusal: str | None = None
     awake: asyncio.Event = field(default_factory=asyncio.Event)
     calls: Counter[str] = field(default_factory=Counter)
     hold: asyncio.Event | None = None
@@ -90,6 +91,8 @@ class Process:
         self.calls[method] += 1
         if not self.alive:
             raise ReplicaLostError(f"{self.name} has ended")
+        if self.refusal is not None:
+            raise ModelUnavailableError(self.refusal)
         await self.awake.wait()
         function = {
             "report": self.store_manager.report,

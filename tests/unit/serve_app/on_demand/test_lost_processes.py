@@ -122,6 +122,19 @@ async def test_concurrent_callers_share_one_request_for_a_report(roots):
         pool.close()
 
 
+async def test_requests_get_the_reason_while_no_process_can_load_models(roots):
+    async with cluster_of(*roots) as cluster, serving(cluster) as client:
+        failed, later = cluster.processes
+        cluster.processes, failed.refusal = [failed], "no GPU"
+        async with asyncio.timeout(HANG_S):
+            refused = await chat(client, "both")
+            assert (refused.status_code, refused.json()["error"]) == (503, "no GPU")
+            loaded = (await client.get("/api/ps")).json()["models"]
+            assert [each["name"] for each in loaded] == ["fixed:latest"]
+        cluster.processes = [later]
+        assert (await chat(client, "both")).status_code == 200
+
+
 @asynccontextmanager
 async def with_one_hanging(*roots: Path) -> AsyncIterator[tuple[PoolDirectory, Process, Process]]:
     """A directory that knows both processes, the one that hangs from now on, and the other."""

@@ -2,15 +2,18 @@
 
 import json
 import os
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 from ray.serve.exceptions import RayServeException
 
-from runtime.errors import CaravanError, ModelUnavailableError
+from runtime.errors import CaravanError, EngineDeadError, ModelUnavailableError
 from runtime.worker.runner import DeviceRunner
 from serve_app.app import build
+from serve_app.config.on_demand_settings import OnDemandSettings
 from serve_app.config.settings import ModelSettings
-from serve_app.replica.deployments import ModelDeployment, VisionEncoder
+from serve_app.replica.deployments import ModelDeployment, OnDemandDeployment, VisionEncoder
 from serve_app.transport.stream_server import StreamServer
 from tests.checkout import DEMO_MODEL
 
@@ -56,6 +59,60 @@ class LocalEncoder(VisionEncoder):
         """The test closes it."""
 
 
+class LocalPool(OnDemandDeployment):
+    def __del__(self) -> None:
+        """The test closes it."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A deployment, its settings, where its load begins, the method that needs what is loaded, and
+    the name of that in messages."""
+
+    deployment: type
+    settings: object
+    load: str
+    method: str
+    what: str
+
+
+KINDS = [
+    Kind(
+        LocalDeployment,
+        ModelSettings(**MODEL),
+        "serve_app.replica.loading.load",
+        "describe",
+        "model 'demo'",
+    ),
+    Kind(
+        LocalEncoder,
+        ModelSettings(**MODEL),
+        "serve_app.replica.loading._load_model",
+        "address",
+        "the vision encoder of model 'demo'",
+    ),
+    Kind(
+        LocalPool,
+        OnDemandSettings(),
+        "serve_app.on_demand.start.StoreLoader",
+        "report",
+        "models on demand",
+    ),
+]
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.method)
+def failing(request, monkeypatch) -> Kind:
+    """A kind of deployment that cannot load what it serves."""
+    kind: Kind = request.param
+    context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r"))
+    monkeypatch.setattr("ray.serve.get_replica_context", lambda: context)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setattr("serve_app.replica.deployments._publish", lambda *arguments: None)
+    monkeypatch.setattr(kind.load, fail)
+    return kind
+
+
 def events(text: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
@@ -76,7 +133,7 @@ def fail(*arguments, **named):
 def served_elsewhere(monkeypatch, served: bool) -> None:
     """Whether other replicas serve the model, of which only Serve knows."""
 
-    async def answer() -> bool:
+    async def answer(probe: str) -> bool:
         return served
 
     monkeypatch.setattr("serve_app.replica.deployments._is_served_elsewhere", answer)
@@ -128,21 +185,35 @@ async def test_a_file_that_is_missing_on_this_node_is_reported_with_the_node(
     assert events(capsys.readouterr().err)[-1]["reason"] == reason
 
 
-async def test_a_replica_does_not_start_without_a_model_that_others_serve(monkeypatch, capsys):
+async def test_a_replica_does_not_start_without_what_others_serve(failing, monkeypatch, capsys):
     served_elsewhere(monkeypatch, True)
-    monkeypatch.setattr("serve_app.replica.loading.load", fail)
-    deployment = object.__new__(LocalDeployment)
-    with pytest.raises(CaravanError, match=r"^Model demo could not be loaded: Runtime"):
-        await deployment.__init__(ModelSettings(**MODEL))
+    deployment = object.__new__(failing.deployment)
+    with pytest.raises(CaravanError, match=r" could not be loaded: Runtime"):
+        await deployment.__init__(failing.settings)
     assert "not started" in [line["event"] for line in events(capsys.readouterr().err)]
 
 
-async def test_every_failure_of_an_encoder_is_one_line(monkeypatch, capsys):
-    monkeypatch.setattr("serve_app.replica.loading._load_model", fail)
-    encoder = object.__new__(LocalEncoder)
-    with pytest.raises(CaravanError, match=r"^Model demo could not be loaded: Runtime"):
-        await encoder.__init__(ModelSettings(**MODEL))
-    assert "not served" in [line["event"] for line in events(capsys.readouterr().err)]
+async def test_a_replica_that_cannot_load_answers_with_the_reason_and_is_replaced_later(
+    failing, monkeypatch, capsys
+):
+    """Serve gives up after a few failed constructors in a row, but replaces unhealthy replicas."""
+    served_elsewhere(monkeypatch, False)
+    deployment = object.__new__(failing.deployment)
+    await deployment.__init__(failing.settings)
+    try:
+        reason = "could not be loaded: RuntimeError: a shape is wrong"
+        with pytest.raises(ModelUnavailableError, match=reason) as caught:
+            await getattr(deployment, failing.method)()
+        assert str(caught.value).startswith(f"{failing.what} cannot be served: ")
+        assert not any((await deployment.record_autoscaling_stats()).values())
+        await deployment.check_health()
+        monkeypatch.setattr("serve_app.replica.unserved.RETRY_S", -1.0)
+        with pytest.raises(EngineDeadError, match=f"load {failing.what}: .*{reason}"):
+            await deployment.check_health()
+    finally:
+        await deployment._opened.aclose()
+    lines = events(capsys.readouterr().err)
+    assert [reason in line["reason"] for line in lines if line["event"] == "not served"] == [True]
 
 
 def test_every_failure_of_a_configuration_is_one_line(monkeypatch):

@@ -16,7 +16,7 @@ from tests.unit.serve_app.fake_calls import FakeCalls
 
 
 async def test_every_request_fails_with_the_reason():
-    replica = UnservedReplica("big", "it needs 5 bytes; 3 are there")
+    replica = UnservedReplica("model 'big'", "it needs 5 bytes; 3 are there")
     task = ChatTask("t", "big", RawText("hi"), SamplingParams(seed=1))
     with pytest.raises(ModelUnavailableError, match="'big' cannot be served: it needs 5 bytes"):
         await anext(replica.generate(task))
@@ -26,12 +26,12 @@ async def test_every_request_fails_with_the_reason():
 
 def test_the_health_check_passes_until_the_next_attempt():
     now = [0.0]
-    replica = UnservedReplica("big", "no memory", clock=lambda: now[0])
+    replica = UnservedReplica("model 'big'", "no memory", clock=lambda: now[0])
     replica.check()
     now[0] = RETRY_S - 1
     replica.check()
     now[0] = RETRY_S + 1
-    with pytest.raises(EngineDeadError, match="is loaded again: no memory"):
+    with pytest.raises(EngineDeadError, match="is to load model 'big': no memory"):
         replica.check()
 
 
@@ -53,12 +53,12 @@ def test_the_ingress_answers_503_with_the_reason_and_retry_after():
 )
 async def test_replicas_that_have_loaded_the_model_serve_it(answers, serves):
     replicas = Replicas(FakeCalls({}, next_answers=answers))
-    assert await any_serves(replicas) == serves
+    assert await any_serves(replicas, "describe") == serves
 
 
 async def test_replicas_that_hang_are_not_waited_for():
     replicas = Replicas(FakeCalls({}, next_answers={"hangs": asyncio.Event()}))
-    asking = asyncio.create_task(any_serves(replicas))
+    asking = asyncio.create_task(any_serves(replicas, "describe"))
     await settled()
     await pass_time(OTHERS_S)
     assert not await asking

@@ -4,12 +4,17 @@ import asyncio
 import threading
 from concurrent.futures import CancelledError
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 
-from runtime.errors import GenerationFailedError, ReplicaLostError, RequestError
+from runtime.errors import (
+    GenerationFailedError,
+    ModelUnavailableError,
+    ReplicaLostError,
+    RequestError,
+)
 from runtime.vision.feature_cache import FeatureStore
 from serve_app.gateway.replica_calls import Replicas
 from serve_app.transport.sockets import connect
@@ -309,6 +314,18 @@ async def test_without_a_replica_the_next_one_is_awaited(answers) -> None:
     calls = FakeCalls(answers, next_answers={"b": address_of(3)})
     found = await encoders_of(calls).addresses()
     assert found == [Address("h", 3, "t")] and calls.waits == 1
+
+
+async def test_an_image_fails_at_once_with_the_reason_if_no_encoder_could_be_loaded() -> None:
+    """It would hold a place in the engine until its timeout."""
+    refusal = ModelUnavailableError("no memory")
+    calls = FakeCalls({"a": refusal}, next_answers={"a": refusal})
+    async with pool_of(encoders_of(calls), TOWER) as pool:  # type: ignore[arg-type]
+        with pytest.raises(ModelUnavailableError, match="no memory"):
+            await encoded(pool, picture(1))
+        async with Pool(TOWER) as loaded:
+            calls.answers = {"b": asdict(loaded.source[0])}
+            await encoded(pool, picture(1))
 
 
 async def test_an_encoder_that_hangs_is_not_ranked_unless_all_hang() -> None:
