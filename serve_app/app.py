@@ -151,7 +151,7 @@ def _need(settings: ModelSettings) -> Need:
     bundles = _bundles(settings).get("placement_group_bundles") or [_bundle(_resources(settings))]
     together, apart = (settings.parallel.placement == f"strict_{how}" for how in ("pack", "spread"))
     what, name = f"model '{settings.name}'", deployment_name(settings.name)
-    return Need(what, name, tuple(bundles), together=together, apart=apart)
+    return Need(what, name, tuple(bundles), together, apart, model=settings.name)
 
 
 def _encoder_need(settings: ModelSettings) -> Need:

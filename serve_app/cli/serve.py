@@ -110,12 +110,22 @@ def serve(models: tuple[str, ...], verbose: bool, **given: Any) -> None:
     raise click.exceptions.Exit(status)
 
 
-def config_of(models: Sequence[str], given: Mapping[str, Any], store: Store) -> dict[str, Any]:
+def config_of(
+    models: Sequence[str], given: Mapping[str, Any], store: Store, own: Mapping[str, str]
+) -> dict[str, Any]:
     """A configuration of Serve for files and names of models, which are pulled if the store lacks
-    them; without any, for all models of the store, on demand. Raises SourceError or StoreError."""
+    them; without any, for all models of the store, on demand. `own`: the environment. Raises
+    SourceError or StoreError."""
     context = {} if given["context"] is None else {"context_tokens": given["context"]}
+    # In a Ray of its own nothing else needs reserved processors, and models may outnumber them.
+    resources = {} if _names_cluster(own) else {"num_cpus": 0}
     served = [
-        {"name": served_name(model), "source": _available_source(model, store), **context}
+        {
+            "name": served_name(model),
+            "source": _available_source(model, store),
+            **context,
+            **resources,
+        }
         for model in models
     ]
     args: dict[str, Any] = {"models": served} if served else {"on_demand": {"model": context}}
@@ -222,7 +232,7 @@ def run_arguments(
     one. The variables are those of its nodes: from a `runtime_env`, Ray starts Python and imports
     itself in each process only to set them.
     """
-    if own.get("RAY_ADDRESS"):
+    if _names_cluster(own):
         yield [path], {}
         return
     config = dict(read_config(path))
@@ -234,6 +244,11 @@ def run_arguments(
         written = Path(folder) / path.name
         written.write_text(yaml.safe_dump(config))
         yield ["--address", "local", written], variables
+
+
+def _names_cluster(own: Mapping[str, str]) -> bool:
+    """Whether the models are served by a Ray that runs already, here or on other machines."""
+    return bool(own.get("RAY_ADDRESS"))
 
 
 def _variables(controller_options: Any) -> Mapping[str, str] | None:
@@ -281,7 +296,7 @@ def _config_file(models: Sequence[str], given: Mapping[str, Any]) -> Iterator[Pa
         check_port(_given_address(given))  # before models are pulled
         if not models and not store.names():
             click.echo(f"{without_models(store)}; `caravan pull` adds models.", err=True)
-        config = config_of(models, given, store)
+        config = config_of(models, given, store, os.environ)
         path.write_text(yaml.safe_dump(config))
         yield path
 

@@ -64,6 +64,7 @@ class StartReport:
         self._address = address
         self._verbose = verbose
         self._draws_bars = sys.stderr.isatty() and not verbose
+        self._models = models
         self._waiting = set(models)
         self._served_models = set(models)
         self._on_demand = not models
@@ -163,19 +164,27 @@ class StartReport:
                 self._progress(f"{model}: loading", float(event.get("percent", 0)), "loaded")
             case "ready":
                 self._progress(f"{model}: loading", 100, "loaded")
-                self._waiting.discard(model)
-                self._check_ready()
+                self._note(model, served=True)
             case "not served":
-                self._waiting.discard(model)
-                self._served_models.discard(model)
                 what = model or str(event.get("what", ""))
                 reason = str(event.get("reason", "")).removeprefix(f"Model {what}: ")
                 self._say(f"{what}: {reason}", problem=True)
-                self._check_ready()
+                self._note(model, served=False)
+            case "not schedulable":
+                self._say(str(event.get("reason", "")), problem=True)
+                self._note(model, served=False)
             case name if event.get("level") in ("warning", "error"):
                 hidden = ("event", "level", "timestamp", "traceback")
                 facts = ", ".join(f"{k}: {v}" for k, v in event.items() if k not in hidden)
                 self._say(f"{name}: {facts}", problem=True)
+
+    def _note(self, model: str, *, served: bool) -> None:
+        """The model has started or will not soon, so the start does not wait for it any more."""
+        self._waiting.discard(model)
+        self._served_models.discard(model)
+        if served and model in self._models:
+            self._served_models.add(model)
+        self._check_ready()
 
     def _progress(self, work: str, percent: float, done: str) -> None:
         """A bar for `work`, or without a terminal one line when it is done."""

@@ -25,7 +25,8 @@ class Need:
     """Resources of one replica of a deployment: each bundle on one node, `together` all on the same
     node, `apart` each on a different one.
 
-    `what`: the name in messages, such as "model llama3.2:1b".
+    `what`: the name in messages, such as "model llama3.2:1b". `model`: the name of the model that
+    the deployment serves, if it serves one.
     """
 
     what: str
@@ -33,6 +34,7 @@ class Need:
     bundles: tuple[Resources, ...]
     together: bool = False
     apart: bool = False
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,8 @@ class Schedulability:
                 continue
             self._problems[name] = problem
             if problem != before:
-                log.error("not schedulable", deployment=need.deployment, reason=problem)
+                named = {} if need.model is None else {"model": need.model}
+                log.error("not schedulable", deployment=need.deployment, reason=problem, **named)
             now = asyncio.get_running_loop().time()
             for timeout in self._waiting[name]:
                 if not timeout.expired():  # it cannot be changed again while its body ends
@@ -152,7 +155,8 @@ def find_problem(need: Need, view: ClusterView) -> str | None:
         free = _format({name: view.free.get(name, 0.0) for name in _names(need)})
         return (
             f"{need.what} waits for resources: a replica needs {_needed(need)}; free in the whole "
-            f"cluster are {free}. Stop another deployment, or add a node."
+            f"cluster are {free}. Stop another deployment, add a node, or lower `num_gpus`, "
+            "`num_cpus` or `parallel`."
         )
     if "failed" in message.lower() and not starting:
         return f"{need.what} could not be started: {message.strip().splitlines()[-1][:500]}"

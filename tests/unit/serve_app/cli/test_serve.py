@@ -159,6 +159,30 @@ def test_a_model_that_cannot_be_served_is_reported_and_not_waited_for(capsys):
     assert lines[-1].startswith("Caravan serves none of the models yet")
 
 
+def test_a_model_that_no_node_can_host_does_not_delay_the_others(capsys):
+    refused = {
+        "event": "not schedulable",
+        "model": "big",
+        "deployment": "big",
+        "reason": "model 'big' waits for resources",
+        "level": "error",
+    }
+    hosted = REPLICA + json.dumps({"event": "ready", "model": "big", "level": "info"})
+    waiting = REPLICA + json.dumps(refused)
+    lines = shown([*READY, waiting], capsys, models=("demo", "big"))
+    assert lines[-2] == "model 'big' waits for resources"
+    assert lines[-1].startswith("Caravan serves demo at")
+    lines = shown([waiting, hosted, *READY], capsys, models=("demo", "big"))
+    assert lines[-1].startswith("Caravan serves big, demo at"), "another node was added"
+
+
+@pytest.mark.parametrize(("own", "cpus"), [({}, 0), ({"RAY_ADDRESS": "10.0.0.1:6379"}, None)])
+def test_models_may_outnumber_the_processors_in_a_ray_of_its_own(own, cpus, tmp_path):
+    config = config_of([DEMO, DEMO], NOTHING, Store(tmp_path), own)
+    models = config["applications"][0]["args"]["models"]
+    assert [model.get("num_cpus") for model in models] == [cpus, cpus]
+
+
 def test_later_warnings_are_shown_and_requests_are_not(capsys):
     warning = {"event": "host name refused", "host": "evil", "level": "warning", "timestamp": "t"}
     request = "(ServeReplica:caravan:Ingress pid=2) INFO x -- POST /api/chat 200 24.3ms"
@@ -171,7 +195,7 @@ def test_models_become_a_valid_configuration(tmp_path):
     names = ["llama3.2:1b", "ollama://qwen3:4b", "hf://org/repo:Q4_K_M", "mine"]
     for name in names:
         put(store, str(named_source(name, store).name), {"model": b"1"})
-    config = config_of([DEMO, *names], NOTHING | {"port": 8080, "context": 512}, store)
+    config = config_of([DEMO, *names], NOTHING | {"port": 8080, "context": 512}, store, {})
     settings = read_settings(config["applications"][0]["args"])
     assert [(model.name, model.source) for model in settings.models] == [
         ("demo", DEMO),
@@ -205,7 +229,7 @@ def test_a_folder_is_reported_as_one():
 
 
 def test_without_models_those_of_the_store_are_served_on_demand(tmp_path, capsys):
-    config = config_of([], NOTHING | {"context": 512}, Store(tmp_path))
+    config = config_of([], NOTHING | {"context": 512}, Store(tmp_path), {})
     settings = read_settings(config["applications"][0]["args"])
     assert settings.models == ()
     assert settings.on_demand is not None
@@ -217,12 +241,12 @@ def test_a_model_of_the_store_is_served_by_its_name(tmp_path, monkeypatch):
     monkeypatch.setenv("CARAVAN_MODELS", str(tmp_path))
     put(Store(tmp_path), "mine", {"model": Path(DEMO).read_bytes()})
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(config_of(["mine"], NOTHING, Store(tmp_path))))
+    path.write_text(yaml.safe_dump(config_of(["mine"], NOTHING, Store(tmp_path), {})))
     assert check(path) == [], "the model was found, and can be served"
 
 
 def test_the_configuration_has_what_the_quickstart_has(tmp_path):
-    made = config_of([DEMO], NOTHING, Store(tmp_path))
+    made = config_of([DEMO], NOTHING, Store(tmp_path), {})
     quickstart = yaml.safe_load(Path("configs/quickstart.yaml").read_text())
     for key in ("proxy_location", "http_options", "controller_options"):
         assert made[key] == quickstart[key]

@@ -1,6 +1,7 @@
 """Deployments that no node can host fail at once, with the needed and the available resources."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -18,7 +19,9 @@ from serve_app.gateway.schedulability import (
 )
 from serve_app.gateway.tasks import ChatTask, Conversation, RawText, TokenIds
 from serve_app.transport.wire import Address
+from tests.checkout import DEMO_MODEL
 from tests.patience import HANG_S, settled, until
+from tests.serve_configs import deployments
 from tests.unit.serve_app.fake_replicas import OneReplica
 
 SMALL, BIG = {"CPU": 4.0, "GPU": 0.0}, {"CPU": 8.0, "GPU": 2.0, "memory": 1e9}
@@ -91,6 +94,7 @@ def test_a_cluster_without_nodes_shows_no_problem():
 def test_a_replica_that_waits_for_resources_names_the_free_ones():
     problem = find_problem(need(), view(BIG, message=PENDING, free={"CPU": 3.0, "memory": 1.0}))
     assert problem is not None and "waits for resources" in problem and "3 CPU and 0 GPU" in problem
+    assert "`num_cpus`" in problem
     enough = {"CPU": 3.0, "GPU": 1.0}
     assert find_problem(need(), view(BIG, message=PENDING, free=enough)) is None
     assert find_problem(need(), view(BIG, message="is taking long to initialize")) is None
@@ -131,6 +135,17 @@ async def test_waiting_requests_fail_as_soon_as_no_node_can_host_a_replica():
         with pytest.raises(ModelUnavailableError, match="cannot be scheduled"):
             await wait()
         watching.cancel()
+
+
+async def test_the_log_names_the_model_that_cannot_be_scheduled(capsys):
+    """By which `caravan serve` knows that its start does not wait for it."""
+    model = {"name": "m:1b", "source": str(DEMO_MODEL), "num_gpus": 9}
+    needs = deployments({"models": [model]})["Ingress"].init_args[3].needs
+    capsys.readouterr()
+    cluster_view = ClusterView((SMALL,), {}, {"m_1b": 0}, {"m_1b": 1})
+    Schedulability(needs, Cluster(cluster_view)).update(cluster_view)
+    (logged,) = capsys.readouterr().err.splitlines()
+    assert json.loads(logged)["model"] == "m:1b"
 
 
 async def test_requests_of_other_deployments_keep_waiting(monkeypatch):
