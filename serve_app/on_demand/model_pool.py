@@ -27,7 +27,13 @@ from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.tasks import ChatDelta, Task
 from serve_app.logs import get_logger
 from serve_app.on_demand.pool_load import PoolLoad
-from serve_app.on_demand.pooled_model import PooledModel, Replica, StoredVersion, total_bytes
+from serve_app.on_demand.pooled_model import (
+    PooledModel,
+    Replica,
+    StoredVersion,
+    held_bytes,
+    total_bytes,
+)
 from serve_app.on_demand.report import Resident
 
 # A model gets at most this share of the memory unless it needs more, which leaves room for others.
@@ -299,7 +305,8 @@ class ModelPool:
     async def _assign_memory(self, entry: PooledModel, need: MemoryNeed) -> int:
         """Bytes that the model may take; unloads idle models to free them.
 
-        DoesNotFitError if the model never fits, OverloadedError if all other models are in use.
+        DoesNotFitError if the model never fits, OverloadedError, without unloading any, if models
+        in use have the memory or the places.
         """
         limit = self._limits.max_loaded_bytes
         if need.minimum_bytes > limit:
@@ -311,22 +318,27 @@ class ModelPool:
         share = limit // (self._limits.max_models or MEMORY_SHARES)
         wanted = max(need.minimum_bytes, min(need.full_bytes, share))
         while True:
-            others = [each for each in self._all() if each is not entry]
-            held = need.base is not None and need.base in {each.base for each in others}
-            shared = need.base_bytes if held else 0
+            others = [each for each in self._all() if each is not entry and each.holds_memory]
+            shared = held_bytes(need.base, need.base_bytes, others)
             free = min(
                 limit - total_bytes(others) + shared,
                 await self._device_bytes(need.minimum_bytes, shared),
             )
-            below = self._limits.max_models is None or len(others) < self._limits.max_models
-            if below and free >= need.minimum_bytes:
+            if self._has_place(others) and free >= need.minimum_bytes:
                 return min(wanted, free)
-            idle = [each for each in others if each.idle]
-            if not idle:
+            in_use = [each for each in others if not each.idle]
+            freed = total_bytes(others) - total_bytes(in_use)
+            freed += held_bytes(need.base, need.base_bytes, in_use) - shared
+            if not self._has_place(in_use) or free + freed < need.minimum_bytes:
                 refused = self._share_of(1, need.minimum_bytes)
                 self._load_metrics.note_refused(entry.version.name, refused)
-                raise self._all_in_use(entry, need, free)
+                raise self._refusal(entry, need, free, in_use)
+            idle = [each for each in others if each.idle]
             await self._unload(min(idle, key=lambda each: each.used_at), "memory needed")
+
+    def _has_place(self, others: Sequence[PooledModel]) -> bool:
+        """Whether one more model than these may be loaded."""
+        return self._limits.max_models is None or len(others) < self._limits.max_models
 
     async def _device_bytes(self, needed: int, shared: int) -> int:
         """Free bytes of the device. If fewer than needed, memory is reclaimed first: the exception
@@ -346,12 +358,19 @@ class ModelPool:
         by_number = count / limits.max_models if limits.max_models else 0.0
         return max(by_number, nbytes / max(1, limits.max_loaded_bytes))
 
-    def _all_in_use(self, entry: PooledModel, need: MemoryNeed, free: int) -> OverloadedError:
-        busy = ", ".join(sorted(each.version.name for each in self._all() if each is not entry))
+    def _refusal(
+        self, entry: PooledModel, need: MemoryNeed, free: int, in_use: Sequence[PooledModel]
+    ) -> OverloadedError:
+        model, names = entry.version.name, sorted(each.version.name for each in in_use)
+        reason = f"loaded models in use: {', '.join(names)}"
+        if not self._has_place(in_use):
+            return OverloadedError(
+                f"model '{model}' would be one too many: `on_demand.max_models` is "
+                f"{self._limits.max_models}; {reason}"
+            )
         return OverloadedError(
-            f"model '{entry.version.name}' needs {need.minimum_bytes:,} bytes and "
-            f"{max(0, free):,} are free for models on demand; no loaded model is idle: "
-            f"{busy or 'other processes use the memory'}"
+            f"model '{model}' needs {need.minimum_bytes:,} bytes and {max(0, free):,} are free for "
+            f"models on demand; {reason if names else 'other processes use the memory'}"
         )
 
     async def _unload_if_idle(self, entry: PooledModel) -> None:

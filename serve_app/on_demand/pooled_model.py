@@ -70,6 +70,11 @@ class PooledModel:
     def idle(self) -> bool:
         return self.replica is not None and not self.users
 
+    @property
+    def holds_memory(self) -> bool:
+        """False until memory is assigned to it."""
+        return self.card is not None
+
     def leave(self, tenant: str) -> None:
         self.users_of[tenant] -= 1
         if not self.users_of[tenant]:
@@ -92,6 +97,11 @@ class PooledModel:
         )
         waiting = 0 if self.replica is None else self.replica.statistics().waiting
         return Resident(loaded, self.users, waiting)
+
+
+def held_bytes(base: str | None, base_bytes: int, entries: Iterable[PooledModel]) -> int:
+    """Those of the `base_bytes` of a base that the models hold already: all or none."""
+    return base_bytes if base is not None and base in {each.base for each in entries} else 0
 
 
 def total_bytes(entries: Iterable[PooledModel]) -> int:

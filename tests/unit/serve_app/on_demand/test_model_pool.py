@@ -110,9 +110,7 @@ async def test_weights_that_models_share_count_once():
 async def test_models_in_use_stay_loaded_and_a_full_pool_refuses_at_once():
     loader = FakeLoader(**SMALL)
     async with pool_of(loader) as pool, using(pool, loader, "a"), using(pool, loader, "b"):
-        with pytest.raises(
-            OverloadedError, match=r"'c' needs 40 bytes and 0 are free .* idle: a, b$"
-        ):
+        with pytest.raises(OverloadedError, match=r"'c' needs 40 bytes and 0 are free"):
             await ask(pool, "c")
         assert loader.unloads == [] and names(pool) == {"a", "b"}
 
@@ -166,7 +164,7 @@ async def test_memory_that_other_processes_use_counts():
     loader.free = 39
     async with pool_of(loader) as pool:
         with pytest.raises(
-            OverloadedError, match=r"39 are free .*: other processes use the memory"
+            OverloadedError, match=r"39 are free .*; other processes use the memory"
         ):
             await ask(pool, "a")
         loader.free = 45
