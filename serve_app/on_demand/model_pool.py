@@ -361,8 +361,10 @@ class ModelPool:
     def _refusal(
         self, entry: PooledModel, need: MemoryNeed, free: int, in_use: Sequence[PooledModel]
     ) -> OverloadedError:
+        """The error has no names of other models, which the client may not know; the log has."""
         model, names = entry.version.name, sorted(each.version.name for each in in_use)
-        reason = f"loaded models in use: {', '.join(names)}"
+        log.info("no memory", model=model, in_use=names)
+        reason = f"loaded models in use: {len(names)}"
         if not self._has_place(in_use):
             return OverloadedError(
                 f"model '{model}' would be one too many: `on_demand.max_models` is "

@@ -6,7 +6,7 @@ import pytest
 
 from runtime.errors import OverloadedError
 from tests.unit.serve_app.on_demand.fake_loader import FakeLoader
-from tests.unit.serve_app.on_demand.test_model_pool import ask, names, pool_of, using
+from tests.unit.serve_app.on_demand.test_model_pool import SMALL, ask, names, pool_of, using
 
 
 @pytest.mark.parametrize(("needed", "free"), [(71, 10**12), (61, 20)])
@@ -41,10 +41,21 @@ async def test_a_request_that_finds_all_places_in_use_unloads_nothing():
     loader = FakeLoader(a=(1, 1), b=(1, 1), c=(1, 1))
     async with pool_of(loader, max_models=2) as pool, using(pool, loader, "a"):
         async with using(pool, loader, "b"):
-            with pytest.raises(OverloadedError, match=r"`on_demand.max_models` is 2; .* use: a, b"):
+            with pytest.raises(OverloadedError, match=r"`on_demand.max_models` is 2; .* use: 2"):
                 await ask(pool, "c")
         await ask(pool, "c")
         assert loader.unloads == ["b"]
+
+
+async def test_a_refusal_does_not_name_models_that_the_client_may_not_know(capsys):
+    loader = FakeLoader(**SMALL)
+    async with pool_of(loader) as pool, using(pool, loader, "a"), using(pool, loader, "b"):
+        with pytest.raises(OverloadedError) as refused:
+            await ask(pool, "c")
+    assert str(refused.value) == (
+        "model 'c' needs 40 bytes and 0 are free for models on demand; loaded models in use: 2"
+    )
+    assert '"in_use": ["a", "b"]' in capsys.readouterr().err, "for the operator"
 
 
 @pytest.mark.parametrize("other", ["b", "huge"])
