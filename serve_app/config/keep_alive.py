@@ -24,7 +24,7 @@ def keep_alive_s(value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return _bounded(float(min(value, LONGEST_S)))
+        return _bounded(value)
     if not isinstance(value, str):
         raise RequestError(f"Unsupported type: '{type(value).__name__}' for keep_alive")
     if len(value) > _MAX_CHARACTERS or not _DURATION.fullmatch(value):
@@ -36,4 +36,4 @@ def keep_alive_s(value: Any) -> float | None:
 
 
 def _bounded(seconds: float) -> float:
-    return seconds if 0 <= seconds < LONGEST_S else FOREVER
+    return float(seconds) if 0 <= seconds < LONGEST_S else FOREVER

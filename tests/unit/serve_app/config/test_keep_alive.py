@@ -27,6 +27,7 @@ from serve_app.config.keep_alive import FOREVER, keep_alive_s
         ("-1s", FOREVER),
         (-0.5, FOREVER),
         (10**400, FOREVER),
+        (-(10**400), FOREVER),
         ("99999999999h", FOREVER),
         (math.inf, FOREVER),
         (math.nan, FOREVER),
