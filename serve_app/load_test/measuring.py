@@ -154,10 +154,10 @@ async def run_load(
 async def _documents(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
     """The events of a stream. Raises _RefusedError for an error among them, and without an end."""
     complete = False
-    async for line in response.aiter_lines():  # to its end, so that the connection is used again
-        data = line.removeprefix("data:").strip()
-        complete = complete or data == "[DONE]"
-        if complete or not line.startswith("data:") or not data:
+    async for line in _lines(response):  # to its end, so that the connection is used again
+        data = line.removeprefix(b"data:").strip()
+        complete = complete or data == b"[DONE]"
+        if complete or not line.startswith(b"data:") or not data:
             continue
         document = json.loads(data)
         if (error := document.get("error")) is not None:
@@ -165,6 +165,17 @@ async def _documents(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
         yield document
     if not complete:
         raise _RefusedError("the stream ended early")
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """The lines of events. Those of httpx would also end at characters inside of JSON strings, such
+    as U+2028."""
+    begun = b""
+    async for part in response.aiter_bytes():
+        *lines, begun = (begun + part).split(b"\n")
+        for line in lines:
+            yield line
+    yield begun
 
 
 def _has_text(document: dict[str, Any]) -> bool:

@@ -1,6 +1,7 @@
 """Load tests: when requests start, what is measured, and statistics."""
 
 import asyncio
+import json
 from itertools import islice, pairwise, repeat
 from random import Random
 from statistics import mean, quantiles
@@ -59,6 +60,16 @@ def test_times_of_an_answer_are_measured():
     (body,) = server.bodies
     assert body["model"] == "m" and body["max_tokens"] == 6 and body["ignore_eos"] is True
     assert body["stream"] is True and body["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\u0085"])
+def test_characters_of_an_answer_that_end_lines_elsewhere_do_not_here(character):
+    """Servers need not escape them, and events end with line feeds only."""
+    server = FakeServer()
+    delta = json.dumps({"content": f"a{character}b"}, ensure_ascii=False)
+    server.tail = f'data: {{"choices": [{{"delta": {delta}}}]}}\r\n\r\ndata: [DONE]'
+    (sample,) = measured(server, count=1)
+    assert sample.error is None
 
 
 def test_the_number_of_concurrent_requests_is_limited():
