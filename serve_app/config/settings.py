@@ -322,12 +322,12 @@ class AppSettings(Section):
             raise ValueError("at least one model or `on_demand` is required")
         seen: set[str] = set()
         for model in models:
-            name = deployment_name(canonical_name(model.name))
-            if name in seen:
+            names = {deployment_name(model.name), deployment_name(canonical_name(model.name))}
+            if names & seen:
                 raise ValueError(
                     f'two models have the name "{model.name}" or names that differ only in spelling'
                 )
-            seen.add(name)
+            seen |= names
         return models
 
     @field_validator("manage_models")

@@ -150,6 +150,10 @@ def test_defaults_become_options():
         (with_model(defaults={"top_p": 2}), ['option "top_p" is 2']),
         (with_model(name="no spaces"), ["args.models[0].name"]),
         ({"models": [MODEL, {**MODEL, "name": "Demo:latest"}]}, ['"Demo:latest"']),
+        (
+            {"models": [{**MODEL, "name": "x:latest"}, {**MODEL, "name": "x_latest"}]},
+            ['"x_latest"', "differ only in spelling"],
+        ),
         ({"models": [MODEL], "api_keys": ["a"]}, ["api_keys_file", "CARAVAN_API_KEYS", "key new"]),
         ({"models": [MODEL], "image_urls": {}}, ["args.image_urls.allowed_hosts is missing"]),
         (
