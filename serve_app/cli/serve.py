@@ -105,7 +105,7 @@ def serve(models: tuple[str, ...], verbose: bool, **given: Any) -> None:
     with _config_file(models, given) as path:
         for note in check(path):
             click.echo(harmless(note), err=True)
-        check_port(http_options(read_config(path)))
+        _check_port(http_options(read_config(path)))
         status = _serve(path, verbose=verbose)
     raise click.exceptions.Exit(status)
 
@@ -293,12 +293,18 @@ def _config_file(models: Sequence[str], given: Mapping[str, Any]) -> Iterator[Pa
     with tempfile.TemporaryDirectory(prefix="caravan-") as folder:
         path = Path(folder) / "config.yaml"
         store = Store(default_root(os.environ))
-        check_port(_given_address(given))  # before models are pulled
+        _check_port(_given_address(given))  # before models are pulled
         if not models and not store.names():
             click.echo(f"{without_models(store)}; `caravan pull` adds models.", err=True)
         config = config_of(models, given, store, os.environ)
         path.write_text(yaml.safe_dump(config))
         yield path
+
+
+def _check_port(http: HttpOptions) -> None:
+    """As `check_port`, where the port is one of this machine and not in use by Serve itself."""
+    if not _names_cluster(os.environ):
+        check_port(http)
 
 
 def _given_address(given: Mapping[str, Any]) -> HttpOptions:

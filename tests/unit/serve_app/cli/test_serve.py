@@ -312,6 +312,14 @@ def test_a_port_in_use_is_reported_before_a_model_is_pulled(tmp_path, monkeypatc
     assert f"port {port} of 127.0.0.1 is not available" in refused.stderr
 
 
+def test_a_port_of_another_machine_is_not_checked_on_this_one(tmp_path, monkeypatch):
+    """Serve already has that of a cluster here, which gets another configuration."""
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setattr("serve_app.cli.serve._serve", lambda path, verbose: 0)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        run("serve", "--port", taken.getsockname()[1], store=Store(tmp_path))
+
+
 QUICKSTART = Path("configs/quickstart.yaml")
 
 
