@@ -19,7 +19,7 @@ from serve_app.cli.prompt import chat
 from serve_app.cli.server import NoAnswer, NotFound, Server, ServerError, server_options
 from serve_app.cli.terminal import print_note
 
-_LARGEST_INPUT = 8 * 2**20  # bytes of standard input
+_LARGEST_INPUT = 8 * 2**20  # characters of standard input
 _SHOWN_MODELS = 10
 
 
@@ -67,7 +67,7 @@ def run(server: Server, model: str, prompt: tuple[str, ...], **given: Any) -> No
     """
     text = " ".join(prompt)
     if not sys.stdin.isatty():
-        piped = sys.stdin.read(_LARGEST_INPUT)
+        piped = _piped_text()
         text = f"{text}\n\n{piped}" if text and piped.strip() else text or piped
     session = ChatSession(
         server,
@@ -85,6 +85,17 @@ def run(server: Server, model: str, prompt: tuple[str, ...], **given: Any) -> No
             session.ask(text, given["images"])
         else:
             chat(session)
+
+
+def _piped_text() -> str:
+    sys.stdin.reconfigure(errors="strict")  # type: ignore[union-attr]  # as not in all locales
+    try:
+        return sys.stdin.read(_LARGEST_INPUT)
+    except UnicodeDecodeError:
+        raise RequestError(
+            f"standard input is not text in {sys.stdin.encoding.upper()}; --image names a file "
+            "with a picture"
+        ) from None
 
 
 @contextmanager

@@ -140,6 +140,20 @@ def _init(self: Server, host: str, default: str, key: str | None) -> None:
     INIT(self, host, key)
 
 
+@pytest.mark.parametrize(
+    "variables", [{"PYTHONIOENCODING": "utf-8:strict"}, {"LC_ALL": "C"}], ids=str
+)
+def test_standard_input_that_is_not_text_is_refused_in_one_line(variables):
+    """Python decodes it strictly or not, depending on the locale."""
+    with PICTURE.open("rb") as picture:
+        refused = subprocess.run(
+            [*CARAVAN, "run", "demo", "What do you see?"], stdin=picture,
+            env={**os.environ, **variables}, capture_output=True, text=True,
+        )  # fmt: skip
+    assert refused.returncode == 1 and refused.stderr.count("\n") == 1
+    assert "standard input is not text in UTF-8" in refused.stderr and "--image" in refused.stderr
+
+
 def test_only_files_sources_and_stored_models_start_a_server(tmp_path):
     store = Store(tmp_path)
     put(store, "mine", {"model": b"1"})
