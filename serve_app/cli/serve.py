@@ -209,10 +209,12 @@ def _serve(path: Path, *, verbose: bool) -> int:
 
         def stop(number: int, frame: object) -> None:
             report.stopping()
-            server.send_signal(number)
+            server.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
         signal.signal(signal.SIGINT, stop)
         signal.signal(signal.SIGTERM, stop)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
+            signal.signal(signal.SIGHUP, stop)
         with report:
             _follow(server, writer, report)
         status = server.wait()

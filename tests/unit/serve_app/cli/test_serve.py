@@ -356,10 +356,13 @@ def test_other_options_of_the_controller_are_left_to_serve(tmp_path, options):
         assert (arguments, variables) == (["--address", "local", path], {})
 
 
-def started(folder: Path, program: str, port: int, *options: str) -> subprocess.Popen[str]:
+def started(
+    folder: Path, program: str, port: int, *options: str, hangup: signal.Handlers = signal.SIG_DFL
+) -> subprocess.Popen[str]:
     """`caravan serve` with this program in place of Serve, which first prints "started". Without
-    models, nothing imports torch."""
-    (folder / "bin").mkdir()
+    models, nothing imports torch. `hangup`: what it does at first at SIGHUP."""
+    for name in ("bin", "temporary"):
+        (folder / name).mkdir()
     python, server = folder / "bin" / "python", folder / "bin" / "serve"
     python.symlink_to(sys.executable)
     server.write_text(
@@ -368,12 +371,19 @@ def started(folder: Path, program: str, port: int, *options: str) -> subprocess.
     )
     server.chmod(0o755)
     caller = (
-        "import sys; sys.executable = sys.argv.pop(1)\nfrom serve_app.cli.main import main\nmain()"
+        "import signal, sys; sys.executable = sys.argv.pop(1)\n"
+        f"signal.signal(signal.SIGHUP, signal.Handlers({hangup:d}))\n"
+        "from serve_app.cli.main import main\nmain()"
     )
+    folders = {
+        "XDG_STATE_HOME": str(folder),
+        "CARAVAN_MODELS": str(folder),
+        "TMPDIR": str(folder / "temporary"),
+    }
     process = subprocess.Popen(
         [sys.executable, "-c", caller, python, "serve", "--port", str(port), *options],
         stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env={**os.environ, "XDG_STATE_HOME": str(folder), "CARAVAN_MODELS": str(folder)},
+        env={**os.environ, **folders},
     )  # fmt: skip
     assert process.stderr is not None
     assert "is empty" in process.stderr.readline()
@@ -381,26 +391,43 @@ def started(folder: Path, program: str, port: int, *options: str) -> subprocess.
     return process
 
 
-@pytest.mark.parametrize("options", [[], ["--verbose"]])
-@pytest.mark.parametrize("interrupted", [False, True])
-def test_an_end_of_the_server_is_reported(tmp_path, interrupted, options):
+def await_started(folder: Path, port: int) -> None:
+    log = folder / "caravan" / f"serve-{port}.log"
+    while "started" not in log.read_text():
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("interruption", "options"),
+    [(None, []), (None, ["--verbose"]), (signal.SIGINT, ["--verbose"]), (signal.SIGHUP, [])],
+)
+def test_an_end_of_the_server_is_reported(tmp_path, interruption, options):
     port = free_port()
-    program = "signal.pause()" if interrupted else "raise ValueError('broken')"
+    program = "raise ValueError('broken')" if interruption is None else "signal.pause()"
     process = started(tmp_path, program, port, *options)
-    if interrupted:
-        log = tmp_path / "caravan" / f"serve-{port}.log"
-        while "started" not in log.read_text():
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
+    if interruption is not None:
+        await_started(tmp_path, port)
+        process.send_signal(interruption)
     told = process.stderr.read()
     status = process.wait()
-    if interrupted:
+    assert not [*(tmp_path / "temporary").iterdir()]
+    if interruption is not None:
         assert set(told.splitlines()) == {"stopping", *(["started"] if options else [])}
     else:
         assert "ValueError: broken" in told
         assert "The server ended with status 1." in told
         assert told.splitlines()[-1].endswith("ValueError: broken")
         assert status == 1
+
+
+def test_a_server_that_nohup_started_ignores_a_closed_terminal(tmp_path):
+    port = free_port()
+    process = started(tmp_path, "signal.pause()", port, hangup=signal.SIG_IGN)
+    await_started(tmp_path, port)
+    (ignored,) = re.findall(r"SigIgn:\s+(\w+)", Path(f"/proc/{process.pid}/status").read_text())
+    assert int(ignored, 16) & 1 << signal.SIGHUP - 1
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.read() == "stopping\n" and process.wait() == 0
 
 
 def test_a_server_whose_log_cannot_be_written_continues(tmp_path):
