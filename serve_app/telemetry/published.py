@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from serve_app.telemetry import metrics
-from serve_app.telemetry.meter import Meter
+from serve_app.telemetry.meter import MOST_LABEL_VALUES, Meter
 from serve_app.telemetry.metrics import Kind, Metric
 
 PUBLISH_S = 2.0
@@ -52,14 +52,16 @@ class StatisticsPublisher:
 
     `replica`: this process. While the statistics of a name are missing, for example because its
     model was unloaded, its gauges are 0; when they return, totals start from 0. Gauges are set each
-    time, because `exposition` takes a process without gauges for one that has ended.
+    time, because `exposition` takes a process without gauges for one that has ended; of missing
+    names only of those used last, as many as have a label of their own.
     """
 
     def __init__(self, meter: Meter, fields: Mapping[str, Metric], replica: str) -> None:
         self._meter = meter
         self._fields = fields
         self._replica = replica
-        self._published: dict[str, dict[str, float]] = {}  # totals by name and field
+        # Totals by name and field, the names that were used last at the end.
+        self._published: dict[str, dict[str, float]] = {}
 
     def publish(self, statistics: Mapping[str, Any]) -> None:
         """`statistics`: statistics by the name of a model or encoder."""
@@ -69,6 +71,9 @@ class StatisticsPublisher:
         for name, values in statistics.items():
             self._set_gauges(name, values)
             self._add_totals(name, values)
+        missing = [name for name in self._published if name not in statistics]
+        for name in missing[: max(0, len(self._published) - MOST_LABEL_VALUES)]:
+            del self._published[name]
 
     def _set_gauges(self, name: str, values: Any) -> None:
         for field, metric in self._fields.items():
@@ -77,7 +82,8 @@ class StatisticsPublisher:
                 self._meter.set(metric, float(value or 0), name, self._replica)
 
     def _add_totals(self, name: str, values: Any) -> None:
-        before = self._published.setdefault(name, {})
+        before = self._published.pop(name, {})
+        self._published[name] = before
         for field, metric in self._fields.items():
             if metric.kind is Kind.COUNTER:
                 total = getattr(values, field)

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.engine.engine_statistics import EngineStatistics
 from serve_app.telemetry.exposition import merged
-from serve_app.telemetry.meter import OTHER, LabelValues
+from serve_app.telemetry.meter import MOST_LABEL_VALUES, OTHER, LabelValues
 from serve_app.telemetry.metrics import METRICS, REPLIES, Kind
 from serve_app.telemetry.published import ENCODER, ENGINE, StatisticsPublisher
 from serve_app.vision.encoder_replica import EncoderStatistics
@@ -253,3 +253,19 @@ def test_a_process_sets_its_gauges_as_long_as_it_runs():
         meter.gauges.clear()
         publisher.publish({})
         assert meter.gauges["caravan_engine_slots", "a", "r"] == 0
+
+
+def test_gauges_of_names_that_were_used_long_ago_are_not_set():
+    """A process that loads models on demand may have loaded any number of them."""
+    meter = RecordingMeter()
+    publisher = StatisticsPublisher(meter, ENGINE, "r")
+    statistics = EngineStatistics(slots=4, steps_total=1)
+    last = [f"m{number}" for number in range(2 * MOST_LABEL_VALUES)]
+    for name in last:
+        publisher.publish({"stays": statistics, name: statistics})
+    meter.gauges.clear()
+    publisher.publish({"stays": statistics})
+    slots = "caravan_engine_slots"
+    told = [name for metric, name, _ in meter.gauges if metric == slots]
+    assert set(told) == {"stays", *last[1 - MOST_LABEL_VALUES :]}
+    assert meter.totals["caravan_engine_steps_total", "stays", "r"] == 1, "its total is known"
