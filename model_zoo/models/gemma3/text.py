@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from model_zoo.gguf.metadata import Metadata
-from model_zoo.gguf.pooling_types import NONE
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import head_norms
 from model_zoo.layers.attention_layer import attention_layer
@@ -46,10 +45,7 @@ def _encodes(w: TensorScope, metadata: Metadata) -> bool:
     attention has both directions, matrices after pooling distinguish them, as for Ollama."""
     if metadata.architecture == "gemma-embedding":
         return True
-    causal = metadata.get("attention.causal", bool)
-    if causal is None and w.has("dense.0"):
-        causal = metadata.require("pooling_type", int) == NONE
-    return causal is False
+    return not metadata.get("attention.causal", bool, not w.has("dense.0"))
 
 
 def _decoder(w: TensorScope, sizes: TextSizes) -> Decoder:
