@@ -5,6 +5,7 @@ Images without a tag come before the text.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from model_zoo.chat.messages import ImagePart
@@ -13,6 +14,14 @@ from runtime.errors import RequestError
 _TAG = re.compile(r"\[img(?:-(\d{1,9}))?\]")
 _NUMBERED = re.compile(r"\[img-(\d{1,9})\]")
 Content = tuple[str | ImagePart, ...]
+
+
+def image_places(text: str, count: int) -> int:
+    """How many images a text shows of a list of `count`: each once, or as often as it is named."""
+    if not count:
+        return 0
+    named = Counter(int(tag[1]) for tag in _NUMBERED.finditer(text))
+    return sum(max(named[index], 1) for index in range(count))
 
 
 def with_images(text: str, images: Sequence[ImagePart]) -> Content:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from model_zoo.chat.formats.events import CallAborted, CallEnd, Event, Text, Thinking
 from model_zoo.chat.messages import ImagePart, Message, ToolCall
-from model_zoo.multimodal.image_tags import with_images
+from model_zoo.multimodal.image_tags import image_places, with_images
 from runtime.engine.request import MAX_TOP_LOGPROBS
 from runtime.errors import RequestError
 from serve_app.api.access import allowed_models
@@ -151,10 +151,13 @@ class OllamaChat:
             raise RequestError("suffix does not support raw mode, context, or images")
         if not body.prompt and not body.images:
             return self._loaded(model, body, encoder, tenant_id(request))
-        self.images.check_count(len(body.images))
+        await self.bodies.convert(request, self._check_count, body.prompt, body.images)
         task = self._task(model, body, request)
         prompt = await self._prompt(request, model, body)
         return self._reply(task, body, prompt, encoder)
+
+    def _check_count(self, text: str, images: list[str]) -> None:
+        self.images.check_count(image_places(text, len(images)))
 
     async def _served(self, body: _Generation, allowed: AllowedModels) -> ServedModel:
         model = await self.backend.served(body.model, allowed)
@@ -342,7 +345,7 @@ def _unread_images(messages: list[ChatMessage], images: ImageReader) -> list[Unr
     """The images of all messages. Raises RequestError for too many, and for calls with oversized
     arguments.
     """
-    images.check_count(sum(len(each.images) for each in messages))
+    images.check_count(sum(image_places(each.content, len(each.images)) for each in messages))
     unread: list[Unread] = []
     for index, message in enumerate(messages):
         for number, call in enumerate(message.tool_calls):

@@ -299,7 +299,24 @@ async def test_all_images_together_have_a_limit(path, body, monkeypatch) -> None
 async def test_an_image_counts_each_time_a_text_names_it(monkeypatch) -> None:
     monkeypatch.setattr(images, "MAX_REQUEST_BYTES", 100 * len(ONE))
     body = user("[img-0]" * 101, images=[coded(ONE)])
-    assert "bytes together" in await refusal_of(CHAT, body)
+    assert "bytes together" in await refusal_of(CHAT, body, rules=ImageRules(most=101))
+
+
+PAIR = [coded(ONE), coded(TWO)]
+NAMING = "[img-1] or [img-1], [img-1]"  # the second of a pair, thrice
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, user(NAMING, images=PAIR)),
+        (GENERATE, {"prompt": NAMING, "images": PAIR}),
+        (GENERATE, {"prompt": NAMING, "images": PAIR, "raw": True}),
+    ],
+)
+async def test_each_tag_of_an_image_counts_as_an_image(path, body) -> None:
+    assert "4 images; at most 3" in await refusal_of(path, body, rules=ImageRules(most=3))
+    await prompt_of(path, body, rules=ImageRules(most=4))
 
 
 def test_accepted_requests_fit_a_message_of_the_transport() -> None:
