@@ -132,8 +132,21 @@ def _first_frame(container: Container) -> Image.Image:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """Puts transparency on white. 16-bit greys above 255 become white, as in Pillow."""
+    """Puts transparency on white."""
+    if image.mode.startswith("I;16"):
+        image = _eight_bits(image)
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, WHITE), image)
     return image.convert("RGB")
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """The high bytes of 16-bit greys, as `stb_image` and Go's `image/png` give them; Pillow would
+    clip greys above 255 to white. A transparent grey becomes white."""
+    greys = np.asarray(image)
+    high = (greys >> 8).astype(np.uint8)
+    transparent = image.info.get("transparency")
+    if transparent is not None:
+        high[greys == transparent] = 255
+    return Image.fromarray(high)

@@ -62,13 +62,9 @@ PNG_FILES = {
     "palette": saved(PALETTE, "PNG"),
     "palette with transparent entry": saved(PALETTE, "PNG", transparency=7),
     "palette with alphas": saved(PALETTE, "PNG", transparency=bytes(range(200))),
-    "16-bit grey": saved(Image.fromarray(photo(37, 53)[..., 0].astype(np.uint16) * 2), "PNG"),
     "16-bit rgb": png_of(photo(37, 53).astype(np.uint16) * 257 + 3, 2),
     "16-bit grey and alpha": png_of(photo(37, 53)[..., :2].astype(np.uint16) * 250, 4),
     "16-bit rgba": png_of(np.asarray(RGBA).astype(np.uint16) * 251, 6),
-    "16-bit grey with transparent value": png_of(
-        np.arange(64, dtype=np.uint16).reshape(8, 8, 1) * 9, 0, extra=[chunk(b"tRNS", b"\0\x12")]
-    ),
     "interlaced": png_of(photo(37, 53), 2, interlaced=True),
     "interlaced, one pixel": png_of(photo(1, 1), 2, interlaced=True),
     "interlaced 16-bit": png_of(photo(9, 5).astype(np.uint16) * 257, 2, interlaced=True),
@@ -138,6 +134,24 @@ FILES = {
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_becomes_the_pixels_of_the_reference(name: str) -> None:
     agrees(FILES[name])
+
+
+RAMP = np.arange(0, 2**16, 257, dtype=np.uint16).reshape(16, 16, 1) - np.uint16(200)
+
+
+@pytest.mark.parametrize("interlaced", [False, True])
+def test_greys_of_16_bits_become_their_high_byte(interlaced: bool) -> None:
+    """Pillow clips them to 255, but not those of colours, which are the reference here."""
+    grey = decode(png_of(RAMP, 0, interlaced=interlaced), LIMITS)
+    np.testing.assert_array_equal(grey, (RAMP >> 8).repeat(3, 2))
+    for others in (png_of(RAMP.repeat(3, 2), 2), png_of(np.insert(RAMP, 1, 2**16 - 1, 2), 4)):
+        np.testing.assert_array_equal(grey, agrees(others))
+
+
+def test_a_transparent_grey_of_16_bits_becomes_white_but_not_its_neighbours() -> None:
+    near = np.array([0x1234, 0x1235, 0x1334, 0x3412], np.uint16).reshape(2, 2, 1)
+    image = decode(png_of(near, 0, extra=[chunk(b"tRNS", b"\x12\x34")]), LIMITS)
+    assert image[..., 0].tolist() == [[255, 0x12], [0x13, 0x34]]
 
 
 @pytest.mark.parametrize("searched", [2, 3, 100, jpeg.SEARCHED_BYTES])
@@ -251,7 +265,7 @@ def test_decoding_emits_no_warning_and_keeps_pillow_s_settings() -> None:
     corrupt = exif(6).tobytes()[:-20] + b"\x12\x01\x02\x00\xff\xff\xff\x7f"
     animation = PNG_FILES["animated"]
     twice = animation.replace(b"\0\0\0\x08acTL", chunk(b"acTL", bytes(8)) + b"\0\0\0\x08acTL")
-    files = [*FILES.values(), saved(RGB, "JPEG", exif=corrupt), twice]
+    files = [*FILES.values(), png_of(RAMP, 0), saved(RGB, "JPEG", exif=corrupt), twice]
     script = """
 import pickle, sys, warnings
 from PIL import Image, ImageFile
