@@ -137,12 +137,16 @@ class ImageEncoder(EncoderNeeds, Protocol):
     the features [rows, width] on that device; an image that is cancelled before its turn is not
     computed. `warm_up` fails at start if memory is missing. `max_submitted`: maximum number of
     submitted images, None for any; they are encoded in order, so a small number lets a more urgent
-    later image come next. `gate`: closed during steps that encoding must not delay; None if
-    encoding does not compete with steps for processors.
+    later image come next. `shared`: images of others may come first, for any time; the
+    encoder itself notices when it makes no progress. `gate`: closed during steps that encoding must
+    not delay; None if encoding does not compete with steps for processors.
     """
 
     @property
     def max_submitted(self) -> int | None: ...
+
+    @property
+    def shared(self) -> bool: ...
 
     @property
     def gate(self) -> StepGate | None: ...
@@ -159,6 +163,8 @@ class LocalEncoder:
 
     `batch_images`: maximum number of images of one shape that are encoded together.
     """
+
+    shared = False
 
     def __init__(
         self, tower: VisionTower, *, device: torch.device, batch_images: int | None = None

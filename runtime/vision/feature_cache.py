@@ -43,8 +43,9 @@ class FeatureStore:
 
     @property
     def waiting_since(self) -> float | None:
-        """Time of `clock` since which the encoder has finished no image; None if it is idle."""
-        return self._waiting_since
+        """Time of `clock` since which the encoder has finished no image; None if it is idle, or
+        shared, so that images of others may be in front."""
+        return None if self._encoder.shared else self._waiting_since
 
     @property
     def held_bytes(self) -> int:

@@ -98,9 +98,9 @@ class VisionSettings(Section):
     batch_images: int | None = Count
     """Maximum number of waiting images of equal size that are encoded together; null: 1 on a CPU,
     4 on CUDA."""
-    timeout_s: float = Field(default=120.0, gt=0, le=280)
-    """Time limit of an image in the pool, including waiting and retries, at most 280; then its
-    request fails."""
+    timeout_s: float = Field(default=120.0, gt=0)
+    """How long an image of a request may be without an encoder that answers, before the request
+    fails. Time in the queue of an encoder does not count."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -37,9 +37,9 @@ def feature_server(
     observe: Callable[[float], None] = lambda seconds: None,
     spans: Spans | None = None,
 ) -> StreamServer:
-    """Serves the features of `encoder`. `stall_s`: maximum time without progress while a caller
-    sends pixels or reads features. `observe`: called with the seconds from each request to its
-    features. `spans`: creates spans of images."""
+    """Serves the features of `encoder`, which sends no heartbeats while it has stalled. `stall_s`:
+    maximum time without progress while a caller sends pixels or reads features. `observe`: called
+    with the seconds from each request to its features. `spans`: creates spans of images."""
 
     async def encode(request: wire.EncodeRequest, connection: FramedConnection) -> None:
         async def receive_pixels() -> Tensor:
@@ -62,7 +62,9 @@ def feature_server(
                 await connection.send_bytes(raw(features))
 
     return StreamServer(
-        {wire.EncodeRequest: encode}, max_request_bytes=wire.MAX_ENCODE_REQUEST_BYTES
+        {wire.EncodeRequest: encode},
+        max_request_bytes=wire.MAX_ENCODE_REQUEST_BYTES,
+        alive=lambda: not encoder.stalled,
     )
 
 
@@ -99,8 +101,15 @@ class FeatureClient:
         """Temporary device memory of arriving features, in addition to the features themselves."""
         return RECEIVED_AT_ONCE * self._limits.rows * self._limits.width * FEATURE_BYTES
 
-    async def features(self, address: wire.Address, image: PreparedImage) -> Tensor:
-        """[rows, width] as `limits` say, on the device.
+    async def features(
+        self,
+        address: wire.Address,
+        image: PreparedImage,
+        *,
+        heard: Callable[[], None] = lambda: None,
+    ) -> Tensor:
+        """[rows, width] as `limits` say, on the device. `heard`: called for each message of the
+        encoder, which sends heartbeats while the image waits or is encoded.
 
         Raises ConnectionLost, with `at_work` once the encoder has the pixels, or the encoder's own
         error.
@@ -118,11 +127,11 @@ class FeatureClient:
                     image.origin,
                 )
             )
-            reply = await _reply(connection)
+            reply = await _reply(connection, heard)
             if isinstance(reply, wire.SendPixels):
                 await connection.send_bytes(raw(image.pixels))
                 connection.at_work = True
-                reply = await _reply(connection)
+                reply = await _reply(connection, heard)
             return await self._received(connection, reply, image.rows)
 
     def close(self) -> None:
@@ -167,11 +176,13 @@ def raw(tensor: Tensor) -> memoryview:
     return tensor.view(-1).view(torch.uint8).numpy().data
 
 
-async def _reply(connection: FramedConnection) -> wire.WireMessage:
+async def _reply(connection: FramedConnection, heard: Callable[[], None]) -> wire.WireMessage:
     """The next message other than heartbeats and `Draining`. Raises the encoder's error."""
     reply = await connection.receive()
+    heard()
     while isinstance(reply, wire.Heartbeat | wire.Draining):
         reply = await connection.receive()
+        heard()
     if isinstance(reply, wire.Failed):
         raise wire.error_of(reply)
     return reply

@@ -29,7 +29,7 @@ class StreamServer:
     """Serves callers that know its token. A caller that leaves cancels its request's handler.
 
     `handlers`: handlers by the class of the request. `max_request_bytes`: limit of a request's
-    frame. `heartbeat_s`: interval of `Heartbeat` to callers with a request.
+    frame. `heartbeat_s`: interval of `Heartbeat` to callers with a request, while `alive` holds.
     """
 
     def __init__(
@@ -38,10 +38,11 @@ class StreamServer:
         *,
         max_request_bytes: int,
         heartbeat_s: float = wire.HEARTBEAT_S,
+        alive: Callable[[], bool] = lambda: True,
     ) -> None:
         self._handlers = handlers
         self._max_request_bytes = max_request_bytes
-        self._heartbeat_s = heartbeat_s
+        self._heartbeat_s, self._alive = heartbeat_s, alive
         self._token = secrets.token_hex(32)
         self._tls = tls.context_for("listener")
         self._half_open = authentication.HalfOpen()
@@ -126,7 +127,7 @@ class StreamServer:
                     timeout=self._heartbeat_s,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
-                if not ended and connection.can_send:
+                if not ended and connection.can_send and self._alive():
                     connection.send(wire.Draining() if self._closing else wire.Heartbeat())
             await (answer if answer in ended else guard)
         finally:

@@ -20,9 +20,10 @@ CLOSE_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class PoolRules:
-    """`timeout_s`: time limit of one image, retries included. `max_lost`: an image fails when this
-    many encoders were lost while working on it, because it may be the cause. `silence_s`: an
-    encoder that sends nothing for this long counts as lost. `pause_s`, doubled up to
+    """`timeout_s`: an image fails when no encoder has answered for this long; heartbeats while it
+    waits for its turn are answers. `max_lost`: an image fails when this many encoders were lost
+    while working on it, because it may be the cause. `silence_s`: an encoder that sends nothing for
+    this long counts as lost, also one that finishes no image any more. `pause_s`, doubled up to
     `longest_pause_s`: pause after all encoders have failed.
     """
 
@@ -42,6 +43,7 @@ class PoolEncoder:
 
     weight_bytes = 0
     max_submitted = None  # no limit, because encoders serve tenants in turn
+    shared = True
     gate = None  # encoders compute in other processes
 
     def __init__(
@@ -100,11 +102,15 @@ class PoolEncoder:
     async def _features(self, image: PreparedImage) -> Tensor:
         attempts = _Attempts(self._rules)
         try:
-            async with asyncio.timeout(self._rules.timeout_s):
+            async with asyncio.timeout(self._rules.timeout_s) as limit:
+
+                def restart() -> None:
+                    limit.reschedule(self._loop.time() + self._rules.timeout_s)
+
                 while True:
                     for address in await self._ranking.ranked(image.digest):
                         try:
-                            return await self._client.features(address, image)
+                            return await self._client.features(address, image, heard=restart)
                         except (ConnectionLost, EngineDeadError, OverloadedError) as error:
                             self._ranking.avoid(address)
                             attempts.note(error)
@@ -146,6 +152,6 @@ class _Attempts:
     def timed_out(self) -> GenerationFailedError:
         reason = "" if self._last is None else f" The last error: {self._last}"
         return GenerationFailedError(
-            f"no vision encoder has returned its features within {self._rules.timeout_s:g} seconds "
+            f"no vision encoder has answered for {self._rules.timeout_s:g} seconds "
             f"(`vision.timeout_s`).{reason}"
         )

@@ -61,8 +61,8 @@ class EncoderReplica:
 
     Simultaneous requests for one image share one transfer and one encoding. Pixels of at most two
     batches are held, the one in the tower and the next; other callers wait, and tenants are served
-    in turn. `name`: digest of the file with the weights. `stall_s`: `check` fails if images wait
-    and none was encoded for this long, by `clock` in seconds. For one event loop.
+    in turn. `name`: digest of the file with the weights. `stall_s`: see `stalled`, by `clock` in
+    seconds. For one event loop.
     """
 
     def __init__(
@@ -164,9 +164,14 @@ class EncoderReplica:
         """EngineDeadError: the device has failed, or encoding has stalled."""
         if self._tower.broken is not None:
             raise engine_dead(self._tower.broken)
-        since = self._store.waiting_since
-        if since is not None and since < self._clock() - self._stall_s:
+        if self.stalled:
             raise engine_dead(f"no image has been encoded for {self._stall_s:.0f} seconds.")
+
+    @property
+    def stalled(self) -> bool:
+        """Whether images wait and none has been encoded for `stall_s`."""
+        since = self._store.waiting_since
+        return since is not None and since < self._clock() - self._stall_s
 
     def statistics(self) -> EncoderStatistics:
         return EncoderStatistics(

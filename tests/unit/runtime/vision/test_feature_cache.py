@@ -19,6 +19,7 @@ class ManualEncoder:
 
     limits = ImageLimits(8, WIDTH, torch.float32)
     weight_bytes = workspace_bytes = 0
+    shared = False
 
     def __init__(self, max_submitted: int | None = None) -> None:
         self.max_submitted = max_submitted
@@ -192,3 +193,11 @@ def test_the_budget_holds_and_the_first_needed_image_is_always_encoded() -> None
             assert store.ready(first.digest) or not encoder.futures[first.digest[0]].cancelled()
             first_came += store.ready(first.digest)
     assert first_came > 100
+
+
+def test_only_an_encoder_of_its_own_is_expected_to_finish_an_image_in_time() -> None:
+    store, encoder = store_of(20)
+    store.provide([picture(1)])
+    assert store.waiting_since is not None
+    encoder.shared = True
+    assert store.waiting_since is None

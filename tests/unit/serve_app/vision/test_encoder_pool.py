@@ -62,8 +62,8 @@ class Pool:
     async def __aexit__(self, *_) -> None:
         await self._opened.aclose()
 
-    async def add(self, tower: PretendTower) -> None:
-        encoder = encoder_of(tower)
+    async def add(self, tower: PretendTower, **options) -> None:
+        encoder = encoder_of(tower, **options)
         server, address = await self._opened.enter_async_context(served(encoder))
         self.encoders.append(encoder)
         self.servers.append(server)
@@ -191,11 +191,47 @@ async def test_an_encoder_that_is_started_later_is_found() -> None:
 async def test_without_an_encoder_the_image_fails_at_the_timeout_with_the_reason() -> None:
     rules = replace(FAST_RETRIES, timeout_s=0.3)
     async with pool_of(ListedEncoders([CLOSED]), TOWER, rules=rules) as replica:
-        with pytest.raises(GenerationFailedError, match=r"within 0\.3 seconds.*No|refused|broken"):
+        with pytest.raises(GenerationFailedError, match=r"for 0\.3 seconds.*No|refused|broken"):
             await encoded(replica, picture(1))
     async with pool_of(ListedEncoders(), TOWER, rules=rules) as replica:
-        with pytest.raises(GenerationFailedError, match="no vision encoder has returned"):
+        with pytest.raises(GenerationFailedError, match="no vision encoder has answered"):
             await encoded(replica, picture(1))
+
+
+async def test_waiting_in_the_queue_of_an_encoder_takes_any_time() -> None:
+    rules = replace(FAST_RETRIES, timeout_s=0.2)
+    gate = threading.Semaphore(0)
+    async with Pool(PretendTower(gate=gate)) as pool:
+        pool.servers[0]._heartbeat_s = 0.02
+        async with pool_of(pool.source, TOWER, rules=rules) as replica:
+            images = list(map(picture, range(1, 9)))
+            asked = [asyncio.create_task(encoded(replica, image)) for image in images]
+            await until(lambda: pool.waiting == len(images))
+            begun_s = replica._loop.time()
+            await until(lambda: replica._loop.time() > begun_s + 2 * rules.timeout_s)
+            gate.release(100)
+            for image, features in zip(images, await asyncio.gather(*asked), strict=True):
+                assert torch.equal(features, rounded(image))
+
+
+async def test_an_image_of_a_stalled_encoder_is_encoded_by_another() -> None:
+    """Its event loop runs, but its tower finishes no image."""
+    now_s, gate = 0.0, threading.Semaphore(0)
+    async with Pool(PretendTower()) as pool:
+        await pool.add(stuck := PretendTower(gate=gate), clock=lambda: now_s)
+        pool.servers[1]._heartbeat_s = 0.02
+        number, *_ = [n for n in range(1, 40) if await pool.first(bytes([n])) == 1]
+        rules = replace(FAST_RETRIES, silence_s=0.3)
+        async with pool_of(pool.source, TOWER, rules=rules) as replica:
+            asked = asyncio.create_task(encoded(replica, picture(number)))
+            await until(lambda: stuck.entered.acquire(blocking=False))
+            now_s += 301.0
+            try:
+                found = await asked
+                assert pool.encoded == [[number]] and stuck.encoded == []
+            finally:
+                gate.release(100)
+            assert torch.equal(found, rounded(picture(number)))
 
 
 async def test_an_image_that_kills_encoders_fails_and_others_are_encoded() -> None:
