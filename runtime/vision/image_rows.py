@@ -46,6 +46,11 @@ def plan_insertions(chunks: Sequence[Chunk], spans: Sequence[RowSpan]) -> Insert
     return Insertions(tuple(rows), tuple(parts))
 
 
+def axes_shift(images: Sequence[ImageSpan]) -> int:
+    """What is added to the positions after all images on each axis."""
+    return sum(max(image.grid) - image.length for image in images if image.grid is not None)
+
+
 def axes_of(images: Sequence[ImageSpan], start: int, end: int) -> NDArray[np.int32]:
     """Time, row and column [3, end - start] of the positions [start, end) of a sequence.
 

@@ -127,14 +127,16 @@ class _DecodeStep:
     """The inputs of a decode step, which the next step of the same sequences has too, but at other
     positions.
 
-    version: of `SlotRequests`. slots: of the chunks, which have one row each and sample. positions
-    [rows], and axes [3, rows], which are equal to them without images. drawn [draws]: the chunks
+    version: of `SlotRequests`. slots: of the chunks, which have one row each and sample; plain_from
+    and axes_shift: of these slots. positions [rows], and axes [3, rows]. drawn [draws]: the chunks
     that draw, in this order, and draw_positions [draws]. nbytes: of the inputs, at the front of a
     buffer.
     """
 
     version: int
     slots: list[int]
+    plain_from: list[int]
+    axes_shift: Column
     inputs: DeviceInputs
     positions: NDArray[np.int64]
     axes: NDArray[np.int64] | None
@@ -147,7 +149,10 @@ class _DecodeStep:
         return (
             version == self.version
             and self.slots == [chunk.slot for chunk in chunks]
-            and all(chunk.length == 1 and chunk.samples for chunk in chunks)
+            and all(
+                chunk.length == 1 and chunk.samples and chunk.start >= plain_from
+                for chunk, plain_from in zip(chunks, self.plain_from, strict=True)
+            )
         )
 
     def at(self, starts: list[int], kinds: Sequence[CacheKind]) -> DeviceInputs:
@@ -155,7 +160,7 @@ class _DecodeStep:
         inputs = self.inputs
         inputs.rows.starts[:] = self.positions[:] = starts
         if self.axes is not None:
-            self.axes[:] = starts
+            self.axes[:] = self.positions + self.axes_shift
         self.draw_positions[:] = (self.positions + 1)[self.drawn]
         for kind, group in zip(kinds, inputs.groups, strict=True):
             group.seen.begin[:], group.seen.end[:] = kind.seen_by(starts)
@@ -198,7 +203,11 @@ class InputPreparer:
         self._pool = pool
         self._sampler = sampler
         self._draws, self._slots = limits.draws, limits.slots
-        self._requests = SlotRequests(slots=limits.slots, vocab_size=sampler.vocab_size)
+        self._requests = SlotRequests(
+            slots=limits.slots,
+            vocab_size=sampler.vocab_size,
+            by_image=any(kind.by_image for kind in layout.kinds),
+        )
         nbytes, device_bytes = buffer_bytes(layout, limits, sampler.vocab_size), None
         if device.type == "cuda":
             device_bytes = torch.empty(nbytes, dtype=torch.uint8, device=device)
@@ -226,7 +235,7 @@ class InputPreparer:
 
     def _write(self, buffer: PinnedBuffer, chunks: Sequence[Chunk]) -> DeviceInputs:
         rows, room = StepRows.of(chunks), self._draws
-        plain = self._requests.plain[rows.slots]
+        plain = self._plain(rows)
         insertions, scored, pooled = _NOTHING
         if not plain.all():
             spans = rows.spans()
@@ -245,7 +254,7 @@ class InputPreparer:
         )
         output_rows += [0] * (space.rows - len(output_rows) if single else 0)
         outputs = buffer.put(output_rows, _INT64, room=room)
-        axes = _write_axes(buffer, chunks, rows, space) if self._needs_axes else None
+        axes = self._write_axes(buffer, chunks, rows, plain, space) if self._needs_axes else None
         image_rows = buffer.put(insertions.rows, _INT64)
         draws = self._write_draws(buffer, chunks, rows, drawing)
         constrained = self._requests.constrained[rows.slots[drawing]].nonzero()[0].tolist()
@@ -271,12 +280,14 @@ class InputPreparer:
     def _decode_step(self, buffer: PinnedBuffer, inputs: DeviceInputs) -> _DecodeStep | None:
         """How the inputs, the last ones in the buffer, can be used again; None if they cannot."""
         rows, draws, axes = inputs.rows, inputs.draws, inputs.axes
-        alike = rows.samples.all() and self._requests.plain[rows.slots].all()
+        alike = rows.samples.all() and self._plain(rows).all()
         if not (inputs.one_row_each and alike) or draws.reads_history:
             return None
         return _DecodeStep(
             self._requests.version,
             rows.slots.tolist(),
+            self._requests.plain_from[rows.slots].tolist(),
+            self._requests.axes_shift[rows.slots],
             inputs,
             buffer.on_host(inputs.positions)[: rows.count],
             None if axes is None else buffer.on_host(axes)[:, : rows.count],
@@ -284,6 +295,29 @@ class InputPreparer:
             buffer.on_host(draws.positions),
             buffer.used,
         )
+
+    def _plain(self, rows: StepRows) -> NDArray[np.bool_]:
+        """[chunks]: which have only plain rows, see `SlotRequests`."""
+        return rows.starts >= self._requests.plain_from[rows.slots]
+
+    def _write_axes(
+        self,
+        buffer: PinnedBuffer,
+        chunks: Sequence[Chunk],
+        rows: StepRows,
+        plain: NDArray[np.bool_],
+        space: "_Space",
+    ) -> Tensor:
+        array, axes = buffer.take(AXES * space.rows, _INT64, room=AXES * space.room)
+        written = array.reshape(AXES, -1)
+        shift = self._requests.axes_shift[rows.slots]
+        written[:, : rows.count] = rows.positions() + shift.repeat(rows.lengths)
+        written[:, rows.count :] = 0
+        for index in (~plain).nonzero()[0].tolist():
+            chunk, part = chunks[index], slice(rows.begins[index], rows.ends[index])
+            end = chunk.start + chunk.length
+            written[:, part] = axes_of(chunk.sequence.spans, chunk.start, end)
+        return axes.view(AXES, -1)
 
     def _drawing_order(self, rows: StepRows) -> Column:
         """Indices of the chunks that draw a token, ordered by sampling path."""
@@ -400,18 +434,6 @@ def _write_rows(buffer: PinnedBuffer, rows: StepRows, space: _Space) -> tuple[Te
     return positions, slots
 
 
-def _write_axes(
-    buffer: PinnedBuffer, chunks: Sequence[Chunk], rows: StepRows, space: _Space
-) -> Tensor:
-    array, axes = buffer.take(AXES * space.rows, _INT64, room=AXES * space.room)
-    written = array.reshape(AXES, -1)
-    written[:, rows.count :] = 0
-    for chunk, span in zip(chunks, rows.spans(), strict=True):
-        end = chunk.start + chunk.length
-        written[:, span.begin : span.end] = axes_of(chunk.sequence.spans, chunk.start, end)
-    return axes.view(AXES, -1)
-
-
 def _write_group(
     buffer: PinnedBuffer,
     kind: CacheKind,
@@ -420,7 +442,7 @@ def _write_group(
     plain: NDArray[np.bool_],
     space: _Space,
 ) -> DeviceGroup:
-    """`plain` [chunks]: as in `SlotRequests`."""
+    """`plain` [chunks]: which have only plain rows."""
     count = rows.count
     begin_array, begin = buffer.take(space.rows, _INT32, room=space.room)
     end_array, end = buffer.take(space.rows, _INT32, room=space.room)

@@ -8,43 +8,53 @@ import numpy as np
 from runtime.engine import sequence
 from runtime.engine.request import GenerationRequest
 from runtime.engine.step_plan import Chunk
+from runtime.vision.image_rows import axes_shift
 from runtime.worker.logit_biases import used_entries
 from runtime.worker.repetition import longest_repeat
 from runtime.worker.restrictions import longest_word
 from runtime.worker.sampler import Path, path_of
 
+NEVER = np.iinfo(np.int64).max
+
 
 class SlotRequests:
-    """Columns [slots], which are written when a request enters a slot, not in each step.
+    """Columns [slots], which are written when a request enters a slot or its context changes, not
+    in each step. `by_image`: rows see image rows, which differ between sequences (`CacheKind`).
 
     draws: tokens are sampled; path: how; top_k: in path TOP, else 0; penalised: with penalties;
     alternatives: of log-probabilities, -1 for none; biases: number of biased tokens; repeats: the
     longest repetition that DRY reads, -1 without it; words, word_tokens: number of bad words, and
-    tokens of the longest; limited: only some tokens are allowed; constrained: by a grammar; plain:
-    no images, no pooling and no log-probabilities of the prompt. version: number of writes so far.
+    tokens of the longest; limited: only some tokens are allowed; constrained: by a grammar;
+    plain_from: the first position whose row, like all later ones, has the inputs of a text without
+    images, NEVER with pooling or log-probabilities of the prompt; axes_shift: what is added to such
+    a position on each axis. version: number of writes so far.
     """
 
-    def __init__(self, *, slots: int, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, *, slots: int, vocab_size: int, by_image: bool) -> None:
+        self._vocab_size, self._by_image = vocab_size, by_image
         self.version = 0
         self._sequences: list[Callable[[], sequence.Sequence | None]] = [_nothing] * slots
-        self.draws, self.penalised, self.plain = np.zeros((3, slots), np.bool_)
+        self._epochs = [0] * slots
+        self.draws, self.penalised = np.zeros((2, slots), np.bool_)
+        self.plain_from, self.axes_shift = np.zeros((2, slots), np.int64)
         self.limited, self.constrained = np.zeros((2, slots), np.bool_)
         self.words, self.word_tokens = np.zeros((2, slots), np.int64)
         self.path, self.top_k, self.alternatives, self.biases = np.zeros((4, slots), np.int64)
         self.repeats = np.full(slots, -1, np.int64)
 
     def update(self, chunks: Sequence[Chunk]) -> None:
-        """Write the columns of slots whose request is new. Call it before reading the columns for
-        the slots of `chunks`."""
-        known = self._sequences
+        """Write the columns of slots whose request or context is new. Call it before reading the
+        columns for the slots of `chunks`."""
+        known, epochs = self._sequences, self._epochs
         for chunk in chunks:
-            if known[chunk.slot]() is not chunk.sequence:
-                known[chunk.slot] = ref(chunk.sequence)
-                self._write(chunk.slot, chunk.sequence.request)
+            slot = chunk.slot
+            if known[slot]() is not chunk.sequence or epochs[slot] != chunk.epoch:
+                known[slot], epochs[slot] = ref(chunk.sequence), chunk.epoch
+                self.version += 1
+                self._write(slot, chunk.sequence.request)
+                self._write_images(slot, chunk.sequence)
 
     def _write(self, slot: int, request: GenerationRequest) -> None:
-        self.version += 1
         sampling = request.sampling
         path = path_of(sampling, self._vocab_size)
         self.draws[slot] = request.draws
@@ -57,8 +67,13 @@ class SlotRequests:
         self.words[slot], self.word_tokens[slot] = len(sampling.bad_words), longest_word(sampling)
         self.limited[slot] = bool(sampling.allowed)
         self.constrained[slot] = request.grammar is not None
-        plain = request.pooling is None and request.prompt_logprobs is None
-        self.plain[slot] = plain and not request.spans
+
+    def _write_images(self, slot: int, entered: sequence.Sequence) -> None:
+        spans, request = entered.spans, entered.request
+        never = request.pooling is not None or request.prompt_logprobs is not None
+        never |= self._by_image and bool(spans)
+        self.plain_from[slot] = NEVER if never else spans[-1].end if spans else 0
+        self.axes_shift[slot] = axes_shift(spans)
 
 
 def _nothing() -> None:

@@ -65,7 +65,7 @@ class SeenIndices:
     def write(
         self, kind: CacheKind, chunks: Sequence[Chunk], rows: StepRows, plain: NDArray[np.bool_]
     ) -> None:
-        """`rows`: of the chunks; `plain` [chunks]: as in `SlotRequests`."""
+        """`rows`: of the chunks; `plain` [chunks]: as in `SlotRequests.plain_from`."""
         alone = plain & (rows.lengths == 1)
         places = rows.begins[alone]
         self.begin[places], self.end[places] = kind.seen_by(rows.starts[alone].tolist())

@@ -3,6 +3,7 @@
 import dataclasses
 import random
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,21 @@ def flat(inputs: DeviceInputs) -> list[object]:
     return [*found, inputs.constrained, inputs.scored, inputs.pooled, repr(inputs.draws)]
 
 
+PICTURES = (ImageSpan(1, 6, False, b"a", grid=(2, 3)), ImageSpan(9, 4, False, b"b", grid=(1, 4)))
+
+
+def check_places(inputs: DeviceInputs, chunks: list[Chunk]) -> None:
+    """Compare axes and seen indices with those of each chunk alone."""
+    alone = [(each.start, each.start + each.length, each.sequence.spans) for each in chunks]
+    for kind, group in zip(KINDS, inputs.groups, strict=True):
+        begins, ends = zip(*(kind.seen(*each) for each in alone), strict=True)
+        assert group.begin.tolist() == [*chain.from_iterable(begins)]
+        assert group.end.tolist() == [*chain.from_iterable(ends)]
+    if inputs.axes is not None:
+        expected = np.concatenate([axes_of(spans, *place) for *place, spans in alone], axis=1)
+        assert inputs.axes.tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("axes", [1, 3])
 def test_the_same_sequences_have_the_inputs_of_new_ones_at_their_positions(
     axes: int,
@@ -158,7 +174,12 @@ def test_the_same_sequences_have_the_inputs_of_new_ones_at_their_positions(
             slot = draw.randrange(SLOTS)
             sampling = choices[3 if draw.random() < 0.1 else draw.randrange(3)]
             running[slot] = chunk(
-                slot, draw.randrange(20), 1, sampling=sampling, constrained=draw.random() < 0.2
+                slot,
+                draw.randrange(20),
+                1,
+                sampling=sampling,
+                constrained=draw.random() < 0.2,
+                spans=PICTURES[: draw.randrange(3)],
             )
         if draw.random() < 0.1 and len(running) > 1:
             del running[draw.choice(list(running))]
@@ -181,6 +202,7 @@ def test_the_same_sequences_have_the_inputs_of_new_ones_at_their_positions(
         if changes.pages is not None:
             assert changes.pages.pages.tolist() == [number]
         assert flat(inputs) == flat(inputs_of(preparer_of(KINDS, position_axes=axes), step))
+        check_places(inputs, chunks)
         repeated += before is not None and used._steps[0].decode is before
     assert repeated > 50
 
@@ -426,30 +448,3 @@ def test_inserted_image_rows_have_their_batch_rows_and_feature_rows():
     assert inputs.axes is None
     plain = inputs_of(preparer, plan(chunk(0, 0, 2)))
     assert plain.images == () and plain.image_rows.tolist() == []
-
-
-def test_axes_are_prepared_for_models_that_need_them():
-    preparer = preparer_of((Full(),), position_axes=3)
-    image = ImageSpan(2, 6, False, b"a", grid=(2, 3))
-    inputs = inputs_of(preparer, plan(chunk(0, 1, 9, spans=(image,)), chunk(1, 20, 1)))
-    assert inputs.axes is not None and inputs.axes.dtype == torch.int64
-    assert inputs.axes.tolist() == [
-        [1, 2, 2, 2, 2, 2, 2, 5, 6, 20],
-        [1, 2, 2, 2, 3, 3, 3, 5, 6, 20],
-        [1, 2, 3, 4, 2, 3, 4, 5, 6, 20],
-    ]
-    assert inputs.positions.tolist() == [*range(1, 10), 20]
-
-
-@pytest.mark.parametrize("cut", range(1, 30))
-def test_axes_do_not_depend_on_how_a_prompt_is_divided(cut):
-    images = (
-        ImageSpan(0, 6, False, b"a", grid=(3, 2)),
-        ImageSpan(6, 4, False, b"b", grid=(1, 4)),
-        ImageSpan(15, 9, False, b"c", grid=(3, 3)),
-        ImageSpan(26, 2, True, b"d"),
-    )
-    whole = axes_of(images, 0, 30)
-    parts = [axes_of(images, 0, cut), axes_of(images, cut, 30)]
-    assert np.array_equal(whole, np.concatenate(parts, axis=1))
-    assert whole[:, 29].tolist() == [29 - 3 - 0 - 6] * 3
