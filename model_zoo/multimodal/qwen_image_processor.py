@@ -14,8 +14,7 @@ from model_zoo.images.shapes import rectangles
 
 @dataclass(frozen=True, slots=True)
 class QwenVLProcessor:
-    """pixels [patches, 3 * frames * patch * patch], in the order channel, frame, row, column; all
-    frames are equal.
+    """pixels [patches, 3 * patch * patch], in the order channel, row, column.
 
     The merge * merge patches of one row of features are consecutive, and these groups are ordered
     row by row. grid: height and width of the rectangle of feature rows.
@@ -23,7 +22,6 @@ class QwenVLProcessor:
 
     patch: int
     merge: int
-    frames: int
     min_pixels: int
     max_pixels: int
     normalisation: Normalisation
@@ -50,8 +48,8 @@ class QwenVLProcessor:
         """Raises RequestError for an image more than 200 times as long as wide."""
         check_aspect(height, width)
         rows, columns = grid = self._grid(height, width)
-        patch = 3 * self.frames * self.patch**2
-        return ImageOutline((rows * columns * self.merge**2, patch), grid, rows * columns)
+        patches = rows * columns * self.merge**2
+        return ImageOutline((patches, 3 * self.patch**2), grid, rows * columns)
 
     def pixels(self, image: Pixels) -> Tensor:
         rows, columns = grid = self._grid(*image.shape[:2])
@@ -97,6 +95,5 @@ class QwenVLProcessor:
     def _patches(self, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
         rows, columns = grid
         blocks = pixels.view(3, rows, self.merge, self.patch, columns, self.merge, self.patch)
-        ordered = blocks.permute(1, 4, 2, 5, 0, 3, 6).unsqueeze(5)
-        framed = ordered.expand(-1, -1, -1, -1, -1, self.frames, -1, -1)
-        return framed.reshape(rows * columns * self.merge**2, -1)
+        ordered = blocks.permute(1, 4, 2, 5, 0, 3, 6)
+        return ordered.reshape(rows * columns * self.merge**2, -1)

@@ -118,10 +118,10 @@ def tiles(pair: TowerPair, images: int, count: int) -> Tensor:
 
 
 def qwen_patches(pair: TowerPair, images: int, grid: tuple[int, int]) -> Tensor:
-    """Patches in the processor's order; the two frames of an image differ here."""
+    """Patches in the processor's order."""
     config = pair.twin.config.vision_config
     patches = grid[0] * grid[1] * config.spatial_merge_size**2
-    return random_pixels(images, patches, 3 * 2 * config.patch_size**2)
+    return random_pixels(images, patches, 3 * config.patch_size**2)
 
 
 def next_tiles(pair: TowerPair, images: int, size: tuple[int, int]) -> Tensor:
@@ -163,7 +163,7 @@ def with_211_rows(tower: Any) -> Build:
     def build(w: TensorScope, metadata: Metadata) -> VisionTower:
         keys = "vision.patch_size", "vision.spatial_merge_size"
         patch, merge = (metadata.require_size(key) for key in keys)
-        images = QwenVLProcessor(patch, merge, 2, 1, 211 * (patch * merge) ** 2, CLIP)
+        images = QwenVLProcessor(patch, merge, 1, 211 * (patch * merge) ** 2, CLIP)
         return tower(w, metadata, images)
 
     return build

@@ -98,7 +98,12 @@ def qwen3vl(pair: TowerPair, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
 def _qwen(pair: TowerPair, pixels: Tensor, grid: tuple[int, int]) -> Any:
     merge = pair.twin.config.vision_config.spatial_merge_size
     sizes = torch.tensor([[1, grid[0] * merge, grid[1] * merge]] * len(pixels))
-    return pair.twin.model.get_image_features(pixels.flatten(0, 1), sizes)
+    return pair.twin.model.get_image_features(qwen_frames(pixels.flatten(0, 1)), sizes)
+
+
+def qwen_frames(patches: Tensor) -> Tensor:
+    """patches [n, 3 * patch * patch] -> [n, 3 * 2 * patch * patch] with two equal frames."""
+    return patches.unflatten(1, (3, 1, -1)).expand(-1, -1, 2, -1).flatten(1)
 
 
 def states_before_layers(self, hidden_states, attention_mask=None):

@@ -14,7 +14,12 @@ from transformers.models.mllama.processing_mllama import (
 
 from model_zoo.chat_model import Prompt
 from runtime.vision.encoder import PreparedImage
-from tests.families.tower_references import aspect_ratios, gemma4_patches, states_before_layers
+from tests.families.tower_references import (
+    aspect_ratios,
+    gemma4_patches,
+    qwen_frames,
+    states_before_layers,
+)
 
 MLLAMA_TILES = 4
 
@@ -126,7 +131,7 @@ def qwen(twin: Any, prompt: Prompt) -> Tensor:
     grids = [[1, image.grid[0] * merge, image.grid[1] * merge] for image in images]
     return twin(
         input_ids=ids,
-        pixel_values=torch.cat([image.pixels for image in images]),
+        pixel_values=qwen_frames(torch.cat([image.pixels for image in images])),
         image_grid_thw=torch.tensor(grids),
         mm_token_type_ids=(ids == twin.config.image_token_id).int(),
     ).logits[0]

@@ -71,7 +71,7 @@ def qwen(folder: Path, family: TowerFamily, *, patch: int, width: int, normalisa
     image, most = picture(8 * unit, 12 * unit), 96 * unit**2
     vision = family.write(folder, flavour="llama.cpp")
     processor = QwenVLProcessor(
-        patch=patch, merge=2, frames=2, min_pixels=1, max_pixels=most, normalisation=normalisation
+        patch=patch, merge=2, min_pixels=1, max_pixels=most, normalisation=normalisation
     )
     prepared = prepare(image, processor, tower=b"")
     ours = encoded(vision.tower, prepared.pixels[None], prepared.grid)[0]

@@ -36,18 +36,16 @@ def patch_embedding(w: TensorScope, sizes: VisionSizes, *names: str) -> Linear:
 
 
 def frame_embedding(w: TensorScope, sizes: VisionSizes, *names: str) -> Linear:
-    """As `patch_embedding` for successive frames, [n, channels * frames * side * side] -> [n,
-    hidden].
+    """As `patch_embedding`, where an image counts as successive equal frames, so that the frames'
+    matrices are summed.
 
     names: names of the frames' tensors, with suffix.
     """
-    tables = [w.table(name, shape=_square(sizes)) for name in names]
-    # On "meta" nothing is to be computed, which `torch.stack` would do.
-    frames = tables[0].new_empty(sizes.hidden, CHANNELS, len(names), sizes.patch, sizes.patch)
-    for frame, table in zip(frames.unbind(2), tables, strict=True):
-        frame.copy_(table)
+    summed = w.table(names[0], shape=_square(sizes))
+    for name in names[1:]:
+        summed = summed + w.table(name, shape=_square(sizes))
     bias = read_bias(w, names[0].removesuffix(".weight"), sizes.hidden)
-    return Linear(in_float32(frames.flatten(1)), bias)
+    return Linear(in_float32(summed.flatten(1)), bias)
 
 
 def stacked_frame_embedding(
@@ -55,8 +53,8 @@ def stacked_frame_embedding(
 ) -> Linear:
     """As `frame_embedding`, from one tensor (hidden * channels, frames, side, side)."""
     shape = (sizes.hidden * CHANNELS, frames, sizes.patch, sizes.patch)
-    table = w.table(f"{name}.weight", shape=shape)
-    flat = table.reshape(sizes.hidden, sizes.patch_elements * frames)
+    summed = w.table(f"{name}.weight", shape=shape).sum(1)
+    flat = summed.reshape(sizes.hidden, sizes.patch_elements)
     return Linear(in_float32(flat), read_bias(w, name, sizes.hidden))
 
 

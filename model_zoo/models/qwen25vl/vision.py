@@ -28,7 +28,7 @@ OLLAMA_FRAMES = ("patch_embd_0.weight", "patch_embd_1.weight")
 
 
 class QwenTower:
-    """See `VisionTower`. pixels [images, patches, channels * frames * side * side].
+    """See `VisionTower`. pixels [images, patches, channels * side * side].
 
     Patches that are merged are consecutive; these squares are in row-major order of the rectangle
     `grid`.
@@ -44,7 +44,6 @@ class QwenTower:
         v = w.scope("v")
         names = OLLAMA_FRAMES if v.has("patch_embd_0") else FILE_FRAMES
         self._embed = frame_embedding(v, sizes, *names)
-        self._frames = len(names)
         self._rotary = halves_rotary(w, sizes)
         self._layers = [_layer(v.scope("blk", i), sizes) for i in range(sizes.layers)]
         self._full = _full_layers(metadata, sizes.layers)
@@ -58,7 +57,7 @@ class QwenTower:
     def activation_bytes(self, images: int) -> int:
         sizes, merged = self._sizes, images * self.limits.rows
         rows = merged * self._merge**2
-        edges = rows * (3 * self._frames * sizes.patch_elements + 4 * sizes.hidden)
+        edges = rows * (3 * sizes.patch_elements + 4 * sizes.hidden)
         return 4 * (edges + merged * self._merger.row_elements) + layers_bytes(
             self._device, sizes, self._layers, rows
         )

@@ -4,7 +4,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import STANDARD
 from model_zoo.layers.vision.vision_sizes import MAX_MERGED, MAX_PATCH
-from model_zoo.models.qwen3vl.vision import FRAMES, MERGED, DeepTower
+from model_zoo.models.qwen3vl.vision import MERGED, DeepTower
 from model_zoo.multimodal.image_settings import read_areas, read_normalisation
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
@@ -34,7 +34,6 @@ def read_processor(metadata: Metadata) -> QwenVLProcessor:
     return QwenVLProcessor(
         patch=metadata.require_size("vision.patch_size", at_most=MAX_PATCH),
         merge=metadata.get_size("vision.spatial_merge_size", MERGED, at_most=MAX_MERGED),
-        frames=FRAMES,
         min_pixels=least,
         max_pixels=most,
         normalisation=read_normalisation(metadata, STANDARD),

@@ -31,7 +31,7 @@ LAYER = LayerNames(
 
 
 class DeepTower:
-    """See `VisionTower`. pixels [images, patches, channels * frames * side * side].
+    """See `VisionTower`. pixels [images, patches, channels * side * side].
 
     Patches that are merged are consecutive; these squares are in row-major order of the rectangle
     `grid`. A row of features concatenates those of the last layer and those of the `deep` layers,
@@ -64,7 +64,7 @@ class DeepTower:
     def activation_bytes(self, images: int) -> int:
         sizes, merged = self._sizes, images * self.limits.rows
         rows = merged * self._merge**2
-        edges = rows * (2 * FRAMES * sizes.patch_elements + 5 * sizes.hidden)
+        edges = rows * (2 * sizes.patch_elements + 5 * sizes.hidden)
         results = merged * (self._merger.row_elements + 2 * self.limits.width)
         return 4 * (edges + results) + layers_bytes(self._device, sizes, self._layers, rows)
 

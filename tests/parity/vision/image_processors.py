@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
@@ -175,9 +176,11 @@ def qwen(patch: int, normalisation: Normalisation, least: int, most: int) -> Row
     def expected(image: Image) -> Expected:
         made = applied(theirs, image)
         rows, columns = (side // 2 for side in made["image_grid_thw"][0, 1:].tolist())
-        return Expected(made["pixel_values"], (rows, columns), rows * columns)
+        first, second = made["pixel_values"].unflatten(1, (3, 2, -1)).unbind(2)
+        assert torch.equal(first, second), "the frames of an image are equal"
+        return Expected(first.flatten(1), (rows, columns), rows * columns)
 
-    return QwenVLProcessor(patch, 2, 2, least, most, normalisation), expected
+    return QwenVLProcessor(patch, 2, least, most, normalisation), expected
 
 
 CROP = {"size": {"shortest_edge": 56}, "crop_size": SQUARE}

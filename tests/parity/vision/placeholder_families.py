@@ -196,7 +196,7 @@ def internvl_processor(tokenizer: Any) -> Any:
 
 
 LLAMA_TILES = LlamaTiles(side=56, tile_rows=4)
-QWEN = QwenVLProcessor(14, 2, 2, min_pixels=3136, max_pixels=28 * 28 * 12, normalisation=CLIP)
+QWEN = QwenVLProcessor(14, 2, min_pixels=3136, max_pixels=28 * 28 * 12, normalisation=CLIP)
 SQUARE = {"height": 56, "width": 56}
 CANVASES = [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]]
 FAMILIES = {

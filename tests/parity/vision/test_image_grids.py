@@ -95,7 +95,7 @@ ROWS: list[tuple[ImageProcessor, Grid | None]] = [
         for tiles in [(1, 12), (1, 4), (4, 9)]
     ),
     *(
-        (QwenVLProcessor(2, 2, 2, *bounds, CLIP), qwen_grid(*bounds))
+        (QwenVLProcessor(2, 2, *bounds, CLIP), qwen_grid(*bounds))
         for bounds in [(16, 64), (100, 110), (3136, 20_000), (4000, 4000)]
     ),
     *((Idefics3Processor(side=28, longest_edge=edge, tile_rows=4), None) for edge in EDGES),

@@ -84,7 +84,7 @@ def test_pixtral_keeps_a_row_of_an_image_that_shrinks_to_nothing() -> None:
 
 
 def test_qwen_refuses_what_the_reference_refuses() -> None:
-    processor = QwenVLProcessor(14, 2, 2, 3136, 200_000, CLIP)
+    processor = QwenVLProcessor(14, 2, 3136, 200_000, CLIP)
     prepare(photo(3, 600), processor, tower=b"")
     for size in [(3, 601), (601, 3)]:
         with pytest.raises(ValueError, match="aspect ratio"):

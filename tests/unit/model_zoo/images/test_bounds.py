@@ -33,7 +33,7 @@ def qwen(draw: st.DrawFn) -> QwenVLProcessor:
     least, most = sorted((draw(areas), draw(areas)))
     if draw(st.booleans()):
         least = most
-    return QwenVLProcessor(draw(PATCHES), draw(st.integers(1, 4)), 2, least, most, CLIP)
+    return QwenVLProcessor(draw(PATCHES), draw(st.integers(1, 4)), least, most, CLIP)
 
 
 @st.composite
@@ -99,9 +99,9 @@ def every_image(sides: int) -> Iterator[tuple[int, int]]:
 
 
 SMALL: list[ImageProcessor] = [
-    *(QwenVLProcessor(1, 2, 2, least, 53, CLIP) for least in (1, 20, 53)),
-    *(QwenVLProcessor(3, 1, 2, least, 211, CLIP) for least in (1, 100, 211)),
-    *(QwenVLProcessor(2, 2, 2, least, 900, CLIP) for least in (1, 450, 900)),
+    *(QwenVLProcessor(1, 2, least, 53, CLIP) for least in (1, 20, 53)),
+    *(QwenVLProcessor(3, 1, least, 211, CLIP) for least in (1, 100, 211)),
+    *(QwenVLProcessor(2, 2, least, 900, CLIP) for least in (1, 450, 900)),
     *(Gemma4Processor(1, 2, tokens) for tokens in (1, 7, 12, 53)),
     *(Idefics3Processor(4, edge, 1) for edge in (1, 3, 4, 5, 11, 12, 13)),
     *(PixtralProcessor(edge, 3) for edge in (1, 2, 3, 4, 11, 12)),
@@ -125,13 +125,13 @@ def test_the_processor_can_produce_the_largest_image(processor) -> None:
 def test_the_largest_image_of_qwen_nearly_fills_the_planned_memory(unit, least, most) -> None:
     """So that encoding it at start tests whether there is enough memory."""
     least, most = min(least, most), max(least, most)
-    processor = QwenVLProcessor(unit // 2, 2, 2, least, most, CLIP)
+    processor = QwenVLProcessor(unit // 2, 2, least, most, CLIP)
     assert processor.largest.rows >= 0.9 * processor.most_rows
 
 
 def test_qwen_fills_its_area_exactly_if_a_rectangle_does() -> None:
     """2 << 20 pixels, the bound of files that state none, hold 2,674 squares of 28 pixels."""
-    processor = QwenVLProcessor(14, 2, 2, 56 * 56, 2 << 20, CLIP)
+    processor = QwenVLProcessor(14, 2, 56 * 56, 2 << 20, CLIP)
     assert processor.most_rows == processor.largest.rows == 2674 == 14 * 191
     assert processor.largest.grid == (14, 191)
 

@@ -31,7 +31,7 @@ PROCESSORS: list[ImageProcessor] = [
     ClipProcessor(side=28, rows=4),
     ClipProcessor(side=28, rows=4, whole=True),
     PixtralProcessor(longest_edge=56, patch=14),
-    QwenVLProcessor(14, 2, 2, 3136, 20_000, CLIP),
+    QwenVLProcessor(14, 2, 3136, 20_000, CLIP),
     Llama4Processor(side=28, tile_rows=4),
     MllamaProcessor(side=28, tile_rows=5),
     InternVLProcessor(28, 4, CLIP),

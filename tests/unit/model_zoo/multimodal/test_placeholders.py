@@ -52,7 +52,7 @@ PROCESSORS: dict[str, Any] = {
     "gemma3": SquareProcessor(28, 4),
     "gemma4": Gemma4Processor(4, 3, 12),
     "pixtral": PixtralProcessor(140, 14, 2),
-    "qwen": QwenVLProcessor(14, 2, 2, min_pixels=784, max_pixels=7840, normalisation=CLIP),
+    "qwen": QwenVLProcessor(14, 2, min_pixels=784, max_pixels=7840, normalisation=CLIP),
     "llama4": Llama4Processor(side=28, tile_rows=4),
     "llava": ClipProcessor(28, 4),
     "idefics3": Idefics3Processor(28, 84, 4),
