@@ -6,7 +6,7 @@ many bytes as are still free.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from threading import Lock
@@ -28,10 +28,12 @@ class _CachedImage:
 
 
 class ImageCache:
-    """Prepared images by the digests of their files. Thread-safe."""
+    """Prepared images by the digests of their files. Thread-safe. `freed`: called, in any thread,
+    when a request has returned memory."""
 
     def __init__(self, *, budget_bytes: int = UNBOUNDED) -> None:
         self.budget_bytes = budget_bytes
+        self.freed: Callable[[], None] = lambda: None
         self.lock = Lock()
         self._entries: OrderedDict[bytes, _CachedImage] = OrderedDict()  # least recently used first
         self._used = 0
@@ -48,15 +50,27 @@ class ImageCache:
         """`used_bytes` plus cached images that no request uses."""
         return self._used + self._unused
 
+    @property
+    def taken(self) -> Mapping[str, int]:
+        """Bytes of all requests by tenant."""
+        return self._taken_by
+
     def lease(
-        self, file_bytes: int = 0, *, salt: bytes = b"", tenant: str | None = None
+        self,
+        file_bytes: int = 0,
+        *,
+        ahead: int = 0,
+        salt: bytes = b"",
+        tenant: str | None = None,
     ) -> "ImageLease":
-        """A lease for a request with `file_bytes` of image files.
+        """A lease for a request with `file_bytes` of image files, and memory for `ahead` bytes of
+        the next `ImageLease.reserve`.
 
         Without `tenant`, no limit per tenant is enforced. Raises like `ImageLease.reserve`.
         """
         lease = ImageLease(self, salt, tenant)
-        lease.reserve(file_bytes)
+        lease.reserve(file_bytes + ahead)
+        lease.ahead = ahead
         return lease
 
     # The following methods are called by leases, which hold the lock.
@@ -135,11 +149,13 @@ class ImageLease:
     After `close`, methods raise CancelledError in a thread that still works for the request.
     Between `begin_work` and `end_work` memory is not released, since that thread still uses it.
     `salt`, at most 64 bytes, is part of the names of images, so that only leases with equal salts
-    share images.
+    share images. `missing`: the bytes of a `reserve` for which other requests left too little.
     """
 
     def __init__(self, cache: ImageCache, salt: bytes = b"", tenant: str | None = None) -> None:
         self.salt = salt
+        self.missing: int | None = None
+        self.ahead = 0  # of the reserved bytes, those for the next `reserve`
         self._cache = cache
         self._tenant = tenant
         self._taken = 0  # total of `reserve`, without released images
@@ -158,6 +174,8 @@ class ImageLease:
         """
         with self._cache.lock:
             self._check_open()
+            self._free(self.ahead)
+            self.ahead = 0
             total, most = (
                 self._reserved + self._image_bytes + nbytes,
                 self._cache.budget_bytes,
@@ -170,7 +188,11 @@ class ImageLease:
                 )
             tenant = self._tenant
             others = tenant is not None and self._cache.taken_by(tenant) > self._taken
-            self._cache.take(nbytes, tenant=tenant, others=others)
+            try:
+                self._cache.take(nbytes, tenant=tenant, others=others)
+            except OverloadedError:
+                self.missing = nbytes
+                raise
             self._taken += nbytes
             self._reserved += nbytes
 
@@ -205,6 +227,7 @@ class ImageLease:
                 self._image_bytes -= self._held.pop(name).pixels.nbytes
                 self._cache.release(name)
                 self._return(self._taken_for.pop(name, 0))
+            self._cache.freed()
 
     def begin_work(self) -> None:
         with self._cache.lock:
@@ -230,6 +253,13 @@ class ImageLease:
         for name in self._held:
             self._cache.release(name)
         self._held.clear()
+        self._cache.freed()
+
+    def _free(self, nbytes: int) -> None:
+        """Gives back bytes that are reserved and not used."""
+        self._cache.free(nbytes)
+        self._reserved -= nbytes
+        self._return(nbytes)
 
     def _return(self, nbytes: int) -> None:
         """Subtracts bytes from those that count for the tenant."""

@@ -182,7 +182,8 @@ class EngineSettings(Section):
     """Host memory for the images of requests (files and pixels) and for recent images that may
     recur in the next turn; null: 1 GiB, or four images of the largest size. A model on a CPU
     subtracts it, and the memory of decoding, from the free memory. A request that exceeds it alone
-    gets 400, one that does not fit beside others 503."""
+    gets 400. One that does not fit beside others waits; the files of waiting requests may take a
+    quarter of it in addition, others get 503."""
     max_image_pixels: int = Field(default=2**26, ge=1)
     """Limit of one image; decoding takes up to 17 bytes per pixel, for two images at a time."""
     max_image_frames: int = Field(default=1000, ge=1)

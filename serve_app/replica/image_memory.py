@@ -8,6 +8,7 @@ from model_zoo.multimodal.image_cache import ImageCache
 from runtime.errors import ConfigurationError
 from runtime.vision.encoder import max_pixel_elements
 from serve_app.config.settings import MAX_IMAGE_BYTES, ModelSettings
+from serve_app.replica.image_memory_queue import waiting_bytes
 from serve_app.replica.prompt_preparation import IMAGE_THREADS
 
 MIN_DEFAULT_BYTES = 2**30
@@ -36,8 +37,9 @@ def create_image_cache(settings: ModelSettings, model: ChatModel) -> ImageCache:
 def set_aside_bytes(
     settings: ModelSettings, model: ChatModel, image_cache: ImageCache, device: torch.device
 ) -> int:
-    """Bytes of the engine's memory that images of requests may take: on a CPU the image cache, and
-    an image of maximal size in each decoding thread."""
+    """Bytes of the engine's memory that images of requests may take: on a CPU the image cache, the
+    files that wait for it, and an image of maximal size in each decoding thread."""
     if model.tower is None or device.type != "cpu":
         return 0
-    return image_cache.budget_bytes + IMAGE_THREADS * BYTES_PER_PIXEL * settings.max_image_pixels
+    held = image_cache.budget_bytes + waiting_bytes(image_cache.budget_bytes)
+    return held + IMAGE_THREADS * BYTES_PER_PIXEL * settings.max_image_pixels

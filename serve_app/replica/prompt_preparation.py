@@ -8,13 +8,13 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing
 from functools import partial
 
 from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.multimodal.image_cache import ImageCache, ImageLease
-from runtime.errors import RequestError
+from runtime.errors import OverloadedError, RequestError
 from serve_app.gateway.fair_gate import FairGate
 from serve_app.gateway.tasks import (
     ChatTask,
@@ -25,6 +25,7 @@ from serve_app.gateway.tasks import (
     RawText,
     TokenIds,
 )
+from serve_app.replica.image_memory_queue import ImageMemoryQueue
 from serve_app.replica.request_templates import RequestTemplates
 from serve_app.replica.truncation import (
     cut_text,
@@ -62,6 +63,7 @@ class PromptPreparer:
         self._context_tokens = context_tokens
         self._templates = RequestTemplates(model)
         self.image_cache = image_cache or ImageCache()
+        self._image_memory = ImageMemoryQueue(self.image_cache)
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="prompts")
         self._image_threads = ThreadPoolExecutor(IMAGE_THREADS, thread_name_prefix="images")
         self._text_gate = FairGate(
@@ -80,35 +82,54 @@ class PromptPreparer:
 
         `max_tokens`: limit of prompt and answer. Images beyond it are not decoded; a text prompt
         may be longer, unless the task has a truncation. RequestError: the model cannot take the
-        prompt. OverloadedError: too many prompts wait, unless the task continues an answer, or the
-        memory of images is in use.
+        prompt. OverloadedError: too many prompts wait, for threads or for the memory of images,
+        unless the task continues an answer.
         """
         images = images_of(task.prompt)
-        gate = self._image_gate if images else self._text_gate
-        threads = self._image_threads if images else self._text_threads
-        with ExitStack() as stack:
-            lease = None
-            if images:
-                lease = stack.enter_context(closing(self._lease(task, images)))
-            resumed = isinstance(task, ChatTask) and task.resume is not None
-            await gate.enter(task.tenant, limited=not resumed)
-            if lease is not None:
-                lease.begin_work()
-            work = threads.submit(self._prepare, task, max_tokens, lease)
-            if lease is not None:
-                end_work = lease.end_work
-                work.add_done_callback(lambda _: end_work())
-            gate.leave_after(work, task.tenant)
+        limited = not (isinstance(task, ChatTask) and task.resume is not None)
+        if not images:
+            await self._text_gate.enter(task.tenant, limited=limited)
+            work = self._text_threads.submit(self._prepare, task, max_tokens, None)
+            self._text_gate.leave_after(work, task.tenant)
             yield await asyncio.wrap_future(work)
+            return
+        ahead = 0
+        while True:
+            with closing(await self._lease(task, images, ahead=ahead, limited=limited)) as lease:
+                try:
+                    prompt = await self._with_images(task, max_tokens, lease, limited=limited)
+                except OverloadedError:
+                    if lease.missing is None:
+                        raise
+                    ahead = lease.missing  # wait for it, without holding any memory
+                else:
+                    yield prompt
+                    return
 
     def close(self) -> None:
         for threads in (self._text_threads, self._image_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _lease(self, task: AnyTask, images: Sequence[ImagePart]) -> ImageLease:
-        file_bytes = sum(len(image.data) for image in images)
-        salt = task.cache_salt.encode()
-        return self.image_cache.lease(file_bytes, salt=salt, tenant=task.tenant)
+    async def _with_images(
+        self, task: AnyTask, max_tokens: int, lease: ImageLease, *, limited: bool
+    ) -> Prompt:
+        await self._image_gate.enter(task.tenant, limited=limited)
+        lease.begin_work()
+        work = self._image_threads.submit(self._prepare, task, max_tokens, lease)
+        work.add_done_callback(lambda _: lease.end_work())
+        self._image_gate.leave_after(work, task.tenant)
+        return await asyncio.wrap_future(work)
+
+    async def _lease(
+        self, task: AnyTask, images: Sequence[ImagePart], *, ahead: int, limited: bool
+    ) -> ImageLease:
+        return await self._image_memory.lease(
+            sum(len(image.data) for image in images),
+            ahead=ahead,
+            salt=task.cache_salt.encode(),
+            tenant=task.tenant,
+            limited=limited,
+        )
 
     def _prepare(self, task: AnyTask, max_tokens: int, lease: ImageLease | None) -> Prompt:
         match task.prompt:
