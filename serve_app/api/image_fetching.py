@@ -83,9 +83,13 @@ class ImageFetcher:
     async def _request(self, target: "_Target", received: Received) -> bytes | str:
         """The body, or the URL of a redirect."""
         failure: httpx.HTTPError | None = None
-        for address in await self._checked_addresses(target):
+        addresses = await self._checked_addresses(target)
+        # Each address has its share of the time, so that those behind a silent one are tried.
+        seconds = self._settings.timeout_s
+        timeout = httpx.Timeout(seconds, connect=seconds / len(addresses))
+        for address in addresses:
             try:
-                return await self._request_from(address, target, received)
+                return await self._request_from(address, target, timeout, received)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 failure = error
             except httpx.HTTPError as error:
@@ -108,12 +112,12 @@ class ImageFetcher:
         return addresses[:ADDRESSES_TRIED]
 
     async def _request_from(
-        self, address: str, target: "_Target", received: Received
+        self, address: str, target: "_Target", timeout: httpx.Timeout, received: Received
     ) -> bytes | str:
         # One client per request, so that neither cookies nor connections are shared.
         async with (
             httpx.AsyncClient(
-                verify=self._certificates, trust_env=False, timeout=self._settings.timeout_s
+                verify=self._certificates, trust_env=False, timeout=timeout
             ) as client,
             client.stream(
                 "GET",

@@ -1,8 +1,11 @@
 """Fetching images by URL: allowed and refused hosts, redirects, limits and TLS."""
 
 import asyncio
+import contextlib
 import datetime
+import socket
 import ssl
+from collections.abc import Iterator
 
 import pytest
 from cryptography import x509
@@ -14,8 +17,14 @@ from runtime.errors import ConfigurationError, RequestError
 from serve_app.api import image_fetching as fetching
 from serve_app.api.image_fetching import ImageFetcher
 from serve_app.config.settings import MAX_FETCH_S, ImageUrlSettings, read_settings
-from tests.patience import until
-from tests.unit.serve_app.api.picture_server import HOLD, picture_server, redirect, reply
+from tests.patience import pass_time, settled, until
+from tests.unit.serve_app.api.picture_server import (
+    HOLD,
+    PictureServer,
+    picture_server,
+    redirect,
+    reply,
+)
 
 PICTURE = b"a picture" * 1000
 
@@ -87,6 +96,32 @@ async def test_a_name_is_resolved_once_and_the_checked_address_is_used() -> None
     assert f"host: pictures.test.:{server.port}\r\n" in server.asked[0]
 
 
+@contextlib.contextmanager
+def silent_address(host: str) -> Iterator[int]:
+    """The port at which connections are neither accepted nor refused."""
+    with contextlib.ExitStack() as opened:
+        full = opened.enter_context(socket.socket())
+        full.bind((host, 0))
+        full.listen(0)
+        for _ in range(8):
+            waiting = opened.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        yield full.getsockname()[1]
+
+
+async def test_the_next_address_is_tried_when_one_does_not_answer() -> None:
+    with silent_address("127.0.0.2") as port:
+        pictures = PictureServer({"/": reply(PICTURE)}, port=port)
+        async with await asyncio.start_server(pictures.answer, "127.0.0.1", port):
+            names = Names(["127.0.0.2", "127.0.0.1"])
+            fetch = fetcher(f"a.test:{port}", resolve=names, timeout_s=MAX_FETCH_S).fetch
+            fetched = asyncio.create_task(fetch(f"http://a.test:{port}/"))
+            await settled()
+            await pass_time(MAX_FETCH_S / 2 + 1)
+            assert await fetched == PICTURE
+
+
 async def test_the_next_address_is_tried_when_one_refuses_the_connection() -> None:
     async with picture_server({"/": reply(PICTURE)}) as server:
         names = Names(["127.0.0.2", "127.0.0.1"])  # the server listens on the second alone
@@ -150,7 +185,7 @@ async def test_a_redirect_to_a_private_address_is_refused() -> None:
     asked = []
 
     class Redirecting(ImageFetcher):
-        async def _request_from(self, address, target, received):
+        async def _request_from(self, address, target, timeout, received):
             asked.append(address)
             return "http://b.test/"
 
