@@ -220,7 +220,7 @@ def _plain_base64(text: str) -> str:
     for character in "+/=" if "%" in text else "":
         code = f"%{ord(character):X}"
         text = text.replace(code, character).replace(code.lower(), character)
-    return text
+    return text.replace("-", "+").replace("_", "/")
 
 
 def _from_base64(text: str) -> bytes:
