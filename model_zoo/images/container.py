@@ -19,8 +19,8 @@ class Container:
     """Structure and metadata of an image file.
 
     `data`: the parts of the file that decoding the first frame needs; `width`, `height`: its size
-    in pixels. `frames`: their number. `exif`, `xmp`: metadata that may state the orientation.
-    `least_bytes`: a lower bound of the compressed data for that size; 0 if unknown.
+    in pixels. `exif`, `xmp`: metadata that may state the orientation. `least_bytes`: a lower bound
+    of the compressed data for that size; 0 if unknown.
     """
 
     format: str
@@ -28,7 +28,6 @@ class Container:
     height: int
     data: bytes
     compressed_bytes: int
-    frames: int = 1
     exif: bytes = b""
     xmp: bytes = b""
     least_bytes: int = 0

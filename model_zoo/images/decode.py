@@ -38,7 +38,6 @@ class DecodingLimits:
     bytes: int = 32 * 2**20
     pixels: int = 2**26
     side: int = 2**16 - 1  # the maximum of JPEG and GIF
-    frames: int = 1000
 
 
 def decode(data: bytes, limits: DecodingLimits) -> NDArray[np.uint8]:
@@ -101,11 +100,6 @@ def _check(container: Container, limits: DecodingLimits) -> None:
         raise RequestError(
             f"The {kind} image has {width:,} x {height:,} pixels; at most {limits.side:,} on a "
             "side are accepted. Cut it or scale it down."
-        )
-    if container.frames > limits.frames:
-        raise RequestError(
-            f"The {kind} image has {container.frames:,} frames; at most {limits.frames:,} are "
-            "accepted. Send a single one."
         )
     if container.compressed_bytes < container.least_bytes:
         raise truncated(kind)

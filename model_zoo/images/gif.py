@@ -1,4 +1,4 @@
-"""GIF: the blocks of the first frame, the size, the number of frames.
+"""GIF: the blocks of the first frame, and its size.
 
 Reference: Graphics Interchange Format, version 89a.
 """
@@ -12,35 +12,31 @@ GRAPHIC_CONTROL = 0xF9
 
 
 def read(data: bytes) -> Container:
-    """Leaves out comments and later frames, but counts them. Raises RequestError."""
+    """Leaves out comments and later frames. Raises RequestError."""
     width, height, flags = numbers("<HHB", data, 6, KIND)
     offset = 13 + _palette_bytes(flags)
-    head, control, frame, frames = data[:offset], b"", b"", 0
+    head, control = data[:offset], b""
     parts = PartCounter(KIND)
-    while not frames or offset < len(data):  # after the first frame, the file may end early
+    while True:
         (introducer,) = numbers("B", data, offset, KIND)
+        if introducer == IMAGE:
+            break
+        if introducer == TRAILER:
+            raise truncated(KIND)
         if introducer == EXTENSION:
             (label,) = numbers("B", data, offset + 1, KIND)
             end = _after_blocks(data, offset + 2, parts)
-            if label == GRAPHIC_CONTROL and not frames:
+            if label == GRAPHIC_CONTROL:
                 control = data[offset:end]
-        elif introducer == IMAGE:
-            left, top, wide, high, flags = numbers("<HHHHB", data, offset + 1, KIND)
-            end = _after_blocks(data, offset + 11 + _palette_bytes(flags), parts)
-            if not frames:
-                frame = data[offset:end]
-                width, height = max(width, left + wide), max(height, top + high)
-            frames += 1
-        elif frames:  # the trailer, or data that readers ignore
-            break
-        elif introducer == TRAILER:
-            raise truncated(KIND)
         else:  # readers skip unknown bytes between blocks
             parts.count()
             end = offset + 1
         offset = end
-    kept = head + control + frame + bytes([TRAILER])
-    return Container(KIND, width, height, kept, len(frame), frames)
+    left, top, wide, high, flags = numbers("<HHHHB", data, offset + 1, KIND)
+    end = _after_blocks(data, offset + 11 + _palette_bytes(flags), parts)
+    frame = data[offset:end]
+    width, height = max(width, left + wide), max(height, top + high)
+    return Container(KIND, width, height, head + control + frame + bytes([TRAILER]), len(frame))
 
 
 def _palette_bytes(flags: int) -> int:

@@ -1,4 +1,4 @@
-"""PNG: the chunks that decoding needs, the size, the number of frames, Exif and XMP.
+"""PNG: the chunks that decoding needs, the size, Exif and XMP.
 
 Reference: Portable Network Graphics (PNG) Specification, third edition, W3C; for Exif as text, the
 format that ImageMagick writes.
@@ -18,7 +18,7 @@ DEFLATE_RATIO = 1032  # maximum compression ratio of deflate
 
 def read(data: bytes) -> Container:
     """Leaves out colour profiles, texts and later frames. Raises RequestError."""
-    header, kept, compressed, frames = b"", [MAGIC], 0, 0
+    header, kept, compressed = b"", [MAGIC], 0
     exif, notes = b"", dict[bytes, bytes]()
     parts, offset = PartCounter(KIND), len(MAGIC)
     while True:
@@ -32,8 +32,6 @@ def read(data: bytes) -> Container:
                 raise damaged(KIND, "its header is not one")
             case b"IHDR":
                 header = data[body : body + length]
-            case b"fcTL":
-                frames += 1
             case b"eXIf":
                 exif = data[body : body + length]
             case b"tEXt" | b"zTXt" | b"iTXt" if data.startswith((XMP, EXIF_AS_TEXT), body):
@@ -56,7 +54,6 @@ def read(data: bytes) -> Container:
         height,
         b"".join(kept),
         compressed,
-        max(frames, 1),
         exif or _from_hex(_text(notes.get(EXIF_AS_TEXT[:-1], b""))),
         _text(notes.get(XMP[:-1], b"")),
         least_bytes=width * height * pixel_bits // 8 // DEFLATE_RATIO,

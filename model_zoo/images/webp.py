@@ -1,4 +1,4 @@
-"""WebP: the size, the number of frames, Exif and XMP.
+"""WebP: the size, Exif and XMP.
 
 Reference: WebP Container Specification; VP8 (RFC 6386) and VP8L bitstream headers.
 """
@@ -30,7 +30,6 @@ def read(data: bytes) -> Container:
         height,
         data[:end],
         end,
-        max(sum(name == b"ANMF" for name, _, _ in chunks), 1),
         named.get(b"EXIF", b""),
         named.get(b"XMP ", b""),
     )

@@ -186,8 +186,6 @@ class EngineSettings(Section):
     quarter of it in addition, others get 503."""
     max_image_pixels: int = Field(default=2**26, ge=1)
     """Limit of one image; decoding takes up to 17 bytes per pixel, for two images at a time."""
-    max_image_frames: int = Field(default=1000, ge=1)
-    """Limit of the frames of one image."""
     threads: int | None = Count
     """CPU threads; null: one for each CPU that the process may use."""
     speculation: SpeculationSettings = SpeculationSettings()

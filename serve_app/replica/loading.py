@@ -317,11 +317,7 @@ def _load_model(
         options,
         context_tokens=context_tokens,
         place=device_map_options(settings, context_tokens, device),
-        image_limits=DecodingLimits(
-            bytes=MAX_IMAGE_BYTES,
-            pixels=settings.max_image_pixels,
-            frames=settings.max_image_frames,
-        ),
+        image_limits=DecodingLimits(bytes=MAX_IMAGE_BYTES, pixels=settings.max_image_pixels),
         progress=LoadingProgress(settings.name) if options.read else None,
         tiling=tiling_options(settings.repack) if options.read else None,
         adapters=files.adapters,
