@@ -73,10 +73,10 @@ class QwenTower:
         places = coordinates(
             rows * self._merge, columns * self._merge, block=self._merge, device=x.device
         )
-        across, down = (
+        down, across = (
             arrangement.arranged(place.view(1, rows * columns, each)).flatten() for place in places
         )
-        rotation = repeated(self._rotary(across, down), images)
+        rotation = repeated(self._rotary(down, across), images)
         near = ImageBatch(images, arrangement.spans, rotation, pause)
         far = ImageBatch(images, whole(rows * columns * each), rotation, pause)
         for index, layer in enumerate(self._layers):
