@@ -106,7 +106,8 @@ class ChatTemplate:
         self.form, self.turns = MessageForm(), TurnRules()
         try:
             self.form = self._found_form()
-            self.turns = turn_rules(self._probed, self.form, calls=self.reads("tool_calls"))
+            calls, result_ids = self.reads("tool_calls"), self.reads("tool_call_id")
+            self.turns = turn_rules(self._probed, self.form, calls=calls, result_ids=result_ids)
         except TemplateLimitError:
             _log.warning(
                 "The chat template exceeds its limits on short conversations, so it gets all "

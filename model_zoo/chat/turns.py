@@ -47,7 +47,8 @@ class TurnRules:
     `calls_alternate`: calls and results count where users and assistants must alternate.
     `user_separator` and `reply_separator`: the shortest turns that separate others; None where no
     others need it or none is rendered.
-    Of calls: `several_calls` of one turn; `free_ids`: in any form; `no_ids`: none;
+    Of calls: `several_calls` of one turn; `free_ids`: in any form; `no_ids`: none; `ids_pair`: the
+    results of several calls are given to them by their ids, so that these must have some;
     `words_with_calls`, `words_with_thinking`: in a turn with calls.
     """
 
@@ -68,19 +69,21 @@ class TurnRules:
     several_calls: bool = True
     free_ids: bool = True
     no_ids: bool = True
+    ids_pair: bool = False
     words_with_calls: bool = True
     words_with_thinking: bool = True
 
     def adapted(self, messages: "Sequence[Message]") -> "Sequence[Message]":
-        """The conversation with other turns in place of those that the template does not render.
+        """The conversation with other turns in place of those that the template does not render,
+        and with the names of the functions whose results it has.
 
         Texts keep their order, except for results of parallel calls.
         """
+        if any(message.role == "tool" or message.tool_calls for message in messages):
+            messages = self._with_answers(messages)
         if self == TurnRules():
             return messages
         messages = self._with_systems(messages)
-        if not (self.several_calls and self.free_ids and self.no_ids):
-            messages = self._with_ids(messages)
         if not self.several_calls:
             messages = list(_separated(messages))
         if not self.words_with_thinking:
@@ -148,29 +151,39 @@ class TurnRules:
         spoken = (t.role for t in reversed(turns) if _speaks(t))
         return message.role == next(spoken, None if self.first_replies else "assistant")
 
-    def _with_ids(self, messages: "Sequence[Message]") -> "list[Message]":
-        """The conversation with ids of calls in the form that the template demands. A call without
-        one gets one, which its result has too, where the template or `_separated` needs it."""
-        waiting: list[ToolCall] = []
+    def _with_answers(self, messages: "Sequence[Message]") -> "list[Message]":
+        """The conversation in which results have the names, and the ids, of the calls that they
+        answer. Ids take the form that the template demands. A call without one gets one where the
+        template or `_separated` needs it."""
+        known: dict[str, ToolCall] = {}  # calls by id
+        waiting: list[ToolCall] = []  # calls of the last turn with calls
         found = []
         for at, message in enumerate(messages):
             if message.tool_calls:
-                several = len(message.tool_calls) > 1
-                needed = not self.no_ids or (several and not self.several_calls)
+                needed = self._needs_ids(len(message.tool_calls))
                 waiting = [
                     self._with_id(call, f"call{at:03}{number:02}" if needed else None)
                     for number, call in enumerate(message.tool_calls)
                 ]
+                known |= {call.id: call for call in waiting if call.id is not None}
                 message = dataclasses.replace(message, tool_calls=tuple(waiting))
             elif message.role == "tool":
                 given = self._id(message.tool_call_id)
-                call = _answered(given, message.tool_name, waiting)
+                call = _answered(given, message.tool_name or message.name, waiting)
+                waiting = [each for each in waiting if each is not call]
+                call = call or known.get(given or "")
                 if call is not None:
-                    waiting = [each for each in waiting if each is not call]
+                    name = message.tool_name or call.name
+                    message = dataclasses.replace(message, tool_name=name)
                     given = given or call.id
                 message = dataclasses.replace(message, tool_call_id=given)
             found.append(message)
         return found
+
+    def _needs_ids(self, calls: int) -> bool:
+        """Whether as many calls of one turn need ids."""
+        several = calls > 1 and (self.ids_pair or not self.several_calls)
+        return several or not self.no_ids
 
     def _with_id(self, call: "ToolCall", otherwise: str | None) -> "ToolCall":
         return dataclasses.replace(call, id=self._id(call.id or otherwise))
@@ -181,14 +194,14 @@ class TurnRules:
         return blake2b(given.encode(errors="surrogatepass"), digest_size=5).hexdigest()[:9]
 
 
-def turn_rules(render: Render, form: MessageForm, *, calls: bool) -> TurnRules:
-    """The rules of a template. `calls`: whether it reads calls of tools. Raises TemplateLimitError
-    if a probe exceeds its limits."""
+def turn_rules(render: Render, form: MessageForm, *, calls: bool, result_ids: bool) -> TurnRules:
+    """The rules of a template. `calls`: whether it reads calls of tools; `result_ids`: whether it
+    reads the ids of results. Raises TemplateLimitError if a probe exceeds its limits."""
     probes = _Probes(render, form)
     if not probes.offer_tool_if_needed():  # such as a template of one turn
         return TurnRules()
     rules = _rules_without_calls(probes)
-    return _with_call_rules(rules, probes) if calls else rules
+    return _with_call_rules(rules, probes, result_ids) if calls else rules
 
 
 def _rules_without_calls(probes: "_Probes") -> TurnRules:
@@ -209,7 +222,7 @@ def _rules_without_calls(probes: "_Probes") -> TurnRules:
     )
 
 
-def _with_call_rules(rules: TurnRules, probes: "_Probes") -> TurnRules:
+def _with_call_rules(rules: TurnRules, probes: "_Probes", result_ids: bool) -> TurnRules:
     turn, calling, shows, accepts = probes.turn, probes.calling, probes.shows, probes.accepts
     first, second = _STRICT_IDS
     user, call, result = turn("user"), calling(first), turn("tool", tool_call_id=first)
@@ -237,6 +250,7 @@ def _with_call_rules(rules: TurnRules, probes: "_Probes") -> TurnRules:
         several_calls=shows(user, both, result, other_result),
         free_ids=accepts(user, calling(_OTHER_ID), turn("tool", tool_call_id=_OTHER_ID)),
         no_ids=accepts(user, calling(None), turn("tool")),
+        ids_pair=result_ids,
         words_with_calls=alone or shows(user, call.with_text(content, words), result),
         words_with_thinking=alone
         or not accepts(user, thinking, result)

@@ -285,33 +285,29 @@ def _drafts(body: MessagesBody) -> list[Draft]:
         )
     system = "".join(map(_unattributed, _texts("system", body.system)))
     drafts = [Draft.of(Message("system"), system)] if system else []
-    names: dict[str, str] = {}  # names of tools by the ids of their calls
     for index, turn in enumerate(body.messages):
         place = f"messages[{index}]"
         types = _BLOCKS[_one_of(f"{place}.role", turn.role, _BLOCKS)]
         for number_, block in enumerate(turn.blocks):
             check_type(f"{place}.content[{number_}]", block, types)
         if turn.role == "assistant":
-            draft = _assistant(f"{place}.content", turn.blocks)
-            names |= {call.id: call.name for call in draft.parts.tool_calls if call.id is not None}
-            drafts.append(draft)
+            drafts.append(_assistant(f"{place}.content", turn.blocks))
         elif turn.role == "system":
             text = "".join(_texts(f"{place}.content", turn.content))
             drafts.append(Draft.of(Message("system"), text))
         else:
-            drafts += _user(f"{place}.content", turn.blocks, names)
+            drafts += _user(f"{place}.content", turn.blocks)
     return drafts
 
 
-def _user(place: str, blocks: list[Any], names: dict[str, str]) -> Iterator[Draft]:
+def _user(place: str, blocks: list[Any]) -> Iterator[Draft]:
     """The tool results, then the rest as one message."""
     placed = [(f"{place}[{index}]", block) for index, block in enumerate(blocks)]
     results = [(each, block) for each, block in placed if block["type"] == "tool_result"]
     for each, block in results:
         identity = string(each, block, "tool_use_id")
         content = _content(f"{each}.content", _blocks(block.get("content") or ""))
-        name = names.get(identity)
-        yield Draft.of(Message("tool", tool_name=name, tool_call_id=identity), content)
+        yield Draft.of(Message("tool", tool_call_id=identity), content)
     rest = [(each, block) for each, block in placed if block["type"] != "tool_result"]
     if rest or not results:
         yield Draft.of(Message("user"), joined([_part(each, block) for each, block in rest]))

@@ -362,24 +362,20 @@ def _unread(place: str, images: list[str]) -> list[Unread]:
 def _converted(messages: list[ChatMessage], images: list[ImagePart]) -> tuple[Message, ...]:
     """`images`: those of all messages, in order."""
     given = iter(images)
-    names = {call.id: call.function.name for each in messages for call in each.tool_calls}
-    found = [_message(each, [next(given) for _ in each.images], names) for each in messages]
+    found = [_message(each, [next(given) for _ in each.images]) for each in messages]
     pictured = (part for each in found if type(each.content) is tuple for part in each.images)
     ImageTotal().add(sum(len(part.data) for part in pictured))
     return tuple(found)
 
 
-def _message(
-    message: ChatMessage, images: list[ImagePart], names: dict[str | None, str]
-) -> Message:
-    """`names`: the functions' names by the ids of calls."""
+def _message(message: ChatMessage, images: list[ImagePart]) -> Message:
     content = with_images(message.content, images) if images else message.content
     calls = tuple(ToolCall(c.function.name, c.function.arguments, c.id) for c in message.tool_calls)
     role = message.role.lower()
     if role != "tool":
         return Message(role, content, message.thinking, calls)
-    name = message.tool_name or names.get(message.tool_call_id)
-    return Message(role, content, tool_name=name, tool_call_id=message.tool_call_id)
+    identity = message.tool_call_id
+    return Message(role, content, tool_name=message.tool_name, tool_call_id=identity)
 
 
 def _thinking(body: _Generation) -> bool | str | None:

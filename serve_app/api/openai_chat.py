@@ -281,20 +281,17 @@ class ChatChoice:
 
 
 def drafts_of(messages: Sequence[ChatCompletionMessage], images: ImageReader) -> list[Draft]:
-    """The messages with the calls that they make and answer. Raises RequestErrors that name the
-    field."""
+    """The messages with the calls that they make. Raises RequestErrors that name the field."""
     if not messages:
         raise RequestError("[] is too short - 'messages'")
     images.check_count(sum(len(each.images) for each in messages))
-    names: dict[str, str] = {}
     drafts = []
     for index, message in enumerate(messages):
         place = f"messages[{index}]"
         calls = tuple(
             _call(f"{place}.tool_calls[{n}]", c) for n, c in enumerate(message.tool_calls)
         )
-        names |= {call.id: call.name for call in calls if call.id is not None}
-        drafts.append(_draft(index, message, calls, names))
+        drafts.append(_draft(index, message, calls))
     return drafts
 
 
@@ -314,10 +311,7 @@ def _call(place: str, call: ChatCompletionCall) -> ToolCall:
     return ToolCall(call.function.name, arguments, call.id)
 
 
-def _draft(
-    index: int, message: ChatCompletionMessage, calls: tuple[ToolCall, ...], names: dict[str, str]
-) -> Draft:
-    """`names`: the functions' names by the ids of the calls so far."""
+def _draft(index: int, message: ChatCompletionMessage, calls: tuple[ToolCall, ...]) -> Draft:
     role = message.role.lower()
     if role == "function":
         raise RequestError(
@@ -333,7 +327,6 @@ def _draft(
         _ROLES.get(role, role),
         thinking=message.reasoning_content or message.reasoning,
         tool_calls=calls,
-        tool_name=names.get(message.tool_call_id or "") if role == "tool" else None,
         tool_call_id=message.tool_call_id if role == "tool" else None,
         name=message.name,
     )

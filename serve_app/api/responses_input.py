@@ -80,7 +80,6 @@ def drafts_of(items: Iterable[Placed]) -> list[Draft]:
     """The messages. Consecutive reasoning, texts and calls of the assistant form one message; one
     that has text and no calls continues only with calls."""
     drafts: list[Draft] = []
-    names: dict[str, str] = {}  # names of functions by the ids of their calls
     turn = _Turn()
     for placed in items:
         item, kind = placed.item, placed.item["type"]
@@ -89,9 +88,9 @@ def drafts_of(items: Iterable[Placed]) -> list[Draft]:
             drafts += turn.drafts()
             turn = _Turn()
         if by_assistant:
-            turn.add(placed, names)
+            turn.add(placed)
         elif kind == "function_call_output":
-            drafts.append(_result(placed, names))
+            drafts.append(_result(placed))
         else:
             content = _content(f"{placed.place}.content", item["content"])
             drafts.append(Draft.of(Message(ROLES[item["role"]]), content))
@@ -110,7 +109,7 @@ class _Turn:
     def complete(self) -> bool:
         return bool(self.texts) and not self.calls
 
-    def add(self, placed: Placed, names: dict[str, str]) -> None:
+    def add(self, placed: Placed) -> None:
         item = placed.item
         match item["type"]:
             case "reasoning":
@@ -123,7 +122,6 @@ class _Turn:
                 arguments = decoded_arguments(place, item["arguments"])
                 name = full_name(item.get("namespace"), item["name"])
                 self.calls.append(ToolCall(name, arguments, item["call_id"]))
-                names[item["call_id"]] = name
 
     def drafts(self) -> list[Draft]:
         """The message, as a list of one; empty if there is only reasoning without text."""
@@ -134,9 +132,9 @@ class _Turn:
         return [Draft.of(message, "".join(self.texts))]
 
 
-def _result(placed: Placed, names: dict[str, str]) -> Draft:
+def _result(placed: Placed) -> Draft:
     item = placed.item
-    message = Message("tool", tool_name=names.get(item["call_id"]), tool_call_id=item["call_id"])
+    message = Message("tool", tool_call_id=item["call_id"])
     output = item["output"]
     text = isinstance(output, str)
     return Draft.of(message, output if text else _content(f"{placed.place}.output", output))

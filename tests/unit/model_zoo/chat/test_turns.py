@@ -1,6 +1,7 @@
 """Conversations of agents reach templates that refuse some of their turns, or drop them."""
 
 import itertools
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -104,7 +105,10 @@ def test_images_stay_at_their_places_in_joined_turns() -> None:
 
 
 ONE, TWO = ToolCall("probe", {"city": "Rome"}, "call_1"), ToolCall("probe", {"city": "Bern"}, "b")
-RESULTS = [Message("tool", "2", tool_call_id="b"), Message("tool", "1", tool_call_id="call_1")]
+RESULTS = [
+    Message("tool", text, tool_name="probe", tool_call_id=id)
+    for text, id in (("2", "b"), ("1", "call_1"))
+]
 
 
 def calling(*calls: ToolCall, text: str = "", thinking: str | None = None) -> Message:
@@ -251,7 +255,7 @@ def test_parallel_calls_follow_one_another_where_they_must(dropped: bool) -> Non
 def test_each_of_parallel_calls_with_equal_ids_has_one_result() -> None:
     source = refusing("m.tool_calls and m.tool_calls | length > 1")
     calls = [ToolCall("probe", {"city": city}, "probe") for city in ("Rome", "Bern")]
-    results = [Message("tool", text, tool_call_id="probe") for text in "12"]
+    results = [Message("tool", text, tool_name="probe", tool_call_id="probe") for text in "12"]
     assert adapted(source, [user("U"), calling(*calls), *results]) == [
         user("U"), calling(calls[0]), results[0], calling(calls[1]), results[1]
     ]  # fmt: skip
@@ -289,7 +293,8 @@ def test_calls_without_ids_get_some_which_their_results_share() -> None:
 def test_ids_are_invented_only_where_they_are_needed() -> None:
     optional = STRICT_IDS.replace("m.tool_calls and", "m.tool_calls and m.tool_calls[0].id and")
     optional = optional.replace("m.role == 'tool' and", "m.role == 'tool' and m.tool_call_id and")
-    talk = [user("U"), calling(ToolCall("probe", {})), Message("tool", "1")]
+    result = Message("tool", "1", tool_name="probe")
+    talk = [user("U"), calling(ToolCall("probe", {})), result]
     assert adapted(optional, talk) == talk
     assert adapted(refusing("m.tool_calls and m.tool_calls | length > 1"), talk) == talk
 
@@ -297,6 +302,70 @@ def test_ids_are_invented_only_where_they_are_needed() -> None:
 def test_an_empty_id_is_none() -> None:
     talk = [user("U"), calling(ToolCall("probe", {}, "")), Message("tool", "1", tool_call_id="")]
     assert ids_of(adapted(STRICT_IDS, talk)) == ["call00100", "call00100"]
+
+
+PARALLEL = calling(ToolCall("turn_on", {"city": "hall"}), ToolCall("weather", {"city": "Rome"}))
+LATER = [user("And now?"), calling(ToolCall("set_timer", {"city": "3"})), Message("tool", "SET")]
+NAMED = ["turn_on", "weather", "set_timer"]
+
+
+def named(messages: Sequence[Message]) -> list[str | None]:
+    return [message.tool_name for message in messages if message.role == "tool"]
+
+
+@pytest.mark.parametrize("names", [(None, None), ("turn_on", "weather")])
+def test_results_without_ids_answer_the_calls_of_their_turn_in_order(
+    names: Sequence[str | None],
+) -> None:
+    """`ollama` and Home Assistant send no ids, and no names either."""
+    results = [Message("tool", text, tool_name=n) for text, n in zip("12", names, strict=True)]
+    talk = [user("U"), PARALLEL, *results, said("A"), *LATER]
+    for source in (TURNS.replace("CHECK", ""), STRICT_IDS, refusing(IN_A_ROW)):
+        assert named(adapted(source, talk)) == NAMED
+        assert named(adapted(source, talk[:5])) == NAMED[:2]
+
+
+def test_a_result_has_the_name_of_the_call_with_its_id() -> None:
+    one, two = ToolCall("time", {"city": "Rome"}, "1"), ToolCall("weather", {"city": "Rome"}, "2")
+    results = [Message("tool", text, tool_call_id=text) for text in ("2", "1", "3")]
+    late = [user("V"), Message("tool", "", tool_call_id="1")]
+    again = [calling(replace(two, id="1")), results[1]]
+    talk = [user("U"), calling(one, two), *results, *late, *again]
+    found = adapted(TURNS.replace("CHECK", ""), talk)
+    assert named(found) == ["weather", "time", None, "time", "weather"]
+    assert ids_of(found)[3:] == ["2", "1", "3", "1", "1"]
+
+
+def test_the_name_of_a_results_author_tells_which_call_it_answers() -> None:
+    """Some of OpenAI's clients send it in place of an id."""
+    result = Message("tool", "1", name="weather")
+    assert named(adapted(STRICT_IDS, [user("U"), PARALLEL, result])) == ["weather"]
+
+
+RESULTS_OF = {
+    "meta-llama-Llama-3.1-8B-Instruct": r"hall.*12:30.*Rome.*Hot",
+    "meta-llama-Llama-3.2-3B-Instruct": r"hall.*12:30.*Rome.*Hot",
+    "openai-gpt-oss-120b": r"functions\.turn_on to=[^<]*<[^<]*<\|message\|>\"12:30.*"
+    r"functions\.weather to=[^<]*<[^<]*<\|message\|>\"Hot",
+    "google-gemma-4-31B-it": r"response:turn_on\{[^}]*12:30[^}]*\}.*response:weather\{[^}]*Hot",
+    "Mistral-Small-3.2-24B-Instruct-2506": r"turn_on\[CALL_ID\](\w+).*weather\[CALL_ID\](\w+)"
+    r".*\1\[TOOL_CONTENT\]12:30.*\2\[TOOL_CONTENT\]Hot",
+    "mistralai-Mistral-Nemo-Instruct-2407": r"turn_on[^]]*\"id\": \"(\w+)\"[^]]*weather[^]]*"
+    r"\"id\": \"(\w+)\".*12:30[^]]*\1.*Hot[^]]*\2",
+}
+
+
+@pytest.mark.parametrize("names", [(None, None), ("turn_on", "weather")])
+@pytest.mark.parametrize("name", RESULTS_OF)
+def test_published_templates_give_each_result_to_its_call(
+    name: str, names: Sequence[str | None]
+) -> None:
+    published = Published(name)
+    texts = zip(("12:30", "Hot"), names, strict=True)
+    results = [Message("tool", text, tool_name=each) for text, each in texts]
+    for later in ([], [said("A"), *LATER]):
+        text = published.adapted([user("U"), PARALLEL, *results, *later])
+        assert re.search(RESULTS_OF[name], text, re.DOTALL), text
 
 
 def test_words_beside_thinking_and_calls_end_the_thinking_where_both_are_refused() -> None:

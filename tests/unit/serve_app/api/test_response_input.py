@@ -69,8 +69,8 @@ HISTORIES = {
                 thinking="I call.",
                 tool_calls=(call("1", "Paris"), call("2", "Rome")),
             ),
-            Message("tool", "Hot.", tool_name="weather", tool_call_id="2"),
-            Message("tool", ("See ", ImagePart(PICTURE)), tool_name="weather", tool_call_id="1"),
+            Message("tool", "Hot.", tool_call_id="2"),
+            Message("tool", ("See ", ImagePart(PICTURE)), tool_call_id="1"),
             Message("tool", "Lost.", tool_call_id="3"),
         ],
     ),
@@ -78,7 +78,7 @@ HISTORIES = {
         [called("1", "Paris"), said("I look."), answered("1", "Hot.")],
         [
             Message("assistant", "I look.", tool_calls=(call("1", "Paris"),)),
-            Message("tool", "Hot.", tool_name="weather", tool_call_id="1"),
+            Message("tool", "Hot.", tool_call_id="1"),
         ],
     ),
     "calls one after the other": (
@@ -96,9 +96,9 @@ HISTORIES = {
         ],
         [
             Message("assistant", thinking="First.", tool_calls=(call("1", "Paris"),)),
-            Message("tool", "Hot.", tool_name="weather", tool_call_id="1"),
+            Message("tool", "Hot.", tool_call_id="1"),
             Message("assistant", thinking="Then.", tool_calls=(call("2", "Rome"),)),
-            Message("tool", "Cold.", tool_name="weather", tool_call_id="2"),
+            Message("tool", "Cold.", tool_call_id="2"),
             Message("assistant", "Done."),
             Message("assistant", "Again.", thinking="More."),
         ],

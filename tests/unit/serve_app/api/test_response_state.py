@@ -82,10 +82,7 @@ async def test_calls_are_answered_with_their_results_only(create):
     assert messages(replica) == [
         Message("user", "Hi"),
         Message("assistant", "Let me look.", thinking="I call.", tool_calls=called),
-        *[
-            Message("tool", city, tool_name="weather", tool_call_id=id)
-            for id, city in cities.items()
-        ],
+        *[Message("tool", city, tool_call_id=id) for id, city in cities.items()],
     ]
 
 
