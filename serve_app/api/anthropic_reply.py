@@ -5,7 +5,7 @@ from typing import Any
 
 from model_zoo.chat.formats.events import CallAborted, Event, Text, Thinking
 from runtime.engine.request import FinishReason, Usage
-from serve_app.api.openai import encoded
+from serve_app.api.json_lines import EVENTS, encoded
 from serve_app.api.refusals import Refusal
 from serve_app.api.reply_reader import Call, Collected, ReplyReader
 from serve_app.gateway.tasks import ChatDelta
@@ -34,7 +34,7 @@ class MessageEncoder:
     text.
     """
 
-    stream_type = "text/event-stream"
+    stream_type = EVENTS
 
     def __init__(
         self,

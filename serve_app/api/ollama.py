@@ -19,12 +19,12 @@ from runtime.errors import RequestError
 from serve_app.api.access import allowed_models
 from serve_app.api.chat_task import chat_task
 from serve_app.api.fields import Body, BodyReader, FirstError, Items, harmless
-from serve_app.api.json_lines import json_line
+from serve_app.api.json_lines import JSON_LINES, json_line
 from serve_app.api.json_values import check_value
 from serve_app.api.openai import logprob_entry
 from serve_app.api.output_forms import ollama_form
 from serve_app.api.refusals import Refusal
-from serve_app.api.reply import BEFORE_LINE, JSON_LINES, Reply, SingleReply
+from serve_app.api.reply import BEFORE_LINE, Reply, SingleReply
 from serve_app.api.reply_reader import Call, Collected, ReplyReader
 from serve_app.api.request_images import ImageReader, ImageTotal, Unread
 from serve_app.api.tenant import tenant_id

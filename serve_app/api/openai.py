@@ -1,6 +1,5 @@
 """Shared by the OpenAI-compatible endpoints: common fields, frames, token usage, the model list."""
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from serve_app.api.access import allowed_models
 from serve_app.api.chat_task import chat_task
 from serve_app.api.choices import BestOf, whole_choices
 from serve_app.api.fields import Body, harmless, unserved
+from serve_app.api.json_lines import EVENTS, encoded
 from serve_app.api.output_forms import openai_form
 from serve_app.api.refusals import Refusal
 from serve_app.config.options import (
@@ -225,7 +225,7 @@ openai_task = partial(chat_task, penalise_prompt=False)
 class StreamEncoder:
     """Server-sent events, and the error format of this protocol."""
 
-    stream_type = "text/event-stream"
+    stream_type = EVENTS
     heartbeat = b":\n\n"  # an SSE comment
 
     def broken(self, refusal: Refusal) -> bytes:
@@ -362,10 +362,6 @@ def logprob_entry(logprob: TokenLogprob) -> dict[str, Any]:
 
 def event(value: dict[str, Any]) -> bytes:
     return b"data: " + encoded(value) + b"\n\n"
-
-
-def encoded(value: dict[str, Any]) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,13 @@ from starlette.types import Message, Receive, Scope, Send
 
 from runtime.errors import CaravanError
 from serve_app.api.connections import through_proxy
+from serve_app.api.json_lines import JSON_LINES
 from serve_app.api.rate_limiting import metered
 from serve_app.api.refusals import Refusal, refusal
 from serve_app.gateway.tasks import ChatDelta, merge
 from serve_app.logs import get_logger, without_texts
 
 JSON = "application/json; charset=utf-8"
-JSON_LINES = "application/x-ndjson"
 BEFORE_LINE = b" "  # a heartbeat: the start of the next line of JSON
 # Seconds of silence after which a stream sends a heartbeat.
 QUIET_S = 15.0

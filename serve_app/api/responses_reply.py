@@ -11,6 +11,7 @@ import msgspec
 
 from model_zoo.chat.formats.events import CallAborted, Event, Text, Thinking
 from runtime.engine.request import FinishReason, Usage
+from serve_app.api.json_lines import on_one_line
 from serve_app.api.openai import StreamEncoder, logprob_entry
 from serve_app.api.refusals import Refusal
 from serve_app.api.reply_reader import Call, Collected, ReplyReader
@@ -93,7 +94,7 @@ class ResponseEncoder(StreamEncoder):
     def _encoded(self, events: list[StreamEvent]) -> bytes:
         pieces = []
         for event in events:
-            data = msgspec.json.encode(event | {"sequence_number": self._sent})
+            data = on_one_line(msgspec.json.encode(event | {"sequence_number": self._sent}))
             pieces.append(f"event: {event['type']}\ndata: ".encode() + data + b"\n\n")
             self._sent += 1
         return b"".join(pieces)

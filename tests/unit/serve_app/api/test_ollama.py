@@ -47,14 +47,6 @@ async def test_chat_streams_by_default_one_json_object_per_line():
     assert last["total_duration"] > 0
 
 
-async def test_text_does_not_end_lines():
-    """`ollama` splits replies at every line end of Unicode."""
-    words = ("a\u0085", "\u2028b", "c\u2029d\x0b\x1c\r\n")
-    body = {"model": "demo", "messages": USER}
-    parts = lines(await post("/api/chat", body, PretendReplica(words)))
-    assert "".join(each["message"]["content"] for each in parts) == "".join(words)
-
-
 async def test_chat_without_streaming_is_one_object():
     response = await post("/api/chat", {"model": "demo:latest", "messages": USER, "stream": False})
     assert response.headers["content-type"] == "application/json; charset=utf-8"
