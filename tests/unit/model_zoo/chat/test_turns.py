@@ -1,7 +1,6 @@
 """Conversations of agents reach templates that refuse some of their turns, or drop them."""
 
 import itertools
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,25 +12,19 @@ from model_zoo.chat.formats.generic import generic_messages
 from model_zoo.chat.messages import ChatTemplate, ImagePart, Message, ToolCall
 from model_zoo.chat.template import Template
 from model_zoo.chat.turns import TurnRules
-from runtime.errors import RequestError
 from tests.chat_templates import TOOLS, every_template, template_source
-
-TURNS = (
-    "{% for m in messages %}CHECK<{{ m.role }}>{{ m.thinking }}{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}{{ c.id }}{{ c.function.arguments | tojson }}{% endfor %}"
-    "{% endfor %}"
+from tests.turn_templates import (
+    IN_A_ROW,
+    TURNS,
+    Published,
+    adapted,
+    calling,
+    refusing,
+    refusing_all,
+    said,
+    system,
+    user,
 )
-
-
-def refusing(condition: str) -> str:
-    return TURNS.replace(
-        "CHECK", f"{{% if {condition} %}}{{{{ raise_exception('no') }}}}{{% endif %}}"
-    )
-
-
-def refusing_all(*conditions: str) -> str:
-    return refusing(" or ".join(f"({condition})" for condition in conditions))
-
 
 # Of published templates: Qwen 3.5, gpt-oss, DeepSeek R1, Gemma 2.
 FIRST_ONLY = "m.role == 'system' and not loop.first"
@@ -43,19 +36,6 @@ LAST_ONLY = (
     "<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
 )
 NEVER = "m.role == 'system'"
-IN_A_ROW = "loop.previtem is defined and m.role == loop.previtem.role"
-
-
-def system(text: str) -> Message:
-    return Message("system", text)
-
-
-def user(text: str) -> Message:
-    return Message("user", text)
-
-
-def said(text: str) -> Message:
-    return Message("assistant", text)
 
 
 TALK = [
@@ -67,10 +47,6 @@ ONE_SYSTEM = [
 ]  # fmt: skip
 ALTERNATING = [system("S1\n\nS2"), user("U1\n\nS3"), said("A1\n\nA2"), user("S4\n\nU2")]
 NO_SYSTEM = [user("S1\n\nS2\n\nU1\n\nS3"), said("A1\n\nA2"), user("S4\n\nU2")]
-
-
-def adapted(source: str, messages: Sequence[Message]) -> list[Message]:
-    return list(ChatTemplate(source).turns.adapted(messages))
 
 
 @pytest.mark.parametrize(
@@ -109,10 +85,6 @@ RESULTS = [
     Message("tool", text, tool_name="probe", tool_call_id=id)
     for text, id in (("2", "b"), ("1", "call_1"))
 ]
-
-
-def calling(*calls: ToolCall, text: str = "", thinking: str | None = None) -> Message:
-    return Message("assistant", text, thinking=thinking, tool_calls=calls)
 
 
 AFTER_RESULT = "m.role == 'user' and loop.previtem is defined and loop.previtem.role == 'tool'"
@@ -261,113 +233,6 @@ def test_each_of_parallel_calls_with_equal_ids_has_one_result() -> None:
     ]  # fmt: skip
 
 
-STRICT_IDS = refusing(
-    "(m.tool_calls and m.tool_calls | map(attribute='id') | map('default', '') | map('length')"
-    " | reject('eq', 9) | list) or (m.role == 'tool' and m.tool_call_id | length != 9)"
-)
-
-
-def ids_of(messages: Sequence[Message]) -> list[str | None]:
-    calls = [call.id for message in messages for call in message.tool_calls]
-    return calls + [message.tool_call_id for message in messages if message.role == "tool"]
-
-
-def test_ids_take_the_form_that_the_template_demands() -> None:
-    first, second, *answered = ids_of(adapted(STRICT_IDS, [user("U"), calling(ONE, TWO), *RESULTS]))
-    assert answered == [second, first]
-    assert first is not None and len(first) == 9 and first.isalnum()
-    kept = ToolCall("probe", {}, "abcdef123")
-    assert ids_of(adapted(STRICT_IDS, [user("U"), calling(kept)])) == ["abcdef123"]
-
-
-def test_calls_without_ids_get_some_which_their_results_share() -> None:
-    """Ollama's clients send none."""
-    calls = calling(ToolCall("time", {}), ToolCall("probe", {}))
-    results = [Message("tool", "1", tool_name="probe"), Message("tool", "2")]
-    talk = [user("U"), calls, *results]
-    found = ids_of(adapted(STRICT_IDS, talk))
-    assert found == ["call00100", "call00101", "call00101", "call00100"]
-    assert found == ids_of(adapted(refusing("m.tool_calls and not m.tool_calls[0].id"), talk))
-
-
-def test_ids_are_invented_only_where_they_are_needed() -> None:
-    optional = STRICT_IDS.replace("m.tool_calls and", "m.tool_calls and m.tool_calls[0].id and")
-    optional = optional.replace("m.role == 'tool' and", "m.role == 'tool' and m.tool_call_id and")
-    result = Message("tool", "1", tool_name="probe")
-    talk = [user("U"), calling(ToolCall("probe", {})), result]
-    assert adapted(optional, talk) == talk
-    assert adapted(refusing("m.tool_calls and m.tool_calls | length > 1"), talk) == talk
-
-
-def test_an_empty_id_is_none() -> None:
-    talk = [user("U"), calling(ToolCall("probe", {}, "")), Message("tool", "1", tool_call_id="")]
-    assert ids_of(adapted(STRICT_IDS, talk)) == ["call00100", "call00100"]
-
-
-PARALLEL = calling(ToolCall("turn_on", {"city": "hall"}), ToolCall("weather", {"city": "Rome"}))
-LATER = [user("And now?"), calling(ToolCall("set_timer", {"city": "3"})), Message("tool", "SET")]
-NAMED = ["turn_on", "weather", "set_timer"]
-
-
-def named(messages: Sequence[Message]) -> list[str | None]:
-    return [message.tool_name for message in messages if message.role == "tool"]
-
-
-@pytest.mark.parametrize("names", [(None, None), ("turn_on", "weather")])
-def test_results_without_ids_answer_the_calls_of_their_turn_in_order(
-    names: Sequence[str | None],
-) -> None:
-    """`ollama` and Home Assistant send no ids, and no names either."""
-    results = [Message("tool", text, tool_name=n) for text, n in zip("12", names, strict=True)]
-    talk = [user("U"), PARALLEL, *results, said("A"), *LATER]
-    for source in (TURNS.replace("CHECK", ""), STRICT_IDS, refusing(IN_A_ROW)):
-        assert named(adapted(source, talk)) == NAMED
-        assert named(adapted(source, talk[:5])) == NAMED[:2]
-
-
-def test_a_result_has_the_name_of_the_call_with_its_id() -> None:
-    one, two = ToolCall("time", {"city": "Rome"}, "1"), ToolCall("weather", {"city": "Rome"}, "2")
-    results = [Message("tool", text, tool_call_id=text) for text in ("2", "1", "3")]
-    late = [user("V"), Message("tool", "", tool_call_id="1")]
-    again = [calling(replace(two, id="1")), results[1]]
-    talk = [user("U"), calling(one, two), *results, *late, *again]
-    found = adapted(TURNS.replace("CHECK", ""), talk)
-    assert named(found) == ["weather", "time", None, "time", "weather"]
-    assert ids_of(found)[3:] == ["2", "1", "3", "1", "1"]
-
-
-def test_the_name_of_a_results_author_tells_which_call_it_answers() -> None:
-    """Some of OpenAI's clients send it in place of an id."""
-    result = Message("tool", "1", name="weather")
-    assert named(adapted(STRICT_IDS, [user("U"), PARALLEL, result])) == ["weather"]
-
-
-RESULTS_OF = {
-    "meta-llama-Llama-3.1-8B-Instruct": r"hall.*12:30.*Rome.*Hot",
-    "meta-llama-Llama-3.2-3B-Instruct": r"hall.*12:30.*Rome.*Hot",
-    "openai-gpt-oss-120b": r"functions\.turn_on to=[^<]*<[^<]*<\|message\|>\"12:30.*"
-    r"functions\.weather to=[^<]*<[^<]*<\|message\|>\"Hot",
-    "google-gemma-4-31B-it": r"response:turn_on\{[^}]*12:30[^}]*\}.*response:weather\{[^}]*Hot",
-    "Mistral-Small-3.2-24B-Instruct-2506": r"turn_on\[CALL_ID\](\w+).*weather\[CALL_ID\](\w+)"
-    r".*\1\[TOOL_CONTENT\]12:30.*\2\[TOOL_CONTENT\]Hot",
-    "mistralai-Mistral-Nemo-Instruct-2407": r"turn_on[^]]*\"id\": \"(\w+)\"[^]]*weather[^]]*"
-    r"\"id\": \"(\w+)\".*12:30[^]]*\1.*Hot[^]]*\2",
-}
-
-
-@pytest.mark.parametrize("names", [(None, None), ("turn_on", "weather")])
-@pytest.mark.parametrize("name", RESULTS_OF)
-def test_published_templates_give_each_result_to_its_call(
-    name: str, names: Sequence[str | None]
-) -> None:
-    published = Published(name)
-    texts = zip(("12:30", "Hot"), names, strict=True)
-    results = [Message("tool", text, tool_name=each) for text, each in texts]
-    for later in ([], [said("A"), *LATER]):
-        text = published.adapted([user("U"), PARALLEL, *results, *later])
-        assert re.search(RESULTS_OF[name], text, re.DOTALL), text
-
-
 def test_words_beside_thinking_and_calls_end_the_thinking_where_both_are_refused() -> None:
     source = refusing("m.tool_calls and m.thinking and m.content")
     talk = [user("U"), calling(TWO, text="W", thinking="T"), RESULTS[0], said("A")]
@@ -440,27 +305,6 @@ def words_of(messages: Sequence[Message]) -> list[str]:
         for word in (message.text, *(str(call.arguments["city"]) for call in message.tool_calls))
         if word.startswith("Word")
     ]
-
-
-class Published:
-    """A published template, and what it renders without a generation prompt."""
-
-    def __init__(self, name: str) -> None:
-        self.template = ChatTemplate(template_source(name), bos_token="<s>", eos_token="</s>")
-        self.tools: list[dict[str, Any]] | None = TOOLS if self.template.supports_tools else None
-
-    def readable(self, messages: Sequence[Message]) -> Sequence[Message]:
-        return messages if self.tools else generic_messages(messages, TOOLS)
-
-    def render(self, messages: Sequence[Message]) -> str:
-        """Nothing if the template refuses."""
-        try:
-            return self.template.render(messages, tools=self.tools, add_generation_prompt=False)
-        except RequestError:
-            return ""
-
-    def adapted(self, messages: Sequence[Message]) -> str:
-        return self.render(self.template.turns.adapted(messages))
 
 
 def whole(text: str, messages: Sequence[Message]) -> bool:
