@@ -14,6 +14,7 @@ from model_zoo.chat.messages import (
     ChatTemplate,
     ImagePart,
     Message,
+    ReplyStart,
     render_unforged,
 )
 from model_zoo.chat.sandbox.frames import RenderLimits
@@ -38,15 +39,16 @@ from runtime.worker.model import DecoderModel
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """Token ids to continue. `spans`: the images among them; `images`: the distinct images.
-    `thinks`: the prompt ends within thinking, so the reply begins there. `reply_format`: the format
-    of the reply to a conversation; `markup`: the control tokens that are part of its text, with
-    their bytes; `call_form`: how grammars write its calls. `end_tokens`: further tokens that end
-    the reply."""
+    `thinks`: the prompt ends within thinking, so the reply begins there; `continues`: within the
+    text of the reply. `reply_format`: the format of the reply to a conversation; `markup`: the
+    control tokens that are part of its text, with their bytes; `call_form`: how grammars write its
+    calls. `end_tokens`: further tokens that end the reply."""
 
     tokens: tuple[int, ...]
     spans: tuple[ImageSpan, ...] = ()
     images: tuple[PreparedImage, ...] = ()
     thinks: bool = False
+    continues: bool = False
     reply_format: ReplyFormat | None = None
     markup: Mapping[int, bytes] = field(default_factory=dict)
     end_tokens: frozenset[int] = frozenset()
@@ -156,13 +158,14 @@ class ChatModel:
         tools: Sequence[Mapping[str, Any]] = (),
         thinking: bool | str | None = None,
         variables: Mapping[str, Any] | None = None,
-        opens_reply: bool = True,
+        reply: ReplyStart = ReplyStart.NEW,
         at_most: int | None = None,
         now: datetime | None = None,
         lease: ImageLease | None = None,
     ) -> Prompt:
-        """The prompt of a conversation, ready for the model's answer if `opens_reply` is set.
+        """The prompt of a conversation.
 
+        reply: what the prompt ends with. A last message to continue that is empty is left out.
         tools: function schemas; rendered by the variant "tool_use" if the file has one. Templates
         that do not read tools or calls receive them as text (`formats.generic`, `written_calls`).
         thinking: whether to think, or one of `thinking.EFFORTS`; None: the template's default.
@@ -176,11 +179,13 @@ class ChatModel:
         """
         template = self._template_for(tools)
         messages, tools = self._readable(template, messages, tools)
+        if reply is ReplyStart.CONTINUED:
+            messages, reply = _continued(messages)
         messages = template.turns.adapted(messages)
         images = [part for message in messages for part in message.images]
         self._check_images_supported(images)
         placeholders = None if self.vision is None else self.vision.placeholders
-        own = {"tools": tools or None, "add_generation_prompt": opens_reply}
+        own = {"tools": tools or None, "add_generation_prompt": reply is ReplyStart.NEW}
         rendered = render_unforged(
             template,
             self.tokenizer,
@@ -188,25 +193,33 @@ class ChatModel:
             {**thinking_variables(thinking, template), **(variables or {}), **own},
             image=None if placeholders is None else placeholders.spelled,
             reserved=() if placeholders is None else placeholders.reserved,
+            continued=reply is ReplyStart.CONTINUED,
             now=now,
         )
-        text = rendered.text
-        texts = [text] if placeholders is None else text.split(placeholders.marker)
+        texts = self._texts_around(images, rendered.text)
+        prompt = self._prompt(texts, images, at_most, rendered.sentinel, lease)
+        begun = messages[-1].text if reply is ReplyStart.CONTINUED else None
+        return self._with_reply_format(prompt, rendered.text, begun)
+
+    def _texts_around(self, images: Sequence[ImagePart], text: str) -> list[str]:
+        """The rendered text, divided at its images."""
+        texts = [text] if self.vision is None else text.split(self.vision.placeholders.marker)
         if len(texts) != len(images) + 1:
             raise RequestError(
                 f"The model's chat template shows {len(texts) - 1} of the conversation's "
                 f"{len(images)} images; put images in the user's turns."
             )
-        prompt = self._prompt(texts, images, at_most, rendered.sentinel, lease)
-        return self._with_reply_format(prompt, rendered.text)
+        return texts
 
-    def _with_reply_format(self, prompt: Prompt, text: str) -> Prompt:
-        """The prompt, completed with the format of its reply. `text`: the text of the prompt."""
+    def _with_reply_format(self, prompt: Prompt, text: str, begun: str | None) -> Prompt:
+        """The prompt, completed with the format of its reply. `text`: the text of the prompt;
+        `begun`: the part of it that the reply continues."""
         replies = self.reply_format
-        thinks = replies.opens_thinking(text)
+        thinks = replies.opens_thinking(text) if begun is None else replies.within_thinking(begun)
         return replace(
             prompt,
             thinks=thinks,
+            continues=begun is not None and not thinks,
             reply_format=replies,
             markup=self.markup,
             call_form=call_form(replies.name, self._tool_template or ""),
@@ -314,3 +327,18 @@ class ChatModel:
     def _check_images_supported(self, images: Sequence[ImagePart]) -> None:
         if images and self.vision is None:
             raise RequestError("The model does not support images; send texts only.")
+
+
+def _continued(messages: Sequence[Message]) -> tuple[Sequence[Message], ReplyStart]:
+    """The conversation without its last message if that is empty, and what its prompt ends with.
+
+    Raises RequestError if the last message is not the beginning of an answer."""
+    last = messages[-1] if messages else None
+    if last is None or last.role != "assistant" or last.tool_calls:
+        raise RequestError(
+            "Only a message of the assistant without tool calls can be continued; end the "
+            "conversation with one."
+        )
+    if last.content or last.thinking:
+        return messages, ReplyStart.CONTINUED
+    return messages[:-1], ReplyStart.NEW

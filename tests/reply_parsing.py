@@ -55,7 +55,9 @@ def parsed(events: list[Event]) -> Parsed:
     return Parsed(text, thinking, tuple(calls))
 
 
-def replied(form: ReplyFormat, pieces: list[str], *, tools=TOOLS, thinks=False) -> list[Event]:
-    parser = form.parser(tools, thinks=thinks)
+def replied(
+    form: ReplyFormat, pieces: list[str], *, tools=TOOLS, thinks=False, continues=False
+) -> list[Event]:
+    parser = form.parser(tools, thinks=thinks, continues=continues)
     events = [event for piece in pieces for event in parser.feed(piece)]
     return events + parser.finish()

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import Enum
 from typing import Any
 
 from model_zoo.chat.message_form import (
@@ -40,6 +41,14 @@ class ImagePart:
 
     data: bytes = field(default=b"", repr=False)
     place: str | None = field(default=None, compare=False)
+
+
+class ReplyStart(Enum):
+    """What the prompt of a conversation ends with."""
+
+    NEW = "new"  # the beginning of a new turn of the assistant
+    CONTINUED = "continued"  # the last message, which is the beginning of the reply
+    NONE = "none"  # the end of the last message
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +228,7 @@ def render_unforged(
     *,
     image: str | None = None,
     reserved: tuple[str, ...] = (),
+    continued: bool = False,
     now: datetime | None = None,
 ) -> Unforged:
     """Renders a conversation with special tokens only where the template writes them.
@@ -230,7 +240,8 @@ def render_unforged(
     template does not support.
 
     `image`: the text for an image if the template does not support images; it then gets texts only.
-    `reserved`: further texts that only the template may write. `now`: as in `render_values`.
+    `reserved`: further texts that only the template may write. `continued`: the text ends with that
+    of the last message. `now`: as in `render_values`.
     """
     for message in messages:
         if message.role not in ROLES:
@@ -242,14 +253,41 @@ def render_unforged(
     values = template.values(messages)
     breakable = _breakable_texts(template, tokenizer, reserved)
     given = [values, variables, template.source, breakable.control, breakable.inspected_markers]
-    sentinel = unused_sentinel(given)
+    sentinel, end = unused_sentinel(given), ""
+    if continued:
+        end = unused_sentinel([*given, sentinel])
+        values[-1]["content"] = _ended(values[-1]["content"], f"{end} ")
     needed, stricter = _broken(template, values, variables, breakable, sentinel, image)
     rendered = template.render_values(*needed, now=now)
+    rendered = _before(end, rendered) if continued else rendered
     if stricter is not None:
         further = template.render_values(*stricter, now=now)
+        further = _before(end, further) if continued else further
         same = without_sentinel(further, sentinel) == without_sentinel(rendered, sentinel)
         rendered = further if same else rendered
     return Unforged(rendered, sentinel)
+
+
+def _ended(content: str | list[dict[str, str]], end: str) -> str | list[dict[str, str]]:
+    """The content of a message, followed by the text `end`."""
+    if isinstance(content, str):
+        return content + end
+    if content and content[-1]["type"] == "text":
+        return [*content[:-1], *text_parts(content[-1]["text"] + end)]
+    return [*content, *text_parts(end)]
+
+
+def _before(end: str, rendered: str) -> str:
+    """The text before `end`; without white space, as in `transformers`, if the template removes
+    that of messages."""
+    before, found, after = rendered.rpartition(end)
+    if not found:
+        raise RequestError(
+            "The model's chat template does not show the end of the last message, so it cannot be "
+            "continued; end the conversation with a message of the user."
+        )
+    before = before.replace(end, "")
+    return before if after.startswith(" ") else before.rstrip()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from model_zoo.chat.messages import Message, ToolCall
+from model_zoo.chat.messages import Message, ReplyStart, ToolCall
 from model_zoo.grammars.constraint import CallRule, OutputForm
 from runtime.errors import RequestError
 from serve_app.api import tool_choice
@@ -190,7 +190,14 @@ class AnthropicMessages:
         thinking = _thinking(body)
         drafts = await self.bodies.convert(request, _drafts, body)
         messages = await self.images.messages(model, drafts, tenant=tenant_id(request))
-        return Conversation(messages, thinking, tools=tools, thinking_optional=True)
+        continued = body.messages[-1].role == "assistant"
+        return Conversation(
+            messages,
+            thinking,
+            tools=tools,
+            thinking_optional=True,
+            reply=ReplyStart.CONTINUED if continued else ReplyStart.NEW,
+        )
 
 
 def _counted(delta: ChatDelta) -> dict[str, Any]:
@@ -279,10 +286,6 @@ def _drafts(body: MessagesBody) -> list[Draft]:
     """The conversation; each tool result is a message of its own."""
     if not body.messages:
         raise RequestError("messages is required")
-    if body.messages[-1].role == "assistant":
-        raise RequestError(
-            "assistant message prefill is not served; the conversation must end with a user message"
-        )
     system = "".join(map(_unattributed, _texts("system", body.system)))
     drafts = [Draft.of(Message("system"), system)] if system else []
     for index, turn in enumerate(body.messages):

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from model_zoo.chat.formats.events import CallAborted, CallEnd, Event, Text, Thinking
-from model_zoo.chat.messages import ImagePart, Message, ToolCall
+from model_zoo.chat.messages import ImagePart, Message, ReplyStart, ToolCall
 from model_zoo.multimodal.image_tags import image_places, with_images
 from runtime.engine.request import MAX_TOP_LOGPROBS
 from runtime.errors import RequestError
@@ -138,7 +138,7 @@ class OllamaChat:
         unread = await self.bodies.convert(request, _unread_images, body.messages, self.images)
         task = dataclasses.replace(self._task(model, body, request), calls=calls)
         messages = await self._messages(request, model, body.messages, unread)
-        prompt = Conversation(messages, _thinking(body), tools=tools)
+        prompt = Conversation(messages, _thinking(body), tools=tools, reply=_reply(messages))
         return self._reply(task, body, prompt, encoder)
 
     async def generate(self, request: Request) -> Response:
@@ -376,6 +376,13 @@ def _message(message: ChatMessage, images: list[ImagePart]) -> Message:
         return Message(role, content, message.thinking, calls)
     identity = message.tool_call_id
     return Message(role, content, tool_name=message.tool_name, tool_call_id=identity)
+
+
+def _reply(messages: Sequence[Message]) -> ReplyStart:
+    """The answer continues a last message of the assistant, unless that calls tools."""
+    last = messages[-1]
+    continued = last.role == "assistant" and not last.tool_calls
+    return ReplyStart.CONTINUED if continued else ReplyStart.NEW
 
 
 def _thinking(body: _Generation) -> bool | str | None:

@@ -15,7 +15,7 @@ from model_zoo.chat.formats.events import (
     Text,
     Thinking,
 )
-from model_zoo.chat.messages import Message, ToolCall
+from model_zoo.chat.messages import Message, ReplyStart, ToolCall
 from runtime.engine.request import FinishReason
 from runtime.errors import RequestError
 from serve_app.api.access import allowed_models, key_of
@@ -144,8 +144,8 @@ class ChatCompletionBody(Common):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     documents: Any = unserved()
     chat_template: Any = unserved()
-    add_generation_prompt: Any = unserved(True)
-    continue_final_message: Any = unserved(False)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     add_special_tokens: Any = unserved(False)
     mm_processor_kwargs: Any = unserved()
     thinking_token_budget: Any = unserved()
@@ -176,9 +176,12 @@ class OpenAIChat:
         )
         tenant = tenant_id(request)
         variables = template_variables(body.chat_template_kwargs)
+        reply = reply_start(body.add_generation_prompt, body.continue_final_message)
         drafts = await self.bodies.convert(request, drafts_of, body.messages, self.images)
         messages = await self.images.messages(model, drafts, tenant=tenant)
-        prompt = Conversation(messages, _thinking(body), variables=variables, tools=tools)
+        prompt = Conversation(
+            messages, _thinking(body), variables=variables, tools=tools, reply=reply
+        )
         task = openai_task(
             request, model, options, prompt, logprobs=logprobs, output=output, calls=calls
         )
@@ -392,6 +395,16 @@ def thinking_for(effort: str | None) -> bool | str | None:
             f"invalid reasoning value: {effort!r} (must be one of {', '.join(EFFORTS)})"
         )
     return EFFORTS[effort]
+
+
+def reply_start(opened: bool, continued: bool) -> ReplyStart:
+    """What the prompt ends with, for vLLM's `add_generation_prompt` and `continue_final_message`.
+    Raises RequestError if both are set."""
+    if opened and continued:
+        raise RequestError('field "continue_final_message" needs "add_generation_prompt": false')
+    if continued:
+        return ReplyStart.CONTINUED
+    return ReplyStart.NEW if opened else ReplyStart.NONE
 
 
 def template_variables(given: dict[str, Any]) -> dict[str, Any]:

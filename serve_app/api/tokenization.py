@@ -14,7 +14,12 @@ from runtime.errors import RequestError
 from serve_app.api.access import allowed_models
 from serve_app.api.fields import Body, BodyReader, Items, token_ids, unserved
 from serve_app.api.openai import error_body
-from serve_app.api.openai_chat import ChatCompletionMessage, drafts_of, template_variables
+from serve_app.api.openai_chat import (
+    ChatCompletionMessage,
+    drafts_of,
+    reply_start,
+    template_variables,
+)
 from serve_app.api.reply import Reply, WholeEncoder
 from serve_app.api.request_images import ImageReader
 from serve_app.api.tenant import tenant_id
@@ -43,7 +48,7 @@ class TokenizeBody(Body):
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     tools: Items[Tool] = Field(default_factory=list)
-    continue_final_message: Any = unserved(False)
+    continue_final_message: bool = False
     chat_template: Any = unserved()
     mm_processor_kwargs: Any = unserved()
     return_token_strs: bool = False
@@ -95,7 +100,7 @@ class Tokenization:
             await self.images.messages(model, drafts, tenant=tenant_id(request)),
             variables=template_variables(body.chat_template_kwargs),
             tools=await self.bodies.convert(request, declared, body.tools),
-            opens_reply=body.add_generation_prompt,
+            reply=reply_start(body.add_generation_prompt, body.continue_final_message),
         )
 
     def _found(

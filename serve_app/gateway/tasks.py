@@ -10,7 +10,7 @@ import msgspec
 
 from model_zoo.chat.formats.reply_format import ReplyFormat
 from model_zoo.chat.formats.reply_parser import ReplyParser
-from model_zoo.chat.messages import ImagePart, Message
+from model_zoo.chat.messages import ImagePart, Message, ReplyStart
 from model_zoo.grammars.constraint import CallRule, OutputForm
 from runtime.engine.request import (
     NO_ORIGIN,
@@ -31,7 +31,7 @@ class Conversation(msgspec.Struct, frozen=True, tag="conversation"):
     `variables`: further variables of the template, JSON values by name. `tools`: the functions
     that the model may call, as OpenAI describes them. `thinking_optional`: a model that cannot
     think ignores `thinking` instead of refusing it. `template`: of the request, instead of the
-    model's. `opens_reply`: the prompt ends with the beginning of the answer.
+    model's. `reply`: what the prompt ends with.
     """
 
     messages: tuple[Message, ...]
@@ -41,7 +41,7 @@ class Conversation(msgspec.Struct, frozen=True, tag="conversation"):
     tools: tuple[dict[str, Any], ...] = ()
     thinking_optional: bool = False
     template: str = ""
-    opens_reply: bool = True
+    reply: ReplyStart = ReplyStart.NEW
 
 
 class RawText(msgspec.Struct, frozen=True, tag="text"):
@@ -246,13 +246,15 @@ class PromptTokens:
 
 @dataclass(frozen=True, slots=True)
 class ReplyOpening:
-    """How to parse the text of a reply. `thinks`: the prompt ends within thinking. `formed`: the
-    text has a required form. `guided`: a grammar holds the text or the calls to a form."""
+    """How to parse the text of a reply. `thinks`: the prompt ends within thinking; `continues`:
+    within the text. `formed`: the text has a required form. `guided`: a grammar holds the text or
+    the calls to a form."""
 
     format: ReplyFormat
     thinks: bool = False
     formed: bool = False
     guided: bool = False
+    continues: bool = False
 
     def parser(self, tools: Sequence[dict[str, Any]]) -> ReplyParser:
         """A parser of the reply to a request that declares `tools`."""
@@ -262,6 +264,7 @@ class ReplyOpening:
             thinks=self.thinks,
             formed=self.formed,
             guided=self.guided,
+            continues=self.continues,
         )
 
 

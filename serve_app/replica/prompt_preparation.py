@@ -158,7 +158,7 @@ class PromptPreparer:
             tools=source.tools,
             thinking=self._served_thinking(model, source),
             variables=source.variables,
-            opens_reply=source.opens_reply,
+            reply=source.reply,
             at_most=max(0, max_tokens - len(source.after)),
             now=task.now,
             lease=lease,

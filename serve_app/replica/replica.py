@@ -349,7 +349,9 @@ def _sampling(
 def _opening(task: ChatTask, prompt: Prompt) -> ReplyOpening | None:
     replies, formed = prompt.reply_format, task.output is not None
     guided = formed or task.calls is not None
-    return None if replies is None else ReplyOpening(replies, prompt.thinks, formed, guided)
+    if replies is None:
+        return None
+    return ReplyOpening(replies, prompt.thinks, formed, guided, prompt.continues)
 
 
 def model_card(

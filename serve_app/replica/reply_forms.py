@@ -82,6 +82,11 @@ class ReplyForms:
         source, reply_format = task.prompt, prompt.reply_format
         if not isinstance(source, Conversation) or reply_format is None:
             return json.dumps({"grammars": [answer]})
+        if prompt.continues and task.calls is not None:
+            raise RequestError(
+                f'field "{task.calls.field}" holds calls to a form, but the answer continues the '
+                "text of the last message; end the conversation with a message of the user"
+            )
         calls = None
         if task.calls is not None or source.tools:
             calls = _allowed(task.calls or _any_call(source, task.output), source)
@@ -91,6 +96,7 @@ class ReplyForms:
                 reply_format,
                 may_think=source.thinking is not False,
                 thinks=prompt.thinks,
+                continues=prompt.continues,
                 answer=answer,
                 calls=calls,
                 form=prompt.call_form,

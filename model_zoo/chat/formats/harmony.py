@@ -19,9 +19,12 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"to=(functions\.)?([^\s<]+)")
 
 
-def read_harmony(source: Source, tools: Tools) -> Steps[None]:
-    """Reads a whole reply; the prompt ends with `<|start|>assistant`."""
+def read_harmony(source: Source, tools: Tools, *, continues: bool) -> Steps[None]:
+    """Reads a whole reply; the prompt ends with `<|start|>assistant` or, if it `continues` a
+    message, within the text of one."""
     calls = Calls(source, tools)
+    if continues:
+        yield from source.until((*ENDS, START), lambda text: source.events.append(Text(text)))
     while (yield from source.peek()):
         header: list[str] = []
         if (yield from source.until((MESSAGE,), header.append)) is None:

@@ -14,11 +14,15 @@ MUSE_CALLS = "<atem:function_calls>"
 MUSE_MARKERS = (START, MESSAGE, *MUSE_ENDS)
 
 
-def read_functionary(source: Source, tools: Tools) -> Steps[None]:
+def read_functionary(source: Source, tools: Tools, *, continues: bool) -> Steps[None]:
     """Reads a whole reply: `>>>` and a line with `all` or a tool's name precede each message. The
-    prompt ends with the first `>>>`."""
+    prompt ends with the first `>>>` or, if it `continues` a message, within the text of one."""
     calls = Calls(source, tools)
     before = ""
+    if continues:
+        if (yield from source.until((NEXT,), lambda text: _emit_text(source, text))) is None:
+            return
+        before = NEXT
     while True:
         recipient = yield from source.starts_with([EVERYONE, *(f"{name}\n" for name in tools)])
         if recipient is None:
@@ -32,11 +36,13 @@ def read_functionary(source: Source, tools: Tools) -> Steps[None]:
         before = NEXT
 
 
-def read_muse(source: Source, tools: Tools) -> Steps[None]:
+def read_muse(source: Source, tools: Tools, *, continues: bool) -> Steps[None]:
     """Reads a whole reply of messages to the model itself, to the user or to tools; the prompt ends
-    with `<|start|>assistant`."""
+    with `<|start|>assistant` or, if it `continues` a message, within the text of one."""
     calls = Calls(source, tools)
     ends = (*MUSE_ENDS, START)
+    if continues:
+        yield from source.until(ends, partial(_emit_text, source))
     while (yield from source.peek()):
         header: list[str] = []
         if (yield from source.until((MESSAGE,), header.append)) is None:

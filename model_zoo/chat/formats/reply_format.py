@@ -224,22 +224,34 @@ class ReplyFormat:
         """Whether the prompt ends with the tag that opens thinking."""
         return self.thinking is not None and prompt.rstrip().endswith(self.thinking.open)
 
+    def within_thinking(self, text: str) -> bool:
+        """Whether a reply that begins with `text` continues with thinking."""
+        tags = self.thinking
+        return tags is not None and text.rfind(tags.open) > text.rfind(tags.close)
+
     def parser(
-        self, tools: Tools, *, thinks: bool = False, formed: bool = False, guided: bool = False
+        self,
+        tools: Tools,
+        *,
+        thinks: bool = False,
+        continues: bool = False,
+        formed: bool = False,
+        guided: bool = False,
     ) -> ReplyParser:
         """A parser for one reply. `tools`: the JSON schemas of the declared tools' parameters by
-        name; without tools, calls are text. `thinks`: the prompt ends within thinking. `formed`:
-        the text has a required form, so it contains no markup. `guided`: a grammar holds the reply
-        to its form, so only calls at their place are calls."""
+        name; without tools, calls are text. `thinks`: the prompt ends within thinking; `continues`:
+        within the text. `formed`: the text has a required form, so it contains no markup. `guided`:
+        a grammar holds the reply to its form, so only calls at their place are calls."""
         if self.of_messages:
             read = _MESSAGES_BY_NAME[self.name].read
-            return ReplyParser(partial(read, tools=tools))
+            return ReplyParser(partial(read, tools=tools, continues=continues))
         syntax, free = _BY_NAME[self.name], not (formed or guided)
         openers = {**syntax.openers, **syntax.unmarked} if free else syntax.openers
         tagged = TaggedReply(
             self.thinking, openers, syntax.bare, syntax.dropped, calls_end_thinking=free
         )
-        return ReplyParser(partial(tagged.read, tools=tools, thinks=thinks, formed=formed))
+        read = partial(tagged.read, tools=tools, thinks=thinks, continues=continues, formed=formed)
+        return ReplyParser(read)
 
 
 @lru_cache(maxsize=64)

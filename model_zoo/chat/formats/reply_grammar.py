@@ -23,29 +23,33 @@ def reply_grammar(
     *,
     may_think: bool,
     thinks: bool,
+    continues: bool = False,
     answer: Mapping[str, Any] | None,
     calls: AllowedCalls | None,
     form: CallForm | None,
 ) -> str:
     """The grammar of replies in a format, over a vocabulary with the control tokens `control`.
 
-    `may_think`: the reply may have thinking; `thinks`: it begins within thinking. `answer`: the
-    grammar of the text; None if it is free. `form`: the form of the calls; None if the reply
-    consists of messages. Raises Unwritable for schemas that the format cannot express.
+    `may_think`: the reply may have thinking; `thinks`: it begins within thinking; `continues`:
+    within the text, which no calls then follow. `answer`: the grammar of the text; None if it is
+    free. `form`: the form of the calls; None if the reply consists of messages. Raises Unwritable
+    for schemas that the format cannot express.
     """
     lark = LarkGrammar(control)
     text = "TEXT" if answer is None else f"@{ANSWER}"
+    if continues and form is None:
+        return lark.listed(text, answer, name=ANSWER)
     if form is None:
         start = MESSAGE_GRAMMARS[reply_format.name](lark, text, calls, may_think)
         return lark.listed(start, answer, name=ANSWER)
     body = _Body(lark, form, reply_format.dropped)
-    start = body.of(text, calls)
+    start = body.of(text, None if continues else calls)
     thinking = reply_format.thinking
-    if thinking is not None and thinking.answer_open:
+    if thinking is not None and thinking.answer_open and not continues:
         start = f"({lark.spelled(thinking.answer_open)} BLANK?)? ({start})"
     if thinking is not None and thinking.answer_close:
         start = f"({start}) (BLANK? {lark.spelled(thinking.answer_close)})?"
-    if thinking is not None and (may_think or thinks):
+    if thinking is not None and (may_think or thinks) and not continues:
         close = lark.spelled(thinking.close)
         thought = lark.first("thought", f"TEXT? {close}")
         if thinks:

@@ -47,13 +47,20 @@ class TaggedReply:
     dropped: tuple[str, ...] = ()
     calls_end_thinking: bool = False
 
-    def read(self, source: Source, tools: Tools, *, thinks: bool, formed: bool) -> Steps[None]:
-        """Reads a whole reply. `thinks`: the prompt ends within thinking. Calls are text unless
-        there are `tools`. `formed`: text has a required form, so it contains no markup.
+    def read(
+        self, source: Source, tools: Tools, *, thinks: bool, continues: bool, formed: bool
+    ) -> Steps[None]:
+        """Reads a whole reply. `thinks`: the prompt ends within thinking; `continues`: within the
+        text. Calls are text unless there are `tools`. `formed`: text has a required form, so it
+        contains no markup.
 
         White space around thinking and calls is dropped, because templates add it again.
         """
         calls = Calls(source, tools)
+        if continues:
+            ends = {self.thinking.answer_close} if self.thinking else set()
+            yield from self._read_text(source, calls, ends - {""}, (), formed=formed)
+            return
         blank = "" if thinks else (yield from source.while_in(str.isspace))
         if not thinks and self.thinking:
             tags = (self.thinking.open, self.thinking.close)

@@ -367,6 +367,32 @@ async def test_conversations_are_tokenized_as_their_template_renders_them(served
     assert (found.json()["tokens"], found.json()["token_strs"]) == (expected, None)
 
 
+async def test_a_message_to_continue_is_tokenized_as_its_template_renders_it(served):
+    talk = [*USER, {"role": "assistant", "content": "the quick"}]
+    fields = {"add_generation_prompt": False, "continue_final_message": True}
+    found = await posted(served, "/tokenize", messages=talk, **fields)
+    expected = served.tokenizer.apply_chat_template(
+        talk, chat_template=CHAT_TEMPLATE, return_dict=False, **fields
+    )
+    assert found.json()["tokens"] == expected
+
+
+async def test_all_protocols_continue_the_last_message(served):
+    talk = [*USER, {"role": "assistant", "content": "the quick"}]
+    fields = {"add_generation_prompt": False, "continue_final_message": True}
+    tokens = (await posted(served, "/tokenize", messages=talk, **fields)).json()["tokens"]
+    expected = (await completed(served, prompt=tokens, max_tokens=6)).text
+    greedy = GREEDY | {"messages": talk}
+    body = {"max_tokens": 6, **greedy, **fields}
+    (choice,) = (await posted(served, "/v1/chat/completions", **body)).json()["choices"]
+    limits = {"temperature": 0, "num_predict": 6}
+    own = await posted(served, "/api/chat", messages=talk, stream=False, options=limits)
+    by_anthropic = await posted(served, "/v1/messages", max_tokens=6, **greedy)
+    assert choice["message"]["content"] == expected
+    assert own.json()["message"]["content"] == expected
+    assert by_anthropic.json()["content"][0]["text"] == expected
+
+
 BAD = [
     ("/tokenize", {}, 'exactly one of the fields "prompt" and "messages" is required'),
     ("/tokenize", {"prompt": "a", "messages": USER}, "exactly one of the fields"),

@@ -101,12 +101,13 @@ class Family:
     def tokenizer(self) -> ByteTokenizer:
         return VOCABULARIES[self.vocabulary]
 
-    def grammar(self, *, answer=None, calls=None, thinks=False, thinking=True):
+    def grammar(self, *, answer=None, calls=None, thinks=False, continues=False, thinking=True):
         source = reply_grammar(
             self.tokenizer.vocabulary.control,
             self.format,
             may_think=thinking,
             thinks=thinks,
+            continues=continues,
             answer=answer,
             calls=calls,
             form=call_form(self.format.name, self.template),
@@ -139,8 +140,8 @@ class Family:
             matcher.accept(token)
         return None
 
-    def read(self, reply: str, *, thinks: bool = False) -> list[Event]:
-        parser = self.format.parser(TOOLS, thinks=thinks)
+    def read(self, reply: str, *, thinks: bool = False, continues: bool = False) -> list[Event]:
+        parser = self.format.parser(TOOLS, thinks=thinks, continues=continues)
         return [*parser.feed(reply), *parser.finish()]
 
 
@@ -215,6 +216,16 @@ def test_a_prompt_that_opens_thinking_has_it_closed_before_the_form(family: Fami
     assert reply is not None
     events = family.read(reply, thinks=True)
     jsonschema.validate(json.loads(text_in(events)), ANSWER["json_schema"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_that_ends_within_the_text_has_the_form_at_once(family: Family) -> None:
+    grammar = family.grammar(answer=ANSWER, continues=True)
+    for seed in range(3):
+        reply = family.reply(grammar, seed, "{")
+        assert reply is not None
+        events = family.read(reply, continues=True)
+        jsonschema.validate(json.loads(text_in(events)), ANSWER["json_schema"])
 
 
 # Replies with thinking, of which the grammar allows none when it is off.

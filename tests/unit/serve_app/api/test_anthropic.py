@@ -9,7 +9,7 @@ import anthropic
 import pytest
 
 from model_zoo.chat.formats.reply_format import format_of
-from model_zoo.chat.messages import ImagePart, Message, ToolCall
+from model_zoo.chat.messages import ImagePart, Message, ReplyStart, ToolCall
 from runtime.engine.request import FinishReason
 from runtime.errors import CaravanError, GenerationFailedError, OverloadedError
 from serve_app.api.anthropic_reply import MessageEncoder
@@ -235,6 +235,14 @@ async def test_a_history_with_calls_and_images_reaches_the_template():
     assert prompt.tools == ({"type": "function", "function": function},)
 
 
+async def test_the_answer_continues_a_last_message_of_the_assistant():
+    begun = {"role": "assistant", "content": [{"type": "text", "text": "{"}]}
+    prompt = (await task_of(messages=[*USER, begun])).prompt
+    assert prompt.messages[-1] == Message("assistant", "{")
+    assert prompt.reply is ReplyStart.CONTINUED
+    assert (await task_of(messages=[begun, *USER])).prompt.reply is ReplyStart.NEW
+
+
 async def test_system_messages_stay_at_their_place():
     change = {"role": "system", "content": [{"type": "text", "text": "Be long."}]}
     messages = [*USER, {"role": "assistant", "content": "Fine."}, change, *USER]
@@ -280,7 +288,6 @@ BAD = [
     ({"messages": []}, "messages is required"),
     ({"messages": [{"role": "tool", "content": "x"}, *USER]}, '"messages[0].role" is "tool"'),
     (blocks(IMAGE, role="system"), '"messages[0].content[0]" is of type "image"'),
-    ({"messages": [*USER, {"role": "assistant", "content": "{"}]}, "prefill is not served"),
     ({"temperature": "hot"}, 'field "temperature" must be of type float32'),
     ({"stop_sequences": [""]}, 'field "stop_sequences" has an empty string'),
     ({"stop_sequences": "x"}, 'field "stop_sequences" must be of type array'),

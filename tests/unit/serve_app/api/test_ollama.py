@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from model_zoo.chat.messages import Message
+from model_zoo.chat.messages import Message, ReplyStart
 from runtime.errors import GenerationFailedError, OverloadedError, PromptTooLongError
 from serve_app.config.options import Options
 from serve_app.gateway.tasks import Conversation, Infill, RawText, Truncation
@@ -77,6 +77,23 @@ async def test_think_false_reaches_the_template():
 async def test_roles_are_read_in_lower_case():
     task = await task_of("/api/chat", {"messages": [{"role": "User", "content": "x"}]})
     assert task.prompt.messages == (Message("user", "x"),)
+
+
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+BEGUN = {"role": "assistant", "content": "The opposite"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "reply"),
+    [
+        ([*USER, BEGUN], ReplyStart.CONTINUED),
+        ([BEGUN, *USER], ReplyStart.NEW),
+        ([*USER, CALL], ReplyStart.NEW),
+        ([*USER, CALL, {"role": "tool", "content": "x"}], ReplyStart.NEW),
+    ],
+)
+async def test_the_answer_continues_a_last_message_of_the_assistant(messages, reply):
+    assert (await task_of("/api/chat", {"messages": messages})).prompt.reply is reply
 
 
 async def test_options_reach_the_engine():

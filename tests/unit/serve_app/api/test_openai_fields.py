@@ -15,7 +15,7 @@ from openai.types.chat import (
 )
 from openai.types.completion_create_params import CompletionCreateParamsStreaming
 
-from model_zoo.chat.messages import Message
+from model_zoo.chat.messages import Message, ReplyStart
 from serve_app.api.embeddings import EmbeddingsBody
 from serve_app.api.openai_chat import MAX_VARIABLES_BYTES, ChatCompletionBody, ChatCompletionMessage
 from serve_app.api.openai_completions import CompletionBody
@@ -122,6 +122,24 @@ async def test_a_negative_top_k_keeps_all_tokens():
     assert (await task_of(CHAT, {"messages": USER, "top_k": -1})).sampling.top_k == 0
 
 
+@pytest.mark.parametrize(
+    ("fields", "reply"),
+    [
+        ({}, ReplyStart.NEW),
+        ({"add_generation_prompt": False}, ReplyStart.NONE),
+        ({"add_generation_prompt": False, "continue_final_message": True}, ReplyStart.CONTINUED),
+    ],
+)
+async def test_a_request_chooses_what_the_prompt_ends_with(fields, reply):
+    assert (await task_of(CHAT, {"messages": USER, **fields})).prompt.reply is reply
+
+
+async def test_an_answer_is_a_new_turn_or_continues_one():
+    response = await post(CHAT, {"messages": USER, "continue_final_message": True})
+    assert response.status_code == 400
+    assert '"continue_final_message" needs' in response.json()["error"]["message"]
+
+
 UNSERVED = [
     ("use_beam_search", True),
     ("skip_special_tokens", False), ("truncate_prompt_tokens", 5), ("prompt_logprobs", 1),
@@ -130,8 +148,8 @@ UNSERVED = [
     ("n_predict", 5), ("n_probs", 2), ("t_max_predict_ms", 9), ("reasoning_format", "none"),
 ]  # fmt: skip
 UNSERVED_CHAT = [
-    ("documents", [{"text": "x"}]), ("chat_template", "x"), ("add_generation_prompt", False),
-    ("continue_final_message", True), ("mm_processor_kwargs", {"x": 1}), ("audio", {"voice": "x"}),
+    ("documents", [{"text": "x"}]), ("chat_template", "x"),
+    ("mm_processor_kwargs", {"x": 1}), ("audio", {"voice": "x"}),
     ("thinking_token_budget", 5), ("web_search_options", {"user_location": {}}),
     ("moderation", {"model": "m"}), ("modalities", ["text", "audio"]),
     ("functions", [{"name": "f"}]), ("best_of", 2), ("echo", True),

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 import torch
 
 from model_zoo.chat.formats.call_forms import call_form
 from model_zoo.chat.formats.reply_format import format_of
-from model_zoo.chat.messages import Message
+from model_zoo.chat.messages import Message, ReplyStart
 from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.grammars.constraint import CallRule, OutputForm, OutputKind
 from model_zoo.registry import load
@@ -241,6 +242,33 @@ async def test_strict_calls_are_checked_before_they_are_compiled(replica) -> Non
         await reply(replica, asked(None, tools=(ADD, bad), calls=rule))
 
 
+def continuing(task: ChatTask, begun: str) -> ChatTask:
+    """The task, whose answer continues the text `begun` of the assistant."""
+    assert isinstance(task.prompt, Conversation)
+    messages = (*task.prompt.messages, Message("assistant", begun))
+    prompt = msgspec.structs.replace(task.prompt, messages=messages, reply=ReplyStart.CONTINUED)
+    return replace(task, prompt=prompt)
+
+
+async def test_an_answer_continues_the_last_message(replica) -> None:
+    whole = "3 + 4 = 7."
+    task = replace(asked(None), sampling=SamplingParams(temperature=0))
+    assert (await reply(replica, task)).text == whole
+    for begun in ("3", "3 + 4 =", "3 + 4 = 7"):
+        done = await reply(replica, continuing(task, begun))
+        assert begun + done.text == whole
+        assert done.opening is not None and done.opening.continues
+
+
+async def test_a_form_holds_what_continues_a_message(replica) -> None:
+    task = asked(form(OutputKind.REGEX, " [a-c]{3}"), tools=(ADD,))
+    done = await reply(replica, continuing(task, "The letters are"))
+    assert re.fullmatch(" [a-c]{3}", done.text)
+    strict = CallRule(("add",), ("add",), required=False, parallel=False, field="tools")
+    with pytest.raises(RequestError, match='field "tools" holds calls to a form, but'):
+        await reply(replica, continuing(asked(None, tools=(ADD,), calls=strict), "I"))
+
+
 def pretend_prompt(template: str) -> Prompt:
     replies = format_of(template)
     return Prompt((1,), reply_format=replies, call_form=call_form(replies.name, template))
@@ -290,9 +318,15 @@ async def test_what_a_familys_form_of_calls_cannot_express_is_refused_with_its_p
     forms.close()
 
 
-@pytest.mark.parametrize("template", [CODER, GEMMA, ">>>all >>>${recipient}"])
-async def test_a_form_of_the_text_works_beside_tools_of_every_family(template: str) -> None:
-    forms, prompt = forms_of(ByteTokenizer()), pretend_prompt(template)
+@pytest.mark.parametrize("continues", [False, True])
+@pytest.mark.parametrize(
+    "template", [CODER, GEMMA, ">>>all >>>${recipient}", "<|channel|> <|message|>"]
+)
+async def test_a_form_of_the_text_works_beside_tools_of_every_family(
+    template: str, continues: bool
+) -> None:
+    forms = forms_of(ByteTokenizer())
+    prompt = replace(pretend_prompt(template), continues=continues)
     task = asked(JSON_TASK.output, tools=(ADD,))
     assert await forms.grammar(task, prompt) is not None
     forms.close()
