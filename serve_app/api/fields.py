@@ -32,10 +32,8 @@ MAX_ITEMS = 2048
 # thread.
 INLINE_BYTES = 64 * 1024
 INLINE_OBJECTS = 256
-# The key of the neutral values in the JSON schema of a field that is not served; the values of
-# `OFF` are neutral for all such fields.
+# The key of the neutral values in the JSON schema of a field that is not served.
 NEUTRAL = "neutral"
-OFF: tuple[Any, ...] = (None, "", [], {})
 _INDEX = re.compile(r"\[\d+\]")
 
 log = get_logger()
@@ -67,12 +65,13 @@ def harmless() -> Any:
     return Field(default=None, description="Ignored: it cannot change the response.")
 
 
-def unserved(*neutral: Any) -> Any:
+def unserved(*neutral: Any, empty_object_means_on: bool = False) -> Any:
     """A field that would change the response and is not supported yet.
 
     Accepts only values that mean "off": null, empty values, and `neutral`.
     """
-    return Field(default=None, json_schema_extra={NEUTRAL: list(neutral)})
+    off: list[Any] = [None, "", []] if empty_object_means_on else [None, "", [], {}]
+    return Field(default=None, json_schema_extra={NEUTRAL: [*off, *neutral]})
 
 
 class Body(BaseModel):
@@ -246,14 +245,13 @@ def _known_in_objects(info: FieldInfo) -> Mapping[str, Any] | None:
 
 
 def neutral_values(info: FieldInfo) -> list[Any] | None:
-    """The values of an `unserved` field that are accepted besides `OFF`; None for other fields."""
+    """The values of an `unserved` field that are accepted; None for other fields."""
     extra = info.json_schema_extra
     return extra.get(NEUTRAL) if isinstance(extra, dict) else None  # type: ignore[return-value]
 
 
 def _refused(value: Any, neutral: list[Any]) -> bool:
-    value = _without_nulls(value)
-    return value not in OFF and value not in neutral
+    return _without_nulls(value) not in neutral
 
 
 def _message(errors: list[ErrorDetails], raw: Any) -> str:

@@ -135,7 +135,7 @@ class ChatCompletionBody(Common):
     function_call: Any = unserved("none", "auto")
     modalities: Any = unserved(["text"])
     audio: Any = unserved()
-    web_search_options: Any = unserved()
+    web_search_options: Any = unserved(empty_object_means_on=True)
     moderation: Any = unserved()
     parallel_tool_calls: bool = True
     prediction: Any = harmless()

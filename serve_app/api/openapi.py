@@ -11,7 +11,7 @@ import msgspec
 from pydantic.json_schema import models_json_schema
 
 from serve_app.api.auth import needs_no_key
-from serve_app.api.fields import NEUTRAL, OFF
+from serve_app.api.fields import NEUTRAL
 from serve_app.api.openapi_examples import PARAMETERS, reply_examples, request_examples
 from serve_app.api.openapi_operations import (
     BINARY,
@@ -164,8 +164,7 @@ def _refined(schema: dict[str, Any], protocol: Protocol) -> dict[str, Any]:
 
 def _field(name: str, field: dict[str, Any], protocol: Protocol) -> dict[str, Any]:
     if NEUTRAL in field:
-        neutral = [*OFF, *field[NEUTRAL]]
-        return {"title": field["title"], "description": NOT_SERVED, "enum": neutral}
+        return {"title": field["title"], "description": NOT_SERVED, "enum": field[NEUTRAL]}
     bounds = _BOUNDS[protocol].get(name)
     if bounds is not None and not {"type", "anyOf"} & field.keys():
         return field | _number(bounds)

@@ -150,7 +150,8 @@ UNSERVED = [
 UNSERVED_CHAT = [
     ("documents", [{"text": "x"}]), ("chat_template", "x"),
     ("mm_processor_kwargs", {"x": 1}), ("audio", {"voice": "x"}),
-    ("thinking_token_budget", 5), ("web_search_options", {"user_location": {}}),
+    ("thinking_token_budget", 5), ("web_search_options", {}),
+    ("web_search_options", {"user_location": {}}),
     ("moderation", {"model": "m"}), ("modalities", ["text", "audio"]),
     ("functions", [{"name": "f"}]), ("best_of", 2), ("echo", True),
 ]  # fmt: skip
