@@ -14,7 +14,11 @@ from serve_app.config.options import SEED_LIMIT, Bounds, number
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.tasks import ChatDelta, ChatTask, EchoedPrompt, PromptSource, merge
 
-MAX_CHOICES = 16
+MAX_CHOICES = 16  # of one prompt
+MAX_ANSWERS = 128  # of all prompts of a request
+# Answers that a request generates at a time. The queues in front of the engine bound the places of
+# a tenant; those for forms of replies leave it 32 (`FairGate`, `ReplyForms`).
+MAX_STREAMS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +47,14 @@ class BestOf:
 def choice_count(name: str, value: Any, *, prompts: int = 1) -> int:
     """The value of the field `name`, which multiplies the choices of a request; None means 1.
 
-    Raises RequestError for values that are not integers and for more than MAX_CHOICES in total.
+    Raises RequestError for values that are not integers, for more than MAX_CHOICES, and for more
+    than MAX_ANSWERS in total.
     """
     count = 1 if value is None else int(number(name, value, Bounds(int, 1, MAX_CHOICES)))
-    if prompts * count > MAX_CHOICES:
+    if prompts * count > MAX_ANSWERS:
         raise RequestError(
             f'field "prompt" with {prompts:,} prompts and field "{name}" with {count} make '
-            f"{prompts * count:,} choices; a request may have at most {MAX_CHOICES}"
+            f"{prompts * count:,} choices; a request may have at most {MAX_ANSWERS}"
         )
     return count
 
@@ -76,7 +81,7 @@ def generate_choices(
     backend: ChatBackend, tasks: Sequence[ChatTask], per_prompt: int
 ) -> AsyncGenerator[ChatDelta, None]:
     """The deltas of all tasks, each wrapped in `choices` of a delta of the whole request; deltas of
-    a single task are unchanged.
+    a single task are unchanged. Further tasks than MAX_STREAMS begin when others end.
 
     The first failure ends the stream. Leaving it, for any reason, aborts all tasks.
     """
@@ -92,9 +97,11 @@ async def _merged(
     # and limit them.
     received: asyncio.Queue[tuple[int, ChatDelta] | Exception] = asyncio.Queue(len(streams))
 
+    running = asyncio.Semaphore(MAX_STREAMS)
+
     async def receive(index: int, stream: AsyncGenerator[ChatDelta, None]) -> None:
         try:
-            async with aclosing(stream) as deltas:
+            async with running, aclosing(stream) as deltas:
                 async for delta in deltas:
                     await received.put((index, delta))
         except Exception as error:

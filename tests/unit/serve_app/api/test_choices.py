@@ -11,7 +11,7 @@ import pytest
 
 from model_zoo.chat.formats.reply_format import format_of
 from runtime.errors import OverloadedError, PromptTooLongError
-from serve_app.api.choices import MAX_CHOICES, BestOf, whole_choices
+from serve_app.api.choices import MAX_ANSWERS, MAX_CHOICES, MAX_STREAMS, BestOf, whole_choices
 from serve_app.config.options import LONGEST
 from serve_app.gateway.tasks import (
     Candidate,
@@ -22,7 +22,7 @@ from serve_app.gateway.tasks import (
     TokenIds,
     TokenLogprob,
 )
-from tests.patience import HANG_S, until
+from tests.patience import HANG_S, settled, until
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.api.test_limits import Clock
 from tests.unit.serve_app.api.test_openai import CHAT, TEXT, USER, events, post
@@ -217,16 +217,33 @@ def test_the_deltas_of_a_choice_are_merged_in_their_order():
     assert [each.text for each in whole_choices(ChatDelta(choices=parts))] == ["a", "bc"]
 
 
+async def test_a_request_with_many_prompts_generates_some_of_the_answers_at_a_time():
+    replica = SeededReplica()
+    replica.starts.clear()
+    prompts = [str(number) for number in range(MAX_ANSWERS)]
+    async with client_of(replica) as client:
+        request = asyncio.create_task(complete(client, prompt=prompts))
+        await until(lambda: len(replica.tasks) == MAX_STREAMS)
+        await settled()
+        assert {task.prompt.text for task in replica.tasks} == set(prompts[:MAX_STREAMS])
+        replica.starts.set()
+        reply = await request
+    assert {task.prompt.text for task in replica.tasks} == set(prompts)
+    assert [choice.text for choice in reply.choices] == [
+        f"seed {SEED + index}" for index in range(MAX_ANSWERS)
+    ]
+
+
 BAD = [
     (CHAT, {"n": 0}, 'field "n" is 0; it must be at least 1 and at most 16'),
     (CHAT, {"n": MAX_CHOICES + 1}, 'field "n" is 17'),
     (CHAT, {"n": "2"}, 'field "n" must be of type integer'),
-    (TEXT, {"n": 2, "prompt": ["p"] * 9}, '9 prompts and field "n" with 2 make 18 choices'),
-    (TEXT, {"prompt": ["p"] * 17}, "at most 16"),
+    (TEXT, {"n": 2, "prompt": ["p"] * 65}, '65 prompts and field "n" with 2 make 130 choices'),
+    (TEXT, {"prompt": ["p"] * 129}, "at most 128"),
     (TEXT, {"prompt": ["p", 1]}, 'field "prompt[1]" must be a string or a list of token ids'),
     (TEXT, {"prompt": [[1], [-1]]}, 'field "prompt[1]" must be'),
     (TEXT, {"best_of": 17}, 'field "best_of" is 17'),
-    (TEXT, {"best_of": 9, "prompt": ["p", "q"]}, 'field "best_of" with 9 make 18 choices'),
+    (TEXT, {"best_of": 9, "prompt": ["p"] * 15}, 'field "best_of" with 9 make 135 choices'),
     (TEXT, {"best_of": 2, "n": 3}, 'field "best_of" is 2; it must be at least "n", which is 3'),
     (TEXT, {"best_of": 3, "stream": True}, 'field "best_of" is 3; with "stream" it must be equal'),
 ]
