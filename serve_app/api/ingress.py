@@ -277,6 +277,7 @@ def _openai_routes(backend: ChatBackend, images: ImageReader, bodies: BodyReader
 def _responses_routes(responses: OpenAIResponses) -> list[Route]:
     return [
         Route("/v1/responses", responses.create, methods=["POST"]),
+        Route("/v1/responses/input_tokens", responses.count, methods=["POST"]),
         Route("/v1/responses/{id}", responses.retrieve),
         Route("/v1/responses/{id}", responses.delete, methods=["DELETE"]),
         Route("/v1/responses/{id}/cancel", responses.cancel, methods=["POST"]),

@@ -117,6 +117,13 @@ OPERATIONS = (
     Operation(
         "POST", "/v1/responses", _OPENAI, "Answer a conversation", ResponsesBody, (JSON, SSE)
     ),
+    Operation(
+        "POST",
+        "/v1/responses/input_tokens",
+        _OPENAI,
+        "Count the tokens of a prompt",
+        ResponsesBody,
+    ),
     Operation("GET", "/v1/responses/{id}", _OPENAI, "Show a stored response"),
     Operation("DELETE", "/v1/responses/{id}", _OPENAI, "Delete a stored response"),
     Operation("POST", "/v1/responses/{id}/cancel", _OPENAI, "Cancel a response (refused)"),

@@ -1,5 +1,7 @@
-"""OpenAI's /v1/responses: creates responses, and retrieves, lists and deletes stored ones."""
+"""OpenAI's /v1/responses: creates responses, counts the tokens of their prompts, and shows and
+deletes stored ones."""
 
+import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,9 +14,9 @@ from model_zoo.chat.messages import Message
 from runtime.errors import RequestError
 from serve_app.api.access import allowed_models
 from serve_app.api.fields import MAX_ITEMS, BodyReader
-from serve_app.api.openai import openai_task
+from serve_app.api.openai import error_body, openai_task
 from serve_app.api.openai_chat import thinking_for
-from serve_app.api.reply import JSON, Reply
+from serve_app.api.reply import JSON, Reply, WholeEncoder
 from serve_app.api.reply_reader import ReplyReader
 from serve_app.api.request_images import Draft, ImageReader
 from serve_app.api.responses_body import ResponsesBody
@@ -24,7 +26,8 @@ from serve_app.api.responses_reply import ResponseEncoder
 from serve_app.api.tenant import tenant_id
 from serve_app.config.options import Bounds, number
 from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.tasks import Conversation, Truncation
+from serve_app.gateway.model_registry import ServedModel
+from serve_app.gateway.tasks import ChatDelta, Conversation, PromptTask, Truncation
 from serve_app.responses.response_store import StoredResponse
 
 LIST_LIMIT = Bounds(int, 1, 100)
@@ -48,15 +51,7 @@ class OpenAIResponses:
         options, logprobs = body.options(model), body.logprobs()
         tools = await self.bodies.convert(request, body.functions)
         output, calls = body.output_form(), body.calls(tools)
-        thinking, tenant = thinking_for(body.reasoning.effort), tenant_id(request)
-        given = await self.bodies.convert(request, read_items, body.input)
-        items = await self.history.resolved(tenant, given)
-        earlier = await self.history.before(tenant, body.previous_response_id)
-        drafts = await self.bodies.convert(request, _drafts, body.instructions, earlier, items)
-        if body.truncation == "auto":
-            drafts = self.images.recent(drafts)
-        messages = await self.images.messages(model, drafts, tenant=tenant)
-        prompt = Conversation(messages, thinking, tools=tools)
+        prompt, items = await self._conversation(request, body, model, tools)
         task = openai_task(
             request, model, options, prompt, logprobs=logprobs, output=output, calls=calls
         )
@@ -65,8 +60,24 @@ class OpenAIResponses:
         store = body.store and self.history.stores
         facts = body.facts(new_response_id(), options) | {"store": store}
         encoder = ResponseEncoder(facts, ReplyReader(tools), body.namespaces())
-        ending = self._storing(tenant, encoder, items) if store else None
+        ending = self._storing(tenant_id(request), encoder, items) if store else None
         return Reply(self.backend.generate(task), encoder, stream=body.stream, ending=ending)
+
+    async def count(self, request: Request) -> Response:
+        """The tokens of the prompt that the same request to /v1/responses would have."""
+        body = await self.bodies.read(ResponsesBody, request)
+        body.check()
+        model = await self.backend.served(body.model, allowed_models(request))
+        tools = await self.bodies.convert(request, body.functions)
+        prompt, _ = await self._conversation(request, body, model, tools)
+        task = PromptTask(
+            uuid.uuid4().hex,
+            model.name,
+            prompt,
+            context_tokens=model.options.num_ctx,
+            tenant=tenant_id(request),
+        )
+        return Reply(self.backend.generate(task), _COUNT, stream=False)
 
     async def retrieve(self, request: Request) -> Response:
         """The stored response. It is complete, so `stream` is refused."""
@@ -93,6 +104,24 @@ class OpenAIResponses:
         listed = {"data": page, "first_id": first, "last_id": last, "has_more": more}
         return Response(msgspec.json.encode({"object": "list", **listed}), media_type=JSON)
 
+    async def _conversation(
+        self,
+        request: Request,
+        body: ResponsesBody,
+        model: ServedModel,
+        tools: tuple[dict[str, Any], ...],
+    ) -> tuple[Conversation, list[Item]]:
+        """The conversation, and the items of the request."""
+        thinking, tenant = thinking_for(body.reasoning.effort), tenant_id(request)
+        given = await self.bodies.convert(request, read_items, body.input)
+        items = await self.history.resolved(tenant, given)
+        earlier = await self.history.before(tenant, body.previous_response_id)
+        drafts = await self.bodies.convert(request, _drafts, body.instructions, earlier, items)
+        if body.truncation == "auto":
+            drafts = self.images.recent(drafts)
+        messages = await self.images.messages(model, drafts, tenant=tenant)
+        return Conversation(messages, thinking, tools=tools), items
+
     def _storing(
         self, tenant: str, encoder: ResponseEncoder, items: list[Item]
     ) -> Callable[[], Awaitable[None]]:
@@ -106,6 +135,14 @@ class OpenAIResponses:
             await self.history.put(tenant, response)
 
         return store
+
+
+def _counted(delta: ChatDelta) -> dict[str, Any]:
+    assert delta.prompt_tokens is not None
+    return {"object": "response.input_tokens", "input_tokens": len(delta.prompt_tokens.ids)}
+
+
+_COUNT = WholeEncoder(_counted, error_body)
 
 
 def _drafts(instructions: str | None, earlier: list[Placed], items: list[Item]) -> list[Draft]:

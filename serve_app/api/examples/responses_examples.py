@@ -102,6 +102,9 @@ EXAMPLES: Examples = {
         Example(_REQUEST, _COMPLETED),
         Example({**_REQUEST, "stream": True}, _EVENTS),
     ),
+    "POST /v1/responses/input_tokens": (
+        Example(_REQUEST, {"object": "response.input_tokens", "input_tokens": 18}),
+    ),
     "GET /v1/responses/{id}": (Example(reply=_COMPLETED),),
     "DELETE /v1/responses/{id}": (
         Example(reply={"id": RESPONSE_ID, "object": "response", "deleted": True}),

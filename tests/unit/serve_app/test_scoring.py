@@ -339,6 +339,11 @@ async def test_counted_tokens_are_those_of_the_request(served):
             message = await to.anthropic.messages.create(**body, max_tokens=1)
             usage = message.usage
             assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
+        for body in ({}, {"tools": [{"type": "function", "name": "add", "parameters": {}}]}):
+            given = {"model": "demo", "input": "hello there", "instructions": "be quick", **body}
+            found = await to.oai.responses.input_tokens.count(**given)
+            reply = await to.oai.responses.create(**given, max_output_tokens=1)
+            assert found.input_tokens == reply.usage.input_tokens
         with pytest.raises(anthropic.BadRequestError, match="messages is required"):
             await to.anthropic.messages.count_tokens(model="demo", messages=[])
 

@@ -18,6 +18,7 @@ from runtime.engine.request import FinishReason
 from serve_app.api.anthropic import MessagesBody
 from serve_app.api.openapi import document
 from serve_app.api.openapi_operations import OPERATIONS, Operation, Protocol
+from serve_app.api.responses_body import ResponsesBody
 from serve_app.gateway.tasks import ChatDelta, ChatTask, PromptTask, PromptTokens, Task
 from serve_app.on_demand.definitions import base_from_request
 from tests.unit.serve_app.fake_replicas import CARD, USAGE, PretendReplica
@@ -236,6 +237,8 @@ def body_of(operation: Operation) -> dict[str, Any]:
     """A valid body. The error for an operation without one says what to add."""
     if operation.body is MessagesBody:
         return {"model": "demo", **BODIES["/v1/messages"]}
+    if operation.body is ResponsesBody:
+        return {"model": "demo", **BODIES["/v1/responses"]}
     assert operation.path in BODIES, f"add a body for {operation.path} to {__name__}.BODIES"
     named = operation.body is not None and "model" in operation.body.model_fields
     return ({"model": "demo"} if named else {}) | BODIES[operation.path]

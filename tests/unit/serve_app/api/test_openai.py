@@ -410,7 +410,8 @@ async def test_an_endpoint_that_is_not_served_is_named_with_those_that_are(metho
     assert f"{method} /v1/audio/speech is not served" in unserved
     assert served == (
         "the endpoints are /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/rerank, "
-        "/v1/score, /v1/models, /v1/models/{model}, /v1/responses, /v1/responses/{id}, "
+        "/v1/score, /v1/models, /v1/models/{model}, /v1/responses, "
+        "/v1/responses/input_tokens, /v1/responses/{id}, "
         "/v1/responses/{id}/cancel, /v1/responses/{id}/input_items, /v1/messages, "
         "/v1/messages/count_tokens"
     )
