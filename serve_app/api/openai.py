@@ -375,6 +375,9 @@ class OpenAIModels:
         return JSONResponse({"object": "list", "data": [_entry(model) for model in models]})
 
     async def one(self, request: Request) -> Response:
+        """The model of the path; the list for `/v1/models/`."""
+        if not request.path_params["model"]:
+            return await self.list(request)
         model = await self.backend.model(request.path_params["model"], allowed_models(request))
         return JSONResponse(_entry(await self.backend.card(model)))
 

@@ -380,6 +380,7 @@ async def test_an_early_error_has_its_true_status(error, status, stream):
 async def test_models_are_listed_and_found():
     async with http_client(PretendReplica()) as client:
         listed = (await client.get("/v1/models")).json()
+        assert (await client.get("/v1/models/")).json() == listed
         one = (await client.get("/v1/models/demo")).json()
         missing = await client.get("/v1/models/nobody")
     assert listed == {"object": "list", "data": [one]}
