@@ -243,7 +243,7 @@ def closed_by(closer: str, grammar: Grammar) -> Grammar:
         yield from source.space()
         yield from grammar(source, calls)
         yield from source.space()
-        yield from source.starts_with((closer,))
+        yield from source.closing((closer,))
 
     return closed
 

@@ -48,7 +48,7 @@ def tool_call_tag(source: Source, calls: Calls) -> Steps[None]:
         return
     yield from json_sequence(source, calls)
     excess = yield from source.while_in(lambda char: char == "}" or char.isspace())
-    closer = yield from source.starts_with(("</tool_call>",))
+    closer = yield from source.closing(("</tool_call>",))
     if excess and closer is None and (yield from source.peek()):
         raise Malformed  # the braces are text
 
@@ -80,7 +80,7 @@ def deepseek(source: Source, calls: Calls) -> Steps[None]:
             yield from source.starts_with(("```json",))
             yield from arguments_of(source, calls, name.strip())
             yield from source.space()
-            yield from source.starts_with(("```",))
+            yield from source.closing(("```",))
         yield from source.space()
         if (yield from source.peek()):
             yield from source.expect(DEEPSEEK_CALL_END)
@@ -97,7 +97,7 @@ def kimi(source: Source, calls: Calls) -> Steps[None]:
         name = identity.removeprefix("functions.").rsplit(":", 1)[0]
         yield from arguments_of(source, calls, name, identity)
         yield from source.space()
-        yield from source.starts_with((KIMI_CALL_END,))
+        yield from source.closing((KIMI_CALL_END,))
         yield from source.space()
         if (yield from source.peek()) != "<":
             return
@@ -114,7 +114,7 @@ def solar(source: Source, calls: Calls) -> Steps[None]:
         name = (yield from _up_to(source, SOLAR_ARGUMENTS)).strip()
         yield from arguments_of(source, calls, name, identity)
         yield from source.space()
-        yield from source.starts_with((SOLAR_CALL_END,))
+        yield from source.closing((SOLAR_CALL_END,))
         yield from source.space()
         if (yield from source.starts_with((SOLAR_CALL,))) is None:
             return
@@ -126,7 +126,7 @@ def function_tag(source: Source, calls: Calls) -> Steps[None]:
     yield from source.expect(">")
     yield from arguments_of(source, calls, name)
     yield from source.space()
-    yield from source.starts_with(("</function>",))
+    yield from source.closing(("</function>",))
 
 
 def llama4(source: Source, calls: Calls) -> Steps[None]:
@@ -145,7 +145,7 @@ def tool_code(source: Source, calls: Calls) -> Steps[None]:
     first = yield from source.peek()
     yield from (pythonic.call_list if first == "[" else pythonic.call)(source, calls)
     yield from source.space()
-    yield from source.starts_with(("```",))
+    yield from source.closing(("```",))
 
 
 def command_r(source: Source, calls: Calls) -> Steps[None]:
@@ -155,7 +155,7 @@ def command_r(source: Source, calls: Calls) -> Steps[None]:
     yield from source.space()
     yield from json_list(source, calls)
     yield from source.space()
-    yield from source.starts_with(("```",))
+    yield from source.closing(("```",))
 
 
 def _up_to(source: Source, marker: str) -> Steps[str]:

@@ -27,7 +27,7 @@ def read_call(source: Source, calls: Calls) -> Steps[None]:
     yield from _object(source, calls.arguments, 0)
     calls.end()
     yield from source.space()
-    while (yield from source.starts_with((CLOSE,))):
+    while (yield from source.closing((CLOSE,))):
         yield from source.space()
 
 

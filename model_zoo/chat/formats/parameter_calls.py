@@ -64,7 +64,7 @@ class Parameters:
             yield from self._read_call(source, calls)
             yield from source.space()
             following = tuple(marker for marker in (self.closer, self.begin) if marker)
-            if (yield from source.starts_with(following)) != (self.begin or None):
+            if (yield from source.closing(following)) != (self.begin or None):
                 return
             if not self.begin:
                 return

@@ -108,6 +108,14 @@ class Source:
                 return None
             yield
 
+    def closing(self, options: Sequence[str]) -> Steps[str | None]:
+        """`starts_with` for markers after a call. If the reply ends within one, as `max_tokens` may
+        cut it, its beginning is consumed too, because the call is complete without it."""
+        found = yield from self.starts_with(options)
+        if found is None and self._complete and any(o.startswith(self._held) for o in options):
+            self.take(len(self._held))
+        return found
+
     def space(self) -> Steps[None]:
         """Consumes white space."""
         while True:

@@ -255,6 +255,30 @@ def test_a_reply_may_begin_within_thinking():
     assert parsed(events) == Parsed("Hello.", "Well.")
 
 
+CALL_OF = f'{{"name": "get_weather", "arguments": {JSON}}}'
+CLOSED = [
+    (HERMES, f"<tool_call>{CALL_OF}", "</tool_call>"),
+    (HERMES, "<tool_call><function=get_weather><parameter=city>Paris</parameter>"
+             "<parameter=days>2</parameter></function>", "</tool_call>"),
+    (PHI4, f"<|tool_call|>[{CALL_OF}]", "<|/tool_call|>"),
+    (COMMAND_A, f"<|START_ACTION|>[{CALL_OF}]", "<|END_ACTION|>"),
+    (COMMAND_R, f"Action: ```json\n[{CALL_OF}]\n", "```"),
+    ("tools <function=", f"<function=get_weather>{JSON}", "</function>"),
+    ("tools <TOOLCALL>", f"<TOOLCALL>[{CALL_OF}]", "</TOOLCALL>"),
+    (GEMMA4, '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:2}', "<tool_call|>"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("template", "begin", "closer"), CLOSED)
+def test_a_reply_that_ends_within_a_closing_tag_has_no_part_of_it(template, begin, closer):
+    whole = parsed(replied(format_of(template), [begin + closer]))
+    assert len(whole.calls) == 1 and not whole.text
+    for end in range(len(closer)):
+        assert parsed(replied(format_of(template), list(begin + closer[:end]))) == whole
+    other = parsed(replied(format_of(template), list(f"{begin}{closer[:1]} b")))
+    assert other.text.endswith(f"{closer[:1]} b")
+
+
 @pytest.mark.parametrize(
     "template", [HERMES, QWEN3, MISTRAL, LLAMA, GEMMA4, DEEPSEEK, COMMAND_A, PHI4, GLM4, GENERIC]
 )
