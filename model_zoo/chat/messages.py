@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from model_zoo.chat.message_form import (
+    IMAGE_TYPES,
     SYSTEM_ROLES,
     MessageForm,
     call_form,
@@ -115,8 +116,7 @@ class ChatTemplate:
         self.form, self.turns = MessageForm(), TurnRules()
         try:
             self.form = self._found_form()
-            calls, result_ids = self.reads("tool_calls"), self.reads("tool_call_id")
-            self.turns = turn_rules(self._probed, self.form, calls=calls, result_ids=result_ids)
+            self.turns = turn_rules(self._probed, self.form, self.reads)
         except TemplateLimitError:
             _log.warning(
                 "The chat template exceeds its limits on short conversations, so it gets all "
@@ -130,7 +130,7 @@ class ChatTemplate:
     @property
     def supports_images(self) -> bool:
         """Whether it renders images in messages."""
-        return self.reads("image", "image_url")
+        return self.reads(*IMAGE_TYPES)
 
     @property
     def supports_suffix(self) -> bool:

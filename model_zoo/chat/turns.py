@@ -5,7 +5,7 @@ Which turns a template renders is found by rendering probes.
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from hashlib import blake2b
@@ -13,6 +13,7 @@ from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
 from model_zoo.chat.message_form import (
+    IMAGE_TYPES,
     PROBED_TOOL,
     REASONING_KEYS,
     SYSTEM_ROLES,
@@ -20,6 +21,7 @@ from model_zoo.chat.message_form import (
     Render,
     Values,
     rendered,
+    text_parts,
 )
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class TurnRules:
     others need it or none is rendered.
     Of calls: `several_calls` of one turn; `free_ids`: in any form; `no_ids`: none; `ids_pair`: the
     results of several calls are given to them by their ids, so that these must have some;
+    `pictured_results`: with images;
     `words_with_calls`, `words_with_thinking`: in a turn with calls.
     """
 
@@ -70,6 +73,7 @@ class TurnRules:
     free_ids: bool = True
     no_ids: bool = True
     ids_pair: bool = False
+    pictured_results: bool = True
     words_with_calls: bool = True
     words_with_thinking: bool = True
 
@@ -77,13 +81,15 @@ class TurnRules:
         """The conversation with other turns in place of those that the template does not render,
         and with the names of the functions whose results it has.
 
-        Texts keep their order, except for results of parallel calls.
+        Texts keep their order, except for results of parallel calls and those with images.
         """
         if any(message.role == "tool" or message.tool_calls for message in messages):
             messages = self._with_answers(messages)
         if self == TurnRules():
             return messages
         messages = self._with_systems(messages)
+        if not self.pictured_results:
+            messages = list(_with_images_after_results(messages))
         if not self.several_calls:
             messages = list(_separated(messages))
         if not self.words_with_thinking:
@@ -194,14 +200,14 @@ class TurnRules:
         return blake2b(given.encode(errors="surrogatepass"), digest_size=5).hexdigest()[:9]
 
 
-def turn_rules(render: Render, form: MessageForm, *, calls: bool, result_ids: bool) -> TurnRules:
-    """The rules of a template. `calls`: whether it reads calls of tools; `result_ids`: whether it
-    reads the ids of results. Raises TemplateLimitError if a probe exceeds its limits."""
+def turn_rules(render: Render, form: MessageForm, reads: Callable[..., bool]) -> TurnRules:
+    """The rules of a template. `reads`: whether it reads one of some names. Raises
+    TemplateLimitError if a probe exceeds its limits."""
     probes = _Probes(render, form)
     if not probes.offer_tool_if_needed():  # such as a template of one turn
         return TurnRules()
     rules = _rules_without_calls(probes)
-    return _with_call_rules(rules, probes, result_ids) if calls else rules
+    return _with_call_rules(rules, probes, reads) if reads("tool_calls") else rules
 
 
 def _rules_without_calls(probes: "_Probes") -> TurnRules:
@@ -222,7 +228,7 @@ def _rules_without_calls(probes: "_Probes") -> TurnRules:
     )
 
 
-def _with_call_rules(rules: TurnRules, probes: "_Probes", result_ids: bool) -> TurnRules:
+def _with_call_rules(rules: TurnRules, probes: "_Probes", reads: Callable[..., bool]) -> TurnRules:
     turn, calling, shows, accepts = probes.turn, probes.calling, probes.shows, probes.accepts
     first, second = _STRICT_IDS
     user, call, result = turn("user"), calling(first), turn("tool", tool_call_id=first)
@@ -250,7 +256,8 @@ def _with_call_rules(rules: TurnRules, probes: "_Probes", result_ids: bool) -> T
         several_calls=shows(user, both, result, other_result),
         free_ids=accepts(user, calling(_OTHER_ID), turn("tool", tool_call_id=_OTHER_ID)),
         no_ids=accepts(user, calling(None), turn("tool")),
-        ids_pair=result_ids,
+        ids_pair=reads("tool_call_id"),
+        pictured_results=not reads(*IMAGE_TYPES) or probes.pictures(user, call, result),
         words_with_calls=alone or shows(user, call.with_text(content, words), result),
         words_with_thinking=alone
         or not accepts(user, thinking, result)
@@ -325,6 +332,18 @@ class _Probes:
         places = [found.find(text) for probe in probes for text in probe.texts]
         return -1 not in places and (not in_order or places == sorted(places))
 
+    def pictures(self, *probes: _Probe) -> bool:
+        """Whether the template renders an image of the last turn, and not as JSON or as a value of
+        Python."""
+        *before, last = probes
+        parts = text_parts(last.texts[0])
+        plain, pictured = (
+            self._rendered((*before, last.with_text({"content": content}, "")))
+            for content in (parts, [*parts, {"type": "image"}])
+        )
+        printed = any(pictured.count(name) > plain.count(name) for name in ("'image'", '"image"'))
+        return pictured not in ("", plain) and not printed
+
     def accepts(self, *probes: _Probe) -> bool:
         return self._rendered(probes) != ""
 
@@ -354,6 +373,24 @@ def _answered(
         return next((call for call in waiting if call.id == given), None)
     same = [call for call in waiting if call.name == tool_name]
     return next(iter((*same, *waiting)), None)
+
+
+def _with_images_after_results(messages: "Sequence[Message]") -> "Iterator[Message]":
+    """The conversation with the images of consecutive results in a turn of the user after them."""
+    pictures: list[str | ImagePart] = []
+    for message in messages:
+        if message.role != "tool" and pictures:
+            yield type(message)("user", tuple(pictures))
+            pictures = []
+        if message.role == "tool" and message.images:
+            of = "" if message.tool_name is None else f" of {message.tool_name}"
+            pictures += (f"[Images in the result{of}:]", *message.images)
+            texts = [part for part in message.content if isinstance(part, str)]
+            text = _BLANK_LINE.join(texts) or "[The images follow.]"
+            message = dataclasses.replace(message, content=text)
+        yield message
+    if pictures:
+        yield type(messages[-1])("user", tuple(pictures))
 
 
 def _separated(messages: "Sequence[Message]") -> "Iterator[Message]":

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from model_zoo.chat.messages import Message, ToolCall
+from model_zoo.chat.messages import ImagePart, Message, ToolCall
 from tests.turn_templates import (
     IN_A_ROW,
     STRICT_IDS,
@@ -125,3 +125,58 @@ def test_published_templates_give_each_result_to_its_call(
     for later in ([], [said("A"), *LATER]):
         text = published.adapted([user("U"), PARALLEL, *results, *later])
         assert re.search(RESULTS_OF[name], text, re.DOTALL), text
+
+
+IMAGE, OTHER = ImagePart(b"1"), ImagePart(b"2")
+# Of templates that render images in turns of the user.
+SHOWS = (
+    "{% macro text(m) %}{% for p in m.content if m.content is not string %}"
+    "{{ '<img>' if p.type == 'image' and (m.role == 'user' or RESULTS) else p.text }}{% endfor %}"
+    "{{ m.content if m.content is string }}{% endmacro %}"
+    + TURNS.replace("CHECK", "").replace("m.content", "text(m)")
+)
+DROPS, PICTURES = SHOWS.replace("RESULTS", "false"), SHOWS.replace("RESULTS", "true")
+PRINTS = DROPS.replace("{{ text(m) }}", "{{ m.content if m.role == 'tool' else text(m) }}")
+
+
+def seen(text: str, *images: ImagePart, name: str | None = "probe") -> Message:
+    content = (text, *images) if text else images
+    return Message("tool", content if images else text, tool_name=name)
+
+
+@pytest.mark.parametrize("source", [DROPS, PRINTS, DROPS + "{{ messages[0].tool_call_id }}"])
+def test_images_of_results_follow_them_where_the_template_does_not_show_them(source: str) -> None:
+    calls = [user("U"), calling(ToolCall("probe", {}), ToolCall("look", {}))]
+    results = [seen("1", IMAGE), seen("", OTHER, name="look")]
+    shown = ("[Images in the result of probe:]", IMAGE, "[Images in the result of look:]", OTHER)
+    expected = [
+        *calls, seen("1"), seen("[The images follow.]", name="look"), Message("user", shown)
+    ]  # fmt: skip
+    for later in ([], [said("A"), user("V")]):
+        found = adapted(source, [*calls, *results, *later])
+        assert [(m.role, m.content) for m in found] == [
+            (m.role, m.content) for m in (*expected, *later)
+        ]
+
+
+def test_images_of_results_stay_where_the_template_shows_them() -> None:
+    talk = [user("U"), calling(ToolCall("probe", {})), seen("1", IMAGE), said("A")]
+    assert adapted(PICTURES, talk) == talk
+    assert adapted(TURNS.replace("CHECK", ""), talk) == talk  # gets images as text
+
+
+@pytest.mark.parametrize(
+    ("name", "marker"),
+    [
+        ("Mistral-Small-3.2-24B-Instruct-2506", "[IMG]"),
+        ("google-gemma-4-31B-it", "<|image|>"),
+    ],
+)
+def test_published_templates_show_the_images_of_results(name: str, marker: str) -> None:
+    published = Published(name)
+    calls = calling(ToolCall("weather", {"city": "Rome"}), ToolCall("time", {"city": "Bern"}))
+    results = [seen("Hot", IMAGE, name="weather"), seen("12:30", OTHER, name="time")]
+    text = published.adapted([user("U"), calls, *results])
+    assert text.count(marker) == 2 and "'image'" not in text
+    assert text.index("12:30") < text.index(marker)
+    assert published.adapted([user("U"), calls, *results, said("A"), user("V")]).count(marker) == 2
