@@ -20,7 +20,7 @@ from runtime.engine.request import FinishReason
 from runtime.errors import RequestError
 from serve_app.api.access import allowed_models, key_of
 from serve_app.api.choices import choice_count, choice_tasks, generate_choices
-from serve_app.api.content_parts import joined
+from serve_app.api.content_parts import check_type, joined, string
 from serve_app.api.fields import Body, BodyReader, Items, Objects, harmless, unserved
 from serve_app.api.json_values import check_value
 from serve_app.api.openai import (
@@ -350,16 +350,10 @@ def _is_image(part: Any) -> bool:
 
 
 def _part(place: str, part: Any) -> str | Unread:
-    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        raise RequestError(f'invalid message format: field "{place}" must be an object with a type')
+    check_type(place, part, ("text", "image_url", "refusal"))
     if part["type"] == "image_url":
         return _image(f"{place}.image_url", part.get("image_url"))
-    field = part["type"]
-    if field not in ("text", "refusal"):  # a refusal is the text of an earlier answer
-        raise RequestError(f'field "{place}" is of type "{field}", which is not served yet')
-    if not isinstance(part.get(field), str):
-        raise RequestError(f'field "{place}.{field}" must be a string')
-    return part[field]
+    return string(place, part, part["type"])  # a refusal is the text of an earlier answer
 
 
 def _image(place: str, image: Any) -> Unread:

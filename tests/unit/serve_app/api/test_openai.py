@@ -262,7 +262,7 @@ BAD_CHAT = [
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
         'invalid image input: field "messages[0].content[0].image_url" must be a URL',
     ),
-    ({"messages": [{"role": "user", "content": ["x"]}]}, "invalid message format"),
+    ({"messages": [{"role": "user", "content": ["x"]}]}, "must be an object with a type"),
     ({"messages": [{"role": "function", "content": "x"}]}, 'is "function", which is not served'),
     (
         {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
