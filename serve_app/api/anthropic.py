@@ -20,7 +20,7 @@ from serve_app.api.content_parts import check_type, joined, string
 from serve_app.api.fields import Body, BodyReader, Items, Objects, harmless, unserved
 from serve_app.api.json_values import check_value
 from serve_app.api.output_forms import schema_format
-from serve_app.api.reply import Reply, WholeEncoder
+from serve_app.api.reply import Reply, WholeEncoder, WholeReply
 from serve_app.api.reply_reader import ReplyReader
 from serve_app.api.request_images import Draft, ImageReader, Unread, from_url
 from serve_app.api.tenant import tenant_id
@@ -178,7 +178,7 @@ class AnthropicMessages:
             context_tokens=model.options.num_ctx,
             tenant=tenant_id(request),
         )
-        return Reply(self.backend.generate(task), _COUNT, stream=False)
+        return WholeReply(self.backend.generate(task), _COUNT)
 
     async def _conversation(
         self,

@@ -19,7 +19,7 @@ from runtime.errors import ModelFileError, RequestError
 from serve_app.api.access import allowed_models
 from serve_app.api.fields import Body, BodyReader, harmless, token_ids, unserved
 from serve_app.api.openai import error_body
-from serve_app.api.reply import Reply, WholeEncoder
+from serve_app.api.reply import WholeEncoder, WholeReply
 from serve_app.api.tenant import tenant_id
 from serve_app.config.keep_alive import keep_alive_s
 from serve_app.gateway.backend import ChatBackend
@@ -82,7 +82,7 @@ class Embeddings:
             return JSONResponse(reply(merge_embeddings([])))
         context = self.bodies.options(body.options).over(model.options).num_ctx
         tasks = _tasks(model, inputs, body.truncate, context, keep_s, tenant=tenant_id(request))
-        return Reply(computed(self.backend, tasks), _native(reply), stream=False)
+        return WholeReply(computed(self.backend, tasks), _native(reply))
 
     async def older(self, request: Request) -> Response:
         body = await self.bodies.read(OlderBody, request)
@@ -94,7 +94,7 @@ class Embeddings:
         context = self.bodies.options(body.options).over(model.options).num_ctx
         text = RawText(body.prompt)
         tasks = _tasks(model, [text], True, context, keep_s, tenant=tenant_id(request))
-        return Reply(computed(self.backend, tasks), _native(older_reply), stream=False)
+        return WholeReply(computed(self.backend, tasks), _native(older_reply))
 
     async def openai(self, request: Request) -> Response:
         body = await self.bodies.read(EmbeddingsBody, request)
@@ -117,7 +117,7 @@ class Embeddings:
             encoding=encoding,
         )
         encoder = WholeEncoder(reply, error_body)
-        return Reply(computed(self.backend, tasks), encoder, stream=False)
+        return WholeReply(computed(self.backend, tasks), encoder)
 
 
 async def computed(

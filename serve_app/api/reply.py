@@ -59,14 +59,21 @@ class StreamForm(Protocol):
         """The body of an error response."""
 
 
-class ReplyEncoder(StreamForm, Protocol):
+class WholeForm(Protocol):
+    """What a reply in one piece consists of."""
+
+    def whole(self, delta: ChatDelta) -> bytes:
+        """The body of a reply."""
+
+    def refused(self, refusal: Refusal) -> bytes:
+        """The body of an error response."""
+
+
+class ReplyEncoder(StreamForm, WholeForm, Protocol):
     """Encodes the deltas of one request in the format of one protocol."""
 
     def piece(self, delta: ChatDelta) -> bytes:
         """The bytes of a stream for one delta; the delta with `finish` ends the stream."""
-
-    def whole(self, delta: ChatDelta) -> bytes:
-        """The body of a single reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +86,9 @@ class WholeEncoder:
 
     body: Callable[[ChatDelta], Any]
     error_body: Callable[[Refusal], Any]
-    stream_type: ClassVar[str] = "application/json"
-    heartbeat: ClassVar[bytes] = b" "
-
-    def piece(self, delta: ChatDelta) -> bytes:
-        return self.whole(delta)
 
     def whole(self, delta: ChatDelta) -> bytes:
         return msgspec.json.encode(self.body(delta))
-
-    def broken(self, refusal: Refusal) -> bytes:
-        return self.refused(refusal)
 
     def refused(self, refusal: Refusal) -> bytes:
         return msgspec.json.encode(self.error_body(refusal))
@@ -119,23 +118,8 @@ class Reply(Response):
         if self._stream:
             answer = _send_stream(generation, self._piece, self._encoder, send)
         else:
-            answer = self._send_whole(generation, send)
+            answer = _send_whole(generation, self._encoder, self._end, send)
         await _cancel_on_disconnect(answer, receive)
-
-    async def _send_whole(self, generation: AsyncGenerator[ChatDelta, None], send: Send) -> None:
-        async with aclosing(generation) as deltas:
-            try:
-                first = await anext(deltas)
-            except Exception as error:
-                await _refuse(error, self._encoder.refused, send)
-                return
-
-            async def whole() -> bytes:
-                body = self._encoder.whole(merge([first, *[delta async for delta in deltas]]))
-                await self._end()
-                return body
-
-            await _send_single(whole(), self._encoder.refused, send, quiet_s=SINGLE_QUIET_S)
 
     async def _piece(self, delta: ChatDelta) -> bytes:
         piece = self._encoder.piece(delta)
@@ -146,6 +130,44 @@ class Reply(Response):
     async def _end(self) -> None:
         if self._ending is not None:
             await self._ending()
+
+
+class WholeReply(Response):
+    """Sends the output of a task in one piece, and ends the task when the client disconnects."""
+
+    def __init__(self, deltas: AsyncGenerator[ChatDelta, None], form: WholeForm) -> None:
+        self._deltas = deltas
+        self._form = form
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = _send_whole(metered(self._deltas, scope), self._form, _nothing, send)
+        await _cancel_on_disconnect(answer, receive)
+
+
+async def _nothing() -> None:
+    """Ends a reply that has nothing to await at its end."""
+
+
+async def _send_whole(
+    generation: AsyncGenerator[ChatDelta, None],
+    form: WholeForm,
+    end: Callable[[], Awaitable[None]],
+    send: Send,
+) -> None:
+    """Sends the deltas as one body, encoded before `end`; or an error that precedes the first."""
+    async with aclosing(generation) as deltas:
+        try:
+            first = await anext(deltas)
+        except Exception as error:
+            await _refuse(error, form.refused, send)
+            return
+
+        async def whole() -> bytes:
+            body = form.whole(merge([first, *[delta async for delta in deltas]]))
+            await end()
+            return body
+
+        await _send_single(whole(), form.refused, send, quiet_s=SINGLE_QUIET_S)
 
 
 class SingleReply(Response):

@@ -18,7 +18,7 @@ from serve_app.api.access import allowed_models
 from serve_app.api.embeddings import GROUP, computed
 from serve_app.api.fields import Body, BodyReader, harmless, unserved
 from serve_app.api.openai import error_body
-from serve_app.api.reply import Reply, WholeEncoder
+from serve_app.api.reply import WholeEncoder, WholeReply
 from serve_app.api.tenant import tenant_id
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import ServedModel
@@ -83,7 +83,7 @@ class Reranking:
         model = await self.backend.model(name, allowed_models(request))
         tasks = _tasks(model, queries, texts, tenant=tenant_id(request))
         encoder = WholeEncoder(reply, error_body)
-        return Reply(computed(self.backend, tasks), encoder, stream=False)
+        return WholeReply(computed(self.backend, tasks), encoder)
 
 
 def rerank_reply(delta: ChatDelta, *, body: RerankBody, texts: Sequence[str]) -> dict[str, Any]:

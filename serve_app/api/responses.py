@@ -16,7 +16,7 @@ from serve_app.api.access import allowed_models
 from serve_app.api.fields import MAX_ITEMS, BodyReader
 from serve_app.api.openai import error_body, openai_task
 from serve_app.api.openai_chat import thinking_for
-from serve_app.api.reply import JSON, Reply, WholeEncoder
+from serve_app.api.reply import JSON, Reply, WholeEncoder, WholeReply
 from serve_app.api.reply_reader import ReplyReader
 from serve_app.api.request_images import Draft, ImageReader
 from serve_app.api.responses_body import ResponsesBody
@@ -77,7 +77,7 @@ class OpenAIResponses:
             context_tokens=model.options.num_ctx,
             tenant=tenant_id(request),
         )
-        return Reply(self.backend.generate(task), _COUNT, stream=False)
+        return WholeReply(self.backend.generate(task), _COUNT)
 
     async def retrieve(self, request: Request) -> Response:
         """The stored response. It is complete, so `stream` is refused."""

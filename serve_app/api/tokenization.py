@@ -20,7 +20,7 @@ from serve_app.api.openai_chat import (
     reply_start,
     template_variables,
 )
-from serve_app.api.reply import Reply, WholeEncoder
+from serve_app.api.reply import WholeEncoder, WholeReply
 from serve_app.api.request_images import ImageReader
 from serve_app.api.tenant import tenant_id
 from serve_app.api.tools import Tool, declared
@@ -77,7 +77,7 @@ class Tokenization:
         wanted = body.return_token_strs
         found = self._found(request, model, prompt, vocabulary_wanted=wanted)
         encoder = WholeEncoder(partial(_tokenized, strings=wanted), error_body)
-        return Reply(found, encoder, stream=False)
+        return WholeReply(found, encoder)
 
     async def detokenize(self, request: Request) -> Response:
         body = await self.bodies.read(DetokenizeBody, request)
@@ -86,7 +86,7 @@ class Tokenization:
         if body.tokens and ids is None:
             raise RequestError('field "tokens" must be a list of token ids')
         found = self._found(request, model, TokenIds(ids or ()))
-        return Reply(found, WholeEncoder(_detokenized, error_body), stream=False)
+        return WholeReply(found, WholeEncoder(_detokenized, error_body))
 
     async def _prompt(
         self, request: Request, body: TokenizeBody, model: ServedModel
