@@ -15,13 +15,7 @@ from runtime.engine.engine_statistics import EngineStatistics
 from runtime.engine.request import Delta, FinishReason, GenerationRequest
 from runtime.engine.request_limits import admissible, check_capacity
 from runtime.engine.tracing import Deliver
-from runtime.errors import (
-    CaravanError,
-    EngineDeadError,
-    GenerationFailedError,
-    ReplicaLostError,
-    RequestError,
-)
+from runtime.errors import CaravanError, EngineDeadError, ReplicaLostError
 
 logger = logging.getLogger(__name__)
 
@@ -268,8 +262,7 @@ def failure(engine: AsyncEngine, delta: Delta) -> CaravanError:
         engine.check()
     except EngineDeadError as dead:
         return ReplicaLostError(str(dead))
-    error = RequestError if delta.refused else GenerationFailedError
-    return error(delta.error or "The model could not continue.")
+    return delta.error_class(delta.error or "The model could not continue.")
 
 
 class _Outbox:

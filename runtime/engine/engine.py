@@ -23,7 +23,13 @@ from runtime.engine.step_plan import Runner, StepPlan
 from runtime.engine.text_stream import TextStream
 from runtime.engine.throughput import Throughput
 from runtime.engine.tracing import Deliver, Tracer, TraceSink
-from runtime.errors import EngineDeadError
+from runtime.errors import (
+    CaravanError,
+    EngineDeadError,
+    GenerationFailedError,
+    OverloadedError,
+    RequestError,
+)
 from runtime.vision.encoder import PreparedImage
 from runtime.vision.feature_cache import FeatureStore
 
@@ -132,8 +138,8 @@ class Engine:
         if features is None:
             plan = scheduler.plan()
         else:
-            for digest, reason in features.collect().items():
-                self._fail_for_image(digest, reason)
+            for digest, failure in features.collect().items():
+                self._fail_for_image(digest, failure)
             plan = scheduler.plan(features.ready)
             features.provide([_image(need) for need in scheduler.image_needs])
         if self._tracer.live:
@@ -196,8 +202,9 @@ class Engine:
             return 0
         return sequence.remaining if sequence.remaining > 1 else 0
 
-    def _fail_for_image(self, digest: bytes, reason: str) -> None:
+    def _fail_for_image(self, digest: bytes, failure: CaravanError) -> None:
         """End the requests that wait for the image; a later request encodes it again."""
+        retried = isinstance(failure, OverloadedError)
         for need in self._scheduler.image_needs:
             live = self._by_sequence.get(need.sequence)
             if need.digest != digest or live is None:
@@ -205,8 +212,11 @@ class Engine:
             images = [image.digest for image in need.sequence.request.images]
             number = f"{images.index(digest) + 1} of {len(images)}"
             self._scheduler.finish(live.sequence)
-            error = f"Image {number} could not be encoded: {reason}"
-            self._end(live, Delta(error=error), FinishReason.FAILED)
+            delta = Delta(
+                error=f"Image {number} could not be encoded: {failure}",
+                error_class=type(failure) if retried else GenerationFailedError,
+            )
+            self._end(live, delta, FinishReason.FAILED)
 
     def _note_launch(self, plan: StepPlan) -> None:
         now, lengths = self._clock(), []
@@ -273,7 +283,8 @@ class Engine:
         elif isinstance(outcome, Scored):
             self._end(live, Delta(prompt_logprobs=scores), FinishReason.LENGTH)
         else:
-            delta = Delta(error=outcome.reason, refused=outcome.by_request)
+            error_class = RequestError if outcome.by_request else GenerationFailedError
+            delta = Delta(error=outcome.reason, error_class=error_class)
             self._end(live, delta, FinishReason.FAILED)
 
     def _push(
@@ -305,7 +316,7 @@ class Engine:
             finish=finish,
             error=delta.error,
             vector=delta.vector,
-            refused=delta.refused,
+            error_class=delta.error_class,
         )
         del self._live[live.sequence.request.id]
         del self._by_sequence[live.sequence]

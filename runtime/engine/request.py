@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
+from runtime.errors import CaravanError, GenerationFailedError
+
 MAX_TOP_LOGPROBS = 20
 # Maximum number of biased tokens of a request, as in OpenAI's API, and of tokens barred at the
 # start of an answer.
@@ -410,8 +412,8 @@ class Delta(NamedTuple):  # faster to create than a dataclass; each step creates
     `mirostat_mus`: the states of Mirostat after each of `tokens`, if it applies. `usage`: in the
     first delta the usage so far, in the last one the total. `prompt_logprobs`: of the prompt's
     tokens from the second on, if requested, in the first delta. `matched`: in the last delta, the
-    stop string that has ended the answer, or what is reported of the end token. `refused`: with
-    `error`, the request cannot be satisfied.
+    stop string that has ended the answer, or what is reported of the end token. `error_class`: of
+    the exception that `error` becomes.
     """
 
     text: str = ""
@@ -424,7 +426,7 @@ class Delta(NamedTuple):  # faster to create than a dataclass; each step creates
     finish: FinishReason | None = None
     error: str | None = None
     vector: bytes | None = None  # of a pooled prompt, as in `Pooled`
-    refused: bool = False
+    error_class: type[CaravanError] = GenerationFailedError
 
     def merged(self, later: "Delta") -> "Delta":
         """This delta and the next one as one."""
@@ -439,5 +441,5 @@ class Delta(NamedTuple):  # faster to create than a dataclass; each step creates
             later.finish,
             later.error,
             later.vector,
-            later.refused,
+            later.error_class,
         )

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 from torch import Tensor
 
-from runtime.errors import CaravanError
+from runtime.errors import CaravanError, GenerationFailedError
 from runtime.vision.encoder import ImageEncoder, PreparedImage
 
 
@@ -68,8 +68,8 @@ class FeatureStore:
         """Mark an image that is ready as recently used."""
         self._cached.move_to_end(digest)
 
-    def collect(self) -> dict[bytes, str]:
-        """Cache the features that are finished; returns the reason for each image that failed."""
+    def collect(self) -> dict[bytes, CaravanError]:
+        """Cache the features that are finished; returns the error of each image that failed."""
         ended = [digest for digest, (_, future) in self._submitted.items() if future.done()]
         failures = {}
         for digest in ended:
@@ -146,17 +146,18 @@ class FeatureStore:
     def _size(self, image: PreparedImage) -> int:
         return image.rows * self._encoder.limits.row_bytes
 
-    def _failure(self, image: PreparedImage, future: Future[Tensor]) -> str | None:
+    def _failure(self, image: PreparedImage, future: Future[Tensor]) -> CaravanError | None:
         if future.cancelled():
-            return "the encoder has been closed."
+            return GenerationFailedError("the encoder has been closed.")
         error = future.exception()
+        if isinstance(error, CaravanError):
+            return error
         if error is not None:
-            known = isinstance(error, CaravanError)
-            return str(error) if known else f"{type(error).__name__}: {error}"
+            return GenerationFailedError(f"{type(error).__name__}: {error}")
         limits, features = self._encoder.limits, future.result()
         if features.shape == (image.rows, limits.width) and features.dtype is limits.dtype:
             return None
-        return (
+        return GenerationFailedError(
             f"the encoder returned {features.dtype} {list(features.shape)} instead of "
             f"{limits.dtype} {[image.rows, limits.width]}."
         )

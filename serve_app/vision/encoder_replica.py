@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from runtime.engine.engine import engine_dead
-from runtime.errors import ConfigurationError, GenerationFailedError, RequestError
+from runtime.errors import CaravanError, ConfigurationError, GenerationFailedError, RequestError
 from runtime.vision.encoder import (
     LocalEncoder,
     Pause,
@@ -224,9 +224,9 @@ class EncoderReplica:
                 transfer.features.set_result(self._store.lookup(digest))
         self._provide()
 
-    def _failure(self, reason: str) -> Exception:
+    def _failure(self, failure: CaravanError) -> Exception:
         broken = self._tower.broken
-        return GenerationFailedError(reason) if broken is None else engine_dead(broken)
+        return GenerationFailedError(str(failure)) if broken is None else engine_dead(broken)
 
 
 class OutgoingTower:

@@ -9,12 +9,17 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.engine.async_engine import AsyncEngine
+from runtime.engine.async_engine import AsyncEngine, failure
 from runtime.engine.engine import Engine, EngineLimits
 from runtime.engine.request import FinishReason, GenerationRequest, ImageSpan, StopRules
 from runtime.engine.request_limits import admissible
 from runtime.engine.scheduler import Scheduler
-from runtime.errors import EngineDeadError, RequestError
+from runtime.errors import (
+    EngineDeadError,
+    GenerationFailedError,
+    ModelUnavailableError,
+    RequestError,
+)
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import Full
 from runtime.vision.encoder import LocalEncoder
@@ -169,6 +174,24 @@ def test_an_image_that_fails_ends_only_the_requests_with_it() -> None:
 
     asyncio.run(main())
     assert tower.encoded.count(2) == 2, "a later request lets it be tried again"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ModelUnavailableError("no encoder"), ModelUnavailableError),  # answered with 503
+        (RequestError("odd"), GenerationFailedError),
+        (ValueError("odd"), GenerationFailedError),
+    ],
+)
+def test_an_image_that_may_be_encoded_later_is_no_failure_of_generation(error, expected) -> None:
+    async def main() -> None:
+        with seeing(PretendTower(broken=frozenset([1]), error=error)) as engine:
+            delta = await collect(engine, looking_at("a", 1))
+            assert type(failed := failure(engine, delta)) is expected
+            assert "Image 1 of 1 could not be encoded: " in str(failed)
+
+    asyncio.run(main())
 
 
 def test_leaving_while_an_image_is_encoded_does_not_affect_other_requests() -> None:

@@ -33,12 +33,14 @@ class PretendTower:
         whole: int = 0,
         gate: threading.Semaphore | None = None,
         broken: frozenset[int] = frozenset(),
+        error: Exception | None = None,
     ) -> None:
         self.limits = ImageLimits(rows, width, torch.float32, whole)
         self.batches: list[list[int]] = []
         self.threads: set[int] = set()
         self.entered = threading.Semaphore(0)
         self._gate, self._broken = gate, broken
+        self._error = error or ValueError("the picture is upside down")
 
     @property
     def encoded(self) -> list[int]:
@@ -59,6 +61,6 @@ class PretendTower:
                 assert self._gate.acquire(timeout=HANG_S)
             self.batches.append(numbers)
         if self._broken.intersection(numbers):
-            raise ValueError("the picture is upside down")
+            raise self._error
         size = pixels.shape[1], self.limits.width
         return torch.stack([features_of(bytes([number]), *size) for number in numbers])

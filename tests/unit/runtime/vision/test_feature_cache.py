@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 import torch
 
-from runtime.errors import GenerationFailedError
+from runtime.errors import GenerationFailedError, ModelUnavailableError
 from runtime.vision.encoder import ImageLimits, PreparedImage
 from runtime.vision.feature_cache import FeatureStore
 from tests.unit.runtime.vision.fake_tower import features_of, picture
@@ -140,25 +140,27 @@ def test_a_failure_is_reported_once_and_the_image_may_be_requested_again() -> No
     store, encoder = store_of(20)
     store.provide([picture(1)])
     encoder.futures[1].set_exception(RuntimeError("no film"))
-    assert store.collect() == {b"\x01": "RuntimeError: no film"}
+    (error,) = store.collect().values()
+    assert isinstance(error, GenerationFailedError) and str(error) == "RuntimeError: no film"
     assert store.collect() == {} and not store.ready(b"\x01")
     store.provide([picture(1)])
     assert encoder.asked == [1, 1]
 
 
-def test_the_message_of_a_project_error_is_kept() -> None:
+def test_an_error_of_the_project_is_kept() -> None:
     store, encoder = store_of(20)
     store.provide([picture(1)])
-    encoder.futures[1].set_exception(GenerationFailedError("No encoder answers."))
-    assert store.collect() == {b"\x01": "No encoder answers."}
+    error = ModelUnavailableError("No encoder answers.")
+    encoder.futures[1].set_exception(error)
+    assert store.collect() == {b"\x01": error}
 
 
 def test_features_of_an_unexpected_shape_are_a_failure() -> None:
     store, encoder = store_of(20)
     store.provide([picture(1)])
     encoder.futures[1].set_result(torch.zeros(2, WIDTH))
-    [reason] = store.collect().values()
-    assert "[2, 4]" in reason and "[3, 4]" in reason
+    [error] = store.collect().values()
+    assert "[2, 4]" in str(error) and "[3, 4]" in str(error)
 
 
 def test_each_image_that_ends_wakes_the_engine() -> None:
