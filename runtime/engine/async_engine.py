@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+import torch
+
 from runtime.engine.engine import Engine, engine_dead
 from runtime.engine.engine_statistics import EngineStatistics
 from runtime.engine.request import Delta, FinishReason, GenerationRequest
@@ -53,7 +55,8 @@ class AsyncEngine:
 
     `stall_s`: `check` fails if the engine has work but has finished no step, or encoded no image,
     for this long by `clock`, which must be the clock of the engine's features. `peers`: closed with
-    the engine; the engine fails if one of them does.
+    the engine; the engine fails if one of them does. The loop computes with as many threads as
+    torch uses where the engine is created.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class AsyncEngine:
         self._busy_since: float | None = None  # start of the current step; None while idle
         self._snapshot, self._counted_ns, self._counted = engine.statistics(), 0, 0
         self._outboxes: dict[asyncio.AbstractEventLoop, _Outbox] = {}
+        self._compute_threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._features = engine.features
         if self._features is not None:
@@ -182,6 +186,7 @@ class AsyncEngine:
                 self._changed.notify()
 
     def _run(self) -> None:
+        torch.set_num_threads(self._compute_threads)
         try:
             while self._take_commands():
                 if self._peers is not None:

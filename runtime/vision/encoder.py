@@ -161,7 +161,8 @@ class ImageEncoder(EncoderNeeds, Protocol):
 class LocalEncoder:
     """Runs a tower in this process, on its own thread and, on CUDA, its own stream.
 
-    `batch_images`: maximum number of images of one shape that are encoded together.
+    `batch_images`: maximum number of images of one shape that are encoded together. It computes
+    with as many threads as torch uses where it is created.
     """
 
     shared = False
@@ -175,7 +176,9 @@ class LocalEncoder:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._lock = Lock()
         self._queue: deque[_Encoding] = deque()
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="encoder")
+        self._worker = ThreadPoolExecutor(
+            1, "encoder", initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)
+        )
 
     @property
     def limits(self) -> ImageLimits:

@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import threading
 import weakref
+from collections.abc import Iterator
 
 import pytest
+import torch
 
 from runtime.engine import async_engine
 from runtime.engine.async_engine import STATISTICS_NS, AsyncEngine
@@ -16,24 +18,34 @@ from runtime.errors import EngineDeadError, OverloadedError, PromptTooLongError
 from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.spec import Full
 from tests.patience import HANG_S, until
+from tests.thread_counts import torch_threads
 from tests.unit.runtime.engine.fake_runner import VOCABULARY, PretendRunner, answer
 from tests.unit.runtime.engine.test_engine import LIMITS, token_bytes
 
 
-@contextlib.contextmanager
-def running(runner: PretendRunner | None = None, limits: EngineLimits = LIMITS, **options):
+def engine_of(
+    runner: PretendRunner | None = None, limits: EngineLimits = LIMITS, **options
+) -> AsyncEngine:
     scheduler = Scheduler(KVCacheManager([Full()], [64], page_tokens=4), slots=4, step_tokens=16)
-    engine = AsyncEngine(
+    return AsyncEngine(
         Engine(
             scheduler, runner or PretendRunner(), token_bytes=token_bytes, limits=limits, depth=2
         ),
         **options,
     )
+
+
+@contextlib.contextmanager
+def started(engine: AsyncEngine) -> Iterator[AsyncEngine]:
     engine.start()
     try:
         yield engine
     finally:
         engine.close()
+
+
+def running(runner: PretendRunner | None = None, limits: EngineLimits = LIMITS, **options):
+    return started(engine_of(runner, limits, **options))
 
 
 def request(name: str, count: int = 20, tenant: str = "") -> GenerationRequest:
@@ -107,6 +119,16 @@ def test_many_streams_at_once_get_their_own_tokens() -> None:
                 assert delta.finish is FinishReason.LENGTH
 
     asyncio.run(main())
+
+
+def test_the_loop_computes_with_the_threads_of_where_the_engine_was_created() -> None:
+    counts: list[int] = []
+    runner = PretendRunner(lambda: counts.append(torch.get_num_threads()))
+    with torch_threads(3):
+        engine = engine_of(runner)
+        with torch_threads(1), started(engine):  # another model, or work without one
+            asyncio.run(collect(engine, request("x")))
+    assert set(counts) == {3}
 
 
 def test_one_request_too_many_is_refused_and_the_others_continue() -> None:

@@ -10,6 +10,7 @@ from runtime.errors import UnsupportedModelError
 from runtime.vision.encoder import LocalEncoder, Pause, PlannedEncoder, PreparedImage
 from tests.memory_profile import peak_bytes, recorded_memory
 from tests.patience import HANG_S
+from tests.thread_counts import torch_threads
 from tests.unit.runtime.vision.fake_tower import PretendTower, features_of, picture
 
 CPU = torch.device("cpu")
@@ -37,6 +38,21 @@ def test_features_come_from_another_thread_for_each_image_its_own(encoder_of) ->
         assert torch.equal(future.result(HANG_S), features_of(bytes([number]), 3, 16))
     assert tower.batches == [[5], [7], [5]]
     assert threading.get_ident() not in tower.threads
+
+
+def test_a_tower_computes_with_the_threads_of_where_its_encoder_was_created(
+    encoder_of, monkeypatch
+) -> None:
+    tower, counts = PretendTower(), []
+    encode = tower.encode
+    monkeypatch.setattr(
+        tower, "encode", lambda *given: (counts.append(torch.get_num_threads()), encode(*given))[1]
+    )
+    with torch_threads(3):
+        encoder = encoder_of(tower)
+    with torch_threads(1):
+        encoder.submit(picture(5)).result(HANG_S)
+    assert counts == [3]
 
 
 def test_images_of_one_shape_are_batched_and_others_keep_their_order(encoder_of) -> None:
