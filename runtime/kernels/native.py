@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.build import NativeUnavailableError, built_library, would_compile
+from runtime.kernels.openmp import openmp
 from runtime.kernels.recording import recordable
 from runtime.quant.formats.grids import all_grids
 
@@ -159,7 +160,8 @@ def row_address(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> int
 def load(path: Path) -> ctypes.CDLL:
     """Load a library with torch's OpenMP runtime, so that both use one thread pool."""
     try:
-        ctypes.CDLL(_openmp_runtime(), mode=ctypes.RTLD_GLOBAL)
+        if openmp() is None:
+            raise NativeUnavailableError("torch runs without an OpenMP library")
         kernels = ctypes.CDLL(str(path))
     except OSError as error:
         raise NativeUnavailableError(str(error)) from error
@@ -170,20 +172,6 @@ def load(path: Path) -> ctypes.CDLL:
     grids = all_grids()  # a variable, so that it exists until it is copied
     kernels.caravan_set_grids(address(grids, grids.shape, grids.dtype))
     return kernels
-
-
-def _openmp_runtime() -> str:
-    """The OpenMP library in this process, which is torch's."""
-    try:
-        maps = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        maps = []
-    mapped = {line.split()[-1] for line in maps if "/" in line}
-    beside_torch = map(str, (Path(torch.__file__).parent / "lib").glob("lib*omp*"))
-    for path in (*sorted(mapped), *beside_torch):
-        if Path(path).name.startswith(("libgomp", "libiomp", "libomp")):
-            return path
-    raise NativeUnavailableError("torch runs without an OpenMP library")
 
 
 def main() -> None:

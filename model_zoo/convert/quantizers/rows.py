@@ -11,6 +11,7 @@ from torch import Tensor
 
 from model_zoo.convert.quantizers import codebooks, k_quants, legacy
 from runtime.errors import ModelFileError
+from runtime.kernels.openmp import openmp, use_one_thread
 from runtime.quant.block_types import block_type
 
 # Number of weights that a thread quantises at once: few enough for temporaries to stay in cache.
@@ -50,20 +51,16 @@ def quantize(rows: Tensor, type_name: str, *, tensor: str) -> Tensor:
 
 @contextmanager
 def _threads(device: torch.device) -> Iterator[Callable[..., Iterator[None]]]:
-    """Maps over slabs in as many threads as torch would use, with torch itself single-threaded.
+    """Maps over slabs in as many threads as torch would use, each of which has one thread of torch.
 
     Torch would synchronise its threads after every step, and the steps on a slab are short.
     """
     count = torch.get_num_threads()
-    if count == 1 or device.type != "cpu":
+    if count == 1 or device.type != "cpu" or openmp() is None:
         yield map
         return
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(count) as pool:
-            yield pool.map
-    finally:
-        torch.set_num_threads(count)
+    with ThreadPoolExecutor(count, initializer=use_one_thread) as pool:
+        yield pool.map
 
 
 def row_groups(

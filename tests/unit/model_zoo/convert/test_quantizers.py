@@ -1,5 +1,7 @@
 """Quantisers: their errors on different rows, and what they refuse."""
 
+import threading
+
 import gguf
 import numpy as np
 import pytest
@@ -9,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from model_zoo.convert.quantizers import rows as rows_module
 from model_zoo.convert.quantizers.rows import QUANTIZABLE, quantize
 from runtime.errors import ModelFileError
 from runtime.quant.block_types import block_type
 from runtime.quant.weight import dequantize
 from tests.memory_profile import peak_bytes, recorded_memory
+from tests.thread_counts import torch_threads
 
 PLAIN = ("F32", "F16", "BF16")
 BLOCKED = sorted(QUANTIZABLE - set(PLAIN))
@@ -205,29 +209,38 @@ def test_grouping_of_rows_changes_only_rounding(type_name):
 @pytest.mark.parametrize("type_name", ["Q4_0", "Q4_K", "Q6_K"])
 def test_the_number_of_threads_changes_nothing(type_name):
     rows = normal(600, 1024)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
+    with torch_threads(1):
         alone = stored(rows, type_name)
-        torch.set_num_threads(3)
+    with torch_threads(3):
         together = stored(rows, type_name)
         assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
     assert (alone == together).all()
 
 
-def test_an_error_in_a_thread_reaches_the_caller_and_restores_torch():
+def test_an_error_in_a_thread_reaches_the_caller():
     rows = normal(600, 1024)
     rows[599, 1023] = float("nan")
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
+    with torch_threads(2):
         with pytest.raises(ModelFileError, match="not finite"):
             stored(rows, "Q8_0")
         assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+
+
+def test_only_threads_that_quantise_compute_with_one_thread(monkeypatch):
+    quantising, others = [], []
+    q8_0 = rows_module._QUANTIZERS["Q8_0"]
+
+    def observed(slab: Tensor) -> Tensor:
+        quantising.append(torch.get_num_threads())
+        other = threading.Thread(target=lambda: others.append(torch.get_num_threads()))
+        other.start()
+        other.join()
+        return q8_0(slab)
+
+    monkeypatch.setitem(rows_module._QUANTIZERS, "Q8_0", observed)
+    with torch_threads(3):
+        stored(normal(600, 1024), "Q8_0")
+    assert set(quantising) == {1} and set(others) == {3}
 
 
 @pytest.mark.parametrize("type_name", sorted(QUANTIZABLE))
@@ -252,12 +265,8 @@ def test_parameters_and_inference_tensors_are_accepted(type_name):
 
 @pytest.mark.parametrize("type_name", ["Q8_0", "Q4_K", "IQ4_NL"])
 def test_memory_does_not_grow_with_the_rows(type_name):
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
+    with torch_threads(1):
         few, many = (memory_beside_the_result(normal(n, 1024), type_name) for n in (512, 2048))
-    finally:
-        torch.set_num_threads(before)
     assert many < 1.05 * few
 
 
