@@ -35,9 +35,9 @@ def computing_device(kind: str, threads: int | None, *, main_gpu: int = 0) -> to
             "`device` is cuda, but this process has no CUDA device. Set `num_gpus` or choose cpu."
         )
     kind = kind if kind != "auto" else "cuda" if available else "cpu"
+    # Ray sets OpenMP to one thread. Beside a GPU, layers that do not fit there need them too.
+    torch.set_num_threads(threads or usable_cpus())
     if kind == "cpu":
-        # Ray sets OpenMP to one thread.
-        torch.set_num_threads(threads or usable_cpus())
         prepare_kernels()
         return torch.device("cpu")
     count = torch.cuda.device_count()

@@ -21,6 +21,7 @@ from serve_app.replica.machine import (
     require_deterministic,
     tiling_options,
 )
+from tests.thread_counts import torch_threads
 
 
 @pytest.mark.parametrize("supported", [True, False])
@@ -61,10 +62,24 @@ def test_a_gpu_without_a_compiler_is_refused_with_what_to_install(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(machine, "has_kernels", lambda device: True)
-    with pytest.raises(ConfigurationError, match=r"find C compiler.*gcc.*python3-dev"):
+    refused = pytest.raises(ConfigurationError, match=r"find C compiler.*gcc.*python3-dev")
+    with torch_threads(1), refused:
         computing_device("cuda", None)
     monkeypatch.setattr(machine, "has_kernels", lambda device: False)  # torch computes
-    assert computing_device("auto", None) == torch.device("cuda", 0)
+    with torch_threads(1):
+        assert computing_device("auto", None) == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_configured_threads_compute_also_layers_beside_a_gpu(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(machine, "has_kernels", lambda device: False)
+    with torch_threads(1):
+        assert computing_device(device, 3).type == device
+        assert torch.get_num_threads() == 3
 
 
 def test_copies_in_tiles_are_kept_in_the_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
