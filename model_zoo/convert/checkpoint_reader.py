@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from model_zoo.convert.configuration import read_json
+from model_zoo.convert.scaled_weights import (
+    SCALED,
+    Block,
+    activation_scale_names,
+    fits,
+    scale_name,
+    scaled,
+)
 from runtime.errors import ModelFileError, UnsupportedModelError
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -21,24 +29,27 @@ _MODULES = "*_Dense"
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A tensor, and its name in its shard."""
+    """A tensor, its name in its shard, and its scales if it is of 8-bit floats."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     shard: Path
     handle: Any
+    scale: "_Stored | None" = None
 
 
 class Checkpoint:
     """Names, shapes and data of the tensors of a folder.
 
-    Names of tensors in a module of a sentence transformer begin with the module's folder.
+    Names of tensors in a module of a sentence transformer begin with the module's folder. Scales of
+    8-bit floats are parts of their weights. `block`: as of `scale_block`.
     """
 
-    def __init__(self, folder: Path, stored: Mapping[str, _Stored]) -> None:
+    def __init__(self, folder: Path, stored: Mapping[str, _Stored], block: Block | None) -> None:
         self.folder = folder
-        self._stored = stored
+        self._stored = _with_scales(stored, block)
+        self._block = block
 
     @property
     def names(self) -> Sequence[str]:
@@ -52,27 +63,36 @@ class Checkpoint:
 
     def require(self, name: str, *, blocks: bool) -> None:
         """UnsupportedModelError unless the tensor holds floats, or bytes if `blocks`."""
-        dtype = self._stored[name].dtype
-        if dtype not in (_BYTES if blocks else _FLOATS):
+        stored = self._stored[name]
+        if stored.scale is not None and not blocks:
+            if stored.scale.dtype not in _FLOATS:
+                raise UnsupportedModelError(
+                    f"{stored.shard}: `{name}` has scales of type {stored.scale.dtype}; F32, F16 "
+                    "and BF16 can be converted."
+                )
+        elif stored.dtype not in (_BYTES if blocks else _FLOATS):
             raise UnsupportedModelError(
-                f"{self._stored[name].shard}: `{name}` holds numbers of type {dtype}; F32, F16 and "
-                "BF16 can be converted. Convert a checkpoint that is not quantised."
+                f"{stored.shard}: `{name}` holds numbers of type {stored.dtype}; F32, F16, BF16, "
+                f"and {SCALED} with `{scale_name(name)}`, can be converted. Convert a checkpoint "
+                "that is not quantised."
             )
 
     def read(self, name: str, *, index: int | None = None) -> Tensor:
-        """The stored tensor, or the slice `index` of its first dimension."""
+        """The stored tensor, or the slice `index` of its first dimension; scaled weights in
+        float32."""
         stored = self._stored[name]
-        try:
-            if index is None:
-                return stored.handle.get_tensor(stored.name)
-            return stored.handle.get_slice(stored.name)[index : index + 1].squeeze(0)
-        except (SafetensorError, OSError) as error:
-            raise ModelFileError(f"{stored.shard}: `{name}` cannot be read: {error}.") from error
+        tensor = _read(stored, index)
+        if stored.scale is None:
+            return tensor
+        scale = _read(stored.scale, None)
+        if index is not None and scale.numel() > 1:
+            scale = scale[index if len(scale) > 1 else 0]
+        return scaled(tensor, scale, self._block)
 
 
 @contextmanager
-def open_checkpoint(folder: Path) -> Iterator[Checkpoint]:
-    """Opens all shards.
+def open_checkpoint(folder: Path, *, block: Block | None) -> Iterator[Checkpoint]:
+    """Opens all shards. `block`: as of `scale_block`.
 
     ModelFileError if one is missing, damaged or contradicts the index; UnsupportedModelError for a
     folder of pickles.
@@ -84,7 +104,35 @@ def open_checkpoint(folder: Path) -> Iterator[Checkpoint]:
             for shard, expected in _shards(place).items():
                 found = _open(stack, shard, expected)
                 stored |= {prefix + name: tensor for name, tensor in found.items()}
-        yield Checkpoint(folder, stored)
+        yield Checkpoint(folder, stored, block)
+
+
+def _with_scales(stored: Mapping[str, _Stored], block: Block | None) -> dict[str, _Stored]:
+    """The tensors without the scales, which the scaled ones get."""
+    found = dict(stored)
+    for name, tensor in stored.items():
+        scale = found.pop(scale_name(name), None) if tensor.dtype == SCALED else None
+        if scale is None:
+            continue
+        if not fits(tensor.shape, scale.shape, block):
+            raise ModelFileError(
+                f"{scale.shard}: `{scale.name}` has the shape {scale.shape}, which does not fit "
+                f"that of its weight, {tensor.shape}, and blocks of {block}."
+            )
+        found[name] = replace(tensor, scale=scale)
+        for unused in activation_scale_names(name):
+            found.pop(unused, None)
+    return found
+
+
+def _read(stored: _Stored, index: int | None) -> Tensor:
+    """The whole tensor, or the slice `index` of its first dimension."""
+    try:
+        if index is None:
+            return stored.handle.get_tensor(stored.name)
+        return stored.handle.get_slice(stored.name)[index : index + 1].squeeze(0)
+    except (SafetensorError, OSError) as error:
+        raise ModelFileError(f"{stored.shard}: `{stored.name}` cannot be read: {error}.") from error
 
 
 def _shards(folder: Path) -> Mapping[Path, Sequence[str] | None]:

@@ -24,6 +24,7 @@ from model_zoo.convert.mapping import (
 from model_zoo.convert.plan import Target, gathered_numbers, plan
 from model_zoo.convert.quantizers.rows import quantize, row_groups
 from model_zoo.convert.recipes import Facts, facts_of_names, recipe_named, tensor_type
+from model_zoo.convert.scaled_weights import scale_block
 from model_zoo.convert.tables import tables_by_model_type, text_tables, vision_tables
 from model_zoo.convert.writer import GGUFOutput, MetadataField, PlannedTensor, field, gguf_output
 from runtime.errors import ConfigurationError, UnsupportedModelError
@@ -51,7 +52,7 @@ def convert(
     """
     _check_request(folder, out, type, flavour)
     config = Configuration.read(folder)
-    with open_checkpoint(folder) as checkpoint:
+    with open_checkpoint(folder, block=scale_block(config)) as checkpoint:
         files = _files(config, checkpoint, out, type, flavour)
         total = sum(tensor.nbytes for file in files for tensor in file.planned)
         with ExitStack() as stack:
@@ -127,7 +128,6 @@ def _checked(
 
 def conversion_for(config: Configuration) -> Conversion:
     """The table for the checkpoint; UnsupportedModelError if there is none."""
-    _refuse_quantised(config)
     for name in config.architectures:
         if name in text_tables():
             return text_tables()[name]
@@ -174,17 +174,6 @@ def _check_request(folder: Path, out: Path, type: str, flavour: str) -> None:
         )
     if out.is_dir() or not out.parent.is_dir():
         raise ConfigurationError(f"{out} is not a valid file; name one in an existing folder.")
-
-
-def _refuse_quantised(config: Configuration) -> None:
-    """Refuses quantised checkpoints, except MXFP4, whose blocks GGUF has."""
-    stated = config.get("quantization_config")
-    method = stated.get("quant_method") if isinstance(stated, Mapping) else None
-    if method not in (None, "mxfp4"):
-        raise UnsupportedModelError(
-            f"{config.path}: its weights are quantised ({method}); convert the original checkpoint "
-            "instead."
-        )
 
 
 def _planned(
