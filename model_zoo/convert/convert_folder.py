@@ -90,8 +90,8 @@ def _files(
     config: Configuration, checkpoint: Checkpoint, out: Path, type: str, flavour: str
 ) -> list[_File]:
     """The file to write, and in llama.cpp's flavour the file of the vision model, if any."""
-    vision, config_of_vision = vision_of(config)
     conversion, config = _checked(conversion_for(config), config, flavour)
+    vision, config_of_vision = vision_of(config)
     targets = plan(conversion, config, checkpoint, flavour=flavour)
     rows = next(target.shape[0] for target in targets if target.name == EMBEDDING)
     metadata = metadata_of(conversion, config, flavour=flavour, recipe=type, rows=rows)
@@ -150,7 +150,12 @@ def _of_text_part(config: Configuration) -> Conversion:
             f"{config.path}: its text model is of type {kind}; {known} are known."
         )
     drop = (*table.drop, *decoders.OTHER_PARTS, "connector.**", "image_newline")
-    return replace(table, roots=("model.text_model.", *table.roots), drop=drop)
+    return replace(
+        table,
+        roots=("model.text_model.", *table.roots),
+        drop=drop,
+        defaults={**table.nested.get(kind, {}), **table.defaults},
+    )
 
 
 def vision_of(config: Configuration) -> tuple[Conversion | None, Configuration]:

@@ -102,6 +102,8 @@ class Conversion:
     roots: prefixes of tensor names, of which the first match is removed.
     drop: names (as in rules; `**` matches anything) of tensors to ignore.
     defaults: the family's values for settings that are absent from config.json.
+    nested: the same for the text model of a multimodal checkpoint, by its `model_type`. Older
+    versions of `transformers` left out all of its settings that equal their defaults.
     spellings: alternative names of settings in config.json, by the usual names.
     check: refuses settings that files cannot express. checks: such checks for single flavours.
     tokenizer: `tokenizer.ggml.model`, if the vocabulary alone does not determine it.
@@ -118,6 +120,7 @@ class Conversion:
     roots: tuple[str, ...] = TEXT_ROOTS
     drop: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    nested: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
     spellings: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     check: Check | None = None
     checks: Mapping[str, Check] = field(default_factory=lambda: MappingProxyType({}))

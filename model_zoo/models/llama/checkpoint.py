@@ -5,6 +5,21 @@ from dataclasses import replace
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.mapping import Conversion
 
+_LLAMA = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+}
+_MISTRAL = _LLAMA | {
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+}
+
 CONVERSION = Conversion(
     serves=("LlamaForCausalLM", "MistralForCausalLM"),
     model_types=("llama", "mistral"),
@@ -18,6 +33,7 @@ CONVERSION = Conversion(
     ),
     computed=(decoders.LLAMA3_FACTORS,),
     drop=decoders.BUFFERS,
+    nested={"llama": _LLAMA, "mistral": _MISTRAL},
     check=checks.only_scalings("linear", "llama3", "yarn"),
 )
 
@@ -33,4 +49,5 @@ MIXTRAL = replace(
         *decoders.experts("block_sparse_moe", names=("w1", "w3", "w2")),
         *decoders.PRE_NORMS,
     ),
+    nested={},
 )

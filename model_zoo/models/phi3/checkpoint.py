@@ -65,5 +65,17 @@ CONVERSION = Conversion(
     ),
     computed=(_factors("long"), _factors("short")),
     drop=decoders.BUFFERS,
+    nested={
+        "phi3": {
+            "vocab_size": 32064,
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+        }
+    },
     check=checks.only_scalings(*_LONGROPE),
 )

@@ -16,5 +16,18 @@ CONVERSION = Conversion(
         *decoders.HEAD_NORMS,
     ),
     drop=decoders.BUFFERS,
+    nested={
+        "qwen3": {
+            "vocab_size": 151936,
+            "hidden_size": 4096,
+            "intermediate_size": 22016,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "head_dim": 128,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-6,
+        }
+    },
     check=checks.all_of(checks.only_scalings("yarn"), checks.no_windows),
 )

@@ -398,7 +398,38 @@ MINIMAX_M2 = {
     "use_routing_bias": True,
     "vocab_size": 200064,
 }
+LLAVA_15 = {
+    "architectures": ["LlavaForConditionalGeneration"],
+    "ignore_index": -100,
+    "image_token_index": 32000,
+    "model_type": "llava",
+    "pad_token_id": 32001,
+    "projector_hidden_act": "gelu",
+    "text_config": {
+        "architectures": ["LlamaForCausalLM"],
+        "max_position_embeddings": 4096,
+        "model_type": "llama",
+        "rms_norm_eps": 1e-05,
+        "vocab_size": 32064,
+    },
+    "tie_word_embeddings": False,
+    "vision_config": {
+        "hidden_size": 1024,
+        "image_size": 336,
+        "intermediate_size": 4096,
+        "model_type": "clip_vision_model",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 24,
+        "patch_size": 14,
+        "projection_dim": 768,
+        "vocab_size": 32000,
+    },
+    "vision_feature_layer": -2,
+    "vision_feature_select_strategy": "default",
+    "vocab_size": 32064,
+}
 PUBLISHED = {
+    "LLaVA 1.5 7B": LLAVA_15,
     "Granite 4.0 H Tiny": GRANITE_4_H,
     "Nemotron Nano 9B v2": NEMOTRON_NANO_2,
     "Llama 1": LLAMA_1,

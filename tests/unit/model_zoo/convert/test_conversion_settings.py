@@ -11,8 +11,9 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from model_zoo.convert.configuration import Configuration
-from model_zoo.convert.convert_folder import conversion_for
-from model_zoo.convert.gguf_metadata import metadata_of
+from model_zoo.convert.convert_folder import conversion_for, vision_of
+from model_zoo.convert.gguf_metadata import metadata_of, table_keys
+from model_zoo.convert.tables import tables_by_model_type
 from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.tiny_models import tiny_tokenizer
 from tests.unit.model_zoo.convert.published_settings import (
@@ -27,6 +28,7 @@ from tests.unit.model_zoo.convert.published_settings import (
     LFM2,
     LLAMA_2,
     LLAMA_31,
+    LLAVA_15,
     MINIMAX_M2,
     NEMOTRON_NANO_2,
     OLMO_3,
@@ -70,6 +72,32 @@ def test_older_settings_are_read_as_transformers_reads_them(name, flavour, tmp_p
     older = told(tmp_path / "older", published, flavour)
     assert older == told(tmp_path / "today", expanded, flavour)
     assert older["block_count"] == today(published).get_text_config().num_hidden_layers
+
+
+TEXT_PARTS = [(k, table) for k, table in tables_by_model_type().items() if table.nested]
+
+
+@pytest.mark.parametrize("kind, table", TEXT_PARTS, ids=[kind for kind, _ in TEXT_PARTS])
+def test_settings_that_text_parts_omit_have_the_defaults_of_transformers(
+    kind, table, tmp_path
+) -> None:
+    usual = CONFIG_MAPPING[kind]().to_dict()
+    assert table.nested[kind].items() <= usual.items()
+    part, whole = {"model_type": kind}, LLAVA_15 | {"vocab_size": None}
+    omitted = told(tmp_path / "omitted", whole | {"text_config": part})
+    assert omitted == told(tmp_path / "stated", whole | {"text_config": usual | part})
+    with pytest.raises(ModelFileError, match="has no `"):
+        told(tmp_path / "alone", {"architectures": list(table.serves)} | part)
+
+
+def test_a_projector_has_the_width_of_a_text_model_that_omits_it(tmp_path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAVA_15))
+    config = Configuration.read(tmp_path)
+    config = config.of_family(defaults=conversion_for(config).defaults, spellings={})
+    vision, part = vision_of(config)
+    assert vision is not None
+    part = part.of_family(defaults=vision.defaults, spellings={})
+    assert table_keys(vision, part, flavour="llama.cpp")["clip.vision.projection_dim"] == 4096
 
 
 def test_settings_that_gemma_checkpoints_omit_have_defaults(tmp_path) -> None:
