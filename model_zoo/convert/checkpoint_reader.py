@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from runtime.errors import ModelFileError, UnsupportedModelError
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+_WIDE = frozenset({"BF16", SCALED})
 _BYTES = frozenset({"U8"})
 # Folders of modules of a sentence transformer with tensors that follow those of the model.
 _MODULES = "*_Dense"
@@ -60,6 +62,15 @@ class Checkpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._stored[name].shape
+
+    @property
+    def wide_exponents(self) -> bool:
+        """Whether most weights may exceed the range of F16, as BF16 and scaled ones may, and gain
+        nothing from its precision."""
+        counts = {True: 0, False: 0}
+        for stored in self._stored.values():
+            counts[stored.dtype in _WIDE] += prod(stored.shape)
+        return counts[True] > counts[False]
 
     def require(self, name: str, *, blocks: bool) -> None:
         """UnsupportedModelError unless the tensor holds floats, or bytes if `blocks`."""

@@ -17,7 +17,6 @@ from model_zoo.convert.gguf_metadata import (
 from model_zoo.convert.mapping import (
     EMBEDDING,
     FLAVOURS,
-    LLAMA_CPP,
     OLLAMA,
     Conversion,
 )
@@ -37,22 +36,25 @@ def convert(
     folder: Path,
     out: Path,
     *,
-    type: str = "f16",
-    flavour: str = LLAMA_CPP,
+    type: str | None = None,
+    flavour: str | None = None,
     split_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[Path, ...]:
     """Converts the model in `folder` to `out`; returns the paths of all files.
 
     In llama.cpp's flavour a vision model goes to a second file, named `mmproj-` and the name of
-    `out`. `type`: a recipe; `flavour`: whose key and tensor names to use. `split_bytes`: maximum
-    size of the tensors of a part. `progress(done, total)` gets bytes written. At most one stored
-    tensor is in memory. Files get their final names when complete; none remains after an error.
-    Raises ConfigurationError for invalid arguments, ModelFileError for an invalid folder.
+    `out`. `type`: a recipe; None: the stored type of 16 bits, F16 if it has more. `flavour`: whose
+    key and tensor names to use; None: llama.cpp's if it has the architecture. `split_bytes`:
+    maximum size of the tensors of a part. `progress(done, total)` gets bytes written. At most one
+    stored tensor is in memory. Files get their final names when complete; none remains after an
+    error. Raises ConfigurationError for invalid arguments, ModelFileError for an invalid folder.
     """
     _check_request(folder, out, type, flavour)
     config = Configuration.read(folder)
+    flavour = flavour or conversion_for(config).flavours[0]
     with open_checkpoint(folder, block=scale_block(config)) as checkpoint:
+        type = type or ("bf16" if checkpoint.wide_exponents else "f16")
         files = _files(config, checkpoint, out, type, flavour)
         total = sum(tensor.nbytes for file in files for tensor in file.planned)
         with ExitStack() as stack:
@@ -159,7 +161,10 @@ def _of_text_part(config: Configuration) -> Conversion:
 
 
 def vision_of(config: Configuration) -> tuple[Conversion | None, Configuration]:
-    """The table for the vision model, if the checkpoint has one, and its settings."""
+    """The table for the vision model, if the checkpoint has one, and its settings.
+
+    `config`: with the defaults of the text model.
+    """
     no_vision = "vision_config" in config.whole and config.whole["vision_config"] is None
     for name in () if no_vision else config.architectures:
         if name in vision_tables():
@@ -167,9 +172,10 @@ def vision_of(config: Configuration) -> tuple[Conversion | None, Configuration]:
     return None, config
 
 
-def _check_request(folder: Path, out: Path, type: str, flavour: str) -> None:
-    recipe_named(type)
-    if flavour not in FLAVOURS:
+def _check_request(folder: Path, out: Path, type: str | None, flavour: str | None) -> None:
+    if type is not None:
+        recipe_named(type)
+    if flavour not in (None, *FLAVOURS):
         raise ConfigurationError(
             f"The flavour {flavour} is not known; known are {', '.join(FLAVOURS)}."
         )

@@ -127,6 +127,12 @@ class Conversion:
     tokenizer: str | None = None
     heads: tuple[str, ...] = ()
 
+    @property
+    def flavours(self) -> tuple[str, ...]:
+        """The flavours that have the architecture, llama.cpp's first."""
+        named = self.architecture
+        return tuple(f for f in FLAVOURS if f in named) if isinstance(named, Mapping) else FLAVOURS
+
     def architecture_for(self, flavour: str, config: Configuration) -> str:
         """UnsupportedModelError if the flavour does not have the architecture."""
         named = self.architecture

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from model_zoo.convert.convert_folder import convert as write
-from model_zoo.convert.mapping import FLAVOURS, LLAMA_CPP
+from model_zoo.convert.mapping import FLAVOURS
 from model_zoo.convert.recipes import RECIPES
 from serve_app.cli.progress import counted, progress_reporter
 from serve_app.cli.shared_options import json_option
@@ -25,19 +25,18 @@ Example:
     "--type",
     "recipe",
     type=click.Choice(list(RECIPES), case_sensitive=False),
-    default="f16",
-    show_default=True,
-    help="Type of the weights.",
+    help="Type of the weights; by default BF16 as stored, else F16.",
 )
 @click.option(
     "--flavour",
     type=click.Choice(list(FLAVOURS)),
-    default=LLAMA_CPP,
-    show_default=True,
-    help="Names of tensors and metadata, where llama.cpp and Ollama differ.",
+    help="Names of tensors and metadata, where llama.cpp and Ollama differ; by default "
+    "llama.cpp's, if it has the architecture.",
 )
 @json_option
-def convert(folder: Path, out: Path, recipe: str, flavour: str, as_json: bool) -> None:
+def convert(
+    folder: Path, out: Path, recipe: str | None, flavour: str | None, as_json: bool
+) -> None:
     """Convert a folder with config.json, safetensors and a tokenizer to a GGUF file."""
     with progress_reporter(as_json=as_json) as progress:
         paths = write(

@@ -65,12 +65,10 @@ def create(name: str, modelfile: TextIO, recipe: str | None, store: Store, as_js
         raise RequestError(f"{modelfile.name}: is not UTF-8 text: {error}.") from None
     folder = Path(getattr(modelfile, "name", "")).parent
     with progress_reporter(as_json=as_json) as progress:
-        definition = definition_from_modelfile(
-            text,
-            lambda stated: _resolve_base(stated, folder, store, progress),
-            lambda stated: _resolve_adapter(stated, folder, store, progress),
-        )
-        definition = dataclasses.replace(definition, quantize=recipe)
+        files = _Files(folder, recipe, store, progress)
+        definition = definition_from_modelfile(text, files.base, files.adapter)
+        if not files.converted:
+            definition = dataclasses.replace(definition, quantize=recipe)
         model = creation.create(new, definition, store, progress=progress)
     size = model.manifest.size_bytes
     if as_json:
@@ -79,37 +77,48 @@ def create(name: str, modelfile: TextIO, recipe: str | None, store: Store, as_js
         click.echo(harmless(f"{model.name}: {byte_size(size)}"))
 
 
-def _resolve_base(stated: str, folder: Path, store: Store, progress: Progress) -> Definition:
-    """The base of a FROM line: a path relative to the Modelfile, or else the name of a model."""
-    path = folder / Path(stated).expanduser()
-    is_checkpoint = (path / "config.json").is_file()
-    if not (path.is_file() or is_checkpoint or stated.startswith((".", "/", "~"))):
-        return Definition(base=named_base(stated))
-    if is_checkpoint:
-        return _converted(path, store, progress)
-    file = ModelHeaders.open(path)
-    parts = [path, *further_parts(path, file.metadata)]
-    return Definition(
-        files={part.name: import_file(part, store, progress=progress).digest for part in parts}
-    )
+class _Files:
+    """Brings the files that a Modelfile names into the store."""
 
+    def __init__(self, folder: Path, recipe: str | None, store: Store, progress: Progress) -> None:
+        """`folder`: that of the Modelfile, to which paths are relative; `recipe`: for folders of
+        safetensors."""
+        self._folder, self._recipe = folder, recipe
+        self._store, self._progress = store, progress
+        self.converted = False  # whether the model is a folder of safetensors
 
-def _converted(checkpoint: Path, store: Store, progress: Progress) -> Definition:
-    """The files of a folder of safetensors as GGUF."""
-    with store.temporary_folder() as folder:
-        paths = convert(checkpoint, folder / "model.gguf", progress=counted(progress, "converting"))
-        layers = {
-            path.name: import_file(path, store, may_link=True, progress=progress) for path in paths
-        }
-    return Definition(files={name: layer.digest for name, layer in layers.items()})
+    def base(self, stated: str) -> Definition:
+        """The base of a FROM line: a path, or else the name of a model."""
+        path = self._folder / Path(stated).expanduser()
+        is_checkpoint = (path / "config.json").is_file()
+        if not (path.is_file() or is_checkpoint or stated.startswith((".", "/", "~"))):
+            return Definition(base=named_base(stated))
+        if is_checkpoint:
+            return Definition(files=self._convert(path))
+        parts = [path, *further_parts(path, ModelHeaders.open(path).metadata)]
+        return Definition(files={part.name: self._import(part) for part in parts})
 
+    def adapter(self, stated: str) -> str:
+        """The digest of an ADAPTER line's file."""
+        path = self._folder / Path(stated).expanduser()
+        if path.is_dir():
+            raise RequestError(
+                f"{path}: is a folder; ADAPTER needs a GGUF file, such as llama.cpp's "
+                "convert_lora_to_gguf.py writes."
+            )
+        return self._import(path)
 
-def _resolve_adapter(stated: str, folder: Path, store: Store, progress: Progress) -> str:
-    """The digest of an ADAPTER line's file, a path relative to the Modelfile; imported."""
-    path = folder / Path(stated).expanduser()
-    if path.is_dir():
-        raise RequestError(
-            f"{path}: is a folder; ADAPTER needs a GGUF file, such as llama.cpp's "
-            "convert_lora_to_gguf.py writes."
-        )
-    return import_file(path, store, progress=progress).digest
+    def _convert(self, checkpoint: Path) -> dict[str, str]:
+        """The digests of a folder's GGUF files by name, with weights of the recipe."""
+        self.converted = True
+        with self._store.temporary_folder() as folder:
+            paths = convert(
+                checkpoint,
+                folder / "model.gguf",
+                type=self._recipe,
+                progress=counted(self._progress, "converting"),
+            )
+            return {path.name: self._import(path, may_link=True) for path in paths}
+
+    def _import(self, path: Path, *, may_link: bool = False) -> str:
+        return import_file(path, self._store, may_link=may_link, progress=self._progress).digest

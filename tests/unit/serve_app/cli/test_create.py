@@ -4,13 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.sources.resolve import resolve_stored
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
+from runtime.quant.weight import dequantize
 from tests.families.tower_families import TOWERS
 from tests.tiny_models import write_tiny_folder, write_tiny_llama
+from tests.unit.model_zoo.convert.checkpoint_changes import TINY_LLAMA, reshaped
 from tests.unit.model_zoo.gguf.test_split import split_like_a_converter
 from tests.unit.serve_app.cli.cli_runs import put, run, said
 
@@ -68,6 +71,30 @@ def test_a_folder_of_safetensors_is_converted(stated, store, tmp_path):
     assert (metadata["general.architecture"], made.system) == ("mistral3", "Be brief.")
     assert made.projector is not None
     assert [*store.root.glob("**/*.gguf")] == []
+
+
+@pytest.mark.parametrize("options", [(), ("-q", "bf16"), ("-q", "f32")])
+def test_weights_beyond_the_range_of_halves_are_kept(options, store, tmp_path):
+    folder = tmp_path / "checkpoint"
+    write_tiny_folder(folder, TINY_LLAMA)
+    large = {"model.layers.1.mlp.down_proj.weight": torch.full((64, 96), 1e6)}
+    reshaped(folder, lambda w: w.update({n: t.bfloat16() for n, t in {**w, **large}.items()}))
+    run("create", "mine", "-f", modelfile(tmp_path, "FROM ./checkpoint"), *options, store=store)
+    weight = GGUFFile.open(stored(store, "mine").path).weight("blk.1.ffn_down.weight")
+    assert weight.type.name == ("F32" if "f32" in options else "BF16")
+    assert (dequantize(weight.data, weight.type) / 1e6 - 1).abs().max() < 0.01
+
+
+@pytest.mark.parametrize("command", ["create", "convert"])
+def test_a_folder_that_only_ollamas_files_express_is_converted_to_one(command, store, tmp_path):
+    folder, out = tmp_path / "checkpoint", tmp_path / "out.gguf"
+    write_tiny_folder(folder, TOWERS["mllama"].make())
+    if command == "convert":
+        run("convert", folder, out)
+    else:
+        run("create", "mine", "-f", modelfile(tmp_path, "FROM ./checkpoint"), store=store)
+        out = stored(store, "mine").path
+    assert GGUFFile.open(out).metadata["general.architecture"] == "mllama"
 
 
 def test_mistakes_are_one_line(tiny, store, tmp_path):
