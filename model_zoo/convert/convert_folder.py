@@ -38,17 +38,16 @@ def convert(
     *,
     type: str | None = None,
     flavour: str | None = None,
-    split_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[Path, ...]:
     """Converts the model in `folder` to `out`; returns the paths of all files.
 
     In llama.cpp's flavour a vision model goes to a second file, named `mmproj-` and the name of
     `out`. `type`: a recipe; None: the stored type of 16 bits, F16 if it has more. `flavour`: whose
-    key and tensor names to use; None: llama.cpp's if it has the architecture. `split_bytes`:
-    maximum size of the tensors of a part. `progress(done, total)` gets bytes written. At most one
-    stored tensor is in memory. Files get their final names when complete; none remains after an
-    error. Raises ConfigurationError for invalid arguments, ModelFileError for an invalid folder.
+    key and tensor names to use; None: llama.cpp's if it has the architecture.
+    `progress(done, total)` gets bytes written. At most one stored tensor is in memory. Files get
+    their final names when complete; none remains after an error. Raises ConfigurationError for
+    invalid arguments, ModelFileError for an invalid folder.
     """
     _check_request(folder, out, type, flavour)
     config = Configuration.read(folder)
@@ -59,14 +58,7 @@ def convert(
         total = sum(tensor.nbytes for file in files for tensor in file.planned)
         with ExitStack() as stack:
             outputs = [
-                stack.enter_context(
-                    gguf_output(
-                        file.path,
-                        file.metadata,
-                        file.planned,
-                        split_bytes=split_bytes if file.path == out else None,
-                    )
-                )
+                stack.enter_context(gguf_output(file.path, file.metadata, file.planned))
                 for file in files
             ]
             done = 0
@@ -75,7 +67,7 @@ def convert(
                     done += count
                     if progress is not None:
                         progress(done, total)
-    return tuple(path for output in outputs for path in output.paths)
+    return tuple(file.path for file in files)
 
 
 @dataclass(frozen=True, slots=True)

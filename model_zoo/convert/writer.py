@@ -1,6 +1,6 @@
-"""Writes GGUF files as a stream: first the headers with all planned tensors, then their data.
+"""Writes GGUF files as a stream: first the header with all planned tensors, then their data.
 
-`gguf.GGUFWriter` writes the headers. It accepts only whole tensors, so the data are written here:
+`gguf.GGUFWriter` writes the header. It accepts only whole tensors, so the data are written here:
 `caravan convert` holds at most one stored tensor in memory, and a tensor of stacked experts is
 written expert by expert.
 """
@@ -8,11 +8,11 @@ written expert by expert.
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
@@ -62,87 +62,79 @@ def field(value: Any) -> MetadataField:
 
 
 class GGUFOutput:
-    """The open files; pieces of tensors must be appended in the order of the plan."""
+    """The open file; pieces of tensors must be appended in the order of the plan."""
 
-    def __init__(self, parts: Sequence["_PartFile"]) -> None:
-        self._parts = tuple(parts)
-        self._queue = [(part, tensor) for part in parts for tensor in part.tensors]
-        self._left = self._queue[0][1].nbytes if self._queue else 0
+    def __init__(self, path: Path, partial: Path, tensors: Sequence[PlannedTensor]) -> None:
+        self.path = path
+        self._partial, self._tensors = partial, tensors
+        self._file = partial.open("ab")
+        self._left = tensors[0].nbytes if tensors else 0
         self._next = 0
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """Final paths of the parts, in order."""
-        return tuple(part.path for part in self._parts)
+        self._pad(self._file.tell())
 
     def append(self, name: str, data: Tensor) -> None:
-        """Appends uint8 of any shape: the next rows of the tensor `name`, in its block type."""
-        part, tensor = self._queue[self._next]
+        """Appends uint8 of any shape: the next rows of the tensor `name`, in its block type.
+
+        ConfigurationError if it cannot be written.
+        """
+        tensor = self._tensors[self._next]
         assert tensor.name == name, (tensor.name, name)
         view = data.contiguous().numpy().data.cast("B")
         assert len(view) <= self._left, (name, len(view), self._left)
-        part.file.write(view)
         self._left -= len(view)
+        with _write_errors(self.path):
+            self._file.write(view)
+            if self._left == 0:
+                self._pad(tensor.nbytes)
         if self._left == 0:
-            part.file.write(bytes(-tensor.nbytes % ALIGNMENT))
             self._next += 1
-            if self._next < len(self._queue):
-                self._left = self._queue[self._next][1].nbytes
+            if self._next < len(self._tensors):
+                self._left = self._tensors[self._next].nbytes
+
+    def _pad(self, nbytes: int) -> None:
+        self._file.write(bytes(-nbytes % ALIGNMENT))
 
     def _finish(self) -> None:
-        assert self._next == len(self._queue), self._queue[self._next][1].name
-        for part in self._parts:
-            part.file.close()
-        for part in self._parts:
-            part.partial.replace(part.path)
+        assert self._next == len(self._tensors), self._tensors[self._next].name
+        with _write_errors(self.path):
+            self._file.close()
+            self._partial.replace(self.path)
 
     def _discard(self) -> None:
-        for part in self._parts:
-            part.file.close()
-            part.partial.unlink(missing_ok=True)
+        self._partial.unlink(missing_ok=True)
+        with suppress(OSError):  # it may still have to write, to a full disk
+            self._file.close()
 
 
 @contextmanager
 def gguf_output(
-    path: Path,
-    metadata: Mapping[str, MetadataField],
-    tensors: Sequence[PlannedTensor],
-    *,
-    split_bytes: int | None = None,
+    path: Path, metadata: Mapping[str, MetadataField], tensors: Sequence[PlannedTensor]
 ) -> Iterator[GGUFOutput]:
-    """Files that get their final names when complete; none remains after an error.
+    """A file that gets its final name when it is complete; none remains after an error.
 
-    With `split_bytes`, several parts named `<stem>-00001-of-00003.gguf`, each with at most that
-    many bytes of tensors, or one larger tensor. ConfigurationError if they cannot be written.
+    ConfigurationError if it cannot be written.
     """
-    parts: list[_PartFile] = []
-    try:
+    with _write_errors(path):
         _check_space(path, tensors)
-        groups = _groups(tensors, split_bytes)
-        for number, group in enumerate(groups):
-            fields = _part_fields(metadata, number, len(groups), len(tensors))
-            parts.append(_begin(_part_path(path, number, len(groups)), fields, group))
-        output = GGUFOutput(parts)
+        output = _begin(path, metadata, tensors)
+    try:
         yield output
         output._finish()
-    except OSError as error:
-        GGUFOutput(parts)._discard()
-        raise ConfigurationError(f"{path}: cannot be written: {error.strerror}.") from error
     except BaseException:
-        GGUFOutput(parts)._discard()
+        output._discard()
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class _PartFile:
-    path: Path
-    partial: Path
-    file: BinaryIO
-    tensors: Sequence[PlannedTensor]
+@contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be written: {error.strerror}.") from error
 
 
 def _check_space(path: Path, tensors: Sequence[PlannedTensor]) -> None:
-    """Checks the free disk space in advance; the headers' size is negligible."""
+    """Checks the free disk space in advance; the header's size is negligible."""
     needed = sum(tensor.nbytes for tensor in tensors)
     free = shutil.disk_usage(path.parent).free
     if needed > free:
@@ -151,60 +143,24 @@ def _check_space(path: Path, tensors: Sequence[PlannedTensor]) -> None:
         )
 
 
-def _part_path(path: Path, number: int, count: int) -> Path:
-    return (
-        path if count == 1 else path.with_name(f"{path.stem}-{number + 1:05d}-of-{count:05d}.gguf")
-    )
-
-
 def _begin(
     path: Path, fields: Mapping[str, MetadataField], tensors: Sequence[PlannedTensor]
-) -> _PartFile:
+) -> GGUFOutput:
     """Creates the partial file with its header."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         _write_header(partial, fields, tensors)
-        file = partial.open("ab")
-        file.write(bytes(-file.tell() % ALIGNMENT))
+        return GGUFOutput(path, partial, tensors)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    return _PartFile(path, partial, file, tensors)
-
-
-def _part_fields(
-    metadata: Mapping[str, MetadataField], number: int, count: int, tensors: int
-) -> Mapping[str, MetadataField]:
-    """Metadata of a part: only the first has the model's."""
-    fields = dict(metadata) if number == 0 else {}
-    if count > 1:
-        fields["split.no"] = MetadataField(number, GGUFValueType.UINT16)
-        fields["split.count"] = MetadataField(count, GGUFValueType.UINT16)
-        fields["split.tensors.count"] = MetadataField(tensors, GGUFValueType.INT32)
-    return fields
-
-
-def _groups(
-    tensors: Sequence[PlannedTensor], split_bytes: int | None
-) -> list[Sequence[PlannedTensor]]:
-    if split_bytes is None:
-        return [tensors]
-    groups: list[list[PlannedTensor]] = [[]]
-    filled = 0
-    for tensor in tensors:
-        if groups[-1] and filled + tensor.nbytes > split_bytes:
-            groups.append([])
-            filled = 0
-        groups[-1].append(tensor)
-        filled += tensor.nbytes
-    return list(groups)
 
 
 def _write_header(
     path: Path, fields: Mapping[str, MetadataField], tensors: Sequence[PlannedTensor]
 ) -> None:
     writer = GGUFWriter(path, arch="")
-    writer.kv_data[0].clear()  # `fields` has the architecture, and only in the first part
+    writer.kv_data[0].clear()  # `fields` has the architecture
     for key, field in fields.items():
         writer.add_key_value(key, _encoded(field.value), field.type, field.element)
     for tensor in tensors:

@@ -193,23 +193,6 @@ def test_layers_without_their_numbers_are_refused(number, said, tmp_path) -> Non
         convert(tmp_path, tmp_path / "out.gguf")
 
 
-def test_parts_have_the_same_tensors_and_bounded_sizes(folder, tmp_path) -> None:
-    [whole] = convert(folder, tmp_path / "whole.gguf")
-    parts = convert(folder, tmp_path / "out.gguf", split_bytes=60_000)
-    assert len(parts) > 2
-    assert parts[0].name == f"out-00001-of-{len(parts):05d}.gguf"
-    assert sorted(tmp_path.iterdir()) == sorted([whole, *parts])
-    united = GGUFFile.open(parts[0])
-    assert united.metadata["split.count"] == len(parts)
-    for path in parts:
-        assert sum(tensor.n_bytes for tensor in gguf.GGUFReader(path).tensors) <= 60_000
-    expected = GGUFFile.open(whole)
-    assert list(united.tensors) == list(expected.tensors)
-    for name in expected.tensors:
-        assert torch.equal(united.weight(name).data, expected.weight(name).data)
-    load(parts[0], device=torch.device("cpu"), dtype=torch.float32)
-
-
 def test_progress_counts_the_bytes_of_all_tensors(folder, tmp_path) -> None:
     calls: list[tuple[int, int]] = []
     convert(folder, tmp_path / "out.gguf", progress=lambda done, total: calls.append((done, total)))

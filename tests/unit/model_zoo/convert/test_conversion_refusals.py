@@ -1,9 +1,11 @@
 """Folders and arguments that the converter refuses, and clean-up after errors."""
 
 import json
+import resource
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -209,16 +211,38 @@ def test_a_damaged_folder_is_refused_and_leaves_no_file(damage, copied, tmp_path
     assert list(out.iterdir()) == []
 
 
-@pytest.mark.parametrize("split_bytes", [None, 60_000])
-def test_an_error_during_writing_keeps_the_existing_file(split_bytes, copied, tmp_path) -> None:
+def test_an_error_during_writing_keeps_the_existing_file(copied, tmp_path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    older = convert(copied, out / "model.gguf", split_bytes=split_bytes)
-    kept = {path: path.read_bytes() for path in older}
+    [older] = convert(copied, out / "model.gguf")
+    kept = {older: older.read_bytes()}
     not_finite(copied)
     with pytest.raises(ModelFileError):
-        convert(copied, out / "model.gguf", split_bytes=split_bytes)
+        convert(copied, out / "model.gguf")
     assert {path: path.read_bytes() for path in out.iterdir()} == kept
+
+
+@contextmanager
+def files_of_at_most(nbytes: int) -> Iterator[None]:
+    """As a disk that is full after that many bytes of a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("missing", [1, 40_000, 100_000])
+def test_nothing_remains_when_the_disk_is_full(missing, folder, tmp_path) -> None:
+    """The last bytes may still be in a buffer when the file is closed."""
+    [whole] = convert(folder, tmp_path / "whole.gguf")
+    out = tmp_path / "out"
+    out.mkdir()
+    refused = pytest.raises(ConfigurationError, match=r"model\.gguf: cannot be written: File")
+    with files_of_at_most(whole.stat().st_size - missing), refused:
+        convert(folder, out / "model.gguf")
+    assert list(out.iterdir()) == []
 
 
 SETTINGS = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
