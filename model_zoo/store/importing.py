@@ -86,8 +86,6 @@ def _copy(path: Path, target: Path, report: Progress) -> str:
         for data in _blocks(path, PullProgress(f"copying {path.name}", _placeholder(path)), report):
             digest.update(data)
             copy.write(data)
-        copy.flush()
-        os.fsync(copy.fileno())
     return f"sha256:{digest.hexdigest()}"
 
 

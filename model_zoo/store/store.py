@@ -209,8 +209,7 @@ class Store:
         found = digest_of(partial)
         try:
             if found == layer.digest:
-                with partial.open("rb") as file:
-                    os.fsync(file.fileno())
+                _sync(partial)
                 partial.replace(self.blob(layer.digest))
             partial.unlink(missing_ok=True)
             journal_of(partial).unlink(missing_ok=True)
@@ -235,9 +234,11 @@ class Store:
             yield Path(folder)
 
     def install(self, temporary: Path, layer: ManifestLayer) -> None:
-        """Renames a `temporary` file to the blob, unless the blob exists."""
+        """Renames a `temporary` file to the blob, unless the blob exists. OSError if it cannot be
+        written to the disk."""
         with self.blob_lock(layer.digest):
             if not self.holds(layer):
+                _sync(temporary)
                 temporary.replace(self.blob(layer.digest))
 
     def find_linked(self, path: Path) -> str | None:
@@ -445,6 +446,12 @@ def default_root(environment: Mapping[str, str]) -> Path:
 def journal_of(partial: Path) -> Path:
     """The path of the journal of a partial file; see model_zoo.sources.partial."""
     return partial.with_name(partial.name + JOURNAL)
+
+
+def _sync(path: Path) -> None:
+    """Waits until the content is on the disk, so that a name never outlives it."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def digest_of(path: Path) -> str:

@@ -43,6 +43,19 @@ def test_a_file_becomes_a_blob_and_leaves_no_other_file(store, file, may_link):
     assert store.blob(DIGEST).samefile(file) == may_link
 
 
+@pytest.mark.parametrize("may_link", [False, True])
+def test_a_blob_is_on_the_disk_before_it_has_its_name(store, file, may_link, monkeypatch):
+    synced = []
+
+    def sync(descriptor: int) -> None:
+        assert not store.blob(DIGEST).exists()
+        synced.append(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    import_file(file, store, may_link=may_link)
+    assert synced == [store.blob(DIGEST).stat().st_ino]
+
+
 def test_a_copy_does_not_change_with_the_file(store, file):
     import_file(file, store)
     file.write_bytes(b"something else")
