@@ -52,6 +52,7 @@ def create(
         _check_adapters(layers, store)
         if definition.quantize is not None:
             layers = _quantized(layers, definition.quantize, store, report)
+            config = None  # it states the former type of the weights; a push writes a new one
         layers = _with_changes(layers, definition, store, report)
         manifest = Manifest.of(layers, annotations, config=config)
         manifest.check_servable(name)

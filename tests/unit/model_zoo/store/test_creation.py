@@ -10,12 +10,13 @@ import pytest
 
 from model_zoo.chat.messages import Message
 from model_zoo.gguf.reader import GGUFFile
+from model_zoo.sources.push import CONFIG_TYPE
 from model_zoo.sources.reference import RegistrySource
 from model_zoo.sources.resolve import resolve_stored
 from model_zoo.store.creation import copy, create, file_kind
 from model_zoo.store.definition import Definition
 from model_zoo.store.importing import import_file
-from model_zoo.store.manifest import ManifestLayer
+from model_zoo.store.manifest import LAYER_TYPE, Manifest, ManifestLayer
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.errors import RequestError, SourceError, StoreError
@@ -162,6 +163,20 @@ def test_weights_are_quantised_on_request(tiny, store):
     assert not list(store.root.glob(".creating*"))
     with pytest.raises(RequestError, match="quantised already"):
         made(store, base=RegistrySource(NEW), quantize="q4_0")
+
+
+def test_a_quantised_model_has_not_the_config_of_its_base(tiny, store):
+    """It states the type of the base's weights; a push writes a new one."""
+    data = b'{"file_type": "F16"}'
+    config = ManifestLayer(CONFIG_TYPE, f"sha256:{hashlib.sha256(data).hexdigest()}", len(data))
+    store.partial(config.digest).write_bytes(data)
+    store.install_partial(config)
+    size = tiny.stat().st_size
+    layers = [ManifestLayer(f"{LAYER_TYPE}model", uploaded(store, tiny), size)]
+    store.commit(BASE.name, Manifest.of(layers, {}, config=config))
+    for recipe, expected in ((None, config), ("q8_0", None)):
+        create(NEW, Definition(base=BASE, quantize=recipe), store)
+        assert store.manifest(NEW).config == expected
 
 
 REFUSED = [
