@@ -25,7 +25,7 @@ from model_zoo.store.file_access import file_error
 from model_zoo.store.importing import import_file
 from model_zoo.store.manifest import LAYER_TYPE, Manifest, ManifestLayer, check_digest, is_file_name
 from model_zoo.store.model_name import ModelName
-from model_zoo.store.store import Store, StoredModel, digest_of
+from model_zoo.store.store import Store, StoredModel
 from runtime.errors import ModelFileError, RequestError, StoreError
 
 # Another process may remove a blob between its creation and the commit of the manifest.
@@ -237,11 +237,7 @@ def _quantized(
             quantized = quantize_file(first, target / "quantized.gguf", recipe, progress=completed)
         except ModelFileError as error:
             raise RequestError(_message(error, folder)) from None
-        layer = ManifestLayer(f"{LAYER_TYPE}model", digest_of(quantized), quantized.stat().st_size)
-        with store.blob_lock(layer.digest):
-            if not store.holds(layer):
-                quantized.replace(store.partial(layer.digest))
-                store.install_partial(layer)
+        layer = import_file(quantized, store, may_link=True, progress=report)
     return [layer, *(other for other in layers if other.kind != "model")]
 
 

@@ -179,6 +179,15 @@ def test_a_quantised_model_has_not_the_config_of_its_base(tiny, store):
         assert store.manifest(NEW).config == expected
 
 
+def test_the_digest_of_quantised_weights_is_computed_once_with_progress(tiny, store, monkeypatch):
+    steps = []
+    files = {"m.gguf": uploaded(store, tiny)}
+    monkeypatch.setattr("model_zoo.store.store.digest_of", None)
+    create(NEW, Definition(files=files, quantize="q8_0"), store, progress=steps.append)
+    size = store.manifest(NEW).size_bytes
+    assert any(step.total == size and step.completed == size for step in steps)
+
+
 REFUSED = [
     (lambda store, tiny, tmp: {"m.gguf": "sha256:" + "0" * 64}, "upload it first"),
     (lambda store, tiny, tmp: {"m.gguf": "sha256:../../etc/passwd"}, "is not a digest"),
