@@ -161,11 +161,19 @@ def _check_adapters(layers: Sequence[ManifestLayer], store: Store) -> None:
     for layer in adapters:
         models = [each for each in layers if each.kind == "model"]
         path = store.blob(min(models, key=lambda each: each.title or "").digest)
-        try:
-            adapter = Adapter.open(AdapterPath(store.blob(layer.digest)), read=False)
-            check_adapts(adapter, Metadata(_metadata(path), path=path))
-        except ModelFileError as error:
-            raise RequestError(f"adapter: {_message(error, path.parent)}") from None
+        problem = _adapter_problem(store.blob(layer.digest), path)
+        if problem is not None:
+            raise RequestError(f"adapter: {problem}")
+
+
+def _adapter_problem(adapter: Path, model: Path) -> str | None:
+    """Why the adapter does not fit; no exception, whose traceback would keep the file mapped."""
+    try:
+        opened = Adapter.open(AdapterPath(adapter), read=False)
+        check_adapts(opened, Metadata(_metadata(model), path=model))
+    except ModelFileError as error:
+        return _message(error, model.parent)
+    return None
 
 
 def _file_layers(files: Mapping[str, str], store: Store) -> list[ManifestLayer]:

@@ -14,6 +14,7 @@ from model_zoo.sources.pull import Progress
 from model_zoo.store import creation
 from model_zoo.store.definition import Definition
 from model_zoo.store.importing import import_file
+from model_zoo.store.manifest import ManifestLayer
 from model_zoo.store.store import Store
 from runtime.errors import RequestError
 from serve_app.cli.progress import counted, progress_reporter
@@ -64,8 +65,10 @@ def create(name: str, modelfile: TextIO, recipe: str | None, store: Store, as_js
     except UnicodeDecodeError as error:
         raise RequestError(f"{modelfile.name}: is not UTF-8 text: {error}.") from None
     folder = Path(getattr(modelfile, "name", "")).parent
-    with progress_reporter(as_json=as_json) as progress:
-        files = _Files(folder, recipe, store, progress)
+    with (
+        progress_reporter(as_json=as_json) as progress,
+        _Files(folder, recipe, store, progress) as files,
+    ):
         definition = definition_from_modelfile(text, files.base, files.adapter)
         if not files.converted:
             definition = dataclasses.replace(definition, quantize=recipe)
@@ -78,14 +81,22 @@ def create(name: str, modelfile: TextIO, recipe: str | None, store: Store, as_js
 
 
 class _Files:
-    """Brings the files that a Modelfile names into the store."""
+    """Brings the files that a Modelfile names into the store, and removes those that no model uses
+    in the end: those of a failed creation, and those of which a quantised copy was made."""
 
     def __init__(self, folder: Path, recipe: str | None, store: Store, progress: Progress) -> None:
         """`folder`: that of the Modelfile, to which paths are relative; `recipe`: for folders of
         safetensors."""
         self._folder, self._recipe = folder, recipe
         self._store, self._progress = store, progress
+        self._imported: list[ManifestLayer] = []
         self.converted = False  # whether the model is a folder of safetensors
+
+    def __enter__(self) -> "_Files":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._store.remove_blobs(self._imported)
 
     def base(self, stated: str) -> Definition:
         """The base of a FROM line: a path, or else the name of a model."""
@@ -121,4 +132,7 @@ class _Files:
             return {path.name: self._import(path, may_link=True) for path in paths}
 
     def _import(self, path: Path, *, may_link: bool = False) -> str:
-        return import_file(path, self._store, may_link=may_link, progress=self._progress).digest
+        """The file's digest."""
+        layer = import_file(path, self._store, may_link=may_link, progress=self._progress)
+        self._imported.append(layer)
+        return layer.digest

@@ -97,6 +97,23 @@ def test_a_folder_that_only_ollamas_files_express_is_converted_to_one(command, s
     assert GGUFFile.open(out).metadata["general.architecture"] == "mllama"
 
 
+@pytest.mark.parametrize("source", ["file", "folder"])
+@pytest.mark.parametrize("refused", [False, True])
+def test_only_blobs_of_models_remain(source, refused, tiny, store, tmp_path):
+    """Neither the file from which a quantised one was made, nor those of a refused model."""
+    base = tiny
+    if source == "folder":
+        base = tmp_path / "checkpoint"
+        write_tiny_folder(base, TINY_LLAMA)
+    adapter = f"\nADAPTER {tiny}" if refused else ""
+    path = modelfile(tmp_path, f"FROM {base}{adapter}")
+    run("create", "mine", "-f", path, "-q", "q8_0", store=store, status=int(refused))
+    manifests = [store.manifest(name) for name in store.names()]
+    digests = {layer.digest for manifest in manifests for layer in manifest.blobs}
+    assert {path.name.replace("-", ":") for path in (store.root / "blobs").iterdir()} == digests
+    assert bool(digests) != refused
+
+
 def test_mistakes_are_one_line(tiny, store, tmp_path):
     for text, reported in [
         ("FROM nobody/here/too/long", "line 1: invalid model name"),
