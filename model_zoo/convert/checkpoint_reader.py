@@ -73,8 +73,11 @@ class Checkpoint:
         return counts[True] > counts[False]
 
     def require(self, name: str, *, blocks: bool) -> None:
-        """UnsupportedModelError unless the tensor holds floats, or bytes if `blocks`."""
+        """UnsupportedModelError unless the tensor holds floats, or bytes if `blocks`. ModelFileError
+        if it is empty."""
         stored = self._stored[name]
+        if not prod(stored.shape):
+            raise ModelFileError(f"{stored.shard}: `{name}` is empty: its shape is {stored.shape}.")
         if stored.scale is not None and not blocks:
             if stored.scale.dtype not in _FLOATS:
                 raise UnsupportedModelError(

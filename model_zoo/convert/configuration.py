@@ -159,15 +159,24 @@ class Configuration:
 
 def read_json(path: Path) -> Mapping[str, Any]:
     """The object in a JSON file; ModelFileError if the file is missing or has no object."""
+    text = read_text(path)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelFileError(f"{path}: there is no such file.") from None
-    except (OSError, ValueError, RecursionError) as error:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{path}: cannot be read as JSON: {error}.") from error
     if not isinstance(value, Mapping):
         raise ModelFileError(f"{path}: holds no JSON object.")
     return value
+
+
+def read_text(path: Path) -> str:
+    """ModelFileError if the file is missing, cannot be read, or is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ModelFileError(f"{path}: there is no such file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelFileError(f"{path}: cannot be read as text: {error}.") from error
 
 
 def optional_json(path: Path) -> Mapping[str, Any]:

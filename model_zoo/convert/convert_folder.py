@@ -9,6 +9,7 @@ from model_zoo.convert import decoders
 from model_zoo.convert.checkpoint_reader import Checkpoint, open_checkpoint
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.gguf_metadata import (
+    fields_of,
     full_name,
     metadata_of,
     projector_metadata,
@@ -25,7 +26,7 @@ from model_zoo.convert.quantizers.rows import quantize, row_groups
 from model_zoo.convert.recipes import Facts, facts_of_names, recipe_named, tensor_type
 from model_zoo.convert.scaled_weights import scale_block
 from model_zoo.convert.tables import tables_by_model_type, text_tables, vision_tables
-from model_zoo.convert.writer import GGUFOutput, MetadataField, PlannedTensor, field, gguf_output
+from model_zoo.convert.writer import GGUFOutput, MetadataField, PlannedTensor, gguf_output
 from runtime.errors import ConfigurationError, UnsupportedModelError
 
 Progress = Callable[[int, int], None]
@@ -91,15 +92,15 @@ def _files(
     metadata = metadata_of(conversion, config, flavour=flavour, recipe=type, rows=rows)
     architecture = conversion.architecture_for(flavour, config)
     gathered = gathered_numbers(conversion, config, checkpoint).items()
-    own_keys = {full_name(architecture, name): field(value) for name, value in gathered}
-    metadata = {**metadata, **own_keys}
+    own_keys = {full_name(architecture, name): value for name, value in gathered}
+    metadata = {**metadata, **fields_of(own_keys, checkpoint.folder)}
     files = []
     if vision is not None:
         vision, config_of_vision = _checked(vision, config_of_vision, flavour)
         vision_targets = plan(vision, config_of_vision, checkpoint, flavour=flavour)
         if flavour == OLLAMA:
             keys = table_keys(vision, config_of_vision, flavour=flavour)
-            metadata = {**metadata, **{name: field(value) for name, value in keys.items()}}
+            metadata = {**metadata, **fields_of(keys, checkpoint.folder)}
             targets = [*targets, *vision_targets]
         else:
             own = projector_metadata(vision, config_of_vision, flavour=flavour, recipe=type)

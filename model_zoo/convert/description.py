@@ -44,7 +44,7 @@ def _name(folder: Path) -> str:
 def _license(folder: Path) -> str | None:
     """The license in the front matter of the README."""
     readme = folder / "README.md"
-    if not readme.exists():
+    if not readme.is_file():
         return None
     matter = _FRONT_MATTER.match(readme.read_text(encoding="utf-8", errors="replace"))
     found = _LICENSE.search(matter["matter"]) if matter is not None else None
@@ -54,8 +54,13 @@ def _license(folder: Path) -> str | None:
 def _sampling(files: TokenizerFiles) -> dict[str, Any]:
     if files.generation.get("do_sample") is False:
         return {}
-    return {
-        f"general.sampling.{name}": of(files.generation[key])
-        for key, (name, of) in _SAMPLING.items()
-        if isinstance(files.generation.get(key), int | float)
-    }
+    keys = {}
+    for key, (name, of) in _SAMPLING.items():
+        stated = files.generation.get(key)
+        if isinstance(stated, int | float):
+            try:
+                keys[f"general.sampling.{name}"] = of(stated)
+            except (ValueError, OverflowError):  # not finite, or too large a number
+                problem = f"has {str(stated)[:40]} as `{key}`"
+                raise files.error("generation_config.json", problem) from None
+    return keys

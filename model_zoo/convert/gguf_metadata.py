@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from model_zoo.convert.configuration import Configuration
@@ -10,7 +11,8 @@ from model_zoo.convert.mapping import Conversion, Key
 from model_zoo.convert.recipes import file_type, recipe_named
 from model_zoo.convert.vocabularies.choice import tokenizer_keys
 from model_zoo.convert.vocabularies.files import TokenizerFiles
-from model_zoo.convert.writer import MetadataField, field
+from model_zoo.convert.writer import MetadataField, field, is_representable
+from runtime.errors import ModelFileError
 
 _GLOBAL = ("general.", "tokenizer.", "xielu.")
 _LARGEST, _LARGEST_FLOAT = 1 << 32, 3.4e38
@@ -27,7 +29,7 @@ def metadata_of(
     keys |= {"general.file_type": file_type(recipe), "general.quantization_version": 2}
     keys |= table_keys(conversion, config, flavour=flavour)
     keys |= tokenizer_keys(files, architecture=architecture, rows=rows, kind=conversion.tokenizer)
-    return {name: field(value) for name, value in keys.items()}
+    return fields_of(keys, folder)
 
 
 def projector_metadata(
@@ -43,7 +45,20 @@ def projector_metadata(
     plain = recipe if recipe_named(recipe).plain else "f16"
     keys |= {"general.file_type": file_type(plain), "general.quantization_version": 2}
     keys |= table_keys(conversion, config, flavour=flavour)
-    return {name: field(value) for name, value in keys.items()}
+    return fields_of(keys, folder)
+
+
+def fields_of(keys: Mapping[str, Any], folder: Path) -> dict[str, MetadataField]:
+    """The values with their types. ModelFileError if the files in `folder` state one that its type
+    cannot represent."""
+    fields = {name: field(value) for name, value in keys.items()}
+    for name, found in fields.items():
+        if not is_representable(found):
+            raise ModelFileError(
+                f"{folder}: states {str(found.value)[:80]} for `{name}`, whose type in GGUF, "
+                f"{(found.element or found.type).name.lower()}, cannot represent it."
+            )
+    return fields
 
 
 def table_keys(conversion: Conversion, config: Configuration, *, flavour: str) -> dict[str, Any]:

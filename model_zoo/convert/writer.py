@@ -7,10 +7,11 @@ written expert by expert.
 
 import os
 import shutil
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ from runtime.errors import ConfigurationError
 from runtime.quant.block_types import block_type
 
 ALIGNMENT = 32
+_RANGES = {
+    GGUFValueType.UINT32: (0, (1 << 32) - 1),
+    GGUFValueType.INT32: (-(1 << 31), (1 << 31) - 1),
+    GGUFValueType.FLOAT32: (-3.4e38, 3.4e38),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,41 +67,46 @@ def field(value: Any) -> MetadataField:
     return MetadataField(value, _scalar_type(value))
 
 
+def is_representable(field: MetadataField) -> bool:
+    """Whether the field's type has the value, which may be minus infinity."""
+    numbers = field.value if field.element is not None else [field.value]
+    low, high = _RANGES.get(field.element or field.type, (None, None))
+    return low is None or all(number == -inf or low <= number <= high for number in numbers)
+
+
 class GGUFOutput:
     """The open file; pieces of tensors must be appended in the order of the plan."""
 
     def __init__(self, path: Path, partial: Path, tensors: Sequence[PlannedTensor]) -> None:
         self.path = path
-        self._partial, self._tensors = partial, tensors
+        self._partial = partial
         self._file = partial.open("ab")
-        self._left = tensors[0].nbytes if tensors else 0
-        self._next = 0
+        self._queue = deque(tensor for tensor in tensors if tensor.nbytes)
+        self._written = 0  # of the first tensor in the queue
         self._pad(self._file.tell())
 
     def append(self, name: str, data: Tensor) -> None:
         """Appends uint8 of any shape: the next rows of the tensor `name`, in its block type.
 
-        ConfigurationError if it cannot be written.
+        Tensors without weights are left out. ConfigurationError if it cannot be written.
         """
-        tensor = self._tensors[self._next]
+        tensor = self._queue[0]
         assert tensor.name == name, (tensor.name, name)
         view = data.contiguous().numpy().data.cast("B")
-        assert len(view) <= self._left, (name, len(view), self._left)
-        self._left -= len(view)
+        self._written += len(view)
+        assert self._written <= tensor.nbytes, (name, self._written, tensor.nbytes)
         with _write_errors(self.path):
             self._file.write(view)
-            if self._left == 0:
+            if self._written == tensor.nbytes:
                 self._pad(tensor.nbytes)
-        if self._left == 0:
-            self._next += 1
-            if self._next < len(self._tensors):
-                self._left = self._tensors[self._next].nbytes
+                self._queue.popleft()
+                self._written = 0
 
     def _pad(self, nbytes: int) -> None:
         self._file.write(bytes(-nbytes % ALIGNMENT))
 
     def _finish(self) -> None:
-        assert self._next == len(self._tensors), self._tensors[self._next].name
+        assert not self._queue, self._queue[0].name
         with _write_errors(self.path):
             self._file.close()
             self._partial.replace(self.path)

@@ -66,12 +66,14 @@ def _threads(device: torch.device) -> Iterator[Callable[..., Iterator[None]]]:
 def row_groups(
     tensor: Tensor, *, most_elements: int, row_elements: int | None = None
 ) -> Iterator[Tensor]:
-    """[..., n] as views [rows, n] of consecutive rows; one empty group if the tensor is empty.
+    """[..., n] as views [rows, n] of consecutive rows; none if the tensor is empty.
 
     Each group has at most `most_elements` weights, or one row. `row_elements`: weights of a row, if
     the tensor holds blocks of them.
     """
-    rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.numel() else tensor.new_empty(0, 1)
+    if not tensor.numel():
+        return
+    rows = tensor.reshape(-1, tensor.shape[-1])
     yield from rows.split(max(most_elements // (row_elements or rows.shape[-1]), 1))
 
 

@@ -137,7 +137,7 @@ def _added_tokens(files: TokenizerFiles, ids: Mapping[str, int]) -> tuple[int | 
             if ends:
                 return ids.get(ends[0]), ids.get(ends[1])
         elif kind in ("BertProcessing", "RobertaProcessing"):
-            return _processing_id(step.get("cls")), _processing_id(step.get("sep"))
+            return _processing_id(step.get("cls"), ids), _processing_id(step.get("sep"), ids)
     return None, None
 
 
@@ -147,5 +147,7 @@ def _special_text(item: Any) -> str:
     return str(special.get("id")) if isinstance(special, Mapping) else ""
 
 
-def _processing_id(pair: Any) -> int | None:
-    return pair[1] if isinstance(pair, list) and len(pair) == 2 else None
+def _processing_id(pair: Any, ids: Mapping[str, int]) -> int | None:
+    """The id in a pair of a text and an id; None if the vocabulary lacks it."""
+    id = pair[1] if isinstance(pair, list) and len(pair) == 2 else None
+    return id if isinstance(id, int) and id in ids.values() else None

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from model_zoo.convert.configuration import optional_json
+from model_zoo.convert.configuration import optional_json, read_text
 from model_zoo.convert.vocabularies.files import TokenizerFiles, listed
 
 _KEY = "tokenizer.chat_template"
@@ -36,7 +36,7 @@ def _templates_by_name(files: TokenizerFiles) -> dict[str, str]:
                 sources[str(entry["name"])] = str(entry["template"])
     own = files.folder / "chat_template.jinja"
     if own.exists():
-        sources[_DEFAULT] = own.read_text(encoding="utf-8")
+        sources[_DEFAULT] = read_text(own)
     for path in sorted((files.folder / "additional_chat_templates").glob("*.jinja")):
-        sources[path.stem] = path.read_text(encoding="utf-8")
+        sources[path.stem] = read_text(path)
     return {name: source for name, source in sources.items() if source}

@@ -159,6 +159,39 @@ def quantised_by_others(folder: Path) -> None:
     settings(folder, quantization_config={"quant_method": "gptq", "bits": 4})
 
 
+def empty_tensor(folder: Path) -> None:
+    reshaped(folder, lambda w: w.update({"model.norm.weight": torch.ones(0)}))
+
+
+def endless_number_in_a_list(folder: Path) -> None:
+    settings(folder, intermediate_size=[1 << 31, 96])
+
+
+def sampling(folder: Path, **stated: object) -> None:
+    (folder / "generation_config.json").write_text(json.dumps(stated))
+
+
+def endless_temperature(folder: Path) -> None:
+    sampling(folder, temperature=1e300)
+
+
+def endless_top_k(folder: Path) -> None:
+    sampling(folder, top_k=1 << 40)
+
+
+def top_k_that_is_no_number(folder: Path) -> None:
+    sampling(folder, top_k=float("nan"))
+
+
+def template_in_latin_1(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_bytes("Très bien".encode("latin-1"))
+
+
+def template_that_is_a_folder(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.jinja").mkdir()
+
+
 def no_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
 
@@ -195,6 +228,13 @@ REFUSED = {
     unknown_scaling: (UnsupportedModelError, "the rope scaling dynamic is not supported"),
     scaling_without_numbers: (ModelFileError, "does not determine `rope_freqs.weight`"),
     quantised_by_others: (UnsupportedModelError, r"its weights are quantised \(gptq\)"),
+    empty_tensor: (ModelFileError, r"`model\.norm\.weight` is empty"),
+    endless_number_in_a_list: (ModelFileError, r"states \[2147483648, 96\] for `llama\.feed_forw"),
+    endless_temperature: (ModelFileError, r"states 1e\+300 for `general\.sampling\.temp`"),
+    endless_top_k: (ModelFileError, r"1099511627776 for `general\.sampling\.top_k`.* int32"),
+    top_k_that_is_no_number: (ModelFileError, r"generation_config\.json: has nan as `top_k`"),
+    template_in_latin_1: (ModelFileError, r"chat_template\.jinja: cannot be read as text"),
+    template_that_is_a_folder: (ModelFileError, r"chat_template\.jinja: cannot be read as text"),
     no_tokenizer: (ModelFileError, "tokenizer.json: is missing, as is tokenizer.model"),
 }
 

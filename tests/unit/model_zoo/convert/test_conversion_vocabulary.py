@@ -416,6 +416,20 @@ def test_settings_have_priority_over_the_post_processor(tmp_path) -> None:
     assert metadata_of(tmp_path)["tokenizer.ggml.add_bos_token"] is True
 
 
+@pytest.mark.parametrize("id", [{}, [], 1 << 20, -1, "1"])
+def test_impossible_ids_in_the_post_processor_are_ignored(id, tmp_path) -> None:
+    saved(tmp_path, byte_level(PRE_TOKENIZERS["qwen2"].expressions))
+    expected = metadata_of(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    pairs = {"cls": ["<s>", id], "sep": ["</s>", id]}
+    path.write_text(
+        json.dumps(
+            json.loads(path.read_text()) | {"post_processor": {"type": "BertProcessing", **pairs}}
+        )
+    )
+    assert metadata_of(tmp_path) == expected
+
+
 def test_older_settings_state_roles_as_objects_and_list_added_tokens(tmp_path) -> None:
     native = byte_level(PRE_TOKENIZERS["qwen2"].expressions)
     known = native.get_vocab_size()

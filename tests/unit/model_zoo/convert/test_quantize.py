@@ -119,6 +119,14 @@ def test_integers_and_bfloat16_of_two_byte_tensors_are_kept(tmp_path):
     assert (gguf.GGUFReader(out).tensors[0].data.ravel() == np.arange(64)).all()
 
 
+def test_tensors_without_weights_are_kept(tmp_path):
+    shapes = {"blk.0.a.weight": (0, 64), "blk.0.b.weight": (4, 64), "blk.0.c.weight": (0,)}
+    source = write_tensors(tmp_path / "s.gguf", {n: normal(*shape) for n, shape in shapes.items()})
+    file = GGUFFile.open(quantize_file(source, tmp_path / "q.gguf", "q8_0"))
+    assert {name: info.shape for name, info in file.tensors.items()} == shapes
+    assert file.weight("blk.0.b.weight").type.name == "Q8_0"
+
+
 def test_a_split_model_becomes_one_file(source, tmp_path):
     tensors = [tensor.name for tensor in gguf.GGUFReader(source).tensors]
     writer = gguf.GGUFWriter(
