@@ -31,6 +31,7 @@ from runtime.errors import ConfigurationError, UnsupportedModelError
 
 Progress = Callable[[int, int], None]
 _SLAB_ELEMENTS = 1 << 24
+_MAGIC = b"GGUF"
 
 
 def convert(
@@ -104,9 +105,8 @@ def _files(
             targets = [*targets, *vision_targets]
         else:
             own = projector_metadata(vision, config_of_vision, flavour=flavour, recipe=type)
-            beside = out.with_name(f"mmproj-{out.name}")
             planned = _planned(vision_targets, type, config)
-            files.append(_File(beside, own, vision_targets, planned))
+            files.append(_File(_beside(out), own, vision_targets, planned))
     return [_File(out, metadata, targets, _planned(targets, type, config)), *files]
 
 
@@ -178,6 +178,23 @@ def _check_request(folder: Path, out: Path, type: str | None, flavour: str | Non
         )
     if out.is_dir() or not out.parent.is_dir():
         raise ConfigurationError(f"{out} is not a valid file; name one in an existing folder.")
+    for path in (out, _beside(out)):
+        if path.parent.resolve().is_relative_to(folder.resolve()) and _is_other_file(path):
+            raise ConfigurationError(f"{path}: is a file of the checkpoint; choose another name.")
+
+
+def _is_other_file(path: Path) -> bool:
+    """Whether it exists and is no GGUF file, which an earlier conversion may have written."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC)) != _MAGIC
+    except OSError:
+        return path.exists()
+
+
+def _beside(out: Path) -> Path:
+    """The path of the vision model's file."""
+    return out.with_name(f"mmproj-{out.name}")
 
 
 def _planned(

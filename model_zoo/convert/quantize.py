@@ -1,7 +1,7 @@
 """Quantises a GGUF file: keeps its metadata and converts its tensors to other block types."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from model_zoo.convert.recipes import Facts, facts_of_names, file_type, recipe_n
 from model_zoo.convert.writer import GGUFOutput, MetadataField, PlannedTensor, gguf_output
 from model_zoo.gguf.header import MetadataValue, TensorInfo
 from model_zoo.gguf.reader import GGUFFile
+from model_zoo.gguf.split import further_parts
 from runtime.errors import ConfigurationError, ModelFileError
 from runtime.quant.weight import dequantize
 
@@ -58,7 +59,7 @@ def quantize_file(
     """
     recipe_named(recipe)
     file = GGUFFile.open(source)
-    _check_place(source, out)
+    _check_place([source, *further_parts(source, file.metadata)], out)
     if not allow_requantize:
         _check_unquantized(file)
     facts = facts_of(file)
@@ -95,8 +96,8 @@ def _first_count(value: MetadataValue | None) -> int:
     return value if isinstance(value, int) and value > 0 else 0
 
 
-def _check_place(source: Path, out: Path) -> None:
-    if out.exists() and out.samefile(source):
+def _check_place(sources: Sequence[Path], out: Path) -> None:
+    if out.exists() and any(out.samefile(source) for source in sources):
         raise ConfigurationError(f"{out}: is the source itself; choose another name.")
     if not out.parent.is_dir():
         raise ConfigurationError(f"{out}: there is no directory {out.parent}.")

@@ -127,6 +127,12 @@ def test_shards_give_the_same_file_as_a_single_one(folder, copied, tmp_path) -> 
     assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "shards.gguf").read_bytes()
 
 
+def test_a_file_in_the_folder_of_the_checkpoint_is_replaced(copied) -> None:
+    for type in ("f16", "q8_0"):
+        [path] = convert(copied, copied / "model.gguf", type=type)
+        assert block_types(path)["blk.0.ffn_up.weight"] == type.upper()
+
+
 def test_layers_for_drafting_tokens_are_left_out(folder, copied, tmp_path) -> None:
     """They follow the layers that the settings count."""
     drafting = {

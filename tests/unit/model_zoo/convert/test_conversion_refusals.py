@@ -328,6 +328,8 @@ def bad_requests(folder: Path, tmp_path: Path) -> Iterator[tuple[dict, str]]:
     yield good | {"folder": folder / "nowhere"}, "nowhere is not a folder"
     yield good | {"out": tmp_path}, "is not a valid file"
     yield good | {"out": tmp_path / "nowhere" / "out.gguf"}, "is not a valid file"
+    for name in ("model.safetensors", "config.json"):
+        yield good | {"out": folder / name}, f"{name}: is a file of the checkpoint"
 
 
 def test_invalid_arguments_are_refused_before_reading(folder, tmp_path) -> None:

@@ -143,6 +143,11 @@ def test_a_split_model_becomes_one_file(source, tmp_path):
     out = quantize_file(first, tmp_path / "q.gguf", "q8_0")
     whole = quantize_file(source, tmp_path / "whole.gguf", "q8_0")
     assert out.read_bytes() == whole.read_bytes()
+    parts = {path: path.read_bytes() for path in tmp_path.glob("m-*.gguf")}
+    for part in parts:
+        with pytest.raises(ConfigurationError, match="is the source itself"):
+            quantize_file(first, part, "q8_0")
+    assert {path: path.read_bytes() for path in parts} == parts and len(parts) > 1
 
 
 def test_a_quantised_file_is_refused_unless_allowed(source, tmp_path):
