@@ -73,8 +73,10 @@ class Checkpoint:
         return counts[True] > counts[False]
 
     def require(self, name: str, *, blocks: bool) -> None:
-        """UnsupportedModelError unless the tensor holds floats, or bytes if `blocks`. ModelFileError
-        if it is empty."""
+        """UnsupportedModelError unless the tensor holds floats, or bytes if `blocks`.
+
+        ModelFileError if it is empty.
+        """
         stored = self._stored[name]
         if not prod(stored.shape):
             raise ModelFileError(f"{stored.shard}: `{name}` is empty: its shape is {stored.shape}.")
@@ -106,7 +108,8 @@ class Checkpoint:
 
 @contextmanager
 def open_checkpoint(folder: Path, *, block: Block | None) -> Iterator[Checkpoint]:
-    """Opens all shards. `block`: as of `scale_block`.
+    """Opens all shards. A tensor that several have is that of the index. `block`: as of
+    `scale_block`.
 
     ModelFileError if one is missing, damaged or contradicts the index; UnsupportedModelError for a
     folder of pickles.
@@ -115,9 +118,12 @@ def open_checkpoint(folder: Path, *, block: Block | None) -> Iterator[Checkpoint
     with ExitStack() as stack:
         for place in (folder, *sorted(folder.glob(_MODULES))):
             prefix = "" if place == folder else f"{place.name}."
-            for shard, expected in _shards(place).items():
+            shards = _shards(place)
+            listed = {name: shard for shard, names in shards.items() for name in names or ()}
+            for shard, expected in shards.items():
                 found = _open(stack, shard, expected)
-                stored |= {prefix + name: tensor for name, tensor in found.items()}
+                own = {n: tensor for n, tensor in found.items() if listed.get(n, shard) == shard}
+                stored |= {prefix + name: tensor for name, tensor in own.items()}
         yield Checkpoint(folder, stored, block)
 
 

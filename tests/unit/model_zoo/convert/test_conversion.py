@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
 from model_zoo.convert.checkpoint_reader import Checkpoint
@@ -21,6 +21,7 @@ from tests.families.text_families import TEXT_MODELS
 from tests.gguf_files import block_types, matrices
 from tests.tiny_models import CHAT_TEMPLATE, tiny_tokenizer, write_tiny_folder
 from tests.unit.model_zoo.convert.checkpoint_changes import (
+    INDEX,
     SIZES,
     copy,
     reshaped,
@@ -131,6 +132,17 @@ def test_a_file_in_the_folder_of_the_checkpoint_is_replaced(copied) -> None:
     for type in ("f16", "q8_0"):
         [path] = convert(copied, copied / "model.gguf", type=type)
         assert block_types(path)["blk.0.ffn_up.weight"] == type.upper()
+
+
+def test_a_tensor_in_two_shards_is_that_of_the_index(folder, copied, tmp_path) -> None:
+    sharded(copied)
+    name = "model.norm.weight"
+    own = json.loads((copied / INDEX).read_text())["weight_map"][name]
+    [other] = [path for path in copied.glob("*.safetensors") if path.name != own]
+    save_file({**load_file(other), name: torch.full((64,), 7.0)}, other)
+    for source, out in ((folder, "plain"), (copied, "found")):
+        convert(source, tmp_path / out)
+    assert (tmp_path / "plain").read_bytes() == (tmp_path / "found").read_bytes()
 
 
 def test_layers_for_drafting_tokens_are_left_out(folder, copied, tmp_path) -> None:
