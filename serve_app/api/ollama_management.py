@@ -1,7 +1,7 @@
 """Ollama's protocol for managing models: pull, push, create, copy, delete, uploads for create."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -172,7 +172,7 @@ def _definition(body: CreateBody, resolve_base: BaseResolver) -> Definition:
         return replace(definition, quantize=body.quantize or body.quantization or None)
     licenses = [body.license] if isinstance(body.license, str) else body.license
     stated = Definition(
-        files={_file_name(name): blob_digest(digest) for name, digest in body.files.items()},
+        files=_files(body.files),
         parameters=body.parameters,
         template=body.template,
         system=body.system,
@@ -191,6 +191,17 @@ def _message(index: int, message: ModelMessage) -> Message:
     if role not in ROLES:
         raise RequestError(f'field "messages[{index}].role" must be one of {", ".join(ROLES)}')
     return Message(role, message.content)
+
+
+def _files(stated: Mapping[str, str]) -> dict[str, str]:
+    """Digests by base name. Raises RequestError for invalid paths, and for equal names."""
+    files: dict[str, str] = {}
+    for path, digest in stated.items():
+        name = _file_name(path)
+        if name in files:
+            raise RequestError(f"two of the files have the name {name[:80]}; rename one")
+        files[name] = blob_digest(digest)
+    return files
 
 
 def _file_name(name: str) -> str:

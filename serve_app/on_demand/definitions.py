@@ -143,7 +143,10 @@ def named_base(text: str) -> RemoteSource:
 def _based_on(definition: Definition, bases: Sequence[Definition]) -> Definition:
     """The definition, completed with the settings of its base."""
     models = [each for each in bases if each.base is not None]
-    files = {name: digest for each in bases for name, digest in each.files.items()}
+    files: dict[str, str] = {}
+    for name, digest in (item for each in bases for item in each.files.items()):
+        if files.setdefault(name, digest) != digest:
+            raise RequestError(f"FROM names two files with the name {name[:80]}; rename one")
     if len(models) > 1 or (models and files):
         raise RequestError("FROM must name one model, or files; it names more")
     base = models[0] if models else Definition(files=files)

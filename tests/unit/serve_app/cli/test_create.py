@@ -115,10 +115,14 @@ def test_only_blobs_of_models_remain(source, refused, tiny, store, tmp_path):
 
 
 def test_mistakes_are_one_line(tiny, store, tmp_path):
+    same_name = tmp_path / "other" / tiny.name
+    same_name.parent.mkdir()
+    write_tiny_llama(same_name, type="Q8_0")
     for text, reported in [
         ("FROM nobody/here/too/long", "line 1: invalid model name"),
         ("FROM ./nowhere.gguf", "nowhere.gguf"),
         ("FROM .", "is a directory"),
+        (f"FROM {tiny}\nFROM {same_name}", f"two files with the name {tiny.name}; rename one"),
         (f"FROM {tiny}\nADAPTER .", "is a folder; ADAPTER needs a GGUF file"),
         (f"FROM {tiny}\nPARAMETER x 1", 'line 2: option "x" is not known'),
         (f"FROM {tiny}\nPARAMETER num_ctx 2.5", 'line 2: option "num_ctx" must be of type integer'),

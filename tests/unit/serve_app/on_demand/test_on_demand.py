@@ -367,6 +367,7 @@ async def test_a_model_is_created_in_every_store(roots):
         ({"from": "both", "messages": [{"role": "tool", "content": ""}]}, "messages[0].role"),
         ({"from": "both", "quantize": "q9"}, "There is no recipe `q9`"),
         ({"files": {"../m.gguf": digest(b"")}}, "must be relative"),
+        ({"files": {"a/m.gguf": digest(b"a"), "m.gguf": digest(b"")}}, "have the name m.gguf"),
         ({"files": {"m.safetensors": digest(b"")}}, "caravan convert"),
         ({"files": {"m.gguf": "md5:1"}}, "invalid digest format"),
         ({"from": "elsewhere.test/a/b"}, "pull_hosts"),
