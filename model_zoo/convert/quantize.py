@@ -21,7 +21,6 @@ Progress = Callable[[int, int], None]
 _QUANTIZATION_VERSION = 2
 # Number of weights that are in memory as float32 at once; at least a row.
 _CHUNK = 1 << 24
-_FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 _INTEGERS = frozenset({"I8", "I16", "I32", "I64"})
 # Keys that describe the source's files, not the model.
 _LAYOUT_KEYS = ("general.alignment", "split.no", "split.count", "split.tensors.count")
