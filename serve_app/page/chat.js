@@ -1,6 +1,7 @@
 // The chat page: connects the elements of index.html with chats, their store and the server.
 
 import * as conversation from "./conversation.js";
+import { element, plainButton } from "./dom.js";
 import { endAnswer, messageNode, updateAnswer } from "./messages.js";
 import { askKey, setUp } from "./preferences.js";
 import * as server from "./server.js";
@@ -119,25 +120,16 @@ function draw() {
 function drawChats() {
   $("chats").replaceChildren(
     ...chats.map((each) => {
-      const item = document.createElement("li");
-      const button = plain(each.title, () => open(each));
+      const item = element("li");
+      const button = plainButton(each.title, () => open(each));
       button.className += " open";
       item.setAttribute("aria-current", String(each.id === chat.id));
-      const remove = plain("✕", () => forget(each));
+      const remove = plainButton("✕", () => forget(each));
       remove.setAttribute("aria-label", `Delete the chat ${each.title}`);
       item.append(button, remove);
       return item;
     }),
   );
-}
-
-function plain(text, action) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.className = "plain";
-  button.textContent = text;
-  button.addEventListener("click", action);
-  return button;
 }
 
 async function forget(removed) {
@@ -381,12 +373,11 @@ async function asPng(file) {
 function drawAttached() {
   $("attached").replaceChildren(
     ...attached.map((image) => {
-      const item = document.createElement("li");
-      const picture = document.createElement("img");
-      picture.className = "picture";
+      const item = element("li");
+      const picture = element("img", "", "picture");
       picture.src = `data:image/*;base64,${image.data}`;
       picture.alt = image.name;
-      const button = plain("✕", () => {
+      const button = plainButton("✕", () => {
         attached = attached.filter((other) => other !== image);
         drawAttached();
       });
@@ -436,7 +427,7 @@ function saveSettings(event) {
 }
 
 function save() {
-  const link = document.createElement("a");
+  const link = element("a");
   link.href = URL.createObjectURL(new Blob([conversation.asMarkdown(chat)], { type: "text/markdown" }));
   link.download = `${chat.title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "") || "chat"}.md`;
   link.click();

@@ -1,11 +1,9 @@
 // A button that copies a text and says so.
 
+import { element, plainButton } from "./dom.js";
+
 export function copyButton(text) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.className = "plain";
-  button.textContent = "Copy";
-  button.addEventListener("click", async () => {
+  const button = plainButton("Copy", async () => {
     button.textContent = (await copied(text)) ? "Copied" : "Not copied";
   });
   return button;
@@ -22,9 +20,8 @@ async function copied(text) {
 
 function copiedBySelection(text) {
   const before = document.activeElement;
-  const field = document.createElement("textarea");
+  const field = element("textarea", "", "hidden");
   field.value = text;
-  field.className = "hidden";
   document.body.append(field);
   field.select();
   const done = document.execCommand("copy");

@@ -1,8 +1,8 @@
 // Code in texts, and blocks of code with a title and a button that copies them.
 
 import { copyButton } from "./clipboard.js";
+import { element } from "./dom.js";
 import { highlight } from "./highlight.js";
-import { element } from "./plots.js";
 
 // Parts between backticks become code.
 export function withCode(text) {
@@ -10,8 +10,7 @@ export function withCode(text) {
 }
 
 export function codeNode(text, language, title = language || "text") {
-  const frame = element("figure");
-  frame.className = "code";
+  const frame = element("figure", "", "code");
   frame.ariaLabel = title; // otherwise its name has that of the button
   const head = element("figcaption");
   head.append(element("span", title), copyButton(text));

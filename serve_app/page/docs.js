@@ -1,8 +1,8 @@
 // The page /docs: shows /openapi.json as text, tables and examples.
 
 import { withCode } from "./code.js";
+import { element } from "./dom.js";
 import { exampleNodes } from "./examples.js";
-import { element } from "./plots.js";
 import { askKey, setUp } from "./preferences.js";
 import * as server from "./server.js";
 
@@ -11,8 +11,7 @@ const REF = "#/components/schemas/";
 const METHODS = ["get", "post", "put", "delete", "head"];
 
 function folded(kind, id, title, content) {
-  const node = element("details");
-  node.className = kind;
+  const node = element("details", "", kind);
   node.id = id;
   const summary = element("summary");
   summary.append(...title);
@@ -21,8 +20,7 @@ function folded(kind, id, title, content) {
 }
 
 function operation(method, path, described, keyed) {
-  const name = element("span", method.toUpperCase());
-  name.className = "method";
+  const name = element("span", method.toUpperCase(), "method");
   const title = [name, " ", element("code", path), ` — ${described.summary}`];
   const content = [];
   if (described.description) {
@@ -100,8 +98,7 @@ function joined(lists, between) {
 }
 
 function table(titles, rows) {
-  const node = element("table");
-  node.className = "fields";
+  const node = element("table", "", "fields");
   const head = element("tr");
   for (const title of titles) {
     const cell = element("th", title);

@@ -1,7 +1,7 @@
 // The examples of an operation of /openapi.json: commands for curl, and the replies to them.
 
 import { codeNode, withCode } from "./code.js";
-import { element } from "./plots.js";
+import { element } from "./dom.js";
 import { address } from "./server.js";
 
 const WIDTH = 76; // characters of a line of JSON, if it can be split

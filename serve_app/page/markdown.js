@@ -2,6 +2,7 @@
 // HTML in the source is shown as it is written. Remote images are shown as links.
 
 import { codeNode } from "./code.js";
+import { element } from "./dom.js";
 
 // The time of each pattern grows with the length of a line, at most with its square.
 const FENCE = /^ {0,3}(`{3,}|~{3,})(?=[^`]*$)\s*([^\s`]*)/;
@@ -14,18 +15,18 @@ const MOST_DEPTH = 16; // nesting of lists and quotes
 const WINDOW = 2000; // characters in which the end of an inline element is searched
 const SCHEMES = new Set(["http:", "https:", "mailto:"]);
 
-// Shows `source` in `element`. Blocks that have not changed keep their nodes, so appending to a text
+// Shows `source` in `parent`. Blocks that have not changed keep their nodes, so appending to a text
 // costs as much as rendering its last block.
-export function renderMarkdown(element, source) {
-  const shown = element.markdownBlocks ?? [];
+export function renderMarkdown(parent, source) {
+  const shown = parent.markdownBlocks ?? [];
   const blocks = splitBlocks(source.replaceAll("\r\n", "\n").split("\n"));
   let equal = 0;
   while (equal < shown.length && equal < blocks.length && shown[equal] === key(blocks[equal])) {
     equal++;
   }
-  while (element.childNodes.length > equal) element.lastChild.remove();
-  for (const block of blocks.slice(equal)) element.append(blockNode(block, 0));
-  element.markdownBlocks = blocks.map(key);
+  while (parent.childNodes.length > equal) parent.lastChild.remove();
+  for (const block of blocks.slice(equal)) parent.append(blockNode(block, 0));
+  parent.markdownBlocks = blocks.map(key);
 }
 
 function key(block) {
@@ -104,13 +105,13 @@ function blockNode({ type, lines }, depth) {
 }
 
 const NODES = {
-  paragraph: (lines) => inline(create("p"), lines.map((line) => line.trimStart()).join("\n")),
-  rule: () => create("hr"),
+  paragraph: (lines) => inline(element("p"), lines.map((line) => line.trimStart()).join("\n")),
+  rule: () => element("hr"),
   heading(lines) {
     const [start, marks] = HEADING.exec(lines[0]);
     const text = lines[0].slice(start.length).trim().replace(/(?:^|\s)#+$/, "").trimEnd();
     // The page has one h1; those of an answer begin below its messages' headings.
-    return inline(create(`h${Math.min(6, marks.length + 2)}`), text);
+    return inline(element(`h${Math.min(6, marks.length + 2)}`), text);
   },
   fence(lines) {
     const [, mark, language] = FENCE.exec(lines[0]);
@@ -119,11 +120,11 @@ const NODES = {
     return codeNode(lines.slice(1, closed ? -1 : undefined).join("\n"), language);
   },
   quote: (lines, depth) =>
-    nested(create("blockquote"), lines.map((line) => line.replace(QUOTE, "")), depth),
+    nested(element("blockquote"), lines.map((line) => line.replace(QUOTE, "")), depth),
   list(lines, depth) {
     const [, lead, mark] = ITEM.exec(lines[0]);
     const ordered = /\d/.test(mark);
-    const list = create(ordered ? "ol" : "ul");
+    const list = element(ordered ? "ol" : "ul");
     if (ordered && parseInt(mark) !== 1) list.start = parseInt(mark);
     for (const item of listItems(lines, lead.length)) list.append(itemNode(item, depth));
     return list;
@@ -132,24 +133,24 @@ const NODES = {
     const aligned = cells(lines[1]).map((cell) =>
       cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : "left",
     );
-    const table = create("table");
+    const table = element("table");
     table.createTHead().append(rowNode(lines[0], "th", aligned));
     const body = table.createTBody();
     for (const line of lines.slice(2)) body.append(rowNode(line, "td", aligned));
-    const frame = create("div", "table");
+    const frame = element("div", "", "table");
     frame.append(table);
     return frame;
   },
 };
 
-function nested(element, lines, depth) {
+function nested(parent, lines, depth) {
   const blocks = splitBlocks(lines);
   // A list item of one paragraph needs no paragraph element.
-  if (element.tagName === "LI" && blocks.length && blocks[0].type === "paragraph") {
-    inline(element, blocks.shift().lines.map((line) => line.trimStart()).join("\n"));
+  if (parent.tagName === "LI" && blocks.length && blocks[0].type === "paragraph") {
+    inline(parent, blocks.shift().lines.map((line) => line.trimStart()).join("\n"));
   }
-  for (const block of blocks) element.append(blockNode(block, depth + 1));
-  return element;
+  for (const block of blocks) parent.append(blockNode(block, depth + 1));
+  return parent;
 }
 
 function listItems(lines, indent) {
@@ -168,10 +169,10 @@ function listItems(lines, indent) {
 }
 
 function itemNode(item, depth) {
-  const node = create("li");
+  const node = element("li");
   const task = /^\[([ xX])\]\s+/.exec(item.lines[0]);
   if (task) {
-    const box = create("input");
+    const box = element("input");
     box.type = "checkbox";
     box.disabled = true;
     box.checked = task[1] !== " ";
@@ -187,9 +188,9 @@ function cells(line) {
 }
 
 function rowNode(line, tag, aligned) {
-  const row = create("tr");
+  const row = element("tr");
   for (const [index, text] of cells(line).slice(0, aligned.length).entries()) {
-    const cell = inline(create(tag, aligned[index]), text.replaceAll("\\|", "|"));
+    const cell = inline(element(tag, "", aligned[index]), text.replaceAll("\\|", "|"));
     if (tag === "th") cell.scope = "col";
     row.append(cell);
   }
@@ -204,7 +205,7 @@ const INLINE = {
     const mark = /^`+/.exec(text.slice(at, at + WINDOW))[0];
     const end = find(text, mark, at + mark.length);
     if (end < 0) return null;
-    const code = create("code");
+    const code = element("code");
     code.textContent = text.slice(at + mark.length, end).replaceAll("\n", " ");
     return [code, end + mark.length];
   },
@@ -216,7 +217,7 @@ const INLINE = {
   "<": (text, at) => address(text, at, /^<((?:https?:\/\/|mailto:)[^\s<>]+)>/),
   h: (text, at) =>
     /\w/.test(text[at - 1] ?? "") ? null : address(text, at, /^(https?:\/\/[^\s<>]*[\w/#=&-])/),
-  "\n": (text, at) => [create("br"), at + 1],
+  "\n": (text, at) => [element("br"), at + 1],
 };
 
 function inline(parent, text, depth = 0) {
@@ -250,7 +251,7 @@ function marked(text, at, mark, tag) {
     end = find(text, mark, end + 1);
     if (end < 0) return null;
   } while (/\s/.test(text[end - 1]) || (mark.length === 1 && text[end + 1] === mark));
-  const node = create(tag);
+  const node = element(tag);
   node.pending = text.slice(begin, end);
   return [node, end + mark.length];
 }
@@ -275,7 +276,7 @@ function address(text, at, pattern) {
 
 function anchor(target) {
   if (!URL.canParse(target) || !SCHEMES.has(new URL(target).protocol)) return null;
-  const node = create("a");
+  const node = element("a");
   node.href = target;
   node.target = "_blank";
   node.rel = "noopener noreferrer";
@@ -285,10 +286,4 @@ function anchor(target) {
 function find(text, mark, from) {
   const end = text.slice(from, from + WINDOW).indexOf(mark);
   return end < 0 ? -1 : from + end;
-}
-
-function create(tag, name) {
-  const element = document.createElement(tag);
-  if (name) element.className = name;
-  return element;
 }

@@ -2,21 +2,22 @@
 
 import { copyButton } from "./clipboard.js";
 import { siblings } from "./conversation.js";
+import { element, plainButton } from "./dom.js";
 import { renderMarkdown } from "./markdown.js";
 
 // `actions`: the functions of the buttons: edit, retry, branch, result. `frozen`: an answer is being generated.
 export function messageNode(chat, node, actions, frozen) {
-  const article = create("article", node.role);
+  const article = element("article", "", node.role);
   const authors = { user: "You", tool: `Result of ${node.tool}`, assistant: node.model ?? chat.model };
-  article.append(create("h2", "", authors[node.role]));
-  const body = create("div", "body");
+  article.append(element("h2", authors[node.role]));
+  const body = element("div", "", "body");
   article.append(body);
   if (node.role === "assistant") {
     updateAnswer(article, node);
     if (!frozen) body.append(...callForms(chat, node, actions));
   } else {
     if (node.images?.length) body.append(pictures(node.images));
-    body.append(create("div", "text", node.content));
+    body.append(element("div", node.content, "text"));
   }
   article.append(toolbar(chat, node, actions, article)); // invisible while an answer is generated
   return article;
@@ -36,7 +37,7 @@ export function updateAnswer(article, node) {
   if (node.thinking) {
     const details = part(body, "details", "thoughts");
     if (!details.firstChild) {
-      details.append(create("summary", "", "Thinking"), create("div", "thinking"));
+      details.append(element("summary", "Thinking"), element("div", "", "thinking"));
     }
     const more = node.thinking.slice(details.lastChild.textContent.length);
     if (more) details.lastChild.append(more);
@@ -44,23 +45,23 @@ export function updateAnswer(article, node) {
   renderMarkdown(part(body, "div", "markdown"), node.content);
   const calls = part(body, "div", "calls");
   for (const call of (node.calls ?? []).slice(calls.childElementCount)) {
-    const shown = create("div", "call");
-    const code = create("pre");
+    const shown = element("div", "", "call");
+    const code = element("pre");
     code.tabIndex = 0;
     code.textContent = JSON.stringify(call.function.arguments, null, 2);
-    shown.append(create("strong", "", `Calls ${call.function.name}`), code);
+    shown.append(element("strong", `Calls ${call.function.name}`), code);
     calls.append(shown);
   }
 }
 
 function part(body, tag, name) {
-  let element = body.querySelector(`:scope > .${name}`);
-  if (!element) {
-    element = create(tag, name);
+  let found = body.querySelector(`:scope > .${name}`);
+  if (!found) {
+    found = element(tag, "", name);
     const later = { thoughts: ".markdown", markdown: ".calls" }[name];
-    body.insertBefore(element, later ? body.querySelector(`:scope > ${later}`) : null);
+    body.insertBefore(found, later ? body.querySelector(`:scope > ${later}`) : null);
   }
-  return element;
+  return found;
 }
 
 // A form for the result of each call that has none yet.
@@ -69,9 +70,9 @@ function callForms(chat, node, actions) {
   let given = 0;
   for (let at = chat.nodes[chat.leaf]; at && at !== node; at = chat.nodes[at.parent]) given++;
   return (node.calls ?? []).slice(given, given + 1).map((call) => {
-    const form = create("form");
-    const label = create("label", "", `Result of ${call.function.name}`);
-    const field = create("textarea");
+    const form = element("form");
+    const label = element("label", `Result of ${call.function.name}`);
+    const field = element("textarea");
     field.rows = 2;
     field.placeholder = "what the function returned";
     label.append(field);
@@ -85,29 +86,29 @@ function callForms(chat, node, actions) {
 }
 
 function toolbar(chat, node, actions, article) {
-  const bar = create("div", "tools");
+  const bar = element("div", "", "tools");
   const all = siblings(chat, node);
   if (all.length > 1) {
     const at = all.indexOf(node);
     const turn = (text, label, to) => {
-      const button = plain(text, () => actions.branch(all[to]));
+      const button = plainButton(text, () => actions.branch(all[to]));
       button.setAttribute("aria-label", label);
       button.disabled = !all[to];
       return button;
     };
     bar.append(
       turn("‹", "Previous version", at - 1),
-      create("span", "", `${at + 1} / ${all.length}`),
+      element("span", `${at + 1} / ${all.length}`),
       turn("›", "Next version", at + 1),
     );
   }
   if (node.role === "assistant") {
     bar.append(
-      plain("Retry", () => actions.retry(node)),
+      plainButton("Retry", () => actions.retry(node)),
       copyButton(node.content),
-      create("span", "", statistics(node)),
+      element("span", statistics(node)),
     );
-  } else bar.append(plain("Edit", () => edit(article, node, actions)));
+  } else bar.append(plainButton("Edit", () => edit(article, node, actions)));
   return bar;
 }
 
@@ -119,13 +120,13 @@ function statistics({ statistics: made, stopped }) {
 }
 
 function edit(article, node, actions) {
-  const form = create("form");
-  const field = create("textarea");
+  const form = element("form");
+  const field = element("textarea");
   field.value = node.content;
   field.rows = Math.min(12, node.content.split("\n").length + 1);
   field.setAttribute("aria-label", "Edit the message");
-  const row = create("div", "row end");
-  row.append(plain("Cancel", () => form.replaceWith(...hidden)), submit("Send"));
+  const row = element("div", "", "row end");
+  row.append(plainButton("Cancel", () => form.replaceWith(...hidden)), submit("Send"));
   form.append(field, row);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -133,14 +134,14 @@ function edit(article, node, actions) {
   });
   const hidden = [...article.querySelectorAll(".body, .tools")];
   hidden[0].before(form);
-  for (const element of hidden) element.remove();
+  for (const part of hidden) part.remove();
   field.focus();
 }
 
 function pictures(images) {
-  const row = create("div", "pictures");
+  const row = element("div", "", "pictures");
   for (const image of images) {
-    const picture = create("img", "picture");
+    const picture = element("img", "", "picture");
     picture.src = `data:image/*;base64,${image.data}`;
     picture.alt = image.name;
     row.append(picture);
@@ -149,21 +150,7 @@ function pictures(images) {
 }
 
 function submit(text) {
-  const button = create("button", "", text);
+  const button = element("button", text);
   button.type = "submit";
   return button;
-}
-
-function plain(text, action) {
-  const button = create("button", "plain", text);
-  button.type = "button";
-  button.addEventListener("click", action);
-  return button;
-}
-
-function create(tag, name = "", text = "") {
-  const element = document.createElement(tag);
-  if (name) element.className = name;
-  if (text) element.textContent = text;
-  return element;
 }

@@ -1,5 +1,7 @@
 // Small line plots, as SVG elements without inline styles.
 
+import { element } from "./dom.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 300;
 const HEIGHT = 80;
@@ -22,8 +24,7 @@ export class Plot {
     this.svg.setAttribute("role", "img");
     this.paths = lines.map((_, index) => line(index));
     this.svg.append(...this.paths);
-    this.scale = element("div");
-    this.scale.className = "scale";
+    this.scale = element("div", "", "scale");
     this.scale.append(element("span"), element("span"));
     this.figure.append(this.caption, this.svg, this.scale);
   }
@@ -71,8 +72,7 @@ export class Plot {
   }
 
   #key(name, index) {
-    const node = element("span");
-    node.className = "key";
+    const node = element("span", "", "key");
     const sample = drawing(20, 8);
     sample.setAttribute("aria-hidden", "true");
     const path = line(index);
@@ -87,12 +87,6 @@ export class Plot {
 export function number(value) {
   if (value === null || value === undefined) return "–";
   return value.toLocaleString("en", { maximumFractionDigits: Math.abs(value) < 10 ? 1 : 0 });
-}
-
-export function element(name, text) {
-  const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
-  return made;
 }
 
 function drawing(width, height) {

@@ -1,6 +1,7 @@
 // The status page: requests /status.json at intervals and plots the values.
 
-import { element, number, Plot } from "./plots.js";
+import { element } from "./dom.js";
+import { number, Plot } from "./plots.js";
 import { askKey, setUp } from "./preferences.js";
 import * as server from "./server.js";
 
@@ -38,8 +39,7 @@ class ModelSection {
       queue: new Plot("Prompt tokens in the queue", ["tokens"], { span: POINTS }),
       cache: new Plot("Cache", ["used", "prefix hits"], { unit: "%", span: POINTS, most: 100 }),
     };
-    const grid = element("div");
-    grid.className = "plots";
+    const grid = element("div", "", "plots");
     grid.append(...Object.values(this.plots).map((plot) => plot.figure));
     Object.values(this.plots).forEach((plot) => plot.showSpan(SPAN));
     this.body = element("tbody");
@@ -82,8 +82,7 @@ class ModelSection {
   }
 
   #table() {
-    const around = element("div");
-    around.className = "table";
+    const around = element("div", "", "table");
     around.tabIndex = 0; // scrolls
     around.setAttribute("role", "region");
     around.setAttribute("aria-label", `Replicas of ${this.name}`);
