@@ -6,7 +6,7 @@ import { endAnswer, messageNode, updateAnswer } from "./messages.js";
 import { askKey, setUp } from "./preferences.js";
 import * as server from "./server.js";
 import { local } from "./site_data.js";
-import { allChats, deleteChat, saveChat } from "./store.js";
+import { allChats, deleteChat, readChat, saveChat, watchChats } from "./store.js";
 
 const $ = (id) => document.getElementById(id);
 const IMAGES = new Set(["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"]);
@@ -17,16 +17,24 @@ const BOTTOM = 80; // pixels from the end that count as the end, when following 
 let chats = [];
 let chat = null;
 let attached = [];
+const answers = new Map(); // chats by the AbortController of an answer that is not complete and stored
 let running = null; // the AbortController of the answer that is being generated
 let capabilities = new Set();
 let models = null; // settled when the models and the capabilities of the chosen one have been requested
 
 async function start() {
   setUp(requestModels);
-  chats = await allChats();
-  open(chats[0] ?? conversation.newChat("", {}));
+  let trouble;
+  try {
+    chats = await allChats();
+  } catch (error) {
+    trouble = error;
+  }
+  open(newest() ?? conversation.newChat("", {}));
   $("text").focus();
   requestModels();
+  if (trouble) problem(`The stored chats cannot be read: ${trouble.message}`);
+  watchChats(reload);
 }
 
 // ---- models
@@ -90,11 +98,15 @@ function open(opened) {
   if (opened === chat) return;
   running?.abort();
   busy(null);
-  chat = opened;
-  chat.model ||= $("model").value;
   attached = [];
   drawAttached();
   problem("");
+  show(opened);
+}
+
+function show(shown) {
+  chat = shown;
+  chat.model ||= $("model").value;
   if (chat.model && $("model").value !== chat.model && !$("model").disabled) {
     if (![...$("model").options].some((option) => option.value === chat.model)) {
       $("model").add(new Option(`${chat.model} (not served)`, chat.model));
@@ -123,6 +135,7 @@ function drawChats() {
       const item = element("li");
       const button = plainButton(each.title, () => open(each));
       button.className += " open";
+      button.disabled = Boolean(each.unreadable);
       item.setAttribute("aria-current", String(each.id === chat.id));
       const remove = plainButton("✕", () => forget(each));
       remove.setAttribute("aria-label", `Delete the chat ${each.title}`);
@@ -134,10 +147,18 @@ function drawChats() {
 
 async function forget(removed) {
   if (!confirm(`Delete the chat "${removed.title}"?`)) return;
-  chats = chats.filter((each) => each !== removed);
-  if (removed === chat) open(chats[0] ?? fresh());
-  else drawChats();
+  drop(removed);
   await deleteChat(removed.id);
+}
+
+function drop(removed) {
+  chats = chats.filter((each) => each !== removed);
+  if (removed === chat) open(newest() ?? fresh());
+  else drawChats();
+}
+
+function newest() {
+  return chats.find((each) => !each.unreadable);
 }
 
 function fresh() {
@@ -150,10 +171,36 @@ async function store(changed = chat) {
   drawChats();
   if (!chats.includes(changed)) return;
   try {
-    await saveChat(changed);
+    const other = await saveChat(changed);
+    if (other) await reload(other);
   } catch (error) {
-    problem(`The chat could not be stored in this browser: ${error?.message ?? error}`);
+    problem(`The chat could not be stored in this browser: ${error.message}`);
   }
+}
+
+// Shows what another tab has made of a chat. If this tab changes it too, `store` will keep both versions.
+async function reload(id) {
+  let read;
+  try {
+    read = await readChat(id);
+  } catch {
+    return; // the browser has lost it; this tab may still have it
+  }
+  const known = chats.find((each) => each.id === id);
+  if (!read) {
+    if (known) drop(known);
+    return;
+  }
+  if ([...answers.values()].includes(known) || (known === chat && $("messages").querySelector("textarea:focus"))) return;
+  chats = known ? chats.map((each) => (each === known ? read : each)) : [read, ...chats];
+  if (known !== chat) {
+    drawChats();
+    return;
+  }
+  const { scrollTop } = $("main");
+  const following = atEnd();
+  show(read);
+  if (!following) $("main").scrollTop = scrollTop;
 }
 
 // ---- messages
@@ -211,23 +258,31 @@ async function answer() {
   const abort = new AbortController();
   problem("");
   busy(abort);
+  answers.set(abort, asked);
   if (!chats.includes(asked)) chats.unshift(asked);
   store(asked);
   draw();
-  const stopped = new Promise((resolve) => abort.signal.addEventListener("abort", resolve));
+  if (await modelReady(abort.signal)) await generate(asked, abort);
+  else if (running === abort) {
+    busy(null);
+    draw();
+  }
+  answers.delete(abort);
+}
+
+// Whether the server has told its models, before `signal`.
+async function modelReady(signal) {
+  const stopped = new Promise((resolve) => signal.addEventListener("abort", resolve));
   let awaited;
-  while (awaited !== models && !abort.signal.aborted) {
+  while (awaited !== models && !signal.aborted) {
     awaited = models;
     await Promise.race([awaited, stopped]);
   }
-  if ($("model").disabled && !abort.signal.aborted) await requestModels();
-  if ($("model").disabled || abort.signal.aborted) {
-    if (running === abort) {
-      busy(null);
-      draw();
-    }
-    return;
-  }
+  if ($("model").disabled && !signal.aborted) await requestModels();
+  return !$("model").disabled && !signal.aborted;
+}
+
+async function generate(asked, abort) {
   const body = requestOf(asked);
   const node = conversation.add(asked, asked.leaf, { role: "assistant", content: "", model: body.model });
   const shown = messageNode(asked, node, actions, true);

@@ -1,9 +1,13 @@
 // A chat as a tree of messages: an edited message or another answer is a sibling of the first one. The page
 // shows the path from the root to `leaf`.
 
+export function newId() {
+  return crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`; // browsers have no UUIDs for http:// on other hosts
+}
+
 export function newChat(model, settings) {
   return {
-    id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`,
+    id: newId(),
     title: "New chat",
     model,
     ...settings, // system, options, tools, think
