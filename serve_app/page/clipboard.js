@@ -1,10 +1,10 @@
-// A button that copies a text and says so.
+// A button that copies what `text` returns, and says so.
 
 import { element, plainButton } from "./dom.js";
 
 export function copyButton(text) {
   const button = plainButton("Copy", async () => {
-    button.textContent = (await copied(text)) ? "Copied" : "Not copied";
+    button.textContent = (await copied(text())) ? "Copied" : "Not copied";
   });
   return button;
 }

@@ -1,6 +1,6 @@
 // The examples of an operation of /openapi.json: commands for curl, and the replies to them.
 
-import { codeNode, withCode } from "./code.js";
+import { CodeBlock, withCode } from "./code.js";
 import { element } from "./dom.js";
 import { address } from "./server.js";
 
@@ -21,9 +21,9 @@ export function exampleNodes(method, path, described, keyed) {
     const { summary = "", description = "" } = requests[name] ?? replies[name];
     const kind = names.length > 1 ? `, ${summary.toLowerCase()}` : "";
     const command = curl(method, place, requests[name]?.value, keyed);
-    const nodes = [codeNode(command, "shell", `Request${kind}`)];
+    const nodes = [new CodeBlock(command, "shell", `Request${kind}`).node];
     if (description) nodes.unshift(paragraph(description));
-    if (replies[name]) nodes.push(codeNode(shown(replies[name].value), "json", `Reply${kind}`));
+    if (replies[name]) nodes.push(new CodeBlock(shown(replies[name].value), "json", `Reply${kind}`).node);
     return nodes;
   });
 }

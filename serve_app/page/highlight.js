@@ -1,5 +1,7 @@
 // Colours for code: comments, strings, numbers and keywords, by families of languages.
 
+import { element } from "./dom.js";
+
 const C = ["//[^\\n]*|/\\*[\\s\\S]*?(?:\\*/|$)", "\"(?:\\\\.|[^\"\\\\\\n])*\"?|'(?:\\\\.|[^'\\\\\\n])*'?"];
 const HASH = ["#[^\\n]*", C[1]];
 
@@ -54,28 +56,74 @@ const NAMES = {
 const FAMILY = new Map(
   Object.entries(NAMES).flatMap(([family, names]) => names.split(" ").map((name) => [name, family])),
 );
-const LONGEST = 50_000; // longer code is shown without colours
+const LONGEST = 50_000; // what follows is shown without colours
+const AHEAD = 2; // characters behind a match that can decide where it ends
 
-export function highlight(element, text, language) {
-  const family = FAMILIES[FAMILY.get((language ?? "").toLowerCase())];
-  if (!family || text.length > LONGEST) {
-    element.textContent = text;
-    return;
+// Shows code in an element as it arrives. What can no longer change keeps its nodes.
+export class Highlighter {
+  #parent;
+  #pattern = null;
+  #words;
+  #folded;
+  #text = "";
+  #settled = 0; // characters whose nodes stay
+  #nodes = 0; // how many nodes these are
+  #length = 0; // characters of the last of them, if it is a text
+
+  constructor(parent, language) {
+    this.#parent = parent;
+    const family = FAMILY.get(language.toLowerCase());
+    if (!family) return;
+    const [[comments, strings], words] = FAMILIES[family];
+    this.#words = new Set(WORDS[words].split(/\s+/));
+    this.#pattern = new RegExp(`(${comments})|(${strings})|\\b(\\d[\\w.]*)|([A-Za-z_]\\w*)`, "g");
+    this.#folded = family === "sql";
   }
-  const [[comments, strings], words] = family;
-  const known = new Set(WORDS[words].split(/\s+/));
-  const pattern = new RegExp(`(${comments})|(${strings})|\\b(\\d[\\w.]*)|([A-Za-z_]\\w*)`, "g");
-  const folded = words === "sql";
-  let plain = 0;
-  for (const found of text.matchAll(pattern)) {
-    const [all, comment, string, number, word] = found;
-    const name = comment ? "comment" : string ? "string" : number ? "number" : "keyword";
-    if (word && !known.has(folded ? word.toLowerCase() : word)) continue;
-    const span = document.createElement("span");
-    span.className = name;
-    span.textContent = all;
-    element.append(text.slice(plain, found.index), span);
-    plain = found.index + all.length;
+
+  append(more) {
+    const room = this.#pattern ? Math.max(0, LONGEST - this.#text.length) : 0;
+    this.#text += more.slice(0, room);
+    if (room && more) this.#colour();
+    this.#plain(more.slice(room));
   }
-  element.append(text.slice(plain));
+
+  #colour() {
+    this.#rewind();
+    const text = this.#text;
+    let plain = this.#settled;
+    this.#pattern.lastIndex = plain;
+    for (let found; (found = this.#pattern.exec(text)); ) {
+      const name = this.#nameOf(found);
+      this.#plain(text.slice(plain, found.index));
+      if (name) this.#parent.append(element("span", found[0], name));
+      else this.#plain(found[0]);
+      plain = this.#pattern.lastIndex;
+      if (plain + AHEAD <= text.length) this.#settle(plain);
+    }
+    this.#plain(text.slice(plain));
+  }
+
+  #nameOf([, comment, string, number, word]) {
+    if (word) return this.#words.has(this.#folded ? word.toLowerCase() : word) ? "keyword" : null;
+    return comment ? "comment" : string ? "string" : number ? "number" : null;
+  }
+
+  #settle(end) {
+    this.#settled = end;
+    this.#nodes = this.#parent.childNodes.length;
+    this.#length = this.#parent.lastChild.data?.length;
+  }
+
+  #rewind() {
+    while (this.#parent.childNodes.length > this.#nodes) this.#parent.lastChild.remove();
+    const last = this.#parent.lastChild;
+    if (last?.data) last.deleteData(this.#length, last.length - this.#length);
+  }
+
+  #plain(text) {
+    if (!text) return;
+    const last = this.#parent.lastChild;
+    if (last?.data) last.appendData(text);
+    else this.#parent.append(text);
+  }
 }

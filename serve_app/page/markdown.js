@@ -1,36 +1,53 @@
 // Markdown to DOM nodes. Text reaches the page through text nodes only, so it cannot add elements;
-// HTML in the source is shown as it is written. Remote images are shown as links.
+// HTML in the source is shown as it is written.
 
-import { codeNode } from "./code.js";
+import { CodeBlock } from "./code.js";
 import { element } from "./dom.js";
+import { inline } from "./inline.js";
 
-// The time of each pattern grows with the length of a line, at most with its square.
-const FENCE = /^ {0,3}(`{3,}|~{3,})(?=[^`]*$)\s*([^\s`]*)/;
+// The time of each pattern grows with the length of a line.
+const FENCE = /^ {0,3}(?=(`{3,}|~{3,}))\1(?=[^`]*$)\s*([^\s`]*)/; // the run is matched once
 const HEADING = /^ {0,3}(#{1,6})\s/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(?:\s+|$)/;
 const TABLE_RULE = /^\s*(?:\|\s*)?:?-+:?\s*(?:\|\s*:?-+:?\s*)*(?:\|\s*)?$/;
+const INDENT = /^(?: {4}| {0,3}\t)/;
+const FROM_RIGHT = /[\p{Script=Arabic}\p{Script=Hebrew}\p{Script=Nko}\p{Script=Syriac}\p{Script=Thaana}]/u;
 const MOST_DEPTH = 16; // nesting of lists and quotes
-const WINDOW = 2000; // characters in which the end of an inline element is searched
-const SCHEMES = new Set(["http:", "https:", "mailto:"]);
+const shown = new WeakMap(); // parts by the element that shows them
 
-// Shows `source` in `parent`. Blocks that have not changed keep their nodes, so appending to a text
-// costs as much as rendering its last block.
+// Shows `source` in `parent`. Blocks, items, rows and code keep their nodes as far as the source has not
+// changed, so appending to a text costs as much as rendering its last paragraph.
 export function renderMarkdown(parent, source) {
-  const shown = parent.markdownBlocks ?? [];
   const blocks = splitBlocks(source.replaceAll("\r\n", "\n").split("\n"));
-  let equal = 0;
-  while (equal < shown.length && equal < blocks.length && shown[equal] === key(blocks[equal])) {
-    equal++;
-  }
-  while (parent.childNodes.length > equal) parent.lastChild.remove();
-  for (const block of blocks.slice(equal)) parent.append(blockNode(block, 0));
-  parent.markdownBlocks = blocks.map(key);
+  showParts(parent, shown.get(parent), blocks, 0);
+  shown.set(parent, blocks);
 }
 
-function key(block) {
-  return `${block.type}\n${block.lines.join("\n")}`;
+// A part is a block, an item or a row: { type, lines, node, and what its type keeps }. Shows `after` in
+// `parent`, which shows `before`.
+function showParts(parent, before = [], after, depth) {
+  after.forEach((part, at) => {
+    const old = before[at];
+    if (old && equal(old, part)) {
+      Object.assign(part, old);
+      return;
+    }
+    const type = depth < MOST_DEPTH ? part.type : "paragraph";
+    part.node = NODES[type](part, old?.type === part.type ? old : undefined, depth);
+    if (!old) parent.append(part.node);
+    else if (old.node !== part.node) old.node.replaceWith(part.node);
+  });
+  for (const old of before.slice(after.length)) old.node.remove();
+}
+
+function equal(one, other) {
+  return (
+    one.type === other.type &&
+    one.lines.length === other.lines.length &&
+    one.lines.every((line, at) => line === other.lines[at])
+  );
 }
 
 function splitBlocks(lines) {
@@ -55,20 +72,33 @@ function typeAt(lines, at) {
   if (RULE.test(line)) return "rule";
   if (QUOTE.test(line)) return "quote";
   if (ITEM.test(line)) return "list";
-  if (line.includes("|") && at + 1 < lines.length && TABLE_RULE.test(lines[at + 1])) return "table";
-  return "paragraph";
+  if (line.includes("|") && ruled(line, lines[at + 1] ?? "")) return "table";
+  return INDENT.test(line) ? "indented" : "paragraph";
+}
+
+function ruled(line, rule) {
+  return TABLE_RULE.test(rule) && cells(line).length === cells(rule).length;
+}
+
+// Whether a line continues the paragraph of the line before it.
+function continues(lines, at) {
+  return ["paragraph", "indented"].includes(typeAt(lines, at));
 }
 
 const ENDS = {
   heading: (lines, at) => at + 1,
   rule: (lines, at) => at + 1,
   fence(lines, at) {
-    const mark = FENCE.exec(lines[at])[1];
+    const [, mark] = FENCE.exec(lines[at]);
     for (let end = at + 1; end < lines.length; end++) {
-      const line = lines[end].trim();
-      if (line.length >= mark.length && line === mark[0].repeat(line.length)) return end + 1;
+      if (closes(lines[end], mark)) return end + 1;
     }
     return lines.length; // not closed yet
+  },
+  indented(lines, at) {
+    let end = at;
+    while (end < lines.length && (!lines[end].trim() || INDENT.test(lines[end]))) end++;
+    return withoutBlank(lines, end);
   },
   quote(lines, at) {
     let end = at;
@@ -83,10 +113,9 @@ const ENDS = {
       if (!line.trim() || line.search(/\S/) > lead.length) continue;
       const item = ITEM.exec(line);
       if (item && item[2].at(-1) === mark.at(-1)) continue;
-      if (!lines[end - 1].trim() || typeAt(lines, end) !== "paragraph") break;
+      if (!lines[end - 1].trim() || !continues(lines, end)) break;
     }
-    while (!lines[end - 1].trim()) end--;
-    return end;
+    return withoutBlank(lines, end);
   },
   table(lines, at) {
     let end = at + 2;
@@ -95,62 +124,103 @@ const ENDS = {
   },
   paragraph(lines, at) {
     let end = at + 1;
-    while (end < lines.length && lines[end].trim() && typeAt(lines, end) === "paragraph") end++;
+    while (end < lines.length && lines[end].trim() && continues(lines, end)) end++;
     return end;
   },
 };
 
-function blockNode({ type, lines }, depth) {
-  return NODES[depth < MOST_DEPTH ? type : "paragraph"](lines, depth);
+function withoutBlank(lines, end) {
+  while (!lines[end - 1].trim()) end--;
+  return end;
 }
 
+function closes(line, mark) {
+  const found = line.trim();
+  return found.length >= mark.length && found === mark[0].repeat(found.length);
+}
+
+// Functions of a part, an earlier state of it, and the depth, which return the node of the part: that of the
+// earlier state if it can be made to show the part.
 const NODES = {
-  paragraph: (lines) => inline(element("p"), lines.map((line) => line.trimStart()).join("\n")),
+  paragraph: ({ lines }) => inline(directed(element("p"), lines), joined(lines)),
   rule: () => element("hr"),
-  heading(lines) {
+  heading({ lines }) {
     const [start, marks] = HEADING.exec(lines[0]);
     const text = lines[0].slice(start.length).trim().replace(/(?:^|\s)#+$/, "").trimEnd();
     // The page has one h1; those of an answer begin below its messages' headings.
-    return inline(element(`h${Math.min(6, marks.length + 2)}`), text);
+    return inline(directed(element(`h${Math.min(6, marks.length + 2)}`), lines), text);
   },
-  fence(lines) {
-    const [, mark, language] = FENCE.exec(lines[0]);
-    const last = lines.at(-1).trim();
-    const closed = lines.length > 1 && last.startsWith(mark) && !last.replaceAll(mark[0], "");
-    return codeNode(lines.slice(1, closed ? -1 : undefined).join("\n"), language);
+  fence(part, old) {
+    const [, mark, language] = FENCE.exec(part.lines[0]);
+    const code = part.lines.slice(1);
+    const last = code.at(-1)?.trim();
+    // Also what may become the closing line.
+    if (code.length && (closes(last, mark) || mark.startsWith(last))) code.pop();
+    return codeNode(part, old, code.join("\n"), language);
   },
-  quote: (lines, depth) =>
-    nested(element("blockquote"), lines.map((line) => line.replace(QUOTE, "")), depth),
-  list(lines, depth) {
-    const [, lead, mark] = ITEM.exec(lines[0]);
-    const ordered = /\d/.test(mark);
-    const list = element(ordered ? "ol" : "ul");
-    if (ordered && parseInt(mark) !== 1) list.start = parseInt(mark);
-    for (const item of listItems(lines, lead.length)) list.append(itemNode(item, depth));
-    return list;
+  indented(part, old) {
+    return codeNode(part, old, part.lines.map((line) => line.replace(INDENT, "")).join("\n"), "");
   },
-  table(lines) {
-    const aligned = cells(lines[1]).map((cell) =>
-      cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : "left",
-    );
-    const table = element("table");
-    table.createTHead().append(rowNode(lines[0], "th", aligned));
-    const body = table.createTBody();
-    for (const line of lines.slice(2)) body.append(rowNode(line, "td", aligned));
-    const frame = element("div", "", "table");
-    frame.append(table);
-    return frame;
+  quote(part, old, depth) {
+    const node = directed(old?.node ?? element("blockquote"), part.lines);
+    part.parts = splitBlocks(part.lines.map((line) => line.replace(QUOTE, "")));
+    showParts(node, old?.parts, part.parts, depth + 1);
+    return node;
   },
+  list(part, old, depth) {
+    const [, lead, mark] = ITEM.exec(part.lines[0]);
+    part.start = /\d/.test(mark) ? parseInt(mark) : null;
+    const known = old?.start === part.start ? old : undefined;
+    const node = known?.node ?? element(part.start === null ? "ul" : "ol");
+    if (part.start !== null) node.start = part.start;
+    directed(node, part.lines);
+    part.parts = listItems(part.lines, lead.length);
+    showParts(node, known?.parts, part.parts, depth);
+    return node;
+  },
+  item(part, old, depth) {
+    const node = old?.node ?? element("li");
+    part.parts = splitBlocks(part.lines);
+    // A list item of one paragraph needs no paragraph element.
+    if (part.parts[0]?.type === "paragraph") part.parts[0].type = "text";
+    showParts(node, old?.parts, part.parts, depth + 1);
+    return node;
+  },
+  text({ lines }) {
+    const node = element("span");
+    const task = /^\[([ xX])\]\s+/.exec(lines[0]);
+    if (task) node.append(checkbox(task[1] !== " "), " ");
+    return inline(node, joined(lines).slice(task?.[0].length));
+  },
+  table(part, old, depth) {
+    const [head, rule, ...rows] = part.lines;
+    const known = old?.lines[0] === head && old.lines[1] === rule ? old : undefined;
+    const aligned = cells(rule).map(alignment);
+    const node = directed(known?.node ?? tableNode(head, aligned), part.lines);
+    part.parts = rows.map((line) => ({ type: "row", lines: [line], aligned }));
+    showParts(node.querySelector("tbody"), known?.parts, part.parts, depth);
+    return node;
+  },
+  row: ({ lines: [line], aligned }) => rowNode(line, "td", aligned),
 };
 
-function nested(parent, lines, depth) {
-  const blocks = splitBlocks(lines);
-  // A list item of one paragraph needs no paragraph element.
-  if (parent.tagName === "LI" && blocks.length && blocks[0].type === "paragraph") {
-    inline(parent, blocks.shift().lines.map((line) => line.trimStart()).join("\n"));
-  }
-  for (const block of blocks) parent.append(blockNode(block, depth + 1));
-  return parent;
+// Gives `node` the direction of the first letter. With dir="auto", the browser would search for it each time
+// that something is appended.
+function directed(node, lines) {
+  const letter = /\p{L}/u.exec(lines.find((line) => /\p{L}/u.test(line)) ?? "")?.[0];
+  if (letter) node.dir = FROM_RIGHT.test(letter) ? "rtl" : "ltr";
+  return node;
+}
+
+function joined(lines) {
+  return lines.map((line) => line.trimStart()).join("\n");
+}
+
+function codeNode(part, old, text, language) {
+  const known = old?.lines[0] === part.lines[0] && text.startsWith(old.code.text) ? old.code : undefined;
+  part.code = known ?? new CodeBlock("", language);
+  part.code.append(text.slice(part.code.text.length));
+  return part.code.node;
 }
 
 function listItems(lines, indent) {
@@ -158,7 +228,7 @@ function listItems(lines, indent) {
   for (const line of lines) {
     const found = ITEM.exec(line);
     if (found && found[1].length <= indent + 1) {
-      items.push({ width: found[0].length, lines: [line.slice(found[0].length)] });
+      items.push({ type: "item", width: found[0].length, lines: [line.slice(found[0].length)] });
     } else {
       const item = items.at(-1);
       const blank = line.search(/\S/);
@@ -168,23 +238,31 @@ function listItems(lines, indent) {
   return items;
 }
 
-function itemNode(item, depth) {
-  const node = element("li");
-  const task = /^\[([ xX])\]\s+/.exec(item.lines[0]);
-  if (task) {
-    const box = element("input");
-    box.type = "checkbox";
-    box.disabled = true;
-    box.checked = task[1] !== " ";
-    box.setAttribute("aria-label", box.checked ? "done" : "open");
-    node.append(box, " ");
-    item.lines[0] = item.lines[0].slice(task[0].length);
-  }
-  return nested(node, item.lines, depth);
+function checkbox(checked) {
+  const box = element("input");
+  box.type = "checkbox";
+  box.disabled = true;
+  box.checked = checked;
+  box.setAttribute("aria-label", checked ? "done" : "open");
+  return box;
 }
 
 function cells(line) {
   return line.trim().replace(/^\||\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim());
+}
+
+function alignment(cell) {
+  if (!cell.endsWith(":")) return cell.startsWith(":") ? "left" : "start";
+  return cell.startsWith(":") ? "center" : "right";
+}
+
+function tableNode(head, aligned) {
+  const table = element("table");
+  table.createTHead().append(rowNode(head, "th", aligned));
+  table.createTBody();
+  const frame = element("div", "", "table");
+  frame.append(table);
+  return frame;
 }
 
 function rowNode(line, tag, aligned) {
@@ -195,95 +273,4 @@ function rowNode(line, tag, aligned) {
     row.append(cell);
   }
   return row;
-}
-
-// Inline elements by their first character: a function of the text and a place, which returns the node
-// and the place after it, or nothing.
-const INLINE = {
-  "\\": (text, at) => (/[!-/:-@[-`{-~]/.test(text[at + 1] ?? "") ? [text[at + 1], at + 2] : null),
-  "`"(text, at) {
-    const mark = /^`+/.exec(text.slice(at, at + WINDOW))[0];
-    const end = find(text, mark, at + mark.length);
-    if (end < 0) return null;
-    const code = element("code");
-    code.textContent = text.slice(at + mark.length, end).replaceAll("\n", " ");
-    return [code, end + mark.length];
-  },
-  "*": (text, at) => emphasis(text, at),
-  _: (text, at) => (/\w/.test(text[at - 1] ?? "") ? null : emphasis(text, at)),
-  "~": (text, at) => (text[at + 1] === "~" ? marked(text, at, "~~", "del") : null),
-  "!": (text, at) => (text[at + 1] === "[" ? link(text, at + 1) : null),
-  "[": (text, at) => link(text, at),
-  "<": (text, at) => address(text, at, /^<((?:https?:\/\/|mailto:)[^\s<>]+)>/),
-  h: (text, at) =>
-    /\w/.test(text[at - 1] ?? "") ? null : address(text, at, /^(https?:\/\/[^\s<>]*[\w/#=&-])/),
-  "\n": (text, at) => [element("br"), at + 1],
-};
-
-function inline(parent, text, depth = 0) {
-  let plain = 0;
-  for (let at = 0; at < text.length; ) {
-    const found = depth < MOST_DEPTH && INLINE[text[at]]?.(text, at, depth);
-    if (!found) {
-      at++;
-      continue;
-    }
-    parent.append(text.slice(plain, at));
-    const [node, end] = found;
-    if (node.pending) inline(node, node.pending, depth + 1);
-    parent.append(node);
-    plain = at = end;
-  }
-  parent.append(text.slice(plain));
-  return parent;
-}
-
-function emphasis(text, at) {
-  const mark = text[at];
-  return text[at + 1] === mark ? marked(text, at, mark + mark, "strong") : marked(text, at, mark, "em");
-}
-
-function marked(text, at, mark, tag) {
-  const begin = at + mark.length;
-  if (!text[begin] || /\s/.test(text[begin])) return null;
-  let end = begin;
-  do {
-    end = find(text, mark, end + 1);
-    if (end < 0) return null;
-  } while (/\s/.test(text[end - 1]) || (mark.length === 1 && text[end + 1] === mark));
-  const node = element(tag);
-  node.pending = text.slice(begin, end);
-  return [node, end + mark.length];
-}
-
-function link(text, at) {
-  const middle = find(text, "](", at);
-  const end = middle < 0 ? -1 : find(text, ")", middle);
-  if (end < 0) return null;
-  const node = anchor(text.slice(middle + 2, end).trim().split(/\s/)[0]);
-  if (!node) return null;
-  node.pending = text.slice(at + 1, middle) || node.href;
-  return [node, end + 1];
-}
-
-function address(text, at, pattern) {
-  const found = pattern.exec(text.slice(at, at + WINDOW));
-  const node = found && anchor(found[1]);
-  if (!node) return null;
-  node.textContent = found[1];
-  return [node, at + found[0].length];
-}
-
-function anchor(target) {
-  if (!URL.canParse(target) || !SCHEMES.has(new URL(target).protocol)) return null;
-  const node = element("a");
-  node.href = target;
-  node.target = "_blank";
-  node.rel = "noopener noreferrer";
-  return node;
-}
-
-function find(text, mark, from) {
-  const end = text.slice(from, from + WINDOW).indexOf(mark);
-  return end < 0 ? -1 : from + end;
 }

@@ -105,7 +105,7 @@ function toolbar(chat, node, actions, article) {
   if (node.role === "assistant") {
     bar.append(
       plainButton("Retry", () => actions.retry(node)),
-      copyButton(node.content),
+      copyButton(() => node.content),
       element("span", statistics(node)),
     );
   } else bar.append(plainButton("Edit", () => edit(article, node, actions)));

@@ -216,44 +216,6 @@ async def test_an_answer_cannot_put_elements_or_scripts_into_the_page(visiting):
         assert visit.problems == []
 
 
-async def test_markdown_becomes_elements(visiting):
-    async with visiting(PretendReplica((MARKDOWN,))) as visit:
-        await visit.ask("Hi")
-        await visit.page.get_by_text("tokens/s").wait_for()
-        answer = visit.page.locator("article.assistant .markdown")
-        found = {
-            "h3": "One", "strong": "three", "em": "four", "p > code": "five", "del": "six",
-            "ul ul > li": "b", "blockquote": "f", "th": "g", "td.right code": "a|b",
-            ".comment": "# comment", ".string": '"text"', "ol[start='3'] > li": "d",
-        }  # fmt: skip
-        for selector, text in found.items():
-            assert await answer.locator(selector).first.inner_text() == text, selector
-        assert "2 * 3 * 4 snake_case_name" in await answer.inner_text()
-        assert await answer.locator("input[type=checkbox]").is_checked()
-
-
-async def test_long_lines_of_markdown_become_elements_at_once(visiting):
-    render = """async (source) => {
-      const { renderMarkdown } = await import("/page/markdown.js");
-      const shown = document.createElement("div");
-      renderMarkdown(shown, source);
-      return [...shown.children].map((each) => [each.tagName, each.textContent.slice(0, 4)]);
-    }"""
-    gap = " " * 20_000
-    expected = {
-        f"# a{gap}b": ["H3", "a   "],
-        "## C# ##": ["H4", "C#"],
-        "# #": ["H3", ""],
-        f"```{gap}`": ["P", "``` "],
-        f"|e|\n|-{gap}x|": ["P", "|e||"],
-        "|f|g|\n| :-: |-|": ["DIV", "fg"],
-        "~~~ python x\nh\n~~~": ["FIGURE", "pyth"],
-    }
-    async with visiting(PretendReplica()) as visit:
-        shown = await visit.page.evaluate(render, "\n\n".join(expected))
-        assert shown == [*expected.values()]
-
-
 async def test_an_edited_message_and_another_answer_are_branches(visiting):
     async with visiting(PretendReplica()) as visit:
         page = visit.page
