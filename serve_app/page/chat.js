@@ -3,6 +3,7 @@
 import * as conversation from "./conversation.js";
 import { element, plainButton } from "./dom.js";
 import { endAnswer, messageNode, updateAnswer } from "./messages.js";
+import { paced } from "./pacing.js";
 import { askKey, setUp } from "./preferences.js";
 import * as server from "./server.js";
 import { local } from "./site_data.js";
@@ -346,17 +347,12 @@ function remove(from, node) {
   if (others.length) conversation.showBranch(from, others.at(-1));
 }
 
-let drawing = false;
-function redraw(shown, node) {
-  if (drawing) return;
-  drawing = true;
-  requestAnimationFrame(() => {
-    drawing = false;
-    const following = atEnd();
-    updateAnswer(shown, node);
-    if (following) follow();
-  });
-}
+const redraw = paced((shown, node) => {
+  const following = atEnd();
+  updateAnswer(shown, node);
+  if (following) follow();
+  void $("main").scrollHeight; // the time of the layout counts
+});
 
 // Only the last message changes when an answer ends, unless it was removed or the chat was opened again.
 function drawEnd(shown, node) {

@@ -191,3 +191,26 @@ async def test_the_work_for_a_paragraph_grows_with_its_length(visiting):
         for part in ("*a ", "**a ", "_a ", "*a* ", "~~a ", "[a](", "[", "`a ``b "):
             source = part * 1000
             assert await visit.page.evaluate(count, source) < 3 * len(source), part
+
+
+async def test_drawing_pauses_for_three_times_as_long_as_it_took(visiting):
+    run = """async () => {
+      const { paced } = await import("/page/pacing.js");
+      const [frames, timers, drawn] = [[], [], []];
+      let now = 0;
+      window.requestAnimationFrame = (frame) => frames.push(frame);
+      window.setTimeout = (next, pause) => timers.push([next, pause]);
+      performance.now = () => now;
+      const draw = paced((text) => { drawn.push(text); now += 20; });
+      for (const text of "ab") draw(text);
+      frames.pop()();
+      for (const text of "cd") draw(text);
+      const early = frames.length;
+      const [next, pause] = timers.pop();
+      next();
+      frames.pop()();
+      timers.pop()[0]();
+      return [drawn.join(""), early, pause, frames.length];
+    }"""
+    async with visiting(PretendReplica()) as visit:
+        assert await visit.page.evaluate(run) == ["bd", 0, 60, 0]
