@@ -4,20 +4,21 @@ import * as conversation from "./conversation.js";
 import { element, plainButton } from "./dom.js";
 import { endAnswer, messageNode, updateAnswer } from "./messages.js";
 import { paced } from "./pacing.js";
+import { PictureList, readPicture } from "./pictures.js";
 import { askKey, setUp } from "./preferences.js";
 import * as server from "./server.js";
 import { local } from "./site_data.js";
 import { allChats, deleteChat, readChat, saveChat, watchChats } from "./store.js";
 
 const $ = (id) => document.getElementById(id);
-const IMAGES = new Set(["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"]);
 const MODEL = "caravan-model"; // key of localStorage
 const COMPOSED = 229; // keyCode of a key of an input method; Safari ends the composition before its Enter
 const BOTTOM = 80; // pixels from the end that count as the end, when following an answer
 
+const attached = new PictureList($("attached"), $("text"));
 let chats = [];
 let chat = null;
-let attached = [];
+let reading = Promise.resolve(); // settled when the files that were given have been read
 const answers = new Map(); // chats by the AbortController of an answer that is not complete and stored
 let running = null; // the AbortController of the answer that is being generated
 let capabilities = new Set();
@@ -99,8 +100,7 @@ function open(opened) {
   if (opened === chat) return;
   running?.abort();
   busy(null);
-  attached = [];
-  drawAttached();
+  attached.show([]);
   problem("");
   show(opened);
 }
@@ -207,8 +207,8 @@ async function reload(id) {
 // ---- messages
 
 const actions = {
-  edit(node, content) {
-    const { role, images, tool } = node;
+  edit(node, content, images) {
+    const { role, tool } = node;
     conversation.add(chat, node.parent, { role, content, images, tool });
     proceed();
   },
@@ -239,17 +239,15 @@ function proceed() {
 
 async function send() {
   await started; // stored chats may not have been read yet
-  if (attached.length) {
-    const asked = chat;
-    await models;
-    if (chat !== asked || !sees()) return;
-  }
+  const asked = chat.id;
+  await reading;
+  if (attached.images.length) await models;
+  if (chat.id !== asked || (attached.images.length && !sees())) return;
   const content = $("text").value;
-  if (running || (!content.trim() && !attached.length)) return;
-  conversation.add(chat, chat.leaf, { role: "user", content, images: attached });
+  if (running || (!content.trim() && !attached.images.length)) return;
+  conversation.add(chat, chat.leaf, { role: "user", content, images: attached.images });
   $("text").value = "";
-  attached = [];
-  drawAttached();
+  attached.show([]);
   grow();
   answer();
 }
@@ -382,61 +380,33 @@ function busy(abort) {
   $("stop").hidden = abort === null;
 }
 
-// ---- images
+// ---- pictures
 
-async function attach(files) {
+function attach(files) {
+  const into = chat.id;
+  reading = reading.then(() => readInto(into, files));
+  return reading;
+}
+
+async function readInto(into, files) {
+  const read = [];
   for (const file of files) {
     if (!file.type.startsWith("image/")) continue;
     if (!sees()) return;
     try {
-      const data = await base64(IMAGES.has(file.type) ? file : await asPng(file));
-      attached.push({ name: file.name || "image", data });
+      read.push(await readPicture(file));
     } catch {
       problem(`${file.name} cannot be read as an image.`);
     }
   }
-  drawAttached();
+  if (chat.id !== into) return;
+  attached.show([...attached.images, ...read]);
   $("text").focus();
 }
 
 function sees() {
   if (!capabilities.has("vision")) problem(`${chat.model} cannot see images.`);
   return capabilities.has("vision");
-}
-
-function base64(blob) {
-  return new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.onload = () => resolve(reader.result.slice(reader.result.indexOf(",") + 1));
-    reader.onerror = () => reject(reader.error);
-    reader.readAsDataURL(blob);
-  });
-}
-
-// For types that the browser knows and the server does not.
-async function asPng(file) {
-  const bitmap = await createImageBitmap(file);
-  const canvas = new OffscreenCanvas(bitmap.width, bitmap.height);
-  canvas.getContext("2d").drawImage(bitmap, 0, 0);
-  return canvas.convertToBlob({ type: "image/png" });
-}
-
-function drawAttached() {
-  $("attached").replaceChildren(
-    ...attached.map((image) => {
-      const item = element("li");
-      const picture = element("img", "", "picture");
-      picture.src = `data:image/*;base64,${image.data}`;
-      picture.alt = image.name;
-      const button = plainButton("✕", () => {
-        attached = attached.filter((other) => other !== image);
-        drawAttached();
-      });
-      button.setAttribute("aria-label", `Remove ${image.name}`);
-      item.append(picture, button);
-      return item;
-    }),
-  );
 }
 
 // ---- settings, export

@@ -4,6 +4,7 @@ import { copyButton } from "./clipboard.js";
 import { siblings } from "./conversation.js";
 import { element, plainButton } from "./dom.js";
 import { renderMarkdown } from "./markdown.js";
+import { PictureList, pictureNode } from "./pictures.js";
 
 // `actions`: the functions of the buttons: edit, retry, branch, result. `frozen`: an answer is being generated.
 export function messageNode(chat, node, actions, frozen) {
@@ -16,7 +17,11 @@ export function messageNode(chat, node, actions, frozen) {
     updateAnswer(article, node);
     if (!frozen) body.append(...callForms(chat, node, actions));
   } else {
-    if (node.images?.length) body.append(pictures(node.images));
+    if (node.images?.length) {
+      const pictures = element("div", "", "pictures");
+      pictures.append(...node.images.map(pictureNode));
+      body.append(pictures);
+    }
     body.append(element("div", node.content, "text"));
   }
   article.append(toolbar(chat, node, actions, article)); // invisible while an answer is generated
@@ -125,28 +130,20 @@ function edit(article, node, actions) {
   field.value = node.content;
   field.rows = Math.min(12, node.content.split("\n").length + 1);
   field.setAttribute("aria-label", "Edit the message");
+  const pictures = new PictureList(element("ul", "", "attached"), field);
+  pictures.node.setAttribute("aria-label", "Pictures of the message");
+  pictures.show(node.images ?? []);
   const row = element("div", "", "row end");
   row.append(plainButton("Cancel", () => form.replaceWith(...hidden)), submit("Send"));
-  form.append(field, row);
+  form.append(pictures.node, field, row);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    actions.edit(node, field.value);
+    actions.edit(node, field.value, pictures.images);
   });
   const hidden = [...article.querySelectorAll(".body, .tools")];
   hidden[0].before(form);
   for (const part of hidden) part.remove();
   field.focus();
-}
-
-function pictures(images) {
-  const row = element("div", "", "pictures");
-  for (const image of images) {
-    const picture = element("img", "", "picture");
-    picture.src = `data:image/*;base64,${image.data}`;
-    picture.alt = image.name;
-    row.append(picture);
-  }
-  return row;
 }
 
 function submit(text) {
