@@ -1,7 +1,8 @@
 // The chat page: connects the elements of index.html with chats, their store and the server.
 
 import * as conversation from "./conversation.js";
-import { element, plainButton } from "./dom.js";
+import { ChatList } from "./chat_list.js";
+import { element } from "./dom.js";
 import { endAnswer, messageNode, updateAnswer } from "./messages.js";
 import { paced } from "./pacing.js";
 import { PictureList, readPicture } from "./pictures.js";
@@ -13,8 +14,10 @@ import { allChats, deleteChat, readChat, saveChat, watchChats } from "./store.js
 const $ = (id) => document.getElementById(id);
 const MODEL = "caravan-model"; // key of localStorage
 const COMPOSED = 229; // keyCode of a key of an input method; Safari ends the composition before its Enter
+const SEEN = { visibilityProperty: true };
 const BOTTOM = 80; // pixels from the end that count as the end, when following an answer
 
+const list = new ChatList($("chats"), { open, forget });
 const attached = new PictureList($("attached"), $("text"));
 let chats = [];
 let chat = null;
@@ -96,7 +99,7 @@ function hint(name) {
 // ---- chats
 
 function open(opened) {
-  $("side").classList.remove("open");
+  if ($("side").classList.contains("open")) $("close-side").click();
   if (opened === chat) return;
   running?.abort();
   busy(null);
@@ -121,29 +124,33 @@ function show(shown) {
 
 function draw() {
   const nodes = conversation.path(chat);
-  $("messages").replaceChildren(
-    ...nodes.map((node) => messageNode(chat, node, actions, running !== null)),
-  );
-  $("welcome").hidden = nodes.length > 0;
-  $("export").disabled = !nodes.length;
-  $("again").hidden = running !== null || !conversation.lacksAnswer(chat);
+  keepFocus(() => {
+    $("messages").replaceChildren(
+      ...nodes.map((node) => messageNode(chat, node, actions, running !== null)),
+    );
+    $("welcome").hidden = nodes.length > 0;
+    $("export").disabled = !nodes.length;
+    $("again").hidden = running !== null || !conversation.lacksAnswer(chat);
+  });
   follow();
 }
 
+// If `change` removes or hides the element that has the focus of the keyboard, the button of the same name in
+// the message at its place gets it, otherwise the message field.
+function keepFocus(change) {
+  const before = document.activeElement;
+  const byKey = before.matches(":focus-visible");
+  const place = [...$("messages").children].indexOf(before.closest("article"));
+  change();
+  if (!byKey || before.checkVisibility(SEEN)) return;
+  const name = (button) => button.ariaLabel ?? button.textContent;
+  const buttons = [...($("messages").children[place]?.querySelectorAll("button:enabled") ?? [])];
+  const same = buttons.find((each) => name(each) === name(before) && each.checkVisibility(SEEN));
+  (same ?? $("text")).focus();
+}
+
 function drawChats() {
-  $("chats").replaceChildren(
-    ...chats.map((each) => {
-      const item = element("li");
-      const button = plainButton(each.title, () => open(each));
-      button.className += " open";
-      button.disabled = Boolean(each.unreadable);
-      item.setAttribute("aria-current", String(each.id === chat.id));
-      const remove = plainButton("✕", () => forget(each));
-      remove.setAttribute("aria-label", `Delete the chat ${each.title}`);
-      item.append(button, remove);
-      return item;
-    }),
-  );
+  list.show(chats, chat);
 }
 
 async function forget(removed) {
@@ -375,9 +382,11 @@ function follow() {
 // `abort`: ends the answer that is generated from now on; null if there is none.
 function busy(abort) {
   running = abort;
-  $("messages").setAttribute("aria-busy", String(abort !== null));
-  $("send").hidden = abort !== null;
-  $("stop").hidden = abort === null;
+  keepFocus(() => {
+    $("messages").setAttribute("aria-busy", String(abort !== null));
+    $("send").hidden = abort !== null;
+    $("stop").hidden = abort === null;
+  });
 }
 
 // ---- pictures

@@ -125,6 +125,7 @@ function statistics({ statistics: made, stopped }) {
 }
 
 function edit(article, node, actions) {
+  const focused = document.activeElement;
   const form = element("form");
   const field = element("textarea");
   field.value = node.content;
@@ -134,7 +135,11 @@ function edit(article, node, actions) {
   pictures.node.setAttribute("aria-label", "Pictures of the message");
   pictures.show(node.images ?? []);
   const row = element("div", "", "row end");
-  row.append(plainButton("Cancel", () => form.replaceWith(...hidden)), submit("Send"));
+  const cancel = plainButton("Cancel", () => {
+    form.replaceWith(...hidden);
+    focused.focus();
+  });
+  row.append(cancel, submit("Send"));
   form.append(pictures.node, field, row);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
