@@ -400,7 +400,10 @@ function attach(files) {
 async function readInto(into, files) {
   const read = [];
   for (const file of files) {
-    if (!file.type.startsWith("image/")) continue;
+    if (!file.type.startsWith("image/")) {
+      problem(`${file.name} is not an image.`);
+      continue;
+    }
     if (!sees()) return;
     try {
       read.push(await readPicture(file));
@@ -474,6 +477,10 @@ function problem(text) {
   $("problem").textContent = text;
 }
 
+function composing(event) {
+  return event.isComposing || event.keyCode === COMPOSED;
+}
+
 function grow() {
   $("text").style.height = "auto";
   $("text").style.height = `${$("text").scrollHeight + 2}px`;
@@ -487,16 +494,16 @@ $("form").addEventListener("submit", (event) => {
 });
 $("text").addEventListener("input", grow);
 $("text").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== COMPOSED) {
+  if (event.key === "Enter" && !event.shiftKey && !composing(event)) {
     event.preventDefault();
     send();
   }
 });
 $("text").addEventListener("paste", (event) => {
-  const files = [...event.clipboardData.files];
-  if (!files.length) return;
+  const { files, types } = event.clipboardData;
+  if (!files.length || types.includes("text/plain")) return; // cells and other texts have a picture, too
   event.preventDefault();
-  attach(files);
+  attach([...files]);
 });
 $("attach").addEventListener("click", () => $("files").click());
 $("files").addEventListener("change", async () => {
@@ -504,11 +511,13 @@ $("files").addEventListener("change", async () => {
   $("files").value = "";
 });
 $("frame").addEventListener("dragover", (event) => {
+  if (!event.dataTransfer.types.includes("Files")) return;
   event.preventDefault();
   $("frame").classList.add("drop");
 });
 $("frame").addEventListener("dragleave", () => $("frame").classList.remove("drop"));
 $("frame").addEventListener("drop", (event) => {
+  if (!event.dataTransfer.types.includes("Files")) return;
   event.preventDefault();
   $("frame").classList.remove("drop");
   attach([...event.dataTransfer.files]);
@@ -540,11 +549,13 @@ $("close-side").addEventListener("click", () => {
   $("open-side").focus();
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
+  if (composing(event) || document.querySelector("dialog[open]")) return;
+  if (event.key === "Escape") {
     if ($("side").classList.contains("open")) $("close-side").click();
     else running?.abort();
   }
-  if (event.altKey && event.code === "KeyN") {
+  // With Option, the N of a Mac writes another character.
+  if (event.altKey && event.key.toLowerCase() === "n") {
     event.preventDefault();
     $("new-chat").click();
   }

@@ -74,3 +74,54 @@ async def test_the_focus_of_removed_buttons_goes_to_what_replaces_them(visiting)
         await press(page.get_by_role("button", name="Retry"))
         await page.get_by_text("model 'other' not found").wait_for()
         assert await page.evaluate(FOCUSED) == "text"
+
+
+async def test_keys_that_write_neither_stop_an_answer_nor_open_a_chat(visiting):
+    press_it = """(pressed) => document.querySelector("#text").dispatchEvent(
+      new KeyboardEvent("keydown", {...pressed, bubbles: true, cancelable: true}))"""
+    keys = [
+        {"key": "Escape", "isComposing": True},
+        {"key": "Escape", "keyCode": 229},
+        {"key": "ń", "code": "KeyN", "altKey": True},
+        {"key": "Dead", "code": "KeyN", "altKey": True},
+    ]
+    replica = PretendReplica()
+    replica.waits.clear()
+    async with visiting(replica) as visit:
+        answer = visit.page.locator("article.assistant")
+        await visit.ask("Hi")
+        await answer.get_by_text("Hello").wait_for()
+        for key in keys:
+            assert await visit.page.evaluate(press_it, key), "the browser does the usual"
+        replica.waits.set()
+        await visit.page.get_by_text("tokens/s").wait_for()
+        assert await answer.locator(".markdown").inner_text() == "Hello, world"
+
+
+async def test_a_dialog_gets_the_keys_of_the_page_below(visiting):
+    async with visiting(PretendReplica()) as visit:
+        await visit.ask("Hi")
+        await visit.page.get_by_text("tokens/s").wait_for()
+        await visit.page.get_by_role("button", name="Settings").click()
+        await visit.page.keyboard.press("Alt+n")
+        assert await visit.page.locator("article").count() == 2
+
+
+async def test_text_that_is_pasted_with_a_picture_or_dropped_stays_text(visiting):
+    give = """([kind, type, text]) => {
+      const data = new DataTransfer();
+      if (type) data.items.add(new File(["x"], "given", {type}));
+      if (text) data.setData("text/plain", text);
+      const event = kind === "paste"
+        ? new ClipboardEvent("paste", {clipboardData: data, bubbles: true, cancelable: true})
+        : new DragEvent("drop", {dataTransfer: data, bubbles: true, cancelable: true});
+      return document.querySelector("#text").dispatchEvent(event);
+    }"""
+    async with visiting(PretendReplica()) as visit:
+        page = visit.page
+        await page.get_by_text("You talk with demo.").wait_for()
+        assert await page.evaluate(give, ["paste", "image/png", "a\tb"])
+        assert await page.evaluate(give, ["drop", "", "dragged"])
+        assert await page.locator("#problem").text_content() == ""
+        assert not await page.evaluate(give, ["drop", "application/pdf", ""])
+        await page.get_by_text("given is not an image.").wait_for()
