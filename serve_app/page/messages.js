@@ -22,7 +22,7 @@ export function messageNode(chat, node, actions, frozen) {
       pictures.append(...node.images.map(pictureNode));
       body.append(pictures);
     }
-    body.append(element("div", node.content, "text"));
+    body.append(autoDirected(element("div", node.content, "text")));
   }
   article.append(toolbar(chat, node, actions, article)); // invisible while an answer is generated
   return article;
@@ -77,7 +77,7 @@ function callForms(chat, node, actions) {
   return (node.calls ?? []).slice(given, given + 1).map((call) => {
     const form = element("form");
     const label = element("label", `Result of ${call.function.name}`);
-    const field = element("textarea");
+    const field = autoDirected(element("textarea"));
     field.rows = 2;
     field.placeholder = "what the function returned";
     label.append(field);
@@ -127,7 +127,7 @@ function statistics({ statistics: made, stopped }) {
 function edit(article, node, actions) {
   const focused = document.activeElement;
   const form = element("form");
-  const field = element("textarea");
+  const field = autoDirected(element("textarea"));
   field.value = node.content;
   field.rows = Math.min(12, node.content.split("\n").length + 1);
   field.setAttribute("aria-label", "Edit the message");
@@ -149,6 +149,12 @@ function edit(article, node, actions) {
   hidden[0].before(form);
   for (const part of hidden) part.remove();
   field.focus();
+}
+
+// Its text is shown in the direction of the first letter.
+function autoDirected(node) {
+  node.dir = "auto";
+  return node;
 }
 
 function submit(text) {

@@ -216,6 +216,21 @@ async def test_an_answer_cannot_put_elements_or_scripts_into_the_page(visiting):
         assert visit.problems == []
 
 
+async def test_text_from_right_to_left_is_shown_so_and_code_is_not(visiting):
+    answer = "مرحبا hello\n\n- واحد\n\n> اثنان\n\n| ثلاثة |\n|-|\n\n1. one `שלום`\n\n```\nשלום\n```\n"
+    directions = """(selectors) => selectors.map((each) =>
+      getComputedStyle(document.querySelector(each)).direction).join(" ")"""
+    right = ["p", "ul > li", "blockquote", "table", "ul span"]
+    async with visiting(PretendReplica((answer,))) as visit:
+        await visit.ask("!שלום")
+        await visit.page.get_by_text("tokens/s").wait_for()
+        await visit.page.locator("#text").fill("مرحبا")
+        found = [f".markdown {each}" for each in right] + ["#text", ".user .text", "#chats .open"]
+        assert await visit.page.evaluate(directions, found) == " ".join(["rtl"] * len(found))
+        left = ["ol li", "ol code", "figure", "pre", "pre code"]
+        assert await visit.page.evaluate(directions, left) == " ".join(["ltr"] * len(left))
+
+
 async def test_an_edited_message_and_another_answer_are_branches(visiting):
     async with visiting(PretendReplica()) as visit:
         page = visit.page
