@@ -15,6 +15,7 @@ const $ = (id) => document.getElementById(id);
 const MODEL = "caravan-model"; // key of localStorage
 const COMPOSED = 229; // keyCode of a key of an input method; Safari ends the composition before its Enter
 const SEEN = { visibilityProperty: true };
+const STORE_MS = 5000; // between copies of an answer that is still arriving
 const BOTTOM = 80; // pixels from the end that count as the end, when following an answer
 
 const list = new ChatList($("chats"), { open, forget });
@@ -296,7 +297,9 @@ async function generate(asked, abort) {
     $("messages").append(shown);
     follow();
   }
+  const storing = setInterval(() => store(asked), STORE_MS);
   const end = await receive(body, abort.signal, asked, node, shown);
+  clearInterval(storing);
   asked.changed = Date.now();
   await store(asked);
   if (running === abort) busy(null);
@@ -562,6 +565,7 @@ document.addEventListener("keydown", (event) => {
 });
 
 document.addEventListener("visibilitychange", () => {
+  if (document.hidden && running) store(); // the browser may end a page that is not seen
   if (!document.hidden && models && $("model").disabled) requestModels();
 });
 

@@ -122,3 +122,25 @@ async def test_two_tabs_that_answer_in_one_chat_keep_both_versions(visiting):
             shown.append(await first.locator(QUESTIONS).all_inner_texts())
         assert sorted(shown) == [["One", "First"], ["One", "First", "Second"]]
         assert visit.problems == []
+
+
+@pytest.mark.parametrize("how", ["time", "hidden"])
+async def test_an_answer_is_stored_before_it_ends(visiting, how):
+    hide = """Object.defineProperty(document, "hidden", {value: true});
+      document.dispatchEvent(new Event("visibilitychange"));"""
+    replica = PretendReplica()
+    replica.waits.clear()
+    async with visiting(replica) as visit:
+        page = visit.page
+        await page.clock.install()
+        await page.reload()
+        await page.get_by_text("You talk with demo.").wait_for()
+        await visit.ask("Hi")
+        await page.locator("article.assistant").get_by_text("Hello").wait_for()
+        if how == "time":
+            await page.clock.run_for(5000)
+        else:
+            await page.evaluate(hide)
+        other = await page.context.new_page()
+        await other.goto(visit.address)
+        await other.locator("article.assistant").get_by_text("Hello").wait_for()
