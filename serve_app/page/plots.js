@@ -46,6 +46,14 @@ export class Plot {
     this.scale.firstChild.textContent = `0 to ${this.#number(top)}`;
   }
 
+  // Leaves a gap of `count` points.
+  skip(count) {
+    for (const points of this.points) {
+      points.push(...Array(Math.min(count, this.span)).fill(null));
+      points.splice(0, points.length - this.span);
+    }
+  }
+
   showSpan(text) {
     this.scale.lastChild.textContent = text;
   }

@@ -46,7 +46,10 @@ class ModelSection {
     this.node.append(this.heading, this.facts, grid, this.#table());
   }
 
-  update(at, replicas) {
+  // `begun`: when the answer was requested, by the page's clock in seconds.
+  update(at, replicas, begun) {
+    const missed = Math.floor((begun - this.before?.received) / (EVERY_MS / 1000)) - 1;
+    if (missed > 0) Object.values(this.plots).forEach((plot) => plot.skip(missed));
     const changed = this.#changes(at, replicas);
     const sum = (field) => replicas.reduce((total, one) => total + one[field], 0);
     this.plots.speed.add([changed.completion_tokens_total, changed.computed_tokens_total], this.name);
@@ -106,7 +109,7 @@ function row(replica) {
   return made;
 }
 
-function show({ at, models: listed }) {
+function show({ at, models: listed }, begun) {
   const names = new Set(listed.map(({ name }) => name));
   for (const [name, section] of models) {
     if (!names.has(name)) {
@@ -119,7 +122,7 @@ function show({ at, models: listed }) {
       models.set(name, new ModelSection(name));
       $("models").append(models.get(name).node);
     }
-    models.get(name).update(at, replicas);
+    models.get(name).update(at, replicas, begun);
   }
   const replicas = listed.flatMap((model) => model.replicas);
   const total = (field) => number(replicas.reduce((sum, one) => sum + one[field], 0));
@@ -132,7 +135,8 @@ async function ask() {
   if (asking || refused || document.hidden || $("key").open) return;
   asking = true;
   try {
-    show(await server.get("/status.json"));
+    const begun = performance.now() / 1000;
+    show(await server.get("/status.json"), begun);
     $("problem").textContent = "";
   } catch (error) {
     refused = error.status === 401;

@@ -116,6 +116,31 @@ async def test_pause_stops_the_requests(visiting, fresh):
         assert await page.evaluate("asked") > 0
 
 
+async def test_a_pause_is_a_gap_in_the_plots(visiting, fresh):
+    statuses = [state(ENGINE)]
+    async with visiting(PretendReplica(), statuses=statuses) as visit:
+        page = visit.page
+        await page.clock.install()
+        await page.goto(f"{visit.address}/status")
+        plot = page.locator("figure", has_text="Requests")
+        pause = page.get_by_role("button", name="Pause")
+        for running in (4, 5):
+            statuses[0] = state(dataclasses.replace(ENGINE, running=running))
+            await page.clock.run_for(2000)
+            await plot.get_by_text(f"running {running}", exact=True).wait_for()
+        await pause.click()
+        await page.clock.run_for(60_000)
+        await pause.click()
+        statuses[0] = state(dataclasses.replace(ENGINE, running=6))
+        await page.clock.run_for(2000)
+        await plot.get_by_text("running 6", exact=True).wait_for()
+        outline = await plot.locator(".line-0").last.get_attribute("d")
+        _, before, after = outline.split("M")
+        assert "L" in before
+        gap = float(after.split()[0]) - float(before.split("L")[-1].split()[0])
+        assert round(gap / 300 * 149) == 30
+
+
 async def test_a_server_with_keys_asks_for_one(visiting, fresh):
     options = {"api_keys": (api_key(KEY),), "statuses": [state(ENGINE)]}
     async with visiting(PretendReplica(), path="/status", **options) as visit:
