@@ -82,7 +82,7 @@ async def _visit(
         await browser.new_context(**(context or {})) as opened,
     ):
         page = await opened.new_page()
-        page.set_default_timeout(HANG_S * 1000)
+        opened.set_default_timeout(HANG_S * 1000)
         visit = Visit(page, replica, f"http://127.0.0.1:{port}")
         await page.goto(visit.address + path)
         yield visit

@@ -217,7 +217,9 @@ async def test_an_answer_cannot_put_elements_or_scripts_into_the_page(visiting):
 
 
 async def test_text_from_right_to_left_is_shown_so_and_code_is_not(visiting):
-    answer = "مرحبا hello\n\n- واحد\n\n> اثنان\n\n| ثلاثة |\n|-|\n\n1. one `שלום`\n\n```\nשלום\n```\n"
+    answer = (
+        "مرحبا hello\n\n- واحد\n\n> اثنان\n\n| ثلاثة |\n|-|\n\n1. one `שלום`\n\n```\nשלום\n```\n"
+    )
     directions = """(selectors) => selectors.map((each) =>
       getComputedStyle(document.querySelector(each)).direction).join(" ")"""
     right = ["p", "ul > li", "blockquote", "table", "ul span"]

@@ -112,6 +112,8 @@ async def test_two_tabs_that_answer_in_one_chat_keep_both_versions(visiting):
         await second.locator(QUESTIONS).get_by_text("Second").wait_for()
         await second.locator("article.assistant").last.get_by_text("Hello").wait_for()
         replica.waits.set()
+        for page in (first, second):
+            await page.get_by_text("tokens/s").nth(1).wait_for()
         await first.locator("#chats").get_by_text("One (copy)").wait_for()
         await second.locator("#chats").get_by_text("One (copy)").wait_for()
         await first.reload()
