@@ -1,7 +1,8 @@
 // The chat page: connects the elements of index.html with chats, their store and the server.
 
-import * as conversation from "./conversation.js";
 import { ChatList } from "./chat_list.js";
+import { openSettings, takeSettings } from "./chat_settings.js";
+import * as conversation from "./conversation.js";
 import { element } from "./dom.js";
 import { endAnswer, messageNode, updateAnswer } from "./messages.js";
 import { paced } from "./pacing.js";
@@ -424,43 +425,7 @@ function sees() {
   return capabilities.has("vision");
 }
 
-// ---- settings, export
-
-const NUMBERS = ["temperature", "top_k", "top_p", "seed", "repeat_penalty", "num_predict"];
-const THINK = { on: true, off: false };
-
-async function openSettings() {
-  await started;
-  const fields = $("settings").querySelector("form").elements;
-  fields.system.value = chat.system ?? "";
-  for (const name of NUMBERS) fields[name].value = chat.options?.[name] ?? "";
-  const named = Object.entries(THINK).find(([, value]) => value === chat.think)?.[0];
-  fields.think.value = named ?? chat.think ?? "";
-  fields.tools.value = chat.tools?.length ? JSON.stringify(chat.tools, null, 2) : "";
-  $("settings").querySelector(".problem").textContent = "";
-  $("settings").showModal();
-}
-
-function saveSettings(event) {
-  const fields = event.target.elements;
-  let tools = [];
-  try {
-    tools = fields.tools.value.trim() ? JSON.parse(fields.tools.value) : [];
-    if (!Array.isArray(tools)) throw new SyntaxError("a list is expected");
-  } catch (error) {
-    event.preventDefault();
-    $("settings").querySelector(".problem").textContent = `Tools: ${error.message}`;
-    return;
-  }
-  const think = fields.think.value;
-  chat.system = fields.system.value;
-  chat.tools = tools;
-  chat.think = think ? (THINK[think] ?? think) : undefined;
-  chat.options = Object.fromEntries(
-    NUMBERS.filter((name) => fields[name].value !== "").map((name) => [name, Number(fields[name].value)]),
-  );
-  store();
-}
+// ---- export, problems
 
 function save() {
   const link = element("a");
@@ -541,8 +506,13 @@ $("new-chat").addEventListener("click", () => {
   $("text").focus();
 });
 $("export").addEventListener("click", save);
-$("open-settings").addEventListener("click", openSettings);
-$("settings").querySelector("form").addEventListener("submit", saveSettings);
+$("open-settings").addEventListener("click", async () => {
+  await started;
+  openSettings(chat);
+});
+$("settings").querySelector("form").addEventListener("submit", (event) => {
+  if (takeSettings(event, chat)) store();
+});
 $("open-side").addEventListener("click", () => {
   $("side").classList.add("open");
   $("close-side").focus();
