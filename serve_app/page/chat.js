@@ -4,6 +4,7 @@ import { ChatList } from "./chat_list.js";
 import { openSettings, takeSettings } from "./chat_settings.js";
 import * as conversation from "./conversation.js";
 import { element } from "./dom.js";
+import { keepFocus } from "./focus.js";
 import { endAnswer, messageNode, updateAnswer } from "./messages.js";
 import { paced } from "./pacing.js";
 import { PictureList, readPicture } from "./pictures.js";
@@ -15,7 +16,6 @@ import { allChats, deleteChat, readChat, saveChat, watchChats } from "./store.js
 const $ = (id) => document.getElementById(id);
 const MODEL = "caravan-model"; // key of localStorage
 const COMPOSED = 229; // keyCode of a key of an input method; Safari ends the composition before its Enter
-const SEEN = { visibilityProperty: true };
 const STORE_MS = 5000; // between copies of an answer that is still arriving
 const BOTTOM = 80; // pixels from the end that count as the end, when following an answer
 
@@ -126,7 +126,7 @@ function show(shown) {
 
 function draw() {
   const nodes = conversation.path(chat);
-  keepFocus(() => {
+  keepFocus($("messages"), $("text"), () => {
     $("messages").replaceChildren(
       ...nodes.map((node) => messageNode(chat, node, actions, running !== null)),
     );
@@ -135,20 +135,6 @@ function draw() {
     $("again").hidden = running !== null || !conversation.lacksAnswer(chat);
   });
   follow();
-}
-
-// If `change` removes or hides the element that has the focus of the keyboard, the button of the same name in
-// the message at its place gets it, otherwise the message field.
-function keepFocus(change) {
-  const before = document.activeElement;
-  const byKey = before.matches(":focus-visible");
-  const place = [...$("messages").children].indexOf(before.closest("article"));
-  change();
-  if (!byKey || before.checkVisibility(SEEN)) return;
-  const name = (button) => button.ariaLabel ?? button.textContent;
-  const buttons = [...($("messages").children[place]?.querySelectorAll("button:enabled") ?? [])];
-  const same = buttons.find((each) => name(each) === name(before) && each.checkVisibility(SEEN));
-  (same ?? $("text")).focus();
 }
 
 function drawChats() {
@@ -291,7 +277,7 @@ async function modelReady(signal) {
 }
 
 async function generate(asked, abort) {
-  const body = requestOf(asked);
+  const body = conversation.request(asked, capabilities.has("thinking"));
   const node = conversation.add(asked, asked.leaf, { role: "assistant", content: "", model: body.model });
   const shown = messageNode(asked, node, actions, true);
   if (chat === asked) {
@@ -312,48 +298,17 @@ async function generate(asked, abort) {
 async function receive(body, signal, asked, node, shown) {
   try {
     for await (const part of server.chat(body, signal)) {
-      take(node, part);
+      conversation.take(node, part);
       if (chat === asked) redraw(shown, node);
     }
     return "The answer is complete.";
   } catch (error) {
     node.stopped = error.name === "AbortError";
     if (node.stopped) return "The answer was stopped.";
-    if (!node.content && !node.thinking && !node.calls) remove(asked, node);
+    if (!node.content && !node.thinking && !node.calls) conversation.remove(asked, node);
     report(error);
     return "";
   }
-}
-
-function requestOf(asked) {
-  const { model, options, tools, think } = asked;
-  return {
-    model,
-    messages: conversation.messages(asked, asked.leaf),
-    options,
-    think: capabilities.has("thinking") ? think : undefined,
-    tools: tools?.length ? tools : undefined,
-  };
-}
-
-function take(node, { message, done, ...rest }) {
-  if (message?.content) node.content += message.content;
-  if (message?.thinking) node.thinking = (node.thinking ?? "") + message.thinking;
-  if (message?.tool_calls) node.calls = [...(node.calls ?? []), ...message.tool_calls];
-  if (!done) return;
-  node.statistics = {
-    prompt: rest.prompt_eval_count,
-    tokens: rest.eval_count,
-    seconds: rest.eval_duration / 1e9,
-    reason: rest.done_reason,
-  };
-}
-
-function remove(from, node) {
-  const others = conversation.siblings(from, node).filter((other) => other !== node);
-  delete from.nodes[node.id];
-  from.leaf = node.parent;
-  if (others.length) conversation.showBranch(from, others.at(-1));
 }
 
 const redraw = paced((shown, node) => {
@@ -386,7 +341,7 @@ function follow() {
 // `abort`: ends the answer that is generated from now on; null if there is none.
 function busy(abort) {
   running = abort;
-  keepFocus(() => {
+  keepFocus($("messages"), $("text"), () => {
     $("messages").setAttribute("aria-busy", String(abort !== null));
     $("send").hidden = abort !== null;
     $("stop").hidden = abort === null;

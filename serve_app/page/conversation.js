@@ -30,9 +30,9 @@ export function add(chat, parent, message) {
   return chat.nodes[id];
 }
 
-export function path(chat, leaf = chat.leaf) {
+export function path(chat) {
   const nodes = [];
-  for (let node = chat.nodes[leaf]; node; node = chat.nodes[node.parent]) nodes.push(node);
+  for (let node = chat.nodes[chat.leaf]; node; node = chat.nodes[node.parent]) nodes.push(node);
   return nodes.reverse();
 }
 
@@ -60,10 +60,21 @@ export function lacksAnswer(chat) {
   return nodes.length - 1 - calling >= nodes[calling].calls.length;
 }
 
-// The body of a request to Ollama's /api/chat, with the messages of the path up to `leaf`.
-export function messages(chat, leaf) {
+// The body of a request to Ollama's /api/chat for an answer to the path. `thinking`: the model can think.
+export function request(chat, thinking) {
+  const { model, options, tools, think } = chat;
+  return {
+    model,
+    messages: messages(chat),
+    options,
+    think: thinking ? think : undefined,
+    tools: tools?.length ? tools : undefined,
+  };
+}
+
+function messages(chat) {
   const result = chat.system?.trim() ? [{ role: "system", content: chat.system }] : [];
-  for (const node of path(chat, leaf)) {
+  for (const node of path(chat)) {
     const message = { role: node.role, content: node.content };
     if (node.images?.length) message.images = node.images.map((image) => image.data);
     if (node.thinking) message.thinking = node.thinking;
@@ -72,6 +83,28 @@ export function messages(chat, leaf) {
     result.push(message);
   }
   return result;
+}
+
+// Adds a part of a streamed answer to its message.
+export function take(node, { message, done, ...rest }) {
+  if (message?.content) node.content += message.content;
+  if (message?.thinking) node.thinking = (node.thinking ?? "") + message.thinking;
+  if (message?.tool_calls) node.calls = [...(node.calls ?? []), ...message.tool_calls];
+  if (!done) return;
+  node.statistics = {
+    prompt: rest.prompt_eval_count,
+    tokens: rest.eval_count,
+    seconds: rest.eval_duration / 1e9,
+    reason: rest.done_reason,
+  };
+}
+
+// Removes an answer that has failed.
+export function remove(from, node) {
+  const others = siblings(from, node).filter((other) => other !== node);
+  delete from.nodes[node.id];
+  from.leaf = node.parent;
+  if (others.length) showBranch(from, others.at(-1));
 }
 
 // The chat as a Markdown document.
