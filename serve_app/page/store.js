@@ -4,7 +4,15 @@ import { newId } from "./conversation.js";
 
 const NAME = "caravan";
 const memory = new Map();
-const tabs = new BroadcastChannel(NAME);
+const tabs = channel();
+
+function channel() {
+  try {
+    return new BroadcastChannel(NAME);
+  } catch {
+    return null; // browsers that block site data have none
+  }
+}
 
 function opened() {
   return new Promise((resolve) => {
@@ -71,7 +79,7 @@ export async function saveChat(chat) {
     Object.assign(chat, { id, title, revision });
     throw error ?? new Error("another tab has deleted it"); // then `put` has aborted
   }
-  tabs.postMessage(chat.id);
+  tabs?.postMessage(chat.id);
   return chat.id === id ? null : id;
 }
 
@@ -95,10 +103,10 @@ export async function deleteChat(id) {
     return;
   }
   await within("readwrite", (chats) => chats.delete(id));
-  tabs.postMessage(id);
+  tabs?.postMessage(id);
 }
 
 // `changed`: called with the id of each chat that another tab has stored or deleted.
 export function watchChats(changed) {
-  tabs.onmessage = ({ data }) => changed(data);
+  if (tabs) tabs.onmessage = ({ data }) => changed(data);
 }

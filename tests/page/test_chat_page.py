@@ -320,7 +320,10 @@ async def test_a_browser_that_blocks_site_data_has_all_but_that(visiting):
       Object.defineProperty(window, name, {get() {
         throw new DOMException("denied", "SecurityError");
       }});
-    }"""
+    }
+    window.BroadcastChannel = class {
+      constructor() { throw new DOMException("denied", "SecurityError"); }
+    };"""
     async with visiting(PretendReplica(), api_keys=(api_key(KEY),)) as visit:
         page = visit.page
         await page.add_init_script(blocked)
