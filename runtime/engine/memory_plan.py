@@ -142,19 +142,13 @@ def plan_memory(
 
     Raises DoesNotFitError when the cache cannot hold one full context beside the rest.
     """
-    limits, vision, set_aside = options.limits, options.vision, options.set_aside_bytes
+    limits, vision = options.limits, options.vision
     weights = model.weight_bytes + vision.weights
     activations = model.activation_bytes(limits.step_tokens, limits.draws)
     recorded = recorded_bytes(model, layout, limits, device, cuda_graphs=options.cuda_graphs)
     sampler, draft = sampler_bytes(model, layout, limits), options.draft
     all_weights = weights + (draft.weight_bytes if draft else 0)
-    if options.memory_bytes is not None:
-        available = usable = options.memory_bytes
-        set_aside = 0
-    else:
-        measured = _measured(device, all_weights) - set_aside
-        available = max(0, measured) // options.device_ranks
-        usable = int(available * (1 - LEFT_FREE))
+    available, usable = _memory(options, device, all_weights)
     activations += recorded
     room = usable - weights - activations - vision.workspace - sampler
     room -= draft.fixed_bytes if draft else 0
@@ -180,9 +174,19 @@ def plan_memory(
         least_bytes=fixed + cache.least_bytes(options.cache_tokens or limits.context_tokens),
     )
     if plan.cache_bytes > room:
-        refusal = _refusal(plan, device, usable, set_aside)
-        raise DoesNotFitError(f"{refusal} {_advice(all_weights, usable)}")
+        _, without = _memory(replace(options, set_aside_bytes=0), device, all_weights)
+        refusal = _refusal(plan, device, usable, options)
+        raise DoesNotFitError(f"{refusal} {_advice(all_weights, usable, without)}")
     return plan
+
+
+def _memory(options: MemoryOptions, device: torch.device, all_weights: int) -> tuple[int, int]:
+    """The bytes that are available, and those of them that may be used."""
+    if options.memory_bytes is not None:
+        return options.memory_bytes, options.memory_bytes
+    measured = _measured(device, all_weights) - options.set_aside_bytes
+    available = max(0, measured) // options.device_ranks
+    return available, int(available * (1 - LEFT_FREE))
 
 
 def available_bytes(device: torch.device) -> int:
@@ -305,7 +309,8 @@ def state_bytes(layout: CacheLayout, type: CacheType) -> int:
     return sum(page_bytes(layout, number, type) for number in groups)
 
 
-def _refusal(plan: MemoryPlan, device: torch.device, usable: int, set_aside: int) -> str:
+def _refusal(plan: MemoryPlan, device: torch.device, usable: int, options: MemoryOptions) -> str:
+    set_aside = options.set_aside_bytes if options.memory_bytes is None else 0
     needed = plan.available_bytes - plan.headroom_bytes
     requests = (
         f" beside {set_aside:,} for images of requests and evicted pages (lower "
@@ -323,12 +328,15 @@ def _refusal(plan: MemoryPlan, device: torch.device, usable: int, set_aside: int
     )
 
 
-def _advice(weight_bytes: int, usable: int) -> str:
+def _advice(weight_bytes: int, usable: int, without: int) -> str:
+    """`without`: what were usable if nothing were set aside."""
     if weight_bytes <= usable:
         return (
             "Lower `context_tokens`, `cache_tokens`, `max_sequences` or `step_tokens`, or free "
             "memory."
         )
+    if weight_bytes <= without:
+        return "Lower these settings, or free memory."
     return (
         "The weights alone exceed that: choose a smaller quantisation, divide the model "
         "(`parallel.tensor`, on GPUs also `num_gpu`), or give it more memory."

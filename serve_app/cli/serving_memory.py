@@ -30,6 +30,7 @@ from serve_app.cli.facts import LocatedModel, ModelFacts
 from serve_app.cli.terminal import print_note
 from serve_app.config.settings import ModelSettings
 from serve_app.replica.draft_model import load_draft
+from serve_app.replica.image_memory import default_cache_bytes, default_pixels, held_bytes
 from serve_app.replica.loading import DEFAULT_CONTEXT_TOKENS
 from serve_app.replica.machine import cache_type, number_type, usable_cpus
 
@@ -91,6 +92,7 @@ class _UnloadedModel:
     decoder: DecoderModel
     encoder: PlannedEncoder | None
     draft: DecoderModel | None
+    image_bytes: int = 0  # of the same memory, for the images of requests
     left_alone: str | None = None
 
 
@@ -191,7 +193,12 @@ def _built_on(files: _Files, where: torch.device, device: torch.device) -> _Unlo
     tower = _tower(facts, files.projector, w.undivided(), decoder)
     w.check()
     encoder = None if tower is None else PlannedEncoder.of(tower, device)
-    return _UnloadedModel(decoder, encoder, _draft(files, where, device))
+    images = 0 if tower is None or device.type != "cpu" else _image_bytes(tower)
+    return _UnloadedModel(decoder, encoder, _draft(files, where, device), images)
+
+
+def _image_bytes(tower: VisionTower) -> int:
+    return held_bytes(default_cache_bytes(tower), default_pixels())
 
 
 def _draft(files: _Files, where: torch.device, device: torch.device) -> DecoderModel | None:
@@ -248,7 +255,10 @@ def _room(
     if device.type == "cuda" and not torch.cuda.is_available():
         return None, None, None
     available = available_bytes(device)
-    here = replace(options, memory_bytes=int(available * (1 - LEFT_FREE)))
+    if device.type == "cpu":
+        here = replace(options, memory_bytes=None, set_aside_bytes=outline.image_bytes)
+    else:  # without `memory_bytes`, the weights would count as loaded
+        here = replace(options, memory_bytes=int(available * (1 - LEFT_FREE)))
     try:
         return available, _plan(outline, here, device).cache_tokens, None
     except DoesNotFitError as error:

@@ -180,12 +180,15 @@ class EngineSettings(Section):
     """Memory for image features; null: four images of the largest size."""
     image_memory_bytes: int | None = Count
     """Host memory for the images of requests (files and pixels) and for recent images that may
-    recur in the next turn; null: 1 GiB, or four images of the largest size. A model on a CPU
-    subtracts it, and the memory of decoding, from the free memory. A request that exceeds it alone
-    gets 400. One that does not fit beside others waits; the files of waiting requests may take a
-    quarter of it in addition, others get 503."""
-    max_image_pixels: int = Field(default=2**26, ge=1)
-    """Limit of one image; decoding takes up to 17 bytes per pixel, for two images at a time."""
+    recur in the next turn; null: 1 GiB, or four images of the largest size, but at most a
+    sixteenth of the free memory if that holds one. A model on a CPU subtracts it, and the memory of
+    decoding, from the free memory. A request that exceeds it alone gets 400. One that does not fit
+    beside others waits; the files of waiting requests may take a quarter of it in addition, others
+    get 503."""
+    max_image_pixels: int | None = Count
+    """Limit of one image; decoding takes up to 17 bytes per pixel, for two images at a time. null:
+    67,108,864, or fewer where these would take more than a quarter of the free memory, but at least
+    16,777,216."""
     threads: int | None = Count
     """CPU threads; null: one for each CPU that the process may use."""
     speculation: SpeculationSettings = SpeculationSettings()

@@ -30,7 +30,7 @@ from serve_app.config.settings import MAX_IMAGE_BYTES, ModelSettings
 from serve_app.gateway.model_card import ModelCard
 from serve_app.replica.device_map import device_map_options
 from serve_app.replica.draft_model import load_draft
-from serve_app.replica.image_memory import create_image_cache, set_aside_bytes
+from serve_app.replica.image_memory import create_image_cache, default_pixels, set_aside_bytes
 from serve_app.replica.load_errors import named_errors
 from serve_app.replica.machine import (
     LoadingProgress,
@@ -313,11 +313,12 @@ def _load_model(
     `options`: options that do not follow from settings and files.
     """
     context_tokens = _requested_context(settings, files)
+    pixels = settings.max_image_pixels or default_pixels()
     complete = dataclasses.replace(
         options,
         context_tokens=context_tokens,
         place=device_map_options(settings, context_tokens, device),
-        image_limits=DecodingLimits(bytes=MAX_IMAGE_BYTES, pixels=settings.max_image_pixels),
+        image_limits=DecodingLimits(bytes=MAX_IMAGE_BYTES, pixels=pixels),
         progress=LoadingProgress(settings.name) if options.read else None,
         tiling=tiling_options(settings.repack) if options.read else None,
         adapters=files.adapters,
@@ -407,7 +408,7 @@ def _engine_options(
         memory_bytes=settings.memory_bytes,
         max_waiting=settings.max_waiting,
         image_cache_bytes=settings.image_cache_bytes,
-        set_aside_bytes=set_aside_bytes(settings, model, image_cache, device),
+        set_aside_bytes=set_aside_bytes(model, image_cache, device),
         proposed_tokens=settings.speculation.proposed_tokens,
         target_gap_ms=settings.target_gap_ms,
         ngram=settings.speculation.ngram,

@@ -50,7 +50,7 @@ def test_every_choice_is_named(section: type[BaseModel]):
 @pytest.mark.parametrize(
     ("key", "written"),
     [
-        ("max_image_pixels", "67,108,864"),
+        ("max_waiting", "512"),
         ("trace_bytes", "64 MiB"),
         ("trace", "false"),
         ("cache_tokens", "null"),

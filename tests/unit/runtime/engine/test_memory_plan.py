@@ -83,6 +83,18 @@ def test_set_aside_bytes_reduce_measured_memory_but_not_given_memory(monkeypatch
         plan(memory_bytes=None, set_aside_bytes=999_000_000)
 
 
+@pytest.mark.parametrize("set_aside, free", [(10**9, 10**9), (3 * 10**9, 1_200_000)])
+def test_what_is_set_aside_is_lowered_where_the_weights_fit_without_it(
+    set_aside, free, monkeypatch
+):
+    monkeypatch.setattr("runtime.engine.memory_plan.available_bytes", lambda device: free)
+    with pytest.raises(DoesNotFitError, match=r"`host_cache_bytes`\)\. Lower these settings"):
+        plan(memory_bytes=None, set_aside_bytes=set_aside)
+    monkeypatch.setattr("runtime.engine.memory_plan.available_bytes", lambda device: WEIGHTS)
+    with pytest.raises(DoesNotFitError, match=r"The weights alone exceed that"):
+        plan(memory_bytes=None, set_aside_bytes=set_aside)
+
+
 def test_reserved_and_free_bytes_add_up_to_the_available_bytes():
     memory = plan(memory_bytes=3_000_000)
     parts = memory.weight_bytes + memory.activation_bytes + memory.sampler_bytes

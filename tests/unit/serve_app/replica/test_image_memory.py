@@ -18,6 +18,8 @@ from runtime.errors import (
     RequestError,
 )
 from serve_app.api.refusals import refusal
+from serve_app.cli.facts import LocatedModel, ModelFacts
+from serve_app.cli.serving_memory import serving_memory
 from serve_app.config.settings import MAX_IMAGE_BYTES, ModelSettings
 from serve_app.gateway.tasks import ChatTask, Conversation
 from serve_app.replica.loading import load_replica
@@ -226,9 +228,43 @@ def test_image_memory_must_hold_the_largest_image(file, tmp_path) -> None:
         check_model(settings(tmp_path / "text.gguf", image_memory_bytes=2**30))
 
 
+@pytest.mark.parametrize(
+    "free, cache, pixels",
+    [
+        (2**30, MAX_IMAGE_BYTES + 2**25, 2**24),
+        (2**33, 2**29, 2**33 // 4 // 34),
+        (2**40, 2**30, 2**26),
+    ],
+)
+async def test_by_default_images_take_a_share_of_the_free_memory(
+    free, cache, pixels, file, monkeypatch
+) -> None:
+    for module in ("runtime.engine.memory_plan", "serve_app.replica.image_memory"):
+        monkeypatch.setattr(f"{module}.available_bytes", lambda device: free)
+    with running(settings(file)) as replica:
+        assert replica._preparer.image_cache.budget_bytes == cache
+        vision = replica._preparer._model.vision
+        assert vision is not None and vision.limits.pixels == pixels
+        assert (await answer(replica, ONE, "a")).tokens
+    planned = serving_memory(
+        ModelFacts(file), LocatedModel(file, None, None), context_tokens=None, slots=2, device="cpu"
+    )
+    assert planned.refusal is None
+
+
+def test_the_memory_that_is_shown_leaves_that_of_images_out(file, monkeypatch) -> None:
+    free = 9 * 10**8  # less than the smallest images of requests need beside a cache
+    monkeypatch.setattr("serve_app.replica.image_memory.available_bytes", lambda device: free)
+    monkeypatch.setattr("runtime.engine.memory_plan.available_bytes", lambda device: 6 * 10**8)
+    planned = serving_memory(
+        ModelFacts(file), LocatedModel(file, None, None), context_tokens=None, slots=2, device="cpu"
+    )
+    assert planned.refusal is not None and "Lower these settings" in planned.refusal
+
+
 async def test_image_memory_must_be_free_at_the_start(file, monkeypatch) -> None:
     monkeypatch.setattr("runtime.engine.memory_plan.available_bytes", lambda device: 2**30)
     with pytest.raises(DoesNotFitError, match=r"images of requests .*`max_image_pixels`"):
-        load_replica(settings(file))
+        load_replica(settings(file, image_memory_bytes=2**30, max_image_pixels=2**26))
     with running(settings(file, image_memory_bytes=2**28, max_image_pixels=2**20)) as replica:
         assert (await answer(replica, ONE, "a")).tokens
