@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Annotated, TypeVar
 from urllib.parse import quote
 
@@ -21,7 +21,8 @@ from model_zoo.sources.http import Http, StatusError, same_origin
 from model_zoo.sources.hub_choice import HubFile, choose
 from model_zoo.sources.reference import HubSource, is_model_path
 from model_zoo.store.manifest import LAYER_TYPE, REVISION, SOURCE, Manifest, ManifestLayer
-from runtime.errors import SourceError, SourceNotFoundError
+from runtime.errors import ConfigurationError, SourceError, SourceNotFoundError
+from runtime.home_directory import expanded
 
 ENDPOINT = "https://huggingface.co"
 MAX_ANSWER_BYTES = 16 << 20
@@ -198,9 +199,9 @@ def _layer(source: HubSource, kind: str, file: HubFile) -> ManifestLayer:
 def _token_file(environment: Mapping[str, str]) -> str | None:
     cache = environment.get("XDG_CACHE_HOME") or "~/.cache"
     home = environment.get("HF_HOME") or f"{cache}/huggingface"
-    path = Path(environment.get("HF_TOKEN_PATH") or f"{home}/token").expanduser()
     try:
+        path = expanded(environment.get("HF_TOKEN_PATH") or f"{home}/token")
         with path.open(encoding="utf-8") as file:
             return file.read(2000).strip()
-    except (OSError, UnicodeDecodeError):
+    except (OSError, UnicodeDecodeError, ConfigurationError):
         return None

@@ -11,11 +11,12 @@ from model_zoo.store.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestLayer
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.errors import SourceError, StoreError
+from runtime.home_directory import expanded
 
 
 def default_folder(environment: Mapping[str, str]) -> Path:
     """`$OLLAMA_MODELS`, or else ~/.ollama/models."""
-    return Path(environment.get("OLLAMA_MODELS") or "~/.ollama/models").expanduser()
+    return expanded(environment.get("OLLAMA_MODELS") or "~/.ollama/models")
 
 
 def import_models(

@@ -8,6 +8,7 @@ from pathlib import Path
 from model_zoo.store.manifest import is_file_name
 from model_zoo.store.model_name import DEFAULT_TAG, HUB_HOST, ModelName
 from runtime.errors import SourceError
+from runtime.home_directory import expanded
 
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _MAX_TEXT = 512
@@ -64,12 +65,12 @@ Source = PathSource | RemoteSource
 
 
 def parse_source(text: str) -> Source:
-    """SourceError if the text is none of the three forms."""
+    """SourceError if the text is none of the three forms. ConfigurationError: see `expanded`."""
     if len(text) > _MAX_TEXT or not text.isprintable() or not text:
         raise SourceError(f"{text[:60]!r} is not a source; use a path, hf://… or ollama://….")
     scheme, separator, rest = text.partition("://")
     if not separator:
-        return PathSource(Path(text).expanduser())
+        return PathSource(expanded(text))
     if scheme == "hf":
         return _hub_source(rest)
     if scheme == "ollama":

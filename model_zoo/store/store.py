@@ -37,6 +37,7 @@ from model_zoo.store.manifest import (
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.views import Views
 from runtime.errors import SourceError, StorageFullError, StoreError
+from runtime.home_directory import expanded
 
 PARTIAL = "-partial"
 JOURNAL = "-journal"
@@ -440,7 +441,7 @@ class Store:
 
 def default_root(environment: Mapping[str, str]) -> Path:
     """`$CARAVAN_MODELS`, or else ~/.caravan/models."""
-    return Path(environment.get("CARAVAN_MODELS") or "~/.caravan/models").expanduser()
+    return expanded(environment.get("CARAVAN_MODELS") or "~/.caravan/models")
 
 
 def journal_of(partial: Path) -> Path:

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.home_directory import expanded
 from runtime.kernels.levels import LEVELS, Level, machine, usable_levels
 
 _log = logging.getLogger(__name__)
@@ -79,12 +80,12 @@ def prebuild(folder: Path, environ: Mapping[str, str]) -> list[Path]:
 
 
 def cache_directory(environ: Mapping[str, str]) -> Path:
-    """`$CARAVAN_CACHE`, else the user's cache directory."""
+    """`$CARAVAN_CACHE`, else the user's cache directory. ConfigurationError: there is neither."""
     if chosen := environ.get("CARAVAN_CACHE"):
         return Path(chosen)
     if standard := environ.get("XDG_CACHE_HOME"):
         return Path(standard) / "caravan"
-    return Path(os.path.expanduser("~")) / ".cache" / "caravan"
+    return expanded("~/.cache/caravan")
 
 
 def compile_library(compiler: str, level: Level, flags: Sequence[str], directory: Path) -> Path:

@@ -17,6 +17,7 @@ from model_zoo.store.importing import import_file
 from model_zoo.store.manifest import ManifestLayer
 from model_zoo.store.store import Store
 from runtime.errors import RequestError
+from runtime.home_directory import expanded
 from serve_app.cli.progress import counted, progress_reporter
 from serve_app.cli.remove import stored_name
 from serve_app.cli.shared_options import json_option, store_option
@@ -100,7 +101,7 @@ class _Files:
 
     def base(self, stated: str) -> Definition:
         """The base of a FROM line: a path, or else the name of a model."""
-        path = self._folder / Path(stated).expanduser()
+        path = self._folder / expanded(stated)
         is_checkpoint = (path / "config.json").is_file()
         if not (path.is_file() or is_checkpoint or stated.startswith((".", "/", "~"))):
             return Definition(base=named_base(stated))
@@ -111,7 +112,7 @@ class _Files:
 
     def adapter(self, stated: str) -> str:
         """The digest of an ADAPTER line's file."""
-        path = self._folder / Path(stated).expanduser()
+        path = self._folder / expanded(stated)
         if path.is_dir():
             raise RequestError(
                 f"{path}: is a folder; ADAPTER needs a GGUF file, such as llama.cpp's "

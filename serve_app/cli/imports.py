@@ -11,6 +11,7 @@ from model_zoo.sources.pull import Progress, PullProgress
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.errors import SourceError
+from runtime.home_directory import expanded
 from serve_app.cli.progress import progress_reporter
 from serve_app.cli.shared_options import json_option, store_option
 from serve_app.cli.terminal import harmless, print_json
@@ -84,7 +85,7 @@ def _import_one(name: str, folders: list[Path], store: Store, progress: Progress
 def _split(arguments: tuple[str, ...]) -> tuple[list[Path], tuple[str, ...]]:
     """The folders and the names."""
     if arguments and (arguments[0].startswith((".", "/", "~")) or Path(arguments[0]).is_dir()):
-        return [Path(arguments[0]).expanduser()], arguments[1:]
+        return [expanded(arguments[0])], arguments[1:]
     own = default_folder(os.environ)
     if os.environ.get("OLLAMA_MODELS"):
         return [own], arguments

@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, BinaryIO, Self
 
+from runtime.home_directory import expanded
 from serve_app.cli.log_lines import LogFilter, LogLine, parse_line
 
 # Longer lines are read as several.
@@ -22,7 +23,7 @@ def log_path(own: Mapping[str, str], port: int) -> Path:
 
 
 def log_folder(own: Mapping[str, str]) -> Path:
-    return Path(own.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "caravan"
+    return expanded(own.get("XDG_STATE_HOME") or "~/.local/state") / "caravan"
 
 
 def latest_log(own: Mapping[str, str]) -> Path | None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from runtime.errors import CaravanError, RequestError
+from runtime.errors import CaravanError, ConfigurationError, RequestError
+from runtime.home_directory import expanded
 from serve_app.cli.chat_session import ChatSession, parse_option, parse_think
 from serve_app.cli.terminal import harmless, print_error, print_note, print_pairs
 
@@ -77,7 +78,10 @@ def pictures_in(text: str) -> tuple[str, list[Path]]:
 
     def taken(match: re.Match[str]) -> str:
         name = match["quoted"] or re.sub(r"\\(.)", r"\1", match["plain"])
-        path = Path(name).expanduser()
+        try:
+            path = expanded(name)
+        except ConfigurationError:
+            path = Path(name)
         if not path.is_file():
             print_note(f"{path}: there is no such picture; the message has its name only")
             return match[0]
@@ -197,12 +201,12 @@ def _keep_history() -> None:
     """Keeps the lines of earlier conversations in a file that only this user can read; keeps none
     if the file cannot be written."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    path = Path(state).expanduser() / "caravan" / "history"
     try:
+        path = expanded(state) / "caravan" / "history"
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.touch(mode=0o600)
         readline.read_history_file(path)
-    except OSError:
+    except (OSError, ConfigurationError):
         return
     readline.set_history_length(_HISTORY_LINES)
     atexit.register(readline.write_history_file, path)

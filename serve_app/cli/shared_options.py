@@ -7,12 +7,13 @@ from typing import Any
 import click
 
 from model_zoo.store.store import Store, default_root
+from runtime.home_directory import expanded
 
 _AS_JSON = f"{__name__}.as_json"
 
 
 def _store(context: click.Context, parameter: click.Parameter, folder: Path | None) -> Store:
-    return Store(default_root(os.environ) if folder is None else folder.expanduser())
+    return Store(default_root(os.environ) if folder is None else expanded(folder))
 
 
 def store_option(command: Any) -> Any:

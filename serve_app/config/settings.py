@@ -18,6 +18,7 @@ from pydantic import (
 from model_zoo.gguf.adapter_path import MAX_ADAPTERS
 from model_zoo.sources.reference import HubSource, PathSource, Source, parse_source
 from runtime.errors import ConfigurationError, SourceError
+from runtime.home_directory import expanded
 from serve_app.config.on_demand_settings import OnDemandModelSettings, OnDemandSettings
 from serve_app.config.sections import (
     AutoscalingSettings,
@@ -371,7 +372,7 @@ def source_path(source: str) -> Path:
 
     Symbolic links are not resolved: the parts of a split file are found by the configured name.
     """
-    return Path(source).expanduser().absolute()
+    return expanded(source).absolute()
 
 
 def _parsed(source: str) -> Source:
