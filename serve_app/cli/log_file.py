@@ -42,19 +42,17 @@ class LogWriter:
     becomes `previous_log`, and a new one begins.
 
     A line that cannot be written, for example because the disk is full, is lost; `warn` gets the
-    reason of the first one.
+    reason of the first one, or why the file cannot be created.
     """
 
     def __init__(
         self, path: Path, warn: Callable[[str], None], *, limit_bytes: int = LIMIT_BYTES
     ) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        previous_log(path).unlink(missing_ok=True)
         self._path = path
         self._warn = warn
         self._limit_bytes = limit_bytes
         self._warned = False
-        self._file, self._bytes = _emptied(path), 0
+        self._file, self._bytes = self._first_file(), 0
         self._before = b""  # written before the next line
 
     def __enter__(self) -> Self:
@@ -79,6 +77,19 @@ class LogWriter:
                     f"{self._path} cannot be written: {error.strerror}. The server continues; "
                     "lines of its log are lost"
                 )
+
+    def _first_file(self) -> IO[bytes]:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            previous_log(self._path).unlink(missing_ok=True)
+            return _emptied(self._path)
+        except OSError as error:
+            self._warned = True
+            self._warn(
+                f"the log {self._path} cannot be written: {error.strerror}. The server starts "
+                "without it; XDG_STATE_HOME sets another folder"
+            )
+            return open(os.devnull, "ab", buffering=0)
 
     def _begin_anew(self) -> None:
         with suppress(FileNotFoundError):  # a new file could not be created before

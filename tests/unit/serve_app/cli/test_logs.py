@@ -204,6 +204,20 @@ def test_a_log_that_cannot_be_written_is_reported_once_and_tried_again(tmp_path)
     assert "serve.log cannot be written: Is a directory" in warning
 
 
+@pytest.mark.parametrize("obstacle", ["folder", "log", "previous log"])
+def test_a_log_that_cannot_be_created_is_reported_once(tmp_path, obstacle):
+    path, warnings = tmp_path / "state" / "serve.log", []
+    if obstacle == "folder":
+        path.parent.write_text("a file")
+    else:
+        (path if obstacle == "log" else previous_log(path)).mkdir(parents=True)
+    with LogWriter(path, warnings.append, limit_bytes=8) as writer:
+        for i in range(9):
+            writer.write(b"line %d\n" % i)
+    (warning,) = warnings
+    assert f"the log {path} cannot be written: " in warning and "XDG_STATE_HOME" in warning
+
+
 def test_a_line_after_a_part_of_one_begins_anew(tmp_path, monkeypatch):
     path = tmp_path / "serve.log"
     with LogWriter(path, pytest.fail) as writer:
