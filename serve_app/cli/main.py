@@ -1,6 +1,7 @@
 """The command `caravan`: its subcommands, error messages and exit statuses."""
 
 import errno
+import os
 import sys
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -123,6 +124,18 @@ def caravan() -> None:
 
 def main() -> None:
     """The console script; ends the process."""
+    _open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     caravan(prog_name="caravan")
+
+
+def _open_standard_streams() -> None:
+    """Opens /dev/null in place of closed standard streams, whose descriptors files and sockets
+    would get, and other processes take for their streams."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)

@@ -48,6 +48,24 @@ def test_a_closed_pipe_is_no_error(tmp_path):
     assert done.stdout == '{\n  "' and done.stderr == ""
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_no_error_and_keep_their_numbers(closed):
+    program = (
+        "import os, sys\nfrom serve_app.cli import main\n"
+        "def command(**_):\n"
+        "    print('out', flush=True), print('error', file=sys.stderr), sys.stdin.read()\n"
+        "    sys.exit(7 if os.open('/dev/null', os.O_RDONLY) > 2 else 1)\n"
+        "main.caravan = command\nmain.main()"
+    )
+    script = f'exec "$0" -c "$1" {closed}'
+    command = ["sh", "-c", script, sys.executable, program]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=HANG_S
+    )
+    assert (done.returncode, done.stderr) == (7, "" if "2>&-" in closed else "error\n")
+    assert done.stdout == ("" if closed != "2>&-" and ">&-" in closed else "out\n")
+
+
 @pytest.mark.parametrize(
     "arguments", [["show"], ["shw"], ["rm"], ["pull"], ["show", "x", "--slots", "0"]]
 )
