@@ -57,6 +57,11 @@ MIRRORED = (
     {"runtime/quant/formats", "model_zoo/convert/quantizers"},
     {"model_zoo/tokenizers", "model_zoo/convert/vocabularies"},
 )
+# Methods of collections that change them, and others that return the next of several values.
+CHANGING = {
+    *("add", "append", "clear", "discard", "extend", "insert", "next", "pop", "popitem"),
+    *("popleft", "read", "remove", "setdefault", "update", "write"),
+}
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 50
 
@@ -190,6 +195,25 @@ def test_no_two_public_classes_have_the_same_name() -> None:
                     places[node.name].append(named(path))
     assert places["ChatBody"] == ["serve_app/api/ollama.py"]
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_no_assert_changes_anything() -> None:
+    """`python -O` leaves asserts out."""
+    changing = [
+        f"{named(path)}:{node.lineno}"
+        for path in sources(*PACKAGES)
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Assert) and any(map(changes_state, ast.walk(node)))
+    ]
+    assert changing == []
+    assert any(map(changes_state, ast.walk(ast.parse("assert seen.pop(1) is None"))))
+
+
+def changes_state(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        called = node.func
+        return getattr(called, "attr", getattr(called, "id", None)) in CHANGING
+    return isinstance(node, ast.NamedExpr | ast.Await | ast.Yield)
 
 
 def test_files_are_not_too_long() -> None:

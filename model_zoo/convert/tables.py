@@ -31,7 +31,8 @@ def tables_by_model_type() -> Mapping[str, Conversion]:
 def _by_name(named: Iterable[tuple[str, Conversion]]) -> Mapping[str, Conversion]:
     tables: dict[str, Conversion] = {}
     for name, table in named:
-        assert tables.setdefault(name, table) is table, f"two tables are named {name}"
+        first = tables.setdefault(name, table)
+        assert first is table, f"two tables are named {name}"
     return tables
 
 
