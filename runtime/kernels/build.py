@@ -3,7 +3,8 @@
 The name of a library has its instruction set and digests: one of sources and options, so a library
 in a wheel and one that this machine has compiled are found in the same way, and one of its content,
 because to load a damaged library may end the process. Where the cache cannot be
-written or is full, a folder of this user among the temporary files takes its place.
+written, is full or is mounted noexec, a folder of this user among the temporary files takes its
+place.
 """
 
 import contextlib
@@ -156,21 +157,28 @@ class _Place:
     def find(self, stem: str) -> Path | None:
         """The library whose name begins with `stem` and matches its content."""
         try:
-            found = sorted(self.folder.glob(f"{stem}-*.so")) if self._is_safe() else []
+            usable = self._is_safe() and not self._is_noexec()
+            found = sorted(self.folder.glob(f"{stem}-*.so")) if usable else []
             return next((path for path in found if path.name == _file_name(stem, path)), None)
         except OSError:  # no permission
             return None
 
-    def can_be_written(self) -> bool:
-        """Creates the folder if it does not exist."""
+    def obstacle(self) -> str | None:
+        """Why no library can be compiled into the folder, which is created if it does not exist."""
         try:
             self.folder.mkdir(0o700 if self.temporary else 0o777, parents=True, exist_ok=True)
+            if self._is_noexec():
+                return f"{self.folder} is mounted noexec; set CARAVAN_CACHE to another folder"
             if self._is_safe():
                 with tempfile.TemporaryFile(dir=self.folder):
-                    return True
+                    return None
         except OSError:
             pass
-        return False
+        return f"{self.folder} cannot be written by this user, or by others too"
+
+    def _is_noexec(self) -> bool:
+        """Whether no library in the folder can be loaded, because of the options of its mount."""
+        return bool(os.statvfs(self.folder).f_flag & os.ST_NOEXEC)
 
     def _is_safe(self) -> bool:
         if not self.temporary:
@@ -200,10 +208,10 @@ def _compiled(
     compiler: str, level: Level, flags: Sequence[str], places: list[_Place], reasons: list[str]
 ) -> Path | None:
     """The library, compiled into the first of `places` with space for it; None with a reason more
-    if that fails. Places that cannot be written or are full are removed from the list."""
+    if that fails. Places that cannot be used or are full are removed from the list."""
     for place in [*places]:
-        if not place.can_be_written():
-            reasons.append(f"{place.folder} cannot be written by this user, or by others too")
+        if obstacle := place.obstacle():
+            reasons.append(obstacle)
         else:
             try:
                 return compile_library(compiler, level, flags, place.folder)

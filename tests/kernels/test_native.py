@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO
 
 import pytest
@@ -192,6 +193,30 @@ def test_without_a_cache_kernels_are_compiled_once_into_a_folder_of_this_user(
     cached.parent.mkdir()
     cached.write_bytes(built.read_bytes())
     assert build.built_library() == cached
+
+
+def mount_noexec(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
+    """As a mount option does for these folders."""
+    real = os.statvfs
+
+    def statvfs(folder: Path) -> SimpleNamespace:
+        within = any(Path(folder).is_relative_to(each) for each in folders)
+        return SimpleNamespace(f_flag=real(folder).f_flag | os.ST_NOEXEC * within)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+
+
+def test_kernels_in_a_cache_that_is_mounted_noexec_are_not_loaded_but_compiled_elsewhere(
+    one_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build.built_library()
+    mount_noexec(monkeypatch, tmp_path / "cache")
+    assert native.needs_compiling()
+    built = build.built_library()
+    assert tmp_path / "temporary" in built.parents and not native.needs_compiling()
+    mount_noexec(monkeypatch, tmp_path)
+    with pytest.raises(NativeUnavailableError, match=r"cache is mounted noexec; set CARAVAN_CACHE"):
+        build.built_library()
 
 
 @pytest.mark.parametrize("change", ["mode", "owner", "link"])
