@@ -1,14 +1,13 @@
 """Worst-case memory of a model, computed once at start; refuses what does not fit."""
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from runtime.errors import DoesNotFitError
+from runtime.host_limits import free_host_bytes
 from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import cache_bytes, page_bytes
 from runtime.kv.spec import CacheLayout
@@ -195,7 +194,7 @@ def available_bytes(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return free + kept
-    return min((_machine_bytes(), *_control_group_bytes()))
+    return free_host_bytes()
 
 
 class CacheSizes:
@@ -376,55 +375,3 @@ def _measured(device: torch.device, weight_bytes: int) -> int:
     they are file pages, which count as free."""
     free = available_bytes(device)
     return free + weight_bytes if device.type == "cuda" else free
-
-
-def _machine_bytes() -> int:
-    fields = _numbers(Path("/proc/meminfo"))
-    if "MemAvailable:" in fields:
-        return fields["MemAvailable:"] * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-
-
-def _control_group_bytes(
-    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
-) -> Iterator[int]:
-    """Bytes left under each limit that applies to this process; file cache counts as free."""
-    lines = membership.read_text().splitlines() if membership.exists() else []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            names = ("memory.max", "memory.current", "inactive_file", "active_file")
-            yield from _limits_above(root, path, *names)
-        elif "memory" in controllers.split(","):
-            names = (
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-                "total_inactive_file",
-                "total_active_file",
-            )
-            yield from _limits_above(root / "memory", path, *names)
-
-
-def _limits_above(
-    root: Path, path: str, limit: str, usage: str, *reclaimable: str
-) -> Iterator[int]:
-    group = root / path.lstrip("/")
-    for folder in (group, *group.parents):
-        if not folder.is_relative_to(root):
-            break
-        text = _text(folder / limit)
-        if text is None or not text.isdigit():  # absent here, or "max"
-            continue
-        statistics = _numbers(folder / "memory.stat")
-        used = int(_text(folder / usage) or 0) - sum(statistics.get(n, 0) for n in reclaimable)
-        yield max(0, int(text) - used)
-
-
-def _text(path: Path) -> str | None:
-    return path.read_text().strip() if path.is_file() else None
-
-
-def _numbers(path: Path) -> dict[str, int]:
-    """Parses lines of "name number ..."."""
-    pairs = (line.split() for line in (_text(path) or "").splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) > 1 and pair[1].isdigit()}

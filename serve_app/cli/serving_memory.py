@@ -23,6 +23,7 @@ from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from runtime.engine.assembly import EngineOptions, plan_engine_memory
 from runtime.engine.memory_plan import LEFT_FREE, MemoryPlan, available_bytes
 from runtime.errors import ConfigurationError, DoesNotFitError, UnsupportedModelError
+from runtime.host_limits import usable_cpus
 from runtime.kernels.native import needs_compiling
 from runtime.vision.encoder import PlannedEncoder, VisionTower
 from runtime.worker.model import DecoderModel
@@ -32,7 +33,7 @@ from serve_app.config.settings import ModelSettings
 from serve_app.replica.draft_model import load_draft
 from serve_app.replica.image_memory import default_cache_bytes, default_pixels, held_bytes
 from serve_app.replica.loading import DEFAULT_CONTEXT_TOKENS
-from serve_app.replica.machine import cache_type, number_type, usable_cpus
+from serve_app.replica.machine import cache_type, number_type
 
 _NO_LIMIT = 1 << 62
 # Planning takes time proportional to the context, and a file may state any context.

@@ -10,6 +10,7 @@ import torch
 from model_zoo.gguf.tiled_copy import TilingOptions
 from runtime.engine.memory_plan import available_bytes
 from runtime.errors import ConfigurationError
+from runtime.host_limits import usable_cpus
 from runtime.kernels import native
 from runtime.kernels.build import cache_directory
 from runtime.kernels.levels import levels_of, machine, processor_features
@@ -22,7 +23,6 @@ PROGRESS_LOG_S = 1.0
 # Ray writes the GPUs that it reserves for a process into this variable.
 _GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _NO_GPUS = ("", "-1", "NoDevFiles")
-_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 log = get_logger()
 
@@ -65,15 +65,6 @@ def share_threads(threads: int | None, processes: int) -> None:
     """Divides this machine's processors among `processes`, unless `threads` is configured."""
     if threads is None:
         torch.set_num_threads(max(1, usable_cpus() // processes))
-
-
-def usable_cpus() -> int:
-    """The processors that this process may use, within its container's CPU quota."""
-    allowed = len(os.sched_getaffinity(0))
-    if not _CPU_QUOTA.is_file():
-        return allowed
-    quota, _, period = _CPU_QUOTA.read_text().partition(" ")
-    return min(allowed, max(1, int(quota) // int(period))) if quota.isdigit() else allowed
 
 
 def number_type(name: str, device: torch.device) -> torch.dtype:

@@ -1,7 +1,6 @@
 """Memory plans: reserved bytes, refusals, and the measured memory of the machine."""
 
 import dataclasses
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,6 @@ from runtime.engine.memory_plan import (
     MemoryOptions,
     MemoryPlan,
     VisionBytes,
-    _control_group_bytes,
     available_bytes,
     plan_memory,
 )
@@ -315,57 +313,6 @@ def run(scheduler: Scheduler, depth: int) -> None:
 
 def test_available_memory_is_a_plausible_number_of_bytes():
     assert 10**7 < available_bytes(CPU) < 10**14
-
-
-@pytest.mark.parametrize(
-    ("limits", "available"), [([], 1000), ([600], 600), ([800, 600, 10**20], 600), ([2000], 1000)]
-)
-def test_available_memory_is_that_of_the_machine_within_all_limits(monkeypatch, limits, available):
-    monkeypatch.setattr("runtime.engine.memory_plan._machine_bytes", lambda: 1000)
-    monkeypatch.setattr("runtime.engine.memory_plan._control_group_bytes", lambda: iter(limits))
-    assert available_bytes(CPU) == available
-
-
-def control_groups(tmp_path: Path, membership: str, files: dict[str, str]) -> list[int]:
-    (tmp_path / "membership").write_text(membership)
-    for name, text in files.items():
-        path = tmp_path / "fs" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return sorted(_control_group_bytes(tmp_path / "fs", tmp_path / "membership"))
-
-
-def test_control_groups_of_the_unified_kind_limit_at_every_level(tmp_path):
-    files = {
-        "a/b/memory.max": "1000\n",
-        "a/b/memory.current": "900\n",
-        "a/b/memory.stat": "anon 600\nfile 300\ninactive_file 200\nactive_file 50\n",
-        "a/memory.max": "5000",
-        "a/memory.current": "4500",
-    }
-    assert control_groups(tmp_path, "0::/a/b\n", files) == [350, 500]
-
-
-def test_control_groups_without_a_limit_do_not_limit(tmp_path):
-    files = {"a/memory.max": "max\n", "a/memory.current": "900\n"}
-    assert control_groups(tmp_path, "0::/a\n", files) == []
-    assert list(_control_group_bytes(tmp_path / "none", tmp_path / "nothing")) == []
-
-
-def test_control_groups_of_the_older_kind_limit_too(tmp_path):
-    files = {
-        "memory/c/memory.limit_in_bytes": "2000",
-        "memory/c/memory.usage_in_bytes": "1500",
-        "memory/c/memory.stat": "total_inactive_file 100\ntotal_active_file 20\n",
-    }
-    membership = "12:cpu,cpuacct:/x\n7:memory:/c\n0::/\n"
-    assert control_groups(tmp_path, membership, files) == [620]
-
-
-def test_a_container_sees_its_own_limit_at_the_root(tmp_path):
-    # Inside a container the membership may name a path that the mounted tree does not have.
-    files = {"memory.max": "800", "memory.current": "300"}
-    assert control_groups(tmp_path, "0::/outer/unknown\n", files) == [500]
 
 
 def test_a_plan_is_a_value():

@@ -13,9 +13,9 @@ import torch
 
 from model_zoo.registry import load
 from runtime.engine.assembly import EngineOptions, assemble
+from runtime.host_limits import usable_cpus
 from runtime.kv.cache_types import CacheType
 from serve_app.config.sections import SpeculationSettings
-from serve_app.replica.machine import usable_cpus
 from tests.gguf_files import rewrite
 from tests.patience import HANG_S
 from tests.tiny_models import CHAT_TEMPLATE, tiny_tokenizer, write_tiny_llama

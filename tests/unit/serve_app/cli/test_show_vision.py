@@ -8,8 +8,8 @@ import torch
 from model_zoo.registry import load
 from model_zoo.store.store import Store
 from runtime.engine.assembly import assemble
+from runtime.host_limits import usable_cpus
 from runtime.vision.encoder import LocalEncoder
-from serve_app.replica.machine import usable_cpus
 from tests.families.vision_families import VISION_MODELS
 from tests.gguf_files import rewrite
 from tests.tiny_vision_model import write_tiny_vision_model
