@@ -64,8 +64,10 @@ def check(path: Path) -> list[str]:
     """Checks settings, API keys and model files; returns messages about models that must be pulled
     and about access from other machines that is not stated.
 
-    Raises a CaravanError for the first bad setting, API key file or model file.
+    Raises a CaravanError for the first bad setting, API key file or model file, and for a working
+    directory that Ray cannot use.
     """
+    _check_working_directory()
     config = read_config(path)
     _check_keys(path, config)
     http = http_options(config)
@@ -77,6 +79,18 @@ def check(path: Path) -> list[str]:
         read_keys(each.api_keys_file, os.environ)
     notes = [note for each in settings for note in map(check_model, each.models) if note]
     return notes if "host" in http.model_fields_set else [*notes, _OPEN]
+
+
+def _check_working_directory() -> None:
+    """Ray sends its name to other processes as UTF-8."""
+    folder = os.getcwd()
+    try:
+        folder.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            f"The working directory {folder!r} is not UTF-8, so Ray cannot start there. Choose "
+            "another."
+        ) from None
 
 
 def checked_environment(path: Path) -> dict[str, str]:

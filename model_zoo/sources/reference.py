@@ -12,6 +12,8 @@ from runtime.home_directory import expanded
 
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _MAX_TEXT = 512
+# What Python has in place of bytes that are not UTF-8.
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _FORM = "hf://org/repo[:quantisation], hf://org/repo/file.gguf, each with [@revision]"
 
 
@@ -66,6 +68,8 @@ Source = PathSource | RemoteSource
 
 def parse_source(text: str) -> Source:
     """SourceError if the text is none of the three forms. ConfigurationError: see `expanded`."""
+    if not text.isascii() and _SURROGATE.search(text):
+        raise SourceError(f"{text[:60]!r} is not UTF-8, which paths of models must be. Rename it.")
     if len(text) > _MAX_TEXT or not text.isprintable() or not text:
         raise SourceError(f"{text[:60]!r} is not a source; use a path, hf://… or ollama://….")
     scheme, separator, rest = text.partition("://")

@@ -48,4 +48,5 @@ def _digest(settings: ModelSettings, files: ModelFiles) -> str:
     for path in files.paths:
         status = path.stat() if path.exists() else None
         parts.append(f"{path} {status and (status.st_size, status.st_mtime_ns)}")
-    return sha256("\n".join(parts).encode()).hexdigest()
+    # Names of files that are not UTF-8 have surrogates in place of some bytes.
+    return sha256("\n".join(parts).encode(errors="surrogatepass")).hexdigest()

@@ -21,8 +21,9 @@ from serve_app.check import (
     checked_environment,
     http_options,
 )
+from serve_app.config.settings import ModelSettings
 from serve_app.replica import loading
-from serve_app.replica.model_check import CHECKED_VARIABLE
+from serve_app.replica.model_check import CHECKED_VARIABLE, check_model, model_digest
 from tests.checkout import DEMO_MODEL
 from tests.unit.model_zoo.gguf.test_split import split_like_a_converter
 
@@ -233,6 +234,28 @@ def test_the_known_keys_are_those_of_serves_schema():
     assert list(ServeDeploySchema.model_fields) == FILE_KEYS
     assert list(HTTPOptionsSchema.model_fields) == SECTION_KEYS["http_options"]
     assert list(ServeApplicationSchema.model_fields) == SECTION_KEYS["applications"]
+
+
+def test_the_check_refuses_a_working_directory_that_ray_cannot_name(tmp_path, monkeypatch):
+    folder = tmp_path / os.fsdecode(b"d\xe8r")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigurationError, match=r"directory '.*d\\udce8r' is not UTF-8, so Ray"):
+        check(config(tmp_path, args(DEMO_MODEL)))
+
+
+def test_files_of_any_name_have_a_digest(tmp_path, monkeypatch):
+    """As in a store below a home directory that is not UTF-8."""
+    folder = tmp_path / os.fsdecode(b"d\xe8r")
+    folder.mkdir()
+    (folder / "demo.gguf").symlink_to(DEMO_MODEL)
+    monkeypatch.chdir(folder)
+    settings = ModelSettings(name="demo", source="demo.gguf")
+    digest = model_digest(settings)
+    assert digest is not None
+    monkeypatch.setenv(CHECKED_VARIABLE, digest)
+    monkeypatch.setattr(loading, "check_files", pytest.fail)
+    assert check_model(settings) is None
 
 
 def test_the_check_notes_nothing_for_a_valid_configuration(tmp_path):

@@ -1,5 +1,6 @@
 """Sources as text, and which files of a Hub repository a source means."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,11 @@ def test_invalid_sources_are_refused(text) -> None:
     with pytest.raises(SourceError) as caught:
         parse_source(text)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 800
+
+
+def test_a_path_that_is_not_utf_8_is_refused_as_such() -> None:
+    with pytest.raises(SourceError, match=r"mod\\udce8le.gguf' is not UTF-8"):
+        parse_source(os.fsdecode(b"./mod\xe8le.gguf"))
 
 
 def test_the_error_for_a_page_of_the_hub_has_the_right_form() -> None:
