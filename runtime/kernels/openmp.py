@@ -1,6 +1,7 @@
 """The OpenMP library with which torch computes; other packages may have brought further ones."""
 
 import ctypes
+import os
 from functools import cache
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def use_one_thread() -> None:
 def _mapped() -> list[str]:
     """The paths of all files that this process maps."""
     try:
-        maps = Path("/proc/self/maps").read_text().splitlines()
+        maps = os.fsdecode(Path("/proc/self/maps").read_bytes()).splitlines()
     except OSError:
         maps = []
     return sorted({line.split()[-1] for line in maps if "/" in line})

@@ -396,6 +396,8 @@ def _line(details: dict[str, Any], args: Mapping[str, Any]) -> str:
     place = f"{place} (model {name})" if name else place
     if details["type"] == "extra_forbidden":
         return f"{place} is not a known key{_nearest(location)}"
+    if details["type"] == "string_unicode":
+        return f"{place} is not UTF-8"
     if details["type"] == "missing":
         return f"{place} is missing"
     if details["type"] in REQUIRED_TYPES:

@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import logging
+import mmap
 import os
 import shutil
 import stat
@@ -17,7 +18,7 @@ from typing import IO
 import pytest
 import torch
 
-from runtime.kernels import build, levels, native
+from runtime.kernels import build, levels, native, openmp
 from runtime.kernels.auto_compute import FAST_TYPES
 from runtime.kernels.build import NativeUnavailableError
 from runtime.kernels.matmul import matmul, matmul_twin
@@ -357,6 +358,13 @@ def test_clang_compiles_kernels_that_run_with_the_openmp_of_torch(
     check_kernels(
         native.load(build.built_library(flags=flags, directory=tmp_path, level=level)), monkeypatch
     )
+
+
+def test_mapped_files_may_have_any_name(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"mod\xe8le.gguf")
+    path.write_bytes(bytes(4096))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        assert str(path) in openmp._mapped()
 
 
 def test_no_source_needs_the_openmp_of_a_compiler() -> None:

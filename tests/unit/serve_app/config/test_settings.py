@@ -176,6 +176,7 @@ def test_defaults_become_options():
             {"models": [MODEL], "responses": {"max_bytes": 2**20}},
             ["tenant_bytes is larger than max_bytes"],
         ),
+        (with_model(source="mod\udce8le.gguf"), ["source (model demo) is not UTF-8"]),
         (with_model(max_image_pixels=0), ["args.models[0].max_image_pixels", "greater than"]),
     ],
 )
