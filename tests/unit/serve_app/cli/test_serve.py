@@ -268,7 +268,7 @@ def test_a_misspelt_path_is_not_taken_for_a_name_without_saying_so(monkeypatch, 
 
     monkeypatch.setattr("serve_app.cli.serve.pull_one", pull_one)
     with pytest.raises(SourceError, match=r"no such model\. Nor is there a file modls/demo\."):
-        config_of(["modls/demo"], NOTHING, Store(tmp_path))
+        config_of(["modls/demo"], NOTHING, Store(tmp_path), {})
 
 
 @pytest.mark.parametrize("stated", [{}, {"no_proxy": "inner"}, {"NO_PROXY": "inner"}])
