@@ -7,6 +7,8 @@ HAProxy (`haproxy_supervisor`). Ray 2.60 has no settings for these edits:
 - the admin socket gets mode 600 (Ray: 666), in a directory that only this user can access;
 - the statistics page listens on loopback, the metrics at the address of the HTTP frontend (Ray:
   both on all addresses);
+- the ingress and the fallback proxy of this node are reached at the address on which they listen,
+  which is that of the HTTP frontend (Ray: on loopback);
 - request headers have a timeout (Ray: the client timeout, an hour), and one address may hold only
   a part of all connections, so that unfinished requests of one client do not block the others;
 - requests get headers with the client's address and with CARAVAN_PROXY_SECRET, if set, which proves
@@ -19,6 +21,7 @@ unsafe without notice.
 
 import os
 import re
+import socket
 import stat
 import sys
 from collections.abc import Mapping
@@ -58,6 +61,8 @@ _MAXCONN = re.compile(r"^ *maxconn (\d+)$", re.MULTILINE)
 _DEFAULTS = re.compile(r"^defaults\n", re.MULTILINE)
 _FRONTEND = re.compile(r"^frontend http_frontend\n +bind (\S+):\d+\n", re.MULTILINE)
 _METRICS = re.compile(r"^(frontend prometheus\n +bind ):", re.MULTILINE)
+# Servers of this node; there is none before the first route.
+_OWN_SERVERS = re.compile(r"^( +server \S+ )(?:127\.0\.0\.1|::1):(?=\d+ )", re.MULTILINE)
 _STATISTICS = re.compile(r"^(listen stats\n +bind )\*:", re.MULTILINE)
 
 
@@ -144,8 +149,8 @@ def secure(path: Path) -> None:
         connections_per_address=int(limit) if limit else None,
         proven=_secret(os.environ) is not None,
     )
-    for socket in _SOCKETS.findall(text):
-        take_directory(Path(socket).parent)
+    for each in _SOCKETS.findall(text):
+        take_directory(Path(each).parent)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     unfinished.write_text(_MARK + edited, encoding="utf-8")
     os.replace(unfinished, path)
@@ -158,7 +163,8 @@ def hardened(
     header_timeout_s: int = HEADER_TIMEOUT_S,
     proven: bool = False,
 ) -> str:
-    """The generated configuration with the edits. UnsafeError if one of them does not match.
+    """The generated configuration with the edits. UnsafeError if one of them does not match,
+    OSError if the frontend's host is an unknown name.
 
     `proven`: requests get the headers that `serve_app.api.through_proxy` reads.
     """
@@ -179,7 +185,15 @@ def hardened(
     ):
         _single_match(pattern, config)
         config = pattern.sub(edited, config)
-    return config
+    return _OWN_SERVERS.sub(rf"\g<1>{_own_address(frontend[1])}:", config)
+
+
+def _own_address(frontend: str) -> str:
+    """The address of servers of this node, whose sockets Serve binds to the frontend's host; if
+    that is a name, to its IPv4 address. OSError if it has none."""
+    if frontend == "*":
+        return "127.0.0.1"
+    return f"[{frontend}]" if ":" in frontend else socket.gethostbyname(frontend)
 
 
 def take_directory(directory: Path) -> None:

