@@ -40,6 +40,7 @@ RAY_FILES = {
     "serve_app/api/ingress_deployment.py",
     "serve_app/app.py",
     "serve_app/autoscaling/serve_policy.py",
+    "serve_app/cli/ray_serve.py",
     "serve_app/gateway/cluster.py",
     "serve_app/replica/deployments.py",
     "serve_app/replica/rank_actors.py",

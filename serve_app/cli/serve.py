@@ -34,6 +34,7 @@ from serve_app.child_process import end_with_parent
 from serve_app.cli.completion import stored_models
 from serve_app.cli.log_file import LogWriter, log_path
 from serve_app.cli.pull import pull_one
+from serve_app.cli.ray_serve import CODE
 from serve_app.cli.serve_output import StartReport
 from serve_app.cli.shared_options import without_models
 from serve_app.cli.terminal import harmless
@@ -41,6 +42,8 @@ from serve_app.config.model_sources import named_source
 from serve_app.config.settings import read_settings
 from serve_app.haproxy import BINARY_VARIABLE, COMMAND, SECRET_VARIABLE
 
+# Ray's default would be the working directory.
+_CODE = ("--app-dir", CODE)
 _CONFIG_SUFFIXES = (".yaml", ".yml")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 # Variables that every configuration needs for HAProxy; configs/quickstart.yaml explains them.
@@ -160,6 +163,7 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
         "RAY_DEDUP_LOGS": "0",
         "GOMP_SPINCOUNT": _SPIN_COUNT,
         "RAY_worker_niceness": _NICENESS,
+        "PYTHONSAFEPATH": "1",  # no modules of the working directory, as in `ray_serve`
         SECRET_VARIABLE: secrets.token_hex(_SECRET_BYTES),
     }
     return {**made, **ports, **own, **_without_proxies(own)}
@@ -199,7 +203,7 @@ def _serve(path: Path, *, verbose: bool) -> int:
     report = StartReport(address=_address(http), models=_expected(path), log=log, verbose=verbose)
     with LogWriter(log, report.warn) as writer, run_arguments(path, own) as (arguments, variables):
         server = subprocess.Popen(
-            [Path(sys.executable).with_name("serve"), "run", *arguments],
+            [sys.executable, "-P", "-m", "serve_app.cli.ray_serve", "run", *arguments],
             env={**environment(own), **variables, **checked_environment(path)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -235,17 +239,17 @@ def run_arguments(
     itself in each process only to set them.
     """
     if _names_cluster(own):
-        yield [path], {}
+        yield [*_CODE, path], {}
         return
     config = dict(read_config(path))
     variables = _variables(config.pop("controller_options", None))
     if variables is None:
-        yield ["--address", "local", path], {}
+        yield [*_CODE, "--address", "local", path], {}
         return
     with tempfile.TemporaryDirectory(prefix="caravan-") as folder:
         written = Path(folder) / path.name
         written.write_text(yaml.safe_dump(config))
-        yield ["--address", "local", written], variables
+        yield [*_CODE, "--address", "local", written], variables
 
 
 def _names_cluster(own: Mapping[str, str]) -> bool:

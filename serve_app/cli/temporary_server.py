@@ -16,7 +16,8 @@ from runtime.errors import SourceError
 from serve_app.child_process import end_with_parent
 from serve_app.cli.serve_output import READY, READY_WITHOUT_MODELS
 
-COMMAND = (sys.executable, "-m", "serve_app.cli", "serve")
+# -P: modules of the working directory, which may be a downloaded repository, are not imported.
+COMMAND = (sys.executable, "-P", "-m", "serve_app.cli", "serve")
 
 
 def is_on_this_machine(text: str, store: Store) -> bool:

@@ -35,6 +35,16 @@ def configuration(folder: Path, port: int) -> Path:
     return path
 
 
+def hostile_repository(folder: Path) -> Path:
+    """A working directory with the model, and with modules that nothing may import."""
+    repository = folder / "repository"
+    repository.mkdir()
+    (repository / "models").symlink_to(ROOT / "models")
+    for name in ("click", "ray", "runtime", "yaml"):
+        (repository / f"{name}.py").write_text("raise SystemExit('imported')")
+    return repository
+
+
 def processes_of(folder: Path) -> list[str]:
     """Command lines of the processes whose files of Ray are in this folder."""
     found = []
@@ -57,12 +67,13 @@ def quickstart_report() -> dict[str, Any]:
 def _report(folder: Path) -> dict[str, Any]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    environment = {**os.environ, "RAY_TMPDIR": str(folder), "XDG_STATE_HOME": str(folder)}
+    folders = {"RAY_TMPDIR": folder, "XDG_STATE_HOME": folder, "PYTHONPATH": ROOT}
+    environment = {**os.environ, **{name: str(path) for name, path in folders.items()}}
     shown, announced = folder / "shown", f"Caravan serves demo at http://localhost:{port}"
     with shown.open("wb") as log:
         server = subprocess.Popen(
             [CARAVAN, "serve", configuration(folder, port)],
-            cwd=ROOT,
+            cwd=hostile_repository(folder),
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -23,6 +23,7 @@ from serve_app.cli.prompt import pictures_in
 from serve_app.cli.server import DEFAULT_HOST, Server, with_scheme
 from serve_app.cli.temporary_server import is_on_this_machine, temporary_server
 from serve_app.gateway.tasks import ReplyOpening
+from tests.checkout import ROOT
 from tests.patience import until
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.cli.cli_runs import CARAVAN, put, run
@@ -190,6 +191,18 @@ def test_a_temporary_server_lasts_as_long_as_it_is_needed(tmp_path, said, capsys
             raise AssertionError("no server")
     assert ended.exists()
     assert "starting demo" in capsys.readouterr().err
+
+
+def test_a_temporary_server_imports_no_modules_of_the_working_directory(
+    tmp_path, monkeypatch, capsys
+):
+    """Which may be a downloaded model repository."""
+    (tmp_path / "click.py").write_text("raise SystemExit('hostile')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with pytest.raises(click.exceptions.Exit), temporary_server("./missing.gguf"):
+        raise AssertionError("no server")
+    assert "missing.gguf" in capsys.readouterr().err
 
 
 async def test_loaded_models_are_listed():

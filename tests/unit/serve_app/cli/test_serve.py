@@ -29,6 +29,7 @@ from serve_app.cli.serve import (
 from serve_app.cli.serve_output import StartReport
 from serve_app.config.model_sources import named_source
 from serve_app.config.settings import read_settings
+from tests.checkout import ROOT
 from tests.loopback import free_port
 from tests.unit.serve_app.cli.cli_runs import put, run
 
@@ -321,12 +322,13 @@ def test_a_port_of_another_machine_is_not_checked_on_this_one(tmp_path, monkeypa
 
 
 QUICKSTART = Path("configs/quickstart.yaml")
+CODE = ("--app-dir", ROOT)
 
 
 def test_rays_own_processes_have_the_variables_of_the_configuration():
     stated = yaml.safe_load(QUICKSTART.read_text())
-    with run_arguments(QUICKSTART, {}) as ([option, where, path], variables):
-        assert (option, where) == ("--address", "local")
+    with run_arguments(QUICKSTART, {}) as ([*options, path], variables):
+        assert options == [*CODE, "--address", "local"]
         written = yaml.safe_load(path.read_text())
     assert variables == SERVE_ENVIRONMENT == stated["controller_options"]["runtime_env"]["env_vars"]
     del stated["controller_options"]
@@ -335,7 +337,7 @@ def test_rays_own_processes_have_the_variables_of_the_configuration():
 
 def test_a_ray_that_runs_gets_the_configuration_as_it_is():
     with run_arguments(QUICKSTART, {"RAY_ADDRESS": "10.0.0.1:6379"}) as (arguments, variables):
-        assert (arguments, variables) == ([QUICKSTART], {})
+        assert (arguments, variables) == ([*CODE, QUICKSTART], {})
 
 
 @pytest.mark.parametrize(
@@ -353,7 +355,7 @@ def test_other_options_of_the_controller_are_left_to_serve(tmp_path, options):
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump({"applications": [], "controller_options": options}))
     with run_arguments(path, {}) as (arguments, variables):
-        assert (arguments, variables) == (["--address", "local", path], {})
+        assert (arguments, variables) == ([*CODE, "--address", "local", path], {})
 
 
 def started(
@@ -361,15 +363,13 @@ def started(
 ) -> subprocess.Popen[str]:
     """`caravan serve` with this program in place of Serve, which first prints "started". Without
     models, nothing imports torch. `hangup`: what it does at first at SIGHUP."""
-    for name in ("bin", "temporary"):
-        (folder / name).mkdir()
-    python, server = folder / "bin" / "python", folder / "bin" / "serve"
-    python.symlink_to(sys.executable)
-    server.write_text(
+    (folder / "temporary").mkdir()
+    python = folder / "python"
+    python.write_text(
         f"#!{sys.executable}\nimport signal\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\n"
         f"print('started', flush=True)\n{program}\n"
     )
-    server.chmod(0o755)
+    python.chmod(0o755)
     caller = (
         "import signal, sys; sys.executable = sys.argv.pop(1)\n"
         f"signal.signal(signal.SIGHUP, signal.Handlers({hangup:d}))\n"
