@@ -120,11 +120,13 @@ class StartReport:
 
     def ended(self, status: int) -> None:
         """The server has ended with this exit status, unasked."""
-        self._say(f"The server ended with status {status}. All of its output: {self._log}")
-        if self._failure is not None:
-            reasons = [f"application {self._failure.name}: {self._failure.reason}"]
-        else:
+        if self._failure is None or self._ready:
+            how = f"ended with status {status}"
             reasons = [line for line in self._kept if _TROUBLE.search(line)][-_SHOWN_TROUBLE:]
+        else:  # it was then stopped
+            how = "could not start"
+            reasons = [f"application {self._failure.name}: {self._failure.reason}"]
+        self._say(f"The server {how}. All of its output: {self._log}")
         for reason in reasons:
             self._say(shortened(reason, _LONGEST_LINE), problem=True)
 

@@ -129,7 +129,10 @@ def test_an_application_that_cannot_be_built_ends_the_start_with_its_error(capsy
             assert report.failed
     report.ended(0)
     said = capsys.readouterr().err.splitlines()
-    assert said[-1] == "application caravan: ModuleNotFoundError: No module named 'other'"
+    assert said[-2:] == [
+        "The server could not start. All of its output: serve.log",
+        "application caravan: ModuleNotFoundError: No module named 'other'",
+    ]
 
 
 def test_an_application_that_cannot_be_replaced_does_not_end_the_server(capsys):
