@@ -20,9 +20,10 @@ from typing import Any, Self
 import httpx
 import yaml
 
+from serve_app.cli.ray_folders import ray_folder
+
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
-SESSION = Path("/tmp/ray/session_latest")
 START_TIMEOUT_S, STOP_TIMEOUT_S = 300.0, 90.0
 MAX_UPLOAD_BYTES = 64 * 2**20
 # The name of a model whose file attacks may overwrite.
@@ -95,7 +96,7 @@ def serving(keys: Keys | None) -> Iterator[Target]:
             yield Target(
                 f"http://127.0.0.1:{port}",
                 keys,
-                SESSION.resolve(),
+                (ray_folder(os.environ) / "ray" / "session_latest").resolve(),
                 folder / "store",
                 folder / "rewritten.gguf",
             )

@@ -34,6 +34,7 @@ from serve_app.child_process import end_with_parent
 from serve_app.cli.completion import stored_models
 from serve_app.cli.log_file import LogWriter, log_path
 from serve_app.cli.pull import pull_one
+from serve_app.cli.ray_folders import haproxy_folder, ray_folder
 from serve_app.cli.ray_serve import CODE
 from serve_app.cli.serve_output import StartReport
 from serve_app.cli.shared_options import without_models
@@ -147,16 +148,16 @@ def config_of(
     }
 
 
-def environment(own: Mapping[str, str]) -> dict[str, str]:
-    """For Serve's processes; what `own` sets stays."""
+def environment(own: Mapping[str, str], files: Path) -> dict[str, str]:
+    """For Serve's processes; what `own` sets stays. `files`: a folder as `haproxy_folder`
+    makes it."""
     ports = {name: str(_free_port(port)) for name, port in _INNER_PORTS.items() if name not in own}
-    files = f"/tmp/caravan-{os.getuid()}"  # short: Ray puts a node's id into paths of sockets
     made = {
         BINARY_VARIABLE: str(Path(sys.executable).with_name(COMMAND)),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{files}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{files}/admin.sock",
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{files}/metrics.sock",
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": files,
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(files),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{files}/server-state",
         "RAY_USAGE_STATS_ENABLED": "0",
         # Lines of loading progress differ in their numbers only; Ray would fold them into one.
@@ -201,10 +202,16 @@ def _serve(path: Path, *, verbose: bool) -> int:
     http = http_options(read_config(path))
     log = log_path(own, http.port)
     report = StartReport(address=_address(http), models=_expected(path), log=log, verbose=verbose)
-    with LogWriter(log, report.warn) as writer, run_arguments(path, own) as (arguments, variables):
+    folder = {} if _names_cluster(own) else {"RAY_TMPDIR": str(ray_folder(own))}
+    with (
+        LogWriter(log, report.warn) as writer,
+        run_arguments(path, own) as (arguments, variables),
+        haproxy_folder() as files,
+    ):
+        made = environment({**own, **folder}, files)
         server = subprocess.Popen(
             [sys.executable, "-P", "-m", "serve_app.cli.ray_serve", "run", *arguments],
-            env={**environment(own), **variables, **checked_environment(path)},
+            env={**made, **variables, **checked_environment(path)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             process_group=0,  # Ctrl-C reaches this process only, which passes it on

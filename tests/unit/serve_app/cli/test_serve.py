@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -250,19 +251,23 @@ def test_a_model_of_the_store_is_served_by_its_name(tmp_path, monkeypatch):
 
 
 def test_the_configuration_has_what_the_quickstart_has(tmp_path):
-    made = config_of([DEMO], NOTHING, Store(tmp_path), {})
+    config = config_of([DEMO], NOTHING, Store(tmp_path), {})
     quickstart = yaml.safe_load(Path("configs/quickstart.yaml").read_text())
     for key in ("proxy_location", "http_options", "controller_options"):
-        assert made[key] == quickstart[key]
+        assert config[key] == quickstart[key]
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(made))
+    path.write_text(yaml.safe_dump(config))
     assert check(path) == []
 
 
+def made(own: Mapping[str, str]) -> dict[str, str]:
+    return environment(own, Path("/f"))
+
+
 def test_the_users_own_environment_wins():
-    made = environment({"GOMP_SPINCOUNT": "7", "HOME": "/home/x"})
-    assert (made["GOMP_SPINCOUNT"], made["HOME"]) == ("7", "/home/x")
-    secrets = {environment({})["CARAVAN_PROXY_SECRET"] for _ in range(2)}
+    variables = made({"GOMP_SPINCOUNT": "7", "HOME": "/home/x"})
+    assert (variables["GOMP_SPINCOUNT"], variables["HOME"]) == ("7", "/home/x")
+    secrets = {made({})["CARAVAN_PROXY_SECRET"] for _ in range(2)}
     assert len(secrets) == 2
 
 
@@ -278,13 +283,13 @@ def test_a_misspelt_path_is_not_taken_for_a_name_without_saying_so(monkeypatch, 
 @pytest.mark.parametrize("stated", [{}, {"no_proxy": "inner"}, {"NO_PROXY": "inner"}])
 def test_rays_processes_reach_each_other_where_a_proxy_is_set(stated):
     """Its agent gets metrics from the processes of the node."""
-    made = environment({"HTTPS_PROXY": "http://proxy:3128", **stated})
-    assert made["no_proxy"] == made["NO_PROXY"]
-    hosts = made["no_proxy"].split(",")
+    variables = made({"HTTPS_PROXY": "http://proxy:3128", **stated})
+    assert variables["no_proxy"] == variables["NO_PROXY"]
+    hosts = variables["no_proxy"].split(",")
     assert hosts[: len(stated)] == [*stated.values()] and {"localhost", "127.0.0.1"} <= {*hosts}
     with socket.create_server((hosts[-1], 0)):  # an address of this machine
         pass
-    assert environment(stated).get("no_proxy") == stated.get("no_proxy")
+    assert made(stated).get("no_proxy") == stated.get("no_proxy")
 
 
 def test_a_second_server_gets_ports_of_its_own():
@@ -292,8 +297,8 @@ def test_a_second_server_gets_ports_of_its_own():
     with socket.socket() as taken, suppress(OSError):  # else another server has it
         taken.bind(("127.0.0.1", 8404))
         taken.listen()
-        assert environment({})[name] != "8404"
-    assert environment({name: "8404"})[name] == "8404"
+        assert made({})[name] != "8404"
+    assert made({name: "8404"})[name] == "8404"
 
 
 def test_the_log_is_below_the_users_folder_of_states():

@@ -1,0 +1,61 @@
+"""Folders of Ray and HAProxy that only this user can access, with short paths.
+
+Unix limits the path of a socket to 107 bytes. They are in the folder for temporary files, or in
+/tmp where its path is too long.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from runtime.errors import ConfigurationError
+from serve_app.haproxy import UnsafeError, take_directory
+
+# Ray adds "/ray/", the name of a session of up to 42 bytes and "/sockets/plasma_store".
+LONGEST_OF_RAY = 107 - 68
+# Ray adds a slash, the id of a node of 56 bytes and "/admin.sock"; the supervisor and HAProxy use
+# "/admin.PID.PID.tmp".
+LONGEST_OF_HAPROXY = 107 - 83
+
+
+def ray_folder(own: Mapping[str, str]) -> Path:
+    """`RAY_TMPDIR` of this environment, or a folder that lasts. ConfigurationError if it cannot be
+    used.
+
+    In Ray's default, /tmp/ray, other users can read all logs and replace the sockets.
+    """
+    if stated := own.get("RAY_TMPDIR"):
+        length = len(os.fsencode(os.path.abspath(stated)))
+        if length > LONGEST_OF_RAY:
+            raise ConfigurationError(
+                f"RAY_TMPDIR has {length} bytes; more than {LONGEST_OF_RAY} are too long for the "
+                "paths of Ray's sockets. Choose a shorter one."
+            )
+        return Path(stated)
+    folder = _temporary(f"caravan-{os.getuid()}", LONGEST_OF_RAY)
+    try:
+        take_directory(folder)
+    except (OSError, UnsafeError) as error:
+        raise ConfigurationError(
+            f"{folder} cannot be a folder that only this user can access. Set RAY_TMPDIR to "
+            f"another one, of at most {LONGEST_OF_RAY} bytes."
+        ) from error
+    return folder
+
+
+@contextmanager
+def haproxy_folder() -> Iterator[Path]:
+    """A folder that is removed at the end."""
+    prefix = "proxy-"
+    longest = _temporary(f"{prefix}12345678", LONGEST_OF_HAPROXY)
+    with tempfile.TemporaryDirectory(
+        prefix=prefix, dir=longest.parent, ignore_cleanup_errors=True
+    ) as folder:
+        yield Path(folder)
+
+
+def _temporary(name: str, longest: int) -> Path:
+    path = Path(tempfile.gettempdir(), name)
+    return path if len(os.fsencode(path)) <= longest else Path("/tmp", name)

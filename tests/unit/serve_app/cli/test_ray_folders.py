@@ -1,0 +1,65 @@
+"""Folders of `caravan serve` for Ray and HAProxy."""
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import ConfigurationError
+from serve_app.cli.ray_folders import haproxy_folder, ray_folder
+from serve_app.cli.serve import environment
+from tests.unit.serve_app.proxy_configs import HIGHEST_PID, LONGEST_SOCKET_PATH, sockets_beside
+
+SOCKET_VARIABLES = ("RAY_SERVE_HAPROXY_SOCKET_PATH", "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH")
+NODE_ID = "0" * 56
+PLASMA = f"ray/session_2026-11-28_20-00-22_600594_{HIGHEST_PID}/sockets/plasma_store"
+
+
+@pytest.fixture(params=["/tmp", "/dev/shm", "/tmp/long-name-of-a-folder-for-temporary-files"])
+def temporary(request, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", request.param)
+    return request.param
+
+
+def test_haproxys_folder_is_private_and_short_and_removed(temporary):
+    with haproxy_folder() as folder:
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert str(folder.parent) == (temporary if len(temporary) < 10 else "/tmp")
+        variables = environment({}, folder)
+        for path in map(Path, (variables[name] for name in SOCKET_VARIABLES)):
+            own = path.parent / NODE_ID / path.name  # as Ray does
+            for socket in (own, *sockets_beside(own)):
+                assert len(str(socket)) <= LONGEST_SOCKET_PATH, socket
+    assert not folder.exists()
+
+
+def test_rays_folder_is_private_and_short_and_lasts(temporary, monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: 2**32 - 2)
+    folder = ray_folder({})
+    try:
+        assert folder == ray_folder({"RAY_TMPDIR": ""})
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert len(str(folder / PLASMA)) <= 107
+    finally:
+        folder.rmdir()
+
+
+def test_a_folder_that_is_too_long_for_rays_sockets_is_refused():
+    longest = "/" + "x" * (107 - len(f"//{PLASMA}"))
+    assert ray_folder({"RAY_TMPDIR": longest}) == Path(longest)
+    with pytest.raises(ConfigurationError, match="RAY_TMPDIR has 40 bytes; more than 39 are too"):
+        ray_folder({"RAY_TMPDIR": f"{longest}x"})
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+    folder = Path(f"/tmp/caravan-{os.getpid()}x")
+    monkeypatch.setattr(os, "getuid", lambda: f"{os.getpid()}x")
+    folder.symlink_to(tmp_path)
+    try:
+        with pytest.raises(ConfigurationError, match="Set RAY_TMPDIR to another"):
+            ray_folder({})
+    finally:
+        folder.unlink()
