@@ -63,13 +63,17 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9_.\-]+")
 # How often a thread of the CPU kernels looks for work before it sleeps. OpenMP's own 300,000 takes
 # the processor from other processes and slows replicas beside them down.
 _SPIN_COUNT = "1000"
-# Ports of this machine only, besides that of the server, with Ray's defaults. A second server gets
-# others.
+# Ports besides that of the server, with Ray's defaults, which the server at the default port has.
+_DEFAULT_PORT = 8000
 _INNER_PORTS = {
     "RAY_SERVE_HAPROXY_STATS_PORT": 8404,
     "RAY_SERVE_HAPROXY_METRICS_PORT": 9101,
     "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,
 }
+# Others have so many consecutive ports below those that Ray's ingresses and the kernel choose, by
+# the port of the server: Ray opens them many seconds after they are chosen, and meanwhile another
+# server that starts must not choose the same.
+_FIRST_INNER_PORT, _INNER_BLOCK, _INNER_BLOCKS = 20_000, 4, 2_500
 # Ray's default of 15 puts replicas behind all else on the machine, also behind Ray's own processes
 # that start.
 _NICENESS = "0"
@@ -148,10 +152,11 @@ def config_of(
     }
 
 
-def environment(own: Mapping[str, str], files: Path) -> dict[str, str]:
-    """For Serve's processes; what `own` sets stays. `files`: a folder as `haproxy_folder`
-    makes it."""
-    ports = {name: str(_free_port(port)) for name, port in _INNER_PORTS.items() if name not in own}
+def environment(own: Mapping[str, str], port: int, files: Path) -> dict[str, str]:
+    """For Serve's processes; what `own` sets stays. `port`: of the server; `files`: a folder of
+    HAProxy's, as `haproxy_folder` makes it."""
+    inner = _inner_ports(port).items()
+    ports = {name: str(_free_port(port)) for name, port in inner if name not in own}
     made = {
         BINARY_VARIABLE: str(Path(sys.executable).with_name(COMMAND)),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{files}/haproxy.cfg",
@@ -188,6 +193,15 @@ def _address_of_this_machine() -> str | None:
     return None
 
 
+def _inner_ports(port: int) -> Mapping[str, int]:
+    """The ports, by variable, that a server at this port prefers."""
+    if port == _DEFAULT_PORT:
+        return _INNER_PORTS
+    first = _FIRST_INNER_PORT + port % _INNER_BLOCKS * _INNER_BLOCK
+    others = (each for each in range(first, first + _INNER_BLOCK) if each != port)
+    return dict(zip(_INNER_PORTS, others, strict=False))
+
+
 def _free_port(preferred: int) -> int:
     """A port of 127.0.0.1 on which nothing listens."""
     for port in (preferred, 0):
@@ -208,7 +222,7 @@ def _serve(path: Path, *, verbose: bool) -> int:
         run_arguments(path, own) as (arguments, variables),
         haproxy_folder() as files,
     ):
-        made = environment({**own, **folder}, files)
+        made = environment({**own, **folder}, http.port, files)
         server = subprocess.Popen(
             [sys.executable, "-P", "-m", "serve_app.cli.ray_serve", "run", *arguments],
             env={**made, **variables, **checked_environment(path)},
@@ -321,7 +335,7 @@ def _check_port(http: HttpOptions) -> None:
 
 
 def _given_address(given: Mapping[str, Any]) -> HttpOptions:
-    return HttpOptions(host=given["listen"] or "127.0.0.1", port=given["port"] or 8000)
+    return HttpOptions(host=given["listen"] or "127.0.0.1", port=given["port"] or _DEFAULT_PORT)
 
 
 def _available_source(text: str, store: Store) -> str:

@@ -19,7 +19,7 @@ from bench.chaos.cluster import descendants
 from serve_app.child_process import end_with_parent
 from serve_app.cli.log_lines import LogLine, parse_line
 from serve_app.cli.serve import environment
-from serve_app.haproxy import BINARY_VARIABLE, COMMAND, PATH_VARIABLES
+from serve_app.haproxy import BINARY_VARIABLE, COMMAND
 from tests.checkout import ROOT
 from tests.loopback import free_port
 from tests.serve.application import short_folder
@@ -153,7 +153,7 @@ def running_server(models: Sequence[dict[str, Any]]) -> Iterator[Server]:
             process = subprocess.Popen(
                 [sys.executable, "-m", "ray.serve.scripts", "run", path],
                 cwd=ROOT,
-                env=environment({**os.environ, **_variables(folder)}),
+                env=environment({**os.environ, **_variables(folder)}, port, folder),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -183,7 +183,6 @@ def _variables(folder: Path) -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": "31001",
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": "32000",
         BINARY_VARIABLE: str(command),
-        **{name: str(folder / f"haproxy-{number}") for number, name in enumerate(PATH_VARIABLES)},
     }
 
 

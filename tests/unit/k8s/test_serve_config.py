@@ -2,7 +2,7 @@
 
 import json
 import re
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import pytest
 from packaging.requirements import Requirement
@@ -123,10 +123,11 @@ def test_the_ray_version_is_the_installed_one():
 def test_all_pods_have_the_same_serve_environment():
     config = parsed((ROOT / "configs" / "quickstart.yaml").read_text())
     quickstart = config.controller_options.runtime_env["env_vars"]
+    served = serve_environment({}, 8000, Path("/f"))
     for group in groups().values():
         environment = {entry["name"]: entry.get("value") for entry in container(group)["env"]}
         assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
-        assert environment["RAY_worker_niceness"] == serve_environment({})["RAY_worker_niceness"]
+        assert environment["RAY_worker_niceness"] == served["RAY_worker_niceness"]
         assert environment["RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"] == "0"
         for name in HAPROXY:
             assert environment[name] == quickstart[name], "as elsewhere"

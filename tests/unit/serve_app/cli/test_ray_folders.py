@@ -27,7 +27,7 @@ def test_haproxys_folder_is_private_and_short_and_removed(temporary):
     with haproxy_folder() as folder:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert str(folder.parent) == (temporary if len(temporary) < 10 else "/tmp")
-        variables = environment({}, folder)
+        variables = environment({}, 8000, folder)
         for path in map(Path, (variables[name] for name in SOCKET_VARIABLES)):
             own = path.parent / NODE_ID / path.name  # as Ray does
             for socket in (own, *sockets_beside(own)):

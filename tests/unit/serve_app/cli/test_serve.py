@@ -260,8 +260,8 @@ def test_the_configuration_has_what_the_quickstart_has(tmp_path):
     assert check(path) == []
 
 
-def made(own: Mapping[str, str]) -> dict[str, str]:
-    return environment(own, Path("/f"))
+def made(own: Mapping[str, str], port: int = 8000) -> dict[str, str]:
+    return environment(own, port, Path("/f"))
 
 
 def test_the_users_own_environment_wins():
@@ -299,6 +299,21 @@ def test_a_second_server_gets_ports_of_its_own():
         taken.listen()
         assert made({})[name] != "8404"
     assert made({name: "8404"})[name] == "8404"
+
+
+INNER = (
+    "RAY_SERVE_HAPROXY_STATS_PORT",
+    "RAY_SERVE_HAPROXY_METRICS_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
+)
+
+
+def test_servers_that_start_at_once_choose_different_ports():
+    """Ray opens the ports many seconds after they are chosen."""
+    servers = (8000, 8001, 8080, 18480, 18490, 20001, 21333, 65535)
+    chosen = [int(made({}, port)[name]) for port in servers for name in INNER]
+    assert len({*chosen, *servers}) == len(servers) * 4
+    assert max(chosen) < 30_000, "the kernel and Ray's ingresses choose others"
 
 
 def test_the_log_is_below_the_users_folder_of_states():
