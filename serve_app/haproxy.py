@@ -9,6 +9,8 @@ HAProxy (`haproxy_supervisor`). Ray 2.60 has no settings for these edits:
   both on all addresses);
 - the ingress and the fallback proxy of this node are reached at the address on which they listen,
   which is that of the HTTP frontend (Ray: on loopback);
+- there are only as many connections as this process may open files for (Ray: HAProxy ends if that
+  is too few);
 - request headers have a timeout (Ray: the client timeout, an hour), and one address may hold only
   a part of all connections, so that unfinished requests of one client do not block the others;
 - requests get headers with the client's address and with CARAVAN_PROXY_SECRET, if set, which proves
@@ -21,6 +23,7 @@ unsafe without notice.
 
 import os
 import re
+import resource
 import socket
 import stat
 import sys
@@ -33,6 +36,11 @@ COMMAND = "caravan-haproxy"
 HEADER_TIMEOUT_S = 30
 # One address gets half of the connections, because it may be a load balancer.
 CONNECTIONS_SHARE = 0.5
+# Files that HAProxy opens: those of a connection and its pipes, and all others, such as listeners,
+# with one for each replica's checks.
+FILES_PER_CONNECTION = 2.5
+OTHER_FILES = 200
+MIN_CONNECTIONS = 50
 CONNECTIONS_VARIABLE = "CARAVAN_HAPROXY_CONNECTIONS_PER_ADDRESS"
 SECRET_VARIABLE = "CARAVAN_PROXY_SECRET"
 CLIENT_HEADER = "x-caravan-client"
@@ -57,7 +65,7 @@ _MARK = f"# Edited by {COMMAND}.\n"
 _SOCKET = re.compile(r"^( *stats socket (\S+) )mode 666 ", re.MULTILINE)
 # The admin socket, and the one on which Ray receives HAProxy's log lines.
 _SOCKETS = re.compile(r"^ *(?:stats socket|log) (/\S+) ", re.MULTILINE)
-_MAXCONN = re.compile(r"^ *maxconn (\d+)$", re.MULTILINE)
+_MAXCONN = re.compile(r"^( *maxconn )(\d+)$", re.MULTILINE)
 _DEFAULTS = re.compile(r"^defaults\n", re.MULTILINE)
 _FRONTEND = re.compile(r"^frontend http_frontend\n +bind (\S+):\d+\n", re.MULTILINE)
 _METRICS = re.compile(r"^(frontend prometheus\n +bind ):", re.MULTILINE)
@@ -144,8 +152,10 @@ def secure(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     if text.startswith(_MARK):  # Ray may start HAProxy again with the same file
         return
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     edited = hardened(
         text,
+        files=None if files == resource.RLIM_INFINITY else files,
         connections_per_address=int(limit) if limit else None,
         proven=_secret(os.environ) is not None,
     )
@@ -159,6 +169,7 @@ def secure(path: Path) -> None:
 def hardened(
     config: str,
     *,
+    files: int | None = None,
     connections_per_address: int | None = None,
     header_timeout_s: int = HEADER_TIMEOUT_S,
     proven: bool = False,
@@ -166,11 +177,13 @@ def hardened(
     """The generated configuration with the edits. UnsafeError if one of them does not match,
     OSError if the frontend's host is an unknown name.
 
-    `proven`: requests get the headers that `serve_app.api.through_proxy` reads.
+    `files`: how many HAProxy may open; None if there is no limit. `proven`: requests get the
+    headers that `serve_app.api.through_proxy` reads.
     """
     frontend = _single_match(_FRONTEND, config)
+    connections = _connections(int(_single_match(_MAXCONN, config)[2]), files)
     if connections_per_address is None:
-        connections_per_address = int(int(_single_match(_MAXCONN, config)[1]) * CONNECTIONS_SHARE)
+        connections_per_address = int(connections * CONNECTIONS_SHARE)
     limits = (
         "    stick-table type ipv6 size 100k expire 1m store conn_cur\n"
         "    tcp-request connection track-sc0 src\n"
@@ -178,6 +191,7 @@ def hardened(
     )
     for pattern, edited in (
         (_SOCKET, r"\1mode 600 "),
+        (_MAXCONN, rf"\g<1>{connections}"),
         (_DEFAULTS, rf"\g<0>    timeout http-request {header_timeout_s}s\n"),
         (_FRONTEND, rf"\g<0>{limits}{_PROOF if proven else ''}"),
         (_METRICS, rf"\g<1>{frontend[1]}:"),
@@ -186,6 +200,19 @@ def hardened(
         _single_match(pattern, config)
         config = pattern.sub(edited, config)
     return _OWN_SERVERS.sub(rf"\g<1>{_own_address(frontend[1])}:", config)
+
+
+def _connections(wanted: int, files: int | None) -> int:
+    """How many connections HAProxy accepts. UnsafeError if it may open too few files."""
+    if files is None:
+        return wanted
+    possible = int((files - OTHER_FILES) / FILES_PER_CONNECTION)
+    if possible < min(wanted, MIN_CONNECTIONS):
+        raise UnsafeError(
+            f"HAProxy may open {files} files, too few for {MIN_CONNECTIONS} connections. Raise the "
+            "hard limit (`ulimit -Hn`, systemd's LimitNOFILE) to 10,500 for 4,096 connections."
+        )
+    return min(wanted, possible)
 
 
 def _own_address(frontend: str) -> str:

@@ -27,7 +27,7 @@ READY = "Caravan serves "
 READY_WITHOUT_MODELS = f"{READY}none of the models yet"
 _KEPT_LINES = 400
 _LONGEST_LINE = 400
-_TROUBLE = re.compile(r"(?:ERROR|Error|Exception|CRITICAL|FATAL)\b")
+_TROUBLE = re.compile(r"(?:ERROR|Error|Exception|CRITICAL|FATAL|ALERT)\b")
 _SHOWN_TROUBLE = 5
 # An ingress behind HAProxy listens itself; without it, Serve's own proxy gets its routes.
 _SERVED = re.compile(r"Started HTTP server|Got updated endpoints: .*route_patterns=\[")

