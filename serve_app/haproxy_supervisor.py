@@ -7,7 +7,7 @@ Ray identifies HAProxy processes by the id of the process that it has started, w
 and by the id that the admin socket reports. So this process answers on the admin socket that Ray
 knows and puts its own id into the replies, and it forwards the signals by which Ray's next HAProxy
 replaces it. HAProxy reads a copy of the configuration, because Ray writes the next one to the same
-path.
+path. When Ray's node has ended, perhaps killed, HAProxy stops listening.
 """
 
 import asyncio
@@ -28,6 +28,8 @@ from serve_app.child_process import end_with_parent
 # Signals for a soft stop, for a stop, and to a process whose successor cannot bind its ports yet.
 _STOPS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 _PASSED_ON = (*_STOPS, signal.SIGTTOU, signal.SIGTTIN)
+# In which Ray tells its workers the process of their node.
+_NODE_VARIABLE = "RAY_RAYLET_PID"
 _READY_POLL_S = 0.02
 _COMMAND_TIMEOUT_S = 30.0
 # HAProxy is restarted at once, after further failures with growing pauses, and after this many
@@ -127,14 +129,16 @@ def supervise(binary: str, arguments: Sequence[str], config: Path) -> int:
     start = planned(text, arguments, files, orphans_of(files))
     files.own_config.touch(mode=0o600)
     files.own_config.write_text(start.config, encoding="utf-8")
+    node = os.environ.get(_NODE_VARIABLE)
     try:
-        return asyncio.run(Supervisor(binary, start, files).run())
+        supervisor = Supervisor(binary, start, files, node=int(node) if node else None)
+        return asyncio.run(supervisor.run())
     finally:
         files.remove()
 
 
 class Supervisor:
-    """`clock`, `sleep`: in seconds."""
+    """`node`: the process with whose end HAProxy stops; `clock`, `sleep`: in seconds."""
 
     def __init__(
         self,
@@ -142,12 +146,14 @@ class Supervisor:
         start: Start,
         files: Files,
         *,
+        node: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._binary = binary
         self._start = start
         self._files = files
+        self._node = node
         self._clock = clock
         self._sleep = sleep
         self._process: Process | None = None
@@ -160,11 +166,14 @@ class Supervisor:
         for number in _PASSED_ON:
             loop.add_signal_handler(number, self._forward_signal, number)
         process = await self._started(self._start.first)
-        answering = asyncio.create_task(self._answer_admin())
+        tasks = [asyncio.create_task(self._answer_admin())]
+        if self._node is not None:
+            tasks.append(asyncio.create_task(self._stop_with(self._node)))
         try:
             return await self._keep_running(process)
         finally:
-            answering.cancel()
+            for task in tasks:
+                task.cancel()
 
     async def _keep_running(self, process: Process) -> int:
         while True:
@@ -201,6 +210,20 @@ class Supervisor:
             return
         self._draining |= number == signal.SIGUSR1
         self._process.send_signal(number)
+
+    async def _stop_with(self, node: int) -> None:
+        """A soft stop, because answers of other nodes may still be running."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        with suppress(ProcessLookupError):  # it has ended already
+            process = os.pidfd_open(node)
+            loop.add_reader(process, ended.set)
+            try:
+                await ended.wait()
+            finally:
+                loop.remove_reader(process)
+                os.close(process)
+        _report("Ray's node has ended")
+        self._forward_signal(signal.SIGUSR1)
 
     async def _answer_admin(self) -> None:
         """Takes over Ray's path of the admin socket once HAProxy has bound its ports."""

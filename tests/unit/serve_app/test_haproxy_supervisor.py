@@ -151,6 +151,20 @@ async def test_without_its_supervisor_haproxy_ends(api):
         await until(lambda: not listens(api.cfg.frontend_port))
 
 
+@pytest.mark.parametrize("first", ["the manager", "the node"])
+async def test_without_its_node_haproxy_stops(api, monkeypatch, first):
+    """Also if both have been killed, as when a server is."""
+    with subprocess.Popen(["sleep", "infinity"]) as node:
+        monkeypatch.setenv("RAY_RAYLET_PID", str(node.pid))
+        manager = subprocess.Popen([sys.executable, "-c", START, *arguments_of(api)])
+        manager.wait()
+        if first == "the manager":
+            await until(lambda: listens(api.cfg.frontend_port))
+        node.kill()
+    await until(lambda: api.count_haproxy_processes() == 0)
+    assert not listens(api.cfg.frontend_port)
+
+
 def listens(port):
     with closing(socket.socket()) as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
