@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -158,7 +159,7 @@ def environment(own: Mapping[str, str], port: int, files: Path) -> dict[str, str
     inner = _inner_ports(port).items()
     ports = {name: str(_free_port(port)) for name, port in inner if name not in own}
     made = {
-        BINARY_VARIABLE: str(Path(sys.executable).with_name(COMMAND)),
+        BINARY_VARIABLE: str(_haproxy_command()),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{files}/haproxy.cfg",
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{files}/admin.sock",
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{files}/metrics.sock",
@@ -173,6 +174,14 @@ def environment(own: Mapping[str, str], port: int, files: Path) -> dict[str, str
         SECRET_VARIABLE: secrets.token_hex(_SECRET_BYTES),
     }
     return {**made, **ports, **own, **_without_proxies(own)}
+
+
+def _haproxy_command() -> Path:
+    """It is beside Python, as in virtual environments, or where `caravan` itself is."""
+    beside_python = Path(sys.executable).with_name(COMMAND)
+    user = Path(sysconfig.get_path("scripts", f"{os.name}_user"), COMMAND)
+    places = (beside_python, Path(sys.argv[0]).resolve().with_name(COMMAND), user)
+    return next((place for place in places if place.exists()), beside_python)
 
 
 def _without_proxies(own: Mapping[str, str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -269,6 +270,23 @@ def test_the_users_own_environment_wins():
     assert (variables["GOMP_SPINCOUNT"], variables["HOME"]) == ("7", "/home/x")
     secrets = {made({})["CARAVAN_PROXY_SECRET"] for _ in range(2)}
     assert len(secrets) == 2
+
+
+def test_haproxys_command_may_be_elsewhere_than_python(tmp_path, monkeypatch):
+    """As in installations for one user."""
+    for folder in ("bin", "python", "linked"):
+        (tmp_path / folder).mkdir()
+    for command in ("caravan", "caravan-haproxy"):
+        (tmp_path / "bin" / command).touch()
+    (tmp_path / "linked" / "caravan").symlink_to(tmp_path / "bin" / "caravan")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python" / "python3"))
+    name, expected = "RAY_SERVE_HAPROXY_BINARY_PATH", tmp_path / "bin" / "caravan-haproxy"
+    for script in ("bin", "linked"):
+        monkeypatch.setattr(sys, "argv", [str(tmp_path / script / "caravan")])
+        assert made({})[name] == str(expected)
+    monkeypatch.setattr(sys, "argv", ["serve_app/cli/__main__.py"])
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path / "bin"))
+    assert made({})[name] == str(expected)
 
 
 def test_a_misspelt_path_is_not_taken_for_a_name_without_saying_so(monkeypatch, tmp_path):
