@@ -1,6 +1,7 @@
 """Rules that no linter checks; the import contracts are in pyproject.toml."""
 
 import ast
+import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -136,10 +137,15 @@ def test_ingress_and_a_server_without_configured_models_start_without_torch() ->
 
 def test_the_tests_of_the_benchmark_need_no_llama_cpp() -> None:
     """`make test` installs what tests need; only `make bench` and tests/peers need llama.cpp."""
-    tests = [path for path in sources("tests/unit/bench") if path.stem.startswith("test_")]
-    modules = [named(path).removesuffix(".py").replace("/", ".") for path in tests]
-    assert imported_without("llama_cpp", *modules) == ""
-    assert "llama_cpp is hidden" in imported_without("llama_cpp", "bench.peer")
+    reached, waiting = set(), set(sources("tests/unit/bench"))
+    while waiting:
+        reached.add(path := waiting.pop())
+        names = [name.replace(".", "/") for name in imports_of(path) if within(name, ("bench",))]
+        files = (ROOT / f"{each}.py" for name in names for each in (name, os.path.dirname(name)))
+        waiting |= {file for file in files if file.exists()} - reached
+    needing = {named(path) for path in sources("bench") if "llama_cpp" in imports_of(path)}
+    assert "bench/peer.py" in needing and "bench/ours.py" in {named(path) for path in reached}
+    assert needing.isdisjoint(named(path) for path in reached)
 
 
 def test_ray_is_imported_in_few_files_of_serve_app_only() -> None:
