@@ -9,6 +9,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.matmul import matmul
+from runtime.kernels.moments import row_moments
 from runtime.quant.weight import Weight
 
 # Lower bound of the mean square of a stream when it is scaled.
@@ -80,9 +81,13 @@ class AltUpStreams:
 
 def _scaled_like(x: Tensor, other: Tensor) -> Tensor:
     """x [tokens, hidden], overwritten, scaled to the root mean square of `other`."""
-    own = x.float().square().mean(-1, keepdim=True).clamp_(min=_LEAST).sqrt_()
-    wanted = other.float().square().mean(-1, keepdim=True).sqrt_()
-    return x.mul_(wanted.div_(own))
+    own = _mean_square(x).clamp_(min=_LEAST)
+    return x.mul_(_mean_square(other).div_(own).sqrt_())
+
+
+def _mean_square(x: Tensor) -> Tensor:
+    mean, deviation = row_moments(x)
+    return mean.square_().add_(deviation.square_())
 
 
 def _slices(weight: Weight) -> list[Weight]:

@@ -14,6 +14,7 @@ from runtime.kernels.triton.delta import (
     delta_kernel,
 )
 from runtime.kernels.triton.log_sums import SIZE, log_sum_kernel
+from runtime.kernels.triton.moments import moments_kernel
 from runtime.kernels.triton.pointwise import (
     ANGLES,
     ELEMENTS,
@@ -201,6 +202,13 @@ def space(*, single: bool) -> Specimen:
     )  # fmt: skip
 
 
+def moments() -> Specimen:
+    types = {"x": "*bf16", "means": "*fp32", "deviations": "*fp32", "row_stride": "i32"}
+    return Specimen(
+        moments_kernel, types, {"N": HIDDEN, "PADDED": HIDDEN}, ("row_stride",), warps=8
+    )
+
+
 def log_sum() -> Specimen:
     types = {"logits": "*fp32", "result": "*fp32", "vocab": "i32", "row_stride": "i32"}
     return Specimen(log_sum_kernel, types, {"SIZE": SIZE}, ("vocab", "row_stride"), warps=8)
@@ -228,6 +236,7 @@ def specimens(capability: int) -> dict[str, Specimen]:
         "squared relu": gate(5),
         "softcap": gate(7),
         "xielu": xielu(),
+        "moments of rows": moments(),
         "logarithm of a sum": log_sum(),
         "tokens of rows": slot_entries(1),
         "cells of rows": slot_entries(64),

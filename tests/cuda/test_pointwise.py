@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.kernels import pointwise
+from runtime.kernels import moments, pointwise
 from runtime.kernels.activations import MOST_ROUNDED_ROWS, RoundedActivations
 from runtime.kernels.triton import pointwise as kernels
 from runtime.kernels.triton.rounded import planes_of, rounded
@@ -176,6 +176,17 @@ def test_one_vector_multiplies_all_rows(launches: list[str]) -> None:
     expected = (x.float() * factors).half()
     assert torch.equal(pointwise.mul(x, factors.expand_as(x)), expected)
     assert launches == ["gate_kernel"]
+
+
+@pytest.mark.parametrize("x", [noise(1, 1), noise(3, 100), parts(3, 33), noise(4, 1, 64)[:, 0]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_moments_of_rows(x: Tensor, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moments, "has_kernels", lambda device: True)
+    x = (x + 3).to(dtype)
+    found, expected = moments.row_moments(x), moments.row_moments_twin(x)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    alone = moments.row_moments(x[-1:])
+    assert all(torch.equal(one, whole[-1:]) for one, whole in zip(alone, found, strict=True))
 
 
 def test_softcap_is_exact_near_zero_too(launches: list[str]) -> None:

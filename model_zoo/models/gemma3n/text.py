@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
@@ -18,6 +17,7 @@ from model_zoo.layers.rope_scaling import plain_frequencies, read_rotary
 from model_zoo.layers.stack import TextLayer
 from model_zoo.layers.step import Step
 from model_zoo.layers.text_sizes import MAX_HEAD_DIM, TextSizes
+from runtime.kernels.moments import row_moments
 from runtime.kernels.pointwise import gelu_mul
 from runtime.kv.spec import Full, LayerCache, Sliding
 
@@ -157,7 +157,7 @@ def _sparse_gelu_mul(gate: Tensor, up: Tensor, *, bound: float) -> Tensor:
     """gelu(relu(gate - mean - bound * deviation)) * up; mean and deviation are those of the row.
     The result has gate's type."""
     wide = gate.float()
-    deviation, mean = torch.std_mean(wide, dim=-1, correction=0, keepdim=True)
+    mean, deviation = row_moments(wide)
     return gelu_mul((wide - mean.add_(deviation, alpha=bound)).relu_().to(gate.dtype), up)
 
 
