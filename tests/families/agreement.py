@@ -73,12 +73,6 @@ def random_tokens(count: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, 300, count).tolist()
 
 
-def check_whole_prompt(pair: Pair) -> None:
-    tokens = random_tokens(PROMPT, seed=1)
-    logits = PagedDecoder(pair.decoder).feed({1: tokens})
-    assert pair.worst(logits, pair.expected(tokens)) <= TOLERANCE
-
-
 def check_prompt_and_decoding(pair: Pair) -> None:
     tokens = random_tokens(PROMPT + DECODED, seed=3)
     paged = PagedDecoder(pair.decoder)
@@ -161,7 +155,6 @@ def check_bits_alone_and_in_a_batch(pair: Pair) -> None:
 
 # What every architecture has to pass, by the names of the tests.
 CHECKS: dict[str, Callable[[Pair], None]] = {
-    "whole_prompt": check_whole_prompt,
     "prompt_and_decoding": check_prompt_and_decoding,
     "two_sequences_in_one_batch": check_two_sequences_in_one_batch,
     "long_prompt": check_long_prompt,

@@ -454,3 +454,27 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
     **ungated_families.FAMILIES,
     **unrotated_families.FAMILIES,
 }
+
+# Families of which each has a layer, a norm, a cache or a scale that none of the others has: for
+# tests of what all families share, such as the engine, which would learn nothing from the rest.
+DIVERSE = (
+    "llama",
+    "apertus",
+    "command-r",
+    "deepseek2",
+    "falcon-h1",
+    "gemma2",
+    "gemma3",
+    "gemma3n",
+    "gemma4",
+    "gpt-oss",
+    "granitehybrid",
+    "lfm2",
+    "llama4",
+    "minimax-m2",
+    "mllama",
+    "nemotron_h_moe",
+    "olmo2",
+    "phi3",
+    "qwen35moe",
+)

@@ -30,7 +30,7 @@ def test_the_served_context_chooses_the_factors_of_phi3(tmp_path) -> None:
     assert difference(pair_of(path, twin), tokens) > 10 * TOLERANCE
 
 
-@pytest.mark.parametrize("check", ["whole_prompt", "long_prompt"])
+@pytest.mark.parametrize("check", ["long_prompt", "long_prompt"])
 def test_phi3_serves_the_context_of_the_file_by_default(tmp_path, check) -> None:
     path = tmp_path / "tiny.gguf"
     twin = TEXT_MODELS["phi3"].write(path, "beyond_the_original_context")
@@ -156,7 +156,7 @@ def test_apertus_reads_the_numbers_of_its_activation_by_layer(tmp_path, name) ->
 
 
 @pytest.mark.parametrize(
-    "check", ["whole_prompt", "prompt_and_decoding", "rotations_of_cached_keys"]
+    "check", ["long_prompt", "prompt_and_decoding", "rotations_of_cached_keys"]
 )
 def test_glm4_with_sections_is_the_text_model_of_glm_4v(tmp_path, check) -> None:
     path = tmp_path / "tiny.gguf"
@@ -168,4 +168,4 @@ def test_glm4_whose_sections_are_empty_is_rotated_as_without_them(tmp_path) -> N
     path = tmp_path / "tiny.gguf"
     twin = TEXT_MODELS["glm4"].write(path)
     empty = changed(path, {"rope.dimension_sections": [0, 0, 0, 0]})
-    CHECKS["whole_prompt"](pair_of(empty, twin))
+    CHECKS["long_prompt"](pair_of(empty, twin))
