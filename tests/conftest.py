@@ -23,7 +23,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # the machine may be shared
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
 asyncio.set_event_loop_policy(_PatientLoops())
 # Neither an example nor the making of examples may fail for being slow.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50
+)
 settings.register_profile("thorough", settings.get_profile("patient"), max_examples=10_000)
 settings.load_profile("patient")
 

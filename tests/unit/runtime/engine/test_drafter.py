@@ -29,7 +29,7 @@ from tests.unit.runtime.engine.test_schedule_simulation import (
 )
 from tests.unit.runtime.engine.test_scheduler import results
 
-SEEDS, MOST = 60, 4
+SEEDS, MOST = 35, 4
 
 
 @dataclass

@@ -48,7 +48,7 @@ from tests.unit.runtime.engine.random_proposals import RandomProposals
 
 LONGEST = 40
 IMAGES, IMAGE_ROWS = 3, 9
-SEEDS = 100
+SEEDS = 60
 TENANTS = ("one", "two", "three")
 SALTS = (b"", b"some", b"other")
 
