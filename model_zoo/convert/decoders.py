@@ -1,7 +1,7 @@
 """Parts of conversion tables that most decoders share."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from gguf import ExpertGatingFuncType
 from torch import Tensor
 
 from model_zoo.convert.configuration import Configuration
-from model_zoo.convert.mapping import OUTPUT, Computed, Key, Rule, Transform
+from model_zoo.convert.mapping import LLAMA_CPP, OUTPUT, Computed, Key, Rule, Transform
 from model_zoo.convert.sentence_transformer import POOLING
 from model_zoo.convert.transforms import interleaved, plus_one
 
@@ -295,6 +295,20 @@ def local_rope_base(config: Configuration) -> float:
 
 def rotated_size(config: Configuration) -> int:
     return int(config.head_dim * float(config.rope().get("partial_rotary_factor", 1.0)))
+
+
+def rotated_sections(config: Configuration, default: Sequence[int]) -> list[int]:
+    """The numbers of frequencies that are rotated by time, row and column."""
+    return [int(count) for count in config.rope().get("mrope_section", default)]
+
+
+def sections_key(default: Sequence[int]) -> Key:
+    """The sections in llama.cpp's files, which have an empty one for a fourth axis."""
+    return Key(
+        "rope.dimension_sections",
+        lambda c: [*rotated_sections(c, default), 0],
+        flavours=(LLAMA_CPP,),
+    )
 
 
 def is_scaled(config: Configuration, kind: str) -> bool:

@@ -10,6 +10,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.norm import LayerNorm, RMSNorm
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
+from model_zoo.layers.rope_sections import in_sections
 from model_zoo.layers.stack import LayerInputs, LayerStack, Streams, TextLayer
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.logit_columns import limit_columns
@@ -149,9 +150,19 @@ class Decoder:
         )
 
 
-def uniform_decoder(w: TensorScope, sizes: TextSizes, pairs: Pairs, layer: MakeLayer) -> Decoder:
+def uniform_decoder(
+    w: TensorScope,
+    sizes: TextSizes,
+    pairs: Pairs,
+    layer: MakeLayer,
+    *,
+    sections: Sequence[int] = (),
+) -> Decoder:
     """A decoder whose layers are all made by `layer` and have the rotary embedding that the file
-    describes, with a stated base."""
+    describes, with a stated base. sections: numbers of consecutive frequencies that are rotated by
+    time, row and column; empty for a rotation by one position."""
     rotary = read_rotary(w, sizes, pairs)
+    if sections:
+        rotary = in_sections(rotary, sizes.metadata, default=sections, interleaved=False)
     layers = [layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
     return Decoder(w, sizes, layers)

@@ -13,8 +13,8 @@ from runtime.kernels.pointwise import Gate, silu_mul
 class GatedFeedForward:
     """down(gated(gate(x), up(x))); Shazeer, "GLU Variants Improve Transformer".
 
-    `gated`: silu_mul for SwiGLU, gelu_mul for GeGLU. `suffix` is appended to the tensor names
-    `ffn_gate`, `ffn_up` and `ffn_down`. `whole`: name of a tensor that may hold the rows of gate
+    `gated`: silu_mul for SwiGLU, gelu_mul for GeGLU. `prefix` and `suffix` surround `gate`, `up`
+    and `down` in the tensor names. `whole`: name of a tensor that may hold the rows of gate
     followed by those of up instead.
     """
 
@@ -25,10 +25,11 @@ class GatedFeedForward:
         hidden: int,
         size: int,
         gated: Gate = silu_mul,
+        prefix: str = "ffn_",
         suffix: str = "",
         whole: str | None = None,
     ) -> None:
-        gate, up, down = (f"ffn_{name}{suffix}" for name in ("gate", "up", "down"))
+        gate, up, down = (f"{prefix}{name}{suffix}" for name in ("gate", "up", "down"))
         self._gated = gated
         split = divided_width(w, size, down)
         shapes = {gate: (size, hidden), up: (size, hidden)}

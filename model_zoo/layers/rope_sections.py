@@ -27,3 +27,9 @@ def in_sections(
         )
     axes = axes_of(sections, count, interleaved=interleaved)
     return replace(rotary, axes=axes.to(rotary.frequencies.device))
+
+
+def stated_sections(metadata: Metadata) -> Sequence[int]:
+    """The sections of files that only some models of a family have; empty for the other models."""
+    sections = metadata.get_array(KEYS[0], int) or ()
+    return sections if any(sections) else ()

@@ -1,4 +1,4 @@
-"""Image processor of Qwen2.5-VL and Qwen3-VL: keeps the aspect ratio within a bounded area."""
+"""Image processor of Qwen-VL and GLM-V models: keeps the aspect ratio within a bounded area."""
 
 import math
 from collections.abc import Iterator
@@ -17,7 +17,9 @@ class QwenVLProcessor:
     """pixels [patches, 3 * patch * patch], in the order channel, row, column.
 
     The merge * merge patches of one row of features are consecutive, and these groups are ordered
-    row by row. grid: height and width of the rectangle of feature rows.
+    row by row. grid: height and width of the rectangle of feature rows. grows: whether an image
+    with a side of less than one unit (merge * patch pixels) is enlarged to one unit before the
+    bounds apply.
     """
 
     patch: int
@@ -25,6 +27,7 @@ class QwenVLProcessor:
     min_pixels: int
     max_pixels: int
     normalisation: Normalisation
+    grows: bool = False
 
     @property
     def most_rows(self) -> int:
@@ -63,6 +66,9 @@ class QwenVLProcessor:
     def _grid(self, height: int, width: int) -> tuple[int, int]:
         """The nearest sides in units; both are scaled if their area is out of bounds."""
         unit = self._unit
+        if self.grows and min(height, width) < unit:
+            scale = max(unit / height, unit / width)
+            height, width = (max(int(side * scale), unit) for side in (height, width))
         rows, columns = round(height / unit), round(width / unit)
         area = rows * unit * columns * unit
         if area > self.max_pixels:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import Idefics3Config, PreTrainedConfig
+from transformers import Glm46VConfig, Idefics3Config, PreTrainedConfig
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
@@ -17,6 +17,7 @@ from model_zoo.images.normalise import CLIP
 from model_zoo.images.tiling import best_canvas
 from model_zoo.models.gemma3 import vision as gemma3
 from model_zoo.models.gemma4 import vision as gemma4
+from model_zoo.models.glm4v import vision as glm4v
 from model_zoo.models.idefics3 import multimodal as idefics3_files
 from model_zoo.models.idefics3 import vision as idefics3
 from model_zoo.models.internvl import multimodal as internvl_files
@@ -36,6 +37,7 @@ from tests.families.vision_configs import (
     SIDE,
     gemma3_config,
     gemma4_config,
+    glm4v_config,
     idefics3_config,
     internvl_config,
     llama4_config,
@@ -217,6 +219,33 @@ TOWERS: Mapping[str, TowerFamily] = {
             ),
             ({"text": {"hidden_size_per_layer_input": 32}}, "llama.cpp", "do not state it"),
             ({"text": {"use_bidirectional_attention": None}}, "llama.cpp", "do not state it"),
+        ],
+    ),
+    "glm4v": TowerFamily(
+        with_211_rows(glm4v.GlmTower),
+        glm4v_config,
+        {
+            "plain": {},
+            "glm46v_without_merging_with_biases": {
+                "make": Glm46VConfig,
+                "spatial_merge_size": 1,
+                "attention_bias": True,
+                "rms_norm_eps": 1e-2,
+            },
+        },
+        qwen_patches,
+        references.qwen25vl,
+        shapes=QWEN_GRIDS,
+        grids=True,
+        flavours=LLAMA_CPP,
+        text_file=True,
+        refused=[
+            ({"hidden_act": "gelu"}, "llama.cpp", "`hidden_act` of the vision part is gelu"),
+            (
+                {"rope_parameters": LARGER_ANGLES | {"rope_type": "axial"}},
+                "llama.cpp",
+                "rotary base",
+            ),
         ],
     ),
     "idefics3": TowerFamily(

@@ -10,6 +10,7 @@ from typing import Any
 from transformers import (
     Gemma3Config,
     Gemma4Config,
+    Glm4vConfig,
     InternVLConfig,
     Llama4Config,
     LlavaConfig,
@@ -24,6 +25,7 @@ from transformers import (
 
 from model_zoo.models.gemma3 import placeholders as gemma3
 from model_zoo.models.gemma4 import placeholders as gemma4
+from model_zoo.models.glm4v import placeholders as glm4v
 from model_zoo.models.idefics3 import placeholders as idefics3
 from model_zoo.models.internvl import placeholders as internvl
 from model_zoo.models.llama4 import placeholders as llama4
@@ -45,6 +47,8 @@ THREE_HEADS = VISION | {"num_attention_heads": 3, "patch_size": 6}
 CLIP = {"model_type": "clip_vision_model"} | FOUR_HEADS | {"num_hidden_layers": 3}
 QWEN_VISION = {"hidden_size": 48, "intermediate_size": 80, "depth": 4, "num_heads": 3}
 QWEN_TOKENS = (qwen.START, qwen.PLACE, qwen.END, "<|video_pad|>")
+GLM_TOKENS = glm4v.GlmPlaceholders.reserved
+GLM_VISION = {"hidden_size": 48, "intermediate_size": 40, "depth": 2, "num_heads": 3}
 GEMMA4_TOKENS = gemma4.Gemma4Placeholders.reserved
 GEMMA4_LARGE = {"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision"}
 
@@ -75,6 +79,26 @@ def gemma4_config(text: Settings | None = None, **vision: Any) -> Gemma4Config:
         eoi_token_id=ids[gemma4.END],
         video_token_id=ids["<|video|>"],
         audio_token_id=ids["<|audio|>"],
+    )
+
+
+def glm_ids() -> dict[str, int]:
+    ids = special_ids(GLM_TOKENS)
+    return {
+        "image_token_id": ids[glm4v.PLACE],
+        "video_token_id": ids["<|video|>"],
+        "image_start_token_id": ids[glm4v.START],
+        "image_end_token_id": ids[glm4v.END],
+    }
+
+
+def glm4v_config(
+    make: type = Glm4vConfig, text: Settings | None = None, **vision: Any
+) -> PreTrainedConfig:
+    rotation = rope(1e4, mrope_section=[1, 1, 2], partial_rotary_factor=0.5)
+    sizes = GLM_VISION | {"image_size": 84, "out_hidden_size": 64}
+    return make(
+        text_config=SIZES | rotation | (text or {}), vision_config=sizes | vision, **glm_ids()
     )
 
 

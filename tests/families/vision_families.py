@@ -12,6 +12,7 @@ from transformers import Idefics3Config, PreTrainedConfig, Qwen3VLMoeConfig
 
 from model_zoo.models.gemma3 import placeholders as gemma3
 from model_zoo.models.gemma4 import placeholders as gemma4
+from model_zoo.models.glm4v import placeholders as glm4v
 from model_zoo.models.idefics3 import placeholders as idefics3
 from model_zoo.models.internvl import placeholders as internvl
 from model_zoo.models.llama4 import placeholders as llama4
@@ -24,11 +25,13 @@ from tests.families.gemma_families import EXPERTS, KEYS_AS_VALUES, SHARED_KEYS
 from tests.families.vision_agreement import FLAVOURS, Expected, VisionPair, make_vision_pair
 from tests.families.vision_configs import (
     GEMMA4_TOKENS,
+    GLM_TOKENS,
     HEADS_OF_16,
     QWEN_TOKENS,
     SIDE,
     gemma3_config,
     gemma4_config,
+    glm4v_config,
     idefics3_config,
     internvl_config,
     llama4_config,
@@ -130,6 +133,15 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
     ),
     "gemma4_small": VisionFamily(
         configs={"plain": {"text": GEMMA4_SMALL}}, engine_flavour="ollama", **GEMMA4_ROW
+    ),
+    "glm4v": VisionFamily(
+        glm4v_config,
+        {"plain": {}},
+        references.qwen,
+        special=GLM_TOKENS,
+        spelled=glm4v.GlmPlaceholders.spelled,
+        processor={"size": {"shortest_edge": 28 * 28 * 4, "longest_edge": 28 * 28 * 60}},
+        grids=[(2, 5), (5, 2)],
     ),
     "idefics3": VisionFamily(
         idefics3_config,

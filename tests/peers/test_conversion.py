@@ -14,11 +14,11 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.tokenizers.vocabulary import TokenType, read_vocabulary
 from tests.families.agreement import load_decoder
 from tests.families.encoder_configs import ENCODERS
-from tests.families.glm_vision_text import write_glm4v_text
 from tests.families.olmo_families import ROPES
 from tests.families.paged_decoder import PagedDecoder
 from tests.families.text_families import TEXT_MODELS
 from tests.families.text_family import Changes, changed, rope
+from tests.families.vision_configs import glm4v_config
 from tests.gguf_files import rewrite
 from tests.peers.llama_cpp_library import llama_cpp, their_log_probabilities
 from tests.tiny_models import tiny_tokenizer, write_tiny, write_tiny_folder
@@ -110,7 +110,7 @@ def test_llama_cpp_computes_what_the_checkpoint_does(family, name, tmp_path) -> 
 
 
 def test_llama_cpp_reads_glm4_with_sections_as_the_text_model_of_glm_4v(tmp_path) -> None:
-    twin = write_glm4v_text(tmp_path / "out.gguf")
+    twin = write_tiny(tmp_path / "out.gguf", glm4v_config())
     with torch.inference_mode():
         expected = twin(input_ids=torch.tensor([TOKENS])).logits[0].log_softmax(-1)
     found = their_log_probabilities(tmp_path / "out.gguf", TOKENS)

@@ -20,6 +20,7 @@ from tests.tiny_models import TinyLlama, write_tiny_llama
 
 # It keeps keys, values and its table of GELU in half precision.
 NEAR = 5e-3
+NEAR_OF_FAMILY = {"glm4v": 1e-2}  # whose convolution of rows has half precision, too
 Compared = tuple[Tensor, list[Tensor]]
 
 
@@ -78,6 +79,10 @@ def qwen(folder: Path, family: TowerFamily, *, patch: int, width: int, normalisa
     return ours, their_features(text_of(folder, width), vision.path, image, width=width)
 
 
+def glm4v(folder: Path) -> Compared:
+    return qwen(folder, TOWERS["glm4v"], patch=14, width=64, normalisation=CLIP)
+
+
 def idefics3(folder: Path) -> Compared:
     family, image = TOWERS["idefics3"], picture(36, 36)
     vision = family.write(folder)
@@ -120,11 +125,11 @@ def text_of(folder: Path, width: int) -> Path:
 
 FAMILIES: dict[str, Callable[[Path], Compared]] = {
     family.__name__: family
-    for family in (gemma3, mistral3, llama4, qwen25vl, qwen3vl, idefics3, internvl, llava)
+    for family in (gemma3, mistral3, llama4, qwen25vl, qwen3vl, glm4v, idefics3, internvl, llava)
 }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_llama_cpp_computes_the_same_features(tmp_path, family) -> None:
     ours, [theirs] = FAMILIES[family](tmp_path)
-    assert worst(ours, theirs) <= NEAR
+    assert worst(ours, theirs) <= NEAR_OF_FAMILY.get(family, NEAR)

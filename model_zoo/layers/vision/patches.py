@@ -58,6 +58,14 @@ def stacked_frame_embedding(
     return Linear(in_float32(flat), read_bias(w, name, sizes.hidden))
 
 
+def row_convolution(w: TensorScope, name: str, *, hidden: int, out: int, side: int) -> Linear:
+    """A convolution whose stride is its size, over squares of `side` x `side` rows of features in
+    row-major order: [n, side * side * hidden] -> [n, out]. Its matrix is kept in float32."""
+    table = w.table(f"{name}.weight", shape=(out, hidden, side, side))
+    flat = table.permute(0, 2, 3, 1).flatten(1)
+    return Linear(in_float32(flat), read_bias(w, name, out))
+
+
 def read_bias(w: TensorScope, name: str, size: int) -> Tensor | None:
     bias = w.table(f"{name}.bias", shape=(size,), optional=True)
     return None if bias is None else bias.to(w.dtype)

@@ -9,6 +9,7 @@ from model_zoo.layers.decoder import Decoder, TextLayer, uniform_decoder
 from model_zoo.layers.draft_layers import without_draft_layers
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.rope import Pairs, Rotary
+from model_zoo.layers.rope_sections import stated_sections
 from model_zoo.layers.text_sizes import TextSizes
 
 
@@ -17,12 +18,12 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
 
     Rotary pairs are interleaved, except in files of vision models, which llama.cpp's converter
     identifies by sections of time, rows and columns (M-RoPE): it permutes the rows of their queries
-    and keys. The sections do not matter for text, whose positions are the same on all axes.
+    and keys.
     """
     sizes = without_draft_layers(w, TextSizes.read(metadata))
-    sections = metadata.get_array("rope.dimension_sections", int) or ()
-    pairs = Pairs.NEOX if any(sections) else Pairs.INTERLEAVED
-    return uniform_decoder(w, sizes, pairs, _layer)
+    sections = stated_sections(metadata)
+    pairs = Pairs.NEOX if sections else Pairs.INTERLEAVED
+    return uniform_decoder(w, sizes, pairs, _layer, sections=sections)
 
 
 def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:

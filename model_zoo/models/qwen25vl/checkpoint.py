@@ -1,14 +1,8 @@
 """Qwen2.5-VL: conversion of text model checkpoints to GGUF."""
 
 from model_zoo.convert import checks, decoders
-from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key
 from model_zoo.models.qwen25vl.text import SECTIONS
-
-
-def _sections(config: Configuration) -> list[int]:
-    return [int(count) for count in config.rope().get("mrope_section", SECTIONS)]
-
 
 CONVERSION = Conversion(
     serves=("Qwen2_5_VLForConditionalGeneration",),
@@ -16,8 +10,12 @@ CONVERSION = Conversion(
     keys=(
         *decoders.KEYS,
         *decoders.YARN_SCALING,
-        Key("rope.dimension_sections", lambda c: [*_sections(c), 0], flavours=(LLAMA_CPP,)),
-        Key("rope.mrope_section", _sections, flavours=(OLLAMA,)),
+        decoders.sections_key(SECTIONS),
+        Key(
+            "rope.mrope_section",
+            lambda c: decoders.rotated_sections(c, SECTIONS),
+            flavours=(OLLAMA,),
+        ),
     ),
     rules=(
         *decoders.EMBEDDINGS,

@@ -13,10 +13,6 @@ from model_zoo.convert.transforms import (
 from model_zoo.models.qwen3vl.text import SECTIONS
 
 
-def _sections(config: Configuration) -> list[int]:
-    return [int(count) for count in config.rope().get("mrope_section", SECTIONS)]
-
-
 def _deep_layers(config: Configuration) -> int:
     """The number of text layers that get features of intermediate vision layers."""
     return len((config.whole.get("vision_config") or {}).get("deepstack_visual_indexes") or ())
@@ -41,9 +37,13 @@ def _experts(name: str, target: str, size: str, half: Transform | None = None) -
 _KEYS = (
     *decoders.KEYS,
     *decoders.YARN_SCALING,
-    Key("rope.dimension_sections", lambda c: [*_sections(c), 0], flavours=(LLAMA_CPP,)),
+    decoders.sections_key(SECTIONS),
     Key("n_deepstack_layers", _deep_layers, flavours=(LLAMA_CPP,)),
-    Key("mrope_sections", _sections, flavours=(OLLAMA,)),
+    Key(
+        "mrope_sections",
+        lambda c: decoders.rotated_sections(c, SECTIONS),
+        flavours=(OLLAMA,),
+    ),
 )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
@@ -172,7 +173,16 @@ def qwen(patch: int, normalisation: Normalisation, least: int, most: int) -> Row
         image_mean=list(normalisation.mean),
         image_std=list(normalisation.std),
     )
+    return patches(QwenVLProcessor(patch, 2, least, most, normalisation), theirs)
 
+
+def glm(least: int, most: int) -> Row:
+    """Its areas count both frames of a patch."""
+    theirs = Glm4vImageProcessorPil(size={"shortest_edge": 2 * least, "longest_edge": 2 * most})
+    return patches(QwenVLProcessor(14, 2, least, most, CLIP, grows=True), theirs)
+
+
+def patches(ours: QwenVLProcessor, theirs: Any) -> Row:
     def expected(image: Image) -> Expected:
         made = applied(theirs, image)
         rows, columns = (side // 2 for side in made["image_grid_thw"][0, 1:].tolist())
@@ -180,7 +190,7 @@ def qwen(patch: int, normalisation: Normalisation, least: int, most: int) -> Row
         assert torch.equal(first, second), "the frames of an image are equal"
         return Expected(first.flatten(1), (rows, columns), rows * columns)
 
-    return QwenVLProcessor(patch, 2, least, most, normalisation), expected
+    return ours, expected
 
 
 CROP = {"size": {"shortest_edge": 56}, "crop_size": SQUARE}
@@ -188,6 +198,7 @@ PROCESSORS: Mapping[str, Row] = {
     "clip": square(ClipProcessor(side=56, rows=16), CLIPImageProcessorPil(**CROP), 16),
     "gemma3": square(SquareProcessor(side=56, rows=4), Gemma3ImageProcessorPil(size=SQUARE), 4),
     "gemma4": gemma4(tokens=70, patch=4, pool=3),
+    "glm4v": glm(6272, 200_000),
     "idefics3": idefics3(224),
     "idefics3 of an odd edge": idefics3(205),
     "idefics3 of one tile": idefics3(56),

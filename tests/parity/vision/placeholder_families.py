@@ -4,7 +4,7 @@ the whole processor in `transformers`."""
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,6 +16,8 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
@@ -44,6 +46,7 @@ from model_zoo.models.gemma3 import placeholders as gemma3
 from model_zoo.models.gemma3.image_processor import SquareProcessor
 from model_zoo.models.gemma4 import placeholders as gemma4
 from model_zoo.models.gemma4.image_processor import Gemma4Processor as GemmaShape
+from model_zoo.models.glm4v import placeholders as glm4v
 from model_zoo.models.idefics3 import placeholders as idefics3
 from model_zoo.models.idefics3.image_processor import Idefics3Processor as IdeficsTiles
 from model_zoo.models.internvl import placeholders as internvl
@@ -172,6 +175,12 @@ def qwen_processor(kind: Any, tokenizer: Any) -> Any:
     return unchecked(kind, images, tokenizer, SimpleNamespace())
 
 
+def glm_processor(tokenizer: Any) -> Any:
+    size = {"shortest_edge": 2 * GLM.min_pixels, "longest_edge": 2 * GLM.max_pixels}
+    images = Glm4vImageProcessorPil(size=size)
+    return unchecked(Glm4vProcessor, images, tokenizer, SimpleNamespace())
+
+
 def llava_processor(tokenizer: Any) -> Any:
     images = CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size=SQUARE)
     options = {"vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
@@ -197,6 +206,7 @@ def internvl_processor(tokenizer: Any) -> Any:
 
 LLAMA_TILES = LlamaTiles(side=56, tile_rows=4)
 QWEN = QwenVLProcessor(14, 2, min_pixels=3136, max_pixels=28 * 28 * 12, normalisation=CLIP)
+GLM = replace(QWEN, grows=True)
 SQUARE = {"height": 56, "width": 56}
 CANVASES = [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]]
 FAMILIES = {
@@ -225,6 +235,7 @@ FAMILIES = {
             "eoa_token": "<audio|>",
         },
     ),
+    "glm4v": Family(glm4v.GlmPlaceholders, GLM, glm_processor, glm4v.PLACE),
     "pixtral": Family(
         pixtral.PixtralPlaceholders,
         PixtralShape(140, 14, 2),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from transformers.models.gemma4 import image_processing_pil_gemma4 as gemma4
+from transformers.models.glm4v import image_processing_pil_glm4v as glm4v
 from transformers.models.got_ocr2 import image_processing_pil_got_ocr2 as got_ocr2
 from transformers.models.mllama import image_processing_pil_mllama as mllama
 from transformers.models.pixtral import image_processing_pil_pixtral as pixtral
@@ -85,6 +86,14 @@ def qwen_grid(least: int, most: int) -> Grid:
     return grid
 
 
+def glm_grid(least: int, most: int) -> Grid:
+    def grid(height: int, width: int) -> Size:
+        high, wide = glm4v.smart_resize(2, height, width, 2, 28, 2 * least, 2 * most)
+        return high // 28, wide // 28
+
+    return grid
+
+
 EDGES = (55, 56, 112, 113)
 CANVASES = ((28, 56), (56, 28), (56, 56), (84, 28), (28, 84))
 ROWS: list[tuple[ImageProcessor, Grid | None]] = [
@@ -97,6 +106,10 @@ ROWS: list[tuple[ImageProcessor, Grid | None]] = [
     *(
         (QwenVLProcessor(2, 2, *bounds, CLIP), qwen_grid(*bounds))
         for bounds in [(16, 64), (100, 110), (3136, 20_000), (4000, 4000)]
+    ),
+    *(
+        (QwenVLProcessor(14, 2, *bounds, CLIP, grows=True), glm_grid(*bounds))
+        for bounds in [(1, 9_000), (6272, 100_000)]
     ),
     *((Idefics3Processor(side=28, longest_edge=edge, tile_rows=4), None) for edge in EDGES),
     (LlavaNextProcessor(side=28, tile_edge=4, canvases=CANVASES), None),

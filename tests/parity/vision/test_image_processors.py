@@ -3,6 +3,7 @@
 import pytest
 import torch
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3 import image_processing_pil_idefics3
 from transformers.models.mllama.image_processing_pil_mllama import MllamaImageProcessorPil
@@ -11,6 +12,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from model_zoo.images.normalise import CLIP
 from model_zoo.images.prepared import prepare
 from model_zoo.models.gemma4 import vision as gemma4
+from model_zoo.models.glm4v import multimodal as glm4v
 from model_zoo.models.idefics3 import image_processor as idefics3
 from model_zoo.models.internvl import vision as internvl
 from model_zoo.models.llama4.image_processor import Llama4Processor
@@ -94,8 +96,10 @@ def test_qwen_refuses_what_the_reference_refuses() -> None:
 
 
 def test_files_that_state_no_limits_mean_those_of_the_reference() -> None:
-    """But for the most pixels of Qwen's, for which the reference and its checkpoints differ."""
+    """But for the most pixels of Qwen's and GLM's, for which the reference and the checkpoints
+    differ."""
     assert Qwen2VLImageProcessorPil.size["shortest_edge"] == qwen25vl.LEAST_PIXELS
+    assert Glm4vImageProcessorPil.size["shortest_edge"] == 2 * glm4v.LEAST_PIXELS
     assert Gemma4ImageProcessorPil.max_soft_tokens == gemma4.ROWS
     assert GotOcr2ImageProcessorPil.max_patches == internvl.MOST_TILES
     assert MllamaImageProcessorPil.max_image_tiles == mllama.TILES

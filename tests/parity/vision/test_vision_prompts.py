@@ -66,8 +66,8 @@ def test_a_repeated_image_is_encoded_once(family: Family) -> None:
     assert len(both.images) == 2
 
 
-@pytest.mark.parametrize("name", ["qwen25vl", "qwen3vl"])
-def test_qwen_placeholders_have_the_grid_of_the_image(name: str) -> None:
+@pytest.mark.parametrize("name", ["glm4v", "qwen25vl", "qwen3vl"])
+def test_placeholders_with_positions_on_axes_have_the_grid_of_the_image(name: str) -> None:
     family = FAMILIES[name]
     _, made = expected(family, CONVERSATIONS["two images in one message"])
     spans = model_of(family).prepare(CONVERSATIONS["two images in one message"]).spans

@@ -17,6 +17,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.convert_folder import convert
 from model_zoo.convert.transforms import interleaved
+from model_zoo.models.glm4.checkpoint import in_halves
 from runtime.errors import ModelFileError
 from tests.tiny_models import write_tiny, write_tiny_folder
 from tests.unit.model_zoo.convert.checkpoint_changes import SIZES, reshaped
@@ -109,6 +110,20 @@ def test_rows_of_rotated_heads_are_interleaved(tmp_path) -> None:
     assert turned[:, 0].tolist() == [*one_head, *(8 + row for row in one_head)]
     bias = interleaved("num_key_value_heads")(config, torch.arange(16.0))
     assert bias.tolist() == turned[:, 0].tolist()
+
+
+def test_rotated_rows_of_glm_4v_are_in_halves_as_llama_cpps_converter_writes_them(tmp_path) -> None:
+    settings = {"num_attention_heads": 2, "head_dim": 8, "partial_rotary_factor": 0.75}
+    config = Configuration(settings, path=tmp_path / "config.json")
+    turned = in_halves("num_attention_heads")(config, torch.arange(16.0)[:, None].expand(16, 3))
+    one_head = [0, 2, 4, 1, 3, 5, 6, 7]
+    assert turned[:, 0].tolist() == [*one_head, *(8 + row for row in one_head)]
+    bias = in_halves("num_attention_heads")(config, torch.arange(16.0))
+    assert bias.tolist() == turned[:, 0].tolist()
+    with pytest.raises(
+        ModelFileError, match="has 2 as `num_attention_heads`, but there are 12 rows"
+    ):
+        in_halves("num_attention_heads")(config, torch.ones(12))
 
 
 def test_a_stored_tied_head_is_left_out(tmp_path) -> None:
