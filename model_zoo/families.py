@@ -60,7 +60,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("gemma4", ("gemma4",), _GEMMA4, ("gemma4",)),
     Family("glm4", ("glm4",), pre_tokenizer="glm4"),
     Family("glm4moe", ("glm4moe",), pre_tokenizer="glm4"),
-    Family("glm4v", (), ("glm4v",), ("glm4",)),
+    Family("glm4v", (), ("glm4v",), ("glm4", "glm4moe")),
     Family("gptoss", ("gpt-oss", "gptoss"), pre_tokenizer="gpt-4o"),
     Family("granite", ("granite", "granitemoe")),
     Family("granite", ("granitehybrid",), pre_tokenizer="dbrx"),

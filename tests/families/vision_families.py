@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers import Idefics3Config, PreTrainedConfig, Qwen3VLMoeConfig
+from transformers import Glm4vMoeConfig, Idefics3Config, PreTrainedConfig, Qwen3VLMoeConfig
 
 from model_zoo.models.gemma3 import placeholders as gemma3
 from model_zoo.models.gemma4 import placeholders as gemma4
@@ -106,6 +106,14 @@ GEMMA4_ROW = {
     "flavours": FLAVOURS,
     "grids": [(2, 5), (5, 2)],
 }
+GLM_EXPERTS = {
+    "first_k_dense_replace": 1,
+    "head_dim": 16,
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+}
 LLAVA_ROW = {
     "make": llava_config,
     "expected": references.squares,
@@ -136,7 +144,7 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
     ),
     "glm4v": VisionFamily(
         glm4v_config,
-        {"plain": {}},
+        {"plain": {}, "experts": {"make": Glm4vMoeConfig, "text": GLM_EXPERTS}},
         references.qwen,
         special=GLM_TOKENS,
         spelled=glm4v.GlmPlaceholders.spelled,

@@ -23,9 +23,17 @@ def part(image: Picture) -> ImagePart:
     return ImagePart(file.getvalue())
 
 
-@pytest.mark.parametrize(("family", "unit"), [("glm4v", 28), ("qwen25vl", 28), ("qwen3vl", 32)])
-def test_llama_cpp_continues_prompts_with_images_alike(tmp_path, family: str, unit: int) -> None:
-    pair = VISION_MODELS[family].write(tmp_path)
+@pytest.mark.parametrize(
+    ("family", "config", "unit"),
+    [
+        ("glm4v", "plain", 28),
+        ("glm4v", "experts", 28),
+        ("qwen25vl", "plain", 28),
+        ("qwen3vl", "plain", 32),
+    ],
+)
+def test_llama_cpp_continues_prompts_with_images_alike(tmp_path, family, config, unit) -> None:
+    pair = VISION_MODELS[family].write(tmp_path, config)
     wide, tall = (picture(rows * unit, columns * unit) for rows, columns in SHAPES)
     texts = "hello", "the quick brown fox", "says hello there"
     prompt = pair.model.prepare(

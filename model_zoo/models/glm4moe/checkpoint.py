@@ -1,10 +1,13 @@
-"""GLM-4.5 and later: conversion of text model checkpoints to GGUF."""
+"""GLM-4.5 and GLM-4.5V and later: conversion of text model checkpoints to GGUF."""
 
 from dataclasses import replace
 
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
-from model_zoo.convert.mapping import Conversion
+from model_zoo.convert.mapping import LLAMA_CPP, Conversion
+
+# As in Glm4vMoeTextRotaryEmbedding of `transformers`.
+SECTIONS = (8, 12, 12)
 
 
 def _has_head_norms(config: Configuration, layer: int) -> bool:
@@ -27,4 +30,15 @@ CONVERSION = Conversion(
     drop=decoders.BUFFERS,
     defaults={"partial_rotary_factor": 0.5, "n_group": 1, "topk_group": 1},
     check=checks.only_scalings(),
+)
+
+
+OF_VISION_MODELS = replace(
+    CONVERSION,
+    serves=("Glm4vMoeForConditionalGeneration",),
+    model_types=("glm4v_moe_text",),
+    architecture={LLAMA_CPP: "glm4moe"},
+    keys=(*CONVERSION.keys, decoders.sections_key(SECTIONS)),
+    drop=(*decoders.BUFFERS, *decoders.OTHER_PARTS),
+    check=checks.only_scalings("mrope"),
 )

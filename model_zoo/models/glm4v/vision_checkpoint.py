@@ -34,7 +34,11 @@ _MODULES = (
 
 
 VISION = Conversion(
-    serves=("Glm4vForConditionalGeneration", "Glm46VForConditionalGeneration"),
+    serves=(
+        "Glm4vForConditionalGeneration",
+        "Glm4vMoeForConditionalGeneration",
+        "Glm46VForConditionalGeneration",
+    ),
     architecture={LLAMA_CPP: "clip"},
     keys=(
         *towers.SIZES,
