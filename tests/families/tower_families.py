@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import Glm46VConfig, Idefics3Config, PreTrainedConfig
+from transformers import Glm46VConfig, GlmOcrConfig, Idefics3Config, PreTrainedConfig
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
@@ -232,6 +232,7 @@ TOWERS: Mapping[str, TowerFamily] = {
                 "attention_bias": True,
                 "rms_norm_eps": 1e-2,
             },
+            "glm_ocr": {"make": GlmOcrConfig, "rms_norm_eps": 1e-2},
         },
         qwen_patches,
         references.qwen25vl,

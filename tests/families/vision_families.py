@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers import Glm4vMoeConfig, Idefics3Config, PreTrainedConfig, Qwen3VLMoeConfig
+from transformers import (
+    Glm4vMoeConfig,
+    GlmOcrConfig,
+    Idefics3Config,
+    PreTrainedConfig,
+    Qwen3VLMoeConfig,
+)
 
 from model_zoo.models.gemma3 import placeholders as gemma3
 from model_zoo.models.gemma4 import placeholders as gemma4
@@ -22,6 +28,7 @@ from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.multimodal import qwen_placeholders as qwen
 from tests.families import vision_references as references
 from tests.families.gemma_families import EXPERTS, KEYS_AS_VALUES, SHARED_KEYS
+from tests.families.text_family import rope
 from tests.families.vision_agreement import FLAVOURS, Expected, VisionPair, make_vision_pair
 from tests.families.vision_configs import (
     GEMMA4_TOKENS,
@@ -114,6 +121,7 @@ GLM_EXPERTS = {
     "n_shared_experts": 1,
     "num_experts_per_tok": 2,
 }
+GLM_OCR_HEADS = {"head_dim": 32} | rope(1e4, mrope_section=[4, 6, 6])
 LLAVA_ROW = {
     "make": llava_config,
     "expected": references.squares,
@@ -144,7 +152,11 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
     ),
     "glm4v": VisionFamily(
         glm4v_config,
-        {"plain": {}, "experts": {"make": Glm4vMoeConfig, "text": GLM_EXPERTS}},
+        {
+            "plain": {},
+            "experts": {"make": Glm4vMoeConfig, "text": GLM_EXPERTS},
+            "glm_ocr": {"make": GlmOcrConfig, "text": GLM_OCR_HEADS},
+        },
         references.qwen,
         special=GLM_TOKENS,
         spelled=glm4v.GlmPlaceholders.spelled,

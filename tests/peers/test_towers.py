@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model_zoo.images.normalise import CLIP, IMAGENET, STANDARD
+from model_zoo.images.normalise import CLIP, IMAGENET, STANDARD, Normalisation
 from model_zoo.images.prepared import prepare
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from tests.families.tower_families import TOWERS, TowerFamily
@@ -20,7 +20,8 @@ from tests.tiny_models import TinyLlama, write_tiny_llama
 
 # It keeps keys, values and its table of GELU in half precision.
 NEAR = 5e-3
-NEAR_OF_FAMILY = {"glm4v": 1e-2}  # whose convolution of rows has half precision, too
+# Whose convolution of rows has half precision, too.
+NEAR_OF_FAMILY = {"glm4v": 1e-2, "glm_ocr": 1e-2}
 Compared = tuple[Tensor, list[Tensor]]
 
 
@@ -67,10 +68,18 @@ def qwen3vl(folder: Path) -> Compared:
     return qwen(folder, TOWERS["qwen3vl"], patch=16, width=192, normalisation=STANDARD)
 
 
-def qwen(folder: Path, family: TowerFamily, *, patch: int, width: int, normalisation) -> Compared:
+def qwen(
+    folder: Path,
+    family: TowerFamily,
+    *,
+    patch: int,
+    width: int,
+    normalisation: Normalisation,
+    config: str = "plain",
+) -> Compared:
     unit = 2 * patch
     image, most = picture(8 * unit, 12 * unit), 96 * unit**2
-    vision = family.write(folder, flavour="llama.cpp")
+    vision = family.write(folder, config, flavour="llama.cpp")
     processor = QwenVLProcessor(
         patch=patch, merge=2, min_pixels=1, max_pixels=most, normalisation=normalisation
     )
@@ -81,6 +90,11 @@ def qwen(folder: Path, family: TowerFamily, *, patch: int, width: int, normalisa
 
 def glm4v(folder: Path) -> Compared:
     return qwen(folder, TOWERS["glm4v"], patch=14, width=64, normalisation=CLIP)
+
+
+def glm_ocr(folder: Path) -> Compared:
+    family = TOWERS["glm4v"]
+    return qwen(folder, family, patch=14, width=64, normalisation=CLIP, config="glm_ocr")
 
 
 def idefics3(folder: Path) -> Compared:
@@ -125,7 +139,18 @@ def text_of(folder: Path, width: int) -> Path:
 
 FAMILIES: dict[str, Callable[[Path], Compared]] = {
     family.__name__: family
-    for family in (gemma3, mistral3, llama4, qwen25vl, qwen3vl, glm4v, idefics3, internvl, llava)
+    for family in (
+        gemma3,
+        mistral3,
+        llama4,
+        qwen25vl,
+        qwen3vl,
+        glm4v,
+        glm_ocr,
+        idefics3,
+        internvl,
+        llava,
+    )
 }
 
 

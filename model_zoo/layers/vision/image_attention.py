@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.norm import LayerNorm, RMSNorm
+from model_zoo.layers.norm import AcrossHeads, LayerNorm, RMSNorm
 from model_zoo.layers.rope import Rotation
 from runtime.vision.encoder import Pause, no_pause
 
@@ -76,18 +76,30 @@ class ImageAttention:
     """Softmax attention over the rows of an image, and its projection.
 
     Queries and keys are normed across all heads if the file has such norms. output: name of the
-    projection. row_elements: temporary elements per row of a slab. kept_elements: elements per row
-    of the batch, besides the input.
+    projection. head_eps: epsilon of norms of each head instead, which the file must have.
+    row_elements: temporary elements per row of a slab. kept_elements: elements per row of the
+    batch, besides the input.
     """
 
-    def __init__(self, w: TensorScope, *, hidden: int, heads: int, output: str) -> None:
+    def __init__(
+        self,
+        w: TensorScope,
+        *,
+        hidden: int,
+        heads: int,
+        output: str,
+        head_eps: float | None = None,
+    ) -> None:
         self._heads = heads
         shapes = dict.fromkeys(("attn_q", "attn_k", "attn_v"), (hidden, hidden))
         self._qkv = w.fused_linear(shapes, whole="attn_qkv")
-        self._norms = [
-            w.rms_norm(name, QK_EPS, size=hidden, optional=True)
-            for name in ("attn_q_norm", "attn_k_norm")
-        ]
+        self._norms: list[RMSNorm | AcrossHeads | None] = []
+        for name in ("attn_q_norm", "attn_k_norm"):
+            if head_eps is not None:
+                self._norms.append(w.rms_norm(name, head_eps, size=hidden // heads))
+            else:
+                whole_norm = w.rms_norm(name, QK_EPS, size=hidden, optional=True)
+                self._norms.append(None if whole_norm is None else AcrossHeads(whole_norm))
         self.project = w.linear(output, shape=(hidden, hidden))
         self.row_elements = 9 * hidden
         self.kept_elements = 4 * hidden + heads
@@ -99,8 +111,9 @@ class ImageAttention:
         for rows in slabs(x, batch.pause):
             queries, keys, values = self._qkv(norm(x[rows]))
             for buffer, part, own in zip(kept[:2], (queries, keys), self._norms, strict=True):
-                part = part if own is None else own(part)
-                buffer[rows] = batch.rotated(part.unflatten(1, (self._heads, -1)), rows).flatten(1)
+                split = part.unflatten(1, (self._heads, -1))
+                normed = split if own is None else own(split)
+                buffer[rows] = batch.rotated(normed, rows).flatten(1)
             kept[2][rows] = values
         shape = (batch.images, len(x) // batch.images, self._heads, -1)
         queries, keys, values = (part.view(shape) for part in kept)

@@ -93,10 +93,16 @@ def read_layer(
     *,
     attn_gate: Tensor | None = None,
     ffn_gate: Tensor | None = None,
+    head_eps: float | None = None,
 ) -> VisionLayer:
-    """The layer with the tensors of this scope; `norm` reads a norm by name."""
+    """The layer with the tensors of this scope; `norm` reads a norm by name. head_eps: see
+    `ImageAttention`."""
     attention = ImageAttention(
-        w, hidden=sizes.hidden, heads=sizes.heads, output=known_as(w, *names.output)
+        w,
+        hidden=sizes.hidden,
+        heads=sizes.heads,
+        output=known_as(w, *names.output),
+        head_eps=head_eps,
     )
     return VisionLayer(
         norm(known_as(w, *names.attn_norm)),

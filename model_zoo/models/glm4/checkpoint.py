@@ -1,4 +1,4 @@
-"""GLM-4 0414, and the text model of GLM-4.1V: conversion of text model checkpoints to GGUF."""
+"""GLM-4 0414, GLM-4.1V and GLM-OCR: conversion of text model checkpoints to GGUF."""
 
 from dataclasses import replace
 
@@ -55,7 +55,7 @@ CONVERSION = Conversion(
 
 
 OF_VISION_MODELS = Conversion(
-    serves=("Glm4vForConditionalGeneration",),
+    serves=("Glm4vForConditionalGeneration", "GlmOcrForConditionalGeneration"),
     model_types=("glm4v_text",),
     architecture={LLAMA_CPP: "glm4"},
     keys=(*decoders.KEYS, decoders.sections_key(SECTIONS)),

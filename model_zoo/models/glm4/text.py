@@ -1,5 +1,5 @@
-"""GLM-4 0414, and the text model of GLM-4.1V: norms before and after attention and feed-forward;
-half of each head is rotated."""
+"""GLM-4 0414, and the text models of GLM-4.1V and GLM-OCR: norms before and after attention and
+feed-forward; half of each head or all of it is rotated."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope

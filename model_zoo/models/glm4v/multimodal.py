@@ -1,4 +1,4 @@
-"""GLM-4.1V and later with images, which keep their aspect ratio within bounds of area."""
+"""GLM-V models and GLM-OCR with images, which keep their aspect ratio within bounds of area."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope

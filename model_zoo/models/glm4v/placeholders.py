@@ -1,4 +1,4 @@
-"""GLM-4.1V and later: a rectangle of placeholders with two-dimensional positions."""
+"""GLM-4.1V and later, and GLM-OCR: a rectangle of placeholders with two-dimensional positions."""
 
 from collections.abc import Sequence
 

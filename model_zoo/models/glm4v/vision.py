@@ -1,4 +1,4 @@
-"""GLM-4.1V's vision model: any aspect ratio, positions of a table and of a rotation."""
+"""The vision models of GLM-4.1V and GLM-OCR: any aspect ratio, and a merger with a convolution."""
 
 from math import isqrt
 
@@ -15,7 +15,13 @@ from model_zoo.layers.vision.image_attention import ImageBatch, repeated, slabs,
 from model_zoo.layers.vision.names import LayerNames
 from model_zoo.layers.vision.patches import frame_embedding, row_convolution
 from model_zoo.layers.vision.rotary import coordinates, halves_rotary
-from model_zoo.layers.vision.vision_layer import layers_bytes, read_gated, read_layer, rms_norms
+from model_zoo.layers.vision.vision_layer import (
+    VisionLayer,
+    layers_bytes,
+    read_gated,
+    read_layer,
+    rms_norms,
+)
 from model_zoo.layers.vision.vision_sizes import MAX_MERGED, VisionSizes
 from runtime.kernels.pointwise import gelu_erf, silu_mul
 from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
@@ -30,7 +36,8 @@ class GlmTower:
     """See `VisionTower`. pixels [images, patches, channels * side * side].
 
     Patches that are merged are consecutive; these squares are in row-major order of the rectangle
-    `grid`.
+    `grid`. Queries and keys of GLM-OCR are normed, and positions are those of the rotation; other
+    models also have a table of positions.
     """
 
     def __init__(self, w: TensorScope, metadata: Metadata, images: ImageBounds) -> None:
@@ -40,19 +47,11 @@ class GlmTower:
         self._merge = metadata.get_size("vision.spatial_merge_size", MERGED, at_most=MAX_MERGED)
         v = w.scope("v")
         self._embed = frame_embedding(v, sizes, *FILE_FRAMES)
-        self._embed_norm = v.rms_norm("norm_embd", sizes.eps, size=sizes.hidden)
-        self._places = _places(v, sizes)
+        normed_heads = v.has("blk.0.attn_q_norm")
+        self._places = None if normed_heads else StretchedPlaces(v, sizes)
         self._rotary = halves_rotary(w, sizes)
-        self._layers = [
-            read_layer(
-                layer,
-                sizes,
-                LayerNames(),
-                rms_norms(layer, sizes),
-                read_gated(layer, sizes, silu_mul),
-            )
-            for layer in (v.scope("blk", i) for i in range(sizes.layers))
-        ]
+        head_eps = sizes.eps if normed_heads else None
+        self._layers = [_layer(v.scope("blk", i), sizes, head_eps) for i in range(sizes.layers)]
         self._merger = Merger(w, sizes, self._merge)
         self._largest = images.largest
         self.limits = ImageLimits(images.most_rows, self._merger.width, w.dtype)
@@ -71,10 +70,10 @@ class GlmTower:
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         images, (rows, columns) = len(pixels), (side * self._merge for side in grid)
-        x = self._embed_norm(self._embed(pixels.to(self._dtype).flatten(0, 1)))
+        x = self._embed(pixels.to(self._dtype).flatten(0, 1))
         down, across = coordinates(rows, columns, block=self._merge, device=x.device)
-        places = self._stretched(rows, columns)[down * columns + across]
-        x.view(images, rows * columns, -1).add_(places.to(x.dtype))
+        if self._places is not None:
+            x = self._places(x, rows, columns, down * columns + across)
         batch = ImageBatch(
             images, whole(rows * columns), repeated(self._rotary(down, across), images), pause
         )
@@ -82,12 +81,32 @@ class GlmTower:
             x = layer(x, batch)
         return self._merger(x, pause).view(images, grid[0] * grid[1], -1)
 
-    def _stretched(self, rows: int, columns: int) -> Tensor:
-        """The position table interpolated to `rows` and `columns`, in row-major order."""
+
+class StretchedPlaces:
+    """Norms patches and adds positions: those of a table of a square, interpolated."""
+
+    def __init__(self, w: TensorScope, sizes: VisionSizes) -> None:
+        self._norm = w.rms_norm("norm_embd", sizes.eps, size=sizes.hidden)
+        count = (w.shape("position_embd") or (1,))[0]
+        side = isqrt(count)
+        if side * side != count:
+            raise sizes.metadata.error(
+                "vision.patch_size",
+                f"has a table of {count:,} places, which is not a square number",
+            )
+        table = w.table("position_embd.weight", shape=(count, sizes.hidden))
+        self._table = table.t().reshape(1, sizes.hidden, side, side)
+
+    def __call__(self, x: Tensor, rows: int, columns: int, order: Tensor) -> Tensor:
+        """x [images * rows * columns, hidden] -> like x. order [rows * columns]: the place of each
+        patch of an image in row-major order."""
         plane = F.interpolate(
-            self._places, size=(rows, columns), mode="bicubic", align_corners=False
+            self._table, size=(rows, columns), mode="bicubic", align_corners=False
         )
-        return plane[0].flatten(1).t()
+        places = plane[0].flatten(1).t()[order]
+        normed = self._norm(x)
+        normed.view(-1, *places.shape).add_(places.to(x.dtype))
+        return normed
 
 
 class Merger:
@@ -125,13 +144,6 @@ class Merger:
         return merged
 
 
-def _places(w: TensorScope, sizes: VisionSizes) -> Tensor:
-    """The position table as float32 [1, hidden, side, side]."""
-    count = (w.shape("position_embd") or (1,))[0]
-    side = isqrt(count)
-    if side * side != count:
-        raise sizes.metadata.error(
-            "vision.patch_size", f"has a table of {count:,} places, which is not a square number"
-        )
-    table = w.table("position_embd.weight", shape=(count, sizes.hidden))
-    return table.t().reshape(1, sizes.hidden, side, side)
+def _layer(w: TensorScope, sizes: VisionSizes, head_eps: float | None) -> VisionLayer:
+    feed_forward = read_gated(w, sizes, silu_mul)
+    return read_layer(w, sizes, LayerNames(), rms_norms(w, sizes), feed_forward, head_eps=head_eps)

@@ -1,6 +1,7 @@
-"""GLM-4.1V and later: conversion of vision checkpoints to GGUF."""
+"""GLM-4.1V and later, and GLM-OCR: conversion of vision checkpoints to GGUF."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from model_zoo.convert import checks, towers
 from model_zoo.convert.configuration import Configuration
@@ -31,6 +32,19 @@ _MODULES = (
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
 )
+_RULES = (
+    *(
+        Rule("patch_embed.proj.weight", f"v.{name}", towers.frame(index))
+        for index, name in enumerate(FILE_FRAMES)
+    ),
+    Rule("patch_embed.proj.bias", "v.patch_embd.bias"),
+    *towers.layers("blocks.{n}", _MODULES),
+    Rule("post_layernorm.weight", "v.post_ln.weight"),
+    Rule("downsample.*", "mm.patch_merger.*"),
+    Rule("merger.proj.weight", "mm.model.fc.weight"),
+    Rule("merger.post_projection_norm.*", "mm.post_norm.*"),
+    *(Rule(f"merger.{name}_proj.weight", f"mm.{name}.weight") for name in ("gate", "up", "down")),
+)
 
 
 VISION = Conversion(
@@ -50,22 +64,9 @@ VISION = Conversion(
         Key("vision.image_min_pixels", _of_a_frame(towers.least_pixels)),
     ),
     rules=(
-        *(
-            Rule("patch_embed.proj.weight", f"v.{name}", towers.frame(index))
-            for index, name in enumerate(FILE_FRAMES)
-        ),
-        Rule("patch_embed.proj.bias", "v.patch_embd.bias"),
+        *_RULES,
         Rule("post_conv_layernorm.weight", "v.norm_embd.weight"),
         Rule("embeddings.position_embedding.weight", "v.position_embd.weight"),
-        *towers.layers("blocks.{n}", _MODULES),
-        Rule("post_layernorm.weight", "v.post_ln.weight"),
-        Rule("downsample.*", "mm.patch_merger.*"),
-        Rule("merger.proj.weight", "mm.model.fc.weight"),
-        Rule("merger.post_projection_norm.*", "mm.post_norm.*"),
-        *(
-            Rule(f"merger.{name}_proj.weight", f"mm.{name}.weight")
-            for name in ("gate", "up", "down")
-        ),
     ),
     roots=towers.roots("visual"),
     drop=towers.TEXT,
@@ -86,4 +87,21 @@ VISION = Conversion(
         towers.known_setting("temporal_patch_size", FRAMES),
         towers.known_rope_base(DEFAULT_BASE),
     ),
+)
+
+
+OCR = replace(
+    VISION,
+    serves=("GlmOcrForConditionalGeneration",),
+    rules=(
+        *_RULES,
+        Rule("blocks.{n}.attn.q_norm.weight", "v.blk.{n}.attn_q_norm.weight"),
+        Rule("blocks.{n}.attn.k_norm.weight", "v.blk.{n}.attn_k_norm.weight"),
+    ),
+    defaults={
+        **VISION.defaults,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_attention_heads": 16,
+    },
 )

@@ -1,5 +1,6 @@
 """Files of vision towers with older names, other layouts, or contradictions."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,19 @@ def test_audio_tensors_of_gemma4_are_ignored(tmp_path) -> None:
 def test_gemma4_with_more_rows_than_positions_is_refused(tmp_path) -> None:
     with pytest.raises(ModelFileError, match="allows 280 rows, more than there are positions"):
         TOWERS["gemma4"].write(tmp_path, position_embedding_size=839)
+
+
+@pytest.mark.parametrize(
+    ("config", "lost"),
+    [
+        ("plain", "v.norm_embd.weight"),
+        ("plain", "v.position_embd.weight"),
+        ("glm_ocr", "v.blk.1.attn_q_norm.weight"),
+    ],
+)
+def test_glm_files_need_positions_or_norms_of_all_heads(tmp_path, config, lost) -> None:
+    path = changed(TOWERS["glm4v"].write(tmp_path, config).path, tensors={lost: None})
+    check_refused("glm4v", path, ModelFileError, re.escape(lost))
 
 
 def test_internvl_with_leading_dimensions_of_one_agrees(tmp_path) -> None:
