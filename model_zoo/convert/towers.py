@@ -39,21 +39,36 @@ def roots(*towers: str) -> tuple[str, ...]:
     return (*(f"{whole}{tower}." for tower in towers for whole in ("model.", "")), "model.")
 
 
-def clip(projector: str, colours: Normalisation, *, eps: float | str) -> tuple[Key, ...]:
+def clip(projector: str, default: Normalisation, *, eps: float | str) -> tuple[Key, ...]:
     """The keys, other than sizes, of all vision models in llama.cpp's files.
 
-    `colours`: used if the checkpoint's image processor states no mean or deviation; `eps`: the
-    epsilon of the norms, or the name of its setting.
+    `default`: see `colours`; `eps`: the epsilon of the norms, or the name of its setting.
     """
     stated = [
         Key("has_vision_encoder", lambda c: True),
         Key("projector_type", lambda c: projector),
         Key("vision.projection_dim", lambda c: c.model.require_size("hidden_size")),
-        Key("vision.image_mean", lambda c: _colours(c, "image_mean", colours.mean)),
-        Key("vision.image_std", lambda c: _colours(c, "image_std", colours.std)),
         epsilon(eps),
     ]
-    return tuple(Key(key.name, key.source, of=key.of, flavours=(LLAMA_CPP,)) for key in stated)
+    only = (Key(key.name, key.source, of=key.of, flavours=(LLAMA_CPP,)) for key in stated)
+    return (*only, *colours(default, LLAMA_CPP))
+
+
+def colours(default: Normalisation, *flavours: str) -> tuple[Key, Key]:
+    """Mean and deviation of each colour; `default`: used if the checkpoint's image processor states
+    none."""
+    return (
+        Key(
+            "vision.image_mean",
+            lambda c: _colours(c, "image_mean", default.mean),
+            flavours=flavours,
+        ),
+        Key(
+            "vision.image_std",
+            lambda c: _colours(c, "image_std", default.std),
+            flavours=flavours,
+        ),
+    )
 
 
 def epsilon(

@@ -175,12 +175,14 @@ class PostNormBlock(_TwoParts):
 @dataclass(frozen=True, slots=True)
 class BlockOptions:
     """pre_norms: RMS norms of the inputs of attention and feed-forward. post_norms: norms of their
-    outputs. residual_scale: factor of both outputs. ffn_norm: name of the second pre norm."""
+    outputs. residual_scale: factor of both outputs. The others are names of norms."""
 
     pre_norms: bool = True
     post_norms: bool = False
     residual_scale: float = 1.0
     ffn_norm: str = "ffn_norm"
+    post_attention_norm: str = "post_attention_norm"
+    post_ffw_norm: str = "post_ffw_norm"
 
 
 def read_block(
@@ -198,7 +200,7 @@ def read_block(
         attention,
         norm(options.ffn_norm) if options.pre_norms else None,
         feed_forward,
-        norm("post_attention_norm") if options.post_norms else None,
-        norm("post_ffw_norm") if options.post_norms else None,
+        norm(options.post_attention_norm) if options.post_norms else None,
+        norm(options.post_ffw_norm) if options.post_norms else None,
         options.residual_scale,
     )

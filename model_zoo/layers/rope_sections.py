@@ -18,7 +18,7 @@ def in_sections(
     otherwise raises ModelFileError.
     """
     count = len(rotary.frequencies)
-    key = next((key for key in KEYS if metadata.has(key)), KEYS[0])
+    key = _key(metadata)
     stated = list(metadata.get_array(key, int) or default)
     sections = stated[:3]
     if len(sections) < 3 or any(stated[3:]) or min(sections) < 0 or sum(sections) != count:
@@ -31,5 +31,9 @@ def in_sections(
 
 def stated_sections(metadata: Metadata) -> Sequence[int]:
     """The sections of files that only some models of a family have; empty for the other models."""
-    sections = metadata.get_array(KEYS[0], int) or ()
+    sections = metadata.get_array(_key(metadata), int) or ()
     return sections if any(sections) else ()
+
+
+def _key(metadata: Metadata) -> str:
+    return next((key for key in KEYS if metadata.has(key)), KEYS[0])

@@ -239,6 +239,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         shapes=QWEN_GRIDS,
         grids=True,
         flavours=LLAMA_CPP,
+        only={"glm_ocr": FLAVOURS},
         text_file=True,
         refused=[
             ({"hidden_act": "gelu"}, "llama.cpp", "`hidden_act` of the vision part is gelu"),

@@ -122,6 +122,13 @@ GLM_EXPERTS = {
     "num_experts_per_tok": 2,
 }
 GLM_OCR_HEADS = {"head_dim": 32} | rope(1e4, mrope_section=[4, 6, 6])
+GLM_ROW = {
+    "expected": references.qwen,
+    "special": GLM_TOKENS,
+    "spelled": glm4v.GlmPlaceholders.spelled,
+    "processor": {"size": {"shortest_edge": 28 * 28 * 4, "longest_edge": 28 * 28 * 60}},
+    "grids": [(2, 5), (5, 2)],
+}
 LLAVA_ROW = {
     "make": llava_config,
     "expected": references.squares,
@@ -155,13 +162,15 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
         {
             "plain": {},
             "experts": {"make": Glm4vMoeConfig, "text": GLM_EXPERTS},
-            "glm_ocr": {"make": GlmOcrConfig, "text": GLM_OCR_HEADS},
         },
-        references.qwen,
-        special=GLM_TOKENS,
-        spelled=glm4v.GlmPlaceholders.spelled,
-        processor={"size": {"shortest_edge": 28 * 28 * 4, "longest_edge": 28 * 28 * 60}},
-        grids=[(2, 5), (5, 2)],
+        **GLM_ROW,
+    ),
+    "glm_ocr": VisionFamily(
+        glm4v_config,
+        {"plain": {"make": GlmOcrConfig, "text": GLM_OCR_HEADS}},
+        flavours=FLAVOURS,
+        engine_flavour=None,
+        **GLM_ROW,
     ),
     "idefics3": VisionFamily(
         idefics3_config,

@@ -28,7 +28,7 @@ def part(image: Picture) -> ImagePart:
     [
         ("glm4v", "plain", 28),
         ("glm4v", "experts", 28),
-        ("glm4v", "glm_ocr", 28),
+        ("glm_ocr", "plain", 28),
         ("qwen25vl", "plain", 28),
         ("qwen3vl", "plain", 32),
     ],

@@ -39,12 +39,12 @@ def frame_embedding(w: TensorScope, sizes: VisionSizes, *names: str) -> Linear:
     """As `patch_embedding`, where an image counts as successive equal frames, so that the frames'
     matrices are summed.
 
-    names: names of the frames' tensors, with suffix.
+    names: names of the frames' tensors, with suffix. The bias is that of `patch_embd`.
     """
     summed = w.table(names[0], shape=_square(sizes))
     for name in names[1:]:
         summed = summed + w.table(name, shape=_square(sizes))
-    bias = read_bias(w, names[0].removesuffix(".weight"), sizes.hidden)
+    bias = read_bias(w, "patch_embd", sizes.hidden)
     return Linear(in_float32(summed.flatten(1)), bias)
 
 

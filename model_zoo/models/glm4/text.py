@@ -3,6 +3,7 @@ feed-forward; half of each head or all of it is rotated."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.attention import AttentionOptions
 from model_zoo.layers.attention_layer import attention_layer
 from model_zoo.layers.block import BlockOptions
 from model_zoo.layers.decoder import Decoder, TextLayer, uniform_decoder
@@ -12,13 +13,16 @@ from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_sections import stated_sections
 from model_zoo.layers.text_sizes import TextSizes
 
+OLLAMA_BLOCK = BlockOptions(
+    post_norms=True, post_attention_norm="post_attn_norm", post_ffw_norm="post_ffn_norm"
+)
+
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """`rope.dimension_count` states how much of a head is rotated.
 
-    Rotary pairs are interleaved, except in files of vision models, which llama.cpp's converter
-    identifies by sections of time, rows and columns (M-RoPE): it permutes the rows of their queries
-    and keys.
+    Rotary pairs are interleaved, except in files of vision models, which converters identify by
+    sections of time, rows and columns (M-RoPE): they permute the rows of their queries and keys.
     """
     sizes = without_draft_layers(w, TextSizes.read(metadata))
     sections = stated_sections(metadata)
@@ -27,12 +31,18 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
 
 
 def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
-    size = sizes.feed_forward[index]
+    """Ollama's files of GLM-OCR have other names, and two matrices for gate and up."""
+    ollama = w.has("attn_out")
+    whole = None if ollama else "ffn_up"
+    feed_forward = GatedFeedForward(
+        w, hidden=sizes.hidden, size=sizes.feed_forward[index], whole=whole
+    )
     return attention_layer(
         w,
         sizes,
         index,
         rotary,
-        feed_forward=GatedFeedForward(w, hidden=sizes.hidden, size=size, whole="ffn_up"),
-        block=BlockOptions(post_norms=True),
+        attention=AttentionOptions(output="attn_out") if ollama else None,
+        feed_forward=feed_forward,
+        block=OLLAMA_BLOCK if ollama else BlockOptions(post_norms=True),
     )

@@ -28,6 +28,9 @@ from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 EPS, MERGED, FRAMES = 1e-5, 2, 2
 FILE_FRAMES = ("patch_embd.weight", "patch_embd.weight.1")
+OLLAMA_FRAMES = ("patch_embd_0.weight", "patch_embd_1.weight")
+EPS_KEY = "vision.attention.layer_norm_epsilon"
+OLLAMA_EPS_KEY = "vision.attention.layer_norm_rms_epsilon"
 # The epsilon of torch's norms, which the merger has.
 MERGER_EPS = 1e-5
 
@@ -42,11 +45,13 @@ class GlmTower:
 
     def __init__(self, w: TensorScope, metadata: Metadata, images: ImageBounds) -> None:
         before = w.loaded_bytes
-        self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
+        eps_key = EPS_KEY if metadata.architecture == "clip" else OLLAMA_EPS_KEY
+        self._sizes = sizes = VisionSizes.read(metadata, eps=EPS, eps_key=eps_key)
         self._device, self._dtype = w.device, w.dtype
         self._merge = metadata.get_size("vision.spatial_merge_size", MERGED, at_most=MAX_MERGED)
         v = w.scope("v")
-        self._embed = frame_embedding(v, sizes, *FILE_FRAMES)
+        names = OLLAMA_FRAMES if v.has("patch_embd_0") else FILE_FRAMES
+        self._embed = frame_embedding(v, sizes, *names)
         normed_heads = v.has("blk.0.attn_q_norm")
         self._places = None if normed_heads else StretchedPlaces(v, sizes)
         self._rotary = halves_rotary(w, sizes)
@@ -142,6 +147,11 @@ class Merger:
             projected = gelu_erf(self._post_norm(self._project(joined)))
             merged[rows] = self._feed_forward(projected)
         return merged
+
+
+def of_a_frame(area: int) -> int:
+    """An area in pixels of an image, where `area` counts all frames of a patch."""
+    return -(-area // FRAMES)
 
 
 def _layer(w: TensorScope, sizes: VisionSizes, head_eps: float | None) -> VisionLayer:

@@ -5,10 +5,18 @@ from dataclasses import replace
 
 from model_zoo.convert import checks, towers
 from model_zoo.convert.configuration import Configuration
-from model_zoo.convert.mapping import LLAMA_CPP, Conversion, Key, Rule
+from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
 from model_zoo.images.normalise import CLIP
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
-from model_zoo.models.glm4v.vision import EPS, FILE_FRAMES, FRAMES, MERGED
+from model_zoo.models.glm4v.vision import (
+    EPS,
+    FILE_FRAMES,
+    FRAMES,
+    MERGED,
+    OLLAMA_EPS_KEY,
+    OLLAMA_FRAMES,
+    of_a_frame,
+)
 
 
 def _of_a_frame(
@@ -18,7 +26,7 @@ def _of_a_frame(
 
     def area(config: Configuration) -> int | None:
         pixels = source(config)
-        return None if pixels is None else -(-pixels // FRAMES)
+        return None if pixels is None else of_a_frame(pixels)
 
     return area
 
@@ -34,8 +42,14 @@ _MODULES = (
 )
 _RULES = (
     *(
-        Rule("patch_embed.proj.weight", f"v.{name}", towers.frame(index))
-        for index, name in enumerate(FILE_FRAMES)
+        rule
+        for index in range(FRAMES)
+        for rule in towers.both(
+            "patch_embed.proj.weight",
+            f"v.{FILE_FRAMES[index]}",
+            f"v.{OLLAMA_FRAMES[index]}",
+            towers.frame(index),
+        )
     ),
     Rule("patch_embed.proj.bias", "v.patch_embd.bias"),
     *towers.layers("blocks.{n}", _MODULES),
@@ -59,9 +73,17 @@ VISION = Conversion(
         towers.IMAGE_SIZE,
         Key("vision.spatial_merge_size", "spatial_merge_size"),
         *towers.clip("glm4v", CLIP, eps="rms_norm_eps"),
-        Key("use_silu", lambda c: True),
-        Key("vision.image_max_pixels", _of_a_frame(towers.most_pixels)),
-        Key("vision.image_min_pixels", _of_a_frame(towers.least_pixels)),
+        Key("use_silu", lambda c: True, flavours=(LLAMA_CPP,)),
+        Key(
+            "vision.image_max_pixels",
+            _of_a_frame(towers.most_pixels),
+            flavours=(LLAMA_CPP,),
+        ),
+        Key(
+            "vision.image_min_pixels",
+            _of_a_frame(towers.least_pixels),
+            flavours=(LLAMA_CPP,),
+        ),
     ),
     rules=(
         *_RULES,
@@ -93,6 +115,18 @@ VISION = Conversion(
 OCR = replace(
     VISION,
     serves=("GlmOcrForConditionalGeneration",),
+    architecture={LLAMA_CPP: "clip", OLLAMA: "glmocr"},
+    keys=(
+        *VISION.keys,
+        Key("vision.temporal_patch_size", "temporal_patch_size", flavours=(OLLAMA,)),
+        Key("vision.num_channels", "in_channels", flavours=(OLLAMA,)),
+        Key("vision.out_hidden_size", "out_hidden_size", flavours=(OLLAMA,)),
+        Key("vision.intermediate_size", "intermediate_size", flavours=(OLLAMA,)),
+        Key("vision.max_pixels", towers.most_pixels, flavours=(OLLAMA,)),
+        Key("vision.min_pixels", towers.least_pixels, flavours=(OLLAMA,)),
+        *towers.colours(CLIP, OLLAMA),
+        towers.epsilon("rms_norm_eps", OLLAMA, name=OLLAMA_EPS_KEY),
+    ),
     rules=(
         *_RULES,
         Rule("blocks.{n}.attn.q_norm.weight", "v.blk.{n}.attn_q_norm.weight"),
@@ -103,5 +137,8 @@ OCR = replace(
         "hidden_size": 1024,
         "intermediate_size": 4096,
         "num_attention_heads": 16,
+        "out_hidden_size": 1536,
+        "temporal_patch_size": FRAMES,
+        "in_channels": 3,
     },
 )

@@ -29,7 +29,7 @@ from tests.parity.vision.test_vision_engine import check_answer, request, runnin
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 # Their processors have the limits of other rows.
-SAME_LIMITS = ("gemma4_small", "llava_cropped")
+SAME_LIMITS = ("gemma4_small", "glm_ocr", "llava_cropped")
 QWEN_KEYS = {
     ("qwen25vl", "llama.cpp"): ("vision.image_min_pixels", "vision.image_max_pixels"),
     ("qwen25vl", "ollama"): ("vision.min_pixels", "vision.max_pixels"),
@@ -228,6 +228,13 @@ def test_qwen25vl_starts_and_answers_where_its_file_states_no_limits(tmp_path, f
     with running(pair) as engine:
         [delta] = answers(engine, [request(pair, name)], together=True)
     check_answer(pair, name, delta)
+
+
+def test_files_of_glm_ocr_have_the_areas_of_their_checkpoint(made) -> None:
+    """Those of Ollama are areas of both frames of a patch, as the checkpoint states them."""
+    found = [made.load("glm_ocr", flavour, {}, META).vision.processor for flavour in FLAVOURS]
+    assert found[0] == found[1]
+    assert (found[0].min_pixels, found[0].max_pixels) == (2 * 28 * 28, 30 * 28 * 28)
 
 
 IMPOSSIBLE = [

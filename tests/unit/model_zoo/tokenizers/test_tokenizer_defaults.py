@@ -54,6 +54,7 @@ def test_bos_and_eos_are_found_without_their_keys(
         ("glm4", (), "glm4"),
         ("glm4moe", (), "glm4"),
         ("glm4moelite", (), "glm4"),
+        ("glmocr", (), "glm4"),
         ("lfm2", (), "llama-bpe"),
         ("llama4", (), "llama4"),
         ("mistral3", (), "tekken"),
