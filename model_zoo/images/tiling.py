@@ -1,10 +1,11 @@
-"""Cutting images into tiles, and choosing the grid."""
+"""Cutting images into tiles and patches, and choosing the grid."""
 
 import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 Pixels = NDArray[np.uint8]
 Grid = tuple[int, int]  # (rows, columns)
@@ -34,6 +35,22 @@ def best_grid(height: int, width: int, *, side: int, most: int) -> Grid:
         return scale < 1, scale if scale >= 1 else -scale, math.prod(grid)
 
     return min(grids(most), key=rank)
+
+
+def nearest_grid(height: int, width: int, *, side: int, least: int, most: int) -> Grid:
+    """The grid of `least` to `most` tiles whose aspect ratio is nearest to an image's.
+
+    Among equally near grids, the largest with less than twice the area of the image; if there is
+    none, the one with the fewest tiles.
+    """
+    allowed = (grid for grid in grids(most) if math.prod(grid) >= least)
+    best, smallest = (1, 1), float("inf")
+    for rows, columns in sorted(allowed, key=lambda grid: (math.prod(grid), grid[1])):
+        difference = abs(width / height - columns / rows)
+        filled = height * width > 0.5 * side**2 * rows * columns
+        if difference < smallest or (difference == smallest and filled):
+            best, smallest = (rows, columns), difference
+    return best
 
 
 def fitting(height: int, width: int, *, grid: Grid, side: int) -> tuple[int, int]:
@@ -96,3 +113,14 @@ def cut(image: Pixels, rows: int, columns: int) -> Pixels:
     height, width, channels = image.shape
     tiles = image.reshape(rows, height // rows, columns, width // columns, channels)
     return tiles.transpose(0, 2, 1, 3, 4).reshape(rows * columns, *tiles.shape[1::2], channels)
+
+
+def patch_blocks(pixels: Tensor, *, patch: int, block: int) -> Tensor:
+    """pixels [channels, height, width] -> [patches, channels * patch * patch].
+
+    The patches of each square of `block` x `block` are consecutive; squares are in row-major order.
+    """
+    channels, height, width = pixels.shape
+    side = patch * block
+    blocks = pixels.view(channels, height // side, block, patch, width // side, block, patch)
+    return blocks.permute(1, 4, 2, 5, 0, 3, 6).reshape(-1, channels * patch**2)

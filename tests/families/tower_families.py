@@ -22,6 +22,7 @@ from model_zoo.models.idefics3 import multimodal as idefics3_files
 from model_zoo.models.idefics3 import vision as idefics3
 from model_zoo.models.internvl import multimodal as internvl_files
 from model_zoo.models.internvl import vision as internvl
+from model_zoo.models.lfm2 import vision as lfm2
 from model_zoo.models.llama4 import vision as llama4
 from model_zoo.models.llava import vision as llava
 from model_zoo.models.llava import vision_next as llava_next
@@ -40,6 +41,8 @@ from tests.families.vision_configs import (
     glm4v_config,
     idefics3_config,
     internvl_config,
+    lfm2_config,
+    lfm2_processor,
     llama4_config,
     llava_config,
     llava_next_config,
@@ -157,6 +160,19 @@ def with_37_tiles(tower: Any) -> Build:
         return tower(w, metadata, images)
 
     return build
+
+
+def lfm2_tower(w: TensorScope, metadata: Metadata) -> VisionTower:
+    """For images of few rows, of which large ones are cut into tiny tiles."""
+    keys = "vision.patch_size", "vision.projector.scale_factor"
+    return lfm2.NaflexTower(w, metadata, lfm2_processor(*map(metadata.require_size, keys)))
+
+
+def lfm2_parts(pair: TowerPair, images: int, size: tuple[int, int]) -> Tensor:
+    config = pair.twin.config
+    patch = config.vision_config.patch_size
+    rows = lfm2_processor(patch, config.downsample_factor).parts(*size).rows
+    return random_pixels(images, rows * config.downsample_factor**2, 3 * patch**2)
 
 
 def with_211_rows(tower: Any) -> Build:
@@ -282,6 +298,20 @@ TOWERS: Mapping[str, TowerFamily] = {
         flavours=LLAMA_CPP,
         limit_images=(1,),
         text_file=True,
+    ),
+    "lfm2": TowerFamily(
+        lfm2_tower,
+        lfm2_config,
+        {
+            "plain": {},
+            "no_norm_in_the_projector": {"norm": False, "layer_norm_eps": 1e-2},
+            "merges_squares_of_four": {"merge": 4},
+        },
+        lfm2_parts,
+        references.lfm2,
+        shapes=((30, 50), (150, 70), (13, 17)),
+        grids=True,
+        flavours=LLAMA_CPP,
     ),
     "llama4": TowerFamily(
         llama4.TileTower,

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, Gemma4Config
 from transformers.modeling_outputs import BaseModelOutput
@@ -15,7 +16,10 @@ from transformers.models.mllama.modeling_mllama import MllamaVisionEncoder
 
 from model_zoo.layers.vision.clamped import BOUNDS
 from model_zoo.layers.vision.patches import squares
+from model_zoo.layers.vision.rotary import coordinates
+from model_zoo.models.lfm2.image_processor import ImageParts
 from tests.families.towers import TowerPair
+from tests.families.vision_configs import lfm2_processor
 
 
 @torch.inference_mode()
@@ -40,6 +44,40 @@ def idefics3(pair: TowerPair, pixels: Tensor, tiles: int) -> Tensor:
 def internvl(pair: TowerPair, pixels: Tensor, tiles: int) -> Tensor:
     features = pair.twin.get_image_features(pixels.flatten(0, 1)).pooler_output
     return features.reshape(len(pixels), -1, features.shape[-1])
+
+
+@torch.inference_mode()
+def lfm2(pair: TowerPair, pixels: Tensor, size: tuple[int, int]) -> Tensor:
+    config = pair.twin.config
+    processor = lfm2_processor(config.vision_config.patch_size, config.downsample_factor)
+    each = []
+    for image in pixels:
+        given = lfm2_inputs(image, processor.parts(*size), config)
+        each.append(torch.cat(pair.twin.get_image_features(**given).pooler_output))
+    return torch.stack(each)
+
+
+def lfm2_inputs(pixels: Tensor, parts: ImageParts, config: Any) -> dict[str, Tensor]:
+    """pixels [patches, 3 * patch * patch] of one image, as the authors' code takes its parts: with
+    patches in row-major order, whose colours are innermost, padded to one number."""
+    patch, merge = config.vision_config.patch_size, config.downsample_factor
+    by_channel = pixels.unflatten(1, (3, patch, patch)).permute(0, 2, 3, 1).flatten(1)
+    made, shapes = [], []
+    for count, (rows, columns) in parts.planes:
+        high, wide = rows * merge, columns * merge
+        down, across = coordinates(high, wide, block=merge, device=pixels.device)
+        order = (down * wide + across).argsort()
+        plane, by_channel = by_channel.tensor_split([count * high * wide])
+        made += [part[order] for part in plane.unflatten(0, (count, -1))]
+        shapes += [(high, wide)] * count
+    most = max(map(len, made))
+    return {
+        "pixel_values": torch.stack([F.pad(p, (0, 0, 0, most - len(p))) for p in made]),
+        "pixel_attention_mask": torch.stack(
+            [torch.arange(most) < high * wide for high, wide in shapes]
+        ).int(),
+        "spatial_shapes": torch.tensor(shapes),
+    }
 
 
 @torch.inference_mode()

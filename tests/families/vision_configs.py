@@ -12,6 +12,7 @@ from transformers import (
     Gemma4Config,
     Glm4vConfig,
     InternVLConfig,
+    Lfm2VlConfig,
     Llama4Config,
     LlavaConfig,
     LlavaNextConfig,
@@ -28,12 +29,15 @@ from model_zoo.models.gemma4 import placeholders as gemma4
 from model_zoo.models.glm4v import placeholders as glm4v
 from model_zoo.models.idefics3 import placeholders as idefics3
 from model_zoo.models.internvl import placeholders as internvl
+from model_zoo.models.lfm2 import placeholders as lfm2
+from model_zoo.models.lfm2.image_processor import Lfm2Processor
 from model_zoo.models.llama4 import placeholders as llama4
 from model_zoo.models.llava import placeholders as llava
 from model_zoo.models.mistral3 import placeholders as mistral3
 from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.multimodal import qwen_placeholders as qwen
 from tests.families.gemma_families import GEMMA4
+from tests.families.lfm2_families import LAYERS as LFM2
 from tests.families.text_family import SIZES, rope
 from tests.families.vision_agreement import special_ids
 
@@ -122,6 +126,33 @@ def internvl_config(
         vision_config=FOUR_HEADS | {"image_size": [SIDE, SIDE], "patch_size": [6, 6]} | vision,
         downsample_ratio=ratio,
         image_token_id=special_ids(internvl.InternVLPlaceholders.reserved)[internvl.PLACE],
+    )
+
+
+LFM2_CUTTING = {  # of the larger picture of two in a conversation
+    "tile_size": 24,
+    "min_tiles": 2,
+    "max_tiles": 4,
+    "min_image_tokens": 2,
+    "max_image_tokens": 12,
+    "max_pixels_tolerance": 5.0,
+}
+
+
+def lfm2_processor(patch: int = 6, merge: int = 2) -> Lfm2Processor:
+    """With the settings LFM2_CUTTING."""
+    return Lfm2Processor(patch, merge, 2, 12, tile=24, min_tiles=2, max_tiles=4, tolerance=5.0)
+
+
+def lfm2_config(merge: int = 2, norm: bool = True, **vision: Any) -> Lfm2VlConfig:
+    sizes = {k: v for k, v in FOUR_HEADS.items() if k != "image_size"} | {"num_patches": 25}
+    return Lfm2VlConfig(
+        text_config={"model_type": "lfm2", **LFM2, "block_multiple_of": 32},
+        vision_config={"model_type": "siglip2_vision_model"} | sizes | vision,
+        projector_hidden_size=40,
+        projector_use_layernorm=norm,
+        downsample_factor=merge,
+        image_token_id=special_ids(lfm2.Lfm2Placeholders.reserved)[lfm2.PLACE],
     )
 
 

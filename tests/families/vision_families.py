@@ -21,6 +21,7 @@ from model_zoo.models.gemma4 import placeholders as gemma4
 from model_zoo.models.glm4v import placeholders as glm4v
 from model_zoo.models.idefics3 import placeholders as idefics3
 from model_zoo.models.internvl import placeholders as internvl
+from model_zoo.models.lfm2 import placeholders as lfm2
 from model_zoo.models.llama4 import placeholders as llama4
 from model_zoo.models.llava import placeholders as llava
 from model_zoo.models.mistral3 import placeholders as mistral3
@@ -34,6 +35,7 @@ from tests.families.vision_configs import (
     GEMMA4_TOKENS,
     GLM_TOKENS,
     HEADS_OF_16,
+    LFM2_CUTTING,
     QWEN_TOKENS,
     SIDE,
     gemma3_config,
@@ -41,6 +43,7 @@ from tests.families.vision_configs import (
     glm4v_config,
     idefics3_config,
     internvl_config,
+    lfm2_config,
     llama4_config,
     llava_config,
     llava_next_config,
@@ -197,6 +200,16 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
         spelled=internvl.PLACE + "\n",
         processor=SQUARE | {"max_patches": 6},
         grids=[(1, 2), (2, 1)],
+    ),
+    "lfm2": VisionFamily(
+        lfm2_config,
+        {"plain": {}},
+        references.lfm2,
+        special=lfm2.Lfm2Placeholders.reserved,
+        spelled=lfm2.PLACE,
+        processor=LFM2_CUTTING,
+        flavours=FLAVOURS,
+        grids=[(60, 130), (150, 70)],
     ),
     "llama4": VisionFamily(
         llama4_config,

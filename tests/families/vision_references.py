@@ -17,9 +17,11 @@ from runtime.vision.encoder import PreparedImage
 from tests.families.tower_references import (
     aspect_ratios,
     gemma4_patches,
+    lfm2_inputs,
     qwen_frames,
     states_before_layers,
 )
+from tests.families.vision_configs import lfm2_processor
 
 MLLAMA_TILES = 4
 
@@ -78,6 +80,25 @@ def gemma4(twin: Any, prompt: Prompt) -> Tensor:
         image_position_ids=torch.stack(positions),
         mm_token_type_ids=kinds,
     ).logits[0]
+
+
+def lfm2(twin: Any, prompt: Prompt) -> Tensor:
+    images = images_in_order(prompt)
+    if not images:
+        return twin(input_ids=_ids(prompt)).logits[0]
+    parts = [lfm2_processor().parts(*image.grid) for image in images]
+    given = [lfm2_inputs(i.pixels, p, twin.config) for i, p in zip(images, parts, strict=True)]
+    most = max(inputs["pixel_values"].shape[1] for inputs in given)
+    padded = {
+        name: [
+            F.pad(inputs[name], (0, 0) * dims + (0, most - inputs[name].shape[1]))
+            for inputs in given
+        ]
+        for name, dims in (("pixel_values", 1), ("pixel_attention_mask", 0))
+    }
+    shapes = torch.cat([inputs["spatial_shapes"] for inputs in given])
+    joined = {name: torch.cat(parts) for name, parts in padded.items()}
+    return twin(input_ids=_ids(prompt), spatial_shapes=shapes, **joined).logits[0]
 
 
 def llava_next(twin: Any, prompt: Prompt) -> Tensor:

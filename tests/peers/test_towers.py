@@ -1,6 +1,7 @@
 """Converted projectors in llama.cpp: it loads them and computes what our towers compute."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.reader import GGUFFile
 from model_zoo.images.normalise import CLIP, IMAGENET, STANDARD, Normalisation
 from model_zoo.images.prepared import prepare
+from model_zoo.models.lfm2.multimodal import read_processor
+from model_zoo.models.lfm2.vision import NaflexTower
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from tests.families.tower_families import TOWERS, TowerFamily
 from tests.families.towers import encoded, load_tower, worst
@@ -106,6 +111,20 @@ def idefics3(folder: Path) -> Compared:
     return ours, their_features(text_of(folder, 64), path, image, width=64)[:1]
 
 
+def lfm2(folder: Path) -> Compared:
+    """Tiles of this picture have its aspect ratio; llama.cpp pads others, where the authors' code
+    stretches them."""
+    image = picture(576, 1152)
+    vision = TOWERS["lfm2"].write(folder, patch_size=16)
+    processor = read_processor(Metadata(GGUFFile.open(vision.path).metadata, path=vision.path))
+    tower = load_tower(partial(NaflexTower, processor=processor), vision.path)
+    prepared = prepare(image, processor, tower=b"")
+    ours = encoded(tower, prepared.pixels[None], prepared.grid)[0]
+    theirs = their_features(folder / "tiny.gguf", vision.path, image, width=64)
+    assert [len(part) for part in theirs] == [256, 256, 11 * 22]
+    return ours, [torch.cat(theirs)]
+
+
 def internvl(folder: Path) -> Compared:
     """llama.cpp puts the class last but does not move the positions: a known defect."""
     family, image = TOWERS["internvl"], picture(36, 36)
@@ -149,6 +168,7 @@ FAMILIES: dict[str, Callable[[Path], Compared]] = {
         glm_ocr,
         idefics3,
         internvl,
+        lfm2,
         llava,
     )
 }

@@ -1,6 +1,7 @@
 """Image processor of InternVL: tiles in the grid whose aspect ratio is nearest to the image's, and
 the whole image."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from model_zoo.images.normalise import Normalisation
 from model_zoo.images.prepared import ImageOutline
 from model_zoo.images.resize import Filter, Pixels, resized
-from model_zoo.images.tiling import Grid, cut, grids, with_whole
+from model_zoo.images.tiling import Grid, cut, nearest_grid, with_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class InternVLProcessor:
 
     def outline(self, height: int, width: int) -> ImageOutline:
         grid = self._grid(height, width)
-        tiles = with_whole(_tiles(grid))
+        tiles = with_whole(math.prod(grid))
         return ImageOutline((tiles, 3, self.side, self.side), grid, tiles * self.tile_rows)
 
     def pixels(self, image: Pixels) -> Tensor:
@@ -50,20 +51,5 @@ class InternVLProcessor:
         return pixels
 
     def _grid(self, height: int, width: int) -> Grid:
-        """The grid whose aspect ratio is nearest to the image's.
-
-        Among equally near grids, the largest with less than twice the area of the image; if there
-        is none, the one with the fewest tiles.
-        """
-        allowed = (grid for grid in grids(self.max_tiles) if _tiles(grid) >= self.min_tiles)
-        best, least = (1, 1), float("inf")
-        for rows, columns in sorted(allowed, key=lambda grid: (_tiles(grid), grid[1])):
-            difference = abs(width / height - columns / rows)
-            filled = height * width > 0.5 * self.side**2 * rows * columns
-            if difference < least or (difference == least and filled):
-                best, least = (rows, columns), difference
-        return best
-
-
-def _tiles(grid: Grid) -> int:
-    return grid[0] * grid[1]
+        least, most = self.min_tiles, self.max_tiles
+        return nearest_grid(height, width, side=self.side, least=least, most=most)

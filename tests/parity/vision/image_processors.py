@@ -36,12 +36,14 @@ from model_zoo.models.gemma3.image_processor import SquareProcessor
 from model_zoo.models.gemma4.image_processor import Gemma4Processor
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
 from model_zoo.models.internvl.image_processor import InternVLProcessor
+from model_zoo.models.lfm2.image_processor import Lfm2Processor
 from model_zoo.models.llama4.image_processor import Llama4Processor
 from model_zoo.models.llava.image_processor import ClipProcessor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama.image_processor import MllamaProcessor
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
+from tests.parity.vision.lfm2_pixels import lfm2_parts, patches_in_blocks
 from tests.parity.vision.llama4_pixels import llama4_tiles
 
 SQUARE = {"height": 56, "width": 56}
@@ -113,6 +115,30 @@ def internvl(least: int, most: int) -> Row:
         return Expected(made["pixel_values"], None, 4 * made["num_patches"][0])
 
     return InternVLProcessor(56, 4, CLIP, min_tiles=least, max_tiles=most), expected
+
+
+def lfm2(least: int, most: int, tolerance: float = 2.0, **changes: Any) -> Row:
+    """With tiles of 56 pixels, whose patches of 7 are merged two by two."""
+    settings = {
+        "encoder_patch_size": 7,
+        "tile_size": 56,
+        "min_tiles": least,
+        "max_tiles": most,
+        "min_image_tokens": 4,
+        "max_image_tokens": 40,
+        "max_pixels_tolerance": tolerance,
+        **changes,
+    }
+    ours = Lfm2Processor(
+        7, 2, 4, 40, 56, least, most, tolerance, settings.get("use_thumbnail", True)
+    )
+
+    def expected(image: Image) -> Expected:
+        made = lfm2_parts(image, **settings)
+        pixels = patches_in_blocks(made, patch=7, merge=2)
+        return Expected(pixels, image.shape[:2], len(pixels) // 4)
+
+    return ours, expected
 
 
 def llama4(most: int) -> Row:
@@ -205,6 +231,8 @@ PROCESSORS: Mapping[str, Row] = {
     "internvl": internvl(1, 12),
     "internvl of several tiles": internvl(2, 6),
     "internvl of one tile": internvl(1, 1),
+    "lfm2": lfm2(2, 10),
+    "lfm2 without the whole of a large image": lfm2(3, 6, 8.0, use_thumbnail=False),
     "llama4": llama4(16),
     "llama4 of four tiles": llama4(4),
     "llama4 of one tile": llama4(1),

@@ -22,6 +22,7 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2Im
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.internvl.processing_internvl import InternVLProcessor
+from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
 from transformers.models.llama4.processing_llama4 import Llama4Processor
 from transformers.models.llava.processing_llava import LlavaProcessor
 from transformers.models.llava_next.image_processing_pil_llava_next import (
@@ -51,6 +52,8 @@ from model_zoo.models.idefics3 import placeholders as idefics3
 from model_zoo.models.idefics3.image_processor import Idefics3Processor as IdeficsTiles
 from model_zoo.models.internvl import placeholders as internvl
 from model_zoo.models.internvl.image_processor import InternVLProcessor as InternTiles
+from model_zoo.models.lfm2 import placeholders as lfm2
+from model_zoo.models.lfm2.image_processor import Lfm2Processor as Lfm2Tiles
 from model_zoo.models.llama4 import placeholders as llama4
 from model_zoo.models.llama4.image_processor import Llama4Processor as LlamaTiles
 from model_zoo.models.llava import placeholders as llava
@@ -65,6 +68,7 @@ from model_zoo.multimodal.placeholders import Placeholders
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from model_zoo.multimodal.vision_model import VisionModel
 from model_zoo.tokenizers.tokenizer import Tokenizer
+from tests.parity.vision.lfm2_pixels import lfm2_parts
 from tests.vision_prompts import (
     TEMPLATE,
     as_transformers,
@@ -133,6 +137,27 @@ class Tiles:
         return {"pixel_values": pixels, "aspect_ratios": [image.grid for image in made]}
 
 
+class Lfm2Parts:
+    """Stands in for the library's processor of LFM2-VL's images, which needs torchvision."""
+
+    tile_size, encoder_patch_size, downsample_factor, use_thumbnail = 56, 7, 2, True
+
+    def fetch_images(self, images: Any) -> Any:
+        return images
+
+    def __call__(self, images: Any, **_: Any) -> dict[str, Any]:
+        settings = {"encoder_patch_size": 7, "tile_size": 56, "max_image_tokens": 20}
+        settings |= {"min_image_tokens": 4, "max_pixels_tolerance": 1.5}
+        pictures = [picture for of_text in images for picture in of_text]
+        made = [lfm2_parts(np.asarray(picture), **settings) for picture in pictures]
+        names = "image_rows", "image_cols", "image_sizes"
+        return {name: [_plain(one[name][0]) for one in made] for name in names}
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 @cache
 def pixtral_module() -> Any:
     """Imports the module without another one that needs torchvision and is not used here."""
@@ -160,6 +185,12 @@ def unchecked(kind: Any, *parts: Any, **options: Any) -> Any:
 def llama4_processor(tokenizer: Any) -> Any:
     processor = unchecked(Llama4Processor, None, tokenizer, patch_size=14, chat_template=None)
     processor.image_processor = Tiles(LLAMA_TILES)
+    return processor
+
+
+def lfm2_processor(tokenizer: Any) -> Any:
+    processor = unchecked(Lfm2VlProcessor, None, tokenizer, chat_template=None)
+    processor.image_processor = Lfm2Parts()
     return processor
 
 
@@ -205,6 +236,7 @@ def internvl_processor(tokenizer: Any) -> Any:
 
 
 LLAMA_TILES = LlamaTiles(side=56, tile_rows=4)
+LFM2_TILES = Lfm2Tiles(7, 2, 4, 20, tile=56, min_tiles=2, max_tiles=10, tolerance=1.5)
 QWEN = QwenVLProcessor(14, 2, min_pixels=3136, max_pixels=28 * 28 * 12, normalisation=CLIP)
 GLM = replace(QWEN, grows=True)
 SQUARE = {"height": 56, "width": 56}
@@ -253,6 +285,12 @@ FAMILIES = {
         QWEN,
         partial(qwen_processor, Qwen3VLProcessor),
         qwen.PLACE,
+    ),
+    "lfm2": Family(
+        partial(lfm2.Lfm2Placeholders, processor=LFM2_TILES),
+        LFM2_TILES,
+        lfm2_processor,
+        lfm2.PLACE,
     ),
     "llama4": Family(
         llama4.Llama4Placeholders,

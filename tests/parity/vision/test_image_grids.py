@@ -21,7 +21,8 @@ from model_zoo.models.internvl.image_processor import InternVLProcessor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
-from tests.parity.vision.llama4_pixels import original
+from tests.parity.vision.llama4_pixels import MODULE as LLAMA4
+from tests.parity.vision.without_torchvision import original
 
 Size = tuple[int, int]
 Grid = Callable[[int, int], Size]
@@ -49,7 +50,7 @@ def test_tiles_and_the_size_on_them_are_those_of_mllama(side: int, most: int) ->
 
 
 def test_tiles_are_those_of_llama4() -> None:
-    module = original()
+    module = original(LLAMA4)
     size = module.SizeDict(height=336, width=336)
     resolutions = torch.tensor(module.find_supported_resolutions(16, size))
     for shape in shapes(2000, 9000):

@@ -15,6 +15,7 @@ from model_zoo.models.gemma4 import vision as gemma4
 from model_zoo.models.glm4v import multimodal as glm4v
 from model_zoo.models.idefics3 import image_processor as idefics3
 from model_zoo.models.internvl import vision as internvl
+from model_zoo.models.lfm2 import multimodal as lfm2
 from model_zoo.models.llama4.image_processor import Llama4Processor
 from model_zoo.models.llava.image_processor import ClipProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
@@ -22,6 +23,7 @@ from model_zoo.models.mllama import vision as mllama
 from model_zoo.models.qwen25vl import multimodal as qwen25vl
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from runtime.errors import RequestError
+from tests.parity.vision import lfm2_pixels
 from tests.parity.vision.image_processors import PROCESSORS, Row, applied
 from tests.parity.vision.image_processors import idefics3 as idefics3_row
 from tests.parity.vision.llama4_pixels import llama4_tiles
@@ -103,3 +105,8 @@ def test_files_that_state_no_limits_mean_those_of_the_reference() -> None:
     assert Gemma4ImageProcessorPil.max_soft_tokens == gemma4.ROWS
     assert GotOcr2ImageProcessorPil.max_patches == internvl.MOST_TILES
     assert MllamaImageProcessorPil.max_image_tiles == mllama.TILES
+    theirs = lfm2_pixels.kind()
+    assert (theirs.min_tiles, theirs.max_tiles) == lfm2.TILES
+    assert (theirs.min_image_tokens, theirs.max_image_tokens) == lfm2.ROWS
+    assert (theirs.tile_size, theirs.max_pixels_tolerance) == (lfm2.TILE, lfm2.TOLERANCE)
+    assert theirs.resample == lfm2.FILTERS["bilinear"].value

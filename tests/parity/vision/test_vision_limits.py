@@ -75,6 +75,9 @@ def limits_of(family: str, flavour: str) -> Iterator[Limits]:
         for most in (1, 2, 7, 11):
             yield {"vision.preproc_max_tiles": most}
             yield {"vision.preproc_min_tiles": most, "vision.preproc_max_tiles": most}
+    if family == "lfm2" and flavour == "llama.cpp":
+        yield {"vision.do_image_splitting": False, "vision.min_image_tokens": 12}
+        yield {"vision.use_thumbnail": False, "vision.max_tiles": 3}
     if family == "llava_next":
         # More lines of features than the canvas with the most tiles has.
         for sides in ([36, 72, 72, 36], [36, 5 * 36, 4 * 36, 36], [36, 36], [3 * 36, 2 * 36]):

@@ -15,6 +15,7 @@ from model_zoo.models.gemma3.image_processor import SquareProcessor
 from model_zoo.models.gemma4.image_processor import Gemma4Processor
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
 from model_zoo.models.internvl.image_processor import InternVLProcessor
+from model_zoo.models.lfm2.image_processor import Lfm2Processor
 from model_zoo.models.llama4.image_processor import Llama4Processor
 from model_zoo.models.llava.image_processor import ClipProcessor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
@@ -43,6 +44,16 @@ def internvl(draw: st.DrawFn) -> InternVLProcessor:
 
 
 @st.composite
+def lfm2(draw: st.DrawFn) -> Lfm2Processor:
+    patch, merge = draw(PATCHES), draw(st.integers(1, 4))
+    least, most = sorted((draw(st.integers(1, 600)), draw(st.integers(1, 600))))
+    tile = patch * merge * draw(st.integers(1, 20))
+    tiles = draw(st.sampled_from([(1, 1), (2, 2), (2, 5)]))
+    tolerance, whole = draw(st.floats(0.1, 100)), draw(st.booleans())
+    return Lfm2Processor(patch, merge, least, most, tile, *tiles, tolerance, whole)
+
+
+@st.composite
 def llava_next(draw: st.DrawFn) -> LlavaNextProcessor:
     side = draw(st.integers(1, 400))
     canvas = st.tuples(st.integers(1, 9), st.integers(1, 7))
@@ -59,6 +70,7 @@ PROCESSORS: dict[str, st.SearchStrategy[ImageProcessor]] = {
         Idefics3Processor, st.integers(100, 600), st.integers(4000, 6000), ROWS
     ),
     "internvl": internvl(),
+    "lfm2": lfm2(),
     "llama4": st.builds(Llama4Processor, SIDES, ROWS, max_tiles=st.integers(1, 20)),
     "llava_next": llava_next(),
     "mllama": st.builds(MllamaProcessor, SIDES, ROWS, max_tiles=st.integers(1, 8)),
@@ -106,6 +118,7 @@ SMALL: list[ImageProcessor] = [
     *(Idefics3Processor(4, edge, 1) for edge in (1, 3, 4, 5, 11, 12, 13)),
     *(PixtralProcessor(edge, 3) for edge in (1, 2, 3, 4, 11, 12)),
     *(InternVLProcessor(2, 1, CLIP, least, 7) for least in (1, 5, 7)),
+    Lfm2Processor(1, 1, 1, 9, 4, 2, 5, tolerance=1.0),
     LlavaNextProcessor(2, 3, ((2, 10), (8, 2), (4, 4))),
 ]
 

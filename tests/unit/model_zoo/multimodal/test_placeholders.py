@@ -18,6 +18,8 @@ from model_zoo.models.idefics3 import placeholders as idefics3
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
 from model_zoo.models.internvl import placeholders as internvl
 from model_zoo.models.internvl.image_processor import InternVLProcessor
+from model_zoo.models.lfm2 import placeholders as lfm2
+from model_zoo.models.lfm2.image_processor import Lfm2Processor
 from model_zoo.models.llama4 import placeholders as llama4
 from model_zoo.models.llama4.image_processor import Llama4Processor
 from model_zoo.models.llava import placeholders as llava
@@ -36,6 +38,7 @@ from tests.unit.model_zoo.tokenizers.tiny_vocabulary import CONTROL, NORMAL, USE
 from tests.vision_prompts import TEMPLATE, TEXT_TEMPLATE, own_tokenizer, png
 
 BOS = "<|begin_of_text|>"
+LFM2 = Lfm2Processor(7, 2, 4, 20, tile=28, min_tiles=1, max_tiles=1, tolerance=1.0)
 ONE, TWO = ImagePart(png(40, 60)), ImagePart(png(60, 40, seed=1))
 PLACEMENTS: dict[str, Any] = {
     "gemma3": gemma3.Gemma3Placeholders,
@@ -46,6 +49,7 @@ PLACEMENTS: dict[str, Any] = {
     "llava": llava.LlavaPlaceholders,
     "idefics3": idefics3.Idefics3Placeholders,
     "internvl": internvl.InternVLPlaceholders,
+    "lfm2": lambda tokenizer: lfm2.Lfm2Placeholders(tokenizer, LFM2),
     "mllama": lambda tokenizer: mllama.MllamaPlaceholders(tokenizer, 4),
 }
 PROCESSORS: dict[str, Any] = {
@@ -57,6 +61,7 @@ PROCESSORS: dict[str, Any] = {
     "llava": ClipProcessor(28, 4),
     "idefics3": Idefics3Processor(28, 84, 4),
     "internvl": InternVLProcessor(28, 4, CLIP),
+    "lfm2": LFM2,
     "mllama": MllamaProcessor(side=28, tile_rows=5),
 }
 RESERVED = {
@@ -73,6 +78,7 @@ RESERVED = {
         idefics3.tile(2, 1),
     ),
     "internvl": internvl.InternVLPlaceholders.reserved,
+    "lfm2": (lfm2.START, lfm2.PLACE, lfm2.END),
     "mllama": mllama.MllamaPlaceholders.reserved,
 }
 OPTIONAL = (

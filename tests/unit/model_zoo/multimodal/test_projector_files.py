@@ -1,4 +1,4 @@
-"""Projector files of LLaVA, Idefics 3 and InternVL: stated and missing settings."""
+"""Projector files of LLaVA, Idefics 3, InternVL and LFM2-VL: stated and missing settings."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,7 @@ from model_zoo.chat.messages import Message
 from model_zoo.chat_model import ChatModel
 from model_zoo.convert.convert_folder import convert
 from model_zoo.gguf.reader import GGUFFile
+from model_zoo.images.resize import Filter
 from model_zoo.models.llava.image_processor import ClipProcessor
 from model_zoo.registry import load
 from runtime.errors import CaravanError, ConfigurationError, ModelFileError, UnsupportedModelError
@@ -24,6 +25,7 @@ ASK = [Message("user", (WIDE, "What is this?"))]
 ROWS = {
     "idefics3": "idefics3",
     "internvl": "internvl",
+    "lfm2": "lfm2",
     "llava": "llava_cropped",
     "llava_next": "llava_next",
 }
@@ -103,6 +105,43 @@ def test_internvl_refuses_invalid_numbers_of_tiles(folders, tmp_path, least, mos
     assert words in message and "_tiles" in message
 
 
+def test_lfm2_means_the_settings_of_the_reference_where_its_file_states_none(
+    folders, tmp_path
+) -> None:
+    names = "min_tiles max_tiles min_image_tokens max_image_tokens max_pixels_tolerance"
+    silent = {f"vision__{name}": None for name in names.split()}
+    processor = loaded(folders["lfm2"], tmp_path, **silent).vision.processor
+    assert (processor.min_rows, processor.max_rows) == (64, 256)
+    assert (processor.min_tiles, processor.max_tiles, processor.tolerance) == (2, 10, 2.0)
+    other = loaded(folders["lfm2"], tmp_path, vision__image_resize_algo="bicubic")
+    assert (processor.resample, other.vision.processor.resample) == (
+        Filter.BILINEAR,
+        Filter.BICUBIC,
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("min_tiles", 1, "has several tiles"),
+        ("max_tiles", 11, "10 is the limit"),
+        ("tile_size", 25, "not a multiple of 12"),
+        ("max_pixels_tolerance", 1e9, "1024 is the limit"),
+        ("image_resize_algo", "nearest", "bilinear, bicubic, lanczos are known"),
+        ("min_image_tokens", 13, "more than"),
+    ],
+)
+def test_lfm2_refuses_impossible_settings(folders, tmp_path, key, value, words) -> None:
+    keys = {f"vision__{key}": value}
+    message = refusal(ModelFileError, folders["lfm2"], tmp_path, **keys)
+    assert words in message and f"clip.vision.{key}` is" in message
+
+
+def test_lfm2_without_tokens_around_images_is_refused(folders, tmp_path) -> None:
+    keys = {"vision__use_image_special_tokens": False}
+    assert "around images" in refusal(UnsupportedModelError, folders["lfm2"], tmp_path, **keys)
+
+
 @pytest.mark.parametrize(("stated", "whole"), [("pad", True), ("square", False), (None, True)])
 def test_llava_pads_or_crops_as_its_file_states_and_pads_by_default(
     folders, tmp_path, stated, whole
@@ -154,6 +193,8 @@ def test_a_text_model_of_another_architecture_is_refused(folders) -> None:
         ("idefics3", {"max_image_size": {"longest_edge": 30}}, "`max_image_size`"),
         ("idefics3", {"do_image_splitting": False}, "`do_image_splitting`"),
         ("internvl", {"size": {"height": 448, "width": 448}}, "`size`"),
+        ("lfm2", {"encoder_patch_size": 8}, "8 as `encoder_patch_size`"),
+        ("lfm2", {"resample": 0}, "`resample` 0"),
     ],
 )
 def test_processors_that_files_cannot_describe_are_refused(

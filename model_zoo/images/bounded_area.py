@@ -1,0 +1,78 @@
+"""Sizes of images that keep their aspect ratio within bounds of their area."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from model_zoo.images.resize import MAX_ASPECT
+from model_zoo.images.shapes import rectangles
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedArea:
+    """Sizes in squares of `unit` pixels, for images at most `MAX_ASPECT` times as long as wide.
+
+    min_pixels, max_pixels: bounds of the area. Before the area is compared with them, `grows`
+    enlarges an image with a side of less than one unit until that side is one, and a side that
+    rounds to nothing has `shortest` units.
+    """
+
+    unit: int
+    min_pixels: int
+    max_pixels: int
+    shortest: int = 0
+    grows: bool = False
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """The nearest sides in units; both are scaled if their area is out of bounds."""
+        unit = self.unit
+        if self.grows and min(height, width) < unit:
+            scale = max(unit / height, unit / width)
+            height, width = (max(int(side * scale), unit) for side in (height, width))
+        rows, columns = (max(round(side / unit), self.shortest) for side in (height, width))
+        area = rows * unit * columns * unit
+        if area > self.max_pixels:
+            shrink = math.sqrt(height * width / self.max_pixels)
+            rows = max(math.floor(height / shrink / unit), 1)
+            columns = max(math.floor(width / shrink / unit), 1)
+        elif area < self.min_pixels:
+            enlarge = math.sqrt(self.min_pixels / (height * width))
+            rows = math.ceil(height * enlarge / unit)
+            columns = math.ceil(width * enlarge / unit)
+        return rows, columns
+
+    @property
+    def most(self) -> int:
+        """A bound of the units of every image. Computed with integers, so that rounding cannot make
+        it too small."""
+        # A side shrinks to one unit at the least, so a strip may exceed `max_pixels`.
+        strip = math.isqrt(MAX_ASPECT * self.max_pixels) // self.unit
+        enlarged = max(units for units, _ in self._enlarged())
+        return max(self.max_pixels // self.unit**2, strip, enlarged)
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """(height, width) of the image with the most units: a rectangle that fills the area, the
+        longest strip or an enlarged image."""
+        unit = self.unit
+        filling = rectangles(max(self.max_pixels // unit**2, 1))
+        sizes = [(high * unit, wide * unit) for high, wide in filling if wide <= MAX_ASPECT * high]
+        sizes += [(unit, MAX_ASPECT * unit), *(size for _, size in self._enlarged())]
+        return max(sizes, key=lambda size: math.prod(self.grid(*size)))
+
+    def _enlarged(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        """For images that are enlarged to `min_pixels`: for each possible number of units along the
+        shorter side, a bound of the units, and (height, width) of an image near that bound.
+
+        Both sides are rounded up. A side of n units was longer than n - 1 units, so the other was
+        shorter than the area divided by n - 1 units. The maximum aspect ratio bounds the shorter
+        side.
+        """
+        area, unit = self.min_pixels, self.unit
+        fewest = math.isqrt(area // (MAX_ASPECT * unit**2)) + 1
+        yield fewest * (math.isqrt(MAX_ASPECT * area) // unit + 1), (1, MAX_ASPECT)
+        for units in range(fewest + 1, math.isqrt(area // unit**2) + 2):
+            exceeded = (units - 1) * unit
+            half = exceeded // 2 + 1
+            size = half, max((area * half - 1) // exceeded**2, 1)
+            yield units * (area // (exceeded * unit) + 1), size

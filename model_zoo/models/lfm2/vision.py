@@ -1,0 +1,123 @@
+"""Vision model of LFM2-VL: SigLIP 2 on tiles and on the whole image in any aspect ratio."""
+
+from math import isqrt, prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.prepared import blank
+from model_zoo.layers.vision.image_attention import AttentionSpan, ImageBatch
+from model_zoo.layers.vision.names import LayerNames, known_as
+from model_zoo.layers.vision.patches import patch_embedding
+from model_zoo.layers.vision.rotary import coordinates
+from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
+from model_zoo.layers.vision.vision_sizes import VisionSizes
+from model_zoo.models.lfm2.image_processor import ImageParts, Lfm2Processor
+from runtime.kernels.pointwise import gelu, gelu_erf
+from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
+
+EPS, PROJECTOR_EPS, MERGED = 1e-6, 1e-5, 2
+
+
+class NaflexTower:
+    """See `VisionTower`. pixels and grid: those of `Lfm2Processor`, as are the rows of features.
+
+    The rows of a tile attend to each other only, and those of the whole image likewise.
+    """
+
+    def __init__(self, w: TensorScope, metadata: Metadata, processor: Lfm2Processor) -> None:
+        before = w.loaded_bytes
+        self._processor = processor
+        self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
+        self._device, self._dtype = w.device, w.dtype
+        v = w.scope("v")
+        self._embed = patch_embedding(v, sizes, "patch_embd")
+        self._places = _places(v, sizes)
+        self._layers = [
+            plain_layer(v.scope("blk", i), sizes, LayerNames(), gelu) for i in range(sizes.layers)
+        ]
+        self._norm = v.layer_norm("post_ln", sizes.eps, size=sizes.hidden)
+        self._projector = MergingProjector(w.scope("mm"), sizes.hidden * processor.merge**2)
+        self.limits = ImageLimits(processor.most_rows, self._projector.width, w.dtype)
+        self.weight_bytes = w.loaded_bytes - before
+
+    def activation_bytes(self, images: int) -> int:
+        sizes, merged = self._sizes, images * self.limits.rows
+        rows = merged * self._processor.merge**2
+        edges = rows * (2 * sizes.patch_elements + 5 * sizes.hidden)
+        # The positions of one image, one axis interpolated and both.
+        edges += 4 * self.limits.rows * self._processor.merge**2 * sizes.hidden
+        results = merged * self._projector.row_elements
+        return 4 * (edges + results) + layers_bytes(self._device, sizes, self._layers, rows)
+
+    def largest(self) -> PreparedImage:
+        return blank(self._processor.largest)
+
+    def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
+        images, parts = len(pixels), self._processor.parts(*grid)
+        x = self._embed(pixels.to(self._dtype).flatten(0, 1))
+        x.view(*pixels.shape[:2], -1).add_(self._positions(parts))
+        batch = ImageBatch(images, self._spans(parts), pause=pause)
+        for layer in self._layers:
+            x = layer(x, batch)
+        merged = self._norm(x).view(len(x) // self._processor.merge**2, -1)
+        return self._projector(merged).view(images, -1, self.limits.width)
+
+    def _positions(self, parts: ImageParts) -> Tensor:
+        """[patches of an image, hidden] in the order of its pixels."""
+        planes = [self._stretched(*size).repeat(count, 1) for count, size in parts.planes]
+        return torch.cat(planes).to(self._dtype)
+
+    def _stretched(self, rows: int, columns: int) -> Tensor:
+        """The position table interpolated to a part of so many rows and columns of features.
+
+        Averages are taken where it shrinks, as in the reference.
+        """
+        merge = self._processor.merge
+        high, wide = rows * merge, columns * merge
+        plane = F.interpolate(
+            self._places, (high, wide), mode="bilinear", align_corners=False, antialias=True
+        )
+        down, across = coordinates(high, wide, block=merge, device=plane.device)
+        return plane[0].flatten(1).t()[down * wide + across]
+
+    def _spans(self, parts: ImageParts) -> list[AttentionSpan]:
+        spans, begin = [], 0
+        for count, size in parts.planes:
+            end = begin + count * prod(size) * self._processor.merge**2
+            spans.append(AttentionSpan(begin, end, begin, end, count))
+            begin = end
+        return spans
+
+
+class MergingProjector:
+    """Two layers for rows that are merged already, after a norm if the file has one."""
+
+    def __init__(self, w: TensorScope, wide: int) -> None:
+        norm = known_as(w, "input_norm", "layer_norm")
+        self._norm = w.layer_norm(norm, PROJECTOR_EPS, size=wide) if w.has(norm) else None
+        between = (w.shape("1") or (1,))[0]
+        self.width = (w.shape("2") or (1,))[0]
+        self._first = w.linear("1", shape=(between, wide))
+        self._second = w.linear("2", shape=(self.width, between))
+        self.row_elements = 2 * wide + 3 * between + 3 * self.width
+
+    def __call__(self, merged: Tensor) -> Tensor:
+        """merged [rows, wide] -> [rows, width]"""
+        normed = merged if self._norm is None else self._norm(merged)
+        return self._second(gelu_erf(self._first(normed)))
+
+
+def _places(w: TensorScope, sizes: VisionSizes) -> Tensor:
+    """The position table as float32 [1, hidden, side, side]."""
+    count = (w.shape("position_embd") or (1,))[0]
+    side = isqrt(count)
+    if side * side != count:
+        raise sizes.metadata.error(
+            "vision.patch_size", f"has a table of {count:,} places, which is not a square number"
+        )
+    table = w.table("position_embd.weight", shape=(count, sizes.hidden))
+    return table.t().reshape(1, sizes.hidden, side, side)
