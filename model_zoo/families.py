@@ -38,7 +38,7 @@ class Family:
 
 _GEMMA4 = ("gemma4", "gemma4v")
 _INTERNVL = ("qwen2", "qwen3", "qwen3moe", "llama")
-_LLAVA = ("llama", "phi3", "qwen2", "qwen3")
+_LLAVA = ("granite", "llama", "phi3", "qwen2", "qwen3")
 _QWEN25VL = ("qwen25vl", "qwen2vl")
 _QWEN3VL = ("qwen3vl", "qwen3vlmoe")
 

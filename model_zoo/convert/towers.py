@@ -10,6 +10,7 @@ from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Check, Key, Rule, Trans
 from model_zoo.images.normalise import Normalisation
 from runtime.errors import UnsupportedModelError
 
+Epsilon = float | str | Callable[[Configuration], float]
 # Tensors of the text model, which the table of a vision model ignores.
 TEXT = ("language_model.**", "lm_head.**", "embed_tokens.**", "layers.**", "norm.**")
 
@@ -39,10 +40,11 @@ def roots(*towers: str) -> tuple[str, ...]:
     return (*(f"{whole}{tower}." for tower in towers for whole in ("model.", "")), "model.")
 
 
-def clip(projector: str, default: Normalisation, *, eps: float | str) -> tuple[Key, ...]:
+def clip(projector: str, default: Normalisation, *, eps: Epsilon) -> tuple[Key, ...]:
     """The keys, other than sizes, of all vision models in llama.cpp's files.
 
-    `default`: see `colours`; `eps`: the epsilon of the norms, or the name of its setting.
+    `default`: see `colours`; `eps`: the epsilon of the norms, the name of its setting or a function
+    of the configuration.
     """
     stated = [
         Key("has_vision_encoder", lambda c: True),
@@ -71,10 +73,8 @@ def colours(default: Normalisation, *flavours: str) -> tuple[Key, Key]:
     )
 
 
-def epsilon(
-    eps: float | str, *flavours: str, name: str = "vision.attention.layer_norm_epsilon"
-) -> Key:
-    source: str | Callable[[Configuration], float] = eps if isinstance(eps, str) else lambda c: eps
+def epsilon(eps: Epsilon, *flavours: str, name: str = "vision.attention.layer_norm_epsilon") -> Key:
+    source = eps if isinstance(eps, str) or callable(eps) else lambda c: eps
     return Key(name, source, of=float, flavours=flavours or (LLAMA_CPP, OLLAMA))
 
 

@@ -27,13 +27,15 @@ MakeLayer = Callable[[TensorScope, TextSizes, int, Rotary], TextLayer]
 class DecoderOptions:
     """The properties of decoders that differ between families, besides the layers.
 
-    embedding_scale: factor of token embeddings. logit_scale, logit_softcap: applied to logits in
-    this order. output_norm: None for the RMS norm `output_norm`. head_rows: rows of the head, if it
-    has fewer than the embedding. image_elements: temporary elements of layers that attend to images
-    while they store the rows of one image. layer_inputs: see `LayerInputs`. streams: see `Streams`.
+    embedding_scale: factor of token embeddings, and if `scales_images` of those of images.
+    logit_scale, logit_softcap: applied to logits in this order. output_norm: None for the RMS norm
+    `output_norm`. head_rows: rows of the head, if it has fewer than the embedding. image_elements:
+    temporary elements of layers that attend to images while they store the rows of one image.
+    layer_inputs: see `LayerInputs`. streams: see `Streams`.
     """
 
     embedding_scale: float | None = None
+    scales_images: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     output_norm: RMSNorm | LayerNorm | None = None
@@ -115,14 +117,17 @@ class Decoder:
         return self._held.get(device, 0)
 
     def states(self, batch: Batch, cache: KVCache) -> Tensor:
-        """float32 [outputs, hidden], normalised; embeddings of images are not scaled."""
+        """float32 [outputs, hidden], normalised."""
         x = self._token_embd(batch.tokens)
-        if self._options.embedding_scale is not None:
-            x = scale_(x, self._options.embedding_scale)
+        scale, scales_images = self._options.embedding_scale, self._options.scales_images
+        if scale is not None and not scales_images:
+            x = scale_(x, scale)
         if batch.image_rows is not None:
             assert batch.image_features is not None
             features = batch.image_features[:, : self.hidden_size]
             x.index_copy_(0, batch.image_rows, features.to(x.dtype))
+        if scale is not None and scales_images:
+            x = scale_(x, scale)
         return self._layers(x, batch, cache).normed_states(self._output_norm)
 
     def logits(self, states: Tensor) -> Tensor:

@@ -35,7 +35,9 @@ from runtime.vision.encoder import VisionTower
 from tests.families import tower_references as references
 from tests.families.towers import FLAVOURS, Build, TowerPair, make_tower, random_pixels
 from tests.families.vision_configs import (
+    GRANITE,
     SIDE,
+    SIGLIP,
     gemma3_config,
     gemma4_config,
     glm4v_config,
@@ -357,12 +359,18 @@ TOWERS: Mapping[str, TowerFamily] = {
             "plain": {},
             "odd_number_of_rows": {"patch_size": 7},
             "one_canvas": {"canvases": [(4, 3)]},
+            "granite": GRANITE,
+            "one_layer_of_siglip": SIGLIP,
         },
         next_tiles,
         references.llava_next,
         shapes=((72, 72), (36, 72), (30, 100), (1, 500), (500, 1), (71, 33), (100, 97), (13, 17)),
         grids=True,
         flavours=LLAMA_CPP,
+        refused=[
+            ({"hidden_act": "gelu"}, "llama.cpp", "`hidden_act` of the vision part"),
+            (SIGLIP | {"strategy": "default"}, "llama.cpp", "this vision model mean full"),
+        ],
     ),
     "mistral3": TowerFamily(
         mistral3.PixtralTower,

@@ -38,6 +38,7 @@ from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.multimodal import qwen_placeholders as qwen
 from tests.families.gemma_families import GEMMA4
 from tests.families.lfm2_families import LAYERS as LFM2
+from tests.families.mamba_families import MULTIPLIERS
 from tests.families.text_family import SIZES, rope
 from tests.families.vision_agreement import special_ids
 
@@ -49,6 +50,8 @@ VISION = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
 FOUR_HEADS = VISION | {"num_attention_heads": 4, "image_size": SIDE, "patch_size": 6}
 THREE_HEADS = VISION | {"num_attention_heads": 3, "patch_size": 6}
 CLIP = {"model_type": "clip_vision_model"} | FOUR_HEADS | {"num_hidden_layers": 3}
+SIGLIP = {"model_type": "siglip_vision_model", "layer_norm_eps": 1e-2}
+GRANITE = {"text": "granite", "layers": [-3, 2, -1], **SIGLIP}
 QWEN_VISION = {"hidden_size": 48, "intermediate_size": 80, "depth": 4, "num_heads": 3}
 QWEN_TOKENS = (qwen.START, qwen.PLACE, qwen.END, "<|video_pad|>")
 GLM_TOKENS = glm4v.GlmPlaceholders.reserved
@@ -180,11 +183,20 @@ def llava_config(text: str = "llama", layer: int = -2, **vision: Any) -> LlavaCo
 
 
 def llava_next_config(
-    text: str = "mistral", canvases: Sequence[tuple[int, int]] = CANVASES, **vision: Any
+    text: str = "mistral",
+    canvases: Sequence[tuple[int, int]] = CANVASES,
+    layers: int | list[int] = -2,
+    strategy: str = "",
+    **vision: Any,
 ) -> LlavaNextConfig:
+    # Beside a vision model, `transformers` does not divide Granite's logits.
+    more = MULTIPLIERS | {"logits_scaling": 1.0} if text == "granite" else {}
+    is_clip = vision.get("model_type") in (None, CLIP["model_type"])
     return LlavaNextConfig(
-        text_config={"model_type": text, **SIZES},
+        text_config={"model_type": text, **SIZES, **more},
         vision_config=CLIP | {"patch_size": 9} | vision,
+        vision_feature_layer=layers,
+        vision_feature_select_strategy=strategy or ("default" if is_clip else "full"),
         image_grid_pinpoints=[[SIDE * tiles for tiles in canvas] for canvas in canvases],
         image_token_index=special_ids(llava.LlavaPlaceholders.reserved)[llava.PLACE],
     )

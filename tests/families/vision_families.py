@@ -34,6 +34,7 @@ from tests.families.vision_agreement import FLAVOURS, Expected, VisionPair, make
 from tests.families.vision_configs import (
     GEMMA4_TOKENS,
     GLM_TOKENS,
+    GRANITE,
     HEADS_OF_16,
     LFM2_CUTTING,
     QWEN_TOKENS,
@@ -236,7 +237,7 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
     ),
     "llava_next": VisionFamily(
         llava_next_config,
-        {"plain": {}, "llama": {"text": "llama"}, "qwen2": {"text": "qwen2"}},
+        {"plain": {}, "llama": {"text": "llama"}, "qwen2": {"text": "qwen2"}, "granite": GRANITE},
         references.llava_next,
         special=llava.LlavaPlaceholders.reserved,
         spelled=llava.PLACE + "\n",

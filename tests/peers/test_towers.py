@@ -144,6 +144,16 @@ def llava(folder: Path) -> Compared:
     return ours[1:], [theirs[:-1]]
 
 
+def granite(folder: Path) -> Compared:
+    """llama.cpp's rows of the whole image; tiles have no rows behind their lines there."""
+    family, image = TOWERS["llava_next"], picture(36, 36)
+    vision = family.write(folder, "granite")
+    pixels = family.pixels(vision, 1, (36, 36))
+    pixels[0, 0] = CLIP(image)
+    ours = encoded(vision.tower, pixels, (36, 36))[0, :16]
+    return ours, their_features(folder / "tiny.gguf", vision.path, image, width=64)[:1]
+
+
 def shifted_positions(source: Path, target: Path) -> Path:
     """Each patch with the position before its own."""
     name = "v.position_embd.weight"
@@ -170,6 +180,7 @@ FAMILIES: dict[str, Callable[[Path], Compared]] = {
         internvl,
         lfm2,
         llava,
+        granite,
     )
 }
 

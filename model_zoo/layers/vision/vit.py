@@ -34,7 +34,8 @@ class Vit:
     """Dosovitskiy et al., "An Image Is Worth 16x16 Words".
 
     classed: a class row precedes the patches. post_optional: the norm after the layers may be
-    absent.
+    absent. kept: numbers of layers, counted from 1 and ascending, whose outputs are concatenated as
+    the result, without a norm; else the result is the output of the last layer.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Vit:
         names: VitNames | None = None,
         classed: bool = False,
         post_optional: bool = False,
+        kept: Sequence[int] = (),
     ) -> None:
         names = names or VitNames()
         self._sizes, self._device, self._dtype = sizes, w.device, w.dtype
@@ -59,7 +61,10 @@ class Vit:
         places = tuple(f"{name}.weight" for name in names.places)
         self._places = first_table(w, *places, shape=(self.rows, sizes.hidden)).to(w.dtype)
         self._pre_norm = _norm(w, sizes, names.pre_norm)
-        self._post_norm = _norm(w, sizes, names.post_norm, optional=post_optional)
+        self._kept = kept
+        self._post_norm = None
+        if not kept:
+            self._post_norm = _norm(w, sizes, names.post_norm, optional=post_optional)
         self._layers: Sequence[VisionLayer] = [
             read_layer(w.scope("blk", index)) for index in range(sizes.layers)
         ]
@@ -67,11 +72,14 @@ class Vit:
     def nbytes(self, images: int) -> int:
         """Upper bound of the bytes that encoding `images` images takes, result included."""
         sizes, rows = self._sizes, images * self.rows
-        edges = rows * (2 * sizes.patch_elements + 4 * sizes.hidden)
+        edges = rows * (2 * sizes.patch_elements + (4 + 2 * len(self._kept)) * sizes.hidden)
         return 4 * edges + layers_bytes(self._device, sizes, self._layers, rows)
 
     def __call__(self, pixels: Tensor, pause: Pause) -> Tensor:
-        """pixels [images, 3, side, side] -> [images, patches, hidden], without the class row."""
+        """pixels [images, 3, side, side] -> [images, patches, hidden], without the class row.
+
+        The hidden size counts for each of the layers that are kept.
+        """
         images, hidden = len(pixels), self._sizes.hidden
         patches = squares(pixels.to(self._dtype), self._sizes.patch)
         x = self._embed(patches.flatten(0, 1)).view(images, -1, hidden)
@@ -81,11 +89,16 @@ class Vit:
         if self._pre_norm is not None:
             x = self._pre_norm(x)
         batch = ImageBatch(images, whole(self.rows), pause=pause)
-        for layer in self._layers:
+        kept: list[Tensor] = []
+        for number, layer in enumerate(self._layers, 1):
             x = layer(x, batch)
+            if number in self._kept:
+                kept.append(x.clone())
+        if kept:
+            x = torch.cat(kept, dim=1)
         if self._post_norm is not None:
             x = self._post_norm(x)
-        return x.view(images, self.rows, hidden)[:, self.rows - self.across**2 :]
+        return x.view(images, self.rows, -1)[:, self.rows - self.across**2 :]
 
 
 def _norm(

@@ -1,4 +1,4 @@
-"""LLaVA with images: one square, and tiles since 1.6."""
+"""LLaVA with images: one square, and tiles since 1.6 and in Granite Vision."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope

@@ -1,4 +1,5 @@
-"""LLaVA's vision model: CLIP without its last layer, and a projector of two layers."""
+"""LLaVA's vision model: CLIP without its last layer, or several layers of SigLIP as in Granite
+Vision, and a projector of two layers."""
 
 from dataclasses import replace
 from functools import partial
@@ -21,14 +22,17 @@ ASPECT_KEY = "vision.image_aspect_ratio"
 PADDED, MIDDLE = "pad", "square"
 
 EPS = 1e-5
-# The layer whose output is projected, counted from 1.
+# The layers whose outputs are projected, counted from 1.
 FEATURE_KEY = "vision.feature_layer"
 # A value of the large CLIP model, which every LLaVA uses.
 CLIP_LAYERS = 24
 
 
-class ProjectedClip:
-    """Maps squares of pixels to rows of features, `across` along each side of a square."""
+class ProjectedVit:
+    """Maps squares of pixels to rows of features, `across` along each side of a square.
+
+    It is CLIP, or SigLIP if the file has neither a class nor a norm before the layers.
+    """
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:
         if w.has("mm.3"):
@@ -36,29 +40,35 @@ class ProjectedClip:
                 f"{metadata.path}: the projector has norms, which are not supported."
             )
         stored = VisionSizes.read(metadata, eps=EPS)
-        self._sizes = sizes = replace(stored, layers=_computed_layers(metadata, stored.layers))
+        features = _features(metadata, stored.layers)
+        self._sizes = sizes = replace(stored, layers=features[-1])
         self.side = sizes.side()
         v = w.scope("v")
         for layer in range(sizes.layers, stored.layers):
             v.scope("blk", layer).ignore_all()
+        is_clip = v.has("pre_ln") or v.shape("class_embd", whole=True) is not None
+        if not is_clip:
+            v.scope("head").ignore_all()  # which pools the rows of an image
         self._vit = Vit(
             v,
             sizes,
             self.side,
-            partial(_layer, sizes=sizes),
-            names=VitNames(pre_norm=("pre_ln",)),
-            classed=True,
+            partial(_clip_layer if is_clip else _siglip_layer, sizes=sizes),
+            names=VitNames(pre_norm=("pre_ln",) if is_clip else ()),
+            classed=is_clip,
             post_optional=True,
+            kept=features if len(features) > 1 else (),
         )
         self.across = self._vit.across
         self.width = (w.shape("mm.2") or (1,))[0]
-        self._first = w.linear("mm.0", shape=(self.width, sizes.hidden))
+        self._wide = sizes.hidden * len(features)
+        self._first = w.linear("mm.0", shape=(self.width, self._wide))
         self._second = w.linear("mm.2", shape=(self.width, self.width))
 
     def nbytes(self, squares: int) -> int:
         """An upper bound of the bytes that encoding `squares` squares takes, result included."""
         rows = squares * self.across**2
-        return 4 * rows * (2 * self._sizes.hidden + 5 * self.width) + self._vit.nbytes(squares)
+        return 4 * rows * (2 * self._wide + 5 * self.width) + self._vit.nbytes(squares)
 
     def __call__(self, pixels: Tensor, pause: Pause) -> Tensor:
         """pixels [squares, 3, side, side] -> [squares, across * across, width]"""
@@ -71,41 +81,46 @@ class LlavaTower:
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:
         before = w.loaded_bytes
-        self._clip = clip = ProjectedClip(w, metadata)
-        self.limits = ImageLimits(clip.across**2, clip.width, w.dtype)
+        self._projected = projected = ProjectedVit(w, metadata)
+        self.limits = ImageLimits(projected.across**2, projected.width, w.dtype)
         self.weight_bytes = w.loaded_bytes - before
 
     def activation_bytes(self, images: int) -> int:
-        return self._clip.nbytes(images)
+        return self._projected.nbytes(images)
 
     def largest(self) -> PreparedImage:
-        shape = (CHANNELS, self._clip.side, self._clip.side)
+        shape = (CHANNELS, self._projected.side, self._projected.side)
         return blank(ImageOutline(shape, (1, 1), self.limits.rows))
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
-        return self._clip(pixels, pause)
+        return self._projected(pixels, pause)
 
 
-def _layer(w: TensorScope, *, sizes: VisionSizes) -> VisionLayer:
+def _clip_layer(w: TensorScope, *, sizes: VisionSizes) -> VisionLayer:
     """A layer with quick GELU, as in CLIP, unless the file states another activation."""
     curve = gelu if sizes.metadata.get("use_gelu", bool, False) else gelu_quick
     return plain_layer(w, sizes, LayerNames(), curve)
 
 
-def _computed_layers(metadata: Metadata, stored: int) -> int:
-    """The number of computed layers: stated, else inferred.
+def _siglip_layer(w: TensorScope, *, sizes: VisionSizes) -> VisionLayer:
+    """A layer with GELU, whatever the file states: llama.cpp's converter states quick GELU for the
+    approximation that the authors' code names `gelu_pytorch_tanh`."""
+    return plain_layer(w, sizes, LayerNames(), gelu)
+
+
+def _features(metadata: Metadata, stored: int) -> tuple[int, ...]:
+    """The layers whose outputs are projected, which are stated, else inferred. No layer after the
+    last of them is computed.
 
     Without the key, a file has the layers up to the projected one (older converters) or all layers
     (newer ones), in which case the last but one is projected.
     """
     listed = metadata.get_array(FEATURE_KEY, int)
     if listed is None:
-        return stored - (stored == CLIP_LAYERS)
-    if len(listed) != 1:
-        raise UnsupportedModelError(
-            f"{metadata.path}: takes features from the layers {list(listed)[:8]}; only one layer "
-            "is supported."
-        )
-    if not 1 <= listed[0] <= stored:
-        raise metadata.error(FEATURE_KEY, f"is {listed[0]}, of {stored} layers")
-    return listed[0]
+        return (stored - (stored == CLIP_LAYERS),)
+    if not listed or list(listed) != sorted(set(listed)):
+        raise metadata.error(FEATURE_KEY, f"is {list(listed)[:8]}, not layers in ascending order")
+    for layer in listed:
+        if not 1 <= layer <= stored:
+            raise metadata.error(FEATURE_KEY, f"is {layer}, of {stored} layers")
+    return listed

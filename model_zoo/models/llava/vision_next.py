@@ -1,4 +1,4 @@
-"""LLaVA 1.6's vision model: CLIP on the whole image and on tiles, without padding."""
+"""LLaVA 1.6's and Granite Vision's model: the whole image and tiles of it, without padding."""
 
 from math import prod
 
@@ -10,7 +10,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.prepared import ImageOutline, blank
 from model_zoo.images.tiling import Grid, Size, best_canvas, canvas_grid, canvas_rows, unpadded
 from model_zoo.layers.vision.vision_sizes import CHANNELS
-from model_zoo.models.llava.vision import ASPECT_KEY, ProjectedClip
+from model_zoo.models.llava.vision import ASPECT_KEY, ProjectedVit
 from runtime.errors import UnsupportedModelError
 from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
@@ -29,33 +29,33 @@ class CanvasTower:
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:
         before = w.loaded_bytes
-        self._clip = clip = ProjectedClip(w, metadata)
-        self.canvases = read_canvases(metadata, clip.side)
-        self._line_end = w.table("model.image_newline", shape=(clip.width,)).to(w.dtype)
+        self._projected = projected = ProjectedVit(w, metadata)
+        self.canvases = read_canvases(metadata, projected.side)
+        self._line_end = w.table("model.image_newline", shape=(projected.width,)).to(w.dtype)
         # A canvas with fewer tiles may have more rows: each line of features has one row more.
         self._largest = max(self.canvases, key=lambda canvas: (prod(canvas), self._rows(canvas)))
         rows = max(self._rows(canvas) for canvas in self.canvases)
-        self.limits = ImageLimits(rows, clip.width, w.dtype)
+        self.limits = ImageLimits(rows, projected.width, w.dtype)
         self.weight_bytes = w.loaded_bytes - before
 
     @property
     def across(self) -> int:
         """Rows of features along a side of a tile."""
-        return self._clip.across
+        return self._projected.across
 
     def activation_bytes(self, images: int) -> int:
         squares = images * (1 + prod(self._grid(self._largest)))
         ordered = squares * self.across**2 + 2 * images * self.limits.rows
-        return 4 * ordered * self.limits.width + self._clip.nbytes(squares)
+        return 4 * ordered * self.limits.width + self._projected.nbytes(squares)
 
     def largest(self) -> PreparedImage:
-        squares, side = 1 + prod(self._grid(self._largest)), self._clip.side
+        squares, side = 1 + prod(self._grid(self._largest)), self._projected.side
         shape = (squares, CHANNELS, side, side)
         return blank(ImageOutline(shape, self._largest, self._rows(self._largest)))
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         images, across, width = len(pixels), self.across, self.limits.width
-        squares = self._clip(pixels.flatten(0, 1), pause).view(images, -1, across**2, width)
+        squares = self._projected(pixels.flatten(0, 1), pause).view(images, -1, across**2, width)
         down, right = self._grid(best_canvas(*grid, self.canvases))
         tiles = squares[:, 1:].view(images, down, right, across, across, width)
         canvas = tiles.transpose(2, 3).reshape(images, down * across, right * across, width)
@@ -71,7 +71,7 @@ class CanvasTower:
         return canvas[:, top : top + lines, left : left + columns]
 
     def _grid(self, canvas: Size) -> Grid:
-        return canvas_grid(canvas, self._clip.side)
+        return canvas_grid(canvas, self._projected.side)
 
     def _rows(self, canvas: Size) -> int:
         """The number of rows of an image that fills the canvas."""

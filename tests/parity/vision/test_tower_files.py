@@ -182,11 +182,24 @@ def test_llava_projects_the_last_layer_but_one_by_default(tmp_path, layers, only
     check_same("llava", pair, llava_of(pair.path, only=only))
 
 
-def test_llava_with_features_of_a_missing_or_of_several_layers_is_refused(tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        ([4], "is 4, of 3 layers"),
+        ([0], "is 0, of 3 layers"),
+        ([2, 1], "not layers in ascending order"),
+    ],
+)
+def test_llava_with_features_of_impossible_layers_is_refused(tmp_path, layers, words) -> None:
     path = TOWERS["llava"].write(tmp_path).path
-    check_refused("llava", llava_of(path, [4]), ModelFileError, "is 4, of 3 layers")
-    words = r"from the layers \[1, 2\]; only one layer"
-    check_refused("llava", llava_of(path, [1, 2]), UnsupportedModelError, words)
+    check_refused("llava", llava_of(path, layers), ModelFileError, words)
+
+
+def test_granite_agrees_where_its_file_states_another_activation_and_has_a_head(tmp_path) -> None:
+    """As llama.cpp's converter writes it."""
+    pair = TOWERS["llava_next"].write(tmp_path, "granite")
+    head = {"v.head.probe": np.ones((1, 48), np.float32)}
+    check_same("llava_next", pair, changed(pair.path, {"use_gelu": False}, head))
 
 
 def test_llava_without_a_type_of_projector_agrees(tmp_path) -> None:
