@@ -18,6 +18,8 @@ from model_zoo.convert.transforms import interleaved, plus_one
 OTHER_PARTS = (
     "vision_tower.**",
     "vision_model.**",
+    "vision_encoder.**",
+    "vision_projection.**",
     "visual.**",
     "multi_modal_projector.**",
     "audio_tower.**",

@@ -1,4 +1,4 @@
-"""Metadata keys of image processing that all families share."""
+"""Metadata keys of projectors and of image processing that all families share."""
 
 from math import isfinite
 
@@ -6,6 +6,12 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.images.normalise import Normalisation, Triple
 
 MOST_PIXELS = 1 << 26
+
+
+def projector_type(metadata: Metadata) -> str:
+    """The type that a projector file states; the oldest ones state none."""
+    own = metadata.get("vision.projector_type", str)  # in files for images and other media
+    return own or metadata.get("projector_type", str, "mlp")
 
 
 def read_normalisation(metadata: Metadata, default: Normalisation) -> Normalisation:

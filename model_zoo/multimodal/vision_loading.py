@@ -11,6 +11,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.decode import DecodingLimits
+from model_zoo.multimodal.image_settings import projector_type
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.multimodal.vision_model import VisionModel
 from model_zoo.tokenizers.tokenizer import Tokenizer
@@ -102,7 +103,7 @@ def _projector(own: GGUFFile, file: GGUFFile, metadata: Metadata) -> VisionFile:
             f"{own.path} is not a projector: it contains a model of architecture "
             f"{stated.architecture}."
         )
-    kind = stated.get("vision.projector_type", str) or stated.get("projector_type", str, "mlp")
+    kind = projector_type(stated)
     if not stated.get("has_vision_encoder", bool, True):
         raise UnsupportedModelError(f"{own.path} does not support images, only other media.")
     if kind not in VISION_FAMILIES:

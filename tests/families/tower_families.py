@@ -45,6 +45,7 @@ from tests.families.vision_configs import (
     internvl_config,
     lfm2_config,
     lfm2_processor,
+    lighton_config,
     llama4_config,
     llava_config,
     llava_next_config,
@@ -313,6 +314,15 @@ TOWERS: Mapping[str, TowerFamily] = {
         references.lfm2,
         shapes=((30, 50), (150, 70), (13, 17)),
         grids=True,
+        flavours=LLAMA_CPP,
+    ),
+    "lighton": TowerFamily(
+        mistral3.PixtralTower,
+        lighton_config,
+        {"plain": {}},
+        mistral3_image,
+        references.mistral3,
+        shapes=((6, 6), (12, 18)),
         flavours=LLAMA_CPP,
     ),
     "llama4": TowerFamily(

@@ -13,6 +13,7 @@ from transformers import (
     Glm4vConfig,
     InternVLConfig,
     Lfm2VlConfig,
+    LightOnOcrConfig,
     Llama4Config,
     LlavaConfig,
     LlavaNextConfig,
@@ -212,6 +213,15 @@ def mistral3_config(*, bias: bool = False, merge: int = 2, **vision: Any) -> Mis
         multimodal_projector_bias=bias,
         spatial_merge_size=merge,
         image_token_id=place,
+    )
+
+
+def lighton_config(**vision: Any) -> LightOnOcrConfig:
+    sizes = {"model_type": "pixtral", "image_size": 60, "hidden_act": "silu", **THREE_HEADS}
+    return LightOnOcrConfig(
+        text_config={"model_type": "qwen3", "rms_norm_eps": 1e-3, **SIZES, **HEADS_OF_16},
+        vision_config=sizes | vision,
+        image_token_id=special_ids(QWEN_TOKENS)[qwen.PLACE],
     )
 
 

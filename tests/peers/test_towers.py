@@ -16,6 +16,7 @@ from model_zoo.images.normalise import CLIP, IMAGENET, STANDARD, Normalisation
 from model_zoo.images.prepared import prepare
 from model_zoo.models.lfm2.multimodal import read_processor
 from model_zoo.models.lfm2.vision import NaflexTower
+from model_zoo.models.mistral3.vision import PROJECTOR_EPS
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from tests.families.tower_families import TOWERS, TowerFamily
 from tests.families.towers import encoded, load_tower, worst
@@ -54,6 +55,16 @@ def mistral3(folder: Path) -> Compared:
     [theirs] = their_features(folder / "tiny.gguf", broken, image, width=64)
     lines = torch.nn.functional.pad(theirs, (0, 0, 0, 1)).unflatten(0, (10, 15))
     return ours, [lines[:, :14].flatten(0, 1)]
+
+
+def lighton(folder: Path) -> Compared:
+    """llama.cpp enlarges smaller images, unlike the authors' code, and norms the projector's input
+    with the eps of the vision model."""
+    family, image = TOWERS["lighton"], picture(120, 168)
+    vision = family.write(folder, image_size=168)
+    path = rewrite(vision.path, folder / "eps.gguf", own_keys={PROJECTOR_EPS: 1e-5})
+    ours = encoded(load_tower(family.build, path), CLIP(image)[None])[0]
+    return ours, their_features(text_of(folder, 64), vision.path, image, width=64)
 
 
 def llama4(folder: Path) -> Compared:
@@ -179,6 +190,7 @@ FAMILIES: dict[str, Callable[[Path], Compared]] = {
         idefics3,
         internvl,
         lfm2,
+        lighton,
         llava,
         granite,
     )

@@ -1,4 +1,4 @@
-"""Vision model of Mistral Small 3.1 and Pixtral: any aspect ratio, patches merged two by two."""
+"""Vision model of Mistral Small 3.1, Pixtral and LightOnOCR: any aspect ratio, merged patches."""
 
 from torch import Tensor
 
@@ -20,11 +20,14 @@ from model_zoo.layers.vision.vision_layer import (
     rms_norms,
 )
 from model_zoo.layers.vision.vision_sizes import CHANNELS, MAX_SIDE, VisionSizes
+from model_zoo.multimodal.image_settings import projector_type
 from runtime.kernels.pointwise import Gate, gelu_erf, gelu_erf_mul, gelu_quick_mul, silu_mul
 from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 EPS, SIDE, MERGED = 1e-5, 1540, 2
-PROJECTOR_EPS = "vision.projector.layer_norm_epsilon"
+PROJECTOR_EPS, EDGE_KEY = "vision.projector.layer_norm_epsilon", "vision.longest_edge"
+# LightOnOCR's type of projector, and the eps of its text model, which no key states.
+LIGHTON, LIGHTON_EPS = "lightonocr", 1e-6
 LAYER = LayerNames(
     attn_norm=("ln1", "attn_norm"), output=("attn_out", "attn_output"), ffn_norm=("ln2", "ffn_norm")
 )
@@ -48,7 +51,7 @@ class PixtralTower:
         self._projector = PatchMerger(w.scope("mm"), sizes, self._merge)
         v.table("token_embd.img_break", shape=(None,), optional=True)  # in both files
         step = sizes.patch * self._merge
-        edge = metadata.get_size("vision.longest_edge", sizes.side(SIDE), at_most=MAX_SIDE)
+        edge = metadata.get_size(EDGE_KEY, sizes.side(SIDE), at_most=MAX_SIDE)
         self._most = -(-edge // step)
         width = self._projector.width
         self.limits = ImageLimits(self._most**2, width, w.dtype)
@@ -139,6 +142,7 @@ def _merge(metadata: Metadata) -> int:
 
 def _projector_eps(sizes: VisionSizes) -> float:
     """The stated eps; else that of the text model, which only combined files state; else that of
-    the vision model."""
-    of_text = sizes.metadata.get_positive("attention.layer_norm_rms_epsilon", sizes.eps)
+    the vision model, but in LightOnOCR that of its text model."""
+    default = LIGHTON_EPS if projector_type(sizes.metadata) == LIGHTON else sizes.eps
+    of_text = sizes.metadata.get_positive("attention.layer_norm_rms_epsilon", default)
     return sizes.metadata.get_positive(PROJECTOR_EPS, of_text)

@@ -1,4 +1,6 @@
-"""Mistral 3 and Ministral 3: conversion of vision checkpoints to GGUF."""
+"""Mistral 3, Ministral 3 and LightOnOCR: conversion of vision checkpoints to GGUF."""
+
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -8,16 +10,33 @@ from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
 from model_zoo.convert.transforms import interleaved
 from model_zoo.images.normalise import CLIP
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
-from model_zoo.models.mistral3.vision import EPS, MERGED, PROJECTOR_EPS
+from model_zoo.models.mistral3.vision import (
+    EDGE_KEY,
+    EPS,
+    LIGHTON,
+    LIGHTON_EPS,
+    MERGED,
+    PROJECTOR_EPS,
+)
 from runtime.errors import UnsupportedModelError
 
 BREAK = "[IMG_BREAK]"
 
 
-def _unlike_eps(config: Configuration) -> float | None:
-    """The eps of the projector's norm, if it differs from that of the other norms."""
-    eps = float(config.model.get("rms_norm_eps", 1e-6))
-    return None if eps == EPS else eps
+def _unlike_eps(usual: float) -> Key:
+    """The eps of the projector's norm, if it differs from the one that readers assume."""
+
+    def unlike(config: Configuration) -> float | None:
+        eps = float(config.model.get("rms_norm_eps", 1e-6))
+        return None if eps == usual else eps
+
+    return Key(PROJECTOR_EPS, unlike, flavours=(LLAMA_CPP,))
+
+
+def _unlike_edge(config: Configuration) -> int | None:
+    """The longest edge of images, if it differs from the size that readers assume."""
+    edge = towers.longest_edge(config)
+    return None if edge == config.require("image_size") else edge
 
 
 def _merging(config: Configuration) -> int:
@@ -65,12 +84,21 @@ _PROJECTOR = (
 )
 
 
+def _projector(source: str) -> tuple[Rule, ...]:
+    return tuple(
+        rule
+        for module, llama_cpp, ollama in _PROJECTOR
+        for rule in towers.both(f"{source}.{module}.*", f"mm.{llama_cpp}.*", f"mm.{ollama}.*")
+    )
+
+
 VISION = Conversion(
     serves=("Mistral3ForConditionalGeneration",),
     architecture={LLAMA_CPP: "clip", OLLAMA: "mistral3"},
     keys=(
         *towers.SIZES,
         towers.IMAGE_SIZE,
+        Key(EDGE_KEY, _unlike_edge),
         Key("vision.attention.key_length", lambda c: c.head_dim, flavours=(OLLAMA,)),
         Key("vision.num_channels", "num_channels", flavours=(OLLAMA,)),
         Key("vision.rope.freq_base", towers.rope_base, flavours=(OLLAMA,)),
@@ -78,7 +106,7 @@ VISION = Conversion(
         Key("spatial_merge_size", _merging, flavours=(OLLAMA,)),
         *towers.clip("pixtral", CLIP, eps=EPS),
         Key("vision.spatial_merge_size", _merging, flavours=(LLAMA_CPP,)),
-        Key(PROJECTOR_EPS, _unlike_eps, flavours=(LLAMA_CPP,)),
+        _unlike_eps(EPS),
         Key("use_silu", lambda c: c.get("hidden_act") == "silu", flavours=(LLAMA_CPP,)),
         Key("use_gelu", lambda c: c.get("hidden_act") == "gelu", flavours=(LLAMA_CPP,)),
     ),
@@ -95,13 +123,7 @@ VISION = Conversion(
             for module, llama_cpp, ollama, turned in _MODULES
             for flavour, name in ((LLAMA_CPP, llama_cpp), (OLLAMA, ollama))
         ),
-        *(
-            rule
-            for module, llama_cpp, ollama in _PROJECTOR
-            for rule in towers.both(
-                f"multi_modal_projector.{module}.*", f"mm.{llama_cpp}.*", f"mm.{ollama}.*"
-            )
-        ),
+        *_projector("multi_modal_projector"),
         # Readers of llama.cpp's files insert it between the rows of an image themselves.
         *(
             Rule(
@@ -128,4 +150,22 @@ VISION = Conversion(
         LLAMA_CPP: towers.known_rope_base(DEFAULT_BASE),
         OLLAMA: towers.known_setting("hidden_act", "silu"),
     },
+)
+
+
+_OWN = ("projector_type", PROJECTOR_EPS)
+LIGHTON_VISION = replace(
+    VISION,
+    serves=("LightOnOcrForConditionalGeneration", "LightOnOCRForConditionalGeneration"),
+    architecture={LLAMA_CPP: "clip"},
+    keys=(
+        *(key for key in VISION.keys if key.name not in _OWN),
+        Key("projector_type", lambda c: LIGHTON),
+        _unlike_eps(LIGHTON_EPS),
+    ),
+    rules=(
+        *(rule for rule in VISION.rules if rule.target.startswith("v.") and not rule.optional),
+        *_projector("vision_projection"),
+    ),
+    roots=towers.roots("vision_encoder"),
 )

@@ -23,6 +23,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.internvl.processing_internvl import InternVLProcessor
 from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
+from transformers.models.lighton_ocr.processing_lighton_ocr import LightOnOcrProcessor
 from transformers.models.llama4.processing_llama4 import Llama4Processor
 from transformers.models.llava.processing_llava import LlavaProcessor
 from transformers.models.llava_next.image_processing_pil_llava_next import (
@@ -174,6 +175,11 @@ def pixtral_processor(tokenizer: Any) -> Any:
     return kind(images, tokenizer, patch_size=14, spatial_merge_size=2)
 
 
+def lighton_processor(tokenizer: Any) -> Any:
+    images = PixtralImageProcessorPil(size={"longest_edge": 140}, patch_size=28)
+    return unchecked(LightOnOcrProcessor, images, tokenizer, patch_size=14)
+
+
 def unchecked(kind: Any, *parts: Any, **options: Any) -> Any:
     """A processor that accepts parts of any class."""
     processor = object.__new__(kind)
@@ -291,6 +297,17 @@ FAMILIES = {
         LFM2_TILES,
         lfm2_processor,
         lfm2.PLACE,
+    ),
+    "lighton": Family(
+        pixtral.LightOnPlaceholders,
+        PixtralShape(140, 14, 2),
+        lighton_processor,
+        qwen.PLACE,
+        {
+            "image_token": qwen.PLACE,
+            "image_break_token": "<|vision_pad|>",
+            "image_end_token": qwen.END,
+        },
     ),
     "llama4": Family(
         llama4.Llama4Placeholders,

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from model_zoo.convert.convert_folder import convert
 from model_zoo.layers.vision.clamped import BOUNDS, MATRICES
 from model_zoo.models.llava.vision import CLIP_LAYERS, FEATURE_KEY
+from model_zoo.models.mistral3.vision import PROJECTOR_EPS
 from runtime.errors import ModelFileError, UnsupportedModelError
 from runtime.vision.encoder import LocalEncoder
 from tests.families.text_family import changed
@@ -254,6 +255,16 @@ def test_mistral3_takes_the_line_break_from_the_text_model(tmp_path) -> None:
     assert torch.equal(stored, expected)
     tower = load_tower(row.build, projector)
     assert encoded(tower, random(1, 3, 24, 36)).shape == (1, 6, 64)
+
+
+def test_lighton_has_the_eps_of_its_text_model_where_its_file_states_none(tmp_path) -> None:
+    pair, build = TOWERS["lighton"].write(tmp_path), TOWERS["lighton"].build
+    stated = changed(pair.path, {PROJECTOR_EPS: 1e-6}).rename(tmp_path / "stated.gguf")
+    silent = changed(pair.path, {PROJECTOR_EPS: None})
+    pixels = random(1, 3, 24, 36)
+    features = encoded(load_tower(build, silent), pixels)
+    assert torch.equal(features, encoded(load_tower(build, stated), pixels))
+    assert not torch.equal(features, encoded(pair.tower, pixels))
 
 
 def test_mllama_grids_with_as_many_tiles_have_different_positions(tmp_path) -> None:
