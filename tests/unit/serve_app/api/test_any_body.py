@@ -1,6 +1,6 @@
 """Property: no body of any kind is answered with 500, and every error has its protocol's shape.
 
-`pytest --hypothesis-profile thorough` tries a hundred times as many bodies.
+`pytest --hypothesis-profile thorough` tries two hundred times as many bodies.
 """
 
 import asyncio
