@@ -76,7 +76,7 @@ def test_the_text_model_is_a_file_of_its_own_family(tmp_path, family: str) -> No
     """The file that belongs to a projector answers as the whole model does."""
     pair = TOWERS[family].write(tmp_path)
     decoder = load_decoder(pair.path.parent / "tiny.gguf")
-    CHECKS["whole_prompt"](Pair(decoder, pair.twin, tiny_tokenizer().get_vocab_size()))
+    CHECKS["long_prompt"](Pair(decoder, pair.twin, tiny_tokenizer().get_vocab_size()))
 
 
 @pytest.mark.parametrize(("family", "changes", "flavour", "words"), REFUSED)
