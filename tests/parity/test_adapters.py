@@ -20,8 +20,8 @@ from tests.families.agreement import (
     Pair,
     check_bits_alone_and_in_a_batch,
     check_declared_memory,
+    check_long_prompt,
     check_prompt_and_decoding,
-    check_whole_prompt,
     random_tokens,
 )
 from tests.families.paged_decoder import PagedDecoder
@@ -95,7 +95,7 @@ def test_an_adapter_computes_what_peft_computes(tmp_path, family, config, more) 
     decoder = decoder_with(tmp_path / "tiny.gguf", AdapterPath(path))
     pair = Pair(decoder, model, tiny_tokenizer().get_vocab_size())
     assert changes(model, pair, random_tokens(20, seed=1)) > 100 * TOLERANCE
-    check_whole_prompt(pair)
+    check_long_prompt(pair)
     check_prompt_and_decoding(pair)
     check_bits_alone_and_in_a_batch(pair)
     for tokens, outputs in ((1, 1), (120, 120)):
@@ -115,7 +115,7 @@ def test_stacked_adapters_with_scales_compute_what_peft_computes(tmp_path) -> No
         tmp_path / "tiny.gguf", AdapterPath(files[0]), AdapterPath(files[1], -0.75)
     )
     pair = Pair(decoder, model, tiny_tokenizer().get_vocab_size())
-    check_whole_prompt(pair)
+    check_long_prompt(pair)
     check_prompt_and_decoding(pair)
 
 
@@ -136,7 +136,7 @@ def test_a_quantised_base_keeps_its_blocks(tmp_path, type, kind) -> None:
         info.nbytes for info in GGUFFile.open(file).tensors.values()
     )
     pair = Pair(decoder, model, tiny_tokenizer().get_vocab_size())
-    check_whole_prompt(pair)
+    check_long_prompt(pair)
 
 
 def fed(path: Path, adapters: list[AdapterPath], ranks: Ranks) -> Tensor:
