@@ -72,6 +72,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("llama", ("llama",), pre_tokenizer="llama-bpe"),
     Family("llama4", ("llama4",), ("llama4",), ("llama4",), "llama4"),
     Family("llava", (), ("mlp",), _LLAVA),
+    Family("minicpm", ("minicpm", "minicpm3")),
     Family("minimax_m2", ("minimax-m2",), pre_tokenizer="minimax-m2", tensor_parallel=False),
     Family("mistral3", ("mistral3",), ("mistral3", "pixtral"), ("mistral3", "llama"), "tekken"),
     Family("mistral3", (), ("lightonocr",), ("qwen3",)),

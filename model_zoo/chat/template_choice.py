@@ -42,6 +42,11 @@ _FALLBACKS: Mapping[str, str] = {
         "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}<|end|>\n"
         "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
     ),
+    "minicpm": (
+        "{% for message in messages %}{{ '<用户>' if message['role'] == 'user' else '' }}"
+        + _CONTENT
+        + "{{ '<AI>' if message['role'] == 'user' else '' }}{% endfor %}"
+    ),
     "mistral": (
         "{{ bos_token }}" + _SYSTEM_IN_FIRST_TURN + "{% for message in messages %}"
         "{% if message['role'] == 'assistant' %} " + _CONTENT + "{{ eos_token }}"
@@ -122,6 +127,8 @@ def _family(tokenizer: Tokenizer, metadata: Mapping[str, Any], architecture: str
             return family
     name = str(metadata.get("general.name", "")).lower()
     sentencepiece = metadata.get("tokenizer.ggml.model") == "llama"
+    if architecture == "minicpm" and sentencepiece:
+        return "minicpm"  # MiniCPM 1 and 2, of which only chat models were published as files
     if architecture == "llama" and sentencepiece and ("chat" in name or "instruct" in name):
         return "mistral" if "mistral" in name or "mixtral" in name else "llama2"
     return None

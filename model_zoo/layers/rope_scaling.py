@@ -34,8 +34,9 @@ def read_rotary(
 
     dim: rotated dimensions, overrides `rope.dimension_count`. base: overrides `rope.freq_base`,
     which the file must state if there is no `default_base` either. kind: kind of scaling if the
-    file states none. original_context: YaRN's original context if the file states none; None for
-    the whole context. truncate: whether YaRN's range is widened to whole frequencies.
+    file states none. original_context: original context of YaRN and LongRoPE if the file states
+    none; None: YaRN's is then the whole context, and LongRoPE's must be stated. truncate: whether
+    YaRN's range is widened to whole frequencies.
 
     Raises ModelFileError for missing or impossible values, UnsupportedModelError for other kinds of
     scaling.
@@ -54,7 +55,7 @@ def read_rotary(
             original = _original_context(metadata, original_context)
             frequencies, magnitude = _yarn(metadata, dim, base, original, truncate)
         case "longrope":
-            factors, magnitude = _long(w, metadata, dim)
+            factors, magnitude = _long(w, metadata, dim, original_context)
             frequencies = _slowed(frequencies.to(w.device), factors)
     frequencies, divisors = (
         frequencies.to(w.device),
@@ -199,13 +200,16 @@ def log_scale(factor: float, weight: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * log(factor) + 1.0
 
 
-def _long(w: TensorScope, metadata: Metadata, dim: int) -> tuple[Tensor, float]:
+def _long(
+    w: TensorScope, metadata: Metadata, dim: int, default: int | None
+) -> tuple[Tensor, float]:
     """The factors for the served context and the magnitude (Ding et al., "LongRoPE").
 
     All sequences use one set of factors, because keys cached with one set do not match queries with
     the other: the long set if contexts longer than the original are served, else the short set.
     """
-    original = metadata.require_size("rope.scaling.original_context_length")
+    key = "rope.scaling.original_context_length"
+    original = metadata.require_size(key) if default is None else metadata.get_size(key, default)
     longest = metadata.require_size("context_length")
     short, long = (w.vector(f"rope_factors_{name}", size=dim // 2) for name in ("short", "long"))
     served = min(longest, w.context_tokens or longest)

@@ -30,6 +30,7 @@ from tests.families import (
     image_rows,
     lfm2_families,
     mamba_families,
+    minicpm_families,
     olmo_families,
     qwen_families,
     sigmoid_families,
@@ -40,6 +41,7 @@ from tests.families.mamba_families import MULTIPLIERS
 from tests.families.text_family import (
     KEY_LENGTHS,
     LLAMA3_ROPE,
+    LONGROPE,
     SIZES,
     TIED,
     WIDE_HEADS,
@@ -105,12 +107,6 @@ GPT_OSS_YARN = YARN["rope_parameters"] | {
 }
 
 # Phi 3: all checked sequences are shorter than the original context of 512 tokens.
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "short_factor": [1.0, 1.02, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0],
-    "long_factor": [1.0, 1.3, 2.0, 4.0, 8.0, 12.0, 24.0, 48.0],
-}
 PARTIAL_LONGROPE = LONGROPE | {
     "partial_rotary_factor": 0.75,
     "short_factor": LONGROPE["short_factor"][:6],
@@ -209,6 +205,10 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
         GraniteMoeConfig,
         SIZES | rope(10000.0) | MULTIPLIERS | GRANITE_EXPERTS,
         {"plain": {}},
+        variants={
+            # With experts, MiniCPM is this model, with the usual factor of scores.
+            "minicpm_with_experts": Variant({"attention_multiplier": 0.25}, architecture="minicpm")
+        },
         files=(
             CompleteFile(
                 optional_keys="""
@@ -317,6 +317,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
             ),
         ),
     ),
+    **minicpm_families.FAMILIES,
     "mistral": TextFamily(
         MistralConfig,
         SIZES | {"sliding_window": None},

@@ -41,6 +41,13 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+# Of heads of 16 elements.
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.02, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0],
+    "long_factor": [1.0, 1.3, 2.0, 4.0, 8.0, 12.0, 24.0, 48.0],
+}
 # Keys of files that most families derive from the tensors.
 KEY_LENGTHS = dict.fromkeys(("attention.key_length", "attention.value_length"))
 CONTEXT_TOKENS = 512

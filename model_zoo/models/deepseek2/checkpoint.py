@@ -5,24 +5,14 @@ from dataclasses import replace
 from gguf import ExpertGatingFuncType
 from torch import Tensor
 
-from model_zoo.convert import checks, decoders
+from model_zoo.convert import checks, decoders, latent_rules
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
 from runtime.errors import UnsupportedModelError
 
-_ATTENTION = "layers.{n}.self_attn"
-
-
-def _query(config: Configuration) -> int:
-    return config.require_size("qk_nope_head_dim") + config.require_size("qk_rope_head_dim")
-
 
 def _cached(config: Configuration) -> int:
     return config.require_size("kv_lora_rank") + config.require_size("qk_rope_head_dim")
-
-
-def _compresses_queries(config: Configuration, layer: int) -> bool:
-    return config.get("q_lora_rank") is not None
 
 
 def _heads(config: Configuration, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,9 +64,9 @@ _KEYS = (
     Key("attention.head_count_kv", "num_attention_heads", flavours=(OLLAMA,)),
     Key("attention.key_length", _cached, flavours=(LLAMA_CPP,)),
     Key("attention.value_length", "kv_lora_rank", flavours=(LLAMA_CPP,)),
-    Key("attention.key_length_mla", _query, flavours=(LLAMA_CPP,)),
+    Key("attention.key_length_mla", latent_rules.query_size, flavours=(LLAMA_CPP,)),
     Key("attention.value_length_mla", "v_head_dim", flavours=(LLAMA_CPP,)),
-    Key("attention.key_length", _query, flavours=(OLLAMA,)),
+    Key("attention.key_length", latent_rules.query_size, flavours=(OLLAMA,)),
     Key("attention.value_length", "v_head_dim", flavours=(OLLAMA,)),
     Key("attention.q_lora_rank", "q_lora_rank", optional=True),
     Key("attention.kv_lora_rank", "kv_lora_rank"),
@@ -100,20 +90,10 @@ CONVERSION = Conversion(
     rules=(
         *decoders.EMBEDDINGS,
         *decoders.PRE_NORMS,
-        Rule(f"{_ATTENTION}.q_proj.*", "blk.{n}.attn_q.*", optional=True),
-        *(
-            Rule(f"{_ATTENTION}.{source}", f"blk.{{n}}.{target}", only=_compresses_queries)
-            for source, target in (
-                ("q_a_proj.*", "attn_q_a.*"),
-                ("q_a_layernorm.weight", "attn_q_a_norm.weight"),
-                ("q_b_proj.*", "attn_q_b.*"),
-            )
-        ),
-        Rule(f"{_ATTENTION}.kv_a_proj_with_mqa.*", "blk.{n}.attn_kv_a_mqa.*"),
-        Rule(f"{_ATTENTION}.kv_a_layernorm.weight", "blk.{n}.attn_kv_a_norm.weight"),
+        *latent_rules.PROJECTIONS,
         *(
             Rule(
-                f"{_ATTENTION}.kv_b_proj.weight",
+                f"{latent_rules.ATTENTION}.kv_b_proj.weight",
                 f"blk.{{n}}.{target}.weight",
                 transform,
                 flavours=(flavour,),
@@ -124,7 +104,6 @@ CONVERSION = Conversion(
                 ("attn_kv_b", None, OLLAMA),
             )
         ),
-        Rule(f"{_ATTENTION}.o_proj.*", "blk.{n}.attn_output.*"),
         *decoders.LEADING_DENSE,
     ),
     drop=decoders.BUFFERS,

@@ -120,14 +120,14 @@ def test_phi3_marks_turns_by_role() -> None:
     )
 
 
-def llama2(name: str) -> ChosenTemplate | None:
+def without_tokens(name: str, architecture: str = "llama") -> ChosenTemplate | None:
     metadata = sentencepiece_metadata({}) | {"general.name": name}
-    tokenizer = load_tokenizer(metadata, architecture="llama")
-    return choose_template(metadata, tokenizer, architecture="llama")
+    tokenizer = load_tokenizer(metadata, architecture=architecture)
+    return choose_template(metadata, tokenizer, architecture=architecture)
 
 
 def test_llama2_is_recognised_by_its_name_and_matches_the_published_template() -> None:
-    chosen = llama2("Llama-2-7b-Chat-hf")
+    chosen = without_tokens("Llama-2-7b-Chat-hf")
     assert chosen is not None and chosen.origin == "fallback (llama2)"
     assert chosen.template.render([SYSTEM, *TURNS]) == (
         "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nWho are you? [/INST] A caravan. </s>"
@@ -136,14 +136,23 @@ def test_llama2_is_recognised_by_its_name_and_matches_the_published_template() -
 
 
 def test_old_mistral_is_recognised_by_its_name() -> None:
-    chosen = llama2("Mistral-7B-Instruct-v0.1")
+    chosen = without_tokens("Mistral-7B-Instruct-v0.1")
     assert chosen is not None and chosen.origin == "fallback (mistral)"
     assert chosen.template.render([TURNS[0]]) == "<s>[INST] Who are you? [/INST]"
 
 
+def test_minicpm_is_recognised_by_its_architecture() -> None:
+    """Its first files have no template; the texts around turns are no tokens of its vocabulary."""
+    chosen = without_tokens("MiniCPM", "minicpm")
+    assert chosen is not None and chosen.origin == "fallback (minicpm)"
+    assert chosen.template.render([SYSTEM, *TURNS]) == (
+        "Be brief.<用户>Who are you?<AI>A caravan.<用户>Of what?<AI>"
+    )
+
+
 def test_base_models_get_no_template() -> None:
     assert choose(()) is None and choose(("<|endoftext|>",)) is None
-    assert llama2("Llama-2-7b-hf") is None
+    assert without_tokens("Llama-2-7b-hf") is None
 
 
 @pytest.mark.parametrize("special", [CHATML, LLAMA3, GEMMA, PHI3])

@@ -183,6 +183,31 @@ PHI_3_LONG = {
     "tie_word_embeddings": False,
     "vocab_size": 32064,
 }
+MINICPM_3 = {
+    "architectures": ["MiniCPM3ForCausalLM"],
+    "model_type": "minicpm3",
+    "dim_model_base": 256,
+    "hidden_size": 2560,
+    "intermediate_size": 6400,
+    "kv_lora_rank": 256,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 40,
+    "num_hidden_layers": 62,
+    "num_key_value_heads": 40,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "long_factor": [1.0 + i for i in range(16)],
+        "original_max_position_embeddings": 32768,
+        "short_factor": [1.0 + i / 16 for i in range(16)],
+        "type": "longrope",
+    },
+    "scale_depth": 1.4,
+    "scale_emb": 12,
+    "vocab_size": 73448,
+}
 GRANITE_4_H = {
     "architectures": ["GraniteMoeHybridForCausalLM"],
     "model_type": "granitemoehybrid",
@@ -452,5 +477,6 @@ PUBLISHED = {
     "GLM-4.7-Flash": GLM_47_FLASH,
     "Hunyuan 7B": HUNYUAN_7B,
     "Hunyuan-A13B": HUNYUAN_A13B,
+    "MiniCPM3 4B": MINICPM_3,
     "MiniMax M2": MINIMAX_M2,
 }
