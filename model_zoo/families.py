@@ -39,6 +39,7 @@ class Family:
 _GEMMA4 = ("gemma4", "gemma4v")
 _INTERNVL = ("qwen2", "qwen3", "qwen3moe", "llama")
 _LLAVA = ("granite", "llama", "phi3", "qwen2", "qwen3")
+_MINICPMV = ("llama", "minicpm", "qwen2", "qwen3")
 _QWEN25VL = ("qwen25vl", "qwen2vl")
 _QWEN3VL = ("qwen3vl", "qwen3vlmoe")
 
@@ -73,6 +74,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("llama4", ("llama4",), ("llama4",), ("llama4",), "llama4"),
     Family("llava", (), ("mlp",), _LLAVA),
     Family("minicpm", ("minicpm", "minicpm3")),
+    Family("minicpmv", (), ("resampler",), _MINICPMV),
     Family("minimax_m2", ("minimax-m2",), pre_tokenizer="minimax-m2", tensor_parallel=False),
     Family("mistral3", ("mistral3",), ("mistral3", "pixtral"), ("mistral3", "llama"), "tekken"),
     Family("mistral3", (), ("lightonocr",), ("qwen3",)),

@@ -32,6 +32,7 @@ from model_zoo.models.qwen3vl import vision as qwen3vl
 from model_zoo.models.qwen25vl import vision as qwen25vl
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from runtime.vision.encoder import VisionTower
+from tests.families import resampler_families
 from tests.families import tower_references as references
 from tests.families.towers import FLAVOURS, Build, TowerPair, make_tower, random_pixels
 from tests.families.vision_configs import (
@@ -69,6 +70,8 @@ class TowerFamily:
     expected: features of `transformers` for the pixels of a shape.
     grids: whether the tower takes shapes as its grids, else grids are (1, 1).
     flavours: of the files; `only` has those of single configurations.
+    writer: writes and loads a tower that `transformers` does not have, with the settings of a
+    configuration, instead of `make`'s.
     refused: settings, a flavour whose files cannot state them, and words of the error.
     """
 
@@ -85,6 +88,7 @@ class TowerFamily:
     limit_images: Sequence[int] = (2,)
     text_file: bool = False
     maker: Any = None
+    writer: Callable[..., TowerPair] | None = None
     refused: Sequence[tuple[Mapping[str, Any], str, str]] = ()
 
     @property
@@ -105,6 +109,8 @@ class TowerFamily:
         **changes,
     ) -> TowerPair:
         """Write the tiny model and load its tower; `flavour`: the first of the family if empty."""
+        if self.writer is not None:
+            return self.writer(folder, **(self.configs[config] | changes))
         return make_tower(
             self.build,
             self.make(**(self.configs[config] | changes)),
@@ -381,6 +387,21 @@ TOWERS: Mapping[str, TowerFamily] = {
             ({"hidden_act": "gelu"}, "llama.cpp", "`hidden_act` of the vision part"),
             (SIGLIP | {"strategy": "default"}, "llama.cpp", "this vision model mean full"),
         ],
+    ),
+    "minicpmv": TowerFamily(
+        resampler_families.build_tower,
+        PreTrainedConfig,
+        {
+            "plain": {},
+            "one_head_and_position": {"width": 128, "places": 1, "layer_norm_eps": 1e-2},
+        },
+        resampler_families.pixels,
+        resampler_families.tower_features,
+        shapes=((20, 30), (60, 130), (200, 1)),
+        grids=True,
+        flavours=LLAMA_CPP,
+        limit_images=(1,),
+        writer=resampler_families.write_tower,
     ),
     "mistral3": TowerFamily(
         mistral3.PixtralTower,

@@ -13,6 +13,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import META
+from model_zoo.multimodal.vision_loading import PREFIXES
 from runtime.vision.encoder import VisionTower
 from tests.memory_profile import peak_bytes, recorded_memory
 from tests.tiny_models import write_tiny
@@ -56,7 +57,7 @@ def load_tower(build: Build, path: Path, dtype: torch.dtype = torch.float32) -> 
     draft = TensorScope(file, device=META, dtype=dtype)
     build(draft, metadata)
     for name, tensor in file.tensors.items():
-        if not name.startswith(("v.", "vision.", "mm.")):
+        if not name.startswith(PREFIXES):
             draft.table(name, shape=tensor.shape)
     draft.check()
     return build(TensorScope(file, device=torch.device("cpu"), dtype=dtype), metadata)

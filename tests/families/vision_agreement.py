@@ -102,8 +102,7 @@ def make_vision_pair(
     of the image processor, as the checkpoint states them.
     """
     source = folder / "checkpoint"
-    twin = write_tiny_folder(source, config, padding_rows=len(special))
-    _write_tokenizer(source, special, spelled)
+    twin = write_checkpoint(config, source, special=special, spelled=spelled)
     (source / "preprocessor_config.json").write_text(json.dumps(settings or {}))
     path, projector = (folder / name for name in files)
     convert(source, path, type="f32", flavour=flavour)
@@ -111,6 +110,15 @@ def make_vision_pair(
     assert (own is None) == (flavour == "ollama")
     model = load(path, projector=own, device=CPU, dtype=torch.float32)
     return VisionPair(model, twin, expected)
+
+
+def write_checkpoint(
+    config: PreTrainedConfig, folder: Path, *, special: Sequence[str], spelled: str
+) -> Any:
+    """Write a tiny model with further tokens, and a template that shows images; returns it."""
+    twin = write_tiny_folder(folder, config, padding_rows=len(special))
+    _write_tokenizer(folder, special, spelled)
+    return twin
 
 
 def _write_tokenizer(folder: Path, special: Sequence[str], spelled: str) -> None:

@@ -24,9 +24,11 @@ from model_zoo.models.internvl import placeholders as internvl
 from model_zoo.models.lfm2 import placeholders as lfm2
 from model_zoo.models.llama4 import placeholders as llama4
 from model_zoo.models.llava import placeholders as llava
+from model_zoo.models.minicpmv import placeholders as minicpmv
 from model_zoo.models.mistral3 import placeholders as mistral3
 from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.multimodal import qwen_placeholders as qwen
+from tests.families import resampler_families
 from tests.families import vision_references as references
 from tests.families.gemma_families import EXPERTS, KEYS_AS_VALUES, SHARED_KEYS
 from tests.families.text_family import rope
@@ -68,6 +70,8 @@ class VisionFamily:
     expected: logits of `transformers`. special: tokens behind those of the tiny tokenizer.
     spelled: what the template writes for an image. processor: settings of the image processor.
     flavours: of the files; `engine_flavour` that of `test_vision_engine.py`, None to skip.
+    writer: writes and loads a model that `transformers` does not have, with the settings of a
+    configuration, instead of `make`'s.
     grids: of the images of "two images in one message", which shall be different and no squares.
     """
 
@@ -80,6 +84,7 @@ class VisionFamily:
     flavours: Sequence[str] = ("llama.cpp",)
     engine_flavour: str | None = "llama.cpp"
     grids: Sequence[tuple[int, int]] = ()
+    writer: Callable[..., VisionPair] | None = None
 
     def write(
         self,
@@ -92,6 +97,8 @@ class VisionFamily:
         **changes: Any,
     ) -> VisionPair:
         """Write the tiny model to `folder` and load it; `flavour`: the first one if empty."""
+        if self.writer is not None:
+            return self.writer(folder, files, **(self.configs[config] | changes))
         return make_vision_pair(
             self.make(**(self.configs[config] | changes)),
             folder,
@@ -254,6 +261,18 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
         spelled=llava.PLACE + "\n",
         processor=CROPPED,
         grids=[(60, 130), (150, 70)],
+    ),
+    "minicpmv": VisionFamily(
+        configs={
+            "plain": {},
+            "enclosed_slices_and_scaled_embeddings": {"version": 2, "text": "minicpm"},
+        },
+        make=PreTrainedConfig,
+        expected=resampler_families.expected,
+        special=minicpmv.MiniCPMVPlaceholders.reserved,
+        spelled=minicpmv.MiniCPMVPlaceholders.spelled,
+        grids=[(60, 130), (150, 70)],
+        writer=resampler_families.write_model,
     ),
     "mistral3": VisionFamily(
         mistral3_config,

@@ -58,6 +58,24 @@ def their_next_token(
     return logits.log_softmax(-1)
 
 
+def their_layout(text: Path, projector: Path, picture: Picture) -> list[int | list[int]]:
+    """What stands for a picture in a prompt: tokens, and in brackets numbers of rows."""
+    layout: list[int | list[int]] = []
+    with (
+        _model(text) as model,
+        _opened(model, projector) as context,
+        _chunks(context, IMAGE, [picture]) as chunks,
+    ):
+        for chunk in _listed(chunks):
+            if mtmd_cpp.mtmd_input_chunk_get_type(chunk) == mtmd_cpp.MTMD_INPUT_CHUNK_TYPE_IMAGE:
+                layout.append([mtmd_cpp.mtmd_input_chunk_get_n_tokens(chunk)])
+                continue
+            count = ctypes.c_size_t()
+            tokens = mtmd_cpp.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
+            layout += tokens[: count.value]
+    return layout
+
+
 @contextmanager
 def _model(text: Path) -> Iterator[int]:
     options = llama_cpp.llama_model_default_params()

@@ -17,17 +17,20 @@ from model_zoo.images.prepared import prepare
 from model_zoo.models.lfm2.multimodal import read_processor
 from model_zoo.models.lfm2.vision import NaflexTower
 from model_zoo.models.mistral3.vision import PROJECTOR_EPS
+from model_zoo.multimodal.placeholders import PlaceholderRows
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from tests.families.tower_families import TOWERS, TowerFamily
 from tests.families.towers import encoded, load_tower, worst
+from tests.families.vision_families import VISION_MODELS
 from tests.gguf_files import matrices, rewrite
-from tests.peers.llama_cpp_vision import their_features
+from tests.peers.llama_cpp_vision import their_features, their_layout
 from tests.tiny_models import TinyLlama, write_tiny_llama
 
 # It keeps keys, values and its table of GELU in half precision.
 NEAR = 5e-3
 # Whose convolution of rows has half precision, too.
 NEAR_OF_FAMILY = {"glm4v": 1e-2, "glm_ocr": 1e-2}
+SLICED = 2 * 56, 3 * 56  # without resizing, six slices of MiniCPM-V
 Compared = tuple[Tensor, list[Tensor]]
 
 
@@ -177,6 +180,16 @@ def text_of(folder: Path, width: int) -> Path:
     return path
 
 
+def minicpmv(folder: Path) -> Compared:
+    """The slices alone, since it resizes the overview otherwise; it has 70 by 70 positions."""
+    image, model = picture(*SLICED), VISION_MODELS["minicpmv"].write(folder, places=70).model
+    prepared = prepare(image, model.vision.processor, tower=b"")
+    ours = encoded(model.tower, prepared.pixels[None], prepared.grid)[0]
+    files = folder / "tiny.gguf", folder / "mmproj-tiny.gguf"
+    overview, *slices = their_features(*files, image, width=256)
+    return ours[len(overview) :], [torch.cat(slices)]
+
+
 FAMILIES: dict[str, Callable[[Path], Compared]] = {
     family.__name__: family
     for family in (
@@ -193,6 +206,7 @@ FAMILIES: dict[str, Callable[[Path], Compared]] = {
         lighton,
         llava,
         granite,
+        minicpmv,
     )
 }
 
@@ -201,3 +215,15 @@ FAMILIES: dict[str, Callable[[Path], Compared]] = {
 def test_llama_cpp_computes_the_same_features(tmp_path, family) -> None:
     ours, [theirs] = FAMILIES[family](tmp_path)
     assert worst(ours, theirs) <= NEAR_OF_FAMILY.get(family, NEAR)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_llama_cpp_marks_the_slices_of_minicpmv_alike(tmp_path, version) -> None:
+    model = VISION_MODELS["minicpmv"].write(tmp_path, version=version).model
+    pieces = model.vision.placeholders.pieces(model.vision.processor.outline(*SLICED))
+    shown = [[p.length] if isinstance(p, PlaceholderRows) else p for p in pieces]
+    ours: list[int | list[int]] = []
+    for piece in shown:
+        ours += model.tokenizer.encode(piece) if isinstance(piece, str) else [piece]
+    files = tmp_path / "tiny.gguf", tmp_path / "mmproj-tiny.gguf"
+    assert their_layout(*files, picture(*SLICED)) == ours

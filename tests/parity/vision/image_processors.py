@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
@@ -23,6 +24,9 @@ from transformers.models.llava_next.image_processing_pil_llava_next import (
     LlavaNextImageProcessorPil,
 )
 from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor as LlavaNextText
+from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import (
+    MiniCPMV4_6ImageProcessorPil,
+)
 from transformers.models.mllama.image_processing_pil_mllama import (
     MllamaImageProcessorPil,
     get_all_supported_aspect_ratios,
@@ -32,6 +36,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from model_zoo.images.normalise import CLIP, IMAGENET, STANDARD, Normalisation
 from model_zoo.images.prepared import ImageProcessor
+from model_zoo.images.slicing import Slicing
+from model_zoo.layers.vision.patches import squares
 from model_zoo.models.gemma3.image_processor import SquareProcessor
 from model_zoo.models.gemma4.image_processor import Gemma4Processor
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
@@ -40,6 +46,7 @@ from model_zoo.models.lfm2.image_processor import Lfm2Processor
 from model_zoo.models.llama4.image_processor import Llama4Processor
 from model_zoo.models.llava.image_processor import ClipProcessor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
+from model_zoo.models.minicpmv.image_processor import SlicingProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama.image_processor import MllamaProcessor
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
@@ -164,6 +171,30 @@ def llava_next() -> Row:
     return LlavaNextProcessor(side=56, tile_edge=4, canvases=CANVASES), expected
 
 
+def minicpmv() -> Row:
+    """The processor of MiniCPM-V 4.6, which merges two by two patches, as patches of twice the
+    side: the sides of parts are multiples of it."""
+    half, processor = 7, SlicingProcessor(Slicing(side=56, unit=14), patch=14, part_rows=5)
+    theirs = MiniCPMV4_6ImageProcessorPil(
+        scale_resolution=56, patch_size=half, downsample_mode="4x"
+    )
+
+    def expected(image: Image) -> Expected:
+        made = applied(theirs, image)
+        sizes = [tuple(size) for size in np.asarray(made["target_sizes"]).tolist()]
+        lines = torch.as_tensor(made["pixel_values"])[0].split(
+            [half * rows * columns for rows, columns in sizes], dim=2
+        )
+        parts = []
+        for (rows, columns), line in zip(sizes, lines, strict=True):
+            patches = line.view(3, half, rows, columns, half).permute(0, 2, 1, 3, 4)
+            part = squares(patches.reshape(1, 3, rows * half, columns * half), 14)[0]
+            parts.append(F.pad(part, (0, 0, 0, processor.places - len(part))))
+        return Expected(torch.stack(parts), image.shape[:2], 5 * len(parts))
+
+    return processor, expected
+
+
 def mllama(most: int) -> Row:
     """Slots without a tile are zeros."""
     theirs = MllamaImageProcessorPil(
@@ -242,6 +273,7 @@ PROCESSORS: Mapping[str, Row] = {
         16,
     ),
     "llava_next": llava_next(),
+    "minicpmv": minicpmv(),
     "mllama": mllama(4),
     "mllama of six tiles": mllama(6),
     "mllama of one tile": mllama(1),

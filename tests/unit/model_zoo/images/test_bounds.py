@@ -11,6 +11,7 @@ from model_zoo.images.normalise import CLIP
 from model_zoo.images.prepared import ImageProcessor
 from model_zoo.images.resize import MAX_ASPECT
 from model_zoo.images.shapes import rectangles
+from model_zoo.images.slicing import Slicing
 from model_zoo.models.gemma3.image_processor import SquareProcessor
 from model_zoo.models.gemma4.image_processor import Gemma4Processor
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
@@ -19,6 +20,7 @@ from model_zoo.models.lfm2.image_processor import Lfm2Processor
 from model_zoo.models.llama4.image_processor import Llama4Processor
 from model_zoo.models.llava.image_processor import ClipProcessor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
+from model_zoo.models.minicpmv.image_processor import SlicingProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama.image_processor import MllamaProcessor
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
@@ -62,6 +64,13 @@ def llava_next(draw: st.DrawFn) -> LlavaNextProcessor:
     return LlavaNextProcessor(side, draw(st.integers(1, 30)), canvases)
 
 
+@st.composite
+def minicpmv(draw: st.DrawFn) -> SlicingProcessor:
+    patch = draw(PATCHES)
+    slicing = Slicing(draw(st.integers(patch, 600)), patch * draw(st.integers(1, 4)), 9)
+    return SlicingProcessor(slicing, patch, draw(ROWS))
+
+
 PROCESSORS: dict[str, st.SearchStrategy[ImageProcessor]] = {
     "clip": st.builds(ClipProcessor, SIDES, ROWS, whole=st.booleans()),
     "gemma4": st.builds(Gemma4Processor, PATCHES, st.integers(1, 4), st.integers(1, 3000)),
@@ -73,6 +82,7 @@ PROCESSORS: dict[str, st.SearchStrategy[ImageProcessor]] = {
     "lfm2": lfm2(),
     "llama4": st.builds(Llama4Processor, SIDES, ROWS, max_tiles=st.integers(1, 20)),
     "llava_next": llava_next(),
+    "minicpmv": minicpmv(),
     "mllama": st.builds(MllamaProcessor, SIDES, ROWS, max_tiles=st.integers(1, 8)),
     "pixtral": st.builds(PixtralProcessor, SIDES, PATCHES, merge=st.integers(1, 3)),
     "qwen": qwen(),
@@ -120,6 +130,7 @@ SMALL: list[ImageProcessor] = [
     *(InternVLProcessor(2, 1, CLIP, least, 7) for least in (1, 5, 7)),
     Lfm2Processor(1, 1, 1, 9, 4, 2, 5, tolerance=1.0),
     LlavaNextProcessor(2, 3, ((2, 10), (8, 2), (4, 4))),
+    SlicingProcessor(Slicing(2, 1), 1, 3),
 ]
 
 
@@ -131,6 +142,16 @@ def test_the_processor_can_produce_the_largest_image(processor) -> None:
     assert str(largest) in made
     assert max(outline.rows for outline in made.values()) >= 0.8 * processor.most_rows
     assert prod(largest.shape) >= 0.9 * max(prod(outline.shape) for outline in made.values())
+
+
+@given(data=st.data())
+def test_every_part_of_minicpmv_fits_into_its_place(data) -> None:
+    processor = data.draw(minicpmv())
+    for height, width in data.draw(st.lists(IMAGES, min_size=1, max_size=20)):
+        if max(height, width) <= MAX_ASPECT * min(height, width):
+            parts = processor.slicing.parts(height, width)
+            for size in (parts.overview, parts.slice_size):
+                assert prod(size) <= processor.places * processor.patch**2
 
 
 @pytest.mark.parametrize("unit", [28, 32])

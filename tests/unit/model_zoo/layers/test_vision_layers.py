@@ -4,11 +4,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers.vision_utils import get_vision_nearest_position_ids
 
 from model_zoo.layers.vision import image_attention
 from model_zoo.layers.vision.image_attention import AttentionSpan, attend, slabs, whole
 from model_zoo.layers.vision.merging import merged_planes, shuffled_planes
 from model_zoo.layers.vision.patches import squares
+from model_zoo.layers.vision.placed_vit import nearest_cells
 from model_zoo.layers.vision.rotary import coordinates
 from model_zoo.layers.vision.windows import windows
 
@@ -104,3 +106,11 @@ def test_shuffled_planes_hold_the_rows_of_a_square_line_by_line() -> None:
     assert shuffled_planes(x, 4, 2)[0].tolist() == [
         [0, 1, 4, 5], [2, 3, 6, 7], [8, 9, 12, 13], [10, 11, 14, 15],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("across", [1, 10, 32, 70])
+def test_patches_of_any_rectangle_have_the_nearest_positions(across: int) -> None:
+    for rows in range(1, 200, 3):
+        columns = 201 - rows
+        theirs = get_vision_nearest_position_ids(torch.tensor([[rows, columns]]), across)
+        assert torch.equal(nearest_cells(rows, columns, across, device=CPU), theirs)

@@ -1,6 +1,7 @@
 """Images in prompts: their positions, protection against forgery, and refusals."""
 
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ from model_zoo.chat.messages import ChatTemplate, ImagePart, Message
 from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.images.normalise import CLIP
+from model_zoo.images.slicing import Slicing
 from model_zoo.models.gemma3 import placeholders as gemma3
 from model_zoo.models.gemma3.image_processor import SquareProcessor
 from model_zoo.models.gemma4 import placeholders as gemma4
@@ -24,13 +26,15 @@ from model_zoo.models.llama4 import placeholders as llama4
 from model_zoo.models.llama4.image_processor import Llama4Processor
 from model_zoo.models.llava import placeholders as llava
 from model_zoo.models.llava.image_processor import ClipProcessor
+from model_zoo.models.minicpmv import placeholders as minicpmv
+from model_zoo.models.minicpmv.image_processor import SlicingProcessor
 from model_zoo.models.mistral3 import placeholders as pixtral
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.models.mllama.image_processor import MllamaProcessor
 from model_zoo.multimodal import qwen_placeholders as qwen
 from model_zoo.multimodal.image_tags import tagged, with_images
-from model_zoo.multimodal.placeholders import Placeholders
+from model_zoo.multimodal.placeholders import PlaceholderRows, Placeholders
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from model_zoo.multimodal.vision_model import VisionModel
 from runtime.errors import ModelFileError, PromptTooLongError, RequestError
@@ -40,6 +44,7 @@ from tests.vision_prompts import TEMPLATE, TEXT_TEMPLATE, own_tokenizer, png
 BOS = "<|begin_of_text|>"
 LFM2 = Lfm2Processor(7, 2, 4, 20, tile=28, min_tiles=1, max_tiles=1, tolerance=1.0)
 ONE, TWO = ImagePart(png(40, 60)), ImagePart(png(60, 40, seed=1))
+SLICING = Slicing(side=28, unit=7)
 PLACEMENTS: dict[str, Any] = {
     "gemma3": gemma3.Gemma3Placeholders,
     "gemma4": gemma4.Gemma4Placeholders,
@@ -50,6 +55,7 @@ PLACEMENTS: dict[str, Any] = {
     "idefics3": idefics3.Idefics3Placeholders,
     "internvl": internvl.InternVLPlaceholders,
     "lfm2": lambda tokenizer: lfm2.Lfm2Placeholders(tokenizer, LFM2),
+    "minicpmv": partial(minicpmv.MiniCPMVPlaceholders, slicing=SLICING, enclosed=False),
     "mllama": lambda tokenizer: mllama.MllamaPlaceholders(tokenizer, 4),
 }
 PROCESSORS: dict[str, Any] = {
@@ -62,6 +68,7 @@ PROCESSORS: dict[str, Any] = {
     "idefics3": Idefics3Processor(28, 84, 4),
     "internvl": InternVLProcessor(28, 4, CLIP),
     "lfm2": LFM2,
+    "minicpmv": SlicingProcessor(SLICING, patch=7, part_rows=4),
     "mllama": MllamaProcessor(side=28, tile_rows=5),
 }
 RESERVED = {
@@ -79,6 +86,7 @@ RESERVED = {
     ),
     "internvl": internvl.InternVLPlaceholders.reserved,
     "lfm2": (lfm2.START, lfm2.PLACE, lfm2.END),
+    "minicpmv": minicpmv.MiniCPMVPlaceholders.reserved,
     "mllama": mllama.MllamaPlaceholders.reserved,
 }
 OPTIONAL = (
@@ -184,6 +192,35 @@ def test_tiles_without_a_token_are_written_as_text() -> None:
     shown = model.tokenizer.decode(prompt.tokens)
     assert [shown.count(f"<row_{row}_col_{column}>") for row, column in ((1, 2), (2, 3))] == [1, 1]
     assert reserved_in(model, "idefics3", prompt).count(idefics3.tile(2, 1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("enclosed", "size", "expected"),
+    [
+        (False, (20, 20), "<image>4</image>"),
+        (True, (20, 20), "<image>4</image>"),
+        (
+            False,
+            (56, 84),
+            "<image>4</image><slice>4</slice><slice>4</slice><slice>4</slice>\n"
+            "<slice>4</slice><slice>4</slice><slice>4</slice>",
+        ),
+        (
+            True,
+            (56, 84),
+            "<image>4</image><slice><image>4</image><image>4</image><image>4</image>\n"
+            "<image>4</image><image>4</image><image>4</image></slice>",
+        ),
+    ],
+)
+def test_slices_of_minicpmv_are_marked_as_its_authors_mark_them(enclosed, size, expected) -> None:
+    tokenizer = own_tokenizer(minicpmv.MiniCPMVPlaceholders.reserved, NORMAL)
+    placeholders = minicpmv.MiniCPMVPlaceholders(tokenizer, SLICING, enclosed=enclosed)
+    pieces = placeholders.pieces(PROCESSORS["minicpmv"].outline(*size))
+    rows = [piece for piece in pieces if isinstance(piece, PlaceholderRows)]
+    assert [piece.first_row for piece in rows] == list(range(0, 4 * len(rows), 4))
+    shown = (tokenizer.decode([p]) if isinstance(p, int) else p for p in pieces)
+    assert "".join(p if isinstance(p, str) else str(p.length) for p in shown) == expected
 
 
 def _prepared(family: str) -> Any:

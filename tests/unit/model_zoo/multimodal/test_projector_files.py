@@ -1,4 +1,4 @@
-"""Projector files of LLaVA, Idefics 3, InternVL and LFM2-VL: stated and missing settings."""
+"""Projector files of several families: stated and missing settings."""
 
 import json
 from pathlib import Path
@@ -28,6 +28,7 @@ ROWS = {
     "lfm2": "lfm2",
     "llava": "llava_cropped",
     "llava_next": "llava_next",
+    "minicpmv": "minicpmv",
 }
 
 
@@ -209,3 +210,18 @@ def test_processors_that_files_cannot_describe_are_refused(
     with pytest.raises(ModelFileError, match=words):
         convert(changed, tmp_path / "out.gguf", type="f32", flavour="llama.cpp")
     assert not list(tmp_path.glob("*.gguf"))
+
+
+def test_minicpmv_marks_slices_as_its_first_version_if_the_file_states_none(
+    folders, tmp_path
+) -> None:
+    shown = [
+        loaded(folders["minicpmv"], tmp_path, minicpmv_version=version).prepare(ASK).tokens
+        for version in (None, 2, 3)
+    ]
+    assert shown[0] == shown[1] != shown[2]
+
+
+def test_minicpmv_of_unknown_versions_is_refused(folders, tmp_path) -> None:
+    message = refusal(UnsupportedModelError, folders["minicpmv"], tmp_path, minicpmv_version=1)
+    assert "`clip.minicpmv_version` is 1" in message

@@ -1,0 +1,64 @@
+"""A vision transformer over rectangles of patches, with learned positions of a square."""
+
+from collections.abc import Callable, Sequence
+from math import isqrt
+
+import torch
+from torch import Tensor
+
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.vision.image_attention import ImageBatch, whole
+from model_zoo.layers.vision.names import first_table
+from model_zoo.layers.vision.patches import patch_embedding
+from model_zoo.layers.vision.vision_layer import VisionLayer, layers_bytes
+from model_zoo.layers.vision.vision_sizes import VisionSizes
+from runtime.vision.encoder import Pause
+
+
+class PlacedVit:
+    """A patch has the position of the square's cell in which its upper left corner lies when the
+    rectangle is stretched to the square, as in Dehghani et al., "Patch n' Pack"."""
+
+    def __init__(
+        self,
+        w: TensorScope,
+        sizes: VisionSizes,
+        read_layer: Callable[[TensorScope], VisionLayer],
+    ) -> None:
+        self._sizes, self._device, self._dtype = sizes, w.device, w.dtype
+        self._embed = patch_embedding(w, sizes, "patch_embd")
+        name = "position_embd.weight"
+        stored = w.shape(name, whole=True) or (1, sizes.hidden)
+        self._across = isqrt(stored[-2] if len(stored) > 1 else 1)
+        shape = (self._across**2, sizes.hidden)
+        self._places = first_table(w, name, shape=shape).to(w.dtype)
+        self._norm = w.layer_norm("post_ln", sizes.eps, size=sizes.hidden)
+        self._layers: Sequence[VisionLayer] = [
+            read_layer(w.scope("blk", index)) for index in range(sizes.layers)
+        ]
+
+    def nbytes(self, rows: int) -> int:
+        """Upper bound of the bytes that encoding so many patches takes, result included."""
+        sizes = self._sizes
+        edges = rows * (2 * sizes.patch_elements + 5 * sizes.hidden)
+        return 4 * edges + layers_bytes(self._device, sizes, self._layers, rows)
+
+    def __call__(self, patches: Tensor, rows: int, columns: int, pause: Pause) -> Tensor:
+        """patches [images, rows * columns, pixels] -> [images, rows * columns, hidden]."""
+        images, count, _ = patches.shape
+        x = self._embed(patches.to(self._dtype).flatten(0, 1)).view(images, count, -1)
+        cells = nearest_cells(rows, columns, self._across, device=x.device)
+        x = x.add_(self._places[cells]).flatten(0, 1)
+        batch = ImageBatch(images, whole(count), pause=pause)
+        for layer in self._layers:
+            x = layer(x, batch)
+        return self._norm(x).view(images, count, -1)
+
+
+def nearest_cells(rows: int, columns: int, across: int, *, device: torch.device) -> Tensor:
+    """int64 [rows * columns]: the cell of a square of `across` cells per side for each patch of a
+    rectangle, both in row-major order."""
+    down, right = (
+        torch.arange(count, device=device) * across // count for count in (rows, columns)
+    )
+    return (down[:, None] * across + right).flatten()

@@ -1,0 +1,47 @@
+"""MiniCPM-V 2.5 to 4.5 with images: an overview and slices."""
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.normalise import STANDARD
+from model_zoo.images.slicing import Slicing
+from model_zoo.layers.vision.vision_sizes import VisionSizes
+from model_zoo.models.minicpmv.image_processor import SlicingProcessor
+from model_zoo.models.minicpmv.placeholders import MiniCPMVPlaceholders
+from model_zoo.models.minicpmv.vision import EPS, ResampledTower
+from model_zoo.multimodal.image_settings import read_normalisation
+from model_zoo.multimodal.multimodal_spec import MultimodalSpec
+from model_zoo.tokenizers.tokenizer import Tokenizer
+from runtime.errors import UnsupportedModelError
+
+VERSION_KEY = "minicpmv_version"
+# MiniCPM-V 2.5, and those after it, which differ in nothing that files do not state otherwise.
+FIRST, VERSIONS = 2, (2, 3, 4, 5, 6, 100045)
+
+
+def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
+    version = _version(metadata)
+    processor = read_processor(w, metadata)
+    tower = ResampledTower(w, metadata, processor)
+    enclosed = version == FIRST
+    placeholders = MiniCPMVPlaceholders(tokenizer, processor.slicing, enclosed=enclosed)
+    return MultimodalSpec(tower, processor, placeholders)
+
+
+def read_processor(w: TensorScope, metadata: Metadata) -> SlicingProcessor:
+    """The number of feature rows of a part is that of the resampler's queries."""
+    sizes = VisionSizes.read(metadata, eps=EPS)
+    queries = (w.shape("resampler.query", whole=True) or (1,))[0]
+    normalisation = read_normalisation(metadata, STANDARD)
+    return SlicingProcessor(Slicing(sizes.side(), sizes.patch), sizes.patch, queries, normalisation)
+
+
+def _version(metadata: Metadata) -> int:
+    """Files older than the key are of the first version, as in llama.cpp."""
+    version = metadata.get(VERSION_KEY, int, FIRST)
+    if version not in VERSIONS:
+        known = ", ".join(map(str, VERSIONS))
+        raise UnsupportedModelError(
+            f"{metadata.path}: `{metadata.full_key(VERSION_KEY)}` is {version}, which is not "
+            f"supported; supported are: {known}."
+        )
+    return version
