@@ -69,6 +69,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("hunyuan", ("hunyuan-moe",), pre_tokenizer="hunyuan"),
     Family("idefics3", (), ("idefics3",), ("llama",)),
     Family("internvl", (), ("internvl",), _INTERNVL),
+    Family("kimivl", (), ("kimivl",), ("deepseek2",)),
     Family("lfm2", ("lfm2", "lfm2moe"), ("lfm2",), ("lfm2",), "lfm2"),
     Family("llama", ("llama",), pre_tokenizer="llama-bpe"),
     Family("llama4", ("llama4",), ("llama4",), ("llama4",), "llama4"),

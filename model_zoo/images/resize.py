@@ -31,7 +31,7 @@ def resized(image: Pixels, height: int, width: int, resample: Filter) -> Pixels:
         return image
     rows, columns, _ = image.shape
     if rows * width > MAX_BETWEEN_PIXELS:
-        raise _unsuitable(rows, columns, f"at most {MAX_BETWEEN_PIXELS // width:,} pixels high")
+        raise unsuitable(rows, columns, f"at most {MAX_BETWEEN_PIXELS // width:,} pixels high")
     return np.asarray(Image.fromarray(image).resize((width, height), resample.value))
 
 
@@ -45,7 +45,7 @@ def squared(image: Pixels, side: int, resample: Filter, colour: tuple[int, int, 
     rows, columns, _ = image.shape
     whole = max(rows, columns)
     if whole > MAX_SQUARED_SIDE:
-        raise _unsuitable(rows, columns, f"at most {MAX_SQUARED_SIDE:,} pixels long")
+        raise unsuitable(rows, columns, f"at most {MAX_SQUARED_SIDE:,} pixels long")
     step = max(BAND_PIXELS // whole, 1)
     narrow = [
         _narrowed(_centred(image[top : top + step], whole, colour, axis=1), side, resample)
@@ -61,10 +61,11 @@ def _narrowed(image: Pixels, width: int, resample: Filter) -> Pixels:
 def check_aspect(height: int, width: int) -> None:
     """Raises RequestError if the sides differ so much that the resized image would be huge."""
     if max(height, width) > MAX_ASPECT * min(height, width):
-        raise _unsuitable(height, width, f"at most {MAX_ASPECT} times as long as wide")
+        raise unsuitable(height, width, f"at most {MAX_ASPECT} times as long as wide")
 
 
-def _unsuitable(height: int, width: int, bound: str) -> RequestError:
+def unsuitable(height: int, width: int, bound: str) -> RequestError:
+    """The error for an image that a model cannot process; `bound`: what images it can."""
     return RequestError(
         f"The image has {width:,} x {height:,} pixels; for this model it may be {bound}. "
         "Cut it or scale it down."

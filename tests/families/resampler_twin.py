@@ -62,7 +62,7 @@ class ResamplerTwin(nn.Module):
         self.projection = nn.Parameter(torch.empty(width, width))
         self.text: Any = None
         self.eval().requires_grad_(False)
-        _randomise(self, seed)
+        randomise(self, seed)
 
     def features(self, pixels: Tensor, size: tuple[int, int]) -> Tensor:
         """pixels [parts, places, 3 * patch * patch] of an image of that size -> [rows, width]."""
@@ -165,7 +165,7 @@ def _named(twin: ResamplerTwin) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in named.items()}
 
 
-def _randomise(twin: nn.Module, seed: int) -> None:
+def randomise(twin: nn.Module, seed: int) -> None:
     """Weights large enough that every part of the computation shows."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in twin.parameters():

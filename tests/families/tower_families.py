@@ -32,7 +32,7 @@ from model_zoo.models.qwen3vl import vision as qwen3vl
 from model_zoo.models.qwen25vl import vision as qwen25vl
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from runtime.vision.encoder import VisionTower
-from tests.families import resampler_families
+from tests.families import moon_families, resampler_families
 from tests.families import tower_references as references
 from tests.families.towers import FLAVOURS, Build, TowerPair, make_tower, random_pixels
 from tests.families.vision_configs import (
@@ -307,6 +307,18 @@ TOWERS: Mapping[str, TowerFamily] = {
         flavours=LLAMA_CPP,
         limit_images=(1,),
         text_file=True,
+    ),
+    "kimivl": TowerFamily(
+        moon_families.build_tower,
+        PreTrainedConfig,
+        {"plain": {}, "one_position": {"pos_emb_height": 1, "pos_emb_width": 1}},
+        moon_families.pixels,
+        moon_families.tower_features,
+        shapes=((4, 4), (1, 7), (5, 2)),
+        grids=True,
+        flavours=LLAMA_CPP,
+        limit_images=(1,),
+        writer=moon_families.write_tower,
     ),
     "lfm2": TowerFamily(
         lfm2_tower,

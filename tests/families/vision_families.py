@@ -21,6 +21,7 @@ from model_zoo.models.gemma4 import placeholders as gemma4
 from model_zoo.models.glm4v import placeholders as glm4v
 from model_zoo.models.idefics3 import placeholders as idefics3
 from model_zoo.models.internvl import placeholders as internvl
+from model_zoo.models.kimivl import placeholders as kimivl
 from model_zoo.models.lfm2 import placeholders as lfm2
 from model_zoo.models.llama4 import placeholders as llama4
 from model_zoo.models.llava import placeholders as llava
@@ -28,7 +29,7 @@ from model_zoo.models.minicpmv import placeholders as minicpmv
 from model_zoo.models.mistral3 import placeholders as mistral3
 from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.multimodal import qwen_placeholders as qwen
-from tests.families import resampler_families
+from tests.families import moon_families, resampler_families
 from tests.families import vision_references as references
 from tests.families.gemma_families import EXPERTS, KEYS_AS_VALUES, SHARED_KEYS
 from tests.families.text_family import rope
@@ -209,6 +210,15 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
         spelled=internvl.PLACE + "\n",
         processor=SQUARE | {"max_patches": 6},
         grids=[(1, 2), (2, 1)],
+    ),
+    "kimivl": VisionFamily(
+        configs={"plain": {}},
+        make=PreTrainedConfig,
+        expected=moon_families.expected,
+        special=kimivl.KimiVLPlaceholders.reserved,
+        spelled=kimivl.KimiVLPlaceholders.spelled,
+        grids=[(2, 3), (3, 2)],
+        writer=moon_families.write_model,
     ),
     "lfm2": VisionFamily(
         lfm2_config,

@@ -190,6 +190,23 @@ def minicpmv(folder: Path) -> Compared:
     return ours[len(overview) :], [torch.cat(slices)]
 
 
+def kimivl(folder: Path) -> Compared:
+    """llama.cpp turns the first half of a head by columns and the second by rows, but its converter
+    keeps the order of the checkpoint, in which they alternate: a known defect. It stretches
+    positions otherwise, so this image has as many patches as there are positions."""
+    image, model = picture(224, 224), VISION_MODELS["kimivl"].write(folder).model
+    prepared = prepare(image, model.vision.processor, tower=b"")
+    ours = encoded(model.tower, prepared.pixels[None], prepared.grid)[0]
+    source = folder / "mmproj-tiny.gguf"
+    apart = {
+        name: rows.reshape(3, -1, 2, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+        for name, rows in matrices(source).items()
+        if ".attn_q." in name or ".attn_k." in name
+    }
+    ordered = rewrite(source, folder / "ordered.gguf", tensors=apart)
+    return ours, their_features(text_of(folder, 64), ordered, image, width=64)
+
+
 FAMILIES: dict[str, Callable[[Path], Compared]] = {
     family.__name__: family
     for family in (
@@ -202,6 +219,7 @@ FAMILIES: dict[str, Callable[[Path], Compared]] = {
         glm_ocr,
         idefics3,
         internvl,
+        kimivl,
         lfm2,
         lighton,
         llava,

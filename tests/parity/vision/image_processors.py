@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image as Pillow
 from torch import Tensor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
@@ -42,6 +43,7 @@ from model_zoo.models.gemma3.image_processor import SquareProcessor
 from model_zoo.models.gemma4.image_processor import Gemma4Processor
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
 from model_zoo.models.internvl.image_processor import InternVLProcessor
+from model_zoo.models.kimivl.image_processor import KimiVLProcessor
 from model_zoo.models.lfm2.image_processor import Lfm2Processor
 from model_zoo.models.llama4.image_processor import Llama4Processor
 from model_zoo.models.llava.image_processor import ClipProcessor
@@ -122,6 +124,25 @@ def internvl(least: int, most: int) -> Row:
         return Expected(made["pixel_values"], None, 4 * made["num_patches"][0])
 
     return InternVLProcessor(56, 4, CLIP, min_tiles=least, max_tiles=most), expected
+
+
+def kimivl(limit: int) -> Row:
+    """As the authors' code computes it, which `transformers` does not have."""
+
+    def expected(image: Image) -> Expected:
+        picture = Pillow.fromarray(image)
+        count = (picture.width // 14) * (picture.height // 14)
+        if count > limit:
+            scale = (limit / count) ** 0.5
+            size = int(picture.width * scale), int(picture.height * scale)
+            picture = picture.resize(size, Pillow.Resampling.BICUBIC)
+        right, bottom = -picture.width % 28, -picture.height % 28
+        padded = np.pad(np.asarray(picture), ((0, bottom), (0, right), (0, 0)))
+        grid = padded.shape[0] // 28, padded.shape[1] // 28
+        pixels = torch.from_numpy(padded).permute(2, 0, 1).float() / 255
+        return Expected((pixels - 0.5) / 0.5, grid, grid[0] * grid[1])
+
+    return KimiVLProcessor(patch=14, merge=2, patches=limit), expected
 
 
 def lfm2(least: int, most: int, tolerance: float = 2.0, **changes: Any) -> Row:
@@ -262,6 +283,7 @@ PROCESSORS: Mapping[str, Row] = {
     "internvl": internvl(1, 12),
     "internvl of several tiles": internvl(2, 6),
     "internvl of one tile": internvl(1, 1),
+    "kimivl": kimivl(100),
     "lfm2": lfm2(2, 10),
     "lfm2 without the whole of a large image": lfm2(3, 6, 8.0, use_thumbnail=False),
     "llama4": llama4(16),

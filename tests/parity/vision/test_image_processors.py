@@ -15,6 +15,7 @@ from model_zoo.models.gemma4 import vision as gemma4
 from model_zoo.models.glm4v import multimodal as glm4v
 from model_zoo.models.idefics3 import image_processor as idefics3
 from model_zoo.models.internvl import vision as internvl
+from model_zoo.models.kimivl.image_processor import KimiVLProcessor
 from model_zoo.models.lfm2 import multimodal as lfm2
 from model_zoo.models.llama4.image_processor import Llama4Processor
 from model_zoo.models.llava.image_processor import ClipProcessor
@@ -95,6 +96,16 @@ def test_qwen_refuses_what_the_reference_refuses() -> None:
             applied(Qwen2VLImageProcessorPil(), photo(*size))
         with pytest.raises(RequestError, match="at most 200 times as long as wide"):
             prepare(photo(*size), processor, tower=b"")
+
+
+def test_kimivl_refuses_images_with_too_many_patches_along_a_side() -> None:
+    """As the authors' code refuses 512; those of an allowed shape have fewer."""
+    processor = KimiVLProcessor(patch=14, merge=2)
+    assert processor.outline(120, 7140).grid == (5, 255)
+    for size in [(60, 7141), (7141, 60), (100, 20_000)]:
+        with pytest.raises(RequestError, match="at most 56 times as long as wide"):
+            processor.outline(*size)
+    assert processor.outline(100, 5600).grid[1] <= 255 >= processor.outline(1000, 56_000).grid[1]
 
 
 def test_files_that_state_no_limits_mean_those_of_the_reference() -> None:

@@ -16,6 +16,7 @@ from model_zoo.models.gemma3.image_processor import SquareProcessor
 from model_zoo.models.gemma4.image_processor import Gemma4Processor
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
 from model_zoo.models.internvl.image_processor import InternVLProcessor
+from model_zoo.models.kimivl.image_processor import KimiVLProcessor
 from model_zoo.models.lfm2.image_processor import Lfm2Processor
 from model_zoo.models.llama4.image_processor import Llama4Processor
 from model_zoo.models.llava.image_processor import ClipProcessor
@@ -79,6 +80,7 @@ PROCESSORS: dict[str, st.SearchStrategy[ImageProcessor]] = {
         Idefics3Processor, st.integers(100, 600), st.integers(4000, 6000), ROWS
     ),
     "internvl": internvl(),
+    "kimivl": st.builds(KimiVLProcessor, PATCHES, st.integers(1, 4), st.integers(100, 5000)),
     "lfm2": lfm2(),
     "llama4": st.builds(Llama4Processor, SIDES, ROWS, max_tiles=st.integers(1, 20)),
     "llava_next": llava_next(),

@@ -20,6 +20,8 @@ from model_zoo.models.idefics3 import placeholders as idefics3
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
 from model_zoo.models.internvl import placeholders as internvl
 from model_zoo.models.internvl.image_processor import InternVLProcessor
+from model_zoo.models.kimivl import placeholders as kimivl
+from model_zoo.models.kimivl.image_processor import KimiVLProcessor
 from model_zoo.models.lfm2 import placeholders as lfm2
 from model_zoo.models.lfm2.image_processor import Lfm2Processor
 from model_zoo.models.llama4 import placeholders as llama4
@@ -54,6 +56,7 @@ PLACEMENTS: dict[str, Any] = {
     "llava": llava.LlavaPlaceholders,
     "idefics3": idefics3.Idefics3Placeholders,
     "internvl": internvl.InternVLPlaceholders,
+    "kimivl": kimivl.KimiVLPlaceholders,
     "lfm2": lambda tokenizer: lfm2.Lfm2Placeholders(tokenizer, LFM2),
     "minicpmv": partial(minicpmv.MiniCPMVPlaceholders, slicing=SLICING, enclosed=False),
     "mllama": lambda tokenizer: mllama.MllamaPlaceholders(tokenizer, 4),
@@ -67,6 +70,7 @@ PROCESSORS: dict[str, Any] = {
     "llava": ClipProcessor(28, 4),
     "idefics3": Idefics3Processor(28, 84, 4),
     "internvl": InternVLProcessor(28, 4, CLIP),
+    "kimivl": KimiVLProcessor(patch=7, merge=2),
     "lfm2": LFM2,
     "minicpmv": SlicingProcessor(SLICING, patch=7, part_rows=4),
     "mllama": MllamaProcessor(side=28, tile_rows=5),
@@ -85,6 +89,7 @@ RESERVED = {
         idefics3.tile(2, 1),
     ),
     "internvl": internvl.InternVLPlaceholders.reserved,
+    "kimivl": kimivl.KimiVLPlaceholders.reserved,
     "lfm2": (lfm2.START, lfm2.PLACE, lfm2.END),
     "minicpmv": minicpmv.MiniCPMVPlaceholders.reserved,
     "mllama": mllama.MllamaPlaceholders.reserved,
@@ -96,6 +101,9 @@ OPTIONAL = (
     idefics3.tile(1, 1),
     idefics3.tile(2, 1),
     internvl.OTHER,
+    kimivl.START,
+    kimivl.CONTENT,
+    kimivl.END,
     *qwen.OTHERS,
 )
 every_family = pytest.mark.parametrize("family", PLACEMENTS)

@@ -25,6 +25,7 @@ ASK = [Message("user", (WIDE, "What is this?"))]
 ROWS = {
     "idefics3": "idefics3",
     "internvl": "internvl",
+    "kimivl": "kimivl",
     "lfm2": "lfm2",
     "llava": "llava_cropped",
     "llava_next": "llava_next",
@@ -210,6 +211,16 @@ def test_processors_that_files_cannot_describe_are_refused(
     with pytest.raises(ModelFileError, match=words):
         convert(changed, tmp_path / "out.gguf", type="f32", flavour="llama.cpp")
     assert not list(tmp_path.glob("*.gguf"))
+
+
+def test_kimivl_takes_the_patches_of_its_file_or_those_of_the_first_checkpoints(
+    folders, tmp_path
+) -> None:
+    taken = [
+        loaded(folders["kimivl"], tmp_path, vision__image_max_pixels=area).vision.processor.patches
+        for area in (None, 16384 * 28**2, 1)
+    ]
+    assert taken == [4096, 16384, 1]
 
 
 def test_minicpmv_marks_slices_as_its_first_version_if_the_file_states_none(

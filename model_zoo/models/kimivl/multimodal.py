@@ -1,0 +1,31 @@
+"""Kimi-VL with images."""
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.normalise import STANDARD
+from model_zoo.layers.vision.vision_sizes import MAX_MERGED, VisionSizes
+from model_zoo.models.kimivl.image_processor import MOST_PATCHES, KimiVLProcessor
+from model_zoo.models.kimivl.placeholders import KimiVLPlaceholders
+from model_zoo.models.kimivl.vision import EPS, MoonTower
+from model_zoo.multimodal.image_settings import MOST_PIXELS, read_normalisation
+from model_zoo.multimodal.multimodal_spec import MultimodalSpec
+from model_zoo.tokenizers.tokenizer import Tokenizer
+
+MERGED = 2
+AREA_KEY = "vision.image_max_pixels"
+
+
+def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
+    processor = read_processor(metadata)
+    tower = MoonTower(w, metadata, processor)
+    return MultimodalSpec(tower, processor, KimiVLPlaceholders(tokenizer))
+
+
+def read_processor(metadata: Metadata) -> KimiVLProcessor:
+    """Converters state no number of patches; it is then that of the first checkpoints, as in
+    llama.cpp."""
+    sizes = VisionSizes.read(metadata, eps=EPS)
+    merge = metadata.get_size("vision.projector.scale_factor", MERGED, at_most=MAX_MERGED)
+    normalisation = read_normalisation(metadata, STANDARD)
+    area = metadata.get_size(AREA_KEY, MOST_PATCHES * sizes.patch**2, at_most=MOST_PIXELS)
+    return KimiVLProcessor(sizes.patch, merge, max(area // sizes.patch**2, 1), normalisation)

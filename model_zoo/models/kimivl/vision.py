@@ -1,0 +1,98 @@
+"""Vision model of Kimi-VL: MoonViT, whose patches are merged two by two."""
+
+from functools import partial
+from math import isqrt
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.prepared import blank
+from model_zoo.layers.rope import Pairs, Rotation
+from model_zoo.layers.rope_scaling import DEFAULT_BASE, plain_frequencies
+from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
+from model_zoo.layers.vision.names import LayerNames, first_table
+from model_zoo.layers.vision.patches import patch_embedding, squares
+from model_zoo.layers.vision.rotary import coordinates
+from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
+from model_zoo.layers.vision.vision_sizes import VisionSizes
+from model_zoo.models.kimivl.image_processor import KimiVLProcessor
+from runtime.kernels.pointwise import gelu, gelu_erf
+from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
+
+EPS = 1e-5
+
+
+class MoonTower:
+    """See `VisionTower`. pixels [images, 3, height, width], both sides multiples of the side of a
+    merged patch; the grid is that of merged patches. images: the processor of its images."""
+
+    def __init__(self, w: TensorScope, metadata: Metadata, images: KimiVLProcessor) -> None:
+        before = w.loaded_bytes
+        self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
+        self._device, self._dtype, self.images = w.device, w.dtype, images
+        v = w.scope("v")
+        self._embed = patch_embedding(v, sizes, "patch_embd")
+        self._places = _places(v, sizes)
+        sizes.quarters()
+        self._frequencies = plain_frequencies(sizes.head_dim // 2, DEFAULT_BASE).to(w.device)
+        layer = partial(plain_layer, sizes=sizes, names=LayerNames(), curve=gelu)
+        self._layers = [layer(v.scope("blk", index)) for index in range(sizes.layers)]
+        self._post_norm = v.layer_norm("post_ln", sizes.eps, size=sizes.hidden)
+        mm, self._wide = w.scope("mm"), sizes.hidden * images.merge**2
+        self._norm = mm.layer_norm("input_norm", EPS, size=sizes.hidden)
+        width = (mm.shape("2") or (1,))[0]
+        self._first = mm.linear("1", shape=(self._wide, self._wide))
+        self._second = mm.linear("2", shape=(width, self._wide))
+        self.limits = ImageLimits(images.most_rows, width, w.dtype)
+        self.weight_bytes = w.loaded_bytes - before
+
+    def activation_bytes(self, images: int) -> int:
+        sizes, merged = self._sizes, images * self.limits.rows
+        rows = merged * self.images.merge**2
+        edges = rows * (3 * sizes.patch_elements + 7 * sizes.hidden + sizes.head_dim)
+        projected = merged * (4 * self._wide + 2 * self.limits.width)
+        return 4 * (edges + projected) + layers_bytes(self._device, sizes, self._layers, rows)
+
+    def largest(self) -> PreparedImage:
+        return blank(self.images.largest)
+
+    def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
+        images, merge = len(pixels), self.images.merge
+        rows, columns = (length * merge for length in grid)
+        down, right = coordinates(rows, columns, block=merge, device=pixels.device)
+        order = down * columns + right
+        patches = squares(pixels.to(self._dtype), self._sizes.patch)[:, order]
+        x = self._embed(patches.flatten(0, 1)).view(images, rows * columns, -1)
+        places = _stretched(self._places, rows, columns)[order]
+        x = x.add_(places.to(x.dtype)).flatten(0, 1)
+        rotation = repeated(self._rotation(down, right), images)
+        batch = ImageBatch(images, whole(rows * columns), rotation, pause)
+        for layer in self._layers:
+            x = layer(x, batch)
+        merged = self._norm(self._post_norm(x)).view(-1, self._wide)
+        return self._second(gelu_erf(self._first(merged))).view(images, -1, self.limits.width)
+
+    def _rotation(self, rows: Tensor, columns: Tensor) -> Rotation:
+        """Pairs of neighbouring dimensions are turned by column and row alternately."""
+        turns = [place[:, None].float() * self._frequencies for place in (columns, rows)]
+        angles = torch.stack(turns, dim=2).flatten(1)
+        return Rotation(angles.cos(), angles.sin(), Pairs.INTERLEAVED)
+
+
+def _places(w: TensorScope, sizes: VisionSizes) -> Tensor:
+    """float32 [1, hidden, side, side], the learned positions of a square."""
+    name = "position_embd.weight"
+    stored = w.shape(name, whole=True) or (1, sizes.hidden)
+    side = isqrt(stored[-2] if len(stored) > 1 else 1)
+    table = first_table(w, name, shape=(side**2, sizes.hidden))
+    return table.view(side, side, -1).permute(2, 0, 1)[None]
+
+
+def _stretched(places: Tensor, rows: int, columns: int) -> Tensor:
+    """Positions [rows * columns, hidden] of a rectangle, interpolated by cubic functions."""
+    if places.shape[2:] != (rows, columns):
+        places = F.interpolate(places, size=(rows, columns), mode="bicubic")
+    return places[0].flatten(1).t()
