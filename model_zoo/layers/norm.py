@@ -45,7 +45,10 @@ class AcrossHeads:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerNorm:
-    """weight and bias float32 [size]. x [..., size] -> like x, computed in float32."""
+    """weight and bias float32 [size], or [heads, size] for x [tokens, heads, size].
+
+    x [..., size] -> like x, computed in float32.
+    """
 
     weight: Tensor
     bias: Tensor

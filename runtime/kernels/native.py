@@ -46,7 +46,10 @@ SIGNATURES = {
         [_pointer, _int64, _pointer, _int, _float, *3 * [_int], _pointer, _int],
         None,
     ),
-    "caravan_layer_norm": ([*3 * [_pointer], _float, _int, _int, _pointer, _int], None),
+    "caravan_layer_norm": (
+        [_pointer, _int64, *2 * [_pointer], _int, _float, *3 * [_int], _pointer, _int],
+        None,
+    ),
     "caravan_rope": ([_pointer, _int64, *2 * [_pointer], *5 * [_int], _pointer, _int], None),
     "caravan_angles": (
         [*3 * [_pointer], *2 * [_int], _float, *2 * [_pointer], _int],

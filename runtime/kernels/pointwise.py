@@ -28,8 +28,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     For x [..., n, hidden], weight may be [n, hidden]. Without a weight the factor is 1. Computed in
     float32. Zhang and Sennrich, "Root Mean Square Layer Normalization".
     """
-    if weight is not None and weight.dim() == 2 and weight.shape != x.shape[-2:]:
-        raise ValueError(f"weights {list(weight.shape)} of a norm for {list(x.shape)}")
+    _check_parts(x, weight)
     if x.device.type != "cpu" or (kernels := library()) is None:
         if has_kernels(x.device):
             return _triton().norm(x, weight, None, eps)
@@ -49,17 +48,22 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """x [..., hidden] -> (x - mean) / sqrt(variance + eps) * weight + bias, in x's type.
 
-    Computed in float32. Ba, Kiros and Hinton, "Layer Normalization".
+    For x [..., n, hidden], weight and bias may be [n, hidden]. Computed in float32. Ba, Kiros and
+    Hinton, "Layer Normalization".
     """
+    _check_parts(x, weight)
     if x.device.type != "cpu" or (kernels := library()) is None:
         if has_kernels(x.device):
             return _triton().norm(x, weight, bias, eps)
         return layer_norm_twin(x, weight, bias, eps)
-    wide, factor, offset = (tensor.float().contiguous() for tensor in (x, weight, bias))
-    result, n = torch.empty_like(wide), x.shape[-1]
+    rows, n = _row_parts(x.float()), x.shape[-1]
+    factor, offset = (each.float().contiguous() for each in (weight, bias))
+    shape = (factor.numel() // factor.shape[-1], n)
+    result = torch.empty(x.shape)
     kernels.caravan_layer_norm(
-        address(wide, x.shape), address(factor, (n,)), address(offset, (n,)), eps,
-        wide.numel() // n, n, result.data_ptr(), torch.get_num_threads(),
+        rows.tensor.data_ptr(), rows.stride, address(factor.view(-1, factor.shape[-1]), shape),
+        address(offset.view(-1, offset.shape[-1]), shape), shape[0], eps, rows.count, rows.parts, n,
+        result.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return result.to(x.dtype)
 
@@ -350,6 +354,11 @@ def _triton() -> ModuleType:
     return pointwise
 
 
+def _check_parts(x: Tensor, weight: Tensor | None) -> None:
+    if weight is not None and weight.dim() == 2 and weight.shape != x.shape[-2:]:
+        raise ValueError(f"weights {list(weight.shape)} of a norm for {list(x.shape)}")
+
+
 @dataclass(frozen=True, slots=True)
 class _RowParts:
     """`count` rows, `stride` elements apart, of `parts` adjacent parts each."""
@@ -384,7 +393,10 @@ def rms_norm_twin(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 def layer_norm_twin(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The specification of `layer_norm`."""
-    return F.layer_norm(x.float(), x.shape[-1:], weight.float(), bias.float(), eps).to(x.dtype)
+    if weight.dim() == 1:
+        return F.layer_norm(x.float(), x.shape[-1:], weight.float(), bias.float(), eps).to(x.dtype)
+    normal = F.layer_norm(x.float(), x.shape[-1:], eps=eps)
+    return (normal * weight.float() + bias.float()).to(x.dtype)
 
 
 def rope_interleaved_twin(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -64,8 +64,11 @@ def test_norms(x: Tensor, dtype: torch.dtype, launches: list[str]) -> None:
 
 @pytest.mark.parametrize("x", [noise(2, 3, 32), parts(2, 3, 21)])
 def test_norms_of_parts_with_weights_of_their_own(x: Tensor) -> None:
-    weight = noise(3, x.shape[-1])
+    weight, bias = noise(3, x.shape[-1]), noise(3, x.shape[-1])
     got, expected = (f(x, weight, 1e-5) for f in (pointwise.rms_norm, pointwise.rms_norm_twin))
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    layer_norms = pointwise.layer_norm, pointwise.layer_norm_twin
+    got, expected = (f(x, weight, bias, 1e-5) for f in layer_norms)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 

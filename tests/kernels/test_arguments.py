@@ -115,6 +115,9 @@ REFUSED: dict[str, Callable[[], object]] = {
     "a norm with weights of other groups": lambda: rms_norm(
         torch.zeros(2, 3, 4), torch.zeros(2, 4), 1e-5
     ),
+    "a layer norm with biases of other groups": lambda: layer_norm(
+        torch.zeros(2, 3, 4), torch.zeros(3, 4), torch.zeros(2, 4), 1e-5
+    ),
     "a product of other lengths": lambda: matmul(torch.zeros(2, 5), dense(3, 4)),
     "a weight of fewer bytes than its shape": lambda: matmul(
         torch.zeros(2, 4), _unchecked(dense(3, 4), (3, 3))

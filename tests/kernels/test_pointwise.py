@@ -75,6 +75,11 @@ def test_parts_of_rows_may_have_weights_of_their_own() -> None:
     for norm in (rms_norm, rms_norm_twin):
         for x in (parts, parts.contiguous()):
             torch.testing.assert_close(norm(x, weight, 1e-5), expected, rtol=1e-5, atol=1e-6)
+    bias = torch.randn(3, 20)
+    expected = F.layer_norm(parts, (20,), eps=1e-5) * weight + bias
+    for norm in (layer_norm, layer_norm_twin):
+        for x in (parts, parts.contiguous()):
+            torch.testing.assert_close(norm(x, weight, bias, 1e-5), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(1, 5), (3, 64), (70, 2048), (2, 3, 83), (0, 16)])
@@ -229,6 +234,7 @@ def test_strided_rows_have_the_same_bits_as_contiguous_ones() -> None:
         lambda a, b: silu_mul(b, a.clone()),
         lambda a, b: rms_norm(b, weight, 1e-5),
         lambda a, b: rms_norm(b.unflatten(1, (6, 8)), per_head, 1e-5),
+        lambda a, b: layer_norm(b.unflatten(1, (6, 8)), per_head, per_head, 1e-5),
         lambda a, b: rope_halves(b.unflatten(1, (6, 8)), angles.cos(), angles.sin()),
         lambda a, b: rope_interleaved(b.unflatten(1, (6, 8)), angles.cos(), angles.sin()),
         lambda a, b: add_(a.clone(), b),

@@ -46,14 +46,14 @@ static void rms_norm_row(const float *x, const float *weight, float eps, int n, 
 }
 
 typedef struct {
-    const float *x, *weight;
+    const float *x, *weight, *bias;
     float *y, eps;
     int64_t x_stride;
     int weights, parts, n;
-} rms_norm_job;
+} norm_job;
 
 static void rms_norm_rows(const void *job, const items *mine) {
-    const rms_norm_job *j = job;
+    const norm_job *j = job;
     for (int64_t r = mine->begin; r < mine->end; r++)
         rms_norm_row(j->x + r / j->parts * j->x_stride + r % j->parts * j->n,
                      j->weight ? j->weight + r % j->weights * j->n : NULL, j->eps, j->n, j->y + r * j->n);
@@ -62,7 +62,7 @@ static void rms_norm_rows(const void *job, const items *mine) {
 /* x [rows], x_stride apart: [parts][n]; weight [weights][n], taken by turns, or NULL; y [rows][parts][n] */
 EXPORT void caravan_rms_norm(const float *x, int64_t x_stride, const float *weight, int weights, float eps,
                              int rows, int parts, int n, float *y, int threads) {
-    const rms_norm_job j = {x, weight, y, eps, x_stride, weights, parts, n};
+    const norm_job j = {x, weight, NULL, y, eps, x_stride, weights, parts, n};
     const int64_t all = (int64_t)rows * parts;
     share(threads, all * n > WORTH_SHARING, even(all, threads), rms_norm_rows, &j);
 }
@@ -86,23 +86,21 @@ static void layer_norm_row(const float *x, const float *weight, const float *bia
     }
 }
 
-typedef struct {
-    const float *x, *weight, *bias;
-    float *y, eps;
-    int n;
-} layer_norm_job;
-
 static void layer_norm_rows(const void *job, const items *mine) {
-    const layer_norm_job *j = job;
-    for (int64_t r = mine->begin; r < mine->end; r++)
-        layer_norm_row(j->x + r * j->n, j->weight, j->bias, j->eps, j->n, j->y + r * j->n);
+    const norm_job *j = job;
+    for (int64_t r = mine->begin; r < mine->end; r++) {
+        const int64_t own = r % j->weights * j->n;
+        layer_norm_row(j->x + r / j->parts * j->x_stride + r % j->parts * j->n, j->weight + own, j->bias + own,
+                       j->eps, j->n, j->y + r * j->n);
+    }
 }
 
-/* x, y [rows][n], weight and bias [n] */
-EXPORT void caravan_layer_norm(const float *x, const float *weight, const float *bias, float eps, int rows,
-                               int n, float *y, int threads) {
-    const layer_norm_job j = {x, weight, bias, y, eps, n};
-    share(threads, (int64_t)rows * n > WORTH_SHARING, even(rows, threads), layer_norm_rows, &j);
+/* as caravan_rms_norm; bias like weight, both not NULL */
+EXPORT void caravan_layer_norm(const float *x, int64_t x_stride, const float *weight, const float *bias,
+                               int weights, float eps, int rows, int parts, int n, float *y, int threads) {
+    const norm_job j = {x, weight, bias, y, eps, x_stride, weights, parts, n};
+    const int64_t all = (int64_t)rows * parts;
+    share(threads, all * n > WORTH_SHARING, even(all, threads), layer_norm_rows, &j);
 }
 
 INLINE void rotate(const float *from, const float *c, const float *s, int pairs, const int halves,

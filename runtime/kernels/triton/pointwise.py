@@ -32,7 +32,10 @@ def norm_kernel(
     at = number // PARTS * row_stride + number % PARTS * part_stride
     value = tl.load(x + at + index, mask=exists, other=0.0).to(tl.float32)
     if WEIGHTS > 1:
-        weight += number % WEIGHTS * N
+        own = number % WEIGHTS * N
+        weight += own
+        if LAYER:
+            bias += own
     value = _normed(value, weight, bias, index, eps, N, LAYER, WEIGHTS > 0)
     tl.store(result + number * N + index, value.to(result.dtype.element_ty), mask=exists)
 
