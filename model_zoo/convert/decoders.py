@@ -63,6 +63,13 @@ ROPE_BASE = Key("rope.freq_base", lambda c: rope_base(c))
 KEYS = (*SIZES, *HEAD_SIZES, ROTATED_SIZE, ROPE_BASE)
 
 
+def layer_normed(setting: str = "layer_norm_eps") -> tuple[Key, ...]:
+    """`KEYS` of a model with layer norms; setting: that of their epsilon."""
+    rms = "attention.layer_norm_rms_epsilon"
+    epsilon = Key("attention.layer_norm_epsilon", setting, of=float)
+    return (*(key for key in KEYS if key.name != rms), epsilon)
+
+
 def looks_ahead(config: Configuration) -> bool:
     """Whether attention is bidirectional, as in some models for embeddings."""
     return config.get("is_causal") is False or config.get("use_bidirectional_attention") is True

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.dividing import divided_heads
-from model_zoo.layers.norm import AcrossHeads, RMSNorm
+from model_zoo.layers.norm import AcrossHeads, LayerNorm, RMSNorm
 from model_zoo.layers.step import Step
 from model_zoo.layers.temperature import Temperature
 from model_zoo.layers.text_sizes import TextSizes
@@ -17,6 +18,9 @@ from runtime.kernels.attention import attended_rows
 from runtime.kernels.attention_inputs import HeadNorms, prepare_attention
 from runtime.kernels.pointwise import contiguous, sigmoid_mul
 from runtime.kv.spec import LayerCache
+
+# Norms of queries and keys before the rotation.
+HeadsNorm = RMSNorm | AcrossHeads | LayerNorm
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,8 +41,8 @@ class AttentionOptions:
     """
 
     scale: float | None = None
-    q_norm: RMSNorm | AcrossHeads | None = None
-    k_norm: RMSNorm | AcrossHeads | None = None
+    q_norm: HeadsNorm | None = None
+    k_norm: HeadsNorm | None = None
     v_norm: RMSNorm | None = None
     rotated_q_norm: RMSNorm | None = None
     rotated_k_norm: RMSNorm | None = None
@@ -146,10 +150,10 @@ class SelfAttention:
         return prepare_attention(queries, pair, norms, step.rotation, step.pages, step.plan)
 
 
-def _per_head(x: Tensor, norm: RMSNorm | AcrossHeads | None) -> tuple[Tensor, RMSNorm | None]:
-    """x after a norm across its heads; or x with the norm of single heads, which is still to be
-    applied."""
-    return (norm(x), None) if isinstance(norm, AcrossHeads) else (x, norm)
+def _per_head(x: Tensor, norm: HeadsNorm | None) -> tuple[Tensor, RMSNorm | None]:
+    """x with the RMS norm of single heads, which is still to be applied; or x after another
+    norm."""
+    return (x, norm) if norm is None or isinstance(norm, RMSNorm) else (norm(x), None)
 
 
 def head_norms(w: TensorScope, sizes: TextSizes) -> AttentionOptions:
@@ -165,6 +169,23 @@ def norms_across_heads(w: TensorScope, sizes: TextSizes, index: int) -> Attentio
     q_norm, k_norm = (
         AcrossHeads(w.rms_norm(f"attn_{name}_norm", sizes.eps, size=heads * sizes.key_dim))
         for name, heads in (("q", sizes.heads[index]), ("k", sizes.kv_heads[index]))
+    )
+    return AttentionOptions(q_norm=q_norm, k_norm=k_norm)
+
+
+def head_layer_norms(w: TensorScope, sizes: TextSizes, index: int) -> AttentionOptions:
+    """Layer norms without biases by the same names, with weights for each head; none if the file
+    has none."""
+    if not (w.has("attn_q_norm") or w.has("attn_k_norm")):
+        return AttentionOptions()
+    heads, kv_heads = sizes.heads[index], sizes.kv_heads[index]
+    split = divided_heads(w, heads, kv_heads)
+    q_norm, k_norm = (
+        LayerNorm(weight := table[held.begin : held.end], torch.zeros_like(weight), sizes.eps)
+        for table, held in (
+            (w.table("attn_q_norm.weight", shape=(heads, sizes.key_dim)), split.heads),
+            (w.table("attn_k_norm.weight", shape=(kv_heads, sizes.key_dim)), split.kv_heads),
+        )
     )
     return AttentionOptions(q_norm=q_norm, k_norm=k_norm)
 

@@ -1,8 +1,9 @@
-"""The usual layer of a text decoder: self-attention and a feed-forward with RMS norms."""
+"""The usual layers of a text decoder: self-attention and a feed-forward, one after the other or
+beside it."""
 
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import AttentionOptions, SelfAttention
-from model_zoo.layers.block import BlockOptions, RowWise, read_block
+from model_zoo.layers.block import BlockOptions, ParallelBlock, RowWise, read_block
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.rope import Rotary
 from model_zoo.layers.stack import TextLayer
@@ -30,3 +31,23 @@ def attention_layer(
     if feed_forward is None:
         feed_forward = GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
     return TextLayer(read_block(w, sizes, mixer, feed_forward, block), cache, rotary)
+
+
+def parallel_layer(
+    w: TensorScope,
+    sizes: TextSizes,
+    index: int,
+    rotary: Rotary | None,
+    *,
+    kind: CacheKind | None = None,
+    attention: AttentionOptions | None = None,
+    feed_forward: RowWise | None = None,
+) -> TextLayer:
+    """As `attention_layer`, with attention and feed-forward beside each other after the layer norm
+    `attn_norm`, whose bias is optional."""
+    cache = sizes.cache(index, kind or Full())
+    mixer = SelfAttention(w, sizes, index, cache, attention)
+    if feed_forward is None:
+        feed_forward = GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
+    norm = w.layer_norm("attn_norm", sizes.eps, size=sizes.hidden)
+    return TextLayer(ParallelBlock(norm, mixer, feed_forward), cache, rotary)

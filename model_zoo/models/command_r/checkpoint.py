@@ -1,39 +1,34 @@
-"""Command-R and Command R7B: conversion of text model checkpoints to GGUF."""
+"""Command-R, Command-R+ and Command R7B: conversion of text model checkpoints to GGUF."""
 
 from dataclasses import replace
 
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import Conversion, Key, Rule
-from runtime.errors import UnsupportedModelError
 
 
-def _no_head_norms(config: Configuration) -> None:
-    if config.get("use_qk_norm"):
-        raise UnsupportedModelError(
-            f"{config.path}: norms of queries and keys (`use_qk_norm`, Command-R+) are not "
-            "supported."
-        )
+def _norms_heads(config: Configuration, layer: int) -> bool:
+    return bool(config.get("use_qk_norm"))
 
 
+_RULES = (
+    *decoders.EMBEDDINGS,
+    *decoders.attention(),
+    *decoders.feed_forward(),
+    Rule("layers.{n}.input_layernorm.weight", "blk.{n}.attn_norm.weight"),
+)
 CONVERSION = Conversion(
     serves=("CohereForCausalLM",),
     model_types=("cohere",),
     architecture="command-r",
     keys=(
-        *(key for key in decoders.KEYS if key.name != "attention.layer_norm_rms_epsilon"),
-        Key("attention.layer_norm_epsilon", "layer_norm_eps", of=float),
+        *decoders.layer_normed(),
         Key("logit_scale", "logit_scale", of=float),
     ),
-    rules=(
-        *decoders.EMBEDDINGS,
-        *decoders.attention(),
-        *decoders.feed_forward(),
-        Rule("layers.{n}.input_layernorm.weight", "blk.{n}.attn_norm.weight"),
-    ),
+    rules=(*_RULES, *(replace(rule, only=_norms_heads) for rule in decoders.HEAD_NORMS)),
     drop=decoders.BUFFERS,
     defaults={"tie_word_embeddings": True, "logit_scale": 0.0625, "layer_norm_eps": 1e-5},
-    check=checks.all_of(checks.only_scalings(), _no_head_norms),
+    check=checks.only_scalings(),
 )
 
 WINDOWED = replace(
@@ -46,6 +41,6 @@ WINDOWED = replace(
         Key("attention.sliding_window", "sliding_window"),
         Key("attention.sliding_window_pattern", decoders.unusual_windows(4)),
     ),
+    rules=_RULES,
     defaults={**CONVERSION.defaults, "sliding_window": 4096},
-    check=checks.only_scalings(),
 )

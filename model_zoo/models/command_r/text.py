@@ -1,11 +1,11 @@
-"""Command-R and Command R7B: attention and feed-forward in parallel after one norm without bias."""
+"""Command-R, Command-R+ and Command R7B: attention and feed-forward in parallel after one norm
+without bias."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import SelfAttention
-from model_zoo.layers.block import ParallelBlock
+from model_zoo.layers.attention import head_layer_norms
+from model_zoo.layers.attention_layer import parallel_layer
 from model_zoo.layers.decoder import Decoder, DecoderOptions, TextLayer
-from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.text_sizes import TextSizes
@@ -19,8 +19,8 @@ WINDOWED, FULL_EVERY = "cohere2", 4  # the architecture of Command R7B
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Rotary pairs are interleaved in the authors' checkpoints. The head is the embedding.
 
-    In Command R7B, every fourth layer attends to all tokens, without rotation; the others have a
-    window.
+    Command-R+ norms the queries and keys of each head. In Command R7B, every fourth layer attends
+    to all tokens, without rotation; the others have a window.
     """
     eps = metadata.get_positive("attention.layer_norm_epsilon", DEFAULT_EPS)
     sizes = TextSizes.read(metadata, eps=eps)
@@ -41,10 +41,5 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
 def _layer(
     w: TensorScope, sizes: TextSizes, index: int, kind: CacheKind, rotary: Rotary | None
 ) -> TextLayer:
-    cache = sizes.cache(index, kind)
-    block = ParallelBlock(
-        w.layer_norm("attn_norm", sizes.eps, size=sizes.hidden),
-        SelfAttention(w, sizes, index, cache),
-        GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index]),
-    )
-    return TextLayer(block, cache, rotary)
+    attention = head_layer_norms(w, sizes, index)
+    return parallel_layer(w, sizes, index, rotary, kind=kind, attention=attention)
