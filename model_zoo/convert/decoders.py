@@ -220,6 +220,11 @@ PRE_NORMS = (
     Rule("layers.{n}.input_layernorm.weight", "blk.{n}.attn_norm.weight"),
     Rule("layers.{n}.post_attention_layernorm.weight", "blk.{n}.ffn_norm.weight"),
 )
+# For architectures whose norms have biases.
+BIASED_PRE_NORMS = (
+    Rule("layers.{n}.input_layernorm.*", "blk.{n}.attn_norm.*"),
+    Rule("layers.{n}.post_attention_layernorm.*", "blk.{n}.ffn_norm.*"),
+)
 # For architectures with norms only after attention and feed-forward.
 POST_NORMS = (
     Rule("layers.{n}.post_attention_layernorm.weight", "blk.{n}.post_attention_norm.weight"),

@@ -174,10 +174,12 @@ class PostNormBlock(_TwoParts):
 
 @dataclass(frozen=True, slots=True)
 class BlockOptions:
-    """pre_norms: RMS norms of the inputs of attention and feed-forward. post_norms: norms of their
-    outputs. residual_scale: factor of both outputs. The others are names of norms."""
+    """pre_norms: norms of the inputs of attention and feed-forward. layer_norms: these are layer
+    norms with biases instead of RMS norms. post_norms: RMS norms of the outputs. residual_scale:
+    factor of both outputs. The others are names of norms."""
 
     pre_norms: bool = True
+    layer_norms: bool = False
     post_norms: bool = False
     residual_scale: float = 1.0
     ffn_norm: str = "ffn_norm"
@@ -195,10 +197,17 @@ def read_block(
     """The block, with RMS norms under the usual names, unless `options` states others."""
     options = options or BlockOptions()
     norm = partial(w.rms_norm, eps=sizes.eps, size=sizes.hidden)
+    before: list[RMSNorm | LayerNorm | None] = [None, None]
+    if options.pre_norms and options.layer_norms:
+        w.need_biases("attn_norm", options.ffn_norm)
+        named = "attn_norm", options.ffn_norm
+        before = [w.layer_norm(name, sizes.eps, size=sizes.hidden) for name in named]
+    elif options.pre_norms:
+        before = [norm("attn_norm"), norm(options.ffn_norm)]
     return Block(
-        norm("attn_norm") if options.pre_norms else None,
+        before[0],
         attention,
-        norm(options.ffn_norm) if options.pre_norms else None,
+        before[1],
         feed_forward,
         norm(options.post_attention_norm) if options.post_norms else None,
         norm(options.post_ffw_norm) if options.post_norms else None,

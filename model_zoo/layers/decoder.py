@@ -29,9 +29,9 @@ class DecoderOptions:
 
     embedding_scale: factor of token embeddings, and if `scales_images` of those of images.
     logit_scale, logit_softcap: applied to logits in this order. output_norm: None for the RMS norm
-    `output_norm`. head_rows: rows of the head, if it has fewer than the embedding. image_elements:
-    temporary elements of layers that attend to images while they store the rows of one image.
-    layer_inputs: see `LayerInputs`. streams: see `Streams`.
+    `output_norm`. head_rows: rows of the head, if it has fewer than the embedding. own_head: the
+    head is never the embedding. image_elements: temporary elements of layers that attend to images
+    while they store the rows of one image. layer_inputs: see `LayerInputs`. streams: see `Streams`.
     """
 
     embedding_scale: float | None = None
@@ -40,6 +40,7 @@ class DecoderOptions:
     logit_softcap: float | None = None
     output_norm: RMSNorm | LayerNorm | None = None
     head_rows: int | None = None
+    own_head: bool = False
     image_elements: int = 0
     layer_inputs: LayerInputs | None = None
     streams: Streams | None = None
@@ -69,7 +70,7 @@ class Decoder:
         )
         self.vocab_size = self._token_embd.rows
         shape = (options.head_rows or self.vocab_size or None, sizes.hidden)
-        alt = None if options.head_rows else "token_embd"
+        alt = None if options.head_rows or options.own_head else "token_embd"
         self._output = w.gathered_linear("output", alt=alt, shape=shape)
         self._known_tokens = sizes.known_tokens or self.vocab_size
         suppressed = sizes.suppressed_tokens(self.vocab_size)
@@ -161,13 +162,22 @@ def uniform_decoder(
     pairs: Pairs,
     layer: MakeLayer,
     *,
+    default_base: float | None = None,
     sections: Sequence[int] = (),
+    options: DecoderOptions | None = None,
 ) -> Decoder:
     """A decoder whose layers are all made by `layer` and have the rotary embedding that the file
-    describes, with a stated base. sections: numbers of consecutive frequencies that are rotated by
-    time, row and column; empty for a rotation by one position."""
-    rotary = read_rotary(w, sizes, pairs)
+    describes. default_base: its base if the file states none, which is required otherwise.
+    sections: numbers of consecutive frequencies that are rotated by time, row and column; empty for
+    a rotation by one position."""
+    rotary = read_rotary(w, sizes, pairs, default_base=default_base)
     if sections:
         rotary = in_sections(rotary, sizes.metadata, default=sections, interleaved=False)
     layers = [layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
-    return Decoder(w, sizes, layers)
+    return Decoder(w, sizes, layers, options)
+
+
+def biased_output_norm(w: TensorScope, sizes: TextSizes) -> DecoderOptions:
+    """The layer norm `output_norm` with a bias before the head."""
+    w.need_biases("output_norm")
+    return DecoderOptions(output_norm=w.layer_norm("output_norm", sizes.eps, size=sizes.hidden))

@@ -28,6 +28,7 @@ from tests.families import (
     gemma_families,
     hunyuan_families,
     image_rows,
+    layer_norm_families,
     lfm2_families,
     mamba_families,
     minicpm_families,
@@ -222,6 +223,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
             ),
         ),
     ),
+    **layer_norm_families.FAMILIES,
     **lfm2_families.FAMILIES,
     **hunyuan_families.FAMILIES,
     "llama": TextFamily(
