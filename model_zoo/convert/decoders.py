@@ -221,6 +221,11 @@ PRE_NORMS = (
     Rule("layers.{n}.post_attention_layernorm.weight", "blk.{n}.ffn_norm.weight"),
 )
 # For architectures whose norms have biases.
+EMBEDDINGS_AND_BIASED_NORM = (
+    EMBEDDINGS[0],
+    Rule("norm.*", "output_norm.*"),
+    EMBEDDINGS[2],
+)
 BIASED_PRE_NORMS = (
     Rule("layers.{n}.input_layernorm.*", "blk.{n}.attn_norm.*"),
     Rule("layers.{n}.post_attention_layernorm.*", "blk.{n}.ffn_norm.*"),

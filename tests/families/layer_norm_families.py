@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from transformers import PhiConfig
+from transformers import PhiConfig, Starcoder2Config
 
 from tests.families.text_family import SIZES, TIED, CompleteFile, TextFamily, rope
 
@@ -22,5 +22,11 @@ FAMILIES: Mapping[str, TextFamily] = {
                 """
             ),
         ),
+    ),
+    "starcoder2": TextFamily(
+        Starcoder2Config,
+        SIZES | rope(1e5),
+        {"plain": {}, "window_with_own_head": {"sliding_window": 9, "tie_word_embeddings": False}},
+        files=(CompleteFile(optional_keys="attention.key_length attention.value_length"),),
     ),
 }

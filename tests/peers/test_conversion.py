@@ -42,6 +42,7 @@ ONE_BASE = {"rope_parameters": ROPES | {"sliding_attention": rope(10000.0)["rope
 SETTINGS_OF_ONE: Mapping[tuple[str, str], Changes] = {
     ("command-r", "head_norms"): {"num_hidden_layers": 64},  # norms in models of this depth only
     ("exaone4", "plain"): {"num_hidden_layers": 64},  # windows in models of this depth only
+    ("starcoder2", "window_with_own_head"): {"sliding_window": None},
     ("olmo3", "every_other_layer_full_with_yarn"): ONE_BASE | {"attention_bias": False},
 }
 # Configurations that it does not know, of a family separated by spaces.

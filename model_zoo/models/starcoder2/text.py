@@ -1,0 +1,37 @@
+"""StarCoder 2: layer norms, biases everywhere, and feed-forwards without gate."""
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.attention_layer import attention_layer
+from model_zoo.layers.block import BlockOptions
+from model_zoo.layers.decoder import Decoder, TextLayer, biased_output_norm, uniform_decoder
+from model_zoo.layers.feed_forward import FeedForward
+from model_zoo.layers.rope import Pairs, Rotary
+from model_zoo.layers.text_sizes import TextSizes
+from runtime.kernels.pointwise import gelu
+from runtime.kv.spec import CacheKind, Full, Sliding
+
+BIASED = ("attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")
+
+
+def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
+    """All layers have a window, if the file states one; llama.cpp's converter does not."""
+    sizes = TextSizes.read(metadata, eps=metadata.get_positive("attention.layer_norm_epsilon"))
+    return uniform_decoder(w, sizes, Pairs.NEOX, _layer, options=biased_output_norm(w, sizes))
+
+
+def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
+    w.need_biases(*BIASED)
+    window = sizes.metadata.get("attention.sliding_window", int, 0)
+    kind: CacheKind = Sliding(window) if window > 0 else Full()
+    return attention_layer(
+        w,
+        sizes,
+        index,
+        rotary,
+        kind=kind,
+        feed_forward=FeedForward(
+            w, hidden=sizes.hidden, size=sizes.feed_forward[index], curve=gelu
+        ),
+        block=BlockOptions(layer_norms=True),
+    )
