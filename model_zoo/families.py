@@ -95,6 +95,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("qwen3vl", _QWEN3VL, (*_QWEN3VL, "qwen3vl_merger"), _QWEN3VL, "qwen2"),
     Family("seed_oss", ("seed_oss",), pre_tokenizer="seed-coder"),
     Family("smollm3", ("smollm3",), pre_tokenizer="smaug-bpe"),
+    Family("stablelm", ("stablelm",)),
     Family("starcoder2", ("starcoder2",), pre_tokenizer="starcoder"),
 )
 

@@ -144,8 +144,12 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
 LINEAR: Mapping[str, str] = {r"\s+$": r"(?<!\s)\s+$"}
 _KNOWN = frozenset(row.expressions for row in _ROWS)
 
-# Phi 4 and Phi 4 mini share an architecture but not a vocabulary.
-_OF_PHI4 = "<|im_sep|>"
+# Architectures with two vocabularies: a token of one of them, its row, and that of the other: Phi 4
+# and Phi 4 mini, StableLM 2 and StableLM 3B.
+_BY_TOKEN: Mapping[str, tuple[str, str, str]] = {
+    "phi3": ("<|im_sep|>", "dbrx", "gpt-4o"),
+    "stablelm": ("<|im_start|>", "stablelm2", "default"),
+}
 
 
 def architecture_pre_tokenizer(architecture: str) -> str:
@@ -164,9 +168,10 @@ def choose_pre_tokenizer(metadata: Mapping[str, Any], architecture: str) -> PreT
     text.
     """
     name = optional_text(metadata, "tokenizer.ggml.pre") or "default"
-    if name == "default" and architecture == "phi3":
+    if name == "default" and architecture in _BY_TOKEN:
+        token, with_it, without = _BY_TOKEN[architecture]
         tokens = required_array(metadata, "tokenizer.ggml.tokens")
-        name = "dbrx" if _OF_PHI4 in tokens else "gpt-4o"
+        name = with_it if token in tokens else without
     elif name == "default":
         name = architecture_pre_tokenizer(architecture)
     expression = optional_text(metadata, "tokenizer.ggml.pretokenizer")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from transformers import PhiConfig, Starcoder2Config
+from transformers import PhiConfig, StableLmConfig, Starcoder2Config
 
 from tests.families.text_family import SIZES, TIED, CompleteFile, TextFamily, rope
 
@@ -20,6 +20,35 @@ FAMILIES: Mapping[str, TextFamily] = {
                     attention.head_count_kv rope.freq_base attention.key_length
                     attention.value_length
                 """
+            ),
+        ),
+    ),
+    "stablelm": TextFamily(
+        StableLmConfig,
+        SIZES,
+        {
+            "plain": {"use_qkv_bias": True},
+            "parallel_with_head_norms": {
+                "use_parallel_residual": True,
+                "qk_layernorm": True,
+                **rope(500.0, partial_rotary_factor=0.5),
+                **TIED,
+            },
+        },
+        divided="parallel_with_head_norms",
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    rope.freq_base attention.key_length attention.value_length
+                    use_parallel_residual
+                """
+            ),
+            CompleteFile(
+                "parallel_with_head_norms",
+                optional_keys="""
+                    rope.freq_base attention.key_length attention.value_length
+                    use_parallel_residual
+                """,
             ),
         ),
     ),

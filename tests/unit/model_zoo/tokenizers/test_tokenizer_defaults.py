@@ -68,6 +68,8 @@ def test_bos_and_eos_are_found_without_their_keys(
         ("qwen3vlmoe", (), "qwen2"),
         ("qwen35", (), "qwen35"),
         ("qwen35moe", (), "qwen35"),
+        ("stablelm", ("<|im_start|>",), "stablelm2"),
+        ("stablelm", (), "default"),
     ],
 )
 def test_a_file_without_pre_tokenizer_uses_that_of_its_family(

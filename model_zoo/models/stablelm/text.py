@@ -1,0 +1,29 @@
+"""StableLM 3B, Zephyr 3B, and StableLM 2: layer norms; a part of each head is rotated."""
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.attention import head_layer_norms
+from model_zoo.layers.attention_layer import attention_layer, parallel_layer
+from model_zoo.layers.block import BlockOptions
+from model_zoo.layers.decoder import Decoder, TextLayer, biased_output_norm, uniform_decoder
+from model_zoo.layers.rope import Pairs, Rotary
+from model_zoo.layers.rope_scaling import DEFAULT_BASE
+from model_zoo.layers.text_sizes import TextSizes
+
+
+def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
+    """In StableLM 2 12B, queries and keys of each head are normed, and attention and feed-forward
+    are in parallel. llama.cpp's converter does not state the base of rotation."""
+    sizes = TextSizes.read(metadata, eps=metadata.get_positive("attention.layer_norm_epsilon"))
+    options = biased_output_norm(w, sizes)
+    return uniform_decoder(w, sizes, Pairs.NEOX, _layer, default_base=DEFAULT_BASE, options=options)
+
+
+def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
+    """As in llama.cpp, layers without a second norm are parallel, whatever the file states."""
+    attention = head_layer_norms(w, sizes, index)
+    if w.has("ffn_norm"):
+        block = BlockOptions(layer_norms=True)
+        return attention_layer(w, sizes, index, rotary, attention=attention, block=block)
+    w.need_biases("attn_norm")
+    return parallel_layer(w, sizes, index, rotary, attention=attention)
