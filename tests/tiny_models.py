@@ -8,7 +8,7 @@ exactly the weights that the file rounds to, so that it is the reference for all
 
 import copy
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from math import prod
@@ -91,6 +91,15 @@ CONFIGS: Mapping[str, TinyLlama] = {
     "rows_of_256": TinyLlama(hidden=256, heads=8, kv_heads=2, head_dim=32, feed_forward=256),
 }
 
+# Saves a model in a folder. Where `transformers` has no class for a family but one that computes
+# the same, it changes names and settings to those of the family's authors.
+Save = Callable[[Any, Path], None]
+
+
+def save_pretrained(model: Any, folder: Path) -> None:
+    """As `transformers` does."""
+    model.save_pretrained(folder)
+
 
 def write_tiny(
     path: Path | str,
@@ -101,6 +110,7 @@ def write_tiny(
     flavour: str = "llama.cpp",
     padding_rows: int = 0,
     maker: Any = None,
+    save: Save = save_pretrained,
 ) -> Any:
     """Write a random model of that configuration to `path`, and its vision model, if that is a file
     of its own, beside it; returns its float32 eager twin.
@@ -108,10 +118,10 @@ def write_tiny(
     The vocabulary is the tiny tokenizer's and `padding_rows` more, whatever `config` says. With
     types other than f32 the twin keeps what the file rounds. `maker`: an Auto class of
     `transformers`; by default the first that knows the configuration of those for pictures and
-    text, for text, and for anything: `AutoModel` must be named for encoders.
+    text, for text, and for anything: `AutoModel` must be named for encoders. `save`: see `Save`.
     """
     recipe = _Recipe(repr((config.__class__, config.to_dict())), config)
-    files, model = _made(recipe, seed, type, flavour, padding_rows, maker)
+    files, model = _made(recipe, seed, type, flavour, padding_rows, maker, save)
     for name, content in files.items():
         Path(path).with_name(name.replace(_MADE, Path(path).name)).write_bytes(content)
     return copy.deepcopy(model)
@@ -131,14 +141,14 @@ _MADE = "model.gguf"
 # Most tests make a model that another test has made.
 @lru_cache(maxsize=128)
 def _made(
-    recipe: _Recipe, seed: int, type: str, flavour: str, padding_rows: int, maker: Any
+    recipe: _Recipe, seed: int, type: str, flavour: str, padding_rows: int, maker: Any, save: Save
 ) -> tuple[Mapping[str, bytes], Any]:
     """The files, whose names end with _MADE, and the twin."""
     with tempfile.TemporaryDirectory() as place:
         folder, path = Path(place) / "tiny", Path(place) / "files" / _MADE
         path.parent.mkdir()
         model = write_tiny_folder(
-            folder, recipe.config, seed=seed, padding_rows=padding_rows, maker=maker
+            folder, recipe.config, seed=seed, padding_rows=padding_rows, maker=maker, save=save
         )
         convert(folder, path, type=type, flavour=flavour)
         return {file.name: file.read_bytes() for file in path.parent.iterdir()}, model
@@ -152,6 +162,7 @@ def write_tiny_folder(
     padding_rows: int = 0,
     maker: Any = None,
     pad_token_id: int | None = None,
+    save: Save = save_pretrained,
 ) -> Any:
     """The same as a folder that `transformers` saves: weights, settings, tokenizer, template."""
     config = copy.deepcopy(config)
@@ -162,7 +173,7 @@ def write_tiny_folder(
         text.pad_token_id = pad_token_id
     text.eos_token_id = tiny_tokenizer().token_to_id(END)
     model = _random_model(config, seed, maker)
-    model.save_pretrained(folder)
+    save(model, folder)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tiny_tokenizer(), bos_token=END_OF_TEXT, eos_token=END
     )

@@ -36,6 +36,7 @@ from tests.families import (
     qwen_families,
     sigmoid_families,
     ungated_families,
+    unnamed_families,
     unrotated_families,
 )
 from tests.families.mamba_families import MULTIPLIERS
@@ -459,6 +460,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
     ),
     **sigmoid_families.FAMILIES,
     **ungated_families.FAMILIES,
+    **unnamed_families.FAMILIES,
     **unrotated_families.FAMILIES,
 }
 

@@ -1,9 +1,13 @@
-"""Llama, Mistral and Mixtral: conversion of text model checkpoints to GGUF."""
+"""Llama, Mistral, Mixtral and InternLM 2: conversion of text model checkpoints to GGUF."""
 
 from dataclasses import replace
 
+from torch import Tensor
+
 from model_zoo.convert import checks, decoders
-from model_zoo.convert.mapping import Conversion
+from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.mapping import FLAVOURS, OUTPUT, Conversion, Rule
+from model_zoo.convert.transforms import interleaved
 
 _LLAMA = {
     "vocab_size": 32000,
@@ -50,4 +54,52 @@ MIXTRAL = replace(
         *decoders.PRE_NORMS,
     ),
     nested={},
+)
+
+
+def _heads(config: Configuration, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """wqkv (all heads * size, in) -> queries, keys and values (heads, size, in); the queries of a
+    key head are followed by its key and its value."""
+    groups = rows.unflatten(0, (config.require_size("num_key_value_heads"), -1, config.head_dim))
+    return groups[:, :-2].flatten(0, 1), groups[:, -2], groups[:, -1]
+
+
+def _queries(config: Configuration, rows: Tensor) -> Tensor:
+    return interleaved("num_attention_heads")(config, _heads(config, rows)[0].flatten(0, 1))
+
+
+def _keys(config: Configuration, rows: Tensor) -> Tensor:
+    return interleaved("num_key_value_heads")(config, _heads(config, rows)[1].flatten(0, 1))
+
+
+def _values(config: Configuration, rows: Tensor) -> Tensor:
+    return _heads(config, rows)[2].flatten(0, 1)
+
+
+# Dynamic scaling changes only positions beyond the stated context, which are not served.
+INTERNLM2 = Conversion(
+    serves=("InternLM2ForCausalLM",),
+    model_types=("internlm2",),
+    architecture="internlm2",
+    keys=(*decoders.KEYS, *decoders.LINEAR_SCALING),
+    rules=(
+        Rule("tok_embeddings.weight", "token_embd.weight"),
+        Rule("norm.weight", "output_norm.weight"),
+        Rule("output.weight", OUTPUT),
+        *(
+            Rule("layers.{n}.attention.wqkv.weight", f"blk.{{n}}.attn_{name}.weight", transform)
+            for name, transform in (("q", _queries), ("k", _keys), ("v", _values))
+        ),
+        Rule("layers.{n}.attention.wo.weight", "blk.{n}.attn_output.weight"),
+        Rule("layers.{n}.feed_forward.w1.weight", "blk.{n}.ffn_gate.weight"),
+        Rule("layers.{n}.feed_forward.w3.weight", "blk.{n}.ffn_up.weight"),
+        Rule("layers.{n}.feed_forward.w2.weight", "blk.{n}.ffn_down.weight"),
+        Rule("layers.{n}.attention_norm.weight", "blk.{n}.attn_norm.weight"),
+        Rule("layers.{n}.ffn_norm.weight", "blk.{n}.ffn_norm.weight"),
+    ),
+    drop=decoders.BUFFERS,
+    check=checks.all_of(
+        checks.only_scalings("linear", "dynamic"), checks.only_values(bias=False, hidden_act="silu")
+    ),
+    heads=FLAVOURS,
 )

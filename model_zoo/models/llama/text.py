@@ -1,4 +1,4 @@
-"""Llama 1 to 3, Mistral 7B, Nemo, Mixtral, and their derivatives."""
+"""Llama 1 to 3, Mistral 7B, Nemo, Mixtral, InternLM 2, and their derivatives."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope

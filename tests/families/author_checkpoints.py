@@ -1,0 +1,56 @@
+"""Checkpoints of families for which `transformers` has no class: those of equal models, with the
+names and settings of the families' authors."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+
+def save_internlm2(model: Any, folder: Path) -> None:
+    """A Llama as InternLM 2: each key head's queries, its key and its value are adjacent."""
+    names = {
+        "lm_head": "output",
+        "embed_tokens": "tok_embeddings",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.o_proj": "attention.wo",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+    }
+    settings = {"bias": False, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
+    tensors = _saved(model, folder, names, "InternLM2ForCausalLM", settings)
+    size = model.config.head_dim
+    for layer in range(model.config.num_hidden_layers):
+        prefix = f"model.layers.{layer}"
+        q, k, v = (
+            tensors.pop(f"{prefix}.self_attn.{name}_proj.weight").unflatten(0, (-1, size))
+            for name in "qkv"
+        )
+        groups = torch.cat([q.unflatten(0, (len(k), -1)), k[:, None], v[:, None]], dim=1)
+        tensors[f"{prefix}.attention.wqkv.weight"] = groups.flatten(0, 2).contiguous()
+    save_file(tensors, folder / "model.safetensors")
+
+
+def _saved(
+    model: Any, folder: Path, names: Mapping[str, str], architecture: str, settings: Any
+) -> dict[str, Tensor]:
+    """Saves the model with other settings; returns its tensors, renamed, which are not saved."""
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+    config |= {"architectures": [architecture], **settings}
+    del config["head_dim"]
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        for old, new in names.items():
+            name = re.sub(rf"(?<![^.]){re.escape(old)}(?=\.)", new, name)
+        tensors[name] = tensor
+    return tensors
