@@ -52,6 +52,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("deepseek2", ("glm4moelite",), pre_tokenizer="glm4"),
     Family("dots1", ("dots1",), pre_tokenizer="qwen2"),
     Family("ernie4_5", ("ernie4_5", "ernie4_5-moe")),
+    Family("exaone", ("exaone",), pre_tokenizer="exaone"),
     Family("exaone4", ("exaone4",), pre_tokenizer="exaone4"),
     Family("falcon_h1", ("falcon-h1",), pre_tokenizer="falcon-h1"),
     Family("gemma", ("gemma",)),

@@ -38,6 +38,38 @@ def save_internlm2(model: Any, folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
+def save_exaone(model: Any, folder: Path) -> None:
+    """A Llama as EXAONE 3.5."""
+    names = {
+        "model": "transformer",
+        "embed_tokens": "wte",
+        "norm": "ln_f",
+        "layers": "h",
+        "input_layernorm": "ln_1",
+        "post_attention_layernorm": "ln_2",
+        "self_attn": "attn.attention",
+        "o_proj": "out_proj",
+        "gate_proj": "c_fc_0",
+        "up_proj": "c_fc_1",
+        "down_proj": "c_proj",
+    }
+    config = model.config
+    settings = {
+        "num_layers": config.num_hidden_layers,
+        "layer_norm_epsilon": config.rms_norm_eps,
+        "activation_function": "silu",
+    }
+    scaling = config.rope_parameters
+    if scaling["rope_type"] != "default":
+        settings["rope_scaling"] = {key: scaling[key] for key in scaling if key != "rope_theta"}
+    tensors = _saved(model, folder, names, "ExaoneForCausalLM", settings)
+    save_file(tensors, folder / "model.safetensors")
+    path = folder / "config.json"
+    own = {"num_hidden_layers", "rms_norm_eps", "hidden_act"}
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps({key: stored[key] for key in stored if key not in own}))
+
+
 def _saved(
     model: Any, folder: Path, names: Mapping[str, str], architecture: str, settings: Any
 ) -> dict[str, Tensor]:
@@ -46,7 +78,7 @@ def _saved(
     config = json.loads((folder / "config.json").read_text())
     config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
     config |= {"architectures": [architecture], **settings}
-    del config["head_dim"]
+    config.pop("head_dim", None)
     (folder / "config.json").write_text(json.dumps(config))
     tensors = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
