@@ -88,6 +88,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("phi2", ("phi2",), pre_tokenizer="phi-2"),
     Family("phi3", ("phi3",)),
     Family("qwen2", ("qwen2",), pre_tokenizer="qwen2"),
+    Family("qwen2moe", ("qwen2moe",), pre_tokenizer="qwen2"),
     Family("qwen25vl", _QWEN25VL, ("qwen25vl", "qwen2.5vl_merger"), _QWEN25VL, "qwen2"),
     Family("qwen3", ("qwen3",), pre_tokenizer="qwen2"),
     Family("qwen3moe", ("qwen3moe",), pre_tokenizer="qwen2"),

@@ -12,7 +12,7 @@ from torch import Tensor
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OUTPUT, Computed, Key, Rule, Transform
 from model_zoo.convert.sentence_transformer import POOLING
-from model_zoo.convert.transforms import interleaved, plus_one
+from model_zoo.convert.transforms import flattened, interleaved, plus_one
 
 # Tensors of vision and audio models, which tables of text models ignore.
 OTHER_PARTS = (
@@ -193,6 +193,18 @@ def shared_experts(**conditions: Any) -> tuple[Rule, ...]:
     )
 
 
+GATED_SHARED_EXPERT = (
+    *(
+        Rule(
+            f"layers.{{n}}.mlp.shared_expert.{name}_proj.weight",
+            f"blk.{{n}}.ffn_{name}_shexp.weight",
+        )
+        for name in ("gate", "up", "down")
+    ),
+    Rule(
+        "layers.{n}.mlp.shared_expert_gate.weight", "blk.{n}.ffn_gate_inp_shexp.weight", flattened
+    ),
+)
 # For models whose leading layers are dense and whose other layers have experts and a shared one.
 LEADING_DENSE_KEYS = (
     Key("leading_dense_block_count", lambda c: leading_dense(c)),

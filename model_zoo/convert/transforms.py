@@ -70,6 +70,11 @@ def joined(config: Configuration, *parts: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
+def flattened(config: Configuration, row: Tensor) -> Tensor:
+    """[1, n] -> [n]."""
+    return row.flatten()
+
+
 def squeezed(config: Configuration, convolution: Tensor) -> Tensor:
     """[channels, 1, width] -> [channels, width]."""
     return convolution.squeeze(1)

@@ -7,6 +7,7 @@ from transformers import (
     PreTrainedConfig,
     Qwen2_5_VLConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3_5Config,
     Qwen3_5MoeConfig,
     Qwen3_5MoeTextConfig,
@@ -127,6 +128,19 @@ FAMILIES: Mapping[str, TextFamily] = {
         files=(
             CompleteFile(
                 optional_keys="rope.freq_base attention.key_length attention.value_length"
+            ),
+        ),
+    ),
+    "qwen2moe": TextFamily(
+        Qwen2MoeConfig,
+        SIZES | SHARED_EXPERT | rope(1e6),
+        {"plain": {}, "tied_and_renormalised": TIED | YARN | {"norm_topk_prob": True}},
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.key_length attention.value_length expert_weights_norm
+                    expert_feed_forward_length feed_forward_length
+                """
             ),
         ),
     ),

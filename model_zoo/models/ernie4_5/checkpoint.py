@@ -1,10 +1,9 @@
 """ERNIE 4.5: conversion of text model checkpoints to GGUF."""
 
-from torch import Tensor
-
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import Conversion, Key, Rule
+from model_zoo.convert.transforms import flattened
 from runtime.errors import UnsupportedModelError
 
 
@@ -33,10 +32,6 @@ def _experts_up_to_the_last_layer(config: Configuration) -> None:
             f"{config.path}: layers after `moe_layer_end_index` have no experts, which files of "
             "this architecture cannot express."
         )
-
-
-def _flat(config: Configuration, row: Tensor) -> Tensor:
-    return row.flatten()
 
 
 DEFAULTS = {"tie_word_embeddings": True, "rope_theta": 500_000.0}
@@ -82,7 +77,7 @@ MOE = Conversion(
         Rule(
             "layers.{n}.mlp.moe_statics.e_score_correction_bias",
             "blk.{n}.exp_probs_b.bias",
-            _flat,
+            flattened,
             only=_has_experts,
         ),
         *decoders.PRE_NORMS,

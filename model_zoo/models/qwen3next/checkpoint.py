@@ -87,10 +87,6 @@ def _gates(config: Configuration, rows: Tensor) -> Tensor:
     return _split(config, rows)[3]
 
 
-def _flat(config: Configuration, row: Tensor) -> Tensor:
-    return row.flatten()
-
-
 def _after(first: Transform, second: Transform) -> Transform:
     return lambda config, tensor: second(config, first(config, tensor))
 
@@ -159,14 +155,7 @@ EXPERT_RULES = (
             ("down_proj", "ffn_down_exps", None),
         )
     ),
-    *(
-        Rule(
-            f"layers.{{n}}.mlp.shared_expert.{name}_proj.weight",
-            f"blk.{{n}}.ffn_{name}_shexp.weight",
-        )
-        for name in ("gate", "up", "down")
-    ),
-    Rule("layers.{n}.mlp.shared_expert_gate.weight", "blk.{n}.ffn_gate_inp_shexp.weight", _flat),
+    *decoders.GATED_SHARED_EXPERT,
 )
 
 
