@@ -48,6 +48,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("arcee", ("arcee",), pre_tokenizer="llama-bpe"),
     Family("bert", ("bert",)),
     Family("command_r", ("command-r", "cohere2"), pre_tokenizer="command-r"),
+    Family("deepseek", ("deepseek",), pre_tokenizer="deepseek-llm"),
     Family("deepseek2", ("deepseek2",), pre_tokenizer="deepseek-llm"),
     Family("deepseek2", ("glm4moelite",), pre_tokenizer="glm4"),
     Family("dots1", ("dots1",), pre_tokenizer="qwen2"),

@@ -70,6 +70,36 @@ def save_exaone(model: Any, folder: Path) -> None:
     path.write_text(json.dumps({key: stored[key] for key in stored if key not in own}))
 
 
+def save_deepseek(model: Any, folder: Path) -> None:
+    """A Qwen 2 MoE without biases as DeepSeek MoE: its gate of the shared expert becomes a half,
+    which is a factor of the shared expert's output in the checkpoint."""
+    gates = [
+        layer.mlp.shared_expert_gate
+        for layer in model.model.layers
+        if hasattr(layer.mlp, "shared_expert_gate")
+    ]
+    for gate in gates:
+        gate.weight.zero_()
+    config = model.config
+    shared = config.shared_expert_intermediate_size // config.moe_intermediate_size
+    settings = {
+        "first_k_dense_replace": len(config.mlp_only_layers),
+        "n_routed_experts": config.num_experts,
+        "n_shared_experts": shared,
+        "moe_layer_freq": 1,
+        "scoring_func": "softmax",
+        "mlp_only_layers": None,
+    }
+    tensors = _saved(
+        model, folder, {"shared_expert": "shared_experts"}, "DeepseekForCausalLM", settings
+    )
+    tensors = {name: each for name, each in tensors.items() if "shared_expert_gate" not in name}
+    for name in tensors:
+        if name.endswith("shared_experts.down_proj.weight"):
+            tensors[name] *= 0.5
+    save_file(tensors, folder / "model.safetensors")
+
+
 def _saved(
     model: Any, folder: Path, names: Mapping[str, str], architecture: str, settings: Any
 ) -> dict[str, Tensor]:

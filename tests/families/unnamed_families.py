@@ -3,9 +3,9 @@ families."""
 
 from collections.abc import Mapping
 
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Qwen2MoeConfig
 
-from tests.families.author_checkpoints import save_exaone, save_internlm2
+from tests.families.author_checkpoints import save_deepseek, save_exaone, save_internlm2
 from tests.families.text_family import (
     LLAMA3_ROPE,
     SIZES,
@@ -15,7 +15,37 @@ from tests.families.text_family import (
     rope,
 )
 
+# The first layer is dense.
+DEEPSEEK = (
+    SIZES
+    | rope(1e4)
+    | {
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 4,
+        "mlp_only_layers": [0],
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "qkv_bias": False,
+    }
+)
+
 FAMILIES: Mapping[str, TextFamily] = {
+    "deepseek": TextFamily(
+        Qwen2MoeConfig,
+        DEEPSEEK,
+        {"plain": {}, "tied_and_renormalised": TIED | {"norm_topk_prob": True}},
+        options={"save": save_deepseek},
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.head_count_kv attention.key_length attention.value_length
+                    expert_weights_norm expert_weights_scale
+                """
+            ),
+        ),
+    ),
     "exaone": TextFamily(
         LlamaConfig,
         SIZES | rope(1e6) | {"rms_norm_eps": 1e-5},

@@ -42,7 +42,10 @@ ONE_BASE = {"rope_parameters": ROPES | {"sliding_attention": rope(10000.0)["rope
 SETTINGS_OF_ONE: Mapping[tuple[str, str], Changes] = {
     ("command-r", "head_norms"): {"num_hidden_layers": 64},  # norms in models of this depth only
     # Weights of experts that are not divided by their sum.
-    ("qwen2moe", "tied_and_renormalised"): {"norm_topk_prob": False},
+    **{
+        (family, "tied_and_renormalised"): {"norm_topk_prob": False}
+        for family in ("deepseek", "qwen2moe")
+    },
     ("exaone4", "plain"): {"num_hidden_layers": 64},  # windows in models of this depth only
     ("starcoder2", "window_with_own_head"): {"sliding_window": None},
     ("olmo3", "every_other_layer_full_with_yarn"): ONE_BASE | {"attention_bias": False},
