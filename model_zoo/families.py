@@ -55,6 +55,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("ernie4_5", ("ernie4_5", "ernie4_5-moe")),
     Family("exaone", ("exaone",), pre_tokenizer="exaone"),
     Family("exaone4", ("exaone4",), pre_tokenizer="exaone4"),
+    Family("falcon", ("falcon",), pre_tokenizer="falcon"),
     Family("falcon_h1", ("falcon-h1",), pre_tokenizer="falcon-h1"),
     Family("gemma", ("gemma",)),
     Family("gemma2", ("gemma2",)),

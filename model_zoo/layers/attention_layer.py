@@ -1,6 +1,8 @@
 """The usual layers of a text decoder: self-attention and a feed-forward, one after the other or
 beside it."""
 
+from functools import partial
+
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import AttentionOptions, SelfAttention
 from model_zoo.layers.block import BlockOptions, ParallelBlock, RowWise, read_block
@@ -42,12 +44,15 @@ def parallel_layer(
     kind: CacheKind | None = None,
     attention: AttentionOptions | None = None,
     feed_forward: RowWise | None = None,
+    norm: str = "attn_norm",
+    ffn_norm: str | None = None,
 ) -> TextLayer:
-    """As `attention_layer`, with attention and feed-forward beside each other after the layer norm
-    `attn_norm`, whose bias is optional."""
+    """As `attention_layer`, with attention and feed-forward beside each other after a layer norm,
+    or after one each; norm, ffn_norm: their names. Their biases are optional."""
     cache = sizes.cache(index, kind or Full())
     mixer = SelfAttention(w, sizes, index, cache, attention)
     if feed_forward is None:
         feed_forward = GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
-    norm = w.layer_norm("attn_norm", sizes.eps, size=sizes.hidden)
-    return TextLayer(ParallelBlock(norm, mixer, feed_forward), cache, rotary)
+    layer_norm = partial(w.layer_norm, eps=sizes.eps, size=sizes.hidden)
+    second = None if ffn_norm is None else layer_norm(ffn_norm)
+    return TextLayer(ParallelBlock(layer_norm(norm), mixer, feed_forward, second), cache, rotary)

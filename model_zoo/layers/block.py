@@ -142,18 +142,19 @@ class FeedForwardBlock:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParallelBlock(_TwoParts):
-    """x + attention(norm(x)) + feed_forward(norm(x))."""
+    """x + attention(norm(x)) + feed_forward(ffn_norm(x)); ffn_norm: None for the same norm."""
 
     norm: RMSNorm | LayerNorm
     attention: Mixer
     feed_forward: RowWise
+    ffn_norm: RMSNorm | LayerNorm | None = None
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """x [tokens, hidden] -> the same shape, or [outputs, hidden] if `step.rows` selects
         rows."""
-        normed = self.norm(x)
-        added = add_(self.attention(normed, step), self.feed_forward(step.kept(normed)))
-        return add_(added, step.kept(x))
+        normed, kept = self.norm(x), step.kept(x)
+        inputs = step.kept(normed) if self.ffn_norm is None else self.ffn_norm(kept)
+        return add_(add_(self.attention(normed, step), self.feed_forward(inputs)), kept)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

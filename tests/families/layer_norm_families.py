@@ -2,11 +2,33 @@
 
 from collections.abc import Mapping
 
-from transformers import PhiConfig, StableLmConfig, Starcoder2Config
+from transformers import FalconConfig, PhiConfig, StableLmConfig, Starcoder2Config
 
 from tests.families.text_family import SIZES, TIED, CompleteFile, TextFamily, rope
 
+FALCON = {key: SIZES[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+LARGER_FALCON = {"new_decoder_architecture": True, "num_kv_heads": 2}
+
 FAMILIES: Mapping[str, TextFamily] = {
+    "falcon": TextFamily(
+        FalconConfig,
+        FALCON,
+        {
+            "plain": {},
+            "two_norms": LARGER_FALCON | {"tie_word_embeddings": False},
+            "more_key_heads": LARGER_FALCON
+            | rope(500.0)
+            | {"num_ln_in_parallel_attn": 1, "ffn_hidden_size": 96},
+        },
+        wide={"hidden_size": 256},
+        divided="two_norms",
+        files=(
+            CompleteFile(
+                "two_norms",
+                optional_keys="rope.freq_base attention.key_length attention.value_length",
+            ),
+        ),
+    ),
     "phi2": TextFamily(
         PhiConfig,
         SIZES | {"num_key_value_heads": 4},
