@@ -62,7 +62,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("gemma3", ("gemma3", "gemma-embedding"), ("gemma3",), ("gemma3",)),
     Family("gemma3n", ("gemma3n",), tensor_parallel=False),
     Family("gemma4", ("gemma4",), _GEMMA4, ("gemma4",)),
-    Family("glm4", ("glm4", "glmocr"), pre_tokenizer="glm4"),
+    Family("glm4", ("glm4", "glmocr", "chatglm"), pre_tokenizer="glm4"),
     Family("glm4moe", ("glm4moe",), pre_tokenizer="glm4"),
     Family("glm4v", (), ("glm4v", "glmocr"), ("glm4", "glm4moe")),
     Family("gptoss", ("gpt-oss", "gptoss"), pre_tokenizer="gpt-4o"),

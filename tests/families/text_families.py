@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from transformers import (
     CohereConfig,
     Glm4Config,
+    GlmConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
@@ -139,6 +140,13 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
     **ernie_families.FAMILIES,
     **gemma_families.FAMILIES,
     **mamba_families.FAMILIES,
+    "chatglm": TextFamily(
+        GlmConfig,
+        SIZES | {"head_dim": 16, "pad_token_id": None, "eos_token_id": 2},
+        {"plain": {}, "tied_without_biases": TIED | {"attention_bias": False}},
+        wide=WIDE_HEADS,
+        files=(CompleteFile(optional_keys="attention.key_length attention.value_length"),),
+    ),
     "glm4": TextFamily(
         Glm4Config,
         SIZES | {"head_dim": 32, "pad_token_id": None, "eos_token_id": 2},

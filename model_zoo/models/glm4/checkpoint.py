@@ -1,4 +1,4 @@
-"""GLM-4 0414, GLM-4.1V and GLM-OCR: conversion of text model checkpoints to GGUF."""
+"""GLM-4, GLM-Edge, GLM-4 0414, GLM-4.1V and GLM-OCR: conversion of text model checkpoints to GGUF."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
-from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule, Transform
+from model_zoo.convert.mapping import FLAVOURS, LLAMA_CPP, OLLAMA, Conversion, Key, Rule, Transform
 from model_zoo.convert.transforms import first_half, second_half
 
 # As in Glm4vTextRotaryEmbedding of `transformers`.
@@ -104,4 +104,20 @@ OCR = replace(
         *(replace(rule, flavours=(LLAMA_CPP,)) for rule in _LLAMA_CPPS),
         *(replace(rule, flavours=(OLLAMA,)) for rule in _OLLAMAS),
     ),
+)
+
+
+OLDER = replace(
+    CONVERSION,
+    serves=("GlmForCausalLM",),
+    model_types=("glm",),
+    architecture="chatglm",
+    rules=(
+        *decoders.EMBEDDINGS,
+        *decoders.attention(),
+        Rule("layers.{n}.mlp.gate_up_proj.weight", "blk.{n}.ffn_up.weight"),
+        Rule("layers.{n}.mlp.down_proj.weight", "blk.{n}.ffn_down.weight"),
+        *decoders.PRE_NORMS,
+    ),
+    heads=FLAVOURS,
 )

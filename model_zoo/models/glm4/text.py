@@ -1,5 +1,5 @@
-"""GLM-4 0414, and the text models of GLM-4.1V and GLM-OCR: norms before and after attention and
-feed-forward; half of each head or all of it is rotated."""
+"""GLM-3, GLM-4 and GLM-Edge; GLM-4 0414 and the text models of GLM-4.1V and GLM-OCR, which have
+norms after attention and feed-forward as well. Half of each head or all of it is rotated."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
@@ -16,6 +16,7 @@ from model_zoo.layers.text_sizes import TextSizes
 OLLAMA_BLOCK = BlockOptions(
     post_norms=True, post_attention_norm="post_attn_norm", post_ffw_norm="post_ffn_norm"
 )
+OLDER = "chatglm"  # the architecture without norms after attention and feed-forward
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
@@ -37,6 +38,7 @@ def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> Text
     feed_forward = GatedFeedForward(
         w, hidden=sizes.hidden, size=sizes.feed_forward[index], whole=whole
     )
+    norms_after = sizes.metadata.architecture != OLDER
     return attention_layer(
         w,
         sizes,
@@ -44,5 +46,5 @@ def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> Text
         rotary,
         attention=AttentionOptions(output="attn_out") if ollama else None,
         feed_forward=feed_forward,
-        block=OLLAMA_BLOCK if ollama else BlockOptions(post_norms=True),
+        block=OLLAMA_BLOCK if ollama else BlockOptions(post_norms=norms_after),
     )
