@@ -85,6 +85,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("mllama", ("mllama",), ("mllama",), ("mllama",), "llama-bpe"),
     Family("nemotron_h", ("nemotron_h", "nemotron_h_moe"), pre_tokenizer="pixtral"),
     Family("nomic_bert", ("nomic-bert",)),
+    Family("olmo", ("olmo",), pre_tokenizer="olmo"),
     Family("olmo2", ("olmo2", "olmo3"), pre_tokenizer="dbrx", tensor_parallel=False),
     Family("olmoe", ("olmoe",), tensor_parallel=False),
     Family("phi2", ("phi2",), pre_tokenizer="phi-2"),

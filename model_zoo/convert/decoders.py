@@ -63,10 +63,12 @@ ROPE_BASE = Key("rope.freq_base", lambda c: rope_base(c))
 KEYS = (*SIZES, *HEAD_SIZES, ROTATED_SIZE, ROPE_BASE)
 
 
-def layer_normed(setting: str = "layer_norm_eps") -> tuple[Key, ...]:
-    """`KEYS` of a model with layer norms; setting: that of their epsilon."""
+def layer_normed(
+    source: str | Callable[[Configuration], float] = "layer_norm_eps",
+) -> tuple[Key, ...]:
+    """`KEYS` of a model with layer norms; source: that of their epsilon."""
     rms = "attention.layer_norm_rms_epsilon"
-    epsilon = Key("attention.layer_norm_epsilon", setting, of=float)
+    epsilon = Key("attention.layer_norm_epsilon", source, of=float)
     return (*(key for key in KEYS if key.name != rms), epsilon)
 
 

@@ -16,6 +16,7 @@ from runtime.distributed.ranks import HeadSplit, Split
 from runtime.kernels.activations import Activations, unrounded
 from runtime.kernels.attention import attended_rows
 from runtime.kernels.attention_inputs import HeadNorms, prepare_attention
+from runtime.kernels.clip import clip_
 from runtime.kernels.pointwise import contiguous, sigmoid_mul
 from runtime.kv.spec import LayerCache
 
@@ -28,6 +29,7 @@ class AttentionOptions:
     """The properties of attention that differ between families.
 
     scale: factor of the scores; None for 1 / sqrt(key_dim).
+    clip: bound of the elements of queries, keys and values before everything else.
     q_norm, k_norm: applied before the rotation. rotated_q_norm, rotated_k_norm: applied after it;
     the latter has no weight, so that cached keys can be rotated to other positions.
     v_norm: applied to values.
@@ -41,6 +43,7 @@ class AttentionOptions:
     """
 
     scale: float | None = None
+    clip: float | None = None
     q_norm: HeadsNorm | None = None
     k_norm: HeadsNorm | None = None
     v_norm: RMSNorm | None = None
@@ -105,6 +108,8 @@ class SelfAttention:
         """
         options = self._options
         queries, *stored = self._qkv(x)
+        if options.clip is not None:
+            queries, *stored = (clip_(part, options.clip) for part in (queries, *stored))
         queries, gates = self._split(queries.unflatten(1, (self._heads, -1)))
         queries = self._prepared(queries, stored, step)
         if options.temperature is not None:

@@ -60,6 +60,7 @@ SIGNATURES = {
         None,
     ),
     "caravan_add": ([*2 * [_pointer, _int64], _float, *3 * [_int]], None),
+    "caravan_clip": ([_pointer, _int64, _float, *3 * [_int]], None),
     "caravan_take_rows": ([_pointer, *2 * [_int64], _pointer, *2 * [_int], _pointer], _int),
     "caravan_temper": (
         [_pointer, _int64, _pointer, _int64, *2 * [_float], *2 * [_int], _pointer, _int],

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from math import log
 
-from transformers import Olmo2Config, Olmo3Config, OlmoeConfig
+from transformers import Olmo2Config, Olmo3Config, OlmoConfig, OlmoeConfig
 
 from tests.families.text_family import SIZES, TIED, YARN, CompleteFile, TextFamily, Variant, rope
 
@@ -17,6 +17,16 @@ USUAL = 0.1 * log(YARN["rope_parameters"]["factor"]) + 1
 USUAL_YARN = YARN["rope_parameters"] | {"attention_factor": USUAL}
 
 FAMILIES: Mapping[str, TextFamily] = {
+    "olmo": TextFamily(
+        OlmoConfig,
+        SIZES | rope(10000.0) | {"clip_qkv": 0.7},
+        {"plain": {}, "tied_without_clip": TIED | {"clip_qkv": None, "attention_bias": True}},
+        files=(
+            CompleteFile(
+                optional_keys="attention.key_length attention.value_length attention.clamp_kqv"
+            ),
+        ),
+    ),
     "olmo2": TextFamily(
         Olmo2Config,
         SIZES | rope(500000.0),

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from runtime.kernels import pointwise
+from runtime.kernels.clip import clip_, clip_twin_
 from runtime.kernels.pointwise import (
     add_,
     add_norm_,
@@ -243,6 +244,15 @@ def test_strided_rows_have_the_same_bits_as_contiguous_ones() -> None:
     ):
         whole = apart(first.contiguous(), second.contiguous())
         assert torch.equal(apart(first, second), whole)
+
+
+def test_elements_are_clipped_in_place_and_nan_remains() -> None:
+    whole = torch.tensor([[3.0, -3.0, 0.5, -0.5, torch.nan, torch.inf, 8.0] * 10] * 3)
+    expected, part = clip_twin_(whole[:, :60].clone(), 0.7), whole[:, :60]
+    for x in (part.clone(), part):  # the second has rows of more elements
+        assert clip_(x, 0.7) is x
+        torch.testing.assert_close(x, expected, rtol=0, atol=0, equal_nan=True)
+    assert (whole[:, 62:][whole[:, 62:] > 1]).any()
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.22])

@@ -253,6 +253,26 @@ EXPORT void caravan_add(float *x, int64_t x_stride, const float *y, int64_t y_st
     share(threads, (int64_t)rows * n > WORTH_SHARING, even(rows, threads), add_rows, &j);
 }
 
+typedef struct {
+    float *x, bound;
+    int64_t x_stride;
+    int n;
+} clip_job;
+
+static void clip_rows(const void *job, const items *mine) {
+    const clip_job *j = job;
+    for (int64_t r = mine->begin; r < mine->end; r++) {
+        float *x = j->x + r * j->x_stride;
+        for (int i = 0; i < j->n; i++) x[i] = x[i] > j->bound ? j->bound : x[i] < -j->bound ? -j->bound : x[i];
+    }
+}
+
+/* x[r][i] limited to the range from -bound to bound; rows are strides apart; NaN remains */
+EXPORT void caravan_clip(float *x, int64_t x_stride, float bound, int rows, int n, int threads) {
+    const clip_job j = {x, bound, x_stride, n};
+    share(threads, (int64_t)rows * n > WORTH_SHARING, even(rows, threads), clip_rows, &j);
+}
+
 /* y[i] = x[rows[i]], rows of x x_stride apart, of y n. Returns 1 if a row is outside x. */
 EXPORT int caravan_take_rows(const float *x, int64_t x_stride, int64_t x_rows, const int64_t *rows,
                              int count, int n, float *y) {
