@@ -17,6 +17,7 @@ class Scores(IntEnum):
     SOFTMAX = 0
     SIGMOID = 1
     SOFTMAX_OF_CHOSEN = 2  # softmax over the chosen experts only
+    SOFTMAX_OF_NEAR = 3  # softmax over the expert and those that are near it, see `near`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,10 +29,13 @@ class Routing:
     with the highest scores, plus `bias` float32 [experts]. Experts form `groups` of equal size;
     only those in the `used_groups` best are chosen. A group's value is that of its best expert or,
     with `group_pairs`, the sum of its two best. Weights are the scores of the chosen experts, not
-    biased, divided by their sum if `renormalised`, times `scale`.
+    biased, divided by their sum if `renormalised`, times `scale`. With SOFTMAX_OF_NEAR, the score
+    of a chosen expert with logit a is its softmax over itself and the experts below it with a logit
+    x for which a - x is at most `near` * max(|x|, a).
 
     Shazeer et al., "Outrageously Large Neural Networks"; for groups and bias, DeepSeek-V2, section
-    2.1.2, and DeepSeek-V3, 2.1.2. With C kernels, the bits of a row do not depend on other rows.
+    2.1.2, and DeepSeek-V3, 2.1.2; for near experts, Liu et al., "GRIN", section 2. With C kernels,
+    the bits of a row do not depend on other rows.
     """
 
     scores: Scores
@@ -41,10 +45,11 @@ class Routing:
     bias: Tensor | None = None
     renormalised: bool = False
     scale: float = 1.0
+    near: float = 0.0
 
     def __post_init__(self) -> None:
         by_scores = self.bias is not None or self.used_groups < self.groups
-        assert not (by_scores and self.scores == Scores.SOFTMAX_OF_CHOSEN)
+        assert not (by_scores and self.scores >= Scores.SOFTMAX_OF_CHOSEN)
 
     def __call__(self, logits: Tensor, used: int) -> tuple[Tensor, Tensor]:
         if logits.device.type != "cpu" or (kernels := library()) is None:
@@ -55,8 +60,8 @@ class Routing:
         weights = torch.empty(tokens, used)
         job = _RoutingJob(
             address(logits, (tokens, experts)), None if bias is None else address(bias, (experts,)),
-            chosen.data_ptr(), weights.data_ptr(), self.scale, tokens, experts, used, self.scores,
-            self.groups, self.used_groups, self.group_pairs, self.renormalised,
+            chosen.data_ptr(), weights.data_ptr(), self.scale, self.near, tokens, experts, used,
+            self.scores, self.groups, self.used_groups, self.group_pairs, self.renormalised,
         )  # fmt: skip
         if kernels.caravan_route(ctypes.byref(job), torch.get_num_threads()):
             raise ValueError(f"{used} of {experts} experts in {self.groups} groups")
@@ -68,6 +73,9 @@ def routing_twin(rule: Routing, logits: Tensor, used: int) -> tuple[Tensor, Tens
     if rule.scores == Scores.SOFTMAX_OF_CHOSEN:
         chosen = highest(logits, used)
         return chosen, logits.gather(1, chosen).softmax(dim=-1) * rule.scale
+    if rule.scores == Scores.SOFTMAX_OF_NEAR:
+        chosen = highest(logits, used)
+        return chosen, _of_near(rule, logits, chosen)
     scores = logits.softmax(dim=-1) if rule.scores == Scores.SOFTMAX else _sigmoid(logits)
     ranked = logits
     if rule.bias is not None or rule.used_groups < rule.groups:
@@ -77,6 +85,20 @@ def routing_twin(rule: Routing, logits: Tensor, used: int) -> tuple[Tensor, Tens
     if rule.renormalised:
         weights = weights / weights.sum(dim=-1, keepdim=True)
     return chosen, weights * rule.scale
+
+
+def _of_near(rule: Routing, logits: Tensor, chosen: Tensor) -> Tensor:
+    """The weights of chosen experts, [tokens, used] each."""
+    left, weights = logits, []
+    for choice in chosen.split(1, dim=1):
+        best = logits.gather(1, choice)
+        far = (best - logits) / logits.abs().maximum(best) > rule.near
+        weights.append(left.masked_fill(far, -torch.inf).softmax(dim=-1).gather(1, choice))
+        left = left.scatter(1, choice, -torch.inf)
+    scores = torch.cat(weights, dim=1)
+    if rule.renormalised:
+        scores = scores / scores.sum(dim=-1, keepdim=True)
+    return scores * rule.scale
 
 
 def _sigmoid(logits: Tensor) -> Tensor:
@@ -101,7 +123,7 @@ class _RoutingJob(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("logits", "bias", "chosen", "weights")),
-        ("scale", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("scale", "near")),
         *((name, ctypes.c_int32) for name in (
             "rows", "experts", "used", "scores", "groups", "used_groups", "group_pairs",
             "renormalised",

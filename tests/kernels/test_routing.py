@@ -24,6 +24,7 @@ RULES = {
     "groups by two": Routing(
         Scores.SIGMOID, groups=4, used_groups=3, group_pairs=True, renormalised=True, scale=2.5
     ),
+    "softmax of near ones": Routing(Scores.SOFTMAX_OF_NEAR, near=0.3),
     "groups of one": Routing(Scores.SIGMOID, groups=128, used_groups=100, group_pairs=True),
 }
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -43,7 +44,7 @@ def divided(rule: Routing, experts: int) -> Routing:
 @pytest.mark.parametrize("experts, used", [(1, 1), (7, 3), (128, 8), (128, 50), (300, 300)])
 def test_routes_are_those_of_the_twin(rule: Routing, biased: bool, experts: int, used: int) -> None:
     rule, logits = divided(rule, experts), random_logits(40, experts)
-    if biased and rule.scores != Scores.SOFTMAX_OF_CHOSEN:
+    if biased and rule.scores < Scores.SOFTMAX_OF_CHOSEN:
         rule = replace(rule, bias=torch.linspace(-0.2, 0.2, experts))
     chosen, weights = rule(logits, used)
     expected, factors = routing_twin(rule, logits, used)
@@ -72,6 +73,18 @@ def test_of_equal_logits_the_first_experts_are_chosen(routed: Router, rule: Rout
     chosen, weights = routed(rule, logits, 5)
     assert chosen.tolist() == [[200, 201, 202, 0, 1]] * 5
     assert weights.shape == (5, 5) and weights.dtype == torch.float32
+
+
+@both
+def test_experts_near_a_chosen_one_share_its_weight(routed: Router) -> None:
+    """3 and 2.97 are near each other, as are -1 and -1.01; of a negative logit, the distance is
+    relative to the lower one."""
+    rule = Routing(Scores.SOFTMAX_OF_NEAR, near=0.02)
+    logits = torch.tensor([[2.97, 3.0, 2.0, -9.0], [-1.0, -1.01, -1.1, -4.0]])
+    chosen, weights = routed(rule, logits, 2)
+    assert chosen.tolist() == [[1, 0], [0, 1]]
+    first = 1 / (1 + torch.tensor([-0.03, -0.01]).exp())
+    torch.testing.assert_close(weights, torch.stack([first, torch.ones(2)], dim=1))
 
 
 @both

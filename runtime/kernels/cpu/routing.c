@@ -10,14 +10,14 @@
 
 #define MOST 4096 /* experts */
 
-enum { SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN };
+enum { SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN, SOFTMAX_OF_NEAR };
 
 typedef struct {
     const float *logits; /* [rows][experts] */
     const float *bias;   /* [experts] or NULL: added to scores for the choice only */
     int64_t *chosen;     /* [rows][used] */
     float *weights;      /* [rows][used] */
-    float scale;
+    float scale, near;
     int32_t rows, experts, used, scores, groups, used_groups, group_pairs, renormalised;
 } caravan_routing_job;
 
@@ -77,6 +77,23 @@ static void limit_to_groups(const routing *j, float *values, int64_t *ranks) {
         if (!kept[e / size]) values[e] = -INFINITY;
 }
 
+/* The weight of each chosen expert: its softmax over the experts that are not chosen before it and near
+   it. `values` and `scores` have room for all experts. */
+static void weigh_near(const routing *j, const float *logits, const int64_t *chosen, float *values,
+                       float *scores, float *weights) {
+    char before[MOST] = {0};
+    for (int u = 0; u < j->used; u++) {
+        const float best = logits[chosen[u]];
+        for (int e = 0; e < j->experts; e++) {
+            const float size = fabsf(logits[e]), far = (best - logits[e]) / (size > best ? size : best);
+            values[e] = before[e] || far > j->near ? -INFINITY : logits[e];
+        }
+        softmax(values, j->experts, scores);
+        weights[u] = scores[chosen[u]];
+        before[chosen[u]] = 1;
+    }
+}
+
 static void route(const routing *j, int row) {
     const float *logits = j->logits + (ptrdiff_t)row * j->experts;
     int64_t *chosen = j->chosen + (ptrdiff_t)row * j->used, ranks[MOST];
@@ -90,12 +107,13 @@ static void route(const routing *j, int row) {
         ranked = values;
     }
     select_highest(ranked, j->experts, j->used, ranks);
-    const float *taken = j->scores == SOFTMAX_OF_CHOSEN ? logits : scores;
+    const float *taken = j->scores >= SOFTMAX_OF_CHOSEN ? logits : scores;
     for (int u = 0; u < j->used; u++) {
         chosen[u] = id_of(ranks[u]);
         weights[u] = taken[chosen[u]];
     }
     if (j->scores == SOFTMAX_OF_CHOSEN) softmax(weights, j->used, weights);
+    if (j->scores == SOFTMAX_OF_NEAR) weigh_near(j, logits, chosen, values, scores, weights);
     for (int u = 0; u < j->used; u++) total += weights[u];
     for (int u = 0; u < j->used; u++) weights[u] = (j->renormalised ? weights[u] / total : weights[u]) * j->scale;
 }
@@ -108,7 +126,7 @@ static void route_rows(const void *job, const items *mine) {
 EXPORT int caravan_route(const routing *j, int threads) {
     const int supported = j->experts <= MOST && j->used <= j->experts && j->groups > 0 && j->used_groups > 0 &&
                           j->used_groups <= j->groups && j->experts % j->groups == 0;
-    if (!supported || (j->scores == SOFTMAX_OF_CHOSEN && (j->bias || j->used_groups < j->groups))) return 1;
+    if (!supported || (j->scores >= SOFTMAX_OF_CHOSEN && (j->bias || j->used_groups < j->groups))) return 1;
     const int worth = (int64_t)j->rows * j->experts > WORTH_SHARING / 16;
     share(threads, worth, even(j->rows, threads), route_rows, j);
     return 0;
