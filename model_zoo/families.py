@@ -90,6 +90,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("olmoe", ("olmoe",), tensor_parallel=False),
     Family("phi2", ("phi2",), pre_tokenizer="phi-2"),
     Family("phi3", ("phi3",)),
+    Family("phimoe", ("phimoe",)),
     Family("qwen2", ("qwen2",), pre_tokenizer="qwen2"),
     Family("qwen2moe", ("qwen2moe",), pre_tokenizer="qwen2"),
     Family("qwen25vl", _QWEN25VL, ("qwen25vl", "qwen2.5vl_merger"), _QWEN25VL, "qwen2"),

@@ -9,8 +9,11 @@ from torch import Tensor
 from model_zoo.convert import decoders
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import Computed, Key
+from runtime.errors import UnsupportedModelError
 
+# The names that settings use for this scaling; in those of Phi 3, also the third.
 KINDS = ("longrope", "su")
+PHI = (*KINDS, "yarn")
 # Without this key, llama.cpp ignores the factors in files of some architectures.
 TYPE = Key("rope.scaling.type", lambda c: "longrope" if _is_long(c, KINDS) else None)
 
@@ -49,7 +52,15 @@ def _original_context(config: Configuration) -> int:
 
 
 def _attention_factor(config: Configuration) -> float:
-    stated = config.rope().get("attention_factor")
+    """The factor of cosines and sines: as stated, else as in the paper."""
+    rope = config.rope()
+    of_short, of_long = (rope.get(f"{name}_mscale") for name in ("short", "long"))
+    if of_short != of_long:
+        raise UnsupportedModelError(
+            f"{config.path}: `short_mscale` is {of_short} and `long_mscale` {of_long}; files state "
+            "one value for both."
+        )
+    stated = rope.get("attention_factor", of_long)
     if stated is not None:
         return float(stated)
     original = _original_context(config)

@@ -2,11 +2,26 @@
 
 from collections.abc import Mapping
 
-from transformers import FalconConfig, PhiConfig, StableLmConfig, Starcoder2Config
+from transformers import (
+    FalconConfig,
+    PhiConfig,
+    PhimoeConfig,
+    StableLmConfig,
+    Starcoder2Config,
+)
 
 from tests.families.text_family import SIZES, TIED, CompleteFile, TextFamily, rope
 
 FALCON = {key: SIZES[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+PHIMOE_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 512,
+    "short_factor": [1.0, 1.02, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0],
+    "long_factor": [1.0, 1.3, 2.0, 4.0, 8.0, 12.0, 24.0, 48.0],
+    "short_mscale": 1.24,
+    "long_mscale": 1.24,
+}
 LARGER_FALCON = {"new_decoder_architecture": True, "num_kv_heads": 2}
 
 FAMILIES: Mapping[str, TextFamily] = {
@@ -41,6 +56,32 @@ FAMILIES: Mapping[str, TextFamily] = {
                 optional_keys="""
                     attention.head_count_kv rope.freq_base attention.key_length
                     attention.value_length
+                """
+            ),
+        ),
+    ),
+    "phimoe": TextFamily(
+        PhimoeConfig,
+        SIZES
+        | rope(1e6)
+        | {
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+        },
+        {
+            "plain": {},
+            "window_and_short_factors": {
+                "sliding_window": 9,
+                "max_position_embeddings": 2048,
+                "rope_parameters": PHIMOE_ROPE,
+            },
+        },
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.key_length attention.value_length feed_forward_length
                 """
             ),
         ),

@@ -92,6 +92,8 @@ UNKNOWN = {
     # States that are not square, in whole configurations.
     "qwen35": "text_of_a_vision_model",
     "qwen35moe": "text_of_a_vision_model",
+    # It norms by squares instead of deviations, and divides the weights of experts by their sum.
+    "phimoe": "plain window_and_short_factors",
     "gemma2": "no_caps",  # it divides by a cap of 0
     # It ends with a failed assertion or a segmentation fault.
     "falcon-h1": "tied_without_convolution_bias",

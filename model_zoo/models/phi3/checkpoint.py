@@ -3,9 +3,6 @@
 from model_zoo.convert import checks, decoders, longrope
 from model_zoo.convert.mapping import Conversion, Key, Rule
 
-# The names that the family's settings use for its only kind of scaling.
-_LONGROPE = (*longrope.KINDS, "yarn")
-
 CONVERSION = Conversion(
     serves=("Phi3ForCausalLM",),
     model_types=("phi3",),
@@ -13,7 +10,7 @@ CONVERSION = Conversion(
     keys=(
         *decoders.KEYS,
         Key("attention.sliding_window", "sliding_window", optional=True),
-        *longrope.keys(_LONGROPE),
+        *longrope.keys(longrope.PHI),
     ),
     rules=(
         *decoders.EMBEDDINGS,
@@ -23,7 +20,7 @@ CONVERSION = Conversion(
         Rule("layers.{n}.mlp.down_proj.weight", "blk.{n}.ffn_down.weight"),
         *decoders.PRE_NORMS,
     ),
-    computed=longrope.factors(_LONGROPE),
+    computed=longrope.factors(longrope.PHI),
     drop=decoders.BUFFERS,
     nested={
         "phi3": {
@@ -37,5 +34,5 @@ CONVERSION = Conversion(
             "rms_norm_eps": 1e-5,
         }
     },
-    check=checks.only_scalings(*_LONGROPE),
+    check=checks.only_scalings(*longrope.PHI),
 )

@@ -1,0 +1,45 @@
+"""Phi 3.5 MoE: experts, layer norms and biases."""
+
+from dataclasses import replace
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.attention_layer import attention_layer
+from model_zoo.layers.block import BlockOptions
+from model_zoo.layers.decoder import Decoder, TextLayer, biased_output_norm, uniform_decoder
+from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
+from model_zoo.layers.rope import Pairs, Rotary
+from model_zoo.layers.text_sizes import TextSizes
+from runtime.kernels.routing import Routing, Scores
+from runtime.kv.spec import CacheKind, Full, Sliding
+
+# Twice `router_jitter_noise` of PhimoeConfig of `transformers`; files do not state it.
+NEAR = 0.02
+
+
+def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
+    """The norms are layer norms as in the authors' code, although files call their epsilon that of
+    RMS norms, which llama.cpp computes instead. All layers have a window, if the file states
+    one."""
+    sizes = TextSizes.read(metadata)
+    w.need_biases("output")
+    options = replace(biased_output_norm(w, sizes), own_head=True)
+    return uniform_decoder(w, sizes, Pairs.NEOX, _layer, options=options)
+
+
+def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
+    """The weight of each of a row's experts is near one, as in the authors' code; llama.cpp divides
+    the weights by their sum."""
+    w.need_biases("attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output")
+    window = sizes.metadata.get("attention.sliding_window", int, 0)
+    kind: CacheKind = Sliding(window) if window > 0 else Full()
+    options = ExpertOptions(routing=Routing(Scores.SOFTMAX_OF_NEAR, near=NEAR))
+    return attention_layer(
+        w,
+        sizes,
+        index,
+        rotary,
+        kind=kind,
+        feed_forward=Experts(w, sizes.hidden, ExpertSizes.read(sizes.metadata), options),
+        block=BlockOptions(layer_norms=True),
+    )
