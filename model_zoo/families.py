@@ -83,6 +83,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("mistral3", ("mistral3",), ("mistral3", "pixtral"), ("mistral3", "llama"), "tekken"),
     Family("mistral3", (), ("lightonocr",), ("qwen3",)),
     Family("mllama", ("mllama",), ("mllama",), ("mllama",), "llama-bpe"),
+    Family("nemotron", ("nemotron",)),
     Family("nemotron_h", ("nemotron_h", "nemotron_h_moe"), pre_tokenizer="pixtral"),
     Family("nomic_bert", ("nomic-bert",)),
     Family("olmo", ("olmo",), pre_tokenizer="olmo"),

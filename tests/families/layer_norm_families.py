@@ -4,13 +4,14 @@ from collections.abc import Mapping
 
 from transformers import (
     FalconConfig,
+    NemotronConfig,
     PhiConfig,
     PhimoeConfig,
     StableLmConfig,
     Starcoder2Config,
 )
 
-from tests.families.text_family import SIZES, TIED, CompleteFile, TextFamily, rope
+from tests.families.text_family import SIZES, TIED, WIDE_HEADS, CompleteFile, TextFamily, rope
 
 FALCON = {key: SIZES[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
 PHIMOE_ROPE = {
@@ -43,6 +44,22 @@ FAMILIES: Mapping[str, TextFamily] = {
                 optional_keys="rope.freq_base attention.key_length attention.value_length",
             ),
         ),
+    ),
+    "nemotron": TextFamily(
+        NemotronConfig,
+        SIZES | {"pad_token_id": None},
+        {
+            "plain": {},
+            "tied_with_biases": {
+                "attention_bias": True,
+                "mlp_bias": True,
+                "head_dim": 32,
+                **rope(500.0, partial_rotary_factor=0.25),
+                **TIED,
+            },
+        },
+        wide=WIDE_HEADS,
+        files=(CompleteFile(optional_keys="attention.key_length attention.value_length"),),
     ),
     "phi2": TextFamily(
         PhiConfig,

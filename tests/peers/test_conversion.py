@@ -48,6 +48,7 @@ SETTINGS_OF_ONE: Mapping[tuple[str, str], Changes] = {
     },
     ("exaone4", "plain"): {"num_hidden_layers": 64},  # windows in models of this depth only
     ("starcoder2", "window_with_own_head"): {"sliding_window": None},
+    ("nemotron", "tied_with_biases"): {"head_dim": 16},  # heads as wide as hidden / heads
     ("olmo", "tied_without_clip"): {"attention_bias": False},
     ("olmo3", "every_other_layer_full_with_yarn"): ONE_BASE | {"attention_bias": False},
 }
