@@ -14,7 +14,7 @@ from model_zoo.layers.rope_sections import in_sections
 from model_zoo.layers.stack import LayerInputs, LayerStack, Streams, TextLayer
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.logit_columns import limit_columns
-from runtime.kernels.pointwise import scale_, softcap
+from runtime.kernels.pointwise import add_, scale_, softcap
 from runtime.kernels.workspace import workspace_bytes
 from runtime.kv.spec import LayerCache
 from runtime.worker.model import Batch, KeyRotation, KVCache
@@ -27,7 +27,8 @@ MakeLayer = Callable[[TensorScope, TextSizes, int, Rotary], TextLayer]
 class DecoderOptions:
     """The properties of decoders that differ between families, besides the layers.
 
-    embedding_scale: factor of token embeddings, and if `scales_images` of those of images.
+    embedding_scale: factor of token embeddings, and if `scales_images` of those of images. places:
+    embeddings of positions, of which there are as many as the longest context has, are added.
     logit_scale, logit_softcap: applied to logits in this order. output_norm: None for the RMS norm
     `output_norm`. head_rows: rows of the head, if it has fewer than the embedding. own_head: the
     head is never the embedding. image_elements: temporary elements of layers that attend to images
@@ -36,6 +37,7 @@ class DecoderOptions:
 
     embedding_scale: float | None = None
     scales_images: bool = False
+    places: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     output_norm: RMSNorm | LayerNorm | None = None
@@ -65,13 +67,15 @@ class Decoder:
         self.causal = self.generates = True
         self.context_length = sizes.context_length
         self._token_embd = w.embedding("token_embd", shape=(None, sizes.hidden), divided=True)
+        shape = (sizes.context_length, sizes.hidden)
+        self._places = w.embedding("position_embd", shape=shape) if options.places else None
         self._output_norm = options.output_norm or w.rms_norm(
             "output_norm", sizes.eps, size=sizes.hidden
         )
         self.vocab_size = self._token_embd.rows
-        shape = (options.head_rows or self.vocab_size or None, sizes.hidden)
+        rows = options.head_rows or self.vocab_size or None
         alt = None if options.head_rows or options.own_head else "token_embd"
-        self._output = w.gathered_linear("output", alt=alt, shape=shape)
+        self._output = w.gathered_linear("output", alt=alt, shape=(rows, sizes.hidden))
         self._known_tokens = sizes.known_tokens or self.vocab_size
         suppressed = sizes.suppressed_tokens(self.vocab_size)
         self._suppressed = torch.tensor(suppressed, device=w.device) if suppressed else None
@@ -108,7 +112,8 @@ class Decoder:
 
     @property
     def key_rotations(self) -> Sequence[KeyRotation | None] | None:
-        return self._layers.key_rotations
+        """None with embeddings of positions: keys of other positions are other keys."""
+        return self._layers.key_rotations if self._places is None else None
 
     @property
     def weight_bytes(self) -> int:
@@ -123,6 +128,8 @@ class Decoder:
         scale, scales_images = self._options.embedding_scale, self._options.scales_images
         if scale is not None and not scales_images:
             x = scale_(x, scale)
+        if self._places is not None:
+            x = add_(x, self._places(batch.positions))
         if batch.image_rows is not None:
             assert batch.image_features is not None
             features = batch.image_features[:, : self.hidden_size]

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 from transformers import (
     FalconConfig,
+    GPT2Config,
+    GPTBigCodeConfig,
     NemotronConfig,
     PhiConfig,
     PhimoeConfig,
@@ -13,6 +15,7 @@ from transformers import (
 
 from tests.families.text_family import SIZES, TIED, WIDE_HEADS, CompleteFile, TextFamily, rope
 
+GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 96, "n_positions": 512}
 FALCON = {key: SIZES[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
 PHIMOE_ROPE = {
     "rope_type": "longrope",
@@ -42,6 +45,19 @@ FAMILIES: Mapping[str, TextFamily] = {
             CompleteFile(
                 "two_norms",
                 optional_keys="rope.freq_base attention.key_length attention.value_length",
+            ),
+        ),
+    ),
+    "gpt2": TextFamily(
+        GPT2Config,
+        GPT2,
+        {"plain": {}, "own_head": {"n_inner": None, "tie_word_embeddings": False}},
+        wide={"n_embd": 256, "n_inner": 256},
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.head_count_kv attention.key_length attention.value_length
+                """
             ),
         ),
     ),
@@ -131,6 +147,13 @@ FAMILIES: Mapping[str, TextFamily] = {
                 """,
             ),
         ),
+    ),
+    "starcoder": TextFamily(
+        GPTBigCodeConfig,
+        GPT2 | {"activation_function": "gelu"},
+        {"plain": {}},
+        wide={"n_embd": 256, "n_inner": 256},
+        files=(CompleteFile(optional_keys="attention.key_length attention.value_length"),),
     ),
     "starcoder2": TextFamily(
         Starcoder2Config,
