@@ -75,6 +75,14 @@ def flattened(config: Configuration, row: Tensor) -> Tensor:
     return row.flatten()
 
 
+def attention_parts(rows: Tensor, key_heads: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """rows [all heads * size, ...], in which the queries of each key head are followed by its key
+    and its value -> those of all queries, all keys and all values, [heads * size, ...] each."""
+    groups = rows.unflatten(0, (key_heads, -1, size))
+    queries, keys, values = groups[:, :-2], groups[:, -2:-1], groups[:, -1:]
+    return queries.flatten(0, 2), keys.flatten(0, 2), values.flatten(0, 2)
+
+
 def squeezed(config: Configuration, convolution: Tensor) -> Tensor:
     """[channels, 1, width] -> [channels, width]."""
     return convolution.squeeze(1)

@@ -6,6 +6,7 @@ from transformers import (
     FalconConfig,
     GPT2Config,
     GPTBigCodeConfig,
+    GPTNeoXConfig,
     NemotronConfig,
     PhiConfig,
     PhimoeConfig,
@@ -60,6 +61,28 @@ FAMILIES: Mapping[str, TextFamily] = {
                 """
             ),
         ),
+    ),
+    "gptneox": TextFamily(
+        GPTNeoXConfig,
+        {key: SIZES[key] for key in SIZES if key != "num_key_value_heads"},
+        {
+            "plain": {},
+            "one_after_the_other": {
+                "use_parallel_residual": False,
+                **rope(500.0, partial_rotary_factor=0.5),
+                **TIED,
+            },
+        },
+        files=(
+            CompleteFile(
+                "one_after_the_other",
+                optional_keys="""
+                    attention.head_count_kv attention.key_length attention.value_length
+                    rope.freq_base use_parallel_residual
+                """,
+            ),
+        ),
+        effective_keys={"use_parallel_residual": False},
     ),
     "nemotron": TextFamily(
         NemotronConfig,

@@ -23,7 +23,7 @@ from tests.parity.test_engine import answers, mixed_requests, running
 CPU = torch.device("cpu")
 RECORDED = (
     "apertus arcee chatglm cohere2 command-r deepseek deepseek2 dots1 ernie4_5 ernie4_5-moe exaone "
-    "exaone4 falcon falcon-h1 gemma gemma2 gemma3 gemma4 glm4 glm4moe gpt-oss gpt2 granite "
+    "exaone4 falcon falcon-h1 gemma gemma2 gemma3 gemma4 glm4 glm4moe gpt-oss gpt2 gptneox granite "
     "granitehybrid granitemoe hunyuan-dense hunyuan-moe internlm2 lfm2 lfm2moe llama llama4 "
     "minimax-m2 mistral mistral3 mixtral nemotron nemotron_h nemotron_h_moe olmo olmo2 olmo3 olmoe "
     "phi2 phi3 phimoe qwen2 qwen25vl qwen2moe qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3vl "

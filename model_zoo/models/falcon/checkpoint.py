@@ -6,6 +6,7 @@ from torch import Tensor
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import Conversion, Key, Rule
+from model_zoo.convert.transforms import attention_parts
 from runtime.errors import UnsupportedModelError
 
 
@@ -17,11 +18,7 @@ def _key_heads(config: Configuration) -> int:
 
 
 def _joined_by_kind(config: Configuration, rows: Tensor) -> Tensor:
-    """query_key_value, where each key head's queries, its key and its value are adjacent -> all
-    queries, all keys, all values."""
-    groups = rows.unflatten(0, (_key_heads(config), -1, config.head_dim))
-    parts = groups[:, :-2], groups[:, -2:-1], groups[:, -1:]
-    return torch.cat([part.flatten(0, 2) for part in parts])
+    return torch.cat(attention_parts(rows, _key_heads(config), config.head_dim))
 
 
 def _norms(config: Configuration) -> int:

@@ -7,7 +7,7 @@ from torch import Tensor
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import FLAVOURS, OUTPUT, Conversion, Rule
-from model_zoo.convert.transforms import interleaved
+from model_zoo.convert.transforms import attention_parts, interleaved
 
 _LLAMA = {
     "vocab_size": 32000,
@@ -57,23 +57,20 @@ MIXTRAL = replace(
 )
 
 
-def _heads(config: Configuration, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """wqkv (all heads * size, in) -> queries, keys and values (heads, size, in); the queries of a
-    key head are followed by its key and its value."""
-    groups = rows.unflatten(0, (config.require_size("num_key_value_heads"), -1, config.head_dim))
-    return groups[:, :-2].flatten(0, 1), groups[:, -2], groups[:, -1]
+def _parts(config: Configuration, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return attention_parts(rows, config.require_size("num_key_value_heads"), config.head_dim)
 
 
 def _queries(config: Configuration, rows: Tensor) -> Tensor:
-    return interleaved("num_attention_heads")(config, _heads(config, rows)[0].flatten(0, 1))
+    return interleaved("num_attention_heads")(config, _parts(config, rows)[0])
 
 
 def _keys(config: Configuration, rows: Tensor) -> Tensor:
-    return interleaved("num_key_value_heads")(config, _heads(config, rows)[1].flatten(0, 1))
+    return interleaved("num_key_value_heads")(config, _parts(config, rows)[1])
 
 
 def _values(config: Configuration, rows: Tensor) -> Tensor:
-    return _heads(config, rows)[2].flatten(0, 1)
+    return _parts(config, rows)[2]
 
 
 # Dynamic scaling changes only positions beyond the stated context, which are not served.
