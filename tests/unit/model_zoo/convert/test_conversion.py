@@ -19,7 +19,12 @@ from model_zoo.registry import load
 from runtime.errors import ModelFileError
 from tests.families.text_families import TEXT_MODELS
 from tests.gguf_files import block_types, matrices
-from tests.tiny_models import CHAT_TEMPLATE, tiny_tokenizer, write_tiny_folder
+from tests.tiny_models import (
+    CHAT_TEMPLATE,
+    save_pretrained,
+    tiny_tokenizer,
+    write_tiny_folder,
+)
 from tests.unit.model_zoo.convert.checkpoint_changes import (
     INDEX,
     SIZES,
@@ -42,8 +47,9 @@ CONFIGURATIONS = [
 
 @pytest.mark.parametrize("family, name", CONFIGURATIONS)
 def test_names_and_types_are_those_of_the_gguf_format(family, name, tmp_path) -> None:
-    config = TEXT_MODELS[family].config(name)
-    write_tiny_folder(tmp_path / "folder", config)
+    row = TEXT_MODELS[family]
+    config, save = row.config(name), row.options.get("save", save_pretrained)
+    write_tiny_folder(tmp_path / "folder", config, save=save)
     convert(tmp_path / "folder", tmp_path / "out.gguf")
     reader = gguf.GGUFReader(tmp_path / "out.gguf")
     stated = reader.fields["general.architecture"].contents()
