@@ -121,14 +121,11 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
         CohereConfig,
         SIZES | rope(8e6) | {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2},
         {
-            "plain": {},
-            "biases": {"attention_bias": True},
-            "head_norms": {"use_qk_norm": True, "logit_scale": 3.0},
+            "plain": {"use_qk_norm": True, "logit_scale": 3.0},
+            "biases_without_head_norms": {"attention_bias": True},
         },
-        divided="head_norms",
         files=(
             CompleteFile(
-                "head_norms",
                 optional_keys="""
                     attention.key_length attention.value_length attention.layer_norm_epsilon
                     logit_scale

@@ -40,7 +40,8 @@ SETTINGS: Mapping[str, Changes] = {
 }
 ONE_BASE = {"rope_parameters": ROPES | {"sliding_attention": rope(10000.0)["rope_parameters"]}}
 SETTINGS_OF_ONE: Mapping[tuple[str, str], Changes] = {
-    ("command-r", "head_norms"): {"num_hidden_layers": 64},  # norms in models of this depth only
+    ("command-r", "plain"): {"num_hidden_layers": 64},  # norms in models of this depth only
+    ("command-r", "biases_without_head_norms"): {"attention_bias": False},
     # Weights of experts that are not divided by their sum.
     **{
         (family, "tied_and_renormalised"): {"norm_topk_prob": False}
@@ -62,7 +63,6 @@ UNKNOWN = {
     # Biases.
     "arcee": "tied_with_biases",
     "cohere2": "every_other_layer_full_with_biases",
-    "command-r": "biases",
     "dots1": "groups_with_biases",
     "ernie4_5": "biases_and_own_head",
     "gemma": "one_kv_head_with_biases",
