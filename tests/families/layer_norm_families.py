@@ -14,7 +14,16 @@ from transformers import (
     Starcoder2Config,
 )
 
-from tests.families.text_family import SIZES, TIED, WIDE_HEADS, CompleteFile, TextFamily, rope
+from tests.families.text_family import (
+    KEY_LENGTHS,
+    SIZES,
+    TIED,
+    WIDE_HEADS,
+    CompleteFile,
+    TextFamily,
+    Variant,
+    rope,
+)
 
 GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 96, "n_positions": 512}
 FALCON = {key: SIZES[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
@@ -29,6 +38,9 @@ PHIMOE_ROPE = {
 }
 LARGER_FALCON = {"new_decoder_architecture": True, "num_kv_heads": 2}
 
+# Keys that llama.cpp's converters of these families leave out.
+UNSTATED = {"unstated_base_as_published": Variant(keys={"rope.freq_base": None} | KEY_LENGTHS)}
+
 FAMILIES: Mapping[str, TextFamily] = {
     "falcon": TextFamily(
         FalconConfig,
@@ -42,6 +54,7 @@ FAMILIES: Mapping[str, TextFamily] = {
         },
         wide={"hidden_size": 256},
         divided="two_norms",
+        variants=UNSTATED,
         files=(
             CompleteFile(
                 "two_norms",
@@ -73,6 +86,7 @@ FAMILIES: Mapping[str, TextFamily] = {
                 **TIED,
             },
         },
+        variants=UNSTATED,
         files=(
             CompleteFile(
                 "one_after_the_other",
@@ -107,6 +121,7 @@ FAMILIES: Mapping[str, TextFamily] = {
             "plain": {},
             "other_rotation": rope(500.0, partial_rotary_factor=0.25) | TIED,
         },
+        variants=UNSTATED,
         files=(
             CompleteFile(
                 optional_keys="""
@@ -155,6 +170,7 @@ FAMILIES: Mapping[str, TextFamily] = {
             },
         },
         divided="parallel_with_head_norms",
+        variants=UNSTATED,
         files=(
             CompleteFile(
                 optional_keys="""

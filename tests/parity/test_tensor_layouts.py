@@ -42,6 +42,13 @@ def test_llama_with_q_k_and_v_in_one_tensor_agrees(path) -> None:
     check(path, twin, merged_qkv(path, 2, ("weight",)))
 
 
+@pytest.mark.parametrize("family", ["chatglm", "phi2"])
+def test_q_k_and_v_with_biases_in_one_tensor_agree(path, family) -> None:
+    """As in the authors' checkpoints."""
+    twin = TEXT_MODELS[family].write(path)
+    check(path, twin, merged_qkv(path, 2, ("weight", "bias")))
+
+
 @FLAVOURS
 def test_gpt_oss_with_q_k_and_v_in_one_tensor_agrees(path, flavour) -> None:
     twin = TEXT_MODELS["gpt-oss"].write(path, flavour=flavour)
