@@ -77,7 +77,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("internvl", (), ("internvl",), _INTERNVL),
     Family("kimivl", (), ("kimivl",), ("deepseek2",)),
     Family("lfm2", ("lfm2", "lfm2moe"), ("lfm2",), ("lfm2",), "lfm2"),
-    Family("llama", ("llama", "internlm2"), pre_tokenizer="llama-bpe"),
+    Family("llama", ("llama", "internlm2", "baichuan"), pre_tokenizer="llama-bpe"),
     Family("llama4", ("llama4",), ("llama4",), ("llama4",), "llama4"),
     Family("llava", (), ("mlp",), _LLAVA),
     Family("minicpm", ("minicpm", "minicpm3")),

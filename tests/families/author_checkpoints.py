@@ -38,6 +38,18 @@ def save_internlm2(model: Any, folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
+def save_baichuan(model: Any, folder: Path) -> None:
+    """A Llama as Baichuan 2, which divides the rows of the head by their lengths."""
+    tensors = _saved(model, folder, {}, "BaichuanForCausalLM", {})
+    for layer in range(model.config.num_hidden_layers):
+        prefix = f"model.layers.{layer}.self_attn"
+        parts = [tensors.pop(f"{prefix}.{name}_proj.weight") for name in "qkv"]
+        tensors[f"{prefix}.W_pack.weight"] = torch.cat(parts)
+    save_file(tensors, folder / "model.safetensors")
+    head = model.lm_head.weight
+    head.copy_(torch.nn.functional.normalize(head))
+
+
 def save_exaone(model: Any, folder: Path) -> None:
     """A Llama as EXAONE 3.5."""
     names = {

@@ -5,13 +5,19 @@ from collections.abc import Mapping
 
 from transformers import LlamaConfig, Qwen2MoeConfig
 
-from tests.families.author_checkpoints import save_deepseek, save_exaone, save_internlm2
+from tests.families.author_checkpoints import (
+    save_baichuan,
+    save_deepseek,
+    save_exaone,
+    save_internlm2,
+)
 from tests.families.text_family import (
     LLAMA3_ROPE,
     SIZES,
     TIED,
     CompleteFile,
     TextFamily,
+    Variant,
     rope,
 )
 
@@ -32,6 +38,22 @@ DEEPSEEK = (
 )
 
 FAMILIES: Mapping[str, TextFamily] = {
+    "baichuan": TextFamily(
+        LlamaConfig,
+        SIZES | rope(10000.0) | {"num_key_value_heads": 4},
+        {"plain": {}},
+        options={"save": save_baichuan},
+        variants={"unstated_base_as_published": Variant(keys={"rope.freq_base": None})},
+        refused=[({"block_count": 40}, "ALiBi")],
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.head_count_kv attention.key_length attention.value_length
+                    rope.freq_base attention.layer_norm_rms_epsilon
+                """
+            ),
+        ),
+    ),
     "deepseek": TextFamily(
         Qwen2MoeConfig,
         DEEPSEEK,

@@ -30,6 +30,7 @@ NEAR_NATS_OF_FAMILY = {"gpt-oss": 0.1}  # of MXFP4, whose activations it rounds 
 DELTA_RULE = ("qwen3next", "qwen35", "qwen35moe")
 # Settings in place of those that llama.cpp lacks, for every configuration of a family.
 SETTINGS: Mapping[str, Changes] = {
+    "baichuan": {"num_hidden_layers": 32},  # rotation in models of this depth only
     "dots1": {"num_key_value_heads": 4},  # as many key heads as heads
     "olmoe": {"num_key_value_heads": 4},
     "gpt-oss": rope(150000.0),  # with YaRN it rounds the ends of the range to whole frequencies

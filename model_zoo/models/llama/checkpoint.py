@@ -1,13 +1,16 @@
-"""Llama, Mistral, Mixtral and InternLM 2: conversion of text model checkpoints to GGUF."""
+"""Llama, Mistral, Mixtral, InternLM 2 and Baichuan 7B: conversion of text models to GGUF."""
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
-from model_zoo.convert.mapping import FLAVOURS, OUTPUT, Conversion, Rule
+from model_zoo.convert.mapping import FLAVOURS, OUTPUT, Conversion, Rule, Transform
 from model_zoo.convert.transforms import attention_parts, interleaved
+from model_zoo.models.llama.text import ALIBI_LAYERS, BAICHUAN
+from runtime.errors import UnsupportedModelError
 
 _LLAMA = {
     "vocab_size": 32000,
@@ -99,4 +102,56 @@ INTERNLM2 = Conversion(
         checks.only_scalings("linear", "dynamic"), checks.only_values(bias=False, hidden_act="silu")
     ),
     heads=FLAVOURS,
+)
+
+
+def _third(number: int) -> Transform:
+    """Rotated queries or keys, or values, of W_pack, which has the rows of all three."""
+
+    def transform(config: Configuration, rows: Tensor) -> Tensor:
+        part = rows.chunk(3)[number]
+        return part if number == 2 else interleaved("num_attention_heads")(config, part)
+
+    return transform
+
+
+def _normalised(config: Configuration, rows: Tensor) -> Tensor:
+    """The rows of a head divided by their lengths, as Baichuan 2 computes logits."""
+    return torch.nn.functional.normalize(rows.float())
+
+
+def _without_alibi(config: Configuration) -> None:
+    if config.layers == ALIBI_LAYERS:
+        raise UnsupportedModelError(
+            f"{config.path}: Baichuan 13B has linear biases of attention (ALiBi), which are not "
+            "supported; Baichuan 7B is."
+        )
+
+
+BAICHUAN_1 = Conversion(
+    serves=("BaiChuanForCausalLM",),
+    architecture=BAICHUAN,
+    keys=decoders.KEYS,
+    rules=(
+        *decoders.EMBEDDINGS,
+        *(
+            Rule("layers.{n}.self_attn.W_pack.weight", f"blk.{{n}}.attn_{name}.weight", _third(n))
+            for n, name in enumerate("qkv")
+        ),
+        decoders.attention()[3],
+        *decoders.feed_forward(),
+        *decoders.PRE_NORMS,
+    ),
+    drop=decoders.BUFFERS,
+    check=checks.all_of(checks.only_scalings(), _without_alibi),
+)
+
+BAICHUAN_2 = replace(
+    BAICHUAN_1,
+    serves=("BaichuanForCausalLM",),
+    model_types=("baichuan",),
+    rules=(
+        *(rule for rule in BAICHUAN_1.rules if rule.target != OUTPUT),
+        Rule("lm_head.weight", OUTPUT, _normalised),
+    ),
 )

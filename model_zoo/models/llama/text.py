@@ -1,4 +1,4 @@
-"""Llama 1 to 3, Mistral 7B, Nemo, Mixtral, InternLM 2, and their derivatives."""
+"""Llama 1 to 3, Mistral 7B, Nemo, Mixtral, InternLM 2, Baichuan 7B, and their derivatives."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
@@ -8,11 +8,14 @@ from model_zoo.layers.experts import experts_or_dense
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import DEFAULT_BASE, read_rotary
 from model_zoo.layers.text_sizes import TextSizes
+from runtime.errors import UnsupportedModelError
 
 # As in LlamaConfig of `transformers`; Ollama's converter omits the key if settings lack it.
 DEFAULT_EPS = 1e-6
 # As in MixtralConfig; the settings of the authors' original checkpoints lack it.
 MIXTRAL_BASE = 1_000_000.0
+# Baichuan 13B has this number of layers, by which llama.cpp identifies it.
+BAICHUAN, ALIBI_LAYERS = "baichuan", 40
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
@@ -21,6 +24,11 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     The key `attention.sliding_window` of Mistral 7B v0.1 is ignored, as in Ollama.
     """
     sizes = TextSizes.read(metadata, eps=DEFAULT_EPS)
+    if metadata.architecture == BAICHUAN and sizes.layers == ALIBI_LAYERS:
+        raise UnsupportedModelError(
+            f"{metadata.path}: Baichuan 13B has linear biases of attention (ALiBi), which are not "
+            "supported; Baichuan 7B is."
+        )
     usual = MIXTRAL_BASE if metadata.get("expert_count", int, 0) > 0 else DEFAULT_BASE
     rotary = read_rotary(w, sizes, Pairs.INTERLEAVED, dim=_rotated(sizes), default_base=usual)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
