@@ -42,6 +42,8 @@ _LLAVA = ("granite", "llama", "phi3", "qwen2", "qwen3")
 _MINICPMV = ("llama", "minicpm", "qwen2", "qwen3")
 _QWEN25VL = ("qwen25vl", "qwen2vl")
 _QWEN3VL = ("qwen3vl", "qwen3vlmoe")
+_QWEN35 = ("qwen35", "qwen35moe")
+_QWEN3VL_VISION = (*_QWEN3VL, *_QWEN35)
 
 FAMILIES: tuple[Family, ...] = (
     Family("apertus", ("apertus",), pre_tokenizer="tekken"),
@@ -101,8 +103,8 @@ FAMILIES: tuple[Family, ...] = (
     Family("qwen3", ("qwen3",), pre_tokenizer="qwen2"),
     Family("qwen3moe", ("qwen3moe",), pre_tokenizer="qwen2"),
     Family("qwen3next", ("qwen3next",), pre_tokenizer="qwen2"),
-    Family("qwen3next", ("qwen35", "qwen35moe"), pre_tokenizer="qwen35"),
-    Family("qwen3vl", _QWEN3VL, (*_QWEN3VL, "qwen3vl_merger"), _QWEN3VL, "qwen2"),
+    Family("qwen3next", _QWEN35, pre_tokenizer="qwen35"),
+    Family("qwen3vl", _QWEN3VL, (*_QWEN3VL_VISION, "qwen3vl_merger"), _QWEN3VL_VISION, "qwen2"),
     Family("seed_oss", ("seed_oss",), pre_tokenizer="seed-coder"),
     Family("smollm3", ("smollm3",), pre_tokenizer="smaug-bpe"),
     Family("stablelm", ("stablelm",)),

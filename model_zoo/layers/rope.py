@@ -66,12 +66,14 @@ def axes_of(sections: Sequence[int], count: int, *, interleaved: bool) -> Tensor
     """The axis (time, row or column) that each of `count` frequencies uses, int64 [count].
 
     sections: the number of frequencies of each axis. They are consecutive (Wang et al., "Qwen2-VL",
-    section 2.1) or interleaved (Bai et al., "Qwen3-VL Technical Report", section 2.1).
+    section 2.1) or interleaved (Bai et al., "Qwen3-VL Technical Report", section 2.1). If these are
+    too long, their ends are left out.
     """
-    time, rows, columns = sections
-    assert time + rows + columns == count, "sections are not all of the frequencies"
+    _, rows, columns = sections
     if not interleaved:
+        assert sum(sections) == count, "sections are not all of the frequencies"
         return torch.arange(3).repeat_interleave(torch.tensor(sections))
+    assert sum(sections) >= count, "sections are not all of the frequencies"
     axes = torch.zeros(count, dtype=torch.int64)
     axes[1 : 3 * rows : 3] = 1
     axes[2 : 3 * columns : 3] = 2

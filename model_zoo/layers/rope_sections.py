@@ -15,13 +15,15 @@ def in_sections(
     """The embedding with the axis of each frequency.
 
     default: frequencies of each axis if the file states none. A fourth axis must be empty;
-    otherwise raises ModelFileError.
+    otherwise raises ModelFileError. Interleaved sections may be too long, as converters write
+    those of the published models for other widths too.
     """
     count = len(rotary.frequencies)
     key = _key(metadata)
     stated = list(metadata.get_array(key, int) or default)
     sections = stated[:3]
-    if len(sections) < 3 or any(stated[3:]) or min(sections) < 0 or sum(sections) != count:
+    alike = sum(sections) >= count if interleaved else sum(sections) == count
+    if len(sections) < 3 or any(stated[3:]) or min(sections) < 0 or not alike:
         raise metadata.error(
             key, f"is {stated[:8]}; three numbers that make up {count} frequencies are needed"
         )

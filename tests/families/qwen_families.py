@@ -54,7 +54,13 @@ RECURRENT_LAST = {"num_hidden_layers": 3, "full_attention_interval": 2}
 QWEN35_ROPE = rope(
     10000.0, partial_rotary_factor=0.5, mrope_section=[4, 2, 2], mrope_interleaved=True
 )
+# Those of the published models, longer than these models need.
+LONG_SECTIONS = rope(
+    10000.0, partial_rotary_factor=0.5, mrope_section=[11, 11, 10], mrope_interleaved=True
+)
 QWEN35 = SIZES | DELTA_RULE | QWEN35_ROPE
+# As of the published models, and as llama.cpp needs them.
+SQUARE_STATES = {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
 QWEN35_EXPERTS = {k: v for k, v in QWEN35.items() if k != "intermediate_size"} | SHARED_EXPERT
 QWEN35_VISION = {
     "depth": 1,
@@ -229,7 +235,7 @@ FAMILIES: Mapping[str, TextFamily] = {
                 Qwen3_5Config, Qwen3_5TextConfig(**QWEN35)
             ),
         },
-        wide=WIDE_DELTA_RULE | {"intermediate_size": 512},
+        wide=WIDE_DELTA_RULE | LONG_SECTIONS | {"intermediate_size": 512},
         variants={
             "ollama": Variant(flavour="ollama"),
             "no_experts_stated": Variant(keys={"expert_count": 0}),
@@ -247,7 +253,7 @@ FAMILIES: Mapping[str, TextFamily] = {
                 Qwen3_5MoeConfig, Qwen3_5MoeTextConfig(**QWEN35_EXPERTS)
             ),
         },
-        wide=WIDE_DELTA_RULE | WIDE_EXPERTS,
+        wide=WIDE_DELTA_RULE | WIDE_EXPERTS | LONG_SECTIONS,
         variants={"ollama": Variant(flavour="ollama")},
         delta_rule=(modeling_qwen3_5_moe,),
         files=(

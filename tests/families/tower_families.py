@@ -488,10 +488,12 @@ TOWERS: Mapping[str, TowerFamily] = {
             "no_merging": {"spatial_merge_size": 1},
             "one_position": {"num_position_embeddings": 1},
             "deepstack_of_the_last_layer": {"deepstack_visual_indexes": [1, 2, 3]},
+            "no_deepstack": {"deepstack_visual_indexes": []},
         },
         qwen_patches,
         references.qwen3vl,
         shapes=QWEN_GRIDS,
         grids=True,
+        only={"no_deepstack": LLAMA_CPP},
     ),
 }

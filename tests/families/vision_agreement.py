@@ -33,7 +33,7 @@ CONVERSATIONS = {
     "two images in one message": [Message("user", (WIDE, TALL, "Compare them."))],
     "images in two turns": [
         Message("user", (WIDE, "This?")),
-        Message("assistant", "A hill."),
+        Message("assistant", "A hill, behind it the lazy dog sleeps."),
         Message("user", (TALL, "And this?")),
     ],
     "an image in the middle": [Message("user", ("the quick brown fox\n", TALL, "\nsays hello"))],

@@ -21,6 +21,7 @@ from transformers import (
     MllamaConfig,
     PreTrainedConfig,
     Qwen2_5_VLConfig,
+    Qwen3_5Config,
     Qwen3VLConfig,
     SmolVLMConfig,
 )
@@ -40,6 +41,7 @@ from model_zoo.multimodal import qwen_placeholders as qwen
 from tests.families.gemma_families import GEMMA4
 from tests.families.lfm2_families import LAYERS as LFM2
 from tests.families.mamba_families import MULTIPLIERS
+from tests.families.qwen_families import QWEN35, SQUARE_STATES
 from tests.families.text_family import SIZES, rope
 from tests.families.vision_agreement import special_ids
 
@@ -264,3 +266,10 @@ def qwen3vl_config(
         vision_config=sizes | vision,
         **qwen_ids(),
     )
+
+
+def qwen35_config(
+    make: type = Qwen3_5Config, text: Settings = QWEN35 | SQUARE_STATES, **vision: Any
+) -> PreTrainedConfig:
+    sizes = QWEN_VISION | {"patch_size": 16, "num_position_embeddings": 49, "out_hidden_size": 64}
+    return make(text_config=dict(text), vision_config=sizes | vision, **qwen_ids())

@@ -13,6 +13,7 @@ from transformers import (
     GlmOcrConfig,
     Idefics3Config,
     PreTrainedConfig,
+    Qwen3_5MoeConfig,
     Qwen3VLMoeConfig,
 )
 
@@ -32,6 +33,7 @@ from model_zoo.multimodal import qwen_placeholders as qwen
 from tests.families import moon_families, resampler_families
 from tests.families import vision_references as references
 from tests.families.gemma_families import EXPERTS, KEYS_AS_VALUES, SHARED_KEYS
+from tests.families.qwen_families import LONG_SECTIONS, QWEN35_EXPERTS
 from tests.families.text_family import rope
 from tests.families.vision_agreement import FLAVOURS, Expected, VisionPair, make_vision_pair
 from tests.families.vision_configs import (
@@ -56,6 +58,7 @@ from tests.families.vision_configs import (
     mllama_config,
     qwen3vl_config,
     qwen25vl_config,
+    qwen35_config,
 )
 from tests.tiny_models import tiny_tokenizer
 
@@ -310,6 +313,18 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
         processor={"min_pixels": 28 * 28 * 2, "max_pixels": 28 * 28 * 30},
         flavours=FLAVOURS,
         engine_flavour="ollama",
+    ),
+    "qwen35": VisionFamily(
+        qwen35_config,
+        {
+            "plain": {},
+            "experts": {"make": Qwen3_5MoeConfig, "text": QWEN35_EXPERTS | LONG_SECTIONS},
+        },
+        references.qwen35,
+        special=QWEN_TOKENS,
+        spelled=qwen.START + qwen.PLACE + qwen.END,
+        processor={"size": {"shortest_edge": 32 * 32 * 2, "longest_edge": 32 * 32 * 30}},
+        flavours=FLAVOURS,
     ),
     "qwen3vl": VisionFamily(
         qwen3vl_config,

@@ -11,9 +11,12 @@ from transformers.models.mllama.processing_mllama import (
     convert_sparse_cross_attention_mask_to_dense,
     get_cross_attention_token_mask,
 )
+from transformers.models.qwen3_5 import modeling_qwen3_5
+from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe
 
 from model_zoo.chat_model import Prompt
 from runtime.vision.encoder import PreparedImage
+from tests.families.delta_rule import step_by_step
 from tests.families.tower_references import (
     aspect_ratios,
     gemma4_patches,
@@ -156,3 +159,8 @@ def qwen(twin: Any, prompt: Prompt) -> Tensor:
         image_grid_thw=torch.tensor(grids),
         mm_token_type_ids=(ids == twin.config.image_token_id).int(),
     ).logits[0]
+
+
+@step_by_step(modeling_qwen3_5, modeling_qwen3_5_moe)
+def qwen35(twin: Any, prompt: Prompt) -> Tensor:
+    return qwen(twin, prompt)

@@ -31,6 +31,7 @@ def part(image: Picture) -> ImagePart:
         ("glm_ocr", "plain", 28),
         ("qwen25vl", "plain", 28),
         ("qwen3vl", "plain", 32),
+        ("qwen35", "plain", 32),
     ],
 )
 def test_llama_cpp_continues_prompts_with_images_alike(tmp_path, family, config, unit) -> None:

@@ -87,6 +87,12 @@ def qwen3vl(folder: Path) -> Compared:
     return qwen(folder, TOWERS["qwen3vl"], patch=16, width=192, normalisation=STANDARD)
 
 
+def qwen35(folder: Path) -> Compared:
+    """Without features for the first text layers."""
+    sizes = {"patch": 16, "width": 64, "normalisation": STANDARD}
+    return qwen(folder, TOWERS["qwen3vl"], config="no_deepstack", **sizes)
+
+
 def qwen(
     folder: Path,
     family: TowerFamily,
@@ -215,6 +221,7 @@ FAMILIES: dict[str, Callable[[Path], Compared]] = {
         llama4,
         qwen25vl,
         qwen3vl,
+        qwen35,
         glm4v,
         glm_ocr,
         idefics3,

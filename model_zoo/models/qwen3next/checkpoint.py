@@ -7,6 +7,7 @@ from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule, Transform
 from model_zoo.convert.transforms import first_half, plus_one, rates, second_half, squeezed
+from model_zoo.models.qwen3next.text import SECTIONS
 from runtime.errors import UnsupportedModelError
 
 
@@ -43,7 +44,7 @@ def _kv_heads(config: Configuration) -> list[int]:
 
 def _sections(config: Configuration) -> list[int]:
     """The number of frequencies for time, row and column; readers require four numbers."""
-    stated = config.rope().get("mrope_section", [11, 11, 10])
+    stated = config.rope().get("mrope_section", SECTIONS)
     return [*map(int, stated), 0, 0, 0, 0][:4]
 
 

@@ -13,6 +13,7 @@ from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.hybrid import read_sizes, recurrent_layers
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
+from model_zoo.layers.rope_sections import in_sections
 from model_zoo.layers.routing import stated_softmax
 from model_zoo.layers.shared_expert import SharedExpert
 from model_zoo.layers.state_sizes import StateSizes
@@ -20,14 +21,19 @@ from model_zoo.layers.text_sizes import TextSizes
 from runtime.kv.spec import Full
 
 # As in Qwen3NextConfig and Qwen3_5TextConfig of `transformers`.
-DEFAULT_HEAD_DIM, FULL_EVERY = 256, 4
+DEFAULT_HEAD_DIM, FULL_EVERY, SECTIONS = 256, 4, (11, 11, 10)
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
-    """Attention outputs are gated; all layers have experts or a dense feed-forward."""
+    """Attention outputs are gated; all layers have experts or a dense feed-forward.
+
+    Qwen 3.5 rotates by time, row and column, interleaved.
+    """
     sizes = read_sizes(w, metadata, head_dim=DEFAULT_HEAD_DIM)
     delta = StateSizes.read(metadata)
     rotary = read_rotary(w, sizes, Pairs.NEOX)
+    if metadata.architecture != "qwen3next":
+        rotary = in_sections(rotary, metadata, default=SECTIONS, interleaved=True)
     recurrent = recurrent_layers(sizes, full_every=FULL_EVERY)
     layers = []
     for index in range(sizes.layers):

@@ -1,4 +1,5 @@
-"""Qwen3-VL with images, which keep their aspect ratio; several layers provide features."""
+"""Qwen3-VL and Qwen 3.5 with images, which keep their aspect ratio; in Qwen3-VL, several layers
+provide features."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope

@@ -1,4 +1,5 @@
-"""Qwen3-VL's vision model: any aspect ratio, and features for the first text layers as well."""
+"""Vision model of Qwen3-VL, with features for the first text layers as well, and of Qwen 3.5,
+without them: any aspect ratio."""
 
 from collections.abc import Sequence
 from math import isqrt
@@ -20,7 +21,6 @@ from runtime.kernels.pointwise import gelu, gelu_erf
 from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 EPS, MERGED, FRAMES, PLACES = 1e-6, 2, 2, 2304
-DEEP_LAYERS = (8, 16, 24)
 FILE_FRAMES = ("patch_embd.weight", "patch_embd.weight.1")
 LAYER = LayerNames(
     attn_norm=("ln1", "norm1"),
@@ -157,12 +157,12 @@ def _deep_mergers(v: TensorScope, sizes: VisionSizes, each: int) -> dict[int, Me
 
 
 def _deep_layers(metadata: Metadata, layers: int) -> Sequence[int]:
+    """The layers with features for text layers; none if the file states none."""
     if metadata.architecture == "clip":
         flags = metadata.get_array("vision.is_deepstack_layers", bool) or ()
         listed = tuple(index for index, deep in enumerate(flags) if deep)
     else:
-        stated = metadata.get_array("vision.deepstack_visual_indexes", int)
-        listed = DEEP_LAYERS if stated is None else stated
+        listed = metadata.get_array("vision.deepstack_visual_indexes", int) or ()
     if list(listed) != sorted(set(listed)) or not all(0 <= layer < layers for layer in listed):
         raise metadata.error(
             "vision.deepstack_visual_indexes", f"names {listed} of {layers} layers, out of order"

@@ -1,5 +1,6 @@
-"""Qwen3-VL: conversion of vision checkpoints to GGUF."""
+"""Qwen3-VL and Qwen 3.5: conversion of vision checkpoints to GGUF."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import isqrt
 
@@ -8,7 +9,7 @@ from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
 from model_zoo.images.normalise import STANDARD
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
-from model_zoo.models.qwen3vl.vision import DEEP_LAYERS, EPS, FILE_FRAMES, FRAMES, MERGED, PLACES
+from model_zoo.models.qwen3vl.vision import EPS, FILE_FRAMES, FRAMES, MERGED, PLACES
 
 
 def _deep(config: Configuration) -> list[int]:
@@ -45,6 +46,10 @@ def _table_side(config: Configuration) -> int:
     return isqrt(config.require_size("num_position_embeddings")) * config.require_size("patch_size")
 
 
+def _of_model(name: str) -> Callable[[Configuration], int]:
+    return lambda config: config.model.require_size(name)
+
+
 _MODULES = (
     ("norm1", "ln1", "norm1"),
     ("attn.proj", "attn_out", "attn_out"),
@@ -63,7 +68,7 @@ VISION = Conversion(
         Key("vision.temporal_patch_size", "temporal_patch_size", flavours=(OLLAMA,)),
         Key("vision.num_channels", "in_channels", flavours=(OLLAMA,)),
         Key("vision.num_positional_embeddings", "num_position_embeddings", flavours=(OLLAMA,)),
-        Key("vision.deepstack_visual_indexes", _deep, flavours=(OLLAMA,)),
+        Key("vision.deepstack_visual_indexes", lambda c: _deep(c) or None, flavours=(OLLAMA,)),
         Key("vision.rope.freq_base", towers.rope_base, flavours=(OLLAMA,)),
         Key("vision.longest_edge", towers.most_pixels, flavours=(OLLAMA,)),
         Key("vision.shortest_edge", towers.least_pixels, flavours=(OLLAMA,)),
@@ -106,7 +111,7 @@ VISION = Conversion(
         "temporal_patch_size": FRAMES,
         "in_channels": 3,
         "num_position_embeddings": PLACES,
-        "deepstack_visual_indexes": list(DEEP_LAYERS),
+        "deepstack_visual_indexes": [8, 16, 24],
     },
     spellings={"num_hidden_layers": "depth", "num_attention_heads": "num_heads"},
     check=checks.all_of(
@@ -122,4 +127,27 @@ VISION_OF_EXPERTS = replace(
     VISION,
     serves=("Qwen3VLMoeForConditionalGeneration",),
     architecture={LLAMA_CPP: "clip", OLLAMA: "qwen3vlmoe"},
+)
+
+
+# Readers of Ollama's files assume the tokens of Qwen3-VL if a file states none.
+_TOKENS = ("image_token_id", "vision_start_token_id", "vision_end_token_id")
+
+
+VISION_OF_QWEN35 = replace(
+    VISION,
+    serves=("Qwen3_5ForConditionalGeneration",),
+    architecture={LLAMA_CPP: "clip", OLLAMA: "qwen35"},
+    keys=(
+        *VISION.keys,
+        *(Key(name, _of_model(name), flavours=(OLLAMA,)) for name in _TOKENS),
+    ),
+    defaults={**VISION.defaults, "deepstack_visual_indexes": []},
+)
+
+
+VISION_OF_QWEN35_EXPERTS = replace(
+    VISION_OF_QWEN35,
+    serves=("Qwen3_5MoeForConditionalGeneration",),
+    architecture={LLAMA_CPP: "clip", OLLAMA: "qwen35moe"},
 )

@@ -304,3 +304,15 @@ def test_qwen3vl_rows_have_parts_for_the_first_text_layers(tmp_path, config: str
     pair = TOWERS["qwen3vl"].write(tmp_path, config)
     deep = len(pair.twin.config.vision_config.deepstack_visual_indexes)
     assert pair.tower.limits.width == (1 + deep) * 64
+
+
+def test_qwen35_without_deep_layers_in_ollamas_files_agrees(tmp_path) -> None:
+    """Ollama's converter writes an empty list, ours no key."""
+    pair = TOWERS["qwen3vl"].write(tmp_path, "no_deepstack", flavour="ollama")
+    path = changed(pair.path, {"vision.deepstack_visual_indexes": [0]})
+    file = parse(path.read_bytes())
+    assert file is not None
+    name = b"qwen3vl.vision.deepstack_visual_indexes"
+    next(key for key in file.keys if key.name == name).items = []
+    path.write_bytes(file.bytes())
+    check_same("qwen3vl", pair, path)

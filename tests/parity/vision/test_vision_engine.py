@@ -36,7 +36,7 @@ def pair(request, tmp_path_factory) -> VisionPair:
 @contextlib.contextmanager
 def running(pair: VisionPair, **options) -> Iterator[AsyncEngine]:
     assert pair.model.tower is not None
-    settings = {"context_tokens": 256, "max_sequences": 6, "step_tokens": 16, **options}
+    settings = {"context_tokens": 320, "max_sequences": 6, "step_tokens": 16, **options}
     engine, _ = assemble(
         pair.model.decoder,
         pair.model.tokenizer.token_bytes,
