@@ -44,7 +44,7 @@ class Rotary:
     frequency.
 
     frequencies: float32 [rotated / 2]. magnitude: factor of rotated queries and keys.
-    axes: int64 [rotated / 2], the axis whose position each frequency uses.
+    axes: int64 [rotated / 2], the axis whose position each frequency uses, one of `position_axes`.
 
     Angles are computed once per step for all layers; a table for a context of 128k tokens would
     take 64 MB.
@@ -54,6 +54,7 @@ class Rotary:
     pairs: Pairs
     magnitude: float = 1.0
     axes: Tensor | None = None
+    position_axes: int = 1
 
     def __call__(self, positions: Tensor) -> Rotation:
         """positions int64 [tokens], or [axes, tokens] if tokens have several positions."""
@@ -63,16 +64,16 @@ class Rotary:
 
 
 def axes_of(sections: Sequence[int], count: int, *, interleaved: bool) -> Tensor:
-    """The axis (time, row or column) that each of `count` frequencies uses, int64 [count].
+    """The axis that each of `count` frequencies uses, int64 [count].
 
     sections: the number of frequencies of each axis. They are consecutive (Wang et al., "Qwen2-VL",
-    section 2.1) or interleaved (Bai et al., "Qwen3-VL Technical Report", section 2.1). If these are
-    too long, their ends are left out.
+    section 2.1) or, for three axes, interleaved (Bai et al., "Qwen3-VL Technical Report", section
+    2.1). If these are too long, their ends are left out.
     """
-    _, rows, columns = sections
     if not interleaved:
         assert sum(sections) == count, "sections are not all of the frequencies"
-        return torch.arange(3).repeat_interleave(torch.tensor(sections))
+        return torch.arange(len(sections)).repeat_interleave(torch.tensor(sections))
+    _, rows, columns = sections
     assert sum(sections) >= count, "sections are not all of the frequencies"
     axes = torch.zeros(count, dtype=torch.int64)
     axes[1 : 3 * rows : 3] = 1

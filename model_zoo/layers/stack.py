@@ -159,8 +159,8 @@ class LayerStack:
 
     @property
     def position_axes(self) -> int:
-        """1, or 3 if rotary embeddings use time, row and column."""
-        return 3 if any(rotary.axes is not None for rotary in self._rotaries) else 1
+        """1, or the number of axes if rotary embeddings use several."""
+        return max((rotary.position_axes for rotary in self._rotaries), default=1)
 
     @property
     def row_elements(self) -> int:

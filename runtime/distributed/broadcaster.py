@@ -21,7 +21,6 @@ from runtime.engine.request import Result
 from runtime.engine.step_plan import Runner, StepPlan
 from runtime.kv.page_group import CopyKind, KeyShift, PageCopy
 from runtime.kv.pool import PagePool
-from runtime.vision.image_rows import AXES
 from runtime.worker.model import (
     AttentionPlan,
     Batch,
@@ -215,7 +214,7 @@ def _sizes_of(batch: Batch, table_writes: int) -> list[int]:
         0 if inserted is None else len(inserted),
         0 if features is None else features.shape[1],
         0 if features is None else _FEATURE_TYPES.index(features.dtype),
-        int(batch.axes is not None),
+        0 if batch.axes is None else len(batch.axes),
         table_writes,
         len(spans),
     ]
@@ -254,7 +253,7 @@ def _received(
     rows, outputs, inserted, width, kind, axes, writes, chunks = head.take(8)
     spans = [RowSpan(*head.take(4)) for _ in range(chunks)]
     groups = [_GroupReader(head, spans, table) for table in pool.page_tables]
-    sizes = [rows, rows, outputs, rows, inserted, AXES * rows * axes]
+    sizes = [rows, rows, outputs, rows, inserted, axes * rows]
     sizes += [size for group in groups for size in group.sizes(rows)]
     sizes += [writes, writes]
     numbers = ranks.broadcast(torch.empty(sum(sizes), dtype=torch.int64, device=device))
@@ -276,7 +275,7 @@ def _received(
         features(sum(counts)).split(counts) if counts else (),
         image_rows if inserted else None,
         image_features,
-        places.view(AXES, rows) if axes else None,
+        places.view(axes, rows) if axes else None,
     )
 
 

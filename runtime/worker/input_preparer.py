@@ -16,7 +16,7 @@ from runtime.engine.request import SamplingParams
 from runtime.engine.step_plan import Chunk, StepPlan
 from runtime.kv.pool import PagePool
 from runtime.kv.spec import CacheKind, CacheLayout
-from runtime.vision.image_rows import AXES, FeatureRows, Insertions, axes_of, plan_insertions
+from runtime.vision.image_rows import MOST_AXES, FeatureRows, Insertions, axes_of, plan_insertions
 from runtime.worker.logit_biases import BiasedRows
 from runtime.worker.model import ImageWrite
 from runtime.worker.pinned_buffer import ALIGNMENT, PinnedBuffer
@@ -95,7 +95,8 @@ class DeviceInputs:
     output_rows [draws + scored + pooled rows] int64: the sampling rows of the chunks in `drawing`,
     then the rows that `scored` and `pooled` read. constrained: which sampling rows have a grammar.
     draws_alone: each row draws a token, which depends on its logits alone.
-    image_rows [n] int64: the rows of `images`, concatenated. axes [3, rows] int64: as in `Batch`.
+    image_rows [n] int64: the rows of `images`, concatenated. axes [axes, rows] int64: as in
+    `Batch`.
     """
 
     rows: StepRows
@@ -128,9 +129,9 @@ class _DecodeStep:
     positions.
 
     version: of `SlotRequests`. slots: of the chunks, which have one row each and sample; plain_from
-    and axes_shift: of these slots. positions [rows], and axes [3, rows]. drawn [draws]: the chunks
-    that draw, in this order, and draw_positions [draws]. nbytes: of the inputs, at the front of a
-    buffer.
+    and axes_shift: of these slots. positions [rows], and axes [axes, rows]. drawn [draws]: the
+    chunks that draw, in this order, and draw_positions [draws]. nbytes: of the inputs, at the front
+    of a buffer.
     """
 
     version: int
@@ -196,10 +197,9 @@ class InputPreparer:
         position_axes: int = 1,
         padded_rows: Callable[[int], int] = unpadded,
     ) -> None:
-        assert position_axes in (1, AXES)
         self._padded_rows = padded_rows
         self._kinds = layout.kinds
-        self._needs_axes = position_axes == AXES
+        self._axes = position_axes
         self._pool = pool
         self._sampler = sampler
         self._draws, self._slots = limits.draws, limits.slots
@@ -207,6 +207,7 @@ class InputPreparer:
             slots=limits.slots,
             vocab_size=sampler.vocab_size,
             by_image=any(kind.by_image for kind in layout.kinds),
+            position_axes=position_axes,
         )
         nbytes, device_bytes = buffer_bytes(layout, limits, sampler.vocab_size), None
         if device.type == "cuda":
@@ -254,7 +255,7 @@ class InputPreparer:
         )
         output_rows += [0] * (space.rows - len(output_rows) if single else 0)
         outputs = buffer.put(output_rows, _INT64, room=room)
-        axes = self._write_axes(buffer, chunks, rows, plain, space) if self._needs_axes else None
+        axes = self._write_axes(buffer, chunks, rows, plain, space) if self._axes > 1 else None
         image_rows = buffer.put(insertions.rows, _INT64)
         draws = self._write_draws(buffer, chunks, rows, drawing)
         constrained = self._requests.constrained[rows.slots[drawing]].nonzero()[0].tolist()
@@ -308,16 +309,17 @@ class InputPreparer:
         plain: NDArray[np.bool_],
         space: "_Space",
     ) -> Tensor:
-        array, axes = buffer.take(AXES * space.rows, _INT64, room=AXES * space.room)
-        written = array.reshape(AXES, -1)
+        count = self._axes
+        array, axes = buffer.take(count * space.rows, _INT64, room=count * space.room)
+        written = array.reshape(count, -1)
         shift = self._requests.axes_shift[rows.slots]
         written[:, : rows.count] = rows.positions() + shift.repeat(rows.lengths)
         written[:, rows.count :] = 0
         for index in (~plain).nonzero()[0].tolist():
             chunk, part = chunks[index], slice(rows.begins[index], rows.ends[index])
             end = chunk.start + chunk.length
-            written[:, part] = axes_of(chunk.sequence.spans, chunk.start, end)
-        return axes.view(AXES, -1)
+            written[:, part] = axes_of(chunk.sequence.spans, chunk.start, end, count)
+        return axes.view(count, -1)
 
     def _drawing_order(self, rows: StepRows) -> Column:
         """Indices of the chunks that draw a token, ordered by sampling path."""
@@ -396,7 +398,7 @@ def buffer_bytes(layout: CacheLayout, limits: StepLimits, vocab_size: int) -> in
     slots, groups = limits.slots, len(layout.groups)
     by_image = sum(kind.by_image for kind in layout.kinds)
     # positions, axes, image rows, and scored or pooled rows; slots; begin and end; after_image
-    rows = limits.step_tokens * (8 * (3 + AXES) + 4 + 8 * groups + by_image)
+    rows = limits.step_tokens * (8 * (3 + MOST_AXES) + 4 + 8 * groups + by_image)
     images = 2 * 8 * by_image * layout.image_rows
     draws = 7 * 8 * limits.draws
     written = 3 * 8 * max(limits.draws, slots * limits.written_tokens)

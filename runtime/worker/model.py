@@ -92,8 +92,8 @@ class Batch:
 
     image_rows [n] int64: batch rows whose embeddings are replaced by image_features [n, width],
     unscaled; None if there are none. If width is a multiple of the hidden size, the further parts
-    of a row are added to the outputs of the first layers, one per layer. axes [3, tokens] int64:
-    time, row and column of each token, for models with 3 `position_axes`.
+    of a row are added to the outputs of the first layers, one per layer. axes [axes, tokens] int64:
+    the place of each token on each of several `position_axes`.
     """
 
     tokens: Tensor
@@ -184,7 +184,8 @@ class DecoderModel(Protocol):
     and values of the batch to `cache` and returns the hidden states [outputs, hidden_size] of
     `batch.output_rows`. `logits` of such states: float32 [rows, vocab_size], computed in float32;
     only in models that `generate`. Without `causal` attention, a prompt is one whole span.
-    `position_axes`: 1, or 3 if the model needs `Batch.axes`. `cache_devices`: the device of each
+    `position_axes`: 1, or the number of axes if the model needs `Batch.axes`: 3 (time, row and
+    column) or 4 (token, column, row and image). `cache_devices`: the device of each
     entry of `cache_layers`; `layer_devices`: that of each layer; None if all are on the model's
     device. `weight_bytes_on`: the part of `weight_bytes` on a device. `key_rotations`: one for each
     entry of `cache_layers`, None for keys without position; None as a whole if cached entries

@@ -30,8 +30,8 @@ class SlotRequests:
     a position on each axis. version: number of writes so far.
     """
 
-    def __init__(self, *, slots: int, vocab_size: int, by_image: bool) -> None:
-        self._vocab_size, self._by_image = vocab_size, by_image
+    def __init__(self, *, slots: int, vocab_size: int, by_image: bool, position_axes: int) -> None:
+        self._vocab_size, self._by_image, self._axes = vocab_size, by_image, position_axes
         self.version = 0
         self._sequences: list[Callable[[], sequence.Sequence | None]] = [_nothing] * slots
         self._epochs = [0] * slots
@@ -73,7 +73,7 @@ class SlotRequests:
         never = request.pooling is not None or request.prompt_logprobs is not None
         never |= self._by_image and bool(spans)
         self.plain_from[slot] = NEVER if never else spans[-1].end if spans else 0
-        self.axes_shift[slot] = axes_shift(spans)
+        self.axes_shift[slot] = axes_shift(spans, self._axes)
 
 
 def _nothing() -> None:

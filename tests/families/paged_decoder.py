@@ -10,7 +10,7 @@ from runtime.kernels.cache_rows import decode_rows, encode_rows
 from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout
-from runtime.vision.image_rows import AXES, axes_of
+from runtime.vision.image_rows import axes_of
 from runtime.worker.model import AttentionPlan, Batch, DecoderModel, ImageWrite, RowSpan
 
 PAGE_TOKENS = 8
@@ -125,7 +125,7 @@ class PagedDecoder:
             self._image_features(plans),
             image_rows,
             inserted,
-            self._axes(spans) if self._decoder.position_axes == AXES else None,
+            self._axes(spans) if self._decoder.position_axes > 1 else None,
         ).to(self._device)
 
     def _plan(self, kind: CacheKind, table: Tensor, spans: Sequence[RowSpan]) -> AttentionPlan:
@@ -190,7 +190,12 @@ class PagedDecoder:
         return (torch.tensor(rows), torch.stack(features)) if rows else (None, None)
 
     def _axes(self, spans: Sequence[RowSpan]) -> Tensor:
-        parts = [axes_of(self._images[s.slot], s.start, s.start + s.end - s.begin) for s in spans]
+        axes = self._decoder.position_axes
+        stops = [span.start + span.end - span.begin for span in spans]
+        parts = [
+            axes_of(self._images[span.slot], span.start, stop, axes)
+            for span, stop in zip(spans, stops, strict=True)
+        ]
         return torch.cat([torch.from_numpy(part) for part in parts], dim=1).long()
 
     def _image_features(self, plans: Sequence[AttentionPlan]) -> tuple[Tensor, ...]:

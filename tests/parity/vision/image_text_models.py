@@ -140,7 +140,7 @@ def _rotate_by(model: ChatModel, axes: Tensor) -> None:
     """Make a text model rotate its heads by time, row and column."""
     decoder = model.decoder
     layers = decoder._layers._layers
-    rotary = replace(layers[0].rotary, axes=axes)
+    rotary = replace(layers[0].rotary, axes=axes, position_axes=3)
     decoder._layers = LayerStack([replace(layer, rotary=rotary) for layer in layers])
 
 

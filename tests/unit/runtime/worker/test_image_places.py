@@ -62,6 +62,23 @@ def test_axes_are_prepared_for_models_that_need_them():
     assert inputs.positions.tolist() == [*range(1, 10), 20]
 
 
+def test_axes_of_images_count_from_the_first_image():
+    preparer = preparer_of((Full(),), position_axes=4)
+    images = (
+        ImageSpan(1, 6, False, b"a", grid=(2, 3)),
+        ImageSpan(8, 2, False, b"b"),
+        ImageSpan(10, 2, False, b"c", grid=(1, 2)),
+    )
+    inputs = inputs_of(preparer, plan(chunk(0, 3, 10, spans=images)))
+    assert inputs.axes is not None
+    assert inputs.axes.tolist() == [
+        [3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
+        [2, 0, 1, 2, 7, 8, 9, 0, 1, 12],
+        [0, 1, 1, 1, 7, 8, 9, 0, 0, 12],
+        [0, 0, 0, 0, 7, 8, 9, 1, 1, 12],
+    ]
+
+
 @pytest.mark.parametrize("cut", range(1, 30))
 def test_axes_do_not_depend_on_how_a_prompt_is_divided(cut):
     images = (
@@ -70,7 +87,8 @@ def test_axes_do_not_depend_on_how_a_prompt_is_divided(cut):
         ImageSpan(15, 9, False, b"c", grid=(3, 3)),
         ImageSpan(26, 2, True, b"d"),
     )
-    whole = axes_of(images, 0, 30)
-    parts = [axes_of(images, 0, cut), axes_of(images, cut, 30)]
-    assert np.array_equal(whole, np.concatenate(parts, axis=1))
-    assert whole[:, 29].tolist() == [29 - 3 - 0 - 6] * 3
+    for axes, last in ((3, 29 - 3 - 0 - 6), (4, 29)):
+        whole = axes_of(images, 0, 30, axes)
+        parts = [axes_of(images, 0, cut, axes), axes_of(images, cut, 30, axes)]
+        assert np.array_equal(whole, np.concatenate(parts, axis=1))
+        assert whole[:, 29].tolist() == [last] * axes

@@ -150,11 +150,13 @@ def check_places(inputs: DeviceInputs, chunks: list[Chunk]) -> None:
         assert group.begin.tolist() == [*chain.from_iterable(begins)]
         assert group.end.tolist() == [*chain.from_iterable(ends)]
     if inputs.axes is not None:
-        expected = np.concatenate([axes_of(spans, *place) for *place, spans in alone], axis=1)
+        expected = np.concatenate(
+            [axes_of(spans, *place, len(inputs.axes)) for *place, spans in alone], axis=1
+        )
         assert inputs.axes.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("axes", [1, 3])
+@pytest.mark.parametrize("axes", [1, 3, 4])
 def test_the_same_sequences_have_the_inputs_of_new_ones_at_their_positions(
     axes: int,
 ) -> None:
