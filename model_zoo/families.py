@@ -75,6 +75,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("granite", ("granitehybrid",), pre_tokenizer="dbrx"),
     Family("hunyuan", ("hunyuan-dense",), pre_tokenizer="hunyuan-dense"),
     Family("hunyuan", ("hunyuan-moe",), pre_tokenizer="hunyuan"),
+    Family("hunyuan", ("hunyuan_vl",), ("hunyuanvl",), ("hunyuan_vl",), "hunyuan-dense"),
     Family("idefics3", (), ("idefics3",), ("llama",)),
     Family("internvl", (), ("internvl",), _INTERNVL),
     Family("kimivl", (), ("kimivl",), ("deepseek2",)),

@@ -391,11 +391,11 @@ class TensorScope:
         wanted = (f"{self._prefix}{name}.bias" for name in names if self.has(name))
         self._tensors.missing += [name for name in wanted if name not in self._tensors.file.tensors]
 
-    def ignore(self, *names: str, bare: bool = False) -> None:
-        """Allows these tensors and their factors, which nothing uses. `bare`: without the suffix
-        `.weight`."""
+    def ignore(self, *names: str) -> None:
+        """Allows these tensors, with or without the suffix `.weight`, and their factors, which
+        nothing uses."""
         for name in names:
-            self._tensors.ignore(self._prefix + name if bare else self._full(name))
+            self._tensors.ignore(self._full(name))
 
     def ignore_all(self) -> None:
         """Allows all tensors under this prefix, which nothing uses."""

@@ -102,9 +102,9 @@ class Tensors:
         return [name for name in self._absent if _LAYER.sub("blk", name) in present]
 
     def ignore(self, name: str) -> None:
-        """Counts the matrix `name` and its factors as requested."""
-        stem = name.removesuffix("weight")
-        self.claimed |= {name, f"{stem}scale", f"{stem}input_scale"}
+        """Counts the matrix `name`, also without the suffix, and its factors as requested."""
+        stem = name.removesuffix(".weight")
+        self.claimed |= {name, stem, f"{stem}.scale", f"{stem}.input_scale"}
 
     def weight(
         self,

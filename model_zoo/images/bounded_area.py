@@ -52,13 +52,18 @@ class BoundedArea:
 
     @property
     def largest(self) -> tuple[int, int]:
-        """(height, width) of the image with the most units: a rectangle that fills the area, the
-        longest strip or an enlarged image."""
+        """(height, width) of the image with the most units."""
+        return max(self.extremes(), key=lambda size: math.prod(self.grid(*size)))
+
+    def extremes(self) -> Iterator[tuple[int, int]]:
+        """(height, width) of images of which one has the most units: rectangles that fill the area,
+        the longest strip, and enlarged images."""
         unit = self.unit
-        filling = rectangles(max(self.max_pixels // unit**2, 1))
-        sizes = [(high * unit, wide * unit) for high, wide in filling if wide <= MAX_ASPECT * high]
-        sizes += [(unit, MAX_ASPECT * unit), *(size for _, size in self._enlarged())]
-        return max(sizes, key=lambda size: math.prod(self.grid(*size)))
+        for high, wide in rectangles(max(self.max_pixels // unit**2, 1)):
+            if wide <= MAX_ASPECT * high:
+                yield high * unit, wide * unit
+        yield unit, MAX_ASPECT * unit
+        yield from (size for _, size in self._enlarged())
 
     def _enlarged(self) -> Iterator[tuple[int, tuple[int, int]]]:
         """For images that are enlarged to `min_pixels`: for each possible number of units along the

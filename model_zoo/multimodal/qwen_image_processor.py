@@ -29,27 +29,27 @@ class QwenVLProcessor:
 
     @property
     def most_rows(self) -> int:
-        return self._area.most
+        return self.area.most
 
     @property
     def largest(self) -> ImageOutline:
-        return self.outline(*self._area.largest)
+        return self.outline(*self.area.largest)
 
     def outline(self, height: int, width: int) -> ImageOutline:
         """Raises RequestError for an image more than 200 times as long as wide."""
         check_aspect(height, width)
-        rows, columns = grid = self._area.grid(height, width)
+        rows, columns = grid = self.area.grid(height, width)
         patches = rows * columns * self.merge**2
         return ImageOutline((patches, 3 * self.patch**2), grid, rows * columns)
 
     def pixels(self, image: Pixels) -> Tensor:
-        rows, columns = self._area.grid(*image.shape[:2])
-        unit = self._area.unit
+        rows, columns = self.area.grid(*image.shape[:2])
+        unit = self.area.unit
         small = resized(image, rows * unit, columns * unit, Filter.BICUBIC)
         return patch_blocks(self.normalisation(small), patch=self.patch, block=self.merge)
 
     @property
-    def _area(self) -> BoundedArea:
+    def area(self) -> BoundedArea:
         return BoundedArea(
             self.patch * self.merge, self.min_pixels, self.max_pixels, grows=self.grows
         )

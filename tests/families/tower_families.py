@@ -14,10 +14,13 @@ from transformers import Glm46VConfig, GlmOcrConfig, Idefics3Config, PreTrainedC
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import CLIP
+from model_zoo.images.prepared import ImageBounds
 from model_zoo.images.tiling import best_canvas
 from model_zoo.models.gemma3 import vision as gemma3
 from model_zoo.models.gemma4 import vision as gemma4
 from model_zoo.models.glm4v import vision as glm4v
+from model_zoo.models.hunyuan import vision as hunyuan
+from model_zoo.models.hunyuan.image_processor import LinedProcessor
 from model_zoo.models.idefics3 import multimodal as idefics3_files
 from model_zoo.models.idefics3 import vision as idefics3
 from model_zoo.models.internvl import multimodal as internvl_files
@@ -42,6 +45,7 @@ from tests.families.vision_configs import (
     gemma3_config,
     gemma4_config,
     glm4v_config,
+    hunyuan_vl_config,
     idefics3_config,
     internvl_config,
     lfm2_config,
@@ -184,14 +188,16 @@ def lfm2_parts(pair: TowerPair, images: int, size: tuple[int, int]) -> Tensor:
     return random_pixels(images, rows * config.downsample_factor**2, 3 * patch**2)
 
 
-def with_211_rows(tower: Any) -> Build:
-    """For images of up to 211 rows, a prime: no grid but a line has exactly as many."""
+def with_211_rows(
+    tower: Any, images: Callable[[QwenVLProcessor], ImageBounds] = lambda plain: plain
+) -> Build:
+    """For images of up to 211 merged patches, a prime: no grid but a line has exactly as many."""
 
     def build(w: TensorScope, metadata: Metadata) -> VisionTower:
         keys = "vision.patch_size", "vision.spatial_merge_size"
         patch, merge = (metadata.require_size(key) for key in keys)
-        images = QwenVLProcessor(patch, merge, 1, 211 * (patch * merge) ** 2, CLIP)
-        return tower(w, metadata, images)
+        plain = QwenVLProcessor(patch, merge, 1, 211 * (patch * merge) ** 2, CLIP)
+        return tower(w, metadata, images(plain))
 
     return build
 
@@ -274,6 +280,17 @@ TOWERS: Mapping[str, TowerFamily] = {
                 "rotary base",
             ),
         ],
+    ),
+    "hunyuan_vl": TowerFamily(
+        with_211_rows(hunyuan.LinedTower, LinedProcessor),
+        hunyuan_vl_config,
+        {"plain": {}, "merges_squares_of_three": {"spatial_merge_size": 3}},
+        qwen_patches,
+        references.hunyuan,
+        shapes=QWEN_GRIDS,
+        grids=True,
+        flavours=LLAMA_CPP,
+        refused=[({"interpolate_mode": "bicubic"}, "llama.cpp", "`interpolate_mode`")],
     ),
     "idefics3": TowerFamily(
         with_37_tiles(idefics3.ShuffledTower),

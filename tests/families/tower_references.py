@@ -1,5 +1,7 @@
 """Features of vision towers as `transformers` computes them: pixels [images, ...] and a shape."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -8,6 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, Gemma4Config
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.hunyuan_vl.modeling_hunyuan_vl import (
+    HunYuanVLRotaryEmbedding,
+    HunYuanVLVisionPatchEmbed,
+)
 from transformers.models.mllama.image_processing_pil_mllama import (
     build_aspect_ratio_mask_np,
     convert_aspect_ratios_to_ids_np,
@@ -32,6 +38,47 @@ def gemma4(pair: TowerPair, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
     patches, positions = gemma4_patches(pixels, pair.twin.config.vision_config.patch_size)
     each = positions.expand(len(pixels), -1, -1)
     return torch.stack(pair.twin.model.get_image_features(patches, each).pooler_output)
+
+
+@torch.inference_mode()
+def hunyuan(pair: TowerPair, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    merge = pair.twin.config.vision_config.spatial_merge_size
+    sizes = torch.tensor([[1, grid[0] * merge, grid[1] * merge]] * len(pixels))
+    patches = torch.cat([hunyuan_patches(image, grid, merge) for image in pixels])
+    with tencents_code():
+        return torch.stack(pair.twin.model.get_image_features(patches, sizes).pooler_output)
+
+
+@contextmanager
+def tencents_code() -> Iterator[None]:
+    """Rotation and positions of patches as in Tencent's code for `transformers`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HunYuanVLRotaryEmbedding, "recomposition_frequencies", by_sections)
+        patch.setattr(HunYuanVLVisionPatchEmbed, "interpolate_pos_encoding", stretched)
+        yield
+
+
+def by_sections(self, freq: Tensor) -> Tensor:
+    """Sections divide each half of a head. `transformers` changed it by mistake, so that the two
+    elements of a pair are turned by different angles."""
+    parts = freq.split(self.mrope_section, dim=-1)
+    half = torch.cat([part[axis] for axis, part in enumerate(parts)], dim=-1)
+    return torch.cat([half, half], dim=-1)
+
+
+def stretched(self, embeddings: Tensor, height: int, width: int) -> Tensor:
+    """Scales of the position table are those of slightly more rows and columns."""
+    side = self.position_edge
+    table = self.position_embedding.weight[1:].reshape(1, side, side, -1).permute(0, 3, 1, 2)
+    scales = (int(height) + 0.1) / side, (int(width) + 0.1) / side
+    plane = F.interpolate(table, scale_factor=scales, mode="bilinear", align_corners=False)
+    return plane.flatten(2).transpose(1, 2)
+
+
+def hunyuan_patches(patches: Tensor, grid: tuple[int, int], merge: int) -> Tensor:
+    """patches [n, elements], of which those of merged squares are consecutive, in row-major
+    order."""
+    return patches.view(*grid, merge, merge, -1).transpose(1, 2).reshape(patches.shape)
 
 
 @torch.inference_mode()

@@ -11,6 +11,7 @@ from transformers import (
     Gemma3Config,
     Gemma4Config,
     Glm4vConfig,
+    HunYuanVLConfig,
     InternVLConfig,
     Lfm2VlConfig,
     LightOnOcrConfig,
@@ -29,6 +30,7 @@ from transformers import (
 from model_zoo.models.gemma3 import placeholders as gemma3
 from model_zoo.models.gemma4 import placeholders as gemma4
 from model_zoo.models.glm4v import placeholders as glm4v
+from model_zoo.models.hunyuan import placeholders as hunyuan
 from model_zoo.models.idefics3 import placeholders as idefics3
 from model_zoo.models.internvl import placeholders as internvl
 from model_zoo.models.lfm2 import placeholders as lfm2
@@ -39,6 +41,7 @@ from model_zoo.models.mistral3 import placeholders as mistral3
 from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.multimodal import qwen_placeholders as qwen
 from tests.families.gemma_families import GEMMA4
+from tests.families.hunyuan_families import hunyuan_vl
 from tests.families.lfm2_families import LAYERS as LFM2
 from tests.families.mamba_families import MULTIPLIERS
 from tests.families.qwen_families import QWEN35, SQUARE_STATES
@@ -110,6 +113,12 @@ def glm4v_config(
     return make(
         text_config=SIZES | rotation | (text or {}), vision_config=sizes | vision, **glm_ids()
     )
+
+
+def hunyuan_vl_config(**vision: Any) -> HunYuanVLConfig:
+    config = hunyuan_vl(**vision)
+    config.image_token_id = special_ids(hunyuan.HunyuanPlaceholders.reserved)[hunyuan.PLACE]
+    return config
 
 
 def idefics3_config(

@@ -20,6 +20,7 @@ from transformers import (
 from model_zoo.models.gemma3 import placeholders as gemma3
 from model_zoo.models.gemma4 import placeholders as gemma4
 from model_zoo.models.glm4v import placeholders as glm4v
+from model_zoo.models.hunyuan import placeholders as hunyuan
 from model_zoo.models.idefics3 import placeholders as idefics3
 from model_zoo.models.internvl import placeholders as internvl
 from model_zoo.models.kimivl import placeholders as kimivl
@@ -47,6 +48,7 @@ from tests.families.vision_configs import (
     gemma3_config,
     gemma4_config,
     glm4v_config,
+    hunyuan_vl_config,
     idefics3_config,
     internvl_config,
     lfm2_config,
@@ -187,6 +189,14 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
         flavours=FLAVOURS,
         engine_flavour=None,
         **GLM_ROW,
+    ),
+    "hunyuan_vl": VisionFamily(
+        hunyuan_vl_config,
+        {"plain": {}},
+        references.hunyuan,
+        special=hunyuan.HunyuanPlaceholders.reserved,
+        spelled=hunyuan.START + hunyuan.PLACE + hunyuan.END,
+        processor={"min_pixels": 16 * 16 * 2, "max_pixels": 16 * 16 * 30},
     ),
     "idefics3": VisionFamily(
         idefics3_config,

@@ -20,9 +20,11 @@ from tests.families.delta_rule import step_by_step
 from tests.families.tower_references import (
     aspect_ratios,
     gemma4_patches,
+    hunyuan_patches,
     lfm2_inputs,
     qwen_frames,
     states_before_layers,
+    tencents_code,
 )
 from tests.families.vision_configs import lfm2_processor
 
@@ -164,3 +166,19 @@ def qwen(twin: Any, prompt: Prompt) -> Tensor:
 @step_by_step(modeling_qwen3_5, modeling_qwen3_5_moe)
 def qwen35(twin: Any, prompt: Prompt) -> Tensor:
     return qwen(twin, prompt)
+
+
+def hunyuan(twin: Any, prompt: Prompt) -> Tensor:
+    ids, images = _ids(prompt), images_in_order(prompt)
+    if not images:
+        return twin(input_ids=ids).logits[0]
+    merge = twin.config.vision_config.spatial_merge_size
+    grids = torch.tensor([[1, *(side * merge for side in image.grid)] for image in images])
+    patches = [hunyuan_patches(image.pixels, image.grid, merge) for image in images]
+    with tencents_code():
+        return twin(
+            input_ids=ids,
+            pixel_values=torch.cat(patches),
+            image_grid_thw=grids,
+            mm_token_type_ids=(ids == twin.config.image_token_id).int(),
+        ).logits[0]

@@ -29,6 +29,7 @@ def part(image: Picture) -> ImagePart:
         ("glm4v", "plain", 28),
         ("glm4v", "experts", 28),
         ("glm_ocr", "plain", 28),
+        ("hunyuan_vl", "plain", 16),
         ("qwen25vl", "plain", 28),
         ("qwen3vl", "plain", 32),
         ("qwen35", "plain", 32),
@@ -41,7 +42,7 @@ def test_llama_cpp_continues_prompts_with_images_alike(tmp_path, family, config,
     prompt = pair.model.prepare(
         [Message("user", (texts[0], part(wide), texts[1], part(tall), texts[2]))]
     )
-    assert [span.grid for span in prompt.spans] == list(SHAPES)
+    assert [image.grid for image in prompt.images] == list(SHAPES)
     [ours] = fed(pair, [prompt])
     written = f"<|im_start|>user\n{IMAGE.join(texts)}<|im_end|>\n<|im_start|>assistant\n"
     theirs = their_next_token(

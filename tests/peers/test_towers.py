@@ -14,6 +14,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.images.normalise import CLIP, IMAGENET, STANDARD, Normalisation
 from model_zoo.images.prepared import prepare
+from model_zoo.models.hunyuan.image_processor import LinedProcessor
 from model_zoo.models.lfm2.multimodal import read_processor
 from model_zoo.models.lfm2.vision import NaflexTower
 from model_zoo.models.mistral3.vision import PROJECTOR_EPS
@@ -77,6 +78,17 @@ def llama4(folder: Path) -> Compared:
     ours = encoded(vision.tower, STANDARD(image)[None, None])[0]
     theirs = their_features(folder / "tiny.gguf", vision.path, image, width=64)
     return ours, [part.unflatten(0, (3, 3)).transpose(0, 1).flatten(0, 1) for part in theirs]
+
+
+def hunyuan_vl(folder: Path) -> Compared:
+    family, image = TOWERS["hunyuan_vl"], picture(64, 96)
+    vision = family.write(folder)
+    areas = {"vision.image_min_pixels": 64 * 96, "vision.image_max_pixels": 64 * 96}
+    path = rewrite(vision.path, folder / "sized.gguf", own_keys=areas)
+    processor = QwenVLProcessor(8, 2, *areas.values(), normalisation=CLIP)
+    prepared = prepare(image, LinedProcessor(processor), tower=b"")
+    ours = encoded(vision.tower, prepared.pixels[None], prepared.grid)[0]
+    return ours, their_features(folder / "tiny.gguf", path, image, width=64)
 
 
 def qwen25vl(folder: Path) -> Compared:
@@ -217,6 +229,7 @@ FAMILIES: dict[str, Callable[[Path], Compared]] = {
     family.__name__: family
     for family in (
         gemma3,
+        hunyuan_vl,
         mistral3,
         llama4,
         qwen25vl,

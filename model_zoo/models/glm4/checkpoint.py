@@ -1,4 +1,4 @@
-"""GLM-4, GLM-Edge, GLM-4 0414, GLM-4.1V and GLM-OCR: conversion of text model checkpoints to GGUF."""
+"""GLM up to 4.1V, GLM-Edge and GLM-OCR: conversion of text model checkpoints to GGUF."""
 
 from dataclasses import replace
 

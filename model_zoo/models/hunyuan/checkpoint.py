@@ -1,4 +1,4 @@
-"""Hunyuan V1: conversion of text model checkpoints to GGUF."""
+"""Hunyuan V1, HunyuanOCR and Hunyuan-VL: conversion of text model checkpoints to GGUF."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,17 +6,18 @@ from typing import Any
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import Conversion, Key, Rule
-from model_zoo.models.hunyuan.text import SHARED
+from model_zoo.models.hunyuan.text import SECTIONS, SHARED, STRETCH
 from runtime.errors import UnsupportedModelError
 
 # Of all models with a stretched base, whatever their settings state, as llama.cpp's converter.
 _STRETCHED_CONTEXT = 1 << 18
+_STRETCHED = ("dynamic", "xdrope")
 
 
 def _stretch(config: Configuration) -> float | None:
     """The parameter alpha of a stretched base; None if the base is not stretched."""
     rope = config.rope()
-    return float(rope["alpha"]) if rope["rope_type"] == "dynamic" and rope.get("alpha") else None
+    return float(rope["alpha"]) if rope["rope_type"] in _STRETCHED and rope.get("alpha") else None
 
 
 def _base(config: Configuration) -> float:
@@ -28,6 +29,22 @@ def _base(config: Configuration) -> float:
 def _context(config: Configuration) -> int:
     stretched = _stretch(config) is not None
     return _STRETCHED_CONTEXT if stretched else config.require_size("max_position_embeddings")
+
+
+def _sections(config: Configuration) -> list[int]:
+    """The number of frequencies for token, column, row and image."""
+    rope = config.rope()
+    return list(map(int, rope.get("mrope_section") or rope.get("xdrope_section") or SECTIONS))
+
+
+def _four_sections(config: Configuration) -> None:
+    sections = config.derived("rope.dimension_sections", _sections)
+    count = config.head_dim // 2
+    if len(sections) != len(SECTIONS) or sum(sections) != count:
+        raise UnsupportedModelError(
+            f"{config.path}: rotates by the sections {sections[:8]}; {len(SECTIONS)} that make up "
+            f"{count} frequencies are supported."
+        )
 
 
 def _of_every_layer(config: Configuration, key: str) -> Any:
@@ -47,9 +64,10 @@ def _expert_width(config: Configuration) -> Any:
 
 def _stated_alpha(config: Configuration) -> None:
     alpha = config.derived("rope.freq_base", _stretch)
-    if config.rope()["rope_type"] == "dynamic" and alpha is None:
+    kind = config.rope()["rope_type"]
+    if kind in _STRETCHED and alpha is None:
         raise UnsupportedModelError(
-            f"{config.path}: the rope scaling dynamic needs an `alpha`, without which it depends "
+            f"{config.path}: the rope scaling {kind} needs an `alpha`, without which it depends "
             "on the length of each sequence."
         )
 
@@ -64,7 +82,6 @@ def _one_shared_expert(config: Configuration) -> None:
 
 
 _CHECKS = (
-    checks.only_scalings("dynamic"),
     _stated_alpha,
     checks.only_values(use_qk_norm=True, use_cla=False, norm_topk_prob=True),
 )
@@ -91,7 +108,7 @@ CONVERSION = Conversion(
     drop=decoders.BUFFERS,
     defaults={"num_shared_expert": 1},
     spellings={"head_dim": "attention_head_dim"},
-    check=checks.all_of(*_CHECKS),
+    check=checks.all_of(checks.only_scalings("dynamic"), *_CHECKS),
 )
 
 WITH_EXPERTS = replace(
@@ -119,5 +136,23 @@ WITH_EXPERTS = replace(
             for name in ("gate", "up", "down")
         ),
     ),
-    check=checks.all_of(*_CHECKS, _one_shared_expert),
+    check=checks.all_of(checks.only_scalings("dynamic"), *_CHECKS, _one_shared_expert),
+)
+
+WITH_VISION = replace(
+    CONVERSION,
+    serves=("HunYuanVLForConditionalGeneration",),
+    model_types=(),
+    architecture="hunyuan_vl",
+    keys=(
+        *decoders.SIZES,
+        *decoders.HEAD_SIZES,
+        decoders.ROTATED_SIZE,
+        Key("rope.freq_base", decoders.rope_base),
+        Key(STRETCH, _stretch),
+        Key("rope.dimension_sections", _sections),
+    ),
+    drop=(*CONVERSION.drop, "vit.**"),
+    defaults={"tie_word_embeddings": True},
+    check=checks.all_of(checks.only_scalings(*_STRETCHED), *_CHECKS, _four_sections),
 )

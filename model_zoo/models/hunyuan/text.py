@@ -1,23 +1,43 @@
-"""Hunyuan V1, dense and with experts: norms of queries and keys follow the rotation."""
+"""Hunyuan V1, dense and with experts, and the text model of HunyuanOCR and Hunyuan-VL: norms of
+queries and keys follow the rotation."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import AttentionOptions
 from model_zoo.layers.attention_layer import attention_layer
 from model_zoo.layers.block import RowWise
-from model_zoo.layers.decoder import Decoder, TextLayer, uniform_decoder
+from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.experts import ExpertOptions, experts_or_dense
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Pairs, Rotary
+from model_zoo.layers.rope_scaling import read_rotary
+from model_zoo.layers.rope_sections import in_sections
 from model_zoo.layers.text_sizes import TextSizes
 
 SHARED = "expert_shared_feed_forward_length"
+STRETCH = "rope.scaling.alpha"
+# Frequencies for token, column, row and image, in all models with vision.
+SECTIONS = (16, 16, 16, 16)
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
-    """Converters have stretched `rope.freq_base` for long contexts."""
-    return uniform_decoder(w, TextSizes.read(metadata), Pairs.NEOX, _layer)
+    sizes = TextSizes.read(metadata)
+    rotary = _rotary(w, sizes)
+    layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
+    return Decoder(w, sizes, layers)
+
+
+def _rotary(w: TensorScope, sizes: TextSizes) -> Rotary:
+    """Converters have stretched `rope.freq_base` for long contexts; files of models with vision
+    state the stretch."""
+    metadata, dim = sizes.metadata, sizes.key_dim
+    if metadata.architecture != "hunyuan_vl":
+        return read_rotary(w, sizes, Pairs.NEOX)
+    stretch = metadata.get_positive(STRETCH, 1.0) ** (dim / max(dim - 2, 1))
+    base = metadata.get_positive("rope.freq_base") * stretch
+    rotary = read_rotary(w, sizes, Pairs.NEOX, base=base)
+    return in_sections(rotary, metadata, default=SECTIONS, interleaved=False, position_axes=4)
 
 
 def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:

@@ -89,7 +89,7 @@ class Resampler:
             w.linear(name, shape=(width, width))
             for name in ("attn.q", "attn.k", "attn.v", "attn.out", "proj")
         )
-        w.ignore("pos_embed_k", "pos_embd_k", bare=True)  # computed here
+        w.ignore("pos_embed_k", "pos_embd_k")  # computed here
 
     def nbytes(self, device: torch.device, places: int) -> int:
         """Upper bound of the bytes that a part takes."""

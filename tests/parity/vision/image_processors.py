@@ -19,6 +19,9 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.hunyuan_vl.image_processing_pil_hunyuan_vl import (
+    HunYuanVLImageProcessorPil,
+)
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import (
@@ -41,6 +44,7 @@ from model_zoo.images.slicing import Slicing
 from model_zoo.layers.vision.patches import squares
 from model_zoo.models.gemma3.image_processor import SquareProcessor
 from model_zoo.models.gemma4.image_processor import Gemma4Processor
+from model_zoo.models.hunyuan.image_processor import LinedProcessor
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
 from model_zoo.models.internvl.image_processor import InternVLProcessor
 from model_zoo.models.kimivl.image_processor import KimiVLProcessor
@@ -271,12 +275,26 @@ def patches(ours: QwenVLProcessor, theirs: Any) -> Row:
     return ours, expected
 
 
+def hunyuan(patch: int, least: int, most: int) -> Row:
+    size = {"shortest_edge": least, "longest_edge": most}
+    theirs = HunYuanVLImageProcessorPil(patch_size=patch, size=size)
+
+    def expected(image: Image) -> Expected:
+        made = applied(theirs, image)
+        lines, columns = (side // 2 for side in made["image_grid_thw"][0, 1:].tolist())
+        squares = made["pixel_values"].view(lines, 2, columns, 2, -1).transpose(1, 2)
+        return Expected(squares.flatten(0, 3), (lines, columns), 1 + lines * (columns + 1) + 1)
+
+    return LinedProcessor(QwenVLProcessor(patch, 2, least, most, CLIP)), expected
+
+
 CROP = {"size": {"shortest_edge": 56}, "crop_size": SQUARE}
 PROCESSORS: Mapping[str, Row] = {
     "clip": square(ClipProcessor(side=56, rows=16), CLIPImageProcessorPil(**CROP), 16),
     "gemma3": square(SquareProcessor(side=56, rows=4), Gemma3ImageProcessorPil(size=SQUARE), 4),
     "gemma4": gemma4(tokens=70, patch=4, pool=3),
     "glm4v": glm(6272, 200_000),
+    "hunyuan_vl": hunyuan(16, 65_536, 300_000),
     "idefics3": idefics3(224),
     "idefics3 of an odd edge": idefics3(205),
     "idefics3 of one tile": idefics3(56),

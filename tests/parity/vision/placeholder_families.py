@@ -19,6 +19,10 @@ from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.hunyuan_vl.image_processing_pil_hunyuan_vl import (
+    HunYuanVLImageProcessorPil,
+)
+from transformers.models.hunyuan_vl.processing_hunyuan_vl import HunYuanVLProcessor
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.internvl.processing_internvl import InternVLProcessor
@@ -49,6 +53,8 @@ from model_zoo.models.gemma3.image_processor import SquareProcessor
 from model_zoo.models.gemma4 import placeholders as gemma4
 from model_zoo.models.gemma4.image_processor import Gemma4Processor as GemmaShape
 from model_zoo.models.glm4v import placeholders as glm4v
+from model_zoo.models.hunyuan import placeholders as hunyuan
+from model_zoo.models.hunyuan.image_processor import LinedProcessor
 from model_zoo.models.idefics3 import placeholders as idefics3
 from model_zoo.models.idefics3.image_processor import Idefics3Processor as IdeficsTiles
 from model_zoo.models.internvl import placeholders as internvl
@@ -218,6 +224,13 @@ def glm_processor(tokenizer: Any) -> Any:
     return unchecked(Glm4vProcessor, images, tokenizer, SimpleNamespace())
 
 
+def hunyuan_processor(tokenizer: Any) -> Any:
+    size = {"shortest_edge": QWEN.min_pixels, "longest_edge": QWEN.max_pixels}
+    return unchecked(
+        HunYuanVLProcessor, HunYuanVLImageProcessorPil(size=size, patch_size=14), tokenizer
+    )
+
+
 def llava_processor(tokenizer: Any) -> Any:
     images = CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size=SQUARE)
     options = {"vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
@@ -274,6 +287,17 @@ FAMILIES = {
         },
     ),
     "glm4v": Family(glm4v.GlmPlaceholders, GLM, glm_processor, glm4v.PLACE),
+    "hunyuan_vl": Family(
+        hunyuan.HunyuanPlaceholders,
+        LinedProcessor(QWEN),
+        hunyuan_processor,
+        hunyuan.PLACE,
+        {
+            "image_token": hunyuan.PLACE,
+            "image_start_token": hunyuan.START,
+            "image_end_token": hunyuan.END,
+        },
+    ),
     "pixtral": Family(
         pixtral.PixtralPlaceholders,
         PixtralShape(140, 14, 2),

@@ -67,6 +67,10 @@ def limits_of(family: str, flavour: str) -> Iterator[Limits]:
         square = UNITS[family] ** 2
         for area in (1, 53 * square, 211 * square + 1):
             yield {"vision.image_min_pixels": None, "vision.image_max_pixels": area}
+    if family == "hunyuan_vl":
+        for area in (1, 255, 53 * 256, 211 * 256 + 1):
+            yield {"vision.image_min_pixels": None, "vision.image_max_pixels": area}
+        yield {"vision.image_min_pixels": 30 * 256, "vision.image_max_pixels": 30 * 256}
     if family == "idefics3":
         for edge in (None, 1, 35, 36, 37, 71, 107, 109):
             yield {"vision.preproc_image_size": edge}

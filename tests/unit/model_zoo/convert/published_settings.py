@@ -453,6 +453,30 @@ LLAVA_15 = {
     "vision_feature_select_strategy": "default",
     "vocab_size": 32064,
 }
+HUNYUAN_OCR = {
+    "architectures": ["HunYuanVLForConditionalGeneration"],
+    "model_type": "hunyuan_vl",
+    "attention_head_dim": 128,
+    "head_dim": 128,
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 16,
+    "num_experts": 1,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "alpha": 1000.0,
+        "factor": 1.0,
+        "type": "xdrope",
+        "xdrope_section": [16, 16, 16, 16],
+    },
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "use_qk_norm": True,
+    "vocab_size": 120818,
+}
 PUBLISHED = {
     "LLaVA 1.5 7B": LLAVA_15,
     "Granite 4.0 H Tiny": GRANITE_4_H,
@@ -477,6 +501,7 @@ PUBLISHED = {
     "GLM-4.7-Flash": GLM_47_FLASH,
     "Hunyuan 7B": HUNYUAN_7B,
     "Hunyuan-A13B": HUNYUAN_A13B,
+    "HunyuanOCR": HUNYUAN_OCR,
     "MiniCPM3 4B": MINICPM_3,
     "MiniMax M2": MINIMAX_M2,
 }

@@ -25,6 +25,7 @@ from tests.unit.model_zoo.convert.published_settings import (
     GLM_47_FLASH,
     HUNYUAN_7B,
     HUNYUAN_A13B,
+    HUNYUAN_OCR,
     LFM2,
     LLAMA_2,
     LLAMA_31,
@@ -160,6 +161,13 @@ def test_the_base_of_hunyuan_is_stretched(tmp_path) -> None:
     assert (plain["rope.freq_base"], plain["context_length"]) == (10000.0, 32768)
 
 
+def test_the_base_of_hunyuan_ocr_is_stated_with_its_stretch(tmp_path) -> None:
+    keys = told(tmp_path / "ocr", HUNYUAN_OCR)
+    assert keys["rope.freq_base"] == 10000.0 and keys["rope.scaling.alpha"] == 1000.0
+    assert list(keys["rope.dimension_sections"]) == [16, 16, 16, 16]
+    assert keys["context_length"] == 32768
+
+
 @pytest.mark.parametrize("layers", [55, 57])
 def test_a_pattern_for_another_number_of_layers_is_refused(tmp_path, layers) -> None:
     with pytest.raises(ModelFileError, match=f"states {layers} layers, and the kinds of 56"):
@@ -237,6 +245,11 @@ def test_llama3_factors_match_the_frequencies_of_transformers(high) -> None:
         (HUNYUAN_7B | {"rope_scaling": {"type": "dynamic"}}, "needs an `alpha`"),
         (GLM_47_FLASH | {"rope_interleave": False}, "has False as `rope_interleave`"),
         (HUNYUAN_A13B | {"num_shared_expert": [2] * 32}, "has 2 shared experts in a layer"),
+        (
+            HUNYUAN_OCR
+            | {"rope_scaling": HUNYUAN_OCR["rope_scaling"] | {"xdrope_section": [32] * 2}},
+            "rotates by the sections \\[32, 32\\]",
+        ),
     ],
 )
 def test_settings_that_files_cannot_express_are_refused(values, said, tmp_path) -> None:

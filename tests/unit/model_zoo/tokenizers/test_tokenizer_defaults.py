@@ -55,6 +55,7 @@ def test_bos_and_eos_are_found_without_their_keys(
         ("glm4moe", (), "glm4"),
         ("glm4moelite", (), "glm4"),
         ("glmocr", (), "glm4"),
+        ("hunyuan_vl", (), "hunyuan-dense"),
         ("lfm2", (), "llama-bpe"),
         ("llama4", (), "llama4"),
         ("chatglm", (), "glm4"),

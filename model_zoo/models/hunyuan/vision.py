@@ -1,0 +1,134 @@
+"""Vision model of HunyuanOCR and Hunyuan-VL: any aspect ratio, with rows for the ends of lines."""
+
+from math import isqrt
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.prepared import ImageBounds, blank
+from model_zoo.layers.linear import Linear
+from model_zoo.layers.vision.image_attention import ImageBatch, whole
+from model_zoo.layers.vision.names import LayerNames
+from model_zoo.layers.vision.patches import in_float32, patch_embedding, read_bias
+from model_zoo.layers.vision.rotary import coordinates
+from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
+from model_zoo.layers.vision.vision_sizes import MAX_MERGED, VisionSizes
+from runtime.kernels.pointwise import gelu_erf
+from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
+
+EPS, MERGED = 1e-5, 2
+# Rows and columns that Tencent's code adds to the numbers from which it computes scales, lest they
+# be rounded down to one less. The results depend on it.
+ROUNDING = 0.1
+
+
+class LinedTower:
+    """See `VisionTower`. pixels [images, patches, channels * side * side].
+
+    Patches that are merged are consecutive; these squares are in row-major order of the rectangle
+    `grid`.
+    """
+
+    def __init__(self, w: TensorScope, metadata: Metadata, images: ImageBounds) -> None:
+        before = w.loaded_bytes
+        self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
+        self._device, self._dtype = w.device, w.dtype
+        self._merge = metadata.get_size("vision.spatial_merge_size", MERGED, at_most=MAX_MERGED)
+        v = w.scope("v")
+        self._embed = patch_embedding(v, sizes, "patch_embd")
+        self._places = _places(v, sizes)
+        self._layers = [
+            plain_layer(v.scope("blk", i), sizes, LayerNames(), gelu_erf)
+            for i in range(sizes.layers)
+        ]
+        self._merger = LineMerger(w, sizes, self._merge)
+        self._largest = images.largest
+        self.limits = ImageLimits(images.most_rows, self._merger.width, w.dtype)
+        self.weight_bytes = w.loaded_bytes - before
+
+    def activation_bytes(self, images: int) -> int:
+        sizes, merged = self._sizes, images * self.limits.rows
+        rows = merged * self._merge**2
+        edges = rows * (2 * sizes.patch_elements + 5 * sizes.hidden)
+        results = merged * self._merger.row_elements
+        return 4 * (edges + results) + layers_bytes(self._device, sizes, self._layers, rows)
+
+    def largest(self) -> PreparedImage:
+        return blank(self._largest)
+
+    def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
+        images, (rows, columns) = len(pixels), (side * self._merge for side in grid)
+        x = self._embed(pixels.to(self._dtype).flatten(0, 1))
+        down, across = coordinates(rows, columns, block=self._merge, device=x.device)
+        places = self._stretched(rows, columns)[down * columns + across]
+        x.view(images, rows * columns, -1).add_(places.to(x.dtype))
+        batch = ImageBatch(images, whole(rows * columns), pause=pause)
+        for layer in self._layers:
+            x = layer(x, batch)
+        return self._merger(x.view(images, *grid, -1))
+
+    def _stretched(self, rows: int, columns: int) -> Tensor:
+        """The position table interpolated to `rows` and `columns`, in row-major order."""
+        side = self._places.shape[-1]
+        scales = (rows + ROUNDING) / side, (columns + ROUNDING) / side
+        plane = F.interpolate(
+            self._places, scale_factor=scales, mode="bilinear", align_corners=False
+        )
+        return plane[0].flatten(1).t()
+
+
+class LineMerger:
+    """Merges squares of patches, appends a row to each line, projects all rows, and norms them
+    between those for the begin and the end of the image. row_elements: of activations per row."""
+
+    def __init__(self, w: TensorScope, sizes: VisionSizes, side: int) -> None:
+        mm, self._hidden = w.scope("mm"), sizes.hidden
+        self._norm = mm.rms_norm("pre_norm", sizes.eps, size=sizes.hidden)
+        self._first = _convolution(mm, "0", sizes.hidden, side)
+        between = self._first.weight.shape[0]
+        self._second = _convolution(mm, "2", between, 1)
+        wide = self._second.weight.shape[0]
+        self._line_end = w.vector("v.image_newline", size=wide, bare=True)
+        self.width = (mm.shape("model.fc") or (1,))[0]
+        self._project = mm.linear("model.fc", shape=(self.width, wide))
+        self._begin, self._end = (
+            mm.vector(f"image_{name}", size=self.width, bare=True) for name in ("begin", "end")
+        )
+        w.ignore("v.view_seperator")
+        self._post_norm = mm.rms_norm("post_norm", sizes.eps, size=self.width)
+        merged = sizes.hidden * side**2
+        self.row_elements = 3 * merged + 3 * between + 3 * wide + 5 * self.width
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [images, lines, columns, patches of a square * hidden] -> [images, 1 + lines * (columns
+        + 1) + 1, width]."""
+        images, lines, columns, wide = x.shape
+        normed = self._norm(x.view(-1, self._hidden)).view(-1, wide)
+        merged = self._second(gelu_erf(self._first(normed)))
+        ends = self._line_end.to(merged.dtype).expand(images, lines, 1, -1)
+        ended = torch.cat([merged.view(images, lines, columns, -1), ends], dim=2)
+        rows = self._project(ended.flatten(0, 2)).view(images, lines * (columns + 1), -1)
+        begin, end = (row.to(rows.dtype).expand(images, 1, -1) for row in (self._begin, self._end))
+        return self._post_norm(torch.cat([begin, rows, end], dim=1))
+
+
+def _places(v: TensorScope, sizes: VisionSizes) -> Tensor:
+    """The position table as float32 [1, hidden, side, side]."""
+    count = (v.shape("position_embd") or (1,))[0]
+    side = isqrt(count)
+    if side * side != count:
+        raise sizes.metadata.error(
+            "vision.image_size", f"has a table of {count:,} places, which is not a square number"
+        )
+    table = v.table("position_embd.weight", shape=(count, sizes.hidden))
+    return table.t().reshape(1, sizes.hidden, side, side)
+
+
+def _convolution(w: TensorScope, name: str, channels: int, side: int) -> Linear:
+    """A convolution whose stride is its size: [n, side * side * channels] -> [n, out]."""
+    out = (w.shape(name) or (1,))[0]
+    kernel = w.table(f"{name}.weight", shape=(out, channels, side, side))
+    return Linear(in_float32(kernel.permute(0, 2, 3, 1).flatten(1)), read_bias(w, name, out))
