@@ -26,8 +26,8 @@ RECORDED = (
     "apertus arcee cohere2 command-r deepseek2 dots1 ernie4_5 ernie4_5-moe exaone4 falcon "
     "falcon-h1 gemma gemma2 gemma3 gemma4 glm4 glm4moe gpt-oss gpt2 granite granitehybrid "
     "granitemoe hunyuan-dense hunyuan-moe hunyuan_vl lfm2 lfm2moe llama llama4 minimax-m2 mistral "
-    "mistral3 mixtral nemotron_h nemotron_h_moe olmo olmo2 olmo3 olmoe phi3 phimoe qwen2 qwen25vl qwen3 "
-    "qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe seed_oss smollm3 stablelm"
+    "mistral3 mixtral nemotron_h nemotron_h_moe olmo olmo2 olmo3 olmoe phi3 phimoe qwen2 qwen25vl "
+    "qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe seed_oss smollm3 stablelm"
 ).split()
 COMPUTED = "gemma3n mllama".split()
 PLAIN = SamplingParams(temperature=0), SamplingParams(seed=4), SamplingParams(top_k=3, seed=5)
