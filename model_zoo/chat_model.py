@@ -29,6 +29,7 @@ from model_zoo.multimodal.image_tags import tagged
 from model_zoo.multimodal.prompt_layout import lay_out
 from model_zoo.multimodal.vision_model import PromptImages, VisionModel
 from model_zoo.tokenizers.infill import InfillTokens, infill_tokens
+from model_zoo.tokenizers.pairs import PairFormat
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.engine.request import ImageSpan
 from runtime.errors import RequestError
@@ -108,7 +109,8 @@ class ChatModel:
     template: None if the file has none; the model then cannot chat. variants: further templates of
     the file by name, such as "tool_use". vision: None if the model accepts text only. suffix_first:
     the tokens of infill prompts are in the order text after, text before, answer. ranking: the head
-    of a reranker. embedding_head: None if pooled states are the vectors of texts.
+    of a reranker. pairs: how it reads a query and a text. embedding_head: None if pooled states are
+    the vectors of texts.
     """
 
     decoder: DecoderModel
@@ -119,6 +121,7 @@ class ChatModel:
     vision: VisionModel | None = None
     suffix_first: bool = False
     ranking: RankingHead | None = None
+    pairs: PairFormat | None = None
     embedding_head: EmbeddingHead | None = None
 
     @property

@@ -6,6 +6,19 @@ from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True)
+class Ranking:
+    """How the rerankers of a family compute a score.
+
+    pooling: the state that it is computed from: of the first token ("cls"), of the last one
+    ("last"), or the mean of all ("mean").
+    curve: after the matrix `cls`, if the file has it: "tanh" or "gelu".
+    """
+
+    pooling: str
+    curve: str = "tanh"
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """A folder in `model_zoo/models`, and the names by which model files refer to it.
 
@@ -16,6 +29,7 @@ class Family:
     pre_tokenizer: the row of `tokenizers/pretokenizers.py` for files that state `default`.
     tensor_parallel: whether ranks can divide its text model (`parallel.tensor`); layers of every
     text model can be placed on several devices.
+    ranking: None if it has no rerankers.
     """
 
     folder: str
@@ -24,6 +38,7 @@ class Family:
     vision_of: tuple[str, ...] = ()
     pre_tokenizer: str = "default"
     tensor_parallel: bool = True
+    ranking: Ranking | None = None
 
     @property
     def text(self) -> str:
@@ -48,7 +63,7 @@ _QWEN3VL_VISION = (*_QWEN3VL, *_QWEN35)
 FAMILIES: tuple[Family, ...] = (
     Family("apertus", ("apertus",), pre_tokenizer="tekken"),
     Family("arcee", ("arcee",), pre_tokenizer="llama-bpe"),
-    Family("bert", ("bert",)),
+    Family("bert", ("bert",), ranking=Ranking("cls")),
     Family("command_r", ("command-r", "cohere2"), pre_tokenizer="command-r"),
     Family("deepseek", ("deepseek",), pre_tokenizer="deepseek-llm"),
     Family("deepseek2", ("deepseek2",), pre_tokenizer="deepseek-llm"),
@@ -101,7 +116,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("qwen2", ("qwen2",), pre_tokenizer="qwen2"),
     Family("qwen2moe", ("qwen2moe",), pre_tokenizer="qwen2"),
     Family("qwen25vl", _QWEN25VL, ("qwen25vl", "qwen2.5vl_merger"), _QWEN25VL, "qwen2"),
-    Family("qwen3", ("qwen3",), pre_tokenizer="qwen2"),
+    Family("qwen3", ("qwen3",), pre_tokenizer="qwen2", ranking=Ranking("last")),
     Family("qwen3moe", ("qwen3moe",), pre_tokenizer="qwen2"),
     Family("qwen3next", ("qwen3next",), pre_tokenizer="qwen2"),
     Family("qwen3next", _QWEN35, pre_tokenizer="qwen35"),

@@ -29,6 +29,7 @@ from model_zoo.layers.embedding_head import EmbeddingHead
 from model_zoo.layers.ranking_head import RankingHead
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.multimodal.vision_loading import PREFIXES, VisionFile, build_vision, find_vision
+from model_zoo.tokenizers.pairs import PairFormat, pair_format
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from runtime.distributed.layer_placement import LayerPlacement
 from runtime.distributed.ranks import ALONE, Ranks
@@ -108,7 +109,7 @@ def load(
     source = find_vision(file, metadata, projector)
     if source is not None and source.is_own and not options.read:
         source = replace(source, file=UnreadFile.open(source.file.path))
-    tokenizer, chosen = _language(file, metadata)
+    tokenizer, chosen, pairs = _language(file, metadata)
     recipe = _Recipe(decoder_class, file, metadata, tokenizer, source, dtype, options, adapters)
     outline = recipe.check()
     if options.place is not None:
@@ -126,6 +127,7 @@ def load(
         {} if chosen is None else chosen.alternatives,
         vision,
         ranking=parts.ranking,
+        pairs=pairs,
         embedding_head=parts.embedding_head,
     )
 
@@ -156,14 +158,19 @@ def check_adapts(adapter: Adapter, metadata: Metadata) -> None:
         )
 
 
-def _language(file: GGUFFile, metadata: Metadata) -> tuple[Tokenizer, ChosenTemplate | None]:
+def _language(
+    file: GGUFFile, metadata: Metadata
+) -> tuple[Tokenizer, ChosenTemplate | None, PairFormat | None]:
+    """Tokenizer, chat template, and the format of pairs if the model ranks texts."""
     expect_template(file.metadata)  # starts its processes while the tokenizer is built
     try:
         tokenizer = load_tokenizer(token_metadata(file), architecture=metadata.architecture)
         chosen = choose_template(file.metadata, tokenizer, architecture=metadata.architecture)
+        ranks = pooling_type(metadata, file.has) == RANK
+        pairs = pair_format(tokenizer, file.metadata) if ranks else None
     except ModelFileError as error:
         raise type(error)(f"{file.path}: {error}") from error
-    return tokenizer, chosen
+    return tokenizer, chosen, pairs
 
 
 def describe(
@@ -229,8 +236,8 @@ def build_text(
     The heads are read first, so that the decoder's `weight_bytes`, which memory plans count,
     include them.
     """
-    alone = w.undivided()
-    heads = RankingHead.read(alone, metadata), EmbeddingHead.read(alone, metadata)
+    alone, ranking = w.undivided(), TEXT_FAMILIES[metadata.architecture].ranking
+    heads = RankingHead.read(alone, metadata, ranking), EmbeddingHead.read(alone, metadata)
     return decoder_class(w, metadata), *heads
 
 
@@ -255,8 +262,8 @@ def _check_is_text_model(metadata: Metadata) -> None:
         reason = f"has `general.type` {kind}; only whole models can be served"
     elif pooling == RANK and metadata.architecture not in RANKING:
         reason = (
-            f"ranks texts (`pooling_type` {RANK}), which is served for the architecture "
-            f"{', '.join(RANKING)} only"
+            f"ranks texts (`pooling_type` {RANK}), which is served for these architectures "
+            f"only: {', '.join(RANKING)}"
         )
     elif pooling != NONE and pooling not in _POOLINGS:
         reason = f"has `{metadata.full_key('pooling_type')}` {pooling}, which is unknown"

@@ -7,6 +7,7 @@ from typing import Any
 from model_zoo.chat.messages import ChatTemplate
 from model_zoo.chat.sandbox.frames import RenderLimits
 from model_zoo.chat.sandbox.renderer import start_server
+from model_zoo.tokenizers.pairs import PAIR_TEMPLATE
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from model_zoo.tokenizers.vocabulary import optional_text, required_array
 from runtime.errors import ModelFileError
@@ -110,13 +111,15 @@ def choose_template(
 
 
 def _named_sources(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Templates by name, for the names that the file lists."""
+    """Templates by name, for the names that the file lists, except that for pairs, which is not
+    written in Jinja."""
     if _NAMES not in metadata:
         return {}
     names = required_array(metadata, _NAMES)
     if len(names) > MAX_NAMED or not all(isinstance(name, str) for name in names):
         raise ModelFileError(f"`{_NAMES}` must list at most {MAX_NAMED} names.")
     sources = {name: optional_text(metadata, f"{_KEY}.{name}") for name in names}
+    sources.pop(PAIR_TEMPLATE, None)
     return {name: source for name, source in sources.items() if source}
 
 

@@ -78,7 +78,7 @@ def full_name(architecture: str, name: str) -> str:
 
 
 def _value(key: Key, config: Configuration) -> Any:
-    """A number, a boolean, a list of these, or a text of the table; None omits the key."""
+    """A number, a boolean, a list of these, or texts of the table; None omits the key."""
     source, of = key.source, key.of
     if callable(source):
         value = config.derived(key.name, source)
@@ -86,9 +86,14 @@ def _value(key: Key, config: Configuration) -> Any:
         value = config.get(source) if key.optional else config.require(source)
     if value is not None and of is not None:
         value = config.derived(key.name, lambda _: of(value))
-    if value is None or _is_sound(value) or (isinstance(value, str) and callable(source)):
+    if value is None or _is_sound(value) or (callable(source) and _is_text(value)):
         return value
     raise config.error(f"has {str(value)[:80]!r} where a number is needed (`{key.name}`)")
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is a text or a list of texts."""
+    return all(isinstance(one, str) for one in (value if isinstance(value, list) else [value]))
 
 
 def _is_sound(value: Any) -> bool:

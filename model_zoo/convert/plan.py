@@ -205,12 +205,12 @@ def _missing(
 
 
 def _wanted_layers(rule: Rule, config: Configuration) -> Sequence[int | None]:
-    if rule.optional:
+    if rule.optional or ("{n}" not in rule.target and not _applies(rule, {}, config)):
         return ()
     if rule.target == OUTPUT:  # a multimodal model may state it for the whole
         return () if config.tied or config.whole.get("tie_word_embeddings") else (None,)
     if "{n}" not in rule.target:
-        return (None,) if rule.only is None or rule.only(config, 0) else ()
+        return (None,)
     return [n for n in range(config.layers) if rule.only is None or rule.only(config, n)]
 
 

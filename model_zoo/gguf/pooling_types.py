@@ -1,16 +1,17 @@
 """`pooling_type` of model files: how an embedding model pools the states of a text.
 
 CLS: the state of the first token; LAST: of the last one; RANK: a reranker, whose head computes a
-score from the state of the first token; NONE: not an embedding model.
+score from a state that its family determines; NONE: not an embedding model.
 """
 
 from collections.abc import Callable
 
+from model_zoo.families import TEXT_FAMILIES
 from model_zoo.gguf.metadata import Metadata
 
 NONE, MEAN, CLS, LAST, RANK = range(5)
 # Architectures whose rerankers are served.
-RANKING = ("bert",)
+RANKING = tuple(sorted(name for name, family in TEXT_FAMILIES.items() if family.ranking))
 
 
 def pooling_type(metadata: Metadata, has: Callable[[str], bool]) -> int:

@@ -1,14 +1,24 @@
-"""The head of a reranker: a score from the first hidden state of a query and a document."""
+"""The head of a reranker: a score from the pooled state of a query and a document."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from model_zoo.families import Ranking
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.pooling_types import RANK, pooling_type
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.linear import Linear
+from runtime.errors import UnsupportedModelError
+
+LABELS, ANSWERS = "classifier.output_labels", ("yes", "no")
+_CURVES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {"tanh": torch.tanh, "gelu": F.gelu}
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,33 +35,52 @@ class Row:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankingHead:
-    """`output(tanh(dense(x)))`, or without `dense` `output(x)`, as in BERT and RoBERTa."""
+    """`output(curve(dense(x)))`, or without `dense` `output(x)`.
 
+    pooling: what x is the state of, as of `Ranking`. output: one row, or two: those of the answers
+    yes and no, whose difference is the logit of the probability of yes.
+    """
+
+    pooling: str
     dense: Linear | None
+    curve: Callable[[Tensor], Tensor]
     output: Linear | Row
     device: torch.device
 
     @classmethod
-    def read(cls, w: TensorScope, metadata: Metadata) -> "RankingHead | None":
-        """The head of a reranker; None in other files."""
-        if pooling_type(metadata, w.has) != RANK:
+    def read(
+        cls, w: TensorScope, metadata: Metadata, ranking: Ranking | None
+    ) -> "RankingHead | None":
+        """The head of a reranker; None in other files. UnsupportedModelError for a head that
+        classifies by several labels."""
+        if ranking is None or pooling_type(metadata, w.has) != RANK:
             return None
         size = metadata.require_size("embedding_length")
         dense = w.linear("cls", shape=(size, size), optional=True)
-        return cls(dense, _output(w, size), w.device)
+        output = _output(w, metadata, size)
+        return cls(ranking.pooling, dense, _CURVES[ranking.curve], output, w.device)
 
     @torch.inference_mode()
     def __call__(self, states: Tensor) -> Tensor:
         """states float32 [n, hidden] -> float32 [n], unbounded: the higher, the more relevant."""
         x = states.to(self.device)
         if self.dense is not None:
-            x = torch.tanh(self.dense(x))
-        return self.output(x)[:, 0].cpu()
+            x = self.curve(self.dense(x))
+        scores = self.output(x)
+        logits = scores[:, 0] if scores.shape[1] == 1 else scores[:, 0] - scores[:, 1]
+        return logits.cpu()
 
 
-def _output(w: TensorScope, size: int) -> Linear | Row:
-    """A matrix of one row, which llama.cpp's converter stored as a vector until 2025."""
-    if w.shape("cls.output") != (size,):
-        return w.linear("cls.output", shape=(1, size))
-    bias = w.vector("cls.output.bias", size=1, bare=True, optional=True)
-    return Row(w.vector("cls.output", size=size), bias)
+def _output(w: TensorScope, metadata: Metadata, size: int) -> Linear | Row:
+    """A matrix of one row, which llama.cpp's converter stored as a vector until 2025, or of two for
+    the answers."""
+    if w.shape("cls.output") == (size,):
+        bias = w.vector("cls.output.bias", size=1, bare=True, optional=True)
+        return Row(w.vector("cls.output", size=size), bias)
+    labels = metadata.get_array(LABELS, str) or ()
+    if len(labels) > 1 and labels != ANSWERS:
+        raise UnsupportedModelError(
+            f"{metadata.path}: classifies texts by {len(labels):,} labels "
+            f"(`{metadata.full_key(LABELS)}`); rerankers have one, or {' and '.join(ANSWERS)}."
+        )
+    return w.linear("cls.output", shape=(max(len(labels), 1), size))

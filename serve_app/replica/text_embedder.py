@@ -3,10 +3,9 @@
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
-from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ import torch
 from model_zoo.chat_model import ChatModel
 from model_zoo.layers.embedding_head import EmbeddingHead
 from model_zoo.layers.ranking_head import RankingHead
+from model_zoo.tokenizers.pairs import DocumentEncoder
 from runtime.engine.async_engine import AsyncEngine, failure
 from runtime.engine.request import (
     FinishReason,
@@ -104,47 +104,37 @@ class TextEmbedder:
 
     def _prompts(self, task: EmbeddingTask, limit: int) -> list[tuple[int, ...]]:
         if not task.queries:
-            return [self._tokens(text, limit, task.truncate) for text in task.texts]
-        queries = [self._tokens(query, limit, False) for query in task.queries]
-        if len(queries) == 1:
-            queries *= len(task.texts)
+            encode = self._model.tokenizer.encode_document
+            return [self._tokens(text, limit, task.truncate, encode) for text in task.texts]
+        encoders = [self._pair_encoder(query, limit) for query in task.queries]
+        if len(encoders) == 1:
+            encoders *= len(task.texts)
         return [
-            self._pair(query, text, limit, task.truncate)
-            for query, text in zip(queries, task.texts, strict=True)
+            self._tokens(text, limit, task.truncate, encode)
+            for encode, text in zip(encoders, task.texts, strict=True)
         ]
 
-    def _pair(
-        self, query: tuple[int, ...], text: RawText | TokenIds, limit: int, truncate: bool
-    ) -> tuple[int, ...]:
-        """The tokens of query and text. If they are too long, the text is cut before its end
-        token."""
-        tokenizer = self._model.tokenizer
-        frame = len(tokenizer.pair(list(query), self._framing))
-        room = limit - frame
-        if room < 1:
+    def _pair_encoder(self, query: RawText, limit: int) -> DocumentEncoder:
+        """Encodes texts to rank by the query; PromptTooLongError if it leaves them no token."""
+        pairs = self._model.pairs
+        assert pairs is not None, "only rerankers get queries"
+
+        def without_text(text: str, *, at_most: int | None = None) -> list[int]:
+            return pairs.encoder(text)("", at_most=at_most)
+
+        if len(self._tokens(query, limit, False, without_text)) == limit:
             raise PromptTooLongError(
-                f"the input length exceeds the context length: the query has {len(query):,} tokens "
-                f"and leaves none of the {limit:,} of model '{self._name}' to a document"
+                f"the input length exceeds the context length: the query leaves none of the "
+                f"{limit:,} tokens of model '{self._name}' to a document"
             )
-        text_tokens = self._tokens(text, room + len(self._framing), truncate)
-        return tuple(tokenizer.pair(list(query), list(text_tokens)))
+        return pairs.encoder(query.text)
 
-    @cached_property
-    def _framing(self) -> list[int]:
-        """The tokens around a text."""
-        return self._encode("")
-
-    @cached_property
-    def _encode(self) -> Callable[..., list[int]]:
-        """Encodes a document. As in llama.cpp, special tokens are not recognised in texts to rank,
-        so that a text cannot contain its own end."""
-        encode = self._model.tokenizer.encode_document
-        return encode if self._model.ranking is None else partial(encode, parse_special=False)
-
-    def _tokens(self, text: RawText | TokenIds, limit: int, truncate: bool) -> tuple[int, ...]:
+    def _tokens(
+        self, text: RawText | TokenIds, limit: int, truncate: bool, encode: DocumentEncoder
+    ) -> tuple[int, ...]:
         match text:
             case RawText(words):
-                tokens = self._tokenized(words, limit, truncate)
+                tokens = self._tokenized(words, limit, truncate, encode)
             case TokenIds(ids):
                 tokens = list(ids[:limit] if truncate else ids)
         if not tokens:
@@ -156,7 +146,9 @@ class TextEmbedder:
             )
         return tuple(tokens)
 
-    def _tokenized(self, text: str, limit: int, truncate: bool) -> list[int]:
+    def _tokenized(
+        self, text: str, limit: int, truncate: bool, encode: DocumentEncoder
+    ) -> list[int]:
         """The tokens of the text. Only a prefix of a long text is tokenised.
 
         The prefix grows until it has more tokens than the limit, because some tokenizers drop
@@ -165,12 +157,12 @@ class TextEmbedder:
         """
         length = (limit + 1) * self._model.tokenizer.longest_token
         longest = MAX_LENGTH_FACTOR * length
-        tokens = self._encode(text[:length])
+        tokens = encode(text[:length])
         while len(tokens) <= limit + MAX_WORD_TOKENS and length < min(len(text), longest):
             length *= 2
-            tokens = self._encode(text[:length])
+            tokens = encode(text[:length])
         if truncate and len(tokens) > limit:
-            return self._encode(text[:length], at_most=limit)
+            return encode(text[:length], at_most=limit)
         if not truncate and length < len(text) and len(tokens) <= limit:
             raise PromptTooLongError(
                 f"the input length exceeds the context length: a text has {len(text):,} "
@@ -194,7 +186,7 @@ class TextEmbedder:
         only it attends to the whole text; otherwise the mean, as in sentence-transformers."""
         model = self._model
         if model.ranking is not None:
-            return Pooling.CLS
+            return Pooling(model.ranking.pooling)
         default = Pooling.LAST if model.decoder.causal else Pooling.MEAN
         return Pooling(model.description.pooling or default)
 

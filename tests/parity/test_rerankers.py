@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,12 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import (
+    AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
     XLMRobertaConfig,
     XLMRobertaTokenizer,
 )
@@ -24,7 +29,7 @@ from serve_app.replica.loading import load_replica
 from tests.gguf_files import rewrite
 from tests.parity.test_embedding_models import CONTEXT, SIZES, capabilities, save_word_pieces
 from tests.parity.test_embedding_models import TEXTS as ALL_TEXTS
-from tests.tiny_models import write_tiny_folder
+from tests.tiny_models import CONTROL_TOKENS, END, END_OF_TEXT, tiny_tokenizer, write_tiny_folder
 from tests.unit.serve_app.fake_replicas import http_client
 
 TOLERANCE = 1e-5
@@ -47,45 +52,117 @@ def save_unigram(folder: Path) -> None:
     XLMRobertaTokenizer(vocab=rows).save_pretrained(folder)
 
 
+def save_answers(folder: Path) -> None:
+    """Byte-level pieces with tokens for both answers, as in Qwen 3's vocabulary."""
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = tiny_tokenizer().pre_tokenizer
+    trained.decoder = tiny_tokenizer().decoder
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
+    trained.train_from_iterator(["yes", "no", "fox jumps"] * 9, trainer)
+    trained.add_special_tokens(list(CONTROL_TOKENS))
+    saved = PreTrainedTokenizerFast(tokenizer_object=trained, eos_token=END, pad_token=END_OF_TEXT)
+    saved.save_pretrained(folder)
+
+
+def paired(tokenizer: Any, query: str, text: str, context: int) -> list[int]:
+    return tokenizer(query, text, truncation="only_second", max_length=context).input_ids
+
+
+# As Qwen's authors publish it, without the white space that `transformers` adds to nothing.
+QWEN3_BEGIN = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n"
+)
+QWEN3_END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+QWEN3_TASK = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+def in_prompt(tokenizer: Any, query: str, text: str, context: int) -> list[int]:
+    begin, body, end = (
+        tokenizer(part).input_ids
+        for part in (
+            QWEN3_BEGIN,
+            f"<Instruct>: {QWEN3_TASK}\n<Query>: {query}\n<Document>: {text}",
+            QWEN3_END,
+        )
+    )
+    return [*begin, *body[: context - len(begin) - len(end)], *end]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A reranker as `transformers` makes it. prompt(tokenizer, query, text, context): its tokens.
+    last: prefix of the weight of its last layer."""
+
+    config: Any
+    save: Callable[[Path], None]
+    maker: Any = AutoModelForSequenceClassification
+    prompt: Callable[[Any, str, str, int], list[int]] = paired
+    context: int = CONTEXT
+    last: str = "classifier."
+
+
+QWEN3_CONTEXT = 512
+QWEN3 = Qwen3Config(
+    **SIZES | {"max_position_embeddings": QWEN3_CONTEXT},
+    num_key_value_heads=2,
+    head_dim=16,
+    num_labels=1,
+)
 # XLM-RoBERTa counts positions from `pad_token_id` + 1.
-MODELS: dict[str, tuple[Any, Any]] = {
-    "bert": (BertConfig(**SIZES, num_labels=1), save_word_pieces),
-    "xlm_roberta": (
+MODELS: dict[str, Kind] = {
+    "bert": Kind(BertConfig(**SIZES, num_labels=1), save_word_pieces),
+    "xlm_roberta": Kind(
         XLMRobertaConfig(
             **SIZES | {"max_position_embeddings": CONTEXT + 2}, num_labels=1, type_vocab_size=1
         ),
         save_unigram,
+        last="classifier.out_proj.",
+    ),
+    "qwen3": Kind(QWEN3, save_answers, prompt=in_prompt, context=QWEN3_CONTEXT, last="score."),
+    "tiny-Qwen3-Reranker": Kind(
+        QWEN3, save_answers, AutoModelForCausalLM, in_prompt, context=QWEN3_CONTEXT
     ),
 }
+ENCODERS = ("bert", "xlm_roberta")
+WITH_ONE_ROW = (*ENCODERS, "qwen3")
 
 
 class Original:
     """A saved reranker as `transformers` runs it."""
 
     def __init__(self, name: str, place: Path) -> None:
-        config, save = MODELS[name]
+        self.kind = kind = MODELS[name]
         self.name, self.folder, self.path = name, place / name, place / "model.gguf"
-        self.last = "out_proj." if name == "xlm_roberta" else ""
-        maker = AutoModelForSequenceClassification
-        write_tiny_folder(self.folder, config, maker=maker, pad_token_id=config.pad_token_id)
+        pad = kind.config.pad_token_id
+        write_tiny_folder(self.folder, kind.config, maker=kind.maker, pad_token_id=pad)
         (self.folder / "chat_template.jinja").unlink()
         (self.folder / "tokenizer.json").unlink()
-        save(self.folder)
-        self.model = AutoModelForSequenceClassification.from_pretrained(self.folder).eval()
+        kind.save(self.folder)
+        self.model = kind.maker.from_pretrained(self.folder).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
         convert(self.folder, self.path, type="f32")
 
-    def score(self, query: str, text: str) -> float:
-        pair = self.tokenizer(
-            query, text, truncation="only_second", max_length=CONTEXT, return_tensors="pt"
-        )
-        with torch.inference_mode():
-            return 1 / (1 + math.exp(-self.model(**pair).logits.item()))
+    def tokens(self, query: str, text: str) -> list[int]:
+        return self.kind.prompt(self.tokenizer, query, text, self.kind.context)
 
-    def count(self, query: str, text: str) -> int:
-        return len(
-            self.tokenizer(query, text, truncation="only_second", max_length=CONTEXT).input_ids
-        )
+    def score(self, query: str, text: str) -> float:
+        tokens = torch.tensor([self.tokens(query, text)])
+        types = None
+        if self.name == "bert":  # the text has the second type
+            begin = self.tokens(query, text).index(self.tokenizer.sep_token_id) + 1
+            types = {"token_type_ids": (torch.arange(tokens.shape[1]) >= begin).long()[None]}
+        with torch.inference_mode():
+            logits = self.model(tokens, **types or {}).logits
+        return 1 / (1 + math.exp(-self.logit(logits)))
+
+    def logit(self, logits: torch.Tensor) -> float:
+        if logits.dim() == 2:
+            return logits.item()
+        yes, no = self.tokenizer.convert_tokens_to_ids(["yes", "no"])
+        return (logits[0, -1, yes] - logits[0, -1, no]).item()
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -114,12 +191,13 @@ def test_scores_are_those_of_transformers(original) -> None:
     expected = [original.score(QUERY, text) for text in texts]
     assert max(abs(a - b) for a, b in zip(scores, expected, strict=True)) <= TOLERANCE
     assert max(expected) - min(expected) > 100 * TOLERANCE, "the texts can be told apart"
-    assert reply["usage"]["prompt_tokens"] == sum(original.count(QUERY, text) for text in texts)
+    assert reply["usage"]["prompt_tokens"] == sum(len(original.tokens(QUERY, t)) for t in texts)
 
 
+@pytest.mark.parametrize("original", WITH_ONE_ROW, indirect=True)
 def test_a_file_may_have_the_last_layer_as_a_vector(original, tmp_path) -> None:
     """And may lack the keys that later converters write."""
-    weight = original.model.state_dict()[f"classifier.{original.last}weight"].numpy()
+    weight = original.model.state_dict()[f"{original.kind.last}weight"].numpy()
     path = rewrite(
         original.path,
         tmp_path / "older.gguf",
@@ -141,6 +219,7 @@ def of_llama_cpp(original, tmp_path) -> Path:
     return rewrite(original.path, tmp_path / "llama.cpp.gguf", keys=keys)
 
 
+@pytest.mark.parametrize("original", ENCODERS, indirect=True)
 def test_files_of_llama_cpp_have_the_same_scores(original, of_llama_cpp) -> None:
     body = {"text_1": QUERY, "text_2": list(TEXTS)}
     replies = [ask(path, "/v1/score", **body).json() for path in (original.path, of_llama_cpp)]
@@ -148,6 +227,7 @@ def test_files_of_llama_cpp_have_the_same_scores(original, of_llama_cpp) -> None
     assert replies[0]["usage"] == replies[1]["usage"]
 
 
+@pytest.mark.parametrize("original", ENCODERS, indirect=True)
 def test_files_of_llama_cpp_are_listed_as_rerankers(of_llama_cpp) -> None:
     assert capabilities(of_llama_cpp) == {("rerank",)}
 
@@ -178,6 +258,14 @@ def test_a_query_that_fills_the_context_is_refused(original) -> None:
     response = ask(original.path, "/v1/rerank", query=LONG, documents=["a"])
     assert response.status_code == 400
     assert "the input length exceeds the context length" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("original", ["bert"], indirect=True)
+def test_a_file_that_classifies_by_several_labels_is_refused(original, tmp_path) -> None:
+    labels = {"classifier.output_labels": ["good", "bad"]}
+    path = rewrite(original.path, tmp_path / "two.gguf", own_keys=labels)
+    with pytest.raises(UnsupportedModelError, match=r"2 labels \(`bert\.classifier"):
+        ask(path, "/v1/score", text_1=QUERY, text_2=TEXTS[0])
 
 
 def test_a_classifier_of_several_labels_is_not_converted(tmp_path) -> None:

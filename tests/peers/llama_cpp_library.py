@@ -63,3 +63,40 @@ def their_log_probabilities(path: Path, tokens: Sequence[int]) -> Tensor:
     logits = torch.from_numpy(np.array(model.scores[: len(tokens)], dtype=np.float32))
     model.close()
     return logits.log_softmax(-1)
+
+
+def their_vectors(path: Path, prompts: Sequence[Sequence[int]], *, ranks: bool) -> np.ndarray:
+    """float32 [prompts, n]: pooled states as the file states, or if it `ranks` what the head makes
+    of them, in one batch for each prompt."""
+    rank, stated = llama_cpp.LLAMA_POOLING_TYPE_RANK, llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED
+    longest = max(map(len, prompts))
+    model = llama_cpp.Llama(
+        str(path),
+        embedding=True,
+        pooling_type=rank if ranks else stated,
+        n_ctx=longest,
+        n_batch=longest,
+        n_ubatch=longest,
+        n_threads=1,
+        n_gpu_layers=0,
+        verbose=False,
+        type_k=llama_cpp.GGML_TYPE_F32,
+        type_v=llama_cpp.GGML_TYPE_F32,
+    )
+    count = llama_cpp.llama_model_n_cls_out if ranks else llama_cpp.llama_model_n_embd
+    vectors = []
+    for tokens in prompts:
+        array = (llama_cpp.llama_token * len(tokens))(*tokens)
+        batch = llama_cpp.llama_batch_get_one(
+            ctypes.cast(array, ctypes.POINTER(llama_cpp.llama_token)), len(tokens)
+        )
+        memory = llama_cpp.llama_get_memory(model.ctx)
+        if memory is None:
+            assert llama_cpp.llama_encode(model.ctx, batch) == 0
+        else:
+            llama_cpp.llama_memory_clear(memory, True)
+            assert llama_cpp.llama_decode(model.ctx, batch) == 0
+        found = llama_cpp.llama_get_embeddings_seq(model.ctx, 0)
+        vectors.append([found[i] for i in range(count(model.model))])
+    model.close()
+    return np.array(vectors, dtype=np.float32)
