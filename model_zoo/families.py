@@ -9,13 +9,15 @@ from types import MappingProxyType
 class Ranking:
     """How the rerankers of a family compute a score.
 
-    pooling: the state that it is computed from: of the first token ("cls"), of the last one
-    ("last"), or the mean of all ("mean").
+    pooling: the state that it is computed from unless the file states another: of the first token
+    ("cls"), of the last one ("last"), or the mean of all ("mean").
     curve: after the matrix `cls`, if the file has it: "tanh" or "gelu".
+    eps: of the norm `cls.norm`, if the file states none.
     """
 
     pooling: str
     curve: str = "tanh"
+    eps: float = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ _GEMMA4 = ("gemma4", "gemma4v")
 _INTERNVL = ("qwen2", "qwen3", "qwen3moe", "llama")
 _LLAVA = ("granite", "llama", "phi3", "qwen2", "qwen3")
 _MINICPMV = ("llama", "minicpm", "qwen2", "qwen3")
+_MODERN_BERT = Ranking("mean", "gelu")  # llama.cpp's converter does not state what is pooled
 _QWEN25VL = ("qwen25vl", "qwen2vl")
 _QWEN3VL = ("qwen3vl", "qwen3vlmoe")
 _QWEN35 = ("qwen35", "qwen35moe")
@@ -105,6 +108,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("mistral3", (), ("lightonocr",), ("qwen3",)),
     Family("mllama", ("mllama",), ("mllama",), ("mllama",), "llama-bpe"),
     Family("nemotron", ("nemotron",)),
+    Family("modern_bert", ("modern-bert",), pre_tokenizer="modern-bert", ranking=_MODERN_BERT),
     Family("nemotron_h", ("nemotron_h", "nemotron_h_moe"), pre_tokenizer="pixtral"),
     Family("nomic_bert", ("nomic-bert",)),
     Family("olmo", ("olmo",), pre_tokenizer="olmo"),

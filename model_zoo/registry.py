@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from model_zoo.gguf.adapter import Adapter
 from model_zoo.gguf.adapter_path import MAX_ADAPTERS, AdapterPath
 from model_zoo.gguf.header import MetadataValue
 from model_zoo.gguf.metadata import Metadata
-from model_zoo.gguf.pooling_types import CLS, LAST, MEAN, NONE, RANK, RANKING, pooling_type
+from model_zoo.gguf.pooling_types import NAMES, NONE, RANK, RANKING, pooling_type
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.shared_weights import SharedWeights
@@ -38,7 +37,6 @@ from runtime.quant.weight import Compute
 from runtime.worker.model import DecoderModel
 
 _PER_TOKEN = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type"))
-_POOLINGS = MappingProxyType({MEAN: "mean", CLS: "cls", LAST: "last", RANK: "rank"})
 
 DecoderClass = Callable[[TensorScope, Metadata], DecoderModel]
 Place = Callable[[Sequence[GGUFFile], DecoderModel], LayerPlacement | None]
@@ -82,7 +80,7 @@ class LoadOptions:
 
 def pooling_of(file: GGUFFile, metadata: Metadata) -> str | None:
     """As `ModelDescription.pooling`."""
-    return _POOLINGS.get(pooling_type(metadata, file.has))
+    return NAMES.get(pooling_type(metadata, file.has))
 
 
 def load(
@@ -265,7 +263,7 @@ def _check_is_text_model(metadata: Metadata) -> None:
             f"ranks texts (`pooling_type` {RANK}), which is served for these architectures "
             f"only: {', '.join(RANKING)}"
         )
-    elif pooling != NONE and pooling not in _POOLINGS:
+    elif pooling != NONE and pooling not in NAMES:
         reason = f"has `{metadata.full_key('pooling_type')}` {pooling}, which is unknown"
     if reason is not None:
         raise UnsupportedModelError(f"{metadata.path}: {reason}.")

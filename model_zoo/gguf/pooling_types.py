@@ -5,11 +5,13 @@ score from a state that its family determines; NONE: not an embedding model.
 """
 
 from collections.abc import Callable
+from types import MappingProxyType
 
 from model_zoo.families import TEXT_FAMILIES
 from model_zoo.gguf.metadata import Metadata
 
 NONE, MEAN, CLS, LAST, RANK = range(5)
+NAMES = MappingProxyType({MEAN: "mean", CLS: "cls", LAST: "last", RANK: "rank"})
 # Architectures whose rerankers are served.
 RANKING = tuple(sorted(name for name, family in TEXT_FAMILIES.items() if family.ranking))
 

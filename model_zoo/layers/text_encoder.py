@@ -23,13 +23,14 @@ class EncoderOptions:
     """The properties of encoders that differ between families, besides the layers.
 
     places: embeddings of positions are added. embedding_scale: factor of token embeddings.
-    output_norm: applied to the result of the layers; without it, the norm `token_embd_norm` is
-    applied to the sum of the embeddings.
+    embedding_norm: applied to the sum of the embeddings. output_norm: applied to the result of the
+    layers.
     """
 
     places: bool = False
     embedding_scale: float | None = None
-    output_norm: RMSNorm | None = None
+    embedding_norm: LayerNorm | None = None
+    output_norm: RMSNorm | LayerNorm | None = None
 
 
 class TextEncoder:
@@ -45,9 +46,8 @@ class TextEncoder:
         w: TensorScope,
         sizes: TextSizes,
         layers: Sequence[TextLayer],
-        options: EncoderOptions | None = None,
+        options: EncoderOptions,
     ) -> None:
-        options = options or EncoderOptions()
         self.causal = self.generates = False
         self.position_axes = 1
         self.context_length, self.hidden_size = sizes.context_length, sizes.hidden
@@ -58,7 +58,7 @@ class TextEncoder:
         shape = (sizes.context_length, sizes.hidden)
         self._places = w.embedding("position_embd", shape=shape) if options.places else None
         self._scale, self._output_norm = options.embedding_scale, options.output_norm
-        self._norm = _embedding_norm(w, sizes) if options.output_norm is None else None
+        self._norm = options.embedding_norm
         self._layers = LayerStack(layers, ranks=w.ranks, layer_placement=w.layer_placement)
         self._device = w.device
         self._held, self._added_elements = w.held, w.added_row_elements
@@ -129,8 +129,10 @@ class TextEncoder:
         )
 
 
-def _embedding_norm(w: TensorScope, sizes: TextSizes) -> LayerNorm:
-    w.need_biases("token_embd_norm")
+def embedding_norm(w: TensorScope, sizes: TextSizes, *, biased: bool = True) -> LayerNorm:
+    """`token_embd_norm`; `biased`: it has a bias."""
+    if biased:
+        w.need_biases("token_embd_norm")
     return w.layer_norm("token_embd_norm", sizes.eps, size=sizes.hidden)
 
 

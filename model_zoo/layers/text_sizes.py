@@ -89,18 +89,20 @@ class TextSizes:
         """The cache of `layer`."""
         return LayerCache(kind, self.kv_heads[layer], self.key_dim, self.value_dim)
 
-    def sliding_layers(self, period: int) -> tuple[bool, ...]:
-        """For each layer, whether it has a window: as the file states, or all except every
-        `period`-th.
+    def sliding_layers(self, period: int, *, full: int = -1) -> tuple[bool, ...]:
+        """For each layer, whether it has a window: as the file states, or all except one of every
+        `period`.
 
-        The file may state a period (0: every layer has a window) or a flag for each layer.
+        The file may state a period (0: every layer has a window) or a flag for each layer. `full`:
+        the place of the layer without a window in a period; by default the last.
         """
         key, metadata = "attention.sliding_window_pattern", self.metadata
         if metadata.length(key) is None:
             period = metadata.get(key, int, period)
             if period < 0:
                 raise metadata.error(key, f"is {period}; it must be 0 or more")
-            return tuple(period == 0 or (layer + 1) % period > 0 for layer in range(self.layers))
+            layers = range(self.layers)
+            return tuple(period == 0 or (layer - full) % period > 0 for layer in layers)
         flags = metadata.require_array(key, bool)
         if len(flags) != self._listed_layers(key):
             raise metadata.error(key, f"has {len(flags):,} entries for {self.layers:,} layers")

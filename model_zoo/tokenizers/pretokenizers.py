@@ -89,9 +89,9 @@ _SEED_CODER = rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\
 _ROWS: Mapping[PreTokenizer, str] = {
     PreTokenizer((_GPT2,)): (
         "gpt-2 default phi-2 jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum"
-        " modern-bert jina-es jina-de"
+        " jina-es jina-de"
     ),
-    PreTokenizer((_GPT2,), nfc=True): "mpt olmo",
+    PreTokenizer((_GPT2,), nfc=True): "mpt olmo modern-bert",
     PreTokenizer((_GPT2,), add_bos=True, add_eos=True): (
         "jina-v2-es jina-v2-de jina-v1-en jina-v2-code roberta-bpe"
     ),
@@ -107,6 +107,7 @@ _ROWS: Mapping[PreTokenizer, str] = {
     PreTokenizer((_QWEN35,), nfc=True): "qwen35",
     PreTokenizer((_TEKKEN,), whole_pieces=True, add_bos=True): "tekken",
     PreTokenizer((_GPT4O,)): "gpt-4o kanana2 minimax-m2 talkie",
+    PreTokenizer((_GPT4O,), whole_pieces=True): "granite-embed-multi-97m",
     PreTokenizer((_GPT4O,), add_bos=True): "llama4",
     PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O), from_right=True): "tiny_aya",
     PreTokenizer((_KIMI_K2,)): "kimi-k2",

@@ -28,6 +28,7 @@ from model_zoo.tokenizers.wordpiece import WordPiece
 from runtime.errors import ModelFileError, UnsupportedModelError
 
 _NFC = NFC()  # `unicodedata` takes quadratic time for runs of combining marks
+_GRANITE_EMBEDDING = "granite-embed-multi-311m"
 _KINDS = ("gpt2", "llama", "gemma4", "bert", "t5")
 _SILENT = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
 
@@ -94,8 +95,11 @@ def _actual_kind(kind: str, metadata: Mapping[str, Any], architecture: str) -> s
     """The kind of tokenizer: `gemma4` for vocabularies with ranked merges of marked spaces, else
     the stated `kind`.
 
-    Converters write `llama` for Gemma 4, and `gpt2` for a Gemma without tokenizer.model.
+    Converters write `llama` for Gemma 4, and `gpt2` for a Gemma without tokenizer.model and for
+    Granite Embedding 311M, which has Gemma 3's vocabulary.
     """
+    if kind == "gpt2" and optional_text(metadata, "tokenizer.ggml.pre") == _GRANITE_EMBEDDING:
+        return "gemma4"
     if not architecture.startswith("gemma") or "tokenizer.ggml.merges" not in metadata:
         return kind
     marked = kind == "gpt2" and SPACE in required_array(metadata, "tokenizer.ggml.tokens")

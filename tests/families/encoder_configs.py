@@ -1,6 +1,6 @@
 """Tiny configurations of text encoders, by family; those in `LARGE` are wider."""
 
-from transformers import BertConfig, Gemma3TextConfig, NomicBertConfig
+from transformers import BertConfig, Gemma3TextConfig, ModernBertConfig, NomicBertConfig
 
 SIZES = {
     "hidden_size": 64,
@@ -21,6 +21,10 @@ GEMMA_ROPES = {
     "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
 }
+MODERN_ROPES = {
+    "full_attention": {"rope_type": "default", "rope_theta": 300.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
 ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
 ENCODERS = {
     "bert": BertConfig(**SIZES),
@@ -31,11 +35,20 @@ ENCODERS = {
         layer_types=ALTERNATING,
         rope_parameters=GEMMA_ROPES,
     ),
+    "modern_bert": ModernBertConfig(**SIZES | {"num_hidden_layers": 4}, local_attention=16),
+    "modern_bert_of_granite": ModernBertConfig(
+        **SIZES,
+        local_attention=18,
+        hidden_activation="silu",
+        layer_types=ALTERNATING,
+        rope_parameters=MODERN_ROPES,
+    ),
     "nomic_bert": NomicBertConfig(**SIZES),
 }
 _WIDE = SIZES | {"hidden_size": 256, "intermediate_size": 256}
 LARGE = {
     "bert": BertConfig(**_WIDE),
     "gemma_embedding": Gemma3TextConfig(**_WIDE | GEMMA),
+    "modern_bert": ModernBertConfig(**_WIDE, local_attention=16),
     "nomic_bert": NomicBertConfig(**_WIDE),
 }

@@ -17,6 +17,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModel,
@@ -24,6 +25,7 @@ from transformers import (
     BertConfig,
     BertTokenizer,
     Gemma3TextConfig,
+    ModernBertConfig,
     NomicBertConfig,
     PreTrainedTokenizerFast,
     Qwen3Config,
@@ -113,6 +115,11 @@ MODELS = {
         "lasttoken",
         lambda states: states[-1],
     ),
+    "modern_bert_cls": (
+        ModernBertConfig(**SIZES, local_attention=16),
+        "cls_token",
+        lambda states: states[0],
+    ),
     "nomic_bert_mean": (NomicBertConfig(**SIZES), "mean_tokens", lambda states: states.mean(0)),
     "qwen3_last": (
         Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True),
@@ -127,7 +134,7 @@ MODELS = {
 }
 MODELS["gemma_embedding_mean_ollama"] = MODELS["gemma_embedding_mean"]
 CAUSAL = {"Gemma3TextModel": "Gemma3ForCausalLM", "Qwen3Model": "Qwen3ForCausalLM"}
-ENCODERS = [name for name in MODELS if "bert" in name]
+ENCODERS = [name for name in MODELS if "bert" in name and "modern" not in name]
 
 
 def unit(vector: np.ndarray) -> np.ndarray:
@@ -144,7 +151,8 @@ def made(name: str, place: Path) -> Original:
     folder = place / name
     model = write_tiny_folder(folder, config, maker=AutoModel)
     (folder / "chat_template.jinja").unlink()
-    (save_word_pieces if name in ENCODERS else save_byte_pieces)(folder)
+    save = save_framed_bytes if "modern" in name else save_byte_pieces
+    (save_word_pieces if name in ENCODERS else save)(folder)
     (folder / "1_Pooling").mkdir()
     modes = {"cls_token": False, "mean_tokens": False, "lasttoken": False} | {mode: True}
     settings = {f"pooling_mode_{key}": value for key, value in modes.items()}
@@ -170,6 +178,26 @@ def save_byte_pieces(folder: Path) -> None:
     ends = [(END_OF_TEXT, own.token_to_id(END_OF_TEXT))]
     own.post_processor = TemplateProcessing(single=f"$A {END_OF_TEXT}", special_tokens=ends)
     saved = PreTrainedTokenizerFast(tokenizer_object=own, eos_token=END, pad_token=END_OF_TEXT)
+    saved.save_pretrained(folder)
+
+
+def save_framed_bytes(folder: Path) -> None:
+    """As of ModernBERT: byte-level pieces between [CLS] and [SEP]."""
+    trained = Tokenizer(models.BPE())
+    trained.normalizer = normalizers.NFC()
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=310, initial_alphabet=alphabet, show_progress=False)
+    trained.train_from_iterator(list(TEXTS), trainer)
+    names = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]"}
+    mask = AddedToken("[MASK]", lstrip=True, special=True)
+    trained.add_special_tokens([*names.values(), mask])
+    frame = [(text, trained.token_to_id(text)) for text in ("[CLS]", "[SEP]")]
+    trained.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=frame
+    )
+    roles = {f"{name}_token": text for name, text in names.items()}
+    saved = PreTrainedTokenizerFast(tokenizer_object=trained, mask_token=mask, **roles)
     saved.save_pretrained(folder)
 
 

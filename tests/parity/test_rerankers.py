@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
+    ModernBertConfig,
     PreTrainedTokenizerFast,
     Qwen3Config,
     XLMRobertaConfig,
@@ -27,7 +28,13 @@ from runtime.errors import UnsupportedModelError
 from serve_app.config.settings import ModelSettings
 from serve_app.replica.loading import load_replica
 from tests.gguf_files import rewrite
-from tests.parity.test_embedding_models import CONTEXT, SIZES, capabilities, save_word_pieces
+from tests.parity.test_embedding_models import (
+    CONTEXT,
+    SIZES,
+    capabilities,
+    save_framed_bytes,
+    save_word_pieces,
+)
 from tests.parity.test_embedding_models import TEXTS as ALL_TEXTS
 from tests.tiny_models import CONTROL_TOKENS, END, END_OF_TEXT, tiny_tokenizer, write_tiny_folder
 from tests.unit.serve_app.fake_replicas import http_client
@@ -121,13 +128,17 @@ MODELS: dict[str, Kind] = {
         save_unigram,
         last="classifier.out_proj.",
     ),
+    "modern_bert": Kind(
+        ModernBertConfig(**SIZES, local_attention=16, num_labels=1, pad_token_id=0),
+        save_framed_bytes,
+    ),
     "qwen3": Kind(QWEN3, save_answers, prompt=in_prompt, context=QWEN3_CONTEXT, last="score."),
     "tiny-Qwen3-Reranker": Kind(
         QWEN3, save_answers, AutoModelForCausalLM, in_prompt, context=QWEN3_CONTEXT
     ),
 }
 ENCODERS = ("bert", "xlm_roberta")
-WITH_ONE_ROW = (*ENCODERS, "qwen3")
+WITH_ONE_ROW = (*ENCODERS, "modern_bert", "qwen3")
 
 
 class Original:
@@ -201,7 +212,7 @@ def test_a_file_may_have_the_last_layer_as_a_vector(original, tmp_path) -> None:
     path = rewrite(
         original.path,
         tmp_path / "older.gguf",
-        keys={"tokenizer.ggml.add_sep_token": None},
+        keys={} if original.name == "modern_bert" else {"tokenizer.ggml.add_sep_token": None},
         tensors={"cls.output.weight": weight[0]},
     )
     reply = ask(path, "/v1/score", text_1=QUERY, text_2=TEXTS[0]).json()
@@ -230,6 +241,21 @@ def test_files_of_llama_cpp_have_the_same_scores(original, of_llama_cpp) -> None
 @pytest.mark.parametrize("original", ENCODERS, indirect=True)
 def test_files_of_llama_cpp_are_listed_as_rerankers(of_llama_cpp) -> None:
     assert capabilities(of_llama_cpp) == {("rerank",)}
+
+
+@pytest.mark.parametrize("original", ["modern_bert"], indirect=True)
+def test_a_modern_bert_that_does_not_state_it_pools_the_mean(original, tmp_path) -> None:
+    """As files of llama.cpp's converter."""
+    keys = {"classifier.pooling_type": None, "pooling_type": None}
+    path = rewrite(original.path, tmp_path / "mean.gguf", own_keys=keys)
+    original.model.config.classifier_pooling = "mean"
+    try:
+        expected = original.score(QUERY, TEXTS[0])
+    finally:
+        original.model.config.classifier_pooling = "cls"
+    reply = ask(path, "/v1/score", text_1=QUERY, text_2=TEXTS[0]).json()
+    assert abs(reply["data"][0]["score"] - expected) <= TOLERANCE
+    assert abs(original.score(QUERY, TEXTS[0]) - expected) > 100 * TOLERANCE
 
 
 def test_pairs_have_queries_of_their_own(original) -> None:

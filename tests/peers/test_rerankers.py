@@ -33,7 +33,14 @@ def compare(path: Path, theirs: np.ndarray) -> None:
     assert max(scores) - min(scores) > 10 * NEAR
 
 
-@pytest.mark.parametrize("name, key", [("xlm_roberta", "bert.pooling_type")])
+@pytest.mark.parametrize(
+    "name, key",
+    [
+        ("xlm_roberta", "bert.pooling_type"),
+        ("modern_bert", "modern-bert.classifier.pooling_type"),
+        ("modern_bert", "modern-bert.pooling_type"),
+    ],
+)
 def test_llama_cpp_ranks_a_file_without_pooling_alike(tmp_path, name, key) -> None:
     path = rewrite(Original(name, tmp_path).path, tmp_path / "silent.gguf", keys={key: None})
     logits = their_vectors(path, prompts(path), ranks=True)[:, 0]

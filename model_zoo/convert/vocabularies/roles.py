@@ -111,7 +111,8 @@ def _ids(values: list[Any]) -> list[int]:
 def _adding_flags(
     files: TokenizerFiles, ids: Mapping[str, int], keys: Mapping[str, Any]
 ) -> dict[str, bool]:
-    """`add_bos_token` and `add_eos_token` from the settings, or else from the post-processor."""
+    """`add_bos_token` and `add_eos_token` from the settings, or else from the post-processor. Where
+    both are true, readers need `add_sep_token`."""
     found: dict[str, bool] = {}
     first, last = _added_tokens(files, ids)
     named = {
@@ -124,7 +125,23 @@ def _adding_flags(
             found[key] = stated
         elif files.json:
             found[key] = token is not None and token in [keys.get(role) for role in roles]
+    if found and all(found.values()):
+        found["add_sep_token"] = _separates(files)
     return found
+
+
+def _separates(files: TokenizerFiles) -> bool:
+    """Whether two tokens stand between the texts of a pair."""
+    for step in parts(files.json.get("post_processor"), "processors"):
+        if step.get("type") == "TemplateProcessing":
+            items = listed(step.get("pair"))
+            texts = [
+                at for at, item in enumerate(items) if isinstance(item, dict) and "Sequence" in item
+            ]
+            return len(texts) == 2 and texts[1] - texts[0] == 3
+        if step.get("type") == "RobertaProcessing":
+            return True
+    return False
 
 
 def _added_tokens(files: TokenizerFiles, ids: Mapping[str, int]) -> tuple[int | None, int | None]:

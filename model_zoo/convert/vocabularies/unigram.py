@@ -28,7 +28,7 @@ def unigram(files: TokenizerFiles) -> tuple[TokenTable, dict[str, Any]]:
     if charsmap:
         kinds = GGUFValueType.ARRAY, GGUFValueType.UINT8
         keys["precompiled_charsmap"] = MetadataField(list(charsmap), *kinds)
-    return table, keys | {"add_sep_token": _separates(files)}
+    return table, keys
 
 
 def _is_token(row: Any) -> bool:
@@ -53,17 +53,3 @@ def _characters(files: TokenizerFiles) -> bytes:
                 f"{str(step.get('type'))[:40]}, which files cannot express."
             )
     return found
-
-
-def _separates(files: TokenizerFiles) -> bool:
-    """Whether two tokens stand between the texts of a pair."""
-    for step in parts(files.json.get("post_processor"), "processors"):
-        if step.get("type") == "TemplateProcessing":
-            items = listed(step.get("pair"))
-            texts = [
-                at for at, item in enumerate(items) if isinstance(item, dict) and "Sequence" in item
-            ]
-            return len(texts) == 2 and texts[1] - texts[0] == 3
-        if step.get("type") == "RobertaProcessing":
-            return True
-    return False

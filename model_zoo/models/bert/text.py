@@ -6,7 +6,7 @@ from model_zoo.layers.attention import SelfAttention
 from model_zoo.layers.block import PostNormBlock
 from model_zoo.layers.feed_forward import FeedForward
 from model_zoo.layers.stack import TextLayer
-from model_zoo.layers.text_encoder import EncoderOptions, TextEncoder
+from model_zoo.layers.text_encoder import EncoderOptions, TextEncoder, embedding_norm
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import gelu_erf
 from runtime.kv.spec import Full
@@ -24,7 +24,8 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> TextEncoder:
     eps = metadata.get_positive("attention.layer_norm_epsilon", DEFAULT_EPS)
     sizes = TextSizes.read(metadata, eps=eps)
     layers = [_layer(w.scope("blk", i), sizes, i) for i in range(sizes.layers)]
-    return TextEncoder(w, sizes, layers, EncoderOptions(places=True))
+    options = EncoderOptions(places=True, embedding_norm=embedding_norm(w, sizes))
+    return TextEncoder(w, sizes, layers, options)
 
 
 def _layer(w: TensorScope, sizes: TextSizes, index: int) -> TextLayer:

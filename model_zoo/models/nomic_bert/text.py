@@ -8,7 +8,7 @@ from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.stack import TextLayer
-from model_zoo.layers.text_encoder import TextEncoder
+from model_zoo.layers.text_encoder import EncoderOptions, TextEncoder, embedding_norm
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kv.spec import Full
 
@@ -23,7 +23,8 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> TextEncoder:
     sizes = TextSizes.read(metadata, eps=eps)
     rotary = read_rotary(w, sizes, Pairs.NEOX, default_base=DEFAULT_BASE)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
-    return TextEncoder(w, sizes, layers)
+    options = EncoderOptions(embedding_norm=embedding_norm(w, sizes))
+    return TextEncoder(w, sizes, layers, options)
 
 
 def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:

@@ -175,6 +175,8 @@ def test_gemma_bpe_agrees_with_the_gemma_tokenizer_class() -> None:
             == text.replace("▁", " ").encode()
         )
     assert subject.encode_document("the")[0] == ids["<bos>"]
+    granite = load("gpt2", tokens, kinds, **keys, pre="granite-embed-multi-311m")
+    assert granite.encode(CORPUS[0]) == subject.encode(CORPUS[0])
 
 
 def test_damaged_unigram_and_wordpiece_vocabularies_are_refused() -> None:

@@ -94,6 +94,7 @@ SHARED = {
         "| ?[^\\s\\p{L}\\p{N}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
     ),
     # As in llama.cpp.
+    "granite-embed-multi-97m": split(GPT4O),
     "tiny_aya": split("\\d{1,3}(?=(?:\\d{3})*\\b)", GPT4O),
     "superbpe": split("\\p{N}+", "(?=(\\d{3})+(?!\\d))"),
     "seed-coder": split(

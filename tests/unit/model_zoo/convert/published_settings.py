@@ -477,6 +477,25 @@ HUNYUAN_OCR = {
     "use_qk_norm": True,
     "vocab_size": 120818,
 }
+GTE_RERANKER = {
+    "architectures": ["ModernBertForSequenceClassification"],
+    "model_type": "modernbert",
+    "classifier_activation": "gelu",
+    "classifier_pooling": "mean",
+    "global_attn_every_n_layers": 3,
+    "global_rope_theta": 160000.0,
+    "hidden_activation": "gelu",
+    "hidden_size": 768,
+    "id2label": {"0": "LABEL_0"},
+    "intermediate_size": 1152,
+    "local_attention": 128,
+    "local_rope_theta": 10000.0,
+    "max_position_embeddings": 8192,
+    "norm_eps": 1e-05,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 22,
+    "vocab_size": 50368,
+}
 PUBLISHED = {
     "LLaVA 1.5 7B": LLAVA_15,
     "Granite 4.0 H Tiny": GRANITE_4_H,
@@ -504,4 +523,7 @@ PUBLISHED = {
     "HunyuanOCR": HUNYUAN_OCR,
     "MiniCPM3 4B": MINICPM_3,
     "MiniMax M2": MINIMAX_M2,
+    "GTE's reranker": GTE_RERANKER,
+    "GTE's reranker, with other intervals": GTE_RERANKER
+    | {"global_attn_every_n_layers": 2, "global_rope_theta": 9.0, "local_rope_theta": 7.0},
 }

@@ -78,6 +78,20 @@ DEFAULTS = {
         ENCODERS["nomic_bert"], BASE, 1000.0, 10_000.0,
         "NomicBertConfig.rope_parameters.rope_theta", ENCODER,
     ),
+    "modern-bert eps": Default(
+        ENCODERS["modern_bert"], LAYER_EPSILON, 1e-5, 1e-3, "ModernBertConfig.norm_eps", ENCODER
+    ),
+    "modern-bert local base": Default(
+        ENCODERS["modern_bert"], LOCAL_BASE, 1e4, 100.0,
+        "ModernBertConfig.rope_parameters.sliding_attention.rope_theta", ENCODER,
+    ),
+    "modern-bert base": Default(
+        ENCODERS["modern_bert"], BASE, 1.6e5, 100.0,
+        "ModernBertConfig.rope_parameters.full_attention.rope_theta", ENCODER,
+    ),
+    "modern-bert pattern": Default(
+        ENCODERS["modern_bert"], "attention.sliding_window_pattern", 3, 2, None, ENCODER
+    ),
     "gemma-embedding local base": Default(
         ENCODERS["gemma_embedding"], LOCAL_BASE, 1e4, 100.0,
         "Gemma3TextConfig.rope_parameters.sliding_attention.rope_theta", ENCODER,

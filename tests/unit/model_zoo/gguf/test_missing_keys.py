@@ -43,6 +43,13 @@ FILES: Mapping[str, tuple[str, CompleteFile]] = {
     "gemma-embedding": (GEMMA, CompleteFile(optional_keys=GEMMA_KEYS)),
     # Without its direction, it is a file of Gemma 3.
     "gemma-embedding ollama": (GEMMA, CompleteFile(flavour="ollama", optional_keys=GEMMA_KEYS)),
+    "modern-bert": (
+        "modern_bert_of_granite",
+        CompleteFile(
+            optional_keys=f"""attention.causal {EPSILON} attention.sliding_window
+            attention.sliding_window_pattern rope.freq_base rope.freq_base_swa hidden_activation"""
+        ),
+    ),
     "nomic-bert": (
         "nomic_bert",
         CompleteFile(optional_keys=f"attention.causal {EPSILON} rope.freq_base"),
