@@ -110,7 +110,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("nemotron", ("nemotron",)),
     Family("modern_bert", ("modern-bert",), pre_tokenizer="modern-bert", ranking=_MODERN_BERT),
     Family("nemotron_h", ("nemotron_h", "nemotron_h_moe"), pre_tokenizer="pixtral"),
-    Family("nomic_bert", ("nomic-bert",)),
+    Family("nomic_bert", ("nomic-bert", "nomic-bert-moe")),
     Family("olmo", ("olmo",), pre_tokenizer="olmo"),
     Family("olmo2", ("olmo2", "olmo3"), pre_tokenizer="dbrx", tensor_parallel=False),
     Family("olmoe", ("olmoe",), tensor_parallel=False),

@@ -120,7 +120,7 @@ def _codec(
     if kind == "bert":
         return WordPiece(metadata, vocabulary), _TextRules(bos=True, eos=True)
     if kind == "t5":
-        return Unigram(metadata, vocabulary), _TextRules(bos=architecture == "bert", eos=True)
+        return Unigram(metadata, vocabulary), _TextRules(bos="bert" in architecture, eos=True)
     return SentencePieceBPE(metadata, vocabulary), _TextRules(bos=True)
 
 

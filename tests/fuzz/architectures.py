@@ -10,6 +10,7 @@ from model_zoo.families import TEXT_FAMILIES, VISION_FAMILIES
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import UnsupportedModelError
 from tests.families.encoder_configs import ENCODERS
+from tests.families.encoder_references import REFERENCES
 from tests.families.text_families import TEXT_MODELS
 from tests.families.text_family import changed
 from tests.families.vision_agreement import FLAVOURS
@@ -96,6 +97,10 @@ def _written(folder: Path) -> Iterator[Path]:
     for name, config in ENCODERS.items():
         place = _new(folder / name)
         write_tiny(place / MODEL, config, maker=AutoModel)
+        yield place
+    for name, reference in REFERENCES.items():
+        place = _new(folder / name)
+        reference.write(place / MODEL)
         yield place
     for type, overrides in _LLAMAS.items():
         place = _new(folder / f"llama-{type}")

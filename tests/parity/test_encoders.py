@@ -1,6 +1,8 @@
 """States of text encoders against `transformers`, float32, eager, on tiny random models."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from runtime.errors import ModelFileError
 from runtime.worker.model import DecoderModel
 from tests.families.agreement import QUANTIZED_TYPES, load_decoder, random_tokens
 from tests.families.encoder_configs import ENCODERS, LARGE, SIZES
+from tests.families.encoder_references import REFERENCES
 from tests.families.paged_decoder import PagedDecoder
 from tests.gguf_files import matrices, rewrite
 from tests.memory_profile import peak_bytes, recorded_memory
@@ -24,18 +27,26 @@ TOLERANCE = 2e-5  # of states, whose components are about one
 @dataclass(frozen=True)
 class Pair:
     encoder: DecoderModel
-    twin: Any
-
-    def expected(self, tokens: list[int]) -> Tensor:
-        with torch.inference_mode():
-            return self.twin(torch.tensor([tokens])).last_hidden_state[0]
+    expected: Callable[[list[int]], Tensor]
 
 
-@pytest.fixture(scope="module", params=ENCODERS)
+def states_of(twin: Any) -> Callable[[list[int]], Tensor]:
+    @torch.inference_mode()
+    def states(tokens: list[int]) -> Tensor:
+        return twin(torch.tensor([tokens])).last_hidden_state[0]
+
+    return states
+
+
+@pytest.fixture(scope="module", params=[*ENCODERS, *REFERENCES])
 def pair(request, tmp_path_factory) -> Pair:
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
-    twin = write_tiny(path, ENCODERS[request.param], maker=AutoModel)
-    return Pair(load_decoder(path), twin)
+    if request.param in REFERENCES:
+        reference = REFERENCES[request.param]
+        expected = partial(reference.states, reference.write(path))
+    else:
+        expected = states_of(write_tiny(path, ENCODERS[request.param], maker=AutoModel))
+    return Pair(load_decoder(path), expected)
 
 
 def paged(encoder: DecoderModel, *texts: list[int]) -> PagedDecoder:
@@ -119,7 +130,7 @@ def test_distilbert_has_no_token_types_though_its_files_state_one(tmp_path) -> N
         keys=count,
         tensors={"token_types.weight": None},
     )
-    pair, tokens = Pair(load_decoder(path), distilled(bert)), random_tokens(41, seed=7)
+    pair, tokens = Pair(load_decoder(path), states_of(distilled(bert))), random_tokens(41, seed=7)
     states = paged(pair.encoder, tokens).states({0: tokens})
     assert (states - pair.expected(tokens)).abs().max() <= TOLERANCE
 

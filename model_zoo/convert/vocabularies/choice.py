@@ -43,7 +43,7 @@ def _table(
         return byte_level(files, architecture)
     if model == "BPE" and kind == "gemma4":
         return from_ranked_merges(files)
-    if model == "Unigram" and architecture == "bert":
+    if model == "Unigram" and "bert" in architecture:
         return unigram(files)
     if model in ("BPE", "Unigram", None) and files.sentencepiece is not None:
         return from_model_file(files)

@@ -1,8 +1,21 @@
 """NomicBERT: conversion of text model checkpoints to GGUF."""
 
 from model_zoo.convert import decoders, encoders
+from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import Conversion, Key, Rule
 from model_zoo.models.nomic_bert.text import DEFAULT_BASE, DEFAULT_EPS
+from runtime.errors import UnsupportedModelError
+
+
+def _no_experts(config: Configuration) -> None:
+    """Refuses experts, whose sum has a bias in checkpoints; GGUF files have no tensor for it, and
+    llama.cpp's converter leaves it out."""
+    if config.get("moe_every_n_layers"):
+        raise UnsupportedModelError(
+            f"{config.path}: has experts with a bias, which files cannot express; files of "
+            "llama.cpp's converter, without the bias, are served."
+        )
+
 
 CONVERSION = Conversion(
     serves=("NomicBertModel",),
@@ -27,4 +40,5 @@ CONVERSION = Conversion(
     drop=encoders.UNUSED,
     spellings=encoders.GPT2_SPELLINGS,
     defaults={"layer_norm_eps": DEFAULT_EPS, "rope_theta": DEFAULT_BASE},
+    check=_no_experts,
 )

@@ -135,11 +135,14 @@ def test_unigram_agrees_with_the_t5_tokenizer_class(bytes_known: bool) -> None:
     assert subject.encode_document("the fox") == reference.encode("the fox")  # ends in </s>
 
 
-def test_unigram_documents_of_an_encoder_are_those_of_the_xlm_roberta_tokenizer_class() -> None:
+@pytest.mark.parametrize("architecture", ["bert", "nomic-bert-moe", "jina-bert-v3"])
+def test_unigram_documents_of_encoders_are_those_of_the_xlm_roberta_tokenizer_class(
+    architecture,
+) -> None:
     head = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     rows = [*((text, 0.0) for text in head), ("▁the", -1.0), ("▁", -2.0), ("fox", -3.0)]
     types = [CONTROL, CONTROL, CONTROL, UNKNOWN, CONTROL, *[NORMAL] * 3]
-    subject = load("t5", [t for t, _ in rows], types, "bert", scores=[s for _, s in rows])
+    subject = load("t5", [t for t, _ in rows], types, architecture, scores=[s for _, s in rows])
     reference = XLMRobertaTokenizer(vocab=rows)
     for text in ("the fox", "the <mask> fox", "", "the  the"):
         assert subject.encode_document(text) == reference.encode(text), text

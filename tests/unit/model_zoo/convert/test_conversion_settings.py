@@ -23,6 +23,7 @@ from tests.unit.model_zoo.convert.published_settings import (
     GEMMA_3,
     GEMMA_3_TEXT,
     GLM_47_FLASH,
+    GTE_RERANKER,
     HUNYUAN_7B,
     HUNYUAN_A13B,
     HUNYUAN_OCR,
@@ -38,6 +39,8 @@ from tests.unit.model_zoo.convert.published_settings import (
     SMOLLM_3,
     YARN,
 )
+
+NOMIC_2 = {"architectures": ["NomicBertModel"], "model_type": "nomic_bert"}
 
 
 def told(folder: Path, values: dict[str, Any], flavour: str = "llama.cpp") -> dict[str, Any]:
@@ -250,6 +253,9 @@ def test_llama3_factors_match_the_frequencies_of_transformers(high) -> None:
             | {"rope_scaling": HUNYUAN_OCR["rope_scaling"] | {"xdrope_section": [32] * 2}},
             "rotates by the sections \\[32, 32\\]",
         ),
+        (GTE_RERANKER | {"hidden_activation": "relu"}, "`hidden_activation` is relu; gelu and"),
+        (GTE_RERANKER | {"id2label": {"0": "a", "1": "b"}}, "classifies texts by 2 labels"),
+        (NOMIC_2 | {"moe_every_n_layers": 2}, "has experts with a bias"),
     ],
 )
 def test_settings_that_files_cannot_express_are_refused(values, said, tmp_path) -> None:

@@ -24,6 +24,7 @@ from model_zoo.gguf.tensors import META
 from model_zoo.registry import class_for
 from runtime.errors import ModelFileError
 from tests.families.encoder_configs import ENCODERS
+from tests.families.encoder_references import REFERENCES
 from tests.families.text_families import TEXT_MODELS
 from tests.families.text_family import CompleteFile
 from tests.tiny_models import write_tiny
@@ -54,6 +55,13 @@ FILES: Mapping[str, tuple[str, CompleteFile]] = {
         "nomic_bert",
         CompleteFile(optional_keys=f"attention.causal {EPSILON} rope.freq_base"),
     ),
+    "nomic-bert-moe": (
+        "nomic-bert-moe",
+        CompleteFile(
+            optional_keys=f"attention.causal {EPSILON} pooling_type rope.freq_base",
+            optional_tensors="token_types.weight",
+        ),
+    ),
 }
 EVERYWHERE = {"vocab_size", "rope.dimension_count"}
 # Without them the head is the embedding, rotation is plain, and keys are values as well.
@@ -74,6 +82,8 @@ def opened(tmp_path_factory) -> Callable[[str], GGUFFile]:
             path: Path = folder / f"{case}.gguf"
             if family in TEXT_MODELS:
                 TEXT_MODELS[family].write(path, complete.config, flavour=complete.flavour)
+            elif family in REFERENCES:
+                REFERENCES[family].write(path)
             else:
                 flavour = complete.flavour or "llama.cpp"
                 write_tiny(path, ENCODERS[family], flavour=flavour, maker=AutoModel)
