@@ -8,7 +8,7 @@ import torch
 
 from model_zoo.gguf.adapter import Adapter, counted, listed
 from model_zoo.gguf.tensors import META
-from model_zoo.layers.low_rank import LowRank, LowRankRows
+from model_zoo.layers.low_rank import LowRank, LowRankRows, LowRankTypes
 from runtime.distributed.ranks import Split
 from runtime.errors import ModelFileError, UnsupportedModelError
 from runtime.quant.weight import Weight
@@ -66,14 +66,17 @@ class AdaptedTensors:
         device: torch.device,
         *,
         held: Split | None = None,
-    ) -> tuple[LowRankRows, ...]:
-        """The additions to the embedding (rows, hidden), or to its rows `held`."""
-        found = []
+    ) -> tuple[LowRankRows | LowRankTypes, ...]:
+        """The additions to an embedding (rows, hidden), or to its rows `held`."""
+        found: list[LowRankRows | LowRankTypes] = []
         for adapter in self._claim(name, shape):
             down, up = self._fetched(adapter, name, device)
-            down = down if held is None else down.outputs(held.begin, held.end)
+            kind = LowRankRows if adapter.holds_rows(name) else LowRankTypes
+            if held is not None:
+                assert kind is LowRankRows, "ranks divide the rows of the tokens' embedding only"
+                down = down.outputs(held.begin, held.end)
             placed = self._placed(down, device), self._placed(up, device)
-            found.append(LowRankRows(*placed, adapter.factor(name)))
+            found.append(kind(*placed, adapter.factor(name)))
         self.row_elements = max(self.row_elements, *(each.row_elements for each in found), 0)
         return tuple(found)
 

@@ -47,10 +47,14 @@ class Adapter:
         """The names of the two matrices, `down` first."""
         return name + _DOWN, name + _UP
 
+    def holds_rows(self, name: str) -> bool:
+        """Whether the pair is that of the embedding: `down` has its rows."""
+        return name == _EMBEDDING
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape that the tensor `name` of the model must have."""
         down, up = (self.file.tensors[each].shape for each in self.pair(name))
-        if name == _EMBEDDING:
+        if self.holds_rows(name):
             return down[0], up[0]
         return (*down[:-2], up[-2], down[-1])
 
@@ -66,7 +70,7 @@ class Adapter:
 
     def _is_even(self, name: str) -> bool:
         down, up = (self.file.tensors[each].shape for each in self.pair(name))
-        if name == _EMBEDDING:
+        if self.holds_rows(name):
             return len(down) == len(up) == 2 and down[1] == up[1] > 0
         same_experts = len(down) == len(up) in (2, 3) and down[:-2] == up[:-2]
         return same_experts and down[-2] == up[-1] > 0

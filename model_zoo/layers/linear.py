@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model_zoo.layers.low_rank import LowRank, LowRankRows
+from model_zoo.layers.low_rank import LowRank, LowRankRows, LowRankTypes
 from runtime.distributed.ranks import ALONE, Ranks, Split
 from runtime.kernels.activations import Activations, unrounded
 from runtime.kernels.embedding import embedding_rows
@@ -197,7 +197,7 @@ class Embedding:
     dtype: torch.dtype
     held: Split | None = None
     ranks: Ranks = field(default=ALONE)
-    added: tuple[LowRankRows, ...] = ()
+    added: tuple[LowRankRows | LowRankTypes, ...] = ()
     factors: Tensor | None = None
 
     @property

@@ -59,3 +59,22 @@ class LowRankRows:
     def __call__(self, ids: Tensor) -> Tensor:
         """ids [tokens] -> float32 [tokens, hidden]."""
         return matmul(gather_rows(self.down, ids).mul_(self.scale), self.up)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRankTypes:
+    """Adds scale * up @ down to a small embedding (rows, hidden), such as that of token types. The
+    pair is that of a matrix: down (rank, hidden), up (rows, rank)."""
+
+    down: Weight
+    up: Weight
+    scale: float
+
+    @property
+    def row_elements(self) -> int:
+        """Maximum number of temporary elements per row."""
+        return 2 * sum(self.down.shape)
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """As `LowRankRows`."""
+        return gather_rows(self.up, ids).mul_(self.scale) @ self.down.dequantize()

@@ -1,6 +1,13 @@
 """Tiny configurations of text encoders, by family; those in `LARGE` are wider."""
 
-from transformers import BertConfig, Gemma3TextConfig, ModernBertConfig, NomicBertConfig
+from transformers import (
+    BertConfig,
+    EuroBertConfig,
+    Gemma3TextConfig,
+    JinaEmbeddingsV3Config,
+    ModernBertConfig,
+    NomicBertConfig,
+)
 
 SIZES = {
     "hidden_size": 64,
@@ -29,12 +36,14 @@ ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
 ENCODERS = {
     "bert": BertConfig(**SIZES),
     "bert_without_segments": BertConfig(**SIZES, type_vocab_size=1),
+    "eurobert": EuroBertConfig(**SIZES, num_key_value_heads=2),
     "gemma_embedding": Gemma3TextConfig(**SIZES | GEMMA | {"num_hidden_layers": 7}),
     "gemma_embedding_with_every_other_layer_full": Gemma3TextConfig(
         **SIZES | GEMMA | {"sliding_window": 9},
         layer_types=ALTERNATING,
         rope_parameters=GEMMA_ROPES,
     ),
+    "jina_bert_v3": JinaEmbeddingsV3Config(**SIZES),
     "modern_bert": ModernBertConfig(**SIZES | {"num_hidden_layers": 4}, local_attention=16),
     "modern_bert_of_granite": ModernBertConfig(
         **SIZES,
@@ -48,7 +57,9 @@ ENCODERS = {
 _WIDE = SIZES | {"hidden_size": 256, "intermediate_size": 256}
 LARGE = {
     "bert": BertConfig(**_WIDE),
+    "eurobert": EuroBertConfig(**_WIDE),
     "gemma_embedding": Gemma3TextConfig(**_WIDE | GEMMA),
+    "jina_bert_v3": JinaEmbeddingsV3Config(**_WIDE),
     "modern_bert": ModernBertConfig(**_WIDE, local_attention=16),
     "nomic_bert": NomicBertConfig(**_WIDE),
 }

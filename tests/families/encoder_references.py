@@ -96,6 +96,10 @@ def embedded(tensors: Tensors, tokens: list[int]) -> Tensor:
     return norm(tensors, "token_embd_norm", x)
 
 
+def rms_norm(tensors: Tensors, name: str, x: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], tensors[f"{name}.weight"], EPS)
+
+
 def rotated(x: Tensor) -> Tensor:
     """x [tokens, heads, dim]."""
     half = x.shape[-1] // 2
@@ -140,6 +144,26 @@ def nomic_experts(tensors: Tensors, layer: str, x: Tensor) -> Tensor:
     return torch.einsum("te,ted->td", shares, downs)
 
 
+def llama_embed(tensors: Tensors, tokens: list[int]) -> Tensor:
+    """Nemotron's bidirectional Llama; neighbouring rows of queries and keys are rotated."""
+
+    def heads(layer: str, part: str, x: Tensor) -> Tensor:
+        rows = linear(tensors, f"{layer}.attn_{part}", x).unflatten(1, (HEADS, -1))
+        if part == "v":
+            return rows
+        return rotated(torch.cat([rows[..., ::2], rows[..., 1::2]], dim=-1))
+
+    x = tensors["token_embd.weight"][tokens]
+    for layer in (f"blk.{n}" for n in range(LAYERS)):
+        y = rms_norm(tensors, f"{layer}.attn_norm", x)
+        mixed = attended(*(heads(layer, part, y) for part in "qkv"))
+        x = x + linear(tensors, f"{layer}.attn_output", mixed)
+        y = rms_norm(tensors, f"{layer}.ffn_norm", x)
+        y = F.silu(linear(tensors, f"{layer}.ffn_gate", y)) * linear(tensors, f"{layer}.ffn_up", y)
+        x = x + linear(tensors, f"{layer}.ffn_down", y)
+    return rms_norm(tensors, "output_norm", x)
+
+
 ROWS = tiny_tokenizer().get_vocab_size()
 EMBEDDING = {
     "token_embd.weight": (ROWS, HIDDEN),
@@ -151,6 +175,21 @@ NORMS = biased({"attn_output_norm": (HIDDEN,), "layer_output_norm": (HIDDEN,)})
 DENSE = biased({"ffn_up": (INNER, HIDDEN), "ffn_down": (HIDDEN, INNER)})
 FUSED = biased({"attn_qkv": (3 * HIDDEN, HIDDEN), "attn_output": (HIDDEN, HIDDEN)})
 REFERENCES = {
+    "llama-embed": Encoder(
+        "llama-embed",
+        {"rope.freq_base": BASE, "attention.layer_norm_rms_epsilon": EPS},
+        {
+            "token_embd.weight": (ROWS, HIDDEN),
+            "output_norm.weight": (HIDDEN,),
+            **in_layers(
+                {f"attn_{part}.weight": (HIDDEN, HIDDEN) for part in ("q", "k", "v", "output")}
+                | {f"ffn_{part}.weight": (INNER, HIDDEN) for part in ("gate", "up")}
+                | {"ffn_down.weight": (HIDDEN, INNER)}
+                | {f"{part}_norm.weight": (HIDDEN,) for part in ("attn", "ffn")}
+            ),
+        },
+        llama_embed,
+    ),
     "nomic-bert-moe": Encoder(
         "nomic-bert-moe",
         {

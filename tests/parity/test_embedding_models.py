@@ -17,17 +17,15 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
-from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModel,
     AutoTokenizer,
     BertConfig,
-    BertTokenizer,
+    EuroBertConfig,
     Gemma3TextConfig,
+    JinaEmbeddingsV3Config,
     ModernBertConfig,
     NomicBertConfig,
-    PreTrainedTokenizerFast,
     Qwen3Config,
 )
 
@@ -43,7 +41,14 @@ from serve_app.replica.replica import ModelReplica
 from tests.dense_modules import write_dense
 from tests.families.encoder_configs import GEMMA
 from tests.gguf_files import matrices, rewrite
-from tests.tiny_models import END, END_OF_TEXT, tiny_tokenizer, write_tiny_folder
+from tests.tiny_models import write_tiny_folder
+from tests.tiny_vocabularies import (
+    TEXTS,
+    save_byte_pieces,
+    save_framed_bytes,
+    save_unigram,
+    save_word_pieces,
+)
 from tests.unit.serve_app.cli.cli_runs import said
 from tests.unit.serve_app.fake_replicas import http_client
 
@@ -56,20 +61,6 @@ SIZES = {
     "intermediate_size": 96,
     "max_position_embeddings": CONTEXT,
 }
-PIECES = (
-    "[PAD] [UNK] [CLS] [SEP] [MASK] the quick brown fox jump over lazy dog cafe hello world "
-    "##s ##ed ##ing ##ly ##er un ##believ ##able a b c . , ! ? - 日 本 7 ##7"
-).split()
-TEXTS = (
-    "the quick brown fox jumps over the lazy dog",
-    "The QUICK Brown-Fox jumped!?",
-    "  unbelievable\tlazy \n dogs  ",
-    "Café CAFÉ cafe\u0301",
-    "日本 hello, World 77",
-    "zebra [MASK] quick [SEP] fox",
-    "x" * 101 + " hello",
-    ".",
-)
 FAR_TOO_LONG = "the quick brown fox jumps over the lazy dog. " * 40
 # Longer in characters than any text of as many tokens, but not in tokens.
 LONG_IN_CHARACTERS = (" " * 3000 + "hello world", "hello " + "z" * 3000 + " world")
@@ -105,6 +96,11 @@ GEMMA_SIZES = SIZES | GEMMA | {"num_hidden_layers": 7}
 MODELS = {
     "bert_mean": (BertConfig(**SIZES), "mean_tokens", lambda states: states.mean(0)),
     "bert_cls": (BertConfig(**SIZES), "cls_token", lambda states: states[0]),
+    "eurobert_last": (
+        EuroBertConfig(**SIZES, num_key_value_heads=2),
+        "lasttoken",
+        lambda states: states[-1],
+    ),
     "gemma_embedding_mean": (
         Gemma3TextConfig(**GEMMA_SIZES),
         "mean_tokens",
@@ -114,6 +110,11 @@ MODELS = {
         Gemma3TextConfig(**GEMMA_SIZES | {"use_bidirectional_attention": False}),
         "lasttoken",
         lambda states: states[-1],
+    ),
+    "jina_bert_v3_mean": (
+        JinaEmbeddingsV3Config(**SIZES),
+        "mean_tokens",
+        lambda states: states.mean(0),
     ),
     "modern_bert_cls": (
         ModernBertConfig(**SIZES, local_attention=16),
@@ -134,7 +135,14 @@ MODELS = {
 }
 MODELS["gemma_embedding_mean_ollama"] = MODELS["gemma_embedding_mean"]
 CAUSAL = {"Gemma3TextModel": "Gemma3ForCausalLM", "Qwen3Model": "Qwen3ForCausalLM"}
-ENCODERS = [name for name in MODELS if "bert" in name and "modern" not in name]
+SAVERS = {
+    "bert_cls": save_word_pieces,
+    "bert_mean": save_word_pieces,
+    "jina_bert_v3_mean": save_unigram,
+    "modern_bert_cls": save_framed_bytes,
+    "nomic_bert_mean": save_word_pieces,
+}
+WITH_WORD_PIECES = [name for name, save in SAVERS.items() if save is save_word_pieces]
 
 
 def unit(vector: np.ndarray) -> np.ndarray:
@@ -151,8 +159,7 @@ def made(name: str, place: Path) -> Original:
     folder = place / name
     model = write_tiny_folder(folder, config, maker=AutoModel)
     (folder / "chat_template.jinja").unlink()
-    save = save_framed_bytes if "modern" in name else save_byte_pieces
-    (save_word_pieces if name in ENCODERS else save)(folder)
+    SAVERS.get(name, save_byte_pieces)(folder)
     (folder / "1_Pooling").mkdir()
     modes = {"cls_token": False, "mean_tokens": False, "lasttoken": False} | {mode: True}
     settings = {f"pooling_mode_{key}": value for key, value in modes.items()}
@@ -164,41 +171,6 @@ def made(name: str, place: Path) -> Original:
     flavour = "ollama" if "ollama" in name else "llama.cpp"
     convert(folder, place / "model.gguf", type="f32", flavour=flavour)
     return Original(model, AutoTokenizer.from_pretrained(folder), pool, place / "model.gguf")
-
-
-def save_word_pieces(folder: Path) -> None:
-    (folder / "vocab.txt").write_text("\n".join(PIECES) + "\n")
-    BertTokenizer(vocab=str(folder / "vocab.txt"), do_lower_case=True).save_pretrained(folder)
-
-
-def save_byte_pieces(folder: Path) -> None:
-    """As in Qwen 3's embedding models, a text ends in another token than a chat turn."""
-    tokenizer = tiny_tokenizer()
-    own = tokenizer.from_str(tokenizer.to_str())
-    ends = [(END_OF_TEXT, own.token_to_id(END_OF_TEXT))]
-    own.post_processor = TemplateProcessing(single=f"$A {END_OF_TEXT}", special_tokens=ends)
-    saved = PreTrainedTokenizerFast(tokenizer_object=own, eos_token=END, pad_token=END_OF_TEXT)
-    saved.save_pretrained(folder)
-
-
-def save_framed_bytes(folder: Path) -> None:
-    """As of ModernBERT: byte-level pieces between [CLS] and [SEP]."""
-    trained = Tokenizer(models.BPE())
-    trained.normalizer = normalizers.NFC()
-    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=310, initial_alphabet=alphabet, show_progress=False)
-    trained.train_from_iterator(list(TEXTS), trainer)
-    names = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]"}
-    mask = AddedToken("[MASK]", lstrip=True, special=True)
-    trained.add_special_tokens([*names.values(), mask])
-    frame = [(text, trained.token_to_id(text)) for text in ("[CLS]", "[SEP]")]
-    trained.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=frame
-    )
-    roles = {f"{name}_token": text for name, text in names.items()}
-    saved = PreTrainedTokenizerFast(tokenizer_object=trained, mask_token=mask, **roles)
-    saved.save_pretrained(folder)
 
 
 def name_causal_model(path: Path) -> None:
@@ -264,7 +236,7 @@ def test_a_long_text_without_truncation_is_refused(original) -> None:
     assert "the input length exceeds the context length" in response.json()["error"]
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", WITH_WORD_PIECES)
 @pytest.mark.parametrize("truncate", [True, False])
 def test_words_after_many_spaces_and_long_words_are_tokenised(tmp_path, name, truncate) -> None:
     original = made(name, tmp_path)

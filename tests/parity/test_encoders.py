@@ -5,20 +5,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModel, DistilBertConfig, DistilBertModel
 
+from model_zoo.gguf.adapter_path import AdapterPath
 from runtime.engine.request import ImageSpan
 from runtime.errors import ModelFileError
 from runtime.worker.model import DecoderModel
+from tests.adapter_files import write_adapter
 from tests.families.agreement import QUANTIZED_TYPES, load_decoder, random_tokens
 from tests.families.encoder_configs import ENCODERS, LARGE, SIZES
 from tests.families.encoder_references import REFERENCES
 from tests.families.paged_decoder import PagedDecoder
 from tests.gguf_files import matrices, rewrite
 from tests.memory_profile import peak_bytes, recorded_memory
+from tests.parity.test_adapters import decoder_with
 from tests.tiny_models import write_tiny
 
 TOLERANCE = 2e-5  # of states, whose components are about one
@@ -85,6 +89,31 @@ def test_a_step_allocates_no_more_than_it_declares(pair) -> None:
     with recorded_memory() as recorded:
         pair.encoder.states(batch, cache.cache)
     assert 0 < peak_bytes(recorded) <= pair.encoder.activation_bytes(100, 100)
+
+
+def test_an_adapter_of_a_task_is_added_to_matrices_and_both_embeddings(tmp_path) -> None:
+    """As llama.cpp's converter writes those of Jina Embeddings v3: the pair of `token_types` is
+    that of a matrix, that of `token_embd` has the rows first."""
+    path, generator = tmp_path / "tiny.gguf", np.random.default_rng(1)
+    write_tiny(path, ENCODERS["jina_bert_v3"], maker=AutoModel)
+    pairs, merged = {}, {}
+    for name, matrix in matrices(path).items():
+        if matrix.ndim > 1:
+            rows, width = matrix.shape
+            down, up = (
+                generator.standard_normal(shape).astype(np.float32) / 4
+                for shape in ((4, width), (rows, 4))
+            )
+            pairs[name] = (up, down.T) if name == "token_embd.weight" else (down, up)
+            merged[name] = matrix + up @ down * 8 / 4
+    write_adapter(tmp_path / "task.gguf", pairs, architecture="jina-bert-v3", alpha=8.0)
+    rewrite(path, tmp_path / "merged.gguf", tensors=merged)
+    tokens, adapter = random_tokens(41, seed=8), AdapterPath(tmp_path / "task.gguf")
+    one, other = (
+        paged(encoder, tokens).states({0: tokens})
+        for encoder in (decoder_with(path, adapter), load_decoder(tmp_path / "merged.gguf"))
+    )
+    assert (one - other).abs().max() <= TOLERANCE
 
 
 # Names of the parameters of BertModel, and of DistilBertModel.

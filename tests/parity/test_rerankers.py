@@ -10,17 +10,14 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
     ModernBertConfig,
-    PreTrainedTokenizerFast,
     Qwen3Config,
     XLMRobertaConfig,
-    XLMRobertaTokenizer,
 )
 
 from model_zoo.convert.convert_folder import convert
@@ -28,48 +25,22 @@ from runtime.errors import UnsupportedModelError
 from serve_app.config.settings import ModelSettings
 from serve_app.replica.loading import load_replica
 from tests.gguf_files import rewrite
-from tests.parity.test_embedding_models import (
-    CONTEXT,
-    SIZES,
-    capabilities,
+from tests.parity.test_embedding_models import CONTEXT, SIZES, capabilities
+from tests.tiny_models import write_tiny_folder
+from tests.tiny_vocabularies import (
+    LONG,
+    QUERY,
+    save_answers,
     save_framed_bytes,
+    save_unigram,
     save_word_pieces,
 )
-from tests.parity.test_embedding_models import TEXTS as ALL_TEXTS
-from tests.tiny_models import CONTROL_TOKENS, END, END_OF_TEXT, tiny_tokenizer, write_tiny_folder
+from tests.tiny_vocabularies import TEXTS as ALL_TEXTS
 from tests.unit.serve_app.fake_replicas import http_client
 
 TOLERANCE = 1e-5
 # Texts of special tokens stay text here, as in llama.cpp.
 TEXTS = tuple(text for text in ALL_TEXTS if "[" not in text)
-QUERY = "which quick fox jumps?"
-LONG = "the quick brown fox jumps over the lazy dog. " * 40
-CORPUS = [*TEXTS, QUERY, LONG]
-
-
-def save_unigram(folder: Path) -> None:
-    """Pieces learned from the texts, as XLM-RoBERTa's tokenizer has them."""
-    trained = Tokenizer(models.Unigram())
-    trained.pre_tokenizer = pre_tokenizers.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=90, show_progress=False, unk_token="<unk>")
-    trained.train_from_iterator(CORPUS, trainer)
-    head = [(text, 0.0) for text in ("<s>", "<pad>", "</s>", "<unk>")]
-    learned = [(text, -5.0 - id) for id, text in enumerate(sorted(trained.get_vocab()))]
-    rows = [*head, *(row for row in learned if row[0] != "<unk>"), ("<mask>", 0.0)]
-    XLMRobertaTokenizer(vocab=rows).save_pretrained(folder)
-
-
-def save_answers(folder: Path) -> None:
-    """Byte-level pieces with tokens for both answers, as in Qwen 3's vocabulary."""
-    trained = Tokenizer(models.BPE())
-    trained.pre_tokenizer = tiny_tokenizer().pre_tokenizer
-    trained.decoder = tiny_tokenizer().decoder
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
-    trained.train_from_iterator(["yes", "no", "fox jumps"] * 9, trainer)
-    trained.add_special_tokens(list(CONTROL_TOKENS))
-    saved = PreTrainedTokenizerFast(tokenizer_object=trained, eos_token=END, pad_token=END_OF_TEXT)
-    saved.save_pretrained(folder)
 
 
 def paired(tokenizer: Any, query: str, text: str, context: int) -> list[int]:

@@ -1,4 +1,5 @@
-"""Llama 1 to 3, Mistral 7B, Nemo, Mixtral, InternLM 2, Baichuan 7B, and their derivatives."""
+"""Llama 1 to 3, Mistral 7B, Nemo, Mixtral, InternLM 2, Baichuan 7B, and their derivatives, also
+bidirectional ones."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
@@ -7,6 +8,7 @@ from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.experts import experts_or_dense
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import DEFAULT_BASE, read_rotary
+from model_zoo.layers.text_encoder import EncoderOptions, TextEncoder
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.errors import UnsupportedModelError
 
@@ -16,10 +18,12 @@ DEFAULT_EPS = 1e-6
 MIXTRAL_BASE = 1_000_000.0
 # Baichuan 13B has this number of layers, by which llama.cpp identifies it.
 BAICHUAN, ALIBI_LAYERS = "baichuan", 40
+EMBEDDING = "llama-embed"
 
 
-def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
-    """Rotary pairs are interleaved: converters have permuted the rows of attn_q and attn_k.
+def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder | TextEncoder:
+    """Rotary pairs are interleaved: converters have permuted the rows of attn_q and attn_k. In the
+    architecture `llama-embed`, tokens attend to all others.
 
     The key `attention.sliding_window` of Mistral 7B v0.1 is ignored, as in Ollama.
     """
@@ -32,7 +36,11 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     usual = MIXTRAL_BASE if metadata.get("expert_count", int, 0) > 0 else DEFAULT_BASE
     rotary = read_rotary(w, sizes, Pairs.INTERLEAVED, dim=_rotated(sizes), default_base=usual)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
-    return Decoder(w, sizes, layers)
+    if metadata.architecture != EMBEDDING:
+        return Decoder(w, sizes, layers)
+    w.ignore("output")
+    norm = w.rms_norm("output_norm", sizes.eps, size=sizes.hidden)
+    return TextEncoder(w, sizes, layers, EncoderOptions(output_norm=norm))
 
 
 def _rotated(sizes: TextSizes) -> int | None:

@@ -78,6 +78,14 @@ DEFAULTS = {
         ENCODERS["nomic_bert"], BASE, 1000.0, 10_000.0,
         "NomicBertConfig.rope_parameters.rope_theta", ENCODER,
     ),
+    "jina-bert-v3 eps": Default(
+        ENCODERS["jina_bert_v3"], LAYER_EPSILON, 1e-5, 1e-3,
+        "JinaEmbeddingsV3Config.layer_norm_eps", ENCODER,
+    ),
+    "jina-bert-v3 base": Default(
+        ENCODERS["jina_bert_v3"], BASE, 20_000.0, 100.0,
+        "JinaEmbeddingsV3Config.rope_parameters.rope_theta", ENCODER,
+    ),
     "modern-bert eps": Default(
         ENCODERS["modern_bert"], LAYER_EPSILON, 1e-5, 1e-3, "ModernBertConfig.norm_eps", ENCODER
     ),

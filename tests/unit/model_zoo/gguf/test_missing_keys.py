@@ -41,6 +41,24 @@ FILES: Mapping[str, tuple[str, CompleteFile]] = {
     for file in row.files
 } | {
     "bert": ("bert", CompleteFile(optional_keys=f"attention.causal {EPSILON}")),
+    "eurobert": (
+        "eurobert",
+        CompleteFile(optional_keys="attention.causal attention.key_length attention.value_length"),
+    ),
+    "jina-bert-v3": (
+        "jina_bert_v3",
+        CompleteFile(
+            optional_keys=f"attention.causal {EPSILON} rope.freq_base",
+            optional_tensors="token_types.weight",
+        ),
+    ),
+    "llama-embed": (
+        "llama-embed",
+        CompleteFile(
+            optional_keys=f"""attention.causal {EPSILON} attention.layer_norm_rms_epsilon
+            pooling_type rope.freq_base"""
+        ),
+    ),
     "gemma-embedding": (GEMMA, CompleteFile(optional_keys=GEMMA_KEYS)),
     # Without its direction, it is a file of Gemma 3.
     "gemma-embedding ollama": (GEMMA, CompleteFile(flavour="ollama", optional_keys=GEMMA_KEYS)),
