@@ -100,6 +100,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("kimivl", (), ("kimivl",), ("deepseek2",)),
     Family("lfm2", ("lfm2", "lfm2moe"), ("lfm2",), ("lfm2",), "lfm2"),
     Family("llama", ("llama", "llama-embed", "internlm2", "baichuan"), pre_tokenizer="llama-bpe"),
+    Family("jina_bert_v2", ("jina-bert-v2",), tensor_parallel=False, ranking=Ranking("cls")),
     Family("jina_bert_v3", ("jina-bert-v3",)),
     Family("llama4", ("llama4",), ("llama4",), ("llama4",), "llama4"),
     Family("llava", (), ("mlp",), _LLAVA),

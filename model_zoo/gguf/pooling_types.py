@@ -22,5 +22,5 @@ def pooling_type(metadata: Metadata, has: Callable[[str], bool]) -> int:
     `has(name)`: whether the file has the tensor NAME.weight. llama.cpp's converter states no
     pooling of rerankers, which the last layer of their head identifies.
     """
-    ranks = metadata.architecture in RANKING and has("cls.output")
+    ranks = metadata.architecture in RANKING and (has("cls.output") or has("cls"))
     return metadata.get("pooling_type", int, RANK if ranks else NONE)

@@ -14,7 +14,7 @@ from model_zoo.layers.temperature import Temperature
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.distributed.ranks import HeadSplit, Split
 from runtime.kernels.activations import Activations, unrounded
-from runtime.kernels.attention import attended_rows
+from runtime.kernels.attention import Distances, attended_rows
 from runtime.kernels.attention_inputs import HeadNorms, prepare_attention
 from runtime.kernels.clip import clip_
 from runtime.kernels.pointwise import contiguous, sigmoid_mul
@@ -35,6 +35,7 @@ class AttentionOptions:
     v_norm: applied to values.
     temperature: multiplies queries, by position.
     softcap, sinks: see `paged_attention`; `sinks` has one entry for each head of all ranks.
+    slopes: as of `Distances`, float32, one for each head of all ranks.
     output: name of the output projection.
     stores: False if the layer reads the keys and values of another layer.
     keys_as_values: values are the unnormed keys if the file has no `attn_v`.
@@ -52,6 +53,7 @@ class AttentionOptions:
     temperature: Temperature | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    slopes: Tensor | None = None
     output: str = "attn_output"
     stores: bool = True
     keys_as_values: bool = False
@@ -80,8 +82,9 @@ class SelfAttention:
         self._options = options
         self._scale = cache.key_dim**-0.5 if options.scale is None else options.scale
         self._deterministic = w.deterministic
-        sinks = options.sinks
-        self._sinks = None if sinks is None else sinks[split.heads.begin : split.heads.end]
+        own = slice(split.heads.begin, split.heads.end)
+        self._sinks = None if options.sinks is None else options.sinks[own]
+        self._slopes = None if options.slopes is None else options.slopes[own]
         shapes = {"attn_q": ((1 + options.output_gate) * heads * cache.key_dim, hidden)}
         if options.stores:
             shapes["attn_k"] = (cache.kv_heads * cache.key_dim, hidden)
@@ -106,7 +109,7 @@ class SelfAttention:
 
         The keys and values of all tokens are written to the cache first.
         """
-        options = self._options
+        options, slopes = self._options, self._slopes
         queries, *stored = self._qkv(x)
         if options.clip is not None:
             queries, *stored = (clip_(part, options.clip) for part in (queries, *stored))
@@ -122,6 +125,7 @@ class SelfAttention:
             scale=self._scale,
             softcap=options.softcap,
             sinks=self._sinks,
+            distances=None if slopes is None else Distances(slopes, step.positions),
             deterministic=self._deterministic,
             rounding=self._output.rounding if whole else None,
         )
@@ -153,6 +157,18 @@ class SelfAttention:
             q_norm, k_norm, options.v_norm, options.rotated_q_norm, options.rotated_k_norm
         )
         return prepare_attention(queries, pair, norms, step.rotation, step.pages, step.plan)
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """Slopes of `Distances`, float32 [heads]; Press et al., "Train Short, Test Long", section 3.
+
+    For a number of heads that is no power of two, those of the next lower one are followed by every
+    second of those of twice as many heads.
+    """
+    lower = 1 << (heads.bit_length() - 1)
+    own = [2 ** (-8 * (head + 1) / lower) for head in range(lower)]
+    between = [2 ** (-4 * (2 * head + 1) / lower) for head in range(heads - lower)]
+    return torch.tensor(own + between)
 
 
 def _per_head(x: Tensor, norm: HeadsNorm | None) -> tuple[Tensor, RMSNorm | None]:

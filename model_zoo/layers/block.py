@@ -159,17 +159,24 @@ class ParallelBlock(_TwoParts):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PostNormBlock(_TwoParts):
-    """norm(x + attention(x)), then norm(x + feed_forward(x)), as in BERT."""
+    """norm(x + attention(x)), then norm(x + feed_forward(x)), as in BERT.
+
+    attn_norm_2: of the sum of the first result and x again, which takes its place.
+    """
 
     attention: Mixer
     attn_output_norm: LayerNorm
     feed_forward: RowWise
     layer_output_norm: LayerNorm
+    attn_norm_2: LayerNorm | None = None
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """x [tokens, hidden] -> the same shape, or [outputs, hidden] if `step.rows` selects
         rows."""
-        x = self.attn_output_norm.of_sum(self.attention(x, step), step.kept(x))
+        before = step.kept(x)
+        x = self.attn_output_norm.of_sum(self.attention(x, step), before)
+        if self.attn_norm_2 is not None:
+            x = self.attn_norm_2.of_sum(x, before)
         return self.layer_output_norm.of_sum(self.feed_forward(x), x)
 
 

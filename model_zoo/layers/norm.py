@@ -37,7 +37,7 @@ class RMSNorm:
 class AcrossHeads:
     """One norm across all heads of a row. x [tokens, heads, size] -> like x."""
 
-    norm: RMSNorm
+    norm: "RMSNorm | LayerNorm"
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.norm(x.flatten(1)).view_as(x)

@@ -38,6 +38,7 @@ class Row:
 @dataclass(frozen=True, slots=True, eq=False)
 class RankingHead:
     """`output(norm(curve(dense(x))))`; without `dense` `output(x)`, and norm only if there is one.
+    A single matrix `cls` is the output.
 
     pooling: what x is the state of, as of `Ranking`. output: one row, or two: those of the answers
     yes and no, whose difference is the logit of the probability of yes.
@@ -59,11 +60,12 @@ class RankingHead:
         if ranking is None or pooling_type(metadata, w.has) != RANK:
             return None
         size = metadata.require_size("embedding_length")
-        dense = w.linear("cls", shape=(size, size), optional=True)
+        last = "cls.output" if w.has("cls.output") or not w.has("cls") else "cls"
+        dense = None if last == "cls" else w.linear("cls", shape=(size, size), optional=True)
         norm = None
         if dense is not None and w.has("cls.norm"):
             norm = w.layer_norm("cls.norm", metadata.get_positive(EPS, ranking.eps), size=size)
-        pooling, output = _pooling(metadata, ranking), _output(w, metadata, size)
+        pooling, output = _pooling(metadata, ranking), _output(w, metadata, last, size)
         return cls(pooling, dense, _CURVES[ranking.curve], norm, output, w.device)
 
     @torch.inference_mode()
@@ -86,16 +88,16 @@ def _pooling(metadata: Metadata, ranking: Ranking) -> str:
     return ranking.pooling if stated is None else NAMES[stated]
 
 
-def _output(w: TensorScope, metadata: Metadata, size: int) -> Linear | Row:
+def _output(w: TensorScope, metadata: Metadata, name: str, size: int) -> Linear | Row:
     """A matrix of one row, which llama.cpp's converter stored as a vector until 2025, or of two for
     the answers."""
-    if w.shape("cls.output") == (size,):
-        bias = w.vector("cls.output.bias", size=1, bare=True, optional=True)
-        return Row(w.vector("cls.output", size=size), bias)
+    if w.shape(name) == (size,):
+        bias = w.vector(f"{name}.bias", size=1, bare=True, optional=True)
+        return Row(w.vector(name, size=size), bias)
     labels = metadata.get_array(LABELS, str) or ()
     if len(labels) > 1 and labels != ANSWERS:
         raise UnsupportedModelError(
             f"{metadata.path}: classifies texts by {len(labels):,} labels "
             f"(`{metadata.full_key(LABELS)}`); rerankers have one, or {' and '.join(ANSWERS)}."
         )
-    return w.linear("cls.output", shape=(max(len(labels), 1), size))
+    return w.linear(name, shape=(max(len(labels), 1), size))

@@ -16,6 +16,16 @@ from runtime.kv.cache_types import CacheType
 from runtime.quant.weight import Compute
 from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Distances:
+    """Scores are reduced by slopes[head] * |positions[row] - position of the key|, after a softcap;
+    Press et al., "Train Short, Test Long". slopes float32 [heads], positions int64 [tokens]."""
+
+    slopes: Tensor
+    positions: Tensor
+
+
 # Maximum number of elements that the twin gathers or scores at once.
 TWIN_ELEMENTS = 1 << 25
 
@@ -54,28 +64,33 @@ def paged_attention(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    distances: Distances | None = None,
     deterministic: bool = False,
 ) -> Tensor:
     """queries [tokens, heads, key_dim] -> [tokens, heads, value_dim], in the type of the queries.
 
     Row r attends to the positions visible_begin[r] <= p < visible_end[r] of its slot, query head h
     to kv head h // (heads / kv_heads); scores and softmax in float32. Scores s are multiplied by
-    `scale` and with a `softcap` become softcap * tanh(s / softcap). `sinks` float32 [heads]: an
+    `scale` and with a `softcap` become softcap * tanh(s / softcap). `distances`: what they are then
+    reduced by. `sinks` float32 [heads]: an
     additional score per head, which takes part in the softmax and has no value. The result of a row
     that sees nothing is zero. With C and Triton kernels, the bits of a row do not depend on other
     rows, except that without `deterministic` Triton kernels sum in another order for a row that is
     alone in its span.
     """
     if (kernels := _native_kernels(pages)) is not None:
-        return _paged_attention_cpu(kernels, queries, pages, plan, scale, softcap, sinks)
+        scoring = _Scoring(scale, softcap, sinks, distances)
+        return _paged_attention_cpu(kernels, queries, pages, plan, scoring)
     if has_kernels(queries.device):
         from runtime.kernels.triton import attention
 
         return attention.paged_attention(
-            queries, pages, plan, scale=scale, softcap=softcap, sinks=sinks,
+            queries, pages, plan, scale=scale, softcap=softcap, sinks=sinks, distances=distances,
             deterministic=deterministic,
         )  # fmt: skip
-    return paged_attention_twin(queries, pages, plan, scale=scale, softcap=softcap, sinks=sinks)
+    return paged_attention_twin(
+        queries, pages, plan, scale=scale, softcap=softcap, sinks=sinks, distances=distances
+    )
 
 
 def attended_rows(
@@ -86,6 +101,7 @@ def attended_rows(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    distances: Distances | None = None,
     deterministic: bool = False,
     rounding: Compute | None,
 ) -> Activations:
@@ -96,12 +112,13 @@ def attended_rows(
         from runtime.kernels.triton import attention
 
         return attention.attended_rows(
-            queries, pages, plan, scale=scale, softcap=softcap, sinks=sinks,
+            queries, pages, plan, scale=scale, softcap=softcap, sinks=sinks, distances=distances,
             deterministic=deterministic, rounding=rounding,
         )  # fmt: skip
     return paged_attention(
-        queries, pages, plan, scale=scale, softcap=softcap, sinks=sinks, deterministic=deterministic
-    ).flatten(1)
+        queries, pages, plan, scale=scale, softcap=softcap, sinks=sinks, distances=distances,
+        deterministic=deterministic,
+    ).flatten(1)  # fmt: skip
 
 
 def paged_attention_twin(
@@ -112,10 +129,11 @@ def paged_attention_twin(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    distances: Distances | None = None,
 ) -> Tensor:
     """The specification of `paged_attention`: gather the pages, then plain softmax attention."""
     shape = (*queries.shape[:2], pages.dims[1])
-    scoring = _Scoring(scale, softcap, sinks)
+    scoring = _Scoring(scale, softcap, sinks, distances)
     result = queries.new_zeros(shape)
     page_tokens = pages.keys.shape[1]
     for spans, length in by_length(plan.spans):
@@ -175,6 +193,7 @@ class _Scoring:
     scale: float
     softcap: float | None
     sinks: Tensor | None
+    distances: Distances | None
 
 
 def _attend(
@@ -204,6 +223,10 @@ def _attend(
     scores = torch.einsum("srkgd,spkd->srkgp", grouped, keys) * scoring.scale
     if scoring.softcap is not None:
         scores = scores.div_(scoring.softcap).tanh_().mul_(scoring.softcap)
+    if scoring.distances is not None:
+        slopes = scoring.distances.slopes.float().view(kv_heads, -1, 1)
+        apart = (scoring.distances.positions[rows].unsqueeze(-1) - position).abs()
+        scores = scores.sub_(slopes * apart[:, :, None, None, :])
     hidden = ~visible[:, :, None, None, :]
     scores = scores.masked_fill_(hidden, -torch.inf)
     weights = scores.softmax(dim=-1).masked_fill_(hidden, 0.0)
@@ -221,7 +244,7 @@ class _AttentionJob(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (
             "queries", "keys", "values", "page_table", "row_slot", "visible_begin", "visible_end",
-            "sinks", "result", "scratch", "tiles",
+            "sinks", "slopes", "positions", "result", "scratch", "tiles",
         )),
         ("table_stride", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in (
@@ -272,10 +295,9 @@ def _paged_attention_cpu(
     queries: Tensor,
     pages: LayerPages,
     plan: AttentionPlan,
-    scale: float,
-    softcap: float | None,
-    sinks: Tensor | None,
+    scoring: _Scoring,
 ) -> Tensor:
+    softcap, sinks, distances = scoring.softcap, scoring.sinks, scoring.distances
     rows, heads, key_dim = queries.shape
     page_tokens, kv_heads = pages.keys.shape[1:3]
     value_dim = pages.dims[1]
@@ -293,10 +315,12 @@ def _paged_attention_cpu(
         address(plan.row_slot, (rows,), torch.int32),
         address(plan.visible_begin, (rows,), torch.int32),
         address(plan.visible_end, (rows,), torch.int32),
-        None if sinks is None else address(sinks, (heads,)), result.data_ptr(), None,
-        tiles.data_ptr(), plan.page_table.stride(0),
+        None if sinks is None else address(sinks, (heads,)),
+        None if distances is None else address(distances.slopes, (heads,)),
+        None if distances is None else address(distances.positions, (rows,), torch.int64),
+        result.data_ptr(), None, tiles.data_ptr(), plan.page_table.stride(0),
         _TYPE_NUMBERS[pages.type], page_tokens, rows, heads, kv_heads, key_dim, value_dim,
-        torch.get_num_threads(), scale, softcap or 0.0,
+        torch.get_num_threads(), scoring.scale, softcap or 0.0,
     )  # fmt: skip
     scratch = torch.empty(kernels.caravan_attention_scratch(ctypes.byref(job)))
     job.scratch = scratch.data_ptr()

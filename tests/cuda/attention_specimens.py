@@ -37,6 +37,7 @@ SHAPES = {
     "8B, float16": shape(32, 8, 128, type=CacheType.FLOAT16),
     "8B, float32": shape(32, 8, 128, type=CacheType.FLOAT32),
     "64, sinks": shape(64, 8, 64, sinks=True),
+    "64, distances": shape(12, 12, 64, distances=True),
     "80": shape(32, 32, 80),
     "96": shape(32, 32, 96),
     "192/128": shape(16, 16, 192, 128),
@@ -99,9 +100,9 @@ def _reading(kernel, shape: Shape, options: dict, types: dict[str, str]) -> Spec
     types = types | {
         "queries": POINTERS[shape.dtype], "keys": cache, "key_halves": halves, "values": cache,
         "value_halves": halves, "page_table": "*i32", "row_slot": "*i32", "begins": "*i32",
-        "ends": "*i32", "sinks": "*fp32", "result": POINTERS[shape.dtype],
-        "first_row": "i32", "rows": "i32", "row_stride": "i32", "head_stride": "i32",
-        "table_stride": "i32", "inner": "fp32", "outer": "fp32",
+        "ends": "*i32", "sinks": "*fp32", "slopes": "*fp32", "positions": "*i64",
+        "result": POINTERS[shape.dtype], "first_row": "i32", "rows": "i32", "row_stride": "i32",
+        "head_stride": "i32", "table_stride": "i32", "inner": "fp32", "outer": "fp32",
     }  # fmt: skip
     return _specimen(kernel, types, options)
 

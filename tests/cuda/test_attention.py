@@ -19,7 +19,7 @@ from runtime.quant.weight import Compute
 from runtime.worker.model import AttentionPlan, LayerPages, QuantizedRows
 from tests.cuda.attention_specimens import shape
 from tests.kernels import test_attention as scenes
-from tests.kernels.test_attention import SCALE, in_keys, options_of, rows_of, scene
+from tests.kernels.test_attention import SCALE, in_keys, options_of, rows_of, scene, seen_both_ways
 from tests.kernels.test_cache_rows import numbers
 
 # (batch, shape, window, options, parts), for every type of cache; shapes of both numbers of parts.
@@ -88,6 +88,15 @@ def test_attention_is_that_of_the_twin(
     occupy(monkeypatch, 1, parts=parts)
     queries, pages, plan = scene(batch, shape, window=window, type=type)
     assert_as_the_twin(queries, pages, plan, **options_of(options, queries.shape[1]))
+
+
+@pytest.mark.parametrize("batch", ["decoding", "prefill", "short"])
+def test_scores_fall_with_distance(batch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    occupy(monkeypatch, 1, parts=4)
+    queries, pages, plan = scene(batch, "three share, odd sizes")
+    plan, distances = seen_both_ways(queries, plan)
+    chosen = options_of("capped, sinks", queries.shape[1])
+    assert_as_the_twin(queries, pages, plan, **chosen, distances=distances)
 
 
 @pytest.mark.parametrize("dims", [(96, 96), (192, 128), (256, 256), (576, 512)], ids=str)

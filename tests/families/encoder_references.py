@@ -144,6 +144,35 @@ def nomic_experts(tensors: Tensors, layer: str, x: Tensor) -> Tensor:
     return torch.einsum("te,ted->td", shares, downs)
 
 
+def jina_v2(tensors: Tensors, tokens: list[int]) -> Tensor:
+    """Jina Embeddings v2; the model for code has norms of queries and keys and a second norm after
+    attention. With four heads, the slopes are a quarter, a sixteenth, 1 / 64 and 1 / 256."""
+
+    def heads(layer: str, part: str, x: Tensor) -> Tensor:
+        rows = linear(tensors, f"{layer}.attn_{part}", x)
+        if f"{layer}.attn_{part}_norm.weight" in tensors:
+            rows = norm(tensors, f"{layer}.attn_{part}_norm", rows)
+        return rows.unflatten(1, (HEADS, -1))
+
+    x, places = embedded(tensors, tokens), torch.arange(len(tokens))
+    slopes = torch.tensor([1 / 4, 1 / 16, 1 / 64, 1 / 256])
+    bias = -slopes[:, None, None] * (places[:, None] - places).abs()
+    for layer in (f"blk.{n}" for n in range(LAYERS)):
+        mixed = attended(*(heads(layer, part, x) for part in "qkv"), bias)
+        y = norm(
+            tensors, f"{layer}.attn_output_norm", x + linear(tensors, f"{layer}.attn_output", mixed)
+        )
+        if f"{layer}.attn_norm_2.weight" in tensors:
+            y = norm(tensors, f"{layer}.attn_norm_2", x + y)
+        if f"{layer}.ffn_gate.weight" in tensors:
+            gate, up = (linear(tensors, f"{layer}.ffn_{part}", y) for part in ("gate", "up"))
+        else:
+            gate, up = linear(tensors, f"{layer}.ffn_up", y).chunk(2, dim=-1)
+        added = linear(tensors, f"{layer}.ffn_down", F.gelu(gate) * up)
+        x = norm(tensors, f"{layer}.layer_output_norm", y + added)
+    return x
+
+
 def llama_embed(tensors: Tensors, tokens: list[int]) -> Tensor:
     """Nemotron's bidirectional Llama; neighbouring rows of queries and keys are rotated."""
 
@@ -174,7 +203,29 @@ EMBEDDING = {
 NORMS = biased({"attn_output_norm": (HIDDEN,), "layer_output_norm": (HIDDEN,)})
 DENSE = biased({"ffn_up": (INNER, HIDDEN), "ffn_down": (HIDDEN, INNER)})
 FUSED = biased({"attn_qkv": (3 * HIDDEN, HIDDEN), "attn_output": (HIDDEN, HIDDEN)})
+JINA_V2 = {
+    **EMBEDDING,
+    **in_layers(
+        biased({f"attn_{part}": (HIDDEN, HIDDEN) for part in ("q", "k", "v", "output")})
+        | NORMS
+        | biased({"ffn_down": (HIDDEN, INNER)})
+    ),
+}
 REFERENCES = {
+    "jina-bert-v2": Encoder(
+        "jina-bert-v2",
+        {},
+        JINA_V2 | in_layers({"ffn_up.weight": (2 * INNER, HIDDEN)}),
+        jina_v2,
+    ),
+    "jina-bert-v2 for code, with gates apart": Encoder(
+        "jina-bert-v2",
+        {},
+        JINA_V2
+        | in_layers(biased({f"attn_{part}": (HIDDEN,) for part in ("q_norm", "k_norm", "norm_2")}))
+        | in_layers({"ffn_up.weight": (INNER, HIDDEN), "ffn_gate.weight": (INNER, HIDDEN)}),
+        jina_v2,
+    ),
     "llama-embed": Encoder(
         "llama-embed",
         {"rope.freq_base": BASE, "attention.layer_norm_rms_epsilon": EPS},

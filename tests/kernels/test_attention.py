@@ -9,7 +9,7 @@ from torch import Tensor
 
 from runtime.engine.request import ImageSpan
 from runtime.kernels import attention as room
-from runtime.kernels.attention import paged_attention, paged_attention_twin
+from runtime.kernels.attention import Distances, paged_attention, paged_attention_twin
 from runtime.kernels.cache_rows import decode_rows, encode_rows
 from runtime.kv.cache_types import CacheType
 from runtime.kv.spec import CacheKind, Chunked, Full, Sliding, Symmetric
@@ -118,6 +118,17 @@ def options_of(name: str, heads: int) -> dict:
     return {"scale": SCALE, "softcap": softcap, "sinks": sinks}
 
 
+def seen_both_ways(queries: Tensor, plan: AttentionPlan) -> tuple[AttentionPlan, Distances]:
+    """Rows that see their whole span and what precedes it, and scores that fall with distance."""
+    end, positions = plan.visible_end.clone(), torch.empty(len(queries), dtype=torch.int64)
+    for span in plan.spans:
+        rows = span.end - span.begin
+        end[span.begin : span.end] = span.start + rows
+        positions[span.begin : span.end] = span.start + torch.arange(rows)
+    slopes = torch.linspace(0.01, 0.5, queries.shape[1])
+    return replace(plan, visible_end=end), Distances(slopes, positions)
+
+
 def by_definition(
     queries: Tensor,
     pages: LayerPages,
@@ -126,6 +137,7 @@ def by_definition(
     scale: float = SCALE,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    distances: Distances | None = None,
 ) -> Tensor:
     """Row by row, in float64."""
     page_tokens, kv_heads = pages.values.shape[1:3]
@@ -145,6 +157,9 @@ def by_definition(
         scores = torch.einsum("hd,phd->hp", queries[row].double(), keys) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
+        if distances is not None:
+            apart = (torch.tensor(seen) - distances.positions[row]).abs()
+            scores = scores - distances.slopes[:, None].double() * apart
         if sinks is not None:
             scores = torch.cat([scores, sinks.double()[:, None]], dim=1)
         weights = scores.softmax(dim=1)[:, : len(where)]
@@ -176,6 +191,26 @@ def test_the_twin_is_softmax_attention(
     got = paged_attention_twin(queries, pages, plan, **chosen)
     expected = by_definition(queries, pages, plan, **chosen).float()
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", ["plain", "capped, sinks"])
+@pytest.mark.parametrize("shape", ["four share", "three share, odd sizes"])
+def test_scores_fall_with_distance(shape: str, options: str) -> None:
+    require_native_kernels()
+    queries, pages, plan = scene("prefill and decode", shape)
+    plan, distances = seen_both_ways(queries, plan)
+    chosen = options_of(options, queries.shape[1]) | {"distances": distances}
+    expected = by_definition(queries, pages, plan, **chosen).float()
+    for attention in (paged_attention, paged_attention_twin):
+        got = attention(queries, pages, plan, **chosen)
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    several = next(span for span in plan.spans if span.end - span.begin > 1)
+    some = slice(several.begin, several.begin + 3)
+    apart = replace(distances, positions=distances.positions[some])
+    chosen["distances"] = apart
+    alone = rows_of(plan, some.start, some.stop)
+    whole = paged_attention(queries, pages, plan, **chosen | {"distances": distances})
+    assert torch.equal(paged_attention(queries[some], pages, alone, **chosen), whole[some])
 
 
 def test_the_twin_gives_the_same_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

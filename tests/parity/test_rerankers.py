@@ -21,9 +21,14 @@ from transformers import (
 )
 
 from model_zoo.convert.convert_folder import convert
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.reader import GGUFFile
+from model_zoo.tokenizers.pairs import pair_format
+from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import UnsupportedModelError
 from serve_app.config.settings import ModelSettings
 from serve_app.replica.loading import load_replica
+from tests.families.encoder_references import REFERENCES
 from tests.gguf_files import rewrite
 from tests.parity.test_embedding_models import CONTEXT, SIZES, capabilities
 from tests.tiny_models import write_tiny_folder
@@ -212,6 +217,37 @@ def test_files_of_llama_cpp_have_the_same_scores(original, of_llama_cpp) -> None
 @pytest.mark.parametrize("original", ENCODERS, indirect=True)
 def test_files_of_llama_cpp_are_listed_as_rerankers(of_llama_cpp) -> None:
     assert capabilities(of_llama_cpp) == {("rerank",)}
+
+
+def write_single_matrix(folder: Path) -> tuple[Path, Callable[[list[int]], float]]:
+    """The file of a reranker whose head is one matrix, as of Jina's first rerankers, and its
+    logits."""
+    reference, path = REFERENCES["jina-bert-v2"], folder / "ranks.gguf"
+    tensors = reference.write(folder / "embeds.gguf")
+    weight, bias = torch.randn(1, 64, generator=torch.Generator().manual_seed(1)), torch.ones(1) / 3
+    rewrite(
+        folder / "embeds.gguf",
+        path,
+        own_keys={"pooling_type": None},
+        tensors={"cls.weight": weight.numpy() / 8, "cls.bias": bias.numpy()},
+    )
+    return path, lambda tokens: (reference.states(tensors, tokens)[0] @ weight[0] / 8 + bias).item()
+
+
+def encoded_pairs(path: Path) -> list[list[int]]:
+    metadata = GGUFFile.open(path).metadata
+    tokenizer = load_tokenizer(metadata, architecture=str(metadata["general.architecture"]))
+    encode = pair_format(tokenizer, metadata).encoder(QUERY)
+    length = Metadata(metadata, path=path).require_size("context_length")
+    return [encode(text, at_most=length) for text in TEXTS]
+
+
+def test_a_single_matrix_is_the_last_layer(tmp_path) -> None:
+    path, logit = write_single_matrix(tmp_path)
+    reply = ask(path, "/v1/score", text_1=QUERY, text_2=list(TEXTS)).json()
+    for entry, tokens in zip(reply["data"], encoded_pairs(path), strict=True):
+        assert abs(entry["score"] - 1 / (1 + math.exp(-logit(tokens)))) <= TOLERANCE
+    assert capabilities(path) == {("rerank",)}
 
 
 @pytest.mark.parametrize("original", ["modern_bert"], indirect=True)

@@ -8,21 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_zoo.gguf.reader import GGUFFile
-from model_zoo.tokenizers.pairs import pair_format
-from model_zoo.tokenizers.tokenizer import load_tokenizer
 from tests.gguf_files import rewrite
-from tests.parity.test_rerankers import QUERY, TEXTS, Original, ask
+from tests.parity.test_rerankers import (
+    QUERY,
+    TEXTS,
+    Original,
+    ask,
+    encoded_pairs,
+    write_single_matrix,
+)
 from tests.peers.llama_cpp_library import their_vectors
 
 NEAR = 0.01  # of scores: its matrix products round to half precision
-
-
-def prompts(path: Path) -> list[list[int]]:
-    metadata = GGUFFile.open(path).metadata
-    tokenizer = load_tokenizer(metadata, architecture=str(metadata["general.architecture"]))
-    encode = pair_format(tokenizer, metadata).encoder(QUERY)
-    return [encode(text) for text in TEXTS]
 
 
 def compare(path: Path, theirs: np.ndarray) -> None:
@@ -43,13 +40,21 @@ def compare(path: Path, theirs: np.ndarray) -> None:
 )
 def test_llama_cpp_ranks_a_file_without_pooling_alike(tmp_path, name, key) -> None:
     path = rewrite(Original(name, tmp_path).path, tmp_path / "silent.gguf", keys={key: None})
-    logits = their_vectors(path, prompts(path), ranks=True)[:, 0]
+    logits = their_vectors(path, encoded_pairs(path), ranks=True)[:, 0]
     compare(path, 1 / (1 + np.exp(-logits)))
+
+
+def test_llama_cpp_ranks_alike_by_a_single_matrix(tmp_path) -> None:
+    """It applies tanh to the result, which keeps the order."""
+    path, logit = write_single_matrix(tmp_path)
+    pairs = encoded_pairs(path)
+    found = their_vectors(path, pairs, ranks=True)[:, 0]
+    assert np.abs(found - np.tanh([logit(tokens) for tokens in pairs])).max() < NEAR
 
 
 def test_llama_cpp_gives_the_same_probabilities_of_yes(tmp_path) -> None:
     """It gives those of both answers."""
     path = Original("tiny-Qwen3-Reranker", tmp_path).path
-    answers = their_vectors(path, prompts(path), ranks=True)
+    answers = their_vectors(path, encoded_pairs(path), ranks=True)
     assert np.abs(answers.sum(1) - 1).max() < NEAR
     compare(path, answers[:, 0])

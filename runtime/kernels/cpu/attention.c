@@ -36,6 +36,8 @@ typedef struct {
     const int32_t *page_table; /* [slots], table_stride apart */
     const int32_t *row_slot, *visible_begin, *visible_end; /* [rows] */
     const float *sinks; /* [heads], or NULL */
+    const float *slopes; /* [heads], or NULL: scores are reduced by slope times distance */
+    const int64_t *positions; /* [rows], read with slopes only */
     float *result; /* [rows][heads][value_dim] */
     float *scratch; /* [caravan_attention_scratch] */
     int32_t *tiles; /* [2][rows + 1] */
@@ -255,6 +257,17 @@ static void cap_scores(float cap, int queries, float *scores) {
         v_store(scores + i, v_mul(v_tanh(v_div(v_load(scores + i), v_all(cap))), v_all(cap)));
 }
 
+/* score -> score - slope |position of the row - position of the key| */
+static void reduce_scores(const job *j, const workspace *w, const tile *t, int block) {
+    const int group = t->queries / (t->end - t->row);
+    for (int q = 0; q < t->queries; q++) {
+        const float slope = j->slopes[t->head * group + q % group];
+        const int own = (int)(j->positions[t->row + q / group] - block);
+        float *scores = w->scores + q * BLOCK;
+        for (int i = 0; i < BLOCK; i++) scores[i] -= slope * (float)(own < i ? i - own : own - i);
+    }
+}
+
 /* Scores [begin, end) of a query -> weights relative to its new maximum; rescales its sums. */
 static void soften(const job *j, const workspace *w, const state *s, int query, int begin, int end) {
     const int value_dim = padded(j->value_dim);
@@ -348,6 +361,7 @@ INLINE void attend_block(const int type, const job *j, const workspace *w, const
     for (int q = fours; q < t->queries; q++)
         score(type, 1, j, at, w, q, begin, end);
     if (j->softcap) cap_scores(j->softcap, t->queries, w->scores);
+    if (j->slopes) reduce_scores(j, w, t, block);
     for (int q = 0; q < t->queries; q++) {
         int its_end, its_begin = sight(j, t->row + q / group, block, &its_end);
         if (its_begin < its_end) soften(j, w, s, q, its_begin, its_end);

@@ -20,6 +20,7 @@ from runtime.kernels.activations import (
     Rounded,
     RoundedActivations,
 )
+from runtime.kernels.attention import Distances
 from runtime.kernels.triton.attention_kernels import (
     LOG2_E,
     decode_kernel,
@@ -60,11 +61,12 @@ def paged_attention(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    distances: Distances | None = None,
     deterministic: bool = False,
 ) -> Tensor:
     """As `runtime.kernels.attention.paged_attention`; operands of products have the type of the
     queries. The bits of a row depend neither on other rows nor on the device's size."""
-    options = _Options(scale, softcap, sinks, deterministic)
+    options = _Options(scale, softcap, sinks, distances, deterministic)
     return _attended(queries, pages, plan, options, planes=0)[0]
 
 
@@ -76,11 +78,12 @@ def attended_rows(
     scale: float,
     softcap: float | None,
     sinks: Tensor | None,
+    distances: Distances | None = None,
     deterministic: bool,
     rounding: Compute,
 ) -> Activations:
     """As `runtime.kernels.attention.attended_rows`."""
-    options = _Options(scale, softcap, sinks, deterministic)
+    options = _Options(scale, softcap, sinks, distances, deterministic)
     result, rounded = _attended(queries, pages, plan, options, planes=planes_of(rounding))
     rows = result.flatten(1)
     return rows if rounded is None else RoundedActivations(rows, rounded)
@@ -93,6 +96,7 @@ class _Options:
     scale: float
     softcap: float | None
     sinks: Tensor | None
+    distances: Distances | None
     deterministic: bool
 
 
@@ -112,9 +116,10 @@ def _attended(
     shape = Shape(
         heads, kv_heads, key_dim, value_dim, pages.keys.shape[1], pages.type, queries.dtype,
         softcap is not None, sinks is not None, tensor_cores_of(capability(queries.device)),
-        pages.values_in_keys,
+        pages.values_in_keys, options.distances is not None,
     )  # fmt: skip
-    call = _Call(shape, queries, pages, plan, sinks, result, _factors(options.scale, softcap))
+    factors = _factors(options.scale, softcap)
+    call = _Call(shape, queries, pages, plan, sinks, options.distances, result, factors)
     single, several = ((0, rows), None) if options.deterministic else _extents(plan, rows)
     rounded = None
     if single is not None:
@@ -157,6 +162,7 @@ class Shape:
     sinks: bool = False
     tensor_cores: tuple[int, int] = HOPPER
     values_in_keys: bool = False
+    distances: bool = False
 
     @property
     def group(self) -> int:
@@ -289,6 +295,7 @@ class Shape:
             "KV_HEADS": self.kv_heads, "KEY_DIM": self.key_dim, "K1": k1, "K2": k2,
             "VALUE_ROW": value_row,
             "PAGE_TOKENS": self.page_tokens, "BLOCK": BLOCK_BYTES[self.type], "CAPPED": self.capped,
+            "DISTANCES": self.distances,
         }  # fmt: skip
 
     @property
@@ -346,6 +353,7 @@ class _Call:
     pages: LayerPages
     plan: AttentionPlan
     sinks: Tensor | None
+    distances: Distances | None
     result: Tensor
     factors: tuple[float, float]
 
@@ -394,10 +402,11 @@ class _Call:
         )  # fmt: skip
 
     def _reading(self) -> tuple[Tensor | None, ...]:
-        plan = self.plan
+        plan, distances = self.plan, self.distances
+        apart = (None, None) if distances is None else (distances.slopes, distances.positions)
         return (
             self.queries, *kernel_pages(self.pages), plan.page_table, plan.row_slot,
-            plan.visible_begin, plan.visible_end, self.sinks, self.result,
+            plan.visible_begin, plan.visible_end, self.sinks, *apart, self.result,
         )  # fmt: skip
 
     def _numbers(self) -> tuple[int | float, ...]:

@@ -20,17 +20,19 @@ LOG2_E = tl.constexpr(log2(e))
 def _attend(
     q1, q2, most, total, sum1, sum2,
     keys, key_halves, values, value_halves, pages, kv_head, position, exists, visible,
-    inner, outer,
+    slope, own, inner, outer,
     KV_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_ROW: tl.constexpr,
     K1: tl.constexpr, K2: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr,
     PAGE_TOKENS: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr,
+    DISTANCES: tl.constexpr,
 ):  # fmt: skip
     """Add the positions [n] to the state of the rows [m].
 
     The state: the largest score, in units of log2; the sum of weights relative to it; the weighted
     sums of values, whose elements are in two parts of V1 and V2. VALUE_ROW: the elements of a row
     of `values`, more than VALUE_DIM where these are keys, whose beginnings are the values.
+    slope, own [m]: with DISTANCES, the rows' slopes in units of log2, and their positions.
     """
     page = tl.load(pages + position // PAGE_TOKENS, mask=exists, other=0).to(tl.int64)
     row = (page * PAGE_TOKENS + position % PAGE_TOKENS) * KV_HEADS + kv_head
@@ -42,6 +44,8 @@ def _attend(
     score = score * inner
     if CAPPED:
         score = outer * (1.0 - 2.0 / (tl.exp2(score) + 1.0))
+    if DISTANCES:
+        score -= slope[:, None] * tl.abs(position[None, :] - own[:, None]).to(tl.float32)
     score = tl.where(visible, score, float("-inf"))
     higher = tl.maximum(most, tl.max(score, 1))
     base = tl.where(higher == float("-inf"), 0.0, higher)
@@ -150,6 +154,16 @@ def _limits(begins, ends, row, first, after):
 
 
 @triton.jit
+def _distances(slopes, positions, head, row, exists, DISTANCES: tl.constexpr):
+    """The slopes of heads [m] in units of log2, and the positions of rows [m]."""
+    slope, own = 0.0, 0  # placeholders, never used
+    if DISTANCES:
+        slope = tl.load(slopes + head, mask=exists, other=0.0) * LOG2_E
+        own = tl.load(positions + row, mask=exists, other=0).to(tl.int32)
+    return slope, own
+
+
+@triton.jit
 def _division(begin, end, N: tl.constexpr, LEAST_SPLIT: tl.constexpr, SPLITS: tl.constexpr):
     """The first position of a row's first block, the positions per split, and the splits."""
     first = begin // N * N
@@ -161,14 +175,14 @@ def _division(begin, end, N: tl.constexpr, LEAST_SPLIT: tl.constexpr, SPLITS: tl
 @triton.jit(do_not_specialize=["first_row", "rows", "parts", "most_whole"])
 def decode_kernel(
     queries, keys, key_halves, values, value_halves, page_table, row_slot, begins, ends, sinks,
-    result, states, sums,
+    slopes, positions, result, states, sums,
     first_row, rows, parts, most_whole, row_stride, head_stride, table_stride, inner, outer,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_ROW: tl.constexpr,
     K1: tl.constexpr, K2: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr,
-    PAGE_TOKENS: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, SPLITS: tl.constexpr, LEAST_SPLIT: tl.constexpr,
-    MIXED: tl.constexpr, WHOLE: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, DISTANCES: tl.constexpr,
+    SINKS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, SPLITS: tl.constexpr,
+    LEAST_SPLIT: tl.constexpr, MIXED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Grid: rows x M query heads of a key head x every `parts`-th split.
 
@@ -198,6 +212,7 @@ def decode_kernel(
     q2 = q1
     if K2 > 0:
         q2 = _load_queries(queries, at, exists, K1, K2, KEY_DIM)
+    slope, own = _distances(slopes, positions, head, row + 0 * member, exists, DISTANCES)
     pages = page_table + tl.load(row_slot + row).to(tl.int64) * table_stride
     first, split, splits = _division(begin, end, N, LEAST_SPLIT, SPLITS)
     most, total, sum1, sum2 = _nothing(M, V1, V2)
@@ -210,9 +225,9 @@ def decode_kernel(
             most_b, total_b, sum1_b, sum2_b = _attend(
                 q1, q2, most_b, total_b, sum1_b, sum2_b,
                 keys, key_halves, values, value_halves, pages, kv_head, position, seen,
-                seen[None, :], inner, outer,
+                seen[None, :], slope, own, inner, outer,
                 KV_HEADS, KEY_DIM, VALUE_DIM, VALUE_ROW, K1, K2, V1, V2,
-                PAGE_TOKENS, BLOCK, CAPPED,
+                PAGE_TOKENS, BLOCK, CAPPED, DISTANCES,
             )  # fmt: skip
         if WHOLE > 0:
             most, total, sum1, sum2 = _merge(
@@ -285,13 +300,13 @@ def merge_kernel(
 @triton.jit(do_not_specialize=["first_row", "end_row", "rows"])
 def prefill_kernel(
     queries, keys, key_halves, values, value_halves, page_table, row_slot, begins, ends, sinks,
-    result,
+    slopes, positions, result,
     first_row, end_row, rows, row_stride, head_stride, table_stride, inner, outer,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_ROW: tl.constexpr,
     K1: tl.constexpr, K2: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr,
-    PAGE_TOKENS: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, HEADS_AT_ONCE: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, DISTANCES: tl.constexpr,
+    SINKS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, HEADS_AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Grid: tiles of M // HEADS_AT_ONCE rows, last tiles first, x HEADS_AT_ONCE query heads of a
     key head. The slots of a tile are computed in turn. Skips rows that are alone in their span."""
@@ -311,6 +326,7 @@ def prefill_kernel(
     q2 = q1
     if K2 > 0:
         q2 = _load_queries(queries, at, exists, K1, K2, KEY_DIM)
+    slope, own = _distances(slopes, positions, head, row, exists, DISTANCES)
     most, total, sum1, sum2 = _nothing(M, V1, V2)
     each = top + tl.arange(0, ROWS_PADDED)
     while top < stop:
@@ -330,9 +346,9 @@ def prefill_kernel(
                     q1, q2, most, total, sum1, sum2,
                     keys, key_halves, values, value_halves, pages, kv_head, position, seen,
                     (position[None, :] >= begin[:, None]) & (position[None, :] < end[:, None]),
-                    inner, outer,
+                    slope, own, inner, outer,
                     KV_HEADS, KEY_DIM, VALUE_DIM, VALUE_ROW, K1, K2, V1, V2,
-                    PAGE_TOKENS, BLOCK, CAPPED,
+                    PAGE_TOKENS, BLOCK, CAPPED, DISTANCES,
                 )  # fmt: skip
         else:
             exists = exists & (row != top)

@@ -45,6 +45,13 @@ FILES: Mapping[str, tuple[str, CompleteFile]] = {
         "eurobert",
         CompleteFile(optional_keys="attention.causal attention.key_length attention.value_length"),
     ),
+    "jina-bert-v2": (
+        "jina-bert-v2",
+        CompleteFile(
+            optional_keys=f"attention.causal {EPSILON} pooling_type",
+            optional_tensors="token_types.weight",
+        ),
+    ),
     "jina-bert-v3": (
         "jina_bert_v3",
         CompleteFile(

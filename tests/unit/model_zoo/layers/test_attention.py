@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import AttentionOptions, SelfAttention, read_sinks
+from model_zoo.layers.attention import AttentionOptions, SelfAttention, alibi_slopes, read_sinks
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import plain_frequencies
@@ -203,3 +204,9 @@ def test_fused_tensors_and_biases_of_the_file_are_used(scope) -> None:
     }
     near(layer(scope(whole), output="attn_out")(X, step()), apart.double())
     assert not torch.allclose(apart, layer(scope(MATRICES))(X, step()))
+
+
+@pytest.mark.parametrize("heads", [1, 4, 6, 8, 12, 13, 20])
+def test_slopes_are_those_of_bloom(heads: int) -> None:
+    biases = build_alibi_tensor(torch.ones(1, 2, dtype=torch.int64), heads, torch.float32)
+    torch.testing.assert_close(alibi_slopes(heads), biases[:, 0, 1])

@@ -1,0 +1,59 @@
+"""Jina's second text encoder: BERT whose scores fall with distance, and a gated feed-forward."""
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.attention import AttentionOptions, SelfAttention, alibi_slopes
+from model_zoo.layers.block import PostNormBlock
+from model_zoo.layers.feed_forward import GatedFeedForward
+from model_zoo.layers.norm import AcrossHeads
+from model_zoo.layers.stack import TextLayer
+from model_zoo.layers.text_encoder import EncoderOptions, TextEncoder, embedding_norm
+from model_zoo.layers.text_sizes import TextSizes
+from runtime.kernels.pointwise import gelu_erf_mul
+from runtime.kv.spec import Full
+
+# As in the settings of all models.
+DEFAULT_EPS = 1e-12
+BIASED = (
+    "attn_q", "attn_k", "attn_v", "attn_output", "attn_output_norm", "ffn_down",
+    "layer_output_norm",
+)  # fmt: skip
+
+
+def build_decoder(w: TensorScope, metadata: Metadata) -> TextEncoder:
+    """BERT without embeddings of positions. Files of the model for code also have norms of all
+    queries and keys of a layer, and a second norm after attention."""
+    eps = metadata.get_positive("attention.layer_norm_epsilon", DEFAULT_EPS)
+    sizes = TextSizes.read(metadata, eps=eps)
+    layers = [_layer(w.scope("blk", i), sizes, i) for i in range(sizes.layers)]
+    options = EncoderOptions(embedding_norm=embedding_norm(w, sizes))
+    return TextEncoder(w, sizes, layers, options)
+
+
+def _layer(w: TensorScope, sizes: TextSizes, index: int) -> TextLayer:
+    w.need_biases(*BIASED)
+    cache, heads = sizes.cache(index, Full()), sizes.heads[index]
+    options = AttentionOptions(
+        q_norm=_across(w, "attn_q_norm", sizes),
+        k_norm=_across(w, "attn_k_norm", sizes),
+        slopes=alibi_slopes(heads).to(w.device),
+    )
+    second = w.has("attn_norm_2")
+    block = PostNormBlock(
+        SelfAttention(w, sizes, index, cache, options),
+        w.layer_norm("attn_output_norm", sizes.eps, size=sizes.hidden),
+        _feed_forward(w, sizes, index),
+        w.layer_norm("layer_output_norm", sizes.eps, size=sizes.hidden),
+        w.layer_norm("attn_norm_2", sizes.eps, size=sizes.hidden) if second else None,
+    )
+    return TextLayer(block, cache)
+
+
+def _across(w: TensorScope, name: str, sizes: TextSizes) -> AcrossHeads | None:
+    return AcrossHeads(w.layer_norm(name, sizes.eps, size=sizes.hidden)) if w.has(name) else None
+
+
+def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> GatedFeedForward:
+    """GeGLU; older files have gates and ups apart, newer ones as one tensor."""
+    size, whole = sizes.feed_forward[index], None if w.has("ffn_gate") else "ffn_up"
+    return GatedFeedForward(w, hidden=sizes.hidden, size=size, gated=gelu_erf_mul, whole=whole)
