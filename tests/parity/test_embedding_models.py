@@ -32,6 +32,7 @@ from transformers import (
 from model_zoo.convert.convert_folder import convert
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.registry import LoadOptions, load
+from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import ModelFileError, UnsupportedModelError
 from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings
@@ -40,6 +41,7 @@ from serve_app.replica.loading import load_replica
 from serve_app.replica.replica import ModelReplica
 from tests.dense_modules import write_dense
 from tests.families.encoder_configs import GEMMA
+from tests.families.encoder_references import REFERENCES
 from tests.gguf_files import matrices, rewrite
 from tests.tiny_models import write_tiny_folder
 from tests.tiny_vocabularies import (
@@ -182,13 +184,17 @@ def name_causal_model(path: Path) -> None:
 
 
 def ask(original: Original, path: str, **body: Any) -> httpx.Response:
+    return ask_file(original.path, path, **body)
+
+
+def ask_file(file: Path, path: str, **body: Any) -> httpx.Response:
     """One request through all layers from HTTP to the engine."""
 
     async def main() -> httpx.Response:
         async with http_client(replica) as client:
             return await client.post(path, json={"model": "demo", **body})
 
-    replica = loaded(original.path)
+    replica = loaded(file)
     try:
         return asyncio.run(main())
     finally:
@@ -243,6 +249,22 @@ def test_words_after_many_spaces_and_long_words_are_tokenised(tmp_path, name, tr
     reply = ask(original, "/api/embed", input=list(LONG_IN_CHARACTERS), truncate=truncate).json()
     expected = original.vectors(LONG_IN_CHARACTERS)
     assert np.abs(np.array(reply["embeddings"]) - expected).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_vectors_of_encoders_that_transformers_lacks_are_those_of_references(
+    name, tmp_path
+) -> None:
+    path, text = tmp_path / "tiny.gguf", TEXTS[0]
+    reference = REFERENCES[name]
+    tensors = reference.write(path)
+    tokens = load_tokenizer(GGUFFile.open(path).metadata, architecture="bert").encode_document(text)
+    expected = unit(reference.states(tensors, tokens).mean(0).numpy())
+    for endpoint in ("/api/embed", "/v1/embeddings"):
+        reply = ask_file(path, endpoint, input=text).json()
+        found = reply["embeddings"][0] if "embeddings" in reply else reply["data"][0]["embedding"]
+        assert np.abs(np.array(found) - expected).max() <= TOLERANCE
+    assert capabilities(path) == {("embedding",)}
 
 
 def test_embedding_models_are_listed_as_such(original) -> None:
