@@ -11,11 +11,13 @@ class Ranking:
 
     pooling: the state that it is computed from unless the file states another: of the first token
     ("cls"), of the last one ("last"), or the mean of all ("mean").
-    curve: after the matrix `cls`, if the file has it: "tanh" or "gelu".
+    last: name of the last matrix of the head, by which files are recognised that state no pooling.
+    curve: after the matrix `cls` before it, if the file has it: "tanh" or "gelu".
     eps: of the norm `cls.norm`, if the file states none.
     """
 
     pooling: str
+    last: str = "cls.output"
     curve: str = "tanh"
     eps: float = 1e-5
 
@@ -57,7 +59,7 @@ _GEMMA4 = ("gemma4", "gemma4v")
 _INTERNVL = ("qwen2", "qwen3", "qwen3moe", "llama")
 _LLAVA = ("granite", "llama", "phi3", "qwen2", "qwen3")
 _MINICPMV = ("llama", "minicpm", "qwen2", "qwen3")
-_MODERN_BERT = Ranking("mean", "gelu")  # llama.cpp's converter does not state what is pooled
+_MODERN_BERT = Ranking("mean", curve="gelu")  # llama.cpp's converter does not state what is pooled
 _QWEN25VL = ("qwen25vl", "qwen2vl")
 _QWEN3VL = ("qwen3vl", "qwen3vlmoe")
 _QWEN35 = ("qwen35", "qwen35moe")
@@ -100,7 +102,9 @@ FAMILIES: tuple[Family, ...] = (
     Family("kimivl", (), ("kimivl",), ("deepseek2",)),
     Family("lfm2", ("lfm2", "lfm2moe"), ("lfm2",), ("lfm2",), "lfm2"),
     Family("llama", ("llama", "llama-embed", "internlm2", "baichuan"), pre_tokenizer="llama-bpe"),
-    Family("jina_bert_v2", ("jina-bert-v2",), tensor_parallel=False, ranking=Ranking("cls")),
+    Family(
+        "jina_bert_v2", ("jina-bert-v2",), tensor_parallel=False, ranking=Ranking("cls", last="cls")
+    ),
     Family("jina_bert_v3", ("jina-bert-v3",)),
     Family("llama4", ("llama4",), ("llama4",), ("llama4",), "llama4"),
     Family("llava", (), ("mlp",), _LLAVA),

@@ -13,7 +13,8 @@ from model_zoo.gguf.metadata import Metadata
 NONE, MEAN, CLS, LAST, RANK = range(5)
 NAMES = MappingProxyType({MEAN: "mean", CLS: "cls", LAST: "last", RANK: "rank"})
 # Architectures whose rerankers are served.
-RANKING = tuple(sorted(name for name, family in TEXT_FAMILIES.items() if family.ranking))
+_LAST = {name: family.ranking.last for name, family in TEXT_FAMILIES.items() if family.ranking}
+RANKING = tuple(sorted(_LAST))
 
 
 def pooling_type(metadata: Metadata, has: Callable[[str], bool]) -> int:
@@ -22,5 +23,6 @@ def pooling_type(metadata: Metadata, has: Callable[[str], bool]) -> int:
     `has(name)`: whether the file has the tensor NAME.weight. llama.cpp's converter states no
     pooling of rerankers, which the last layer of their head identifies.
     """
-    ranks = metadata.architecture in RANKING and (has("cls.output") or has("cls"))
+    last = _LAST.get(metadata.architecture)
+    ranks = last is not None and has(last)
     return metadata.get("pooling_type", int, RANK if ranks else NONE)

@@ -38,7 +38,6 @@ class Row:
 @dataclass(frozen=True, slots=True, eq=False)
 class RankingHead:
     """`output(norm(curve(dense(x))))`; without `dense` `output(x)`, and norm only if there is one.
-    A single matrix `cls` is the output.
 
     pooling: what x is the state of, as of `Ranking`. output: one row, or two: those of the answers
     yes and no, whose difference is the logit of the probability of yes.
@@ -60,12 +59,13 @@ class RankingHead:
         if ranking is None or pooling_type(metadata, w.has) != RANK:
             return None
         size = metadata.require_size("embedding_length")
-        last = "cls.output" if w.has("cls.output") or not w.has("cls") else "cls"
-        dense = None if last == "cls" else w.linear("cls", shape=(size, size), optional=True)
+        dense = None
+        if ranking.last != "cls":
+            dense = w.linear("cls", shape=(size, size), optional=True)
         norm = None
         if dense is not None and w.has("cls.norm"):
             norm = w.layer_norm("cls.norm", metadata.get_positive(EPS, ranking.eps), size=size)
-        pooling, output = _pooling(metadata, ranking), _output(w, metadata, last, size)
+        pooling, output = _pooling(metadata, ranking), _output(w, metadata, ranking.last, size)
         return cls(pooling, dense, _CURVES[ranking.curve], norm, output, w.device)
 
     @torch.inference_mode()

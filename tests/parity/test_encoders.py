@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModel, DistilBertConfig, DistilBertModel
 
 from model_zoo.gguf.adapter_path import AdapterPath
+from model_zoo.registry import load
 from runtime.engine.request import ImageSpan
 from runtime.errors import ModelFileError
 from runtime.worker.model import DecoderModel
@@ -114,6 +115,15 @@ def test_an_adapter_of_a_task_is_added_to_matrices_and_both_embeddings(tmp_path)
         for encoder in (decoder_with(path, adapter), load_decoder(tmp_path / "merged.gguf"))
     )
     assert (one - other).abs().max() <= TOLERANCE
+
+
+def test_a_modern_bert_may_have_the_head_for_masked_tokens(tmp_path) -> None:
+    """It is no reranker: these lack the last matrix."""
+    write_tiny(tmp_path / "tiny.gguf", ENCODERS["modern_bert"], maker=AutoModel)
+    head = {"cls.weight": np.ones((64, 64), np.float32), "cls.norm.weight": np.ones(64, np.float32)}
+    path = rewrite(tmp_path / "tiny.gguf", tmp_path / "masked.gguf", tensors=head)
+    model = load(path, device=torch.device("cpu"), dtype=torch.float32)
+    assert model.ranking is None and model.description.pooling is None
 
 
 # Names of the parameters of BertModel, and of DistilBertModel.

@@ -28,6 +28,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> TextEncoder:
     before its attention."""
     eps = metadata.get_positive("attention.layer_norm_epsilon", DEFAULT_EPS)
     sizes = TextSizes.read(metadata, eps=eps)
+    w.ignore("cls", "cls.norm")  # parts of the head for masked tokens, which converters keep
     window = metadata.get(WINDOW, int, 0)
     slides = sizes.sliding_layers(FULL_EVERY, full=0) if window else (False,) * sizes.layers
     near = Symmetric(metadata.require_size(WINDOW) // 2) if window else Full()
