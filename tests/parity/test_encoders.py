@@ -117,6 +117,15 @@ def test_an_adapter_of_a_task_is_added_to_matrices_and_both_embeddings(tmp_path)
     assert (one - other).abs().max() <= TOLERANCE
 
 
+def test_slopes_are_not_computed_for_more_heads_than_fit(tmp_path) -> None:
+    REFERENCES["jina-bert-v2"].write(tmp_path / "tiny.gguf")
+    sizes = {"head_count": 1 << 30, "key_length": 2, "value_length": 2}
+    keys = {f"attention.{name}": value for name, value in sizes.items()}
+    path = rewrite(tmp_path / "tiny.gguf", tmp_path / "many.gguf", own_keys=keys)
+    with pytest.raises(ModelFileError, match=r"attention\.head_count` is 1,073,741,824"):
+        load_decoder(path)
+
+
 def test_a_modern_bert_may_have_the_head_for_masked_tokens(tmp_path) -> None:
     """It is no reranker: these lack the last matrix."""
     write_tiny(tmp_path / "tiny.gguf", ENCODERS["modern_bert"], maker=AutoModel)

@@ -1,5 +1,7 @@
 """Jina's second text encoder: BERT whose scores fall with distance, and a gated feed-forward."""
 
+from torch import Tensor
+
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import AttentionOptions, SelfAttention, alibi_slopes
@@ -36,7 +38,7 @@ def _layer(w: TensorScope, sizes: TextSizes, index: int) -> TextLayer:
     options = AttentionOptions(
         q_norm=_across(w, "attn_q_norm", sizes),
         k_norm=_across(w, "attn_k_norm", sizes),
-        slopes=alibi_slopes(heads).to(w.device),
+        slopes=_slopes(sizes, heads).to(w.device),
     )
     second = w.has("attn_norm_2")
     block = PostNormBlock(
@@ -47,6 +49,14 @@ def _layer(w: TensorScope, sizes: TextSizes, index: int) -> TextLayer:
         w.layer_norm("attn_norm_2", sizes.eps, size=sizes.hidden) if second else None,
     )
     return TextLayer(block, cache)
+
+
+def _slopes(sizes: TextSizes, heads: int) -> Tensor:
+    if heads > sizes.hidden:  # before as many numbers are computed
+        raise sizes.metadata.error(
+            "attention.head_count", f"is {heads:,}; a state has {sizes.hidden:,} elements"
+        )
+    return alibi_slopes(heads)
 
 
 def _across(w: TensorScope, name: str, sizes: TextSizes) -> AcrossHeads | None:
