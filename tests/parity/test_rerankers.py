@@ -34,18 +34,18 @@ from tests.parity.test_embedding_models import CONTEXT, SIZES, capabilities
 from tests.tiny_models import write_tiny_folder
 from tests.tiny_vocabularies import (
     LONG,
+    PLAIN_TEXTS,
     QUERY,
     save_answers,
     save_framed_bytes,
     save_unigram,
     save_word_pieces,
 )
-from tests.tiny_vocabularies import TEXTS as ALL_TEXTS
 from tests.unit.serve_app.fake_replicas import http_client
 
 TOLERANCE = 1e-5
 # Texts of special tokens stay text here, as in llama.cpp.
-TEXTS = tuple(text for text in ALL_TEXTS if "[" not in text)
+TEXTS = PLAIN_TEXTS
 
 
 def paired(tokenizer: Any, query: str, text: str, context: int) -> list[int]:
