@@ -105,6 +105,7 @@ def check_caches() -> None:
         got = paged_attention(queries, pages, plan, **options)
         expected = paged_attention_twin(queries, pages, plan, **options)
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    test_attention.test_scores_fall_with_distance("three share, odd sizes", "capped, sinks")
 
 
 def check_norms_rotations_and_curves() -> None:
