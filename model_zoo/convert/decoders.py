@@ -327,6 +327,9 @@ def local_rope_base(config: Configuration) -> float:
 
 
 def rotated_size(config: Configuration) -> int:
+    """The rotated dimensions of a head: stated outright or as a part of the head, else all."""
+    if config.get("rotary_dim") is not None:
+        return config.require_size("rotary_dim")
     return int(config.head_dim * float(config.rope().get("partial_rotary_factor", 1.0)))
 
 

@@ -31,6 +31,7 @@ from tests.families import (
     image_rows,
     layer_norm_families,
     lfm2_families,
+    ling_families,
     mamba_families,
     minicpm_families,
     olmo_families,
@@ -136,6 +137,7 @@ TEXT_MODELS: Mapping[str, TextFamily] = {
     **deepseek_families.FAMILIES,
     **ernie_families.FAMILIES,
     **gemma_families.FAMILIES,
+    **ling_families.FAMILIES,
     **mamba_families.FAMILIES,
     "chatglm": TextFamily(
         GlmConfig,

@@ -3,17 +3,9 @@
 from gguf import ExpertGatingFuncType
 
 from model_zoo.convert import checks, decoders
-from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, Conversion, Key, Rule
 
 _EXPERTS = "block_sparse_moe"
-
-
-def _rotated(config: Configuration) -> int:
-    """Published checkpoints state it outright; `transformers` saves a part of the head."""
-    if config.get("rotary_dim") is None:
-        return decoders.rotated_size(config)
-    return config.require_size("rotary_dim")
 
 
 CONVERSION = Conversion(
@@ -21,10 +13,7 @@ CONVERSION = Conversion(
     model_types=("minimax_m2",),
     architecture="minimax-m2",
     keys=(
-        *decoders.SIZES,
-        *decoders.HEAD_SIZES,
-        Key("rope.dimension_count", _rotated),
-        decoders.ROPE_BASE,
+        *decoders.KEYS,
         *decoders.EXPERT_COUNTS,
         Key("expert_feed_forward_length", "intermediate_size"),
         Key("expert_gating_func", lambda c: ExpertGatingFuncType.SIGMOID.value),
