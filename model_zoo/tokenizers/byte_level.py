@@ -32,7 +32,8 @@ class ByteLevelBPE:
         self._native.pre_tokenizer = splitter(pre)
         self._pieces = RecurringPieces(BETWEEN_WORDS, self._encode_all)
         self._across_words = pre.across_words
-        self._digits = DigitRuns(self._native.pre_tokenizer) if pre.from_right else None
+        native, digit = self._native.pre_tokenizer, pre.from_right
+        self._digits = None if digit is None else DigitRuns(native, digit)
 
     def surface(self, text: str) -> str:
         """The form of text in which special tokens are searched: the text itself."""

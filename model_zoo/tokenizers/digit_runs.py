@@ -5,35 +5,36 @@ Their expressions look ahead to the end of the run from every digit, which takes
 
 import re
 
-from tokenizers.pre_tokenizers import PreTokenizer
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import PreTokenizer, Split
 
 # A multiple of 3: runs of more digits are cut into pieces of so many.
 _PIECE = 30
-_LONG_RUN = re.compile(rf"\d{{{_PIECE + 1},}}")
 # Before a run: the last one may be a piece of its own.
 _SPACES = re.compile(r"\s[^\S\r\n]")
 
 
 class DigitRuns:
     """Cuts text at places where `native` splits it: in long runs of digits, and before the last
-    space in front of them."""
+    space in front of them. `digit`: an expression for the characters that count as digits."""
 
-    def __init__(self, native: PreTokenizer) -> None:
+    def __init__(self, native: PreTokenizer, digit: str) -> None:
         self._native = native
+        long_run = Regex(f"{digit}{{{_PIECE + 1},}}")
+        self._long_runs = Split(long_run, behavior="removed", invert=True)
 
     def pieces(self, text: str) -> list[str]:
         cuts = [0]
-        for run in _LONG_RUN.finditer(text):
+        for _, (begin, end) in self._long_runs.pre_tokenize_str(text):
             # The character after a run decides how it is split, and the spaces before it: as those
             # of a run that is a multiple of 3 shorter.
-            begin, size = run.start(), run.end() - run.start()
-            short = "1" * (3 + size % 3) + text[run.end() : run.end() + 1]
+            short = "1" * (3 + (end - begin) % 3) + text[end : end + 1]
             if (
                 _SPACES.fullmatch(text[max(0, begin - 2) : begin])
                 and self._first("  " + short) == 1
             ):
                 cuts.append(begin - 1)
-            cuts += range(begin + self._first(short), run.end(), _PIECE)
+            cuts += range(begin + self._first(short), end, _PIECE)
         return [text[begin:end] for begin, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
 
     def _first(self, text: str) -> int:

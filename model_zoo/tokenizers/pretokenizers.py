@@ -17,7 +17,8 @@ class PreTokenizer:
     `on_bytes`: further expressions for the visible characters that represent bytes.
     `whole_pieces`: a piece that is a vocabulary entry becomes that token, regardless of merges.
     `add_bos`, `add_eos`: defaults for files that do not state them.
-    `from_right`: digits are grouped from the right of a run. `across_words`: pieces span words.
+    `from_right`: an expression for the digits of which runs are grouped from the right; None if no
+    digits are. `across_words`: pieces span words.
     `nfc`: text is brought into Unicode's normal form C first, as by the tokenizer class of the
     family in transformers (llama.cpp keeps it as it is).
     """
@@ -27,7 +28,7 @@ class PreTokenizer:
     whole_pieces: bool = False
     add_bos: bool = False
     add_eos: bool = False
-    from_right: bool = False
+    from_right: str | None = None
     across_words: bool = False
     nfc: bool = False
 
@@ -86,6 +87,16 @@ _CASED = (
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _SEED_CODER = rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 
+# Scripts that are written without spaces, and Hangul.
+_ASIAN = (
+    "4E00-9FFF 3400-4DBF F900-FAFF 3040-309F 30A0-30FF FF65-FF9F 2F00-2FDF E40-E7F E80-EFF"
+    " 1780-17FF 1000-109F AA60-AA7F A9E0-A9FF AC00-D7AF 1100-11FF"
+)
+_EXAONE_MOE = (
+    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|{_SPACES}"
+)
+
 _ROWS: Mapping[PreTokenizer, str] = {
     PreTokenizer((_GPT2,)): (
         "gpt-2 default phi-2 jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum"
@@ -109,7 +120,7 @@ _ROWS: Mapping[PreTokenizer, str] = {
     PreTokenizer((_GPT4O,)): "gpt-4o kanana2 minimax-m2 talkie",
     PreTokenizer((_GPT4O,), whole_pieces=True): "granite-embed-multi-97m",
     PreTokenizer((_GPT4O,), add_bos=True): "llama4",
-    PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O), from_right=True): "tiny_aya",
+    PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O), from_right=r"\d"): "tiny_aya",
     PreTokenizer((_KIMI_K2,)): "kimi-k2",
     PreTokenizer((_SEED_CODER,)): "seed-coder",
     PreTokenizer((r"\p{N}{1,3}", _MINICPM5), whole_pieces=True): "minicpm5",
@@ -132,10 +143,15 @@ _ROWS: Mapping[PreTokenizer, str] = {
             r"\p{N}",
         )
     ): "deepseek-llm",
+    PreTokenizer(
+        (r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", rf"[{_ranges(_ASIAN)}]+", _DEEPSEEK3),
+        from_right=r"\p{N}",
+    ): "afmoe",
+    PreTokenizer((_EXAONE_MOE,), across_words=True): "exaone-moe",
     PreTokenizer((_BLOOM,)): "bloom poro-chat gpt3-finnish",
     PreTokenizer((_BLOOM, r"\p{N}")): "viking",
     PreTokenizer(
-        (r"\p{N}+", r"(?=(\d{3})+(?!\d))"), from_right=True, across_words=True
+        (r"\p{N}+", r"(?=(\d{3})+(?!\d))"), from_right=r"\d", across_words=True
     ): "superbpe",
 }
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {

@@ -80,6 +80,10 @@ SHARED = {
         "'(?i:[sdmt]|ll|ve|re)|[^\r\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]++[\r\n]*"
         "|\\s*[\r\n]|\\s+(?!\\S)|\\s+"
     ),
+    "exaone-moe": split(
+        "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\\p{L}\\p{N}]?(?:\\p{L}\\p{M}*(?: \\p{L}\\p{M}*)*)+"
+        "|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\r\n/]?|\\s*[\r\n]|\\s+(?!\\S)|\\s+"
+    ),
     "kimi-k2": split(
         "[\\p{Han}]+"
         "|[^\r\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}&&[^\\p{Han}]]*"
@@ -95,6 +99,12 @@ SHARED = {
     ),
     # As in llama.cpp.
     "granite-embed-multi-97m": split(GPT4O),
+    "afmoe": split(
+        "\\p{N}{1,3}(?=(?:\\p{N}{3})*(?!\\p{N}))",
+        "[一-鿿㐀-䶿\uf900-\ufaff\u3040-ゟ゠-ヿ･-ﾟ⼀-\u2fdfเ-\u0e7f\u0e80-\u0effក-\u17ffက-႟ꩠ-ꩿꧠ-\ua9ff가-\ud7afᄀ-ᇿ]+",
+        "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?"
+        "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+    ),
     "tiny_aya": split("\\d{1,3}(?=(?:\\d{3})*\\b)", GPT4O),
     "superbpe": split("\\p{N}+", "(?=(\\d{3})+(?!\\d))"),
     "seed-coder": split(
