@@ -66,6 +66,7 @@ _QWEN35 = ("qwen35", "qwen35moe")
 _QWEN3VL_VISION = (*_QWEN3VL, *_QWEN35)
 
 FAMILIES: tuple[Family, ...] = (
+    Family("afmoe", ("afmoe",), pre_tokenizer="afmoe"),
     Family("apertus", ("apertus",), pre_tokenizer="tekken"),
     Family("arcee", ("arcee",), pre_tokenizer="llama-bpe"),
     Family("bert", ("bert",), ranking=Ranking("cls")),

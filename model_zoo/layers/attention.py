@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 from torch import Tensor
@@ -24,6 +25,13 @@ from runtime.kv.spec import LayerCache
 HeadsNorm = RMSNorm | AcrossHeads | LayerNorm
 
 
+class OutputGate(Enum):
+    """The place of gates: in `attn_q`, after the rows of each head's query, or in `attn_gate`."""
+
+    WITH_QUERIES = "with_queries"
+    APART = "apart"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionOptions:
     """The properties of attention that differ between families.
@@ -39,8 +47,7 @@ class AttentionOptions:
     output: name of the output projection.
     stores: False if the layer reads the keys and values of another layer.
     keys_as_values: values are the unnormed keys if the file has no `attn_v`.
-    output_gate: in `attn_q`, the rows of each head's query are followed by those of a gate; the
-    head's output is multiplied by the sigmoid of the gate.
+    output_gate: where the file has gates, by whose sigmoids the outputs of heads are multiplied.
     """
 
     scale: float | None = None
@@ -57,7 +64,7 @@ class AttentionOptions:
     output: str = "attn_output"
     stores: bool = True
     keys_as_values: bool = False
-    output_gate: bool = False
+    output_gate: OutputGate | None = None
 
 
 class SelfAttention:
@@ -85,18 +92,20 @@ class SelfAttention:
         own = slice(split.heads.begin, split.heads.end)
         self._sinks = None if options.sinks is None else options.sinks[own]
         self._slopes = None if options.slopes is None else options.slopes[own]
-        shapes = {"attn_q": ((1 + options.output_gate) * heads * cache.key_dim, hidden)}
+        parts = 1 + (options.output_gate is OutputGate.WITH_QUERIES)
+        shapes = {"attn_q": (parts * heads * cache.key_dim, hidden)}
         if options.stores:
             shapes["attn_k"] = (cache.kv_heads * cache.key_dim, hidden)
         lacking = options.keys_as_values and not w.has("attn_v") and not w.has("attn_qkv")
         if options.stores and not lacking:
             shapes["attn_v"] = (cache.kv_heads * cache.value_dim, hidden)
-        self._qkv = w.fused_linear(
-            shapes,
-            whole="attn_qkv" if "attn_v" in shapes else None,
-            outs=_outs(split, cache, output_gate=options.output_gate)[: len(shapes)],
-        )
         outputs = split.heads.times(cache.value_dim)
+        outs = _outs(split, cache, parts)[: len(shapes)]
+        whole = "attn_qkv" if "attn_v" in shapes else None
+        if options.output_gate is OutputGate.APART:
+            shapes["attn_gate"], whole = (heads * cache.value_dim, hidden), None
+            outs = *outs, outputs
+        self._qkv = w.fused_linear(shapes, whole=whole, outs=outs)
         shape = hidden, heads * cache.value_dim
         self._output = w.merging_linear(options.output, shape=shape, ins=outputs)
         widths = self._qkv.width + outputs.count
@@ -110,10 +119,7 @@ class SelfAttention:
         The keys and values of all tokens are written to the cache first.
         """
         options, slopes = self._options, self._slopes
-        queries, *stored = self._qkv(x)
-        if options.clip is not None:
-            queries, *stored = (clip_(part, options.clip) for part in (queries, *stored))
-        queries, gates = self._split(queries.unflatten(1, (self._heads, -1)))
+        queries, stored, gates = self._projected(x)
         queries = self._prepared(queries, stored, step)
         if options.temperature is not None:
             queries = options.temperature(queries, step.positions)
@@ -136,12 +142,20 @@ class SelfAttention:
             attended = sigmoid_mul(step.kept(contiguous(gates).flatten(1)), attended)
         return self._output(attended)
 
-    def _split(self, queries: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Queries [tokens, heads, key_dim], and gates of the same shape if there are any."""
-        if not self._options.output_gate:
-            return queries, None
-        queries, gates = queries.chunk(2, dim=2)
-        return queries, gates
+    def _projected(self, x: Activations) -> tuple[Tensor, Sequence[Tensor], Tensor | None]:
+        """Queries [tokens, heads, key_dim]; keys and values, if the layer stores them; gates
+        [tokens, heads, value_dim] or [tokens, heads * value_dim], if there are any."""
+        queries, *others = self._qkv(x)
+        if (clip := self._options.clip) is not None:
+            queries, *others = (clip_(part, clip) for part in (queries, *others))
+        queries = queries.unflatten(1, (self._heads, -1))
+        match self._options.output_gate:
+            case OutputGate.WITH_QUERIES:
+                queries, gates = queries.chunk(2, dim=2)
+                return queries, others, gates
+            case OutputGate.APART:
+                return queries, others[:-1], others[-1]
+        return queries, others, None
 
     def _prepared(self, queries: Tensor, stored: Sequence[Tensor], step: Step) -> Tensor:
         """Normed and rotated queries. Also writes `stored`, keys and values, to the cache."""
@@ -211,10 +225,11 @@ def head_layer_norms(w: TensorScope, sizes: TextSizes, index: int) -> AttentionO
     return AttentionOptions(q_norm=q_norm, k_norm=k_norm)
 
 
-def _outs(split: HeadSplit, cache: LayerCache, *, output_gate: bool) -> tuple[Split, Split, Split]:
-    """How ranks divide the rows of `attn_q`, `attn_k` and `attn_v`."""
+def _outs(split: HeadSplit, cache: LayerCache, parts: int) -> tuple[Split, Split, Split]:
+    """How ranks divide the rows of `attn_q`, so many times those of queries, `attn_k` and
+    `attn_v`."""
     return (
-        split.heads.times((1 + output_gate) * cache.key_dim),
+        split.heads.times(parts * cache.key_dim),
         split.kv_heads.times(cache.key_dim),
         split.kv_heads.times(cache.value_dim),
     )

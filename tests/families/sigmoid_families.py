@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from transformers import Dots1Config, Glm4MoeConfig, MiniMaxM2Config
+from transformers import AfmoeConfig, Dots1Config, Glm4MoeConfig, MiniMaxM2Config
 
 from tests.families.text_family import SIZES, TIED, WIDE_HEADS, CompleteFile, TextFamily, rope
 
@@ -18,6 +18,38 @@ LEADING_DENSE = SIZES | {
 EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 
 FAMILIES: Mapping[str, TextFamily] = {
+    "afmoe": TextFamily(
+        AfmoeConfig,
+        SIZES
+        | rope(10000.0)
+        | {
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "num_dense_layers": 1,
+            "moe_intermediate_size": 32,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "num_shared_experts": 2,
+            "route_scale": 2.5,
+            "sliding_window": 9,
+            "mup_enabled": True,
+        },
+        {"plain": {}, "tied_with_one_key_head": TIED | {"num_key_value_heads": 1}},
+        wide=WIDE_HEADS | {"moe_intermediate_size": 256},
+        effective_keys={
+            "attention.sliding_window": 10,
+            "attention.sliding_window_pattern": 2,
+            "expert_weights_norm": False,
+        },
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    expert_gating_func expert_group_count expert_group_used_count
+                    expert_weights_norm expert_weights_scale
+                """
+            ),
+        ),
+    ),
     "dots1": TextFamily(
         Dots1Config,
         LEADING_DENSE | rope(1e7) | {"n_group": 1, "sliding_window": None},

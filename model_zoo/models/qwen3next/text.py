@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import SelfAttention, head_norms
+from model_zoo.layers.attention import OutputGate, SelfAttention, head_norms
 from model_zoo.layers.block import Block, BlockOptions, RowWise, read_block
 from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.delta_net import GatedDeltaNet
@@ -55,7 +55,7 @@ def _recurrent_layer(w: TensorScope, sizes: TextSizes, delta: StateSizes, index:
 
 def _attending_layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
     cache = sizes.cache(index, Full())
-    options = replace(head_norms(w, sizes), output_gate=True)
+    options = replace(head_norms(w, sizes), output_gate=OutputGate.WITH_QUERIES)
     attention = SelfAttention(w, sizes, index, cache, options)
     return TextLayer(_block(w, sizes, attention, index), cache, rotary)
 
