@@ -81,6 +81,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("eurobert", ("eurobert",), pre_tokenizer="llama-bpe"),
     Family("exaone4", ("exaone4",), pre_tokenizer="exaone4"),
     Family("falcon", ("falcon",), pre_tokenizer="falcon"),
+    Family("exaone_moe", ("exaone-moe",), pre_tokenizer="exaone-moe"),
     Family("falcon_h1", ("falcon-h1",), pre_tokenizer="falcon-h1"),
     Family("gemma", ("gemma",)),
     Family("gemma2", ("gemma2",)),

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 
-from transformers import Cohere2Config, Exaone4Config, SmolLM3Config
+from transformers import Cohere2Config, Exaone4Config, ExaoneMoeConfig, SmolLM3Config
 
 from tests.families.text_family import (
     LLAMA3_ROPE,
     SIZES,
     TIED,
+    WIDE_HEADS,
     YARN,
     CompleteFile,
     TextFamily,
@@ -63,6 +64,46 @@ FAMILIES: Mapping[str, TextFamily] = {
                 optional_keys="""
                     attention.key_length attention.value_length attention.sliding_window
                     attention.sliding_window_pattern
+                """
+            ),
+        ),
+    ),
+    "exaone-moe": TextFamily(
+        ExaoneMoeConfig,
+        SIZES
+        | rope(1e6)
+        | {
+            "num_hidden_layers": 4,
+            "sliding_window": 9,
+            "head_dim": 32,
+            "moe_intermediate_size": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+        },
+        {
+            "plain": {},
+            "groups_and_two_dense_layers": TIED
+            | {
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "first_k_dense_replace": 2,
+                "n_group": 2,
+                "norm_topk_prob": False,
+                "num_shared_experts": 2,
+                "rope_parameters": LLAMA3_ROPE,
+            },
+        },
+        wide=WIDE_HEADS | {"moe_intermediate_size": 256},
+        effective_keys={
+            "attention.sliding_window": 10,
+            "attention.sliding_window_pattern": 2,
+        },
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.sliding_window_pattern expert_feed_forward_length
+                    expert_gating_func expert_group_count expert_group_used_count
+                    expert_shared_count expert_shared_feed_forward_length expert_weights_norm
+                    expert_weights_scale
                 """
             ),
         ),

@@ -125,6 +125,7 @@ def test_layers_for_drafting_tokens_are_ignored(path) -> None:
         ("glm4", "plain", {"feed_forward_length": 2}),
         ("bailingmoe2", "plain", {}),
         ("exaone4", "plain", {}),
+        ("exaone-moe", "plain", {"attention.sliding_window_pattern": 4}),
         ("exaone4", "plain", {"attention.sliding_window_pattern": 4}),
     ],
 )

@@ -48,6 +48,7 @@ def test_bos_and_eos_are_found_without_their_keys(
         ("llama", (), "llama-bpe"),
         ("mllama", (), "llama-bpe"),
         ("granitehybrid", (), "dbrx"),
+        ("exaone-moe", (), "exaone-moe"),
         ("falcon-h1", (), "falcon-h1"),
         ("nemotron_h", (), "pixtral"),
         ("nemotron_h_moe", (), "pixtral"),
