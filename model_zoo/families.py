@@ -60,6 +60,7 @@ _INTERNVL = ("qwen2", "qwen3", "qwen3moe", "llama")
 _LLAVA = ("granite", "llama", "phi3", "qwen2", "qwen3")
 _MINICPMV = ("llama", "minicpm", "qwen2", "qwen3")
 _MODERN_BERT = Ranking("mean", curve="gelu")  # llama.cpp's converter does not state what is pooled
+_PIXTRAL, _OF_PIXTRAL = ("mistral3", "pixtral"), ("mistral3", "mistral4", "llama")
 _QWEN25VL = ("qwen25vl", "qwen2vl")
 _QWEN3VL = ("qwen3vl", "qwen3vlmoe")
 _QWEN35 = ("qwen35", "qwen35moe")
@@ -75,6 +76,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("deepseek", ("deepseek",), pre_tokenizer="deepseek-llm"),
     Family("deepseek2", ("deepseek2",), pre_tokenizer="deepseek-llm"),
     Family("deepseek2", ("glm4moelite",), pre_tokenizer="glm4"),
+    Family("deepseek2", ("mistral4",), pre_tokenizer="tekken"),
     Family("dots1", ("dots1",), pre_tokenizer="qwen2"),
     Family("ernie4_5", ("ernie4_5", "ernie4_5-moe")),
     Family("exaone", ("exaone",), pre_tokenizer="exaone"),
@@ -114,7 +116,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("minicpm", ("minicpm", "minicpm3")),
     Family("minicpmv", (), ("resampler",), _MINICPMV),
     Family("minimax_m2", ("minimax-m2",), pre_tokenizer="minimax-m2", tensor_parallel=False),
-    Family("mistral3", ("mistral3",), ("mistral3", "pixtral"), ("mistral3", "llama"), "tekken"),
+    Family("mistral3", ("mistral3",), _PIXTRAL, _OF_PIXTRAL, "tekken"),
     Family("mistral3", (), ("lightonocr",), ("qwen3",)),
     Family("mllama", ("mllama",), ("mllama",), ("mllama",), "llama-bpe"),
     Family("nemotron", ("nemotron",)),

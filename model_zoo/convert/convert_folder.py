@@ -124,8 +124,10 @@ def _checked(
 def conversion_for(config: Configuration) -> Conversion:
     """The table for the checkpoint; UnsupportedModelError if there is none."""
     for name in config.architectures:
-        if name in text_tables():
-            return text_tables()[name]
+        table = text_tables().get(name)
+        if table is not None:
+            others = _text_type(config) in table.text_types_of_others
+            return _of_text_part(config) if others else table
     if any(name in vision_tables() for name in config.architectures):
         return _of_text_part(config)
     stated = ", ".join(config.architectures) or "none"
@@ -133,6 +135,11 @@ def conversion_for(config: Configuration) -> Conversion:
         f"{config.path}: the architecture ({stated}) cannot be converted; "
         f"{', '.join(sorted({*text_tables(), *vision_tables()}))} can."
     )
+
+
+def _text_type(config: Configuration) -> str | None:
+    text = config.whole.get("text_config")
+    return text.get("model_type") if isinstance(text, Mapping) else None
 
 
 def _of_text_part(config: Configuration) -> Conversion:

@@ -12,7 +12,7 @@ from torch import Tensor
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OUTPUT, Computed, Key, Rule, Transform
 from model_zoo.convert.sentence_transformer import POOLING
-from model_zoo.convert.transforms import flattened, interleaved, plus_one
+from model_zoo.convert.transforms import first_half, flattened, interleaved, plus_one, second_half
 
 # Tensors of vision and audio models, which tables of text models ignore.
 OTHER_PARTS = (
@@ -162,6 +162,25 @@ def experts(
             )
             for name, target in targets
         ),
+    )
+
+
+def stacked_experts(**conditions: Any) -> tuple[Rule, ...]:
+    """Rules for experts that are stored as stacks [experts, out, in], gates and ups in one."""
+    halves = (
+        ("gate_up_proj", "gate", first_half),
+        ("gate_up_proj", "up", second_half),
+        ("down_proj", "down", None),
+    )
+    return tuple(
+        Rule(
+            f"layers.{{n}}.mlp.experts.{source}",
+            f"blk.{{n}}.ffn_{target}_exps.weight",
+            half,
+            each=True,
+            **conditions,
+        )
+        for source, target, half in halves
     )
 
 

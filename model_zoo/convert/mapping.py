@@ -96,6 +96,8 @@ class Conversion:
 
     serves: names in the `architectures` of config.json.
     model_types: values of `model_type` that multimodal checkpoints use for their text model.
+    text_types_of_others: values of `model_type` of the text models in such checkpoints for which
+    other families have the table.
     architecture: `general.architecture`, or a value for each flavour that has the architecture, or
     a function of the configuration.
     gathered: keys whose values are in tensors.
@@ -117,6 +119,7 @@ class Conversion:
     computed: Sequence[Computed] = ()
     gathered: Sequence[GatheredKey] = ()
     model_types: tuple[str, ...] = ()
+    text_types_of_others: tuple[str, ...] = ()
     roots: tuple[str, ...] = TEXT_ROOTS
     drop: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))

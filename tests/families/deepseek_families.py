@@ -2,7 +2,14 @@
 
 from collections.abc import Mapping
 
-from transformers import DeepseekV2Config, DeepseekV3Config, Glm4MoeLiteConfig
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV3Config,
+    Glm4MoeLiteConfig,
+    Mistral3Config,
+    Mistral4Config,
+    PixtralVisionConfig,
+)
 
 from tests.families.text_family import TIED, YARN, CompleteFile, TextFamily, Variant, rope
 
@@ -43,6 +50,29 @@ FIRST_GLM_FLASH = {
     "expert_group_count": None,
     "expert_group_used_count": None,
 }
+# A short original context, so that the temperature grows several times in a prompt.
+MISTRAL4_ROPE = {
+    "rope_parameters": YARN["rope_parameters"]
+    | {
+        "factor": 16.0,
+        "original_max_position_embeddings": 32,
+        "llama_4_scaling_beta": 0.1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    }
+}
+MISTRAL4 = DEEPSEEK2 | {"q_lora_rank": 48, "n_shared_experts": 1} | MISTRAL4_ROPE
+MISTRAL4_WITH_VISION = Mistral3Config(
+    text_config=Mistral4Config(**MISTRAL4, n_group=1),
+    vision_config=PixtralVisionConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=28,
+    ),
+    image_token_id=10,
+)
 DEEPSEEK2_OPTIONAL_KEYS = """
     attention.head_count_kv expert_gating_func expert_weights_scale
     rope.scaling.original_context_length rope.scaling.yarn_beta_fast
@@ -114,5 +144,42 @@ FAMILIES: Mapping[str, TextFamily] = {
                 architecture="glm4moelite", keys=FIRST_GLM_FLASH, config="glm_flash"
             ),
         },
+    ),
+    "mistral4": TextFamily(
+        Mistral4Config,
+        MISTRAL4,
+        {
+            "plain": {},
+            "all_experts": {
+                "first_k_dense_replace": 0,
+                "norm_topk_prob": False,
+                "routed_scaling_factor": 2.0,
+            },
+            "with_vision": MISTRAL4_WITH_VISION,
+        },
+        wide={
+            "hidden_size": 256,
+            "intermediate_size": 256,
+            "moe_intermediate_size": 256,
+            "q_lora_rank": 256,
+            "kv_lora_rank": 256,
+            "qk_nope_head_dim": 64,
+            "v_head_dim": 64,
+        },
+        effective_keys={
+            "attention.temperature_scale": 0.5,
+            "attention.temperature_length": 8,
+            "expert_weights_norm": False,
+        },
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.head_count_kv attention.key_length attention.value_length
+                    attention.temperature_length attention.temperature_scale expert_gating_func
+                    expert_weights_norm expert_weights_scale rope.scaling.original_context_length
+                    rope.scaling.yarn_log_multiplier
+                """
+            ),
+        ),
     ),
 }

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3 and GLM-4.7-Flash: conversion of checkpoints to GGUF."""
+"""DeepSeek V2 and V3, GLM-4.7-Flash and Mistral Small 4: conversion of checkpoints to GGUF."""
 
 from dataclasses import replace
 
@@ -8,6 +8,7 @@ from torch import Tensor
 from model_zoo.convert import checks, decoders, latent_rules
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
+from model_zoo.models.deepseek2.text import TEMPERATURE, TEMPERATURE_SPAN
 from runtime.errors import UnsupportedModelError
 
 
@@ -127,4 +128,24 @@ GLM_FLASH = replace(
     serves=("Glm4MoeLiteForCausalLM",),
     model_types=("glm4_moe_lite",),
     defaults={"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
+)
+
+MISTRAL4 = replace(
+    CONVERSION,
+    serves=("Mistral4ForCausalLM",),
+    model_types=("mistral4",),
+    architecture="mistral4",
+    keys=(
+        *_KEYS,
+        Key("expert_gating_func", lambda c: ExpertGatingFuncType.SOFTMAX.value),
+        Key("expert_weights_norm", "norm_topk_prob", of=bool),
+        Key(TEMPERATURE, decoders.yarn_source("llama_4_scaling_beta")),
+        Key(TEMPERATURE_SPAN, decoders.original_context),
+    ),
+    rules=(*CONVERSION.rules, *decoders.stacked_experts(only=decoders.follows)),
+    check=checks.all_of(
+        checks.only_scalings("yarn"),
+        _equal_magnitudes,
+        checks.only_values(n_group=1, rope_interleave=True),
+    ),
 )

@@ -1,5 +1,5 @@
-"""DeepSeek V2 and V3, their Lite and R1 models, GLM-4.7-Flash, Mistral Large 3 and others of this
-architecture."""
+"""DeepSeek V2 and V3, their Lite and R1 models, GLM-4.7-Flash, Mistral Large 3 and Small 4, and
+others of this architecture."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from runtime.kv.spec import Full
 
 # A tenth of `mscale_all_dim`; converters divide by ten.
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
-TEMPERATURE = "attention.temperature_scale"
+TEMPERATURE, TEMPERATURE_SPAN = "attention.temperature_scale", "attention.temperature_length"
 MAX_RANK = 1 << 16
 # Of Ollama's first files of GLM-4.7-Flash, in which the keys of both sizes are the other way round.
 _SWAPPED = "glm4moelite"
@@ -95,9 +95,9 @@ def _scale(metadata: Metadata, query: int) -> float:
 
 
 def _temperature(metadata: Metadata) -> Temperature | None:
-    """The attention temperature of Mistral Large 3, if the file has one."""
+    """The attention temperature of Mistral Large 3 and Small 4, if the file has one."""
     if not metadata.get(TEMPERATURE, float, 0.0):
         return None
-    span = "attention.temperature_length"
+    span = TEMPERATURE_SPAN
     span = span if metadata.has(span) else "rope.scaling.original_context_length"
     return Temperature(metadata.get_positive(TEMPERATURE), metadata.require_size(span))

@@ -14,6 +14,7 @@ _BETA = decoders.yarn_source("llama_4_scaling_beta")
 
 CONVERSION = Conversion(
     serves=("Mistral3ForConditionalGeneration", "Ministral3ForCausalLM"),
+    text_types_of_others=("mistral4",),
     architecture="mistral3",
     keys=(
         *decoders.KEYS,

@@ -6,7 +6,7 @@ from torch import Tensor
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule, Transform
-from model_zoo.convert.transforms import first_half, plus_one, rates, second_half, squeezed
+from model_zoo.convert.transforms import plus_one, rates, squeezed
 from model_zoo.models.qwen3next.text import SECTIONS
 from runtime.errors import UnsupportedModelError
 
@@ -148,14 +148,7 @@ RULES = (
 
 EXPERT_RULES = (
     *decoders.experts(),
-    *(
-        Rule(f"layers.{{n}}.mlp.experts.{source}", f"blk.{{n}}.{target}.weight", half, each=True)
-        for source, target, half in (
-            ("gate_up_proj", "ffn_gate_exps", first_half),
-            ("gate_up_proj", "ffn_up_exps", second_half),
-            ("down_proj", "ffn_down_exps", None),
-        )
-    ),
+    *decoders.stacked_experts(),
     *decoders.GATED_SHARED_EXPERT,
 )
 

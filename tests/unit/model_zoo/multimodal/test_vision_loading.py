@@ -140,7 +140,7 @@ def test_a_projector_of_another_family_is_refused_with_both_names(
     keys = {"clip.projector_type": "pixtral"}
     other = changed(projector, tmp_path, keys=keys)
     error = refusal(ConfigurationError, text, other)
-    assert str(text) in error and str(other) in error and "mistral3 or llama" in error
+    assert str(text) in error and str(other) in error and "mistral3 or mistral4 or llama" in error
 
 
 def test_a_projector_of_another_width_is_refused_with_both_names(text, projector, tmp_path) -> None:

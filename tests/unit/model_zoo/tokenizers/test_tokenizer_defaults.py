@@ -71,6 +71,7 @@ def test_bos_and_eos_are_found_without_their_keys(
         ("starcoder", (), "starcoder"),
         ("starcoder2", (), "starcoder"),
         ("mistral3", (), "tekken"),
+        ("mistral4", (), "tekken"),
         ("gptoss", (), "gpt-4o"),
         ("phi3", ("<|im_sep|>",), "dbrx"),
         ("phi3", ("<|assistant|>",), "gpt-4o"),
