@@ -10,7 +10,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.block import RowWise
 from model_zoo.layers.dividing import divided_width
 from model_zoo.layers.feed_forward import GatedFeedForward
-from model_zoo.layers.linear import for_factors
+from model_zoo.layers.linear import Linear, for_factors
 from model_zoo.layers.low_rank import LowRank
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.routing import SOFTMAX_OF_CHOSEN, Router
@@ -59,6 +59,8 @@ class ExpertOptions:
     shared: a feed-forward for every row, whose output is added.
     router_norm, norm: norms of the inputs of the router and of the experts.
     down_scale: float32 [experts], multiplies the experts' outputs, additions of adapters included.
+    latent: size of the experts' inputs and outputs, if they are not those of the layer:
+    `ffn_latent_down` maps its input to theirs, and `ffn_latent_up` the weighted sum back.
     """
 
     routing: Router = SOFTMAX_OF_CHOSEN
@@ -70,6 +72,7 @@ class ExpertOptions:
     router_norm: RMSNorm | None = None
     norm: RMSNorm | None = None
     down_scale: Tensor | None = None
+    latent: int | None = None
 
 
 class Experts:
@@ -88,37 +91,42 @@ class Experts:
         options = options or ExpertOptions()
         self.hidden, self._used, self._options = hidden, sizes.used, options
         self._router = w.linear("ffn_gate_inp", shape=(sizes.count, hidden))
-        width = _width(w, sizes)
+        self._into, self._out_of = _latent_matrices(w, hidden, options.latent)
+        width, inner = _width(w, sizes), options.latent or hidden
         self._split = divided_width(w, width or 0, "ffn_down_exps")
-        self._gate, self._up = _gates_and_ups(w, sizes.count, width, hidden, self._split, options)
+        self._gate, self._up = _gates_and_ups(w, sizes.count, width, inner, self._split, options)
         scaled = options.down_scale is not None
-        self._down = _Downs(w, (sizes.count, hidden, width), self._split, scaled=scaled)
-        self.row_elements = _row_elements(hidden, self._split.count, sizes)
+        self._down = _Downs(w, (sizes.count, inner, width), self._split, scaled=scaled)
+        self.row_elements = _row_elements(inner, self._split.count, sizes)
         self.row_elements += self._down.row_elements * sizes.used
         parts = (self._gate, self._up, self._down)
         self.row_elements += sizes.used * max(
             part.added_elements for part in parts if part is not None
         )
         self.row_elements += hidden if options.norm is not None else 0
-        self.matrix_elements = sizes.count * hidden * self._split.count
+        self.row_elements += 2 * (hidden + inner) if options.latent else 0
+        self.matrix_elements = sizes.count * inner * self._split.count
         if options.shared is not None:
             self.row_elements += hidden + options.shared.row_elements
             self.matrix_elements = max(self.matrix_elements, options.shared.matrix_elements)
-        first = self._gate or self._up
-        self.rounding = None if options.norm is not None else first.weight.rounding
+        first = self._into or (self._gate or self._up).weight
+        self.rounding = None if options.norm is not None else first.rounding
 
     def __call__(self, x: Activations) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden]."""
         options = self._options
         chosen, weights = self._routed(unrounded(x))
         x = x if options.norm is None else options.norm(unrounded(x))
+        inner = x if self._into is None else self._into(x)
         result = weighted_sum(
-            self._of_each(x, chosen, weights),
+            self._of_each(inner, chosen, weights),
             None if options.weigh_input else weights,
             chosen=chosen,
             scales=options.down_scale,
         )
         result = self._down.merged(result)
+        if self._out_of is not None:
+            result = self._out_of(result)
         return result if options.shared is None else add_(result, options.shared(x))
 
     def _routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -266,6 +274,16 @@ class _Downs:
         if self._outs is not None:
             return self._ranks.all_gather(x, self._outs.widths)
         return self._ranks.all_reduce(x)
+
+
+def _latent_matrices(
+    w: TensorScope, hidden: int, latent: int | None
+) -> tuple[Linear | None, Linear | None]:
+    """[tokens, hidden] -> [tokens, latent], and the reverse; None without a latent size."""
+    if latent is None:
+        return None, None
+    into = w.linear("ffn_latent_down", shape=(latent, hidden))
+    return into, w.linear("ffn_latent_up", shape=(hidden, latent))
 
 
 def _width(w: TensorScope, sizes: ExpertSizes) -> int | None:

@@ -151,6 +151,7 @@ FAMILIES: Mapping[str, TextFamily] = {
         NEMOTRON_EXPERTS,
         {
             "plain": {},
+            "latent_experts": {"moe_latent_size": 48},
             "groups_of_experts": {"n_group": 2, "topk_group": 1, "norm_topk_prob": False},
         },
         wide=WIDE
@@ -159,9 +160,22 @@ FAMILIES: Mapping[str, TextFamily] = {
             "mamba_head_dim": 32,
             "moe_intermediate_size": 256,
             "moe_shared_expert_intermediate_size": 256,
+            "moe_latent_size": 256,
         },
+        divided="latent_experts",
         files=(
             CompleteFile(
+                optional_keys="""
+                    attention.layer_norm_epsilon expert_feed_forward_length expert_group_count
+                    expert_group_used_count expert_shared_count expert_weights_norm
+                    expert_weights_scale
+                """,
+                optional_tensors="""
+                    blk.0.ssm_conv1d.bias blk.1.exp_probs_b.bias blk.3.exp_probs_b.bias
+                """,
+            ),
+            CompleteFile(
+                "latent_experts",
                 optional_keys="""
                     attention.layer_norm_epsilon expert_feed_forward_length expert_group_count
                     expert_group_used_count expert_shared_count expert_weights_norm

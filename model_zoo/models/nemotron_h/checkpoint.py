@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from model_zoo.convert import checks, decoders, state_spaces
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import OUTPUT, TEXT_ROOTS, Conversion, Key, Rule
+from model_zoo.models.nemotron_h.text import LATENT
 from runtime.errors import UnsupportedModelError
 
 _MAMBA, _ATTENTION, _DENSE, _EXPERTS = "mamba", "attention", "mlp", "moe"
@@ -62,12 +63,8 @@ def _one_kind_of_feed_forward(config: Configuration) -> None:
         )
 
 
-def _no_latent_experts(config: Configuration) -> None:
-    if config.get("moe_latent_size"):
-        raise UnsupportedModelError(
-            f"{config.path}: has experts in a latent space (`moe_latent_size`), which are not "
-            "supported."
-        )
+def _is_latent(config: Configuration, layer: int) -> bool:
+    return bool(config.get(LATENT)) and _is(_EXPERTS)(config, layer)
 
 
 def _squared_relu(config: Configuration) -> None:
@@ -115,6 +112,7 @@ CONVERSION = Conversion(
         Key("attention.layer_norm_epsilon", "layer_norm_epsilon", of=float),
         Key("feed_forward_length", _by_layer(_width)),
         *map(_of_experts, _EXPERT_KEYS),
+        Key(LATENT, LATENT, optional=True),
         *state_spaces.keys(
             heads="mamba_num_heads",
             head_dim="mamba_head_dim",
@@ -152,13 +150,16 @@ CONVERSION = Conversion(
             for module, target in (("experts.{e}", "exps"), ("shared_experts", "shexp"))
             for name in ("up", "down")
         ),
+        *(
+            Rule(f"{_MIXER}.{name}_latent_proj.*", f"blk.{{n}}.ffn_latent_{way}.*", only=_is_latent)
+            for name, way in (("fc1", "down"), ("fc2", "up"))
+        ),
     ),
     roots=("backbone.", *TEXT_ROOTS),
     drop=("mtp.**",),
     spellings={"head_dim": "attention_head_dim", "layer_types": "layers_block_type"},
     check=checks.all_of(
         _one_kind_of_feed_forward,
-        _no_latent_experts,
         _squared_relu,
         state_spaces.unlimited_steps,
     ),

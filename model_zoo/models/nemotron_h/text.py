@@ -1,4 +1,4 @@
-"""Nemotron-H, Nemotron Nano 2 and Nemotron 3 Nano: each layer is a Mamba 2 layer, attention, or a
+"""Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer is a Mamba 2 layer, attention, or a
 feed-forward with squared ReLU, which has experts in Nemotron 3."""
 
 from model_zoo.gguf.metadata import Metadata
@@ -17,6 +17,8 @@ from runtime.kernels.pointwise import relu_squared
 from runtime.kv.spec import Full
 
 WITH_EXPERTS = "nemotron_h_moe"  # the architecture of Nemotron 3
+
+LATENT = "moe_latent_size"
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
@@ -62,7 +64,8 @@ def _feed_forward_layer(w: TensorScope, sizes: TextSizes, width: int) -> TextLay
 
 
 def _feed_forward(w: TensorScope, sizes: TextSizes, width: int) -> RowWise:
-    """The routing of experts is that of DeepSeek V3."""
+    """The routing of experts is that of DeepSeek V3; in Nemotron 3 Super, they compute in a latent
+    space."""
     metadata, hidden = sizes.metadata, sizes.hidden
     if metadata.architecture != WITH_EXPERTS:
         return FeedForward(w, hidden=hidden, size=width, curve=relu_squared)
@@ -76,5 +79,6 @@ def _feed_forward(w: TensorScope, sizes: TextSizes, width: int) -> RowWise:
         down="ffn_down_shexp",
     )
     routing = stated_routing(w, metadata, counts.count, SIGMOID)
-    options = ExpertOptions(routing=routing, curve=relu_squared, shared=shared)
+    latent = metadata.require_size(LATENT) if metadata.get(LATENT, int, 0) else None
+    options = ExpertOptions(routing=routing, curve=relu_squared, shared=shared, latent=latent)
     return Experts(w, hidden, counts, options)
