@@ -18,7 +18,7 @@ from runtime.kernels.activations import Activations, unrounded
 from runtime.kernels.attention import Distances, attended_rows
 from runtime.kernels.attention_inputs import HeadNorms, prepare_attention
 from runtime.kernels.clip import clip_
-from runtime.kernels.pointwise import contiguous, sigmoid_mul
+from runtime.kernels.pointwise import contiguous, scale_, sigmoid_mul
 from runtime.kv.spec import LayerCache
 
 # Norms of queries and keys before the rotation.
@@ -44,7 +44,7 @@ class AttentionOptions:
     temperature: multiplies queries, by position.
     softcap, sinks: see `paged_attention`; `sinks` has one entry for each head of all ranks.
     slopes: as of `Distances`, float32, one for each head of all ranks.
-    output: name of the output projection.
+    output: name of the output projection. output_scale: factor of its results.
     stores: False if the layer reads the keys and values of another layer.
     keys_as_values: values are the unnormed keys if the file has no `attn_v`.
     output_gate: where the file has gates, by whose sigmoids the outputs of heads are multiplied.
@@ -62,6 +62,7 @@ class AttentionOptions:
     sinks: Tensor | None = None
     slopes: Tensor | None = None
     output: str = "attn_output"
+    output_scale: float | None = None
     stores: bool = True
     keys_as_values: bool = False
     output_gate: OutputGate | None = None
@@ -135,12 +136,13 @@ class SelfAttention:
             deterministic=self._deterministic,
             rounding=self._output.rounding if whole else None,
         )
-        if whole:
-            return self._output(attended)
-        attended = step.kept(unrounded(attended))
+        if not whole:
+            attended = step.kept(unrounded(attended))
         if gates is not None:
-            attended = sigmoid_mul(step.kept(contiguous(gates).flatten(1)), attended)
-        return self._output(attended)
+            gates = step.kept(contiguous(gates).flatten(1))
+            attended = sigmoid_mul(gates, unrounded(attended))
+        result = self._output(attended)
+        return result if options.output_scale is None else scale_(result, options.output_scale)
 
     def _projected(self, x: Activations) -> tuple[Tensor, Sequence[Tensor], Tensor | None]:
         """Queries [tokens, heads, key_dim]; keys and values, if the layer stores them; gates

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from transformers import AfmoeConfig, Dots1Config, Glm4MoeConfig, MiniMaxM2Config
+from transformers import AfmoeConfig, Dots1Config, Glm4MoeConfig, MiMoV2FlashConfig, MiniMaxM2Config
 
 from tests.families.text_family import SIZES, TIED, WIDE_HEADS, CompleteFile, TextFamily, rope
 
@@ -93,6 +93,56 @@ FAMILIES: Mapping[str, TextFamily] = {
                     expert_gating_func expert_weights_norm expert_weights_scale
                     expert_group_count expert_group_used_count
                 """
+            ),
+        ),
+    ),
+    "mimo2": TextFamily(
+        MiMoV2FlashConfig,
+        SIZES
+        | {
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "head_dim": 32,
+            "v_head_dim": 24,
+            "num_key_value_heads": 1,
+            "sliding_window": 9,
+            "rope_parameters": {
+                kind: {
+                    "rope_type": "default",
+                    "rope_theta": theta,
+                    "partial_rotary_factor": 0.375,
+                }
+                for kind, theta in (("full_attention", 5e6), ("sliding_attention", 500.0))
+            },
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
+        {
+            "plain": {},
+            "biases_without_dense_layer": {
+                "attention_bias": True,
+                "attention_value_scale": None,
+                "mlp_layer_types": ["sparse"] * 3,
+            },
+        },
+        wide=WIDE_HEADS | {"v_head_dim": 64, "moe_intermediate_size": 256},
+        effective_keys={
+            "attention.sliding_window": 10,
+            "attention.value_scale": 0.5,
+            "rope.dimension_count": 8,
+            "rope.freq_base_swa": 100.0,
+            "expert_weights_norm": False,
+        },
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.value_scale expert_gating_func expert_group_count
+                    expert_group_used_count expert_weights_norm
+                    expert_weights_scale rope.freq_base_swa
+                """,
+                optional_tensors="blk.1.attn_sinks.weight",
             ),
         ),
     ),

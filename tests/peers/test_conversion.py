@@ -70,6 +70,7 @@ UNKNOWN = {
     "gemma4": "biases",
     "granitehybrid": "attention_last_tied",
     "hunyuan-dense": "tied_with_biases",
+    "mimo2": "biases_without_dense_layer",
     "olmoe": "all_experts_per_token_with_biases_and_yarn",
     "qwen3": "biases",
     "seed_oss": "all_biases",

@@ -1,0 +1,58 @@
+"""MiMo-V2: layers with a window have attention sinks; values are scaled; experts without a shared
+one."""
+
+from dataclasses import dataclass
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.attention import AttentionOptions, read_sinks
+from model_zoo.layers.attention_layer import attention_layer
+from model_zoo.layers.decoder import Decoder, TextLayer
+from model_zoo.layers.draft_layers import without_draft_layers
+from model_zoo.layers.leading_dense import SIGMOID, stated_experts
+from model_zoo.layers.rope import Pairs, Rotary
+from model_zoo.layers.rope_scaling import read_rotary
+from model_zoo.layers.text_sizes import TextSizes
+from runtime.kv.spec import CacheKind, Full, Sliding
+
+NEAR_BASE = "rope.freq_base_swa"
+VALUE_SCALE = "attention.value_scale"
+DEFAULT_NEAR_BASE = 10_000.0  # as in llama.cpp
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kind:
+    """What differs between layers with a window and the others."""
+
+    cache: CacheKind
+    rotary: Rotary
+
+
+def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
+    """The file lists the layers with a window, and the key heads of each layer."""
+    sizes = without_draft_layers(w, TextSizes.read(metadata))
+    near_base = metadata.get_positive(NEAR_BASE, DEFAULT_NEAR_BASE)
+    window = Sliding(metadata.require_size("attention.sliding_window"))
+    near = _Kind(window, read_rotary(w, sizes, Pairs.NEOX, base=near_base))
+    far = _Kind(Full(), read_rotary(w, sizes, Pairs.NEOX))
+    metadata.require_array("attention.sliding_window_pattern", bool)
+    layers = [
+        _layer(w.scope("blk", i), sizes, i, near if slides else far)
+        for i, slides in enumerate(sizes.sliding_layers(0))
+    ]
+    return Decoder(w, sizes, layers)
+
+
+def _layer(w: TensorScope, sizes: TextSizes, index: int, kind: _Kind) -> TextLayer:
+    """Layers without a router are dense."""
+    metadata = sizes.metadata
+    experts = None
+    if w.has("ffn_gate_inp"):
+        experts = stated_experts(w, sizes, scores=SIGMOID, renormalised=True)
+    options = AttentionOptions(
+        sinks=read_sinks(w, sizes.heads[index]) if w.has("attn_sinks") else None,
+        output_scale=metadata.get_positive(VALUE_SCALE) if metadata.has(VALUE_SCALE) else None,
+    )
+    return attention_layer(
+        w, sizes, index, kind.rotary, kind=kind.cache, attention=options, feed_forward=experts
+    )
