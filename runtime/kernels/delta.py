@@ -23,13 +23,20 @@ class DeltaGates:
     """The gates of the heads: a state decays by e^(rate * softplus(alpha + offset)), and a row
     updates it with strength sigmoid(beta).
 
-    alphas, betas [tokens, heads]; rates, offsets float32 [heads], the rates negative.
+    betas [tokens, heads]; rates float32 [heads], negative; alphas [tokens, heads * decays], offsets
+    float32 [heads * decays]: a head has one decay, or one for each element of its keys (Kimi Team,
+    "Kimi Linear", section 3.1).
     """
 
     alphas: Tensor
     betas: Tensor
     rates: Tensor
     offsets: Tensor
+
+    @property
+    def decays(self) -> int:
+        """The number of decays of a head."""
+        return self.offsets.numel() // self.rates.numel()
 
 
 def short_convolution(
@@ -102,13 +109,16 @@ def gated_delta(
     if heads % key_heads:
         raise ValueError(f"{heads} value heads cannot share {key_heads} heads of keys")
     width = 2 * key_heads * key_dim + heads * value_dim
+    if gates.decays not in (1, key_dim):
+        raise ValueError(f"{gates.decays} decays for keys of {key_dim} elements")
+    inner = heads * gates.decays
     wide, alphas, betas = (contiguous(t.float()) for t in (mixed, gates.alphas, gates.betas))
     result = torch.empty(rows, heads, value_dim)
     job = _DeltaJob(
-        address(wide, (rows, width)), address(alphas, (rows, heads)), address(betas, (rows, heads)),
-        address(gates.rates, (heads,)), address(gates.offsets, (heads,)), *spans.addresses,
+        address(wide, (rows, width)), address(alphas, (rows, inner)), address(betas, (rows, heads)),
+        address(gates.rates, (heads,)), address(gates.offsets, (inner,)), *spans.addresses,
         address(states, states.shape), result.data_ptr(), spans.count, heads, key_heads,
-        key_dim, value_dim, tiled,
+        key_dim, value_dim, gates.decays, tiled,
     )  # fmt: skip
     kernels.caravan_delta(ctypes.byref(job), torch.get_num_threads())
     return result.to(mixed.dtype)
@@ -144,11 +154,14 @@ def gated_delta_twin(
     key_heads: int,
     tiled: bool,
 ) -> Tensor:
-    """The specification of `gated_delta`: `CHUNK` rows at once, by solving for their updates."""
+    """The specification of `gated_delta`: `CHUNK` rows at once, by solving for their updates, or
+    row by row if the elements of a key decay differently."""
     _, heads, key_dim, value_dim = pages.values.shape
     result = mixed.new_empty(len(mixed), heads, value_dim)
     sizes = (key_heads * key_dim, key_heads * key_dim, heads * value_dim)
-    decays = gates.rates * F.softplus(gates.alphas.float() + gates.offsets)
+    decays = F.softplus(gates.alphas.float() + gates.offsets).unflatten(1, (heads, -1))
+    decays = gates.rates.unsqueeze(1) * decays
+    advance = _advance if gates.decays == 1 else _advance_by_rows
     betas = gates.betas.float().sigmoid()
     at_once = max(1, TWIN_ELEMENTS // (heads * key_dim * value_dim))
     for spans, rows in groups_of_spans(plan.spans, mixed.device, at_once=at_once):
@@ -164,7 +177,7 @@ def gated_delta_twin(
         for first in range(0, rows.shape[1], CHUNK):
             some = slice(first, first + CHUNK)
             decay, beta = (t[rows[:, some]].transpose(1, 2) for t in (decays, betas))
-            answer, state = _advance(
+            answer, state = advance(
                 queries[:, :, some] * key_dim**-0.5,
                 keys[:, :, some],
                 values[:, :, some],
@@ -181,18 +194,35 @@ def gated_delta_twin(
 def _advance(
     queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, betas: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Rows [spans, heads, rows, dim] and the state before them -> their results, the state after.
+    """Rows [spans, heads, rows, dim], decays [spans, heads, rows, 1] and the state before them ->
+    their results, the state after.
 
     The update of row i is d_i = beta_i (v_i - S_i^T k_i), where S_i is the decayed state with the
     updates d_j of the rows before: a triangular system.
     """
-    left, rate = Decays.of(decays), betas.unsqueeze(3)
+    left, rate = Decays.of(decays.squeeze(3)), betas.unsqueeze(3)
     system = rate * (keys @ keys.mT) * left.between
     system.diagonal(dim1=2, dim2=3).fill_(1.0)
     unknown = rate * (values - left.fade * (keys @ state))
     learnt = torch.linalg.solve_triangular(system, unknown, upper=False)
     answers = left.fade * (queries @ state) + ((queries @ keys.mT) * left.between) @ learnt
     return answers, left.fade[:, :, -1:] * state + (left.kept * keys).mT @ learnt
+
+
+def _advance_by_rows(
+    queries: Tensor, keys: Tensor, values: Tensor, decays: Tensor, betas: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same for decays [spans, heads, rows, key_dim]."""
+    answers = []
+    for row in range(queries.shape[2]):
+        query, key, value, decay, beta = (
+            part[:, :, row : row + 1]
+            for part in (queries, keys, values, decays, betas.unsqueeze(3))
+        )
+        state = decay.exp().mT * state
+        state = state + key.mT @ (beta * (value - key @ state))
+        answers.append(query @ state)
+    return torch.cat(answers, dim=2), state
 
 
 def _per_head(x: Tensor, heads: int, tiled: bool) -> Tensor:
@@ -211,6 +241,6 @@ class _DeltaJob(ctypes.Structure):
             "states", "result",
         )),
         *((name, ctypes.c_int32) for name in (
-            "spans", "heads", "key_heads", "key_dim", "value_dim", "tiled",
+            "spans", "heads", "key_heads", "key_dim", "value_dim", "decays", "tiled",
         )),
     )  # fmt: skip

@@ -160,7 +160,7 @@ def prepare(*, norms: int, type: CacheType = CacheType.BFLOAT16) -> Specimen:
     )  # fmt: skip
 
 
-def delta(*, single: bool) -> Specimen:
+def delta(*, single: bool, decays: int = 1) -> Specimen:
     """The rule with 16 heads of keys and 32 of values, of one row a span or of many."""
     sizes = {"HEADS": 32, "KEY_HEADS": 16, "KEY_DIM": DIM, "VALUE_DIM": DIM, "KEYS_PADDED": DIM}
     return Specimen(
@@ -170,7 +170,7 @@ def delta(*, single: bool) -> Specimen:
             "states": "*fp32", **RECURRENT, "alpha_stride": "i32", "beta_stride": "i32",
             "query_scale": "fp32", "eps": "fp32",
         },
-        sizes | {"COLUMNS": COLUMNS, "TILED": False, "SINGLE": single},
+        sizes | {"COLUMNS": COLUMNS, "DECAYS": decays, "TILED": False, "SINGLE": single},
         STRIDES, warps=1,
     )  # fmt: skip
 
@@ -254,6 +254,7 @@ def specimens(capability: int) -> dict[str, Specimen]:
         "convolution": convolution(),
         "delta rule, a row": delta(single=True),
         "delta rule, rows": delta(single=False),
+        "delta rule of elements, rows": delta(single=False, decays=DIM),
         "state space, a row": space(single=True),
         "state space, rows": space(single=False),
     }

@@ -15,7 +15,9 @@ from tests.kernels.test_delta import check_sums
 STEPS = [{0: 7}, {1: 1, 0: 1, 2: 3}, {0: 4, 1: 6}, {1: 1, 0: 1, 2: 1}]
 LENGTHS = [13, 9, 4]
 KERNELS: dict[str, Kernels] = {
-    **dict.fromkeys(("delta", "tiled delta"), (short_convolution, gated_delta)),
+    **dict.fromkeys(
+        ("delta", "tiled delta", "delta of elements"), (short_convolution, gated_delta)
+    ),
     "state space": (short_convolution, state_space),
 }
 
@@ -36,6 +38,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("delta", "groups"),
         ("tiled delta", "groups"),
         ("tiled delta", "odd_sizes"),
+        ("delta of elements", "odd_sizes"),
         ("state space", "one_head"),
         ("state space", "groups"),
         ("state space", "odd_sizes"),

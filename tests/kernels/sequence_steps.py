@@ -11,6 +11,7 @@ from transformers.models.granitemoehybrid.modeling_granitemoehybrid import (
     causal_conv1d_fn,
     mamba2_selective_state_update,
 )
+from transformers.models.kimi_linear.modeling_kimi_linear import recurrent_kimi_delta_attention
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
 from runtime.kernels.delta import (
@@ -44,8 +45,9 @@ class Rule(Protocol):
     """How a layer updates and reads its states.
 
     columns: the number of inputs [rows, heads] beside the convolved ones. parameters: the number of
-    vectors [heads], of which the first is negative. biased: whether the convolution before it has a
-    bias. atol: the largest error in float32, and in types of 16 bits.
+    vectors [heads], of which the first is negative. by_element: whether the first of these inputs
+    and the second of these vectors have a number for each element of a key. biased: whether the
+    convolution before it has a bias. atol: the largest error in float32, and in types of 16 bits.
     """
 
     shapes: ClassVar[Mapping[str, Shape]]
@@ -54,6 +56,9 @@ class Rule(Protocol):
     parameters: ClassVar[int]
     biased: ClassVar[bool]
     atol: ClassVar[tuple[float, float]]
+
+    @property
+    def by_element(self) -> bool: ...
 
     def call(
         self,
@@ -78,6 +83,7 @@ class GatedDelta:
     """The gated delta rule. tiled: whether value head h uses key head h % groups."""
 
     tiled: bool = False
+    by_element: bool = False
     shapes: ClassVar[Mapping[str, Shape]] = {**SHAPES, "real": (2, 4, 128, 128)}
     kernels: ClassVar[Mapping[str, Kernels]] = {
         "fast": (short_convolution, gated_delta),
@@ -103,11 +109,14 @@ class GatedDelta:
         else:
             q, k = (t.repeat_interleave(group, dim=2) for t in (q, k))
         v = value.unflatten(1, (heads, -1))[None]
-        decay = torch.nn.functional.softplus(alphas + offsets) * rates
-        learnt, _ = torch_recurrent_gated_delta_rule(
-            q, k, v, decay[None], betas.sigmoid()[None], use_qk_l2norm_in_kernel=True
-        )
-        return learnt[0]
+        decay = torch.nn.functional.softplus(alphas + offsets)
+        strength, options = betas.sigmoid()[None], {"use_qk_l2norm_in_kernel": True}
+        if self.by_element:
+            decay = decay.unflatten(1, (heads, -1)) * rates[:, None]
+            rule = recurrent_kimi_delta_attention
+            return rule(q, k, v, decay[None], strength, None, False, **options)[0][0]
+        rule = torch_recurrent_gated_delta_rule
+        return rule(q, k, v, (decay * rates)[None], strength, **options)[0][0]
 
 
 @dataclass(frozen=True)
@@ -122,6 +131,7 @@ class Mamba2:
     columns: ClassVar[int] = 1
     parameters: ClassVar[int] = 3
     biased: ClassVar[bool] = True
+    by_element: ClassVar[bool] = False
     atol: ClassVar[tuple[float, float]] = (1e-4, 2e-2)
 
     def call(self, kernel, mixed, columns, parameters, pages, plan, groups) -> Tensor:
@@ -154,6 +164,7 @@ class Mamba2:
 RULES: Mapping[str, Rule] = {
     "delta": GatedDelta(),
     "tiled delta": GatedDelta(tiled=True),
+    "delta of elements": GatedDelta(by_element=True),
     "state space": Mamba2(),
 }
 
@@ -181,8 +192,12 @@ class Sequences:
             return torch.randn(*sizes, generator=draw)
 
         self.mixed = [noise(n, channels).to(dtype) for n in lengths]
-        self.columns = [[noise(n, heads) * 3 for n in lengths] for _ in range(rule.columns)]
-        first, *others = (noise(heads) for _ in range(rule.parameters))
+        inner = heads * key_dim if rule.by_element else heads
+        widths = [inner] + [heads] * (rule.columns - 1)
+        self.columns = [[noise(n, width) * 3 for n in lengths] for width in widths]
+        first, *others = (
+            noise(inner if number == 1 else heads) for number in range(rule.parameters)
+        )
         self.parameters = [-first.exp(), *others]
         self.weight = noise(TAPS + 1, channels)
         self.bias = noise(channels) if rule.biased else None

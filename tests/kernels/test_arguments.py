@@ -62,11 +62,10 @@ def convolve(channels: int = 8, *, span: int = ROWS) -> Tensor:
     return short_convolution(x, weight, pages, replace(plan(), spans=spans))
 
 
-def learn(width: int = 2 * 2 * KEY + 4 * VALUE, gates: int = 4) -> Tensor:
+def learn(width: int = 2 * 2 * KEY + 4 * VALUE, gates: int = 4, decays: int = 1) -> Tensor:
     pages = LayerPages(torch.zeros(1, 1), torch.zeros(1, 4, KEY, VALUE), 0)
-    numbers = DeltaGates(
-        torch.zeros(ROWS, gates), torch.zeros(ROWS, gates), -torch.ones(gates), torch.zeros(gates)
-    )
+    alphas, offsets = torch.zeros(ROWS, gates * decays), torch.zeros(gates * decays)
+    numbers = DeltaGates(alphas, torch.zeros(ROWS, gates), -torch.ones(gates), offsets)
     return gated_delta(torch.zeros(ROWS, width), numbers, pages, plan(), key_heads=2, tiled=False)
 
 
@@ -109,6 +108,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "a span beyond the batch": lambda: convolve(span=ROWS + 1),
     "mixed rows too narrow": lambda: learn(2 * 2 * KEY + 4 * VALUE - 1),
     "gates of too few heads": lambda: learn(gates=3),
+    "decays of some elements of a key": lambda: learn(decays=2),
     "values too narrow": lambda: scan(2 * 2 * KEY + 4 * VALUE - 1),
     "steps of too few heads": lambda: scan(steps=3),
     "groups that do not divide the heads": lambda: scan(3 * 2 * KEY + 4 * VALUE, groups=3),

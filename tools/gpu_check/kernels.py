@@ -209,6 +209,7 @@ def _with_kernels_if_dry(task: Task) -> Iterator[None]:
 def _check_delta(task: Task) -> None:
     kernels = (delta_kernels.short_convolution, delta_kernels.gated_delta)
     _check_recurrent(task, "delta", GatedDelta(), kernels)
+    _check_recurrent(task, "delta of elements", GatedDelta(by_element=True), kernels)
 
 
 def _check_state_space(task: Task) -> None:

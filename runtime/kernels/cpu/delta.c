@@ -15,14 +15,17 @@
 
 typedef struct {
     const float *mixed; /* [rows][2 key_heads key_dim + heads value_dim]: queries, keys, values */
-    const float *alphas, *betas; /* [rows][heads]: gates of decay and update */
-    const float *rates, *offsets; /* [heads]; a state decays by e^(rate softplus(alpha + offset)) */
+    const float *alphas; /* [rows][heads][decays]: gates of decay */
+    const float *betas; /* [rows][heads]: gates of update */
+    const float *rates; /* [heads]; a state decays by e^(rate softplus(alpha + offset)) */
+    const float *offsets; /* [heads][decays] */
     const int32_t *begins, *ends; /* [spans]: rows [begin, end); NULL: each is one row, in order */
     const int32_t *continues; /* [spans]: not 0 if there is a state */
     const int64_t *pages; /* [spans] */
     float *states; /* [pages][heads][key_dim][value_dim] */
     float *result; /* [rows][heads][value_dim] */
     int32_t spans, heads, key_heads, key_dim, value_dim;
+    int32_t decays; /* of a head: one, or one for each element of a key */
     int32_t tiled; /* head h uses key head h % key_heads, else h / (heads / key_heads) */
 } caravan_delta_job;
 
@@ -40,15 +43,15 @@ static void normal(const float *x, int n, float scale, float *y) {
     for (int i = 0; i < n; i++) y[i] = x[i] * factor;
 }
 
-/* One row: state [key_dim][COLUMNS] decays, stores value at key, and is read with query. */
-static void advance(float *state, const float *key, const float *query, const float *value, float stays,
-                    float beta, int key_dim, float *answer) {
+/* One row: state [key_dim][COLUMNS] decays, stores value at key, and is read with query. stays: a factor for
+ * each element of a key, or if `apart` is 0 one for all. */
+static void advance(float *state, const float *key, const float *query, const float *value,
+                    const float *stays, int apart, float beta, int key_dim, float *answer) {
     v16 known[LANES], change[LANES], sum[LANES];
-    const v16 factor = v_all(stays);
     UNROLL(4)
     for (int l = 0; l < LANES; l++) known[l] = sum[l] = v_zero();
     for (int d = 0; d < key_dim; d++) {
-        const v16 weight = v_all(key[d]);
+        const v16 weight = v_all(key[d]), factor = v_all(stays[apart * d]);
         UNROLL(4)
         for (int l = 0; l < LANES; l++) {
             float *at = state + d * COLUMNS + 16 * l;
@@ -80,7 +83,7 @@ static void run_head(const job *j, int span, int head, int first) {
     const int keys = j->key_heads * dim;
     const int key_head = j->tiled ? head % j->key_heads : head / (j->heads / j->key_heads);
     const ptrdiff_t row_size = 2 * (ptrdiff_t)keys + (ptrdiff_t)j->heads * j->value_dim;
-    float state[dim * COLUMNS], key[dim], query[dim];
+    float state[dim * COLUMNS], key[dim], query[dim], stays[j->decays];
     float *stored = j->states + (j->pages[span] * j->heads + head) * dim * j->value_dim + first;
     memset(state, 0, (size_t)dim * COLUMNS * sizeof(float));
     if (j->continues[span]) copy_rows(state, COLUMNS, stored, j->value_dim, dim, width);
@@ -91,9 +94,11 @@ static void run_head(const job *j, int span, int head, int first) {
         normal(mixed + key_head * dim, dim, 1.0f / sqrtf((float)dim), query);
         normal(mixed + keys + key_head * dim, dim, 1.0f, key);
         memcpy(value, mixed + 2 * keys + head * j->value_dim + first, width * sizeof(float));
-        const float stays = expf(j->rates[head] * softplus(j->alphas[at] + j->offsets[head]));
+        const float *alphas = j->alphas + at * j->decays, *offsets = j->offsets + head * j->decays;
+        for (int d = 0; d < j->decays; d++)
+            stays[d] = expf(j->rates[head] * softplus(alphas[d] + offsets[d]));
         const float beta = 1.0f / (1.0f + expf(-j->betas[at]));
-        advance(state, key, query, value, stays, beta, dim, answer);
+        advance(state, key, query, value, stays, j->decays > 1, beta, dim, answer);
         memcpy(j->result + at * j->value_dim + first, answer, width * sizeof(float));
     }
     copy_rows(stored, j->value_dim, state, COLUMNS, dim, width);

@@ -77,9 +77,11 @@ def delta_kernel(
     mixed, alphas, betas, rates, offsets, states, row_slot, ends, cells, result,
     rows, row_stride, alpha_stride, beta_stride, query_scale, eps,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    KEYS_PADDED: tl.constexpr, COLUMNS: tl.constexpr, TILED: tl.constexpr, SINGLE: tl.constexpr,
+    KEYS_PADDED: tl.constexpr, COLUMNS: tl.constexpr, DECAYS: tl.constexpr, TILED: tl.constexpr,
+    SINGLE: tl.constexpr,
 ):  # fmt: skip
-    """Grid: spans x heads x COLUMNS value columns. Rows are computed in order."""
+    """Grid: spans x heads x COLUMNS value columns. Rows are computed in order. DECAYS: of a head, 1
+    or KEY_DIM."""
     begin, end = span_of_rows(row_slot, rows, SINGLE)
     head = tl.program_id(1)
     key_head = head % KEY_HEADS if TILED else head // (HEADS // KEY_HEADS)
@@ -90,7 +92,11 @@ def delta_kernel(
     at = states + (page * HEADS + head) * (KEY_DIM * VALUE_DIM)
     at += key[:, None] * VALUE_DIM + column[None, :]
     state = tl.load(at, mask=both & (tl.load(ends + begin) > 0), other=0.0)
-    rate, offset = tl.load(rates + head), tl.load(offsets + head)
+    rate = tl.load(rates + head)
+    if DECAYS > 1:
+        offset = tl.load(offsets + head * DECAYS + key, mask=is_key, other=0.0)
+    else:
+        offset = tl.load(offsets + head)
     row = begin.to(tl.int64)
     for _ in range(begin, end):
         source = mixed + row * row_stride + key_head * KEY_DIM + key
@@ -98,10 +104,14 @@ def delta_kernel(
         keys = tl.load(source + KEY_HEADS * KEY_DIM, mask=is_key, other=0.0).to(tl.float32)
         source = mixed + row * row_stride + 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + column
         value = tl.load(source, mask=is_column, other=0.0).to(tl.float32)
-        alpha = tl.load(alphas + row * alpha_stride + head).to(tl.float32)
         beta = sigmoid(tl.load(betas + row * beta_stride + head).to(tl.float32))
         query, keys = _unit(query, eps) * query_scale, _unit(keys, eps)
-        state = state * tl.exp(rate * softplus(alpha + offset))
+        source = alphas + row * alpha_stride + head * DECAYS
+        if DECAYS > 1:
+            alpha = tl.load(source + key, mask=is_key, other=0.0).to(tl.float32)
+            state = state * tl.exp(rate * softplus(alpha + offset))[:, None]
+        else:
+            state = state * tl.exp(rate * softplus(tl.load(source).to(tl.float32) + offset))
         update = beta * (value - tl.sum(state * keys[:, None], 0))
         state += keys[:, None] * update[None, :]
         answer = tl.sum(state * query[:, None], 0).to(result.dtype.element_ty)
@@ -152,7 +162,7 @@ def gated_delta(
         plan.visible_end, plan.write_cell, result,
         len(mixed), mixed.stride(0), alphas.stride(0), betas.stride(0), key_dim**-0.5, NORM_EPS,
         HEADS=heads, KEY_HEADS=key_heads, KEY_DIM=key_dim, VALUE_DIM=value_dim,
-        KEYS_PADDED=next_power(key_dim), COLUMNS=COLUMNS, TILED=tiled,
+        KEYS_PADDED=next_power(key_dim), COLUMNS=COLUMNS, DECAYS=gates.decays, TILED=tiled,
         SINGLE=spans == len(mixed), num_warps=1, device=mixed.device,
     )  # fmt: skip
     return result
