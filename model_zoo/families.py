@@ -111,6 +111,7 @@ FAMILIES: tuple[Family, ...] = (
         "jina_bert_v2", ("jina-bert-v2",), tensor_parallel=False, ranking=Ranking("cls", last="cls")
     ),
     Family("jina_bert_v3", ("jina-bert-v3",)),
+    Family("kimi_linear", ("kimi-linear",), pre_tokenizer="kimi-k2"),
     Family("llama4", ("llama4",), ("llama4",), ("llama4",), "llama4"),
     Family("llava", (), ("mlp",), _LLAVA),
     Family("minicpm", ("minicpm", "minicpm3")),

@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.dividing import divided_heads
 from model_zoo.layers.step import Step
 from model_zoo.layers.temperature import Temperature
+from model_zoo.layers.text_sizes import MAX_HEAD_DIM
 from runtime.distributed.ranks import Split
 from runtime.kernels.activations import Activations
 from runtime.kernels.attention import paged_attention, write_cache
@@ -16,13 +18,17 @@ from runtime.kernels.pointwise import joined
 from runtime.kv.spec import CacheKind, LayerCache
 from runtime.quant.weight import Weight
 
+HEAD_KEYS = "attention.key_length_mla", "attention.value_length_mla"
+MAX_RANK = 1 << 16
+
 
 @dataclass(frozen=True, slots=True)
 class LatentSizes:
     """Sizes of a latent attention.
 
     latent: size of the compressed vector from which keys and values of all heads are computed.
-    plain, rotated: sizes of the parts of a query without and with rotary embedding, in this order.
+    plain, rotated: sizes of the parts of a query without and with rotary embedding, in this order;
+    all heads share the rotated part of a key, which is not rotated in layers without an embedding.
     value: size of a head's output. query_rank: size of compressed queries; None: not compressed.
     """
 
@@ -36,6 +42,33 @@ class LatentSizes:
     @property
     def query(self) -> int:
         return self.plain + self.rotated
+
+    @classmethod
+    def read(
+        cls, w: TensorScope, metadata: Metadata, *, heads: int, keys: tuple[str, str] = HEAD_KEYS
+    ) -> "LatentSizes":
+        """Sizes of a layer. keys: those of the sizes of a query and of a head's output.
+
+        Raises ModelFileError for missing or impossible sizes.
+        """
+        rotated = metadata.require_size("rope.dimension_count", at_most=MAX_HEAD_DIM)
+        query, value = (metadata.require_size(key, at_most=MAX_HEAD_DIM) for key in keys)
+        if query <= rotated:
+            raise metadata.error(
+                "rope.dimension_count",
+                f"is {rotated}; it must be below {query}, the size of a query",
+            )
+        rank = None
+        if metadata.has("attention.q_lora_rank") and not w.has("attn_q"):
+            rank = metadata.require_size("attention.q_lora_rank", at_most=MAX_RANK)
+        return cls(
+            heads=heads,
+            latent=metadata.require_size("attention.kv_lora_rank", at_most=MAX_HEAD_DIM),
+            plain=query - rotated,
+            rotated=rotated,
+            value=value,
+            query_rank=rank,
+        )
 
     def cache(self, kind: CacheKind) -> LayerCache:
         """The cache of a layer: one key head with the latent vector and the rotated key, whose
@@ -89,14 +122,13 @@ class LatentAttention:
         """x [tokens, hidden] -> [tokens, hidden], or [outputs, hidden] if `step.rows` selects
         rows."""
         sizes, rotation = self._sizes, step.rotation
-        assert rotation is not None
         latents, keys = self._compress(x).split((sizes.latent, sizes.rotated), dim=1)
-        latents = self._norm(latents).unsqueeze(1)
-        keys = joined(latents, rotation(keys.unsqueeze(1)))
+        latents, keys = self._norm(latents).unsqueeze(1), keys.unsqueeze(1)
+        keys = joined(latents, keys if rotation is None else rotation(keys))
         write_cache(keys, None, step.pages, step.plan)
         plain, rotated = self._queries(x).split((sizes.plain, sizes.rotated), dim=2)
         absorbed = expert_products(joined(plain), self._to_keys, None)  # one expert for each head
-        queries = joined(absorbed, rotation(joined(rotated)))
+        queries = joined(absorbed, rotated if rotation is None else rotation(joined(rotated)))
         if self._temperature is not None:
             queries = self._temperature(queries, step.positions)
         attended = paged_attention(

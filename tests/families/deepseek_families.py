@@ -6,10 +6,12 @@ from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
     Glm4MoeLiteConfig,
+    KimiLinearConfig,
     Mistral3Config,
     Mistral4Config,
     PixtralVisionConfig,
 )
+from transformers.models.kimi_linear import modeling_kimi_linear
 
 from tests.families.text_family import TIED, YARN, CompleteFile, TextFamily, Variant, rope
 
@@ -73,6 +75,7 @@ MISTRAL4_WITH_VISION = Mistral3Config(
     ),
     image_token_id=10,
 )
+KIMI_LACKS = ("first_k_dense_replace", "n_routed_experts")
 DEEPSEEK2_OPTIONAL_KEYS = """
     attention.head_count_kv expert_gating_func expert_weights_scale
     rope.scaling.original_context_length rope.scaling.yarn_beta_fast
@@ -144,6 +147,46 @@ FAMILIES: Mapping[str, TextFamily] = {
                 architecture="glm4moelite", keys=FIRST_GLM_FLASH, config="glm_flash"
             ),
         },
+    ),
+    "kimi-linear": TextFamily(
+        KimiLinearConfig,
+        {key: value for key, value in DEEPSEEK2.items() if key not in KIMI_LACKS}
+        | {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "num_local_experts": 8,
+            "linear_head_dim": 32,
+            "linear_num_heads": 4,
+        },
+        {
+            "plain": {},
+            "compressed_queries_and_groups": {
+                "q_lora_rank": 48,
+                "n_group": 4,
+                "topk_group": 2,
+                "norm_topk_prob": False,
+                "linear_conv_kernel_dim": 3,
+            },
+        },
+        wide={
+            "hidden_size": 256,
+            "intermediate_size": 256,
+            "moe_intermediate_size": 256,
+            "kv_lora_rank": 256,
+            "qk_nope_head_dim": 64,
+            "v_head_dim": 64,
+            "linear_head_dim": 64,
+        },
+        delta_rule=(modeling_kimi_linear,),
+        files=(
+            CompleteFile(
+                optional_keys="""
+                    attention.key_length attention.value_length expert_gating_func
+                    expert_group_count expert_group_used_count expert_weights_norm
+                    expert_weights_scale
+                """
+            ),
+        ),
     ),
     "mistral4": TextFamily(
         Mistral4Config,

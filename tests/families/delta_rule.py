@@ -13,12 +13,19 @@ import pytest
 # Where the norm of a head that has seen next to nothing would enlarge what is rounded off.
 EPS = 1e-3
 
+# Names of the chunked form and of the other one.
+_FORMS = (
+    ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"),
+    ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"),
+)
+
 
 @contextmanager
 def step_by_step(*modules: ModuleType) -> Iterator[None]:
     """Models of these modules of `transformers` compute prompts token by token."""
     with pytest.MonkeyPatch.context() as patch:
         for module in modules:
-            step = module.torch_recurrent_gated_delta_rule
-            patch.setattr(module, "torch_chunk_gated_delta_rule", step)
+            for chunks, step in _FORMS:
+                if hasattr(module, chunks):
+                    patch.setattr(module, chunks, getattr(module, step))
         yield

@@ -80,3 +80,51 @@ def test_the_table_of_layer_inputs_of_gemma3n_is_as_long_as_the_vocabulary(tmp_p
 def test_settings_of_gemma4_that_files_cannot_state_are_refused(tmp_path, changes) -> None:
     with pytest.raises(UnsupportedModelError, match="cannot express"):
         write_tiny(tmp_path / "tiny.gguf", TEXT_MODELS["gemma4"].config(**changes))
+
+
+@pytest.mark.parametrize(
+    ("family", "removed", "settings"),
+    [
+        (
+            "kimi-linear",
+            "layer_types mlp_layer_types linear_head_dim linear_num_heads linear_conv_kernel_dim",
+            {
+                "first_k_dense_replace": 1,
+                "linear_attn_config": {
+                    "full_attn_layers": [2],
+                    "kda_layers": [1, 3],
+                    "head_dim": 32,
+                    "num_heads": 4,
+                    "short_conv_kernel_size": 4,
+                },
+            },
+        ),
+        (
+            "mimo2",
+            "layer_types mlp_layer_types rope_parameters rms_norm_eps",
+            {
+                "hybrid_layer_pattern": [0, 1, 0],
+                "moe_layer_freq": [0, 1, 1],
+                "sliding_window": 8,
+                "sliding_window_size": 8,
+                "rope_theta": 5e6,
+                "swa_rope_theta": 500.0,
+                "partial_rotary_factor": 0.375,
+                "swa_num_key_value_heads": 2,
+                "layernorm_epsilon": 1e-5,
+                "routed_scaling_factor": None,
+            },
+        ),
+    ],
+)
+def test_published_settings_mean_those_that_transformers_saves(
+    tmp_path, family: str, removed: str, settings: dict[str, Any]
+) -> None:
+    folder, saved, published = (tmp_path / name for name in ("folder", "saved", "published"))
+    write_tiny_folder(folder, TEXT_MODELS[family].config())
+    convert(folder, saved, type="f32")
+    stated = json.loads((folder / "config.json").read_text())
+    stated = {key: value for key, value in stated.items() if key not in removed.split()}
+    (folder / "config.json").write_text(json.dumps(stated | settings))
+    convert(folder, published, type="f32")
+    assert saved.read_bytes() == published.read_bytes()

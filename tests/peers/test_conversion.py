@@ -75,8 +75,10 @@ UNKNOWN = {
     "qwen3": "biases",
     "seed_oss": "all_biases",
     "smollm3": "tied_with_biases_and_yarn",
-    # Queries of full rank in models of unpublished sizes, groups of V2, several dense layers.
+    # Queries of full rank in models of unpublished sizes, groups of V2, several dense layers;
+    # compressed queries of Kimi Linear.
     "deepseek2": "plain yarn large glm_flash_with_two_dense_layers",
+    "kimi-linear": "compressed_queries_and_groups",
     "minicpm3": "queries_of_full_rank",
     # Layers without experts between those that have them.
     "ernie4_5-moe": "every_other_layer_without_shared_expert",

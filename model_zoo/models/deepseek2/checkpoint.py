@@ -3,32 +3,12 @@
 from dataclasses import replace
 
 from gguf import ExpertGatingFuncType
-from torch import Tensor
 
 from model_zoo.convert import checks, decoders, latent_rules
 from model_zoo.convert.configuration import Configuration
-from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
+from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key
 from model_zoo.models.deepseek2.text import TEMPERATURE, TEMPERATURE_SPAN
 from runtime.errors import UnsupportedModelError
-
-
-def _cached(config: Configuration) -> int:
-    return config.require_size("kv_lora_rank") + config.require_size("qk_rope_head_dim")
-
-
-def _heads(config: Configuration, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """kv_b_proj (heads * (plain + value), latent) -> (heads, plain, latent), (heads, value, ..)."""
-    sizes = config.require_size("qk_nope_head_dim"), config.require_size("v_head_dim")
-    keys, values = rows.unflatten(0, (-1, sum(sizes))).split(sizes, dim=1)
-    return keys, values
-
-
-def _to_keys(config: Configuration, rows: Tensor) -> Tensor:
-    return _heads(config, rows)[0].transpose(1, 2)
-
-
-def _to_values(config: Configuration, rows: Tensor) -> Tensor:
-    return _heads(config, rows)[1]
 
 
 def _log_multiplier(config: Configuration) -> float | None:
@@ -63,15 +43,9 @@ _KEYS = (
     *(key for key in decoders.SIZES if key.name != "attention.head_count_kv"),
     Key("attention.head_count_kv", lambda c: 1, flavours=(LLAMA_CPP,)),
     Key("attention.head_count_kv", "num_attention_heads", flavours=(OLLAMA,)),
-    Key("attention.key_length", _cached, flavours=(LLAMA_CPP,)),
-    Key("attention.value_length", "kv_lora_rank", flavours=(LLAMA_CPP,)),
-    Key("attention.key_length_mla", latent_rules.query_size, flavours=(LLAMA_CPP,)),
-    Key("attention.value_length_mla", "v_head_dim", flavours=(LLAMA_CPP,)),
+    *latent_rules.SIZES,
     Key("attention.key_length", latent_rules.query_size, flavours=(OLLAMA,)),
     Key("attention.value_length", "v_head_dim", flavours=(OLLAMA,)),
-    Key("attention.q_lora_rank", "q_lora_rank", optional=True),
-    Key("attention.kv_lora_rank", "kv_lora_rank"),
-    Key("rope.dimension_count", "qk_rope_head_dim"),
     decoders.ROPE_BASE,
     *decoders.YARN_SCALING,
     Key("rope.scaling.yarn_log_multiplier", _log_multiplier),
@@ -91,20 +65,8 @@ CONVERSION = Conversion(
     rules=(
         *decoders.EMBEDDINGS,
         *decoders.PRE_NORMS,
-        *latent_rules.PROJECTIONS,
-        *(
-            Rule(
-                f"{latent_rules.ATTENTION}.kv_b_proj.weight",
-                f"blk.{{n}}.{target}.weight",
-                transform,
-                flavours=(flavour,),
-            )
-            for target, transform, flavour in (
-                ("attn_k_b", _to_keys, LLAMA_CPP),
-                ("attn_v_b", _to_values, LLAMA_CPP),
-                ("attn_kv_b", None, OLLAMA),
-            )
-        ),
+        *latent_rules.projections(),
+        *latent_rules.head_matrices(),
         *decoders.LEADING_DENSE,
     ),
     drop=decoders.BUFFERS,

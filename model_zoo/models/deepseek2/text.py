@@ -8,7 +8,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.block import read_block
 from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.draft_layers import without_draft_layers
-from model_zoo.layers.latent_attention import LatentAttention, LatentSizes
+from model_zoo.layers.latent_attention import HEAD_KEYS, LatentAttention, LatentSizes
 from model_zoo.layers.leading_dense import SIGMOID, SOFTMAX, leading_dense_or_experts
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import log_scale, read_rotary
@@ -19,7 +19,6 @@ from runtime.kv.spec import Full
 # A tenth of `mscale_all_dim`; converters divide by ten.
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 TEMPERATURE, TEMPERATURE_SPAN = "attention.temperature_scale", "attention.temperature_length"
-MAX_RANK = 1 << 16
 # Of Ollama's first files of GLM-4.7-Flash, in which the keys of both sizes are the other way round.
 _SWAPPED = "glm4moelite"
 
@@ -30,14 +29,14 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     Rotary pairs are interleaved, as in the authors' checkpoints.
     """
     sizes = without_draft_layers(w, TextSizes.read(metadata))
-    rotated = metadata.require_size("rope.dimension_count", at_most=MAX_HEAD_DIM)
-    rotary = _rotary(w, sizes, rotated)
-    layers = [_layer(w.scope("blk", i), sizes, i, rotary, rotated) for i in range(sizes.layers)]
+    rotary = _rotary(w, sizes)
+    layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
     return Decoder(w, sizes, layers)
 
 
-def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary, rotated: int) -> TextLayer:
-    latent = _latent_sizes(w, sizes, index, rotated)
+def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
+    keys = _head_keys(sizes.metadata)
+    latent = LatentSizes.read(w, sizes.metadata, heads=sizes.heads[index], keys=keys)
     attention = LatentAttention(
         w,
         latent,
@@ -53,34 +52,21 @@ def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary, rotated
     return TextLayer(block, latent.cache(Full()), rotary, rotated_from=latent.latent)
 
 
-def _latent_sizes(w: TensorScope, sizes: TextSizes, index: int, rotated: int) -> LatentSizes:
-    """Sizes of a layer. In files with `attn_k_b`, `key_length` is the size of a cached row; in
-    older files and in those of `_SWAPPED` it is the size of a head."""
-    metadata, names = sizes.metadata, ("attention.key_length", "attention.value_length")
-    plain = metadata.architecture == _SWAPPED
-    keys = (key if plain or not metadata.has(f"{key}_mla") else f"{key}_mla" for key in names)
-    query, value = (metadata.require_size(key, at_most=MAX_HEAD_DIM) for key in keys)
-    if query <= rotated:
-        raise metadata.error(
-            "rope.dimension_count", f"is {rotated}; it must be below {query}, the size of a query"
-        )
-    rank = None
-    if metadata.has("attention.q_lora_rank") and not w.has("attn_q"):
-        rank = metadata.require_size("attention.q_lora_rank", at_most=MAX_RANK)
-    return LatentSizes(
-        heads=sizes.heads[index],
-        latent=metadata.require_size("attention.kv_lora_rank", at_most=MAX_HEAD_DIM),
-        plain=query - rotated,
-        rotated=rotated,
-        value=value,
-        query_rank=rank,
+def _head_keys(metadata: Metadata) -> tuple[str, str]:
+    """The keys of a head's sizes. In files with `attn_k_b`, `key_length` is the size of a cached
+    row; in older files and in those of `_SWAPPED` it is the size of a head."""
+    key, value = (
+        mla if metadata.has(mla) and metadata.architecture != _SWAPPED else mla.removesuffix("_mla")
+        for mla in HEAD_KEYS
     )
+    return key, value
 
 
-def _rotary(w: TensorScope, sizes: TextSizes, rotated: int) -> Rotary:
+def _rotary(w: TensorScope, sizes: TextSizes) -> Rotary:
     """The rotary embedding. If the file states a multiplier of the scores, and not 0 as converters
     do without one, YaRN does not change the magnitude of queries and keys, because `mscale` equals
     `mscale_all_dim` in all models."""
+    rotated = sizes.metadata.require_size("rope.dimension_count", at_most=MAX_HEAD_DIM)
     rotary = read_rotary(w, replace(sizes, key_dim=rotated), Pairs.INTERLEAVED)
     multiplied = sizes.metadata.get(LOG_MULTIPLIER, float, 0.0)
     return replace(rotary, magnitude=1.0) if multiplied else rotary

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers import delta_net
+from model_zoo.layers import delta_net, kimi_delta
 from model_zoo.layers.altup import AltUp
 from model_zoo.layers.delta_net import GatedDeltaNet
 from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
+from model_zoo.layers.kimi_delta import KimiDelta
 from model_zoo.layers.state_sizes import StateSizes
 from runtime.kernels.delta import DeltaGates
 from tests.gguf_files import write_tensors
@@ -103,6 +104,39 @@ def test_decays_of_recurrent_states_come_from_gates_in_float32(
     step: Any = SimpleNamespace(pages=None, plan=None, kept=lambda x: x)
     net(rows(), step)
     assert_exact(seen[0].alphas, product(rows(), alpha))
+    assert_exact(seen[0].betas, product(rows(), beta))
+
+
+def test_decays_of_kimi_delta_come_from_gates_in_float32(scope, monkeypatch) -> None:
+    sizes = StateSizes(heads=4, key_heads=4, key_dim=8, value_dim=8, width=4)
+    into, out_of = random(8, HIDDEN, seed=2), random(sizes.keys, 8, seed=3)
+    square, beta = (sizes.values, HIDDEN), random(4, HIDDEN, seed=4)
+    arrays = {
+        **{f"attn_{name}.weight": random(*square) for name in "qkv"},
+        **{f"ssm_conv1d_{name}.weight": random(sizes.keys, sizes.width) for name in "qkv"},
+        "ssm_f_a.weight": into,
+        "ssm_f_b.weight": out_of,
+        "ssm_g_a.weight": random(8, HIDDEN),
+        "ssm_g_b.weight": random(sizes.values, 8),
+        "ssm_beta.weight": beta,
+        "ssm_norm.weight": random(sizes.value_dim),
+        "attn_output.weight": random(HIDDEN, sizes.values),
+        "ssm_a": -(random(4) ** 2),
+        "ssm_dt.bias": random(sizes.keys),
+    }
+    delta = KimiDelta(scope(arrays), hidden=HIDDEN, sizes=sizes, eps=1e-6)
+    seen: list[DeltaGates] = []
+
+    def note(mixed: Tensor, gates: DeltaGates, *_: Any, **options: Any) -> Tensor:
+        seen.append(gates)
+        return mixed.new_zeros(ROWS, sizes.heads, sizes.value_dim)
+
+    monkeypatch.setattr(kimi_delta, "gated_delta", note)
+    monkeypatch.setattr(kimi_delta, "short_convolution", lambda mixed, *_: mixed)
+    step: Any = SimpleNamespace(pages=None, plan=None, kept=lambda x: x)
+    delta(rows(), step)
+    expected = product(product(rows(), into), out_of)
+    torch.testing.assert_close(seen[0].alphas.double(), expected, rtol=1e-4, atol=1e-4)
     assert_exact(seen[0].betas, product(rows(), beta))
 
 

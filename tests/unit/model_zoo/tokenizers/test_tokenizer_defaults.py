@@ -60,6 +60,7 @@ def test_bos_and_eos_are_found_without_their_keys(
         ("glmocr", (), "glm4"),
         ("hunyuan_vl", (), "hunyuan-dense"),
         ("lfm2", (), "llama-bpe"),
+        ("kimi-linear", (), "kimi-k2"),
         ("llama4", (), "llama4"),
         ("chatglm", (), "glm4"),
         ("deepseek", (), "deepseek-llm"),
