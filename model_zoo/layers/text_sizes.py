@@ -35,15 +35,20 @@ class TextSizes:
         eps: float | None = None,
         head_dim: int | None = None,
         kv_heads: tuple[int, ...] | None = None,
+        attends: bool = True,
     ) -> "TextSizes":
         """eps, head_dim: defaults; without them, the file must state `eps`, and `head_dim` is
-        hidden / heads. kv_heads: by layer, overrides the file.
+        hidden / heads. kv_heads: by layer, overrides the file. attends: False for models without
+        attention, whose files state 0 heads; here they have one.
 
         Raises ModelFileError for missing or impossible sizes.
         """
         layers = metadata.require_size("block_count", at_most=MAX_LAYERS)
         hidden = metadata.require_size("embedding_length")
-        heads = metadata.require_per_layer("attention.head_count", layers)
+        if attends:
+            heads = metadata.require_per_layer("attention.head_count", layers)
+        else:
+            heads = kv_heads = (1,) * layers
         if kv_heads is None:
             kv_heads = metadata.get_per_layer("attention.head_count_kv", layers, heads)
         if len(kv_heads) != layers:

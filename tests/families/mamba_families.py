@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from transformers import FalconH1Config, GraniteMoeHybridConfig, NemotronHConfig
+from transformers import FalconH1Config, GraniteMoeHybridConfig, Mamba2Config, NemotronHConfig
 
 from tests.families.text_family import SIZES, TIED, WIDE, CompleteFile, TextFamily, rope
 
@@ -123,6 +123,29 @@ FAMILIES: Mapping[str, TextFamily] = {
             CompleteFile(
                 optional_keys=f"{GRANITE_OPTIONAL_KEYS} feed_forward_length",
                 optional_tensors="blk.0.ssm_conv1d.bias blk.2.ssm_conv1d.bias",
+            ),
+        ),
+    ),
+    "mamba2": TextFamily(
+        Mamba2Config,
+        {
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "num_heads": 8,
+            "head_dim": 16,
+            "state_size": 24,
+            "n_groups": 2,
+            "chunk_size": 32,
+        },
+        {
+            "plain": {},
+            "one_group_tied_without_biases": TIED | {"n_groups": 1, "use_conv_bias": False},
+        },
+        wide={"hidden_size": 256, "head_dim": 64},
+        files=(
+            CompleteFile(
+                optional_keys="attention.head_count feed_forward_length",
+                optional_tensors="blk.0.ssm_conv1d.bias blk.1.ssm_conv1d.bias",
             ),
         ),
     ),

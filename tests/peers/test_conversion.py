@@ -100,6 +100,7 @@ UNKNOWN = {
     # It norms by squares instead of deviations, and divides the weights of experts by their sum.
     "phimoe": "plain window_and_short_factors",
     "gemma2": "no_caps",  # it divides by a cap of 0
+    "mamba2": "one_group_tied_without_biases",  # it requires the bias of the convolution
     # It ends with a failed assertion or a segmentation fault.
     "falcon-h1": "tied_without_convolution_bias",
     "lfm2": "attention_everywhere",
