@@ -71,6 +71,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("apertus", ("apertus",), pre_tokenizer="tekken"),
     Family("arcee", ("arcee",), pre_tokenizer="llama-bpe"),
     Family("bert", ("bert",), ranking=Ranking("cls")),
+    Family("bailingmoe", ("bailingmoe",), pre_tokenizer="bailingmoe"),
     Family("bailingmoe2", ("bailingmoe2",), pre_tokenizer="bailingmoe2"),
     Family("command_r", ("command-r", "cohere2"), pre_tokenizer="command-r"),
     Family("deepseek", ("deepseek",), pre_tokenizer="deepseek-llm"),

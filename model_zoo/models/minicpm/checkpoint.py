@@ -66,7 +66,7 @@ LATENT = Conversion(
     rules=(
         *decoders.EMBEDDINGS,
         *decoders.PRE_NORMS,
-        *latent_rules.PROJECTIONS,
+        *latent_rules.projections(),
         Rule(f"{latent_rules.ATTENTION}.kv_b_proj.weight", "blk.{n}.attn_kv_b.weight"),
         *decoders.feed_forward(),
     ),

@@ -55,6 +55,7 @@ def test_bos_and_eos_are_found_without_their_keys(
         ("glm4", (), "glm4"),
         ("glm4moe", (), "glm4"),
         ("afmoe", (), "afmoe"),
+        ("bailingmoe", (), "bailingmoe"),
         ("bailingmoe2", (), "bailingmoe2"),
         ("glm4moelite", (), "glm4"),
         ("glmocr", (), "glm4"),
