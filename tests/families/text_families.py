@@ -486,6 +486,7 @@ DIVERSE = (
     "gpt-oss",
     "gpt2",
     "granitehybrid",
+    "kimi-linear",
     "lfm2",
     "llama4",
     "minimax-m2",

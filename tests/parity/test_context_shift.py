@@ -123,6 +123,7 @@ def test_a_family_continues_from_a_recomputed_context(tmp_path, family: str) -> 
 STAYING = {
     "falcon-h1",
     "granitehybrid",
+    "kimi-linear",
     "lfm2",
     "nemotron_h_moe",
     "qwen35moe",
