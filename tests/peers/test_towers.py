@@ -20,7 +20,8 @@ from model_zoo.models.lfm2.vision import NaflexTower
 from model_zoo.models.mistral3.vision import PROJECTOR_EPS
 from model_zoo.multimodal.placeholders import PlaceholderRows
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
-from tests.families.tower_families import TOWERS, TowerFamily
+from tests.families.tower_families import TOWERS
+from tests.families.tower_family import TowerFamily
 from tests.families.towers import encoded, load_tower, worst
 from tests.families.vision_families import VISION_MODELS
 from tests.gguf_files import matrices, rewrite

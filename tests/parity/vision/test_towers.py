@@ -7,7 +7,8 @@ import torch
 
 from runtime.errors import UnsupportedModelError
 from tests.families.agreement import CHECKS, Pair, load_decoder
-from tests.families.tower_families import TOWERS, TowerFamily
+from tests.families.tower_families import TOWERS
+from tests.families.tower_family import TowerFamily
 from tests.families.towers import (
     TOLERANCE,
     TowerPair,
