@@ -1,5 +1,12 @@
 """config.json of published checkpoints, as far as conversion reads it."""
 
+from tests.unit.model_zoo.convert.published_encoders import (
+    EMBEDDING_GEMMA,
+    GTE_RERANKER,
+    HUNYUAN_OCR,
+    LLAVA_15,
+)
+
 LLAMA_2 = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -296,27 +303,6 @@ ERNIE_45 = {
     "use_bias": False,
     "vocab_size": 103424,
 }
-EMBEDDING_GEMMA = {
-    "architectures": ["Gemma3TextModel"],
-    "model_type": "gemma3_text",
-    "_sliding_window_pattern": 6,
-    "head_dim": 256,
-    "hidden_size": 768,
-    "intermediate_size": 1152,
-    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 4,
-    "max_position_embeddings": 2048,
-    "num_attention_heads": 3,
-    "num_hidden_layers": 24,
-    "num_key_value_heads": 1,
-    "query_pre_attn_scalar": 256,
-    "rms_norm_eps": 1e-06,
-    "rope_local_base_freq": 10000.0,
-    "rope_scaling": None,
-    "rope_theta": 1000000.0,
-    "sliding_window": 512,
-    "use_bidirectional_attention": True,
-    "vocab_size": 262144,
-}
 OLMO_3 = {
     "architectures": ["Olmo3ForCausalLM"],
     "model_type": "olmo3",
@@ -422,79 +408,6 @@ MINIMAX_M2 = {
     "use_qk_norm": True,
     "use_routing_bias": True,
     "vocab_size": 200064,
-}
-LLAVA_15 = {
-    "architectures": ["LlavaForConditionalGeneration"],
-    "ignore_index": -100,
-    "image_token_index": 32000,
-    "model_type": "llava",
-    "pad_token_id": 32001,
-    "projector_hidden_act": "gelu",
-    "text_config": {
-        "architectures": ["LlamaForCausalLM"],
-        "max_position_embeddings": 4096,
-        "model_type": "llama",
-        "rms_norm_eps": 1e-05,
-        "vocab_size": 32064,
-    },
-    "tie_word_embeddings": False,
-    "vision_config": {
-        "hidden_size": 1024,
-        "image_size": 336,
-        "intermediate_size": 4096,
-        "model_type": "clip_vision_model",
-        "num_attention_heads": 16,
-        "num_hidden_layers": 24,
-        "patch_size": 14,
-        "projection_dim": 768,
-        "vocab_size": 32000,
-    },
-    "vision_feature_layer": -2,
-    "vision_feature_select_strategy": "default",
-    "vocab_size": 32064,
-}
-HUNYUAN_OCR = {
-    "architectures": ["HunYuanVLForConditionalGeneration"],
-    "model_type": "hunyuan_vl",
-    "attention_head_dim": 128,
-    "head_dim": 128,
-    "hidden_size": 1024,
-    "intermediate_size": 3584,
-    "max_position_embeddings": 32768,
-    "num_attention_heads": 16,
-    "num_experts": 1,
-    "num_hidden_layers": 24,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": {
-        "alpha": 1000.0,
-        "factor": 1.0,
-        "type": "xdrope",
-        "xdrope_section": [16, 16, 16, 16],
-    },
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": True,
-    "use_qk_norm": True,
-    "vocab_size": 120818,
-}
-GTE_RERANKER = {
-    "architectures": ["ModernBertForSequenceClassification"],
-    "model_type": "modernbert",
-    "classifier_activation": "gelu",
-    "classifier_pooling": "mean",
-    "global_attn_every_n_layers": 3,
-    "global_rope_theta": 160000.0,
-    "hidden_activation": "gelu",
-    "hidden_size": 768,
-    "id2label": {"0": "LABEL_0"},
-    "intermediate_size": 1152,
-    "local_attention": 128,
-    "local_rope_theta": 10000.0,
-    "max_position_embeddings": 8192,
-    "norm_eps": 1e-05,
-    "num_attention_heads": 12,
-    "num_hidden_layers": 22,
-    "vocab_size": 50368,
 }
 PUBLISHED = {
     "LLaVA 1.5 7B": LLAVA_15,
