@@ -87,10 +87,14 @@ _CASED = (
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _SEED_CODER = rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 
-# Scripts that are written without spaces, and Hangul.
+# Scripts that are written without spaces, and Hangul, each by itself.
 _ASIAN = (
-    "4E00-9FFF 3400-4DBF F900-FAFF 3040-309F 30A0-30FF FF65-FF9F 2F00-2FDF E40-E7F E80-EFF"
-    " 1780-17FF 1000-109F AA60-AA7F A9E0-A9FF AC00-D7AF 1100-11FF"
+    "4E00-9FFF 3040-30FF 3400-4DBF F900-FAFF FF65-FF9F 2F00-2FDF",  # Chinese and Japanese
+    "E00-E7F",  # Thai
+    "E80-EFF",  # Lao
+    "1780-17FF",  # Khmer
+    "1000-109F AA60-AA7F A9E0-A9FF",  # Burmese
+    "AC00-D7AF 1100-11FF",
 )
 _EXAONE_MOE = (
     rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
@@ -144,8 +148,12 @@ _ROWS: Mapping[PreTokenizer, str] = {
         )
     ): "deepseek-llm",
     PreTokenizer(
-        (r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", rf"[{_ranges(_ASIAN)}]+", _DEEPSEEK3),
-        from_right=r"\p{N}",
+        (
+            r"\p{Nd}{1,3}(?=(?:\p{Nd}{3})*(?!\p{Nd}))",
+            "|".join(f"[{_ranges(script)}]+" for script in _ASIAN),
+            _DEEPSEEK3,
+        ),
+        from_right=r"\p{Nd}",
     ): "afmoe",
     PreTokenizer((_EXAONE_MOE,), across_words=True): "exaone-moe",
     PreTokenizer((_BLOOM,)): "bloom poro-chat gpt3-finnish",
