@@ -99,6 +99,7 @@ def test_settings_of_gemma4_that_files_cannot_state_are_refused(tmp_path, change
                 },
             },
         ),
+        ("exaone-moe", "first_k_dense_replace mlp_layer_types", {"first_last_k_dense_replace": 1}),
         (
             "mimo2",
             "layer_types mlp_layer_types rope_parameters rms_norm_eps",

@@ -36,7 +36,11 @@ CONVERSION = Conversion(
     computed=(decoders.LLAMA3_FACTORS,),
     drop=(*decoders.BUFFERS, "mtp.**"),
     defaults={"n_group": 1, "topk_group": 1},
-    spellings={"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"},
+    spellings={
+        "n_routed_experts": "num_experts",
+        "n_shared_experts": "num_shared_experts",
+        "first_k_dense_replace": "first_last_k_dense_replace",  # of the first revisions
+    },
     check=checks.only_scalings("llama3"),
     heads=(LLAMA_CPP,),
 )
