@@ -59,7 +59,7 @@ CONVERSION = Conversion(
         Key("attention.value_length", "v_head_dim"),
         Key("attention.sliding_window", _window),
         Key("attention.sliding_window_pattern", _sliding),
-        Key(VALUE_SCALE, "attention_value_scale", optional=True, of=float),
+        Key(VALUE_SCALE, lambda c: float(c.get("attention_value_scale", 1.0))),
         decoders.ROTATED_SIZE,
         decoders.ROPE_BASE,
         Key(NEAR_BASE, _near_base),

@@ -18,6 +18,8 @@ from runtime.kv.spec import CacheKind, Full, Sliding
 NEAR_BASE = "rope.freq_base_swa"
 VALUE_SCALE = "attention.value_scale"
 DEFAULT_NEAR_BASE = 10_000.0  # as in llama.cpp
+# Of the published models; llama.cpp's first files of MiMo-V2-Flash do not state it.
+DEFAULT_VALUE_SCALE = 0.707
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +53,7 @@ def _layer(w: TensorScope, sizes: TextSizes, index: int, kind: _Kind) -> TextLay
         experts = stated_experts(w, sizes, scores=SIGMOID, renormalised=True)
     options = AttentionOptions(
         sinks=read_sinks(w, sizes.heads[index]) if w.has("attn_sinks") else None,
-        output_scale=metadata.get_positive(VALUE_SCALE) if metadata.has(VALUE_SCALE) else None,
+        output_scale=metadata.get_positive(VALUE_SCALE, DEFAULT_VALUE_SCALE),
     )
     return attention_layer(
         w, sizes, index, kind.rotary, kind=kind.cache, attention=options, feed_forward=experts

@@ -166,6 +166,10 @@ DEFAULTS = {
         image_rows.tiny_config(), BASE, 500_000.0, 1e4,
         "MllamaTextConfig.rope_parameters.rope_theta", image_rows.OPTIONS,
     ),
+    "mimo2 scale of values": Default(
+        TEXT_MODELS["mimo2"].config(), "attention.value_scale", 0.707, 1.0,
+        "MiMoV2FlashConfig.attention_value_scale",
+    ),
     "qwen2.5-vl base": Default(
         TEXT_MODELS["qwen25vl"].config(), BASE, 1e6, 1e4,
         "Qwen2_5_VLTextConfig.rope_parameters.rope_theta",
