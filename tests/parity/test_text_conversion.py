@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from model_zoo.convert.convert_folder import convert
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import UnsupportedModelError
-from tests.families.agreement import check_long_prompt
+from tests.families.agreement import check_long_prompt, load_decoder
 from tests.families.gemma_families import GEMMA4_ROPES, GEMMA4_SCALED_ROPES, GLOBAL, LOCAL
 from tests.families.text_families import TEXT_MODELS
 from tests.families.text_family import pair_of
@@ -129,3 +129,14 @@ def test_published_settings_mean_those_that_transformers_saves(
     (folder / "config.json").write_text(json.dumps(stated | settings))
     convert(folder, published, type="f32")
     assert saved.read_bytes() == published.read_bytes()
+
+
+def test_files_of_mistral4_state_that_a_checkpoint_has_no_temperature(tmp_path) -> None:
+    folder, path = tmp_path / "folder", tmp_path / "tiny.gguf"
+    write_tiny_folder(folder, TEXT_MODELS["mistral4"].config())
+    settings = json.loads((folder / "config.json").read_text())
+    settings["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0}
+    (folder / "config.json").write_text(json.dumps(settings))
+    convert(folder, path, type="f32")
+    assert GGUFFile.open(path).metadata["mistral4.attention.temperature_scale"] == 0
+    load_decoder(path)

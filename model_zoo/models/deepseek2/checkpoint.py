@@ -17,6 +17,11 @@ def _log_multiplier(config: Configuration) -> float | None:
     return stated / 10 if stated else None
 
 
+def _temperature(config: Configuration) -> float:
+    """0 for none, because a file that states nothing has the published model's."""
+    return decoders.yarn_number(config, "llama_4_scaling_beta") or 0.0
+
+
 def _equal_magnitudes(config: Configuration) -> None:
     one, other = (decoders.yarn_number(config, key) for key in ("mscale", "mscale_all_dim"))
     if other and (1.0 if one is None else one) != other:
@@ -101,7 +106,7 @@ MISTRAL4 = replace(
         *_KEYS,
         Key("expert_gating_func", lambda c: ExpertGatingFuncType.SOFTMAX.value),
         Key("expert_weights_norm", "norm_topk_prob", of=bool),
-        Key(TEMPERATURE, decoders.yarn_source("llama_4_scaling_beta")),
+        Key(TEMPERATURE, _temperature),
         Key(TEMPERATURE_SPAN, decoders.original_context),
     ),
     rules=(*CONVERSION.rules, *decoders.stacked_experts(only=decoders.follows)),

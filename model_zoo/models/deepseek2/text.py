@@ -19,6 +19,8 @@ from runtime.kv.spec import Full
 # A tenth of `mscale_all_dim`; converters divide by ten.
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 TEMPERATURE, TEMPERATURE_SPAN = "attention.temperature_scale", "attention.temperature_length"
+# Of Mistral Small 4, the one model of its architecture; llama.cpp's converter does not state it.
+_UNSTATED_TEMPERATURES = {"mistral4": 0.1}
 # Of Ollama's first files of GLM-4.7-Flash, in which the keys of both sizes are the other way round.
 _SWAPPED = "glm4moelite"
 
@@ -81,9 +83,10 @@ def _scale(metadata: Metadata, query: int) -> float:
 
 
 def _temperature(metadata: Metadata) -> Temperature | None:
-    """The attention temperature of Mistral Large 3 and Small 4, if the file has one."""
-    if not metadata.get(TEMPERATURE, float, 0.0):
+    """The attention temperature of Mistral Large 3 and Small 4; a stated 0 means none."""
+    unstated = _UNSTATED_TEMPERATURES.get(metadata.architecture, 0.0)
+    if not metadata.get(TEMPERATURE, float, unstated):
         return None
     span = TEMPERATURE_SPAN
     span = span if metadata.has(span) else "rope.scaling.original_context_length"
-    return Temperature(metadata.get_positive(TEMPERATURE), metadata.require_size(span))
+    return Temperature(metadata.get_positive(TEMPERATURE, unstated), metadata.require_size(span))

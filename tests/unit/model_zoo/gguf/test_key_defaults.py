@@ -54,12 +54,12 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
 @dataclass(frozen=True)
 class Default:
     """`source`: a class of `transformers` and the path to its value; None where `value` follows
-    from `config`. `other`: a value with other results, to show that the key matters; 0 for none."""
+    from `config`. `other`: a value with other results, to show that the key matters."""
 
     config: PreTrainedConfig
     key: str
     value: float
-    other: float
+    other: float | None
     source: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -170,6 +170,13 @@ DEFAULTS = {
         TEXT_MODELS["mimo2"].config(), "attention.value_scale", 0.707, 1.0,
         "MiMoV2FlashConfig.attention_value_scale",
     ),
+    "mistral4 temperature": Default(
+        TEXT_MODELS["mistral4"].config(), "attention.temperature_scale", 0.1, 0.0,
+        "Mistral4Config.rope_parameters.llama_4_scaling_beta",
+    ),
+    "mistral4 span of temperatures": Default(
+        TEXT_MODELS["mistral4"].config(), "attention.temperature_length", 32, 8
+    ),
     "qwen2.5-vl base": Default(
         TEXT_MODELS["qwen25vl"].config(), BASE, 1e6, 1e4,
         "Qwen2_5_VLTextConfig.rope_parameters.rope_theta",
@@ -184,10 +191,10 @@ DEFAULTS = {
     ),
     "qwen3 original context": Default(TEXT_MODELS["qwen3"].config("yarn"), ORIGINAL, 512, 64),
     "width of qwen3-next's shared expert": Default(
-        TEXT_MODELS["qwen3next"].config(), "expert_shared_feed_forward_length", 48, 0
+        TEXT_MODELS["qwen3next"].config(), "expert_shared_feed_forward_length", 48, None
     ),
     "width of qwen3.5's shared expert": Default(
-        TEXT_MODELS["qwen35moe"].config(), "expert_shared_feed_forward_length", 48, 0
+        TEXT_MODELS["qwen35moe"].config(), "expert_shared_feed_forward_length", 48, None
     ),
 }  # fmt: skip
 # Head sizes that are not hidden / heads; those of the largest Gemma models differ.
@@ -258,7 +265,7 @@ def test_a_missing_key_has_the_value_of_its_family(opened, name) -> None:
     file = opened(row.config, **row.options)
     silent = results(built(file, {row.key: None}))
     assert torch.equal(silent, results(built(file, {row.key: row.value})))
-    if row.other:
+    if row.other is not None:
         assert not torch.equal(silent, results(built(file, {row.key: row.other})))
 
 
