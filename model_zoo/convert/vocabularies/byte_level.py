@@ -10,7 +10,7 @@ from model_zoo.tokenizers.pretokenizers import PRE_TOKENIZERS, architecture_pre_
 from model_zoo.tokenizers.vocabulary import TokenType
 from runtime.errors import UnsupportedModelError
 
-_GPT2 = PRE_TOKENIZERS["gpt-2"].expressions[0]
+_PUNCTUATION, _GPT2 = PRE_TOKENIZERS["falcon"].expressions
 
 
 def is_byte_level(files: TokenizerFiles) -> bool:
@@ -48,26 +48,26 @@ def merges(files: TokenizerFiles) -> list[str]:
 
 
 def _pre_tokenizer(files: TokenizerFiles, architecture: str) -> str:
-    """The name of the table's row with these expressions; the architecture's or the first of
-    several.
+    """The name of the table's row with these expressions, before and after bytes are mapped to
+    characters; the architecture's or the first of several.
 
     Rows that agree with the tokenizer on `ignore_merges` have priority, among these rows that agree
     on normalisation.
     """
-    expressions = tuple(_expressions(files))
+    stated = _expressions(files)
     whole = bool(files.model.get("ignore_merges"))
     nfc = any(
         step.get("type") == "NFC" for step in parts(files.json.get("normalizer"), "normalizers")
     )
-    spelt = tuple(map(canonical, expressions))
+    spelt = [list(map(canonical, expressions)) for expressions in stated]
     rows = {
         name: row
         for name, row in PRE_TOKENIZERS.items()
-        if tuple(map(canonical, row.expressions)) == spelt
+        if spelt == [list(map(canonical, found)) for found in (row.expressions, row.on_bytes)]
     }
     if not rows:
         raise UnsupportedModelError(
-            f"{files.folder / 'tokenizer.json'}: splits text by {_quoted(expressions)}, which is "
+            f"{files.folder / 'tokenizer.json'}: splits text by {_quoted(*stated)}, which is "
             "none of the expressions that model families use."
         )
     own = architecture_pre_tokenizer(architecture)
@@ -76,23 +76,30 @@ def _pre_tokenizer(files: TokenizerFiles, architecture: str) -> str:
     return own if own in alike and own != "default" else alike[0]
 
 
-def _expressions(files: TokenizerFiles) -> Sequence[str]:
-    """The regular expressions in order, as in the rows of the table."""
-    found = []
+def _expressions(files: TokenizerFiles) -> tuple[list[str], list[str]]:
+    """The regular expressions in order, as in the rows of the table: those for text, and those for
+    the visible characters that represent its bytes."""
+    of_text: list[str] = []
+    of_bytes: list[str] = []
+    found = of_text
     for step in parts(files.json.get("pre_tokenizer"), "pretokenizers"):
         kind = step.get("type")
         if kind == "Split" and _isolates(step):
             found.append(step["pattern"]["Regex"])
-        elif kind == "Digits" and step.get("individual_digits"):
-            found.append(r"\p{N}")
+        elif kind == "Digits":
+            found.append(r"\p{N}" if step.get("individual_digits") else r"\p{N}+")
+        elif kind == "Punctuation" and step.get("behavior") == "Contiguous":
+            found.append(_PUNCTUATION)
         elif kind == "ByteLevel":
             found += [_GPT2] if step.get("use_regex", True) else []
+            found = of_bytes
         else:
             raise UnsupportedModelError(
                 f"{files.folder / 'tokenizer.json'}: its pre-tokenizer has a step {kind} that is "
-                "not supported; Split by an expression, Digits and ByteLevel are."
+                "not supported; Split by an expression, Digits, ByteLevel and contiguous "
+                "Punctuation are."
             )
-    return found
+    return of_text, of_bytes
 
 
 def _isolates(step: Mapping[str, Any]) -> bool:
@@ -106,5 +113,7 @@ def _isolates(step: Mapping[str, Any]) -> bool:
     )
 
 
-def _quoted(expressions: Sequence[str]) -> str:
-    return ", ".join(repr(expression[:80]) for expression in expressions) or "no expression"
+def _quoted(of_text: Sequence[str], of_bytes: Sequence[str]) -> str:
+    quoted = [repr(expression[:80]) for expression in of_text]
+    quoted += [f"{expression[:80]!r} after ByteLevel" for expression in of_bytes]
+    return ", ".join(quoted) or "no expression"

@@ -31,6 +31,9 @@ SENTENCES = (
     "Straße, naïve, Ångström: 12345 items cost 3.14 £, don't they? We'll see!",
     "def add(a, b):\n    return a + b  # двадцать один\n\n\t東京 и Москва\r\n",
 )
+DIGITS = pre_tokenizers.Digits(individual_digits=True)
+GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 TEXTS = st.text(max_size=60) | st.lists(
     st.sampled_from(" ".join(SENTENCES).split(" ")), max_size=9
 ).map(" ".join)
@@ -69,15 +72,17 @@ def assert_alike(ours: Tokenizer, theirs: Any, *, first: str = "") -> None:
     check()
 
 
+def split(step: Any) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Split(Regex(step), "isolated") if isinstance(step, str) else step
+
+
 def byte_level(
     expressions: tuple[str, ...], *, whole_pieces: bool = False, nfc: bool = False
 ) -> NativeTokenizer:
     native = NativeTokenizer(BPE(ignore_merges=whole_pieces))
     if nfc:
         native.normalizer = normalizers.NFC()
-    splits = [pre_tokenizers.Split(Regex(one), "isolated") for one in expressions]
-    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    native.pre_tokenizer = pre_tokenizers.Sequence([*splits, plain])
+    native.pre_tokenizer = pre_tokenizers.Sequence([*map(split, expressions), BYTES])
     native.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
@@ -105,25 +110,24 @@ def test_byte_level_tokens_match_the_checkpoint(name: str, tmp_path) -> None:
     assert ours.vocabulary.types[ours.id_of("<tool>")] == TokenType.USER_DEFINED
 
 
-def test_digits_and_byte_level_steps_are_recognised(tmp_path) -> None:
-    native = byte_level(())
-    native.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    )
-    theirs = saved(tmp_path, native)
-    keys = metadata_of(tmp_path)
-    assert PRE_TOKENIZERS[keys["tokenizer.ggml.pre"]] == PRE_TOKENIZERS["smollm"]
-    assert_alike(load_tokenizer(keys, architecture="llama"), theirs)
-
-
 @pytest.mark.parametrize(
     "name, steps",
     [
+        ("smollm", [DIGITS, GPT2]),
         # As published; the table has the same characters as code points and ranges.
-        ("deepseek-coder", [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+"]),
+        (
+            "falcon",
+            [
+                pre_tokenizers.Punctuation("contiguous"),
+                GPT2,
+                pre_tokenizers.Digits(individual_digits=False),
+                "[0-9][0-9][0-9]",
+            ],
+        ),
+        (
+            "deepseek-coder",
+            [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", DIGITS, BYTES],
+        ),
         (
             "deepseek-v3",
             [
@@ -132,20 +136,17 @@ def test_digits_and_byte_level_steps_are_recognised(tmp_path) -> None:
                 r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
                 r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
                 r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+                BYTES,
             ],
         ),
     ],
 )
-def test_expressions_are_recognised_in_any_spelling(name, steps, tmp_path) -> None:
+def test_steps_are_recognised_in_any_spelling(name, steps, tmp_path) -> None:
     native = byte_level(())
-    splits = [pre_tokenizers.Split(Regex(step), "isolated") for step in steps]
-    if name == "deepseek-coder":
-        splits.append(pre_tokenizers.Digits(individual_digits=True))
-    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    native.pre_tokenizer = pre_tokenizers.Sequence([*splits, plain])
+    native.pre_tokenizer = pre_tokenizers.Sequence([split(step) for step in steps])
     theirs = saved(tmp_path, native)
     keys = metadata_of(tmp_path)
-    assert keys["tokenizer.ggml.pre"] == name
+    assert PRE_TOKENIZERS[keys["tokenizer.ggml.pre"]] == PRE_TOKENIZERS[name]
     assert_alike(load_tokenizer(keys, architecture="llama"), theirs)
 
 
