@@ -11,6 +11,13 @@ def _norms_heads(config: Configuration, layer: int) -> bool:
     return bool(config.get("use_qk_norm"))
 
 
+def _context(config: Configuration) -> int:
+    """Settings of Command-R and Command-R+ state the trained context as `model_max_length`, and
+    8,192 as the number of positions."""
+    stated = config.get("model_max_length")
+    return config.require_size("max_position_embeddings" if stated is None else "model_max_length")
+
+
 _RULES = (
     *decoders.EMBEDDINGS,
     *decoders.attention(),
@@ -22,7 +29,8 @@ CONVERSION = Conversion(
     model_types=("cohere",),
     architecture="command-r",
     keys=(
-        *decoders.layer_normed(),
+        *(key for key in decoders.layer_normed() if key.name != "context_length"),
+        Key("context_length", _context),
         Key("logit_scale", "logit_scale", of=float),
     ),
     rules=(*_RULES, *(replace(rule, only=_norms_heads) for rule in decoders.HEAD_NORMS)),

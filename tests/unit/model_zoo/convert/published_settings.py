@@ -409,8 +409,27 @@ MINIMAX_M2 = {
     "use_routing_bias": True,
     "vocab_size": 200064,
 }
+COMMAND_R = {
+    "architectures": ["CohereForCausalLM"],
+    "model_type": "cohere",
+    "bos_token_id": 5,
+    "eos_token_id": 255001,
+    "hidden_act": "silu",
+    "hidden_size": 8192,
+    "intermediate_size": 22528,
+    "layer_norm_eps": 1e-05,
+    "logit_scale": 0.0625,
+    "max_position_embeddings": 8192,
+    "model_max_length": 131072,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 64,
+    "rope_theta": 8000000.0,
+    "vocab_size": 256000,
+}
 PUBLISHED = {
     "LLaVA 1.5 7B": LLAVA_15,
+    "Command-R": COMMAND_R,
     "Granite 4.0 H Tiny": GRANITE_4_H,
     "Nemotron Nano 9B v2": NEMOTRON_NANO_2,
     "Llama 1": LLAMA_1,

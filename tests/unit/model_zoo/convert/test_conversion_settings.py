@@ -17,6 +17,7 @@ from model_zoo.convert.tables import tables_by_model_type
 from runtime.errors import ModelFileError, UnsupportedModelError
 from tests.tiny_models import tiny_tokenizer
 from tests.unit.model_zoo.convert.published_settings import (
+    COMMAND_R,
     EMBEDDING_GEMMA,
     ERNIE_45,
     GEMMA_2,
@@ -123,6 +124,12 @@ def test_settings_that_gemma_checkpoints_omit_have_defaults(tmp_path) -> None:
     assert ollama["rope.global.freq_base"] == 1000000.0
     assert ollama["rope.local.freq_base"] == 10000.0
     assert "rope.freq_base" not in ollama
+
+
+def test_the_context_of_command_r_is_the_trained_one(tmp_path) -> None:
+    assert told(tmp_path / "command-r", COMMAND_R)["context_length"] == 131072
+    others = {key: value for key, value in COMMAND_R.items() if key != "model_max_length"}
+    assert told(tmp_path / "aya", others)["context_length"] == 8192
 
 
 def test_both_sides_of_a_window_are_stated_as_one(tmp_path) -> None:
