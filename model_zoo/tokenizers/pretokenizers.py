@@ -1,7 +1,7 @@
 """A table of the regular expressions that split text before byte-level BPE merges it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,11 +169,11 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
 LINEAR: Mapping[str, str] = {r"\s+$": r"(?<!\s)\s+$"}
 _KNOWN = frozenset(row.expressions for row in _ROWS)
 
-# Architectures with two vocabularies: a token of one of them, its row, and that of the other: Phi 4
-# and Phi 4 mini, StableLM 2 and StableLM 3B.
-_BY_TOKEN: Mapping[str, tuple[str, str, str]] = {
-    "phi3": ("<|im_sep|>", "dbrx", "gpt-4o"),
-    "stablelm": ("<|im_start|>", "stablelm2", "default"),
+# Architectures with two vocabularies: whether the tokens are those of the first, its row, and that
+# of the other. Phi 4 and Phi 4 mini; StableLM 2 and, with 50,304 tokens, StableLM 3B.
+_BY_TOKENS: Mapping[str, tuple[Callable[[list[Any]], bool], str, str]] = {
+    "phi3": (lambda tokens: "<|im_sep|>" in tokens, "dbrx", "gpt-4o"),
+    "stablelm": (lambda tokens: len(tokens) > 60_000, "stablelm2", "default"),
 }
 
 
@@ -193,10 +193,9 @@ def choose_pre_tokenizer(metadata: Mapping[str, Any], architecture: str) -> PreT
     text.
     """
     name = optional_text(metadata, "tokenizer.ggml.pre") or "default"
-    if name == "default" and architecture in _BY_TOKEN:
-        token, with_it, without = _BY_TOKEN[architecture]
-        tokens = required_array(metadata, "tokenizer.ggml.tokens")
-        name = with_it if token in tokens else without
+    if name == "default" and architecture in _BY_TOKENS:
+        is_first, first, other = _BY_TOKENS[architecture]
+        name = first if is_first(required_array(metadata, "tokenizer.ggml.tokens")) else other
     elif name == "default":
         name = architecture_pre_tokenizer(architecture)
     expression = optional_text(metadata, "tokenizer.ggml.pretokenizer")

@@ -85,7 +85,6 @@ def test_bos_and_eos_are_found_without_their_keys(
         ("qwen3vlmoe", (), "qwen2"),
         ("qwen35", (), "qwen35"),
         ("qwen35moe", (), "qwen35"),
-        ("stablelm", ("<|im_start|>",), "stablelm2"),
         ("stablelm", (), "default"),
     ],
 )
@@ -96,6 +95,18 @@ def test_a_file_without_pre_tokenizer_uses_that_of_its_family(
     for pre in (None, "default"):
         metadata["tokenizer.ggml.pre"] = pre
         assert choose_pre_tokenizer(metadata, architecture) == PRE_TOKENIZERS[row]
+
+
+@pytest.mark.parametrize(("length", "row"), [(50_304, "default"), (100_352, "stablelm2")])
+def test_the_size_of_the_vocabulary_tells_stablelm_2_from_stablelm_3b(
+    length: int, row: str
+) -> None:
+    """Fine-tunes of both have the tokens of ChatML."""
+    special = {"<|im_start|>": CONTROL, "<|im_end|>": CONTROL}
+    metadata = byte_level_metadata(special) | {"tokenizer.ggml.pre": None}
+    tokens = metadata["tokenizer.ggml.tokens"]
+    tokens += [f"[{id}]" for id in range(len(tokens), length)]
+    assert choose_pre_tokenizer(metadata, "stablelm") == PRE_TOKENIZERS[row]
 
 
 def test_text_after_an_image_gets_a_prefix_space_as_after_a_token() -> None:
