@@ -169,15 +169,16 @@ def uniform_decoder(
     pairs: Pairs,
     layer: MakeLayer,
     *,
+    dim: int | None = None,
     default_base: float | None = None,
     sections: Sequence[int] = (),
     options: DecoderOptions | None = None,
 ) -> Decoder:
     """A decoder whose layers are all made by `layer` and have the rotary embedding that the file
-    describes. default_base: its base if the file states none, which is required otherwise.
-    sections: numbers of consecutive frequencies that are rotated by time, row and column; empty for
-    a rotation by one position."""
-    rotary = read_rotary(w, sizes, pairs, default_base=default_base)
+    describes. dim: its dimensions, overrides those that the file states. default_base: its base if
+    the file states none, which is required otherwise. sections: numbers of consecutive frequencies
+    that are rotated by time, row and column; empty for a rotation by one position."""
+    rotary = read_rotary(w, sizes, pairs, dim=dim, default_base=default_base)
     if sections:
         rotary = in_sections(rotary, sizes.metadata, default=sections, interleaved=False)
     layers = [layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]

@@ -107,11 +107,16 @@ FAMILIES: Mapping[str, TextFamily] = {
                 "attention_bias": True,
                 "mlp_bias": True,
                 "head_dim": 32,
-                **rope(500.0, partial_rotary_factor=0.25),
+                **rope(500.0, partial_rotary_factor=0.375),
                 **TIED,
             },
         },
         wide=WIDE_HEADS,
+        variants={
+            "rotation_of_wide_heads_as_published": Variant(
+                {"head_dim": 32}, keys={"rope.dimension_count": 8}
+            ),
+        },
         files=(CompleteFile(optional_keys="attention.key_length attention.value_length"),),
     ),
     "phi2": TextFamily(
