@@ -175,7 +175,13 @@ FAMILIES: Mapping[str, TextFamily] = {
             },
         },
         divided="parallel_with_head_norms",
-        variants=UNSTATED,
+        variants=UNSTATED
+        | {
+            "unstated_base_of_a_long_context": Variant(
+                {"max_position_embeddings": 16384} | rope(1e6, partial_rotary_factor=0.5),
+                keys={"rope.freq_base": None},
+            )
+        },
         files=(
             CompleteFile(
                 optional_keys="""
