@@ -54,7 +54,15 @@ FAMILIES: Mapping[str, TextFamily] = {
         },
         wide={"hidden_size": 256},
         divided="two_norms",
-        variants=UNSTATED,
+        variants=UNSTATED
+        | {
+            "falcon_2_as_published": Variant(
+                rope(500042.0), keys={"rope.freq_base": None}, config="more_key_heads"
+            ),
+            "two_norms_with_unstated_base": Variant(
+                keys={"rope.freq_base": None}, config="two_norms"
+            ),
+        },
         files=(
             CompleteFile(
                 "two_norms",

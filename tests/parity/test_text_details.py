@@ -56,6 +56,21 @@ def test_gemma3_whose_window_is_the_whole_context_is_not_scaled(tmp_path) -> Non
     assert difference(pair_of(path, twin), random_tokens(PROMPT, seed=20)) <= TOLERANCE
 
 
+@pytest.mark.parametrize(
+    "config, base, context",
+    [
+        ("more_key_heads", None, 8192),
+        ("more_key_heads", 10000.0, 2048),
+        ("two_norms", None, 2048),
+    ],
+)
+def test_the_context_of_falcon_2_is_the_trained_one(tmp_path, config, base, context) -> None:
+    """llama.cpp's converter states 2,048 for all models, and no base of rotation."""
+    path = tmp_path / "tiny.gguf"
+    TEXT_MODELS["falcon"].write(path, config, max_position_embeddings=2048)
+    assert load_decoder(changed(path, {"rope.freq_base": base})).context_length == context
+
+
 def test_gemma4_caches_have_the_shapes_of_local_and_of_global_layers(tmp_path) -> None:
     shared = TEXT_MODELS["gemma4"].configs["layer_inputs_and_shared_keys"]
     changes = {key: shared[key] for key in ("num_kv_shared_layers", "use_double_wide_mlp")}
