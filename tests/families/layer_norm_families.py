@@ -162,6 +162,16 @@ FAMILIES: Mapping[str, TextFamily] = {
                 "rope_parameters": PHIMOE_ROPE,
             },
         },
+        variants={
+            "magnitude_as_published": Variant(
+                {
+                    "max_position_embeddings": 2048,
+                    "rope_parameters": PHIMOE_ROPE
+                    | dict.fromkeys(("short_mscale", "long_mscale"), 1.243163121016122),
+                },
+                keys={"rope.scaling.attn_factor": 1.1902380714238083},
+            ),
+        },
         files=(
             CompleteFile(
                 optional_keys="""
