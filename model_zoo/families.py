@@ -96,7 +96,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("glm4v", (), ("glm4v", "glmocr"), ("glm4", "glm4moe")),
     Family("gpt2", ("gpt2",), pre_tokenizer="gpt-2"),
     Family("gpt2", ("starcoder",), pre_tokenizer="starcoder"),
-    Family("gptneox", ("gptneox",), pre_tokenizer="gpt-2"),
+    Family("gptneox", ("gptneox",), pre_tokenizer="olmo"),
     Family("gptoss", ("gpt-oss", "gptoss"), pre_tokenizer="gpt-4o"),
     Family("granite", ("granite", "granitemoe")),
     Family("granite", ("granitehybrid",), pre_tokenizer="dbrx"),

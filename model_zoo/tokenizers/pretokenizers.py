@@ -170,10 +170,11 @@ LINEAR: Mapping[str, str] = {r"\s+$": r"(?<!\s)\s+$"}
 _KNOWN = frozenset(row.expressions for row in _ROWS)
 
 # Architectures with two vocabularies: whether the tokens are those of the first, its row, and that
-# of the other. Phi 4 and Phi 4 mini; StableLM 2 and, with 50,304 tokens, StableLM 3B.
+# of the other. Phi 4 and Phi 4 mini; StableLM 2 and, with the 50,304 tokens of GPT-NeoX and OLMo,
+# StableLM 3B.
 _BY_TOKENS: Mapping[str, tuple[Callable[[list[Any]], bool], str, str]] = {
     "phi3": (lambda tokens: "<|im_sep|>" in tokens, "dbrx", "gpt-4o"),
-    "stablelm": (lambda tokens: len(tokens) > 60_000, "stablelm2", "default"),
+    "stablelm": (lambda tokens: len(tokens) > 60_000, "stablelm2", "olmo"),
 }
 
 

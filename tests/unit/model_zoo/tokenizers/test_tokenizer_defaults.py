@@ -85,7 +85,8 @@ def test_bos_and_eos_are_found_without_their_keys(
         ("qwen3vlmoe", (), "qwen2"),
         ("qwen35", (), "qwen35"),
         ("qwen35moe", (), "qwen35"),
-        ("stablelm", (), "default"),
+        ("gptneox", (), "olmo"),
+        ("stablelm", (), "olmo"),
     ],
 )
 def test_a_file_without_pre_tokenizer_uses_that_of_its_family(
@@ -97,7 +98,7 @@ def test_a_file_without_pre_tokenizer_uses_that_of_its_family(
         assert choose_pre_tokenizer(metadata, architecture) == PRE_TOKENIZERS[row]
 
 
-@pytest.mark.parametrize(("length", "row"), [(50_304, "default"), (100_352, "stablelm2")])
+@pytest.mark.parametrize(("length", "row"), [(50_304, "olmo"), (100_352, "stablelm2")])
 def test_the_size_of_the_vocabulary_tells_stablelm_2_from_stablelm_3b(
     length: int, row: str
 ) -> None:
