@@ -427,6 +427,20 @@ COMMAND_R = {
     "rope_theta": 8000000.0,
     "vocab_size": 256000,
 }
+STARCODER = {
+    "architectures": ["GPTBigCodeForCausalLM"],
+    "model_type": "gpt_bigcode",
+    "activation_function": "gelu",
+    "layer_norm_epsilon": 1e-05,
+    "multi_query": True,
+    "n_embd": 6144,
+    "n_head": 48,
+    "n_inner": 24576,
+    "n_layer": 40,
+    "n_positions": 8192,
+    "scale_attn_weights": True,
+    "vocab_size": 49152,
+}
 PUBLISHED = {
     "LLaVA 1.5 7B": LLAVA_15,
     "Command-R": COMMAND_R,
@@ -455,6 +469,7 @@ PUBLISHED = {
     "HunyuanOCR": HUNYUAN_OCR,
     "MiniCPM3 4B": MINICPM_3,
     "MiniMax M2": MINIMAX_M2,
+    "StarCoder": STARCODER,
     "GTE's reranker": GTE_RERANKER,
     "GTE's reranker, with other intervals": GTE_RERANKER
     | {"global_attn_every_n_layers": 2, "global_rope_theta": 9.0, "local_rope_theta": 7.0},

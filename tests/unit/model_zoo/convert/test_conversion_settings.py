@@ -38,6 +38,7 @@ from tests.unit.model_zoo.convert.published_settings import (
     PUBLISHED,
     QWEN_25,
     SMOLLM_3,
+    STARCODER,
     YARN,
 )
 
@@ -130,6 +131,14 @@ def test_the_context_of_command_r_is_the_trained_one(tmp_path) -> None:
     assert told(tmp_path / "command-r", COMMAND_R)["context_length"] == 131072
     others = {key: value for key, value in COMMAND_R.items() if key != "model_max_length"}
     assert told(tmp_path / "aya", others)["context_length"] == 8192
+
+
+def test_starcoder_may_approximate_its_activation(tmp_path) -> None:
+    """As by default of `transformers`; files do not state it."""
+    usual = {key: value for key, value in STARCODER.items() if key != "activation_function"}
+    stated = usual | {"activation_function": "gelu_pytorch_tanh"}
+    expected = told(tmp_path / "exact", STARCODER)
+    assert told(tmp_path / "usual", usual) == told(tmp_path / "stated", stated) == expected
 
 
 def test_both_sides_of_a_window_are_stated_as_one(tmp_path) -> None:
@@ -262,6 +271,7 @@ def test_llama3_factors_match_the_frequencies_of_transformers(high) -> None:
         ),
         (GTE_RERANKER | {"hidden_activation": "relu"}, "`hidden_activation` is relu; gelu and"),
         (GTE_RERANKER | {"id2label": {"0": "a", "1": "b"}}, "classifies texts by 2 labels"),
+        (STARCODER | {"activation_function": "relu"}, "has 'relu' as `activation_function`"),
         (NOMIC_2 | {"moe_every_n_layers": 2}, "has experts with a bias"),
     ],
 )
