@@ -79,10 +79,16 @@ class MappedTensors:
     def __init__(self, tensors: Mapping[str, TensorInfo], maps: Mapping[str, MappedBytes]) -> None:
         self.tensors, self._maps = tensors, maps
 
-    def weight(self, name: str) -> Weight:
-        """A view of the map; KeyError if there is no such tensor."""
+    def shape(self, name: str, dimensions: int) -> tuple[int, ...]:
+        """The tensor's shape in at least so many dimensions; ggml writes no leading ones of 1."""
+        stated = self.tensors[name].shape
+        return (1,) * (dimensions - len(stated)) + stated
+
+    def weight(self, name: str, *, dimensions: int = 1) -> Weight:
+        """A view of the map, in at least so many dimensions; KeyError if there is no such
+        tensor."""
         info = self.tensors[name]
-        return self._maps[name].view(info.begin, info.type, info.shape)
+        return self._maps[name].view(info.begin, info.type, self.shape(name, dimensions))
 
     def adjacent_rows(self, names: Sequence[str]) -> Weight | None:
         """The rows of these matrices as one view of the map; None unless they are contiguous."""
@@ -97,8 +103,9 @@ class MappedTensors:
         rows = sum(info.shape[0] for info in infos)
         return mapped.view(first.begin, first.type, (rows, *first.shape[1:]))
 
-    def evenly_spaced(self, names: Sequence[str]) -> Weight | None:
-        """Tensors of one shape and type as one view (n, ...); None unless they are equidistant."""
+    def evenly_spaced(self, names: Sequence[str], *, dimensions: int = 1) -> Weight | None:
+        """Tensors of one shape, in at least so many dimensions, and of one type as one view
+        (n, ...); None unless they are equidistant."""
         infos = [self.tensors[name] for name in names]
         first, mapped = infos[0], self._maps[names[0]]
         step = infos[1].begin - first.begin if len(infos) > 1 else first.nbytes
@@ -107,7 +114,8 @@ class MappedTensors:
             even = info.begin == first.begin + index * step and step >= first.nbytes
             if not (alike and even and self._maps[info.name] is mapped):
                 return None
-        return mapped.spaced(first.begin, first.type, (len(infos), *first.shape), step)
+        shape = len(infos), *self.shape(first.name, dimensions)
+        return mapped.spaced(first.begin, first.type, shape, step)
 
     def fetch(
         self, name: str, begin: int = 0, nbytes: int | None = None, *, sparse: bool = False

@@ -134,14 +134,13 @@ class TensorScope:
     def has(self, name: str) -> bool:
         return self._full(name) in self._tensors.file.tensors
 
-    def shape(self, name: str, *, whole: bool = False) -> tuple[int, ...] | None:
-        """Shape of the tensor `name` in torch order; None if absent.
-
-        `whole`: `name` includes the suffix.
-        """
-        full = self._prefix + name if whole else self._full(name)
-        info = self._tensors.file.tensors.get(full)
-        return None if info is None else info.shape
+    def shape(
+        self, name: str, *, whole: bool = False, dimensions: int = 1
+    ) -> tuple[int, ...] | None:
+        """Shape of the tensor `name` in torch order, in at least so many dimensions; None if
+        absent. `whole`: `name` includes the suffix."""
+        full, file = self._prefix + name if whole else self._full(name), self._tensors.file
+        return file.shape(full, dimensions) if full in file.tensors else None
 
     def block_elements(self, name: str) -> int:
         """Weights in a block of `name`, or of its first expert if each is a tensor; 1 if absent."""
@@ -190,7 +189,7 @@ class TensorScope:
             return None
         full = self._full(name)
         weight = self._tensors.weight(full, shape, self.device, outs=outs, ins=ins, tiled=True)
-        added = self._added(stated, self.shape(name), outs=outs, ins=ins)
+        added = self._added(stated, self.shape(name, dimensions=2), outs=outs, ins=ins)
         bias = self._bias(name, shape[0], outs)
         return Linear(weight, bias, added, self._factors(name, weight.shape[0]))
 
@@ -256,7 +255,7 @@ class TensorScope:
 
     def embedding(self, name: str, *, shape: Shape, divided: bool = False) -> Embedding:
         """The embedding `name` (rows, hidden). `divided`: each rank holds a part of the rows."""
-        full, stated = self._full(name), self.shape(name) or (0,)
+        full, stated = self._full(name), self.shape(name, dimensions=2) or (0,)
         held = self._divided(evenly(stated[0], self.ranks)) if divided else None
         weight = self._tensors.weight(full, shape, self.device, outs=held, sparse=True)
         added = self._adapted.embedding_additions(full, stated, self.device, held=held)
@@ -369,7 +368,7 @@ class TensorScope:
     ) -> tuple[LowRank, ...]:
         """The additions of adapters to the matrices (experts, out, in) of one tensor."""
         outs, ins = self._divided(outs), self._divided(ins)
-        return self._added(name, self.shape(name), outs=outs, ins=ins)
+        return self._added(name, self.shape(name, dimensions=3), outs=outs, ins=ins)
 
     @overload
     def table(self, name: str, *, shape: Shape, optional: Literal[False] = ...) -> Tensor: ...

@@ -129,7 +129,7 @@ class Tensors:
         key, part = (source is self.file, name, device), (each, outs, ins)
         if (*key, *part) not in self._weights:
             self._fetch(source, name, device, outs, each, sparse=sparse)
-            whole = source.weight(name)
+            whole = source.weight(name, dimensions=len(shape))
             some = whole if each is None else whole.matrices(each.begin, each.end)
             placed = self._placed((name, *part), device, _cut(some, outs, ins))
             if (source is not self.file, name, device, *part) in self._weights:
@@ -193,7 +193,7 @@ class Tensors:
             part = Split(((piece.begin, piece.end),), 0)
             source = self._source([piece.name], device, True, part)
             self._fetch(source, piece.name, device, part)
-            views.append(_cut(source.weight(piece.name), part, None))
+            views.append(_cut(source.weight(piece.name, dimensions=2), part, None))
         if device.type == "cpu":
             pairs = zip(pieces, views, strict=True)
             return [(self._placed(piece, device, view), 1) for piece, view in pairs]
@@ -230,10 +230,12 @@ class Tensors:
         source = self._source(names, device, tiled, outs, ins)
         for name in names:
             self._fetch(source, name, device, outs)
-        even, key = source.evenly_spaced(names), ("stacked", *names, outs, ins)
+        even = source.evenly_spaced(names, dimensions=len(shape))
+        key = ("stacked", *names, outs, ins)
         if even is not None:
             return self._placed(key, device, _cut(even, outs, ins))
-        parts = [_cut(source.weight(name), outs, ins) for name in names]
+        views = (source.weight(name, dimensions=len(shape)) for name in names)
+        parts = [_cut(view, outs, ins) for view in views]
 
         def stacked() -> Weight:
             return _stacked(parts, device).unflatten(len(names))
@@ -250,7 +252,7 @@ class Tensors:
         if not self._claim(name, shape, row=len(shape) == 1):
             return torch.empty([size or 0 for size in shape], device=META)
         self._fetch(self.file, name, device)
-        numbers = self.file.weight(name).dequantize()
+        numbers = self.file.weight(name, dimensions=len(shape)).dequantize()
         numbers = numbers.flatten() if len(shape) == 1 else numbers
         if outs is not None:
             numbers = numbers[..., outs.begin : outs.end].contiguous()
@@ -275,14 +277,14 @@ class Tensors:
         return factors
 
     def _claim(self, name: str, shape: Shape, *, row: bool = False) -> bool:
-        """Whether the file has this tensor with this shape; recorded if not. `row`: leading
-        dimensions of 1 do not count."""
+        """Whether the file has this tensor with this shape, apart from leading dimensions of 1 that
+        it does not state; recorded if not. `row`: those that it states do not count either."""
         self.claimed.add(name)
         info = self.file.tensors.get(name)
         if info is None:
             self.missing.append(name)
             return False
-        stated = info.shape
+        stated = self.file.shape(name, len(shape))
         if row and prod(stated[:-1]) == 1:
             stated = stated[-1:]
         expected = zip(stated, shape, strict=False)
@@ -384,13 +386,14 @@ def missing_weight(dimensions: int) -> Weight:
 
 def _ranges(info: TensorInfo, outs: Split | None, each: Split | None) -> Iterator[tuple[int, int]]:
     """Begin and length in bytes of the rows `outs` of each matrix or the matrices `each`."""
+    matrices = prod(info.shape[:-2])
     if outs is not None:
         assert each is None, "ranks divide the matrices of a tensor or their outputs, not both"
-        row = info.type.row_bytes(info.shape[-1])
-        for number in range(prod(info.shape[:-2])):
-            yield (number * info.shape[-2] + outs.begin) * row, outs.count * row
+        row, rows = info.type.row_bytes(info.shape[-1]), (1, *info.shape)[-2]
+        for number in range(matrices):
+            yield (number * rows + outs.begin) * row, outs.count * row
     elif each is not None:
-        matrix = info.nbytes // info.shape[0]
+        matrix = info.nbytes // matrices
         yield each.begin * matrix, each.count * matrix
     else:
         yield 0, info.nbytes

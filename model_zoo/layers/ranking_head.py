@@ -24,18 +24,6 @@ _CURVES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
-    """weight [hidden]; bias [1] or none. x [n, hidden] -> [n, 1]."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        result = (x @ self.weight)[:, None]
-        return result if self.bias is None else result + self.bias
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class RankingHead:
     """`output(norm(curve(dense(x))))`; without `dense` `output(x)`, and norm only if there is one.
 
@@ -47,7 +35,7 @@ class RankingHead:
     dense: Linear | None
     curve: Callable[[Tensor], Tensor]
     norm: LayerNorm | None
-    output: Linear | Row
+    output: Linear
     device: torch.device
 
     @classmethod
@@ -88,12 +76,8 @@ def _pooling(metadata: Metadata, ranking: Ranking) -> str:
     return ranking.pooling if stated is None else NAMES[stated]
 
 
-def _output(w: TensorScope, metadata: Metadata, name: str, size: int) -> Linear | Row:
-    """A matrix of one row, which llama.cpp's converter stored as a vector until 2025, or of two for
-    the answers."""
-    if w.shape(name) == (size,):
-        bias = w.vector(f"{name}.bias", size=1, bare=True, optional=True)
-        return Row(w.vector(name, size=size), bias)
+def _output(w: TensorScope, metadata: Metadata, name: str, size: int) -> Linear:
+    """A matrix of one row, or of two for the answers."""
     labels = metadata.get_array(LABELS, str) or ()
     if len(labels) > 1 and labels != ANSWERS:
         raise UnsupportedModelError(

@@ -94,7 +94,8 @@ def test_a_step_allocates_no_more_than_it_declares(pair) -> None:
 
 def test_an_adapter_of_a_task_is_added_to_matrices_and_both_embeddings(tmp_path) -> None:
     """As llama.cpp's converter writes those of Jina Embeddings v3: the pair of `token_types` is
-    that of a matrix, that of `token_embd` has the rows first."""
+    that of a matrix, also where llama-quantize has written the model, that of `token_embd` has the
+    rows first."""
     path, generator = tmp_path / "tiny.gguf", np.random.default_rng(1)
     write_tiny(path, ENCODERS["jina_bert_v3"], maker=AutoModel)
     pairs, merged = {}, {}
@@ -110,11 +111,17 @@ def test_an_adapter_of_a_task_is_added_to_matrices_and_both_embeddings(tmp_path)
     write_adapter(tmp_path / "task.gguf", pairs, architecture="jina-bert-v3", alpha=8.0)
     rewrite(path, tmp_path / "merged.gguf", tensors=merged)
     tokens, adapter = random_tokens(41, seed=8), AdapterPath(tmp_path / "task.gguf")
-    one, other = (
+    vector = {"token_types.weight": matrices(path)["token_types.weight"][0]}
+    quantised = rewrite(path, tmp_path / "quantised.gguf", tensors=vector)
+    expected, *found = (
         paged(encoder, tokens).states({0: tokens})
-        for encoder in (decoder_with(path, adapter), load_decoder(tmp_path / "merged.gguf"))
+        for encoder in (
+            load_decoder(tmp_path / "merged.gguf"),
+            decoder_with(path, adapter),
+            decoder_with(quantised, adapter),
+        )
     )
-    assert (one - other).abs().max() <= TOLERANCE
+    assert all((states - expected).abs().max() <= TOLERANCE for states in found)
 
 
 def test_slopes_are_not_computed_for_more_heads_than_fit(tmp_path) -> None:

@@ -28,8 +28,8 @@ class PlacedVit:
         self._sizes, self._device, self._dtype = sizes, w.device, w.dtype
         self._embed = patch_embedding(w, sizes, "patch_embd")
         name = "position_embd.weight"
-        stored = w.shape(name, whole=True) or (1, sizes.hidden)
-        self._across = isqrt(stored[-2] if len(stored) > 1 else 1)
+        stored = w.shape(name, whole=True, dimensions=2) or (1, sizes.hidden)
+        self._across = isqrt(stored[-2])
         shape = (self._across**2, sizes.hidden)
         self._places = first_table(w, name, shape=shape).to(w.dtype)
         self._norm = w.layer_norm("post_ln", sizes.eps, size=sizes.hidden)

@@ -92,7 +92,7 @@ class StretchedPlaces:
 
     def __init__(self, w: TensorScope, sizes: VisionSizes) -> None:
         self._norm = w.rms_norm("norm_embd", sizes.eps, size=sizes.hidden)
-        count = (w.shape("position_embd") or (1,))[0]
+        count = (w.shape("position_embd", dimensions=2) or (1,))[0]
         side = isqrt(count)
         if side * side != count:
             raise sizes.metadata.error(

@@ -117,7 +117,7 @@ class LineMerger:
 
 def _places(v: TensorScope, sizes: VisionSizes) -> Tensor:
     """The position table as float32 [1, hidden, side, side]."""
-    count = (v.shape("position_embd") or (1,))[0]
+    count = (v.shape("position_embd", dimensions=2) or (1,))[0]
     side = isqrt(count)
     if side * side != count:
         raise sizes.metadata.error(

@@ -85,8 +85,8 @@ class MoonTower:
 def _places(w: TensorScope, sizes: VisionSizes) -> Tensor:
     """float32 [1, hidden, side, side], the learned positions of a square."""
     name = "position_embd.weight"
-    stored = w.shape(name, whole=True) or (1, sizes.hidden)
-    side = isqrt(stored[-2] if len(stored) > 1 else 1)
+    stored = w.shape(name, whole=True, dimensions=2) or (1, sizes.hidden)
+    side = isqrt(stored[-2])
     table = first_table(w, name, shape=(side**2, sizes.hidden))
     return table.view(side, side, -1).permute(2, 0, 1)[None]
 

@@ -113,7 +113,7 @@ class MergingProjector:
 
 def _places(w: TensorScope, sizes: VisionSizes) -> Tensor:
     """The position table as float32 [1, hidden, side, side]."""
-    count = (w.shape("position_embd") or (1,))[0]
+    count = (w.shape("position_embd", dimensions=2) or (1,))[0]
     side = isqrt(count)
     if side * side != count:
         raise sizes.metadata.error(

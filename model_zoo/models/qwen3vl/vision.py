@@ -124,7 +124,7 @@ class Merger:
 def _places(w: TensorScope, sizes: VisionSizes) -> Tensor:
     """The position table as float32 [1, hidden, side, side]."""
     name = known_as(w, "position_embd", "pos_embed")
-    count = (w.shape(name) or (PLACES,))[0]
+    count = (w.shape(name, dimensions=2) or (PLACES,))[0]
     side = isqrt(count)
     if side * side != count:
         raise sizes.metadata.error(

@@ -144,8 +144,30 @@ def test_a_vector_may_have_leading_dimensions_of_one(open_scope) -> None:
         part = w.table(f"{name}.weight", shape=(16,), optional=True, outs=second)
         assert part is not None and near(part, BIAS[4:])
     w.vector("rows", size=16)
-    w.table("flat.weight", shape=(1, 16))
-    with pytest.raises(ModelFileError, match=r"2 are .*\(rows\.weight is 2 x 8, not 16, flat"):
+    with pytest.raises(ModelFileError, match=r"1 is .*\(rows\.weight is 2 x 8, not 16\)"):
+        w.check()
+
+
+def test_leading_dimensions_of_one_may_be_left_out(open_scope) -> None:
+    """As ggml writes, and so llama-quantize."""
+    row = RANDOM.standard_normal(32, dtype=np.float32)
+    matrix = RANDOM.standard_normal((16, 32), dtype=np.float32)
+    w = open_scope(row=row, up=matrix, exps=matrix, ffn_gate__0=row, ffn_gate__1=2 * row)
+    whole = Split(((0, 1),), 0)
+    assert near(w.linear("row", shape=(1, 32))(X), X.numpy() @ row[:, None], 1e-4)
+    assert near(w.embedding("row", shape=(None, 32))(torch.tensor([0])), row[None])
+    assert near(w.table("row.weight", shape=(1, 32)), row[None])
+    assert near(w.weight("row", shape=(1, 32), outs=whole).dequantize(), row[None])
+    fused = w.fused_linear({"row": (1, 32), "up": (16, 32)})
+    assert near(fused(X)[0], X.numpy() @ row[:, None], 1e-4)
+    second = Split(((0, 8), (8, 16)), 1)
+    assert w.experts("exps", shape=(1, 16, 32)).shape == (1, 16, 32)
+    assert near(w.weight("exps", shape=(1, 16, 32), outs=second).dequantize(), matrix[None, 8:])
+    stacked = w.experts("ffn_gate_exps", shape=(2, 1, 32))
+    assert near(stacked.dequantize(), np.stack([row, 2 * row])[:, None])
+    w.check()
+    w.linear("row", shape=(2, 32))
+    with pytest.raises(ModelFileError, match=r"row\.weight is 32, not 2 x 32"):
         w.check()
 
 
