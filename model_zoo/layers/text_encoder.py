@@ -37,8 +37,8 @@ class TextEncoder:
     """Embeddings of tokens, of token types (if the file has any) and of positions; layers; a norm
     before or after them. Implements runtime.worker.model.DecoderModel without logits.
 
-    Tokens have the first type; in rerankers, tokens after the first separator have the second type,
-    as BertTokenizer does for pairs.
+    Tokens have the first type; in rerankers with BERT's tokenizer, tokens after the first separator
+    have the second type.
     """
 
     def __init__(
@@ -146,8 +146,11 @@ def _token_types(w: TensorScope, sizes: TextSizes) -> Embedding | None:
 
 
 def _separator(w: TensorScope, sizes: TextSizes, types: Embedding | None) -> int | None:
-    """The token that ends the query of a reranker with two token types."""
-    ranks = pooling_type(sizes.metadata, w.has) == RANK
-    if not ranks or types is None or types.rows < 2:
+    """The token that ends the query of a reranker with two token types; None without, and for other
+    tokenizers than BERT's, such as RoBERTa's, which give all tokens the first type."""
+    metadata = sizes.metadata
+    ranks = pooling_type(metadata, w.has) == RANK
+    by_pieces = metadata.get("tokenizer.ggml.model", str) == "bert"
+    if not ranks or not by_pieces or types is None or types.rows < 2:
         return None
-    return sizes.metadata.get("tokenizer.ggml.seperator_token_id", int)
+    return metadata.get("tokenizer.ggml.seperator_token_id", int)

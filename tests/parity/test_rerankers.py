@@ -31,7 +31,7 @@ from serve_app.replica.loading import load_replica
 from tests.families.encoder_references import REFERENCES
 from tests.gguf_files import rewrite
 from tests.parity.test_embedding_models import CONTEXT, SIZES, capabilities
-from tests.tiny_models import write_tiny_folder
+from tests.tiny_models import END, tiny_tokenizer, write_tiny_folder
 from tests.tiny_vocabularies import (
     LONG,
     PLAIN_TEXTS,
@@ -221,15 +221,24 @@ def test_files_of_llama_cpp_are_listed_as_rerankers(of_llama_cpp) -> None:
 
 def write_single_matrix(folder: Path) -> tuple[Path, Callable[[list[int]], float]]:
     """The file of a reranker whose head is one matrix, as of Jina's first rerankers, and its
-    logits."""
+    logits. RoBERTa's tokenizer gives all tokens the first of the two types."""
     reference, path = REFERENCES["jina-bert-v2"], folder / "ranks.gguf"
     tensors = reference.write(folder / "embeds.gguf")
-    weight, bias = torch.randn(1, 64, generator=torch.Generator().manual_seed(1)), torch.ones(1) / 3
+    weight, second = torch.randn(2, 1, 64, generator=torch.Generator().manual_seed(1))
+    bias, end = torch.ones(1) / 3, tiny_tokenizer().token_to_id(END)
+    ends = {f"{role}_token_id": end for role in ("bos", "eos", "seperator")}
+    flags = {f"add_{role}_token": True for role in ("bos", "eos", "sep")}
+    keys = ends | flags | {"token_type_count": 2}
     rewrite(
         folder / "embeds.gguf",
         path,
+        keys={f"tokenizer.ggml.{key}": value for key, value in keys.items()},
         own_keys={"pooling_type": None},
-        tensors={"cls.weight": weight.numpy() / 8, "cls.bias": bias.numpy()},
+        tensors={
+            "cls.weight": weight.numpy() / 8,
+            "cls.bias": bias.numpy(),
+            "token_types.weight": torch.cat([tensors["token_types.weight"], second]).numpy(),
+        },
     )
     return path, lambda tokens: (reference.states(tensors, tokens)[0] @ weight[0] / 8 + bias).item()
 
