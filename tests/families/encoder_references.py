@@ -145,8 +145,9 @@ def nomic_experts(tensors: Tensors, layer: str, x: Tensor) -> Tensor:
 
 
 def jina_v2(tensors: Tensors, tokens: list[int]) -> Tensor:
-    """Jina Embeddings v2; the model for code has norms of queries and keys and a second norm after
-    attention. With four heads, the slopes are a quarter, a sixteenth, 1 / 64 and 1 / 256."""
+    """Jina Embeddings v2; the model for code has norms of queries and keys, a second norm after
+    attention, and the rows of ups before those of gates. With four heads, the slopes are a quarter,
+    a sixteenth, 1 / 64 and 1 / 256."""
 
     def heads(layer: str, part: str, x: Tensor) -> Tensor:
         rows = linear(tensors, f"{layer}.attn_{part}", x)
@@ -168,6 +169,8 @@ def jina_v2(tensors: Tensors, tokens: list[int]) -> Tensor:
             gate, up = (linear(tensors, f"{layer}.ffn_{part}", y) for part in ("gate", "up"))
         else:
             gate, up = linear(tensors, f"{layer}.ffn_up", y).chunk(2, dim=-1)
+            if f"{layer}.attn_q_norm.weight" in tensors:
+                gate, up = up, gate
         added = linear(tensors, f"{layer}.ffn_down", F.gelu(gate) * up)
         x = norm(tensors, f"{layer}.layer_output_norm", y + added)
     return x
@@ -211,6 +214,10 @@ JINA_V2 = {
         | biased({"ffn_down": (HIDDEN, INNER)})
     ),
 }
+JINA_V2_CODE = JINA_V2 | in_layers(
+    biased({f"attn_{part}": (HIDDEN,) for part in ("q_norm", "k_norm", "norm_2")})
+)
+UPS_FIRST = "jina-bert-v2 for code"
 REFERENCES = {
     "jina-bert-v2": Encoder(
         "jina-bert-v2",
@@ -218,11 +225,16 @@ REFERENCES = {
         JINA_V2 | in_layers({"ffn_up.weight": (2 * INNER, HIDDEN)}),
         jina_v2,
     ),
+    UPS_FIRST: Encoder(
+        "jina-bert-v2",
+        {},
+        JINA_V2_CODE | in_layers({"ffn_up.weight": (2 * INNER, HIDDEN)}),
+        jina_v2,
+    ),
     "jina-bert-v2 for code, with gates apart": Encoder(
         "jina-bert-v2",
         {},
-        JINA_V2
-        | in_layers(biased({f"attn_{part}": (HIDDEN,) for part in ("q_norm", "k_norm", "norm_2")}))
+        JINA_V2_CODE
         | in_layers({"ffn_up.weight": (INNER, HIDDEN), "ffn_gate.weight": (INNER, HIDDEN)}),
         jina_v2,
     ),

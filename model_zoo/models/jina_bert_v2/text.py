@@ -64,6 +64,13 @@ def _across(w: TensorScope, name: str, sizes: TextSizes) -> AcrossHeads | None:
 
 
 def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> GatedFeedForward:
-    """GeGLU; older files have gates and ups apart, newer ones as one tensor."""
+    """GeGLU; older files have gates and ups apart, newer ones as one tensor, in the model's order:
+    that for code, which alone has norms of queries, has the ups first."""
     size, whole = sizes.feed_forward[index], None if w.has("ffn_gate") else "ffn_up"
-    return GatedFeedForward(w, hidden=sizes.hidden, size=size, gated=gelu_erf_mul, whole=whole)
+    ups_first = whole is not None and w.has("attn_q_norm")
+    gated = _mul_gelu_erf if ups_first else gelu_erf_mul
+    return GatedFeedForward(w, hidden=sizes.hidden, size=size, gated=gated, whole=whole)
+
+
+def _mul_gelu_erf(up: Tensor, gate: Tensor) -> Tensor:
+    return gelu_erf_mul(gate, up)
