@@ -146,8 +146,8 @@ def nomic_experts(tensors: Tensors, layer: str, x: Tensor) -> Tensor:
 
 def jina_v2(tensors: Tensors, tokens: list[int]) -> Tensor:
     """Jina Embeddings v2; the model for code has norms of queries and keys, a second norm after
-    attention, and the rows of ups before those of gates. With four heads, the slopes are a quarter,
-    a sixteenth, 1 / 64 and 1 / 256."""
+    attention, and the rows of ups before those of gates; others have feed-forwards as BERT. With
+    four heads, the slopes are a quarter, a sixteenth, 1 / 64 and 1 / 256."""
 
     def heads(layer: str, part: str, x: Tensor) -> Tensor:
         rows = linear(tensors, f"{layer}.attn_{part}", x)
@@ -165,13 +165,17 @@ def jina_v2(tensors: Tensors, tokens: list[int]) -> Tensor:
         )
         if f"{layer}.attn_norm_2.weight" in tensors:
             y = norm(tensors, f"{layer}.attn_norm_2", x + y)
-        if f"{layer}.ffn_gate.weight" in tensors:
-            gate, up = (linear(tensors, f"{layer}.ffn_{part}", y) for part in ("gate", "up"))
+        rows = linear(tensors, f"{layer}.ffn_up", y)
+        if f"{layer}.ffn_up.bias" in tensors:
+            inner = F.gelu(rows)
+        elif f"{layer}.ffn_gate.weight" in tensors:
+            inner = F.gelu(linear(tensors, f"{layer}.ffn_gate", y)) * rows
         else:
-            gate, up = linear(tensors, f"{layer}.ffn_up", y).chunk(2, dim=-1)
+            gate, up = rows.chunk(2, dim=-1)
             if f"{layer}.attn_q_norm.weight" in tensors:
                 gate, up = up, gate
-        added = linear(tensors, f"{layer}.ffn_down", F.gelu(gate) * up)
+            inner = F.gelu(gate) * up
+        added = linear(tensors, f"{layer}.ffn_down", inner)
         x = norm(tensors, f"{layer}.layer_output_norm", y + added)
     return x
 
@@ -236,6 +240,12 @@ REFERENCES = {
         {},
         JINA_V2_CODE
         | in_layers({"ffn_up.weight": (INNER, HIDDEN), "ffn_gate.weight": (INNER, HIDDEN)}),
+        jina_v2,
+    ),
+    "jina-bert-v2 without gates": Encoder(
+        "jina-bert-v2",
+        {},
+        JINA_V2 | in_layers(biased({"ffn_up": (INNER, HIDDEN)})),
         jina_v2,
     ),
     "llama-embed": Encoder(

@@ -6,12 +6,12 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import AttentionOptions, SelfAttention, alibi_slopes
 from model_zoo.layers.block import PostNormBlock
-from model_zoo.layers.feed_forward import GatedFeedForward
+from model_zoo.layers.feed_forward import FeedForward, GatedFeedForward
 from model_zoo.layers.norm import AcrossHeads
 from model_zoo.layers.stack import TextLayer
 from model_zoo.layers.text_encoder import EncoderOptions, TextEncoder, embedding_norm
 from model_zoo.layers.text_sizes import TextSizes
-from runtime.kernels.pointwise import gelu_erf_mul
+from runtime.kernels.pointwise import gelu_erf, gelu_erf_mul
 from runtime.kv.spec import Full
 
 # As in the settings of all models.
@@ -63,13 +63,18 @@ def _across(w: TensorScope, name: str, sizes: TextSizes) -> AcrossHeads | None:
     return AcrossHeads(w.layer_norm(name, sizes.eps, size=sizes.hidden)) if w.has(name) else None
 
 
-def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> GatedFeedForward:
+def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> GatedFeedForward | FeedForward:
     """GeGLU; older files have gates and ups apart, newer ones as one tensor, in the model's order:
-    that for code, which alone has norms of queries, has the ups first."""
-    size, whole = sizes.feed_forward[index], None if w.has("ffn_gate") else "ffn_up"
-    ups_first = whole is not None and w.has("attn_q_norm")
-    gated = _mul_gelu_erf if ups_first else gelu_erf_mul
-    return GatedFeedForward(w, hidden=sizes.hidden, size=size, gated=gated, whole=whole)
+    that for code, which alone has norms of queries, has the ups first. Models with the setting
+    `feed_forward_type` original have no gates."""
+    hidden, size = sizes.hidden, sizes.feed_forward[index]
+    if w.has("ffn_gate"):
+        return GatedFeedForward(w, hidden=hidden, size=size, gated=gelu_erf_mul)
+    if w.shape("ffn_up") == (size, hidden):
+        w.need_biases("ffn_up")
+        return FeedForward(w, hidden=hidden, size=size, curve=gelu_erf)
+    gated = _mul_gelu_erf if w.has("attn_q_norm") else gelu_erf_mul
+    return GatedFeedForward(w, hidden=hidden, size=size, gated=gated, whole="ffn_up")
 
 
 def _mul_gelu_erf(up: Tensor, gate: Tensor) -> Tensor:
