@@ -99,7 +99,8 @@ class ModelReplica:
         if isinstance(task, EmbeddingTask):
             yield await self._embedder.embed(task, max_tokens=limit)
             return
-        if isinstance(task, ChatTask) and not self._model.decoder.generates:
+        completes = self._model.decoder.generates and self._model.ranking is None
+        if isinstance(task, ChatTask) and not completes:
             raise RequestError(f'"{self._card.name}" does not support completion')
         if isinstance(task, ChatTask) and task.trace and self._trace_file is None:
             raise RequestError(

@@ -296,6 +296,13 @@ def test_a_reranker_embeds_nothing_and_says_so(original) -> None:
     assert capabilities(original.path) == {("rerank",)}
 
 
+@pytest.mark.parametrize("original", ["qwen3"], indirect=True)
+def test_a_decoder_that_ranks_completes_nothing(original) -> None:
+    response = ask(original.path, "/v1/completions", prompt="hello")
+    assert response.status_code == 400
+    assert "does not support completion" in response.json()["error"]["message"]
+
+
 def test_a_query_that_fills_the_context_is_refused(original) -> None:
     response = ask(original.path, "/v1/rerank", query=LONG, documents=["a"])
     assert response.status_code == 400

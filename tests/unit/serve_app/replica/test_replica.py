@@ -66,6 +66,7 @@ class FakeModel:
     reply_format = format_of("tools <tool_call> <think> </think>")
     markup = MappingProxyType({5: b"<tool_call>"})
     decoder = SimpleNamespace(generates=True, causal=True)
+    ranking = None
     tokenizer = FakeTokenizer()
     description = SimpleNamespace(
         metadata={"general.name": "demo", "tokens": ["a", "b"], "scores": np.array([0.5, np.inf])},

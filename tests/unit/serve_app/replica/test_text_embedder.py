@@ -86,11 +86,11 @@ class FakeEngine:
 
 
 def replica_over(
-    engine, *, causal=True, generates=True, pooling=None, tokenizer=None
+    engine, *, causal=True, generates=True, pooling=None, tokenizer=None, ranking=None
 ) -> ModelReplica:
     model = SimpleNamespace(
         decoder=SimpleNamespace(causal=causal, generates=generates),
-        ranking=None,
+        ranking=ranking,
         embedding_head=None,
         tokenizer=tokenizer or FakeTokenizer(),
         description=SimpleNamespace(name="demo", pooling=pooling),
@@ -281,8 +281,11 @@ async def test_one_failed_text_fails_the_task_and_aborts_the_others():
     assert len(engine.requests) < 40
 
 
-async def test_a_model_without_an_output_head_refuses_chats():
+@pytest.mark.parametrize(
+    "model", [{"generates": False}, {"ranking": object()}], ids=["headless", "ranking"]
+)
+async def test_models_without_an_output_head_and_rerankers_refuse_chats(model):
     task = ChatTask("t1", "demo", Conversation((Message("user", "hi"),)), SamplingParams())
     with pytest.raises(RequestError, match='"demo" does not support completion'):
-        async with aclosing(replica_over(FakeEngine(), generates=False).generate(task)) as deltas:
+        async with aclosing(replica_over(FakeEngine(), **model).generate(task)) as deltas:
             await anext(deltas)
