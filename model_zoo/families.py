@@ -130,6 +130,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("olmo", ("olmo",), pre_tokenizer="olmo"),
     Family("olmo2", ("olmo2", "olmo3"), pre_tokenizer="dbrx", tensor_parallel=False),
     Family("olmoe", ("olmoe",), tensor_parallel=False),
+    Family("paddleocr", ("paddleocr",), ("paddleocr",), ("paddleocr",)),
     Family("phi2", ("phi2",), pre_tokenizer="phi-2"),
     Family("phi3", ("phi3",)),
     Family("phimoe", ("phimoe",)),

@@ -1,10 +1,10 @@
-"""Image processor of Qwen-VL and GLM-V models: keeps the aspect ratio within a bounded area."""
+"""Image processor of Qwen-VL, GLM-V and PaddleOCR-VL: keeps the aspect ratio within an area."""
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from model_zoo.images.bounded_area import BoundedArea
+from model_zoo.images.bounded_area import BoundedArea, Growth
 from model_zoo.images.normalise import Normalisation
 from model_zoo.images.prepared import ImageOutline
 from model_zoo.images.resize import Filter, Pixels, check_aspect, resized
@@ -25,7 +25,7 @@ class QwenVLProcessor:
     min_pixels: int
     max_pixels: int
     normalisation: Normalisation
-    grows: bool = False
+    grows: Growth | None = None
 
     @property
     def most_rows(self) -> int:

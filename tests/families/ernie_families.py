@@ -1,8 +1,9 @@
-"""The rows of the ERNIE models in the table of text families."""
+"""The rows of the ERNIE models and PaddleOCR-VL in the table of text families."""
 
 from collections.abc import Mapping
+from typing import Any
 
-from transformers import Ernie4_5_MoeConfig, Ernie4_5Config
+from transformers import Ernie4_5_MoeConfig, Ernie4_5Config, PaddleOCRVLConfig
 
 from tests.families.text_family import SIZES, WIDE, WIDE_HEADS, CompleteFile, TextFamily, rope
 
@@ -13,6 +14,27 @@ EXPERTS = {
     "moe_num_shared_experts": 2,
     "moe_k": 3,
 }
+PADDLE_ROPE = rope(5e5, mrope_section=[4, 6, 6])
+PADDLE = SIZES | PADDLE_ROPE | {"head_dim": 32}
+PADDLE_VISION = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 2,
+    "image_size": 56,
+}
+
+
+def paddleocr(text: Mapping[str, Any] = PADDLE, **vision: Any) -> PaddleOCRVLConfig:
+    tied = text.get("tie_word_embeddings", True)
+    return PaddleOCRVLConfig(
+        text_config=dict(text), vision_config=PADDLE_VISION | vision, tie_word_embeddings=tied
+    )
+
+
+def paddleocr_text(**text: Any) -> PaddleOCRVLConfig:
+    return paddleocr(text)
+
 
 FAMILIES: Mapping[str, TextFamily] = {
     "ernie4_5": TextFamily(
@@ -43,5 +65,17 @@ FAMILIES: Mapping[str, TextFamily] = {
                 """
             ),
         ),
+    ),
+    "paddleocr": TextFamily(
+        paddleocr_text,
+        PADDLE,
+        {
+            "plain": {},
+            "biases_and_own_head": rope(1e4, mrope_section=[6, 5, 5])
+            | {"use_bias": True, "tie_word_embeddings": False},
+        },
+        wide=WIDE_HEADS | rope(5e5, mrope_section=[8, 12, 12]),
+        divided="biases_and_own_head",
+        files=(CompleteFile(optional_keys="rope.freq_base"),),
     ),
 }

@@ -30,6 +30,7 @@ from model_zoo.models.llava import vision as llava
 from model_zoo.models.llava import vision_next as llava_next
 from model_zoo.models.mistral3 import vision as mistral3
 from model_zoo.models.mllama import vision as mllama
+from model_zoo.models.paddleocr import vision as paddleocr
 from model_zoo.models.qwen3vl import vision as qwen3vl
 from model_zoo.models.qwen25vl import vision as qwen25vl
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
@@ -56,6 +57,7 @@ from tests.families.vision_configs import (
     llava_next_config,
     mistral3_config,
     mllama_config,
+    paddleocr_config,
     qwen3vl_config,
     qwen25vl_config,
 )
@@ -133,8 +135,8 @@ def with_211_rows(
     """For images of up to 211 merged patches, a prime: no grid but a line has exactly as many."""
 
     def build(w: TensorScope, metadata: Metadata) -> VisionTower:
-        keys = "vision.patch_size", "vision.spatial_merge_size"
-        patch, merge = (metadata.require_size(key) for key in keys)
+        patch = metadata.require_size("vision.patch_size")
+        merge = metadata.get_size("vision.spatial_merge_size", 2)
         plain = QwenVLProcessor(patch, merge, 1, 211 * (patch * merge) ** 2, CLIP)
         return tower(w, metadata, images(plain))
 
@@ -414,6 +416,31 @@ TOWERS: Mapping[str, TowerFamily] = {
                 "ollama",
                 "all grids of at most 2 tiles",
             )
+        ],
+    ),
+    "paddleocr": TowerFamily(
+        with_211_rows(paddleocr.PaddleTower),
+        paddleocr_config,
+        {
+            "plain": {},
+            "no_merging_and_one_position": {
+                "spatial_merge_size": 1,
+                "image_size": 14,
+                "layer_norm_eps": 1e-2,
+            },
+        },
+        qwen_patches,
+        references.paddleocr,
+        shapes=QWEN_GRIDS,
+        grids=True,
+        flavours=LLAMA_CPP,
+        refused=[
+            ({"hidden_act": "gelu"}, "llama.cpp", "`hidden_act` of the vision part is gelu"),
+            (
+                {"rope_parameters": LARGER_ANGLES | {"rope_type": "axial"}},
+                "llama.cpp",
+                "rotary base",
+            ),
         ],
     ),
     "qwen25vl": TowerFamily(

@@ -44,7 +44,7 @@ def gemma4(pair: TowerPair, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
 def hunyuan(pair: TowerPair, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
     merge = pair.twin.config.vision_config.spatial_merge_size
     sizes = torch.tensor([[1, grid[0] * merge, grid[1] * merge]] * len(pixels))
-    patches = torch.cat([hunyuan_patches(image, grid, merge) for image in pixels])
+    patches = torch.cat([row_major(image, grid, merge) for image in pixels])
     with tencents_code():
         return torch.stack(pair.twin.model.get_image_features(patches, sizes).pooler_output)
 
@@ -75,7 +75,7 @@ def stretched(self, embeddings: Tensor, height: int, width: int) -> Tensor:
     return plane.flatten(2).transpose(1, 2)
 
 
-def hunyuan_patches(patches: Tensor, grid: tuple[int, int], merge: int) -> Tensor:
+def row_major(patches: Tensor, grid: tuple[int, int], merge: int) -> Tensor:
     """patches [n, elements], of which those of merged squares are consecutive, in row-major
     order."""
     return patches.view(*grid, merge, merge, -1).transpose(1, 2).reshape(patches.shape)
@@ -167,6 +167,18 @@ def aspect_ratios(grids: list[list[tuple[int, int]]], slots: int) -> tuple[Tenso
     the slots that hold a tile."""
     numbers = convert_aspect_ratios_to_ids_np(grids, slots)
     return torch.from_numpy(numbers), torch.from_numpy(build_aspect_ratio_mask_np(grids, slots))
+
+
+@torch.inference_mode()
+def paddleocr(pair: TowerPair, pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    merge, side = (
+        getattr(pair.twin.config.vision_config, name)
+        for name in ("spatial_merge_size", "patch_size")
+    )
+    sizes = torch.tensor([[1, grid[0] * merge, grid[1] * merge]] * len(pixels))
+    patches = torch.cat([row_major(image, grid, merge) for image in pixels])
+    planes = patches.unflatten(1, (3, side, side))
+    return torch.stack(pair.twin.model.get_image_features(planes, sizes).pooler_output)
 
 
 def qwen25vl(pair: TowerPair, pixels: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -20,6 +20,7 @@ from transformers import (
     LlavaNextConfig,
     Mistral3Config,
     MllamaConfig,
+    PaddleOCRVLConfig,
     PreTrainedConfig,
     Qwen2_5_VLConfig,
     Qwen3_5Config,
@@ -39,7 +40,9 @@ from model_zoo.models.llama4 import placeholders as llama4
 from model_zoo.models.llava import placeholders as llava
 from model_zoo.models.mistral3 import placeholders as mistral3
 from model_zoo.models.mllama import placeholders as mllama
+from model_zoo.models.paddleocr import placeholders as paddle
 from model_zoo.multimodal import qwen_placeholders as qwen
+from tests.families.ernie_families import paddleocr
 from tests.families.gemma_families import GEMMA4
 from tests.families.hunyuan_families import hunyuan_vl
 from tests.families.lfm2_families import LAYERS as LFM2
@@ -243,6 +246,14 @@ def mllama_config(kept: Sequence[int] = (0, 2), **vision: Any) -> MllamaConfig:
     sizes |= {"vision_output_dim": 48 * (1 + len(kept))}
     place = special_ids((mllama.PLACE,))[mllama.PLACE]
     return MllamaConfig(text_config=text, vision_config=sizes | vision, image_token_index=place)
+
+
+def paddleocr_config(**vision: Any) -> PaddleOCRVLConfig:
+    config = paddleocr(**vision)
+    ids = special_ids(paddle.PaddlePlaceholders.reserved)
+    config.image_token_id = ids[paddle.PLACE]
+    config.vision_start_token_id, config.vision_end_token_id = ids[paddle.START], ids[paddle.END]
+    return config
 
 
 def qwen_ids() -> dict[str, int]:

@@ -30,6 +30,7 @@ from model_zoo.models.llava import placeholders as llava
 from model_zoo.models.minicpmv import placeholders as minicpmv
 from model_zoo.models.mistral3 import placeholders as mistral3
 from model_zoo.models.mllama import placeholders as mllama
+from model_zoo.models.paddleocr import placeholders as paddleocr
 from model_zoo.multimodal import qwen_placeholders as qwen
 from tests.families import moon_families, resampler_families
 from tests.families import vision_references as references
@@ -58,6 +59,7 @@ from tests.families.vision_configs import (
     llava_next_config,
     mistral3_config,
     mllama_config,
+    paddleocr_config,
     qwen3vl_config,
     qwen25vl_config,
     qwen35_config,
@@ -313,6 +315,15 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
         spelled=mllama.PLACE,
         flavours=("ollama",),
         engine_flavour="ollama",
+    ),
+    "paddleocr": VisionFamily(
+        paddleocr_config,
+        {"plain": {}},
+        references.paddleocr,
+        special=paddleocr.PaddlePlaceholders.reserved,
+        spelled=paddleocr.PaddlePlaceholders.spelled,
+        processor={"min_pixels": 28 * 28 * 2, "max_pixels": 28 * 28 * 30},
+        grids=[(2, 5), (5, 2)],
     ),
     "qwen25vl": VisionFamily(
         qwen25vl_config,

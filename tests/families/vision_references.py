@@ -20,9 +20,9 @@ from tests.families.delta_rule import step_by_step
 from tests.families.tower_references import (
     aspect_ratios,
     gemma4_patches,
-    hunyuan_patches,
     lfm2_inputs,
     qwen_frames,
+    row_major,
     states_before_layers,
     tencents_code,
 )
@@ -163,6 +163,21 @@ def qwen(twin: Any, prompt: Prompt) -> Tensor:
     ).logits[0]
 
 
+def paddleocr(twin: Any, prompt: Prompt) -> Tensor:
+    ids, images = _ids(prompt), images_in_order(prompt)
+    if not images:
+        return twin(input_ids=ids).logits[0]
+    sizes = twin.config.vision_config
+    merge, side = sizes.spatial_merge_size, sizes.patch_size
+    patches = torch.cat([row_major(image.pixels, image.grid, merge) for image in images])
+    return twin(
+        input_ids=ids,
+        pixel_values=patches.unflatten(1, (3, side, side)),
+        image_grid_thw=torch.tensor([[1, *(s * merge for s in image.grid)] for image in images]),
+        mm_token_type_ids=(ids == twin.config.image_token_id).int(),
+    ).logits[0]
+
+
 @step_by_step(modeling_qwen3_5, modeling_qwen3_5_moe)
 def qwen35(twin: Any, prompt: Prompt) -> Tensor:
     return qwen(twin, prompt)
@@ -174,7 +189,7 @@ def hunyuan(twin: Any, prompt: Prompt) -> Tensor:
         return twin(input_ids=ids).logits[0]
     merge = twin.config.vision_config.spatial_merge_size
     grids = torch.tensor([[1, *(side * merge for side in image.grid)] for image in images])
-    patches = [hunyuan_patches(image.pixels, image.grid, merge) for image in images]
+    patches = [row_major(image.pixels, image.grid, merge) for image in images]
     with tencents_code():
         return twin(
             input_ids=ids,

@@ -72,6 +72,7 @@ UNKNOWN = {
     "hunyuan-dense": "tied_with_biases",
     "mimo2": "biases_without_dense_layer",
     "olmoe": "all_experts_per_token_with_biases_and_yarn",
+    "paddleocr": "biases_and_own_head",
     "qwen3": "biases",
     "seed_oss": "all_biases",
     "smollm3": "tied_with_biases_and_yarn",

@@ -30,6 +30,7 @@ def part(image: Picture) -> ImagePart:
         ("glm4v", "experts", 28),
         ("glm_ocr", "plain", 28),
         ("hunyuan_vl", "plain", 16),
+        ("paddleocr", "plain", 28),
         ("qwen25vl", "plain", 28),
         ("qwen3vl", "plain", 32),
         ("qwen35", "plain", 32),

@@ -114,16 +114,20 @@ def qwen(
     width: int,
     normalisation: Normalisation,
     config: str = "plain",
+    sized: bool = False,
 ) -> Compared:
+    """sized: llama.cpp needs the bounds of images in the file."""
     unit = 2 * patch
     image, most = picture(8 * unit, 12 * unit), 96 * unit**2
     vision = family.write(folder, config, flavour="llama.cpp")
+    bounds = {"vision.image_min_pixels": 1, "vision.image_max_pixels": most} if sized else {}
+    path = rewrite(vision.path, folder / "sized.gguf", own_keys=bounds)
     processor = QwenVLProcessor(
         patch=patch, merge=2, min_pixels=1, max_pixels=most, normalisation=normalisation
     )
     prepared = prepare(image, processor, tower=b"")
     ours = encoded(vision.tower, prepared.pixels[None], prepared.grid)[0]
-    return ours, their_features(text_of(folder, width), vision.path, image, width=width)
+    return ours, their_features(text_of(folder, width), path, image, width=width)
 
 
 def glm4v(folder: Path) -> Compared:
@@ -133,6 +137,12 @@ def glm4v(folder: Path) -> Compared:
 def glm_ocr(folder: Path) -> Compared:
     family = TOWERS["glm4v"]
     return qwen(folder, family, patch=14, width=64, normalisation=CLIP, config="glm_ocr")
+
+
+def paddleocr(folder: Path) -> Compared:
+    """No side of this image has fewer patches than the table of positions; llama.cpp smooths tables
+    that become smaller, unlike the authors' code."""
+    return qwen(folder, TOWERS["paddleocr"], patch=14, width=64, normalisation=CLIP, sized=True)
 
 
 def idefics3(folder: Path) -> Compared:
@@ -243,6 +253,7 @@ FAMILIES: dict[str, Callable[[Path], Compared]] = {
         kimivl,
         lfm2,
         lighton,
+        paddleocr,
         llava,
         granite,
         minicpmv,

@@ -1,7 +1,5 @@
 """The vision models of GLM-4.1V and GLM-OCR: any aspect ratio, and a merger with a convolution."""
 
-from math import isqrt
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,6 +13,7 @@ from model_zoo.layers.vision.image_attention import ImageBatch, repeated, slabs,
 from model_zoo.layers.vision.names import LayerNames
 from model_zoo.layers.vision.patches import frame_embedding, row_convolution
 from model_zoo.layers.vision.rotary import coordinates, halves_rotary
+from model_zoo.layers.vision.square_places import square_places
 from model_zoo.layers.vision.vision_layer import (
     VisionLayer,
     layers_bytes,
@@ -92,15 +91,7 @@ class StretchedPlaces:
 
     def __init__(self, w: TensorScope, sizes: VisionSizes) -> None:
         self._norm = w.rms_norm("norm_embd", sizes.eps, size=sizes.hidden)
-        count = (w.shape("position_embd", dimensions=2) or (1,))[0]
-        side = isqrt(count)
-        if side * side != count:
-            raise sizes.metadata.error(
-                "vision.patch_size",
-                f"has a table of {count:,} places, which is not a square number",
-            )
-        table = w.table("position_embd.weight", shape=(count, sizes.hidden))
-        self._table = table.t().reshape(1, sizes.hidden, side, side)
+        self._table = square_places(w, sizes)
 
     def __call__(self, x: Tensor, rows: int, columns: int, order: Tensor) -> Tensor:
         """x [images * rows * columns, hidden] -> like x. order [rows * columns]: the place of each

@@ -1,7 +1,5 @@
 """Vision model of HunyuanOCR and Hunyuan-VL: any aspect ratio, with rows for the ends of lines."""
 
-from math import isqrt
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,6 +12,7 @@ from model_zoo.layers.vision.image_attention import ImageBatch, whole
 from model_zoo.layers.vision.names import LayerNames
 from model_zoo.layers.vision.patches import in_float32, patch_embedding, read_bias
 from model_zoo.layers.vision.rotary import coordinates
+from model_zoo.layers.vision.square_places import square_places
 from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import MAX_MERGED, VisionSizes
 from runtime.kernels.pointwise import gelu_erf
@@ -39,7 +38,7 @@ class LinedTower:
         self._merge = metadata.get_size("vision.spatial_merge_size", MERGED, at_most=MAX_MERGED)
         v = w.scope("v")
         self._embed = patch_embedding(v, sizes, "patch_embd")
-        self._places = _places(v, sizes)
+        self._places = square_places(v, sizes)
         self._layers = [
             plain_layer(v.scope("blk", i), sizes, LayerNames(), gelu_erf)
             for i in range(sizes.layers)
@@ -113,18 +112,6 @@ class LineMerger:
         rows = self._project(ended.flatten(0, 2)).view(images, lines * (columns + 1), -1)
         begin, end = (row.to(rows.dtype).expand(images, 1, -1) for row in (self._begin, self._end))
         return self._post_norm(torch.cat([begin, rows, end], dim=1))
-
-
-def _places(v: TensorScope, sizes: VisionSizes) -> Tensor:
-    """The position table as float32 [1, hidden, side, side]."""
-    count = (v.shape("position_embd", dimensions=2) or (1,))[0]
-    side = isqrt(count)
-    if side * side != count:
-        raise sizes.metadata.error(
-            "vision.image_size", f"has a table of {count:,} places, which is not a square number"
-        )
-    table = v.table("position_embd.weight", shape=(count, sizes.hidden))
-    return table.t().reshape(1, sizes.hidden, side, side)
 
 
 def _convolution(w: TensorScope, name: str, channels: int, side: int) -> Linear:

@@ -2,7 +2,6 @@
 without them: any aspect ratio."""
 
 from collections.abc import Sequence
-from math import isqrt
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +14,7 @@ from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
 from model_zoo.layers.vision.names import LayerNames, known_as
 from model_zoo.layers.vision.patches import frame_embedding, stacked_frame_embedding
 from model_zoo.layers.vision.rotary import coordinates, halves_rotary
+from model_zoo.layers.vision.square_places import square_places
 from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import MAX_MERGED, VisionSizes
 from runtime.kernels.pointwise import gelu, gelu_erf
@@ -48,7 +48,7 @@ class DeepTower:
             self._embed = stacked_frame_embedding(v, sizes, "patch_embed", frames=FRAMES)
         else:
             self._embed = frame_embedding(v, sizes, *FILE_FRAMES)
-        self._places = _places(v, sizes)
+        self._places = square_places(v, sizes, known_as(v, "position_embd", "pos_embed"))
         self._rotary = halves_rotary(w, sizes)
         self._layers = [
             plain_layer(v.scope("blk", i), sizes, LAYER, gelu) for i in range(sizes.layers)
@@ -119,19 +119,6 @@ class Merger:
         else:
             merged = self._norm(x).view(-1, self._wide)
         return self._second(gelu_erf(self._first(merged)))
-
-
-def _places(w: TensorScope, sizes: VisionSizes) -> Tensor:
-    """The position table as float32 [1, hidden, side, side]."""
-    name = known_as(w, "position_embd", "pos_embed")
-    count = (w.shape(name, dimensions=2) or (PLACES,))[0]
-    side = isqrt(count)
-    if side * side != count:
-        raise sizes.metadata.error(
-            "vision.patch_size", f"has a table of {count:,} places, which is not a square number"
-        )
-    table = w.table(f"{name}.weight", shape=(count, sizes.hidden))
-    return table.t().reshape(1, sizes.hidden, side, side)
 
 
 def _last_merger(w: TensorScope, sizes: VisionSizes, each: int) -> Merger:

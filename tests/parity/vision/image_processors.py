@@ -35,9 +35,13 @@ from transformers.models.mllama.image_processing_pil_mllama import (
     MllamaImageProcessorPil,
     get_all_supported_aspect_ratios,
 )
+from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
+    PaddleOCRVLImageProcessorPil,
+)
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from model_zoo.images.bounded_area import both_at_once, one_side_after_the_other
 from model_zoo.images.normalise import CLIP, IMAGENET, STANDARD, Normalisation
 from model_zoo.images.prepared import ImageProcessor
 from model_zoo.images.slicing import Slicing
@@ -261,7 +265,7 @@ def qwen(patch: int, normalisation: Normalisation, least: int, most: int) -> Row
 def glm(least: int, most: int) -> Row:
     """Its areas count both frames of a patch."""
     theirs = Glm4vImageProcessorPil(size={"shortest_edge": 2 * least, "longest_edge": 2 * most})
-    return patches(QwenVLProcessor(14, 2, least, most, CLIP, grows=True), theirs)
+    return patches(QwenVLProcessor(14, 2, least, most, CLIP, grows=both_at_once), theirs)
 
 
 def patches(ours: QwenVLProcessor, theirs: Any) -> Row:
@@ -286,6 +290,19 @@ def hunyuan(patch: int, least: int, most: int) -> Row:
         return Expected(squares.flatten(0, 3), (lines, columns), 1 + lines * (columns + 1) + 1)
 
     return LinedProcessor(QwenVLProcessor(patch, 2, least, most, CLIP)), expected
+
+
+def paddleocr(least: int, most: int) -> Row:
+    size = {"shortest_edge": least, "longest_edge": most}
+    theirs = PaddleOCRVLImageProcessorPil(size=size)
+
+    def expected(image: Image) -> Expected:
+        made = applied(theirs, image)
+        rows, columns = (side // 2 for side in made["image_grid_thw"][0, 1:].tolist())
+        squares = made["pixel_values"].view(rows, 2, columns, 2, -1).transpose(1, 2)
+        return Expected(squares.flatten(0, 3), (rows, columns), rows * columns)
+
+    return QwenVLProcessor(14, 2, least, most, CLIP, grows=one_side_after_the_other), expected
 
 
 CROP = {"size": {"shortest_edge": 56}, "crop_size": SQUARE}
@@ -317,6 +334,7 @@ PROCESSORS: Mapping[str, Row] = {
     "mllama": mllama(4),
     "mllama of six tiles": mllama(6),
     "mllama of one tile": mllama(1),
+    "paddleocr": paddleocr(6272, 200_000),
     "pixtral": pixtral(merge=2),
     "pixtral without merging": pixtral(merge=1),
     "qwen2.5": qwen(14, CLIP, 3136, 200_000),

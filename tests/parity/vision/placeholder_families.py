@@ -38,6 +38,10 @@ from transformers.models.mllama.image_processing_pil_mllama import MllamaImagePr
 from transformers.models.mllama.processing_mllama import (
     MllamaProcessor,
 )
+from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
+    PaddleOCRVLImageProcessorPil,
+)
+from transformers.models.paddleocr_vl.processing_paddleocr_vl import PaddleOCRVLProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -45,6 +49,7 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
 from model_zoo.chat.messages import ChatTemplate, ImagePart, Message
 from model_zoo.chat_model import ChatModel, Prompt
+from model_zoo.images.bounded_area import both_at_once, one_side_after_the_other
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.images.normalise import CLIP, STANDARD
 from model_zoo.images.prepared import ImageProcessor, prepare
@@ -70,6 +75,7 @@ from model_zoo.models.mistral3 import placeholders as pixtral
 from model_zoo.models.mistral3.image_processor import PixtralProcessor as PixtralShape
 from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.models.mllama.image_processor import MllamaProcessor as MllamaTiles
+from model_zoo.models.paddleocr import placeholders as paddleocr
 from model_zoo.multimodal import qwen_placeholders as qwen
 from model_zoo.multimodal.placeholders import Placeholders
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
@@ -231,6 +237,11 @@ def hunyuan_processor(tokenizer: Any) -> Any:
     )
 
 
+def paddle_processor(tokenizer: Any) -> Any:
+    size = {"shortest_edge": PADDLE.min_pixels, "longest_edge": PADDLE.max_pixels}
+    return unchecked(PaddleOCRVLProcessor, PaddleOCRVLImageProcessorPil(size=size), tokenizer)
+
+
 def llava_processor(tokenizer: Any) -> Any:
     images = CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size=SQUARE)
     options = {"vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
@@ -257,7 +268,8 @@ def internvl_processor(tokenizer: Any) -> Any:
 LLAMA_TILES = LlamaTiles(side=56, tile_rows=4)
 LFM2_TILES = Lfm2Tiles(7, 2, 4, 20, tile=56, min_tiles=2, max_tiles=10, tolerance=1.5)
 QWEN = QwenVLProcessor(14, 2, min_pixels=3136, max_pixels=28 * 28 * 12, normalisation=CLIP)
-GLM = replace(QWEN, grows=True)
+GLM = replace(QWEN, grows=both_at_once)
+PADDLE = replace(QWEN, grows=one_side_after_the_other)
 SQUARE = {"height": 56, "width": 56}
 CANVASES = [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]]
 FAMILIES = {
@@ -297,6 +309,13 @@ FAMILIES = {
             "image_start_token": hunyuan.START,
             "image_end_token": hunyuan.END,
         },
+    ),
+    "paddleocr": Family(
+        paddleocr.PaddlePlaceholders,
+        PADDLE,
+        paddle_processor,
+        paddleocr.PLACE,
+        {"image_token": paddleocr.PLACE},
     ),
     "pixtral": Family(
         pixtral.PixtralPlaceholders,

@@ -9,9 +9,11 @@ from transformers.models.gemma4 import image_processing_pil_gemma4 as gemma4
 from transformers.models.glm4v import image_processing_pil_glm4v as glm4v
 from transformers.models.got_ocr2 import image_processing_pil_got_ocr2 as got_ocr2
 from transformers.models.mllama import image_processing_pil_mllama as mllama
+from transformers.models.paddleocr_vl import image_processing_pil_paddleocr_vl as paddleocr
 from transformers.models.pixtral import image_processing_pil_pixtral as pixtral
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
+from model_zoo.images.bounded_area import both_at_once, one_side_after_the_other
 from model_zoo.images.normalise import CLIP
 from model_zoo.images.prepared import ImageProcessor
 from model_zoo.images.tiling import best_grid, fitting
@@ -96,6 +98,14 @@ def glm_grid(least: int, most: int) -> Grid:
     return grid
 
 
+def paddle_grid(least: int, most: int) -> Grid:
+    def grid(height: int, width: int) -> Size:
+        high, wide = paddleocr.smart_resize(height, width, 28, least, most)
+        return high // 28, wide // 28
+
+    return grid
+
+
 EDGES = (55, 56, 112, 113)
 CANVASES = ((28, 56), (56, 28), (56, 56), (84, 28), (28, 84))
 ROWS: list[tuple[ImageProcessor, Grid | None]] = [
@@ -110,7 +120,14 @@ ROWS: list[tuple[ImageProcessor, Grid | None]] = [
         for bounds in [(16, 64), (100, 110), (3136, 20_000), (4000, 4000)]
     ),
     *(
-        (QwenVLProcessor(14, 2, *bounds, CLIP, grows=True), glm_grid(*bounds))
+        (QwenVLProcessor(14, 2, *bounds, CLIP, grows=both_at_once), glm_grid(*bounds))
+        for bounds in [(1, 9_000), (6272, 100_000)]
+    ),
+    *(
+        (
+            QwenVLProcessor(14, 2, *bounds, CLIP, grows=one_side_after_the_other),
+            paddle_grid(*bounds),
+        )
         for bounds in [(1, 9_000), (6272, 100_000)]
     ),
     *(

@@ -1,5 +1,6 @@
 """Files of vision towers with older names, other layouts, or contradictions."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
@@ -293,6 +295,35 @@ def test_mllama_with_states_of_no_layer_is_refused(tmp_path) -> None:
     next(key for key in file.keys if key.name == name).items = []
     path.write_bytes(file.bytes())
     check_refused("mllama", path, ModelFileError, "intermediate_layers_indices` is empty")
+
+
+def test_paddleocr_of_llama_cpps_converter_agrees(tmp_path) -> None:
+    """Its files do not state how many patches are merged."""
+    pair = TOWERS["paddleocr"].write(tmp_path)
+    check_same("paddleocr", pair, changed(pair.path, {"vision.spatial_merge_size": None}))
+
+
+def test_paddleocr_is_converted_as_published(tmp_path) -> None:
+    """Settings of the text model beside those of the vision model, and tensors without use."""
+    pair, folder = TOWERS["paddleocr"].write(tmp_path), tmp_path / "folder"
+    write_tiny_folder(folder, TOWERS["paddleocr"].make())
+    settings = json.loads((folder / "config.json").read_text())
+    text, vision = settings.pop("text_config"), settings["vision_config"]
+    rope = text.pop("rope_parameters")
+    flat = {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope | {"type": "default"}}
+    vision = vision | {"model_type": "paddleocr_vl", "temporal_patch_size": 2}
+    settings = text | settings | flat | {"vision_config": vision}
+    (folder / "config.json").write_text(json.dumps(settings))
+    tensors, prefix = load_file(folder / "model.safetensors"), "visual.vision_model"
+    tensors[f"{prefix}.head.probe"] = torch.ones(1, 1, 48)
+    tensors[f"{prefix}.head.layernorm.weight"] = torch.ones(48)
+    tensors[f"{prefix}.embeddings.packing_position_embedding.weight"] = torch.ones(9, 48)
+    save_file(tensors, folder / "model.safetensors")
+    texts, projector = convert(folder, tmp_path / "published.gguf", type="f32")
+    check_same("paddleocr", pair, projector)
+    stored, expected = matrices(texts), matrices(tmp_path / "tiny.gguf")
+    assert stored.keys() == expected.keys()
+    assert all(np.array_equal(stored[name], expected[name]) for name in stored)
 
 
 def test_qwen25vl_lists_any_layers_in_ollamas_files(tmp_path) -> None:

@@ -36,7 +36,7 @@ QWEN_KEYS = {
     ("qwen3vl", "llama.cpp"): ("vision.image_min_pixels", "vision.image_max_pixels"),
     ("qwen3vl", "ollama"): ("vision.shortest_edge", "vision.longest_edge"),
 }
-UNITS = {"glm4v": 28, "qwen25vl": 28, "qwen3vl": 32, "gemma4": 12}
+UNITS = {"glm4v": 28, "paddleocr": 28, "qwen25vl": 28, "qwen3vl": 32, "gemma4": 12}
 Limits = Mapping[str, Any]
 
 
@@ -63,7 +63,7 @@ def limits_of(family: str, flavour: str) -> Iterator[Limits]:
     if family == "gemma4":
         for area in (1, 7 * 144, 7 * 144 - 1, 11 * 144, 13 * 144 + 100):
             yield {"vision.image_max_pixels": area}
-    if family == "glm4v":
+    if family in ("glm4v", "paddleocr"):
         square = UNITS[family] ** 2
         for area in (1, 53 * square, 211 * square + 1):
             yield {"vision.image_min_pixels": None, "vision.image_max_pixels": area}

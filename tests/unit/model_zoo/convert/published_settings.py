@@ -5,6 +5,7 @@ from tests.unit.model_zoo.convert.published_encoders import (
     GTE_RERANKER,
     HUNYUAN_OCR,
     LLAVA_15,
+    PADDLEOCR_VL,
 )
 
 LLAMA_2 = {
@@ -470,6 +471,7 @@ PUBLISHED = {
     "MiniCPM3 4B": MINICPM_3,
     "MiniMax M2": MINIMAX_M2,
     "StarCoder": STARCODER,
+    "PaddleOCR-VL": PADDLEOCR_VL,
     "GTE's reranker": GTE_RERANKER,
     "GTE's reranker, with other intervals": GTE_RERANKER
     | {"global_attn_every_n_layers": 2, "global_rope_theta": 9.0, "local_rope_theta": 7.0},

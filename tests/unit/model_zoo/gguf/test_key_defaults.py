@@ -175,7 +175,11 @@ DEFAULTS = {
         "Mistral4Config.rope_parameters.llama_4_scaling_beta",
     ),
     "mistral4 span of temperatures": Default(
-        TEXT_MODELS["mistral4"].config(), "attention.temperature_length", 32, 8
+        TEXT_MODELS["mistral4"].config(), "attention.temperature_length", 32, 8,
+    ),
+    "paddleocr base": Default(
+        TEXT_MODELS["paddleocr"].config(), BASE, 500_000.0, 1e4,
+        "PaddleOCRTextConfig.rope_parameters.rope_theta",
     ),
     "qwen2.5-vl base": Default(
         TEXT_MODELS["qwen25vl"].config(), BASE, 1e6, 1e4,

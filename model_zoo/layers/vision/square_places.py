@@ -1,0 +1,21 @@
+"""Tables of learned positions of the cells of a square, to be interpolated for rectangles."""
+
+from math import isqrt
+
+from torch import Tensor
+
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.layers.vision.vision_sizes import VisionSizes
+
+
+def square_places(w: TensorScope, sizes: VisionSizes, name: str = "position_embd") -> Tensor:
+    """The table [side * side, hidden] as float32 [1, hidden, side, side]. Raises ModelFileError if
+    the number of its rows is no square."""
+    count = (w.shape(name, dimensions=2) or (1,))[0]
+    side = isqrt(count)
+    if side * side != count:
+        raise sizes.metadata.error(
+            "vision.patch_size", f"has a table of {count:,} places, which is not a square number"
+        )
+    table = w.table(f"{name}.weight", shape=(count, sizes.hidden))
+    return table.t().reshape(1, sizes.hidden, side, side)

@@ -1,0 +1,95 @@
+"""Vision model of PaddleOCR-VL: SigLIP for any aspect ratio, whose patches are rotated by row and
+column, and merged two by two."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.prepared import ImageBounds, blank
+from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
+from model_zoo.layers.vision.names import LayerNames
+from model_zoo.layers.vision.patches import patch_embedding
+from model_zoo.layers.vision.rotary import coordinates, halves_rotary
+from model_zoo.layers.vision.square_places import square_places
+from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
+from model_zoo.layers.vision.vision_sizes import MAX_MERGED, VisionSizes
+from runtime.kernels.pointwise import gelu, gelu_erf
+from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
+
+EPS, MERGED = 1e-6, 2
+# Of the first norm of the projector, which no setting changes.
+PROJECTOR_EPS = 1e-5
+
+
+class PaddleTower:
+    """See `VisionTower`. pixels [images, patches, channels * side * side].
+
+    Patches that are merged are consecutive; these squares are in row-major order of the rectangle
+    `grid`.
+    """
+
+    def __init__(self, w: TensorScope, metadata: Metadata, images: ImageBounds) -> None:
+        before = w.loaded_bytes
+        self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
+        self._device, self._dtype = w.device, w.dtype
+        self._merge = metadata.get_size("vision.spatial_merge_size", MERGED, at_most=MAX_MERGED)
+        v = w.scope("v")
+        self._embed = patch_embedding(v, sizes, "patch_embd")
+        self._places = square_places(v, sizes)
+        self._rotary = halves_rotary(w, sizes)
+        self._layers = [
+            plain_layer(v.scope("blk", i), sizes, LayerNames(), gelu) for i in range(sizes.layers)
+        ]
+        self._post_norm = v.layer_norm("post_ln", sizes.eps, size=sizes.hidden)
+        self._projector = Projector(w, sizes, self._merge**2)
+        self._largest = images.largest
+        self.limits = ImageLimits(images.most_rows, self._projector.width, w.dtype)
+        self.weight_bytes = w.loaded_bytes - before
+
+    def activation_bytes(self, images: int) -> int:
+        sizes, merged = self._sizes, images * self.limits.rows
+        rows = merged * self._merge**2
+        edges = rows * (2 * sizes.patch_elements + 6 * sizes.hidden)
+        results = merged * self._projector.row_elements
+        return 4 * (edges + results) + layers_bytes(self._device, sizes, self._layers, rows)
+
+    def largest(self) -> PreparedImage:
+        return blank(self._largest)
+
+    def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
+        images, (rows, columns) = len(pixels), (side * self._merge for side in grid)
+        x = self._embed(pixels.to(self._dtype).flatten(0, 1))
+        down, across = coordinates(rows, columns, block=self._merge, device=x.device)
+        places = self._stretched(rows, columns)[down * columns + across]
+        x.view(images, rows * columns, -1).add_(places.to(x.dtype))
+        rotation = repeated(self._rotary(down, across), images)
+        batch = ImageBatch(images, whole(rows * columns), rotation, pause)
+        for layer in self._layers:
+            x = layer(x, batch)
+        return self._projector(self._post_norm(x)).view(images, grid[0] * grid[1], -1)
+
+    def _stretched(self, rows: int, columns: int) -> Tensor:
+        """The position table interpolated to `rows` and `columns`, in row-major order."""
+        plane = F.interpolate(
+            self._places, size=(rows, columns), mode="bilinear", align_corners=False
+        )
+        return plane[0].flatten(1).t()
+
+
+class Projector:
+    """Norms rows, concatenates every `each` of them, and applies two layers. row_elements: of
+    activations per row of the result."""
+
+    def __init__(self, w: TensorScope, sizes: VisionSizes, each: int) -> None:
+        mm, self._wide = w.scope("mm"), sizes.hidden * each
+        self._norm = mm.layer_norm("input_norm", PROJECTOR_EPS, size=sizes.hidden)
+        self.width = (mm.shape("2") or (1,))[0]
+        self._first = mm.linear("1", shape=(self._wide, self._wide))
+        self._second = mm.linear("2", shape=(self.width, self._wide))
+        self.row_elements = 5 * self._wide + 4 * self.width
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, hidden] -> [rows / each, width]."""
+        merged = self._norm(x).view(-1, self._wide)
+        return self._second(gelu_erf(self._first(merged)))
