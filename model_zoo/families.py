@@ -117,6 +117,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("llava", (), ("mlp",), _LLAVA),
     Family("minicpm", ("minicpm", "minicpm3")),
     Family("minicpmv", (), ("resampler",), _MINICPMV),
+    Family("minicpmv", (), ("minicpmv4_6",), ("qwen35",)),
     Family("mamba2", ("mamba2",)),
     Family("mimo2", ("mimo2",), pre_tokenizer="qwen2"),
     Family("minimax_m2", ("minimax-m2",), pre_tokenizer="minimax-m2", tensor_parallel=False),

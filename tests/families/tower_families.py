@@ -35,7 +35,7 @@ from model_zoo.models.qwen3vl import vision as qwen3vl
 from model_zoo.models.qwen25vl import vision as qwen25vl
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from runtime.vision.encoder import VisionTower
-from tests.families import moon_families, resampler_families
+from tests.families import merged_families, moon_families, resampler_families
 from tests.families import tower_references as references
 from tests.families.tower_family import TowerFamily
 from tests.families.towers import FLAVOURS, Build, TowerPair, random_pixels
@@ -372,6 +372,18 @@ TOWERS: Mapping[str, TowerFamily] = {
         flavours=LLAMA_CPP,
         limit_images=(1,),
         writer=resampler_families.write_tower,
+    ),
+    "minicpmv46": TowerFamily(
+        merged_families.build_tower,
+        merged_families.config,
+        {"plain": {}, "merged_after_the_last_layer": {"layer": 2, "layer_norm_eps": 1e-2}},
+        merged_families.pixels,
+        merged_families.tower_features,
+        shapes=((20, 30), (60, 230), (400, 3)),
+        grids=True,
+        flavours=LLAMA_CPP,
+        limit_images=(1,),
+        refused=[({"window_kernel_size": [1, 1]}, "llama.cpp", "`window_kernel_size`")],
     ),
     "mistral3": TowerFamily(
         mistral3.PixtralTower,

@@ -32,7 +32,7 @@ from model_zoo.models.mistral3 import placeholders as mistral3
 from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.models.paddleocr import placeholders as paddleocr
 from model_zoo.multimodal import qwen_placeholders as qwen
-from tests.families import moon_families, resampler_families
+from tests.families import merged_families, moon_families, resampler_families
 from tests.families import vision_references as references
 from tests.families.gemma_families import EXPERTS, KEYS_AS_VALUES, SHARED_KEYS
 from tests.families.qwen_families import LONG_SECTIONS, QWEN35_EXPERTS
@@ -298,6 +298,15 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
         spelled=minicpmv.MiniCPMVPlaceholders.spelled,
         grids=[(60, 130), (150, 70)],
         writer=resampler_families.write_model,
+    ),
+    "minicpmv46": VisionFamily(
+        merged_families.config,
+        {"plain": {}},
+        merged_families.expected,
+        special=minicpmv.MiniCPMV46Placeholders.reserved,
+        spelled=minicpmv.MiniCPMV46Placeholders.spelled,
+        processor={"scale_resolution": merged_families.SIDE},
+        grids=[(60, 130), (150, 70)],
     ),
     "mistral3": VisionFamily(
         mistral3_config,

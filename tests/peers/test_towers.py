@@ -33,6 +33,7 @@ NEAR = 5e-3
 # Whose convolution of rows has half precision, too.
 NEAR_OF_FAMILY = {"glm4v": 1e-2, "glm_ocr": 1e-2}
 SLICED = 2 * 56, 3 * 56  # without resizing, six slices of MiniCPM-V
+LARGER_SLICED = 2 * 64, 3 * 64  # of the tiny MiniCPM-V 4.6
 Compared = tuple[Tensor, list[Tensor]]
 
 
@@ -219,6 +220,17 @@ def minicpmv(folder: Path) -> Compared:
     return ours[len(overview) :], [torch.cat(slices)]
 
 
+def minicpmv46(folder: Path) -> Compared:
+    """The slices alone, of the same size without resizing; it has 70 by 70 positions."""
+    image, row = picture(*LARGER_SLICED), VISION_MODELS["minicpmv46"]
+    model = row.write(folder, image_size=70 * 4).model
+    prepared = prepare(image, model.vision.processor, tower=b"")
+    ours = encoded(model.tower, prepared.pixels[None], prepared.grid)[0]
+    files = folder / "tiny.gguf", folder / "mmproj-tiny.gguf"
+    _, *slices = their_features(*files, image, width=64)
+    return ours[-sum(map(len, slices)) :], [torch.cat(slices)]
+
+
 def kimivl(folder: Path) -> Compared:
     """llama.cpp turns the first half of a head by columns and the second by rows, but its converter
     keeps the order of the checkpoint, in which they alternate: a known defect. It stretches
@@ -257,6 +269,7 @@ FAMILIES: dict[str, Callable[[Path], Compared]] = {
         llava,
         granite,
         minicpmv,
+        minicpmv46,
     )
 }
 
@@ -267,13 +280,20 @@ def test_llama_cpp_computes_the_same_features(tmp_path, family) -> None:
     assert worst(ours, theirs) <= NEAR_OF_FAMILY.get(family, NEAR)
 
 
-@pytest.mark.parametrize("version", [2, 3])
-def test_llama_cpp_marks_the_slices_of_minicpmv_alike(tmp_path, version) -> None:
-    model = VISION_MODELS["minicpmv"].write(tmp_path, version=version).model
-    pieces = model.vision.placeholders.pieces(model.vision.processor.outline(*SLICED))
+@pytest.mark.parametrize(
+    ("family", "changes", "size"),
+    [
+        ("minicpmv", {"version": 2}, SLICED),
+        ("minicpmv", {"version": 3}, SLICED),
+        ("minicpmv46", {"image_size": 70 * 4}, LARGER_SLICED),
+    ],
+)
+def test_llama_cpp_marks_the_slices_of_minicpmv_alike(tmp_path, family, changes, size) -> None:
+    model = VISION_MODELS[family].write(tmp_path, **changes).model
+    pieces = model.vision.placeholders.pieces(model.vision.processor.outline(*size))
     shown = [[p.length] if isinstance(p, PlaceholderRows) else p for p in pieces]
     ours: list[int | list[int]] = []
     for piece in shown:
         ours += model.tokenizer.encode(piece) if isinstance(piece, str) else [piece]
     files = tmp_path / "tiny.gguf", tmp_path / "mmproj-tiny.gguf"
-    assert their_layout(*files, picture(*SLICED)) == ours
+    assert their_layout(*files, picture(*size)) == ours

@@ -1,5 +1,6 @@
 """Image processor of MiniCPM-V: an overview and slices, each in patches."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ from model_zoo.images.normalise import STANDARD, Normalisation
 from model_zoo.images.prepared import ImageOutline
 from model_zoo.images.resize import Filter, Pixels, check_aspect, resized
 from model_zoo.images.slicing import Slicing
-from model_zoo.images.tiling import cut, with_whole
+from model_zoo.images.tiling import Size, cut, with_whole
 from model_zoo.layers.vision.patches import squares
 
 
@@ -18,21 +19,28 @@ class SlicingProcessor:
     """pixels [parts, patches, 3 * patch * patch]: the overview, then slices in row-major order.
 
     A part has fewer patches than there is place for; zeros follow. grid: height and width of the
-    image, which determine its parts. part_rows: feature rows of a part.
+    image, which determine its parts. part_rows: feature rows of a part; None if a part has one for
+    each square unit of `slicing`.
     """
 
     slicing: Slicing
     patch: int
-    part_rows: int
+    part_rows: int | None
     normalisation: Normalisation = STANDARD
 
     @property
     def most_rows(self) -> int:
+        if self.part_rows is None:
+            return self.slicing.most_units
         return self.part_rows * with_whole(self.slicing.most)
 
     @property
     def largest(self) -> ImageOutline:
-        """A line of squares as long as the largest number of slices."""
+        """A line of squares as long as the largest number of slices, or the image with the most
+        units."""
+        if self.part_rows is None:
+            made = (self.outline(*size) for size in self.slicing.extremes)
+            return max(made, key=lambda outline: outline.rows)
         side = self.slicing.side
         return self.outline(side, side * self.slicing.most)
 
@@ -44,9 +52,14 @@ class SlicingProcessor:
     def outline(self, height: int, width: int) -> ImageOutline:
         """Raises RequestError for an aspect ratio with which parts would be too large."""
         check_aspect(height, width)
-        parts = 1 + self.slicing.parts(height, width).slices
-        shape = (parts, self.places, 3 * self.patch**2)
-        return ImageOutline(shape, (height, width), parts * self.part_rows)
+        parts = self.slicing.parts(height, width)
+        shape = (1 + parts.slices, self.places, 3 * self.patch**2)
+        rows = self.rows(parts.overview) + parts.slices * self.rows(parts.slice_size)
+        return ImageOutline(shape, (height, width), rows)
+
+    def rows(self, size: Size) -> int:
+        """The feature rows of a part of that size."""
+        return math.prod(size) // self.slicing.unit**2 if self.part_rows is None else self.part_rows
 
     def pixels(self, image: Pixels) -> Tensor:
         parts = self.slicing.parts(*image.shape[:2])

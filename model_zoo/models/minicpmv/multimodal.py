@@ -1,4 +1,4 @@
-"""MiniCPM-V 2.5 to 4.5 with images: an overview and slices."""
+"""MiniCPM-V 2.5 to 4.6 with images: an overview and slices."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
@@ -6,25 +6,42 @@ from model_zoo.images.normalise import STANDARD
 from model_zoo.images.slicing import Slicing
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.models.minicpmv.image_processor import SlicingProcessor
-from model_zoo.models.minicpmv.placeholders import MiniCPMVPlaceholders
+from model_zoo.models.minicpmv.placeholders import MiniCPMV46Placeholders, MiniCPMVPlaceholders
 from model_zoo.models.minicpmv.vision import EPS, ResampledTower
-from model_zoo.multimodal.image_settings import read_normalisation
+from model_zoo.models.minicpmv.vision_merged import SQUARE, MergedTower
+from model_zoo.multimodal.image_settings import projector_type, read_normalisation
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import UnsupportedModelError
 
-VERSION_KEY = "minicpmv_version"
+MERGED, VERSION_KEY = "minicpmv4_6", "minicpmv_version"
 # MiniCPM-V 2.5, and those after it, which differ in nothing that files do not state otherwise.
 FIRST, VERSIONS = 2, (2, 3, 4, 5, 6, 100045)
 
 
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
+    if projector_type(metadata) == MERGED:
+        return _build_merged(w, metadata, tokenizer)
     version = _version(metadata)
     processor = read_processor(w, metadata)
     tower = ResampledTower(w, metadata, processor)
     enclosed = version == FIRST
-    placeholders = MiniCPMVPlaceholders(tokenizer, processor.slicing, enclosed=enclosed)
+    placeholders = MiniCPMVPlaceholders(tokenizer, processor, enclosed=enclosed)
     return MultimodalSpec(tower, processor, placeholders)
+
+
+def _build_merged(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
+    processor = read_merged_processor(metadata)
+    tower = MergedTower(w, metadata, processor)
+    return MultimodalSpec(tower, processor, MiniCPMV46Placeholders(tokenizer, processor))
+
+
+def read_merged_processor(metadata: Metadata) -> SlicingProcessor:
+    """Of MiniCPM-V 4.6, whose parts have a row for each square of merged patches."""
+    sizes = VisionSizes.read(metadata, eps=EPS)
+    slicing = Slicing(sizes.side(), sizes.patch * SQUARE)
+    normalisation = read_normalisation(metadata, STANDARD)
+    return SlicingProcessor(slicing, sizes.patch, None, normalisation)
 
 
 def read_processor(w: TensorScope, metadata: Metadata) -> SlicingProcessor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from model_zoo.images.slicing import Slicing
+from model_zoo.models.minicpmv.image_processor import SlicingProcessor
 from model_zoo.multimodal.placeholders import Outlined, Piece, PlaceholderRows, required_token
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
@@ -10,39 +10,61 @@ from model_zoo.tokenizers.tokenizer import Tokenizer
 PLACE = "(<image>./</image>)"
 START, END, SLICE, SLICE_END = "<image>", "</image>", "<slice>", "</slice>"
 LINE = "\n"
+# The placeholder of MiniCPM-V 4.6, which is Qwen's.
+PAD = "<|image_pad|>"
 
 
 class MiniCPMVPlaceholders:
     """The grid is the height and width of the image.
 
     enclosed: slices are marked like images, and all of them together as slices, as in MiniCPM-V
-    2.5; otherwise each slice is marked as one. The placeholder token is that which starts an image.
+    2.5; otherwise each slice is marked as one. place: the placeholder token, that which starts an
+    image unless another is given.
     """
 
     marker, spelled = PLACE, PLACE + LINE
     reserved = (START, END, SLICE, SLICE_END)
 
-    def __init__(self, tokenizer: Tokenizer, slicing: Slicing, *, enclosed: bool) -> None:
-        self._slicing, self._enclosed = slicing, enclosed
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        images: SlicingProcessor,
+        *,
+        enclosed: bool,
+        place: str = START,
+    ) -> None:
+        self._images, self._enclosed = images, enclosed
         self._start, self._end, self._slice, self._slice_end = (
             required_token(tokenizer, text) for text in self.reserved
         )
+        self._place = required_token(tokenizer, place)
 
     def pieces(self, image: Outlined) -> Sequence[Piece]:
-        parts = self._slicing.parts(*image.grid)
-        length = image.rows // (1 + parts.slices)
-        rows = [
-            PlaceholderRows(self._start, length, first) for first in range(0, image.rows, length)
-        ]
-        overview = (self._start, rows[0], self._end)
+        parts = self._images.slicing.parts(*image.grid)
+        whole, length = (self._images.rows(size) for size in (parts.overview, parts.slice_size))
+        overview = (self._start, PlaceholderRows(self._place, whole), self._end)
         if not parts.slices:
             return overview
         marks = (self._start, self._end) if self._enclosed else (self._slice, self._slice_end)
         pieces: list[Piece] = []
-        for number, part in enumerate(rows[1:]):
+        for number in range(parts.slices):
+            part = PlaceholderRows(self._place, length, whole + number * length)
             if number and number % parts.grid[1] == 0:
                 pieces.append(LINE)
             pieces += (marks[0], part, marks[1])
         if self._enclosed:
             pieces = [self._slice, *pieces, self._slice_end]
         return *overview, *pieces
+
+
+class MiniCPMV46Placeholders:
+    """Of MiniCPM-V 4.6. Images are not numbered, as in llama.cpp."""
+
+    marker, spelled = PAD, PAD + LINE
+    reserved = (*MiniCPMVPlaceholders.reserved, PAD)
+
+    def __init__(self, tokenizer: Tokenizer, images: SlicingProcessor) -> None:
+        self._marked = MiniCPMVPlaceholders(tokenizer, images, enclosed=False, place=PAD)
+
+    def pieces(self, image: Outlined) -> Sequence[Piece]:
+        return self._marked.pieces(image)

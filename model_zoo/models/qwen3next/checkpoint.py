@@ -153,7 +153,7 @@ EXPERT_RULES = (
 )
 
 
-DROPPED = (*decoders.BUFFERS, *decoders.OTHER_PARTS, "mtp.**")
+DROPPED = (*decoders.BUFFERS, *decoders.OTHER_PARTS, "merger.**", "mtp.**")
 
 
 DEFAULTS = {"partial_rotary_factor": 0.25, "full_attention_interval": 4}
@@ -210,6 +210,7 @@ QWEN35_RULES = (
 
 QWEN35 = Conversion(
     serves=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+    model_types=("qwen3_5_text",),
     architecture="qwen35",
     keys=QWEN35_KEYS,
     rules=(*QWEN35_RULES, *decoders.feed_forward()),

@@ -224,6 +224,22 @@ def minicpmv() -> Row:
     return processor, expected
 
 
+def minicpmv46() -> Row:
+    slicing = Slicing(side=64, unit=16)
+    processor = SlicingProcessor(slicing, patch=4, part_rows=None)
+    theirs = MiniCPMV4_6ImageProcessorPil(scale_resolution=64, patch_size=4)
+
+    def expected(image: Image) -> Expected:
+        made = applied(theirs, image)
+        counts = np.asarray(made["target_sizes"]).prod(1).tolist()
+        patches = torch.as_tensor(made["pixel_values"])[0].unflatten(2, (-1, 4))
+        lines = patches.permute(2, 0, 1, 3).flatten(1).split(counts)
+        parts = [F.pad(line, (0, 0, 0, processor.places - len(line))) for line in lines]
+        return Expected(torch.stack(parts), image.shape[:2], sum(counts) // 16)
+
+    return processor, expected
+
+
 def mllama(most: int) -> Row:
     """Slots without a tile are zeros."""
     theirs = MllamaImageProcessorPil(
@@ -331,6 +347,7 @@ PROCESSORS: Mapping[str, Row] = {
     ),
     "llava_next": llava_next(),
     "minicpmv": minicpmv(),
+    "minicpmv46": minicpmv46(),
     "mllama": mllama(4),
     "mllama of six tiles": mllama(6),
     "mllama of one tile": mllama(1),

@@ -34,6 +34,10 @@ from transformers.models.llava_next.image_processing_pil_llava_next import (
     LlavaNextImageProcessorPil,
 )
 from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
+from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import (
+    MiniCPMV4_6ImageProcessorPil,
+)
+from transformers.models.minicpmv4_6.processing_minicpmv4_6 import MiniCPMV4_6Processor
 from transformers.models.mllama.image_processing_pil_mllama import MllamaImageProcessorPil
 from transformers.models.mllama.processing_mllama import (
     MllamaProcessor,
@@ -53,6 +57,7 @@ from model_zoo.images.bounded_area import both_at_once, one_side_after_the_other
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.images.normalise import CLIP, STANDARD
 from model_zoo.images.prepared import ImageProcessor, prepare
+from model_zoo.images.slicing import Slicing
 from model_zoo.models.gemma3 import placeholders as gemma3
 from model_zoo.models.gemma3.image_processor import SquareProcessor
 from model_zoo.models.gemma4 import placeholders as gemma4
@@ -71,6 +76,8 @@ from model_zoo.models.llama4.image_processor import Llama4Processor as LlamaTile
 from model_zoo.models.llava import placeholders as llava
 from model_zoo.models.llava.image_processor import ClipProcessor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor as LlavaTiles
+from model_zoo.models.minicpmv import placeholders as minicpmv
+from model_zoo.models.minicpmv.image_processor import SlicingProcessor
 from model_zoo.models.mistral3 import placeholders as pixtral
 from model_zoo.models.mistral3.image_processor import PixtralProcessor as PixtralShape
 from model_zoo.models.mllama import placeholders as mllama
@@ -242,6 +249,12 @@ def paddle_processor(tokenizer: Any) -> Any:
     return unchecked(PaddleOCRVLProcessor, PaddleOCRVLImageProcessorPil(size=size), tokenizer)
 
 
+def minicpmv46_processor(tokenizer: Any) -> Any:
+    images = MiniCPMV4_6ImageProcessorPil(scale_resolution=56, patch_size=7, use_image_id=False)
+    videos = SimpleNamespace(slice_mode=True, downsample_mode="16x")
+    return unchecked(MiniCPMV4_6Processor, images, videos, tokenizer)
+
+
 def llava_processor(tokenizer: Any) -> Any:
     images = CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size=SQUARE)
     options = {"vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
@@ -270,6 +283,7 @@ LFM2_TILES = Lfm2Tiles(7, 2, 4, 20, tile=56, min_tiles=2, max_tiles=10, toleranc
 QWEN = QwenVLProcessor(14, 2, min_pixels=3136, max_pixels=28 * 28 * 12, normalisation=CLIP)
 GLM = replace(QWEN, grows=both_at_once)
 PADDLE = replace(QWEN, grows=one_side_after_the_other)
+SLICES = SlicingProcessor(Slicing(side=56, unit=28), patch=7, part_rows=None)
 SQUARE = {"height": 56, "width": 56}
 CANVASES = [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]]
 FAMILIES = {
@@ -308,6 +322,22 @@ FAMILIES = {
             "image_token": hunyuan.PLACE,
             "image_start_token": hunyuan.START,
             "image_end_token": hunyuan.END,
+        },
+    ),
+    "minicpmv46": Family(
+        partial(minicpmv.MiniCPMV46Placeholders, images=SLICES),
+        SLICES,
+        minicpmv46_processor,
+        minicpmv.PAD,
+        {
+            "image_token": minicpmv.PAD,
+            "video_token": "<|video_pad|>",
+            "image_start_token": minicpmv.START,
+            "image_end_token": minicpmv.END,
+            "slice_start_token": minicpmv.SLICE,
+            "slice_end_token": minicpmv.SLICE_END,
+            "image_id_start_token": "<image_id>",
+            "image_id_end_token": "</image_id>",
         },
     ),
     "paddleocr": Family(

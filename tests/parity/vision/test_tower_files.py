@@ -297,6 +297,20 @@ def test_mllama_with_states_of_no_layer_is_refused(tmp_path) -> None:
     check_refused("mllama", path, ModelFileError, "intermediate_layers_indices` is empty")
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"vision.projector.scale_factor": 2},
+        {"vision.wa_layer_indexes": [3]},
+        {"vision.wa_layer_indexes": [0, 1]},
+        {"vision.wa_layer_indexes": None},
+    ],
+)
+def test_minicpmv46_of_other_ways_to_merge_is_refused(tmp_path, keys) -> None:
+    path = changed(TOWERS["minicpmv46"].write(tmp_path).path, keys)
+    check_refused("minicpmv46", path, ModelFileError, next(iter(keys)))
+
+
 def test_paddleocr_of_llama_cpps_converter_agrees(tmp_path) -> None:
     """Its files do not state how many patches are merged."""
     pair = TOWERS["paddleocr"].write(tmp_path)

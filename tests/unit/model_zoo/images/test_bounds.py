@@ -69,7 +69,7 @@ def llava_next(draw: st.DrawFn) -> LlavaNextProcessor:
 def minicpmv(draw: st.DrawFn) -> SlicingProcessor:
     patch = draw(PATCHES)
     slicing = Slicing(draw(st.integers(patch, 600)), patch * draw(st.integers(1, 4)), 9)
-    return SlicingProcessor(slicing, patch, draw(ROWS))
+    return SlicingProcessor(slicing, patch, draw(ROWS | st.none()))
 
 
 PROCESSORS: dict[str, st.SearchStrategy[ImageProcessor]] = {
@@ -133,6 +133,7 @@ SMALL: list[ImageProcessor] = [
     Lfm2Processor(1, 1, 1, 9, 4, 2, 5, tolerance=1.0),
     LlavaNextProcessor(2, 3, ((2, 10), (8, 2), (4, 4))),
     SlicingProcessor(Slicing(2, 1), 1, 3),
+    *(SlicingProcessor(Slicing(32, unit), 4, None) for unit in (4, 8)),
 ]
 
 

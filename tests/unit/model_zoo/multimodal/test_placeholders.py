@@ -46,7 +46,7 @@ from tests.vision_prompts import TEMPLATE, TEXT_TEMPLATE, own_tokenizer, png
 BOS = "<|begin_of_text|>"
 LFM2 = Lfm2Processor(7, 2, 4, 20, tile=28, min_tiles=1, max_tiles=1, tolerance=1.0)
 ONE, TWO = ImagePart(png(40, 60)), ImagePart(png(60, 40, seed=1))
-SLICING = Slicing(side=28, unit=7)
+SLICES = SlicingProcessor(Slicing(side=28, unit=7), patch=7, part_rows=4)
 PLACEMENTS: dict[str, Any] = {
     "gemma3": gemma3.Gemma3Placeholders,
     "gemma4": gemma4.Gemma4Placeholders,
@@ -58,7 +58,7 @@ PLACEMENTS: dict[str, Any] = {
     "internvl": internvl.InternVLPlaceholders,
     "kimivl": kimivl.KimiVLPlaceholders,
     "lfm2": lambda tokenizer: lfm2.Lfm2Placeholders(tokenizer, LFM2),
-    "minicpmv": partial(minicpmv.MiniCPMVPlaceholders, slicing=SLICING, enclosed=False),
+    "minicpmv": partial(minicpmv.MiniCPMVPlaceholders, images=SLICES, enclosed=False),
     "mllama": lambda tokenizer: mllama.MllamaPlaceholders(tokenizer, 4),
 }
 PROCESSORS: dict[str, Any] = {
@@ -72,7 +72,7 @@ PROCESSORS: dict[str, Any] = {
     "internvl": InternVLProcessor(28, 4, CLIP),
     "kimivl": KimiVLProcessor(patch=7, merge=2),
     "lfm2": LFM2,
-    "minicpmv": SlicingProcessor(SLICING, patch=7, part_rows=4),
+    "minicpmv": SLICES,
     "mllama": MllamaProcessor(side=28, tile_rows=5),
 }
 RESERVED = {
@@ -223,7 +223,7 @@ def test_tiles_without_a_token_are_written_as_text() -> None:
 )
 def test_slices_of_minicpmv_are_marked_as_its_authors_mark_them(enclosed, size, expected) -> None:
     tokenizer = own_tokenizer(minicpmv.MiniCPMVPlaceholders.reserved, NORMAL)
-    placeholders = minicpmv.MiniCPMVPlaceholders(tokenizer, SLICING, enclosed=enclosed)
+    placeholders = minicpmv.MiniCPMVPlaceholders(tokenizer, SLICES, enclosed=enclosed)
     pieces = placeholders.pieces(PROCESSORS["minicpmv"].outline(*size))
     rows = [piece for piece in pieces if isinstance(piece, PlaceholderRows)]
     assert [piece.first_row for piece in rows] == list(range(0, 4 * len(rows), 4))

@@ -1,0 +1,158 @@
+"""Vision model of MiniCPM-V 4.6: SigLIP on parts of an image, whose patches are merged two by two
+between layers and again behind them."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from model_zoo.gguf.metadata import Metadata
+from model_zoo.gguf.scope import TensorScope
+from model_zoo.images.prepared import blank
+from model_zoo.images.tiling import Size
+from model_zoo.layers.vision.image_attention import AttentionSpan, ImageAttention, ImageBatch, slabs
+from model_zoo.layers.vision.names import LayerNames
+from model_zoo.layers.vision.placed_vit import MergedAfter, PlacedVit
+from model_zoo.layers.vision.vision_layer import plain_layer
+from model_zoo.layers.vision.vision_sizes import VisionSizes
+from model_zoo.models.minicpmv.image_processor import SlicingProcessor
+from runtime.kernels.pointwise import gelu, gelu_erf
+from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
+
+EPS = 1e-6
+# Patches along a side of the squares that are merged, each time and in all.
+MERGE, SQUARE = 2, 4
+SQUARE_KEY, LAYER_KEY = "vision.projector.scale_factor", "vision.wa_layer_indexes"
+
+
+class MergedTower:
+    """See `VisionTower`. pixels [images, parts, places, 3 * patch * patch]; the grid is the height
+    and width of the image. Rows of features are those of the parts, in order. images: the processor
+    of its images."""
+
+    def __init__(self, w: TensorScope, metadata: Metadata, images: SlicingProcessor) -> None:
+        before = w.loaded_bytes
+        self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
+        self.images = images
+        layer = partial(plain_layer, sizes=sizes, names=LayerNames(), curve=gelu)
+        v = w.scope("v")
+        merged = MergedAfter(_merging_layer(sizes), WindowMerger(v.scope("vit_merger"), sizes))
+        self._vit = PlacedVit(v, sizes, layer, merged)
+        self._wide = sizes.hidden * MERGE**2
+        mm = w.scope("mm")
+        self._norm = mm.layer_norm("input_norm", EPS, size=self._wide)
+        self._projector = TwoLayers(mm, self._wide, gelu_erf, "up", "down")
+        self.limits = ImageLimits(images.most_rows, self._projector.width, w.dtype)
+        self.weight_bytes = w.loaded_bytes - before
+
+    def activation_bytes(self, images: int) -> int:
+        """The slices of all images are one batch."""
+        rows = images * self.limits.rows
+        patches = rows * SQUARE**2
+        elements = 2 * self.limits.width + 2 * self._wide + self._projector.row_elements
+        pixels = patches * self._sizes.patch_elements
+        return 4 * (rows * elements + pixels) + self._vit.nbytes(patches)
+
+    def largest(self) -> PreparedImage:
+        return blank(self.images.largest)
+
+    def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
+        parts = self.images.slicing.parts(*grid)
+        features = self._features(pixels[:, :1], parts.overview, pause)
+        if not parts.slices:
+            return features
+        return torch.cat([features, self._features(pixels[:, 1:], parts.slice_size, pause)], dim=1)
+
+    def _features(self, pixels: Tensor, size: Size, pause: Pause) -> Tensor:
+        """pixels [images, parts of this size, places, ...] -> [images, their rows, width]."""
+        rows, columns = (length // self._sizes.patch for length in size)
+        patches = pixels[:, :, : rows * columns].flatten(0, 1)
+        order = nested_squares(rows, columns, device=pixels.device)
+        seen = self._vit(patches, rows, columns, pause, order)
+        projected = self._projector(self._norm(seen.reshape(-1, self._wide)))
+        return projected.view(len(pixels), -1, self.limits.width)
+
+
+class WindowMerger:
+    """See `RowMerger`. Rows of a square attend to each other. The mean of the square is added to
+    what two layers make of its concatenated rows."""
+
+    each = MERGE**2
+
+    def __init__(self, w: TensorScope, sizes: VisionSizes) -> None:
+        self._wide = wide = sizes.hidden * self.each
+        self._attn_norm = w.layer_norm("ln1", sizes.eps, size=sizes.hidden)
+        self._attention = ImageAttention(
+            w, hidden=sizes.hidden, heads=sizes.heads, output="attn_out"
+        )
+        self._norm = w.layer_norm("ds_ln", sizes.eps, size=wide)
+        self._layers = TwoLayers(w, wide, gelu, "ds_ffn_up", "ds_ffn_down", width=sizes.hidden)
+        merging = 3 * wide + self._layers.row_elements
+        self.row_elements = max(self._attention.row_elements, merging)
+        self.kept_elements = self._attention.kept_elements + sizes.hidden
+        self.matrix_elements = max(self._attention.matrix_elements, self._layers.matrix_elements)
+
+    def __call__(self, x: Tensor, images: int, pause: Pause) -> Tensor:
+        rows, hidden = x.shape
+        count = rows // images
+        windows = AttentionSpan(0, count, 0, count, parts=count // self.each)
+        seen = self._attention(x, self._attn_norm, ImageBatch(images, (windows,), pause=pause))
+        for part in slabs(x, pause):
+            x[part].add_(self._attention.project(seen[part]))
+        squares = x.view(-1, self.each, hidden)
+        merged = squares.mean(1)
+        for part in slabs(merged, pause):
+            joined = self._norm(squares[part].flatten(1))
+            merged[part].add_(self._layers(joined))
+        return merged
+
+
+class TwoLayers:
+    """down(curve(up(x))) of another width, which is that of the tensor if it is not given."""
+
+    def __init__(
+        self,
+        w: TensorScope,
+        hidden: int,
+        curve: Callable[[Tensor], Tensor],
+        up: str,
+        down: str,
+        *,
+        width: int | None = None,
+    ) -> None:
+        self._curve = curve
+        inner = (w.shape(up) or (hidden,))[0]
+        self.width = width or (w.shape(down) or (1,))[0]
+        self._up = w.linear(up, shape=(inner, hidden))
+        self._down = w.linear(down, shape=(self.width, inner))
+        self.row_elements = 4 * inner + 2 * self.width
+        self.matrix_elements = inner * max(hidden, self.width)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [rows, hidden] -> [rows, width]."""
+        return self._down(self._curve(self._up(x)))
+
+
+def nested_squares(rows: int, columns: int, *, device: torch.device) -> Tensor:
+    """int64 [rows * columns]: numbers of patches in row-major order, ordered so that the four
+    patches of a square are consecutive, and the four squares of a square of squares."""
+    down, across = rows // SQUARE, columns // SQUARE
+    numbers = torch.arange(rows * columns, device=device)
+    nested = numbers.view(down, MERGE, MERGE, across, MERGE, MERGE)
+    return nested.permute(0, 3, 1, 4, 2, 5).flatten()
+
+
+def _merging_layer(sizes: VisionSizes) -> int:
+    """The layer behind which patches are merged."""
+    square = sizes.metadata.get_size(SQUARE_KEY, SQUARE)
+    if square != SQUARE:
+        raise sizes.metadata.error(
+            SQUARE_KEY, f"is {square}; squares of {SQUARE} by {SQUARE} patches are supported"
+        )
+    listed = sizes.metadata.get_array(LAYER_KEY, int) or ()
+    if len(listed) != 1 or not 0 <= listed[0] < sizes.layers:
+        raise sizes.metadata.error(
+            LAYER_KEY, f"is {listed[:8]}; one of {sizes.layers} layers is needed"
+        )
+    return listed[0]
