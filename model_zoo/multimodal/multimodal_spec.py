@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from model_zoo.images.prepared import ImageProcessor
-from model_zoo.multimodal.placeholders import Placeholders
+from model_zoo.multimodal.placeholders import PlaceholderRows, Placeholders
 from runtime.vision.encoder import VisionTower
 
 
@@ -16,3 +16,10 @@ class MultimodalSpec:
     processor: ImageProcessor
     placeholders: Placeholders
     depth: int = 1
+
+    @property
+    def uses_grids(self) -> bool:
+        """Whether the positions of an image form a rectangle, so that the text model needs several
+        position axes."""
+        pieces = self.placeholders.pieces(self.processor.largest)
+        return any(isinstance(piece, PlaceholderRows) and piece.grid for piece in pieces)

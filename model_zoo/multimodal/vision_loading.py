@@ -71,6 +71,13 @@ class VisionFile:
                 f"it has features for the first {parts.depth - 1:,} layers of a text model with at "
                 f"least {parts.depth:,}, and this one has {layers:,}",
             )
+        if parts.uses_grids and decoder.position_axes == 1:
+            raise _misfit(
+                self.file,
+                self.beside,
+                "it needs a text model that rotates by rows and columns of images, and the file of "
+                "this one states no rope sections for them; convert the text model again",
+            )
         if parts.processor.most_rows > limits.rows:
             raise ModelFileError(
                 f"{self.file.path}: an image may have {parts.processor.most_rows:,} rows of "

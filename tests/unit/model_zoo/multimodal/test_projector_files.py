@@ -23,6 +23,7 @@ CPU = torch.device("cpu")
 ASK = [Message("user", (WIDE, "What is this?"))]
 # By name here: the row of the table.
 ROWS = {
+    "glm4v": "glm4v",
     "idefics3": "idefics3",
     "internvl": "internvl",
     "kimivl": "kimivl",
@@ -62,6 +63,17 @@ def refusal(kind: type[CaravanError], folder: Path, tmp_path: Path, **keys: Any)
         loaded(folder, tmp_path, **keys)
     assert type(raised.value) is kind and "mmproj-other.gguf" in str(raised.value)
     return str(raised.value)
+
+
+def test_a_text_file_that_does_not_rotate_by_rows_and_columns_is_refused(folders, tmp_path) -> None:
+    """Converters once wrote files of GLM-4.5V without sections, which suffice for text."""
+    text, projector = (folders["glm4v"] / name for name in ("tiny.gguf", "mmproj-tiny.gguf"))
+    older = rewrite(text, tmp_path / "older.gguf", own_keys={"rope.dimension_sections": None})
+    here = {"device": CPU, "dtype": torch.float32}
+    assert load(text, projector=projector, **here).decoder.position_axes == 3
+    with pytest.raises(ConfigurationError, match="states no rope sections") as raised:
+        load(older, projector=projector, **here)
+    assert str(older) in str(raised.value) and str(projector) in str(raised.value)
 
 
 def test_converted_files_have_the_settings_of_the_processor(folders) -> None:
