@@ -15,6 +15,8 @@ _TEXT_PARTS = ("text_config", "llm_config")
 _SCALING_KINDS = ("rope_type", "type")
 # Settings that are among the rope parameters in newer files and outside in older ones.
 _BESIDE = ("rope_theta", "partial_rotary_factor")
+# What functions of a table raise for settings of another type or value than they expect.
+INVALID = (LookupError, TypeError, ValueError, ArithmeticError)
 
 
 class Configuration:
@@ -99,8 +101,15 @@ class Configuration:
         """`source(self)`; exceptions from invalid settings become an error that names `what`."""
         try:
             return source(self)
-        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        except INVALID as error:
             raise self.error(f"does not determine `{what}`: {error!r}") from error
+
+    def check(self, check: Callable[["Configuration"], None]) -> None:
+        """Applies `check`; its exceptions from invalid settings become an error."""
+        try:
+            check(self)
+        except INVALID as error:
+            raise self.error(f"has invalid settings: {error!r}") from error
 
     def error(self, problem: str) -> ModelFileError:
         return ModelFileError(f"{self.path}: {problem}.")

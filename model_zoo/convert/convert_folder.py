@@ -117,7 +117,7 @@ def _checked(
     config = config.of_family(defaults=conversion.defaults, spellings=conversion.spellings)
     for check in (conversion.check, conversion.checks.get(flavour)):
         if check is not None:
-            check(config)
+            config.check(check)
     return conversion, config
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from model_zoo.convert.checkpoint_reader import Checkpoint
-from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.configuration import INVALID, Configuration
 from model_zoo.convert.mapping import EMBEDDING, OUTPUT, Computed, Conversion, Rule
 from runtime.errors import ModelFileError
 from runtime.quant.block_types import block_type
@@ -153,7 +153,10 @@ def _numbered(
 def _applies(rule: Rule, groups: Mapping[str, str | None], config: Configuration) -> bool:
     """Tensors of layers beyond the stated number are left to `_target`, which refuses them."""
     layer = int(groups.get("n") or 0)
-    return rule.only is None or layer >= config.layers or rule.only(config, layer)
+    if rule.only is None or layer >= config.layers:
+        return True
+    only = rule.only
+    return config.derived(rule.target, lambda c: only(c, layer))
 
 
 def _note(
@@ -211,7 +214,7 @@ def _wanted_layers(rule: Rule, config: Configuration) -> Sequence[int | None]:
         return () if config.tied or config.whole.get("tie_word_embeddings") else (None,)
     if "{n}" not in rule.target:
         return (None,)
-    return [n for n in range(config.layers) if rule.only is None or rule.only(config, n)]
+    return [n for n in range(config.layers) if _applies(rule, {"n": str(n)}, config)]
 
 
 def _source_name(source: str, layer: int | None) -> str:
@@ -272,10 +275,10 @@ def _shape(
     empty = [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
     try:
         shape = tuple(transform(*empty).shape)
-    except (RuntimeError, IndexError) as error:
+    except (RuntimeError, *INVALID) as error:
         raise ModelFileError(
             f"{checkpoint.folder}: `{names[0]}` has the shape {shapes[0]}, which this architecture "
-            "cannot have."
+            "cannot have with these settings."
         ) from error
     if rule.blocks is None:
         return shape

@@ -135,6 +135,12 @@ def size_that_is_text(folder: Path) -> None:
     settings(folder, hidden_size="64")
 
 
+def condition_that_is_text(folder: Path) -> None:
+    """Which layers have experts decides which tensors they need."""
+    architecture = ["Ernie4_5_MoeForCausalLM"]
+    settings(folder, architectures=architecture, moe_layer_interval=1, moe_layer_start_index="1")
+
+
 def endless_layers(folder: Path) -> None:
     settings(folder, num_hidden_layers=10**9)
 
@@ -222,6 +228,7 @@ REFUSED = {
     other_architecture: (UnsupportedModelError, r"\(WhisperForConditionalGeneration\) cannot be"),
     no_architecture: (UnsupportedModelError, r"the architecture \(none\) cannot be converted"),
     size_that_is_text: (ModelFileError, "has '64' "),
+    condition_that_is_text: (ModelFileError, "does not determine `blk.*TypeError"),
     endless_layers: (ModelFileError, "has 1,000,000,000 layers; 1,024 is the limit"),
     endless_heads: (ModelFileError, "has heads of 1,000,000,000,000 elements; 4,096 is the limit"),
     no_size: (ModelFileError, "has no `intermediate_size`"),

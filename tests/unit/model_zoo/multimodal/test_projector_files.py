@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ ROWS = {
     "internvl": "internvl",
     "kimivl": "kimivl",
     "lfm2": "lfm2",
+    "lighton": "lighton",
     "llava": "llava_cropped",
     "llava_next": "llava_next",
     "minicpmv": "minicpmv",
@@ -56,6 +58,26 @@ def loaded(folder: Path, tmp_path: Path, **keys: Any) -> ChatModel:
         folder / "mmproj-tiny.gguf", tmp_path / "mmproj-other.gguf", keys=named | changed
     )
     return load(folder / "tiny.gguf", projector=other, device=CPU, dtype=torch.float32)
+
+
+def converted(
+    folder: Path,
+    tmp_path: Path,
+    processor: dict[str, Any] | None = None,
+    *,
+    part: str | None = None,
+    **settings: Any,
+) -> Path:
+    """The projector from the checkpoint with other settings, which replace those of the image
+    `processor` or are added to those of the model or its `part`."""
+    changed, checkpoint = tmp_path / "changed", folder / "checkpoint"
+    copytree(checkpoint, changed)
+    if processor is not None:
+        (changed / "preprocessor_config.json").write_text(json.dumps(processor))
+    values = json.loads((checkpoint / "config.json").read_text())
+    (values if part is None else values[part]).update(settings)
+    (changed / "config.json").write_text(json.dumps(values))
+    return convert(changed, tmp_path / "out.gguf", type="f32", flavour="llama.cpp")[1]
 
 
 def refusal(kind: type[CaravanError], folder: Path, tmp_path: Path, **keys: Any) -> str:
@@ -214,15 +236,24 @@ def test_a_text_model_of_another_architecture_is_refused(folders) -> None:
 def test_processors_that_files_cannot_describe_are_refused(
     folders, tmp_path, family, settings, words
 ) -> None:
-    changed = tmp_path / "changed"
-    changed.mkdir()
-    for file in (folders[family] / "checkpoint").iterdir():
-        if file.name != "preprocessor_config.json":
-            (changed / file.name).symlink_to(file)
-    (changed / "preprocessor_config.json").write_text(json.dumps(settings))
     with pytest.raises(ModelFileError, match=words):
-        convert(changed, tmp_path / "out.gguf", type="f32", flavour="llama.cpp")
+        converted(folders[family], tmp_path, settings)
     assert not list(tmp_path.glob("*.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("family", "part", "settings", "words"),
+    [
+        ("glm4v", "text_config", {"rope_parameters": {"partial_rotary_factor": ""}}, "shape"),
+        ("lfm2", None, {"downsample_factor": [2, 2]}, "invalid settings: TypeError"),
+        ("lighton", "vision_config", {"rope_parameters": {"rope_theta": [1]}}, "TypeError"),
+    ],
+)
+def test_settings_of_another_type_are_refused(
+    folders, tmp_path, family, part, settings, words
+) -> None:
+    with pytest.raises(ModelFileError, match=words):
+        converted(folders[family], tmp_path, part=part, **settings)
 
 
 def test_kimivl_takes_the_patches_of_its_file_or_those_of_the_first_checkpoints(
