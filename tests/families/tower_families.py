@@ -282,9 +282,9 @@ TOWERS: Mapping[str, TowerFamily] = {
         lfm2_tower,
         lfm2_config,
         {
-            "plain": {},
-            "no_norm_in_the_projector": {"norm": False, "layer_norm_eps": 1e-2},
-            "merges_squares_of_four": {"merge": 4},
+            "plain": {"patch_size": 8},
+            "no_norm_in_the_projector": {"patch_size": 8, "norm": False, "layer_norm_eps": 1e-2},
+            "merges_squares_of_four": {"patch_size": 8, "merge": 4},
         },
         lfm2_parts,
         references.lfm2,

@@ -158,8 +158,9 @@ LFM2_CUTTING = {  # of the larger picture of two in a conversation
 
 
 def lfm2_processor(patch: int = 6, merge: int = 2) -> Lfm2Processor:
-    """With the settings LFM2_CUTTING."""
-    return Lfm2Processor(patch, merge, 2, 12, tile=24, min_tiles=2, max_tiles=4, tolerance=5.0)
+    """With the settings LFM2_CUTTING; tiles have as many patches for each size of a patch."""
+    tiles = {"tile": 4 * patch, "min_tiles": 2, "max_tiles": 4}
+    return Lfm2Processor(patch, merge, 2, 12, **tiles, tolerance=5.0)
 
 
 def lfm2_config(merge: int = 2, norm: bool = True, **vision: Any) -> Lfm2VlConfig:

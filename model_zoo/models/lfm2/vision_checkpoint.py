@@ -7,7 +7,9 @@ from torch import Tensor
 
 from model_zoo.convert import checks, towers
 from model_zoo.convert.configuration import Configuration
+from model_zoo.convert.gguf_metadata import table_keys
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
+from model_zoo.gguf.metadata import Metadata
 from model_zoo.images.normalise import STANDARD
 from model_zoo.models.lfm2 import multimodal as lfm2
 from model_zoo.models.lfm2.vision import EPS, MERGED
@@ -67,6 +69,13 @@ def _same_units(config: Configuration) -> None:
             )
 
 
+def _readable(config: Configuration) -> None:
+    """The limits of the reader, which would refuse the file."""
+    keys = table_keys(VISION, config, flavour=LLAMA_CPP)
+    stated = {"general.architecture": "clip", **keys}
+    lfm2.read_processor(Metadata(stated, path=config.path))
+
+
 def _has_norm(config: Configuration) -> bool:
     return bool(config.model.get("projector_use_layernorm", True))
 
@@ -124,5 +133,6 @@ VISION = Conversion(
         towers.known_of_model("vision_feature_layer", -1),
         towers.known_of_model("use_image_special_tokens", True),
         _same_units,
+        _readable,
     ),
 )

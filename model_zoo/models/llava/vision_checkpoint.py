@@ -16,8 +16,12 @@ def _features(config: Configuration) -> list[int]:
     stated = config.model.get("vision_feature_layer", -2)
     listed = stated if isinstance(stated, list) else [stated]
     layers = [int(layer) if layer >= 0 else config.layers + layer + 1 for layer in listed]
-    if layers != sorted(set(layers)):
-        raise config.error(f"takes features from the layers {stated}, which are not in order")
+    known = set(range(1, config.layers + 1))
+    if not layers or layers != sorted(known.intersection(layers)):
+        raise config.error(
+            f"takes features from the layers {str(stated)[:80]}, which are not some of "
+            f"{config.layers} layers in ascending order"
+        )
     return layers
 
 

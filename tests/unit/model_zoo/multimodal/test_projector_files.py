@@ -231,6 +231,8 @@ def test_a_text_model_of_another_architecture_is_refused(folders) -> None:
         ("internvl", {"size": {"height": 448, "width": 448}}, "`size`"),
         ("lfm2", {"encoder_patch_size": 8}, "8 as `encoder_patch_size`"),
         ("lfm2", {"resample": 0}, "`resample` 0"),
+        ("lfm2", {"max_tiles": 12}, "max_tiles` is 12; 10 is the limit"),
+        ("lfm2", {"tile_size": 25}, "tile_size` is 25, which is not a multiple of 12"),
     ],
 )
 def test_processors_that_files_cannot_describe_are_refused(
@@ -254,6 +256,14 @@ def test_settings_of_another_type_are_refused(
 ) -> None:
     with pytest.raises(ModelFileError, match=words):
         converted(folders[family], tmp_path, part=part, **settings)
+
+
+@pytest.mark.parametrize("layers", [[0, 2], [1, 12], [-9, 2], 9, [2, 1], []])
+def test_llava_with_features_of_layers_that_it_does_not_have_is_refused(
+    folders, tmp_path, layers
+) -> None:
+    with pytest.raises(ModelFileError, match="takes features from the layers"):
+        converted(folders["llava"], tmp_path, vision_feature_layer=layers)
 
 
 def test_kimivl_takes_the_patches_of_its_file_or_those_of_the_first_checkpoints(
