@@ -93,7 +93,8 @@ def _value(key: Key, config: Configuration) -> Any:
 
 def _is_text(value: Any) -> bool:
     """Whether it is a text or a list of texts."""
-    return all(isinstance(one, str) for one in (value if isinstance(value, list) else [value]))
+    listed = value if isinstance(value, list) else [value]
+    return bool(listed) and all(isinstance(one, str) for one in listed)
 
 
 def _is_sound(value: Any) -> bool:

@@ -248,6 +248,7 @@ def test_processors_that_files_cannot_describe_are_refused(
     [
         ("glm4v", "text_config", {"rope_parameters": {"partial_rotary_factor": ""}}, "shape"),
         ("lfm2", None, {"downsample_factor": [2, 2]}, "invalid settings: TypeError"),
+        ("llava_next", None, {"image_grid_pinpoints": []}, "number is needed"),
         ("lighton", "vision_config", {"rope_parameters": {"rope_theta": [1]}}, "TypeError"),
     ],
 )
