@@ -1,5 +1,6 @@
 """Mistral 3, Ministral 3 and LightOnOCR: conversion of vision checkpoints to GGUF."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import Tensor
@@ -35,8 +36,22 @@ def _unlike_eps(usual: float) -> Key:
 
 def _unlike_edge(config: Configuration) -> int | None:
     """The longest edge of images, if it differs from the size that readers assume."""
-    edge = towers.longest_edge(config)
+    edge = towers.longest_edge(config) or _square(config)
     return None if edge == config.require("image_size") else edge
+
+
+def _square(config: Configuration) -> int | None:
+    """The side of the square that bounds images, if the image processor states both sides."""
+    size = towers.preprocessing(config).get("size")
+    if not isinstance(size, Mapping) or size.get("height") is None:
+        return None
+    height, width = size["height"], size["width"]
+    if height != width:
+        raise config.error(
+            f"has an image processor that bounds images to {height} x {width} pixels; files state "
+            "one bound for both sides"
+        )
+    return int(height)
 
 
 def _merging(config: Configuration) -> int:

@@ -14,6 +14,7 @@ from model_zoo.convert.convert_folder import convert
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.images.resize import Filter
 from model_zoo.models.llava.image_processor import ClipProcessor
+from model_zoo.models.mistral3.vision import EDGE_KEY
 from model_zoo.registry import load
 from runtime.errors import CaravanError, ConfigurationError, ModelFileError, UnsupportedModelError
 from tests.families.vision_agreement import WIDE
@@ -233,6 +234,7 @@ def test_a_text_model_of_another_architecture_is_refused(folders) -> None:
         ("lfm2", {"resample": 0}, "`resample` 0"),
         ("lfm2", {"max_tiles": 12}, "max_tiles` is 12; 10 is the limit"),
         ("lfm2", {"tile_size": 25}, "tile_size` is 25, which is not a multiple of 12"),
+        ("lighton", {"size": {"height": 84, "width": 56}}, "bounds images to 84 x 56 pixels"),
     ],
 )
 def test_processors_that_files_cannot_describe_are_refused(
@@ -257,6 +259,12 @@ def test_settings_of_another_type_are_refused(
 ) -> None:
     with pytest.raises(ModelFileError, match=words):
         converted(folders[family], tmp_path, part=part, **settings)
+
+
+def test_lighton_bounds_both_sides_of_images_as_its_processor(folders, tmp_path) -> None:
+    sides = {"height": 84, "width": 84}
+    projector = converted(folders["lighton"], tmp_path, {"size": sides})
+    assert GGUFFile.open(projector).metadata[f"clip.{EDGE_KEY}"] == 84
 
 
 @pytest.mark.parametrize("layers", [[0, 2], [1, 12], [-9, 2], 9, [2, 1], []])
