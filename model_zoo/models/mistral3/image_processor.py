@@ -1,4 +1,5 @@
-"""Image processor of Pixtral and Mistral 3: keeps the aspect ratio; the longest edge is bounded."""
+"""Image processor of Pixtral, Mistral 3 and LightOnOCR: keeps the aspect ratio; the longest edge is
+bounded."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +14,12 @@ from model_zoo.images.resize import Filter, Pixels, resized
 @dataclass(frozen=True, slots=True)
 class PixtralProcessor:
     """pixels [3, height, width], both sides multiples of `patch * merge`; grid: height and width of
-    the rectangle of feature rows."""
+    the rectangle of feature rows.
+
+    Sides are rounded up to whole squares of merged patches, as in llama.cpp and, for Mistral 3, in
+    `transformers`. LightOnOcrProcessor there rounds up to patches if its image processor states
+    the patch size of the vision model, and then leaves out a last odd row or column of patches.
+    """
 
     longest_edge: int
     patch: int

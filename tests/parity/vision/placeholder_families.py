@@ -195,7 +195,9 @@ def pixtral_processor(tokenizer: Any) -> Any:
 
 
 def lighton_processor(tokenizer: Any) -> Any:
-    images = PixtralImageProcessorPil(size={"longest_edge": 140}, patch_size=28)
+    """With a longest edge for which the sides of all pictures are an even number of patches;
+    otherwise it leaves out a row or a column (see PixtralProcessor)."""
+    images = PixtralImageProcessorPil(size={"longest_edge": 80}, patch_size=14)
     return unchecked(LightOnOcrProcessor, images, tokenizer, patch_size=14)
 
 
@@ -373,7 +375,7 @@ FAMILIES = {
     ),
     "lighton": Family(
         pixtral.LightOnPlaceholders,
-        PixtralShape(140, 14, 2),
+        PixtralShape(80, 14, 2),
         lighton_processor,
         qwen.PLACE,
         {

@@ -74,6 +74,12 @@ def pixtral_grid(height: int, width: int) -> Size:
     return max(high // 7, 1), max(wide // 7, 1)
 
 
+def lighton_grid(height: int, width: int) -> Size:
+    """Half the patches of the reference, rounded up; LightOnOcrProcessor rounds down."""
+    rows, columns = pixtral_grid(height, width)
+    return (rows + 1) // 2, (columns + 1) // 2
+
+
 def internvl_grid(tiles: Size) -> Grid:
     def grid(height: int, width: int) -> Size:
         columns, rows = got_ocr2.get_optimal_tiled_canvas((height, width), (28, 28), *tiles)
@@ -111,6 +117,7 @@ CANVASES = ((28, 56), (56, 28), (56, 56), (84, 28), (28, 84))
 ROWS: list[tuple[ImageProcessor, Grid | None]] = [
     (Gemma4Processor(patch=2, pool=3, tokens=70), gemma4_grid),
     (PixtralProcessor(longest_edge=100, patch=7), pixtral_grid),
+    (PixtralProcessor(longest_edge=100, patch=7, merge=2), lighton_grid),
     *(
         (InternVLProcessor(28, 4, CLIP, *tiles), internvl_grid(tiles))
         for tiles in [(1, 12), (1, 4), (4, 9)]
