@@ -1,5 +1,6 @@
 """LFM2-VL: conversion of vision checkpoints to GGUF."""
 
+from dataclasses import replace
 from math import isqrt
 from typing import Any
 
@@ -36,6 +37,18 @@ def _processed(key: str, default: Any) -> Key:
 
 def _merging(config: Configuration) -> int:
     return int(config.model.get("downsample_factor", MERGED))
+
+
+def _layers(config: Configuration) -> int:
+    """The number of layers up to the one that gives the features, which is the last stored one.
+    First checkpoints count a further layer and state -2."""
+    stated = config.model.get("vision_feature_layer", -1)
+    layers = config.layers + int(stated) + 1
+    if not 1 <= layers <= config.layers:
+        raise config.error(
+            f"takes features from the layer {stated}; one from -{config.layers} to -1 is needed"
+        )
+    return layers
 
 
 def _side(config: Configuration) -> int:
@@ -84,7 +97,8 @@ VISION = Conversion(
     serves=("Lfm2VlForConditionalGeneration",),
     architecture={LLAMA_CPP: "clip", OLLAMA: "lfm2"},
     keys=(
-        *towers.SIZES,
+        *(key for key in towers.SIZES if key.name != "vision.block_count"),
+        Key("vision.block_count", _layers),
         Key("vision.image_size", _side),
         *towers.clip("lfm2", STANDARD, eps="layer_norm_eps"),
         Key("use_gelu", lambda c: True, flavours=(LLAMA_CPP,)),
@@ -100,7 +114,10 @@ VISION = Conversion(
         Rule("embeddings.patch_embedding.weight", "v.patch_embd.weight", _as_convolution),
         Rule("embeddings.patch_embedding.bias", "v.patch_embd.bias"),
         Rule("embeddings.position_embedding.weight", "v.position_embd.weight"),
-        *towers.layers("encoder.layers.{n}", towers.CLIP_MODULES),
+        *(
+            replace(rule, only=lambda c, layer: layer < _layers(c))
+            for rule in towers.layers("encoder.layers.{n}", towers.CLIP_MODULES)
+        ),
         Rule("post_layernorm.*", "v.post_ln.*"),
         *(
             Rule(
@@ -130,7 +147,6 @@ VISION = Conversion(
         towers.known_setting("hidden_act", "gelu_pytorch_tanh"),
         towers.known_setting("num_channels", 3),
         towers.known_of_model("projector_hidden_act", "gelu"),
-        towers.known_of_model("vision_feature_layer", -1),
         towers.known_of_model("use_image_special_tokens", True),
         _same_units,
         _readable,

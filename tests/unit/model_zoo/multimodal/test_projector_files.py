@@ -275,6 +275,28 @@ def test_llava_with_features_of_layers_that_it_does_not_have_is_refused(
         converted(folders["llava"], tmp_path, vision_feature_layer=layers)
 
 
+def test_lfm2_has_the_layers_up_to_the_one_that_gives_features(folders, tmp_path) -> None:
+    """First checkpoints count a last layer that they do not store."""
+    layers = keys_of(folders["lfm2"])["clip.vision.block_count"]
+    config = json.loads((folders["lfm2"] / "checkpoint/config.json").read_text())
+    counted = {"vision_config": {**config["vision_config"], "num_hidden_layers": layers + 1}}
+    projector = converted(folders["lfm2"], tmp_path, vision_feature_layer=-2, **counted)
+    assert GGUFFile.open(projector).metadata["clip.vision.block_count"] == layers
+    load(folders["lfm2"] / "tiny.gguf", projector=projector, device=CPU, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [(-2, "does not know: .*layers"), (-9, "from the layer -9"), (1, "from the layer 1")],
+)
+def test_lfm2_with_features_of_another_layer_than_the_last_stored_one_is_refused(
+    folders, tmp_path, layer, words
+) -> None:
+    """`transformers` computes all stored layers, the authors' first code did not."""
+    with pytest.raises(ModelFileError, match=words):
+        converted(folders["lfm2"], tmp_path, vision_feature_layer=layer)
+
+
 def test_kimivl_takes_the_patches_of_its_file_or_those_of_the_first_checkpoints(
     folders, tmp_path
 ) -> None:
