@@ -1,6 +1,6 @@
 """Vision model of LFM2-VL: SigLIP 2 on tiles and on the whole image in any aspect ratio."""
 
-from math import isqrt, prod
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from model_zoo.layers.vision.image_attention import AttentionSpan, ImageBatch
 from model_zoo.layers.vision.names import LayerNames, known_as
 from model_zoo.layers.vision.patches import patch_embedding
 from model_zoo.layers.vision.rotary import coordinates
+from model_zoo.layers.vision.square_places import square_places
 from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.models.lfm2.image_processor import ImageParts, Lfm2Processor
@@ -35,7 +36,7 @@ class NaflexTower:
         self._device, self._dtype = w.device, w.dtype
         v = w.scope("v")
         self._embed = patch_embedding(v, sizes, "patch_embd")
-        self._places = _places(v, sizes)
+        self._places = square_places(v, sizes)
         self._layers = [
             plain_layer(v.scope("blk", i), sizes, LayerNames(), gelu) for i in range(sizes.layers)
         ]
@@ -109,15 +110,3 @@ class MergingProjector:
         """merged [rows, wide] -> [rows, width]"""
         normed = merged if self._norm is None else self._norm(merged)
         return self._second(gelu_erf(self._first(normed)))
-
-
-def _places(w: TensorScope, sizes: VisionSizes) -> Tensor:
-    """The position table as float32 [1, hidden, side, side]."""
-    count = (w.shape("position_embd", dimensions=2) or (1,))[0]
-    side = isqrt(count)
-    if side * side != count:
-        raise sizes.metadata.error(
-            "vision.patch_size", f"has a table of {count:,} places, which is not a square number"
-        )
-    table = w.table("position_embd.weight", shape=(count, sizes.hidden))
-    return table.t().reshape(1, sizes.hidden, side, side)

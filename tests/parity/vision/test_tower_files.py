@@ -140,6 +140,13 @@ def test_glm_files_need_positions_or_norms_of_all_heads(tmp_path, config, lost) 
     check_refused("glm4v", path, ModelFileError, re.escape(lost))
 
 
+def test_a_table_of_places_that_form_no_square_is_refused(tmp_path) -> None:
+    path = TOWERS["lfm2"].write(tmp_path).path
+    name = "v.position_embd.weight"
+    path = changed(path, tensors={name: matrices(path)[name][:-1]})
+    check_refused("lfm2", path, ModelFileError, "places, which is not a square number")
+
+
 def test_internvl_with_leading_dimensions_of_one_agrees(tmp_path) -> None:
     pair = TOWERS["internvl"].write(tmp_path)
     tables = {
