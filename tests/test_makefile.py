@@ -21,10 +21,11 @@ TESTS = {
     "cluster": "pytest tests/serve",
     "kernel and vision": "pytest tests/cuda tests/kernels tests/parity/vision",
     "model": "pytest tests/unit/model_zoo tests/unit/runtime tests/parity/chat",
-    "parity": "pytest tests/parity tests/fuzz tests/soak tests/unit/bench "
-    "--ignore tests/parity/vision --ignore tests/parity/chat",
+    "parity": "pytest tests/parity tests/fuzz tests/soak tests/docs tests/unit/bench "
+    "tests/unit/configs tests/unit/k8s --ignore tests/parity/vision --ignore tests/parity/chat",
     "other": "pytest --ignore tests/serve --ignore tests/cuda --ignore tests/kernels "
-    "--ignore tests/parity --ignore tests/fuzz --ignore tests/soak --ignore tests/unit/bench "
+    "--ignore tests/parity --ignore tests/fuzz --ignore tests/soak --ignore tests/docs "
+    "--ignore tests/unit/bench --ignore tests/unit/configs --ignore tests/unit/k8s "
     "--ignore tests/unit/model_zoo --ignore tests/unit/runtime",
 }
 PARTS = ("ruff check .", *TESTS.values())

@@ -18,13 +18,13 @@ from tests.families.agreement import (
     random_tokens,
 )
 from tests.families.paged_decoder import PagedDecoder
-from tests.families.text_families import TEXT_MODELS
+from tests.families.text_families import DIVERSE, TEXT_MODELS
 from tests.families.text_family import CONTEXT_TOKENS, changed, pair_of
 
 ROWS = TEXT_MODELS.items()
 CONFIGS = [(name, config) for name, row in ROWS for config in row.configs]
-# Two types of blocks in every family, the third with and without experts.
-QUANTIZED = [(name, "q4_k_m") for name, row in ROWS if row.wide]
+# Two types of blocks in all kinds of layers, the third with and without experts.
+QUANTIZED = [(name, "q4_k_m") for name in DIVERSE if TEXT_MODELS[name].wide]
 QUANTIZED += [("llama", "q8_0"), ("qwen3moe", "q8_0")]
 VARIANTS = [(name, variant) for name, row in ROWS for variant in row.variants]
 EFFECTIVE_KEYS = [(name, key) for name, row in ROWS for key in row.effective_keys]
