@@ -19,3 +19,10 @@ def square_places(w: TensorScope, sizes: VisionSizes, name: str = "position_embd
         )
     table = w.table(f"{name}.weight", shape=(count, sizes.hidden))
     return table.t().reshape(1, sizes.hidden, side, side)
+
+
+def add_places_(x: Tensor, plane: Tensor, down: Tensor, across: Tensor) -> None:
+    """Adds to x [images * cells, hidden] the places of a plane [1, hidden, rows, columns] that are
+    those of the cells of each image: rows `down` [cells], columns `across` [cells]."""
+    places = plane[0].flatten(1).t()[down * plane.shape[3] + across]
+    x.view(-1, len(down), x.shape[1]).add_(places.to(x.dtype))

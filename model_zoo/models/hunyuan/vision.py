@@ -12,7 +12,7 @@ from model_zoo.layers.vision.image_attention import ImageBatch, whole
 from model_zoo.layers.vision.names import LayerNames
 from model_zoo.layers.vision.patches import in_float32, patch_embedding, read_bias
 from model_zoo.layers.vision.rotary import coordinates
-from model_zoo.layers.vision.square_places import square_places
+from model_zoo.layers.vision.square_places import add_places_, square_places
 from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import MAX_MERGED, VisionSizes
 from runtime.kernels.pointwise import gelu_erf
@@ -62,21 +62,19 @@ class LinedTower:
         images, (rows, columns) = len(pixels), (side * self._merge for side in grid)
         x = self._embed(pixels.to(self._dtype).flatten(0, 1))
         down, across = coordinates(rows, columns, block=self._merge, device=x.device)
-        places = self._stretched(rows, columns)[down * columns + across]
-        x.view(images, rows * columns, -1).add_(places.to(x.dtype))
+        add_places_(x, self._stretched(rows, columns), down, across)
         batch = ImageBatch(images, whole(rows * columns), pause=pause)
         for layer in self._layers:
             x = layer(x, batch)
         return self._merger(x.view(images, *grid, -1))
 
     def _stretched(self, rows: int, columns: int) -> Tensor:
-        """The position table interpolated to `rows` and `columns`, in row-major order."""
+        """The position table interpolated to `rows` and `columns`."""
         side = self._places.shape[-1]
         scales = (rows + ROUNDING) / side, (columns + ROUNDING) / side
-        plane = F.interpolate(
+        return F.interpolate(
             self._places, scale_factor=scales, mode="bilinear", align_corners=False
         )
-        return plane[0].flatten(1).t()
 
 
 class LineMerger:

@@ -11,7 +11,7 @@ from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
 from model_zoo.layers.vision.names import LayerNames
 from model_zoo.layers.vision.patches import patch_embedding
 from model_zoo.layers.vision.rotary import coordinates, halves_rotary
-from model_zoo.layers.vision.square_places import square_places
+from model_zoo.layers.vision.square_places import add_places_, square_places
 from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import MAX_MERGED, VisionSizes
 from runtime.kernels.pointwise import gelu, gelu_erf
@@ -61,8 +61,7 @@ class PaddleTower:
         images, (rows, columns) = len(pixels), (side * self._merge for side in grid)
         x = self._embed(pixels.to(self._dtype).flatten(0, 1))
         down, across = coordinates(rows, columns, block=self._merge, device=x.device)
-        places = self._stretched(rows, columns)[down * columns + across]
-        x.view(images, rows * columns, -1).add_(places.to(x.dtype))
+        add_places_(x, self._stretched(rows, columns), down, across)
         rotation = repeated(self._rotary(down, across), images)
         batch = ImageBatch(images, whole(rows * columns), rotation, pause)
         for layer in self._layers:
@@ -70,11 +69,10 @@ class PaddleTower:
         return self._projector(self._post_norm(x)).view(images, grid[0] * grid[1], -1)
 
     def _stretched(self, rows: int, columns: int) -> Tensor:
-        """The position table interpolated to `rows` and `columns`, in row-major order."""
-        plane = F.interpolate(
+        """The position table interpolated to `rows` and `columns`."""
+        return F.interpolate(
             self._places, size=(rows, columns), mode="bilinear", align_corners=False
         )
-        return plane[0].flatten(1).t()
 
 
 class Projector:

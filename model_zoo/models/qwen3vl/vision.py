@@ -14,7 +14,7 @@ from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
 from model_zoo.layers.vision.names import LayerNames, known_as
 from model_zoo.layers.vision.patches import frame_embedding, stacked_frame_embedding
 from model_zoo.layers.vision.rotary import coordinates, halves_rotary
-from model_zoo.layers.vision.square_places import square_places
+from model_zoo.layers.vision.square_places import add_places_, square_places
 from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import MAX_MERGED, VisionSizes
 from runtime.kernels.pointwise import gelu, gelu_erf
@@ -75,8 +75,7 @@ class DeepTower:
         images, (rows, columns) = len(pixels), (side * self._merge for side in grid)
         x = self._embed(pixels.to(self._dtype).flatten(0, 1))
         down, across = coordinates(rows, columns, block=self._merge, device=x.device)
-        places = self._stretched(rows, columns)[down * columns + across]
-        x.view(images, rows * columns, -1).add_(places.to(x.dtype))
+        add_places_(x, self._stretched(rows, columns), down, across)
         batch = ImageBatch(
             images, whole(rows * columns), repeated(self._rotary(down, across), images), pause
         )
@@ -88,12 +87,10 @@ class DeepTower:
         return torch.cat([self._merger(x), *deep], dim=1).view(images, grid[0] * grid[1], -1)
 
     def _stretched(self, rows: int, columns: int) -> Tensor:
-        """The position table interpolated to `rows` and `columns`, with aligned corners, in
-        row-major order."""
-        plane = F.interpolate(
+        """The position table interpolated to `rows` and `columns`, with aligned corners."""
+        return F.interpolate(
             self._places, size=(rows, columns), mode="bilinear", align_corners=True
         )
-        return plane[0].flatten(1).t()
 
 
 class Merger:
