@@ -1,5 +1,6 @@
 """Vision model of MiniCPM-V 2.5 to 4.5: SigLIP on parts of an image, and a resampler."""
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.prepared import blank
+from model_zoo.images.slicing import Parts
 from model_zoo.images.tiling import Size
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
 from model_zoo.layers.vision.names import LayerNames
@@ -51,11 +53,8 @@ class ResampledTower:
         return blank(self.images.largest)
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
-        parts = self.images.slicing.parts(*grid)
-        features = self._features(pixels[:, :1], parts.overview, pause)
-        if not parts.slices:
-            return features
-        return torch.cat([features, self._features(pixels[:, 1:], parts.slice_size, pause)], dim=1)
+        features = partial(self._features, pause=pause)
+        return of_all_parts(self.images.slicing.parts(*grid), pixels, features)
 
     def _features(self, pixels: Tensor, size: Size, pause: Pause) -> Tensor:
         """pixels [images, parts of this size, places, ...] -> [images, their rows, width]."""
@@ -64,6 +63,17 @@ class ResampledTower:
         seen = self._vit(patches, rows, columns, pause)
         features = [self._resampler(part, rows, columns, pause) for part in seen]
         return torch.stack(features).view(len(pixels), -1, self.limits.width)
+
+
+def of_all_parts(
+    parts: Parts, pixels: Tensor, features: Callable[[Tensor, Size], Tensor]
+) -> Tensor:
+    """pixels [images, parts, places, ...] -> [images, rows, width]: the rows of the overview, then
+    those of the slices. features: those of parts of one size."""
+    overview = features(pixels[:, :1], parts.overview)
+    if not parts.slices:
+        return overview
+    return torch.cat([overview, features(pixels[:, 1:], parts.slice_size)], dim=1)
 
 
 class Resampler:

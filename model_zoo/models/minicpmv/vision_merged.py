@@ -17,6 +17,7 @@ from model_zoo.layers.vision.placed_vit import MergedAfter, PlacedVit
 from model_zoo.layers.vision.vision_layer import plain_layer
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.models.minicpmv.image_processor import SlicingProcessor
+from model_zoo.models.minicpmv.vision import of_all_parts
 from runtime.kernels.pointwise import gelu, gelu_erf
 from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
@@ -58,11 +59,8 @@ class MergedTower:
         return blank(self.images.largest)
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
-        parts = self.images.slicing.parts(*grid)
-        features = self._features(pixels[:, :1], parts.overview, pause)
-        if not parts.slices:
-            return features
-        return torch.cat([features, self._features(pixels[:, 1:], parts.slice_size, pause)], dim=1)
+        features = partial(self._features, pause=pause)
+        return of_all_parts(self.images.slicing.parts(*grid), pixels, features)
 
     def _features(self, pixels: Tensor, size: Size, pause: Pause) -> Tensor:
         """pixels [images, parts of this size, places, ...] -> [images, their rows, width]."""
