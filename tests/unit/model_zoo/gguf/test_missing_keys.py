@@ -91,8 +91,6 @@ FILES: Mapping[str, tuple[str, CompleteFile]] = {
 EVERYWHERE = {"vocab_size", "rope.dimension_count"}
 # Without them the head is the embedding, rotation is plain, and keys are values as well.
 OPTIONAL_TENSORS = {"output.weight", "rope_freqs.weight"}
-# May be a matrix of one row.
-ONE_ROW = "ffn_gate_inp_shexp"
 LAYER = re.compile(r"^blk\.\d+\.")
 every_case = pytest.mark.parametrize("case", FILES)
 
@@ -200,7 +198,7 @@ def test_a_tensor_of_another_shape_is_named(opened, case) -> None:
     for name, info in of_different_layers(file).items():
         first, last = info.shape[0], info.shape[-1]
         shapes = {(*info.shape[:-1], last // 2)}
-        if ONE_ROW not in name and prod(info.shape) > last:  # a vector may be one row
+        if prod(info.shape) > last:  # a vector may be one row
             shapes.add((1, *info.shape))
         if name not in ("token_embd.weight", "per_layer_token_embd.weight"):  # for any vocabulary
             shapes.add((first // 2, *info.shape[1:]))
