@@ -19,14 +19,14 @@ case "$call" in *"${FAIL:-nothing fails}"*) exit 1;; esac
 """
 TESTS = {
     "cluster": "pytest tests/serve",
-    "kernel and vision": "pytest tests/cuda tests/kernels tests/parity/vision",
+    "kernel and vision": "pytest tests/cuda tests/kernels tests/parity/vision tests/unit/tools",
     "model": "pytest tests/unit/model_zoo tests/unit/runtime tests/parity/chat",
     "parity": "pytest tests/parity tests/fuzz tests/soak tests/docs tests/unit/bench "
     "tests/unit/configs tests/unit/k8s --ignore tests/parity/vision --ignore tests/parity/chat",
     "other": "pytest --ignore tests/serve --ignore tests/cuda --ignore tests/kernels "
     "--ignore tests/parity --ignore tests/fuzz --ignore tests/soak --ignore tests/docs "
     "--ignore tests/unit/bench --ignore tests/unit/configs --ignore tests/unit/k8s "
-    "--ignore tests/unit/model_zoo --ignore tests/unit/runtime",
+    "--ignore tests/unit/model_zoo --ignore tests/unit/runtime --ignore tests/unit/tools",
 }
 PARTS = ("ruff check .", *TESTS.values())
 
