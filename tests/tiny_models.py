@@ -139,7 +139,7 @@ _MADE = "model.gguf"
 
 
 # Most tests make a model that another test has made.
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=256)
 def _made(
     recipe: _Recipe, seed: int, type: str, flavour: str, padding_rows: int, maker: Any, save: Save
 ) -> tuple[Mapping[str, bytes], Any]:
@@ -174,13 +174,22 @@ def write_tiny_folder(
     text.eos_token_id = tiny_tokenizer().token_to_id(END)
     model = _random_model(config, seed, maker)
     save(model, folder)
+    for name, content in _tokenizer_files().items():
+        (folder / name).write_bytes(content)
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    return model
+
+
+@cache
+def _tokenizer_files() -> Mapping[str, bytes]:
+    """By name, as `transformers` saves them."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tiny_tokenizer(), bos_token=END_OF_TEXT, eos_token=END
     )
     tokenizer.chat_template = CHAT_TEMPLATE
-    tokenizer.save_pretrained(folder)
-    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
-    return model
+    with tempfile.TemporaryDirectory() as place:
+        tokenizer.save_pretrained(place)
+        return {file.name: file.read_bytes() for file in Path(place).iterdir()}
 
 
 def write_tiny_llama(

@@ -107,8 +107,18 @@ def test_heads_may_be_large(dims: tuple[int, int], batch: str, with_shape) -> No
     assert_as_the_twin(queries, pages, plan, scale=0.05)
 
 
-@pytest.mark.parametrize("type", CacheType)
-@pytest.mark.parametrize("dims", [(80, 40), (24, 16), (96, 64)], ids=str)
+@pytest.mark.parametrize(
+    ("type", "dims"),
+    [
+        *((type, (80, 40)) for type in CacheType),
+        *(
+            (type, dims)
+            for type in (CacheType.FLOAT16, CacheType.Q4_0)
+            for dims in ((24, 16), (96, 64))
+        ),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("batch", ["decoding", "short"])
 def test_values_may_be_in_keys(batch: str, dims: tuple[int, int], type: CacheType, with_shape):
     with_shape(2, 1, dims[0], dims[0], 16)
@@ -168,9 +178,12 @@ def test_the_states_of_parts_are_bounded() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:(invalid value|All-NaN)")
-@pytest.mark.parametrize("rounding", [Compute.FINE, Compute.FAST], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    ("dtype", "rounding"),
+    [(torch.float32, Compute.FAST), (torch.float16, Compute.FINE)],
+    ids=["float32, fast", "float16, fine"],
+)
 @pytest.mark.parametrize("dims", [(64, 64), (192, 96), (576, 512)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_merged_rows_are_rounded_to_the_bits_of_a_launch_of_its_own(
     dims: tuple[int, int], dtype: torch.dtype, rounding: Compute, with_shape, monkeypatch
 ) -> None:

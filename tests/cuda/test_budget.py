@@ -53,7 +53,6 @@ class Scene:
 SCENES = {
     "one stream": Scene((Rows(CONTEXT - 1),), None, Budget(350, 1.01)),
     "streams of fragments": Scene((Rows(CONTEXT - 1),) * 64, None, Budget(445, 1.056)),
-    "streams of a tile": Scene((Rows(CONTEXT - 1),) * 128, None, Budget(557, 1.137)),
     "many streams": Scene((Rows(CONTEXT - 1),) * 256, None, Budget(557, 1.153)),
     "prefill": Scene((Rows(CONTEXT - 512, 512),), 4, Budget(73, 4.46)),
 }

@@ -29,7 +29,7 @@ from tests.adapter_files import random_pairs, write_adapter
 from tests.cuda.interpreted import CPU, as_on_a_device, placeless_products
 from tests.families.paged_decoder import PagedDecoder
 from tests.kernels import test_attention as scenes
-from tests.kernels.random_weights import random_weight, relative_error
+from tests.kernels.random_weights import random_rows, random_weight, relative_error
 from tests.kernels.test_attention import SCALE, rows_of, scene
 from tests.tiny_models import TinyLlama, write_tiny_llama
 
@@ -42,10 +42,6 @@ def as_tensor_cores() -> Iterator[None]:
 
 # (slot, start, rows), with rows of one split and of two.
 SHORT = ((0, 5, 3), (2, 200, 1), (1, 126, 4), (3, 0, 1))
-
-
-def random_rows(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
 
 
 def weight_of(name: str, outs: int, elements: int) -> Weight:

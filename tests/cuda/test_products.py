@@ -1,6 +1,7 @@
 """Kernels for products with weights in planes, interpreted, against their specification."""
 
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 import torch
@@ -11,13 +12,15 @@ from runtime.kernels.activations import MOST_ROUNDED_ROWS, RoundedActivations
 from runtime.kernels.experts import expert_products_twin
 from runtime.kernels.matmul import gated_matmul, gated_matmul_twin
 from runtime.kernels.pointwise import curve_of, gelu_mul, silu_mul, silu_mul_twin
-from runtime.kernels.triton import products, tiles, vector
+from runtime.kernels.triton import fragments, products, tiles, vector, wide_tiles
 from runtime.kernels.triton.bundles import bundles_of
+from runtime.kernels.triton.fragments import fragment_products
 from runtime.kernels.triton.pointwise import gate
 from runtime.kernels.triton.products import experts_product, gated_product, product
 from runtime.kernels.triton.rounded import planes_of
 from runtime.kernels.triton.tiles import tile_product
 from runtime.kernels.triton.vector import vector_products
+from runtime.kernels.triton.wide_tiles import wide_products
 from runtime.quant.block_types import BlockType, block_type
 from runtime.quant.weight import PLANAR_TYPES, Compute, Weight
 from tests.cuda.interpreted import placeless_products
@@ -134,22 +137,71 @@ def test_rows_of_zeros_and_of_tiny_numbers_have_small_products() -> None:
     assert relative_error(got[2:] * 1e30, x[2:] * 1e30, planar) < 1e-5
 
 
+MULTIPLY = {
+    "fragments": lambda x, weight: fragment_products(x, [weight], x.dtype)[0],
+    "tiles": tile_product,
+    "wide tiles": lambda x, weight: wide_products(x, [weight], x.dtype)[0],
+}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "rows"), [("fragments", 9), ("tiles", 9), ("wide tiles", 65)], ids=str
+)
 @planar_types
-def test_tile_product_agrees_with_the_twin(type: BlockType) -> None:
+def test_matrix_products_agree_with_the_weights(type: BlockType, kernel: str, rows: int) -> None:
     weight, planar = pair(type, 3, 256 // type.block_elements + 1)
-    x = random_rows(9, weight.shape[1])
-    assert relative_error(tile_product(x, planar), x, weight) < 1e-6
+    x = random_rows(rows, weight.shape[1])
+    assert relative_error(MULTIPLY[kernel](x, planar), x, weight) < 1e-6
 
 
-@pytest.mark.parametrize("rows", [1, 9, 33, 64, 70, 128, 130, 257])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_tiles_of_odd_sizes_agree_with_the_twin(rows: int, dtype: torch.dtype) -> None:
-    weight, planar = pair(block_type("Q5_0"), 67, 9)
+@pytest.mark.parametrize(
+    ("kernel", "rows", "dtype"),
+    [
+        *(("tiles", rows, torch.float32) for rows in (1, 9, 33, 70)),
+        *(("tiles", rows, torch.float16) for rows in (1, 64, 70, 130, 257)),
+        *(("tiles", rows, torch.bfloat16) for rows in (9, 70)),
+        *(("fragments", rows, torch.float16) for rows in (1, 9, 33, 64)),
+        ("fragments", 33, torch.bfloat16),
+        *(("wide tiles", rows, torch.float16) for rows in (65, 128, 129, 200, 256)),
+        ("wide tiles", 129, torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_odd_sizes_agree_with_the_weights(kernel: str, rows: int, dtype: torch.dtype) -> None:
+    weight, planar = pair(block_type("Q5_0"), 131 if kernel == "wide tiles" else 67, 9)
     wide = random_rows(rows, weight.shape[1] + 32).to(dtype)
     x = wide[:, 16:-16]
     exact = x.double() @ weight.dequantize().to(dtype).double().T
-    error = (tile_product(x, planar).double() - exact).abs().max() / exact.abs().max()
+    got = MULTIPLY[kernel](x, planar)
+    assert got.dtype == dtype
+    error = (got.double() - exact).abs().max() / exact.abs().max()
     assert error < {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}[dtype]
+
+
+@pytest.mark.parametrize(
+    ("module", "least", "most"),
+    [(fragments, 9, 64), (wide_tiles, 65, 256)],
+    ids=["fragments", "wide tiles"],
+)
+def test_rows_of_16_bits_are_arranged_once_for_all_weights(
+    module: ModuleType, least: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = [pair(block_type(name), 3, 1, Compute.FINE)[1] for name in ("Q4_K", "Q6_K")]
+    calls, arranged = list[int](), module.arranged
+    monkeypatch.setattr(
+        module, "arranged", lambda x, dtype: calls.append(len(x)) or arranged(x, dtype)
+    )
+    x = random_rows(most + 1, 256).half()
+    for rows, once in ((least - 1, False), (least, True), (most, True), (most + 1, False)):
+        apart = [product(x[:rows], weight) for weight in weights]
+        assert calls == [rows] * 2 * once
+        calls.clear()
+        for got, alone in zip(products.products(x[:rows], weights), apart, strict=True):
+            assert torch.equal(got, alone)
+        assert calls == [rows] * once
+        calls.clear()
+    products.products(x[:least].float(), weights)
+    assert not calls
 
 
 def test_divided_inputs_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +221,8 @@ def test_many_rows_are_multiplied_by_dequantised_slabs(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "rows, size", [(1, 5), (3, 3), (8, 3), (9, 67), (33, 67), (70, 67), (130, 67), (520, 67)]
+    "rows, size",
+    [(1, 5), (3, 3), (8, 3), (9, 5), (9, 67), (33, 67), (70, 67), (130, 67), (520, 67)],
 )
 def test_gated_product_is_the_gate_of_both_products(rows: int, size: int) -> None:
     """To the bit; float16 shows where products are rounded. The interpreter is slow with vectors,

@@ -10,15 +10,15 @@ from torch import Tensor
 from model_zoo.gguf.adapter_path import AdapterPath
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.layers import norm
-from model_zoo.registry import class_for, open_adapters
+from model_zoo.registry import open_adapters
 from runtime.kernels.pointwise import add_norm_, rms_norm
 from runtime.kernels.triton import launch
 from runtime.quant.weight import Compute
 from runtime.worker.model import DecoderModel
 from tests.adapter_files import random_pairs, write_adapter
-from tests.cuda.interpreted import CPU, as_on_a_device
+from tests.cuda.interpreted import as_on_a_device
+from tests.families.agreement import load_decoder
 from tests.families.paged_decoder import PagedDecoder
 from tests.tiny_models import TinyLlama, write_tiny_llama
 
@@ -60,8 +60,6 @@ def test_norms_round_for_products_to_the_same_bits(
 
 
 def loaded(path: Path, adapter: AdapterPath) -> DecoderModel:
-    file = GGUFFile.open(path)
-    metadata = Metadata(file.metadata, path=path)
-    options = ScopeOptions(compute=Compute.FINE, adapters=open_adapters((adapter,), metadata))
-    scope = TensorScope(file, device=CPU, dtype=torch.float32, options=options)
-    return class_for(metadata)(scope, metadata)
+    metadata = Metadata(GGUFFile.open(path).metadata, path=path)
+    adapters = open_adapters((adapter,), metadata)
+    return load_decoder(path, compute=Compute.FINE, adapters=adapters)

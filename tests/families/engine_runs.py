@@ -14,6 +14,7 @@ from model_zoo.registry import load
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.request import Delta, GenerationRequest, SamplingParams, StopRules
+from runtime.vision.encoder import ImageEncoder
 from tests.families.text_families import TEXT_MODELS
 
 CPU = torch.device("cpu")
@@ -33,15 +34,13 @@ SLIDING = Gemma3TextConfig(
 )
 
 
-# Families with recurrent layers, and their configurations.
+# Families with each kind of recurrent state, and their configurations: beside attention in a layer,
+# in layers of its own, of which one is the last, and without attention.
 RECURRENT = {
     "falcon-h1": "plain",
-    "granitehybrid": "plain",
     "lfm2": "plain",
     "nemotron_h": "recurrent_last_layer",
     "qwen35moe": "plain",
-    "qwen35": "recurrent_last_layer",
-    "qwen3next": "plain",
 }
 
 
@@ -54,7 +53,11 @@ def hybrid(family: str, config: str, folder: Path) -> tuple:
 
 @contextlib.contextmanager
 def running(
-    model: ChatModel, *, draft: ChatModel | None = None, **options
+    model: ChatModel,
+    *,
+    draft: ChatModel | None = None,
+    encoder: ImageEncoder | None = None,
+    **options,
 ) -> Iterator[AsyncEngine]:
     settings = {"context_tokens": 256, "max_sequences": 8, "step_tokens": 32, **options}
     engine, _ = assemble(
@@ -63,6 +66,7 @@ def running(
         device=CPU,
         options=EngineOptions(**settings),
         draft=None if draft is None else draft.decoder,
+        encoder=encoder,
     )
     engine.start()
     try:

@@ -11,7 +11,7 @@ from runtime.kernels.matmul import matmul
 from runtime.quant.block_types import block_type
 from runtime.quant.weight import Compute, Weight
 from tests.kernels.native_kernels import has_tile_registers, require_native_kernels
-from tests.kernels.random_weights import random_weight, relative_error
+from tests.kernels.random_weights import random_rows, random_weight, relative_error
 
 ELEMENTS = (1, 15, 16, 31, 32, 33, 77, 512, 529, 1100)
 ways = pytest.mark.parametrize("compute", [Compute.FAST, Compute.FINE])
@@ -20,10 +20,6 @@ TILE = 16
 
 def bfloat_weight(outs: int, elements: int, compute: Compute) -> Weight:
     return replace(random_weight(block_type("BF16"), outs, elements), compute=compute)
-
-
-def random_rows(rows: int, elements: int) -> Tensor:
-    return torch.randn(rows, elements, generator=torch.Generator().manual_seed(rows))
 
 
 def planes_of(x: Tensor, count: int) -> list[Tensor]:

@@ -26,7 +26,7 @@ from runtime.kernels.native import library
 from runtime.quant.block_types import BLOCK_TYPES, MXFP4_PAIRS, BlockType, block_type
 from runtime.quant.weight import Weight
 from tests.kernels.native_kernels import require_native_kernels
-from tests.kernels.random_weights import random_weight
+from tests.kernels.random_weights import random_rows, random_weight
 
 TYPES = (*BLOCK_TYPES.values(), MXFP4_PAIRS)
 every_type = pytest.mark.parametrize("type", TYPES, ids=lambda t: t.name)
@@ -46,10 +46,6 @@ def random_experts(
 def random_choices(tokens: int, used: int, *, experts: int = EXPERTS, seed: int = 0) -> Tensor:
     drawn = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(seed))
     return drawn.argsort(dim=1)[:, :used].contiguous()
-
-
-def random_rows(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def odd_length(type: BlockType) -> int:

@@ -36,7 +36,7 @@ def test_native_products_are_as_exact_as_the_twin(type: BlockType) -> None:
                 got = matmul(x, weight)
                 assert got.dtype == torch.float32 and got.shape == (rows, outs)
                 assert relative_error(got, x, weight) < 1e-6
-                assert relative_error(matmul_twin(x, weight), x, weight) < 1e-6
+            assert relative_error(matmul_twin(x, weight), x, weight) < 1e-6
 
 
 @every_type

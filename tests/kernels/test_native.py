@@ -322,7 +322,7 @@ def kernels_of(level: levels.Level) -> ctypes.CDLL:
     optimisations, in a third of the time."""
     need_compiler()
     best = level == levels.usable_levels({})[0]
-    flags = tuple("-O1" if flag == "-O3" and not best else flag for flag in build.FLAGS)
+    flags = tuple("-Og" if flag == "-O3" and not best else flag for flag in build.FLAGS)
     return native.load(build.built_library(flags=flags, level=level))
 
 

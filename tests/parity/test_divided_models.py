@@ -12,16 +12,12 @@ from torch import Tensor
 from transformers import AutoModel
 
 from model_zoo.families import FAMILIES
-from model_zoo.gguf.metadata import Metadata
-from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.scope import ScopeOptions, TensorScope
-from model_zoo.registry import class_for
 from runtime.distributed.process_group import ProcessRanks
 from runtime.distributed.ranks import ALONE, Ranks
 from runtime.engine.request import ImageSpan
 from runtime.worker.model import DecoderModel
 from tests.families import image_rows
-from tests.families.agreement import check_declared_memory, random_tokens
+from tests.families.agreement import check_declared_memory, load_decoder, random_tokens
 from tests.families.encoder_configs import ENCODERS, LARGE
 from tests.families.paged_decoder import PagedDecoder
 from tests.families.text_families import TEXT_MODELS
@@ -36,14 +32,7 @@ UNEVEN = TinyLlama(heads=6, kv_heads=3, head_dim=8, hidden=96, biases=True, padd
 
 
 def decoder_of(path: Path, ranks: Ranks = ALONE) -> DecoderModel:
-    file = GGUFFile.open(path)
-    metadata = Metadata(file.metadata, path=path)
-    scope = TensorScope(
-        file, device=torch.device("cpu"), dtype=torch.float32, options=ScopeOptions(ranks=ranks)
-    )
-    decoder = class_for(metadata)(scope, metadata)
-    scope.check()
-    return decoder
+    return load_decoder(path, ranks=ranks)
 
 
 def fed(path: Path, ranks: Ranks) -> Tensor:

@@ -33,8 +33,8 @@ from tests.parity.test_speculation import (
 from tests.tiny_models import write_tiny
 from tests.unit.runtime.engine.flat_costs import Costs
 
-# Those with one kind of cache, with windows, with chunks, with experts, and with shared keys.
-FAMILIES = ("llama", "gemma3", "llama4", "gpt-oss", "deepseek2")
+# Those with one kind of cache, with windows, and with chunks.
+FAMILIES = ("llama", "gemma3", "llama4")
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,8 @@ def rounded(tmp_path_factory) -> ChatModel:
 )
 def test_drafts_survive_what_happens_to_sequences(options, llama, rounded) -> None:
     """Shared prefixes, prompts in chunks, few pages, and every way to sample."""
-    requests = mixed_requests(llama.tokenizer.vocab_size)
+    count = 24 if "page_tokens" in options else 12  # fewer fit into few pages
+    requests = mixed_requests(llama.tokenizer.vocab_size)[:count]
     plain = plain_answers(llama, requests)
     with drafting(llama, rounded, **options) as drafted:
         check(answers(drafted.engine, requests, together=True), plain)

@@ -60,7 +60,7 @@ def test_each_token_has_its_state(alone) -> None:
     assert alone[-1].mirostat_mus == ()
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("depth", [1, 3])
 def test_answers_are_those_alone_after_preemptions(model, alone, depth: int) -> None:
     options = {"max_sequences": 5, "cache_tokens": 256, "depth": depth}
     with running(model, **options) as engine:
@@ -77,7 +77,7 @@ def test_nothing_is_proposed_to_sequences_with_a_state(model, alone) -> None:
     assert right == wrong == 0
 
 
-@pytest.mark.parametrize("had", [1, 30, 47])
+@pytest.mark.parametrize("had", [1, 47])
 def test_a_resumed_answer_goes_on_with_the_state(model, alone, had: int) -> None:
     states = [
         ResumeState(whole.tokens[:had], mirostat_mu=whole.mirostat_mus[had - 1])

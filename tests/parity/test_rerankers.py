@@ -1,13 +1,11 @@
 """Rerankers from checkpoint to score, against the saved model and tokenizer for the same pairs."""
 
-import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from transformers import (
@@ -26,11 +24,16 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.tokenizers.pairs import pair_format
 from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import UnsupportedModelError
-from serve_app.config.settings import ModelSettings
-from serve_app.replica.loading import load_replica
 from tests.families.encoder_references import REFERENCES
 from tests.gguf_files import rewrite
-from tests.parity.test_embedding_models import CONTEXT, SIZES, capabilities
+from tests.parity.test_embedding_models import (
+    CONTEXT,
+    SIZES,
+    ask_file,
+    ask_replica,
+    capabilities,
+    loaded,
+)
 from tests.tiny_models import END, tiny_tokenizer, write_tiny_folder
 from tests.tiny_vocabularies import (
     LONG,
@@ -41,7 +44,6 @@ from tests.tiny_vocabularies import (
     save_unigram,
     save_word_pieces,
 )
-from tests.unit.serve_app.fake_replicas import http_client
 
 TOLERANCE = 1e-5
 # Texts of special tokens stay text here, as in llama.cpp.
@@ -131,6 +133,7 @@ class Original:
         self.model = kind.maker.from_pretrained(self.folder).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
         convert(self.folder, self.path, type="f32")
+        self.replica = loaded(self.path)
 
     def tokens(self, query: str, text: str) -> list[int]:
         return self.kind.prompt(self.tokenizer, query, text, self.kind.context)
@@ -153,27 +156,15 @@ class Original:
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def original(request, tmp_path_factory) -> Original:
-    return Original(request.param, tmp_path_factory.mktemp("rerankers"))
-
-
-def ask(path: Path, route: str, **body: Any) -> httpx.Response:
-    """One request through all layers from HTTP to the engine."""
-
-    async def main() -> httpx.Response:
-        async with http_client(replica) as client:
-            return await client.post(route, json={"model": "demo", **body})
-
-    replica = load_replica(ModelSettings(name="demo", source=str(path), device="cpu", threads=1))
-    try:
-        return asyncio.run(main())
-    finally:
-        replica.close()
+def original(request, tmp_path_factory) -> Iterator[Original]:
+    made = Original(request.param, tmp_path_factory.mktemp("rerankers"))
+    yield made
+    made.replica.close()
 
 
 def test_scores_are_those_of_transformers(original) -> None:
     texts = [*TEXTS, LONG]
-    reply = ask(original.path, "/v1/score", text_1=QUERY, text_2=texts).json()
+    reply = ask_replica(original.replica, "/v1/score", text_1=QUERY, text_2=texts).json()
     scores = [entry["score"] for entry in reply["data"]]
     expected = [original.score(QUERY, text) for text in texts]
     assert max(abs(a - b) for a, b in zip(scores, expected, strict=True)) <= TOLERANCE
@@ -191,7 +182,7 @@ def test_a_file_may_have_the_last_layer_as_a_vector(original, tmp_path) -> None:
         keys={} if original.name == "modern_bert" else {"tokenizer.ggml.add_sep_token": None},
         tensors={"cls.output.weight": weight[0]},
     )
-    reply = ask(path, "/v1/score", text_1=QUERY, text_2=TEXTS[0]).json()
+    reply = ask_file(path, "/v1/score", text_1=QUERY, text_2=TEXTS[0]).json()
     expected = original.score(QUERY, TEXTS[0])
     assert abs(reply["data"][0]["score"] - expected) <= TOLERANCE
 
@@ -209,7 +200,7 @@ def of_llama_cpp(original, tmp_path) -> Path:
 @pytest.mark.parametrize("original", ENCODERS, indirect=True)
 def test_files_of_llama_cpp_have_the_same_scores(original, of_llama_cpp) -> None:
     body = {"text_1": QUERY, "text_2": list(TEXTS)}
-    replies = [ask(path, "/v1/score", **body).json() for path in (original.path, of_llama_cpp)]
+    replies = [ask_file(path, "/v1/score", **body).json() for path in (original.path, of_llama_cpp)]
     assert replies[0]["data"] == replies[1]["data"]
     assert replies[0]["usage"] == replies[1]["usage"]
 
@@ -253,7 +244,7 @@ def encoded_pairs(path: Path) -> list[list[int]]:
 
 def test_a_single_matrix_is_the_last_layer(tmp_path) -> None:
     path, logit = write_single_matrix(tmp_path)
-    reply = ask(path, "/v1/score", text_1=QUERY, text_2=list(TEXTS)).json()
+    reply = ask_file(path, "/v1/score", text_1=QUERY, text_2=list(TEXTS)).json()
     for entry, tokens in zip(reply["data"], encoded_pairs(path), strict=True):
         assert abs(entry["score"] - 1 / (1 + math.exp(-logit(tokens)))) <= TOLERANCE
     assert capabilities(path) == {("rerank",)}
@@ -269,28 +260,29 @@ def test_a_modern_bert_that_does_not_state_it_pools_the_mean(original, tmp_path)
         expected = original.score(QUERY, TEXTS[0])
     finally:
         original.model.config.classifier_pooling = "cls"
-    reply = ask(path, "/v1/score", text_1=QUERY, text_2=TEXTS[0]).json()
+    reply = ask_file(path, "/v1/score", text_1=QUERY, text_2=TEXTS[0]).json()
     assert abs(reply["data"][0]["score"] - expected) <= TOLERANCE
     assert abs(original.score(QUERY, TEXTS[0]) - expected) > 100 * TOLERANCE
 
 
 def test_pairs_have_queries_of_their_own(original) -> None:
     queries = list(reversed(TEXTS))
-    reply = ask(original.path, "/v1/score", text_1=queries, text_2=list(TEXTS)).json()
+    reply = ask_replica(original.replica, "/v1/score", text_1=queries, text_2=list(TEXTS)).json()
     for entry, query, text in zip(reply["data"], queries, TEXTS, strict=True):
         assert abs(entry["score"] - original.score(query, text)) <= TOLERANCE
 
 
+@pytest.mark.parametrize("original", ["bert"], indirect=True)
 def test_documents_are_ranked_by_relevance(original) -> None:
     body = {"query": QUERY, "documents": list(TEXTS), "top_n": 3, "return_documents": True}
-    results = ask(original.path, "/v1/rerank", **body).json()["results"]
+    results = ask_replica(original.replica, "/v1/rerank", **body).json()["results"]
     expected = sorted(TEXTS, key=lambda text: -original.score(QUERY, text))[:3]
     assert [result["document"]["text"] for result in results] == expected
     assert [TEXTS[result["index"]] for result in results] == expected
 
 
 def test_a_reranker_embeds_nothing_and_says_so(original) -> None:
-    response = ask(original.path, "/api/embed", input="hello")
+    response = ask_replica(original.replica, "/api/embed", input="hello")
     assert response.status_code == 400
     assert "does not support embedding" in response.json()["error"]
     assert capabilities(original.path) == {("rerank",)}
@@ -298,13 +290,14 @@ def test_a_reranker_embeds_nothing_and_says_so(original) -> None:
 
 @pytest.mark.parametrize("original", ["qwen3"], indirect=True)
 def test_a_decoder_that_ranks_completes_nothing(original) -> None:
-    response = ask(original.path, "/v1/completions", prompt="hello")
+    response = ask_replica(original.replica, "/v1/completions", prompt="hello")
     assert response.status_code == 400
     assert "does not support completion" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("original", ["bert", "qwen3"], indirect=True)
 def test_a_query_that_fills_the_context_is_refused(original) -> None:
-    response = ask(original.path, "/v1/rerank", query=LONG, documents=["a"])
+    response = ask_replica(original.replica, "/v1/rerank", query=LONG, documents=["a"])
     assert response.status_code == 400
     assert "the input length exceeds the context length" in response.json()["error"]["message"]
 
@@ -314,7 +307,7 @@ def test_a_file_that_classifies_by_several_labels_is_refused(original, tmp_path)
     labels = {"classifier.output_labels": ["good", "bad"]}
     path = rewrite(original.path, tmp_path / "two.gguf", own_keys=labels)
     with pytest.raises(UnsupportedModelError, match=r"2 labels \(`bert\.classifier"):
-        ask(path, "/v1/score", text_1=QUERY, text_2=TEXTS[0])
+        ask_file(path, "/v1/score", text_1=QUERY, text_2=TEXTS[0])
 
 
 def test_a_classifier_of_several_labels_is_not_converted(tmp_path) -> None:

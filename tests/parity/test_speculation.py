@@ -92,8 +92,7 @@ def test_answers_are_those_without_proposals(family: str, tmp_path: Path) -> Non
     assert min(right, wrong) > 2
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("max_sequences", [1, 3])
+@pytest.mark.parametrize(("depth", "max_sequences"), [(1, 3), (3, 1), (3, 3)])
 def test_answers_are_right_at_any_depth_and_with_few_slots(
     depth: int, max_sequences: int, sliding: ChatModel, plain: list[Delta]
 ) -> None:

@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
-from model_zoo.gguf.scope import ScopeOptions, TensorScope
-from model_zoo.registry import LoadOptions, class_for, load
+from model_zoo.registry import LoadOptions, load
 from runtime.distributed.layer_placement import LayerPlacement, inseparable
 from runtime.engine.assembly import EngineOptions, assemble
 from runtime.errors import DoesNotFitError
 from runtime.worker.model import Batch, DecoderModel
-from tests.families.agreement import random_tokens
+from tests.families.agreement import load_decoder, random_tokens
 from tests.families.engine_runs import answers, mixed_requests, running
 from tests.families.gemma_families import SHARED_PAGES
 from tests.families.paged_decoder import PagedDecoder
@@ -50,12 +48,8 @@ def staged(decoder: DecoderModel) -> LayerPlacement:
 
 
 def decoder_of(path: Path, layer_placement: LayerPlacement | None) -> DecoderModel:
-    file = GGUFFile.open(path)
-    metadata = Metadata(file.metadata, path=path)
     device = CPU if layer_placement is None else MAIN
-    options = ScopeOptions(layer_placement=layer_placement)
-    scope = TensorScope(file, device=device, dtype=torch.float32, options=options)
-    return class_for(metadata)(scope, metadata)
+    return load_decoder(path, device=device, layer_placement=layer_placement)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

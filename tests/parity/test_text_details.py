@@ -7,7 +7,16 @@ from transformers.models.mistral4.modeling_mistral4 import get_llama_4_attn_scal
 
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import ModelFileError
-from tests.families.agreement import CHECKS, PROMPT, TOLERANCE, Pair, load_decoder, random_tokens
+from tests.families.agreement import (
+    CHECKS,
+    PROMPT,
+    TOLERANCE,
+    Pair,
+    check_bits_alone_and_in_a_batch,
+    check_long_prompt,
+    load_decoder,
+    random_tokens,
+)
 from tests.families.gemma_families import GEMMA3_SCALED_LAYERS, gemma3_scaled
 from tests.families.image_rows import OPTIONS
 from tests.families.paged_decoder import PagedDecoder
@@ -30,11 +39,10 @@ def test_the_served_context_chooses_the_factors_of_phi3(tmp_path) -> None:
     assert difference(pair_of(path, twin), tokens) > 10 * TOLERANCE
 
 
-@pytest.mark.parametrize("check", ["long_prompt", "long_prompt"])
-def test_phi3_serves_the_context_of_the_file_by_default(tmp_path, check) -> None:
+def test_phi3_serves_the_context_of_the_file_by_default(tmp_path) -> None:
     path = tmp_path / "tiny.gguf"
     twin = TEXT_MODELS["phi3"].write(path, "beyond_the_original_context")
-    CHECKS[check](pair_of(path, twin))
+    check_long_prompt(pair_of(path, twin))
 
 
 @pytest.mark.parametrize("layers", GEMMA3_SCALED_LAYERS)
@@ -98,8 +106,8 @@ def test_files_of_deepseeks_architecture_may_have_a_temperature(
     tokens = random_tokens(PROMPT, seed=1)
     assert difference(pair_of(path, twin), tokens) > 10 * TOLERANCE
     keys = {"attention.temperature_scale": scale, "attention.temperature_length": length}
-    for check in ("long_prompt", "bits_alone_and_in_a_batch", "memory_that_a_step_declares"):
-        CHECKS[check](pair_of(changed(path, keys), twin))
+    for check in (*CHECKS.values(), check_bits_alone_and_in_a_batch):
+        check(pair_of(changed(path, keys), twin))
 
 
 def test_missing_keys_of_gemma4_have_the_published_values(tmp_path) -> None:
@@ -139,7 +147,7 @@ def test_mllama_without_a_size_of_images_agrees_and_caches_none(tmp_path) -> Non
     twin = write_tiny(tmp_path / "text.gguf", TEXT_MODELS["mllama"].config(), **OPTIONS)
     decoder = load_decoder(tmp_path / "text.gguf")
     assert decoder.cache_layers[1].kind.capacity(100) == 0
-    CHECKS["long_prompt"](Pair(decoder, twin, tiny_tokenizer().get_vocab_size()))
+    check_long_prompt(Pair(decoder, twin, tiny_tokenizer().get_vocab_size()))
 
 
 def test_llama4_may_be_dense_with_rotation_and_without_chunks(tmp_path) -> None:
@@ -152,7 +160,7 @@ def test_llama4_may_be_dense_with_rotation_and_without_chunks(tmp_path) -> None:
     for layer in twin.model.layers:
         layer.self_attn.use_rope = True
         layer.self_attn.qk_norm = twin.model.layers[0].self_attn.qk_norm
-    CHECKS["long_prompt"](pair_of(changed(path, stated), twin))
+    check_long_prompt(pair_of(changed(path, stated), twin))
 
 
 @pytest.mark.parametrize("name", ["alpha_p", "alpha_n", "beta", "eps"])
@@ -170,7 +178,7 @@ def test_apertus_reads_the_numbers_of_its_activation_by_layer(tmp_path, name) ->
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("check", ["prompt_and_decoding", "rotations_of_cached_keys"])
+@pytest.mark.parametrize("check", ["logits", "rotations_of_cached_keys"])
 def test_glm4_with_sections_is_the_text_model_of_glm_4v(tmp_path, check) -> None:
     path = tmp_path / "tiny.gguf"
     CHECKS[check](pair_of(path, write_tiny(path, glm4v_config())))
@@ -180,4 +188,4 @@ def test_glm4_whose_sections_are_empty_is_rotated_as_without_them(tmp_path) -> N
     path = tmp_path / "tiny.gguf"
     twin = TEXT_MODELS["glm4"].write(path)
     empty = changed(path, {"rope.dimension_sections": [0, 0, 0, 0]})
-    CHECKS["long_prompt"](pair_of(empty, twin))
+    check_long_prompt(pair_of(empty, twin))

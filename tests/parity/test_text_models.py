@@ -12,6 +12,7 @@ from tests.families.agreement import (
     PROMPT,
     TOLERANCE,
     Pair,
+    check_bits_alone_and_in_a_batch,
     check_long_prompt,
     check_quantized,
     load_decoder,
@@ -23,6 +24,7 @@ from tests.families.text_family import CONTEXT_TOKENS, changed, pair_of
 
 ROWS = TEXT_MODELS.items()
 CONFIGS = [(name, config) for name, row in ROWS for config in row.configs]
+FIRST = [(name, next(iter(row.configs))) for name, row in ROWS]
 # Two types of blocks in all kinds of layers, the third with and without experts.
 QUANTIZED = [(name, "q4_k_m") for name in DIVERSE if TEXT_MODELS[name].wide]
 QUANTIZED += [("llama", "q8_0"), ("qwen3moe", "q8_0")]
@@ -41,6 +43,12 @@ def pair(request, tmp_path_factory) -> Pair:
 @pytest.mark.parametrize("check", CHECKS)
 def test_logits_agree(pair, check) -> None:
     CHECKS[check](pair)
+
+
+@pytest.mark.parametrize("pair", FIRST, ids="-".join, indirect=True)
+def test_bits_of_a_row_do_not_depend_on_its_batch(pair) -> None:
+    """Of one configuration: others choose among the same kernels."""
+    check_bits_alone_and_in_a_batch(pair)
 
 
 @pytest.fixture

@@ -10,15 +10,12 @@ import torch
 from torch import Tensor
 from transformers import (
     Gemma3TextConfig,
-    Qwen2_5_VLTextConfig,
-    Qwen2Config,
     Qwen3Config,
     Qwen3VLTextConfig,
 )
 from transformers.models.gemma3.modeling_gemma3 import create_masks_for_vision_model
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VLModel,
-    Qwen2_5_VLTextModel,
 )
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 
@@ -86,38 +83,17 @@ def gemma3(folder: Path) -> ImageTextModel:
     return ImageTextModel(model, logits, HIDDEN, whole=True)
 
 
-def qwen25vl(folder: Path) -> ImageTextModel:
-    """Positions have three axes, whose sections of frequencies follow each other."""
-    sections = [2, 3, 3]
-    plain = Qwen2Config(**SIZES, rope_parameters=BASE, use_sliding_window=False)
-    config = Qwen2_5_VLTextConfig(
-        **SIZES, rope_parameters=BASE | {"mrope_section": sections}, use_sliding_window=False
-    )
-    return _qwen(folder / "qwen2.gguf", plain, Qwen2_5_VLTextModel, config, sections, deep=0)
-
-
 def qwen3vl(folder: Path) -> ImageTextModel:
-    """Positions have three axes, interleaved, and the first layers add parts of the features."""
-    sections = [4, 2, 2]
-    plain = Qwen3Config(**SIZES, rope_parameters=BASE, use_sliding_window=False)
+    """Positions have three axes, interleaved, and the first layers add parts of the features.
+
+    The weights of a text model in one with vision, and a file of the text model."""
+    sections, path = [4, 2, 2], folder / "qwen3.gguf"
+    twin = write_tiny(path, Qwen3Config(**SIZES, rope_parameters=BASE))
     config = Qwen3VLTextConfig(**SIZES, rope_parameters=BASE | {"mrope_section": sections})
-    return _qwen(folder / "qwen3.gguf", plain, Qwen3VLTextModel, config, sections, deep=DEEP)
-
-
-MODELS: Mapping[str, Callable[[Path], ImageTextModel]] = {
-    "gemma3": gemma3,
-    "qwen25vl": qwen25vl,
-    "qwen3vl": qwen3vl,
-}
-
-
-def _qwen(path: Path, plain, make, config, sections: list[int], *, deep: int) -> ImageTextModel:
-    """The weights of a text model in one with vision, and a file of the text model."""
-    twin = write_tiny(path, plain)
     config.vocab_size, config._attn_implementation = twin.config.vocab_size, "eager"
-    vision = make(config).eval()
+    vision = Qwen3VLTextModel(config).eval()
     vision.load_state_dict(twin.model.state_dict())
-    width = (1 + deep) * HIDDEN
+    width = (1 + DEEP) * HIDDEN
 
     def logits(tokens: Sequence[int], images: Sequence[ImageSpan]) -> Tensor:
         rows = _embedded(vision, tokens, images, width)
@@ -125,15 +101,17 @@ def _qwen(path: Path, plain, make, config, sections: list[int], *, deep: int) ->
         for image in images:
             mask[:, image.start : image.end] = True
         parts = rows[mask].split(HIDDEN, dim=1)[1:]
-        more = {"visual_pos_masks": mask, "deepstack_visual_embeds": list(parts)} if deep else {}
+        more = {"visual_pos_masks": mask, "deepstack_visual_embeds": list(parts)}
         places = _rope_index(tokens, images)
         states = vision(inputs_embeds=rows[:, :, :HIDDEN], position_ids=places, **more)[0]
         return twin.lm_head(states)[0]
 
     model = load(path, device=torch.device("cpu"), dtype=torch.float32)
-    interleaved = deep > 0
-    _rotate_by(model, axes_of(sections, FREQUENCIES, interleaved=interleaved))
+    _rotate_by(model, axes_of(sections, FREQUENCIES, interleaved=True))
     return ImageTextModel(model, logits, width, whole=False)
+
+
+MODELS: Mapping[str, Callable[[Path], ImageTextModel]] = {"gemma3": gemma3, "qwen3vl": qwen3vl}
 
 
 def _rotate_by(model: ChatModel, axes: Tensor) -> None:

@@ -1,6 +1,5 @@
 """The whole engine with images in prompts, alone and in batches, against `transformers`."""
 
-import contextlib
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,17 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from runtime.engine.assembly import EngineOptions, assemble
-from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.context_shift import cut_of
 from runtime.engine.request import ContextShift, GenerationRequest, SamplingParams, StopRules
 from runtime.errors import ConfigurationError, DoesNotFitError
 from runtime.vision.encoder import LocalEncoder
 from runtime.worker.input_preparer import StepLimits
+from tests.families import engine_runs
 from tests.families.engine_runs import answers
-from tests.families.paged_decoder import PagedDecoder
 from tests.parity.vision.image_text_models import GRIDS, LARGEST, MODELS, ImageTextModel
-from tests.unit.runtime.vision.fake_tower import PretendTower, features_of, picture
+from tests.unit.runtime.vision.fake_tower import PretendTower, picture
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4
@@ -34,21 +31,10 @@ def tower_of(tiny: ImageTextModel) -> PretendTower:
     return PretendTower(rows=LARGEST, width=tiny.width, whole=LARGEST if tiny.whole else 0)
 
 
-@contextlib.contextmanager
 def running(tiny: ImageTextModel, tower: PretendTower | None = None, **options):
-    settings = {"context_tokens": 256, "max_sequences": 6, "step_tokens": 16, **options}
-    engine, _ = assemble(
-        tiny.model.decoder,
-        tiny.model.tokenizer.token_bytes,
-        device=CPU,
-        options=EngineOptions(**settings),
-        encoder=LocalEncoder(tower or tower_of(tiny), device=CPU),
-    )
-    engine.start()
-    try:
-        yield engine
-    finally:
-        engine.close()
+    encoder = LocalEncoder(tower or tower_of(tiny), device=CPU)
+    sizes = {"max_sequences": 6, "step_tokens": 16, **options}
+    return engine_runs.running(tiny.model, encoder=encoder, **sizes)
 
 
 def about(tiny: ImageTextModel, name: str, text: list[int], places: dict[int, int], **more):
@@ -88,46 +74,6 @@ def best_by_transformers(tiny: ImageTextModel, request: GenerationRequest, answe
     return logits[len(request.prompt) - 1 : -1, :known].argmax(-1).tolist()
 
 
-def test_logits_agree_however_a_prompt_is_cut(tiny) -> None:
-    request = about(tiny, "a", list(range(40, 70)), {0: 1, 4: 2, 5: 3, 20: 2})
-    prompt, spans = request.prompt, request.spans
-    features = {s.digest: features_of(s.digest, s.length, tiny.width) for s in spans}
-    with torch.inference_mode():
-        expected = tiny.logits(prompt, spans)
-    for size in (len(prompt), 17, 3):
-        paged = PagedDecoder(tiny.model.decoder)
-        paged.show(1, [(span, features[span.digest]) for span in spans])
-        found, start = [], 0
-        while start < len(prompt):
-            end = min(start + size, len(prompt))
-            while any(s.whole and s.start < end < s.end for s in spans):
-                end += 1
-            found.append(paged.feed({1: prompt[start:end]}))
-            start = end
-        assert torch.allclose(torch.cat(found), expected, atol=TOLERANCE), size
-
-
-def test_two_sequences_in_one_batch_have_their_own_images(tiny) -> None:
-    first = about(tiny, "a", list(range(40, 60)), {3: 1, 9: 2})
-    other = about(tiny, "b", list(range(45, 60)), {3: 3})
-    paged = PagedDecoder(tiny.model.decoder)
-    for slot, request in enumerate((first, other)):
-        shown = [(s, features_of(s.digest, s.length, tiny.width)) for s in request.spans]
-        paged.show(slot, shown)
-    found = paged.feed({0: first.prompt, 1: other.prompt})
-    with torch.inference_mode():
-        expected = [tiny.logits(request.prompt, request.spans) for request in (first, other)]
-    assert torch.allclose(found, torch.cat(expected), atol=TOLERANCE)
-
-
-def test_greedy_answers_about_images_are_those_of_transformers(tiny) -> None:
-    requests = [request for request in mixed_requests(tiny) if request.sampling == GREEDY]
-    with running(tiny) as engine:
-        results = answers(engine, requests, together=True)
-    for request, delta in zip(requests, results, strict=True):
-        assert list(delta.tokens) == best_by_transformers(tiny, request, delta.tokens)
-
-
 def test_images_leave_a_full_context_as_a_whole(tiny) -> None:
     text, places = list(range(40, 66)), {3: 2, 6: 1, 12: 3, 20: 2}
     request = about(tiny, "a", text, places, stop=StopRules(120))
@@ -160,7 +106,7 @@ def alone(tiny):
         return requests, answers(engine, requests, together=False)
 
 
-@pytest.mark.parametrize(("depth", "scarce"), [(1, True), (2, True), (3, True), (2, False)])
+@pytest.mark.parametrize(("depth", "scarce"), [(1, True), (3, True), (2, False)])
 def test_requests_in_a_batch_get_the_answers_they_get_alone(tiny, alone, depth, scarce) -> None:
     requests, expected = alone
     tower = tower_of(tiny)
@@ -253,8 +199,3 @@ def test_a_start_without_memory_for_the_largest_image_fails(tiny) -> None:
     tower.encode = encode
     with pytest.raises(DoesNotFitError, match="largest image"), running(tiny, tower):
         pass
-
-
-def test_an_engine_is_an_async_engine(tiny) -> None:
-    with running(tiny) as engine:
-        assert isinstance(engine, AsyncEngine) and engine.limits.image_rows == LARGEST

@@ -347,10 +347,6 @@ def test_paddleocr_is_converted_as_published(tmp_path) -> None:
     assert all(np.array_equal(stored[name], expected[name]) for name in stored)
 
 
-def test_qwen25vl_lists_any_layers_in_ollamas_files(tmp_path) -> None:
-    TOWERS["qwen25vl"].write(tmp_path, flavour="ollama", fullatt_block_indexes=[0, 3])
-
-
 @pytest.mark.parametrize("config", TOWERS["qwen3vl"].configs)
 def test_qwen3vl_rows_have_parts_for_the_first_text_layers(tmp_path, config: str) -> None:
     pair = TOWERS["qwen3vl"].write(tmp_path, config)

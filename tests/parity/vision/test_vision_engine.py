@@ -1,16 +1,13 @@
 """Answers about images of every vision family in the whole engine, as `transformers` gives them."""
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 
-from runtime.engine.assembly import EngineOptions, assemble
-from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.request import Delta, GenerationRequest, SamplingParams, StopRules
 from runtime.vision.encoder import LocalEncoder
+from tests.families import engine_runs
 from tests.families.engine_runs import answers
 from tests.families.vision_agreement import CPU, VisionPair
 from tests.families.vision_families import VISION_MODELS
@@ -33,22 +30,11 @@ def pair(request, tmp_path_factory) -> VisionPair:
     return row.write(tmp_path_factory.mktemp("models"), flavour=row.engine_flavour)
 
 
-@contextlib.contextmanager
-def running(pair: VisionPair, **options) -> Iterator[AsyncEngine]:
+def running(pair: VisionPair, **options):
     assert pair.model.tower is not None
-    settings = {"context_tokens": 320, "max_sequences": 6, "step_tokens": 16, **options}
-    engine, _ = assemble(
-        pair.model.decoder,
-        pair.model.tokenizer.token_bytes,
-        device=CPU,
-        options=EngineOptions(**settings),
-        encoder=LocalEncoder(pair.model.tower, device=CPU),
-    )
-    engine.start()
-    try:
-        yield engine
-    finally:
-        engine.close()
+    encoder = LocalEncoder(pair.model.tower, device=CPU)
+    sizes = {"context_tokens": 320, "max_sequences": 6, "step_tokens": 16, **options}
+    return engine_runs.running(pair.model, encoder=encoder, **sizes)
 
 
 def request(pair: VisionPair, name: str, number: int = 0) -> GenerationRequest:

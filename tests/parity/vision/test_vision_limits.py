@@ -41,9 +41,10 @@ Limits = Mapping[str, Any]
 
 
 def qwen_limits(family: str, flavour: str) -> Iterator[Limits]:
-    """Absent; of a prime number of rows, of less than one; the least and the most alike."""
+    """Of a prime number of rows, of less than one; the least and the most alike."""
     (least, most), square = QWEN_KEYS[family, flavour], UNITS[family] ** 2
-    yield {least: None, most: None}
+    if (family, flavour) == ("qwen3vl", "llama.cpp"):  # the start of qwen25vl is tested below
+        yield {least: None, most: None}
     yield {least: 100 * square + 1, most: 100 * square + 1}
     if flavour == "ollama":  # whose keys differ, but not what is computed from them
         return
@@ -60,6 +61,8 @@ def limits_of(family: str, flavour: str) -> Iterator[Limits]:
         yield from qwen_limits(family, flavour)
         return
     yield {}
+    if flavour != VISION_MODELS[family].flavours[0]:  # the same keys
+        return
     if family == "gemma4":
         for area in (1, 7 * 144, 7 * 144 - 1, 11 * 144, 13 * 144 + 100):
             yield {"vision.image_max_pixels": area}
@@ -79,7 +82,7 @@ def limits_of(family: str, flavour: str) -> Iterator[Limits]:
         for most in (1, 2, 7, 11):
             yield {"vision.preproc_max_tiles": most}
             yield {"vision.preproc_min_tiles": most, "vision.preproc_max_tiles": most}
-    if family == "lfm2" and flavour == "llama.cpp":
+    if family == "lfm2":
         yield {"vision.do_image_splitting": False, "vision.min_image_tokens": 12}
         yield {"vision.use_thumbnail": False, "vision.max_tiles": 3}
     if family == "llava_next":
@@ -193,8 +196,11 @@ def test_images_of_extreme_shapes_take_no_more_memory_than_planned(limited) -> N
 
 @pytest.mark.parametrize("family", ["qwen25vl", "qwen3vl"])
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_limits_that_are_huge_are_planned_for_without_encoding(made, family, flavour) -> None:
-    _, most = QWEN_KEYS[family, flavour]
+def test_limits_that_are_absent_or_huge_are_planned_for_without_encoding(
+    made, family, flavour
+) -> None:
+    least, most = QWEN_KEYS[family, flavour]
+    check_limits(made.load(family, flavour, {least: None, most: None}, META))
     model = made.load(family, flavour, {most: 16 << 20}, META)
     assert model.vision.processor.most_rows == (16 << 20) // UNITS[family] ** 2
     check_limits(model)
@@ -223,13 +229,12 @@ def test_a_default_gives_way_to_the_bound_that_the_file_states(made, family, fla
         made.load(family, flavour, {least: 901, most: 900}, META)
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
-def test_qwen25vl_starts_and_answers_where_its_file_states_no_limits(tmp_path, flavour) -> None:
+def test_qwen25vl_starts_and_answers_where_its_file_states_no_limits(tmp_path) -> None:
     """As files of both converters are: the checkpoint's processor has settings, the file has none.
 
     The largest image is then of 14 x 191 rows, which fill 2 << 20 pixels best.
     """
-    pair = VISION_MODELS["qwen25vl"].write(tmp_path, flavour=flavour, processor={})
+    pair = VISION_MODELS["qwen25vl"].write(tmp_path, processor={})
     assert pair.model.tower.largest().grid == (14, 191)
     name = "images in two turns"
     with running(pair) as engine:

@@ -220,7 +220,7 @@ async def test_a_configuration_that_haproxy_refuses_ends_the_command_with_its_st
 CRASHING = '#!/bin/sh\necho >> "$0.starts"\nkill -KILL $$\n'
 
 
-@pytest.mark.parametrize("steady", [0, 20])
+@pytest.mark.parametrize("steady", [0, MAX_FAILURES + 1])
 async def test_a_program_that_crashes_at_once_is_given_up_but_not_one_that_ran(tmp_path, steady):
     """`steady`: starts that run well before they crash."""
     program = tmp_path / "crashing"

@@ -2,6 +2,9 @@
 
 import sys
 from pathlib import Path
+from typing import Any
+
+PROGRAMS = __name__
 
 _DECODING = """
 import sys
@@ -49,3 +52,8 @@ def write_programs(folder: Path) -> Path:
         path.write_text(f"#!{sys.executable}\n{text}")
         path.chmod(0o755)
     return folder
+
+
+def run(task: Any) -> None:
+    """As a section of the check: whether it gets the folder of the programs."""
+    task.report.check("programs", (task.llama_cpp / "llama-batched-bench").exists())

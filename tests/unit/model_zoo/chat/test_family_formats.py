@@ -9,21 +9,11 @@ from hypothesis import strategies as st
 from model_zoo.chat.formats.events import CallArguments, CallBegin, CallEnd, Text
 from model_zoo.chat.formats.reply_format import ReplyFormat, format_of
 from tests.reply_parsing import TOOLS, Parsed, parsed, replied
-from tests.reply_transcripts import MALFORMED, REPLIES
+from tests.reply_transcripts import REPLIES
 
 
 def form_of(name: str) -> ReplyFormat:
     return format_of(REPLIES[name][0])
-
-
-@pytest.mark.parametrize("name", REPLIES)
-def test_a_reply_is_parsed_the_same_however_it_is_cut(name):
-    template, text, expected = REPLIES[name]
-    form = format_of(template)
-    assert parsed(replied(form, [text])) == expected
-    assert parsed(replied(form, list(text))) == expected
-    for cut in range(1, len(text)):
-        assert parsed(replied(form, [text[:cut], text[cut:]])) == expected
 
 
 @pytest.mark.parametrize("name", REPLIES)
@@ -35,13 +25,6 @@ def test_a_model_that_writes_thinking_has_that_capability(name):
 @pytest.mark.parametrize("name", ["lfm2", "kimi-k2", "granite-4", "functionary-3.2", "llama4"])
 def test_a_model_whose_template_knows_no_thinking_lacks_that_capability(name):
     assert not form_of(name).thinks
-
-
-@pytest.mark.parametrize("case", MALFORMED)
-def test_a_malformed_call_becomes_text(case):
-    name, text = MALFORMED[case]
-    for pieces in ([text], list(text)):
-        assert parsed(replied(form_of(name), pieces)) == Parsed(text)
 
 
 # Formats without thinking and without markers that are dropped.

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from model_zoo.chat.formats.events import CallArguments, CallBegin, CallEnd, Text
 from model_zoo.chat.formats.reply_format import format_of
+from tests import reply_transcripts
 from tests.reply_parsing import PARIS, TOOLS, Parsed, parsed, replied
 
 
@@ -196,10 +197,18 @@ MALFORMED = [
     (LLAMA, "[]"),
     (COMMAND_R, "Action: to be taken."),
 ]
+OF_FAMILIES = [
+    (reply_transcripts.REPLIES[name][0], text)
+    for name, text in reply_transcripts.MALFORMED.values()
+]
 NAMED = [f"{place}-{text[:30]}" for place, (_, text, _) in enumerate(CASES)]
 
 
-@pytest.mark.parametrize(("template", "text", "expected"), CASES, ids=NAMED)
+@pytest.mark.parametrize(
+    ("template", "text", "expected"),
+    [*CASES, *reply_transcripts.REPLIES.values()],
+    ids=[*NAMED, *reply_transcripts.REPLIES],
+)
 def test_a_reply_is_parsed_the_same_however_it_is_cut(template, text, expected):
     form = format_of(template)
     assert parsed(replied(form, [text])) == expected
@@ -208,7 +217,7 @@ def test_a_reply_is_parsed_the_same_however_it_is_cut(template, text, expected):
         assert parsed(replied(form, [text[:cut], text[cut:]])) == expected
 
 
-@pytest.mark.parametrize(("template", "text"), MALFORMED)
+@pytest.mark.parametrize(("template", "text"), [*MALFORMED, *OF_FAMILIES])
 def test_a_malformed_call_becomes_text(template, text):
     form = format_of(template)
     for pieces in ([text], list(text)):

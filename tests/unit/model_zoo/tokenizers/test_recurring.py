@@ -4,7 +4,7 @@ import re
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_zoo.gguf.reader import GGUFFile
@@ -59,7 +59,6 @@ TEXTS = st.lists(
 
 
 @pytest.mark.parametrize("number", range(len(ROWS)))
-@settings(max_examples=100)
 @given(text=TEXTS)
 def test_pre_tokenizers_split_at_a_space_between_letters(number, text) -> None:
     native = splitter(ROWS[number])

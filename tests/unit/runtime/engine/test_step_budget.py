@@ -216,8 +216,7 @@ def test_the_gaps_of_streams_stay_below_the_target_while_prompts_arrive(
 DRAFTS = [Device(step=2.0, row=0.05), Device(step=2.0, row=0.05, noise=0.05), Device(4.0, 0.1)]
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize(("draft", "depth"), zip(DRAFTS, (2, 1, 2), strict=True))
 def test_the_steps_of_a_draft_model_count_for_the_gaps(draft: Device, depth: int) -> None:
     """Also those that compute the prompts, whose answers are drafted, too."""
     noise = Device(noise=draft.noise)

@@ -52,6 +52,16 @@ BLOCKS = [
 ]
 
 # By path: a body that uses most of the served fields.
+USER = [{"role": "user", "content": "hi"}]
+# The shortest bodies of all operations that generate.
+SHORTEST: dict[str, dict[str, Any]] = {
+    "/api/chat": {"messages": USER},
+    "/api/generate": {"prompt": "hi"},
+    "/v1/chat/completions": {"messages": USER},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {"messages": USER, "max_tokens": 9},
+}
 BODIES: dict[str, dict[str, Any]] = {
     "/api/chat": {
         "messages": [

@@ -141,11 +141,6 @@ async def test_one_text_that_is_too_long_refuses_the_whole_request():
     assert response.json() == {"error": "the input length exceeds the context length"}
 
 
-async def test_an_unknown_model_is_not_found():
-    response = await post("/api/embed", {"model": "other", "input": "a"})
-    assert response.status_code == 404
-
-
 async def test_the_older_endpoint_returns_one_vector_without_normalisation():
     reply = (await post("/api/embeddings", {"prompt": "abc"})).json()
     assert reply == {"embedding": [3.0, 4.0, 5.0, 6.0]}

@@ -7,19 +7,11 @@ from typing import Any
 import pytest
 
 from serve_app.api.json_lines import JSON_LINES
+from tests.unit.serve_app.api.operations import SHORTEST
 from tests.unit.serve_app.fake_replicas import PretendReplica, http_client
 
 # `httpx` and `ollama` end lines at each of these.
 WORDS = ("a\u0085", "\u2028b✅", "c\u2029d\x0b\x1c\r\n")
-CHAT = {"messages": [{"role": "user", "content": "hi"}]}
-BODIES: dict[str, dict[str, Any]] = {
-    "/api/chat": CHAT,
-    "/api/generate": {"prompt": "hi"},
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": {"prompt": "hi"},
-    "/v1/responses": {"input": "hi"},
-    "/v1/messages": CHAT | {"max_tokens": 5},
-}
 
 
 def texts(value: Any) -> Iterator[str]:
@@ -31,9 +23,9 @@ def texts(value: Any) -> Iterator[str]:
         yield from texts(item)
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", SHORTEST)
 async def test_no_character_of_the_text_ends_a_line_of_a_stream(path: str) -> None:
-    body = {"model": "demo", "stream": True, **BODIES[path]}
+    body = {"model": "demo", "stream": True, **SHORTEST[path]}
     async with http_client(PretendReplica(WORDS)) as client:
         response = await client.post(path, json=body)
         lines = [line.removeprefix("data: ") for line in response.iter_lines()]
@@ -44,10 +36,10 @@ async def test_no_character_of_the_text_ends_a_line_of_a_stream(path: str) -> No
     assert all(character in sent for character in "".join(WORDS))
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", SHORTEST)
 async def test_the_charset_of_events_is_stated(path: str) -> None:
     """`requests` reads a text without one as ISO 8859-1."""
-    body = {"model": "demo", "stream": True, **BODIES[path]}
+    body = {"model": "demo", "stream": True, **SHORTEST[path]}
     async with http_client(PretendReplica(WORDS)) as client:
         kind = (await client.post(path, json=body)).headers["content-type"]
     assert kind in (JSON_LINES, "text/event-stream; charset=utf-8")

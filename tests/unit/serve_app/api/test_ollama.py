@@ -7,7 +7,6 @@ import tomllib
 import pytest
 
 from model_zoo.chat.messages import Message, ReplyStart
-from runtime.errors import GenerationFailedError, OverloadedError, PromptTooLongError
 from serve_app.config.options import Options
 from serve_app.gateway.tasks import Conversation, Infill, RawText, Truncation
 from tests.checkout import ROOT
@@ -349,11 +348,6 @@ async def test_fields_without_effect_are_accepted(extra):
     await task_of("/api/chat", {"messages": USER, **extra})
 
 
-async def test_an_unknown_model_is_not_found():
-    response = await post("/api/chat", {"model": "nobody", "messages": USER})
-    assert (response.status_code, response.json()) == (404, {"error": "model 'nobody' not found"})
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -372,36 +366,6 @@ async def test_a_body_that_is_no_object_is_refused(content, message):
         response = await client.post("/api/chat", content=content)
     assert response.status_code == 400
     assert message in response.json()["error"]
-
-
-async def test_a_body_that_is_too_large_is_refused():
-    body = {"model": "demo", "messages": [{"role": "user", "content": "x" * 3000}]}
-    response = await post("/api/chat", body, max_body_bytes=2048)
-    assert response.status_code == 413
-    assert "2,048 bytes" in response.json()["error"]
-
-
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [(PromptTooLongError("too long"), 400), (OverloadedError("9 wait"), 503),
-     (GenerationFailedError("failed"), 500)],
-)  # fmt: skip
-async def test_an_early_error_has_its_true_status(error, status, stream):
-    replica = PretendReplica()
-    replica.error = error
-    body = {"model": "demo", "messages": USER, "stream": stream}
-    response = await post("/api/chat", body, replica)
-    assert response.status_code == status
-    assert str(error) in response.json()["error"]
-    assert ("retry-after" in response.headers) == (status == 503)
-
-
-async def test_a_full_queue_is_reported_in_the_shape_of_the_protocol():
-    replica = PretendReplica()
-    replica.error = OverloadedError("9 wait")
-    response = await post("/api/chat", {"model": "demo", "messages": USER}, replica)
-    assert response.json()["error"].startswith("server busy, please try again.  maximum pending")
 
 
 async def test_tags_show_and_ps_describe_the_model():

@@ -6,7 +6,6 @@ import pytest
 
 from model_zoo.chat.messages import Message
 from runtime.engine.request import FinishReason
-from runtime.errors import GenerationFailedError, OverloadedError, PromptTooLongError
 from serve_app.api.openai_completions import CompletionChoice
 from serve_app.config.options import Options
 from serve_app.gateway.tasks import (
@@ -356,27 +355,6 @@ async def test_a_bad_request_is_refused_with_the_reason(path, body, message):
     assert replica.tasks == []
 
 
-async def test_an_unknown_model_is_not_found():
-    response = await post(CHAT, {"model": "nobody", "messages": USER})
-    assert response.status_code == 404
-    assert response.json()["error"]["type"] == "not_found_error"
-    assert "nobody" in response.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [(PromptTooLongError("too long"), 400), (OverloadedError("9 wait"), 503),
-     (GenerationFailedError("failed"), 500)],
-)  # fmt: skip
-async def test_an_early_error_has_its_true_status(error, status, stream):
-    replica = PretendReplica()
-    replica.error = error
-    response = await post(CHAT, {"messages": USER, "stream": stream}, replica)
-    assert response.status_code == status
-    assert str(error) in response.json()["error"]["message"]
-
-
 async def test_models_are_listed_and_found():
     async with http_client(PretendReplica()) as client:
         listed = (await client.get("/v1/models")).json()
@@ -389,14 +367,6 @@ async def test_models_are_listed_and_found():
         "max_model_len": CARD.context_tokens,
     }  # fmt: skip
     assert missing.status_code == 404
-
-
-async def test_unknown_paths_and_methods_are_refused_in_json():
-    async with http_client(PretendReplica()) as client:
-        assert (await client.get(CHAT)).status_code == 405
-        response = await client.post("/v1/unheard", json={})
-    assert response.status_code == 404
-    assert response.json()["error"]["type"] == "not_found_error"
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

@@ -9,6 +9,7 @@ from model_zoo.grammars.constraint import CallRule, OutputForm, OutputKind
 from runtime.errors import RequestError
 from serve_app.api.output_forms import openai_form
 from serve_app.gateway.tasks import ChatTask
+from tests.unit.serve_app.api.operations import SHORTEST
 from tests.unit.serve_app.fake_replicas import PretendReplica, http_client
 
 CHAT, TEXT, NATIVE, RAW, CLAUDE = (
@@ -16,17 +17,13 @@ CHAT, TEXT, NATIVE, RAW, CLAUDE = (
 )  # fmt: skip
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
 RESPONSES = "/v1/responses"
-USER = [{"role": "user", "content": "hi"}]
-BODIES: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": USER}, TEXT: {"prompt": "p"}, NATIVE: {"messages": USER, "stream": False},
-    RESPONSES: {"input": "hi"}, RAW: {"prompt": "p", "stream": False},
-    CLAUDE: {"messages": USER, "max_tokens": 9},
-}  # fmt: skip
 
 
 async def post(path: str, replica: PretendReplica, **more: Any) -> Any:
     async with http_client(replica) as client:
-        return await client.post(path, json={"model": "demo"} | BODIES[path] | more)
+        return await client.post(
+            path, json={"model": "demo", "stream": False} | SHORTEST[path] | more
+        )
 
 
 async def task_of(path: str, **more: Any) -> ChatTask:

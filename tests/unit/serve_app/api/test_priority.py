@@ -3,16 +3,13 @@
 import pytest
 
 from tests.unit.serve_app.api.api_keys import api_key
+from tests.unit.serve_app.api.operations import SHORTEST
 from tests.unit.serve_app.fake_replicas import PretendReplica, http_client
 
 KEYS = (api_key("trusted", priority=True), api_key("other"))
-BODIES = {
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
-    "/v1/completions": {"prompt": "hi"},
-}
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 @pytest.mark.parametrize(
     "key, priority, status",
     [
@@ -37,7 +34,7 @@ async def test_a_key_needs_the_right(
 ) -> None:
     replica = PretendReplica()
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    body = {"model": "demo", **BODIES[path], "priority": priority}
+    body = {"model": "demo", **SHORTEST[path], "priority": priority}
     async with http_client(replica, api_keys=None if key is None else KEYS) as client:
         answer = await client.post(path, json=body, headers=headers)
     assert answer.status_code == status, answer.text

@@ -1,26 +1,16 @@
 """Which API keys may trace requests, on every route that generates."""
 
-from typing import Any
-
 import pytest
 
 from serve_app.api.traced import HEADER
 from tests.unit.serve_app.api.api_keys import api_key
+from tests.unit.serve_app.api.operations import SHORTEST
 from tests.unit.serve_app.fake_replicas import PretendReplica, http_client
 
 KEYS = (api_key("trusted", trace=True), api_key("other"))
-MESSAGES = [{"role": "user", "content": "hi"}]
-ROUTES: dict[str, dict[str, Any]] = {
-    "/api/chat": {"messages": MESSAGES},
-    "/api/generate": {"prompt": "hi"},
-    "/v1/chat/completions": {"messages": MESSAGES},
-    "/v1/completions": {"prompt": "hi"},
-    "/v1/responses": {"input": "hi"},
-    "/v1/messages": {"messages": MESSAGES, "max_tokens": 5},
-}
 
 
-@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("path", SHORTEST)
 @pytest.mark.parametrize(
     "key, value, status, traced",
     [
@@ -40,7 +30,7 @@ async def test_a_key_needs_the_right(
     replica = PretendReplica()
     headers = {"authorization": f"Bearer {key}"} | ({} if value is None else {HEADER: value})
     async with http_client(replica, api_keys=KEYS) as client:
-        answer = await client.post(path, json={"model": "demo", **ROUTES[path]}, headers=headers)
+        answer = await client.post(path, json={"model": "demo", **SHORTEST[path]}, headers=headers)
     assert answer.status_code == status, answer.text
     assert [task.trace for task in replica.tasks] == ([] if traced is None else [traced])
     if status == 403:
@@ -50,7 +40,7 @@ async def test_a_key_needs_the_right(
 @pytest.mark.parametrize("allowed, status", [(False, 403), (True, 200)])
 async def test_without_keys_the_configuration_decides(allowed: bool, status: int) -> None:
     replica = PretendReplica()
-    body = {"model": "demo", **ROUTES["/api/chat"]}
+    body = {"model": "demo", **SHORTEST["/api/chat"]}
     async with http_client(replica, trace_without_keys=allowed) as client:
         answer = await client.post("/api/chat", json=body, headers={HEADER: "1"})
     assert answer.status_code == status
