@@ -126,7 +126,11 @@ FAMILIES: tuple[Family, ...] = (
     Family("mllama", ("mllama",), ("mllama",), ("mllama",), "llama-bpe"),
     Family("nemotron", ("nemotron",)),
     Family("modern_bert", ("modern-bert",), pre_tokenizer="modern-bert", ranking=_MODERN_BERT),
-    Family("nemotron_h", ("nemotron_h", "nemotron_h_moe"), pre_tokenizer="pixtral"),
+    Family(
+        "nemotron_h",
+        ("nemotron_h", "nemotron_h_moe", "nemotron_h_omni"),
+        pre_tokenizer="pixtral",
+    ),
     Family("nomic_bert", ("nomic-bert", "nomic-bert-moe")),
     Family("olmo", ("olmo",), pre_tokenizer="olmo"),
     Family("olmo2", ("olmo2", "olmo3"), pre_tokenizer="dbrx", tensor_parallel=False),

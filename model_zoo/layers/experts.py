@@ -279,11 +279,12 @@ class _Downs:
 def _latent_matrices(
     w: TensorScope, hidden: int, latent: int | None
 ) -> tuple[Linear | None, Linear | None]:
-    """[tokens, hidden] -> [tokens, latent], and the reverse; None without a latent size."""
+    """[tokens, hidden] -> [tokens, latent], and the reverse; None without a latent size. The other
+    names are those of Ollama's converter."""
     if latent is None:
         return None, None
-    into = w.linear("ffn_latent_down", shape=(latent, hidden))
-    return into, w.linear("ffn_latent_up", shape=(hidden, latent))
+    into = w.linear("ffn_latent_down", alt="ffn_latent_in", shape=(latent, hidden))
+    return into, w.linear("ffn_latent_up", alt="ffn_latent_out", shape=(hidden, latent))
 
 
 def _width(w: TensorScope, sizes: ExpertSizes) -> int | None:

@@ -1,10 +1,20 @@
 """The rows of models with Mamba 2 layers in the table of text families."""
 
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 from transformers import FalconH1Config, GraniteMoeHybridConfig, Mamba2Config, NemotronHConfig
 
-from tests.families.text_family import SIZES, TIED, WIDE, CompleteFile, TextFamily, rope
+from tests.families.text_family import (
+    SIZES,
+    TIED,
+    WIDE,
+    CompleteFile,
+    TextFamily,
+    Variant,
+    rope,
+)
 
 MULTIPLIERS = {
     "embedding_multiplier": 12.0,
@@ -70,6 +80,28 @@ FALCON_MULTIPLIERS = {
     "ssm_in_multiplier": 1.25,
     "ssm_out_multiplier": 0.75,
 }
+OLLAMA_NAMES = {"ffn_latent_down": "ffn_latent_in", "ffn_latent_up": "ffn_latent_out"}
+
+
+def named_by_ollama(tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The matrices around experts with other names, and one of a layer for drafts."""
+    renamed: dict[str, Any] = {
+        "mtp.layers.0.mixer.experts.0.up_proj.weight": tensors["output_norm.weight"]
+    }
+    for name, matrix in tensors.items():
+        layer, _, rest = name.partition(".ffn_latent")
+        if rest:
+            kind = f"ffn_latent{rest.removesuffix('.weight')}"
+            renamed |= {name: None, f"{layer}.{OLLAMA_NAMES[kind]}.weight": matrix}
+    return renamed
+
+
+def with_towers(tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """One tensor of each model for images and sounds, and of the projectors."""
+    names = "v.patch_embd.weight", "a.blk.0.attn_q.weight", "mm.1.weight", "mm.a.fc.weight"
+    return dict.fromkeys(names, tensors["output_norm.weight"])
+
+
 GRANITE_OPTIONAL_KEYS = """
     attention.key_length attention.value_length attention.scale embedding_scale logit_scale
     residual_scale rope.freq_base rope.scaling.finetuned
@@ -177,6 +209,12 @@ FAMILIES: Mapping[str, TextFamily] = {
             "latent_experts": {"moe_latent_size": 48},
             "groups_of_experts": {"n_group": 2, "topk_group": 1, "norm_topk_prob": False},
         },
+        variants={
+            "ollama": Variant(
+                keys={"moe_latent_size": None}, config="latent_experts", tensors=named_by_ollama
+            ),
+            "omni_of_ollama": Variant(architecture="nemotron_h_omni", tensors=with_towers),
+        },
         wide=WIDE
         | {
             "head_dim": 64,
@@ -202,7 +240,7 @@ FAMILIES: Mapping[str, TextFamily] = {
                 optional_keys="""
                     attention.layer_norm_epsilon expert_feed_forward_length expert_group_count
                     expert_group_used_count expert_shared_count expert_weights_norm
-                    expert_weights_scale
+                    expert_weights_scale moe_latent_size
                 """,
                 optional_tensors="""
                     blk.0.ssm_conv1d.bias blk.1.exp_probs_b.bias blk.3.exp_probs_b.bias

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from transformers import (
     PreTrainedConfig,
     Qwen2_5_VLConfig,
@@ -78,6 +79,12 @@ WIDE_DELTA_RULE = {
     "linear_value_head_dim": 128,
 }
 WIDE_EXPERTS = {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}
+
+
+def with_drafts(tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Matrices of a layer for drafts, as Ollama's published files name them."""
+    names = "fc", "norm", "pre_fc_norm_hidden", "layers.0.attn_q", "layers.0.post_attention_norm"
+    return {f"mtp.{name}.weight": tensors["output_norm.weight"] for name in names}
 
 
 def qwen35_with_vision(make: type, text: PreTrainedConfig) -> PreTrainedConfig:
@@ -237,7 +244,7 @@ FAMILIES: Mapping[str, TextFamily] = {
         },
         wide=WIDE_DELTA_RULE | LONG_SECTIONS | {"intermediate_size": 512},
         variants={
-            "ollama": Variant(flavour="ollama"),
+            "ollama": Variant(flavour="ollama", tensors=with_drafts),
             "no_experts_stated": Variant(keys={"expert_count": 0}),
         },
         delta_rule=(modeling_qwen3_5,),
@@ -254,7 +261,7 @@ FAMILIES: Mapping[str, TextFamily] = {
             ),
         },
         wide=WIDE_DELTA_RULE | WIDE_EXPERTS | LONG_SECTIONS,
-        variants={"ollama": Variant(flavour="ollama")},
+        variants={"ollama": Variant(flavour="ollama", tensors=with_drafts)},
         delta_rule=(modeling_qwen3_5_moe,),
         files=(
             CompleteFile(

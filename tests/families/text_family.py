@@ -6,11 +6,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedConfig
 
 from tests.families.agreement import Pair, load_decoder
 from tests.families.delta_rule import step_by_step
-from tests.gguf_files import rewrite
+from tests.gguf_files import matrices, rewrite
 from tests.tiny_models import tiny_tokenizer, write_tiny
 
 Changes = Mapping[str, Any]
@@ -62,7 +63,8 @@ class Variant:
     """A file that spells the same model differently: other keys, or another converter's flavour.
 
     changes: settings that differ from `config`. keys: keys of the file without the architecture;
-    None removes a key. architecture: another name of the architecture.
+    None removes a key. architecture: another name of the architecture. tensors: from those of the
+    file, the changed ones; None removes a tensor.
     """
 
     changes: Changes = field(default_factory=dict)
@@ -70,6 +72,7 @@ class Variant:
     flavour: str = "llama.cpp"
     config: str = "plain"
     architecture: str | None = None
+    tensors: Callable[[Mapping[str, np.ndarray]], Changes] | None = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,13 @@ class TextFamily:
         if self.delta_rule:
             twin.forward = step_by_step(*self.delta_rule)(twin.forward)
         return twin
+
+    def variant(self, path: Path, name: str) -> tuple[Path, Any]:
+        """The file of a variant, in the folder of `path`, and its twin in `transformers`."""
+        spelled = self.variants[name]
+        twin = self.write(path, spelled.config, flavour=spelled.flavour, **spelled.changes)
+        tensors = spelled.tensors(matrices(path)) if spelled.tensors else None
+        return changed(path, spelled.keys, tensors, spelled.architecture), twin
 
     def pair(self, path: Path, name: str = "plain", **changes: Any) -> Pair:
         """The tiny model of a configuration, written to `path` and loaded, with its twin."""

@@ -12,7 +12,6 @@ from runtime.errors import UnsupportedModelError
 from tests.families.encoder_configs import ENCODERS
 from tests.families.encoder_references import REFERENCES
 from tests.families.text_families import TEXT_MODELS
-from tests.families.text_family import changed
 from tests.families.vision_agreement import FLAVOURS
 from tests.families.vision_families import VISION_MODELS
 from tests.tiny_models import save_pretrained, write_tiny, write_tiny_llama
@@ -85,12 +84,7 @@ def _written(folder: Path) -> Iterator[Path]:
         for variant, spelled in row.variants.items():
             if spelled.architecture is not None:
                 place = _new(folder / f"{name}-{variant}")
-                row.write(
-                    place / "twin.gguf", spelled.config, flavour=spelled.flavour, **spelled.changes
-                )
-                renamed = changed(
-                    place / "twin.gguf", spelled.keys, architecture=spelled.architecture
-                )
+                renamed, _ = row.variant(place / "twin.gguf", variant)
                 renamed.rename(place / MODEL)
                 (place / "twin.gguf").unlink(missing_ok=True)
                 yield place

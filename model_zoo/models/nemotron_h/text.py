@@ -1,5 +1,5 @@
-"""Nemotron-H, Nemotron Nano 2 and Nemotron 3: each layer is a Mamba 2 layer, attention, or a
-feed-forward with squared ReLU, which has experts in Nemotron 3."""
+"""Nemotron-H, Nemotron Nano 2 and Nemotron 3, also the text model of Nemotron 3 Omni: each layer is
+a Mamba 2 layer, attention, or a feed-forward with squared ReLU, which has experts in Nemotron 3."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
@@ -16,14 +16,19 @@ from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import relu_squared
 from runtime.kv.spec import Full
 
-WITH_EXPERTS = "nemotron_h_moe"  # the architecture of Nemotron 3
+DENSE = "nemotron_h"  # the architecture without experts
+# That of Ollama's files of Nemotron 3 Omni, and the prefixes of tensors for images and sounds.
+OMNI, TOWERS = "nemotron_h_omni", ("a", "mm", "v")
 
 LATENT = "moe_latent_size"
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Attention has no rotation. A layer with a feed-forward length is a feed-forward, another one
-    attention if it has key heads."""
+    attention if it has key heads. The vision and audio models of Nemotron 3 Omni are not loaded."""
+    if metadata.architecture == OMNI:
+        for tower in TOWERS:
+            w.scope(tower).ignore_all()
     sizes, states = read_sizes(w, metadata), StateSizes.read(metadata)
     widths, recurrent = _widths(sizes), recurrent_layers(sizes)
     layers = []
@@ -67,7 +72,7 @@ def _feed_forward(w: TensorScope, sizes: TextSizes, width: int) -> RowWise:
     """The routing of experts is that of DeepSeek V3; in Nemotron 3 Super, they compute in a latent
     space."""
     metadata, hidden = sizes.metadata, sizes.hidden
-    if metadata.architecture != WITH_EXPERTS:
+    if metadata.architecture == DENSE:
         return FeedForward(w, hidden=hidden, size=width, curve=relu_squared)
     counts = ExpertSizes.read(metadata)
     shared = FeedForward(
@@ -79,6 +84,14 @@ def _feed_forward(w: TensorScope, sizes: TextSizes, width: int) -> RowWise:
         down="ffn_down_shexp",
     )
     routing = stated_routing(w, metadata, counts.count, SIGMOID)
-    latent = metadata.require_size(LATENT) if metadata.get(LATENT, int, 0) else None
+    latent = _latent_size(w, metadata)
     options = ExpertOptions(routing=routing, curve=relu_squared, shared=shared, latent=latent)
     return Experts(w, hidden, counts, options)
+
+
+def _latent_size(w: TensorScope, metadata: Metadata) -> int | None:
+    """The size of the experts' latent space, if there is one: stated, else that of the tensor.
+    Ollama's converter does not state it."""
+    shapes = (w.shape(name, dimensions=2) for name in ("ffn_latent_down", "ffn_latent_in"))
+    size = next((shape[0] for shape in shapes if shape is not None), 0)
+    return metadata.get_size(LATENT, size) if metadata.get(LATENT, int, size) else None
