@@ -1,6 +1,7 @@
 """Unigram, T5's tokenizer, with the `tokenizers` library."""
 
-from collections.abc import Mapping
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -38,7 +39,7 @@ class Unigram:
             self._native = NativeTokenizer(model)
             charsmap = metadata.get("tokenizer.ggml.precompiled_charsmap")
             if charsmap is not None and len(charsmap):
-                self._native.normalizer = Precompiled(bytes(map(int, charsmap)))
+                self._native.normalizer = Precompiled(_bytes(charsmap))
         except Exception as error:  # the library raises no more specific type
             raise ModelFileError(f"The Unigram vocabulary is damaged: {error}.") from error
         self._native.pre_tokenizer = PreTokenizerSequence(
@@ -65,6 +66,13 @@ class Unigram:
 
     def token_bytes(self, token: str) -> bytes:
         return marked_bytes(token)
+
+
+def _bytes(charsmap: Sequence[Any]) -> bytes:
+    """The table of characters: stored as bytes, which may be signed, or as characters of base64."""
+    if isinstance(charsmap[0], str):
+        return b64decode("".join(charsmap), validate=True)
+    return bytes(int(byte) + 256 * (byte < 0) for byte in charsmap)
 
 
 def _pieces(vocabulary: Vocabulary) -> list[str]:

@@ -1,11 +1,15 @@
 """WordPiece, Unigram and Gemma's BPE against the family's own tokenizer classes."""
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from gguf.vocab import SpecialVocab
+from sentencepiece import SentencePieceNormalizer
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from tokenizers import Tokenizer as NativeTokenizer
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 from transformers import BertTokenizer, GemmaTokenizer, T5Tokenizer, XLMRobertaTokenizer
@@ -148,6 +152,24 @@ def test_unigram_documents_of_encoders_are_those_of_the_xlm_roberta_tokenizer_cl
         assert subject.encode_document(text) == reference.encode(text), text
 
 
+@pytest.mark.parametrize("stored", ["bytes", "signed bytes", "characters of base64"])
+def test_the_table_of_characters_is_read_as_stored(stored: str) -> None:
+    """As base64 text in files of Snowflake Arctic Embed 2, one character an entry."""
+    rules = SentencePieceNormalizer(rule_name="nmt_nfkc")
+    table = ModelProto.FromString(rules.serialized_model_proto())
+    data = table.normalizer_spec.precompiled_charsmap
+    entries = {
+        "bytes": list(data),
+        "signed bytes": np.frombuffer(data, np.int8),
+        "characters of base64": list(base64.b64encode(data).decode()),
+    }
+    tokens = ["<s>", "</s>", "<unk>", "▁", "f", "i"]
+    types = [CONTROL, CONTROL, UNKNOWN, NORMAL, NORMAL, NORMAL]
+    keys = {"scores": [0.0] * len(tokens), "precompiled_charsmap": entries[stored]}
+    subject = load("t5", tokens, types, "bert", **keys)
+    assert subject.encode("ﬁ") == [3, 4, 5]
+
+
 def _unigram_rows(trained: NativeTokenizer) -> list[tuple[str, float]]:
     return [tuple(row) for row in json.loads(trained.to_str())["model"]["vocab"]]
 
@@ -188,7 +210,7 @@ def test_damaged_unigram_and_wordpiece_vocabularies_are_refused() -> None:
         with pytest.raises(ModelFileError, match="scores"):
             load("t5", tokens, types, **({} if scores is None else {"scores": scores}))
     refused = 0
-    for charsmap in ([1], [255] * 64, [0] * 7):
+    for charsmap in ([1], [255] * 64, [0] * 7, ["A"], ["AA", 1]):
         try:
             subject = load("t5", tokens, types, scores=[0.0] * 4, precompiled_charsmap=charsmap)
             subject.encode("a naïve ﬁ")
