@@ -39,7 +39,7 @@ class TextSizes:
     ) -> "TextSizes":
         """eps, head_dim: defaults; without them, the file must state `eps`, and `head_dim` is
         hidden / heads. kv_heads: by layer, overrides the file. attends: False for models without
-        attention, whose files state 0 heads; here they have one.
+        attention, whose files state 0 heads; here they have one, with one element.
 
         Raises ModelFileError for missing or impossible sizes.
         """
@@ -58,7 +58,7 @@ class TextSizes:
                 raise metadata.error(
                     "attention.head_count_kv", f"is {shared}, which does not divide {number} heads"
                 )
-        default = head_dim or hidden // heads[0]
+        default = head_dim or (hidden // heads[0] if attends else 1)
         return cls(
             metadata,
             layers,

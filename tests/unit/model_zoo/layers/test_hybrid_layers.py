@@ -12,6 +12,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.gguf.tensors import META
 from model_zoo.layers.hybrid import read_sizes, recurrent_layers
 from model_zoo.layers.state_sizes import StateSizes
+from model_zoo.layers.text_sizes import MAX_HEAD_DIM, TextSizes
 from runtime.errors import ModelFileError
 from tests.tiny_models import write_tiny_llama
 
@@ -100,3 +101,10 @@ def test_impossible_sizes_of_states_are_refused(changes) -> None:
 def test_a_state_is_as_large_as_the_file_says() -> None:
     cache = StateSizes.read(metadata()).cache
     assert cache.page_shapes(16) == ((3, 2 * 2 * 8 + 96), (6, 8, 16))
+
+
+def test_models_without_attention_may_be_wider_than_a_head() -> None:
+    wide = metadata(embedding_length=2 * MAX_HEAD_DIM)
+    assert TextSizes.read(wide, attends=False).hidden == 2 * MAX_HEAD_DIM
+    with pytest.raises(ModelFileError, match="key_length"):
+        TextSizes.read(metadata(embedding_length=8 * MAX_HEAD_DIM))
