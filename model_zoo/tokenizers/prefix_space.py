@@ -5,7 +5,7 @@ from enum import Enum
 from typing import Any
 
 from model_zoo.tokenizers.marked_space import SPACE
-from model_zoo.tokenizers.vocabulary import flag
+from model_zoo.tokenizers.vocabulary import flag, required_array
 
 
 class PrefixSpace(Enum):
@@ -33,7 +33,9 @@ class PrefixSpace(Enum):
 # |---------------------|-------------|-----------------------------------------------------------|
 # | Gemma 1 to 4        | never       | `add_dummy_prefix` is false in tokenizer.model;           |
 # |                     |             | GemmaTokenizer; llama.cpp's conversion/gemma.py           |
-# | Phi 3               | every piece | Prepend in tokenizer.json; `phi3_tokenizer` in            |
+# | Baichuan 2          | never       | technical report of Baichuan 2: no dummy prefix, unlike   |
+# |                     |             | Baichuan 1                                                |
+# | Phi 3, Phi 3.5 MoE  | every piece | Prepend in tokenizer.json; `phi3_tokenizer` in            |
 # |                     |             | integrations/gguf of transformers                         |
 # | Llama 1 and 2,      | words       | `add_dummy_prefix` is true in tokenizer.model;            |
 # | Mistral 7B, Mixtral |             | LlamaTokenizer with `legacy`. Behind `[INST]` Mistral's   |
@@ -47,17 +49,23 @@ _FAMILIES: Mapping[str, PrefixSpace] = {
     "gemma3n": PrefixSpace.NEVER,
     "gemma4": PrefixSpace.NEVER,
     "phi3": PrefixSpace.EVERY_PIECE,
+    "phimoe": PrefixSpace.EVERY_PIECE,
 }
+_BAICHUAN, _BAICHUAN_1_LIMIT = "baichuan", 100_000  # 64,000 tokens; Baichuan 2 has 125,696
 
 
 def prefix_space(metadata: Mapping[str, Any], architecture: str) -> PrefixSpace:
     """The rule of the file and the family.
 
     The file may state whether there is a prefix. The family decides where it is inserted, and
-    whether there is one if the file does not say. ModelFileError if the key is not a boolean.
+    whether there is one if the file does not say. ModelFileError if the key is not a boolean, or
+    tokens that tell families apart are missing.
     """
     stated = flag(metadata, "add_space_prefix")
     if stated is False:
         return PrefixSpace.NEVER
     family = _FAMILIES.get(architecture, PrefixSpace.WORDS)
+    if architecture == _BAICHUAN:
+        tokens = required_array(metadata, "tokenizer.ggml.tokens")
+        family = PrefixSpace.NEVER if len(tokens) > _BAICHUAN_1_LIMIT else family
     return PrefixSpace.WORDS if stated and family is PrefixSpace.NEVER else family

@@ -1,7 +1,10 @@
 """Defaults of tokenizers for missing keys are those of the family."""
 
+from typing import Any
+
 import pytest
 
+from model_zoo.tokenizers.prefix_space import PrefixSpace, prefix_space
 from model_zoo.tokenizers.pretokenizers import PRE_TOKENIZERS, choose_pre_tokenizer
 from model_zoo.tokenizers.tokenizer import load_tokenizer
 from tests.unit.model_zoo.tokenizers.tiny_vocabulary import (
@@ -125,6 +128,7 @@ def test_text_after_an_image_gets_a_prefix_space_as_after_a_token() -> None:
     [
         ("llama", None, " he", " he"),
         ("phi3", None, " he", "  he"),
+        ("phimoe", None, " he", "  he"),
         ("gemma3", None, "he", " he"),
         ("llama", False, "he", " he"),
         ("phi3", False, "he", " he"),
@@ -138,3 +142,16 @@ def test_the_file_states_whether_and_the_family_where_there_is_a_space_prefix(
     tokenizer = load_tokenizer(sentencepiece_metadata({}, **keys), architecture=architecture)
     assert tokenizer.decode(tokenizer.encode_parts([2, "he"])) == of_word
     assert tokenizer.decode(tokenizer.encode_parts([2, " he"])) == of_space
+
+
+@pytest.mark.parametrize(
+    ("length", "rule"), [(64_000, PrefixSpace.WORDS), (125_696, PrefixSpace.NEVER)]
+)
+def test_the_size_of_the_vocabulary_tells_baichuan_2_from_baichuan_1(
+    length: int, rule: PrefixSpace
+) -> None:
+    """Only the first has a space prefix."""
+    metadata: dict[str, Any] = {"tokenizer.ggml.tokens": [""] * length}
+    assert prefix_space(metadata, "baichuan") is rule
+    metadata["tokenizer.ggml.add_space_prefix"] = True
+    assert prefix_space(metadata, "baichuan") is PrefixSpace.WORDS
