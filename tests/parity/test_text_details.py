@@ -7,6 +7,7 @@ from transformers.models.mistral4.modeling_mistral4 import get_llama_4_attn_scal
 
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import ModelFileError
+from runtime.kv.spec import Sliding
 from tests.families.agreement import (
     CHECKS,
     PROMPT,
@@ -141,6 +142,17 @@ def test_ollamas_files_of_qwen35_state_key_heads_of_each_layer(tmp_path, family)
     file = GGUFFile.open(path)
     assert list(file.metadata[f"{family}.attention.head_count_kv"]) == [0, 0, 0, 2]
     assert "blk.0.ssm_dt" in file.tensors
+
+
+@pytest.mark.parametrize(("stated", "seen"), [(9, 9), (128, 129), (129, 129)])
+def test_the_published_window_of_mimo2_does_not_count_the_token_itself(
+    tmp_path, stated, seen
+) -> None:
+    """llama.cpp's converter copies the setting; that of this project writes 129."""
+    path = tmp_path / "tiny.gguf"
+    TEXT_MODELS["mimo2"].write(path)
+    near = load_decoder(changed(path, {"attention.sliding_window": stated})).cache_layers[1]
+    assert near.kind == Sliding(seen)
 
 
 def test_mllama_without_a_size_of_images_agrees_and_caches_none(tmp_path) -> None:

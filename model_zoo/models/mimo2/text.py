@@ -20,6 +20,9 @@ VALUE_SCALE = "attention.value_scale"
 DEFAULT_NEAR_BASE = 10_000.0  # as in llama.cpp
 # Of the published models; llama.cpp's first files of MiMo-V2-Flash do not state it.
 DEFAULT_VALUE_SCALE = 0.707
+# The setting of the published models. In the implementation that their authors refer to, SGLang's,
+# a token sees as many before itself; llama.cpp's converter copies the setting.
+PUBLISHED_WINDOW = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +37,8 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """The file lists the layers with a window, and the key heads of each layer."""
     sizes = without_draft_layers(w, TextSizes.read(metadata))
     near_base = metadata.get_positive(NEAR_BASE, DEFAULT_NEAR_BASE)
-    window = Sliding(metadata.require_size("attention.sliding_window"))
+    stated = metadata.require_size("attention.sliding_window")
+    window = Sliding(stated + (stated == PUBLISHED_WINDOW))
     near = _Kind(window, read_rotary(w, sizes, Pairs.NEOX, base=near_base))
     far = _Kind(Full(), read_rotary(w, sizes, Pairs.NEOX))
     metadata.require_array("attention.sliding_window_pattern", bool)
