@@ -24,11 +24,12 @@ from model_zoo.tokenizers.vocabulary import (
     read_vocabulary,
     required_array,
 )
+from model_zoo.tokenizers.word_bpe import WordBPE
 from model_zoo.tokenizers.wordpiece import WordPiece
 from runtime.errors import ModelFileError, UnsupportedModelError
 
 _NFC = NFC()  # `unicodedata` takes quadratic time for runs of combining marks
-_GRANITE_EMBEDDING = "granite-embed-multi-311m"
+_GRANITE_EMBEDDING, _WORDS = "granite-embed-multi-311m", "whitespace"
 _KINDS = ("gpt2", "llama", "gemma4", "bert", "t5")
 _SILENT = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
 
@@ -51,6 +52,7 @@ class _TextRules:
     | SentencePiece, Gemma 4      | yes        | no  | LlamaTokenizer; llama-vocab.cpp          |
     | byte-level                  | by its row | no  | pretokenizers.py                        |
     | RoBERTa and Jina            | yes        | yes | RobertaTokenizer                        |
+    | words of characters: Jina   | yes        | yes | RobertaTokenizer                        |
     | WordPiece                   | yes        | yes | BertTokenizer; llama-vocab.cpp           |
     | Unigram: XLM-RoBERTa in bert | yes       | yes | XLMRobertaTokenizer                     |
     | Unigram: T5                 | no         | yes | T5Tokenizer; llama-vocab.cpp             |
@@ -92,13 +94,16 @@ def load_tokenizer(metadata: Mapping[str, Any], *, architecture: str) -> "Tokeni
 
 
 def _actual_kind(kind: str, metadata: Mapping[str, Any], architecture: str) -> str:
-    """The kind of tokenizer: `gemma4` for vocabularies with ranked merges of marked spaces, else
-    the stated `kind`.
+    """The kind of tokenizer: `gemma4` for vocabularies with ranked merges of marked spaces,
+    `whitespace` for those of words of characters, else the stated `kind`.
 
-    Converters write `llama` for Gemma 4, and `gpt2` for a Gemma without tokenizer.model and for
-    Granite Embedding 311M, which has Gemma 3's vocabulary.
+    Converters write `llama` for Gemma 4, and `gpt2` for a Gemma without tokenizer.model, for
+    Granite Embedding 311M, which has Gemma 3's vocabulary, and for Jina's Chinese model.
     """
-    if kind == "gpt2" and optional_text(metadata, "tokenizer.ggml.pre") == _GRANITE_EMBEDDING:
+    pre = optional_text(metadata, "tokenizer.ggml.pre") if kind == "gpt2" else None
+    if pre == _WORDS:
+        return _WORDS
+    if pre == _GRANITE_EMBEDDING:
         return "gemma4"
     if not architecture.startswith("gemma") or "tokenizer.ggml.merges" not in metadata:
         return kind
@@ -117,6 +122,8 @@ def _codec(
         )
     if kind == "gemma4":
         return GemmaBPE(metadata, vocabulary), _TextRules(bos=True)
+    if kind == _WORDS:
+        return WordBPE(metadata, vocabulary), _TextRules(bos=True, eos=True)
     if kind == "bert":
         return WordPiece(metadata, vocabulary), _TextRules(bos=True, eos=True)
     if kind == "t5":

@@ -49,6 +49,7 @@ def seed_files(folder: Path) -> list[bytes]:
         "sentencepiece": sentencepiece_metadata(_SPECIAL) | {"tokenizer.ggml.merges": None},
         "gemma": _with_bytes("gemma4", merges=["h e", "▁ he", "l l"]),
         "unigram": _with_bytes("t5", scores=_SCORES, precompiled_charsmap=_CHARSMAP, merges=None),
+        "words": _with_bytes("gpt2", pre="whitespace", merges=["h e", "l l"]),
         "many tokens": _with_many_tokens([*FAMILIES[0], *FAMILIES[1]], CONTROL),
         "long common prefixes": _with_many_tokens(FAMILIES[2], USER_DEFINED),
         "wordpiece": _vocabulary("bert", _WORDPIECES, [3, 2, 3, 3, *[1] * 9], merges=None),

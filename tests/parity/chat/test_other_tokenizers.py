@@ -11,7 +11,7 @@ from gguf.vocab import SpecialVocab
 from sentencepiece import SentencePieceNormalizer
 from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from tokenizers import Tokenizer as NativeTokenizer
-from tokenizers import models, normalizers, pre_tokenizers, trainers
+from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 from transformers import BertTokenizer, GemmaTokenizer, T5Tokenizer, XLMRobertaTokenizer
 
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
@@ -202,6 +202,37 @@ def test_gemma_bpe_agrees_with_the_gemma_tokenizer_class() -> None:
     assert subject.encode_document("the")[0] == ids["<bos>"]
     granite = load("gpt2", tokens, kinds, **keys, pre="granite-embed-multi-311m")
     assert granite.encode(CORPUS[0]) == subject.encode(CORPUS[0])
+
+
+@pytest.mark.parametrize("lowercase", [None, True, False])
+def test_bpe_of_words_agrees_with_the_library(lowercase: bool | None) -> None:
+    """Jina's Chinese model: characters that no byte represents, and words without their spaces."""
+    head = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    reference = NativeTokenizer(models.BPE(unk_token="<unk>"))
+    if lowercase is not False:
+        reference.normalizer = normalizers.Lowercase()
+    reference.pre_tokenizer = pre_tokenizers.Whitespace()
+    reference.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=head, show_progress=False, limit_alphabet=200
+    )
+    reference.train_from_iterator(CORPUS, trainer)
+    merges = [" ".join(pair) for pair in json.loads(reference.to_str())["model"]["merges"]]
+    ids = reference.get_vocab()
+    kinds = [CONTROL, CONTROL, CONTROL, UNKNOWN, CONTROL, *[NORMAL] * (len(ids) - len(head))]
+    keys = {"bos_token_id": 0, "eos_token_id": 2, "unknown_token_id": 3}
+    keys |= {} if lowercase is None else {"normalizer.lowercase": lowercase}
+    tokens = sorted(ids, key=ids.__getitem__)
+    subject = load("gpt2", tokens, kinds, "jina-bert-v2", merges=merges, pre="whitespace", **keys)
+    unknown = 0
+    for text in ["The FOX 你好world, <mask>  don't", *random_texts(16, 400)]:
+        expected = reference.encode(text).ids
+        assert subject.encode_document(text) == expected, text
+        unknown += expected.count(ids["<unk>"])
+    assert unknown > 0
+    fox = reference.encode("fox").ids
+    assert subject.pair(fox, fox) == reference.encode("fox", "fox").ids
+    assert subject.decode(subject.encode("the fox")) == "thefox"
 
 
 def test_damaged_unigram_and_wordpiece_vocabularies_are_refused() -> None:
