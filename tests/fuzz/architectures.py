@@ -101,7 +101,7 @@ def _written(folder: Path) -> Iterator[Path]:
         write_tiny_llama(place / MODEL, config="rows_of_256", type=type, overrides=overrides)
         yield place
     for name, row in VISION_MODELS.items():
-        for flavour in row.flavours if row.engine_flavour else ():
+        for flavour in row.flavours:
             place = _new(folder / f"{name}-images-{flavour}")
             row.write(place, flavour=flavour, files=(MODEL, PROJECTOR))
             yield place
