@@ -464,18 +464,14 @@ TOWERS: Mapping[str, TowerFamily] = {
             "windows_of_one_row": {"window_size": 28},
             "no_merging": {"spatial_merge_size": 1, "patch_size": 28},
             "full_attention_in_every_layer": {"fullatt_block_indexes": [0, 1, 2, 3]},
-            "full_attention_in_two_layers": {"fullatt_block_indexes": [0, 3]},
+            "attention_in_two_layers": {"fullatt_block_indexes": [0, 3]},
         },
         qwen_patches,
         references.qwen25vl,
         shapes=QWEN_GRIDS,
         grids=True,
         only=dict.fromkeys(
-            (
-                "windows_of_three_by_three",
-                "windows_of_one_row",
-                "full_attention_in_two_layers",
-            ),
+            ["windows_of_three_by_three", "windows_of_one_row", "attention_in_two_layers"],
             OLLAMA,
         ),
         refused=[

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from model_zoo.gguf.reader import GGUFFile
 from model_zoo.tokenizers.pairs import pair_format
 from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import UnsupportedModelError
+from serve_app.replica.replica import ModelReplica
 from tests.families.encoder_references import REFERENCES
 from tests.gguf_files import rewrite
 from tests.parity.test_embedding_models import (
@@ -133,7 +135,10 @@ class Original:
         self.model = kind.maker.from_pretrained(self.folder).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
         convert(self.folder, self.path, type="f32")
-        self.replica = loaded(self.path)
+
+    @cached_property
+    def replica(self) -> ModelReplica:
+        return loaded(self.path)
 
     def tokens(self, query: str, text: str) -> list[int]:
         return self.kind.prompt(self.tokenizer, query, text, self.kind.context)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tests.gguf_files import rewrite
+from tests.parity.test_embedding_models import ask_file
 from tests.parity.test_rerankers import (
     QUERY,
     TEXTS,
     Original,
-    ask,
     encoded_pairs,
     write_single_matrix,
 )
@@ -24,7 +24,7 @@ NEAR = 0.01  # of scores: its matrix products round to half precision
 
 def compare(path: Path, theirs: np.ndarray) -> None:
     """`theirs`: between 0 and 1."""
-    reply = ask(path, "/v1/score", text_1=QUERY, text_2=list(TEXTS)).json()
+    reply = ask_file(path, "/v1/score", text_1=QUERY, text_2=list(TEXTS)).json()
     scores = [entry["score"] for entry in reply["data"]]
     assert np.abs(np.array(scores) - theirs).max() < NEAR
     assert max(scores) - min(scores) > 10 * NEAR

@@ -14,7 +14,8 @@ from tests.families.paged_decoder import PagedDecoder
 from tests.families.text_families import TEXT_MODELS
 from tests.families.tower_families import TOWERS
 from tests.families.towers import load_tower
-from tests.parity.test_rerankers import MODELS, QUERY, TEXTS, Original, ask, write_single_matrix
+from tests.parity.test_embedding_models import ask_file
+from tests.parity.test_rerankers import MODELS, QUERY, TEXTS, Original, write_single_matrix
 from tests.peers.llama_cpp_library import their_file
 from tests.tiny_models import write_tiny
 
@@ -47,7 +48,7 @@ def test_rerankers_score_the_same(name, tmp_path) -> None:
     path = write_single_matrix(tmp_path)[0] if single else Original(name, tmp_path).path
     body = {"text_1": QUERY, "text_2": list(TEXTS)}
     ours, theirs = (
-        ask(each, "/v1/score", **body).json()["data"] for each in (path, their_copy(path))
+        ask_file(each, "/v1/score", **body).json()["data"] for each in (path, their_copy(path))
     )
     assert ours == theirs
 
