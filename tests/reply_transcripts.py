@@ -42,21 +42,6 @@ REPLIES: dict[str, tuple[str, str, Parsed]] = {
             ),
         ),
     ),
-    "kimi-k3": (
-        "tools <|open|> <|end_of_msg|>",
-        "<|open|>think<|sep|>RR<|close|>think<|sep|><|open|>response<|sep|>TT<|close|>respon"
-        "se<|sep|>"
-        '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|><|open|>argumen'
-        't key="ci'
-        f'ty" type="string"<|sep|>{CITY}<|close|>argument<|sep|><|open|>argument key="days" '
-        'type="num'
-        'ber"<|sep|>3<|close|>argument<|sep|><|close|>call<|sep|><|open|>call tool="get_time'
-        '" index="'
-        '2"<|sep|><|open|>argument key="city" type="string"<|sep|>x<|close|>argument<|sep|><'
-        "|close|>c"
-        "all<|sep|><|close|>tools<|sep|><|close|>message<|sep|>",
-        Parsed("TT", "RR", BOTH),
-    ),
     "lfm2": (
         "tools <|tool_list_start|>",
         '<|tool_call_start|>[get_weather(city=\'Paris "{}" <é>\', days=3), get_time(city="x")]'
@@ -161,17 +146,6 @@ REPLIES: dict[str, tuple[str, str, Parsed]] = {
         "</seed:tool_call>",
         Parsed("TT", "RR", BOTH),
     ),
-    "hunyuan-3": (
-        "tools <tool_calls{}> ':opensource' <think{}>",
-        "<think:opensource>RR</think:opensource>TT<tool_calls:opensource>\n<tool_call:opensource>"
-        "get_weather<tool_sep:opensource>\n<arg_key:opensource>city</arg_key:opensource>\n"
-        f"<arg_value:opensource>{CITY}</arg_value:opensource>\n<arg_key:opensource>days"
-        "</arg_key:opensource>\n<arg_value:opensource>3</arg_value:opensource>\n"
-        "</tool_call:opensource>\n<tool_call:opensource>get_time<tool_sep:opensource>\n"
-        "<arg_key:opensource>city</arg_key:opensource>\n<arg_value:opensource>x"
-        "</arg_value:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>",
-        Parsed("TT", "RR", BOTH),
-    ),
     "deepseek-v3.2": (
         "tools ｜DSML｜ function_calls </think>",
         "</think>TT\n\n<｜DSML｜function_calls>\n"
@@ -182,13 +156,6 @@ REPLIES: dict[str, tuple[str, str, Parsed]] = {
         '<｜DSML｜parameter name="city" string="true">x</｜DSML｜parameter>\n'
         "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
         Parsed("TT", calls=BOTH),
-    ),
-    "deepseek-v4": (
-        "tools ｜DSML｜ tool_calls </think>",
-        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_time">\n'
-        '<｜DSML｜parameter name="deep" string="false">{"a": [1]}</｜DSML｜parameter>\n'
-        "</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
-        Parsed(calls=(("get_time", {"deep": {"a": [1]}}, None),)),
     ),
     "nemotron-v2": (
         "tools <TOOLCALL> <think> </think>",
@@ -282,24 +249,6 @@ REPLIES: dict[str, tuple[str, str, Parsed]] = {
         f'TT functools[{{"name": "get_weather", "arguments": {JSON}}}, '
         '{"name": "get_time", "arguments": {"city": "x"}}]',
         Parsed("TT", calls=BOTH),
-    ),
-    "muse": (
-        "<atem:function_calls> <|eom|>",
-        " to=self<|message|>RR<|eom|><|start|>assistant to=get_weather<|message|><atem:funct"
-        "ion_calls>\n"
-        f'<atem:invoke name="get_weather">\n<atem:parameter name="city">{CITY}</atem:paramet'
-        "er>\n<atem:pa"
-        'rameter name="days">3</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom'
-        "|><|start|>as"
-        'sistant to=get_time<|message|><atem:function_calls>\n<atem:invoke name="get_time">'
-        "\n<atem:parame"
-        'ter name="city">x</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>',
-        Parsed("", "RR", BOTH),
-    ),
-    "muse-text": (
-        "<atem:function_calls> <|eom|>",
-        " to=self<|message|>RR<|eom|><|start|>assistant to=user<|message|>TT<|eot|>",
-        Parsed("TT", "RR"),
     ),
     "qwen3-coder": (
         "tools <tool_call> <function= <parameter=",

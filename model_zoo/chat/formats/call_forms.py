@@ -103,12 +103,6 @@ _GLM = NamedCall(
     ("</tool_call>",),
     ParameterArguments(family_parameters.GLM, (LINE_END,), (LINE_END,)),
 )
-_HUNYUAN_3 = NamedCall(
-    ("<tool_call:opensource>",),
-    ("<tool_sep:opensource>\n",),
-    ("</tool_call:opensource>",),
-    ParameterArguments(family_parameters.HUNYUAN_3, ("\n",), ("\n",)),
-)
 _MINICPM5 = NamedCall(
     (),
     ('">',),
@@ -124,19 +118,6 @@ _KIMI_K2 = NamedCall(
     (f"{family_calls.KIMI_CALL}functions.",),
     (":", Match(_DIGITS), family_calls.KIMI_ARGUMENTS),
     (family_calls.KIMI_CALL_END,),
-)
-_KIMI_K3 = NamedCall(
-    ('<|open|>call tool="',),
-    ('" index="', Match(_DIGITS), '"<|sep|>'),
-    ("<|close|>call<|sep|>",),
-    ParameterArguments(
-        family_parameters.KIMI_K3,
-        value_gap=(),
-        attributes={
-            each: f'" type="{each}"'
-            for each in ("string", "number", "boolean", "null", "array", "object")
-        },
-    ),
 )
 _SOLAR = NamedCall(
     (family_calls.SOLAR_CALL, Match("[a-zA-Z0-9_-]{1,40}"), family_calls.SOLAR_NAME),
@@ -163,9 +144,6 @@ _FORMS = {
         '" string="true',
         '" string="false',
     ),
-    "deepseek-v4": _invoked(
-        family_parameters.DEEPSEEK_V4, "<｜DSML｜tool_calls>", '" string="true', '" string="false'
-    ),
     "command-a": CallForm(
         JsonCall("tool_name", "parameters", (("tool_call_id", _of_type(_DIGITS)),)),
         "<|START_ACTION|>",
@@ -190,7 +168,6 @@ _FORMS = {
     "kimi-k2": CallForm(
         _KIMI_K2, "<|tool_calls_section_begin|>", (family_calls.KIMI_END,), ()
     ),
-    "kimi-k3": CallForm(_KIMI_K3, "<|open|>tools<|sep|>", ("<|close|>tools<|sep|>",), ()),
     "solar": CallForm(_SOLAR, "<|tool_calls|>", (), ()),
     "lfm2": CallForm(_PYTHON, "<|tool_call_start|>[", ("]<|tool_call_end|>",), _COMMA),
     "olmo-3": CallForm(_PYTHON, "<function_calls>", ("</function_calls>",), ("\n",)),
@@ -202,9 +179,6 @@ _FORMS = {
         "<seed:tool_call>\n",
         ("\n</seed:tool_call>",),
         ("\n</seed:tool_call>\n<seed:tool_call>\n",),
-    ),
-    "hunyuan-3": CallForm(
-        _HUNYUAN_3, "<tool_calls:opensource>\n", ("\n</tool_calls:opensource>",), ("\n",)
     ),
     "minicpm5": CallForm(_MINICPM5, '<function name="', (), ('\n<function name="',)),
     "glm": CallForm(_GLM, "<tool_call>", (), (LINE_END, "<tool_call>")),

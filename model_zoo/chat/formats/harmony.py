@@ -5,7 +5,6 @@ everything else is text.
 """
 
 import re
-from collections.abc import Sequence
 
 from model_zoo.chat.formats.calls import Calls, Tools, arguments_of
 from model_zoo.chat.formats.events import Text, Thinking
@@ -28,7 +27,7 @@ def read_harmony(source: Source, tools: Tools, *, continues: bool) -> Steps[None
     while (yield from source.peek()):
         header: list[str] = []
         if (yield from source.until((MESSAGE,), header.append)) is None:
-            source.events.append(Text(without_markers("".join(header))))
+            source.events.append(Text(_without_markers("".join(header))))
             return
         yield from _read_body(source, calls, "".join(header))
 
@@ -56,8 +55,8 @@ def _ends(source: Source) -> Steps[bool]:
     return marker is not None or not (yield from source.peek())
 
 
-def without_markers(text: str, markers: Sequence[str] = MARKERS) -> str:
+def _without_markers(text: str) -> str:
     """The text without markers, for a reply that does not have the form of messages."""
-    for marker in markers:
+    for marker in MARKERS:
         text = text.replace(marker, "")
     return text

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Mapping
 
-from model_zoo.chat.formats import harmony, recipients
+from model_zoo.chat.formats import functionary, harmony
 from model_zoo.chat.formats.allowed_calls import AllowedCalls, argument_rules
-from model_zoo.chat.formats.arguments import JsonArguments, ParameterArguments
-from model_zoo.chat.formats.family_parameters import MUSE
+from model_zoo.chat.formats.arguments import JsonArguments
 from model_zoo.chat.formats.lark import LarkGrammar
 
 # A function that returns Lark for a reply, given Lark for its text, the allowed calls, and whether
@@ -42,18 +41,18 @@ def _harmony(lark: LarkGrammar, text: str, calls: AllowedCalls | None, may_think
 
 def _functionary(lark: LarkGrammar, text: str, calls: AllowedCalls | None, may_think: bool) -> str:
     """After `>>>`: a line with a recipient before each message."""
-    said = f"{lark.spelled(recipients.EVERYONE)} {text}"
+    said = f"{lark.spelled(functionary.EVERYONE)} {text}"
     if calls is None:
         return said
     first: list[str] = []
     further: list[str] = []
     for name, arguments in argument_rules(lark, JsonArguments(), calls).items():
         line = f"{name}\n"
-        called = lark.spelled(recipients.NEXT + line)
+        called = lark.spelled(functionary.NEXT + line)
         opening = lark.spelled(line)
         if text == "TEXT" and not calls.required:
             # After text, where it takes precedence over further text.
-            heard = f"{lark.spelled(recipients.EVERYONE)} TEXT {called}"
+            heard = f"{lark.spelled(functionary.EVERYONE)} TEXT {called}"
             opening = f"({opening} | {lark.first(f'heard_{len(first)}', heard)})"
         first.append(f"{opening} {arguments}")
         further.append(f"{called} {arguments}")
@@ -62,32 +61,7 @@ def _functionary(lark: LarkGrammar, text: str, calls: AllowedCalls | None, may_t
     return called if calls.required else f"{said} | {called}"
 
 
-def _muse(lark: LarkGrammar, text: str, calls: AllowedCalls | None, may_think: bool) -> str:
-    """After `<|start|>assistant`: messages to the model itself, to the user, or to tools."""
-    end, start, message = recipients.MUSE_ENDS[0], recipients.START, recipients.MESSAGE
-    next_one = lark.spelled(f"{end}{start}assistant")
-    thought = ""
-    if may_think:
-        thought = lark.rule(f"{lark.spelled(f' to=self{message}')} TEXT {next_one}") + "*"
-    said = lark.spelled(f" to=user{message}")
-    if calls is None:
-        return f"{thought} {said} {text}"
-    options = []
-    arguments_form = ParameterArguments(MUSE, value_gap=("\n",))
-    for name, arguments in argument_rules(lark, arguments_form, calls).items():
-        opening = f" to={name}{message}{recipients.MUSE_CALLS}\n{MUSE.begin}{name}{MUSE.name_end}\n"
-        closing = lark.spelled(f"{MUSE.end}\n{MUSE.closer}")
-        options.append(f"{lark.spelled(opening)} {arguments} {closing}")
-    call = lark.rule(" | ".join(options))
-    called = f"{call} ({next_one} {call})*" if calls.parallel else call
-    if calls.required:
-        return f"{thought} {called}"
-    before = f"({said} TEXT {next_one})?" if text == "TEXT" else ""
-    return f"{thought} ({said} {text} | {before} {called})"
-
-
 MESSAGE_GRAMMARS: Mapping[str, MessageGrammar] = {
     "harmony": _harmony,
     "functionary": _functionary,
-    "muse": _muse,
 }

@@ -174,7 +174,7 @@ class _Value:
 def _reader(calls: Calls, tool: str, key: str, attributes: str) -> Callable[[str], Any] | None:
     """A function that converts the text of a value; None: the text is the value."""
     if attributes:
-        return None if 'string="true"' in attributes or 'type="string"' in attributes else _json
+        return None if 'string="true"' in attributes else _json
     return _READERS[calls.reading(tool, key)]
 
 

@@ -7,10 +7,10 @@ from functools import lru_cache, partial
 from model_zoo.chat.formats import (
     family_calls,
     family_parameters,
+    functionary,
     gemma4,
     harmony,
     pythonic,
-    recipients,
 )
 from model_zoo.chat.formats.calls import (
     Grammar,
@@ -42,11 +42,8 @@ _THINKING = (
     (("<|START_THINKING|>",), ThinkingTags("<|START_THINKING|>", "<|END_THINKING|>")),
     (("<|channel>thought",), ThinkingTags("<|channel>thought", "<channel|>")),
     (("<seed:think>",), ThinkingTags("<seed:think>", "</seed:think>")),
-    (("<think{}>", ":opensource"), ThinkingTags("<think:opensource>", "</think:opensource>")),
     (("<|inner_prefix|>",), ThinkingTags("<|inner_prefix|>", "<|inner_suffix|>")),
     (("<|think|>", "<|begin|>assistant"), ThinkingTags("<|think|>", "<|end|>")),
-    (("<|open|>", "<|end_of_msg|>"),
-     ThinkingTags("<|open|>think<|sep|>", "<|close|>think<|sep|>")),
     (("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
      ThinkingTags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]",
                   answer_close="[END FINAL RESPONSE]")),
@@ -79,17 +76,9 @@ class CallSyntax:
     unmarked: Mapping[str, Grammar] = field(default_factory=dict)
 
 
-def _written(
-    name: str,
-    signs: tuple[str, ...],
-    opener: str,
-    parameters: Parameters,
-    markup: tuple[str, ...] = (),
-    dropped: tuple[str, ...] = (),
-) -> CallSyntax:
+def _written(name: str, signs: tuple[str, ...], opener: str, parameters: Parameters) -> CallSyntax:
     """Calls whose arguments are written one by one."""
-    markup = (*parameters.markers, *markup)
-    return CallSyntax(name, signs, {opener: parameters.read}, None, markup, dropped)
+    return CallSyntax(name, signs, {opener: parameters.read}, markup=parameters.markers)
 
 
 _TAG, _LIST, _CODE = "<tool_call>", "<|tool_call|>", "```tool_code"
@@ -113,12 +102,7 @@ _SYNTAXES = (
                markup=family_calls.DEEPSEEK_MARKERS),
     _written("deepseek-v3.2", ("｜DSML｜", "function_calls"), "<｜DSML｜function_calls>",
              family_parameters.DEEPSEEK_V3_2),
-    _written("deepseek-v4", ("｜DSML｜",), "<｜DSML｜tool_calls>",
-             family_parameters.DEEPSEEK_V4),
     CallSyntax("kimi-k2", (_KIMI,), {_KIMI: family_calls.kimi}, markup=family_calls.KIMI_MARKERS),
-    _written("kimi-k3", ("<|open|>", "<|end_of_msg|>"), "<|open|>tools<|sep|>",
-             family_parameters.KIMI_K3, ("<|open|>", "<|close|>", "<|sep|>"),
-             ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>")),
     CallSyntax("solar", (_SOLAR, family_calls.SOLAR_CALL), {_SOLAR: family_calls.solar},
                markup=family_calls.SOLAR_MARKERS,
                dropped=("<|begin|>assistant", "<|content|>", "<|end|>", "<|calls|>")),
@@ -144,8 +128,6 @@ _SYNTAXES = (
              family_parameters.MINIMAX_M2),
     _written("seed", ("<seed:tool_call>",), "<seed:tool_call>",
              family_parameters.SEED),
-    _written("hunyuan-3", ("<tool_calls{}>", ":opensource"), "<tool_calls:opensource>",
-             family_parameters.HUNYUAN_3),
     _written("minicpm5", ('<function name="', '<param name="'), '<function name="',
              family_parameters.MINICPM5),
     _written("glm", (_TAG, "<arg_key>"), _TAG, family_parameters.GLM),
@@ -185,9 +167,8 @@ class MessageSyntax:
 _MESSAGE_SYNTAXES = (
     MessageSyntax("harmony", (harmony.CHANNEL, harmony.MESSAGE), harmony.read_harmony, True,
                   harmony.MARKERS),
-    MessageSyntax("muse", (recipients.MUSE_CALLS, "<|eom|>"), recipients.read_muse, True,
-                  recipients.MUSE_MARKERS),
-    MessageSyntax("functionary", (">>>all", ">>>${recipient}"), recipients.read_functionary, False),
+    MessageSyntax("functionary", (">>>all", ">>>${recipient}"), functionary.read_functionary,
+                  False),
 )  # fmt: skip
 _MESSAGES_BY_NAME = {syntax.name: syntax for syntax in _MESSAGE_SYNTAXES}
 

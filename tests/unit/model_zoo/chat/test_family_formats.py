@@ -128,18 +128,19 @@ def test_the_schema_says_whether_a_value_is_text(kind: Any, written: str, value:
 
 
 @pytest.mark.parametrize(
-    ("name", "written", "value"),
+    ("written", "value"),
     [
-        ("deepseek-v4", 'parameter name="city" string="true">3</｜DSML｜parameter>', "3"),
-        ("deepseek-v4", 'parameter name="city" string="false">3</｜DSML｜parameter>', 3),
+        ('parameter name="city" string="true">3</｜DSML｜parameter>', "3"),
+        ('parameter name="city" string="false">3</｜DSML｜parameter>', 3),
+        ('parameter name="city" string="false">{"a": [1]}</｜DSML｜parameter>', {"a": [1]}),
     ],
 )
-def test_attributes_say_whether_a_value_is_text(name: str, written: str, value: Any):
+def test_attributes_say_whether_a_value_is_text(written: str, value: Any):
     reply = (
-        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_time">\n'
-        f"<｜DSML｜{written}\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>"
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_time">\n'
+        f"<｜DSML｜{written}\n</｜DSML｜invoke>\n</｜DSML｜function_calls>"
     )
-    (call,) = parsed(replied(form_of(name), [reply])).calls
+    (call,) = parsed(replied(form_of("deepseek-v3.2"), [reply])).calls
     assert call[1] == {"city": value}
 
 

@@ -254,7 +254,6 @@ HOSTILE: dict[str, tuple[str, str, Parsed]] = {
     "braces that are text": (
         "hermes", f"<tool_call>{JSON}}} is a call.", Parsed("} is a call.", calls=TWO[:1])
     ),
-    "muse: cut": ("muse", "<|start|>assistant to=user", Parsed("assistant to=user")),
     "a large number": (
         "qwen3-coder",
         "<tool_call><function=get_time><parameter=days>1e999</parameter></function></tool_call>",

@@ -25,6 +25,17 @@ WITHOUT_CALLS = {
     "Kimi-K2-Thinking": "changes a list, which the sandbox of transformers forbids too",
     "llama-cpp-deepseek-r1": "fails",
     "CohereForAI-c4ai-command-r-plus-tool_use": "renders instructions after the last turn",
+    **dict.fromkeys(
+        (
+            "Kimi-K3",
+            "MiniMax-M3",
+            "deepseek-ai-DeepSeek-V4",
+            "deepseek-ai-DeepSeek-V4-Flash-0731",
+            "muse-glimmer",
+            "tencent-Hy3",
+        ),
+        "of an architecture that no family runs",
+    ),
     # They render calls but no tools: the model gets the generic form.
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": "renders no tools",
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "renders no tools",

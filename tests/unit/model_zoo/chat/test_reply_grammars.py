@@ -41,10 +41,9 @@ ANSWER = {"json_schema": {"type": "object", "properties": {"n": {"enum": [1, 2]}
                           "required": ["n"], "additionalProperties": False}}  # fmt: skip
 # Families of which the transcripts have the words of a template.
 WRITTEN = (
-    "glm-4.6", "kimi-k2", "kimi-k3", "lfm2", "llama3.2-pythonic", "llama4", "gemma3-tool-code",
-    "minimax-m1", "minimax-m2", "seed", "hunyuan-3", "deepseek-v3.2", "apertus",
-    "gigachat-3", "solar", "minicpm5", "functionary-3.1", "functionary-3.2", "firefunction", "muse",
-    "qwen3-coder", "olmo-3",
+    "glm-4.6", "kimi-k2", "lfm2", "llama3.2-pythonic", "llama4", "gemma3-tool-code", "minimax-m1",
+    "minimax-m2", "seed", "deepseek-v3.2", "apertus", "gigachat-3", "solar", "minicpm5",
+    "functionary-3.1", "functionary-3.2", "firefunction", "qwen3-coder", "olmo-3",
 )  # fmt: skip
 # The words of each template that the choice of its format reads.
 TEMPLATES = {
@@ -79,10 +78,9 @@ MARKERS = sorted(
 MESSAGES = {
     "harmony": ("<|channel|>final<|message|>", "<|channel|>commentary to=functions.clock"),
     "functionary": ("all\n", "clock\n"),
-    "muse": (" to=user<|message|>", " to=clock<|message|>"),
 }
 # Families whose markers are always control tokens, and those that are like others.
-CONTROL_ONLY = {"harmony", "muse", *WRITTEN} - {"qwen3-coder", "lfm2", "olmo-3"}
+CONTROL_ONLY = {"harmony", *WRITTEN} - {"qwen3-coder", "lfm2", "olmo-3"}
 # Vocabularies where these texts are control tokens, and where they are ordinary text.
 VOCABULARIES = {"control": ByteTokenizer(*MARKERS), "text": ByteTokenizer()}
 GRAMMARS = {name: TokenGrammars(tokenizer) for name, tokenizer in VOCABULARIES.items()}  # type: ignore[arg-type]
@@ -232,7 +230,6 @@ def test_a_prompt_that_ends_within_the_text_has_the_form_at_once(family: Family)
 THOUGHTS = {
     "harmony": "<|channel|>analysis<|message|>I<|end|><|start|>assistant"
     "<|channel|>final<|message|>",
-    "muse": " to=self<|message|>I<|eom|><|start|>assistant to=user<|message|>",
     "qwen": "<think>I</think>",
     "gemma4": "<|channel>thought\nI<channel|>",
 }
@@ -372,7 +369,7 @@ def test_replies_as_published_templates_render_them_are_allowed(name: str) -> No
     template, text, _ = REPLIES[name]
     family = Family(template, "control")
     grammar = family.grammar(calls=AllowedCalls(SAMPLE_TOOLS, required=False, parallel=True))
-    assert_allowed(family, grammar, text.rstrip().removesuffix("<|eot|>"))
+    assert_allowed(family, grammar, text.rstrip())
 
 
 CODER, GLM = "tools <tool_call> <function=", "tools <tool_call> <arg_key>"
