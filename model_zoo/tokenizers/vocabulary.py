@@ -55,6 +55,13 @@ END_TEXTS = frozenset(
 )
 # Of replies and of calls in gpt-oss and Solar Open, where `<|end|>` ends a part of a reply only.
 _WITH_PARTS = (("<|return|>", "<|call|>"), ("<|flush|>", "<|calls|>"))
+# Of GLM, Nemotron and FunctionGemma, whose turns end where the next one or a result begins: a token
+# of their vocabularies, and the texts. llama.cpp does not know them, and its converter states some.
+_NEXT_TURNS = (
+    ("[gMASK]", ("<|user|>", "<|observation|>")),
+    ("<extra_id_0>", ("<extra_id_1>",)),
+    ("<start_function_call>", ("<start_function_response>",)),
+)
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _TYPES_KEY = "tokenizer.ggml.token_type"
 # Kinds that require types, to identify byte tokens. Old files of other kinds may lack them; tokens
@@ -281,6 +288,7 @@ def _end_tokens(
 def end_texts(ids: Mapping[str, int]) -> set[str]:
     """The texts that end an answer in a vocabulary, given its tokens by text."""
     texts = set(END_TEXTS)
+    texts.update(*(turns for sign, turns in _NEXT_TURNS if sign in ids))
     if any(reply in ids and call in ids for reply, call in _WITH_PARTS):
         texts.discard("<|end|>")
     if "<|tool_response>" in ids:

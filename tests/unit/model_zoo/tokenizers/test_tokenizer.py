@@ -69,6 +69,32 @@ def test_the_end_of_solars_thinking_does_not_end_the_answer() -> None:
     assert ends(solar) == {"<|flush|>", "<|calls|>", "<|endoftext|>"}
 
 
+def test_glms_turns_end_where_the_user_or_a_tool_begins() -> None:
+    """llama.cpp's converter states no end after a call, and none of ChatGLM 3 but `<eos>`."""
+    roles = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
+    glm = dict.fromkeys(("<|endoftext|>", "[gMASK]", "<sop>", *roles), CONTROL)
+    expected = {"<|endoftext|>", "<|user|>", "<|observation|>"}
+    assert ends(glm, eos_token_id=258, eot_token_id=262) == expected
+    chatglm = dict.fromkeys(("[gMASK]", "sop", *roles), CONTROL)
+    tokenizer = load(sentencepiece_metadata(chatglm), "chatglm")
+    assert {"<|user|>", "<|observation|>"} <= set(map(tokenizer.token_text, tokenizer.end_tokens))
+    assert ends(dict.fromkeys(roles, CONTROL)) == set()
+
+
+def test_nemotrons_turns_end_where_the_next_one_begins() -> None:
+    nemotron = {"</s>": CONTROL, "<extra_id_0>": CONTROL, "<extra_id_1>": CONTROL}
+    assert ends(nemotron) == {"</s>", "<extra_id_1>"}
+    assert ends({"<extra_id_0>": NORMAL, "<extra_id_1>": NORMAL}) == set()
+
+
+@pytest.mark.parametrize("kind", [CONTROL, USER_DEFINED])
+def test_function_gemmas_turns_end_where_a_result_begins(kind: int) -> None:
+    calling = dict.fromkeys(
+        ("<end_of_turn>", "<start_function_call>", "<start_function_response>"), kind
+    )
+    assert ends(calling) == {"<end_of_turn>", "<start_function_response>"}
+
+
 def test_minimaxs_end_needs_no_key() -> None:
     assert ends({"[e~[": CONTROL}) == {"[e~["}
     assert ends({"[e~[": NORMAL}) == set()
