@@ -11,6 +11,13 @@ JSON_CITY = json.dumps(CITY)
 TIME = ("get_time", {"city": "x"}, None)
 BOTH = (("get_weather", PARIS, None), TIME)
 
+# From the templates of Hunyuan 0.5B to 7B.
+HUNYUAN = (
+    "{%- for tool in tools %}{{- 'first print <tool_calls>' }}{{- '<tool_call>function_name\n"
+    "```json\nfunction_arguments_in_json_format\n```</tool_call>' }}{%- endfor %}"
+    "{%- if '<answer>' in content %}{{- '<think>\n\n</think>\n' }}{%- endif %}"
+)
+
 # Texts by which a family's templates are known, a reply, and what it says.
 REPLIES: dict[str, tuple[str, str, Parsed]] = {
     "glm-4.6": (
@@ -145,6 +152,23 @@ REPLIES: dict[str, tuple[str, str, Parsed]] = {
         "<seed:tool_call>\n<function=get_time>\n<parameter=city>x</parameter>\n</function>\n"
         "</seed:tool_call>",
         Parsed("TT", "RR", BOTH),
+    ),
+    "hunyuan-dense": (
+        HUNYUAN,
+        f"<think>\nRR\n</think>\nTT<tool_calls><tool_call>get_weather\n```json\n{JSON}\n```"
+        '</tool_call>\n<tool_call>get_time\n```json\n{"city": "x"}\n```</tool_call></tool_calls>',
+        Parsed("TT", "RR", BOTH),
+    ),
+    "hunyuan-dense on lines of their own": (
+        HUNYUAN,
+        "<answer>\n<tool_calls>\n<tool_call>get_weather\n```json\n"
+        f"{JSON}\n```\n</tool_call>\n</tool_calls>\n</answer>",
+        Parsed(calls=BOTH[:1]),
+    ),
+    "hunyuan-dense in A13B's notation": (
+        HUNYUAN,
+        f'<tool_calls>[{{"name": "get_weather", "arguments": {JSON}}}]</tool_calls>',
+        Parsed(calls=BOTH[:1]),
     ),
     "deepseek-v3.2": (
         "tools ｜DSML｜ function_calls </think>",
@@ -288,6 +312,11 @@ MALFORMED = {
     "pythonic: cut": ("llama3.2-pythonic", "[get_time(city="),
     "pythonic: other list": ("llama3.2-pythonic", "[1, 2]"),
     "pythonic: other function": ("llama3.2-pythonic", "[print(city='x')]"),
+    "hunyuan: no arguments": (
+        "hunyuan-dense",
+        "<tool_calls><tool_call>get_time\n```json\nnone\n```</tool_call></tool_calls>",
+    ),
+    "hunyuan: no line": ("hunyuan-dense", "<tool_calls><tool_call>get_time</tool_call>"),
     "olmo-3: no call": ("olmo-3", "<function_calls></function_calls>"),
     "olmo-3: text": ("olmo-3", "<function_calls>none</function_calls>"),
     "olmo-3: cut": ("olmo-3", "<function_calls>get_time(city='x"),

@@ -114,6 +114,9 @@ _MINICPM5 = NamedCall(
         literal_types=_VALUES,
     ),
 )
+_HUNYUAN = NamedCall(
+    (family_calls.HUNYUAN_CALL,), ("\n```json\n",), (f"\n```{family_calls.HUNYUAN_CALL_END}",)
+)
 _KIMI_K2 = NamedCall(
     (f"{family_calls.KIMI_CALL}functions.",),
     (":", Match(_DIGITS), family_calls.KIMI_ARGUMENTS),
@@ -161,6 +164,7 @@ _FORMS = {
         NamedCall(('{"',), ('": ',), ("}",)), "<|tools_prefix|>[", ("]<|tools_suffix|>",), _COMMA
     ),
     "tool-calls": CallForm(JsonCall(), "<tool_calls>\n", ("\n</tool_calls>",), ("\n",)),
+    "hunyuan": CallForm(_HUNYUAN, "<tool_calls>", ("</tool_calls>",), ("\n",)),
     "functionary-3.1": CallForm(
         NamedCall((), (">",), ("</function>",)), "<function=", (), ("<function=",)
     ),

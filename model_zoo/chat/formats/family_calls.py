@@ -14,6 +14,7 @@ from model_zoo.chat.formats.source import Malformed, Source, Steps
 DEEPSEEK_CALL, DEEPSEEK_SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 DEEPSEEK_CALL_END, DEEPSEEK_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
 DEEPSEEK_MARKERS = (DEEPSEEK_CALL, DEEPSEEK_SEPARATOR, DEEPSEEK_CALL_END, DEEPSEEK_END)
+HUNYUAN_CALL, HUNYUAN_CALL_END = "<tool_call>", "</tool_call>"
 KIMI_CALL, KIMI_ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
 KIMI_CALL_END, KIMI_END = "<|tool_call_end|>", "<|tool_calls_section_end|>"
 KIMI_MARKERS = (KIMI_CALL, KIMI_ARGUMENTS, KIMI_CALL_END, KIMI_END)
@@ -75,16 +76,27 @@ def deepseek(source: Source, calls: Calls) -> Steps[None]:
         if (yield from source.peek()) == "{" or first.strip() != "function":
             yield from arguments_of(source, calls, first.strip())
         else:
-            name = yield from _up_to(source, "\n")
-            yield from source.space()
-            yield from source.starts_with(("```json",))
-            yield from arguments_of(source, calls, name.strip())
-            yield from source.space()
-            yield from source.closing(("```",))
+            yield from _markdown_call(source, calls)
         yield from source.space()
         if (yield from source.peek()):
             yield from source.expect(DEEPSEEK_CALL_END)
         else:
+            return
+
+
+def hunyuan(source: Source, calls: Calls) -> Steps[None]:
+    """After `<tool_calls>`: names with JSON in a Markdown block, each within `<tool_call>`; or JSON
+    alone, as Hunyuan A13B writes it."""
+    if (yield from source.peek()) != "<":
+        yield from json_sequence(source, calls)
+        return
+    yield from source.expect(HUNYUAN_CALL)
+    while True:
+        yield from _markdown_call(source, calls)
+        yield from source.space()
+        yield from source.closing((HUNYUAN_CALL_END,))
+        yield from source.space()
+        if (yield from source.starts_with((HUNYUAN_CALL,))) is None:
             return
 
 
@@ -154,6 +166,16 @@ def command_r(source: Source, calls: Calls) -> Steps[None]:
     yield from source.expect("```json")
     yield from source.space()
     yield from json_list(source, calls)
+    yield from source.space()
+    yield from source.closing(("```",))
+
+
+def _markdown_call(source: Source, calls: Calls) -> Steps[None]:
+    """A line with a name, then JSON in a Markdown block."""
+    name = yield from _up_to(source, "\n")
+    yield from source.space()
+    yield from source.starts_with(("```json",))
+    yield from arguments_of(source, calls, name.strip())
     yield from source.space()
     yield from source.closing(("```",))
 

@@ -85,6 +85,7 @@ _TAG, _LIST, _CODE = "<tool_call>", "<|tool_call|>", "```tool_code"
 _FUNCTION = "<function="
 _ACTION, _PREFIX = "<|START_ACTION|>", "<|tools_prefix|>"
 _CALLS, _CALLS_END = "<function_calls>", "</function_calls>"
+_TOOL_CALLS, _TOOL_CALLS_END = "<tool_calls>", "</tool_calls>"
 _KIMI, _SOLAR = "<|tool_calls_section_begin|>", "<|tool_calls|>"
 _GIGACHAT, _MESSAGE_SEP = "<|function_call|>", "<|message_sep|>"
 _PYTHON, _PYTHON_END = "<|python_start|>", "<|python_end|>"
@@ -120,8 +121,11 @@ _SYNTAXES = (
     CallSyntax("gigachat-3", (_MESSAGE_SEP, "<|role_sep|>"),
                {"function call<|role_sep|>": json_calls},
                markup=("<|role_sep|>",), dropped=(_MESSAGE_SEP,)),
-    CallSyntax("tool-calls", ("<tool_calls>",),
-               {"<tool_calls>": closed_by("</tool_calls>", json_sequence)}),
+    CallSyntax("hunyuan", (_TOOL_CALLS, _TAG, "```json"),
+               {_TOOL_CALLS: closed_by(_TOOL_CALLS_END, family_calls.hunyuan)},
+               markup=(family_calls.HUNYUAN_CALL, family_calls.HUNYUAN_CALL_END, _TOOL_CALLS_END)),
+    CallSyntax("tool-calls", (_TOOL_CALLS,),
+               {_TOOL_CALLS: closed_by(_TOOL_CALLS_END, json_sequence)}),
     CallSyntax("nemotron", ("<TOOLCALL>",),
                {"<TOOLCALL>": closed_by("</TOOLCALL>", json_calls)}),
     _written("minimax-m2", ("<minimax:tool_call>",), "<minimax:tool_call>",

@@ -57,9 +57,9 @@ class TaggedReply:
         White space around thinking and calls is dropped, because templates add it again.
         """
         calls = Calls(source, tools)
+        ends = {self.thinking.answer_close} - {""} if self.thinking else set()
         if continues:
-            ends = {self.thinking.answer_close} if self.thinking else set()
-            yield from self._read_text(source, calls, ends - {""}, (), formed=formed)
+            yield from self._read_text(source, calls, ends, (), formed=formed)
             return
         blank = "" if thinks else (yield from source.while_in(str.isspace))
         if not thinks and self.thinking:
@@ -75,13 +75,12 @@ class TaggedReply:
         late = (yield from self._think(source, calls)) if thinks else ()
         enclosed = yield from self._opens_answer(source)
         blank = "" if thinks or enclosed else blank
-        ends = {self.thinking.answer_close} if self.thinking and (thinks or enclosed) else set()
         if tools and self.bare:
             blank = yield from _read_bare(source, calls, self.bare, blank)
         if formed:
             blank = yield from self._read_calls(source, calls, blank)
         _emit_text(source, blank)
-        yield from self._read_text(source, calls, ends - {""}, late, formed=formed)
+        yield from self._read_text(source, calls, ends, late, formed=formed)
 
     def _read_calls(self, source: Source, calls: Calls, blank: str) -> Steps[str]:
         """Reads calls before text of a required form. Returns white space that belongs to the
@@ -131,8 +130,6 @@ class TaggedReply:
                 late = (yield from self._think(source, calls)) if marker in thinking else ()
                 yield from source.space()
                 yield from self._opens_answer(source)
-                assert self.thinking is not None
-                ends |= {self.thinking.answer_close} - {""}
             held = ""
 
     def _think(self, source: Source, calls: Calls) -> Steps[tuple[str, ...]]:
