@@ -17,6 +17,12 @@ HUNYUAN = (
     "```json\nfunction_arguments_in_json_format\n```</tool_call>' }}{%- endfor %}"
     "{%- if '<answer>' in content %}{{- '<think>\n\n</think>\n' }}{%- endif %}"
 )
+# From MiniCPM 3's template.
+MINICPM3 = (
+    "{%- if tools %}{{- '- You should answer in the following format:\n\n<|thought_start|>\n"
+    "{explain why}\n<|thought_end|>\n<|tool_call_start|>\n```python\nfunc2(params)\n"
+    "```\n<|tool_call_end|>' }}{%- endif %}{{- message.thought if message.thought }}"
+)
 
 # Texts by which a family's templates are known, a reply, and what it says.
 REPLIES: dict[str, tuple[str, str, Parsed]] = {
@@ -76,6 +82,17 @@ REPLIES: dict[str, tuple[str, str, Parsed]] = {
                 ),
             ),
         ),
+    ),
+    "minicpm3": (
+        MINICPM3,
+        "<|thought_start|>\nRR\n<|thought_end|>\n<|tool_call_start|>\n```python\n"
+        f'get_weather(city={JSON_CITY},days=3)\nget_time(city="x")\n```\n<|tool_call_end|>\n',
+        Parsed("", "RR", BOTH),
+    ),
+    "minicpm3 with text": (
+        MINICPM3,
+        "<|tool_call_start|>\nget_time(city='x')\n<|tool_call_end|>\nTT",
+        Parsed("TT", calls=(TIME,)),
     ),
     "olmo-3": (
         "tools <functions> <function_calls>",
@@ -309,6 +326,11 @@ MALFORMED = {
     "lfm2: surrogate": ("lfm2", "<|tool_call_start|>[get_time(city='\\ud800')]"),
     "lfm2: cut": ("lfm2", "<|tool_call_start|>[get_time(city='x\\u00"),
     "lfm2: deep": ("lfm2", "<|tool_call_start|>[get_time(city=" + "[" * 5000),
+    "minicpm3: code": (
+        "minicpm3",
+        "<|tool_call_start|>\n```python\nprint('x')\n```\n<|tool_call_end|>",
+    ),
+    "minicpm3: a list": ("minicpm3", "<|tool_call_start|>[get_time()]<|tool_call_end|>"),
     "pythonic: cut": ("llama3.2-pythonic", "[get_time(city="),
     "pythonic: other list": ("llama3.2-pythonic", "[1, 2]"),
     "pythonic: other function": ("llama3.2-pythonic", "[print(city='x')]"),

@@ -174,6 +174,9 @@ _FORMS = {
     ),
     "solar": CallForm(_SOLAR, "<|tool_calls|>", (), ()),
     "lfm2": CallForm(_PYTHON, "<|tool_call_start|>[", ("]<|tool_call_end|>",), _COMMA),
+    "minicpm3": CallForm(
+        _PYTHON, "<|tool_call_start|>\n```python\n", ("\n```\n<|tool_call_end|>",), ("\n",)
+    ),
     "olmo-3": CallForm(_PYTHON, "<function_calls>", ("</function_calls>",), ("\n",)),
     "tool-code": CallForm(_PYTHON, "```tool_code\n", ("\n```",)),
     "pythonic": CallForm(_PYTHON, end=("]",), separator=_COMMA, opener="["),

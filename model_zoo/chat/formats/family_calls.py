@@ -160,6 +160,15 @@ def tool_code(source: Source, calls: Calls) -> Steps[None]:
     yield from source.closing(("```",))
 
 
+def python_block(source: Source, calls: Calls) -> Steps[None]:
+    """After `<|tool_call_start|>`: lines of calls in Python, in a Markdown block (MiniCPM 3)."""
+    if (yield from source.starts_with(("```",))):
+        yield from source.starts_with(("python",))
+    yield from source.space()
+    yield from pythonic.call_lines(source, calls)
+    yield from source.closing(("```",))
+
+
 def command_r(source: Source, calls: Calls) -> Steps[None]:
     """After `Action:`: a JSON list in a Markdown block."""
     yield from source.space()

@@ -60,7 +60,7 @@ def call_lines(source: Source, calls: Calls) -> Steps[None]:
     while True:
         yield from call(source, calls)
         yield from source.space()
-        if (yield from source.peek()) in ("", "<"):
+        if (yield from source.peek()) in ("", "<", "`"):
             return
 
 

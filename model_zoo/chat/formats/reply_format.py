@@ -43,6 +43,7 @@ _THINKING = (
     (("<|channel>thought",), ThinkingTags("<|channel>thought", "<channel|>")),
     (("<seed:think>",), ThinkingTags("<seed:think>", "</seed:think>")),
     (("<|inner_prefix|>",), ThinkingTags("<|inner_prefix|>", "<|inner_suffix|>")),
+    (("<|thought_start|>",), ThinkingTags("<|thought_start|>", "<|thought_end|>")),
     (("<|think|>", "<|begin|>assistant"), ThinkingTags("<|think|>", "<|end|>")),
     (("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
      ThinkingTags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]",
@@ -89,7 +90,8 @@ _TOOL_CALLS, _TOOL_CALLS_END = "<tool_calls>", "</tool_calls>"
 _KIMI, _SOLAR = "<|tool_calls_section_begin|>", "<|tool_calls|>"
 _GIGACHAT, _MESSAGE_SEP = "<|function_call|>", "<|message_sep|>"
 _PYTHON, _PYTHON_END = "<|python_start|>", "<|python_end|>"
-_LFM2 = {"<|tool_call_start|>": closed_by("<|tool_call_end|>", pythonic.call_list)}
+_START, _START_END = "<|tool_call_start|>", "<|tool_call_end|>"
+_LFM2 = {_START: closed_by(_START_END, pythonic.call_list)}
 _LLAMA4 = {_PYTHON: family_calls.llama4, _PYTHON_END: family_calls.llama4}
 # The first row whose signs are all in the template applies, so general ones come last. Rows with
 # the same name differ in their signs only.
@@ -111,7 +113,9 @@ _SYNTAXES = (
                dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>",
                         "<|END_TEXT|>")),
     CallSyntax("list", (_LIST,), {_LIST: closed_by("<|/tool_call|>", json_calls)}),
-    CallSyntax("lfm2", ("<|tool_call_start|>",), _LFM2),
+    CallSyntax("minicpm3", (_START, "```python"),
+               {_START: closed_by(_START_END, family_calls.python_block)}, markup=(_START_END,)),
+    CallSyntax("lfm2", (_START,), _LFM2),
     CallSyntax("lfm2", ("<|tool_list_start|>",), _LFM2),
     CallSyntax("lfm2", ("List of tools: [", "keep_past_thinking"), _LFM2),
     CallSyntax("olmo-3", (_CALLS,),

@@ -220,7 +220,7 @@ def test_a_model_without_a_template_says_so() -> None:
         prompt_of(model_with(None))
 
 
-@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning", "thought"])
 def test_thoughts_have_each_name_that_templates_look_for(name: str) -> None:
     source = "{% for m in messages %}{{ m." + name + " | default('none') }};{% endfor %}"
     text = prompt_of(model_with(source), [*HI, Message("assistant", "a", thinking="hm"), *HI])
