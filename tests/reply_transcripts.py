@@ -23,6 +23,11 @@ MINICPM3 = (
     "{explain why}\n<|thought_end|>\n<|tool_call_start|>\n```python\nfunc2(params)\n"
     "```\n<|tool_call_end|>' }}{%- endif %}{{- message.thought if message.thought }}"
 )
+# From Nemotron Mini's template, which does not mention how calls are written.
+NEMOTRON_MINI = (
+    "{{'<extra_id_0>System'}}{% for tool in tools %}{{ '\n<tool> ' + tool|tojson + ' </tool>' }}"
+    "{% endfor %}{{ '<extra_id_1>User\n' }}"
+)
 
 # Texts by which a family's templates are known, a reply, and what it says.
 REPLIES: dict[str, tuple[str, str, Parsed]] = {
@@ -198,6 +203,12 @@ REPLIES: dict[str, tuple[str, str, Parsed]] = {
         "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
         Parsed("TT", calls=BOTH),
     ),
+    "nemotron-mini": (
+        NEMOTRON_MINI,
+        f'TT\n<toolcall> {{"name": "get_weather", "arguments": {JSON}}} </toolcall> '
+        '<toolcall> {"name": "get_time", "arguments": {"city": "x"}} </toolcall> ',
+        Parsed("TT", calls=BOTH),
+    ),
     "nemotron-v2": (
         "tools <TOOLCALL> <think> </think>",
         f'TT\n<TOOLCALL>[{{"name": "get_weather", "arguments": {JSON}}}]</TOOLCALL>\n',
@@ -351,6 +362,7 @@ MALFORMED = {
         "granite-4",
         "<tool_call>" + '{"function": ' * 999 + "{}" + "}" * 999 + "</tool_call>",
     ),
+    "nemotron-mini: text": ("nemotron-mini", "<toolcall> none </toolcall>"),
     "NaN": ("granite-4", '<tool_call>{"name": "get_time", "arguments": {"a": NaN}}</tool_call>'),
     "surrogate": ("granite-4", '<tool_call>{"name": "get_time", "arguments": {"a": "\\ud800"}}'),
 }

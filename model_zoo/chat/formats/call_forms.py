@@ -154,6 +154,9 @@ _FORMS = {
         listed=True,
     ),
     "nemotron": CallForm(JsonCall(), "<TOOLCALL>", ("</TOOLCALL>",), listed=True),
+    "nemotron-4": CallForm(
+        JsonCall(), "<toolcall> ", (" </toolcall>",), (" </toolcall> <toolcall> ",)
+    ),
     "gigachat": CallForm(JsonCall(), "<|function_call|>"),
     "gigachat-3": CallForm(JsonCall(), "<|message_sep|>\n\nfunction call<|role_sep|>\n"),
     "list": CallForm(JsonCall(), "<|tool_call|>", (Maybe(("<|/tool_call|>",)),), listed=True),

@@ -87,6 +87,7 @@ _FUNCTION = "<function="
 _ACTION, _PREFIX = "<|START_ACTION|>", "<|tools_prefix|>"
 _CALLS, _CALLS_END = "<function_calls>", "</function_calls>"
 _TOOL_CALLS, _TOOL_CALLS_END = "<tool_calls>", "</tool_calls>"
+_TOOLCALL, _TOOLCALL_END = "<toolcall>", "</toolcall>"
 _KIMI, _SOLAR = "<|tool_calls_section_begin|>", "<|tool_calls|>"
 _GIGACHAT, _MESSAGE_SEP = "<|function_call|>", "<|message_sep|>"
 _PYTHON, _PYTHON_END = "<|python_start|>", "<|python_end|>"
@@ -130,6 +131,8 @@ _SYNTAXES = (
                markup=(family_calls.HUNYUAN_CALL, family_calls.HUNYUAN_CALL_END, _TOOL_CALLS_END)),
     CallSyntax("tool-calls", (_TOOL_CALLS,),
                {_TOOL_CALLS: closed_by(_TOOL_CALLS_END, json_sequence)}),
+    CallSyntax("nemotron-4", ("<extra_id_1>", "<tool>"),
+               {_TOOLCALL: closed_by(_TOOLCALL_END, json_sequence)}, markup=(_TOOLCALL_END,)),
     CallSyntax("nemotron", ("<TOOLCALL>",),
                {"<TOOLCALL>": closed_by("</TOOLCALL>", json_calls)}),
     _written("minimax-m2", ("<minimax:tool_call>",), "<minimax:tool_call>",

@@ -39,9 +39,15 @@ def _python_call(call: ToolCall) -> str:
     return f"{call.name}({', '.join(f'{key}={value!r}' for key, value in call.arguments.items())})"
 
 
+def _toolcalls(calls: Sequence[ToolCall]) -> str:
+    """Nemotron 4."""
+    written = (f"<toolcall> {encoded(named_call(call))} </toolcall>" for call in calls)
+    return f"\n{' '.join(written)}"
+
+
 def _tags(calls: Sequence[ToolCall]) -> str:
     """Hermes."""
     return "".join(f"\n{tagged_call(call)}" for call in calls)
 
 
-_WRITERS: Mapping[str, Write] = {"list": _list, "lfm2": _python}
+_WRITERS: Mapping[str, Write] = {"list": _list, "lfm2": _python, "nemotron-4": _toolcalls}

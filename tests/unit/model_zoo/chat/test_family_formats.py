@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from model_zoo.chat.formats.events import CallArguments, CallBegin, CallEnd, Text
 from model_zoo.chat.formats.reply_format import ReplyFormat, format_of
-from tests.reply_parsing import TOOLS, Parsed, parsed, replied
+from model_zoo.chat.formats.written_calls import with_written_calls
+from model_zoo.chat.messages import Message, ToolCall
+from tests.reply_parsing import PARIS, TOOLS, Parsed, parsed, replied
 from tests.reply_transcripts import REPLIES
 
 
@@ -54,6 +56,14 @@ def test_no_text_is_lost_or_added(name, data):
     assert cut == once
     if not once.calls:
         assert once.text == "".join(pieces)
+
+
+@pytest.mark.parametrize("name", ["granite-3.3", "granite-4", "lfm2", "nemotron-mini"])
+def test_calls_of_earlier_turns_are_written_as_they_are_parsed(name):
+    calls = (ToolCall("get_weather", PARIS), ToolCall("get_time", {"city": "x"}))
+    (turn,) = with_written_calls([Message("assistant", "TT", tool_calls=calls)], form_of(name).name)
+    expected = tuple((call.name, call.arguments, None) for call in calls)
+    assert parsed(replied(form_of(name), [turn.text])) == Parsed("TT", calls=expected)
 
 
 def test_a_text_argument_is_passed_on_as_it_arrives():
