@@ -28,6 +28,11 @@ NEMOTRON_MINI = (
     "{{'<extra_id_0>System'}}{% for tool in tools %}{{ '\n<tool> ' + tool|tojson + ' </tool>' }}"
     "{% endfor %}{{ '<extra_id_1>User\n' }}"
 )
+# From FunctionGemma's template.
+FUNCTION_GEMMA = (
+    "{%- for tool in tools %}{{- '<start_function_declaration>' -}}{%- endfor %}"
+    "{{- '<start_function_call>call:' + function['name'] + '{' -}}"
+)
 
 # Texts by which a family's templates are known, a reply, and what it says.
 REPLIES: dict[str, tuple[str, str, Parsed]] = {
@@ -145,6 +150,31 @@ REPLIES: dict[str, tuple[str, str, Parsed]] = {
         "tools Example Format: [func_name1(params_name1=params_value1...), func_name2(params)]",
         f"[get_weather(city={json.dumps(CITY, ensure_ascii=False)}, days=3)]",
         Parsed(calls=BOTH[:1]),
+    ),
+    "functiongemma": (
+        FUNCTION_GEMMA,
+        f"<start_function_call>call:get_weather{{city:<escape>{CITY}<escape>,days:3}}"
+        "<end_function_call><start_function_call>call:get_time{city:<escape>x<escape>}"
+        "<end_function_call>",
+        Parsed(calls=BOTH),
+    ),
+    "functiongemma with nested values": (
+        FUNCTION_GEMMA,
+        "<start_function_call>call:get_time{deep:{list:[1,<escape>a, b<escape>],no:null},"
+        'yes:true,json:{"a": [1, "b"]}}<end_function_call>',
+        Parsed(
+            calls=(
+                (
+                    "get_time",
+                    {
+                        "deep": {"list": [1, "a, b"], "no": None},
+                        "yes": True,
+                        "json": {"a": [1, "b"]},
+                    },
+                    None,
+                ),
+            )
+        ),
     ),
     "gemma3-tool-code": (
         "tools ```tool_code",
@@ -363,6 +393,11 @@ MALFORMED = {
         "<tool_call>" + '{"function": ' * 999 + "{}" + "}" * 999 + "</tool_call>",
     ),
     "nemotron-mini: text": ("nemotron-mini", "<toolcall> none </toolcall>"),
+    "functiongemma: a variable": (
+        "functiongemma",
+        "<start_function_call>call:get_time{city:Paris}<end_function_call>",
+    ),
+    "functiongemma: cut": ("functiongemma", "<start_function_call>call:get_time{city:<escape>Par"),
     "NaN": ("granite-4", '<tool_call>{"name": "get_time", "arguments": {"a": NaN}}</tool_call>'),
     "surrogate": ("granite-4", '<tool_call>{"name": "get_time", "arguments": {"a": "\\ud800"}}'),
 }

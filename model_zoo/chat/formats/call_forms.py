@@ -6,8 +6,9 @@ Sources: the families' published chat templates.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from model_zoo.chat.formats import family_calls, family_parameters, gemma4
+from model_zoo.chat.formats import family_calls, family_parameters
 from model_zoo.chat.formats.arguments import Arguments, JsonArguments, ParameterArguments
+from model_zoo.chat.formats.gemma import FUNCTION_GEMMA, GEMMA_4, GemmaCalls
 from model_zoo.chat.formats.lark import LINE_END, Match, Maybe, Pieces
 from model_zoo.chat.formats.literals import GemmaArguments, PythonArguments, PythonLiteral
 from model_zoo.chat.formats.parameter_calls import Parameters
@@ -70,6 +71,11 @@ def _invoked(parameters: Parameters, opener: str, text: str = "", other: str = "
     return CallForm(call, f"{opener}\n", (f"\n{parameters.closer}",), ("\n",))
 
 
+def _gemma(marks: GemmaCalls) -> CallForm:
+    call = NamedCall(("call:",), (), (marks.close,), GemmaArguments(marks.quote))
+    return CallForm(call, marks.open, (), (marks.open,))
+
+
 _TAG = CallForm(
     JsonCall(), "<tool_call>\n", ("\n</tool_call>",), ("\n</tool_call>", LINE_END, "<tool_call>\n")
 )
@@ -127,7 +133,6 @@ _SOLAR = NamedCall(
     (family_calls.SOLAR_ARGUMENTS,),
     (family_calls.SOLAR_CALL_END,),
 )
-_GEMMA_4 = NamedCall(("call:",), (), (gemma4.CLOSE,), GemmaArguments())
 _DEEPSEEK_END, _LISTED_ID = "<｜tool▁calls▁end｜>", (("id", {"type": "string", "maxLength": 40}),)
 _FORMS = {
     "mistral": CallForm(JsonCall(last=(("id", _of_type(_ID)),)), "[TOOL_CALLS]", listed=True),
@@ -192,7 +197,8 @@ _FORMS = {
     ),
     "minicpm5": CallForm(_MINICPM5, '<function name="', (), ('\n<function name="',)),
     "glm": CallForm(_GLM, "<tool_call>", (), (LINE_END, "<tool_call>")),
-    "gemma4": CallForm(_GEMMA_4, gemma4.OPEN, (), (gemma4.OPEN,)),
+    "gemma4": _gemma(GEMMA_4),
+    "functiongemma": _gemma(FUNCTION_GEMMA),
     "llama": CallForm(JsonCall(arguments="parameters")),
     "llama4": CallForm(JsonCall(arguments="parameters")),
     "glm4": CallForm(NamedCall(between=("\n",))),

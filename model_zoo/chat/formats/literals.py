@@ -1,4 +1,4 @@
-"""Arguments in Python's or Gemma 4's notation: grammars over a tool's JSON schema."""
+"""Arguments in Python's or Gemma's notation: grammars over a tool's JSON schema."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from model_zoo.chat.formats import gemma4
 from model_zoo.chat.formats.arguments import enumerated, number, sequence, times
 from model_zoo.chat.formats.lark import LarkGrammar, NoValue, Unwritable
 from model_zoo.chat.formats.members import Members, Names, besides, of_objects
@@ -192,13 +191,41 @@ class PythonLiteral:
         return ValueRules(lark, notation).value(schema)
 
 
+@dataclass(frozen=True, slots=True)
 class GemmaArguments:
-    """`{key:value,…}`, with strings between marks."""
+    """`{key:value,…}`, with strings between the marks `quote`."""
+
+    quote: str
 
     def rule(self, lark: LarkGrammar, schema: Place) -> str:
-        rules = ValueRules(lark, _GEMMA)
-        members = of_objects(lark, schema, lambda place: rules.members(0, place, _GEMMA))
+        notation = Notation(
+            string=self._string,
+            text=self._text,
+            name=self._name,
+            others=_GEMMA_NAMES.among,
+            constants={True: '"true"', False: '"false"', None: '"null" | "None"'},
+            separator='","',
+            colon='":"',
+            by_name=True,
+        )
+        rules = ValueRules(lark, notation)
+        members = of_objects(lark, schema, lambda place: rules.members(0, place, notation))
         return f'"{{" {members} "}}"'
+
+    def _string(self, lark: LarkGrammar, place: Place, strings: str) -> str:
+        return f"{lark.spelled(self.quote)} {lark.until(place, strings, self.quote)}"
+
+    def _text(self, lark: LarkGrammar, place: Place, text: str) -> str:
+        if self.quote in text:
+            raise Unwritable(place.pointer, f"a text with {self.quote} cannot be written")
+        return lark.spelled(f"{self.quote}{text}{self.quote}")
+
+    def _name(self, lark: LarkGrammar, place: Place, name: str) -> str:
+        try:
+            _GEMMA_NAMES.check(place, name)
+        except Unwritable:
+            return self._text(lark, place, name)
+        return lark.spelled(name)
 
 
 _KEYWORDS = Names("[a-zA-Z0-9_]{1,64}")
@@ -256,34 +283,4 @@ _PYTHON = Notation(
     constants={True: '"True" | "true"', False: '"False" | "false"', None: '"None" | "null"'},
     separator='"," " "?',
     colon='":" " "?',
-)
-
-
-def _gemma_string(lark: LarkGrammar, place: Place, strings: str) -> str:
-    return f"{lark.spelled(gemma4.QUOTE)} {lark.until(place, strings, gemma4.QUOTE)}"
-
-
-def _gemma_text(lark: LarkGrammar, place: Place, text: str) -> str:
-    if gemma4.QUOTE in text:
-        raise Unwritable(place.pointer, f"a text with {gemma4.QUOTE} cannot be written")
-    return lark.spelled(f"{gemma4.QUOTE}{text}{gemma4.QUOTE}")
-
-
-def _gemma_name(lark: LarkGrammar, place: Place, name: str) -> str:
-    try:
-        _GEMMA_NAMES.check(place, name)
-    except Unwritable:
-        return _gemma_text(lark, place, name)
-    return lark.spelled(name)
-
-
-_GEMMA = Notation(
-    string=_gemma_string,
-    text=_gemma_text,
-    name=_gemma_name,
-    others=_GEMMA_NAMES.among,
-    constants={True: '"true"', False: '"false"', None: '"null" | "None"'},
-    separator='","',
-    colon='":"',
-    by_name=True,
 )

@@ -8,7 +8,6 @@ from model_zoo.chat.formats import (
     family_calls,
     family_parameters,
     functionary,
-    gemma4,
     harmony,
     pythonic,
 )
@@ -22,6 +21,7 @@ from model_zoo.chat.formats.calls import (
     json_sequence,
 )
 from model_zoo.chat.formats.family_calls import tool_call_tag
+from model_zoo.chat.formats.gemma import FUNCTION_GEMMA, GEMMA_4
 from model_zoo.chat.formats.parameter_calls import Parameters
 from model_zoo.chat.formats.reply_parser import ReplyParser
 from model_zoo.chat.formats.source import Steps
@@ -97,8 +97,9 @@ _LLAMA4 = {_PYTHON: family_calls.llama4, _PYTHON_END: family_calls.llama4}
 # The first row whose signs are all in the template applies, so general ones come last. Rows with
 # the same name differ in their signs only.
 _SYNTAXES = (
-    CallSyntax("gemma4", (gemma4.OPEN,), {gemma4.OPEN: gemma4.read_call},
-               markup=(gemma4.OPEN, gemma4.CLOSE, gemma4.QUOTE)),
+    CallSyntax("gemma4", (GEMMA_4.open,), {GEMMA_4.open: GEMMA_4.read}, markup=GEMMA_4.markers),
+    CallSyntax("functiongemma", (FUNCTION_GEMMA.open,), {FUNCTION_GEMMA.open: FUNCTION_GEMMA.read},
+               markup=FUNCTION_GEMMA.markers),
     CallSyntax("mistral", ("[TOOL_CALLS]",), {"[TOOL_CALLS]": family_calls.mistral},
                markup=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")),
     CallSyntax("deepseek", ("<｜tool▁calls▁begin｜>",),

@@ -141,7 +141,7 @@ def test_every_call_follows_its_schema(name: str) -> None:
 # Families that write arguments otherwise than as JSON.
 WRITTEN = (
     "glm-4.6", "lfm2", "minimax-m2", "seed", "deepseek-v3.2", "minicpm5", "qwen3-coder", "gemma4",
-    "olmo-3",
+    "olmo-3", "functiongemma",
 )  # fmt: skip
 TEXT, COUNT = {"type": "string", "maxLength": 9}, {"type": "integer", "maximum": 99}
 BASE = {"type": "object", "properties": {"x": TEXT}, "required": ["x"]}

@@ -44,7 +44,7 @@ WRITTEN = (
     "glm-4.6", "kimi-k2", "lfm2", "llama3.2-pythonic", "llama4", "gemma3-tool-code", "minimax-m1",
     "minimax-m2", "seed", "deepseek-v3.2", "apertus", "gigachat-3", "solar", "minicpm5",
     "functionary-3.1", "functionary-3.2", "firefunction", "qwen3-coder", "olmo-3", "hunyuan-dense",
-    "minicpm3", "nemotron-mini",
+    "minicpm3", "nemotron-mini", "functiongemma",
 )  # fmt: skip
 # The words of each template that the choice of its format reads.
 TEMPLATES = {
@@ -82,12 +82,8 @@ MESSAGES = {
 }
 # Families whose markers are always control tokens, and those that are like others.
 CONTROL_ONLY = {"harmony", *WRITTEN} - {
-    "qwen3-coder",
-    "lfm2",
-    "olmo-3",
-    "hunyuan-dense",
-    "nemotron-mini",
-}
+    "qwen3-coder", "lfm2", "olmo-3", "hunyuan-dense", "nemotron-mini",
+}  # fmt: skip
 # Vocabularies where these texts are control tokens, and where they are ordinary text.
 VOCABULARIES = {"control": ByteTokenizer(*MARKERS), "text": ByteTokenizer()}
 GRAMMARS = {name: TokenGrammars(tokenizer) for name, tokenizer in VOCABULARIES.items()}  # type: ignore[arg-type]
@@ -366,7 +362,7 @@ def test_text_is_free_until_a_call_begins(family: Family) -> None:
 OTHER_FORMS = {
     "lfm2.5", "olmo-3 on lines of their own", "llama4-pythonic", "llama4", "apriel", "magistral",
     "qwen3-coder", "hunyuan-dense on lines of their own", "hunyuan-dense in A13B's notation",
-    "minicpm3 with text",
+    "minicpm3 with text", "functiongemma with nested values",
 }  # fmt: skip
 
 
