@@ -33,6 +33,12 @@ FUNCTION_GEMMA = (
     "{%- for tool in tools %}{{- '<start_function_declaration>' -}}{%- endfor %}"
     "{{- '<start_function_call>call:' + function['name'] + '{' -}}"
 )
+# From Command-R's template for tools.
+COMMAND_R = (
+    "{%- for tool in tools %}{{'\n\n```python\ndef ' + tool.name + '('}}{% endfor %}"
+    "{{'Write \\'Action:\\' followed by a json-formatted list of actions. You should use the "
+    "`directly-answer` tool if calling the other tools is unnecessary. For example:\n```json\n['}}"
+)
 
 # Texts by which a family's templates are known, a reply, and what it says.
 REPLIES: dict[str, tuple[str, str, Parsed]] = {
@@ -289,6 +295,25 @@ REPLIES: dict[str, tuple[str, str, Parsed]] = {
         "<|START_THINKING|>RR<|END_THINKING|><|START_TEXT|>TT<|END_TEXT|>",
         Parsed("TT", "RR"),
     ),
+    "command-r": (
+        COMMAND_R,
+        "Action: ```json\n[\n    {\n"
+        f'        "tool_name": "get_weather",\n        "parameters": {JSON}\n    }}\n]```',
+        Parsed(calls=BOTH[:1]),
+    ),
+    "command-r without a call": (
+        COMMAND_R,
+        'Action: ```json\n[\n    {\n        "tool_name": "directly_answer",\n'
+        '        "parameters": {}\n    }\n]```',
+        Parsed(),
+    ),
+    "command-r with a call, then none": (
+        COMMAND_R,
+        f'Action:```json\n[{{"tool_name": "get_weather", "parameters": {JSON}}},'
+        '{"parameters": {}, "tool_name": "directly-answer"},'
+        '{"tool_name": "get_time", "parameters": {"city": "x"}}]\n```',
+        Parsed(calls=BOTH),
+    ),
     "solar": (
         "tools <|tool_calls|> <|tool_call:begin|> <|begin|>assistant <|think|>",
         f"<|think|>RR<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>c1<|tool_call:name|>"
@@ -398,6 +423,10 @@ MALFORMED = {
         "<start_function_call>call:get_time{city:Paris}<end_function_call>",
     ),
     "functiongemma: cut": ("functiongemma", "<start_function_call>call:get_time{city:<escape>Par"),
+    "command-r: cut": (
+        "command-r",
+        'Action: ```json\n[{"tool_name": "directly_answer", "parameters": {"a": ',
+    ),
     "NaN": ("granite-4", '<tool_call>{"name": "get_time", "arguments": {"a": NaN}}</tool_call>'),
     "surrogate": ("granite-4", '<tool_call>{"name": "get_time", "arguments": {"a": "\\ud800"}}'),
 }

@@ -166,7 +166,7 @@ _FORMS = {
     "gigachat-3": CallForm(JsonCall(), "<|message_sep|>\n\nfunction call<|role_sep|>\n"),
     "list": CallForm(JsonCall(), "<|tool_call|>", (Maybe(("<|/tool_call|>",)),), listed=True),
     "command-r": CallForm(
-        JsonCall("tool_name", "parameters"), "Action: ```json\n", ("\n```",), listed=True
+        JsonCall("tool_name", "parameters"), "Action: ```json\n", (LINE_END, "```"), listed=True
     ),
     "apertus": CallForm(
         NamedCall(('{"',), ('": ',), ("}",)), "<|tools_prefix|>[", ("]<|tools_suffix|>",), _COMMA

@@ -32,15 +32,18 @@ class Calls:
     """Collects the calls of one reply. `tools`: those that the request declares.
 
     With `declared_only`, calls of other tools are malformed: where no marker precedes a call, only
-    its name distinguishes it from other JSON.
+    its name distinguishes it from other JSON. `ignored`: names whose calls are not reported, unless
+    the request declares them.
     """
 
     def __init__(self, source: Source, tools: Tools) -> None:
         self.tools = tools
         self.declared_only = False
+        self.ignored: frozenset[str] = frozenset()
         self._source = source
         self._count = 0
         self._open = False
+        self._ignoring = False
         self._withheld: list[Event] | None = None
         self._readings: dict[tuple[str, str], Reading] = {}
 
@@ -49,6 +52,7 @@ class Calls:
             raise Malformed
         checked = self.checked_name(name)
         self._open = True
+        self._ignoring = checked in self.ignored and checked not in self.tools
         known = identity if isinstance(identity, str) and identity else None
         self._add(CallBegin(self._count, checked, known))
 
@@ -89,11 +93,12 @@ class Calls:
             if self._withheld is not None:
                 self._source.events.append(Thinking(text))
                 self._open = False
-            elif self._open:
+            elif self._open and not self._ignoring:
                 self._source.events.append(CallAborted(self._count, text))
                 self._close()
             else:
                 self._source.events.append(Text(text))
+                self._open = False
             return False
         return True
 
@@ -113,12 +118,14 @@ class Calls:
         self._source.fence("")
 
     def _add(self, event: Event) -> None:
-        (self._source.events if self._withheld is None else self._withheld).append(event)
+        if not self._ignoring:
+            (self._source.events if self._withheld is None else self._withheld).append(event)
 
     def _close(self) -> None:
         assert self._open
         self._open = False
-        self._count += 1
+        if not self._ignoring:
+            self._count += 1
 
 
 Grammar = Callable[[Source, Calls], Steps[None]]

@@ -18,6 +18,7 @@ HUNYUAN_CALL, HUNYUAN_CALL_END = "<tool_call>", "</tool_call>"
 KIMI_CALL, KIMI_ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
 KIMI_CALL_END, KIMI_END = "<|tool_call_end|>", "<|tool_calls_section_end|>"
 KIMI_MARKERS = (KIMI_CALL, KIMI_ARGUMENTS, KIMI_CALL_END, KIMI_END)
+DIRECT_ANSWERS = frozenset(("directly-answer", "directly_answer"))
 SOLAR_CALL, SOLAR_NAME = "<|tool_call:begin|>", "<|tool_call:name|>"
 SOLAR_ARGUMENTS, SOLAR_CALL_END = "<|tool_call:args|>", "<|tool_call:end|>"
 SOLAR_MARKERS = (SOLAR_CALL, SOLAR_NAME, SOLAR_ARGUMENTS, SOLAR_CALL_END)
@@ -170,7 +171,9 @@ def python_block(source: Source, calls: Calls) -> Steps[None]:
 
 
 def command_r(source: Source, calls: Calls) -> Steps[None]:
-    """After `Action:`: a JSON list in a Markdown block."""
+    """After `Action:`: a JSON list in a Markdown block. The template tells the model to call a tool
+    that it makes up when no other is needed."""
+    calls.ignored = DIRECT_ANSWERS
     yield from source.space()
     yield from source.expect("```json")
     yield from source.space()

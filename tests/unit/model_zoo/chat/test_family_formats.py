@@ -66,6 +66,12 @@ def test_calls_of_earlier_turns_are_written_as_they_are_parsed(name):
     assert parsed(replied(form_of(name), [turn.text])) == Parsed("TT", calls=expected)
 
 
+def test_a_declared_tool_with_the_name_of_a_made_up_one_is_called():
+    _, reply, _ = REPLIES["command-r without a call"]
+    found = parsed(replied(form_of("command-r"), [reply], tools={"directly_answer": {}}))
+    assert found == Parsed(calls=(("directly_answer", {}, None),))
+
+
 def test_a_text_argument_is_passed_on_as_it_arrives():
     parser = form_of("glm-4.6").parser(TOOLS)
     assert parser.feed("<tool_call>get_time\n<arg_key>ci") == [CallBegin(0, "get_time")]
