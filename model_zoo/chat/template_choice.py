@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from model_zoo.chat.formats.reply_format import has_answers
 from model_zoo.chat.messages import ChatTemplate
 from model_zoo.chat.sandbox.frames import RenderLimits
 from model_zoo.chat.sandbox.renderer import start_server
@@ -76,7 +77,8 @@ _BY_TOKENS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class ChosenTemplate:
-    """`origin`: where the template comes from; `alternatives`: the file's named templates."""
+    """`origin`: where the template comes from; `alternatives`: the file's named templates, except
+    those with which the model never answers in text."""
 
     template: ChatTemplate
     origin: str
@@ -106,7 +108,9 @@ def choose_template(
         if family is None:
             return None
         source, origin = _FALLBACKS[family], f"fallback ({family})"
-    alternatives = {name: template_of(text, tokenizer) for name, text in named.items()}
+    alternatives = {
+        name: template_of(text, tokenizer) for name, text in named.items() if has_answers(text)
+    }
     return ChosenTemplate(template_of(source, tokenizer), origin, alternatives)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from model_zoo.chat.formats.reply_format import format_of
+from model_zoo.chat.formats.reply_format import format_of, has_answers
 from model_zoo.chat.template_language import as_jinja
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.model_headers import ModelHeaders
@@ -85,7 +85,7 @@ def capabilities_of(
     embeds, ranks = only_embeds or pooling != NONE, pooling == RANK
     template = metadata.get("tokenizer.chat_template", str, "")
     named = metadata.get("tokenizer.chat_template.tool_use", str, template)
-    replies = format_of(own or named)
+    replies = format_of(own or (named if has_answers(named) else template))
     infill = any(metadata.has(f"tokenizer.ggml.{key}") for key in INFILL_KEYS)
     inserts = infill or (own is not None and ".Suffix" in (own_template or ""))
     found: dict[str, Any] = {

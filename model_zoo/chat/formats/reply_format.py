@@ -264,5 +264,11 @@ def format_of(template: str | None) -> ReplyFormat:
     return ReplyFormat(syntax.name, tools, thinking, frozenset(markup))
 
 
+def has_answers(template: str) -> bool:
+    """Whether the model answers in text with this template: with Command-R's for tools, it calls a
+    tool that it makes up instead, also after the results of others."""
+    return not any(name in template for name in family_calls.DIRECT_ANSWERS)
+
+
 def _has_all(source: str, signs: tuple[str, ...]) -> bool:
     return all(sign in source for sign in signs)

@@ -10,6 +10,7 @@ from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import ModelFileError
 from tests.chat_templates import encode_chat
 from tests.reference_data import reference_data
+from tests.reply_transcripts import COMMAND_R
 from tests.unit.model_zoo.tokenizers.tiny_vocabulary import (
     CONTROL,
     byte_level_metadata,
@@ -57,6 +58,17 @@ def test_named_templates_are_available_and_default_is_used() -> None:
     )
     sources = {name: template.source for name, template in chosen.alternatives.items()}
     assert sources == {"default": "plain", "tool_use": "with tools"}
+
+
+def test_a_template_with_which_the_model_never_answers_is_not_used() -> None:
+    keys = {
+        "chat_template": "plain",
+        "chat_templates": ["tool_use", "rag"],
+        "chat_template.tool_use": COMMAND_R,
+        "chat_template.rag": "with documents",
+    }
+    chosen = choose(CHATML, **keys)
+    assert chosen is not None and set(chosen.alternatives) == {"rag"}
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from tests.checkout import DEMO_MODEL
 from tests.gguf_files import rewrite
 from tests.loopback import Server, digest, serving
 from tests.published import Registry
+from tests.reply_transcripts import COMMAND_R
 from tests.tiny_models import write_tiny_llama
 from tests.tiny_vision_model import write_tiny_vision_model
 from tests.unit.serve_app.cli.cli_runs import put
@@ -129,6 +130,20 @@ def test_options_that_a_file_recommends_are_below_those_of_its_model(store, tmp_
         served = configured_model(configured, listed)
         known = Options(top_k=5).over(recommended) if source == str(path) else Options(top_k=5)
         assert (served.options, served.brings_options) == (known, source != str(path))
+
+
+@pytest.mark.parametrize(("for_tools", "listed"), [("{{ tools }}", True), (COMMAND_R, False)])
+def test_a_file_is_listed_with_tools_if_the_template_for_them_is_used(
+    for_tools: str, listed: bool, tmp_path
+) -> None:
+    keys = {
+        "tokenizer.chat_template": "{{ messages }}",
+        "tokenizer.chat_templates": ["tool_use"],
+        "tokenizer.chat_template.tool_use": for_tools,
+    }
+    path = rewrite(DEMO_MODEL, tmp_path / "named.gguf", keys=keys)
+    found = listed_model(settings(source=str(path)), os.environ)
+    assert found is not None and ("tools" in found.capabilities) is listed
 
 
 def test_a_pulled_go_template_is_used_and_listed() -> None:
