@@ -39,6 +39,15 @@ COMMAND_R = (
     "{{'Write \\'Action:\\' followed by a json-formatted list of actions. You should use the "
     "`directly-answer` tool if calling the other tools is unnecessary. For example:\n```json\n['}}"
 )
+# From the templates of GLM-4.1V Thinking and Kimi-VL, which do not mention thinking.
+GLM_4_1V = (
+    "[gMASK]<sop>\n{%- if item.type == 'image' %}\n<|begin_of_image|><|image|><|end_of_image|>\n"
+    "{%- elif msg.metadata %}\n<|assistant|>{{ msg.metadata }}\n{{ msg.content }}\n{%- endif %}"
+)
+KIMI_VL = (
+    "{{'<|im_user|>'}}{{- message['role'] -}}{{'<|im_middle|>'}}"
+    "{{'<|media_start|>image<|media_content|><|media_pad|><|media_end|>'}}"
+)
 
 # Texts by which a family's templates are known, a reply, and what it says.
 REPLIES: dict[str, tuple[str, str, Parsed]] = {
@@ -58,7 +67,8 @@ REPLIES: dict[str, tuple[str, str, Parsed]] = {
         Parsed(calls=(BOTH[0], ("get_time", {}, None))),
     ),
     "kimi-k2": (
-        "tools <|tool_calls_section_begin|>",
+        "{{ tools | tojson }}<|im_end|><|im_user|>user<|im_middle|><|tool_calls_section_begin|>"
+        "<|media_start|>image<|media_content|><|media_pad|><|media_end|>",
         f"TT<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
         f"<|tool_call_argument_begin|>{JSON}<|tool_call_end|><|tool_call_begin|>functions.ge"
         "t_time:1"
@@ -372,6 +382,12 @@ REPLIES: dict[str, tuple[str, str, Parsed]] = {
         f"[THINK]RR[/THINK]TT[TOOL_CALLS]get_weather[ARGS]{JSON}",
         Parsed("TT", "RR", BOTH[:1]),
     ),
+    "glm-4.1v": (
+        GLM_4_1V,
+        "<think>RR</think><answer>TT</answer>",
+        Parsed("TT", "RR"),
+    ),
+    "kimi-vl": (KIMI_VL, "◁think▷RR◁/think▷\n\nTT", Parsed("TT", "RR")),
     "hunyuan-a13b": (
         "</think> <answer>",
         "<think>\nRR\n</think>\n<answer>\nTT\n</answer>",

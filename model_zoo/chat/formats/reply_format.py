@@ -55,6 +55,11 @@ _THINKING = (
     ((_THINK_END,), ThinkingTags(_THINK, _THINK_END)),
     # Of templates that end the prompt with it and do not mention its end, as OLMo 3 Think's.
     ((_THINK,), ThinkingTags(_THINK, _THINK_END)),
+    # Of GLM-4.1V Thinking and Kimi-VL Thinking, whose templates do not mention their tags.
+    (("<|assistant|>{{ msg.metadata }}", "<|begin_of_image|>"),
+     ThinkingTags(_THINK, _THINK_END, "<answer>", "</answer>")),
+    (("<|media_pad|>", "{{'<|im_middle|>'}}"),
+     ThinkingTags("◁think▷", "◁/think▷")),
     (("</thought>",), ThinkingTags("<thought>", "</thought>")),
     (("</thinking>",), ThinkingTags("<thinking>", "</thinking>")),
 )  # fmt: skip

@@ -44,7 +44,7 @@ WRITTEN = (
     "glm-4.6", "kimi-k2", "lfm2", "llama3.2-pythonic", "llama4", "gemma3-tool-code", "minimax-m1",
     "minimax-m2", "seed", "deepseek-v3.2", "apertus", "gigachat-3", "solar", "minicpm5",
     "functionary-3.1", "functionary-3.2", "firefunction", "qwen3-coder", "olmo-3", "hunyuan-dense",
-    "minicpm3", "nemotron-mini", "functiongemma",
+    "minicpm3", "nemotron-mini", "functiongemma", "glm-4.1v", "kimi-vl",
 )  # fmt: skip
 # The words of each template that the choice of its format reads.
 TEMPLATES = {
@@ -82,7 +82,7 @@ MESSAGES = {
 }
 # Families whose markers are always control tokens, and those that are like others.
 CONTROL_ONLY = {"harmony", *WRITTEN} - {
-    "qwen3-coder", "lfm2", "olmo-3", "hunyuan-dense", "nemotron-mini",
+    "qwen3-coder", "lfm2", "olmo-3", "hunyuan-dense", "nemotron-mini", "kimi-vl",
 }  # fmt: skip
 # Vocabularies where these texts are control tokens, and where they are ordinary text.
 VOCABULARIES = {"control": ByteTokenizer(*MARKERS), "text": ByteTokenizer()}
