@@ -265,7 +265,6 @@ class Engine:
             text,
             (sampled.token,),
             _logprobs(live, shown),
-            () if sampled.mirostat_mu is None else (sampled.mirostat_mu,),
             self._usage(live) if first else None,
             scores,
             None if finish is None else _matched(live, sampled.token, finish),

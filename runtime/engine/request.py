@@ -75,10 +75,6 @@ class SamplingParams:
     `allowed`: the only tokens that are sampled, in words like those of `dry_breakers`; empty: all.
     `bad_words`: token sequences; a token that would complete one is not sampled. Only tokens from
     position `words_from` on count as part of one.
-
-    `mirostat` 1 or 2: that version of it takes the place of top_k, top_p, min_p and the samplers of
-    llama.cpp, after the temperature; `mirostat_tau`: its target in bits, `mirostat_eta`: its
-    learning rate. Its state follows from all tokens before.
     """
 
     temperature: float = 0.8
@@ -111,9 +107,6 @@ class SamplingParams:
     allowed: bytes = b""
     bad_words: tuple[tuple[int, ...], ...] = ()
     words_from: int = 0
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
 
     @property
     def repetitive(self) -> bool:
@@ -121,14 +114,9 @@ class SamplingParams:
         return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
 
     @property
-    def adaptive(self) -> bool:
-        """Whether Mirostat applies."""
-        return self.mirostat > 0 and self.temperature > 0
-
-    @property
     def chained(self) -> bool:
         """Whether a sampler of runtime/worker/sampler_chain.py applies."""
-        return self.mirostat == 0 and (
+        return (
             self.typical_p < 1
             or self.top_n_sigma > 0
             or (self.xtc_probability > 0 and self.xtc_threshold <= 0.5)
@@ -255,13 +243,12 @@ class ResumeState:
 
     With log-probabilities, `tokens` end where the received log-probabilities end; the client may
     have the text of later tokens, which are sampled again. `had_turn` False: the request was still
-    waiting, and waits here too. `mirostat_mu`: the state of Mirostat after `tokens`.
+    waiting, and waits here too.
     """
 
     tokens: tuple[int, ...] = ()
     characters: int = 0
     had_turn: bool = True
-    mirostat_mu: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,13 +322,11 @@ class Alternative:
 
 
 class Sampled(NamedTuple):  # faster to create than a dataclass; each step creates many
-    """The token that a step sampled for one sequence; log-probabilities only if requested.
-    `mirostat_mu`: Mirostat's state after the token; None without Mirostat."""
+    """The token that a step sampled for one sequence; log-probabilities only if requested."""
 
     token: int
     logprob: float | None = None
     top: tuple[Alternative, ...] = ()
-    mirostat_mu: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,17 +394,15 @@ class Delta(NamedTuple):  # faster to create than a dataclass; each step creates
 
     `tokens`: all ids sampled since then, including the end token and those whose text is held back.
     `logprobs` belong to the text of this delta; text cut off by a stop string has none.
-    `mirostat_mus`: the states of Mirostat after each of `tokens`, if it applies. `usage`: in the
-    first delta the usage so far, in the last one the total. `prompt_logprobs`: of the prompt's
-    tokens from the second on, if requested, in the first delta. `matched`: in the last delta, the
-    stop string that has ended the answer, or what is reported of the end token. `error_class`: of
-    the exception that `error` becomes.
+    `usage`: in the first delta the usage so far, in the last one the total. `prompt_logprobs`: of
+    the prompt's tokens from the second on, if requested, in the first delta. `matched`: in the last
+    delta, the stop string that has ended the answer, or what is reported of the end token.
+    `error_class`: of the exception that `error` becomes.
     """
 
     text: str = ""
     tokens: tuple[int, ...] = ()
     logprobs: tuple[Sampled, ...] = ()
-    mirostat_mus: tuple[float, ...] = ()
     usage: Usage | None = None
     prompt_logprobs: tuple[Sampled, ...] = ()
     matched: str | int | None = None
@@ -434,7 +417,6 @@ class Delta(NamedTuple):  # faster to create than a dataclass; each step creates
             self.text + later.text,
             self.tokens + later.tokens,
             self.logprobs + later.logprobs,
-            self.mirostat_mus + later.mirostat_mus,
             later.usage or self.usage,
             self.prompt_logprobs + later.prompt_logprobs,
             later.matched,

@@ -471,7 +471,7 @@ class Scheduler:
 
 def _load(sequence: Sequence, slot: int) -> SlotLoad:
     known = tuple(sequence.tokens[: sequence.most_tokens])
-    return SlotLoad(slot, known, sequence.sampling, sequence.mirostat_mu)
+    return SlotLoad(slot, known, sequence.sampling)
 
 
 def _lacking(sequence: Sequence, needed: tuple[bytes, ...], draft: _Draft) -> bool:

@@ -54,7 +54,6 @@ class Sequence:
     waits_to_propose: bool = False  # skips steps until the host knows its last token
     awaited: tuple[bytes, ...] | None = None  # images of its first chunk; None: not yet known
     left: list[int] = field(default_factory=list)  # tokens that `moving_cut` has dropped
-    mirostat_mu: float | None = None  # Mirostat's state after the last of `tokens`
     spans: tuple[ImageSpan, ...] = field(init=False)  # those in the current context
     sampling: SamplingParams = field(init=False)  # with positions in the current context
     cache_salt: bytes = field(init=False)
@@ -68,8 +67,6 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.sampling, self.cache_salt = self.request.sampling, self.request.cache_salt
-        if self.request.resume is not None:
-            self.mirostat_mu = self.request.resume.mirostat_mu
         self._set_spans(self.request.spans)
         self.shares_pages = self.request.pooling is None and self.request.prompt_logprobs is None
         self._set_most_tokens()
@@ -189,10 +186,8 @@ class Sequence:
 
     @property
     def may_propose(self) -> bool:
-        """Whether its next step computes only its last token, with no late mask. False with
-        Mirostat, where each draw depends on the previous one."""
-        last = self.remaining == 1 and not self.proposing and self.late_mask is None
-        return last and not self.sampling.adaptive
+        """Whether its next step computes only its last token, with no late mask."""
+        return self.remaining == 1 and not self.proposing and self.late_mask is None
 
     def propose(self, tokens: tuple[int, ...], *, drafted: bool = False) -> None:
         """Set the proposal for the next plan; the sequence then no longer waits to propose."""
@@ -208,7 +203,7 @@ class Sequence:
 
     def append(self, sampled: Sampled) -> None:
         self.tokens.append(sampled.token)
-        self.mirostat_mu, self.late_mask = sampled.mirostat_mu, None
+        self.late_mask = None
         if self.matcher is not None:
             self.matcher.accept(sampled.token)
 

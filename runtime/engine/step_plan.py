@@ -20,13 +20,11 @@ class PageWrite:
 
 @dataclass(frozen=True, slots=True)
 class SlotLoad:
-    """A sequence enters a slot: its tokens so far, from position 0, its sampling parameters, and
-    Mirostat's state after these tokens (None: no token has been sampled yet)."""
+    """A sequence enters a slot: its tokens so far, from position 0, and its sampling parameters."""
 
     slot: int
     tokens: tuple[int, ...]
     sampling: SamplingParams
-    mirostat_mu: float | None = None
 
 
 class Chunk(NamedTuple):  # faster to create than a dataclass; each step creates one per sequence

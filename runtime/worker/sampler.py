@@ -29,14 +29,6 @@ from runtime.kernels.random_numbers import uniforms
 from runtime.kernels.slot_tables import slot_entries
 from runtime.kernels.token_order import CHUNK, SORT_BLOCK, row_blocks, sorted_tokens, top_tokens
 from runtime.worker.logit_biases import BiasedRows, add_biases, bias_spec
-from runtime.worker.mirostat import (
-    kept_weights,
-    mirostat_parameters,
-    mirostat_spec,
-    mirostat_states,
-    states_after,
-    store_states,
-)
 from runtime.worker.prompt_scores import TokenScores
 from runtime.worker.repetition import RepeatingRows, add_penalties, repetition_spec
 from runtime.worker.restrictions import RestrictedRows, forbid_restricted, restriction_spec
@@ -57,13 +49,10 @@ class Path(IntEnum):
     SORTED = 2  # all logits in descending order, for top_p
     WHOLE = 3  # all logits in the order of tokens
     CHAIN = 4  # all logits sorted, for the samplers of runtime/worker/sampler_chain.py
-    MIROSTAT = 5  # the same, for runtime/worker/mirostat.py
 
 
 def path_of(sampling: SamplingParams, vocab_size: int) -> Path:
     """The cheapest path for these parameters."""
-    if sampling.adaptive:
-        return Path.MIROSTAT
     if sampling.chained:
         return Path.CHAIN
     if sampling.temperature <= 0:
@@ -83,7 +72,6 @@ def path_examples() -> tuple[SamplingParams, ...]:
         *(SamplingParams(top_k=width) for width in widths),
         SamplingParams(top_k=0, top_p=0.5),
         SamplingParams(top_k=0, top_p=1.0),
-        SamplingParams(mirostat=2),
     )
 
 
@@ -171,13 +159,12 @@ class Drawn:
     """The drawn tokens, on the device.
 
     tokens [rows] int64; finite [rows] bool: whether the largest logit is finite. scores: of the
-    scored rows. mirostat_mus float32: of the rows of path MIROSTAT, the states after their tokens.
+    scored rows.
     """
 
     tokens: Tensor
     finite: Tensor
     scores: TokenScores | None = None
-    mirostat_mus: Tensor | None = None
 
 
 class Sampler:
@@ -192,7 +179,7 @@ class Sampler:
         self.tables = tuple(SlotTable(spec, slots=slots, device=device) for spec in specs)
         parameters, *others = self.tables
         self._floats, self._ints = parameters.columns
-        self._biases, self._chains, self._repetitions, self._restrictions, self._mirostats = others
+        self._biases, self._chains, self._repetitions, self._restrictions = others
 
     @staticmethod
     def state_bytes(*, slots: int, context_tokens: int, vocab_size: int) -> int:
@@ -252,8 +239,7 @@ class Sampler:
         scores = None
         if draws.scored is not None and raw is not None:
             scores = _score(raw, tokens[draws.scored.rows], draws.scored.alternatives)
-        states = self._states_after(draws) if draws.counts[Path.MIROSTAT] else None
-        return Drawn(tokens, finite, scores, states)
+        return Drawn(tokens, finite, scores)
 
     def score(
         self, logits: Tensor, slots: Tensor, positions: Tensor, alternatives: int
@@ -270,7 +256,6 @@ class Sampler:
         )
         top = counts[Path.GREEDY] + counts[Path.TOP]
         unchained = top + counts[Path.SORTED] + counts[Path.WHOLE]
-        chained = unchained + counts[Path.CHAIN]
 
         parts = []
         if top or not len(logits):
@@ -278,10 +263,8 @@ class Sampler:
             parts.append(draw_top(rows.part(0, top), greedy=greedy, width=draws.width))
         if unchained > top:
             parts.append(draw_all(rows.part(top, unchained), ordered=counts[Path.SORTED]))
-        for block in row_blocks(unchained, chained):
+        for block in row_blocks(unchained, len(logits)):
             parts.append(self._draw_chain(rows.part(*block)))
-        for block in row_blocks(chained, len(logits)):
-            parts.append(self._draw_mirostat(rows.part(*block)))
         if len(parts) == 1:
             return parts[0]
         tokens, finite = (torch.cat(columns) for columns in zip(*parts, strict=True))
@@ -302,25 +285,6 @@ class Sampler:
         values, ids = sorted_tokens(drawn.logits)
         sums = (odds_of(values, rows) * ONE).long().cumsum(dim=1)
         column = drawn_column(sums, sums[:, -1], uniforms(ints[:, 0], numbers))
-        return drawn.write(values[:, 0], ids.gather(1, column)[:, 0])
-
-    def _states_after(self, draws: Draws) -> Tensor:
-        """The states of Mirostat after the drawn tokens, as `Drawn.mirostat_mus`."""
-        count = draws.counts[Path.MIROSTAT]
-        slots, positions = draws.slots[-count:], draws.positions[-count:]
-        return mirostat_states(self._mirostats, slots, positions + 1)
-
-    def _draw_mirostat(self, drawn: DrawnRows) -> tuple[Tensor, Tensor]:
-        """As `draw_all`, for the rows of path MIROSTAT; updates the states of their slots."""
-        slots, positions = drawn.slots, drawn.positions
-        ints = self._ints[slots]
-        rows = mirostat_parameters(self._mirostats, slots, positions)
-        values, ids = sorted_tokens(drawn.logits)
-        depths = (values[:, :1] - values) / self._floats[slots, 0:1]
-        sums = kept_weights(depths, rows).cumsum(dim=1)
-        column = drawn_column(sums, sums[:, -1], uniforms(ints[:, 0], positions + ints[:, 4]))
-        mus = states_after(depths.gather(1, column), sums[:, -1:], rows)
-        store_states(self._mirostats, slots, positions + 1, mus)
         return drawn.write(values[:, 0], ids.gather(1, column)[:, 0])
 
     def _penalise(self, logits: Tensor, draws: Draws, penalised: PenalisedRows) -> None:
@@ -357,7 +321,6 @@ def sampler_specs(*, context_tokens: int, vocab_size: int) -> tuple[TableSpec, .
         chain_spec(),
         repetition_spec(context_tokens=context_tokens, vocab_size=vocab_size),
         restriction_spec(vocab_size),
-        mirostat_spec(),
     )
 
 

@@ -95,10 +95,10 @@ class ResultCopier:
 
 
 def result_bytes(limits: StepLimits, *, hidden: int) -> int:
-    """Upper bound in bytes of a step's results: a token with scores and a Mirostat state for each
-    sampling row, a vector for each slot, and scores of prompts."""
+    """Upper bound in bytes of a step's results: a token with scores for each sampling row, a
+    vector for each slot, and scores of prompts."""
     scored = 4 + (8 + 4) * MAX_TOP_LOGPROBS
-    drawn = limits.draws * (8 + 1 + 4 + scored)
+    drawn = limits.draws * (8 + 1 + scored)
     return drawn + limits.slots * 4 * hidden + limits.step_tokens * scored
 
 
@@ -120,17 +120,15 @@ def outcomes(launched: Launched) -> tuple[Result, ...]:
 
 def _store_drawn(launched: Launched, drawn: Drawn, results: list[Result]) -> None:
     scores = iter(score_rows(drawn.scores))
-    mus = [] if drawn.mirostat_mus is None else drawn.mirostat_mus.tolist()
-    states = [None] * (len(drawn.tokens) - len(mus)) + mus
-    rows = zip(launched.drawing, drawn.tokens.tolist(), drawn.finite.tolist(), states, strict=True)
-    for index, token, finite, mu in rows:
+    rows = zip(launched.drawing, drawn.tokens.tolist(), drawn.finite.tolist(), strict=True)
+    for index, token, finite in rows:
         request = launched.chunks[index].sequence.request
         wanted = request.sampling.logprobs
         logprob, top = None, tuple[Alternative, ...]()
         if wanted is not None:
             score = next(scores)
             logprob, top = score.logprob, score.alternatives(wanted)
-        results[index] = Sampled(token, logprob, top, mu) if finite else _failure(request)
+        results[index] = Sampled(token, logprob, top) if finite else _failure(request)
     for row, reason in launched.unmasked.items():
         results[launched.drawing[row]] = reason
 

@@ -112,9 +112,6 @@ class LlamaExtras(Body):
     dry_allowed_length: Any = None
     dry_penalty_last_n: Any = None
     dry_sequence_breakers: Any = None
-    mirostat: Any = None
-    mirostat_tau: Any = None
-    mirostat_eta: Any = None
     repeat_penalty: Any = None
     repeat_last_n: Any = None
     grammar: Any = None

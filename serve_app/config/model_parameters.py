@@ -14,6 +14,9 @@ _KEPT: Mapping[str, Bounds] = {
     "num_thread": Bounds(int),
     "draft_num_predict": Bounds(int),
     "tfs_z": Bounds(float),
+    "mirostat": Bounds(int),
+    "mirostat_tau": Bounds(float),
+    "mirostat_eta": Bounds(float),
 }
 _SWITCHES = frozenset(
     {"use_mmap", "use_mlock", "low_vram", "f16_kv", "logits_all", "vocab_only", "numa"}

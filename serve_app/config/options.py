@@ -53,9 +53,6 @@ class Options:
     dry_allowed_length: int | None = None
     dry_penalty_last_n: int | None = None
     dry_sequence_breakers: tuple[str, ...] | None = None
-    mirostat: int | None = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
 
     def over(self, base: Self) -> Self:
         """These options, with those of `base` where none is given."""
@@ -117,9 +114,6 @@ CHAIN_BOUNDS: Mapping[str, Bounds] = {
     "dry_base": Bounds(float, 1, 100),
     "dry_allowed_length": Bounds(int, 0, 128),
     "dry_penalty_last_n": Bounds(int, -1, LONGEST),
-    "mirostat": Bounds(int, 0, 2),
-    "mirostat_tau": Bounds(float, 0, 100),
-    "mirostat_eta": Bounds(float, 0, 10),
 }
 BOUNDS: Mapping[str, Bounds] = {
     "temperature": Bounds(float, 0, LARGEST),
@@ -141,12 +135,7 @@ _RECOMMENDED = {
     "temperature": "temp",
     "repeat_penalty": "penalty_repeat",
     "repeat_last_n": "penalty_last_n",
-} | {
-    name: name
-    for name in (
-        "top_k top_p min_p xtc_probability xtc_threshold mirostat mirostat_tau mirostat_eta".split()
-    )
-}
+} | {name: name for name in "top_k top_p min_p xtc_probability xtc_threshold".split()}
 OPENAI_BOUNDS: Mapping[str, Bounds] = {
     "temperature": Bounds(float, 0, 2),
     "top_p": BOUNDS["top_p"],
@@ -178,10 +167,10 @@ _CLAMPED: Mapping[str, tuple[float, float]] = {
 _HARMLESS = frozenset(
     {"num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "numa"}
     | {"low_vram", "f16_kv", "logits_all", "vocab_only", "use_mlock", "penalize_newline"}
-    | {"embedding_only", "draft_num_predict"}
+    | {"embedding_only", "draft_num_predict", "mirostat_tau", "mirostat_eta"}
 )
 # Options that Ollama has removed and ignores, with the value that turns them off.
-_REMOVED: Mapping[str, Any] = {"tfs_z": 1}
+_REMOVED: Mapping[str, Any] = {"tfs_z": 1, "mirostat": 0}
 
 
 def unknown_option(name: str, known: Iterable[str]) -> RequestError:

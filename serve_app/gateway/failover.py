@@ -55,7 +55,6 @@ class FailoverState:
         self._full: set[str] = set()
         self._model = ""  # identity of the model that began the answer
         self._tokens: list[int] = []
-        self._mirostat_mus: list[float] = []  # states after each token, if Mirostat applies
         self._characters = 0
         self._scored = 0  # number of tokens whose log-probabilities the client has
         self._repeated = 0  # number of tokens that the current replica must sample again
@@ -78,9 +77,7 @@ class FailoverState:
         echo = self._task.echo and not self._echoed
         tokens = tuple(self._tokens[: len(self._tokens) - self._repeated])
         had_turn = bool(self._tokens or self._losses)
-        mus = self._mirostat_mus[: len(tokens)]
-        mu = mus[-1] if mus else None
-        resume = ResumeState(tokens, self._characters, had_turn, mu)
+        resume = ResumeState(tokens, self._characters, had_turn)
         return dataclasses.replace(self._task, resume=resume, echo=echo)
 
     @property
@@ -145,14 +142,12 @@ class FailoverState:
             delta = dataclasses.replace(
                 delta,
                 tokens=delta.tokens[repeated:],
-                mirostat_mus=delta.mirostat_mus[repeated:],
                 thinking_tokens=max(0, delta.thinking_tokens - repeated),
             )
         self._new_tokens += len(delta.tokens)
         if self._losses and self.progressed:
             self._losses = 0
         self._tokens += delta.tokens
-        self._mirostat_mus += delta.mirostat_mus
         self._thinking += delta.thinking_tokens
         self._echoed |= delta.echo is not None
         self._characters += len(delta.text)

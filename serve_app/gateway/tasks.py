@@ -278,8 +278,7 @@ class ChatDelta:
     in that format. `choices`: deltas of single choices with their index, if a request has several;
     `tokens`, `usage` and `finish` are then those of all choices together. `echo`: in the first
     delta of a task with `echo`. `thinking_tokens`: how many of `tokens` are thinking.
-    `prompt_tokens`: result of a `PromptTask`. `mirostat_mus`: states for resumption on another
-    replica.
+    `prompt_tokens`: result of a `PromptTask`.
     """
 
     text: str = ""
@@ -296,7 +295,6 @@ class ChatDelta:
     matched: str | int | None = None
     thinking_tokens: int = 0
     prompt_tokens: PromptTokens | None = None
-    mirostat_mus: tuple[float, ...] = ()
 
 
 def merge(deltas: list[ChatDelta]) -> ChatDelta:
@@ -315,7 +313,6 @@ def merge(deltas: list[ChatDelta]) -> ChatDelta:
         choices=tuple(chain.from_iterable(delta.choices for delta in deltas)),
         echo=next((delta.echo for delta in deltas if delta.echo is not None), None),
         thinking_tokens=sum(delta.thinking_tokens for delta in deltas),
-        mirostat_mus=tuple(chain.from_iterable(delta.mirostat_mus for delta in deltas)),
     )
 
 

@@ -313,7 +313,6 @@ class ModelReplica:
             delta.usage,
             delta.error,
             matched=delta.matched,
-            mirostat_mus=delta.mirostat_mus,
         )
 
 

@@ -35,7 +35,6 @@ SAMPLINGS = {
     "chain": SamplingParams(
         typical_p=0.9, top_n_sigma=2.0, xtc_probability=0.5, dynatemp_range=0.5, dry_multiplier=1.0
     ),
-    "mirostat": SamplingParams(mirostat=1, logprobs=1),
 }
 # What adds in an order that depends on the number of rows.
 UNEVEN = set(

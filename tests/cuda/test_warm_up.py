@@ -25,7 +25,6 @@ WAYS = (
     SamplingParams(top_k=20),
     SamplingParams(top_k=100, logprobs=3),
     SamplingParams(dry_multiplier=0.8),
-    SamplingParams(mirostat=2),
     SamplingParams(typical_p=0.9),
 )
 PROMPTS = (3, 8, 23, 48, 100, 255)

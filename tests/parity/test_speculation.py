@@ -28,7 +28,6 @@ WAYS = (
     replace(GREEDY, dry_multiplier=2.0, dry_allowed_length=1),
     SamplingParams(typical_p=0.8, seed=3, logprobs=1),
     SamplingParams(seed=4, logit_bias=((9, 5.0),), barred=(9, 17), barred_until=30),
-    SamplingParams(seed=5, mirostat=2, mirostat_tau=3.0, logprobs=1),
     replace(GREEDY, allowed=b"\xf0\0\0\0", bad_words=tuple((n, n) for n in range(4, 8))),
 )
 

@@ -164,7 +164,6 @@ def _sampling(random: Random) -> SamplingParams:
         lambda: SamplingParams(seed=seed, top_k=0, top_p=0.9, logprobs=2),
         lambda: SamplingParams(seed=seed, typical_p=0.8, top_n_sigma=1.5),
         lambda: SamplingParams(temperature=0, dry_multiplier=1.5, dry_allowed_length=1),
-        lambda: SamplingParams(seed=seed, mirostat=2, mirostat_tau=3.0),
         lambda: SamplingParams(seed=seed, bad_words=((3,), (4, 5), (6, 7, 8)), top_k=9),
     )
     return random.choice(ways)()

@@ -14,16 +14,10 @@ def load_slots(
     sampling: Sequence[SamplingParams],
     *,
     tokens: Sequence[Sequence[int]] = (),
-    mus: Sequence[float | None] = (),
 ) -> None:
-    """Slot r gets the r-th parameters and, if given, the r-th tokens and state of Mirostat."""
+    """Slot r gets the r-th parameters and, if given, the r-th tokens."""
     loads = [
-        SlotLoad(
-            slot,
-            tuple(tokens[slot]) if tokens else (),
-            params,
-            mirostat_mu=mus[slot] if mus else None,
-        )
+        SlotLoad(slot, tuple(tokens[slot]) if tokens else (), params)
         for slot, params in enumerate(sampling)
     ]
     sampler.load(write_loads(PinnedBuffer(1 << 22, None), loads, sampler))

@@ -219,7 +219,6 @@ def test_the_same_sequences_have_the_inputs_of_new_ones_at_their_positions(
         {"sampling": SamplingParams(dry_multiplier=1.0)},
         {"sampling": SamplingParams(bad_words=((1,),))},
         {"sampling": SamplingParams(allowed=b"\x03")},
-        {"sampling": SamplingParams(mirostat=2)},
         {"sampling": SamplingParams(typical_p=0.5)},
         {"samples": False},
         {"constrained": True},
@@ -336,20 +335,13 @@ def test_loads_carry_tokens_and_parameters_exactly(preparer, odd):
         dry_base=8.0, dry_allowed_length=3, dry_breakers=bytes([0, 0, 0, 128]),
         allowed=bytes([3, 0, 0, 128]), bad_words=((7, 8, 9), (6,)), words_from=4,
     )  # fmt: skip
-    adaptive = SamplingParams(mirostat=1, mirostat_tau=4.0, mirostat_eta=0.5)
     loads = [SlotLoad(1, tuple(range(900, 910 + odd)), sampling), SlotLoad(3, (7,), everything)]
-    states = [SlotLoad(0, (7,), adaptive), SlotLoad(2, (7,), adaptive, mirostat_mu=3.25)]
-    changes = preparer.prepare(plan(chunk(1, 9, 1), loads=states)).changes
-    mirostats = changes.loads.rows[-1]
-    assert mirostats.slots.tolist() == [0, 2]
-    values, mus = mirostats.values
-    assert values.tolist() == [[1.0, 4.0, 0.5]] * 2 and mus.tolist() == [[8.0] * 2, [3.25] * 2]
     changes = preparer.prepare(plan(chunk(1, 9, 1), loads=loads)).changes
     assert changes.loads is not None
     tokens = [(slot, part.tolist()) for slot, part in changes.loads.tokens]
     assert tokens == [(1, list(range(900, 910 + odd))), (3, [7])]
-    parameters, biases, chains, repetitions, restrictions, mirostats = changes.loads.rows
-    assert biases is None and mirostats is None
+    parameters, biases, chains, repetitions, restrictions = changes.loads.rows
+    assert biases is None
     assert parameters.slots.tolist() == [1, 3]
     floats, ints = parameters.values
     expected = torch.tensor([0.3, 0.4, 0.1, 1.0, 0.0, 0.0])

@@ -71,7 +71,7 @@ def sample(
     if scores is not None:
         columns = scores.logprobs, scores.top_tokens, scores.top_logprobs
         scores = TokenScores(*(column[scored_back] for column in columns))
-    return Drawn(drawn.tokens[back], drawn.finite[back], scores, drawn.mirostat_mus)
+    return Drawn(drawn.tokens[back], drawn.finite[back], scores)
 
 
 def draws_of(

@@ -8,7 +8,6 @@ import torch
 from runtime.engine.request import (
     GenerationRequest,
     Pooling,
-    Sampled,
     SamplingParams,
     StopRules,
 )
@@ -49,7 +48,7 @@ def launched(seed: int, *, scored: int = 2, pooled: int = 1, alternatives: int =
     finite = torch.tensor([True, seed % 2 == 0, True])
     top = scored, alternatives
     logprobs = TokenScores(numbers(scored), tokens(*top), numbers(*top)) if scored else None
-    drawn = Drawn(tokens(3), finite, logprobs, numbers(1))
+    drawn = Drawn(tokens(3), finite, logprobs)
     parts = ScoredStep((4, 5), (ScoredChunk(2, (8, 9), 1),)) if scored else ScoredStep((), ())
     scores = TokenScores(numbers(2), tokens(2, 1), numbers(2, 1)) if scored else None
     pooling = (3,) if pooled else ()
@@ -85,17 +84,9 @@ def test_a_buffer_is_used_again_once_its_results_are_read(copier: ResultCopier) 
 def test_the_largest_step_fits(copier: ResultCopier) -> None:
     slots, rows, most = LIMITS.slots, LIMITS.step_tokens, 20
     ones, wide = torch.ones(slots), torch.ones(slots, most)
-    drawn = Drawn(ones.long(), ones.bool(), TokenScores(ones, wide.long(), wide), ones)
+    drawn = Drawn(ones.long(), ones.bool(), TokenScores(ones, wide.long(), wide))
     scores = TokenScores(torch.ones(rows), torch.ones(rows, most).long(), torch.ones(rows, most))
     step = Launched((), (), drawn, {}, (), torch.ones(slots, HIDDEN), ScoredStep((), ()), scores)
     copied = copier.begin(step)
     assert copied.copy is not None
     assert len(copied.copy.buffer) == result_bytes(LIMITS, hidden=HIDDEN)
-
-
-def test_states_of_mirostat_belong_to_the_last_rows() -> None:
-    step = launched(0, scored=0)
-    assert step.drawn is not None and step.drawn.mirostat_mus is not None
-    tokens, [mu] = step.drawn.tokens.tolist(), step.drawn.mirostat_mus.tolist()
-    expected = [Sampled(tokens[0]), Sampled(tokens[1]), Sampled(tokens[2], mirostat_mu=mu)]
-    assert outcomes(step)[:3] == tuple(expected)

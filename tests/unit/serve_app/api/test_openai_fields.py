@@ -39,8 +39,7 @@ BREAKERS = {"dry_sequence_breakers": [".", "\n", "."]}
 CHAIN = {
     "typical_p": 0.5, "top_n_sigma": 1.5, "xtc_probability": 0.25, "xtc_threshold": 0.2,
     "dynatemp_range": 0.75, "dynatemp_exponent": 2.0, "dry_multiplier": 0.5, "dry_base": 2.0,
-    "dry_allowed_length": 3, "dry_penalty_last_n": 64, "mirostat": 2, "mirostat_tau": 3.5,
-    "mirostat_eta": 0.25,
+    "dry_allowed_length": 3, "dry_penalty_last_n": 64,
 }  # fmt: skip
 
 

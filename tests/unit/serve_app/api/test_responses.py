@@ -283,7 +283,7 @@ async def test_options_reach_the_engine():
 
 async def test_only_declared_fields_change_the_sampling():
     plain = await task_of(seed=1)
-    extended = await task_of(seed=1, typical_p=0.5, mirostat=2, dry_multiplier=1, stop="end")
+    extended = await task_of(seed=1, typical_p=0.5, dry_multiplier=1, stop="end")
     assert extended.sampling == plain.sampling
     assert (plain.stop, extended.stop) == ((), ("end",))  # of vLLM
 

@@ -58,19 +58,14 @@ def on_next_replica(failover: FailoverState, name: str) -> ResumeState | None:
     return failover.task.resume
 
 
-def test_states_of_mirostat_and_tokens_of_thinking_are_counted_once() -> None:
+def test_tokens_of_thinking_are_counted_once() -> None:
     sampling = dataclasses.replace(TASK.sampling, logprobs=0)
     failover = FailoverState(dataclasses.replace(TASK, sampling=sampling), FailoverRules())
     assert on_next_replica(failover, "a") is None
-    mus = (9.0, 8.0, 7.0)
-    failover.accept(
-        ChatDelta("ab", (0, 1, 2), TWO_SHOWN, mirostat_mus=mus, thinking_tokens=3, usage=usage(1))
-    )
-    assert on_next_replica(failover, "b") == ResumeState((0, 1), 2, mirostat_mu=8.0)
-    repeated = ChatDelta("c", (2, 3), TWO_SHOWN, mirostat_mus=(7.0, 6.0), thinking_tokens=2)
-    assert failover.accept(repeated) == ChatDelta(
-        "c", (3,), TWO_SHOWN, mirostat_mus=(6.0,), thinking_tokens=1
-    )
-    assert on_next_replica(failover, "c") == ResumeState((0, 1, 2, 3), 3, mirostat_mu=6.0)
+    failover.accept(ChatDelta("ab", (0, 1, 2), TWO_SHOWN, thinking_tokens=3, usage=usage(1)))
+    assert on_next_replica(failover, "b") == ResumeState((0, 1), 2)
+    repeated = ChatDelta("c", (2, 3), TWO_SHOWN, thinking_tokens=2)
+    assert failover.accept(repeated) == ChatDelta("c", (3,), TWO_SHOWN, thinking_tokens=1)
+    assert on_next_replica(failover, "c") == ResumeState((0, 1, 2, 3), 3)
     last = failover.accept(ChatDelta(finish=FinishReason.STOP, usage=usage(4)))
     assert last.usage is not None and last.usage.thinking_tokens == 4

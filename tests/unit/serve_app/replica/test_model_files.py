@@ -112,7 +112,13 @@ def test_ranks_tell_versions_of_a_model_with_equal_headers_apart(tmp_path) -> No
 
 
 def test_options_that_a_file_recommends_are_below_those_of_its_model(store, tmp_path) -> None:
-    stated = {"temp": 0.6, "top_k": 20, "mirostat": 9, "penalty_repeat": 1.5, "sequence": "k;p"}
+    stated = {
+        "temp": 0.6,
+        "top_k": 20,
+        "xtc_threshold": 9,
+        "penalty_repeat": 1.5,
+        "sequence": "k;p",
+    }
     keys = {f"general.sampling.{name}": value for name, value in stated.items()}
     path = rewrite(DEMO_MODEL, tmp_path / "recommending.gguf", keys=keys)
     put(Store(store), "own", {"model": path.read_bytes(), "params": b'{"temperature": 0.25}'})

@@ -32,8 +32,6 @@ SAMPLINGS = {
         HOT, repeat_penalty=1.5, presence_penalty=0.8, frequency_penalty=0.7, repeat_last_n=32
     ),
     "logprobs": dataclasses.replace(HOT, logprobs=3, temperature=8.0, top_k=0, top_p=1.0),
-    "mirostat": dataclasses.replace(HOT, mirostat=2, mirostat_tau=3.0, mirostat_eta=0.5),
-    "mirostat 1 with logprobs": dataclasses.replace(HOT, mirostat=1, mirostat_eta=1.0, logprobs=1),
 }
 FIRST, SECOND = Address("h", 1, "t", "here", "m"), Address("h", 2, "t", "there", "m")
 CUTS = 4
@@ -128,7 +126,7 @@ async def test_a_resumed_answer_ends_with_the_context(replicas):
     raise AssertionError("no answer was long enough")
 
 
-@pytest.mark.parametrize("how", ["the whole vocabulary", "penalties", "logprobs", "mirostat"])
+@pytest.mark.parametrize("how", ["the whole vocabulary", "penalties", "logprobs"])
 async def test_an_answer_of_several_contexts_is_the_same(replicas, how):
     ending = EndRules(ignore_model=True)
     task = dataclasses.replace(TASK, sampling=SAMPLINGS[how], max_tokens=150, ending=ending)
