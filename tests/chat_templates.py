@@ -167,7 +167,6 @@ TOOLS = [WEATHER, BARE]
 TALKS: dict[str, Talk] = {
     "one question": Talk([ASK]),
     "system": Talk([SYSTEM, ASK]),
-    "developer": Talk([Message("developer", "Be brief."), ASK]),
     "turns": Talk([ASK, ANSWER, Message("user", "2+2?"), THOUGHT, THANKS]),
     "turns with system": Talk([SYSTEM, ASK, ANSWER, Message("user", "")]),
     "many turns": Talk([ASK, ANSWER, AGAIN, THOUGHT] * 20 + [THANKS]),

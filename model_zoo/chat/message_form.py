@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 Values = dict[str, Any]
 Render = Callable[[list[Values], list[Values] | None], str]
 
-SYSTEM_ROLES = ("system", "developer")  # the second is OpenAI's newer name of the first
 # Names by which templates read the reasoning of an assistant's turn.
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning", "thought")
 IMAGE_TYPES = ("image", "image_url")  # the types of images that templates look for

@@ -11,7 +11,6 @@ from typing import Any
 
 from model_zoo.chat.message_form import (
     IMAGE_TYPES,
-    SYSTEM_ROLES,
     MessageForm,
     call_form,
     text_parts,
@@ -27,7 +26,7 @@ from runtime.errors import RequestError, TemplateLimitError
 _log = logging.getLogger(__name__)
 
 # Templates build control tokens from the role, so it must be one of these.
-ROLES = frozenset({*SYSTEM_ROLES, "user", "assistant", "tool"})
+ROLES = frozenset({"system", "user", "assistant", "tool"})
 
 # Limits of one of the thirty renderings by which the form of messages and the rules of turns are
 # found. Published templates take a millisecond.

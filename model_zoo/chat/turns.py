@@ -16,7 +16,6 @@ from model_zoo.chat.message_form import (
     IMAGE_TYPES,
     PROBED_TOOL,
     REASONING_KEYS,
-    SYSTEM_ROLES,
     MessageForm,
     Render,
     Values,
@@ -41,9 +40,9 @@ class TurnRules:
     """Which turns a template renders completely.
 
     Of the system: `first_system` at the beginning; `lone_system`: with nothing after it;
-    `leading_systems`: several at the beginning; `later_systems`: at any place, in order;
-    `developer`: with this role. `users_keep_prefix`: a user's turn after a result leaves what is
-    before it as it is, such as the thinking beside calls.
+    `leading_systems`: several at the beginning; `later_systems`: at any place, in order.
+    `users_keep_prefix`: a user's turn after a result leaves what is before it as it is, such as the
+    thinking beside calls.
     Of users and assistants: `first_replies` at the beginning; `repeated_users` and
     `repeated_replies` in a row; `calls_after_replies` in a row; `users_after_results` of calls.
     `calls_alternate`: calls and results count where users and assistants must alternate.
@@ -59,7 +58,6 @@ class TurnRules:
     lone_system: bool = True
     leading_systems: bool = True
     later_systems: bool = True
-    developer: bool = True
     users_keep_prefix: bool = True
     first_replies: bool = True
     repeated_users: bool = True
@@ -102,16 +100,14 @@ class TurnRules:
     def _with_systems(self, messages: "Sequence[Message]") -> "list[Message]":
         """System messages at the beginning are joined. Those that the template does not render
         become the user's, at their place, so that a conversation that grows keeps its prefix."""
-        if not self.developer:
-            messages = [_with_role(m, "system") if m.role == "developer" else m for m in messages]
-        turns = list(takewhile(lambda message: message.role in SYSTEM_ROLES, messages))
+        turns = list(takewhile(lambda message: message.role == "system", messages))
         others = messages[len(turns) :]
         if turns and not self.leading_systems:
             turns = [reduce(_joined, turns)]
         if not (self.first_system if others else self.lone_system):
             turns = [_with_role(message, "user") for message in turns]
         for message in others:
-            if message.role not in SYSTEM_ROLES or self.later_systems:
+            if message.role != "system" or self.later_systems:
                 turns.append(message)
             elif turns and turns[-1].role == "tool" and not self.users_keep_prefix:
                 turns[-1] = _appended(turns[-1], message)
@@ -148,7 +144,7 @@ class TurnRules:
         if message.role not in ("user", "assistant"):
             return False
         if self.calls_alternate:
-            before = next((t.role for t in reversed(turns) if t.role not in SYSTEM_ROLES), None)
+            before = next((t.role for t in reversed(turns) if t.role != "system"), None)
             if before is None:
                 return message.role == "assistant" and not self.first_replies
             return (before, message.role) == ("tool", "user") and not self.users_after_results
@@ -220,7 +216,6 @@ def _rules_without_calls(probes: "_Probes") -> TurnRules:
         lone_system=shows(system),
         leading_systems=shows(system, later, *talk),
         later_systems=shows(system, user, later, reply, next_user, in_order=True),
-        developer=shows(turn("developer"), *talk),
         first_replies=first_replies,
         repeated_users=shows(user, turn("user"), reply, next_user),
         repeated_replies=shows(user, reply, turn("assistant"), next_user),

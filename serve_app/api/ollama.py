@@ -21,7 +21,7 @@ from serve_app.api.chat_task import chat_task
 from serve_app.api.fields import Body, BodyReader, FirstError, Items, harmless
 from serve_app.api.json_lines import JSON_LINES, json_line
 from serve_app.api.json_values import check_value
-from serve_app.api.openai import logprob_entry
+from serve_app.api.openai import ROLES_BY_NAME, logprob_entry
 from serve_app.api.output_forms import ollama_form
 from serve_app.api.refusals import Refusal
 from serve_app.api.reply import BEFORE_LINE, Reply, SingleReply
@@ -372,6 +372,7 @@ def _message(message: ChatMessage, images: list[ImagePart]) -> Message:
     content = with_images(message.content, images) if images else message.content
     calls = tuple(ToolCall(c.function.name, c.function.arguments, c.id) for c in message.tool_calls)
     role = message.role.lower()
+    role = ROLES_BY_NAME.get(role, role)
     if role != "tool":
         return Message(role, content, message.thinking, calls)
     identity = message.tool_call_id

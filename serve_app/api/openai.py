@@ -35,6 +35,8 @@ from serve_app.gateway.model_registry import ServedModel
 from serve_app.gateway.tasks import Candidate, ChatDelta, TokenLogprob
 
 FINGERPRINT = "fp_caravan"
+# Other names of the roles of messages: OpenAI's newer name of the system.
+ROLES_BY_NAME = {"developer": "system"}
 
 
 # Sampling options of both completion endpoints with Ollama's names; from `top_k` on they are vLLM's

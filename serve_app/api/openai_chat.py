@@ -24,6 +24,7 @@ from serve_app.api.content_parts import check_type, joined, string
 from serve_app.api.fields import Body, BodyReader, Items, Objects, harmless, unserved
 from serve_app.api.json_values import check_value
 from serve_app.api.openai import (
+    ROLES_BY_NAME,
     ChoicesEncoder,
     Common,
     ReplyKind,
@@ -41,10 +42,6 @@ from serve_app.api.vllm_extras import with_extras
 from serve_app.config.options import OPENAI_BOUNDS, number
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.tasks import ChatDelta, Conversation, TokenLogprob
-
-# "developer" is the newer name of "system".
-_ROLES = {"developer": "system"}
-
 
 # Variables that the server sets itself, and names that would replace the template.
 _RESERVED = frozenset(
@@ -327,7 +324,7 @@ def _draft(index: int, message: ChatCompletionMessage, calls: tuple[ToolCall, ..
         )
     content = _content_of(f"messages[{index}].content", message.content)
     parts = Message(
-        _ROLES.get(role, role),
+        ROLES_BY_NAME.get(role, role),
         thinking=message.reasoning_content or message.reasoning,
         tool_calls=calls,
         tool_call_id=message.tool_call_id if role == "tool" else None,

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Self
 
-from model_zoo.chat.message_form import SYSTEM_ROLES
 from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.images import bmp, gif, jpeg, png, webp
 from runtime.errors import RequestError
@@ -101,7 +100,7 @@ class ImageReader:
         last turn and all system messages stay."""
         roles = [draft.parts.role for draft in drafts]
         excess = sum(len(draft.images) for draft in drafts) - self._rules.most
-        droppable = (0 if d.parts.role in SYSTEM_ROLES else len(d.images) for d in drafts)
+        droppable = (0 if d.parts.role == "system" else len(d.images) for d in drafts)
         dropped, starts = [0, *accumulate(droppable)], turn_starts(roles)
         start = next((start for start in starts if dropped[start] >= excess), starts[-1])
         return [drafts[at] for at in kept_from(start, roles)]

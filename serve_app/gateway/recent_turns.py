@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from model_zoo.chat.message_form import SYSTEM_ROLES
-
 
 def turn_starts(roles: Sequence[str]) -> list[int]:
     """Index of the first message of each turn, by the roles of all messages.
@@ -13,7 +11,7 @@ def turn_starts(roles: Sequence[str]) -> list[int]:
     starts: list[int] = []
     asked = False
     for at, role in enumerate(roles):
-        if role in SYSTEM_ROLES:
+        if role == "system":
             continue
         if role == "user" and not asked:
             starts.append(at)
@@ -23,4 +21,4 @@ def turn_starts(roles: Sequence[str]) -> list[int]:
 
 def kept_from(start: int, roles: Sequence[str]) -> list[int]:
     """Indices of the messages without the turns before `start`; all system messages stay."""
-    return [at for at, role in enumerate(roles) if at >= start or role in SYSTEM_ROLES]
+    return [at for at, role in enumerate(roles) if at >= start or role == "system"]

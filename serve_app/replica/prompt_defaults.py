@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from model_zoo.chat.message_form import SYSTEM_ROLES
 from model_zoo.chat.messages import Message
 from serve_app.gateway.tasks import Conversation, PromptSource
 
@@ -41,5 +40,5 @@ def _split_system(
     messages: Sequence[Message],
 ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
     """The first message if it is a system message, and the others."""
-    count = int(bool(messages) and messages[0].role in SYSTEM_ROLES)
+    count = int(bool(messages) and messages[0].role == "system")
     return tuple(messages[:count]), tuple(messages[count:])

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from model_zoo.chat.formats.source import encoded
-from model_zoo.chat.message_form import SYSTEM_ROLES
 from model_zoo.chat.messages import ImagePart, Message, ToolCall
 
 _INSTRUCTIONS = (
@@ -71,7 +70,7 @@ def _with_instructions(
 ) -> list[Message]:
     signatures = "\n".join(encoded(tool.get("function", tool)) for tool in tools)
     text = _INSTRUCTIONS.format(signatures=signatures)
-    if messages and messages[0].role in SYSTEM_ROLES:
+    if messages and messages[0].role == "system":
         first = messages[0]
         content = with_images(f"{first.text}\n\n{text}", first.images)
         return [dataclasses.replace(first, content=content), *messages[1:]]

@@ -291,7 +291,7 @@ def _message(message: Values) -> Values:
         "tool_call_id": message.get("tool_call_id"),
     }
     return _Printed(
-        role="system" if role == "developer" else role,
+        role=role,
         content=content,
         **{name: value for name, value in further.items() if value},
     )

@@ -39,7 +39,7 @@ NEVER = "m.role == 'system'"
 
 
 TALK = [
-    system("S1"), Message("developer", "S2"), user("U1"), system("S3"), said("A1"), said("A2"),
+    system("S1"), system("S2"), user("U1"), system("S3"), said("A1"), said("A2"),
     system("S4"), user("U2"),
 ]  # fmt: skip
 ONE_SYSTEM = [
@@ -174,17 +174,6 @@ def test_a_system_message_alone_becomes_the_users_where_it_must() -> None:
     assert adapted(source, [system("S"), user("U")]) == [system("S"), user("U")]
 
 
-def test_developers_are_the_system_of_templates_that_know_only_it() -> None:
-    knows_two = DROPPED.replace(FIRST_ONLY, FIRST_ONLY + " or m.role == 'developer'")
-    for talk in (
-        [Message("developer", "D"), system("S")],
-        [system("D"), Message("developer", "S")],
-    ):
-        assert adapted(knows_two, [*talk, user("U")]) == [system("D\n\nS"), user("U")]
-    talk = [Message("developer", "D"), system("S"), user("U")]
-    assert adapted(refusing(FIRST_ONLY), talk)[0] == Message("developer", "D\n\nS")
-
-
 COLLECTED = (
     "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}"
     "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -290,8 +279,7 @@ SOME = [
     [WORK[0], said("Word05"), *WORK[1:3], said("Word06"), user("Word07")],
     [said("Word05"), *WORK],
     [system("Word05"), said("Word06"), user("Word07")],
-    [Message("developer", "Word05"), *WORK],
-    [Message("developer", "Word05"), system("Word06"), *WORK, said("Word07")],
+    [system("Word05"), system("Word06"), *WORK, said("Word07")],
     [system("Word05"), user("Word06"), system("Word07"), *WORK[1:], said("Word08")],
     [system("Word05"), *WORK, system("Word06"), *WORK_ON, system("Word09")],
     [WORK[0], calling(*WORK[1].tool_calls, *WORK[3].tool_calls), WORK[2], WORK[4], user("Word05")],

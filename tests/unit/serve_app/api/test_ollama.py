@@ -73,9 +73,10 @@ async def test_think_false_reaches_the_template():
     assert task.prompt == Conversation((Message("user", "hi"),), thinking=False)
 
 
-async def test_roles_are_read_in_lower_case():
-    task = await task_of("/api/chat", {"messages": [{"role": "User", "content": "x"}]})
-    assert task.prompt.messages == (Message("user", "x"),)
+@pytest.mark.parametrize(("given", "role"), [("User", "user"), ("Developer", "system")])
+async def test_roles_are_read_in_lower_case_and_developer_becomes_system(given, role):
+    task = await task_of("/api/chat", {"messages": [{"role": given, "content": "x"}]})
+    assert task.prompt.messages == (Message(role, "x"),)
 
 
 CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}

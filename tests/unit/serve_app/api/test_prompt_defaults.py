@@ -22,9 +22,8 @@ def test_a_system_text_is_inserted_into_conversations_without_one() -> None:
 
 def test_instructions_of_a_conversation_replace_those_of_the_model() -> None:
     opening = PromptDefaults("Be brief.", EXAMPLE)
-    for role in ("system", "developer"):
-        given = Message(role, "Be long.")
-        assert opened(opening, given, ASKED) == (given, *EXAMPLE, ASKED)
+    given = Message("system", "Be long.")
+    assert opened(opening, given, ASKED) == (given, *EXAMPLE, ASKED)
 
 
 def test_a_saved_session_begins_with_its_system_text_once() -> None:

@@ -59,7 +59,7 @@ def test_different_conversations_share_their_system_message_only():
         talk(SYSTEM, QUESTION, variables={"enable_thinking": False}),
         talk(SYSTEM, QUESTION, tools=({"function": {"name": "f"}},)),
         talk(SYSTEM, QUESTION, after=(1, 2, 3)),
-        talk(Message("developer", SYSTEM.text), QUESTION),
+        talk(Message("assistant", SYSTEM.text), QUESTION),
         talk(QUESTION, SYSTEM),
         chat(RawText(SYSTEM.text + QUESTION.text)),
         chat(Infill(SYSTEM.text, QUESTION.text)),
