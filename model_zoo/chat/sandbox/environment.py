@@ -19,9 +19,18 @@ from jinja2.utils import Namespace
 from model_zoo.chat.sandbox.go_functions import FUNCTIONS
 
 
+class OwnList(list[Any]):
+    """A list that a template writes itself, and may change, as Kimi K2's does."""
+
+
 class _Generator(CodeGenerator):
     """Does not fold constants, so that a model whose template has a costly expression loads; only
-    conversations that reach the expression fail."""
+    conversations that reach the expression fail. Written lists are `OwnList`."""
+
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:
+        self.write("environment.own_list(")
+        super().visit_List(node, frame)
+        self.write(")")
 
     def _output_child_to_const(
         self, node: nodes.Expr, frame: Frame, finalize: CodeGenerator._FinalizeInfo
@@ -35,6 +44,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
     """Raises an error for forbidden attributes, which Jinja would treat as undefined."""
 
     code_generator_class = _Generator
+    own_list = OwnList
 
     def __init__(self) -> None:
         super().__init__(
@@ -52,6 +62,10 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
         }
         self.globals.update(functions | FUNCTIONS)
         del self.globals["lipsum"]
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        own = type(obj) is OwnList and not attr.startswith("_")
+        return own or super().is_safe_attribute(obj, attr, value)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
         raise SecurityError(f"access to `{attribute}` of a {type(obj).__name__} is not allowed")

@@ -279,6 +279,15 @@ def test_the_sandbox_refuses_unsafe_templates(source: str) -> None:
         ChatTemplate(source).render([ASK])
 
 
+def test_templates_may_change_lists_that_they_write_but_not_those_of_messages() -> None:
+    """Kimi K2's collects the ids of calls."""
+    source = "{% set x = [1] %}{% set _ = x.append(2), x.pop(0), x + [3] %}{{ x | tojson }}{{ x }}"
+    assert ChatTemplate(source).render([ASK]) == "[2][2]"
+    for refused in ("x.__class__", "messages.append(x)", "messages.copy().append(x)"):
+        with pytest.raises(RequestError, match="not allowed"):
+            ChatTemplate("{% set x = [] %}{{ " + refused + " }}").render([ASK])
+
+
 def test_loop_controls_and_generation_blocks_are_understood() -> None:
     source = (
         "{% for m in messages %}{% if loop.index0 == 1 %}{% break %}{% endif %}"

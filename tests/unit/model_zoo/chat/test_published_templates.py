@@ -21,8 +21,6 @@ WITHOUT_CALLS = {
     "google-gemma-2-2b-it": "renders no calls",
     "llama-cpp-rwkv-world": "renders no calls",
     "microsoft-Phi-3.5-mini-instruct": "renders no calls",
-    "Kimi-K2-Instruct": "changes a list, which the sandbox of transformers forbids too",
-    "Kimi-K2-Thinking": "changes a list, which the sandbox of transformers forbids too",
     "llama-cpp-deepseek-r1": "fails",
     "CohereForAI-c4ai-command-r-plus-tool_use": "renders instructions after the last turn",
     **dict.fromkeys(
