@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from model_zoo.chat.formats.call_forms import CallForm, call_form
-from model_zoo.chat.formats.generic import generic_messages
+from model_zoo.chat.formats.fallbacks import readable
 from model_zoo.chat.formats.reply_format import ReplyFormat, format_of
-from model_zoo.chat.formats.written_calls import with_written_calls
 from model_zoo.chat.messages import (
     ChatTemplate,
     ImagePart,
@@ -18,6 +17,7 @@ from model_zoo.chat.messages import (
     render_unforged,
 )
 from model_zoo.chat.sandbox.frames import RenderLimits
+from model_zoo.chat.shown_texts import refuse_unshown
 from model_zoo.chat.template_choice import template_of
 from model_zoo.chat.template_language import as_jinja
 from model_zoo.chat.thinking import thinking_variables
@@ -127,7 +127,10 @@ class ChatModel:
     @property
     def reply_format(self) -> ReplyFormat:
         """How the model writes thinking and tool calls."""
-        return format_of(self._tool_template)
+        template = self._tool_template
+        if template is None:
+            return format_of(None)
+        return format_of(template.source, template.supports_tools)
 
     @property
     def markup(self) -> dict[int, bytes]:
@@ -137,9 +140,8 @@ class ChatModel:
         return {control[text]: text.encode() for text in texts}
 
     @property
-    def _tool_template(self) -> str | None:
-        template = self.variants.get("tool_use", self.template)
-        return None if template is None else template.source
+    def _tool_template(self) -> ChatTemplate | None:
+        return self.variants.get("tool_use", self.template)
 
     @property
     def tower(self) -> VisionTower | None:
@@ -170,7 +172,7 @@ class ChatModel:
 
         reply: what the prompt ends with. A last message to continue that is empty is left out.
         tools: function schemas; rendered by the variant "tool_use" if the file has one. Templates
-        that do not read tools or calls receive them as text (`formats.generic`, `written_calls`).
+        that do not show tools, calls or results receive them as text (`formats.fallbacks`).
         thinking: whether to think, or one of `thinking.EFFORTS`; None: the template's default.
         variables: further template variables, which override those of `thinking` but not others.
         at_most: token budget of the prompt, by default the file's context length. Images beyond it
@@ -181,7 +183,7 @@ class ChatModel:
         Raises RequestError for what the template or the model does not support.
         """
         template = self._template_for(tools)
-        messages, tools = self._readable(template, messages, tools)
+        messages, tools = readable(template, messages, tools, self.reply_format.name)
         if reply is ReplyStart.CONTINUED:
             messages, reply = _continued(messages)
         messages = template.turns.adapted(messages)
@@ -199,6 +201,7 @@ class ChatModel:
             continued=reply is ReplyStart.CONTINUED,
             now=now,
         )
+        refuse_unshown(rendered.plain, messages, tools)
         texts = self._texts_around(images, rendered.text)
         prompt = self._prompt(texts, images, at_most, rendered.sentinel, lease)
         begun = messages[-1].text if reply is ReplyStart.CONTINUED else None
@@ -217,7 +220,7 @@ class ChatModel:
     def _with_reply_format(self, prompt: Prompt, text: str, begun: str | None) -> Prompt:
         """The prompt, completed with the format of its reply. `text`: the text of the prompt;
         `begun`: the part of it that the reply continues."""
-        replies = self.reply_format
+        replies, template = self.reply_format, self._tool_template
         thinks = replies.opens_thinking(text) if begun is None else replies.within_thinking(begun)
         return replace(
             prompt,
@@ -225,21 +228,8 @@ class ChatModel:
             continues=begun is not None and not thinks,
             reply_format=replies,
             markup=self.markup,
-            call_form=call_form(replies.name, self._tool_template or ""),
+            call_form=call_form(replies.name, "" if template is None else template.source),
         )
-
-    def _readable(
-        self,
-        template: ChatTemplate,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]],
-    ) -> tuple[Sequence[Message], Sequence[Mapping[str, Any]]]:
-        """Messages and tools; those that the template does not read are converted to text."""
-        if not template.supports_tools:
-            return generic_messages(messages, tools), ()
-        if not template.reads("tool_calls"):
-            return with_written_calls(messages, self.reply_format.name), tools
-        return messages, tools
 
     def _template_for(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
         if self.template is None:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from model_zoo.chat.formats.generic import generic_messages
+from model_zoo.chat.formats.fallbacks import readable
+from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.chat.messages import ChatTemplate, Message, ToolCall
 from runtime.errors import RequestError
 from tests.chat_templates import TOOLS, template_source
@@ -60,7 +61,8 @@ class Published:
         self.tools: list[dict[str, Any]] | None = TOOLS if self.template.supports_tools else None
 
     def readable(self, messages: Sequence[Message]) -> Sequence[Message]:
-        return messages if self.tools else generic_messages(messages, TOOLS)
+        name = format_of(self.template.source, self.template.supports_tools).name
+        return readable(self.template, messages, TOOLS, name)[0]
 
     def render(self, messages: Sequence[Message]) -> str:
         """Nothing if the template refuses."""

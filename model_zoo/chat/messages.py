@@ -1,20 +1,20 @@
 """Renders conversations to prompts whose control tokens come from the template only."""
 
-import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from model_zoo.chat.message_form import (
     IMAGE_TYPES,
     MessageForm,
-    call_form,
+    assumed_form,
+    found_form,
     text_parts,
-    wants_parts,
 )
 from model_zoo.chat.sandbox.frames import RenderLimits
 from model_zoo.chat.sentinel import breaker, unused_sentinel, without_sentinel
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 # Templates build control tokens from the role, so it must be one of these.
 ROLES = frozenset({"system", "user", "assistant", "tool"})
 
-# Limits of one of the thirty renderings by which the form of messages and the rules of turns are
+# Limits of one of the forty renderings by which the form of messages and the rules of turns are
 # found. Published templates take a millisecond.
 _PROBE_LIMITS = RenderLimits(seconds=0.2, memory_bytes=64 << 20, reply_bytes=1 << 18)
 _MARKER = re.compile(r"<.+>|\[.+\]", re.DOTALL)
@@ -95,8 +95,8 @@ class ChatTemplate:
     """A Jinja chat template with the texts of the model's BOS and EOS.
 
     `inspected`: constant texts that it searches for in messages. `names`: the variables, attributes
-    and constant texts that it reads. `form`: the form of messages that it reads. `turns`: which
-    turns it renders. `most`: upper limits of each rendering, as for `Template`.
+    and constant texts that it reads. `form`: the form of messages and tools that it reads. `turns`:
+    which turns it renders. `most`: upper limits of each rendering, as for `Template`.
     """
 
     def __init__(
@@ -112,10 +112,10 @@ class ChatTemplate:
         self.inspected = self._template.inspected
         self.names = self._template.names
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
-        self.form, self.turns = MessageForm(), TurnRules()
+        self.form, self.turns = assumed_form(self.reads), TurnRules()
         try:
-            self.form = self._found_form()
-            self.turns = turn_rules(self._probed, self.form, self.reads)
+            self.form = found_form(self._probed, self.reads, self._template.variables)
+            self.turns = turn_rules(partial(self._probed, self.form), self.form, self.reads)
         except TemplateLimitError:
             _log.warning(
                 "The chat template exceeds its limits on short conversations, so it gets all "
@@ -138,23 +138,17 @@ class ChatTemplate:
 
     @property
     def supports_tools(self) -> bool:
-        return self.reads("tools") or self._reads_functions
+        """Whether it renders tools."""
+        return self.form.tools is not None
 
-    @property
-    def _reads_functions(self) -> bool:
-        """Whether it reads tools as `functions`, a JSON text, like Firefunction."""
-        variables = self._template.variables
-        return "functions" in variables and "tools" not in variables
-
-    def _found_form(self) -> MessageForm:
-        parts = self.reads("type") and self.reads("text") and wants_parts(self._probed)
-        if not self.reads("tool_calls"):
-            return MessageForm(parts)
-        return call_form(self._probed, parts=parts)
-
-    def _probed(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
-        arguments = _template_arguments(tools, True)
-        return self.render_values(messages, arguments, most=_PROBE_LIMITS)
+    def _probed(
+        self,
+        form: MessageForm,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+    ) -> str:
+        given = _template_arguments(tools, True)
+        return self.render_values(messages, given, most=_PROBE_LIMITS, form=form)
 
     def values(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The messages as plain dicts, in the form that the template reads."""
@@ -186,24 +180,18 @@ class ChatTemplate:
         *,
         now: datetime | None = None,
         most: RenderLimits | None = None,
+        form: MessageForm | None = None,
     ) -> str:
         """`render` with messages as dicts for the template.
 
         `now`: the time that the template sees, by default the local time. `most`: upper limits.
+        `form`: another form of tools.
         """
-        given = {"documents": None, **self._tokens, **variables, "messages": messages}
-        return self._template.render(self._further(variables, now) | given, now=now, most=most)
-
-    def _further(self, variables: Mapping[str, Any], now: datetime | None) -> dict[str, Any]:
-        """Variables that Firefunction's template documents, if the template reads them."""
-        further = {}
-        if self._reads_functions:
-            tools = variables.get("tools") or ()
-            functions = [tool.get("function", tool) for tool in tools]
-            further["functions"] = json.dumps(functions, indent=4)
-        if "datetime" in self._template.variables:
+        messages, further = (form or self.form).offered(messages, variables.get("tools"))
+        if "datetime" in self._template.variables:  # as Firefunction documents it
             further["datetime"] = (now or datetime.now()).strftime("%Y-%m-%d %H:%M:%S")
-        return further
+        given = {"documents": None, **self._tokens, **variables, "messages": messages}
+        return self._template.render(further | given, now=now, most=most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +200,11 @@ class Unforged:
 
     text: str
     sentinel: str = ""
+
+    @property
+    def plain(self) -> str:
+        """The text without the sentinel."""
+        return without_sentinel(self.text, self.sentinel) if self.sentinel else self.text
 
     def cut(self, tokenizer: Tokenizer) -> list[str | int]:
         """The text cut at its special tokens, without the sentinel."""
@@ -371,8 +364,10 @@ def _broken_message(
     said = in_assistant if message["role"] == "assistant" else given
     by_key = {"role": lambda role: role, "content": said}
     if image is not None and isinstance(message["content"], list):
-        joined = _joined(message["content"], said, image)
-        by_key["content"] = lambda _: text_parts(joined) if parts else joined
+        thoughts = [part for part in message["content"] if part["type"] == "thinking"]
+        joined = _joined(message["content"][len(thoughts) :], said, image)
+        texts = text_parts(joined) if parts or thoughts else joined
+        by_key["content"] = lambda _: [*said(thoughts), *texts] if thoughts else texts
     return {key: by_key.get(key, given)(value) for key, value in message.items()}
 
 
@@ -392,7 +387,7 @@ def _refuse_unsupported(
     missing = []
     if tools and not template.supports_tools:
         missing.append("tools")
-    if any(message.tool_calls for message in messages) and not template.reads("tool_calls"):
+    if any(message.tool_calls for message in messages) and template.form.calls is None:
         missing.append("tool calls")
     if no_images and any(message.images for message in messages) and not template.supports_images:
         missing.append("images")

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from model_zoo.chat.message_form import (
     IMAGE_TYPES,
+    PROBED_NAME,
     PROBED_TOOL,
-    REASONING_KEYS,
+    CallsPlace,
     MessageForm,
     Render,
     Values,
@@ -203,7 +204,8 @@ def turn_rules(render: Render, form: MessageForm, reads: Callable[..., bool]) ->
     if not probes.offer_tool_if_needed():  # such as a template of one turn
         return TurnRules()
     rules = _rules_without_calls(probes)
-    return _with_call_rules(rules, probes, reads) if reads("tool_calls") else rules
+    calls = form.calls is CallsPlace.TOOL_CALLS
+    return _with_call_rules(rules, probes, reads) if calls else rules
 
 
 def _rules_without_calls(probes: "_Probes") -> TurnRules:
@@ -235,10 +237,12 @@ def _with_call_rules(rules: TurnRules, probes: "_Probes", reads: Callable[..., b
         separator = probes.separator([user, call, result], "assistant", next_user)
     separated = [] if separator is None else [probes.silent("assistant", separator)]
     thought, words = probes.text(), probes.text()
-    thinking = call.with_text(dict.fromkeys(REASONING_KEYS, thought), thought)
-    content = {"content": probes.form.content(words)}
+    form, silence = probes.form, call.values["content"]
+    thinking = call.with_text(form.said(silence, thought), thought)
+    content = {"content": form.content(words)}
+    both_said = form.said(content["content"], thought)
     both, other_result = calling(first, second), turn("tool", tool_call_id=second)
-    alone = probes.form.calls_alone
+    alone = form.calls_alone
     return dataclasses.replace(
         rules,
         # Some templates have the system message in the last turn if that is the user's.
@@ -256,7 +260,7 @@ def _with_call_rules(rules: TurnRules, probes: "_Probes", reads: Callable[..., b
         words_with_calls=alone or shows(user, call.with_text(content, words), result),
         words_with_thinking=alone
         or not accepts(user, thinking, result)
-        or accepts(user, thinking.with_text(content, words), result),
+        or accepts(user, thinking.with_text(both_said, words), result),
     )
 
 
@@ -291,15 +295,16 @@ class _Probes:
 
     def turn(self, role: str, **more: str) -> _Probe:
         text = self.text()
-        name = {"name": PROBED_TOOL["function"]["name"]} if role == "tool" else {}
-        return _Probe({"role": role, "content": self.form.content(text), **name, **more}, (text,))
+        named = {"name": PROBED_NAME} if role == "tool" else {}
+        fields = {"role": self.form.role(role), "content": self.form.content(text)}
+        return _Probe(fields | named | more, (text,))
 
     def calling(self, *ids: str | None) -> _Probe:
         """A turn of the assistant with a call for each id."""
         texts = tuple(self.text() for _ in ids)
-        name = PROBED_TOOL["function"]["name"]
         calls = [
-            self.form.call(name, {"city": text}, id) for text, id in zip(texts, ids, strict=True)
+            self.form.call(PROBED_NAME, {"city": text}, id)
+            for text, id in zip(texts, ids, strict=True)
         ]
         content = None if self.form.calls_alone else self.form.content("")
         return _Probe({"role": "assistant", "content": content, "tool_calls": calls}, texts)

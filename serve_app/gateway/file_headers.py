@@ -75,8 +75,8 @@ def capabilities_of(
     file: ModelHeaders, metadata: Metadata, own_template: str | None, *, has_projector: bool
 ) -> tuple[str, ...]:
     """The capabilities that the loaded model will report, except that an unsupported vision model
-    counts as supported, and that infill tokens without keys are not found. `own_template`: as
-    `template` of `listed_file`."""
+    counts as supported, that infill tokens without keys are not found, and that a template that
+    mentions tools counts as showing them. `own_template`: as `template` of `listed_file`."""
     own = _jinja(own_template)
     only_embeds = metadata.architecture in EMBEDDING_ARCHITECTURES or not metadata.get(
         "attention.causal", bool, True

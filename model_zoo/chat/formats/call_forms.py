@@ -165,6 +165,7 @@ _FORMS = {
     "gigachat": CallForm(JsonCall(), "<|function_call|>"),
     "gigachat-3": CallForm(JsonCall(), "<|message_sep|>\n\nfunction call<|role_sep|>\n"),
     "list": CallForm(JsonCall(), "<|tool_call|>", (Maybe(("<|/tool_call|>",)),), listed=True),
+    "phi-4-mini": CallForm(JsonCall(), "<|tool_call|>", ("<|/tool_call|>",), listed=True),
     "command-r": CallForm(
         JsonCall("tool_name", "parameters"), "Action: ```json\n", (LINE_END, "```"), listed=True
     ),

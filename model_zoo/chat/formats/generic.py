@@ -23,14 +23,21 @@ def generic_messages(
 ) -> list[Message]:
     """The conversation with calls and results as text, and with `tools` described in the system
     message. Calls and results are also converted if there are no tools."""
-    plain = _with_joined_results([_plain(message) for message in messages])
+    plain = with_results_of_users([_plain(message) for message in messages])
     return _with_instructions(plain, tools) if tools else plain
 
 
+def with_results_of_users(messages: Sequence[Message]) -> list[Message]:
+    """The conversation with the results of tools as turns of the user."""
+    return _with_joined_results([_of_user(m) if m.role == "tool" else m for m in messages])
+
+
+def _of_user(result: Message) -> Message:
+    text = f"<tool_response>\n{result.text}\n</tool_response>"
+    return Message("user", with_images(text, result.images))
+
+
 def _plain(message: Message) -> Message:
-    if message.role == "tool":
-        result = f"<tool_response>\n{message.text}\n</tool_response>"
-        return Message("user", with_images(result, message.images))
     if not message.tool_calls:
         return message
     calls = "\n".join(map(tagged_call, message.tool_calls))

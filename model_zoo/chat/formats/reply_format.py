@@ -120,6 +120,9 @@ _SYNTAXES = (
                dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>",
                         "<|END_TEXT|>")),
     CallSyntax("list", (_LIST,), {_LIST: closed_by("<|/tool_call|>", json_calls)}),
+    CallSyntax("phi-4-mini", ("<|tool|>", "<|/tool|>"),
+               {_LIST: closed_by("<|/tool_call|>", json_calls)},
+               unmarked={"functools": json_list}),
     CallSyntax("minicpm3", (_START, "```python"),
                {_START: closed_by(_START_END, family_calls.python_block)}, markup=(_START_END,)),
     CallSyntax("lfm2", (_START,), _LFM2),
@@ -161,6 +164,7 @@ _SYNTAXES = (
     CallSyntax("llama", ('{"name": function name, "parameters"',),
                {"<|python_tag|>": json_calls}, BareJson()),
     CallSyntax("glm4", ("[gMASK]", "<|observation|>"), {}, BareNames()),
+    CallSyntax("glm4", ("[gMASK]", "metadata"), {}, BareNames()),
 )  # fmt: skip
 # For templates that render no tools: the form that the generic instructions request.
 _GENERIC = CallSyntax("generic", (), {_TAG: tool_call_tag}, BareJson())
@@ -253,14 +257,15 @@ class ReplyFormat:
 
 
 @lru_cache(maxsize=64)
-def format_of(template: str | None) -> ReplyFormat:
-    """The format of a model with this chat template; the generic one without a template."""
+def format_of(template: str | None, tools: bool | None = None) -> ReplyFormat:
+    """The format of a model with this chat template; the generic one without a template. `tools`:
+    whether the template renders tools; None: as its text suggests."""
     source = template or ""
     messages = next((m for m in _MESSAGE_SYNTAXES if _has_all(source, m.signs)), None)
     if messages is not None:
         return ReplyFormat(messages.name, True, None, frozenset(messages.markup))
     thinking = next((tags for signs, tags in _THINKING if _has_all(source, signs)), None)
-    tools = "tools" in source
+    tools = "tools" in source if tools is None else tools
     found = (each for each in _SYNTAXES if tools and _has_all(source, each.signs))
     syntax = next(found, _GENERIC)
     markup = {*syntax.openers, *syntax.markup, *syntax.dropped}

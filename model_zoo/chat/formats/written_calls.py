@@ -30,6 +30,11 @@ def _list(calls: Sequence[ToolCall]) -> str:
     return "<|tool_call|>" + encoded([named_call(call) for call in calls])
 
 
+def _closed_list(calls: Sequence[ToolCall]) -> str:
+    """Phi 4 mini."""
+    return f"{_list(calls)}<|/tool_call|>"
+
+
 def _python(calls: Sequence[ToolCall]) -> str:
     """LFM2."""
     return f"<|tool_call_start|>[{', '.join(map(_python_call, calls))}]<|tool_call_end|>"
@@ -50,4 +55,9 @@ def _tags(calls: Sequence[ToolCall]) -> str:
     return "".join(f"\n{tagged_call(call)}" for call in calls)
 
 
-_WRITERS: Mapping[str, Write] = {"list": _list, "lfm2": _python, "nemotron-4": _toolcalls}
+_WRITERS: Mapping[str, Write] = {
+    "list": _list,
+    "phi-4-mini": _closed_list,
+    "lfm2": _python,
+    "nemotron-4": _toolcalls,
+}

@@ -178,8 +178,14 @@ def test_tools_are_refused_where_a_template_has_functions_of_its_own() -> None:
         template_of(""),  # calls are not shown
         "{{ messages[0].tool_calls.x.y }}",
         "{{ raise_exception('no') if messages[0].tool_calls is defined else '' }}",
-        "{% for i in range(999999999) %}{% endfor %}{{ messages[0].tool_calls }}",
     ],
 )
-def test_a_template_that_shows_calls_in_no_form_has_the_form_of_most(source: str) -> None:
-    assert ChatTemplate(source).form == MessageForm()
+def test_a_template_that_shows_calls_in_no_form_gets_them_as_text(source: str) -> None:
+    form = ChatTemplate(source).form
+    assert (form.tools, form.calls) == (None, None)
+
+
+def test_a_template_that_is_too_slow_for_probes_has_the_form_of_most() -> None:
+    loops = "{% for m in range(99999) %}{% for n in range(99999) %}{% endfor %}{% endfor %}"
+    slow = loops + "{{ messages[0].tool_calls }}"
+    assert ChatTemplate(slow).form == MessageForm(tools=None)

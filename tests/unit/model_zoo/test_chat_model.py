@@ -91,9 +91,10 @@ def test_an_empty_list_of_tools_is_none_in_the_template() -> None:
 
 
 def test_tools_take_the_variant_that_the_file_has_for_them() -> None:
-    model = model_with("plain", tool_use="{{ tools | length }} tools", other="{{ tools }} other")
+    names = "{% for tool in tools %}{{ tool.function.name }} {% endfor %}"
+    model = model_with("plain", tool_use=names, other="{{ tools }} other")
     assert prompt_of(model) == "plain"
-    assert prompt_of(model, tools=TOOLS) == "2 tools"
+    assert prompt_of(model, tools=TOOLS) == "weather bare "
 
 
 def test_tools_are_described_in_text_to_templates_that_read_none() -> None:
@@ -148,7 +149,7 @@ CALLS_UNRENDERED = ("<|tool_call|>", "<|tool_list_start|>", "<tool_call>")
 @pytest.mark.parametrize("sign", CALLS_UNRENDERED)
 def test_calls_become_text_for_a_template_that_renders_none(sign: str) -> None:
     turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-    source = f"{{{{ tools | length }}}} {sign}{turns}"
+    source = f"{{{{ tools | tojson }}}} {sign}{turns}"
     call = ToolCall("weather", {"city": "Zürich's \"„…", "days": [1, None], "deep": {"a": True}})
     asked = [*HI, Message("assistant", "So.", tool_calls=(call, call)), RESULT]
     prompt = prompt_of(model_with(source), asked, tools=TOOLS)

@@ -166,10 +166,14 @@ def test_control_tokens_cannot_be_assembled_from_texts(source: str, contents: li
 
 def test_texts_that_a_template_compares_are_not_broken() -> None:
     tokenizer = chatml_tokenizer({"<|string|>": CONTROL, "<|user|>": CONTROL})
-    source = "{% for t in tools %}{{ 'yes' if t.kind == 'string' else 'no' }}{% endfor %}"
+    source = (
+        "{% for t in tools %}{{ t.function.name }} "
+        "{{ 'yes' if t.kind == 'string' else 'no' }}{% endfor %}"
+    )
     template = ChatTemplate(source + "<|{{ messages[0].role }}|>")
-    tokens = encode_chat(template, tokenizer, [Message("user", "hi")], tools=[{"kind": "string"}])
-    assert text_of(tokenizer, tokens) == "yes"
+    tools = [{"kind": "string", "function": {"name": "f"}}]
+    tokens = encode_chat(template, tokenizer, [Message("user", "hi")], tools=tools)
+    assert text_of(tokenizer, tokens) == "f yes"
     assert specials_in(tokenizer, tokens) == ["<|user|>"]
 
 
