@@ -19,6 +19,7 @@ from model_zoo.chat.message_form import (
 from model_zoo.chat.sandbox.frames import RenderLimits
 from model_zoo.chat.sentinel import breaker, unused_sentinel, without_sentinel
 from model_zoo.chat.template import Template
+from model_zoo.chat.thinking import Efforts, found_efforts
 from model_zoo.chat.turns import TurnRules, turn_rules
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import RequestError, TemplateLimitError
@@ -28,8 +29,8 @@ _log = logging.getLogger(__name__)
 # Templates build control tokens from the role, so it must be one of these.
 ROLES = frozenset({"system", "user", "assistant", "tool"})
 
-# Limits of one of the forty renderings by which the form of messages and the rules of turns are
-# found. Published templates take a millisecond.
+# Limits of one of the forty renderings by which the form of messages, the rules of turns and the
+# efforts of thinking are found. Published templates take a millisecond.
 _PROBE_LIMITS = RenderLimits(seconds=0.2, memory_bytes=64 << 20, reply_bytes=1 << 18)
 _MARKER = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 
@@ -96,7 +97,8 @@ class ChatTemplate:
 
     `inspected`: constant texts that it searches for in messages. `names`: the variables, attributes
     and constant texts that it reads. `form`: the form of messages and tools that it reads. `turns`:
-    which turns it renders. `most`: upper limits of each rendering, as for `Template`.
+    which turns it renders. `efforts`: the efforts of thinking that it accepts. `most`: upper limits
+    of each rendering, as for `Template`.
     """
 
     def __init__(
@@ -112,10 +114,11 @@ class ChatTemplate:
         self.inspected = self._template.inspected
         self.names = self._template.names
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
-        self.form, self.turns = assumed_form(self.reads), TurnRules()
+        self.form, self.turns, self.efforts = assumed_form(self.reads), TurnRules(), Efforts()
         try:
             self.form = found_form(self._probed, self.reads, self._template.variables)
             self.turns = turn_rules(partial(self._probed, self.form), self.form, self.reads)
+            self.efforts = found_efforts(partial(self._probed, self.form), self)
         except TemplateLimitError:
             _log.warning(
                 "The chat template exceeds its limits on short conversations, so it gets all "
@@ -146,8 +149,9 @@ class ChatTemplate:
         form: MessageForm,
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None,
+        **variables: Any,
     ) -> str:
-        given = _template_arguments(tools, True)
+        given = variables | _template_arguments(tools, True)
         return self.render_values(messages, given, most=_PROBE_LIMITS, form=form)
 
     def values(self, messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -1,16 +1,69 @@
 """Sets the variables by which published templates switch thinking on or off."""
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from model_zoo.chat.messages import ChatTemplate
+from model_zoo.chat.message_form import Values, rendered
 from runtime.errors import RequestError
+
+if TYPE_CHECKING:
+    from model_zoo.chat.messages import ChatTemplate
 
 EFFORTS = ("low", "medium", "high", "max")
 # The names of no effort in templates.
 _NO_EFFORT = ("none", "no_think", "minimal")
+_NAMES = ("reasoning_effort", "reasoning_strength")
 
 
-def thinking_variables(thinking: bool | str | None, template: ChatTemplate) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Efforts:
+    """The efforts of thinking that a template accepts.
+
+    `accepted`: those of `EFFORTS`, in their order. `off`: the effort without thinking, None if the
+    template knows none. `on`: the effort that switches thinking on, None if it needs none.
+    """
+
+    accepted: Sequence[str] = EFFORTS
+    off: str | None = None
+    on: str | None = None
+
+    def chosen(self, thinking: bool | str) -> str | None:
+        """The effort for the choice; None: without one. An effort that the template refuses becomes
+        the nearest, of two the higher."""
+        if not thinking:
+            return self.off
+        if thinking is True:
+            return self.on
+        place = EFFORTS.index(thinking)
+        distances = {each: EFFORTS.index(each) - place for each in reversed(self.accepted)}
+        return min(distances, key=lambda each: abs(distances[each]), default=None)
+
+
+def found_efforts(render: Callable[..., str], template: "ChatTemplate") -> Efforts:
+    """The efforts of a template. `render`: renders messages with tools and variables. Raises
+    TemplateLimitError if a probe exceeds its limits."""
+    if not template.reads(*_NAMES):
+        return Efforts()
+    asked: list[Values] = [{"role": "user", "content": template.form.content("Probe.")}]
+
+    def shown(effort: str | None) -> str:
+        variables = {} if effort is None else dict.fromkeys(_NAMES, effort)
+        return rendered(lambda *given: render(*given, **variables), asked, None)
+
+    plain = shown(None)
+    if not plain:  # such as a template that needs a system message
+        return Efforts(off=next(filter(template.inspected.__contains__, _NO_EFFORT), None))
+    texts = {effort: shown(effort) for effort in EFFORTS}
+    accepted = [effort for effort, text in texts.items() if text]
+    off = next((e for e in _NO_EFFORT if e in template.inspected and shown(e)), None)
+    thinks_by_default = off is None or shown(off) != plain
+    differing = [effort for effort in accepted if texts[effort] != plain]
+    on = None if thinks_by_default else next(reversed(differing), None)
+    return Efforts(accepted, off, on)
+
+
+def thinking_variables(thinking: bool | str | None, template: "ChatTemplate") -> dict[str, Any]:
     """The choice under each name that the template reads. None: the template's default.
 
     Raises RequestError for an effort that is not one of `EFFORTS`.
@@ -26,15 +79,7 @@ def thinking_variables(thinking: bool | str | None, template: ChatTemplate) -> d
     }
     if not thinking:
         chosen["thinking_budget"] = 0  # Seed
-    effort = thinking if isinstance(thinking, str) else _effort(thinking, template)
+    effort = template.efforts.chosen(thinking)
     if effort is not None:
-        chosen |= {"reasoning_effort": effort, "reasoning_strength": effort}
+        chosen |= dict.fromkeys(_NAMES, effort)
     return {name: value for name, value in chosen.items() if template.reads(name)}
-
-
-def _effort(thinking: bool, template: ChatTemplate) -> str | None:
-    """The effort that switches thinking on or off, in templates that use an effort for it."""
-    none = next((effort for effort in _NO_EFFORT if effort in template.inspected), None)
-    if not thinking:
-        return none
-    return "high" if none == "no_think" else None  # other templates think by default

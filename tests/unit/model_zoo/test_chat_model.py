@@ -118,6 +118,13 @@ def test_the_choice_to_think_has_the_names_that_templates_read(thinking: Any, to
     assert prompt_of(model_with(source), thinking=thinking) == told
 
 
+STRICT = (
+    "{% set effort = reasoning_effort | default('OFF') %}"
+    "{% if effort not in ['OFF', 'high'KNOWN] %}{{ raise_exception('unknown') }}{% endif %}"
+    "{{ effort }}"
+)
+
+
 @pytest.mark.parametrize(
     ("source", "thinking", "told"),
     [
@@ -128,10 +135,12 @@ def test_the_choice_to_think_has_the_names_that_templates_read(thinking: Any, to
         ("{{ thinking_mode == 'enabled' }}", "high", "True"),
         ("{{ reasoning_effort | lower == 'none' }}", False, "True"),
         ("{{ reasoning_effort is defined and reasoning_effort == 'none' }}", True, "False"),
-        ("{{ reasoning_effort in ['high', 'low', 'no_think'] }}{{ reasoning_effort }}", True,
-         "Truehigh"),
-        ("{{ reasoning_effort in ['high', 'low', 'no_think'] }}{{ reasoning_effort }}", False,
-         "Trueno_think"),
+        # Of Hy3 and Mistral Small 4, which think only with an effort and refuse others.
+        *((STRICT.replace("OFF", off).replace("KNOWN", known), thinking, told)
+          for off, known in (("no_think", ", 'low'"), ("none", ""))
+          for thinking, told in ((None, off), (False, off), (True, "high"), ("high", "high"),
+                                 ("max", "high"), ("medium", "high"),
+                                 ("low", "low" if known else "high"))),
         ("{{ reasoning_effort in ['low', 'minimal'] }}", False, "True"),
         ("{{ reasoning_strength }}", "low", "low"),
     ],
@@ -140,6 +149,15 @@ def test_templates_that_have_their_own_names_for_thinking_get_them(
     source: str, thinking: Any, told: str
 ) -> None:
     assert prompt_of(model_with(source), thinking=thinking) == told
+
+
+def test_a_template_that_renders_no_probe_gets_efforts_as_they_are() -> None:
+    source = (
+        "{% if messages | length < 4 %}{{ raise_exception('no') }}{% endif %}"
+        "{{ reasoning_effort | default('unset') }}{{ reasoning_effort == 'no_think' }}"
+    )
+    told = [prompt_of(model_with(source), HI * 4, thinking=each) for each in (True, "max", False)]
+    assert told == ["unsetFalse", "maxFalse", "no_thinkTrue"]
 
 
 # Templates that render tools but no calls, by what tells their formats.
