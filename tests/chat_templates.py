@@ -17,7 +17,7 @@ from model_zoo.chat.messages import (
 )
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from tests.reference_data import reference_data, reference_files
-from tools.reference_data import TEMPLATES
+from tools.reference_data import FURTHER, TEMPLATES
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -33,8 +33,15 @@ def every_template() -> list[str]:
     return sorted({*TEMPLATES, *(path.stem for path in reference_files("templates", "*.jinja"))})
 
 
+def all_templates() -> list[str]:
+    """`every_template`, and those that only tests of forms and formats need."""
+    return sorted({*every_template(), *(p.stem for p in reference_files(FURTHER, "*.jinja"))})
+
+
 def template_source(name: str) -> str:
-    return reference_data(f"templates/{name}.jinja").read_text(encoding="utf-8")
+    further = next(iter(reference_files(FURTHER, f"{name}.jinja")), None)
+    path = further or reference_data(f"templates/{name}.jinja")
+    return path.read_text(encoding="utf-8")
 
 
 def rendered_by_transformers(

@@ -17,6 +17,7 @@ HASH = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 _ROOT = Path(__file__).parents[1]
 FOLDER = _ROOT / ".cache" / "reference-data"
 _MODELS = "vendor/llama.cpp/models/"
+FURTHER = "further-templates"  # the folder of all templates but `TEMPLATES`
 VOCABULARIES = ("gpt-2", "llama-bpe", "llama-spm", "qwen2")
 TEMPLATES = (
     "Mistral-Small-3.2-24B-Instruct-2506",
@@ -62,7 +63,9 @@ def _extract(sources: Path) -> None:
     with tarfile.open(sources) as archive:
         for member in archive:
             name = member.name.partition("/")[2]
-            if (folder := wanted.pop(name, None)) is not None:
+            template = name.startswith(f"{_MODELS}templates/") and name.endswith(".jinja")
+            further = Path(FURTHER) if template else None
+            if (folder := wanted.pop(name, further)) is not None:
                 file = archive.extractfile(member)
                 assert file is not None
                 path = part / folder / PurePosixPath(name).name

@@ -15,7 +15,7 @@ def sources(path: Path, *, without: str = "") -> Path:
     names = [f"ggml-vocab-{v}.gguf{end}" for v in VOCABULARIES for end in ("", ".inp", ".out")]
     names += [f"templates/{template}.jinja" for template in TEMPLATES]
     with tarfile.open(path, "w:gz") as archive:
-        for name in {*names, "other"} - {without}:
+        for name in {*names, "other", "templates/other.jinja", "templates/README.md"} - {without}:
             member = tarfile.TarInfo(f"llama-1.0/vendor/llama.cpp/models/{name}")
             member.size = len(name)
             archive.addfile(member, io.BytesIO(name.encode()))
@@ -27,7 +27,8 @@ def test_vocabularies_and_templates_are_extracted(tmp_path, monkeypatch) -> None
     monkeypatch.setattr(reference_data, "FOLDER", folder)
     reference_data._extract(sources(tmp_path / "a.tar.gz"))
     found = {str(path.relative_to(folder)) for path in folder.rglob("*.*")}
-    assert len(found) == 3 * len(VOCABULARIES) + len(TEMPLATES)
+    assert len(found) == 3 * len(VOCABULARIES) + len(TEMPLATES) + 1
+    assert "further-templates/other.jinja" in found
     assert {"vocab/ggml-vocab-qwen2.gguf.inp", "templates/Qwen-Qwen3-0.6B.jinja"} <= found
     assert (folder / "vocab" / "ggml-vocab-gpt-2.gguf").read_text() == "ggml-vocab-gpt-2.gguf"
 

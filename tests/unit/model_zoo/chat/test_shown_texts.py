@@ -13,7 +13,7 @@ from model_zoo.chat.shown_texts import refuse_unshown
 from model_zoo.chat_model import ChatModel
 from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import RequestError
-from tests.chat_templates import SPECIAL, every_template, template_source
+from tests.chat_templates import SPECIAL, all_templates, template_source
 from tests.reply_parsing import parsed, replied
 from tests.unit.model_zoo.tokenizers.tiny_vocabulary import CONTROL, byte_level_metadata
 
@@ -138,7 +138,7 @@ def test_tools_calls_and_results_are_part_of_the_prompt(name: str) -> None:
     check(OWN[name])
 
 
-@pytest.mark.parametrize("name", every_template())
+@pytest.mark.parametrize("name", all_templates())
 def test_published_templates_show_tools_calls_results_and_thinking(name: str) -> None:
     model = check(template_source(name))
     if model.reply_format.thinks and name not in WITHOUT_THOUGHTS:
