@@ -134,7 +134,7 @@ def test_a_reply_may_continue_thinking(begun: str, thinks: bool) -> None:
 
 TAGGED = [HERMES, QWEN3, MISTRAL, LLAMA, GEMMA4, DEEPSEEK, COMMAND_A, GLM4]
 FUNCTIONARY = ">>>all >>>${recipient}"
-MESSAGES = [HARMONY, "<|eom|> <atem:function_calls>", FUNCTIONARY]
+MESSAGES = [HARMONY, FUNCTIONARY]
 CALLED = '<tool_call>{"name": "get_time", "arguments": {}}</tool_call>'
 
 
@@ -151,9 +151,6 @@ def test_calls_may_follow_the_text() -> None:
         (HERMES, CALLED),
         (HARMONY, "<|end|><|start|>assistant<|channel|>commentary to=functions.get_time"
                   "<|message|>{}"),
-        ("<|eom|> <atem:function_calls>", "<|eom|><|start|>assistant to=get_time<|message|>"
-         '<atem:function_calls>\n<atem:invoke name="get_time">\n</atem:invoke>\n'
-         "</atem:function_calls>"),
         (FUNCTIONARY, ">>>get_time\n{}"),
     ):  # fmt: skip
         found = parsed(replied(format_of(template), list(f" is{rest}"), continues=True))
