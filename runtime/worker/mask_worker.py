@@ -63,6 +63,7 @@ class _Table:
             device_bytes = torch.empty(nbytes, dtype=torch.uint8, device=device)
         self._buffer = PinnedBuffer(nbytes, device_bytes)
         self._rows, device_rows = self._buffer.take(rows, torch.int64)
+        self._words_begin = self._buffer.used
         host, device_words = self._buffer.take(rows * words, torch.int32)
         self._words: NDArray[np.int32] = host.reshape(rows, words)
         self._masks = device_rows, device_words.view(rows, words)
@@ -73,7 +74,7 @@ class _Table:
         self._rows[: len(masks)] = list(masks)
         for row, words in zip(self._words, masks.values(), strict=False):
             row[:] = words
-        self._buffer.upload(self._rows.nbytes + len(masks) * self._words[0].nbytes)
+        self._buffer.upload(self._words_begin + len(masks) * self._words[0].nbytes)
         return TokenMasks(*self._masks, len(masks))
 
 

@@ -22,6 +22,7 @@ from runtime.worker.step_graphs import graph_sizes, padded_rows
 from runtime.worker.step_results import Launched
 from tests.cuda.computing_device import ComputingCuda
 from tests.cuda.fake_device import DEVICE, CaptureError, FakeCuda, fake_cuda
+from tests.cuda.test_masks import Only
 from tests.unit.runtime.engine.flat_costs import Costs
 
 VOCABULARY, WIDTH, CONTEXT, SLOTS = 61, 8, 96, 6
@@ -191,6 +192,15 @@ def test_tokens_are_those_without_a_draft_model(
     totals = engine.statistics()
     accepted, drafted = totals.accepted_drafts_total, totals.drafted_tokens_total
     assert accepted > 0.9 * drafted > 9 if seed == 9 else drafted > 2 * accepted
+
+
+@pytest.mark.parametrize("slots", [SLOTS, 16])
+def test_answers_follow_a_grammar(slots: int, fake: ComputingCuda) -> None:
+    """Whose masks have rows for some proposed tokens, too: an odd number, and an even one."""
+    engine = engine_of(TinyModel(), graphs=True, max_sequences=slots, proposed_tokens=8)
+    greedy, last = SamplingParams(temperature=0), VOCABULARY - 1
+    request = GenerationRequest("0", (1, 2, 3), StopRules(6), greedy, grammar=Only(last))
+    assert run(engine, [request]).tokens == {"0": (last,) * 6}
 
 
 @pytest.mark.unfinished("a step may read a page that does not exist, and fail")
