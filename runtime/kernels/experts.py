@@ -28,7 +28,9 @@ def expert_products(
     x's type. With C kernels it is computed in float32, the matrix of each used expert is read once,
     and the bits of a row do not depend on other rows.
     """
-    if weight.by_triton and has_kernels(unrounded(x).device):
+    # Other rows would be padded, for the matrices of all experts.
+    tiled = weight.deterministic or weight.shape[-1] % 32 == 0
+    if tiled and weight.by_triton and has_kernels(unrounded(x).device):
         from runtime.kernels.triton.products import experts_product
 
         chosen = _all_in_order(unrounded(x), weight) if chosen is None else chosen

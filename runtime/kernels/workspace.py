@@ -28,7 +28,7 @@ def workspace_bytes(
 ) -> int:
     """Bytes for any number of rows; `largest_matrix`: elements of the largest weight matrix."""
     slab_bytes = TWIN_BYTES_PER_WEIGHT * min(largest_matrix, SLAB_ELEMENTS)
-    if has_kernels(device):  # except for weights that are plain numbers of another type
+    if has_kernels(device):  # but twins compute with experts of rows that are not whole groups
         dense_bytes = 4 * min(largest_matrix, DENSE_ELEMENTS)
         return max(slab_bytes, dense_bytes) + MOST_STATE_BYTES + _PARTIAL_SUM_BYTES
     if device.type != "cpu" or library() is None:

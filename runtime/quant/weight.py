@@ -98,9 +98,15 @@ class Weight:
         return prod(self.data.shape)
 
     @property
+    def number_type(self) -> torch.dtype | None:
+        """That of plain numbers; None if the weights are in blocks."""
+        return _PLAIN.get(self.type.name)
+
+    @property
     def by_triton(self) -> bool:
-        """Whether Triton kernels multiply with it on CUDA devices; else torch does."""
-        return self.type.layout is WeightLayout.PLANES or self.deterministic
+        """Whether Triton kernels read it on CUDA devices; the twins compute with other blocks."""
+        in_planes = self.type.layout is WeightLayout.PLANES
+        return in_planes or self.number_type is not None or self.deterministic
 
     @property
     def rounding(self) -> Compute | None:
@@ -172,7 +178,7 @@ class Weight:
 
     def numbers(self) -> Tensor | None:
         """[..., out, in] in the stored type; None if the weights are in blocks."""
-        dtype = _PLAIN.get(self.type.name)
+        dtype = self.number_type
         return None if dtype is None else _numbers(self.data.contiguous(), dtype)
 
     def dequantize(self) -> Tensor:

@@ -21,11 +21,12 @@ from tests.cuda.compiled import Compiled, Specimen
 _COUNTS = ("rows", "outs", "groups", "row_stride")
 _MULTIPLES = ("row_stride", "expert_stride", "x_stride", "groups", "outs")
 _SILU = curve_of(silu_mul)
+_PLAIN = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def specimens_of(types: Iterable[str], capability: int) -> dict[str, Specimen]:
     """By name; one that ends in the name of a type is for weights of this type."""
-    fixed = tiles.fixed_tiling(torch.bfloat16)
+    (narrow, wide), floats = tiles.tilings(torch.bfloat16), tiles.tilings(torch.float32)[-1]
     found = {
         "round": _rounding(1),
         "round in two planes": _rounding(2),
@@ -66,10 +67,15 @@ def specimens_of(types: Iterable[str], capability: int) -> dict[str, Specimen]:
             {"SIZE": 1024},
             ("elements", "length", "row_stride"),
         ),
-        "tile of 64 numbers": _tile(None, "bf16", fixed),
-        "gated tile of 64 numbers": _tile(None, "bf16", fixed, curve=_SILU),
         "dequantize chosen rows of Q4_K": _dequantizing("Q4_K", chosen=True),
     }
+    for type, dtype in _PLAIN.items():
+        for tiling in tiles.tilings(torch.bfloat16, dtype):
+            found[f"tile of {tiling.rows} {type}"] = _tile(type, "bf16", tiling, result="fp32")
+            found[f"gated tile of {tiling.rows} {type}"] = _tile(type, "bf16", tiling, curve=_SILU)
+        found[f"tile of experts {type}"] = _tile(type, "bf16", narrow, experts=True)
+        if type == "fp32" or capability != 100:
+            found[f"tile of {floats.rows} floats {type}"] = _tile(type, "fp32", floats)
     for type in types:
         found[f"dequantize {type}"] = _dequantizing(type)
         for columns in (1, 8):
@@ -82,14 +88,12 @@ def specimens_of(types: Iterable[str], capability: int) -> dict[str, Specimen]:
         found[f"gated fragments of 16 {type}"] = _fragments(type, 16, warps=2, curve=_SILU)
         for rows in (8, 16):
             found[f"fragments of {rows} pairs {type}"] = _fragments(type, rows, experts=True)
-        narrow, wide = tiles.tilings(torch.bfloat16)
         found[f"gated tile of {wide.rows} {type}"] = _tile(type, "bf16", wide, curve=_SILU)
         for tiling in (narrow, wide):
             found[f"tile of {tiling.rows} {type}"] = _tile(type, "bf16", tiling)
         found[f"tile of experts {type}"] = _tile(type, "bf16", narrow, experts=True)
         if capability == 90:  # that of Hopper
             found |= _wide_tiles(type)
-        floats = tiles.tilings(torch.float32)[-1]
         found[f"tile of {floats.rows} floats {type}"] = _tile(type, "fp32", floats)
     return found
 
@@ -163,20 +167,22 @@ def _fragments(
 
 
 def _tile(
-    type: str | None,
+    type: str,
     number: str,
     tiling: tiles.Tiling,
     *,
     experts: bool = False,
     curve: int | None = None,
+    result: str | None = None,
 ) -> Specimen:
-    """Without a type, weights are numbers like x."""
-    pointer, absent = ({}, {"grid": None}) if type is None else _grid(type)
-    data = f"*{number}" if type is None else "*u8"
-    types = {"x": f"*{number}", "data": data, "result": f"*{number}", "x_stride": "i32"}
-    types |= pointer | dict.fromkeys(_COUNTS, "i32")
+    """`type`: of blocks or, as Triton names it, of plain numbers. `result`: by default `number`."""
+    plain = type not in FORMS
+    pointer, absent = ({}, {"grid": None}) if plain else _grid(type)
+    data = f"*{type}" if plain else "*u8"
+    types = {"x": f"*{number}", "data": data, "result": f"*{result or number}"}
+    types |= pointer | dict.fromkeys((*_COUNTS, "x_stride"), "i32")
     constants = {
-        "TYPE": type or tiles.PLAIN.value,
+        "TYPE": tiles.PLAIN.value if plain else type,
         "ROWS": tiling.rows,
         "OUTS": tiling.outs,
         "SPLITS": 1,
@@ -310,11 +316,13 @@ def per_weight(name: str, found: Compiled) -> float:
 
 
 def specimens(capability: int) -> dict[str, Specimen]:
-    """Most kernels for one type, and those that differ most for a table and a grid. The others are
-    compiled by make test-cuda."""
+    """Most kernels for one type, and those that differ most for a table and a grid, and some for
+    plain numbers. The others are compiled by make test-cuda."""
     others = ("fragments of 32", "gated wide tile of 128", "wide tile of 128 in parts")
+    plain = ("tile of 128 fp16", "gated tile of 64 bf16", "tile of experts bf16")
     found = specimens_of(["Q4_K"], capability)
-    return {name: found[name] for name in found if not name.startswith(others)} | {
+    chosen = (name for name in found if name in plain or not name.endswith(tuple(_PLAIN)))
+    return {name: found[name] for name in chosen if not name.startswith(others)} | {
         name: specimen
         for name, specimen in specimens_of(["MXFP4", "IQ2_XS"], capability).items()
         if name.startswith(("dequantize", "vector of 1"))

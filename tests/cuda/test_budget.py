@@ -8,10 +8,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from bench.make_model import kind_of
+from bench.make_model import MOE_SHAPE, Shape, kind_of
 from runtime.engine.request import SamplingParams
 from tests.cuda.fake_device import fake_cuda
-from tests.cuda.large_model import EMBEDDING_BYTES, VOCABULARY, write_large_model
+from tests.cuda.large_model import SHAPE, write_large_model
 from tests.cuda.steps import FakeSteps, Rows, load_on_device
 
 CONTEXT = 1024
@@ -90,10 +90,7 @@ def test_step_of_a_large_model_stays_within_its_budget(name: str) -> None:
         measured = _derived(scene.step, LAYERS)
     else:
         measured = _measured(scene.step, scene.layers)
-    launches, nbytes, least = measured.sums
-    found = Budget(launches, round(nbytes / least, 3), *measured.copies)
-    for field, value in vars(found).items():
-        assert value <= getattr(scene.budget, field), (name, field, found, measured.kinds)
+    _check(measured, scene.budget)
 
 
 def test_step_of_a_large_model_is_the_sum_of_its_layers() -> None:
@@ -106,6 +103,25 @@ def test_step_of_a_large_model_is_the_sum_of_its_layers() -> None:
     assert (derived.sums, derived.copies) == (measured.sums, measured.copies)
 
 
+# Steps of two layers and a head in plain numbers, of a model in bfloat16: type, shape, streams. All
+# experts count as read; with 16 streams, each may have a row.
+PLAIN = {
+    "BF16, one stream": ("BF16", SHAPE, 1, Budget(35, 1.003)),
+    "F16, one stream": ("F16", SHAPE, 1, Budget(39, 1.004)),
+    "BF16, many streams": ("BF16", SHAPE, 96, Budget(35, 1.066)),
+    "F16, many streams": ("F16", SHAPE, 96, Budget(39, 1.083)),
+    "experts in BF16": ("BF16", MOE_SHAPE, 16, Budget(69, 1.024)),
+    "experts in F16": ("F16", MOE_SHAPE, 16, Budget(73, 1.027)),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_plain_numbers_are_not_expanded_in_memory(name: str) -> None:
+    """Neither those of another type than the rows nor those of the head and of experts."""
+    label, shape, streams, budget = PLAIN[name]
+    _check(_measured((Rows(CONTEXT - 1),) * streams, 2, label, shape), budget)
+
+
 @dataclass(frozen=True)
 class Measured:
     """sums: launches, bytes that move, and weights with visible cache; copies: uploads, downloads,
@@ -116,18 +132,28 @@ class Measured:
     kinds: list[tuple[str, int]]
 
 
+def _check(measured: Measured, budget: Budget) -> None:
+    launches, nbytes, least = measured.sums
+    found = Budget(launches, round(nbytes / least, 3), *measured.copies)
+    for field, value in vars(found).items():
+        assert value <= getattr(budget, field), (field, found, measured.kinds)
+
+
 @cache
-def _measured(step: tuple[Rows, ...], layers: int) -> Measured:
+def _measured(
+    step: tuple[Rows, ...], layers: int, label: str = "Q4_K_M", shape: Shape = SHAPE
+) -> Measured:
     with TemporaryDirectory() as folder, fake_cuda() as fake:
         path = Path(folder) / "8b.gguf"
-        write_large_model(path, layers=layers)
+        write_large_model(path, layers=layers, label=label, shape=shape)
         model = load_on_device(path, context_tokens=CONTEXT)
         rows = sum(rows.length for rows in step)
-        fake.use_partly(model._token_embd.weight.data, rows * EMBEDDING_BYTES // VOCABULARY)
+        embedding = model._token_embd.weight.data
+        fake.use_partly(embedding, rows * embedding.shape[1])
         steps = FakeSteps(fake, model, slots=len(step), context_tokens=CONTEXT)
         steps.launch(step)  # tables are made with the first step
         counts = steps.launch(step)
-    least = model.weight_bytes - EMBEDDING_BYTES + steps.visible_bytes(step)
+    least = model.weight_bytes - embedding.nbytes + steps.visible_bytes(step)
     return Measured(
         (len(counts.launches), counts.nbytes, least),
         (counts.uploads, counts.downloads, counts.pageable_uploads),

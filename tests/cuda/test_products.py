@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.kernels import experts as expert_kernels
 from runtime.kernels import matmul, pointwise
 from runtime.kernels.activations import MOST_ROUNDED_ROWS, RoundedActivations
 from runtime.kernels.experts import expert_products_twin
@@ -212,9 +213,47 @@ def test_divided_inputs_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
         assert relative_error(tile_product(x, planar), x, weight) < 1e-6
 
 
-def test_many_rows_are_multiplied_by_dequantised_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name, elements, rows, tiled",
+    [
+        ("F16", 96, 3, False), ("BF16", 96, 3, True), ("BF16", 40, 3, False), ("I8", 64, 3, True),
+        ("BF16", 32, 128, True), ("BF16", 32, 129, False), ("F32", 32, 64, True),
+        ("F32", 32, 65, False),
+    ],
+)  # fmt: skip
+def test_plain_numbers_are_multiplied_in_the_type_of_the_rows(
+    name: str, elements: int, rows: int, tiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By tiles, if it is another one and there are few rows of whole groups."""
+    weight, x, calls = random_weight(block_type(name), 7, elements), random_rows(rows, elements), []
+    tile = products.tile_product
+    monkeypatch.setattr(products, "tile_product", lambda *a: calls.append(1) or tile(*a))
+    exact = x.half().double() @ weight.dequantize().half().double().T
+    got = product(x.half(), weight)
+    assert got.dtype == torch.float16 and len(calls) == tiled
+    assert (got.double() - exact).abs().max() < 1e-3 * exact.abs().max()
+    assert product(x[:0].half(), weight).shape == (0, 7)
+
+
+@pytest.mark.parametrize("name", ["F16", "BF16"])
+@pytest.mark.parametrize("rows", [1, 130])
+def test_plain_numbers_of_a_head_are_multiplied_in_their_own_type(name: str, rows: int) -> None:
+    """If that of the rows is float32, in which the products are."""
+    weight, x = random_weight(block_type(name), 5, 96), random_rows(rows, 96)
+    weight = replace(weight, compute=Compute.FINE)
+    got = product(x, weight, torch.float16)
+    assert got.dtype == torch.float32 and not torch.equal(got, got.half().float())
+    assert 1e-6 < relative_error(got, x, weight) < 2**-10
+    assert relative_error(product(x, weight), x, weight) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "F16"])
+def test_many_rows_are_multiplied_by_dequantised_slabs(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(products, "DENSE_ELEMENTS", 4 * 256)
-    weight, planar = pair(block_type("Q4_K"), 9, 1, Compute.FINE)
+    type = block_type(name)
+    weight, planar = pair(type, 9, 256 // type.block_elements, Compute.FINE)
     x = random_rows(65, weight.shape[1])
     assert relative_error(product(x, planar), x, weight) < 1e-6
     assert product(x[:0], planar).shape == (0, 9)
@@ -234,10 +273,12 @@ def test_gated_product_is_the_gate_of_both_products(rows: int, size: int) -> Non
         assert torch.equal(got, gate(curve, *product(x, planar).chunk(2, dim=1)))
 
 
-@pytest.mark.parametrize("rows", [2, 17])
-def test_gated_product_agrees_with_the_twin(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name, rows", [("Q4_K", 2), ("Q4_K", 17), ("F16", 2), ("F32", 2)])
+def test_gated_product_agrees_with_the_twin(
+    name: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where programs divide the inputs."""
-    weight, planar = pair(block_type("Q4_K"), 10, 2)
+    weight, planar = pair(block_type(name), 10, 512 // block_type(name).block_elements)
     x = random_rows(rows, weight.shape[1])
     expected = gated_matmul_twin(x, weight, silu_mul_twin)
     monkeypatch.setattr(matmul, "has_kernels", lambda device: True)
@@ -310,3 +351,21 @@ def test_products_of_experts_agree_with_the_twin(
         got = experts_product(x, planar, chosen, **options)
         expected = expert_products_twin(x, weight, chosen, **options)
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["BF16", "F16", "F32"])
+@pytest.mark.parametrize("elements", [64, 40])
+def test_matrices_of_experts_in_plain_numbers_are_not_expanded(
+    name: str, elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever their type is, unless tiles had to pad all of them."""
+    weight = random_weight(block_type(name), 4 * 3, elements).unflatten(4)
+    x, chosen = random_rows(5, elements).half(), torch.tensor([[1, 3]]).expand(5, 2)
+    bias, scale = random_rows(4, 3), random_rows(5, 2)
+    expected = expert_products_twin(x, weight, chosen, bias=bias, scale=scale)
+    monkeypatch.setattr(expert_kernels, "has_kernels", lambda device: True)
+    if elements == 64:
+        monkeypatch.setattr(expert_kernels, "expert_products_twin", None)
+    got = expert_kernels.expert_products(x, weight, chosen, bias=bias, scale=scale)
+    assert got.dtype == torch.float16
+    torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)

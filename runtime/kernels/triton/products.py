@@ -1,9 +1,11 @@
-"""Which kernel multiplies by weights in planes, by the number of rows.
+"""Which kernel multiplies by weights in planes or plain numbers, by the number of rows.
 
-For a few rows, `Weight.compute` means the same as on a CPU. More rows are multiplied by tensor
-cores in the rows' own type, to which weights are rounded as in the twins: up to 64 rows of 16 bits
-by fragments, up to 256 by wide tiles on Hopper, others by tiles, many by cuBLAS. Deterministic
-weights are always multiplied by tiles, of one size for all numbers of rows.
+For a few rows and planes, `Weight.compute` means the same as on a CPU. More rows are multiplied by
+tensor cores in the rows' own type, to which weights are rounded as in the twins: up to 64 rows of
+16 bits by fragments, up to 256 by wide tiles on Hopper, others by tiles, many by cuBLAS. Numbers of
+the rows' type are multiplied by cuBLAS, others by tiles, which convert what they have read, and
+many rows by cuBLAS. Deterministic weights are always multiplied by tiles, of one size for all
+numbers of rows.
 """
 
 from collections.abc import Sequence
@@ -42,7 +44,7 @@ _VECTORS_PER_EXPERT = 2
 
 
 def product(x: Activations, weight: Weight, operands: torch.dtype | None = None) -> Tensor:
-    """As `matmul`; weight (out, in) in planes or deterministic."""
+    """As `matmul`; weight (out, in), `by_triton`."""
     if _by_vectors(x, weight):
         return vector_products(x, (weight,))[0]
     x = with_adjacent_elements(unrounded(x))
@@ -53,15 +55,13 @@ def product(x: Activations, weight: Weight, operands: torch.dtype | None = None)
         return fragment_products(x, (weight,), operands)[0]
     if _by_wide_tiles(x, operands, weight):
         return wide_products(x, (weight,), operands)[0]
-    if operands != x.dtype:
+    if _by_tiles(x, operands, weight):
         return tile_product(x.to(operands), weight, x.dtype)
-    if weight.deterministic or x.shape[0] <= most_rows(x):
-        return tile_product(x, weight)
     return _dense_product(x, weight)
 
 
 def products(x: Activations, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
-    """As `matmuls`; weights (out, in) in planes or deterministic."""
+    """As `matmuls`; weights (out, in), `by_triton`."""
     if all(_by_vectors(x, weight) for weight in weights):
         return vector_products(x, weights)
     rows = unrounded(x)
@@ -73,7 +73,7 @@ def products(x: Activations, weights: Sequence[Weight]) -> tuple[Tensor, ...]:
 
 
 def gated_product(x: Activations, weight: Weight, curve: int) -> Tensor:
-    """As `gated_matmul`; weight (2 n, in) in planes or deterministic, curve: of `gate`."""
+    """As `gated_matmul`; weight (2 n, in), `by_triton`, curve: of `gate`."""
     if _by_vectors(x, weight):
         return gated_vectors(x, weight, curve)
     x = with_adjacent_elements(unrounded(x))
@@ -83,7 +83,7 @@ def gated_product(x: Activations, weight: Weight, curve: int) -> Tensor:
         return gated_fragments(x, weight, curve)
     if _by_wide_tiles(x, x.dtype, weight):
         return gated_wide_tiles(x, weight, curve)
-    if weight.deterministic or x.shape[0] <= most_rows(x):
+    if _by_tiles(x, x.dtype, weight):
         return gated_tiles(x, weight, curve)
     return gate(curve, *_dense_product(x, weight).chunk(2, dim=1))
 
@@ -91,7 +91,7 @@ def gated_product(x: Activations, weight: Weight, curve: int) -> Tensor:
 def experts_product(
     x: Activations, weight: Weight, chosen: Tensor, bias: Tensor | None, scale: Tensor | None
 ) -> Tensor:
-    """As `expert_products`; weight (experts, out, in) in planes or deterministic."""
+    """As `expert_products`; weight (experts, out, in), `by_triton`."""
     pairs, (experts, outs, _) = chosen.numel(), weight.shape
     if not pairs:
         return unrounded(x).new_empty(*chosen.shape, outs)
@@ -112,22 +112,39 @@ def _by_vectors(x: Activations, weight: Weight) -> bool:
 
 def _by_fragments(dtype: torch.dtype, rows: int, weight: Weight) -> bool:
     """For rows that are too many for vectors."""
-    return dtype.itemsize == 2 and rows <= MOST_FRAGMENT_ROWS and not weight.deterministic
+    few = dtype.itemsize == 2 and rows <= MOST_FRAGMENT_ROWS
+    return few and weight.number_type is None and not weight.deterministic
 
 
 def _by_wide_tiles(x: Tensor, operands: torch.dtype, weight: Weight) -> bool:
     """For rows that are too many for fragments."""
-    few = operands.itemsize == 2 and len(x) <= MOST_WIDE_ROWS and not weight.deterministic
-    return few and has_wide_tiles(x.device)
+    few = operands.itemsize == 2 and len(x) <= MOST_WIDE_ROWS and has_wide_tiles(x.device)
+    return few and weight.number_type is None and not weight.deterministic
+
+
+def _by_tiles(x: Tensor, operands: torch.dtype, weight: Weight) -> bool:
+    """For rows that are too many for wide tiles, and numbers of another type. Rows of numbers that
+    are not whole groups would be padded."""
+    if weight.deterministic:
+        return True
+    if weight.number_type == x.dtype or weight.shape[1] % 32:
+        return False
+    return operands != x.dtype or len(x) <= most_rows(x, weight)
 
 
 def _dense_product(x: Tensor, weight: Weight) -> Tensor:
     outs, elements = weight.shape
     at_once = max(1, DENSE_ELEMENTS // elements)
-    if outs <= at_once:
-        return F.linear(x, dequantized(weight, x.dtype))
+    if outs <= at_once or weight.number_type == x.dtype:
+        return F.linear(x, _dense(weight, x.dtype))
     result = torch.empty(x.shape[0], outs, dtype=x.dtype, device=x.device)
     for begin in range(0, outs, at_once):
         slab = weight.outputs(begin, min(outs, begin + at_once))
-        torch.mm(x, dequantized(slab, x.dtype).t(), out=result[:, begin : begin + at_once])
+        torch.mm(x, _dense(slab, x.dtype).t(), out=result[:, begin : begin + at_once])
     return result
+
+
+def _dense(weight: Weight, dtype: torch.dtype) -> Tensor:
+    """[out, in]; numbers of this type themselves."""
+    numbers = weight.numbers()
+    return dequantized(weight, dtype) if numbers is None else numbers.to(dtype)

@@ -1,9 +1,9 @@
-"""Products of tiles of rows with weights in planes, which are dequantised in registers.
+"""Products of tiles of rows with weights in planes or plain numbers, converted in registers.
 
 Weights are converted to the rows' type, as in the twins, and multiplied by tensor cores, float32 as
 sums of shorter numbers. Where a weight has few outputs, programs divide its inputs, and a second
-launch adds their partial sums. Deterministic weights, in plain types too, have one size of tiles,
-so the partial sums of a row depend on the weight only.
+launch adds their partial sums. Deterministic weights have one size of tiles, so the partial sums of
+a row depend on the weight only.
 """
 
 from collections.abc import Sequence
@@ -46,17 +46,23 @@ _TILINGS = (Tiling(64, 64, 2, 4, stages=1), Tiling(128, 128, 2, 8, programs=132)
 _FLOAT_TILINGS = (Tiling(16, 64, 2, 4), Tiling(32, 64, 2, 4))
 
 
-def tilings(dtype: torch.dtype) -> tuple[Tiling, ...]:
-    """The tilings of products of rows of this type, the fewest rows first."""
-    return _FLOAT_TILINGS if dtype == torch.float32 else _TILINGS
+def tilings(dtype: torch.dtype, numbers: torch.dtype | None = None) -> tuple[Tiling, ...]:
+    """The tilings of products of rows of this type with planes or `numbers`, the fewest rows first.
+
+    The largest tile with loads of numbers of 32 bits in flight does not fit into the shared memory
+    of small devices.
+    """
+    if dtype == torch.float32:
+        return _FLOAT_TILINGS
+    return _TILINGS if numbers is None or numbers.itemsize <= 2 else _TILINGS[:1]
 
 
-def most_rows(x: Tensor) -> int:
+def most_rows(x: Tensor, weight: Weight) -> int:
     """The number of rows up to which tiles dequantise: those of the largest tile. On an H200,
     dequantising to memory for cuBLAS takes as long as tiles with 128 rows, and a fifth less with
     256.
     """
-    return tilings(x.dtype)[-1].rows
+    return tilings(x.dtype, weight.number_type)[-1].rows
 
 
 def bundle_size(dtype: torch.dtype, rows: int | None) -> int:
@@ -78,8 +84,7 @@ def _tiling(known: Sequence[Tiling], rows: int) -> Tiling:
 
 
 def tile_product(x: Tensor, weight: Weight, dtype: torch.dtype | None = None) -> Tensor:
-    """x [rows, in], weight (out, in) in planes or deterministic -> [rows, out] in `dtype`, by
-    default x's."""
+    """x [rows, in], weight (out, in), `by_triton` -> [rows, out] in `dtype`, by default x's."""
     (rows, _), outs, dtype = x.shape, weight.shape[0], dtype or x.dtype
     tiling = _tiling_of(x, weight)
     splits = splits_of(weight, tiling)
@@ -94,8 +99,8 @@ def tile_product(x: Tensor, weight: Weight, dtype: torch.dtype | None = None) ->
 
 
 def gated_tiles(x: Tensor, weight: Weight, curve: int) -> Tensor:
-    """x [rows, in], weight (2 n, in) in planes or deterministic, rows of gates first -> [rows, n]:
-    the curve of the gates times the others, both rounded to x's type before."""
+    """x [rows, in], weight (2 n, in), `by_triton`, rows of gates first -> [rows, n]: the curve of
+    the gates times the others, both rounded to x's type before."""
     tiling = _tiling_of(x, weight)
     if splits_of(weight, tiling) > 1:
         return gate(curve, *tile_product(x, weight).chunk(2, dim=1))
@@ -142,7 +147,7 @@ def add_parts(parts: Tensor, result: Tensor) -> None:
 def _tiling_of(x: Tensor, weight: Weight) -> Tiling:
     if weight.deterministic:
         return fixed_tiling(x.dtype)
-    return _tiling(tilings(x.dtype), x.shape[0])
+    return _tiling(tilings(x.dtype, weight.number_type), x.shape[0])
 
 
 def _launch(
