@@ -30,8 +30,10 @@ from runtime.worker.model import (
     LayerPages,
     RowSpan,
 )
+from runtime.worker.pinned_buffer import ALIGNMENT
 
 _FEATURE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+_PART = ALIGNMENT // 8  # sizes of parts in broadcast integers are multiples of this number
 
 
 class SupportsBroadcast(Protocol):
@@ -81,7 +83,7 @@ class Broadcaster:
         self._page_copies, self._key_shifts = [], []
         self._send([_Command.STATES, *changes, *sizes])
         pages = [pages for _, pages in writes]
-        self._ranks.broadcast(_numbers(batch, [*cells, *pages]))
+        self._ranks.broadcast(_numbers(batch, (cells, pages)))
         if batch.image_features is not None:
             self._ranks.broadcast(batch.image_features.contiguous())
         if batch.cross_features:
@@ -231,15 +233,22 @@ def _sizes_of(batch: Batch, table_writes: int) -> list[int]:
     return head
 
 
-def _numbers(batch: Batch, table_writes: Sequence[Tensor]) -> Tensor:
-    """All integers of a batch, concatenated: int64 on the device."""
+def _numbers(batch: Batch, table_writes: Sequence[list[Tensor]]) -> Tensor:
+    """All integers of a batch, concatenated and each part padded: int64 on the device."""
     parts = [batch.tokens, batch.positions, batch.output_rows, batch.plans[0].row_slot]
     parts += [] if batch.image_rows is None else [batch.image_rows]
     parts += [] if batch.axes is None else [batch.axes.flatten()]
     for plan in batch.plans:
         parts += [plan.visible_begin, plan.visible_end, plan.write_cell]
         parts += [] if plan.after_image is None else [plan.after_image]
-    return torch.cat([part.long() for part in (*parts, *table_writes)])
+    parts += [torch.cat(writes) for writes in table_writes if writes]
+    pad = parts[0].new_zeros(_PART - 1, dtype=torch.int64)
+    padded = ((part.long(), pad[: _padded(len(part)) - len(part)]) for part in parts)
+    return torch.cat([*chain.from_iterable(padded)])
+
+
+def _padded(size: int) -> int:
+    return -(-size // _PART) * _PART
 
 
 def _received(
@@ -256,8 +265,10 @@ def _received(
     sizes = [rows, rows, outputs, rows, inserted, axes * rows]
     sizes += [size for group in groups for size in group.sizes(rows)]
     sizes += [writes, writes]
-    numbers = ranks.broadcast(torch.empty(sum(sizes), dtype=torch.int64, device=device))
-    tokens, positions, output_rows, slots, image_rows, places, *parts = numbers.split(sizes)
+    padded = [_padded(size) for size in sizes]
+    numbers = ranks.broadcast(torch.empty(sum(padded), dtype=torch.int64, device=device))
+    split = [part[:size] for part, size in zip(numbers.split(padded), sizes, strict=True)]
+    tokens, positions, output_rows, slots, image_rows, places, *parts = split
     pool.write_pages(parts[-2], parts[-1].int())
     plans = [group.plan(slots.int(), *parts[4 * n : 4 * n + 4]) for n, group in enumerate(groups)]
     dtype = _FEATURE_TYPES[kind]
