@@ -66,7 +66,9 @@ class GraphRecorder:
     def __init__(self, most: int, device: torch.device) -> None:
         self.most_rows = min(most, MOST_ROWS)
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
+        # torch hands out 32 streams of each priority in turn. One that the encoder of another model
+        # has would capture its kernels. Those of graphs then precede kernels of encoders.
+        self._stream = torch.cuda.Stream(device, priority=-1)
 
     @property
     def drawn_rows(self) -> int:

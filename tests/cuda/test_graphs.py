@@ -2,7 +2,9 @@
 as possible; and operations that cannot be captured are refused."""
 
 import random
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,9 +18,10 @@ from runtime.engine.step_plan import StepPlan
 from runtime.kernels import attention
 from runtime.kv.cache_types import CacheType
 from runtime.kv.spec import CacheKind, Full, LayerCache, Sliding
+from runtime.vision.encoder import LocalEncoder
 from runtime.worker.model import AttentionPlan, Batch, KVCache, LayerPages
 from runtime.worker.pinned_buffer import PinnedBuffer
-from runtime.worker.step_graphs import graph_sizes, padded_rows
+from runtime.worker.step_graphs import GraphRecorder, graph_sizes, padded_rows
 from runtime.worker.step_results import Launched
 from tests.cuda.computing_device import ComputingCuda
 from tests.cuda.fake_device import DEVICE, CaptureError, FakeCuda, fake_cuda
@@ -250,6 +253,25 @@ def test_a_capture_without_memory_costs_no_request(
     assert run(engine, requests).tokens == expected.tokens
     assert engine._runner.recorded_rows == {1, 2, 6}
     assert [record.message for record in caplog.records if "7 GiB" in record.message]
+
+
+def test_captures_are_on_no_stream_that_encoders_of_other_models_use(
+    fake: ComputingCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch hands out 32 streams of each priority in turn, so some of many models share one."""
+    numbers, entered = Counter[int](), list[tuple[int, int]]()
+
+    def next_stream(device: torch.device, priority: int = 0) -> tuple[int, int]:
+        numbers[priority] += 1
+        return priority, numbers[priority] % 32
+
+    monkeypatch.setattr(torch.cuda, "Stream", next_stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda of: entered.append(of) or nullcontext())
+    recorder = GraphRecorder(2, DEVICE)
+    streams = {LocalEncoder(None, device=DEVICE)._stream for _ in range(40)}
+    graph, _ = recorder.record(lambda: torch.ones(4, device=DEVICE))
+    assert graph is not None and len(streams) == 32
+    assert entered and streams.isdisjoint(entered)
 
 
 @pytest.mark.parametrize(
