@@ -81,15 +81,16 @@ def _specialised(kernel: Any, arguments: Sequence[Any]) -> list[object]:
 
 
 def _write(name: str, path: Path) -> None:
-    if name == "8b":
-        write_large_model(path, layers=2)
+    if name in ("Q4_K_M", "F16"):
+        write_large_model(path, layers=2 if name == "Q4_K_M" else 1, label=name)
     else:
         TEXT_MODELS[name].write(path, next(iter(TEXT_MODELS[name].configs)))
 
 
-@pytest.mark.parametrize("name", ["8b", "qwen3next"])
+@pytest.mark.parametrize("name", ["Q4_K_M", "F16", "qwen3next"])
 def test_nothing_is_compiled_after_the_warm_up(name: str, tmp_path: Path) -> None:
-    """Of vectors, fragments, tiles, experts and recurrent layers, and with each way of drawing."""
+    """Of vectors, fragments, tiles, experts and recurrent layers, and with each way of drawing; of
+    an 8B model in two types, and of a family with recurrent layers."""
     path = tmp_path / "model.gguf"
     _write(name, path)
     with fake_cuda(Compilations()) as fake:
