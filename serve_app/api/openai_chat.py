@@ -362,7 +362,7 @@ def _image(place: str, image: Any) -> Unread:
 
 
 def _max_tokens(body: ChatCompletionBody) -> int | None:
-    """The limit of the answer. The newer field takes precedence; both are validated."""
+    """The limit of the answer; -1: none. The newer field takes precedence; both are validated."""
     values = [
         int(number(name, value, OPENAI_BOUNDS[name]))
         for name in ("max_completion_tokens", "max_tokens")

@@ -209,10 +209,10 @@ def _best_of(body: CompletionBody, n: int, *, prompts: int) -> BestOf | None:
 
 
 def _max_tokens(body: CompletionBody) -> int | None:
-    """The limit of the answer; 0 if only the prompt is requested."""
+    """The limit of the answer; 0 if only the prompt is requested, -1: none."""
     if not body.echo or body.max_tokens is None:
         return _count(body, "max_tokens")
-    return int(number("max_tokens", body.max_tokens, Bounds(int, 0, LONGEST)))
+    return int(number("max_tokens", body.max_tokens, Bounds(int, 0, LONGEST, unlimited=True)))
 
 
 def _count(body: CompletionBody, name: str) -> int | None:

@@ -78,7 +78,7 @@ _BOUNDS: Mapping[Protocol, Mapping[str, Bounds]] = {
     Protocol.OPENAI: OPENAI_BOUNDS,
     Protocol.ANTHROPIC: {
         **{name: BOUNDS[name] for name in ("temperature", "top_p", "top_k")},
-        "max_tokens": OPENAI_BOUNDS["max_tokens"],
+        "max_tokens": Bounds(int, 1, LONGEST),
     },
 }
 _PARAMETER = re.compile(r"\{(\w+)\}")
@@ -183,7 +183,9 @@ def _number(bounds: Bounds) -> dict[str, Any]:
     """The schema of a number within bounds."""
     kind = "integer" if bounds.type is int else "number"
     schema: dict[str, Any] = {"type": [kind, "null"]}
-    if bounds.low > -math.inf:
+    if bounds.unlimited:
+        schema["anyOf"] = [{"const": -1}, {"minimum": bounds.low}]
+    elif bounds.low > -math.inf:
         schema["minimum"] = bounds.low
     if bounds.high < LONGEST:
         schema["maximum"] = bounds.high

@@ -68,16 +68,35 @@ def _priority(given: Any, key: ApiKey | None) -> int:
 
 
 def _logit_bias(given: Any) -> tuple[tuple[int, float], ...]:
-    """Token ids, which are strings in JSON, and their biases."""
+    """Token ids and their biases: an object, whose keys are the ids as texts, or llama.cpp's list
+    of pairs. A bias of false bars the token."""
     if given is None:
         return ()
-    if not isinstance(given, dict):
-        raise RequestError('field "logit_bias" must be an object')
+    if not isinstance(given, dict | list):
+        raise RequestError('field "logit_bias" must be an object or a list of pairs')
     if len(given) > MAX_LOGIT_BIASES:
         raise RequestError(
             f'field "logit_bias" has {len(given):,} tokens; at most {MAX_LOGIT_BIASES} are accepted'
         )
-    return tuple((_token(key), number(f"logit_bias.{key}", v, _BIAS)) for key, v in given.items())
+    pairs = _pairs(given) if isinstance(given, list) else {_token(k): v for k, v in given.items()}
+    return tuple((token, _bias(token, value)) for token, value in pairs.items())
+
+
+def _pairs(given: list[Any]) -> dict[int, Any]:
+    biases: dict[int, Any] = {}
+    for index, pair in enumerate(given):
+        two = isinstance(pair, list) and len(pair) == 2
+        ids = token_ids(pair[:1]) if two else None
+        if ids is None:
+            raise RequestError(f'field "logit_bias[{index}]" must be a token id and its bias')
+        if ids[0] in biases:
+            raise RequestError(f'field "logit_bias" has the token id {ids[0]} twice')
+        biases[ids[0]] = pair[1]
+    return biases
+
+
+def _bias(token: int, value: Any) -> float:
+    return _BIAS.low if value is False else number(f"logit_bias.{token}", value, _BIAS)
 
 
 def _token(key: str) -> int:

@@ -87,19 +87,20 @@ OPENAI_DEFAULTS = Options(temperature=1.0, top_k=0, top_p=1.0)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The type and range of an option."""
+    """The type and range of an option. `unlimited`: also -1, which means that there is no limit."""
 
     type: type[int] | type[float]
     low: float = -math.inf
     high: float = math.inf
+    unlimited: bool = False
 
     def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high
+        return self.low <= value <= self.high or (self.unlimited and value == -1)
 
     def __str__(self) -> str:
         low = f"at least {self.low:,}" * (self.low > -math.inf)
         high = f"at most {self.high:,}" * (self.high < LONGEST)
-        return " and ".join(filter(None, (low, high)))
+        return " and ".join(filter(None, (low, high))) + ", or -1 for no limit" * self.unlimited
 
 
 # Options with the names of llama.cpp's server, in every protocol that has sampling options.
@@ -147,8 +148,9 @@ OPENAI_BOUNDS: Mapping[str, Bounds] = {
     "seed": BOUNDS["seed"],
     "presence_penalty": Bounds(float, -2, 2),
     "frequency_penalty": Bounds(float, -2, 2),
-    "max_tokens": Bounds(int, 1, LONGEST),
-    "max_completion_tokens": Bounds(int, 1, LONGEST),
+    # -1 as in llama.cpp's server and Ollama.
+    "max_tokens": Bounds(int, 1, LONGEST, unlimited=True),
+    "max_completion_tokens": Bounds(int, 1, LONGEST, unlimited=True),
     "min_tokens": Bounds(int, 0, LONGEST),
     "priority": Bounds(int, -1000, 1000),
     "top_logprobs": Bounds(int, 0, MAX_TOP_LOGPROBS),

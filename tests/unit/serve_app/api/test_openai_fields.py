@@ -89,6 +89,37 @@ async def test_biases_and_the_rules_of_the_end_reach_the_engine(path, body):
     assert task.sampling.allowed == bytes([5, 0, 0, 0, 2, 0, 0, 0])
 
 
+@pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": USER}), (TEXT, {"prompt": "p"})])
+@pytest.mark.parametrize(
+    ("given", "biases"),
+    [
+        ([], ()),
+        ([[5, False], [17, 2.5]], ((5, -100.0), (17, 2.5))),
+        ({"5": False}, ((5, -100.0),)),
+    ],
+    ids=str,
+)
+async def test_biases_may_have_the_form_of_llama_cpp(path, body, given, biases):
+    task = await task_of(path, {**body, "logit_bias": given})
+    assert task.sampling.logit_bias == biases
+
+
+@pytest.mark.parametrize(
+    ("path", "extra"),
+    [
+        (CHAT, {"messages": USER, "max_tokens": -1}),
+        (CHAT, {"messages": USER, "max_completion_tokens": -1, "max_tokens": 3}),
+        (TEXT, {"prompt": "p", "max_tokens": -1}),
+        (TEXT, {"prompt": "p", "max_tokens": -1, "echo": True}),
+        ("/v1/responses", {"input": "p", "max_output_tokens": -1}),
+    ],
+    ids=str,
+)
+async def test_a_limit_of_minus_one_means_no_limit_as_in_llama_cpp(path, extra):
+    task = await task_of(path, extra, options=Options(num_predict=7))
+    assert task.max_tokens is None
+
+
 WINDOWS = [
     ({}, {"repeat_penalty": 1.2}, 64),
     ({"presence_penalty": 0, "repetition_penalty": 1.0}, {"repeat_penalty": 1.2}, 64),

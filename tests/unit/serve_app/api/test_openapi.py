@@ -88,6 +88,7 @@ WRONG = [
     ("/api/create", {"renderer": "x"}),
     ("/v1/chat/completions", {"temperature": 3}),
     ("/v1/chat/completions", {"max_tokens": 0}),
+    ("/v1/messages", {"max_tokens": -1}),
     ("/v1/chat/completions", {"tools": [{"function": {"name": "a b"}}]}),
     ("/v1/completions", {"top_p": 1.5}),
     ("/v1/messages", {"top_k": -2}),
@@ -104,6 +105,12 @@ async def test_requests_that_a_schema_excludes_are_refused(path: str, change: di
     async with http_client(AnyReplica(), **willing()) as client:
         response = await client.post(path, json=body)
     assert response.status_code == 400
+
+
+async def test_the_schema_of_a_limit_has_the_value_for_no_limit():
+    (operation,) = (each for each in OPERATIONS if each.path == "/v1/chat/completions")
+    body = body_of(operation) | {"max_tokens": -1, "max_completion_tokens": -1}
+    Draft202012Validator(schema_of(operation)).validate(without_nulls(body))
 
 
 @pytest.mark.parametrize(
