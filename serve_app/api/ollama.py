@@ -47,6 +47,8 @@ from serve_app.gateway.tasks import (
 
 NOTHING = RawText("")
 DEFAULT_NUM_KEEP = 4  # as in Ollama
+# Ollama's for models without one: the texts of the conversation alone.
+DEFAULT_TEMPLATE = "{{ .Prompt }}"
 Context = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], FirstError()]
 
 
@@ -138,7 +140,13 @@ class OllamaChat:
         unread = await self.bodies.convert(request, _unread_images, body.messages, self.images)
         task = dataclasses.replace(self._task(model, body, request), calls=calls)
         messages = await self._messages(request, model, body.messages, unread)
-        prompt = Conversation(messages, _thinking(body), tools=tools, reply=_reply(messages))
+        prompt = Conversation(
+            messages,
+            _thinking(body),
+            tools=tools,
+            default_template=DEFAULT_TEMPLATE,
+            reply=_reply(messages),
+        )
         return self._reply(task, body, prompt, encoder)
 
     async def generate(self, request: Request) -> Response:
@@ -205,7 +213,13 @@ class OllamaChat:
         user = ChatMessage(role="user", content=body.prompt, images=body.images)
         messages = await self._messages(request, model, [*system, user], unread)
         thinking, context = _thinking(body), tuple(body.context)
-        return Conversation(messages, thinking, context, template=body.template)
+        return Conversation(
+            messages,
+            thinking,
+            context,
+            template=body.template,
+            default_template=DEFAULT_TEMPLATE,
+        )
 
     def _task(self, model: ServedModel, body: _Generation, request: Request) -> ChatTask:
         """The task without its prompt. Everything that can be refused is checked before images are

@@ -14,6 +14,7 @@ from model_zoo.store.modelfile import render_modelfile
 from runtime.errors import ModelNotFoundError
 from serve_app.api.access import allowed_models
 from serve_app.api.fields import Body, BodyReader, harmless
+from serve_app.api.ollama import DEFAULT_TEMPLATE
 from serve_app.config.model_sources import sound_name
 from serve_app.config.options import LONGEST, Options
 from serve_app.gateway.allowed_models import AllowedModels
@@ -142,7 +143,7 @@ def _shown(card: ModelCard, options: Options) -> dict[str, Any]:
         "parameters": "\n".join(
             f"{name:<30} {_spelled(value)}" for name, value in _parameters(card, served)
         ),
-        "template": card.chat_template or "",
+        "template": card.chat_template or DEFAULT_TEMPLATE,
         **system,
         **({"messages": turns} if turns else {}),
         "details": _details(card),

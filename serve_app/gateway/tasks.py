@@ -31,7 +31,7 @@ class Conversation(msgspec.Struct, frozen=True, tag="conversation"):
     `variables`: further variables of the template, JSON values by name. `tools`: the functions
     that the model may call, as OpenAI describes them. `thinking_optional`: a model that cannot
     think ignores `thinking` instead of refusing it. `template`: of the request, instead of the
-    model's. `reply`: what the prompt ends with.
+    model's. `default_template`: for a model that has none. `reply`: what the prompt ends with.
     """
 
     messages: tuple[Message, ...]
@@ -41,6 +41,7 @@ class Conversation(msgspec.Struct, frozen=True, tag="conversation"):
     tools: tuple[dict[str, Any], ...] = ()
     thinking_optional: bool = False
     template: str = ""
+    default_template: str = ""
     reply: ReplyStart = ReplyStart.NEW
 
 

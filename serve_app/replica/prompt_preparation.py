@@ -152,7 +152,9 @@ class PromptPreparer:
     def _converse(
         self, task: AnyTask, source: Conversation, max_tokens: int, lease: ImageLease | None
     ) -> Prompt:
-        model = self._templates.model(source.template, salt=task.cache_salt)
+        model = self._templates.model(
+            source.template, salt=task.cache_salt, default=source.default_template
+        )
         prepare = partial(
             model.prepare,
             tools=source.tools,

@@ -25,10 +25,13 @@ class RequestTemplates:
         self._kept: OrderedDict[tuple[str, str], ChatModel] = OrderedDict()
         self._lock = threading.Lock()
 
-    def model(self, template: str, *, salt: str) -> ChatModel:
-        """The model with this template; unchanged for an empty one. `salt`: the `cache_salt` of the
-        task, without which response times would reveal the templates of other tenants.
-        RequestError for a template that is too long or does not compile."""
+    def model(self, template: str, *, salt: str, default: str = "") -> ChatModel:
+        """The model with this template; unchanged for an empty one, unless it has no template of
+        its own: then with the `default`. `salt`: the `cache_salt` of the task, without which
+        response times would reveal the templates of other tenants. RequestError for a template
+        that is too long or does not compile."""
+        if not template and self._model.template is None:
+            template, salt = default, ""
         if not template:
             return self._model
         key = (salt, template)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import tomllib
+from functools import partial
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.fake_replicas import CARD, PretendReplica, http_client
 
 USER = [{"role": "user", "content": "hi"}]
+conversation = partial(Conversation, default_template="{{ .Prompt }}")
 
 
 async def post(path, body, replica=None, **settings):
@@ -56,7 +58,7 @@ async def test_chat_without_streaming_is_one_object():
 
 async def test_generate_renders_system_and_prompt_with_the_template():
     task = await task_of("/api/generate", {"prompt": "p", "system": "s"})
-    assert task.prompt == Conversation((Message("system", "s"), Message("user", "p")))
+    assert task.prompt == conversation((Message("system", "s"), Message("user", "p")))
 
 
 async def test_generate_returns_text_in_the_field_response():
@@ -70,7 +72,7 @@ async def test_raw_text_is_not_rendered_with_the_template():
 
 async def test_think_false_reaches_the_template():
     task = await task_of("/api/chat", {"messages": USER, "think": False})
-    assert task.prompt == Conversation((Message("user", "hi"),), thinking=False)
+    assert task.prompt == conversation((Message("user", "hi"),), thinking=False)
 
 
 @pytest.mark.parametrize(("given", "role"), [("User", "user"), ("Developer", "system")])
@@ -271,8 +273,8 @@ async def test_generate_refuses_unsupported_fields_by_name(change, message):
     [
         ({"suffix": "s"}, Infill("p", "s")),
         ({"suffix": "s", "system": "x", "template": "t"}, Infill("p", "s", "t")),
-        ({"template": "t"}, Conversation((Message("user", "p"),), template="t")),
-        ({"suffix": "", "template": ""}, Conversation((Message("user", "p"),))),
+        ({"template": "t"}, conversation((Message("user", "p"),), template="t")),
+        ({"suffix": "", "template": ""}, conversation((Message("user", "p"),))),
     ],
 )
 async def test_suffix_and_template_reach_the_replica(body, prompt):
@@ -367,6 +369,13 @@ async def test_a_body_that_is_no_object_is_refused(content, message):
         response = await client.post("/api/chat", content=content)
     assert response.status_code == 400
     assert message in response.json()["error"]
+
+
+async def test_the_shown_template_of_a_model_without_one_is_the_default():
+    card = dataclasses.replace(CARD, chat_template=None)
+    shown = (await post("/api/show", {"model": "demo"}, card=card)).json()
+    assert shown["template"] == "{{ .Prompt }}"
+    assert "TEMPLATE" not in shown["modelfile"]
 
 
 async def test_tags_show_and_ps_describe_the_model():

@@ -2,13 +2,15 @@
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 import torch
+from msgspec import structs
 
-from model_zoo.chat.messages import Message
+from model_zoo.chat.messages import Message, ReplyStart
 from model_zoo.chat.sandbox.frames import RenderLimits
-from model_zoo.chat_model import ChatModel
+from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.registry import load
 from runtime.engine.request import SamplingParams
 from runtime.errors import PromptTooLongError, RequestError
@@ -24,11 +26,13 @@ from serve_app.gateway.tasks import (
     merge,
 )
 from serve_app.replica.loading import load_replica
+from serve_app.replica.prompt_preparation import PromptPreparer
 from serve_app.replica.replica import ModelReplica
 from serve_app.replica.request_templates import MAX_KEPT, RequestTemplates
 from tests.checkout import DEMO_MODEL
 
 HI = (Message("user", "hi"),)
+GREEDY = SamplingParams()
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +108,8 @@ def test_few_templates_of_requests_are_kept() -> None:
     compiled = []
 
     class Model:
+        template = "own"
+
         def with_template(self, source: str, *, origin: str, most: RenderLimits) -> str:
             compiled.append(source)
             return f"with {source}"
@@ -118,6 +124,46 @@ def test_few_templates_of_requests_are_kept() -> None:
     for salt in ("one", "two", "one", "two"):
         templates.model("a", salt=salt)
     assert compiled == ["a", "a"]
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (Conversation(HI), "hi"),
+        (Conversation((Message("user", "a "), Message("assistant", "b "), *HI)), "a b hi"),
+        (Conversation((Message("system", "Be brief."), *HI)), "Be brief.\n\nhi"),
+        (Conversation((*HI, Message("assistant", " a")), reply=ReplyStart.CONTINUED), "hi a"),
+        (Conversation(HI, template="Q: {{ .Prompt }}"), "Q: hi"),
+    ],
+)
+def test_a_model_without_a_template_gets_the_default_of_the_protocol(base, source, text) -> None:
+    task = ChatTask("t", "base", structs.replace(source, default_template="{{ .Prompt }}"), GREEDY)
+    assert prepared(base, task).tokens == prepared(base, replace(task, prompt=RawText(text))).tokens
+    if not source.template:
+        with pytest.raises(RequestError, match="model has no chat template"):
+            prepared(base, replace(task, prompt=source))
+
+
+def test_the_default_of_the_protocol_does_not_replace_the_models_template(replica) -> None:
+    source = Conversation(HI, default_template="{{ .Prompt }}")
+    assert answer(replica, source).prompt == answer(replica, Conversation(HI)).prompt
+
+
+@pytest.fixture(scope="module")
+def base():
+    """The preparer of a model without a template."""
+    model = load(DEMO_MODEL, device=torch.device("cpu"), dtype=torch.float32)
+    preparer = PromptPreparer(replace(model, template=None), name="base", context_tokens=64)
+    yield preparer
+    preparer.close()
+
+
+def prepared(preparer: PromptPreparer, task: ChatTask) -> Prompt:
+    async def entered() -> Prompt:
+        async with preparer.prepared(task, max_tokens=64) as prompt:
+            return prompt
+
+    return asyncio.run(entered())
 
 
 TURNS = tuple(
