@@ -18,6 +18,7 @@ from runtime.errors import (
     CaravanError,
     DoesNotFitError,
     EngineDeadError,
+    ModelNotFoundError,
     ModelUnavailableError,
     OverloadedError,
 )
@@ -138,14 +139,30 @@ class ModelPool:
             pass
 
     async def unload(self, name: str) -> bool:
-        """Unloads the model after its running requests; False if it was not loaded."""
-        named = (each for n, each in self._entries.items() if n.lower() == name.lower())
-        entry = next(named, None)
-        if entry is None:
-            return False
-        entry.keep_alive_s = 0.0
-        await self._unload_if_idle(entry)
-        return True
+        """Unloads all versions of the model after their running requests; False if none was
+        loaded."""
+        named = [each for each in self._all() if each.version.name.lower() == name.lower()]
+        for entry in named:
+            entry.keep_alive_s = 0.0
+            await self._unload_if_idle(entry)
+            if entry.expiring is not None:
+                await asyncio.wait({entry.expiring})
+        return bool(named)
+
+    async def retire_outdated(self) -> None:
+        """Unload the versions that the store no longer has, after their running requests; returns
+        before they are unloaded."""
+        for entry in [*self._entries.values()]:
+            try:
+                outdated = await self._find(entry.version.name) != entry.version
+            except ModelNotFoundError:
+                outdated = True
+            except CaravanError:  # the store cannot be read
+                continue
+            if outdated and self._entries.get(entry.version.name) is entry:
+                self._detach(entry)
+                if entry.idle:
+                    self._unload_soon(entry, "no longer stored")
 
     async def describe(self, name: str, verbose: bool = False) -> ModelCard:
         """The model's card; does not load the model."""
@@ -271,10 +288,14 @@ class ModelPool:
 
     async def _retire(self, entry: PooledModel) -> None:
         """Unload a version that the store has replaced, after its running requests."""
+        self._detach(entry)
+        await self._unload_if_idle(entry)
+
+    def _detach(self, entry: PooledModel) -> None:
+        """Later requests do not use the entry; its bytes count until it is unloaded."""
         self._entries.pop(entry.version.name, None)
         self._outgoing.add(entry)
         entry.keep_alive_s = 0.0
-        await self._unload_if_idle(entry)
 
     async def _load(self, entry: PooledModel) -> None:
         begun = time.monotonic()
@@ -387,12 +408,11 @@ class ModelPool:
         entry.expires_at = self._clock() + entry.keep_alive_s
         if entry.keep_alive_s != FOREVER:
             loop = asyncio.get_running_loop()
-            entry.timer = loop.call_later(entry.keep_alive_s, self._expire, entry)
+            expired = partial(self._unload_soon, entry, "keep_alive expired")
+            entry.timer = loop.call_later(entry.keep_alive_s, expired)
 
-    def _expire(self, entry: PooledModel) -> None:
-        entry.expiring = asyncio.create_task(
-            self._unload_if_still_idle(entry, "keep_alive expired")
-        )
+    def _unload_soon(self, entry: PooledModel, reason: str) -> None:
+        entry.expiring = asyncio.create_task(self._unload_if_still_idle(entry, reason))
 
     async def _unload_if_still_idle(self, entry: PooledModel, reason: str) -> None:
         used_at = entry.used_at

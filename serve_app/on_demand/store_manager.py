@@ -118,10 +118,11 @@ class StoreManager:
         self._environment = environment
         self._sweep_error = ""
         self._mapped: set[ManifestLayer] = set()  # blobs of removed models
+        self._followed = ""  # the version of the list for which the pool is up to date
         self._identity = store_identity(store)
 
     async def report(self) -> PoolReport:
-        version = await asyncio.to_thread(self.models.version)
+        version = await self._retire_outdated()
         return PoolReport(
             address=self.address,
             store=self._identity,
@@ -238,6 +239,7 @@ class StoreManager:
     async def sweep_periodically(self) -> None:
         """Calls `sweep` at intervals until it is cancelled."""
         while True:
+            await self._retire_outdated()
             await asyncio.to_thread(self.sweep)
             await asyncio.sleep(SWEEP_EVERY_S)
 
@@ -261,6 +263,15 @@ class StoreManager:
         self.operations.close()
         # In a thread, because the end of an upload may take long, and is waited for.
         await asyncio.to_thread(self.uploads.close)
+
+    async def _retire_outdated(self) -> str:
+        """Unloads models that the store has lost or replaced, also by another process. Returns the
+        version of the list of models."""
+        version = await asyncio.to_thread(self.models.version)
+        if version != self._followed:
+            await self.pool.retire_outdated()
+            self._followed = version
+        return version
 
     def _check_base(self, base: Source | None) -> None:
         assert not isinstance(base, PathSource), "requests cannot name files of the server"
