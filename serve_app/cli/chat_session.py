@@ -94,8 +94,9 @@ def parse_think(text: str) -> bool | str:
 
 
 def parse_option(name: str, value: str) -> tuple[str, Any]:
-    """An option of the model; its value is JSON or else a text. RequestError if there is none of
-    this name, which a server would ignore."""
+    """An option of the model; its value is JSON or else a text. A stop string is a text, unless it
+    is a JSON string or list. RequestError if there is no option of this name, which a server would
+    ignore."""
     if name not in OPTION_NAMES:
         near = get_close_matches(name, OPTION_NAMES, n=1)
         hint = f"; did you mean {near[0]}?" if near else "."
@@ -104,7 +105,9 @@ def parse_option(name: str, value: str) -> tuple[str, Any]:
         parsed = json.loads(value)
     except ValueError:
         parsed = value
-    return name, [parsed] if name == "stop" and isinstance(parsed, str) else parsed
+    if name == "stop" and not isinstance(parsed, list):
+        return name, [parsed if isinstance(parsed, str) else value]
+    return name, parsed
 
 
 def _shown(text: str) -> str:

@@ -116,11 +116,15 @@ async def test_a_key_is_read_from_the_environment(monkeypatch):
         assert (await caravan(host, "run", "demo", "Hi")).stdout == "Hello, world\n"
 
 
-async def test_a_stop_string_is_a_list():
+@pytest.mark.parametrize(
+    ("written", "stop"),
+    [("end", "end"), ('"end"', "end"), ("42", "42"), ("true", "true"), ("null", "null")],
+)
+async def test_a_stop_string_is_a_list(written, stop):
     replica = PretendReplica()
     async with served(replica) as host:
-        await caravan(host, "run", "demo", "Hi", "--set", "stop=end", "--set", "seed=3")
-    assert (replica.tasks[0].stop, replica.tasks[0].sampling.seed) == (("end",), 3)
+        await caravan(host, "run", "demo", "Hi", "--set", f"stop={written}", "--set", "seed=3")
+    assert (replica.tasks[0].stop, replica.tasks[0].sampling.seed) == ((stop,), 3)
 
 
 async def test_a_model_of_the_configuration_stays_and_says_so():
