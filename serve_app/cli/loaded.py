@@ -1,5 +1,6 @@
 """`caravan ps` and `caravan stop`: the models that a server has loaded."""
 
+from datetime import datetime
 from typing import Any
 
 import click
@@ -7,7 +8,7 @@ import click
 from serve_app.cli.completion import loaded_models
 from serve_app.cli.server import Server, server_options
 from serve_app.cli.shared_options import json_option
-from serve_app.cli.terminal import byte_size, print_error, print_json, print_table
+from serve_app.cli.terminal import byte_size, local_date, print_error, print_json, print_table
 
 _COLUMNS = ("name", "id", "size>", "quantisation", "context>", "until")
 _SHOWN_DIGITS = 12
@@ -39,7 +40,7 @@ def ps(server: Server, as_json: bool) -> None:
                 byte_size(model["size"]),
                 model["details"]["quantization_level"],
                 f"{model['context_length']:,}",
-                "stays" if _stays(model) else model["expires_at"][:19],
+                "stays" if _stays(model) else _local(model["expires_at"]),
             )
             for model in models
         ),
@@ -63,6 +64,10 @@ def stop(server: Server, model: str) -> None:
     server.post("/api/generate", {"model": model, "keep_alive": 0, "stream": False})
     if any(_is(each["name"], model) and _stays(each) for each in server.get("/api/ps")["models"]):
         print_error(f"{model} stays loaded, because the server's configuration has it")
+
+
+def _local(date: str) -> str:
+    return local_date(datetime.fromisoformat(date).timestamp())
 
 
 def _is(name: str, given: str) -> bool:

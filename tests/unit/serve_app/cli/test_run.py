@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partialmethod
@@ -214,6 +215,23 @@ async def test_loaded_models_are_listed():
         assert "demo" in (await caravan(host, "ps")).stdout
         (model,) = json.loads((await caravan(host, "ps", "--json")).stdout)
     assert model["context_length"] == 512
+
+
+async def test_the_end_of_keep_alive_is_in_local_time(monkeypatch):
+    def loaded(*_: object) -> dict[str, Any]:
+        details = {"quantization_level": "Q8_0"}
+        model = {"name": "a", "digest": "0" * 64, "size": 1, "context_length": 9}
+        return {"models": [model | {"details": details, "expires_at": "2026-11-29T22:43:40Z"}]}
+
+    monkeypatch.setattr(Server, "get", loaded)
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert "2026-11-30 07:43" in run("ps").stdout
+        assert "2026-11-29T22:43:40Z" in run("ps", "--json").stdout
+    finally:
+        monkeypatch.delenv("TZ")
+        time.tzset()
 
 
 @pytest.mark.parametrize(
