@@ -44,7 +44,7 @@ def chat(session: ChatSession) -> None:
     _keep_history()
     click.echo(harmless(f"{session.model}: /? shows the commands."), err=True)
     while (text := read_message()) is not None:
-        if text.startswith("/"):
+        if text.startswith("/") and not _begins_with_picture(text):
             words = text[1:].split(None, 1)
             name = words[0] if words else "?"
             if name in ("bye", "exit", "quit"):
@@ -73,28 +73,37 @@ def read_message() -> str | None:
 
 
 def pictures_in(text: str) -> tuple[str, list[Path]]:
-    """The text without the paths of existing pictures, and these paths."""
+    """The text without the paths of existing pictures, and these paths. Prints which are taken."""
     found = []
 
     def taken(match: re.Match[str]) -> str:
-        name = match["quoted"] or re.sub(r"\\(.)", r"\1", match["plain"])
-        try:
-            path = expanded(name)
-        except ConfigurationError:
-            path = Path(name)
+        path = _path_in(match)
         if not path.is_file():
             print_note(f"{path}: there is no such picture; the message has its name only")
             return match[0]
+        click.echo(harmless(f"(with {path})"), err=True)
         found.append(path)
         return ""
 
     return _PICTURE.sub(taken, text).strip() if text else "", found
 
 
+def _begins_with_picture(text: str) -> bool:
+    """Whether the text begins with the path of an existing picture, such as a dropped file."""
+    match = _PICTURE.match(text)
+    return match is not None and _path_in(match).is_file()
+
+
+def _path_in(match: re.Match[str]) -> Path:
+    name = match["quoted"] or re.sub(r"\\(.)", r"\1", match["plain"])
+    try:
+        return expanded(name)
+    except ConfigurationError:
+        return Path(name)
+
+
 def _ask(session: ChatSession, text: str) -> None:
     content, images = pictures_in(text)
-    for image in images:
-        click.echo(harmless(f"(with {image})"), err=True)
     try:
         session.ask(content, images)
     except KeyboardInterrupt:

@@ -15,7 +15,7 @@ from model_zoo.store.store import Store, default_root
 from runtime.errors import RequestError
 from serve_app.cli.chat_session import ChatSession, parse_option, parse_think
 from serve_app.cli.completion import served_models
-from serve_app.cli.prompt import chat
+from serve_app.cli.prompt import chat, pictures_in
 from serve_app.cli.server import NoAnswer, NotFound, Server, ServerError, server_options
 from serve_app.cli.terminal import print_note
 
@@ -60,12 +60,14 @@ Examples:
 @click.option("--keep-alive", metavar="TIME", help="How long the model stays loaded, such as 10m.")
 @click.option("--verbose", is_flag=True, help="Show numbers of tokens and speed.")
 def run(server: Server, model: str, prompt: tuple[str, ...], **given: Any) -> None:  # fmt: skip
-    """Ask MODEL, or without PROMPT talk with it. Standard input follows the prompt.
+    """Ask MODEL, or without PROMPT talk with it. Standard input follows the prompt. Paths of
+    pictures in PROMPT add these.
 
     If no server answers, and neither --host nor $CARAVAN_HOST names one, a model of the store or a
     file is served as long as the conversation lasts.
     """
-    text = " ".join(prompt)
+    text, pictures = pictures_in(" ".join(prompt))
+    pictures += given["images"]
     if not sys.stdin.isatty():
         piped = _piped_text()
         text = f"{text}\n\n{piped}" if text and piped.strip() else text or piped
@@ -81,8 +83,8 @@ def run(server: Server, model: str, prompt: tuple[str, ...], **given: Any) -> No
         verbose=given["verbose"],
     )
     with _served(server, model) as session.model, _explained(server):
-        if text or given["images"]:
-            session.ask(text, given["images"])
+        if text or pictures:
+            session.ask(text, pictures)
         else:
             chat(session)
 

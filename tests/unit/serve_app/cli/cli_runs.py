@@ -20,10 +20,14 @@ SCRIPT = Path(sys.executable).with_name("caravan")
 CARAVAN = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "serve_app.cli"]
 
 
-def run(*arguments: object, status: int = 0, store: Store | None = None) -> Result:
-    """The result of `caravan ARGUMENTS`; its exit status must be `status`."""
+def run(
+    *arguments: object, status: int = 0, store: Store | None = None, piped: str | None = None
+) -> Result:
+    """The result of `caravan ARGUMENTS`; its exit status must be `status`. `piped`: its standard
+    input."""
     environment = {"CARAVAN_MODELS": str(store.root)} if store else {}
-    result = CliRunner(env=environment).invoke(caravan, [str(word) for word in arguments])
+    words = [str(word) for word in arguments]
+    result = CliRunner(env=environment).invoke(caravan, words, input=piped)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == status, result.output

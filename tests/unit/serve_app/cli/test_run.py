@@ -76,6 +76,15 @@ async def test_pictures_and_schemas_come_from_files(tmp_path):
     assert json.loads(task.output.source) == {"type": "object"}
 
 
+async def test_paths_of_pictures_in_the_prompt_add_them_but_not_those_in_piped_text():
+    replica = PretendReplica()
+    async with served(replica, max_body_bytes=2**20, card=SEEING) as host:
+        result = await caravan(host, "run", "demo", "See", PICTURE, piped=f"not {PICTURE}")
+    (message,) = replica.tasks[0].prompt.messages
+    assert len(message.images) == 1 and message.text == f"See\n\nnot {PICTURE}"
+    assert f"(with {PICTURE})" in result.stderr
+
+
 async def test_thinking_goes_to_standard_error():
     async with served(PretendReplica(("<think>\nhm\n</think>\n\n", "So."), QWEN3)) as host:
         result = await caravan(host, "run", "demo", "Hi")
@@ -277,7 +286,7 @@ async def test_a_conversation_in_a_terminal(tmp_path):
         await terminal.open()
         await terminal.shows(">>> ")
         await terminal.types("/set system Be brief.\n", ">>> ")
-        await terminal.types(f"See {picture}\n", "Hello, world")
+        await terminal.types(f"{picture} See\n", "Hello, world")
         await terminal.types('"""one\ntwo"""\n', "Hello, world")
         replica.waits.clear()
         await terminal.types("stop\n", "Hello")
