@@ -9,14 +9,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
+import torch
 
 from model_zoo.convert.quantize import quantize_file
-from model_zoo.gguf.adapter import Adapter
 from model_zoo.gguf.adapter_path import MAX_ADAPTERS, AdapterPath
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.model_headers import FilePart, ModelHeaders
 from model_zoo.gguf.split import further_parts
-from model_zoo.registry import check_adapts
+from model_zoo.gguf.tensors import META
+from model_zoo.registry import LoadOptions, load, open_adapters
 from model_zoo.sources.pull import Progress, PullProgress, ignore_progress, placeholder_digest, pull
 from model_zoo.sources.reference import PathSource, RemoteSource, Source
 from model_zoo.sources.resolve import stored_model
@@ -26,11 +27,12 @@ from model_zoo.store.importing import import_file
 from model_zoo.store.manifest import LAYER_TYPE, Manifest, ManifestLayer, check_digest, is_file_name
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store, StoredModel
-from runtime.errors import ModelFileError, RequestError, StoreError
+from runtime.errors import CaravanError, ModelFileError, RequestError, StoreError
 
 # Another process may remove a blob between its creation and the commit of the manifest.
 MAX_COMMITS = 3
 _TEXTS = ("template", "system")
+_FILES = ("model", "projector", "adapter")  # the kinds of layers that are GGUF files
 
 
 def create(
@@ -154,25 +156,50 @@ def _adapter_layer(
 
 
 def _check_adapters(layers: Sequence[ManifestLayer], store: Store) -> None:
-    """RequestError for a damaged adapter, or one of another architecture than the model."""
-    adapters = [layer for layer in layers if layer.kind == "adapter"]
-    if len(adapters) > MAX_ADAPTERS:
-        raise RequestError(f"{len(adapters):,} adapters are given; the limit is {MAX_ADAPTERS}")
-    for layer in adapters:
-        models = [each for each in layers if each.kind == "model"]
-        path = store.blob(min(models, key=lambda each: each.title or "").digest)
-        problem = _adapter_problem(store.blob(layer.digest), path)
+    """RequestError for a damaged adapter, or one that does not fit the model."""
+    count = sum(layer.kind == "adapter" for layer in layers)
+    if count > MAX_ADAPTERS:
+        raise RequestError(f"{count:,} adapters are given; the limit is {MAX_ADAPTERS}")
+    if not count:
+        return
+    kinds: dict[str, list[str]] = {kind: [] for kind in _FILES}
+    named: dict[str, str] = {}
+    for layer in layers:
+        if layer.kind in kinds:
+            part = layer.title if layer.kind == "model" else None
+            name = part or store.blob(layer.digest).name
+            kinds[layer.kind].append(name)
+            named[name] = layer.digest
+    with _linked_by_name(named, store) as folder:
+        paths = {kind: [folder / name for name in names] for kind, names in kinds.items()}
+        problem = _adapter_problem(paths["adapter"], min(paths["model"]), paths["projector"])
         if problem is not None:
-            raise RequestError(f"adapter: {problem}")
+            raise RequestError(f"adapter: {_message(problem, folder)}")
 
 
-def _adapter_problem(adapter: Path, model: Path) -> str | None:
-    """Why the adapter does not fit; no exception, whose traceback would keep the file mapped."""
+def _adapter_problem(adapters: list[Path], model: Path, projectors: list[Path]) -> str | None:
+    """Why the adapters do not fit; no exception, whose traceback would keep the files mapped."""
+    sources = [AdapterPath(path) for path in adapters]
     try:
-        opened = Adapter.open(AdapterPath(adapter), read=False)
-        check_adapts(opened, Metadata(_metadata(model), path=model))
+        open_adapters(sources, Metadata(_metadata(model), path=model), read=False)
     except ModelFileError as error:
-        return _message(error, model.parent)
+        return str(error)
+    problem = _loading_problem(model, projectors, sources)
+    # A model that cannot be served without them either may have them.
+    fits = problem is None or _loading_problem(model, projectors, ()) is not None
+    return None if fits else problem
+
+
+def _loading_problem(
+    model: Path, projectors: Sequence[Path], adapters: Sequence[AdapterPath]
+) -> str | None:
+    """The error of the model that is built without its weights; None if there is none."""
+    options = LoadOptions(read=False, adapters=adapters)
+    projector = projectors[0] if projectors else None
+    try:
+        load(model, device=META, dtype=torch.float32, projector=projector, options=options)
+    except CaravanError as error:
+        return str(error)
     return None
 
 
@@ -321,6 +348,6 @@ def _without_success(report: Progress) -> Callable[[PullProgress], None]:
     return filtered
 
 
-def _message(error: Exception, folder: Path) -> str:
+def _message(error: Exception | str, folder: Path) -> str:
     """The error without the path of the temporary folder."""
     return str(error).replace(f"{folder}{os.sep}", "")

@@ -91,7 +91,14 @@ def test_unsuitable_adapters_are_refused_without_the_path_of_the_store(store, tm
     foreign = uploaded(store, adapter(tmp_path / "q.gguf", architecture="qwen2"))
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(adapter(tmp_path / "a.gguf").read_bytes()[:100])
+    wrong = {"v.blk.0.attn_q.weight": (64, 64)}, {"blk.0.attn_q.weight": (64, 32)}
+    unused, misshapen = (
+        uploaded(store, write_adapter(tmp_path / f"{n}.gguf", random_pairs(shapes, 4)))
+        for n, shapes in enumerate(wrong)
+    )
     cases = [
+        ([unused], r"adapter: sha256-\w+: .* that the model lacks .*\(v\.blk\.0\.attn_q\.weight\)"),
+        ([misshapen], r"adapter: sha256-\w+: .*\(blk\.0\.attn_q\.weight is 64 x 64, not 64 x 32"),
         ([foreign], "for models of architecture qwen2"),
         ([uploaded(store, damaged)], "adapter: sha256-"),
         ([uploaded(store, tmp_path / "tiny.gguf")], "that of a LoRA adapter is adapter"),

@@ -80,7 +80,10 @@ async def test_the_modelfile_of_a_model_recreates_its_adapter(root, adapters) ->
         assert not store.blob(digest).exists()
 
 
-async def test_an_adapter_of_wrong_shapes_is_an_error_of_the_first_request(root, tmp_path) -> None:
+async def test_an_adapter_of_wrong_shapes_is_an_error_of_its_model_alone(
+    root, tiny, tmp_path
+) -> None:
+    """A pulled model may have one; a creation refuses it."""
     pairs = random_pairs({"blk.0.attn_v.weight": (16, 64)}, 4)
     path = write_adapter(tmp_path / "small.gguf", pairs)
     async with (
@@ -88,7 +91,9 @@ async def test_an_adapter_of_wrong_shapes_is_an_error_of_the_first_request(root,
         official(cluster) as client,
     ):
         digest = await client.create_blob(path)
-        await client.create("own", from_="kept", adapters={"a.gguf": digest})
+        with pytest.raises(ollama.ResponseError, match="the adapter is for another model"):
+            await client.create("own", from_="kept", adapters={"a.gguf": digest})
+        put(Store(root), "own", {"model": tiny, "adapter": path.read_bytes()})
         with pytest.raises(ollama.ResponseError, match="the adapter is for another model"):
             await said(client, "own")
         assert await said(client, "kept")
