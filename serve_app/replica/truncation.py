@@ -45,11 +45,12 @@ def with_recent_turns(
 ) -> Prompt:
     """The prompt with as many of the last turns as fit, all system messages included.
 
-    If the whole conversation has more than `limit` tokens, or too many images, it is shortened to
-    at most `shortened`, but never below its last turn. `prepare` is called about 2 log2(turns)
-    times. `least`: a lower bound of the number of tokens of messages; messages for which it is too
-    large are not prepared. PromptTooLongError with the names of the `model` and of the `setting`
-    that limits it, or TooManyImagesError, if the last turn does not fit.
+    If the whole conversation has more than `limit` tokens, which leaves one of the context for the
+    answer, or too many images, it is shortened to at most `shortened`, but never below its last
+    turn. `prepare` is called about 2 log2(turns) times. `least`: a lower bound of the number of
+    tokens of messages; messages for which it is too large are not prepared. PromptTooLongError with
+    the names of the `model` and of the `setting` that limits it, or TooManyImagesError, if the last
+    turn does not fit.
     """
     roles = [message.role for message in messages]
     starts = turn_starts(roles)
@@ -72,7 +73,7 @@ def with_recent_turns(
     fitting, excessive = 1, len(starts)
     found = attempt(1, limit) if excessive > 1 else None
     if found is None:
-        raise _last_turn_too_long(limit, model, setting)
+        raise _last_turn_too_long(limit + 1, model, setting)
     step = 2
     while excessive - fitting > 1:
         turns = min(step, (fitting + excessive) // 2)
@@ -84,11 +85,11 @@ def with_recent_turns(
     return found
 
 
-def _last_turn_too_long(limit: int, model: str, setting: str) -> PromptTooLongError:
+def _last_turn_too_long(max_tokens: int, model: str, setting: str) -> PromptTooLongError:
     return PromptTooLongError(
         "the input length exceeds the context length: the system prompt, the tools and the last "
-        f"turn alone have more; this model's maximum context length is {limit} tokens for prompt "
-        f"and answer. Shorten them or raise `{setting}` of model '{model}'."
+        f"turn alone have more; this model's maximum context length is {max_tokens} tokens for "
+        f"prompt and answer. Shorten them or raise `{setting}` of model '{model}'."
     )
 
 

@@ -184,8 +184,9 @@ def test_a_long_chat_loses_its_oldest_turns(replica) -> None:
     with pytest.raises(PromptTooLongError, match="exceeds the context length"):
         answer(replica, Conversation(messages))
     alone = (Message("system", "x y " * 99), *HI)
-    for asked, setting in ((None, "context_tokens"), (32, "num_ctx")):
-        with pytest.raises(PromptTooLongError, match=f"tools and the last turn .* `{setting}`"):
+    for asked, setting in ((None, "context_tokens"), (32, "num_ctx"), (1, "num_ctx")):
+        fact = f"last turn .* length is {asked or 64} tokens for prompt and answer.* `{setting}`"
+        with pytest.raises(PromptTooLongError, match=fact):
             answer(
                 replica,
                 Conversation(alone),

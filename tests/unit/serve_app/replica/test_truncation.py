@@ -81,7 +81,7 @@ def test_the_system_prompt_and_the_last_turn_are_never_left_out(spelled: str) ->
 
 
 def test_the_limit_can_be_parsed() -> None:
-    with pytest.raises(PromptTooLongError, match="maximum context length is 4000 tokens"):
+    with pytest.raises(PromptTooLongError, match="maximum context length is 4001 tokens"):
         kept(" ".join(["u9"] * 500), 4000, 4000)
 
 
