@@ -19,9 +19,12 @@ from serve_app.cli.log_file import (
     previous_log,
 )
 from serve_app.cli.log_lines import LEVELS, LogFilter, LogLine
-from serve_app.cli.terminal import harmless, harmless_lines, plain
+from serve_app.cli.terminal import harmless, harmless_lines, plain, print_note
 
 _PAUSE_S = 0.2
+_NO_REQUEST = (
+    "no line is of this request; lines of every request need a server with CARAVAN_LOG_LEVEL=debug"
+)
 _COLOURS = {"warning": "yellow", "error": "red"}
 
 
@@ -56,7 +59,12 @@ Examples:
     type=click.IntRange(0, 65535),
     help="Of the server on this port; default: the one that wrote last.",
 )
-@click.option("--request", metavar="ID", help="Only lines of the request with this x-request-id.")
+@click.option(
+    "--request",
+    metavar="ID",
+    help="Only lines of the request with this x-request-id. Those of requests without problems "
+    "need a server with CARAVAN_LOG_LEVEL=debug.",
+)
 def logs(follow: bool, count: int, port: int | None, **chosen_by: Any) -> None:
     """Show the log of `caravan serve` on this machine.
 
@@ -73,8 +81,11 @@ def logs(follow: bool, count: int, port: int | None, **chosen_by: Any) -> None:
     with ExitStack() as opened:
         earlier = [each for each in (previous_log(path),) if each.exists()]
         files = [opened.enter_context(each.open("rb")) for each in (*earlier, path)]
-        for line in last_lines(files, chosen, count):
+        found = last_lines(files, chosen, count)
+        for line in found:
             show(line)
+        if not found and count and chosen_by["request"] is not None:
+            print_note(_NO_REQUEST)
         if follow:
             for line in new_lines(path, files[-1], chosen, pause):
                 show(line)

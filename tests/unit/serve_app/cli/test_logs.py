@@ -100,6 +100,19 @@ def test_the_last_of_the_selected_lines_are_shown(tmp_path, monkeypatch, capsys)
     assert run("logs", "-n", 0).stdout == ""
 
 
+def test_a_request_without_lines_has_a_note_of_the_level_that_writes_them(
+    tmp_path, monkeypatch, capsys
+):
+    notes = []
+    monkeypatch.setattr(logs, "print_note", notes.append)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "caravan").mkdir()
+    (tmp_path / "caravan" / "serve-8000.log").write_text(written(capsys) + RAY)
+    assert run("logs", "--request", "r-1").stdout and run("logs").stdout and notes == []
+    assert run("logs", "--request", "r-2").stdout == ""
+    assert len(notes) == 1 and "CARAVAN_LOG_LEVEL=debug" in notes[0]
+
+
 def test_each_server_has_a_log_and_the_one_that_wrote_last_is_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     for port, time in ((8000, 1), (8001, 3), (8002, 2)):
