@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -26,6 +25,11 @@ from serve_app.transport.wire import Address
 STALE_S = 10.0
 FRESH_S = 1.0
 NOW_S = 0.05
+# Maximum age of the lists, which have the options of each model, for a request whose model is
+# listed. Older than `LIST_FRESH_S`, they are refreshed behind it, so that none waits while many
+# come.
+LIST_STALE_S = 1.0
+LIST_FRESH_S = 0.5
 # An unknown name may be a new model, but is not looked up more often than this.
 UNKNOWN_NAME_S = 0.5
 # Requests for a model follow the first one to its process for up to this long, until a report shows
@@ -104,10 +108,10 @@ class PoolDirectory:
         await self.wait_for_stores()
         found = self._listed_model(key)
         age = self._list_age_s
-        if age > (STALE_S if found else UNKNOWN_NAME_S):
+        if age > (LIST_STALE_S if found else UNKNOWN_NAME_S):
             await self._refresh()
             found = self._listed_model(key)
-        elif age > FRESH_S:
+        elif age > LIST_FRESH_S:
             self._refresh_soon()
         if found is None and self._unlisted is not None:
             self._unlisted.result()
@@ -156,7 +160,7 @@ class PoolDirectory:
     def forget(self) -> None:
         """Mark reports and lists as outdated: the next caller requests new ones."""
         self._reports.forget()
-        self._valid_from = time.monotonic()
+        self._valid_from = _now()
 
     def close(self) -> None:
         self._reports.close()
@@ -227,7 +231,7 @@ class PoolDirectory:
             return None
         chosen = self._chosen_before(model, able, avoid | unable)
         chosen = chosen or choose_process(able, model, avoid=avoid, unable=unable)
-        self._sent[model.name] = (chosen.replica, time.monotonic())
+        self._sent[model.name] = (chosen.replica, _now())
         return chosen
 
     def _chosen_before(
@@ -238,7 +242,7 @@ class PoolDirectory:
         if any(report.resident(model.name) for report in able):
             return None
         replica, sent_at = self._sent.get(model.name, ("", float("-inf")))
-        if replica in avoid or time.monotonic() - sent_at > STICKY_S:
+        if replica in avoid or _now() - sent_at > STICKY_S:
             return None
         return next((report for report in able if report.replica == replica), None)
 
@@ -276,7 +280,7 @@ class PoolDirectory:
     async def _refresh(self) -> None:
         """Requests the lists of all stores that have changed. They are dropped if lists that were
         requested later have arrived earlier."""
-        begun = time.monotonic()
+        begun = _now()
         reports = await self._reports.newest(NOW_S)
         versions = {report.store: report.listing for report in reports}
         replicas = {
@@ -304,7 +308,7 @@ class PoolDirectory:
     def _list_age_s(self) -> float:
         """The time since the lists were requested; infinite if they are outdated."""
         outdated = self._listed_at < self._valid_from
-        return float("inf") if outdated else time.monotonic() - self._listed_at
+        return float("inf") if outdated else _now() - self._listed_at
 
     def _refresh_soon(self) -> None:
         if self._refreshing is None or self._refreshing.done():
@@ -316,3 +320,8 @@ class PoolDirectory:
 
 def _identity_of(digest: str, context_tokens: int) -> str:
     return f"{digest} {context_tokens}"
+
+
+def _now() -> float:
+    """Seconds on the clock of the event loop, as in reports."""
+    return asyncio.get_running_loop().time()

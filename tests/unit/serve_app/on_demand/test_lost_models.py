@@ -7,8 +7,9 @@ import pytest
 
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
+from serve_app.on_demand.processes import LIST_STALE_S, PoolDirectory
 from tests.denied_access import deny
-from tests.patience import settled, until
+from tests.patience import pass_time, settled, until
 from tests.unit.serve_app.cli.cli_runs import put
 from tests.unit.serve_app.on_demand.fake_cluster import cluster_of, serving
 
@@ -91,3 +92,13 @@ async def test_a_lost_model_that_is_being_unloaded_counts_as_unloaded_only_after
         process.loader.may_unload.set()
         assert await unloading
         assert process.loader.unloads == ["kept:latest"]
+
+
+async def test_a_request_some_time_after_a_change_has_the_options_of_the_new_version(root, tiny):
+    async with cluster_of(root) as cluster:
+        pool = PoolDirectory(cluster)
+        assert (await pool.find("kept")).options.num_predict is None
+        put(Store(root), "kept", {"model": tiny, "params": b'{"num_predict": 3}'})
+        await pass_time(LIST_STALE_S + 0.1)
+        assert (await pool.find("kept")).options.num_predict == 3
+        pool.close()
