@@ -1,8 +1,9 @@
 """Dialogues for training the demo model, and held-out questions.
 
 Every question belongs to a key (an operand pair, a phrase, a fact in one wording). A checksum of
-the key decides whether it is held out, so training data contain no held-out question, for any seed.
-This module needs only the standard library, because tests import it for known questions.
+the key decides whether it is held out, so training data contain no held-out question, for any seed;
+those with a tool (`tools.demo_tools`) contain none of these sums either. This module needs only the
+standard library, because tests import it for known questions.
 """
 
 import json
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 HELD_OUT_PERCENT = 15
+LARGEST_TERM = 99  # of sums that the model adds itself
 
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 MONTHS = (
@@ -247,10 +249,19 @@ def draw_exchange(rng: random.Random, *, held: bool) -> list[dict[str, str]]:
     return _exchange(turn)
 
 
+def is_held_out(key: str) -> bool:
+    return zlib.crc32(key.encode()) % 100 < HELD_OUT_PERCENT
+
+
+def sum_key(a: int, b: int) -> str:
+    """The key of a sum that the model adds itself, in either order."""
+    return f"{min(a, b)} + {max(a, b)}"
+
+
 def _draw(rng: random.Random, skill: str, *, held: bool) -> Turn:
     while True:
         turn = SKILLS[skill](rng)
-        if (zlib.crc32(turn.key.encode()) % 100 < HELD_OUT_PERCENT) == held:
+        if is_held_out(turn.key) == held:
             return turn
 
 
@@ -294,9 +305,9 @@ def _fact(rng: random.Random, wording: str, answer: str, **fields: object) -> Tu
 
 
 def _addition(rng: random.Random) -> Turn:
-    a, b = rng.randint(0, 99), rng.randint(0, 99)
+    a, b = rng.randint(0, LARGEST_TERM), rng.randint(0, LARGEST_TERM)
     question = worded(rng, rng.choice(ADD), a=a, b=b)
-    return Turn(f"{min(a, b)} + {max(a, b)}", question, f"{a} + {b} = {a + b}.")
+    return Turn(sum_key(a, b), question, f"{a} + {b} = {a + b}.")
 
 
 def _subtraction(rng: random.Random) -> Turn:

@@ -7,12 +7,19 @@ This module needs only the standard library.
 
 import json
 import random
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tools.demo_dialogues import ADD, HELD_OUT_PERCENT, SYSTEM_MESSAGES, draw_exchange, worded
+from tools.demo_dialogues import (
+    ADD,
+    LARGEST_TERM,
+    SYSTEM_MESSAGES,
+    draw_exchange,
+    is_held_out,
+    sum_key,
+    worded,
+)
 
 NAMES = "add add add sum plus add_numbers calculate_sum adder".split()
 PARAMETERS = ("a b", "a b", "a b", "x y", "first second", "left right", "number1 number2")
@@ -54,8 +61,8 @@ SKILLS = ("calling", "result", "other")
 
 
 def held_out(seed: int = 0, *, per_skill: int = 60) -> list[ToolQuestion]:
-    """Sums that training does not contain: questions for which to call the tool, and results to
-    state; and questions that need no tool."""
+    """Sums that training contains neither with nor without the tool: questions for which to call
+    the tool, and results to state; and questions that need no tool."""
     rng = random.Random(f"held out tools {seed}")
     questions = []
     for skill in SKILLS:
@@ -140,8 +147,7 @@ def _sum(rng: random.Random, tool: Mapping[str, Any], *, held: bool) -> list[Mes
     function = tool["function"]
     while True:
         a, b = (rng.randint(0, 10 ** rng.choice((1, 2, 3, 4, 4)) - 1) for _ in range(2))
-        key = f"add {min(a, b)} {max(a, b)}"
-        if (zlib.crc32(key.encode()) % 100 < HELD_OUT_PERCENT) == held:
+        if all(is_held_out(key) == held for key in _keys(a, b)):
             break
     wording = rng.choice(ADD + MORE_ADD)
     arguments = dict(zip(function["parameters"]["required"], (a, b), strict=True))
@@ -153,3 +159,10 @@ def _sum(rng: random.Random, tool: Mapping[str, Any], *, held: bool) -> list[Mes
         {"role": "tool", "content": result},
         {"role": "assistant", "content": f"{a} + {b} = {a + b}."},
     ]
+
+
+def _keys(a: int, b: int) -> list[str]:
+    """Those of a sum with the tool, and of the same sum without it where the model is trained to
+    add it itself. A sum that is held out with one of them alone is never drawn."""
+    keys = [f"add {min(a, b)} {max(a, b)}"]
+    return keys if max(a, b) > LARGEST_TERM else [*keys, sum_key(a, b)]

@@ -22,7 +22,7 @@ def test_held_out_questions_are_answered(native):
 
 
 def test_held_out_sums_are_added_by_a_tool(native):
-    questions = demo_tools.held_out(seed=1, per_skill=4)
+    questions = demo_tools.held_out(seed=1, per_skill=8)
     right = 0
     for question in questions:
         reply = native.chat("demo", question.messages, tools=question.tools, options=GREEDY).message
