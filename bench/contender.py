@@ -1,15 +1,19 @@
 """The interface of a measured engine, and a wrapper that runs it in its own process."""
 
 import multiprocessing
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 TOP_K = 40
 TOP_P = 0.9
 TEMPERATURE = 0.8
+Measured = TypeVar("Measured")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ class Inspectable(Contender, Protocol):
 class Isolated:
     """A contender in its own process, so that contenders share neither threads nor memory."""
 
-    def __init__(self, build: Callable[..., Inspectable], *arguments: object) -> None:
+    def __init__(self, build: Callable[..., Any], *arguments: object) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._connection, theirs = spawn.Pipe()
         self._process = spawn.Process(target=_work, args=(theirs, build, arguments), daemon=True)
@@ -89,20 +93,11 @@ class Isolated:
         theirs.close()
         self._answer()
 
-    def prefill(self, prompt: Sequence[int]) -> float:
-        return self._call("prefill", prompt)
-
-    def decode(self, prompts: Sequence[Sequence[int]], tokens: int) -> Decoding:
-        return self._call("decode", prompts, tokens)
-
-    def most_likely(self, prompt: Sequence[int], count: int) -> dict[int, float]:
-        return self._call("most_likely", prompt, count)
-
-    def score(self, text: Sequence[int], count: int) -> list[Scored]:
-        return self._call("score", text, count)
-
-    def answer(self, prompt: Sequence[int], tokens: int) -> list[int]:
-        return self._call("answer", prompt, tokens)
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        """A public method of the contender; its arguments and its value are pickled."""
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return partial(self._call, method)
 
     def close(self) -> None:
         self._connection.close()
@@ -121,7 +116,7 @@ class Isolated:
             raise SystemExit("A measured engine has ended; its own message is above.") from None
 
 
-def _work(connection: Connection, build: Callable[..., Inspectable], arguments: tuple) -> None:
+def _work(connection: Connection, build: Callable[..., Any], arguments: tuple) -> None:
     contender = build(*arguments)
     connection.send(None)
     try:
@@ -155,11 +150,23 @@ class Clock:
         return Decoding(self._tokens, time.perf_counter() - self._begun)
 
 
+class Prompts:
+    """Draws random prompts of tokens of a vocabulary, all different, so that prefix caches have no
+    effect."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._random = random.Random(1)
+        self._end = min(vocab_size, 100_000)
+
+    def draw(self, tokens: int) -> list[int]:
+        return [self._random.randrange(256, self._end) for _ in range(tokens)]
+
+
 def in_turns(
-    measure: Callable[[Contender], float], first: Contender, second: Contender, rounds: int
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    measure: Callable[[Measured], Value], first: Measured, second: Measured, rounds: int
+) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
     """A value of each in every round. They take turns at being first."""
-    values: tuple[list[float], list[float]] = [], []
+    values: tuple[list[Value], list[Value]] = [], []
     for number in range(rounds):
         for place in (0, 1) if number % 2 == 0 else (1, 0):
             values[place].append(measure((first, second)[place]))

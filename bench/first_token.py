@@ -1,6 +1,7 @@
 """Time from process start to the first token, and peak memory: this engine alone and llama.cpp.
 
-`python -m bench.first_token ENGINE PATH THREADS CONTEXT_TOKENS SEQUENCES STEP_TOKENS` runs once.
+`python -m bench.first_token MODULE:CLASS PATH THREADS CONTEXT_TOKENS SEQUENCES STEP_TOKENS` runs
+once. The process imports the contender's module alone.
 """
 
 import re
@@ -12,32 +13,36 @@ from dataclasses import astuple
 from importlib import import_module
 from pathlib import Path
 
-from bench.contender import Setting
+from bench.contender import Contender, Setting, in_turns
 from bench.report import Row
 from runtime.collector import collector_paused
 
-ENGINES = {"caravan": ("bench.ours", "Caravan"), "llama.cpp": ("bench.peer", "LlamaCpp")}
-PROMPT = range(1000, 1032)
+PROMPT = range(300, 332)
 MIB = 2**20
 
 
-def first_token_rows(label: str, path: Path, setting: Setting, rounds: int) -> list[Row]:
+def first_token_rows(
+    label: str,
+    path: Path,
+    setting: Setting,
+    rounds: int,
+    ours: type[Contender],
+    peer: type[Contender],
+) -> list[Row]:
     """Rows of both engines, which are started in turn, each time in a new process."""
     print(f"{label}: start of this engine alone and of llama.cpp", flush=True)
-    ours, theirs = zip(
-        *([_started(engine, path, setting) for engine in ENGINES] for _ in range(rounds)),
-        strict=True,
-    )
+    first, second = in_turns(lambda each: _started(each, path, setting), ours, peer, rounds)
     return [
-        Row(label, "process start to first token", "s", _column(ours, 0), _column(theirs, 0)),
-        Row(label, "peak memory", "MiB", _column(ours, 1), _column(theirs, 1)),
+        Row(label, "process start to first token", "s", _column(first, 0), _column(second, 0)),
+        Row(label, "peak memory", "MiB", _column(first, 1), _column(second, 1)),
     ]
 
 
-def _started(engine: str, path: Path, setting: Setting) -> tuple[float, float]:
+def _started(contender: type[Contender], path: Path, setting: Setting) -> tuple[float, float]:
     """The seconds to the first token, and the peak resident memory in MiB, mapped weights
     included."""
-    arguments = [engine, str(path), *map(str, astuple(setting))]
+    name = f"{contender.__module__}:{contender.__qualname__}"
+    arguments = [name, str(path), *map(str, astuple(setting))]
     begun = time.perf_counter()
     with subprocess.Popen(
         [sys.executable, "-m", __spec__.name, *arguments], stdout=subprocess.PIPE, text=True
@@ -46,7 +51,7 @@ def _started(engine: str, path: Path, setting: Setting) -> tuple[float, float]:
         peak = process.stdout.readline()
         seconds = time.perf_counter() - begun
     if process.returncode or not peak:
-        raise SystemExit(f"{engine} did not start; its own message is above.")
+        raise SystemExit(f"{name} did not start; its own message is above.")
     return seconds, int(peak) / MIB
 
 
@@ -61,13 +66,13 @@ def _column(pairs: Sequence[tuple[float, float]], index: int) -> tuple[float, ..
     return tuple(pair[index] for pair in pairs)
 
 
-def main(engine: str, path: str, *sizes: str) -> None:
-    module, name = ENGINES[engine]
+def main(contender: str, path: str, *sizes: str) -> None:
+    module, _, name = contender.partition(":")
     with collector_paused():  # as a replica does
-        contender = getattr(import_module(module), name)(Path(path), Setting(*map(int, sizes)))
-    contender.prefill(PROMPT)
+        engine = getattr(import_module(module), name)(Path(path), Setting(*map(int, sizes)))
+    engine.prefill(PROMPT)
     print(_peak_bytes(), flush=True)
-    contender.close()
+    engine.close()
 
 
 if __name__ == "__main__":

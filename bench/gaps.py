@@ -15,7 +15,6 @@ from bench.real_model import real_model
 from bench.report import Row, comparison
 from bench.sections import GAPS
 from bench.vision_model import VisionModelShape, ensure_vision_model
-from serve_app.transport.wire import Address
 
 TARGET_GAP_MS = 100.0
 CLIENTS, PROMPTS_EACH, PROMPT_TOKENS = 2, 12, 1000
@@ -37,25 +36,6 @@ LONG_PROMPTS = """\
 Long prompts: {clients} clients send {each} prompts of {tokens} tokens each, one after the other,
 to {name}. Milliseconds, of all rounds together.
 """
-
-
-class _Replica(Isolated):
-    def beside_images(self, count: int, side: int) -> Waits:
-        return self._call("beside_images", count, side)
-
-    def beside_prompts(self, count: int, tokens: int) -> Waits:
-        return self._call("beside_prompts", count, tokens)
-
-    def beside_clients(self, clients: int, each: int, tokens: int) -> Waits:
-        return self._call("beside_clients", clients, each, tokens)
-
-    def alone(self, seconds: float) -> Waits:
-        return self._call("alone", seconds)
-
-
-class _Encoder(Isolated):
-    def address(self) -> Address:
-        return self._call("address")
 
 
 def gaps_section(source: str | None, threads: int, rounds: int) -> str:
@@ -86,18 +66,18 @@ def image_rows(path: Path, shape: VisionModelShape, cpus: Sequence[int], rounds:
     a separate encoder."""
     print("gaps of streams beside images", flush=True)
     half = len(cpus) // 2
-    with closing(_Replica(GapReplica, path, cpus)) as replica:
+    with closing(Isolated(GapReplica, path, cpus)) as replica:
         rows = _image_rows("own encoder", replica, shape, rounds)
     if not half:
         return rows
     with ExitStack() as stack:
-        encoder = stack.enter_context(closing(_Encoder(EncoderProcess, path, cpus[half:])))
+        encoder = stack.enter_context(closing(Isolated(EncoderProcess, path, cpus[half:])))
         own = (GapReplica, path, cpus[:half], None, encoder.address())
-        replica = stack.enter_context(closing(_Replica(*own)))
+        replica = stack.enter_context(closing(Isolated(*own)))
         return rows + _image_rows("encoder process", replica, shape, rounds)
 
 
-def _image_rows(label: str, replica: _Replica, shape: VisionModelShape, rounds: int) -> list[Row]:
+def _image_rows(label: str, replica: Isolated, shape: VisionModelShape, rounds: int) -> list[Row]:
     rows = []
     for count in (1, MOST_ARRIVALS):
         images, prompts, nothing = [], [], []
@@ -117,7 +97,7 @@ def long_prompts_table(path: Path, cpus: Sequence[int], rounds: int) -> str:
     targets = (None, TARGET_GAP_MS)
     with ExitStack() as stack:
         replicas = {
-            target: stack.enter_context(closing(_Replica(GapReplica, path, cpus, target)))
+            target: stack.enter_context(closing(Isolated(GapReplica, path, cpus, target)))
             for target in targets
         }
         found: dict[float | None, list[Waits]] = {target: [] for target in targets}

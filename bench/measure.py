@@ -1,12 +1,13 @@
 """Measures the rows of the tables: two contenders run the same tasks in turn."""
 
-import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from statistics import median
 
-from bench.contender import Contender, Inspectable, Isolated, Setting, in_turns
+from bench.contender import Contender, Inspectable, Isolated, Prompts, Setting, in_turns
 from bench.ours import Caravan
 from bench.peer import LlamaCpp
 from bench.report import Row, SamplerShare
@@ -24,23 +25,22 @@ LONG_PROMPT_TOKENS = 8192
 LONG_ANSWER_TOKENS = 32
 
 
-class Prompts:
-    """Draws random prompts, all different, so that prefix caches have no effect."""
-
-    def __init__(self) -> None:
-        self._random = random.Random(1)
-
-    def draw(self, tokens: int) -> list[int]:
-        return [self._random.randrange(256, 100_000) for _ in range(tokens)]
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The number of rounds of each task, and the sizes of tasks."""
 
     rounds: int
     setting: Setting
-    prompts: Prompts = field(default_factory=Prompts)
+    prompts: Prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a contender does, and the unit of its value."""
+
+    name: str
+    unit: str
+    value: Callable[[Contender], float]
 
 
 def against_peer(path: Path, label: str, plan: Plan) -> tuple[list[Row], float]:
@@ -86,16 +86,22 @@ def long_context_row(path: Path, label: str, plan: Plan) -> Row:
 
 
 def against_rest(path: Path, label: str, plan: Plan) -> list[Row]:
-    """Rows of this engine behind HTTP against the engine alone."""
+    """Rows of this engine behind HTTP against the engine alone. In each round both start anew, one
+    after the other has ended, because an idle Ray takes processor time too."""
     print(f"{label}: this engine through HTTP and bare", flush=True)
-    with (
-        closing(Served(path, plan.setting)) as rest,
-        closing(Isolated(Caravan, path, plan.setting)) as bare,
-    ):
-        rest.prefill(plan.prompts.draw(SHORT_PROMPT_TOKENS))
-        bare.prefill(plan.prompts.draw(SHORT_PROMPT_TOKENS))
-        first = _first_token_row(label, rest, bare, plan)
-        return [first, *_speed_rows(label, rest, bare, plan)]
+    tasks = [_first_token_task(plan), *_speed_tasks(plan)]
+
+    def values(start: Callable[[], Contender]) -> list[float]:
+        with closing(start()) as contender:
+            contender.prefill(plan.prompts.draw(SHORT_PROMPT_TOKENS))
+            return [task.value(contender) for task in tasks]
+
+    rest = partial(Served, path, plan.setting)
+    bare = partial(Isolated, Caravan, path, plan.setting)
+    sides = (zip(*each, strict=True) for each in in_turns(values, rest, bare, plan.rounds))
+    return [
+        Row(label, task.name, task.unit, *pair) for task, *pair in zip(tasks, *sides, strict=True)
+    ]
 
 
 def sampler_shares(rows: Sequence[Row], plan: Plan) -> list[SamplerShare]:
@@ -103,42 +109,47 @@ def sampler_shares(rows: Sequence[Row], plan: Plan) -> list[SamplerShare]:
     comparison."""
     shares = []
     for count in ANSWER_TOKENS:
-        fastest = max(max(row.first) for row in rows if row.task == _decode_task(count))
+        fastest = max(max(row.first) for row in rows if row.task == _decoding(count))
         spent = sampling_ms(count, SIZE, plan.setting.threads)
         shares.append(SamplerShare(count, spent, 1000 * count / fastest))
     return shares
 
 
 def _speed_rows(label: str, first: Contender, second: Contender, plan: Plan) -> list[Row]:
-    decoding = (_decode_row(label, first, second, plan, count) for count in ANSWER_TOKENS)
-    return [_prefill_row(label, first, second, plan), *decoding]
+    return [
+        Row(label, task.name, task.unit, *in_turns(task.value, first, second, plan.rounds))
+        for task in _speed_tasks(plan)
+    ]
 
 
-def _first_token_row(label: str, first: Contender, second: Contender, plan: Plan) -> Row:
+def _speed_tasks(plan: Plan) -> list[Task]:
+    return [_prefill_task(plan), *(_decode_task(plan, count) for count in ANSWER_TOKENS)]
+
+
+def _first_token_task(plan: Plan) -> Task:
     def milliseconds(contender: Contender) -> float:
-        return 1000 * contender.prefill(plan.prompts.draw(SHORT_PROMPT_TOKENS))
+        prompts = [plan.prompts.draw(SHORT_PROMPT_TOKENS) for _ in range(SHORT_PROMPTS)]
+        return 1000 * median(map(contender.prefill, prompts))
 
-    pairs = in_turns(milliseconds, first, second, plan.rounds * SHORT_PROMPTS)
-    return Row(label, f"first token, {SHORT_PROMPT_TOKENS}-token prompt", "ms", *pairs)
+    return Task(f"first token, {SHORT_PROMPT_TOKENS}-token prompt", "ms", milliseconds)
 
 
-def _prefill_row(label: str, first: Contender, second: Contender, plan: Plan) -> Row:
+def _prefill_task(plan: Plan) -> Task:
     def speed(contender: Contender) -> float:
         return PREFILL_TOKENS / contender.prefill(plan.prompts.draw(PREFILL_TOKENS))
 
-    pairs = in_turns(speed, first, second, plan.rounds)
-    return Row(label, f"prefill, {PREFILL_TOKENS} tokens", "tokens/s", *pairs)
+    return Task(f"prefill, {PREFILL_TOKENS} tokens", "tokens/s", speed)
 
 
-def _decode_row(label: str, first: Contender, second: Contender, plan: Plan, count: int) -> Row:
+def _decode_task(plan: Plan, count: int) -> Task:
     def speed(contender: Contender) -> float:
         prompts = [plan.prompts.draw(SHORT_PROMPT_TOKENS) for _ in range(count)]
         return contender.decode(prompts, ANSWER_TOKENS[count]).tokens_per_second
 
-    return Row(label, _decode_task(count), "tokens/s", *in_turns(speed, first, second, plan.rounds))
+    return Task(_decoding(count), "tokens/s", speed)
 
 
-def _decode_task(count: int) -> str:
+def _decoding(count: int) -> str:
     return f"decode, {count} sequence{'s' if count > 1 else ''}"
 
 

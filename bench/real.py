@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from bench.accuracy import Accuracy, accuracy
-from bench.contender import Inspectable, Isolated, Setting
+from bench.contender import Inspectable, Isolated, Prompts, Setting
 from bench.first_token import first_token_rows
 from bench.machine import describe_machine
 from bench.measure import Plan, speed_rows
@@ -21,6 +21,7 @@ from bench.reference import Reference
 from bench.report import Row, comparison
 from bench.sections import REAL, publish
 from model_zoo.registry import load
+from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.quant.weight import Compute
 
 PEER = "llama.cpp"
@@ -42,20 +43,20 @@ def main() -> None:
     arguments = _arguments()
     path = real_model(arguments.source)
     setting = Setting(arguments.threads, context_tokens=1024, sequences=16, step_tokens=512)
-    plan = Plan(arguments.rounds, setting)
+    machine = describe_machine(setting.threads)
+    plan = Plan(arguments.rounds, setting, Prompts(_tokenizer(path).vocab_size))
     rows: list[Row] = []
     for name in arguments.settings:
         rows += speed_rows(path, name, plan, SETTINGS[name])
-    starts = first_token_rows("start", path, setting, arguments.rounds)
+    starts = first_token_rows("start", path, setting, arguments.rounds, Caravan, LlamaCpp)
     accuracies = _accuracies(path, setting, arguments.settings)
-    section = _section(path, setting, (rows, starts), accuracies)
+    section = _section(path, setting, machine, (rows, starts), accuracies)
     publish(REAL, section, write=not arguments.quick)
 
 
 def text_tokens(path: Path) -> list[int]:
     """The first tokens of the text, from the file's tokenizer."""
-    tokenizer = load(path, device=torch.device("cpu"), dtype=torch.float32).tokenizer
-    return tokenizer.encode_document(real_text())[:TEXT_TOKENS]
+    return _tokenizer(path).encode_document(real_text())[:TEXT_TOKENS]
 
 
 def contender(name: str, path: Path, setting: Setting) -> Inspectable:
@@ -63,6 +64,10 @@ def contender(name: str, path: Path, setting: Setting) -> Inspectable:
     if name == PEER:
         return Isolated(LlamaCpp, path, setting)
     return Isolated(Caravan, path, setting, SETTINGS[name])
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    return load(path, device=torch.device("cpu"), dtype=torch.float32).tokenizer
 
 
 def _accuracies(path: Path, setting: Setting, names: list[str]) -> dict[str, Accuracy]:
@@ -80,6 +85,7 @@ def _accuracies(path: Path, setting: Setting, names: list[str]) -> dict[str, Acc
 def _section(
     path: Path,
     setting: Setting,
+    machine: str,
     tables: Sequence[Sequence[Row]],
     accuracies: Mapping[str, Accuracy],
 ) -> str:
@@ -102,14 +108,18 @@ def _section(
         for name, found in accuracies.items()
     ]
     measured = [comparison(rows, "caravan", PEER) for rows in tables]
-    machine = describe_machine(setting.threads)
     return "\n\n".join([REAL, introduction, machine, *measured, "\n".join(lines)])
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.real", description=__doc__)
     parser.add_argument("--source", help="a path or hf:// source; default: Gemma 3 270M Q4_K_M")
-    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument(
+        "--settings",
+        nargs="+",
+        choices=SETTINGS,
+        default=list(SETTINGS),
+    )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="measure one round, and write nothing")

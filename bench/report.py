@@ -14,21 +14,26 @@ turn, and take turns at being first. Each figure is the median over the rounds (
 ± the round farthest from it; a ratio is the median of the rounds' ratios."""
 AGAINST_PEER = """\
 Tokens per second of all sequences together; above 1.00 this engine is faster. Both read the same
-blocks and cache in float16; this engine computes with `compute: auto`, llama.cpp rounds
-activations to 8 bits."""
+blocks, except that this engine reads F16, and BF16 where the processor does not multiply bfloat16,
+as integers of 14 bits (`Q16_0`), and a cache in float16; this engine computes with `compute: auto`,
+llama.cpp rounds activations to 8 bits, unless the weights are F16 or BF16."""
 AGAINST_BARE = """\
-The same engine behind `serve run`, with one HTTP client process, against the engine alone. For
-the time to the first token, lower is better."""
+The same engine behind `caravan serve`, with one HTTP client process, against the engine alone. In
+each round both start anew, one after the other has ended, so no Ray runs beside the bare engine.
+The time to the first token is the median of five prompts in each round; for it, lower is better."""
 STREAMS = """\
-The demo model behind `serve run` and behind plain uvicorn, the same ingress and the same replica
-in one process: streams that start at the same time, 64 tokens each, from one client process on
-the same cores. The steps of this model are short, so the figures show the cost around them. For
-the time to the first token, lower is better, for tokens per second, higher."""
+The demo model behind `caravan serve` and behind plain uvicorn, the same ingress and the same
+replica in one process: streams that start at the same time, 64 tokens each, from one client process
+on the same cores. In each round both start anew, one after the other has ended. The steps of this
+model are short, so the figures show the cost around them. For the time to the first token, lower is
+better, for tokens per second, higher."""
 FROM_START = """\
-Seconds from the start of the server process to the first token that a client receives, and the
-parts of this time, from the server's log (`configured`, `starting`, `device`, `ready`, and two
-lines of Ray's). Behind plain uvicorn the first part is the interpreter and all imports. Settings
-are the defaults, files are in the page cache, and kernels were compiled by an earlier start."""
+Seconds from the start of `caravan serve` to the first token that a client receives, and the parts
+of this time, from the server's log (`configured`, `starting`, `device`, `ready`, and two lines of
+Ray's). The first part also contains the check of settings and files that `caravan serve` makes
+before it starts Ray. Behind plain uvicorn the first part is the interpreter and all imports.
+Settings are the defaults, files are in the page cache, and kernels were compiled by an earlier
+start."""
 START_ALONE = """\
 The engine alone, in one process, and llama.cpp with the same context: from process start to the
 first token, and the largest resident memory, mapped weights included. Lower is better."""

@@ -16,10 +16,10 @@ NAME = "measured"
 
 
 class Served:
-    """`serve run` with one model; ends when closed."""
+    """`caravan serve` with one model; ends when closed."""
 
     def __init__(self, path: Path, setting: Setting) -> None:
-        self._server = Server.of_ray(_model(path, setting))
+        self._server = Server.of_ray({"models": [_model(path, setting)]})
         self._url = self._server.url
 
     def prefill(self, prompt: Sequence[int]) -> float:

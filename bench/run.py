@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 
 from bench.cache import CACHE
-from bench.contender import Setting
+from bench.contender import Prompts, Setting
 from bench.drafts import drafts_section
 from bench.first_token import first_token_rows
 from bench.gaps import gaps_section
@@ -14,6 +14,7 @@ from bench.host import host_section
 from bench.machine import describe_machine
 from bench.make_model import LABELS, MOE, MOE_SHAPE, Shape, ensure_model
 from bench.measure import Plan, against_peer, against_rest, long_context_row, sampler_shares
+from bench.ours import Caravan
 from bench.peer import LlamaCpp
 from bench.report import Results, Row, results_page
 from bench.sections import DRAFTS, GAPS, HOST, MODELS, SPECULATION, TURNS, publish
@@ -21,7 +22,9 @@ from bench.speculation import speculation_section
 from bench.start import start_rows
 from bench.streams import DEMO, stream_rows
 from bench.turns import turns_section
-from bench.vocabulary import find_vocabulary
+from bench.vocabulary import SIZE, find_vocabulary
+
+ALL_TYPES = [*LABELS, MOE]
 
 
 def main() -> None:
@@ -33,7 +36,7 @@ def main() -> None:
 
 def _models_section(arguments: argparse.Namespace) -> str:
     setting = Setting(arguments.threads, context_tokens=1024, sequences=16, step_tokens=512)
-    return results_page(_measure(arguments, Plan(arguments.rounds, setting)))
+    return results_page(_measure(arguments, Plan(arguments.rounds, setting, Prompts(SIZE))))
 
 
 # The heading of each section, and what measures it, in this order.
@@ -65,7 +68,7 @@ def _measure(arguments: argparse.Namespace, plan: Plan) -> Results:
         if label == arguments.served_type:
             rows.append(long_context_row(path, label, plan))
             served = against_rest(path, label, plan)
-            alone = first_token_rows(label, path, plan.setting, plan.rounds)
+            alone = first_token_rows(label, path, plan.setting, plan.rounds, Caravan, LlamaCpp)
             starts = start_rows(label, path, plan.setting.threads, plan.rounds)
         if not arguments.keep:
             path.unlink()
@@ -77,7 +80,6 @@ def _measure(arguments: argparse.Namespace, plan: Plan) -> Results:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    labels = [*LABELS, MOE]
     parser.add_argument(
         "--only",
         nargs="+",
@@ -89,10 +91,15 @@ def _arguments() -> argparse.Namespace:
         "--source",
         help="a path or hf:// source, for speculation and gaps; default: Gemma 3 270M Q4_K_M",
     )
-    parser.add_argument("--types", nargs="+", choices=labels, default=labels)
+    parser.add_argument(
+        "--types",
+        nargs="+",
+        choices=ALL_TYPES,
+        default=ALL_TYPES,
+    )
     parser.add_argument(
         "--served-type",
-        choices=labels,
+        choices=ALL_TYPES,
         default="Q4_0",
         help="also measure HTTP, and 8k tokens of context",
     )

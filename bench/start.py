@@ -3,14 +3,16 @@
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from bench.contender import in_turns
 from bench.report import Row
 from bench.server import Server
 
@@ -37,10 +39,9 @@ def start_rows(label: str, path: Path, threads: int, rounds: int) -> list[Row]:
     """A row for each part, with Ray and with plain uvicorn, which lacks some parts."""
     print(f"{label}: process start to first token", flush=True)
     model = {"name": NAME, "source": str(path), "device": "cpu", "threads": threads}
-    ray, plain = [], []
-    for _ in range(rounds):
-        ray.append(_parts_of(Server.of_ray(model)))
-        plain.append(_parts_of(Server.of_uvicorn(model)))
+    through_ray = partial(Server.of_ray, {"models": [model]})
+    plain_uvicorn = partial(Server.of_uvicorn, {"models": [model]})
+    ray, plain = in_turns(_parts_of, through_ray, plain_uvicorn, rounds)
     return [Row(label, part, "s", _values(ray, part), _values(plain, part)) for part in ray[0]]
 
 
@@ -68,8 +69,8 @@ def parts(begun_at: float, moments: Mapping[str, float]) -> dict[str, float]:
     return {**dict(zip(moments, passed, strict=True)), ALL: ends[-1] - begun_at}
 
 
-def _parts_of(server: Server) -> dict[str, float]:
-    with closing(server):
+def _parts_of(start: Callable[[], Server]) -> dict[str, float]:
+    with closing(start()) as server:
         _ask_for_a_token(server.url)
         seen = {REACHED: server.answered_at, TOKEN: time.time()}
         return parts(server.begun_at, {**_logged_moments(server), **seen})
@@ -113,5 +114,5 @@ def _time_in_ray_log(log: str, words: str) -> float | None:
     return None if line is None else datetime.fromisoformat(line[1].replace(",", ".")).timestamp()
 
 
-def _values(rounds: list[dict[str, float]], part: str) -> tuple[float, ...]:
+def _values(rounds: Sequence[Mapping[str, float]], part: str) -> tuple[float, ...]:
     return tuple(round[part] for round in rounds if part in round)

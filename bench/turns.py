@@ -95,13 +95,6 @@ class Converses(Protocol):
         """See `Caravan.turns`."""
 
 
-class _Isolated(Isolated):
-    def turns(
-        self, prompt: Sequence[int], answer_tokens: int, more: Sequence[int]
-    ) -> tuple[float, float]:
-        return self._call("turns", prompt, answer_tokens, more)
-
-
 def turn_row(label: str, contender: Converses, turns: Turns, rounds: int) -> Row:
     r = random.Random(1)
 
@@ -124,10 +117,10 @@ def turn_rows(
     rows = []
     for name, config in configurations().items():
         path = ensure_model(folder / f"turns-{name}.gguf", config)
-        with closing(_Isolated(Caravan, path, setting)) as ours:
+        with closing(Isolated(Caravan, path, setting)) as ours:
             rows.append(turn_row(name, ours, turns, rounds))
         if name == "attention":
-            with closing(_Isolated(peer, path, setting)) as theirs:
+            with closing(Isolated(peer, path, setting)) as theirs:
                 rows.append(turn_row(f"{name}, in llama.cpp", theirs, turns, rounds))
     return rows
 

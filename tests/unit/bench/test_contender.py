@@ -3,7 +3,7 @@
 import pytest
 
 from bench import contender
-from bench.contender import Clock, Decoding, in_turns
+from bench.contender import Clock, Decoding, Isolated, Prompts, in_turns
 from bench.report import Row, comparison, with_spread
 
 
@@ -48,3 +48,28 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
     shown = "| m | t | tokens/s | 3 | 30.0 ±167% | 10.0 ±900% | 1.00 |"
     assert comparison([row], "a", "b").splitlines()[-1] == shown
     assert with_spread((2.0,)) == "2.0"
+
+
+@pytest.mark.parametrize("vocab_size", [1024, 32_000, 150_000])
+def test_prompts_have_tokens_of_the_vocabulary_alone(vocab_size: int) -> None:
+    drawn = Prompts(vocab_size).draw(2000)
+    assert min(drawn) >= 256 and max(drawn) < vocab_size
+
+
+class Adder:
+    def __init__(self, start: int) -> None:
+        self._sum = start
+
+    def add(self, number: int) -> int:
+        self._sum += number
+        return self._sum
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_isolated_contender_has_the_public_methods_of_its_class() -> None:
+    isolated = Isolated(Adder, 3)
+    assert [isolated.add(1), isolated.add(2)] == [4, 6]
+    assert not hasattr(isolated, "_sum")
+    isolated.close()

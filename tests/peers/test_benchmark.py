@@ -1,0 +1,45 @@
+"""The parts of `make bench` that import llama.cpp, with fakes in place of what is measured."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from bench import measure
+from bench.contender import Decoding, Prompts, Setting
+from bench.measure import Plan, against_rest
+
+PLAN = Plan(2, Setting(1, 64, 1, 64), Prompts(1000))
+
+
+def test_no_ray_runs_beside_the_bare_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    class Fake:
+        def __init__(self, *arguments: object) -> None:
+            self._name = "bare" if measure.Caravan in arguments else "rest"
+            events.append(f"{self._name} starts")
+
+        def prefill(self, prompt: Sequence[int]) -> float:
+            return len(prompt) / 1000
+
+        def decode(self, prompts: Sequence[Sequence[int]], tokens: int) -> Decoding:
+            return Decoding(len(prompts) * tokens, 2.0)
+
+        def close(self) -> None:
+            events.append(f"{self._name} ends")
+
+    monkeypatch.setattr(measure, "Served", Fake)
+    monkeypatch.setattr(measure, "Isolated", Fake)
+    rows = against_rest(Path("x.gguf"), "Q4_0", PLAN)
+    assert events == [
+        *("rest starts", "rest ends", "bare starts", "bare ends"),
+        *("bare starts", "bare ends", "rest starts", "rest ends"),
+    ]
+    assert [(row.task, row.unit, row.first) for row in rows] == [
+        ("first token, 32-token prompt", "ms", (32.0, 32.0)),
+        ("prefill, 512 tokens", "tokens/s", (1000.0, 1000.0)),
+        ("decode, 1 sequence", "tokens/s", (24.0, 24.0)),
+        ("decode, 4 sequences", "tokens/s", (64.0, 64.0)),
+        ("decode, 16 sequences", "tokens/s", (192.0, 192.0)),
+    ]
