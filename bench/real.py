@@ -51,7 +51,8 @@ def main() -> None:
     starts = first_token_rows("start", path, setting, arguments.rounds, Caravan, LlamaCpp)
     accuracies = _accuracies(path, setting, arguments.settings)
     section = _section(path, setting, machine, (rows, starts), accuracies)
-    publish(REAL, section, write=not arguments.quick)
+    complete = {*arguments.settings} == {*SETTINGS}
+    publish(REAL, section, write=complete and not arguments.quick)
 
 
 def text_tokens(path: Path) -> list[int]:
@@ -119,6 +120,7 @@ def _arguments() -> argparse.Namespace:
         nargs="+",
         choices=SETTINGS,
         default=list(SETTINGS),
+        help="measure these alone, and write nothing",
     )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)

@@ -31,7 +31,13 @@ def main() -> None:
     arguments = _arguments()
     for name in arguments.only:
         heading, measure = SECTIONS[name]
-        publish(heading, measure(arguments), write=not arguments.quick)
+        write = not arguments.quick and (name != "models" or _is_complete(arguments))
+        publish(heading, measure(arguments), write=write)
+
+
+def _is_complete(arguments: argparse.Namespace) -> bool:
+    """Whether the tables of models would have all their rows."""
+    return {*arguments.types} == {*ALL_TYPES} and arguments.served_type in arguments.types
 
 
 def _models_section(arguments: argparse.Namespace) -> str:
@@ -96,6 +102,7 @@ def _arguments() -> argparse.Namespace:
         nargs="+",
         choices=ALL_TYPES,
         default=ALL_TYPES,
+        help="measure these models alone, and write nothing about models",
     )
     parser.add_argument(
         "--served-type",

@@ -1,13 +1,16 @@
 """The parts of `make bench` that import llama.cpp, with fakes in place of what is measured."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from bench import measure
+from bench import measure, real, run
 from bench.contender import Decoding, Prompts, Setting
 from bench.measure import Plan, against_rest
+from bench.run import ALL_TYPES
+from bench.sections import DRAFTS, MODELS
 
 PLAN = Plan(2, Setting(1, 64, 1, 64), Prompts(1000))
 
@@ -43,3 +46,50 @@ def test_no_ray_runs_beside_the_bare_engine(monkeypatch: pytest.MonkeyPatch) -> 
         ("decode, 4 sequences", "tokens/s", (64.0, 64.0)),
         ("decode, 16 sequences", "tokens/s", (192.0, 192.0)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "written"),
+    [
+        ([], [MODELS, DRAFTS]),
+        (["--types", "Q4_0"], [DRAFTS]),
+        (["--types", *ALL_TYPES], [MODELS, DRAFTS]),
+        (["--quick"], []),
+    ],
+)
+def test_a_part_of_the_models_does_not_replace_all_of_them(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], written: list[str]
+) -> None:
+    sections = {"models": (MODELS, lambda _: "m"), "drafts": (DRAFTS, lambda _: "d")}
+    found = published(monkeypatch, run)
+    monkeypatch.setattr(run, "SECTIONS", sections)
+    monkeypatch.setattr(sys, "argv", ["bench", *options])
+    run.main()
+    assert found == written
+
+
+@pytest.mark.parametrize(("options", "writes"), [([], True), (["--settings", "fine"], False)])
+def test_a_part_of_the_settings_does_not_replace_all_of_them(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], writes: bool
+) -> None:
+    found = published(monkeypatch, real)
+    monkeypatch.setattr(real, "speed_rows", lambda *_: [])
+    monkeypatch.setattr(real, "first_token_rows", lambda *_: [])
+    monkeypatch.setattr(real, "_accuracies", lambda *_: {})
+    monkeypatch.setattr(real, "_section", lambda *_: "")
+    demo = Path(__file__).parents[2] / "models" / "demo.gguf"
+    monkeypatch.setattr(sys, "argv", ["real", "--source", str(demo), *options])
+    real.main()
+    assert bool(found) == writes
+
+
+def published(monkeypatch: pytest.MonkeyPatch, module: object) -> list[str]:
+    """The headings of the sections that the module writes from now on."""
+    headings: list[str] = []
+
+    def publish(heading: str, section: str, *, write: bool) -> None:
+        if write:
+            headings.append(heading)
+
+    monkeypatch.setattr(module, "publish", publish)
+    return headings
