@@ -202,7 +202,9 @@ clean:
 	$(PIP) -e '.[$*]'
 	@touch $@ .venv/installed
 
-# llama.cpp, which is compiled then, uses AMX where the processor has it.
+# llama.cpp is compiled for this processor, and uses AMX where it has it; a wheel in pip's cache may be
+# of another one, or of other options.
+.venv/installed-bench: export PIP_NO_CACHE_DIR := 1
 .venv/installed-bench: export CMAKE_ARGS ?= -DCMAKE_CXX_FLAGS='-include "$(CURDIR)/bench/amx_for_llama_cpp.h"'
 
 # Not into .venv: cyclonedx-bom brings checkers of formats that make each import of Ray slower.

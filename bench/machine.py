@@ -2,11 +2,26 @@
 
 import os
 import platform
+import re
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from runtime.kernels.levels import Level, usable_levels
+
 PACKAGES = ("torch", "ray", "llama-cpp-python", "gguf", "numpy")
+# Features of processors as Linux names them, and as llama.cpp does.
+_OF_PEER = {
+    "avx2": "AVX2",
+    "fma": "FMA",
+    "f16c": "F16C",
+    "avx_vnni": "AVX_VNNI",
+    "avx512f": "AVX512",
+    "avx512vbmi": "AVX512_VBMI",
+    "avx512_vnni": "AVX512_VNNI",
+    "avx512_bf16": "AVX512_BF16",
+    "amx_tile": "AMX_INT8",
+}
 
 
 def describe_machine(threads: int) -> str:
@@ -22,6 +37,27 @@ def describe_machine(threads: int) -> str:
             f"- Python {platform.python_version()}, {versions}",
         ]
     )
+
+
+def describe_peer(system_info: str) -> str:
+    """The line about llama.cpp's build. `system_info`: what llama.cpp itself says of it.
+    SystemExit if it lacks what this engine uses, for example because its wheel is from another
+    machine."""
+    check_peer(system_info, usable_levels(os.environ)[0])
+    return f"- llama.cpp: {system_info.strip(' |')}"
+
+
+def check_peer(system_info: str, level: Level) -> None:
+    """SystemExit if this build of llama.cpp lacks a feature of the level of this engine's
+    kernels."""
+    features = {name for name, value in re.findall(r"(\w+) = (\d+)", system_info) if value != "0"}
+    wanted = (_OF_PEER[feature] for feature in level.features if feature in _OF_PEER)
+    if missing := sorted(set(wanted) - features):
+        raise SystemExit(
+            f"llama.cpp was compiled without {', '.join(missing)}, which this engine uses: "
+            f"{system_info.strip()}\nUninstall llama-cpp-python, remove .venv/installed-bench, and "
+            "run `make bench` again, or restrict this engine too, with CARAVAN_KERNELS."
+        )
 
 
 def describe_processor() -> str:

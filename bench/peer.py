@@ -15,6 +15,11 @@ LOG_LEVEL_ERROR = 4
 SCORED_AT_ONCE = 128  # rows of logits, each of the whole vocabulary
 
 
+def system_info() -> str:
+    """What llama.cpp says of its build, for example "AVX2 = 1 | AVX512 = 1 |"."""
+    return llama_cpp.llama_print_system_info().decode()
+
+
 class LlamaCpp:
     """One context; each sequence has its own sequence id and cache."""
 

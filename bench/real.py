@@ -12,10 +12,10 @@ import torch
 from bench.accuracy import Accuracy, accuracy
 from bench.contender import Inspectable, Isolated, Prompts, Setting
 from bench.first_token import first_token_rows
-from bench.machine import describe_machine
+from bench.machine import describe_machine, describe_peer
 from bench.measure import Plan, speed_rows
 from bench.ours import Caravan
-from bench.peer import LlamaCpp
+from bench.peer import LlamaCpp, system_info
 from bench.real_model import TEXT, real_model, real_text
 from bench.reference import Reference
 from bench.report import Row, comparison
@@ -43,7 +43,7 @@ def main() -> None:
     arguments = _arguments()
     path = real_model(arguments.source)
     setting = Setting(arguments.threads, context_tokens=1024, sequences=16, step_tokens=512)
-    machine = describe_machine(setting.threads)
+    machine = f"{describe_machine(setting.threads)}\n{describe_peer(system_info())}"
     plan = Plan(arguments.rounds, setting, Prompts(_tokenizer(path).vocab_size))
     rows: list[Row] = []
     for name in arguments.settings:

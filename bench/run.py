@@ -11,11 +11,11 @@ from bench.drafts import drafts_section
 from bench.first_token import first_token_rows
 from bench.gaps import gaps_section
 from bench.host import host_section
-from bench.machine import describe_machine
+from bench.machine import describe_machine, describe_peer
 from bench.make_model import LABELS, MOE, MOE_SHAPE, Shape, ensure_model
 from bench.measure import Plan, against_peer, against_rest, long_context_row, sampler_shares
 from bench.ours import Caravan
-from bench.peer import LlamaCpp
+from bench.peer import LlamaCpp, system_info
 from bench.report import Results, Row, results_page
 from bench.sections import DRAFTS, GAPS, HOST, MODELS, SPECULATION, TURNS, publish
 from bench.speculation import speculation_section
@@ -52,12 +52,16 @@ SECTIONS: Mapping[str, tuple[str, Callable[[argparse.Namespace], str]]] = {
     "speculation": (SPECULATION, lambda a: speculation_section(a.source, a.threads, a.rounds)),
     "drafts": (DRAFTS, lambda a: drafts_section(a.threads, a.rounds)),
     "gaps": (GAPS, lambda a: gaps_section(a.source, a.threads, a.rounds)),
-    "turns": (TURNS, lambda a: turns_section(LlamaCpp, a.threads, a.rounds)),
+    "turns": (TURNS, lambda a: turns_section(LlamaCpp, _peer(), a.threads, a.rounds)),
 }
 
 
+def _peer() -> str:
+    return describe_peer(system_info())
+
+
 def _measure(arguments: argparse.Namespace, plan: Plan) -> Results:
-    machine = describe_machine(plan.setting.threads)
+    machine = f"{describe_machine(plan.setting.threads)}\n{_peer()}"
     vocabulary = find_vocabulary()
     rows: list[Row] = []
     served: list[Row] = []

@@ -125,15 +125,17 @@ def turn_rows(
     return rows
 
 
-def turns_section(peer: type[Inspectable], threads: int, rounds: int) -> str:
-    """The section of bench/RESULTS.md. `peer` is llama.cpp; it is given by the caller, so that the
-    rest of this module can be tested where llama.cpp is not installed."""
+def turns_section(peer: type[Inspectable], build: str, threads: int, rounds: int) -> str:
+    """The section of bench/RESULTS.md. `peer` is llama.cpp and `build` the line about it; they are
+    given by the caller, so that the rest of this module can be tested where llama.cpp is not
+    installed."""
     load_average, turns = os.getloadavg()[0], Turns()
     rows = turn_rows(CACHE, turns, peer, threads, rounds)
     parts = [
         INTRODUCTION,
         f"- date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         f"- {describe_processor()}; load average when it began: {load_average:.1f}",
+        build,
         f"- prompt of {turns.prompt} tokens, answer of {turns.answer}, then {turns.more} more",
         "",
         comparison(rows, "second turn", "first turn"),

@@ -8,11 +8,17 @@ import pytest
 
 from bench import measure, real, run
 from bench.contender import Decoding, Prompts, Setting
+from bench.machine import describe_peer
 from bench.measure import Plan, against_rest
+from bench.peer import system_info
 from bench.run import ALL_TYPES
 from bench.sections import DRAFTS, MODELS
 
 PLAN = Plan(2, Setting(1, 64, 1, 64), Prompts(1000))
+
+
+def test_llama_cpp_is_compiled_for_this_processor() -> None:
+    assert describe_peer(system_info()).startswith("- llama.cpp: ")
 
 
 def test_no_ray_runs_beside_the_bare_engine(monkeypatch: pytest.MonkeyPatch) -> None:
