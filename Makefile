@@ -52,7 +52,7 @@ help:
 	@echo "make fuzz        search for model files that do harm, FUZZ_SECONDS=$(FUZZ_SECONDS) long"
 	@echo "make sanitize    kernels under sanitizers: their tests, damaged files for SANITIZE_SECONDS=$(SANITIZE_SECONDS)"
 	@echo "make soak        random requests, aborted ones too, against answers alone: SOAK_SECONDS=$(SOAK_SECONDS)"
-	@echo "make attack      attack make serve, or the server at ATTACK=URL: 10 minutes"
+	@echo "make attack      attack caravan serve, or the server at ATTACK=URL: 10 minutes"
 	@echo "make bench       measure against llama-cpp-python, write bench/RESULTS.md; part of it: BENCH='--only host'"
 	@echo "make bench-real  the same with a real file, and its accuracy: BENCH='--source PATH' or hf://..."
 	@echo "make chaos       kill parts of a cluster under 64 streams; fails if one is lost: 3 minutes, or CHAOS='--hours 1'"
@@ -136,7 +136,6 @@ sanitize: .venv/installed-test
 soak: .venv/installed-test .venv/kernels
 	$(BIN)/python -m tests.soak $(SOAK_SECONDS) $(SOAK_SEED)
 
-attack: export CARAVAN_MAKE := $(MAKE)
 attack: .venv/kernels
 	$(BIN)/python -m bench.attack $(ATTACK)
 

@@ -1,6 +1,6 @@
 """`python -m bench.attack [URL]`: attacks a server on loopback, and prints a line for each attempt.
 
-Without a URL, `make serve` runs twice with configurations of this program: without API keys, and
+Without a URL, `caravan serve` runs twice with configurations of this program: without API keys, and
 with API keys and management. With a URL, the server there is attacked in the ways that need neither
 its files nor keys. The exit status is 1 if an attack had an effect beyond the limits ("NOT HELD").
 """

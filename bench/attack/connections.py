@@ -16,7 +16,7 @@ import msgspec
 from bench.attack.bodies import ATTACKER
 from bench.attack.bystander import watching
 from bench.attack.outcome import Outcome
-from bench.attack.processes import Listener, resident_bytes, tcp_listeners
+from bench.attack.processes import Listener, tcp_listeners, watching_memory
 from bench.attack.target import Target
 
 SLOW_BODIES, SLOW_BYTES = 40, 2**20
@@ -33,12 +33,16 @@ INGRESS, REPLICA = r"ray::ServeReplica:\w+:Ingress", r"ray::ServeReplica:\w+:dem
 
 @dataclass
 class Held:
-    """Connections that were opened, and how many the server has closed."""
+    """Connections that were opened, and how many of them the server has closed."""
 
     opened: int = 0
     refused: int = 0
     closed: int = 0
     replies: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def all_closed(self) -> bool:
+        return self.opened > 0 and self.closed == self.opened
 
     def __str__(self) -> str:
         replies = ", ".join(f"{count} × {status}" for status, count in self.replies.most_common())
@@ -60,17 +64,17 @@ async def _slow_bodies(target: Target) -> Outcome:
     """Sends all but the last byte of bodies; the server must close each connection."""
     head = f"POST /api/chat HTTP/1.1\r\nHost: localhost\r\nContent-Length: {SLOW_BYTES}\r\n\r\n"
     data = head.encode() + b" " * (SLOW_BYTES - 1)
-    before = resident_bytes(INGRESS)
-    async with watching(target.url, target.bystander_key) as seen:
+    async with (
+        watching(target.url, target.bystander_key) as seen,
+        watching_memory(INGRESS) as grown,
+    ):
         held = await _held_back(target, SLOW_BODIES, data)
-    grown = resident_bytes(INGRESS) - before
-    everyone = held.closed + held.refused >= SLOW_BODIES
     return Outcome(
         "slow bodies",
         f"{SLOW_BODIES} bodies of {SLOW_BYTES / 2**20:.0f} MiB without their last byte: {held}; "
-        f"ingress grew by {grown / 2**20:.0f} MiB",
+        f"an ingress grew by {grown.bytes / 2**20:.0f} MiB",
         str(seen),
-        everyone and seen.held and grown < MEMORY_BYTES,
+        held.all_closed and seen.held and grown.bytes < MEMORY_BYTES,
     )
 
 
@@ -79,12 +83,11 @@ async def _half_open_headers(target: Target) -> Outcome:
     never finishes their headers."""
     async with watching(target.url, target.bystander_key) as seen:
         held = await _held_back(target, HALF_OPEN, b"GET / HTTP/1.1\r\nHost: loc")
-    everyone = held.closed + held.refused >= held.opened
     return Outcome(
         "half-open headers",
         f"{HALF_OPEN} connections from {ATTACKER} without the end of their headers: {held}",
         str(seen),
-        everyone and seen.held,
+        held.all_closed and seen.held,
     )
 
 
@@ -98,7 +101,7 @@ async def _held_back(target: Target, count: int, data: bytes) -> Held:
 
 
 def _run_held_back(host: str, port: int, count: int, data: bytes) -> Held:
-    allow_files(count + 512)
+    _allow_files(count + 512)
     return asyncio.run(_hold_back(host, port, count, data))
 
 
@@ -111,7 +114,7 @@ async def _hold_back(host: str, port: int, count: int, data: bytes) -> Held:
         async with opening:
             try:
                 reader, writer = await asyncio.open_connection(host, port, local_addr=(ATTACKER, 0))
-            except OSError:
+            except (ConnectionError, TimeoutError):
                 held.refused += 1
                 return
             held.opened += 1
@@ -130,10 +133,13 @@ async def _hold_back(host: str, port: int, count: int, data: bytes) -> Held:
     return held
 
 
-def allow_files(count: int) -> None:
+def _allow_files(count: int) -> None:
+    """Raises this process's limit of open files if it is lower; OSError if the hard limit is."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < count:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
+    if hard != resource.RLIM_INFINITY and hard < count:
+        raise OSError(f"the attack needs {count:,} open files; the limit is {hard:,} (ulimit -Hn)")
+    if soft != resource.RLIM_INFINITY and soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
 async def _behind_haproxy(target: Target) -> Outcome:

@@ -14,10 +14,11 @@ import httpx
 
 from bench.attack.bystander import LONGEST_GAP_S, watching
 from bench.attack.outcome import Outcome
-from bench.attack.processes import resident_bytes
+from bench.attack.processes import watching_memory
 from bench.attack.target import MAX_UPLOAD_BYTES, REWRITTEN, Target
 
 TEMPLATE_GAP_S = 0.5
+WATCHED_S = 1.0  # the bystander measures this long after the chats
 # Each template spends seconds in one call into C that holds the GIL, or needs far too much time or
 # memory.
 TEMPLATES = {
@@ -54,19 +55,19 @@ async def _template(target: Target, name: str, template: str) -> Outcome:
     assert target.keys is not None
     async with target.client(target.keys.manager) as client:
         model = {"model": "hostile", "from": "demo", "template": template, "stream": False}
-        created = (await client.post("/api/create", json=model)).status_code
+        created = await client.post("/api/create", json=model)
         async with watching(target.url, target.keys.bob, model="demo") as seen:
             body = {"model": "hostile", "messages": [{"role": "user", "content": "Hello"}]}
             body |= {"stream": False, "options": {"num_predict": 1}}
             asked = await asyncio.gather(*(client.post("/api/chat", json=body) for _ in range(4)))
-            await asyncio.sleep(1)
+            await asyncio.sleep(WATCHED_S)
         await client.request("DELETE", "/api/delete", json={"model": "hostile"})
     statuses = sorted({answer.status_code for answer in asked})
     return Outcome(
         f"template: {name}",
-        f"create: {created}, four chats: {statuses}",
+        f"create: {created.status_code}, four chats: {statuses}",
         str(seen),
-        seen.longest_gap <= TEMPLATE_GAP_S and not seen.failures,
+        _succeeded(created) and seen.longest_gap <= TEMPLATE_GAP_S and not seen.failures,
     )
 
 
@@ -75,23 +76,23 @@ async def _header_bomb(target: Target) -> Outcome:
     assert target.keys is not None
     data = await asyncio.to_thread(_bomb)
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
-    before, began = resident_bytes(REPLICAS), 0.0
     async with (
         target.client(target.keys.manager) as client,
         watching(target.url, target.keys.bob, model="demo") as seen,
+        watching_memory(REPLICAS) as grown,
     ):
-        uploaded = (await client.post(f"/api/blobs/{digest}", content=data)).status_code
+        uploaded = await client.post(f"/api/blobs/{digest}", content=data)
         began = time.monotonic()
         model = {"model": "bomb", "files": {"bomb.gguf": digest}, "stream": False}
         answer = await client.post("/api/create", json=model)
         took = time.monotonic() - began
-        grown = resident_bytes(REPLICAS) - before
+    refused = uploaded.is_success and not _succeeded(answer)
     return Outcome(
         "header bomb",
-        f"{BOMB_KEYS:,} keys in {len(data) / 2**20:.0f} MiB: upload {uploaded}, create "
-        f"{answer.status_code} after {took:.1f} s, memory grew by {max(0, grown) / 2**20:.0f} MiB",
+        f"{BOMB_KEYS:,} keys in {len(data) / 2**20:.0f} MiB: upload {uploaded.status_code}, create "
+        f"{answer.status_code} after {took:.1f} s, a process grew by {grown.bytes / 2**20:.0f} MiB",
         str(seen),
-        not _succeeded(answer) and took < BOMB_S and grown < BOMB_MEMORY_BYTES and seen.held,
+        refused and took < BOMB_S and grown.bytes < BOMB_MEMORY_BYTES and seen.held,
     )
 
 
@@ -132,7 +133,7 @@ async def _upload_without_length(target: Target) -> Outcome:
         "upload without a length",
         f"{2 * MAX_UPLOAD_BYTES / 2**20:.0f} MiB in chunks: {status}",
         f"the store grew by {written / 2**20:.0f} MiB; {MAX_UPLOAD_BYTES / 2**20:.0f} are allowed",
-        not status.startswith("2") and written <= MAX_UPLOAD_BYTES + 2**20,
+        not status.startswith("2") and 0 < written <= MAX_UPLOAD_BYTES + 2**20,
     )
 
 

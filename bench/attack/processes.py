@@ -1,14 +1,16 @@
 """The sockets and memory of the server's processes, from /proc; only processes of this user."""
 
+import asyncio
 import os
 import re
 import socket
 import struct
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+MEMORY_PERIOD_S = 0.05
 _LISTENING = "0A"
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
@@ -40,14 +42,45 @@ def unix_sockets(title: str) -> list[Path]:
     return sorted({Path(each[7]) for each in fields if len(each) > 7 and each[6] in inodes})
 
 
-def resident_bytes(title: str) -> int:
-    """The resident memory of the largest process with a matching title."""
-    sizes = [0]
+@dataclass
+class Growth:
+    """`bytes`: the most by which the resident memory of any single process has exceeded that at the
+    beginning; of a process that has started since, all of its memory."""
+
+    bytes: int = 0
+
+    def add(self, before: dict[str, int], now: dict[str, int]) -> None:
+        grown = (size - before.get(process, 0) for process, size in now.items())
+        self.bytes = max(self.bytes, *grown, 0)
+
+
+@asynccontextmanager
+async def watching_memory(title: str) -> AsyncIterator[Growth]:
+    """Measures the growth of each process with a matching title until the block ends."""
+    before, growth = _resident_bytes(title), Growth()
+
+    async def watch() -> None:
+        while True:
+            growth.add(before, await asyncio.to_thread(_resident_bytes, title))
+            await asyncio.sleep(MEMORY_PERIOD_S)
+
+    task = asyncio.create_task(watch())
+    try:
+        yield growth
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        growth.add(before, _resident_bytes(title))
+
+
+def _resident_bytes(title: str) -> dict[str, int]:
+    """The resident memory of each process with a matching title, by its id."""
+    sizes = {}
     for folder, _ in _processes(title):
         with suppress(OSError):
             pages = int((folder / "statm").read_text().split()[1])
-            sizes.append(pages * os.sysconf("SC_PAGESIZE"))
-    return max(sizes)
+            sizes[folder.name] = pages * os.sysconf("SC_PAGESIZE")
+    return sizes
 
 
 def _sockets(title: str) -> Iterator[tuple[str, set[str]]]:

@@ -12,6 +12,7 @@ from bench.attack.outcome import Outcome
 from bench.attack.target import Target
 
 FLOOD, FLOOD_TOKENS = 200, 200
+FLOOD_S, PAUSE_S = 2.0, 0.5  # before the requests of the well-behaved client, and after each
 # The longest wait of a well-behaved client while another one floods the server.
 FIRST_TOKEN_S = 5.0
 SECRET = "The quarterly figures of the merger are thirty-one million in the north. " * 6
@@ -101,20 +102,21 @@ async def _flood(target: Target) -> Outcome:
         base_url=target.url, headers=headers, limits=limits, timeout=120
     ) as client:
         flooding = [asyncio.create_task(_long_answer(client, n, statuses)) for n in range(FLOOD)]
-        await asyncio.sleep(2)
+        await asyncio.sleep(FLOOD_S)
         waits = []
         for _ in range(4):
             waits.append(await _first_token_s(target))
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(PAUSE_S)
         for task in flooding:
             task.cancel()
         await asyncio.gather(*flooding, return_exceptions=True)
     replies = ", ".join(f"{count} × {status}" for status, count in statuses.most_common())
+    admitted = statuses["200"] > 0 or statuses.total() < FLOOD
     return Outcome(
         "flood",
         f"{FLOOD} requests of one key at once ({replies or 'none had ended'})",
         f"another key waits {max(waits):.2f} s for its first token at most",
-        max(waits) <= FIRST_TOKEN_S,
+        admitted and max(waits) <= FIRST_TOKEN_S,
     )
 
 
@@ -122,8 +124,11 @@ async def _long_answer(client: httpx.AsyncClient, number: int, statuses: Counter
     prompt = f"{number} " + "Tell me all that you know about it. " * 12
     options = {"num_predict": FLOOD_TOKENS, "temperature": 1e6, "top_k": 0, "top_p": 1.0}
     body = {"model": "demo", "prompt": prompt, "options": options, "stream": False}
-    answer = await client.post("/api/generate", json=body)
-    statuses[str(answer.status_code)] += 1
+    try:
+        answer = await client.post("/api/generate", json=body)
+        statuses[str(answer.status_code)] += 1
+    except httpx.HTTPError as error:
+        statuses[type(error).__name__] += 1
 
 
 async def _first_token_s(target: Target) -> float:

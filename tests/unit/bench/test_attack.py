@@ -1,20 +1,27 @@
 """The parts of `make attack` that need no server: findings on this host, output, exit status."""
 
 import asyncio
+import errno
+import resource
 import socket
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import httpx
 import pytest
 import yaml
 
 from bench.attack import __main__ as attack
-from bench.attack import connections, host
+from bench.attack import connections, host, models, processes, tenants
+from bench.attack.bystander import Measurements
+from bench.attack.connections import Held
 from bench.attack.models import _bomb
 from bench.attack.outcome import Outcome
-from bench.attack.processes import tcp_listeners, unix_sockets
-from bench.attack.target import Keys, Target, _config
+from bench.attack.processes import tcp_listeners, unix_sockets, watching_memory
+from bench.attack.target import Keys, Target, _arguments
 from model_zoo.gguf.reader import GGUFFile
 from runtime.errors import ModelFileError
 
@@ -94,6 +101,83 @@ async def test_connections_that_the_server_ends_are_counted(monkeypatch, loopbac
     server.close()
 
 
+@pytest.mark.parametrize(
+    ("held", "all_closed"),
+    [
+        (Held(opened=64, refused=136, closed=0), False),
+        (Held(opened=64, refused=136, closed=63), False),
+        (Held(opened=64, refused=136, closed=64), True),
+        (Held(refused=200), False),
+    ],
+)
+def test_refused_connections_are_not_closed_ones(held: Held, all_closed: bool) -> None:
+    assert held.all_closed == all_closed
+
+
+async def test_connections_that_the_attacker_cannot_open_are_not_refused_ones(
+    monkeypatch, loopback
+) -> None:
+    async def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(asyncio, "open_connection", full)
+    with pytest.raises(OSError, match="Too many open files"):
+        await connections._hold_back(loopback, 1, 1, b"x")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1024))
+    with pytest.raises(OSError, match="needs 4,712 open files; the limit is 1,024"):
+        connections._allow_files(4712)
+
+
+async def test_the_growth_of_a_process_below_the_largest_is_measured_at_its_peak(
+    monkeypatch,
+) -> None:
+    sizes = iter([{"1": 700, "2": 20}, {"1": 700, "2": 620}, {"1": 701, "2": 30, "3": 50}])
+    monkeypatch.setattr(processes, "_resident_bytes", lambda _: next(sizes))
+    async with watching_memory("") as growth:
+        while not growth.bytes:
+            await asyncio.sleep(0)
+    assert growth.bytes == 600
+
+
+@pytest.fixture
+def refusing(monkeypatch, tmp_path) -> Target:
+    """A server that refuses everything, while a bystander sees nothing of it."""
+
+    @asynccontextmanager
+    async def calm(*_: object, **__: object) -> AsyncIterator[Measurements]:
+        yield Measurements(health=[0.0], gaps=[0.0])
+
+    refuses = httpx.MockTransport(lambda _: httpx.Response(403))
+    monkeypatch.setattr(httpx, "AsyncClient", partial(httpx.AsyncClient, transport=refuses))
+    monkeypatch.setattr(models, "watching", calm)
+    monkeypatch.setattr(models, "WATCHED_S", 0.0)
+    monkeypatch.setattr(models, "BOMB_KEYS", 10)
+    monkeypatch.setattr(models, "MAX_UPLOAD_BYTES", 2**20)
+    monkeypatch.setattr(tenants, "FLOOD_S", 0.0)
+    monkeypatch.setattr(tenants, "PAUSE_S", 0.0)
+
+    async def quick(target: Target) -> float:
+        await asyncio.sleep(0)
+        return 0.0
+
+    monkeypatch.setattr(tenants, "_first_token_s", quick)
+    return Target("http://127.0.0.1:1", Keys(), store=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        partial(models._template, name="a", template="b"),
+        models._header_bomb,
+        models._upload_without_length,
+        tenants._flood,
+    ],
+    ids=["template", "header bomb", "upload", "flood"],
+)
+async def test_an_attack_that_was_refused_at_once_was_not_held(refusing, attempt) -> None:
+    assert not (await attempt(refusing)).held
+
+
 def test_keys_are_stored_as_hashes_alone() -> None:
     keys = Keys()
     entries = str(keys.entries())
@@ -108,10 +192,10 @@ def test_the_header_bomb_is_a_model_file_but_for_its_number_of_keys(tmp_path, mo
         GGUFFile.open(path)
 
 
-def test_the_configuration_can_be_written_and_names_no_key(tmp_path) -> None:
+def test_the_arguments_can_be_written_and_name_no_key(tmp_path) -> None:
     keys = Keys()
-    written = yaml.safe_dump(_config(tmp_path, 8000, keys))
+    written = yaml.safe_dump(_arguments(tmp_path, keys))
     assert not any(key in written for key in (keys.alice, keys.bob, keys.manager))
     assert (tmp_path / "keys.yaml").stat().st_mode & 0o777 == 0o600
-    open_to_all = yaml.safe_load(yaml.safe_dump(_config(tmp_path, 8000, None)))
-    assert "on_demand" not in open_to_all["applications"][0]["args"]
+    open_to_all = yaml.safe_load(yaml.safe_dump(_arguments(tmp_path, None)))
+    assert "on_demand" not in open_to_all
