@@ -182,6 +182,7 @@ train-demo: .venv/installed-train
 
 clean:
 	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf build dist caravan.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: an install happens once for each state of pyproject.toml and constraints.txt, and the
