@@ -42,6 +42,7 @@ from serve_app.transport.generation import generation_server
 from serve_app.transport.wire import Address
 
 ROOT = Path(__file__).parents[1]
+DEMO = ROOT / "models" / "demo.gguf"
 PACKAGES = ("serve_app", "model_zoo", "runtime")
 # The stages of a request: its handler, the choice of a replica, sending and receiving it, the
 # template, tokenization, and the engine.
@@ -182,7 +183,9 @@ def _name(code: CodeType) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.call_path", description=__doc__)
-    parser.add_argument("model", type=Path, help="a GGUF file, such as the demo model")
+    parser.add_argument(
+        "model", type=Path, nargs="?", default=DEMO, help="a GGUF file; default: the demo model"
+    )
     arguments = parser.parse_args()
     settings = ModelSettings(name="demo", source=str(arguments.model), threads=1, device="cpu")
     path, entered = asyncio.run(text_path(settings))
