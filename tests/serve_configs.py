@@ -11,7 +11,14 @@ from ray.serve.schema import ServeDeploySchema
 
 from serve_app.app import build
 from serve_app.check import IMPORT_PATH
+from serve_app.cli.serve import environment
 from tests.checkout import DEMO_MODEL
+
+# What `caravan serve` sets for Ray's processes; who starts Ray otherwise has to set it too.
+PROCESS_VARIABLES = {
+    name: environment({}, 8000, Path("/f"))[name]
+    for name in ("GOMP_SPINCOUNT", "RAY_worker_niceness")
+}
 
 
 def parsed(text: str) -> ServeDeploySchema:

@@ -18,7 +18,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 
 from serve_app.config.settings import ModelSettings, read_settings
 from tests.checkout import ROOT
-from tests.serve_configs import arguments, parsed
+from tests.serve_configs import PROCESS_VARIABLES, arguments, parsed
 
 FOLDER = ROOT / "configs" / "clusters"
 CLUSTERS = sorted(FOLDER.glob("*.yaml"))
@@ -161,3 +161,10 @@ def test_nodes_have_the_environment_of_the_servers(tmp_path: Path):
     assert variables["RAY_SERVE_HAPROXY_BINARY_PATH"].endswith("/venv/bin/caravan-haproxy")
     assert variables["CARAVAN_MODELS"] == str(tmp_path / "caravan" / "models")
     assert "OMP_NUM_THREADS" not in variables
+    assert variables == variables | PROCESS_VARIABLES
+
+
+def test_the_page_exports_the_environment_of_the_servers():
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    exported = dict(re.findall(r"^export (\w+)=(\S+)$", page, re.MULTILINE))
+    assert exported == exported | PROCESS_VARIABLES

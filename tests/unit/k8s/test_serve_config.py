@@ -2,16 +2,15 @@
 
 import json
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import pytest
 from packaging.requirements import Requirement
 
-from serve_app.cli.serve import environment as serve_environment
 from serve_app.config.settings import deployment_name, read_settings
 from serve_app.transport.stream_server import DRAIN_S
 from tests.checkout import ROOT
-from tests.serve_configs import arguments, deployments, on_demo, parsed
+from tests.serve_configs import PROCESS_VARIABLES, arguments, deployments, on_demo, parsed
 from tests.unit.k8s.manifests import container, groups, pod, ray_service
 from tests.unit.serve_app.cli.cli_runs import run
 
@@ -123,11 +122,10 @@ def test_the_ray_version_is_the_installed_one():
 def test_all_pods_have_the_same_serve_environment():
     config = parsed((ROOT / "configs" / "quickstart.yaml").read_text())
     quickstart = config.controller_options.runtime_env["env_vars"]
-    served = serve_environment({}, 8000, Path("/f"))
     for group in groups().values():
         environment = {entry["name"]: entry.get("value") for entry in container(group)["env"]}
         assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
-        assert environment["RAY_worker_niceness"] == served["RAY_worker_niceness"]
+        assert environment == environment | PROCESS_VARIABLES
         assert environment["RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"] == "0"
         for name in HAPROXY:
             assert environment[name] == quickstart[name], "as elsewhere"
