@@ -6,8 +6,9 @@ from bench.simulation.replica import StepCosts
 from bench.simulation.traces import Mix
 from bench.simulation.world import ClusterSpec
 
-# Measured: the Q4_0 rows of "Against llama.cpp" in bench/RESULTS.md. 512 tokens of a prompt take
-# 2.96 s; steps with 1, 4 and 16 sequences take 26, 40 and 128 ms, near 19 ms + 6.7 ms for each.
+# Measured by `make bench` on 2026-11-21 with a Q4_0 model on two cores of an AMD EPYC. A prompt of
+# 512 tokens took 2.96 s; steps with 1, 4 and 16 sequences took 26, 40 and 128 ms, near 19 ms, and
+# 6.7 ms for each.
 CPU = StepCosts(
     step_s=0.019,
     prefill_row_s=0.00574,
