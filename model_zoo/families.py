@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,12 @@ class Family:
     projectors: what its `multimodal.py` runs: types of projector files, and architectures of files
     that contain their vision model.
     vision_of: architectures of the text models that its vision model works with.
-    pre_tokenizer: the row of `tokenizers/pretokenizers.py` for files that state `default`.
+    pre_tokenizer: the row of `tokenizers/pretokenizers.py` for files that state `default`, which
+    converters write for unknown vocabularies.
+    space_prefix: a value of `tokenizers/prefix_space.py`, for SentencePiece files without the key.
+    scored_tokens: old files give user-defined tokens the type of ordinary ones; their scores
+    identify them.
+    encoders: as `architectures`, of models that only embed.
     tensor_parallel: whether ranks can divide its text model (`parallel.tensor`); layers of every
     text model can be placed on several devices.
     ranking: None if it has no rerankers.
@@ -41,6 +47,9 @@ class Family:
     projectors: tuple[str, ...] = ()
     vision_of: tuple[str, ...] = ()
     pre_tokenizer: str = "default"
+    space_prefix: str = "words"
+    scored_tokens: bool = False
+    encoders: tuple[str, ...] = ()
     tensor_parallel: bool = True
     ranking: Ranking | None = None
 
@@ -66,11 +75,13 @@ _QWEN3VL = ("qwen3vl", "qwen3vlmoe")
 _QWEN35 = ("qwen35", "qwen35moe")
 _QWEN3VL_VISION = (*_QWEN3VL, *_QWEN35)
 
+_GEMMA: Mapping[str, Any] = {"space_prefix": "never", "scored_tokens": True}
+
 FAMILIES: tuple[Family, ...] = (
     Family("afmoe", ("afmoe",), pre_tokenizer="afmoe"),
     Family("apertus", ("apertus",), pre_tokenizer="tekken"),
     Family("arcee", ("arcee",), pre_tokenizer="llama-bpe"),
-    Family("bert", ("bert",), ranking=Ranking("cls")),
+    Family("bert", encoders=("bert",), ranking=Ranking("cls")),
     Family("bailingmoe", ("bailingmoe",), pre_tokenizer="bailingmoe"),
     Family("bailingmoe2", ("bailingmoe2",), pre_tokenizer="bailingmoe2"),
     Family("command_r", ("command-r", "cohere2"), pre_tokenizer="command-r"),
@@ -81,16 +92,18 @@ FAMILIES: tuple[Family, ...] = (
     Family("dots1", ("dots1",), pre_tokenizer="qwen2"),
     Family("ernie4_5", ("ernie4_5", "ernie4_5-moe")),
     Family("exaone", ("exaone",), pre_tokenizer="exaone"),
-    Family("eurobert", ("eurobert",), pre_tokenizer="llama-bpe"),
+    Family("eurobert", encoders=("eurobert",), pre_tokenizer="llama-bpe"),
     Family("exaone4", ("exaone4",), pre_tokenizer="exaone4"),
     Family("falcon", ("falcon",), pre_tokenizer="falcon"),
     Family("exaone_moe", ("exaone-moe",), pre_tokenizer="exaone-moe"),
     Family("falcon_h1", ("falcon-h1",), pre_tokenizer="falcon-h1"),
-    Family("gemma", ("gemma",)),
-    Family("gemma2", ("gemma2",)),
-    Family("gemma3", ("gemma3", "gemma-embedding"), ("gemma3",), ("gemma3",)),
-    Family("gemma3n", ("gemma3n",), tensor_parallel=False),
-    Family("gemma4", ("gemma4",), _GEMMA4, ("gemma4",)),
+    Family("gemma", ("gemma",), **_GEMMA),
+    Family("gemma2", ("gemma2",), **_GEMMA),
+    Family(
+        "gemma3", ("gemma3",), ("gemma3",), ("gemma3",), encoders=("gemma-embedding",), **_GEMMA
+    ),
+    Family("gemma3n", ("gemma3n",), tensor_parallel=False, **_GEMMA),
+    Family("gemma4", ("gemma4",), _GEMMA4, ("gemma4",), space_prefix="never"),
     Family("glm4", ("glm4", "glmocr", "chatglm"), pre_tokenizer="glm4"),
     Family("glm4moe", ("glm4moe",), pre_tokenizer="glm4"),
     Family("glm4v", (), ("glm4v", "glmocr"), ("glm4", "glm4moe")),
@@ -107,11 +120,19 @@ FAMILIES: tuple[Family, ...] = (
     Family("internvl", (), ("internvl",), _INTERNVL),
     Family("kimivl", (), ("kimivl",), ("deepseek2",)),
     Family("lfm2", ("lfm2", "lfm2moe"), ("lfm2",), ("lfm2",), "lfm2"),
-    Family("llama", ("llama", "llama-embed", "internlm2", "baichuan"), pre_tokenizer="llama-bpe"),
     Family(
-        "jina_bert_v2", ("jina-bert-v2",), tensor_parallel=False, ranking=Ranking("cls", last="cls")
+        "llama",
+        ("llama", "internlm2", "baichuan"),
+        encoders=("llama-embed",),
+        pre_tokenizer="llama-bpe",
     ),
-    Family("jina_bert_v3", ("jina-bert-v3",)),
+    Family(
+        "jina_bert_v2",
+        encoders=("jina-bert-v2",),
+        tensor_parallel=False,
+        ranking=Ranking("cls", last="cls"),
+    ),
+    Family("jina_bert_v3", encoders=("jina-bert-v3",)),
     Family("kimi_linear", ("kimi-linear",), pre_tokenizer="kimi-k2"),
     Family("llama4", ("llama4",), ("llama4",), ("llama4",), "llama4"),
     Family("llava", (), ("mlp",), _LLAVA),
@@ -125,20 +146,25 @@ FAMILIES: tuple[Family, ...] = (
     Family("mistral3", (), ("lightonocr",), ("qwen3",)),
     Family("mllama", ("mllama",), ("mllama",), ("mllama",), "llama-bpe"),
     Family("nemotron", ("nemotron",)),
-    Family("modern_bert", ("modern-bert",), pre_tokenizer="modern-bert", ranking=_MODERN_BERT),
+    Family(
+        "modern_bert",
+        encoders=("modern-bert",),
+        pre_tokenizer="modern-bert",
+        ranking=_MODERN_BERT,
+    ),
     Family(
         "nemotron_h",
         ("nemotron_h", "nemotron_h_moe", "nemotron_h_omni"),
         pre_tokenizer="pixtral",
     ),
-    Family("nomic_bert", ("nomic-bert", "nomic-bert-moe")),
+    Family("nomic_bert", encoders=("nomic-bert", "nomic-bert-moe")),
     Family("olmo", ("olmo",), pre_tokenizer="olmo"),
     Family("olmo2", ("olmo2", "olmo3"), pre_tokenizer="dbrx", tensor_parallel=False),
     Family("olmoe", ("olmoe",), tensor_parallel=False),
     Family("paddleocr", ("paddleocr",), ("paddleocr",), ("paddleocr",)),
     Family("phi2", ("phi2",), pre_tokenizer="phi-2"),
-    Family("phi3", ("phi3",)),
-    Family("phimoe", ("phimoe",)),
+    Family("phi3", ("phi3",), space_prefix="every piece"),
+    Family("phimoe", ("phimoe",), space_prefix="every piece"),
     Family("qwen2", ("qwen2",), pre_tokenizer="qwen2"),
     Family("qwen2moe", ("qwen2moe",), pre_tokenizer="qwen2"),
     Family("qwen25vl", _QWEN25VL, ("qwen25vl", "qwen2.5vl_merger"), _QWEN25VL, "qwen2"),
@@ -156,8 +182,20 @@ FAMILIES: tuple[Family, ...] = (
 
 # `general.architecture` -> the family with its text model.
 TEXT_FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {name: family for family in FAMILIES for name in family.architectures}
+    {name: family for family in FAMILIES for name in (*family.architectures, *family.encoders)}
 )
+
+
+def family_or_defaults(architecture: str) -> Family:
+    """The family with the text model; for an unknown architecture, one with all defaults."""
+    return TEXT_FAMILIES.get(architecture, Family(""))
+
+
+def only_embeds(architecture: str) -> bool:
+    """Whether models of the architecture are encoders, which do not generate."""
+    return architecture in family_or_defaults(architecture).encoders
+
+
 # The type of a projector file, or the architecture of a file with both models -> the family with
 # its vision model.
 VISION_FAMILIES: Mapping[str, Family] = MappingProxyType(

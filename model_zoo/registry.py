@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 
 from model_zoo.chat.template_choice import ChosenTemplate, choose_template, expect_template
 from model_zoo.chat_model import AdapterFacts, ChatModel, ModelDescription
-from model_zoo.families import FAMILIES, TEXT_FAMILIES
+from model_zoo.families import TEXT_FAMILIES
 from model_zoo.gguf.adapter import Adapter
 from model_zoo.gguf.adapter_path import MAX_ADAPTERS, AdapterPath
 from model_zoo.gguf.header import MetadataValue
@@ -243,7 +242,7 @@ def check_divisible(metadata: Metadata, ranks: Ranks) -> None:
     """UnsupportedModelError if ranks cannot divide models of this architecture."""
     if ranks.size == 1 or TEXT_FAMILIES[metadata.architecture].tensor_parallel:
         return
-    known = sorted(chain.from_iterable(f.architectures for f in FAMILIES if f.tensor_parallel))
+    known = sorted(name for name, row in TEXT_FAMILIES.items() if row.tensor_parallel)
     raise UnsupportedModelError(
         f"{metadata.path}: models of architecture {metadata.architecture} cannot be divided among "
         f"{ranks.size} ranks (`parallel.tensor`); those that can: {', '.join(known)}."

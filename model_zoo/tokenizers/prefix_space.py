@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+from model_zoo.families import family_or_defaults
 from model_zoo.tokenizers.marked_space import SPACE
 from model_zoo.tokenizers.vocabulary import flag, required_array
 
@@ -26,8 +27,8 @@ class PrefixSpace(Enum):
         return self is not PrefixSpace.NEVER
 
 
-# `general.architecture` -> the rule where `tokenizer.ggml.add_space_prefix` is absent. Ollama's
-# converter never writes the key, llama.cpp's did not at first.
+# The rules in `families.py`, where `tokenizer.ggml.add_space_prefix` is absent. Ollama's converter
+# never writes the key, llama.cpp's did not at first.
 #
 # | family              | rule        | source                                                    |
 # |---------------------|-------------|-----------------------------------------------------------|
@@ -41,16 +42,6 @@ class PrefixSpace(Enum):
 # | Mistral 7B, Mixtral |             | LlamaTokenizer with `legacy`. Behind `[INST]` Mistral's   |
 # | and all others      |             | own library has one space, whether a template writes it   |
 # |                     |             | or relies on the tokenizer                                |
-_FAMILIES: Mapping[str, PrefixSpace] = {
-    "gemma": PrefixSpace.NEVER,
-    "gemma-embedding": PrefixSpace.NEVER,
-    "gemma2": PrefixSpace.NEVER,
-    "gemma3": PrefixSpace.NEVER,
-    "gemma3n": PrefixSpace.NEVER,
-    "gemma4": PrefixSpace.NEVER,
-    "phi3": PrefixSpace.EVERY_PIECE,
-    "phimoe": PrefixSpace.EVERY_PIECE,
-}
 _BAICHUAN, _BAICHUAN_1_LIMIT = "baichuan", 100_000  # 64,000 tokens; Baichuan 2 has 125,696
 
 
@@ -64,8 +55,8 @@ def prefix_space(metadata: Mapping[str, Any], architecture: str) -> PrefixSpace:
     stated = flag(metadata, "add_space_prefix")
     if stated is False:
         return PrefixSpace.NEVER
-    family = _FAMILIES.get(architecture, PrefixSpace.WORDS)
+    rule = PrefixSpace(family_or_defaults(architecture).space_prefix)
     if architecture == _BAICHUAN:
         tokens = required_array(metadata, "tokenizer.ggml.tokens")
-        family = PrefixSpace.NEVER if len(tokens) > _BAICHUAN_1_LIMIT else family
-    return PrefixSpace.WORDS if stated and family is PrefixSpace.NEVER else family
+        rule = PrefixSpace.NEVER if len(tokens) > _BAICHUAN_1_LIMIT else rule
+    return PrefixSpace.WORDS if stated and rule is PrefixSpace.NEVER else rule

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from model_zoo.families import TEXT_FAMILIES
+from model_zoo.families import family_or_defaults
 from model_zoo.tokenizers.vocabulary import optional_text, required_array
 from runtime.errors import UnsupportedModelError
 
@@ -178,15 +178,6 @@ _BY_TOKENS: Mapping[str, tuple[Callable[[list[Any]], bool], str, str]] = {
 }
 
 
-def architecture_pre_tokenizer(architecture: str) -> str:
-    """The name of the row for the architecture's vocabulary.
-
-    Used for files that state `default`, which converters write for unknown vocabularies.
-    """
-    family = TEXT_FAMILIES.get(architecture)
-    return "default" if family is None else family.pre_tokenizer
-
-
 def choose_pre_tokenizer(metadata: Mapping[str, Any], architecture: str) -> PreTokenizer:
     """The row of the table for this file; a known expression in the file has priority.
 
@@ -198,7 +189,7 @@ def choose_pre_tokenizer(metadata: Mapping[str, Any], architecture: str) -> PreT
         is_first, first, other = _BY_TOKENS[architecture]
         name = first if is_first(required_array(metadata, "tokenizer.ggml.tokens")) else other
     elif name == "default":
-        name = architecture_pre_tokenizer(architecture)
+        name = family_or_defaults(architecture).pre_tokenizer
     expression = optional_text(metadata, "tokenizer.ggml.pretokenizer")
     if expression:
         if (expression,) not in _KNOWN:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from tokenizers.normalizers import NFC
 
+from model_zoo.families import only_embeds
 from model_zoo.tokenizers.byte_level import ByteLevelBPE
 from model_zoo.tokenizers.gemma_bpe import GemmaBPE
 from model_zoo.tokenizers.marked_space import SPACE
@@ -127,7 +128,7 @@ def _codec(
     if kind == "bert":
         return WordPiece(metadata, vocabulary), _TextRules(bos=True, eos=True)
     if kind == "t5":
-        return Unigram(metadata, vocabulary), _TextRules(bos="bert" in architecture, eos=True)
+        return Unigram(metadata, vocabulary), _TextRules(bos=only_embeds(architecture), eos=True)
     return SentencePieceBPE(metadata, vocabulary), _TextRules(bos=True)
 
 

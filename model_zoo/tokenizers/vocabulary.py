@@ -9,6 +9,7 @@ from math import isfinite, isnan
 from numbers import Real
 from typing import Any
 
+from model_zoo.families import family_or_defaults
 from runtime.errors import ModelFileError
 
 _log = logging.getLogger(__name__)
@@ -102,9 +103,6 @@ _ROLES: Mapping[str, Mapping[str, _Role]] = {
         _UNKNOWN: _Role((_UNKNOWN,), ("[UNK]",)),
     },
 }
-# Ollama's converters, and llama.cpp's before July 2024, gave user-defined tokens the type of
-# ordinary ones. They can be told by a score of 0 and ids below those of the byte tokens.
-_WITH_USER_DEFINED = ("gemma", "gemma-embedding", "gemma2", "gemma3", "gemma3n")
 _CONTROL_TEXT = re.compile(
     r"<\|\w.*\|>|<｜.+｜>|<(?:start|end)_of_(?:turn|image)>|<bos>|<eos>|<pad>"
 )
@@ -148,7 +146,8 @@ def read_vocabulary(metadata: Mapping[str, Any], *, architecture: str = "") -> V
     if not set(map(type, tokens)) <= {str}:
         raise ModelFileError("`tokenizer.ggml.tokens` has an entry that is not text.")
     types = _types(metadata, len(tokens))
-    if architecture in _WITH_USER_DEFINED and metadata.get("tokenizer.ggml.model") == "llama":
+    scored = family_or_defaults(architecture).scored_tokens
+    if scored and metadata.get("tokenizer.ggml.model") == "llama":
         types = _with_user_defined(types, token_scores(metadata, len(tokens)))
     ids = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))  # first id wins
     roles = _ROLES.get(optional_text(metadata, "tokenizer.ggml.model") or "", _BY_KEYS)
@@ -173,7 +172,10 @@ def _types(metadata: Mapping[str, Any], count: int) -> list[int]:
 
 
 def _with_user_defined(types: list[int], scores: Sequence[float]) -> list[int]:
-    """`types`, but ordinary tokens before the byte tokens are user-defined if their score is 0."""
+    """`types`, but ordinary tokens before the byte tokens are user-defined if their score is 0.
+
+    Ollama's converters, and llama.cpp's before July 2024, gave them the type of ordinary ones.
+    """
     if TokenType.BYTE not in types:
         return types
     first_byte = types.index(TokenType.BYTE)

@@ -6,6 +6,7 @@ from typing import Any
 
 from model_zoo.chat.formats.reply_format import format_of, has_answers
 from model_zoo.chat.template_language import as_jinja
+from model_zoo.families import only_embeds
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.model_headers import ModelHeaders
 from model_zoo.gguf.pooling_types import NONE, RANK, pooling_type
@@ -16,9 +17,6 @@ from serve_app.config.options import Options, recommended_options
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.listing import ListedModel
 from serve_app.replica.model_files import local_files
-
-# Architectures that only embed, as all models do whose tokens attend in both directions.
-EMBEDDING_ARCHITECTURES = frozenset({"bert", "gemma-embedding", "nomic-bert"})
 
 
 def listed_file(
@@ -78,11 +76,9 @@ def capabilities_of(
     counts as supported, that infill tokens without keys are not found, and that a template that
     mentions tools counts as showing them. `own_template`: as `template` of `listed_file`."""
     own = _jinja(own_template)
-    only_embeds = metadata.architecture in EMBEDDING_ARCHITECTURES or not metadata.get(
-        "attention.causal", bool, True
-    )
+    encodes = only_embeds(metadata.architecture) or not metadata.get("attention.causal", bool, True)
     pooling = pooling_type(metadata, file.has)
-    embeds, ranks = only_embeds or pooling != NONE, pooling == RANK
+    embeds, ranks = encodes or pooling != NONE, pooling == RANK
     template = metadata.get("tokenizer.chat_template", str, "")
     named = metadata.get("tokenizer.chat_template.tool_use", str, template)
     replies = format_of(own or (named if has_answers(named) else template))

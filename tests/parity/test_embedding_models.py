@@ -31,6 +31,7 @@ from transformers import (
 
 from model_zoo.convert.convert_folder import convert
 from model_zoo.gguf.reader import GGUFFile
+from model_zoo.gguf.tensors import META
 from model_zoo.registry import LoadOptions, load
 from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import ModelFileError, UnsupportedModelError
@@ -280,6 +281,26 @@ def test_vectors_of_encoders_that_transformers_lacks_are_those_of_references(
 
 def test_embedding_models_are_listed_as_such(original) -> None:
     assert capabilities(original.path) == {("embedding",)}
+
+
+def test_encoders_are_listed_as_such_if_files_do_not_state_it(original, tmp_path) -> None:
+    check_listing_without_keys(original.path, tmp_path)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_so_are_encoders_that_transformers_lacks(name, tmp_path) -> None:
+    REFERENCES[name].write(tmp_path / "tiny.gguf")
+    check_listing_without_keys(tmp_path / "tiny.gguf", tmp_path)
+
+
+def check_listing_without_keys(path: Path, place: Path) -> None:
+    """A file without the keys that tell embedding models is listed as what it is loaded as."""
+    keys = dict.fromkeys(("attention.causal", "pooling_type"))
+    tensors = dict.fromkeys(name for name in matrices(path) if name.startswith("dense"))
+    silent = rewrite(path, place / "silent.gguf", own_keys=keys, tensors=tensors)
+    listed = listed_file("demo", silent, has_projector=False, options=Options(), stored=None)
+    generates = load(silent, device=META, dtype=torch.float32).decoder.generates
+    assert listed.capabilities == (("completion",) if generates else ("embedding",))
 
 
 def capabilities(path: Path) -> set[tuple[str, ...]]:

@@ -6,7 +6,8 @@ from typing import Any
 from model_zoo.convert.vocabularies.expressions import canonical
 from model_zoo.convert.vocabularies.files import TokenizerFiles, parts
 from model_zoo.convert.vocabularies.tokens import TokenTable
-from model_zoo.tokenizers.pretokenizers import PRE_TOKENIZERS, architecture_pre_tokenizer
+from model_zoo.families import family_or_defaults
+from model_zoo.tokenizers.pretokenizers import PRE_TOKENIZERS
 from model_zoo.tokenizers.vocabulary import TokenType
 from runtime.errors import UnsupportedModelError
 
@@ -70,7 +71,7 @@ def _pre_tokenizer(files: TokenizerFiles, architecture: str) -> str:
             f"{files.folder / 'tokenizer.json'}: splits text by {_quoted(*stated)}, which is "
             "none of the expressions that model families use."
         )
-    own = architecture_pre_tokenizer(architecture)
+    own = family_or_defaults(architecture).pre_tokenizer
     alike = [name for name, row in rows.items() if row.whole_pieces == whole] or list(rows)
     alike = [name for name in alike if rows[name].nfc == nfc] or alike
     return own if own in alike and own != "default" else alike[0]

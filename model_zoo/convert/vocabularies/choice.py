@@ -14,6 +14,7 @@ from model_zoo.convert.vocabularies.templates import template_keys
 from model_zoo.convert.vocabularies.tokens import TokenTable
 from model_zoo.convert.vocabularies.unigram import unigram
 from model_zoo.convert.vocabularies.wordpiece import wordpiece
+from model_zoo.families import only_embeds
 from runtime.errors import UnsupportedModelError
 
 
@@ -43,7 +44,7 @@ def _table(
         return byte_level(files, architecture)
     if model == "BPE" and kind == "gemma4":
         return from_ranked_merges(files)
-    if model == "Unigram" and "bert" in architecture:
+    if model == "Unigram" and only_embeds(architecture):
         return unigram(files)
     if model in ("BPE", "Unigram", None) and files.sentencepiece is not None:
         return from_model_file(files)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from model_zoo.families import only_embeds
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import head_norms
@@ -43,7 +44,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder | TextEncoder:
 def _encodes(w: TensorScope, metadata: Metadata) -> bool:
     """Ollama's files of EmbeddingGemma have Gemma 3's architecture. If they do not state that
     attention has both directions, matrices after pooling distinguish them, as for Ollama."""
-    if metadata.architecture == "gemma-embedding":
+    if only_embeds(metadata.architecture):
         return True
     return not metadata.get("attention.causal", bool, not w.has("dense.0"))
 

@@ -1,6 +1,7 @@
 """Llama 1 to 3, Mistral 7B, Nemo, Mixtral, InternLM 2, Baichuan 7B, and their derivatives, also
 bidirectional ones."""
 
+from model_zoo.families import only_embeds
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention_layer import attention_layer
@@ -18,7 +19,6 @@ DEFAULT_EPS = 1e-6
 MIXTRAL_BASE = 1_000_000.0
 # Baichuan 13B has this number of layers, by which llama.cpp identifies it.
 BAICHUAN, ALIBI_LAYERS = "baichuan", 40
-EMBEDDING = "llama-embed"
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder | TextEncoder:
@@ -36,7 +36,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder | TextEncoder:
     usual = MIXTRAL_BASE if metadata.get("expert_count", int, 0) > 0 else DEFAULT_BASE
     rotary = read_rotary(w, sizes, Pairs.INTERLEAVED, dim=_rotated(sizes), default_base=usual)
     layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
-    if metadata.architecture != EMBEDDING:
+    if not only_embeds(metadata.architecture):
         return Decoder(w, sizes, layers)
     w.ignore("output")
     norm = w.rms_norm("output_norm", sizes.eps, size=sizes.hidden)
