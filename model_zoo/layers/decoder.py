@@ -172,15 +172,17 @@ def uniform_decoder(
     dim: int | None = None,
     default_base: float | None = None,
     sections: Sequence[int] = (),
+    interleaved: bool = False,
     options: DecoderOptions | None = None,
 ) -> Decoder:
     """A decoder whose layers are all made by `layer` and have the rotary embedding that the file
     describes. dim: its dimensions, overrides those that the file states. default_base: its base if
-    the file states none, which is required otherwise. sections: numbers of consecutive frequencies
-    that are rotated by time, row and column; empty for a rotation by one position."""
+    the file states none, which is required otherwise. sections: the usual
+    numbers of frequencies that are rotated by time, row and column, consecutive or interleaved;
+    empty for a rotation by one position."""
     rotary = read_rotary(w, sizes, pairs, dim=dim, default_base=default_base)
     if sections:
-        rotary = in_sections(rotary, sizes.metadata, default=sections, interleaved=False)
+        rotary = in_sections(rotary, sizes.metadata, default=sections, interleaved=interleaved)
     layers = [layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
     return Decoder(w, sizes, layers, options)
 

@@ -112,6 +112,13 @@ class Experts:
         first = self._into or (self._gate or self._up).weight
         self.rounding = None if options.norm is not None else first.rounding
 
+    @classmethod
+    def read(
+        cls, w: TensorScope, sizes: TextSizes, options: ExpertOptions | None = None
+    ) -> "Experts":
+        """The experts of a layer, with the counts that the file states."""
+        return cls(w, sizes.hidden, ExpertSizes.read(sizes.metadata), options)
+
     def __call__(self, x: Activations) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden]."""
         options = self._options
@@ -150,7 +157,7 @@ def experts_or_dense(
     """Experts if the file states a number of experts, else SwiGLU."""
     if not sizes.metadata.get("expert_count", int, 0):
         return GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
-    return Experts(w, sizes.hidden, ExpertSizes.read(sizes.metadata), options)
+    return Experts.read(w, sizes, options)
 
 
 class DenseAndExperts:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from model_zoo.gguf.metadata import MAX_LAYERS, Metadata
-from runtime.kv.spec import CacheKind, LayerCache
+from runtime.kv.spec import CacheKind, Full, LayerCache, Sliding
 
 MAX_HEAD_DIM = 4096
 
@@ -93,6 +93,14 @@ class TextSizes:
     def cache(self, layer: int, kind: CacheKind) -> LayerCache:
         """The cache of `layer`."""
         return LayerCache(kind, self.kv_heads[layer], self.key_dim, self.value_dim)
+
+    def window(self, default: int = 0) -> CacheKind:
+        """The kind of layers with a window; Full if the file states 0, or nothing without
+        `default`."""
+        key, metadata = "attention.sliding_window", self.metadata
+        if not metadata.get(key, int, default):
+            return Full()
+        return Sliding(metadata.get_size(key, default))
 
     def sliding_layers(self, period: int, *, full: int = -1) -> tuple[bool, ...]:
         """For each layer, whether it has a window: as the file states, or all except one of every

@@ -5,7 +5,7 @@ from dataclasses import replace
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import OutputGate, head_norms
-from model_zoo.layers.attention_layer import attention_layer
+from model_zoo.layers.attention_layer import alternating_layers, attention_layer
 from model_zoo.layers.block import BlockOptions
 from model_zoo.layers.decoder import Decoder, DecoderOptions, TextLayer
 from model_zoo.layers.leading_dense import SIGMOID, leading_dense_or_experts
@@ -22,10 +22,8 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     sizes = TextSizes.read(metadata)
     rotary = read_rotary(w, sizes, Pairs.NEOX)
     window = Sliding(metadata.require_size("attention.sliding_window"))
-    layers = [
-        _layer(w.scope("blk", i), sizes, i, *((window, rotary) if slides else (Full(), None)))
-        for i, slides in enumerate(sizes.sliding_layers(FULL_EVERY))
-    ]
+    slides, near, far = sizes.sliding_layers(FULL_EVERY), (window, rotary), (Full(), None)
+    layers = alternating_layers(w, sizes, slides, _layer, near=near, far=far)
     return Decoder(w, sizes, layers, DecoderOptions(embedding_scale=sizes.hidden**0.5))
 
 

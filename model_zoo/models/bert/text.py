@@ -2,14 +2,12 @@
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import SelfAttention
-from model_zoo.layers.block import PostNormBlock
+from model_zoo.layers.attention_layer import post_norm_layer
 from model_zoo.layers.feed_forward import FeedForward
 from model_zoo.layers.stack import TextLayer
 from model_zoo.layers.text_encoder import EncoderOptions, TextEncoder, embedding_norm
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import gelu_erf
-from runtime.kv.spec import Full
 
 # As in BertConfig of `transformers`; converters omit the key if settings lack it.
 DEFAULT_EPS = 1e-12
@@ -30,11 +28,6 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> TextEncoder:
 
 def _layer(w: TensorScope, sizes: TextSizes, index: int) -> TextLayer:
     w.need_biases(*BIASED)
-    cache = sizes.cache(index, Full())
-    block = PostNormBlock(
-        SelfAttention(w, sizes, index, cache),
-        w.layer_norm("attn_output_norm", sizes.eps, size=sizes.hidden),
-        FeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index], curve=gelu_erf),
-        w.layer_norm("layer_output_norm", sizes.eps, size=sizes.hidden),
-    )
-    return TextLayer(block, cache)
+    size = sizes.feed_forward[index]
+    feed_forward = FeedForward(w, hidden=sizes.hidden, size=size, curve=gelu_erf)
+    return post_norm_layer(w, sizes, index, None, feed_forward)

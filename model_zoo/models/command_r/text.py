@@ -4,7 +4,7 @@ without bias."""
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import head_layer_norms
-from model_zoo.layers.attention_layer import parallel_layer
+from model_zoo.layers.attention_layer import Attended, alternating_layers, parallel_layer
 from model_zoo.layers.decoder import Decoder, DecoderOptions, TextLayer
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
@@ -25,12 +25,13 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     eps = metadata.get_positive("attention.layer_norm_epsilon", DEFAULT_EPS)
     sizes = TextSizes.read(metadata, eps=eps)
     rotary = read_rotary(w, sizes, Pairs.INTERLEAVED)
-    kinds: list[tuple[CacheKind, Rotary | None]] = [(Full(), rotary)] * sizes.layers
+    near: Attended = Full(), rotary
+    far = near
     if metadata.architecture == WINDOWED:
-        window = Sliding(metadata.require_size("attention.sliding_window"))
-        sliding = sizes.sliding_layers(FULL_EVERY)
-        kinds = [(window, rotary) if slides else (Full(), None) for slides in sliding]
-    layers = [_layer(w.scope("blk", i), sizes, i, *kind) for i, kind in enumerate(kinds)]
+        near = Sliding(metadata.require_size("attention.sliding_window")), rotary
+        far = Full(), None
+    slides = sizes.sliding_layers(FULL_EVERY)
+    layers = alternating_layers(w, sizes, slides, _layer, near=near, far=far)
     options = DecoderOptions(
         logit_scale=metadata.get_positive("logit_scale", DEFAULT_LOGIT_SCALE),
         output_norm=w.layer_norm("output_norm", eps, size=sizes.hidden),

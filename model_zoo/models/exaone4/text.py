@@ -3,16 +3,15 @@
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import head_norms
-from model_zoo.layers.attention_layer import attention_layer
+from model_zoo.layers.attention_layer import alternating_layers, attention_layer
 from model_zoo.layers.block import BlockOptions
 from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.draft_layers import without_draft_layers
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.text_sizes import TextSizes
-from runtime.kv.spec import CacheKind, Full, Sliding
+from runtime.kv.spec import CacheKind, Full
 
-WINDOW = "attention.sliding_window"
 FULL_EVERY = 4  # in the 32B, as in llama.cpp
 
 
@@ -21,16 +20,9 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     without rotation. In the others, all layers attend to all tokens, with rotation."""
     sizes = without_draft_layers(w, TextSizes.read(metadata))
     rotary = read_rotary(w, sizes, Pairs.NEOX)
-    scopes = [w.scope("blk", i) for i in range(sizes.layers)]
-    if not metadata.get(WINDOW, int, 0):
-        layers = [_layer(scope, sizes, i, Full(), rotary) for i, scope in enumerate(scopes)]
-        return Decoder(w, sizes, layers)
-    window, sliding = Sliding(metadata.require_size(WINDOW)), sizes.sliding_layers(FULL_EVERY)
-    layers = [
-        _layer(scope, sizes, i, *((window, rotary) if sliding[i] else (Full(), None)))
-        for i, scope in enumerate(scopes)
-    ]
-    return Decoder(w, sizes, layers)
+    window, slides = sizes.window(), sizes.sliding_layers(FULL_EVERY)
+    near, far = (window, rotary), (Full(), rotary if window == Full() else None)
+    return Decoder(w, sizes, alternating_layers(w, sizes, slides, _layer, near=near, far=far))
 
 
 def _layer(

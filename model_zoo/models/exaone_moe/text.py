@@ -3,7 +3,7 @@
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import head_norms
-from model_zoo.layers.attention_layer import attention_layer
+from model_zoo.layers.attention_layer import alternating_layers, attention_layer
 from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.draft_layers import without_draft_layers
 from model_zoo.layers.leading_dense import SIGMOID, leading_dense_or_experts
@@ -20,10 +20,8 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     sizes = without_draft_layers(w, TextSizes.read(metadata))
     rotary = read_rotary(w, sizes, Pairs.NEOX)
     window = Sliding(metadata.require_size("attention.sliding_window"))
-    layers = [
-        _layer(w.scope("blk", i), sizes, i, *((window, rotary) if slides else (Full(), None)))
-        for i, slides in enumerate(sizes.sliding_layers(FULL_EVERY))
-    ]
+    slides, near, far = sizes.sliding_layers(FULL_EVERY), (window, rotary), (Full(), None)
+    layers = alternating_layers(w, sizes, slides, _layer, near=near, far=far)
     return Decoder(w, sizes, layers)
 
 

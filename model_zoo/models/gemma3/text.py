@@ -6,7 +6,7 @@ from model_zoo.families import only_embeds
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import head_norms
-from model_zoo.layers.attention_layer import attention_layer
+from model_zoo.layers.attention_layer import alternating_layers, attention_layer
 from model_zoo.layers.block import BlockOptions
 from model_zoo.layers.decoder import Decoder, DecoderOptions, TextLayer
 from model_zoo.layers.feed_forward import GatedFeedForward
@@ -15,7 +15,7 @@ from model_zoo.layers.rope_scaling import plain_frequencies, read_rotary
 from model_zoo.layers.text_encoder import EncoderOptions, TextEncoder
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import gelu_mul
-from runtime.kv.spec import CacheKind, Full, Sliding, Symmetric
+from runtime.kv.spec import CacheKind, Full, Symmetric
 
 # Values of all models, as in Gemma3TextConfig of `transformers`; the 27B has smaller heads.
 DEFAULT_EPS, DEFAULT_HEAD_DIM, LARGEST_HEAD_DIM = 1e-6, 256, 128
@@ -51,10 +51,8 @@ def _encodes(w: TensorScope, metadata: Metadata) -> bool:
 
 def _decoder(w: TensorScope, sizes: TextSizes) -> Decoder:
     """llama.cpp's converter omits the window if no layer has one."""
-    metadata = sizes.metadata
-    near = Sliding(metadata.require_size(WINDOW)) if metadata.get(WINDOW, int, 0) else None
     options = DecoderOptions(embedding_scale=sizes.hidden**0.5, logit_softcap=_logit_cap(sizes))
-    return Decoder(w, sizes, _layers(w, sizes, near), options)
+    return Decoder(w, sizes, _layers(w, sizes, sizes.window()), options)
 
 
 def _encoder(w: TensorScope, sizes: TextSizes) -> TextEncoder:
@@ -67,18 +65,16 @@ def _encoder(w: TensorScope, sizes: TextSizes) -> TextEncoder:
     return TextEncoder(w, sizes, _layers(w, sizes, near), options)
 
 
-def _layers(w: TensorScope, sizes: TextSizes, near: CacheKind | None) -> list[TextLayer]:
-    """`near`: the kind of layers with a window; None if there are none."""
-    local, everywhere = (near or Full(), _local(w, sizes)), (Full(), _global(w, sizes))
-    sliding = (False,) * sizes.layers if near is None else sizes.sliding_layers(FULL_EVERY)
-    return [
-        _layer(w.scope("blk", i), sizes, i, *(local if slides else everywhere))
-        for i, slides in enumerate(sliding)
-    ]
+def _layers(w: TensorScope, sizes: TextSizes, window: CacheKind) -> list[TextLayer]:
+    """`window`: the kind of layers with a window; Full if there are none."""
+    far = Full(), _global(w, sizes)
+    near = far if window == Full() else (window, _local(w, sizes))
+    slides = sizes.sliding_layers(FULL_EVERY)
+    return alternating_layers(w, sizes, slides, _layer, near=near, far=far)
 
 
 def _layer(
-    w: TensorScope, sizes: TextSizes, index: int, kind: CacheKind, rotary: Rotary
+    w: TensorScope, sizes: TextSizes, index: int, kind: CacheKind, rotary: Rotary | None
 ) -> TextLayer:
     heads, size = sizes.heads[index], sizes.feed_forward[index]
     scaled_by = sizes.hidden // heads if sizes.layers == LARGEST else sizes.key_dim

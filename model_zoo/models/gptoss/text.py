@@ -7,7 +7,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import AttentionOptions, SelfAttention, read_sinks
 from model_zoo.layers.block import Block
 from model_zoo.layers.decoder import Decoder, TextLayer
-from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
+from model_zoo.layers.experts import ExpertOptions, Experts
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.text_sizes import TextSizes
@@ -52,8 +52,7 @@ def _layer(
     w.need_biases(*BIASED)
     options = AttentionOptions(sinks=read_sinks(w, sizes.heads[index]), output=output)
     attention = SelfAttention(w, sizes, index, cache, options)
-    gated = ExpertOptions(gated=GATED, alternating=True)
-    experts = Experts(w, sizes.hidden, ExpertSizes.read(sizes.metadata), gated)
+    experts = Experts.read(w, sizes, ExpertOptions(gated=GATED, alternating=True))
     attn_norm = w.rms_norm("attn_norm", sizes.eps, size=sizes.hidden)
     ffn_norm = w.rms_norm("post_attention_norm", sizes.eps, size=sizes.hidden, alt="ffn_norm")
     return TextLayer(Block(attn_norm, attention, ffn_norm, experts), cache, rotary)

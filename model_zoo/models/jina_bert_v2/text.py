@@ -4,15 +4,14 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import AttentionOptions, SelfAttention, alibi_slopes
-from model_zoo.layers.block import PostNormBlock
+from model_zoo.layers.attention import AttentionOptions, alibi_slopes
+from model_zoo.layers.attention_layer import post_norm_layer
 from model_zoo.layers.feed_forward import FeedForward, GatedFeedForward
 from model_zoo.layers.norm import AcrossHeads
 from model_zoo.layers.stack import TextLayer
 from model_zoo.layers.text_encoder import EncoderOptions, TextEncoder, embedding_norm
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import gelu_erf, gelu_erf_mul
-from runtime.kv.spec import Full
 
 # As in the settings of all models.
 DEFAULT_EPS = 1e-12
@@ -34,21 +33,21 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> TextEncoder:
 
 def _layer(w: TensorScope, sizes: TextSizes, index: int) -> TextLayer:
     w.need_biases(*BIASED)
-    cache, heads = sizes.cache(index, Full()), sizes.heads[index]
     options = AttentionOptions(
         q_norm=_across(w, "attn_q_norm", sizes),
         k_norm=_across(w, "attn_k_norm", sizes),
-        slopes=_slopes(sizes, heads).to(w.device),
+        slopes=_slopes(sizes, sizes.heads[index]).to(w.device),
     )
     second = w.has("attn_norm_2")
-    block = PostNormBlock(
-        SelfAttention(w, sizes, index, cache, options),
-        w.layer_norm("attn_output_norm", sizes.eps, size=sizes.hidden),
+    return post_norm_layer(
+        w,
+        sizes,
+        index,
+        None,
         _feed_forward(w, sizes, index),
-        w.layer_norm("layer_output_norm", sizes.eps, size=sizes.hidden),
-        w.layer_norm("attn_norm_2", sizes.eps, size=sizes.hidden) if second else None,
+        attention=options,
+        attn_norm_2=w.layer_norm("attn_norm_2", sizes.eps, size=sizes.hidden) if second else None,
     )
-    return TextLayer(block, cache)
 
 
 def _slopes(sizes: TextSizes, heads: int) -> Tensor:

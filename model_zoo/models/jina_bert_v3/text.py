@@ -2,8 +2,7 @@
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import SelfAttention
-from model_zoo.layers.block import PostNormBlock
+from model_zoo.layers.attention_layer import post_norm_layer
 from model_zoo.layers.feed_forward import FeedForward
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
@@ -11,7 +10,6 @@ from model_zoo.layers.stack import TextLayer
 from model_zoo.layers.text_encoder import EncoderOptions, TextEncoder, embedding_norm
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import gelu_erf
-from runtime.kv.spec import Full
 
 # As in JinaEmbeddingsV3Config of `transformers`.
 DEFAULT_EPS, DEFAULT_BASE = 1e-5, 20_000.0
@@ -32,11 +30,6 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> TextEncoder:
 
 def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
     w.need_biases(*BIASED)
-    cache = sizes.cache(index, Full())
-    block = PostNormBlock(
-        SelfAttention(w, sizes, index, cache),
-        w.layer_norm("attn_output_norm", sizes.eps, size=sizes.hidden),
-        FeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index], curve=gelu_erf),
-        w.layer_norm("layer_output_norm", sizes.eps, size=sizes.hidden),
-    )
-    return TextLayer(block, cache, rotary)
+    size = sizes.feed_forward[index]
+    feed_forward = FeedForward(w, hidden=sizes.hidden, size=size, curve=gelu_erf)
+    return post_norm_layer(w, sizes, index, rotary, feed_forward)

@@ -6,7 +6,7 @@ from model_zoo.layers.attention import AttentionOptions
 from model_zoo.layers.attention_layer import attention_layer
 from model_zoo.layers.block import RowWise
 from model_zoo.layers.decoder import Decoder, TextLayer
-from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
+from model_zoo.layers.experts import ExpertOptions, Experts
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Pairs, Rotary
@@ -67,7 +67,7 @@ def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> RowWise:
         weigh_input=True,
         shared=GatedFeedForward(w, hidden=hidden, size=size, suffix="_shexp"),
     )
-    return Experts(w, hidden, ExpertSizes.read(sizes.metadata), options)
+    return Experts.read(w, sizes, options)
 
 
 def _rotated_layers(sizes: TextSizes) -> tuple[bool, ...]:

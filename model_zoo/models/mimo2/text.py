@@ -1,12 +1,10 @@
 """MiMo-V2: layers with a window have attention sinks; values are scaled; experts without a shared
 one."""
 
-from dataclasses import dataclass
-
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import AttentionOptions, read_sinks
-from model_zoo.layers.attention_layer import attention_layer
+from model_zoo.layers.attention_layer import alternating_layers, attention_layer
 from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.draft_layers import without_draft_layers
 from model_zoo.layers.leading_dense import SIGMOID, stated_experts
@@ -25,31 +23,22 @@ DEFAULT_VALUE_SCALE = 0.707
 PUBLISHED_WINDOW = 128
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Kind:
-    """What differs between layers with a window and the others."""
-
-    cache: CacheKind
-    rotary: Rotary
-
-
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """The file lists the layers with a window, and the key heads of each layer."""
     sizes = without_draft_layers(w, TextSizes.read(metadata))
     near_base = metadata.get_positive(NEAR_BASE, DEFAULT_NEAR_BASE)
     stated = metadata.require_size("attention.sliding_window")
     window = Sliding(stated + (stated == PUBLISHED_WINDOW))
-    near = _Kind(window, read_rotary(w, sizes, Pairs.NEOX, base=near_base))
-    far = _Kind(Full(), read_rotary(w, sizes, Pairs.NEOX))
+    near = window, read_rotary(w, sizes, Pairs.NEOX, base=near_base)
+    far = Full(), read_rotary(w, sizes, Pairs.NEOX)
     metadata.require_array("attention.sliding_window_pattern", bool)
-    layers = [
-        _layer(w.scope("blk", i), sizes, i, near if slides else far)
-        for i, slides in enumerate(sizes.sliding_layers(0))
-    ]
-    return Decoder(w, sizes, layers)
+    slides = sizes.sliding_layers(0)
+    return Decoder(w, sizes, alternating_layers(w, sizes, slides, _layer, near=near, far=far))
 
 
-def _layer(w: TensorScope, sizes: TextSizes, index: int, kind: _Kind) -> TextLayer:
+def _layer(
+    w: TensorScope, sizes: TextSizes, index: int, kind: CacheKind, rotary: Rotary | None
+) -> TextLayer:
     """Layers without a router are dense."""
     metadata = sizes.metadata
     experts = None
@@ -60,5 +49,5 @@ def _layer(w: TensorScope, sizes: TextSizes, index: int, kind: _Kind) -> TextLay
         output_scale=metadata.get_positive(VALUE_SCALE, DEFAULT_VALUE_SCALE),
     )
     return attention_layer(
-        w, sizes, index, kind.rotary, kind=kind.cache, attention=options, feed_forward=experts
+        w, sizes, index, rotary, kind=kind, attention=options, feed_forward=experts
     )

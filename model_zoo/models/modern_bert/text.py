@@ -4,6 +4,7 @@ layers."""
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import SelfAttention
+from model_zoo.layers.attention_layer import Attended, alternating_layers
 from model_zoo.layers.block import Block
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.rope import Pairs, Rotary
@@ -29,14 +30,13 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> TextEncoder:
     eps = metadata.get_positive("attention.layer_norm_epsilon", DEFAULT_EPS)
     sizes = TextSizes.read(metadata, eps=eps)
     w.ignore("cls", "cls.norm")  # parts of the head for masked tokens, which converters keep
-    window = metadata.get(WINDOW, int, 0)
-    slides = sizes.sliding_layers(FULL_EVERY, full=0) if window else (False,) * sizes.layers
-    near = Symmetric(metadata.require_size(WINDOW) // 2) if window else Full()
-    local, everywhere = _rotary(w, sizes, "_swa", LOCAL_BASE), _rotary(w, sizes, "", GLOBAL_BASE)
-    layers = [
-        _layer(w.scope("blk", i), sizes, i, *((near, local) if slides[i] else (Full(), everywhere)))
-        for i in range(sizes.layers)
-    ]
+    near: Attended = Full(), _rotary(w, sizes, "", GLOBAL_BASE)
+    far = near
+    if metadata.get(WINDOW, int, 0):
+        window = Symmetric(metadata.require_size(WINDOW) // 2)
+        near = window, _rotary(w, sizes, "_swa", LOCAL_BASE)
+    slides = sizes.sliding_layers(FULL_EVERY, full=0)
+    layers = alternating_layers(w, sizes, slides, _layer, near=near, far=far)
     options = EncoderOptions(
         embedding_norm=embedding_norm(w, sizes, biased=False),
         output_norm=w.layer_norm("output_norm", eps, size=sizes.hidden),
@@ -45,7 +45,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> TextEncoder:
 
 
 def _layer(
-    w: TensorScope, sizes: TextSizes, index: int, kind: CacheKind, rotary: Rotary
+    w: TensorScope, sizes: TextSizes, index: int, kind: CacheKind, rotary: Rotary | None
 ) -> TextLayer:
     cache, hidden = sizes.cache(index, kind), sizes.hidden
     first = index == 0 and not w.has("attn_norm")

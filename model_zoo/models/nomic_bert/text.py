@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention import SelfAttention
-from model_zoo.layers.block import PostNormBlock, RowWise
+from model_zoo.layers.attention_layer import post_norm_layer
+from model_zoo.layers.block import RowWise
 from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
 from model_zoo.layers.feed_forward import FeedForward, GatedFeedForward
 from model_zoo.layers.rope import Pairs, Rotary
@@ -15,7 +15,6 @@ from model_zoo.layers.stack import TextLayer
 from model_zoo.layers.text_encoder import EncoderOptions, TextEncoder, embedding_norm
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import gelu_erf
-from runtime.kv.spec import Full
 
 # As in NomicBertConfig of `transformers`. Nomic's settings call the base `rotary_emb_base`.
 # Ollama's converter reads `rope_theta` instead and so omits the key; its loader has this default.
@@ -40,14 +39,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> TextEncoder:
 
 def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
     w.need_biases("attn_output_norm", "layer_output_norm")
-    cache = sizes.cache(index, Full())
-    block = PostNormBlock(
-        SelfAttention(w, sizes, index, cache),
-        w.layer_norm("attn_output_norm", sizes.eps, size=sizes.hidden),
-        _feed_forward(w, sizes, index),
-        w.layer_norm("layer_output_norm", sizes.eps, size=sizes.hidden),
-    )
-    return TextLayer(block, cache, rotary)
+    return post_norm_layer(w, sizes, index, rotary, _feed_forward(w, sizes, index))
 
 
 def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> RowWise:

@@ -7,13 +7,13 @@ from math import isclose
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import norms_across_heads
-from model_zoo.layers.attention_layer import attention_layer
+from model_zoo.layers.attention_layer import alternating_layers, attention_layer
 from model_zoo.layers.block import BlockOptions
 from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import log_scale, plain_frequencies, read_rotary
 from model_zoo.layers.text_sizes import TextSizes
-from runtime.kv.spec import CacheKind, Full, Sliding
+from runtime.kv.spec import CacheKind, Full
 
 WINDOW = "attention.sliding_window"
 MAGNITUDE, NEWER_MAGNITUDE = "rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"
@@ -23,19 +23,15 @@ FULL_EVERY = 4  # in OLMo 3, as in llama.cpp
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Files that state a window are of OLMo 3; YaRN does not apply to its layers with a window."""
     sizes = TextSizes.read(metadata)
-    far = _far(w, sizes)
-    scopes = [w.scope("blk", i) for i in range(sizes.layers)]
-    if not metadata.get(WINDOW, int, 0):
-        layers = [_layer(scope, sizes, i, Full(), far) for i, scope in enumerate(scopes)]
-        return Decoder(w, sizes, layers)
-    near_base = metadata.get_positive("rope.freq_base_swa", metadata.get_positive("rope.freq_base"))
-    near = Rotary(plain_frequencies(sizes.key_dim, near_base).to(w.device), Pairs.NEOX)
-    window, sliding = Sliding(metadata.require_size(WINDOW)), sizes.sliding_layers(FULL_EVERY)
-    layers = [
-        _layer(scope, sizes, i, *((window, near) if sliding[i] else (Full(), far)))
-        for i, scope in enumerate(scopes)
-    ]
-    return Decoder(w, sizes, layers)
+    slides, window, far = sizes.sliding_layers(FULL_EVERY), sizes.window(), (Full(), _far(w, sizes))
+    near = far if window == Full() else (window, _near(w, sizes))
+    return Decoder(w, sizes, alternating_layers(w, sizes, slides, _layer, near=near, far=far))
+
+
+def _near(w: TensorScope, sizes: TextSizes) -> Rotary:
+    metadata = sizes.metadata
+    base = metadata.get_positive("rope.freq_base_swa", metadata.get_positive("rope.freq_base"))
+    return Rotary(plain_frequencies(sizes.key_dim, base).to(w.device), Pairs.NEOX)
 
 
 def _far(w: TensorScope, sizes: TextSizes) -> Rotary:
@@ -59,7 +55,7 @@ def _is_whole_magnitude(metadata: Metadata) -> bool:
 
 
 def _layer(
-    w: TensorScope, sizes: TextSizes, index: int, kind: CacheKind, rotary: Rotary
+    w: TensorScope, sizes: TextSizes, index: int, kind: CacheKind, rotary: Rotary | None
 ) -> TextLayer:
     return attention_layer(
         w,

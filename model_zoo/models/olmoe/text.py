@@ -5,7 +5,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import norms_across_heads
 from model_zoo.layers.attention_layer import attention_layer
 from model_zoo.layers.decoder import Decoder, TextLayer, uniform_decoder
-from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
+from model_zoo.layers.experts import ExpertOptions, Experts
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.routing import SOFTMAX_OF_ALL
 from model_zoo.layers.text_sizes import TextSizes
@@ -17,17 +17,11 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
 
 
 def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
-    experts = Experts(
-        w,
-        sizes.hidden,
-        ExpertSizes.read(sizes.metadata),
-        ExpertOptions(routing=SOFTMAX_OF_ALL),
-    )
     return attention_layer(
         w,
         sizes,
         index,
         rotary,
         attention=norms_across_heads(w, sizes, index),
-        feed_forward=experts,
+        feed_forward=Experts.read(w, sizes, ExpertOptions(routing=SOFTMAX_OF_ALL)),
     )

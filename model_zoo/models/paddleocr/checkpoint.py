@@ -2,7 +2,7 @@
 
 from model_zoo.convert import checks, decoders
 from model_zoo.convert.mapping import Conversion
-from model_zoo.models.paddleocr.text import DEFAULT_BASE, SECTIONS
+from model_zoo.models.paddleocr.text import BASE, SECTIONS
 
 CONVERSION = Conversion(
     serves=("PaddleOCRVLForConditionalGeneration",),
@@ -15,6 +15,6 @@ CONVERSION = Conversion(
         *decoders.PRE_NORMS,
     ),
     drop=(*decoders.BUFFERS, *decoders.OTHER_PARTS, "mlp_AR.**", "projector.**"),
-    defaults={"tie_word_embeddings": True, "rope_theta": DEFAULT_BASE},
+    defaults={"tie_word_embeddings": True, "rope_theta": BASE},
     check=checks.only_scalings("mrope"),
 )

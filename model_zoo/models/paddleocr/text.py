@@ -3,20 +3,23 @@
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention_layer import attention_layer
-from model_zoo.layers.decoder import Decoder
+from model_zoo.layers.decoder import Decoder, uniform_decoder
 from model_zoo.layers.rope import Pairs
-from model_zoo.layers.rope_scaling import read_rotary
-from model_zoo.layers.rope_sections import in_sections
 from model_zoo.layers.text_sizes import TextSizes
 
 # Values of all models, as in PaddleOCRTextConfig of `transformers`.
-SECTIONS, DEFAULT_BASE = (16, 24, 24), 500_000.0
+SECTIONS, BASE = (16, 24, 24), 500_000.0
 
 
 def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     """Sections are consecutive, and unlike ERNIE's, pairs are dimensions of both halves."""
     sizes = TextSizes.read(metadata)
-    plain = read_rotary(w, sizes, Pairs.NEOX, dim=sizes.key_dim, default_base=DEFAULT_BASE)
-    rotary = in_sections(plain, metadata, default=SECTIONS, interleaved=False)
-    layers = [attention_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
-    return Decoder(w, sizes, layers)
+    return uniform_decoder(
+        w,
+        sizes,
+        Pairs.NEOX,
+        attention_layer,
+        dim=sizes.key_dim,
+        default_base=BASE,
+        sections=SECTIONS,
+    )

@@ -8,7 +8,7 @@ from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import DEFAULT_BASE, read_rotary
 from model_zoo.layers.text_sizes import TextSizes
-from runtime.kv.spec import CacheKind, Full, Sliding
+from runtime.kv.spec import CacheKind
 
 # The window of Phi-3-mini-4k and Phi-3-medium-4k, by number of layers and context length.
 # llama.cpp's first converters omitted the key; its loader had the same default for these models.
@@ -20,8 +20,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     or none has."""
     sizes = TextSizes.read(metadata)
     rotary = read_rotary(w, sizes, Pairs.NEOX, default_base=DEFAULT_BASE, kind=_scaling(sizes))
-    window = metadata.get("attention.sliding_window", int, _usual_window(sizes))
-    kind: CacheKind = Sliding(window) if window > 0 else Full()
+    kind = sizes.window(_usual_window(sizes))
     layers = [_layer(w.scope("blk", i), sizes, i, kind, rotary) for i in range(sizes.layers)]
     return Decoder(w, sizes, layers)
 

@@ -8,12 +8,11 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention_layer import attention_layer
 from model_zoo.layers.block import BlockOptions
 from model_zoo.layers.decoder import Decoder, TextLayer, biased_output_norm
-from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
+from model_zoo.layers.experts import ExpertOptions, Experts
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.routing import Routing, Scores
-from runtime.kv.spec import CacheKind, Full, Sliding
 
 # Twice `router_jitter_noise` of PhimoeConfig of `transformers`; files do not state it.
 NEAR = 0.02
@@ -40,15 +39,13 @@ def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> Text
     """The weight of each of a row's experts is near one, as in the authors' code; llama.cpp divides
     the weights by their sum."""
     w.need_biases("attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output")
-    window = sizes.metadata.get("attention.sliding_window", int, 0)
-    kind: CacheKind = Sliding(window) if window > 0 else Full()
     options = ExpertOptions(routing=Routing(Scores.SOFTMAX_OF_NEAR, near=NEAR))
     return attention_layer(
         w,
         sizes,
         index,
         rotary,
-        kind=kind,
-        feed_forward=Experts(w, sizes.hidden, ExpertSizes.read(sizes.metadata), options),
+        kind=sizes.window(),
+        feed_forward=Experts.read(w, sizes, options),
         block=BlockOptions(layer_norms=True),
     )

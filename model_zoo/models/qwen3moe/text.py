@@ -5,7 +5,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import head_norms
 from model_zoo.layers.attention_layer import attention_layer
 from model_zoo.layers.decoder import Decoder, TextLayer, uniform_decoder
-from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
+from model_zoo.layers.experts import ExpertOptions, Experts
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.routing import stated_softmax
 from model_zoo.layers.text_sizes import TextSizes
@@ -17,12 +17,7 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
 
 
 def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
-    experts = Experts(
-        w,
-        sizes.hidden,
-        ExpertSizes.read(sizes.metadata),
-        ExpertOptions(routing=stated_softmax(sizes.metadata)),
-    )
+    experts = Experts.read(w, sizes, ExpertOptions(routing=stated_softmax(sizes.metadata)))
     return attention_layer(
         w, sizes, index, rotary, attention=head_norms(w, sizes), feed_forward=experts
     )

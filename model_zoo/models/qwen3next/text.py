@@ -8,7 +8,7 @@ from model_zoo.layers.attention import OutputGate, SelfAttention, head_norms
 from model_zoo.layers.block import Block, BlockOptions, RowWise, read_block
 from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.delta_net import GatedDeltaNet
-from model_zoo.layers.experts import ExpertOptions, Experts, ExpertSizes
+from model_zoo.layers.experts import ExpertOptions, Experts
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.hybrid import read_sizes, recurrent_layers
 from model_zoo.layers.rope import Pairs, Rotary
@@ -75,7 +75,7 @@ def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> RowWise:
         routing=stated_softmax(metadata),
         shared=SharedExpert(w, hidden=sizes.hidden, size=_shared_width(w, metadata)),
     )
-    return Experts(w, sizes.hidden, ExpertSizes.read(metadata), options)
+    return Experts.read(w, sizes, options)
 
 
 def _shared_width(w: TensorScope, metadata: Metadata) -> int:

@@ -4,11 +4,9 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import head_norms
 from model_zoo.layers.attention_layer import attention_layer
-from model_zoo.layers.decoder import Decoder, TextLayer
+from model_zoo.layers.decoder import Decoder, TextLayer, uniform_decoder
 from model_zoo.layers.experts import ExpertOptions, experts_or_dense
 from model_zoo.layers.rope import Pairs, Rotary
-from model_zoo.layers.rope_scaling import read_rotary
-from model_zoo.layers.rope_sections import in_sections
 from model_zoo.layers.routing import stated_softmax
 from model_zoo.layers.text_sizes import TextSizes
 
@@ -22,10 +20,9 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
     The features of intermediate vision layers are added to image rows after the first text layers.
     """
     sizes = TextSizes.read(metadata, eps=EPS, head_dim=DEFAULT_HEAD_DIM)
-    plain = read_rotary(w, sizes, Pairs.NEOX, dim=sizes.key_dim)
-    rotary = in_sections(plain, metadata, default=SECTIONS, interleaved=True)
-    layers = [_layer(w.scope("blk", i), sizes, i, rotary) for i in range(sizes.layers)]
-    return Decoder(w, sizes, layers)
+    return uniform_decoder(
+        w, sizes, Pairs.NEOX, _layer, dim=sizes.key_dim, sections=SECTIONS, interleaved=True
+    )
 
 
 def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:

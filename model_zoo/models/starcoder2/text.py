@@ -9,7 +9,6 @@ from model_zoo.layers.feed_forward import FeedForward
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kernels.pointwise import gelu
-from runtime.kv.spec import CacheKind, Full, Sliding
 
 BIASED = ("attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")
 
@@ -22,14 +21,12 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
 
 def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
     w.need_biases(*BIASED)
-    window = sizes.metadata.get("attention.sliding_window", int, 0)
-    kind: CacheKind = Sliding(window) if window > 0 else Full()
     return attention_layer(
         w,
         sizes,
         index,
         rotary,
-        kind=kind,
+        kind=sizes.window(),
         feed_forward=FeedForward(
             w, hidden=sizes.hidden, size=sizes.feed_forward[index], curve=gelu
         ),
