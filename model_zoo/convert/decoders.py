@@ -26,14 +26,6 @@ OTHER_PARTS = (
     "embed_vision.**",
     "embed_audio.**",
 )
-# Buffers that old software stored in checkpoints: rotary frequencies and masks.
-BUFFERS = (
-    "layers.{n}.self_attn.rotary_emb.inv_freq",
-    "layers.{n}.attention.rotary_emb.inv_freq",
-    "rotary_emb.inv_freq",
-    "layers.{n}.self_attn.bias",
-    "layers.{n}.self_attn.masked_bias",
-)
 
 # Sizes of both decoders and encoders.
 SHARED_SIZES = (
@@ -143,6 +135,11 @@ def feed_forward(module: str = "mlp", **conditions: Any) -> tuple[Rule, ...]:
     )
 
 
+def llama_rules(*, rotated: bool = False) -> tuple[Rule, ...]:
+    """All rules of a model with Llama's tensors; rotated: as in `attention`."""
+    return (*EMBEDDINGS, *attention(rotated=rotated), *feed_forward(), *PRE_NORMS)
+
+
 def experts(
     module: str = "mlp",
     *,
@@ -184,6 +181,11 @@ def stacked_experts(**conditions: Any) -> tuple[Rule, ...]:
     )
 
 
+def states(setting: str) -> Callable[[Configuration, int], bool]:
+    """A condition of rules: whether the setting is true."""
+    return lambda config, layer: bool(config.get(setting))
+
+
 def leading_dense(config: Configuration) -> int:
     """The number of leading layers, which are dense: as listed, or as counted."""
     listed, key = config.get("mlp_layer_types"), "first_k_dense_replace"
@@ -203,10 +205,11 @@ def follows(config: Configuration, layer: int) -> bool:
     return not is_leading(config, layer)
 
 
-def shared_experts(**conditions: Any) -> tuple[Rule, ...]:
+def shared_experts(source: str = "mlp.shared_experts", **conditions: Any) -> tuple[Rule, ...]:
+    """Rules for a feed-forward beside the experts; source: its module in a layer."""
     return tuple(
         Rule(
-            f"layers.{{n}}.mlp.shared_experts.{name}_proj.weight",
+            f"layers.{{n}}.{source}.{name}_proj.weight",
             f"blk.{{n}}.ffn_{name}_shexp.weight",
             **conditions,
         )
@@ -215,13 +218,7 @@ def shared_experts(**conditions: Any) -> tuple[Rule, ...]:
 
 
 GATED_SHARED_EXPERT = (
-    *(
-        Rule(
-            f"layers.{{n}}.mlp.shared_expert.{name}_proj.weight",
-            f"blk.{{n}}.ffn_{name}_shexp.weight",
-        )
-        for name in ("gate", "up", "down")
-    ),
+    *shared_experts("mlp.shared_expert"),
     Rule(
         "layers.{n}.mlp.shared_expert_gate.weight", "blk.{n}.ffn_gate_inp_shexp.weight", flattened
     ),
@@ -277,6 +274,7 @@ HEAD_NORMS = (
     Rule("layers.{n}.self_attn.q_norm.weight", "blk.{n}.attn_q_norm.weight"),
     Rule("layers.{n}.self_attn.k_norm.weight", "blk.{n}.attn_k_norm.weight"),
 )
+STATED_HEAD_NORMS = tuple(replace(rule, only=states("use_qk_norm")) for rule in HEAD_NORMS)
 # For the Gemma families, whose checkpoints store norm weights less one.
 EMBEDDINGS_PLUS_ONE = (
     EMBEDDINGS[0],

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from model_zoo.convert.configuration import Configuration
-from model_zoo.convert.decoders import SHARED_SIZES
+from model_zoo.convert.decoders import SHARED_SIZES, rope_base
 from model_zoo.convert.mapping import Key, Rule
 from runtime.errors import UnsupportedModelError
 
@@ -39,6 +39,32 @@ EMBEDDINGS = (
     Rule("embeddings.word_embeddings.weight", "token_embd.weight"),
     Rule("embeddings.token_type_embeddings.weight", "token_types.weight", optional=True),
 )
+# For models with rotary positions, and one matrix of queries, keys and values.
+ROTATED_KEYS = (
+    *KEYS,
+    Key("attention.layer_norm_epsilon", "layer_norm_eps", of=float),
+    Key("rope.freq_base", rope_base),
+)
+
+
+def joined_rules(attention: str, modules: Mapping[str, str]) -> tuple[Rule, ...]:
+    """Their rules; attention, modules: names of the module of attention, and of those of the
+    feed-forward by their target."""
+    layers = {
+        f"{attention}.Wqkv": "attn_qkv",
+        f"{attention}.out_proj": "attn_output",
+        "norm1": "attn_output_norm",
+        **{f"mlp.{name}": target for target, name in modules.items()},
+        "norm2": "layer_output_norm",
+    }
+    return (
+        *EMBEDDINGS,
+        Rule("emb_ln.*", "token_embd_norm.*"),
+        *(
+            Rule(f"encoder.layers.{{n}}.{source}.*", f"blk.{{n}}.{target}.*")
+            for source, target in layers.items()
+        ),
+    )
 
 
 def check_one_score(config: Configuration) -> None:

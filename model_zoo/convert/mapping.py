@@ -102,7 +102,7 @@ class Conversion:
     a function of the configuration.
     gathered: keys whose values are in tensors.
     roots: prefixes of tensor names, of which the first match is removed.
-    drop: names (as in rules; `**` matches anything) of tensors to ignore.
+    drop: names (as in rules; `**` matches anything) of tensors to ignore, besides buffers.
     defaults: the family's values for settings that are absent from config.json.
     nested: the same for the text model of a multimodal checkpoint, by its `model_type`. Older
     versions of `transformers` left out all of its settings that equal their defaults.

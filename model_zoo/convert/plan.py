@@ -16,6 +16,14 @@ from runtime.errors import ModelFileError
 from runtime.quant.block_types import block_type
 
 _SHOWN = 8
+# Buffers that old software stored in checkpoints: rotary frequencies and masks.
+_BUFFERS = (
+    "layers.{n}.self_attn.rotary_emb.inv_freq",
+    "layers.{n}.attention.rotary_emb.inv_freq",
+    "rotary_emb.inv_freq",
+    "layers.{n}.self_attn.bias",
+    "layers.{n}.self_attn.masked_bias",
+)
 _LAYER = re.compile(r"layers\.(\d{1,9})\.")
 
 
@@ -110,7 +118,7 @@ def _matched(
 ) -> tuple[list[dict[_Place, _Sources]], list[str]]:
     """The stored names that each rule matches, and names that nothing in the table matches."""
     patterns = [[_pattern(source) for source in rule.sources] for rule in rules]
-    others = (*conversion.drop, *(key.source for key in conversion.gathered))
+    others = (*_BUFFERS, *conversion.drop, *(key.source for key in conversion.gathered))
     dropped = [_pattern(name) for name in others]
     found: list[dict[_Place, _Sources]] = [{} for _ in rules]
     unknown = []

@@ -38,7 +38,6 @@ CONVERSION = Conversion(
             )
         ),
     ),
-    drop=decoders.BUFFERS,
     # As in AfmoeConfig of `transformers`, which always renormalises weights.
     defaults={"mup_enabled": False, "n_group": 1, "topk_group": 1, "norm_topk_prob": True},
     spellings={

@@ -21,7 +21,6 @@ CONVERSION = Conversion(
         GatheredKey(f"xielu.{name}", f"layers.{{n}}.mlp.act_fn.{name}")
         for name in ("alpha_p", "alpha_n", "beta", "eps")
     ),
-    drop=decoders.BUFFERS,
     check=checks.all_of(
         checks.only_scalings("llama3"),
         checks.only_values(hidden_act="xielu", qk_norm=True, post_norm=False),

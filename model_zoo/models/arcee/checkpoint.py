@@ -15,7 +15,6 @@ CONVERSION = Conversion(
         *decoders.PRE_NORMS,
     ),
     computed=(decoders.LLAMA3_FACTORS,),
-    drop=decoders.BUFFERS,
     check=checks.all_of(
         checks.only_scalings("llama3", "yarn"), checks.only_values(hidden_act="relu2")
     ),

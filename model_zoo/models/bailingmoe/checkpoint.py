@@ -48,7 +48,6 @@ CONVERSION = Conversion(
         *decoders.shared_experts(),
         *decoders.PRE_NORMS,
     ),
-    drop=decoders.BUFFERS,
     defaults={"first_k_dense_replace": 0},
     spellings={"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"},
     check=checks.all_of(

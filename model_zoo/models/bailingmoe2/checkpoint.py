@@ -30,7 +30,6 @@ CONVERSION = Conversion(
         ),
         *decoders.PRE_NORMS,
     ),
-    drop=decoders.BUFFERS,
     # As in the authors' BailingMoeV2Config.
     defaults={"partial_rotary_factor": 0.5, "n_group": 1, "topk_group": 1},
     spellings={"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"},

@@ -7,10 +7,6 @@ from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import Conversion, Key, Rule
 
 
-def _norms_heads(config: Configuration, layer: int) -> bool:
-    return bool(config.get("use_qk_norm"))
-
-
 def _context(config: Configuration) -> int:
     """Settings of Command-R and Command-R+ state the trained context as `model_max_length`, and
     8,192 as the number of positions."""
@@ -33,8 +29,7 @@ CONVERSION = Conversion(
         Key("context_length", _context),
         Key("logit_scale", "logit_scale", of=float),
     ),
-    rules=(*_RULES, *(replace(rule, only=_norms_heads) for rule in decoders.HEAD_NORMS)),
-    drop=decoders.BUFFERS,
+    rules=(*_RULES, *decoders.STATED_HEAD_NORMS),
     defaults={"tie_word_embeddings": True, "logit_scale": 0.0625, "layer_norm_eps": 1e-5},
     check=checks.only_scalings(),
 )

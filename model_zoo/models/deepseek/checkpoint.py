@@ -18,7 +18,6 @@ CONVERSION = Conversion(
         *decoders.LEADING_DENSE,
         *decoders.PRE_NORMS,
     ),
-    drop=decoders.BUFFERS,
     defaults={
         "first_k_dense_replace": 0,
         "norm_topk_prob": False,

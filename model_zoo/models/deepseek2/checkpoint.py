@@ -74,7 +74,6 @@ CONVERSION = Conversion(
         *latent_rules.head_matrices(),
         *decoders.LEADING_DENSE,
     ),
-    drop=decoders.BUFFERS,
     defaults={"first_k_dense_replace": 0},
     check=checks.all_of(checks.only_scalings("yarn"), _equal_magnitudes, _greedy_or_by_groups),
 )

@@ -16,7 +16,6 @@ CONVERSION = Conversion(
         *decoders.PRE_NORMS,
         *decoders.HEAD_NORMS,
     ),
-    drop=decoders.BUFFERS,
     defaults={"first_k_dense_replace": 0, "n_group": 1, "topk_group": 1, "norm_topk_prob": False},
     check=checks.all_of(checks.only_scalings(), checks.no_windows),
     heads=(LLAMA_CPP,),

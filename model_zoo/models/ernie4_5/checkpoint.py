@@ -42,13 +42,7 @@ CONVERSION = Conversion(
     model_types=("ernie4_5",),
     architecture="ernie4_5",
     keys=decoders.KEYS,
-    rules=(
-        *decoders.EMBEDDINGS,
-        *decoders.attention(),
-        *decoders.feed_forward(),
-        *decoders.PRE_NORMS,
-    ),
-    drop=decoders.BUFFERS,
+    rules=decoders.llama_rules(),
     defaults=DEFAULTS,
     check=checks.only_scalings(),
 )
@@ -83,7 +77,6 @@ MOE = Conversion(
         *decoders.PRE_NORMS,
     ),
     drop=(
-        *decoders.BUFFERS,
         "mtp_block.**",
         "mtp_emb_norm.**",
         "mtp_hidden_norm.**",

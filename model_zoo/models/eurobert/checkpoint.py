@@ -13,6 +13,6 @@ CONVERSION = Conversion(
         *decoders.feed_forward(),
         *decoders.PRE_NORMS,
     ),
-    drop=(*decoders.BUFFERS, "lm_head.**"),
+    drop=("lm_head.**",),
     check=checks.all_of(checks.only_scalings(), checks.only_values(hidden_act="silu")),
 )

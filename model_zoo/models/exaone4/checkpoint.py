@@ -27,6 +27,5 @@ CONVERSION = Conversion(
         *decoders.HEAD_NORMS,
     ),
     computed=(decoders.LLAMA3_FACTORS,),
-    drop=decoders.BUFFERS,
     check=checks.only_scalings("llama3"),
 )

@@ -34,7 +34,7 @@ CONVERSION = Conversion(
         *decoders.HEAD_NORMS,
     ),
     computed=(decoders.LLAMA3_FACTORS,),
-    drop=(*decoders.BUFFERS, "mtp.**"),
+    drop=("mtp.**",),
     defaults={"n_group": 1, "topk_group": 1},
     spellings={
         "n_routed_experts": "num_experts",

@@ -116,6 +116,6 @@ CONVERSION = Conversion(
             )
         ),
     ),
-    drop=("layers.{n}.mamba.mup_vector", *decoders.BUFFERS),
+    drop=("layers.{n}.mamba.mup_vector",),
     check=checks.all_of(checks.only_scalings(), _expressible, state_spaces.unlimited_steps),
 )

@@ -13,7 +13,6 @@ CONVERSION = Conversion(
         *decoders.feed_forward(),
         *decoders.PRE_NORMS_PLUS_ONE,
     ),
-    drop=decoders.BUFFERS,
     defaults={"tie_word_embeddings": True, "head_dim": 256},
     check=checks.only_scalings(),
 )

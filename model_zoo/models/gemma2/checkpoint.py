@@ -19,7 +19,6 @@ CONVERSION = Conversion(
         *decoders.feed_forward(),
         *decoders.NORMS_PLUS_ONE,
     ),
-    drop=decoders.BUFFERS,
     defaults={"tie_word_embeddings": True, "query_pre_attn_scalar": 256, "head_dim": 256},
     check=checks.all_of(
         checks.only_scalings(), checks.known_query_scale(46), checks.every_nth_full(2)

@@ -26,7 +26,7 @@ CONVERSION = Conversion(
         *decoders.NORMS_PLUS_ONE,
         *decoders.HEAD_NORMS_PLUS_ONE,
     ),
-    drop=(*decoders.BUFFERS, *decoders.OTHER_PARTS),
+    drop=decoders.OTHER_PARTS,
     # Settings that the files of the larger models omit.
     defaults={
         "vocab_size": 262208,
@@ -66,7 +66,6 @@ EMBEDDING = Conversion(
         *decoders.HEAD_NORMS_PLUS_ONE,
         *DENSE_RULES,
     ),
-    drop=decoders.BUFFERS,
     check=checks.all_of(
         checks.bidirectional, checks.only_scalings("linear"), checks.known_query_scale()
     ),

@@ -110,7 +110,7 @@ CONVERSION = Conversion(
         _layer_rule("altup.correct_output_scale", "altup_correct_scale"),
         *decoders.feed_forward(),
     ),
-    drop=(*decoders.BUFFERS, *decoders.OTHER_PARTS),
+    drop=decoders.OTHER_PARTS,
     defaults={
         "vocab_size": 262400,
         "num_attention_heads": 8,

@@ -165,7 +165,6 @@ CONVERSION = Conversion(
     computed=(Computed("rope_freqs.weight", _partly_rotated),),
     # Layers that share keys and values may still have their unused projections.
     drop=(
-        *decoders.BUFFERS,
         *decoders.OTHER_PARTS,
         "layers.{n}.self_attn.k_proj.weight",
         "layers.{n}.self_attn.v_proj.weight",

@@ -60,7 +60,6 @@ CONVERSION = Conversion(
     architecture="glm4",
     keys=decoders.KEYS,
     rules=(_QUERIES, _KEYS, *_RULES, *_LLAMA_CPPS),
-    drop=decoders.BUFFERS,
     defaults={"partial_rotary_factor": 0.5, "head_dim": 128},
     check=checks.only_scalings(),
 )
@@ -76,7 +75,7 @@ OF_VISION_MODELS = Conversion(
     architecture={LLAMA_CPP: "glm4"},
     keys=(*decoders.KEYS, decoders.sections_key(SECTIONS)),
     rules=(*_PERMUTED, *_RULES, *_LLAMA_CPPS),
-    drop=(*decoders.BUFFERS, *decoders.OTHER_PARTS),
+    drop=decoders.OTHER_PARTS,
     check=checks.only_scalings("mrope"),
 )
 

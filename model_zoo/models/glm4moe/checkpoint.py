@@ -3,15 +3,10 @@
 from dataclasses import replace
 
 from model_zoo.convert import checks, decoders
-from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, Conversion
 
 # As in Glm4vMoeTextRotaryEmbedding of `transformers`.
 SECTIONS = (8, 12, 12)
-
-
-def _has_head_norms(config: Configuration, layer: int) -> bool:
-    return bool(config.get("use_qk_norm"))
 
 
 CONVERSION = Conversion(
@@ -25,9 +20,8 @@ CONVERSION = Conversion(
         *decoders.LEADING_DENSE,
         decoders.EXPERT_BIAS,
         *decoders.POST_ATTENTION_NORMS,
-        *(replace(rule, only=_has_head_norms) for rule in decoders.HEAD_NORMS),
+        *decoders.STATED_HEAD_NORMS,
     ),
-    drop=decoders.BUFFERS,
     defaults={"partial_rotary_factor": 0.5, "n_group": 1, "topk_group": 1},
     check=checks.only_scalings(),
 )
@@ -39,6 +33,6 @@ OF_VISION_MODELS = replace(
     model_types=("glm4v_moe_text",),
     architecture={LLAMA_CPP: "glm4moe"},
     keys=(*CONVERSION.keys, decoders.sections_key(SECTIONS)),
-    drop=(*decoders.BUFFERS, *decoders.OTHER_PARTS),
+    drop=decoders.OTHER_PARTS,
     check=checks.only_scalings("mrope"),
 )

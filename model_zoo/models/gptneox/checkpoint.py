@@ -34,11 +34,7 @@ CONVERSION = Conversion(
         *decoders.BIASED_PRE_NORMS,
     ),
     roots=("gpt_neox.",),
-    drop=(
-        "layers.{n}.attention.bias",
-        "layers.{n}.attention.masked_bias",
-        "layers.{n}.attention.rotary_emb.inv_freq",
-    ),
+    drop=("layers.{n}.attention.bias", "layers.{n}.attention.masked_bias"),
     spellings={"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
     defaults={"partial_rotary_factor": 0.25, "use_parallel_residual": True},
     check=checks.all_of(

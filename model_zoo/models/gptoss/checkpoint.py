@@ -72,7 +72,6 @@ CONVERSION = Conversion(
         *_experts("gate_up_proj", "ffn_up_exps", odd_rows),
         *_experts("down_proj", "ffn_down_exps", unchanged),
     ),
-    drop=decoders.BUFFERS,
     check=checks.all_of(
         checks.only_scalings("yarn"), checks.every_nth_full(FULL_EVERY), _untruncated
     ),

@@ -28,13 +28,7 @@ CONVERSION = Conversion(
     model_types=("granite",),
     architecture="granite",
     keys=(*decoders.KEYS, *_MULTIPLIERS),
-    rules=(
-        *decoders.EMBEDDINGS,
-        *decoders.attention(rotated=True),
-        *decoders.feed_forward(),
-        *decoders.PRE_NORMS,
-    ),
-    drop=decoders.BUFFERS,
+    rules=decoders.llama_rules(rotated=True),
     defaults={
         "attention_multiplier": 1.0,
         "embedding_multiplier": 1.0,

@@ -105,7 +105,6 @@ CONVERSION = Conversion(
         Key("rope.freq_base", _base),
     ),
     rules=(*_RULES, *decoders.feed_forward()),
-    drop=decoders.BUFFERS,
     defaults={"num_shared_expert": 1},
     spellings={"head_dim": "attention_head_dim"},
     check=checks.all_of(checks.only_scalings("dynamic"), *_CHECKS),
@@ -152,7 +151,7 @@ WITH_VISION = replace(
         Key(STRETCH, _stretch),
         Key("rope.dimension_sections", _sections),
     ),
-    drop=(*CONVERSION.drop, "vit.**"),
+    drop=("vit.**",),
     defaults={"tie_word_embeddings": True},
     check=checks.all_of(checks.only_scalings(*_STRETCHED), *_CHECKS, _four_sections),
 )

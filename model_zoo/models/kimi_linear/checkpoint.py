@@ -112,17 +112,9 @@ CONVERSION = Conversion(
             "blk.{n}.exp_probs_b.bias",
             only=decoders.follows,
         ),
-        *(
-            Rule(
-                f"layers.{{n}}.block_sparse_moe.shared_experts.{name}_proj.weight",
-                f"blk.{{n}}.ffn_{name}_shexp.weight",
-                only=decoders.follows,
-            )
-            for name in ("gate", "up", "down")
-        ),
+        *decoders.shared_experts("block_sparse_moe.shared_experts", only=decoders.follows),
         *decoders.PRE_NORMS,
     ),
-    drop=decoders.BUFFERS,
     defaults={"n_group": 1, "topk_group": 1, "norm_topk_prob": True},
     spellings={
         "max_position_embeddings": "model_max_length",

@@ -122,7 +122,7 @@ CONVERSION = Conversion(
     architecture="lfm2",
     keys=(*KEYS, Key("feed_forward_length", _width)),
     rules=(*RULES, *_feed_forward()),
-    drop=(*decoders.BUFFERS, *decoders.OTHER_PARTS),
+    drop=decoders.OTHER_PARTS,
     defaults={
         **DEFAULTS,
         "block_auto_adjust_ff_dim": True,
@@ -158,7 +158,6 @@ MOE = Conversion(
             only=_has_biased_scores,
         ),
     ),
-    drop=decoders.BUFFERS,
     defaults={
         **DEFAULTS,
         "num_dense_layers": 2,

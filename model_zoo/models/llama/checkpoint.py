@@ -32,14 +32,8 @@ CONVERSION = Conversion(
     model_types=("llama", "mistral"),
     architecture="llama",
     keys=(*decoders.KEYS, *decoders.LINEAR_SCALING, *decoders.YARN_SCALING),
-    rules=(
-        *decoders.EMBEDDINGS,
-        *decoders.attention(rotated=True),
-        *decoders.feed_forward(),
-        *decoders.PRE_NORMS,
-    ),
+    rules=decoders.llama_rules(rotated=True),
     computed=(decoders.LLAMA3_FACTORS,),
-    drop=decoders.BUFFERS,
     nested={"llama": _LLAMA, "mistral": _MISTRAL},
     check=checks.only_scalings("linear", "llama3", "yarn"),
 )
@@ -97,7 +91,6 @@ INTERNLM2 = Conversion(
         Rule("layers.{n}.attention_norm.weight", "blk.{n}.attn_norm.weight"),
         Rule("layers.{n}.ffn_norm.weight", "blk.{n}.ffn_norm.weight"),
     ),
-    drop=decoders.BUFFERS,
     check=checks.all_of(
         checks.only_scalings("linear", "dynamic"), checks.only_values(bias=False, hidden_act="silu")
     ),
@@ -142,7 +135,6 @@ BAICHUAN_1 = Conversion(
         *decoders.feed_forward(),
         *decoders.PRE_NORMS,
     ),
-    drop=decoders.BUFFERS,
     check=checks.all_of(checks.only_scalings(), _without_alibi),
 )
 

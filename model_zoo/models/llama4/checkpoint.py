@@ -47,18 +47,11 @@ CONVERSION = Conversion(
         *_experts("gate_up_proj", "ffn_gate_exps", after_transposing(first_half)),
         *_experts("gate_up_proj", "ffn_up_exps", after_transposing(second_half)),
         *_experts("down_proj", "ffn_down_exps", transposed),
-        *(
-            Rule(
-                f"layers.{{n}}.feed_forward.shared_expert.{name}_proj.weight",
-                f"blk.{{n}}.ffn_{name}_shexp.weight",
-                only=_has_experts,
-            )
-            for name in ("gate", "up", "down")
-        ),
+        *decoders.shared_experts("feed_forward.shared_expert", only=_has_experts),
         *decoders.PRE_NORMS,
     ),
     computed=(decoders.LLAMA3_FACTORS,),
-    drop=(*decoders.BUFFERS, *decoders.OTHER_PARTS),
+    drop=decoders.OTHER_PARTS,
     defaults={
         "interleave_moe_layer_step": 1,
         "use_qk_norm": True,

@@ -83,7 +83,7 @@ CONVERSION = Conversion(
         ),
         *decoders.PRE_NORMS,
     ),
-    drop=(*decoders.BUFFERS, "mtp.**"),
+    drop=("mtp.**",),
     defaults={
         "n_group": 1,
         "topk_group": 1,

@@ -36,14 +36,8 @@ CONVERSION = Conversion(
         longrope.TYPE,
         *longrope.keys(),
     ),
-    rules=(
-        *decoders.EMBEDDINGS,
-        *decoders.attention(rotated=True),
-        *decoders.feed_forward(),
-        *decoders.PRE_NORMS,
-    ),
+    rules=decoders.llama_rules(rotated=True),
     computed=longrope.factors(),
-    drop=decoders.BUFFERS,
     # As in MiniCPMConfig of the authors.
     defaults={"scale_emb": 1, "scale_depth": 1, "dim_model_base": 1, "tie_word_embeddings": True},
     check=checks.only_scalings(*longrope.KINDS),
@@ -71,7 +65,6 @@ LATENT = Conversion(
         *decoders.feed_forward(),
     ),
     computed=longrope.factors(),
-    drop=decoders.BUFFERS,
     defaults={"tie_word_embeddings": True},
     spellings={"head_dim": "qk_rope_head_dim"},
     check=checks.all_of(

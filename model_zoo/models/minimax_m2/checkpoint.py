@@ -26,7 +26,6 @@ CONVERSION = Conversion(
         *decoders.PRE_NORMS,
         *decoders.HEAD_NORMS,
     ),
-    drop=decoders.BUFFERS,
     check=checks.all_of(
         checks.only_scalings(),
         checks.only_values(

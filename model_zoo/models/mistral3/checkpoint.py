@@ -27,12 +27,7 @@ CONVERSION = Conversion(
         Key(TEMPERATURE_KEYS[0], _BETA, flavours=(LLAMA_CPP,)),
         Key(TEMPERATURE_KEYS[1], _BETA, flavours=(OLLAMA,)),
     ),
-    rules=(
-        *decoders.EMBEDDINGS,
-        *decoders.attention(rotated=True),
-        *decoders.feed_forward(),
-        *decoders.PRE_NORMS,
-    ),
-    drop=(*decoders.BUFFERS, *decoders.OTHER_PARTS),
+    rules=decoders.llama_rules(rotated=True),
+    drop=decoders.OTHER_PARTS,
     check=checks.all_of(checks.only_scalings("yarn"), checks.no_windows),
 )

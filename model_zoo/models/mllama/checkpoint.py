@@ -49,6 +49,6 @@ CONVERSION = Conversion(
         ),
     ),
     computed=(decoders.LLAMA3_FACTORS,),
-    drop=(*decoders.BUFFERS, *decoders.OTHER_PARTS),
+    drop=decoders.OTHER_PARTS,
     check=checks.only_scalings("llama3"),
 )

@@ -17,7 +17,6 @@ CONVERSION = Conversion(
         Rule("layers.{n}.input_layernorm.bias", "blk.{n}.attn_norm.bias"),
         Rule("layers.{n}.post_attention_layernorm.bias", "blk.{n}.ffn_norm.bias"),
     ),
-    drop=decoders.BUFFERS,
     spellings={"partial_rotary_factor": "rope_percent"},
     defaults={"partial_rotary_factor": 0.5, "norm_eps": 1e-5},
     check=checks.all_of(checks.only_scalings("linear"), checks.only_values(hidden_act="relu2")),

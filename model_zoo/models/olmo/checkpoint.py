@@ -17,6 +17,5 @@ CONVERSION = Conversion(
         *decoders.attention(rotated=True),
         *decoders.feed_forward(),
     ),
-    drop=decoders.BUFFERS,
     check=checks.all_of(checks.only_scalings(), checks.only_values(hidden_act="silu")),
 )

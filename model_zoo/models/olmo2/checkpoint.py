@@ -20,7 +20,6 @@ CONVERSION = Conversion(
         *decoders.HEAD_NORMS,
         *decoders.POST_NORMS,
     ),
-    drop=decoders.BUFFERS,
     check=checks.only_scalings("yarn"),
     heads=(LLAMA_CPP,),
 )

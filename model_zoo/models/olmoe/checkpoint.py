@@ -26,7 +26,6 @@ CONVERSION = Conversion(
         *decoders.PRE_NORMS,
         *decoders.HEAD_NORMS,
     ),
-    drop=decoders.BUFFERS,
     check=checks.all_of(checks.only_scalings("yarn"), _as_published),
     heads=(LLAMA_CPP,),
 )

@@ -8,13 +8,8 @@ CONVERSION = Conversion(
     serves=("PaddleOCRVLForConditionalGeneration",),
     architecture="paddleocr",
     keys=(*decoders.KEYS, decoders.sections_key(SECTIONS)),
-    rules=(
-        *decoders.EMBEDDINGS,
-        *decoders.attention(),
-        *decoders.feed_forward(),
-        *decoders.PRE_NORMS,
-    ),
-    drop=(*decoders.BUFFERS, *decoders.OTHER_PARTS, "mlp_AR.**", "projector.**"),
+    rules=decoders.llama_rules(),
+    drop=(*decoders.OTHER_PARTS, "mlp_AR.**", "projector.**"),
     defaults={"tie_word_embeddings": True, "rope_theta": BASE},
     check=checks.only_scalings("mrope"),
 )

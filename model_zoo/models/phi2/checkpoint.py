@@ -18,7 +18,6 @@ CONVERSION = Conversion(
         Rule("layers.{n}.mlp.fc2.*", "blk.{n}.ffn_down.*"),
         decoders.BIASED_PRE_NORMS[0],
     ),
-    drop=decoders.BUFFERS,
     defaults={"partial_rotary_factor": 0.5, "layer_norm_eps": 1e-5},
     check=checks.all_of(
         checks.only_scalings(), checks.only_values(qk_layernorm=False, hidden_act="gelu_new")

@@ -21,7 +21,6 @@ CONVERSION = Conversion(
         *decoders.PRE_NORMS,
     ),
     computed=longrope.factors(longrope.PHI),
-    drop=decoders.BUFFERS,
     nested={
         "phi3": {
             "vocab_size": 32064,

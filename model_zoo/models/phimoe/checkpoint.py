@@ -21,7 +21,6 @@ CONVERSION = Conversion(
         *decoders.BIASED_PRE_NORMS,
     ),
     computed=longrope.factors(longrope.PHI),
-    drop=decoders.BUFFERS,
     check=checks.all_of(
         checks.only_scalings(*longrope.PHI),
         checks.only_values(

@@ -8,13 +8,7 @@ CONVERSION = Conversion(
     model_types=("qwen2",),
     architecture="qwen2",
     keys=(*decoders.KEYS, *decoders.YARN_SCALING),
-    rules=(
-        *decoders.EMBEDDINGS,
-        *decoders.attention(),
-        *decoders.feed_forward(),
-        *decoders.PRE_NORMS,
-    ),
-    drop=decoders.BUFFERS,
+    rules=decoders.llama_rules(),
     nested={
         "qwen2": {
             "vocab_size": 151936,

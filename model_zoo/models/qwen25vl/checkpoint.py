@@ -17,12 +17,7 @@ CONVERSION = Conversion(
             flavours=(OLLAMA,),
         ),
     ),
-    rules=(
-        *decoders.EMBEDDINGS,
-        *decoders.attention(),
-        *decoders.feed_forward(),
-        *decoders.PRE_NORMS,
-    ),
-    drop=(*decoders.BUFFERS, *decoders.OTHER_PARTS),
+    rules=decoders.llama_rules(),
+    drop=decoders.OTHER_PARTS,
     check=checks.all_of(checks.only_scalings("yarn", "mrope"), checks.no_windows),
 )

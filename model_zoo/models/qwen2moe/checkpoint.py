@@ -22,7 +22,6 @@ CONVERSION = Conversion(
         *decoders.GATED_SHARED_EXPERT,
         *decoders.PRE_NORMS,
     ),
-    drop=decoders.BUFFERS,
     defaults={"norm_topk_prob": False},
     check=checks.all_of(
         checks.only_scalings("yarn"),

@@ -83,7 +83,6 @@ CONVERSION = Conversion(
         ),
         *_LAYERS,
     ),
-    drop=decoders.BUFFERS,
     nested={
         "qwen3": {
             "vocab_size": 151936,

@@ -22,7 +22,6 @@ CONVERSION = Conversion(
         *decoders.PRE_NORMS,
         *decoders.HEAD_NORMS,
     ),
-    drop=decoders.BUFFERS,
     defaults={"norm_topk_prob": False},
     check=checks.all_of(checks.only_scalings("yarn"), checks.no_windows, checks.experts_everywhere),
 )

@@ -153,7 +153,7 @@ EXPERT_RULES = (
 )
 
 
-DROPPED = (*decoders.BUFFERS, *decoders.OTHER_PARTS, "merger.**", "mtp.**")
+DROPPED = (*decoders.OTHER_PARTS, "merger.**", "mtp.**")
 
 
 DEFAULTS = {"partial_rotary_factor": 0.25, "full_attention_interval": 4}

@@ -60,7 +60,7 @@ CONVERSION = Conversion(
     architecture="qwen3vl",
     keys=_KEYS,
     rules=(*_RULES, *decoders.feed_forward()),
-    drop=(*decoders.BUFFERS, *decoders.OTHER_PARTS),
+    drop=decoders.OTHER_PARTS,
     check=checks.all_of(checks.only_scalings("yarn", "mrope"), checks.no_windows),
 )
 
@@ -82,7 +82,7 @@ WITH_EXPERTS = Conversion(
         _experts("gate_up_proj", "ffn_up_exps", "hidden_size", second_half),
         _experts("down_proj", "ffn_down_exps", "moe_intermediate_size"),
     ),
-    drop=(*decoders.BUFFERS, *decoders.OTHER_PARTS),
+    drop=decoders.OTHER_PARTS,
     defaults={"norm_topk_prob": True},
     check=checks.all_of(
         checks.only_scalings("yarn", "mrope"), checks.no_windows, checks.experts_everywhere

@@ -14,6 +14,5 @@ CONVERSION = Conversion(
         *decoders.feed_forward(),
         *decoders.POST_ATTENTION_NORMS,
     ),
-    drop=decoders.BUFFERS,
     check=checks.only_scalings("yarn"),
 )

@@ -8,13 +8,7 @@ CONVERSION = Conversion(
     model_types=("smollm3",),
     architecture="smollm3",
     keys=(*decoders.KEYS, *decoders.YARN_SCALING),
-    rules=(
-        *decoders.EMBEDDINGS,
-        *decoders.attention(rotated=True),
-        *decoders.feed_forward(),
-        *decoders.PRE_NORMS,
-    ),
-    drop=decoders.BUFFERS,
+    rules=decoders.llama_rules(rotated=True),
     defaults={"tie_word_embeddings": True},
     check=checks.all_of(
         checks.only_scalings("yarn"), checks.no_windows, checks.every_nth_unrotated(4)

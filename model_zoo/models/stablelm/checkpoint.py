@@ -11,10 +11,6 @@ def _is_sequential(config: Configuration, layer: int) -> bool:
     return not config.get("use_parallel_residual")
 
 
-def _norms_heads(config: Configuration, layer: int) -> bool:
-    return bool(config.get("qk_layernorm"))
-
-
 CONVERSION = Conversion(
     serves=("StableLmForCausalLM", "StableLMEpochForCausalLM"),
     model_types=("stablelm",),
@@ -33,12 +29,11 @@ CONVERSION = Conversion(
             Rule(
                 f"layers.{{n}}.self_attn.{name}_layernorm.norms.{{e}}.weight",
                 f"blk.{{n}}.attn_{name}_norm.weight",
-                only=_norms_heads,
+                only=decoders.states("qk_layernorm"),
             )
             for name in ("q", "k")
         ),
     ),
-    drop=decoders.BUFFERS,
     spellings={"layer_norm_eps": "norm_eps", "partial_rotary_factor": "rope_pct"},
     defaults={
         "partial_rotary_factor": 0.25,

@@ -18,7 +18,6 @@ CONVERSION = Conversion(
         Rule("layers.{n}.mlp.c_proj.*", "blk.{n}.ffn_down.*"),
         *decoders.BIASED_PRE_NORMS,
     ),
-    drop=decoders.BUFFERS,
     defaults={"tie_word_embeddings": True, "norm_epsilon": 1e-5},
     check=checks.all_of(
         checks.only_scalings(), checks.only_values(use_bias=True, hidden_act="gelu_pytorch_tanh")
