@@ -4,20 +4,23 @@ Run it in the tree, on a machine with a CUDA device, torch, triton, numpy, pillo
 transformers; the section `serving` also needs all that the server needs. `--wheels` is a folder
 with gguf and other packages that are missing there (llguidance, sentencepiece), `--llama-cpp` one
 with `llama-bench`, `llama-batched-bench` and their libraries, compiled for CUDA, without which
-`peer` is skipped. A call takes at most ten minutes. `--dry-run` computes tiny sizes on a CPU and
-gives no figures.
+`peer` is skipped. A call takes at most ten minutes. OUT is written after each section; what their
+processes find and print is written at once to a folder beside it. `--dry-run` computes tiny sizes
+on a CPU and gives no figures.
 """
 
 import argparse
 import json
 import platform
+import shutil
 import sys
 import tempfile
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-from tools.gpu_check.sections import SECTIONS, TOTAL_S, run_sections
+from tools.gpu_check.sections import SECTIONS, TOTAL_S, Call, run_sections
 from tools.gpu_check.summary import summary
 from tools.gpu_check.wheels import BESIDE, unpack
 
@@ -33,16 +36,18 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--dry-run", action="store_true")
     chosen = parser.parse_args(arguments)
+    machine, found = _machine(), dict[str, dict[str, Any]]()
+    results = chosen.json.with_suffix(".rows")
+    shutil.rmtree(results, ignore_errors=True)  # of an earlier call
+    results.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix="gpu-check-wheels-") as place:
         folder = chosen.wheels or (BESIDE if BESIDE.is_dir() else None)
         paths = [] if folder is None else unpack(folder, Path(place))
-        found = run_sections(
-            chosen.sections, dry=chosen.dry_run, paths=paths, llama_cpp=chosen.llama_cpp,
-            total_s=chosen.seconds,
-        )  # fmt: skip
-    machine = _machine()
-    everything = {"machine": machine, "dry_run": chosen.dry_run, "sections": found}
-    chosen.json.write_text(json.dumps(everything, indent=1))
+        call = Call(results, chosen.dry_run, paths, chosen.llama_cpp, chosen.seconds)
+        for name, result in run_sections(chosen.sections, call):
+            found[name] = result
+            everything = {"machine": machine, "dry_run": chosen.dry_run, "sections": found}
+            chosen.json.write_text(json.dumps(everything, indent=1))
     print(summary(found, machine, str(chosen.json)))
     return 0 if all(result["state"] == "passed" for result in found.values()) else 1
 

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import torch
 
+from serve_app.child_process import end_with_parent
 from tests.cuda.compiled import Compiled, Specimen, compile_specimens
 from tools.gpu_check.report import Task
 
@@ -32,7 +33,8 @@ def run(task: Task) -> None:
     context = multiprocessing.get_context("spawn")
     workers = 1 if task.dry else os.cpu_count()
     compiling = patch.dict(os.environ, TRITON_INTERPRET="0")  # for the processes that compile
-    with compiling, ProcessPoolExecutor(workers, mp_context=context) as pool:
+    spawning = ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent)
+    with compiling, spawning as pool:
         waiting = [(name, pool.submit(_compiled, m, name, capability)) for m, name in kernels]
         for name, future in waiting:
             with task.report.guarding(name):

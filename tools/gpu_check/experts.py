@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from bench.make_model import MOE, MOE_SHAPE
+from bench.make_model import MOE, MOE_SHAPE, Shape
 from runtime.kernels.triton.products import experts_product
 from runtime.quant.block_types import block_type
 from runtime.quant.weight import Compute
@@ -18,7 +18,12 @@ from tools.gpu_check.report import Task
 def run(task: Task) -> None:
     small = replace(speed.TINY, experts=4, experts_used=2)
     shape = small if task.dry else MOE_SHAPE
-    speed.measure_model(task, f"experts, {shape.layers} layers", shape, MOE)
+    name = f"experts, {shape.layers} layers"
+    task.make([(name, partial(speed.measure_model, task, name, shape, MOE))])
+    task.make([("gates of experts", partial(_measure_gates, task, shape))])
+
+
+def _measure_gates(task: Task, shape: Shape) -> None:
     ceilings = measure(task)
     outs = 2 if task.dry else shape.feed_forward
     flat = random_weight(block_type("Q4_K"), shape.experts * outs, shape.hidden)

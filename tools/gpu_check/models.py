@@ -2,11 +2,13 @@
 launch waits for the device."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -25,24 +27,55 @@ from runtime.worker.model import DecoderModel
 from runtime.worker.runner import DeviceRunner
 from tests.families.agreement import random_tokens
 from tests.families.engine_runs import answers, mixed_requests
+from tests.families.factored_files import factored
 from tests.families.paged_decoder import PagedDecoder
 from tests.families.text_families import TEXT_MODELS
+from tests.families.text_family import TextFamily
 from tests.tiny_models import tiny_tokenizer, write_tiny
 from tools.gpu_check.report import Task
 
-# Families with dense layers, experts, sliding windows, sinks, compressed keys, recurrent layers.
+# xIELU, moments, one delta for each element, Mamba 2 with squared ReLU and experts, temperatures,
+# layer norms of heads; then dense layers, experts, sliding windows, sinks,
+# compressed keys, recurrent layers.
 FAMILIES = (
-    "llama", "qwen3moe", "gemma3", "gpt-oss", "deepseek2", "qwen35moe", "granitehybrid", "lfm2",
+    "apertus", "gemma3n", "kimi-linear", "nemotron_h_moe", "llama4", "command-r", "llama",
+    "qwen3moe", "gemma3", "gpt-oss", "deepseek2", "qwen35moe", "granitehybrid", "lfm2",
 )  # fmt: skip
+FACTORED = ("llama", "qwen3moe")  # also in files with factors of matrices
 TOLERANCE = 1e-3  # of log-probabilities in float32
 CONTEXT, SEQUENCES = 256, 8
 CPU = torch.device("cpu")
 
 
 def run(task: Task) -> None:
-    for family in task.share(FAMILIES[: 1 if task.dry else None]):
-        with task.report.guarding(family):
-            _check_family(task, family)
+    task.make(
+        (label, partial(_check_file, task, label, write))
+        for name in (("llama",) if task.dry else FAMILIES)
+        for label, write in files_of(name, factors=name in FACTORED and not task.dry)
+        if label.endswith("quantised") or not task.dry
+    )
+
+
+def files_of(name: str, *, factors: bool = False) -> Iterator[tuple[str, Callable[[Path], None]]]:
+    """Labels, and what writes the files of a family: with plain weights, and with quantised ones if
+    rows are long enough; with `factors`, with factors of matrices as those of NVFP4 have."""
+    family = TEXT_MODELS[name]
+    config = next(iter(family.configs))
+    yield name, lambda path: family.write(path, config)
+    if factors:
+        yield f"{name}, factors", lambda path: _write_factored(family, path, config)
+    if family.wide is not None and not family.keys:
+        wide = family.wide_config()
+        yield (
+            f"{name}, quantised",
+            lambda path: write_tiny(path, wide, type="q4_k_m", **family.options),
+        )
+
+
+def _write_factored(family: TextFamily, path: Path, config: str) -> None:
+    source = path.with_name("plain.gguf")
+    family.write(source, config)
+    factored(source, path)
 
 
 def load_decoder(
@@ -62,32 +95,19 @@ def load_decoder(
     return decoder
 
 
-def _check_family(task: Task, name: str) -> None:
-    """Checks plain weights, and quantised ones if rows are long enough."""
-    family = TEXT_MODELS[name]
+def _check_file(task: Task, name: str, write: Callable[[Path], None]) -> None:
     path = task.folder / f"{name}.gguf"
-    family.write(path)
-    paths = {name: path}
-    if family.wide is not None and not family.keys:
-        paths[f"{name}, quantised"] = task.folder / f"{name}-q4_k_m.gguf"
-        wide = family.wide_config()
-        write_tiny(paths[f"{name}, quantised"], wide, type="q4_k_m", **family.options)
-    for label, path in list(paths.items())[-1 if task.dry else 0 :]:
-        with task.report.guarding(label):
-            _check_model(task, label, path)
-
-
-def _check_model(task: Task, name: str, path: Path) -> None:
+    write(path)
     decoder = load_decoder(path, task.device, torch.float32)
     expected = load_decoder(path, CPU, torch.float32)
-    _check_logits(task, name, decoder, expected)
+    check_logits(task, name, decoder, expected)
     requests = mixed_requests(tiny_tokenizer().get_vocab_size())[:: 12 if task.dry else 1]
     found = {
         (depth, together): _tokens(task, name, decoder, requests, depth=depth, together=together)
         for depth, together in product((1, 2), (False, True))
     }
     graphs = _tokens(task, name, decoder, requests, depth=2, together=True, graphs=True)
-    with _engine(expected, CPU, depth=1) as (reference, _):
+    with started(expected, CPU, depth=1) as (reference, _):
         on_cpu = [delta.tokens for delta in answers(reference, requests, together=True)]
     for label, one, other in (
         ("tokens of the CPU", found[1, True], on_cpu),
@@ -100,7 +120,7 @@ def _check_model(task: Task, name: str, path: Path) -> None:
         task.report.check(f"{name}, {label}", whole, equal=equal, requests=len(requests))
 
 
-def _check_logits(task: Task, name: str, decoder: DecoderModel, expected: DecoderModel) -> None:
+def check_logits(task: Task, name: str, decoder: DecoderModel, expected: DecoderModel) -> None:
     """Checks the logits of two prompts in one step, and of a step that decodes both."""
     one, two = random_tokens(41, seed=1), random_tokens(23, seed=2)
     on_device, on_cpu = PagedDecoder(decoder, device=task.device), PagedDecoder(expected)
@@ -129,7 +149,7 @@ def _tokens(
     steps."""
     name = f"{name}, depth {depth}, {'together' if together else 'alone'}{', graphs' * graphs}"
     allocated = _begin_peak(task)
-    serving = _engine(decoder, task.device, depth=depth, graphs=graphs)
+    serving = started(decoder, task.device, depth=depth, cuda_graphs=graphs)
     with _never_waiting(task.device) as steps, serving as (engine, memory):
         deltas = answers(engine, requests, together=together)
         sizes = sorted(steps.recordings)
@@ -144,19 +164,18 @@ def _tokens(
 
 
 @contextmanager
-def _engine(
-    decoder: DecoderModel, device: torch.device, *, depth: int, graphs: bool = False
+def started(
+    decoder: DecoderModel, device: torch.device, **changes: Any
 ) -> Iterator[tuple[AsyncEngine, MemoryPlan]]:
-    """A started engine, and its memory plan."""
+    """A started engine with other options, and its memory plan."""
     options = EngineOptions(
         CONTEXT,
         SEQUENCES,
         step_tokens=32,
         cache_tokens=SEQUENCES * CONTEXT,
         kv_dtype=CacheType.FLOAT32,
-        depth=depth,
-        cuda_graphs=graphs,
     )
+    options = replace(options, **changes)
     engine, memory = assemble(decoder, lambda token: b"t", device=device, options=options)
     engine.start()
     try:

@@ -1,7 +1,8 @@
 """Checks products with weights of every type of block against float64."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from runtime.kernels.triton.products import experts_product, gated_product, prod
 from runtime.quant.block_types import BlockType
 from runtime.quant.weight import PLANAR_TYPES, Compute, Weight
 from tests.kernels.random_weights import random_weight
-from tools.gpu_check.report import Task
+from tools.gpu_check.report import Check, Task
 
 # By vectors, by fragments of 16, 32 and 64 rows, by wide tiles of 128 and 256.
 ROWS = (1, 3, 8, 9, 20, 33, 64, 100, 128, 129, 256)
@@ -53,15 +54,14 @@ WAYS = (
 )
 
 
-def check_products(task: Task) -> None:
-    """Runs a check for each type, size and way to compute."""
-    for type in _types(task):
-        for outs, elements in SIZES[:1] if task.dry else SIZES:
-            elements += -elements % type.block_elements
-            for way in WAYS[:1] if task.dry or outs != _OUTS else WAYS:
-                name = f"product, {type.blocks.name}, {outs}x{elements}, {way.name}"
-                with task.report.guarding(name):
-                    _check_product(task, name, type, (outs, elements), way)
+def product_checks(task: Task) -> Iterator[Check]:
+    """A check for each type, size and way to compute; those of the size for all ways come last."""
+    for outs, elements in sorted(SIZES[:1] if task.dry else SIZES, key=lambda s: s[0] == _OUTS):
+        for type in _types(task):
+            size = outs, elements + -elements % type.block_elements
+            for way in WAYS if outs == _OUTS else WAYS[:1]:
+                name = f"product, {type.blocks.name}, {size[0]}x{size[1]}, {way.name}"
+                yield name, partial(_check_product, task, name, type, size, way)
 
 
 def _check_product(
@@ -90,63 +90,69 @@ def _check_product(
     )
 
 
-def check_gated(task: Task) -> None:
-    """Against the gate of the two products, whose kernels add in the same order."""
-    curve, size = curve_of(silu_mul), 3 if task.dry else 67
+def gated_checks(task: Task) -> Iterator[Check]:
     for type in _types(task):
-        elements = max(288, type.block_elements)
-        elements += -elements % type.block_elements
         for way in _ways_of_models(task):
             name = f"gated product, {type.blocks.name}, {way.name}"
-            with task.report.guarding(name):
-                weight = replace(
-                    random_weight(type.blocks, 2 * size, elements), compute=way.compute
-                )
-                planar, errors = weight.in_planes(task.device), {}
-                for rows in DRY_ROWS if task.dry else ROWS:
-                    x = _random(rows, elements).to(task.device, way.dtype)
-                    got = gated_product(x, planar, curve).double()
-                    apart = gate(curve, *product(x, planar).chunk(2, dim=1)).double()
-                    errors[rows] = ((got - apart).abs().max() / apart.abs().max()).item()
-                tolerance = torch.finfo(way.dtype).eps * 4
-                failing = {rows: error for rows, error in errors.items() if not error <= tolerance}
-                task.report.check(name, not failing, failing=failing)
+            yield name, partial(_check_gated, task, name, type, way)
 
 
-def check_experts(task: Task) -> None:
-    """Checks rows that all experts of a token share, and separate rows for each expert."""
+def _check_gated(task: Task, name: str, type: BlockType, way: Way) -> None:
+    """Against the gate of the two products, whose kernels add in the same order."""
+    curve, size = curve_of(silu_mul), 3 if task.dry else 67
+    elements = max(288, type.block_elements)
+    elements += -elements % type.block_elements
+    weight = replace(random_weight(type.blocks, 2 * size, elements), compute=way.compute)
+    planar, errors = weight.in_planes(task.device), {}
+    for rows in DRY_ROWS if task.dry else ROWS:
+        x = _random(rows, elements).to(task.device, way.dtype)
+        got = gated_product(x, planar, curve).double()
+        apart = gate(curve, *product(x, planar).chunk(2, dim=1)).double()
+        errors[rows] = ((got - apart).abs().max() / apart.abs().max()).item()
+    tolerance = torch.finfo(way.dtype).eps * 4
+    failing = {rows: error for rows, error in errors.items() if not error <= tolerance}
+    task.report.check(name, not failing, failing=failing)
+
+
+def expert_checks(task: Task) -> Iterator[Check]:
+    """Rows that all experts of a token share, and separate rows for each expert."""
     for type in _types(task):
-        weight = _experts(type, 3 if task.dry else 35, 96)
         for way in _ways_of_models(task):
-            for tokens in (1,) if task.dry else (1, 2, 20, 200):
-                _check_experts(task, weight, tokens, way)
-        if not task.dry:
-            long = _experts(type, 35, 2304)  # warps divide the inner elements
-            for tokens in _BUNDLED_TOKENS:
-                _check_experts(task, long, tokens, WAYS[0], shifted=True)
+            name = f"experts, {type.blocks.name}, 96, {way.name}"
+            counts = (1,) if task.dry else (1, 2, 20, 200)
+            yield name, partial(_check_experts, task, name, type, (35, 96), counts, way)
+        if not task.dry:  # warps divide the inner elements
+            name = f"experts, {type.blocks.name}, 2304, shifted"
+            yield name, partial(
+                _check_experts, task, name, type, (35, 2304), _BUNDLED_TOKENS, WAYS[0],
+                shifted=True,
+            )  # fmt: skip
 
 
 def _ways_of_models(task: Task) -> Sequence[Way]:
     return WAYS[:1] if task.dry else [way for way in WAYS if way.operands is None]
 
 
-def _experts(type: BlockType, outs: int, elements: int) -> Weight:
-    elements += -elements % type.block_elements
-    return random_weight(type.blocks, EXPERTS * outs, elements).unflatten(EXPERTS)
-
-
 def _check_experts(
-    task: Task, weight: Weight, tokens: int, way: Way, *, shifted: bool = False
+    task: Task,
+    name: str,
+    type: BlockType,
+    size: tuple[int, int],
+    counts: Sequence[int],
+    way: Way,
+    *,
+    shifted: bool = False,
 ) -> None:
-    """shifted: with a bias of each expert and a factor of each pair."""
-    of = f"{weight.type.name}, {weight.shape[-1]}, {way.name}"
-    name = f"experts, {of}, {tokens} tokens{', shifted' * shifted}"
-    with task.report.guarding(name):
-        weight = replace(weight, compute=way.compute)
-        bias = _random(EXPERTS, weight.shape[1]) if shifted else None
+    """size: outputs of an expert and elements. shifted: with a bias of each expert and a factor of
+    each pair."""
+    outs, elements = 3 if task.dry else size[0], size[1] + -size[1] % type.block_elements
+    weight = random_weight(type.blocks, EXPERTS * outs, elements).unflatten(EXPERTS)
+    weight = replace(weight, compute=way.compute)
+    for tokens in counts:
+        bias = _random(EXPERTS, outs) if shifted else None
         scale = _random(tokens, USED).abs() + 0.5 if shifted else None
         error = _experts_error(task, weight, tokens, way.dtype, bias, scale)
-        task.report.check(name, error <= way.tolerance, error=error)
+        task.report.check(f"{name}, {tokens} tokens", error <= way.tolerance, error=error)
 
 
 def _experts_error(
@@ -179,7 +185,7 @@ def _experts_error(
 
 def _types(task: Task) -> list[BlockType]:
     types = list(PLANAR_TYPES.values())
-    return types[:1] if task.dry else list(task.share(types))
+    return types[:1] if task.dry else types
 
 
 def _random(*shape: int) -> Tensor:

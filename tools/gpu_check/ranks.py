@@ -23,6 +23,7 @@ from runtime.engine.assembly import compute_part
 from runtime.engine.async_engine import AsyncEngine
 from runtime.quant.weight import Compute
 from runtime.worker.model import DecoderModel
+from serve_app.child_process import end_with_parent
 from tests.cuda.large_model import SHAPE
 from tools.gpu_check import speed
 from tools.gpu_check.report import Goal, Task
@@ -80,6 +81,7 @@ def _part(path: Path, device: torch.device, ranks: Ranks) -> DecoderModel:
 
 
 def main() -> None:
+    end_with_parent()
     job = json.loads(sys.stdin.readline())
     rank_info, path = RankInfo(**job["seat"]), Path(job["path"])
     device = torch.device("cuda", rank_info.rank) if job["cuda"] else torch.device("cpu")

@@ -21,7 +21,7 @@ from runtime.engine.request import GenerationRequest, SamplingParams, StopRules
 from runtime.kernels.triton.products import product
 from runtime.kv.cache_types import CacheType
 from runtime.quant.block_types import block_type
-from runtime.quant.weight import Compute, Weight
+from runtime.quant.weight import Compute
 from runtime.worker.model import DecoderModel
 from runtime.worker.runner import DeviceRunner
 from tests.cuda.large_model import SHAPE, VOCABULARY
@@ -71,17 +71,21 @@ def run(task: Task) -> None:
         f"8B, graphs, {load.streams[-1]} streams": ("at least", 11_000),
         f"8B, prefill of {load.step_tokens}": ("at least", 20_000),
     }
-    measure_model(task, "8B", shape, LABEL, goals)
+    task.make([("8B", partial(measure_model, task, "8B", shape, LABEL, goals))])
     ceilings = measure(task)
     matrices = {"head": (VOCABULARY, shape.hidden)} | shape.matrices()
     if task.dry:
         matrices = {"ffn_down": (2, 256)}
     finer = ("head", "attn_v", "ffn_down")
-    for name, size in matrices.items():
-        for type in ("Q6_K", "Q4_K") if name in finer else ("Q4_K",):
-            _measure_product(
-                task, f"{name} {type}", random_weight(block_type(type), *size), ceilings
-            )
+    products = [
+        (f"{name} {type}", type, size)
+        for name, size in matrices.items()
+        for type in (("Q6_K", "Q4_K") if name in finer else ("Q4_K",))
+    ]
+    task.make(
+        (name, partial(_measure_product, task, name, type, size, ceilings))
+        for name, type, size in products
+    )
 
 
 def measure_model(
@@ -254,8 +258,11 @@ def _prompt_s(engine: AsyncEngine, length: int) -> float:
     return time.perf_counter() - began
 
 
-def _measure_product(task: Task, name: str, weight: Weight, ceilings: Ceilings) -> None:
+def _measure_product(
+    task: Task, name: str, type: str, size: tuple[int, int], ceilings: Ceilings
+) -> None:
     """The share of what the device could do: of its bytes or its operations, which take longer."""
+    weight = random_weight(block_type(type), *size)
     planar = replace(weight, compute=Compute.FINE).in_planes(task.device)
     copies = 1 if task.dry else max(1, _ROTATED_BYTES // planar.nbytes)
     ring = [planar, *(replace(planar, data=planar.data.clone()) for _ in range(copies - 1))]

@@ -1,11 +1,14 @@
 """What is printed: states of sections, goals, failed checks, figures."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 MOST_CHARACTERS = 12_000
 _MOST_FAILURES = 12  # of a section
 _LINE = 300
+_NO_FACTS = ("kind", "name", "passed", "device", "process")
 
 
 def summary(found: Mapping[str, Mapping[str, Any]], machine: str, path: str) -> str:
@@ -53,15 +56,25 @@ def _measured(row: Mapping[str, Any]) -> str:
 
 def _failures(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for name, result in found.items():
-        failed = [row for row in result["rows"] if not row.get("passed", True)]
+        failed = _by_process([row for row in result["rows"] if not row.get("passed", True)])
         for row in failed[:_MOST_FAILURES]:
-            facts = {k: v for k, v in row.items() if k not in ("kind", "name", "passed", "device")}
+            facts = {k: v for k, v in row.items() if k not in _NO_FACTS}
             yield f"  FAILED {name}: {row['name']}: {facts}"
         if len(failed) > _MOST_FAILURES:
             yield f"  FAILED {name}: {len(failed) - _MOST_FAILURES} checks more"
-        if result["state"].startswith(("ended", "exceeded")):
+        if result["state"].startswith(("ended", "exceeded", "gave")):
             last = result["output"].strip().splitlines()[-1:]
             yield f"  {name}: last line of its output: {''.join(last)}"
+
+
+def _by_process(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The first row of each process, then the second ones: what fails later may follow from it."""
+    counts, ranked = Counter[int](), list[tuple[int, Mapping[str, Any]]]()
+    for row in rows:
+        process = row.get("process", 0)
+        ranked.append((counts[process], row))
+        counts[process] += 1
+    return [row for _, row in sorted(ranked, key=itemgetter(0))]
 
 
 def _figures(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

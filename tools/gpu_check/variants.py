@@ -33,6 +33,7 @@ from runtime.kv.cache_types import CacheType
 from runtime.quant.block_types import block_type
 from runtime.quant.weight import Compute, Weight
 from runtime.worker.model import AttentionPlan, LayerPages, RowSpan
+from serve_app.child_process import end_with_parent
 from tests.cuda.large_model import SHAPE
 from tests.kernels.random_weights import random_weight
 from tools.gpu_check import speed
@@ -73,20 +74,24 @@ class Case:
 def run(task: Task) -> None:
     if not task.dry:
         _compile_all()
-    for case in _cases(task.device, dry=task.dry, copies=_ROTATED_BYTES):
-        with task.report.guarding(case.name):
-            expected = case.calls[0]()
-            with case.patched():
-                got = case.calls[0]()
-                taken = recorded_seconds(case.calls, task.device)
-            error = (got.float() - expected.float()).abs().max() / expected.float().abs().max()
-            task.report.check(case.name, error.item() <= _TOLERANCE, error=error.item())
-            task.report.figure(case.name, taken * 1e6, "µs")
+    cases = _cases(task.device, dry=task.dry, copies=_ROTATED_BYTES)
+    task.make((case.name, partial(_measure, task, case)) for case in cases)
+
+
+def _measure(task: Task, case: Case) -> None:
+    expected = case.calls[0]()
+    with case.patched():
+        got = case.calls[0]()
+        taken = recorded_seconds(case.calls, task.device)
+    error = (got.float() - expected.float()).abs().max() / expected.float().abs().max()
+    task.report.check(case.name, error.item() <= _TOLERANCE, error=error.item())
+    task.report.figure(case.name, taken * 1e6, "µs")
 
 
 def _compile_all() -> None:
     parts = os.cpu_count() or 1
-    with ProcessPoolExecutor(parts, mp_context=multiprocessing.get_context("spawn")) as pool:
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(parts, mp_context=spawned, initializer=end_with_parent) as pool:
         list(pool.map(_compile, range(parts), [parts] * parts))
 
 

@@ -1,33 +1,33 @@
 """The check of a GPU without one: every section with tiny sizes, and sections that go wrong."""
 
 import json
+import subprocess
+import sys
 import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
+from tests.checkout import ROOT
 from tests.cuda.interpreter import leave_out_what_has_no_effect
+from tests.patience import HANG_S, wait_until
+from tests.unit.tools.failing_section import FAILING, raise_kept
+from tests.unit.tools.hanging_section import HANGING
 from tests.unit.tools.llama_cpp_programs import write_programs
 from tools.gpu_check import __main__ as command
 from tools.gpu_check.child import task_in
-from tools.gpu_check.report import NO_DEVICE, Report, Task
-from tools.gpu_check.sections import SECTIONS, Section, run_sections
+from tools.gpu_check.report import NO_DEVICE, DeviceLostError, Report, Task
+from tools.gpu_check.sections import SECTIONS, Call, Section, run_sections
 from tools.gpu_check.summary import MOST_CHARACTERS, summary
 from tools.gpu_check.wheels import unpack
 
 leave_out_what_has_no_effect()
-
-
-def run(task: Task) -> None:
-    """A section that ends with an error after a check and a figure, for children."""
-    task.report.check("first", True)
-    with task.report.guarding("guarded"):
-        raise ValueError("kept")
-    task.report.figure("speed", 3.0, "GB/s")
-    raise RuntimeError("a kernel failed")
 
 
 def rows_of(task: Task) -> list[dict]:
@@ -50,7 +50,8 @@ def test_section_passes_without_a_device_and_gives_no_figures(name: str, tmp_pat
 
 
 def assert_passes_without_a_device(name: str, folder: Path) -> None:
-    task = task_in(folder, dry=True, llama_cpp=write_programs(folder / "programs"))
+    programs = write_programs(folder / "programs")
+    task = task_in(folder, folder / "rows", folder / "taken", dry=True, llama_cpp=programs)
     import_module(SECTIONS[name].module).run(task)
     rows = rows_of(task)
     checks = [row for row in rows if row["kind"] == "check"]
@@ -62,21 +63,79 @@ def assert_passes_without_a_device(name: str, folder: Path) -> None:
 
 def test_sections_that_fail_or_exceed_their_limits_cost_no_other(tmp_path: Path) -> None:
     sections = {
-        "endless": Section("tools.gpu_check.ceilings", 0.01),
-        "failing": Section(__name__, 600),
-        "last": Section(__name__, 600),
+        "endless": Section(HANGING, 0.01),
+        "failing": Section(FAILING, HANG_S),
+        "last": Section(FAILING, HANG_S),
     }
-    found = run_sections(list(sections)[:2], sections=sections, dry=True, total_s=600)
-    found |= run_sections(["last"], sections=sections, dry=True, total_s=0)
+    call = Call(tmp_path, dry=True, total_s=HANG_S)
+    found = dict(run_sections(list(sections)[:2], call, sections=sections))
+    found |= run_sections(["last"], replace(call, total_s=0), sections=sections)
     assert found["endless"]["state"] == "exceeded its limit of 0 s"
     assert found["failing"]["state"] == "ended with status 1"
-    assert [row.get("passed") for row in found["failing"]["rows"]] == [True, False, None]
-    assert "ValueError: kept" in str(found["failing"]["rows"])
+    checks = [row for row in found["failing"]["rows"] if row["kind"] == "check"]
+    assert [(row["name"], row["passed"]) for row in checks] == [
+        ("first", True), ("before", True), ("ending", False), ("guarded", False),
+    ]  # fmt: skip
+    assert checks[2]["error"] == "the process ended with status 7"
+    assert checks[3]["error"] == "ValueError: kept"
     assert "a kernel failed" in found["failing"]["output"]
     assert found["last"]["state"].startswith("not started")
     printed = summary(found, "machine", "all.json")
     assert "RuntimeError: a kernel failed" in printed and "FAILED failing: guarded" in printed
     assert "speed: no figure" in printed and "GB/s" not in printed
+
+
+def test_a_check_that_never_ends_costs_only_itself(tmp_path: Path) -> None:
+    sections = {"hanging": Section(HANGING, HANG_S, silent_s=0.01)}
+    call = Call(tmp_path, dry=True, total_s=HANG_S)
+    ((_, result),) = run_sections(["hanging"], call, sections=sections)
+    failed = [row for row in result["rows"] if not row.get("passed", True)]
+    assert [row["name"] for row in failed] == ["endless"] and result["state"] == "1 checks failed"
+    assert failed[0]["error"] == "the process gave no result for 0.01 s"
+
+
+def test_results_are_written_at_once_and_children_end_with_their_parent(tmp_path: Path) -> None:
+    """The parent is killed, as it is at the limit of a call."""
+    code = (
+        "from tools.gpu_check.sections import *; from pathlib import Path; import sys;"
+        "sections = {'hanging': Section(sys.argv[2], 600)};"
+        "list(run_sections(['hanging'], Call(Path(sys.argv[1]), dry=True), sections=sections))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path, HANGING], cwd=ROOT) as parent:
+        rows = tmp_path / "hanging-0.jsonl"
+        wait_until(lambda: rows.exists() and rows.read_text().count("\n") == 2)
+        child = json.loads(rows.read_text().splitlines()[1])["pid"]
+        assert not has_ended(child)
+        parent.kill()
+    wait_until(lambda: has_ended(child))
+
+
+def has_ended(process: int) -> bool:
+    try:
+        status = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return status.split()[0] == "Z"
+
+
+def test_a_process_ends_with_the_check_that_loses_the_device(tmp_path: Path) -> None:
+    lost = list[str]()
+
+    def synchronize() -> None:
+        if lost:
+            raise RuntimeError("illegal access")
+
+    report = Report(tmp_path / "rows", NO_DEVICE, synchronize)
+    task = Task(torch.device("cpu"), True, report, tmp_path, tmp_path / "taken")
+    checks = [("kept", raise_kept), ("losing", lambda: lost.append("device")), ("next", raise_kept)]
+    with pytest.raises(DeviceLostError, match="illegal access"):
+        task.make(checks)
+    failed = [row["name"] for row in rows_of(task) if row["kind"] == "check"]
+    assert failed == ["kept", "losing"]
+    lost.clear()
+    task.make(checks)  # as the next process does
+    failed = [row["name"] for row in rows_of(task) if row["kind"] == "check"]
+    assert failed == ["kept", "losing", "next"]
 
 
 def test_summary_is_short_and_every_figure_has_its_device(tmp_path: Path) -> None:
@@ -91,6 +150,21 @@ def test_summary_is_short_and_every_figure_has_its_device(tmp_path: Path) -> Non
     assert lines[1].startswith("one: 400 checks failed (0 of 400")
     figures = [line for line in lines if "TB/s" in line]
     assert figures and all(line.endswith("(device Device 7)") for line in figures)
+
+
+def test_first_failures_of_all_processes_precede_others() -> None:
+    rows = [
+        {"kind": "check", "name": f"{process}, {number}", "passed": False, "process": process}
+        for process in range(3)
+        for number in range(9)
+    ]
+    result = {"state": "27 checks failed", "seconds": 1.0, "rows": rows, "output": ""}
+    lines = [
+        line for line in summary({"s": result}, "machine", "").splitlines() if "FAILED" in line
+    ]
+    shown = [line.removeprefix("  FAILED s: ").removesuffix(": {}") for line in lines]
+    assert shown[:5] == ["0, 0", "1, 0", "2, 0", "0, 1", "1, 1"]
+    assert shown[-1] == "15 checks more"
 
 
 def test_goals_precede_what_is_cut_off(tmp_path: Path) -> None:
@@ -112,10 +186,19 @@ def test_command_writes_everything_and_tells_failure(
 ) -> None:
     rows = [{"kind": "check", "name": "a", "passed": False, "device": NO_DEVICE}]
     state = {"state": "1 checks failed", "seconds": 1.0, "rows": rows, "output": ""}
-    monkeypatch.setattr(command, "run_sections", lambda names, **_: dict.fromkeys(names, state))
+    written = list[set[str]]()
+
+    def run_two(names: list[str], call: Call) -> Iterator[tuple[str, dict]]:
+        assert call.results == tmp_path / "all.rows" and call.results.is_dir()
+        for name in names:
+            yield name, state
+            written.append(set(json.loads(path.read_text())["sections"]))
+
+    monkeypatch.setattr(command, "run_sections", run_two)
     path = tmp_path / "all.json"
-    assert command.main(["build", "--json", str(path), "--dry-run"]) == 1
-    assert json.loads(path.read_text())["sections"] == {"build": state}
+    assert command.main(["build", "speed", "--json", str(path), "--dry-run"]) == 1
+    assert json.loads(path.read_text())["sections"] == {"build": state, "speed": state}
+    assert written == [{"build"}, {"build", "speed"}]
     assert capsys.readouterr().out.endswith(f"all of it: {path}\n")
 
 

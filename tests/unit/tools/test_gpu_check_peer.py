@@ -11,7 +11,7 @@ from tests.cuda.interpreter import leave_out_what_has_no_effect
 from tests.unit.tools.llama_cpp_programs import PROGRAMS, write_programs
 from tools.gpu_check import peer
 from tools.gpu_check.child import task_in
-from tools.gpu_check.sections import SECTIONS, Section, run_sections
+from tools.gpu_check.sections import SECTIONS, Call, Section, run_sections
 
 leave_out_what_has_no_effect()
 
@@ -44,7 +44,7 @@ def test_best_rows_of_whole_lines_count() -> None:
 
 
 def test_without_programs_every_ratio_is_skipped_with_its_reason(tmp_path: Path) -> None:
-    task = task_in(tmp_path, dry=True)
+    task = task_in(tmp_path, tmp_path / "rows", tmp_path / "taken", dry=True, llama_cpp=None)
     peer.run(task)
     rows = [json.loads(line) for line in task.report.path.read_text().splitlines()]
     assert [row["kind"] for row in rows] == ["skipped"] * 3
@@ -56,7 +56,7 @@ def test_folder_of_programs_reaches_the_section(
 ) -> None:
     monkeypatch.setitem(SECTIONS, "peer", Section(PROGRAMS, SECTIONS["peer"].limit_s))
     folder = write_programs(tmp_path / "programs")
-    found = run_sections(["peer"], dry=True, llama_cpp=folder)["peer"]
+    ((_, found),) = run_sections(["peer"], Call(tmp_path, dry=True, llama_cpp=folder))
     assert found["state"] == "passed", found
     assert [row["passed"] for row in found["rows"]] == [True]
 
@@ -64,7 +64,7 @@ def test_folder_of_programs_reaches_the_section(
 def test_programs_that_fail_leave_failed_checks(tmp_path: Path) -> None:
     folder = write_programs(tmp_path / "programs")
     (folder / "llama-batched-bench").write_text("#!/bin/sh\necho no memory >&2\nexit 1\n")
-    task = task_in(tmp_path, dry=True, llama_cpp=folder)
+    task = task_in(tmp_path, tmp_path / "rows", tmp_path / "taken", dry=True, llama_cpp=folder)
     peer.run(task)
     rows = [json.loads(line) for line in task.report.path.read_text().splitlines()]
     failed = [row for row in rows if not row.get("passed", True)]
