@@ -349,24 +349,6 @@ def test_the_twin_is_used_without_native_kernels(monkeypatch: pytest.MonkeyPatch
     assert torch.equal(got, paged_attention_twin(queries, pages, plan, scale=SCALE))
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("shape", SHAPES)
-@every_option
-def test_on_a_gpu_attention_is_the_same(shape: str, options: str) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device here")
-    queries, pages, plan = scene("prefill and decode", shape, window=20)
-    chosen = options_of(options, queries.shape[1])
-    expected = by_definition(queries, pages, plan, **chosen).float()
-    names = ("page_table", "row_slot", "visible_begin", "visible_end", "write_cell")
-    there = replace(plan, **{name: getattr(plan, name).cuda() for name in names})
-    pages = LayerPages(pages.keys.cuda(), pages.values.cuda(), 0)
-    if chosen["sinks"] is not None:
-        chosen["sinks"] = chosen["sinks"].cuda()
-    got = paged_attention(queries.cuda(), pages, there, **chosen)
-    torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("type", CacheType)
 @pytest.mark.parametrize(
     ("shape", "value_dim"),

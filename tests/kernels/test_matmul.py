@@ -106,16 +106,6 @@ def test_the_twin_gives_the_same_slab_by_slab(monkeypatch: pytest.MonkeyPatch) -
     assert relative_error(matmul_twin(x, weight), x, weight) < 1e-6
 
 
-@pytest.mark.gpu
-@every_type
-def test_on_a_gpu_the_product_is_as_exact(type: BlockType) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device here")
-    weight, x = random_weight(type, 50, 512), torch.randn(9, 512)
-    got = matmul(x.cuda(), weight.to("cuda"))
-    assert got.is_cuda and relative_error(got.cpu(), x, weight) < 1e-5
-
-
 def test_the_twin_is_used_without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = random_weight(block_type("Q6_K"), 9, 256), torch.randn(3, 256)
     monkeypatch.setattr(room, "library", lambda: None)

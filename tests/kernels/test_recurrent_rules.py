@@ -15,13 +15,10 @@ every_kernel = pytest.mark.parametrize("kernel", ["fast", "twin"])
 
 @every_shape
 @every_kernel
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_steps_of_any_length_give_the_result_of_the_whole_sequence(
-    rule: str, shape: str, kernel: str, device: str
+    rule: str, shape: str, kernel: str
 ) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device here")
-    sequences = Sequences(RULES[rule], shape, [150, 9, 3], device=device)
+    sequences = Sequences(RULES[rule], shape, [150, 9, 3])
     cuts = [{0: 70}, {1: 1, 0: 1, 2: 3}, {0: 64, 1: 7}, {1: 1, 0: 1}, {0: 14}]
     found = sequences.steps(cuts, RULES[rule].kernels[kernel])
     assert found.keys() == {0, 1, 2}

@@ -21,7 +21,7 @@ from runtime.worker.runner import DeviceRunner
 from tests.unit.runtime.engine.pretend_device import visible, visible_rows
 
 VOCAB, WIDTH, HEADS, CONTEXT, PAGE_TOKENS = 61, 16, 2, 160, 4
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+CPU = torch.device("cpu")
 # By digest: rows and padding.
 IMAGES = {b"\x01": (5, 0), b"\x02": (9, 3), b"\x03": (2, 7)}
 
@@ -34,19 +34,18 @@ class MixedModel:
     position_axes = 1
     weight_bytes = 1000
 
-    def __init__(self, *, lead_in: bool, device: str, attend=paged_attention) -> None:
+    def __init__(self, *, lead_in: bool, attend=paged_attention) -> None:
         cross = Cross(3, 12, lead_in=lead_in, alignment=8)
         self.kinds: tuple[CacheKind, ...] = (Sliding(6), Full(), cross, Chunked(8), Sliding(6))
         self.cache_layers = tuple(LayerCache(k, 1, WIDTH // HEADS, WIDTH) for k in self.kinds)
-        self.device, self._attend = torch.device(device), attend
+        self._attend = attend
         draw = torch.Generator().manual_seed(9)
-        made = (
+        self.embedding, self.places, self.head, self.mixing = (
             torch.randn(VOCAB, WIDTH, generator=draw),
             torch.randn(CONTEXT, WIDTH, generator=draw) * 0.5,
             torch.randn(WIDTH, VOCAB, generator=draw) * 2,
             torch.randn(len(self.kinds), WIDTH, WIDTH, generator=draw) * 0.5,
         )
-        self.embedding, self.places, self.head, self.mixing = (t.to(device) for t in made)
 
     def states(self, batch: Batch, cache: KVCache) -> Tensor:
         x = self.embedding[batch.tokens] + self.places[batch.positions]
@@ -69,7 +68,7 @@ class MixedModel:
 
     def features(self, digest: bytes) -> Tensor:
         draw = torch.Generator().manual_seed(digest[0])
-        return torch.randn(sum(IMAGES[digest]), WIDTH, generator=draw).to(self.device)
+        return torch.randn(sum(IMAGES[digest]), WIDTH, generator=draw)
 
     def dense_answer(self, asked: GenerationRequest) -> list[int]:
         """Greedy decoding with a full pass for each token, by direct rules."""
@@ -112,14 +111,14 @@ def run(model: MixedModel, requests: list[GenerationRequest], **sizes) -> tuple[
         slots=settings["slots"],
         pages_per_sequence=CONTEXT // PAGE_TOKENS,
         type=CacheType.FLOAT32,
-        device=model.device,
+        device=CPU,
     )
     runner = DeviceRunner(
         model,
         pool,
         layout,
         StepLimits(**common, context_tokens=CONTEXT),
-        device=model.device,
+        device=CPU,
         image_features=model.features,
     )
     runner.warm_up()
@@ -156,21 +155,18 @@ def crowd() -> list[GenerationRequest]:
 
 
 @cache
-def dense_answers(*, lead_in: bool, device: str) -> list[list[int]]:
-    model = MixedModel(lead_in=lead_in, device=device)
+def dense_answers(*, lead_in: bool) -> list[list[int]]:
+    model = MixedModel(lead_in=lead_in)
     return [model.dense_answer(request) for request in crowd()]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("depth", "pages"), [(1, 300), (3, 44)])
 @pytest.mark.parametrize("lead_in", [True, False])
-def test_four_cache_kinds_give_the_dense_answers(device, lead_in, depth, pages) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device here")
-    model = MixedModel(lead_in=lead_in, device=device)
+def test_four_cache_kinds_give_the_dense_answers(lead_in, depth, pages) -> None:
+    model = MixedModel(lead_in=lead_in)
     requests = crowd()
     results, scheduler = run(model, [*requests, *requests], depth=depth, pages=pages)
-    expected = dense_answers(lead_in=lead_in, device=device)
+    expected = dense_answers(lead_in=lead_in)
     assert [answer for answer, _ in results] == expected * 2
     assert len({token for answer in expected for token in answer}) > 10
     assert (scheduler.preemptions > 0) == (pages == 44)
@@ -179,6 +175,6 @@ def test_four_cache_kinds_give_the_dense_answers(device, lead_in, depth, pages) 
 
 @pytest.mark.parametrize("lead_in", [True, False])
 def test_the_twin_gives_the_same_answers_from_bounds_that_the_host_knows(lead_in) -> None:
-    model = MixedModel(lead_in=lead_in, device="cpu", attend=paged_attention_twin)
+    model = MixedModel(lead_in=lead_in, attend=paged_attention_twin)
     results, _ = run(model, crowd(), depth=2, step_tokens=7)
-    assert [answer for answer, _ in results] == dense_answers(lead_in=lead_in, device="cpu")
+    assert [answer for answer, _ in results] == dense_answers(lead_in=lead_in)
