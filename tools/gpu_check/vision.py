@@ -1,11 +1,13 @@
-"""Checks tiny vision models: features of towers against the CPU, and the logits of conversations
-with images, whose positions may be on several axes, against `transformers`."""
+"""Checks tiny vision models against the CPU: features of towers, and the logits of conversations
+with images, whose positions may be on several axes."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
 
 import torch
+from torch import Tensor
 
+from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.gguf.scope import TensorScope
@@ -13,9 +15,9 @@ from model_zoo.registry import load
 from tests.families.paged_decoder import PAGE_TOKENS, PagedDecoder
 from tests.families.tower_families import TOWERS
 from tests.families.towers import encoded, worst
-from tests.families.vision_agreement import CONVERSATIONS, VisionPair
+from tests.families.vision_agreement import CONVERSATIONS
 from tests.families.vision_families import VISION_MODELS
-from tools.gpu_check.models import TOLERANCE
+from tools.gpu_check.models import CPU, TOLERANCE
 from tools.gpu_check.report import Check, Task
 
 FIRST = "qwen3vl"  # its patches and positions have changed most
@@ -28,12 +30,13 @@ def run(task: Task) -> None:
 
 
 def _checks(task: Task) -> Iterator[Check]:
+    some = 1 if task.dry else None
     for name in _names(task, TOWERS):
-        for config, flavour in dict(TOWERS[name].cases).items():
+        for config, flavour in list(dict(TOWERS[name].cases).items())[:some]:
             label = f"tower {name}, {config}"
             yield label, partial(_check_tower, task, label, name, config, flavour)
     for name in _names(task, VISION_MODELS):
-        for config in VISION_MODELS[name].configs:
+        for config in list(VISION_MODELS[name].configs)[:some]:
             label = f"model {name}, {config}"
             yield label, partial(_check_model, task, label, name, config)
 
@@ -60,7 +63,6 @@ def _check_tower(task: Task, label: str, name: str, config: str, flavour: str) -
 
 
 def _check_model(task: Task, label: str, name: str, config: str) -> None:
-    """Tower and decoder on the device; prompts in chunks."""
     folder = task.folder / label
     folder.mkdir()
     here = VISION_MODELS[name].write(folder, config, files=_NAMES)
@@ -69,18 +71,24 @@ def _check_model(task: Task, label: str, name: str, config: str) -> None:
         path, projector=projector if projector.exists() else None, device=task.device,
         dtype=torch.float32,
     )  # fmt: skip
-    pair = VisionPair(there, here.twin, here.expected)
     for conversation in list(CONVERSATIONS)[: 1 if task.dry else None]:
-        prompt = pair.prompt(conversation)
-        with torch.inference_mode():
-            features = {
-                image.digest: there.tower.encode(
-                    image.pixels.unsqueeze(0).to(task.device), image.grid
-                )[0].cpu()
-                for image in prompt.images
-            }
-        pages = -(-len(prompt.tokens) // PAGE_TOKENS) + 1
-        paged = PagedDecoder(there.decoder, slots=1, pages_per_sequence=pages, device=task.device)
-        paged.show(0, [(span, features[span.digest]) for span in prompt.spans])
-        error = pair.worst(paged.feed({0: prompt.tokens}).cpu(), prompt)
-        task.report.check(f"{label}, {conversation}", error <= TOLERANCE, error=error)
+        prompt = here.prompt(conversation)
+        found = _logits(there, prompt, task.device).log_softmax(-1)
+        expected = _logits(here.model, prompt, CPU).log_softmax(-1)
+        known = expected.isfinite()  # the head may lack rows
+        error = (found - expected)[known].abs().max().item()
+        passed = error <= TOLERANCE and torch.equal(found.isfinite(), known)
+        task.report.check(f"{label}, {conversation}", passed, error=error)
+
+
+def _logits(model: ChatModel, prompt: Prompt, device: torch.device) -> Tensor:
+    """Of all tokens of the prompt, on the CPU."""
+    assert model.tower is not None
+    features = {
+        image.digest: encoded(model.tower, image.pixels.unsqueeze(0).to(device), image.grid)[0]
+        for image in prompt.images
+    }
+    pages = -(-len(prompt.tokens) // PAGE_TOKENS) + 1
+    paged = PagedDecoder(model.decoder, slots=1, pages_per_sequence=pages, device=device)
+    paged.show(0, [(span, features[span.digest].cpu()) for span in prompt.spans])
+    return paged.feed({0: prompt.tokens}).cpu()
