@@ -41,20 +41,20 @@ class Section:
 
 SECTIONS: Mapping[str, Section] = {
     "ceilings": Section("tools.gpu_check.ceilings", 90),
-    "build": Section("tools.gpu_check.build", 560),
+    "build": Section("tools.gpu_check.build", 560, silent_s=300),
     "kernels": Section("tools.gpu_check.kernels", 560, processes=10),
     "models": Section("tools.gpu_check.models", 560, processes=5),
     "families": Section("tools.gpu_check.families", 560, processes=5),
     "vision": Section("tools.gpu_check.vision", 560, processes=3),
     "engine": Section("tools.gpu_check.engine", 560, processes=2),
-    "speed": Section("tools.gpu_check.speed", 560),
-    "prefill": Section("tools.gpu_check.prefill", 300),
+    "speed": Section("tools.gpu_check.speed", 560, silent_s=300),
+    "prefill": Section("tools.gpu_check.prefill", 300, silent_s=300),
     "peer": Section("tools.gpu_check.peer", 220, silent_s=220),
-    "ranks": Section("tools.gpu_check.ranks", 400),
-    "experts": Section("tools.gpu_check.experts", 400),
+    "ranks": Section("tools.gpu_check.ranks", 400, silent_s=300),
+    "experts": Section("tools.gpu_check.experts", 400, silent_s=300),
     "deterministic": Section("tools.gpu_check.deterministic", 560, processes=2),
     "variants": Section("tools.gpu_check.variants", 400, silent_s=400),
-    "deterministic cost": Section("tools.gpu_check.deterministic_cost", 560),
+    "deterministic cost": Section("tools.gpu_check.deterministic_cost", 560, silent_s=300),
     "serving": Section("tools.gpu_check.serving", 200, silent_s=200),
 }
 
