@@ -53,10 +53,10 @@ class Peers(Protocol):
 class AsyncEngine:
     """Runs an engine on its own thread. Any number of event loops may stream from it.
 
-    `stall_s`: `check` fails if the engine has work but has finished no step, or encoded no image,
-    for this long by `clock`, which must be the clock of the engine's features. `peers`: closed with
-    the engine; the engine fails if one of them does. The loop computes with as many threads as
-    torch uses where the engine is created.
+    `stall_s`: `check` fails if the engine has work but has finished no step, or encoded no part of
+    an image, for this long by `clock`, which must be the clock of the engine's features. `peers`:
+    closed with the engine; the engine fails if one of them does. The loop computes with as many
+    threads as torch uses where the engine is created.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class AsyncEngine:
             raise engine_dead(f"no step has finished for {self._stall_s:.0f} seconds.")
         encoding_since = self._features.waiting_since if self._features else None
         if encoding_since is not None and encoding_since < stalled:
-            raise engine_dead(f"no image has been encoded for {self._stall_s:.0f} seconds.")
+            raise engine_dead(f"no part of an image was encoded for {self._stall_s:.0f} seconds.")
 
     def statistics(self) -> EngineStatistics:
         """As of the end of a step: the last one with which the number of requests changed, or a

@@ -1,5 +1,6 @@
 """Prepared images, and encoders that compute their features."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -137,16 +138,17 @@ class ImageEncoder(EncoderNeeds, Protocol):
     the features [rows, width] on that device; an image that is cancelled before its turn is not
     computed. `warm_up` fails at start if memory is missing. `max_submitted`: maximum number of
     submitted images, None for any; they are encoded in order, so a small number lets a more urgent
-    later image come next. `shared`: images of others may come first, for any time; the
-    encoder itself notices when it makes no progress. `gate`: closed during steps that encoding must
-    not delay; None if encoding does not compete with steps for processors.
+    later image come next. `progressed_at`: time of the store's clock when it last computed a part
+    of an image; None if images of others may come first, for any time, and the encoder itself
+    notices when it makes no progress. `gate`: closed during steps that encoding must not delay;
+    None if encoding does not compete with steps for processors.
     """
 
     @property
     def max_submitted(self) -> int | None: ...
 
     @property
-    def shared(self) -> bool: ...
+    def progressed_at(self) -> float | None: ...
 
     @property
     def gate(self) -> StepGate | None: ...
@@ -162,15 +164,20 @@ class LocalEncoder:
     """Runs a tower in this process, on its own thread and, on CUDA, its own stream.
 
     `batch_images`: maximum number of images of one shape that are encoded together. It computes
-    with as many threads as torch uses where it is created.
+    with as many threads as torch uses where it is created. `clock` in seconds, that of the
+    `FeatureStore`.
     """
 
-    shared = False
-
     def __init__(
-        self, tower: VisionTower, *, device: torch.device, batch_images: int | None = None
+        self,
+        tower: VisionTower,
+        *,
+        device: torch.device,
+        batch_images: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._tower, self._device = tower, device
+        self._tower, self._device, self._clock = tower, device, clock
+        self.progressed_at = clock()
         self.batch_images = batch_images or _BATCH_IMAGES.get(device.type, 1)
         self.gate = StepGate() if device.type == "cpu" else None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -260,13 +267,19 @@ class LocalEncoder:
         """The features [rows, width] of each image."""
         with torch.cuda.stream(self._stream):
             pixels = torch.stack([image.pixels for image in images]).to(self._device)
-            pause = no_pause if self.gate is None else self.gate.pause
-            features = self._tower.encode(pixels, images[0].grid, pause)
+            features = self._tower.encode(pixels, images[0].grid, self._pause)
             # Separate tensors, so that each can be freed alone.
             parts = [part.clone() for part in features] if len(images) > 1 else [features[0]]
         if self._stream is not None:
             self._stream.synchronize()
         return parts
+
+    def _pause(self) -> None:
+        """Between parts of an image. One image may take many minutes on few processors, so each
+        part counts as progress."""
+        if self.gate is not None:
+            self.gate.pause()
+        self.progressed_at = self._clock()
 
 
 @dataclass(slots=True, eq=False)

@@ -43,9 +43,10 @@ class FeatureStore:
 
     @property
     def waiting_since(self) -> float | None:
-        """Time of `clock` since which the encoder has finished no image; None if it is idle, or
-        shared, so that images of others may be in front."""
-        return None if self._encoder.shared else self._waiting_since
+        """Time of `clock` since which the encoder has computed no part of an image; None if it is
+        idle, or if images of others may be in front."""
+        progressed, waiting = self._encoder.progressed_at, self._waiting_since
+        return None if progressed is None or waiting is None else max(progressed, waiting)
 
     @property
     def held_bytes(self) -> int:

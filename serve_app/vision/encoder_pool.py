@@ -23,7 +23,7 @@ class PoolRules:
     """`timeout_s`: an image fails when no encoder has answered for this long; heartbeats while it
     waits for its turn are answers. `max_lost`: an image fails when this many encoders were lost
     while working on it, because it may be the cause. `silence_s`: an encoder that sends nothing for
-    this long counts as lost, also one that finishes no image any more. `pause_s`, doubled up to
+    this long counts as lost, also one that makes no progress any more. `pause_s`, doubled up to
     `longest_pause_s`: pause after all encoders have failed.
     """
 
@@ -43,7 +43,7 @@ class PoolEncoder:
 
     weight_bytes = 0
     max_submitted = None  # no limit, because encoders serve tenants in turn
-    shared = True
+    progressed_at = None  # images of other replicas may be in front
     gate = None  # encoders compute in other processes
 
     def __init__(

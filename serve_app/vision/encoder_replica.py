@@ -78,7 +78,9 @@ class EncoderReplica:
     ) -> None:
         self._name = name
         self._tower = OutgoingTower(tower)
-        self._encoder = LocalEncoder(self._tower, device=device, batch_images=batch_images)
+        self._encoder = LocalEncoder(
+            self._tower, device=device, batch_images=batch_images, clock=clock
+        )
         self._most_pixels = max_pixel_elements(tower)
         check_cache(cache_bytes, tower)
         self._cache_bytes = cache_bytes or CACHED_IMAGES * self._largest_bytes
@@ -165,11 +167,11 @@ class EncoderReplica:
         if self._tower.broken is not None:
             raise engine_dead(self._tower.broken)
         if self.stalled:
-            raise engine_dead(f"no image has been encoded for {self._stall_s:.0f} seconds.")
+            raise engine_dead(f"no part of an image was encoded for {self._stall_s:.0f} seconds.")
 
     @property
     def stalled(self) -> bool:
-        """Whether images wait and none has been encoded for `stall_s`."""
+        """Whether images wait and no part of one has been computed for `stall_s`."""
         since = self._store.waiting_since
         return since is not None and since < self._clock() - self._stall_s
 

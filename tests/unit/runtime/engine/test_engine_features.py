@@ -71,7 +71,7 @@ def seeing(
     clock: Callable[[], float] = time.monotonic,
     **options,
 ):
-    encoder = LocalEncoder(tower, device=CPU)
+    encoder = LocalEncoder(tower, device=CPU, clock=clock)
     budget = images_kept * ROWS * encoder.limits.row_bytes
     store = FeatureStore(encoder, budget_bytes=budget, clock=clock)
     engine = AsyncEngine(engine_of(store, **options), stall_s=300.0, clock=clock)
@@ -248,11 +248,33 @@ def test_a_hanging_encoder_fails_the_check() -> None:
             now_s += 299.0
             engine.check()
             now_s += 2.0
-            with pytest.raises(EngineDeadError, match="no image has been encoded for 300 seconds"):
+            with pytest.raises(EngineDeadError, match="no part of an image was encoded for 300 s"):
                 engine.check()
             gate.release()
             await task
             engine.check()
+
+    asyncio.run(main())
+
+
+def test_an_image_may_take_longer_than_a_hang_while_its_parts_are_encoded() -> None:
+    gate = threading.Semaphore(0)
+    tower, now_s = PretendTower(gate=gate), 0.0
+    tower.parts = 4
+
+    async def main() -> None:
+        nonlocal now_s
+        with seeing(tower, clock=lambda: now_s) as engine:
+            task = asyncio.create_task(collect(engine, looking_at("a", 1)))
+            try:
+                for _ in range(tower.parts):
+                    await entered(tower)
+                    now_s += 299.0
+                    engine.check()
+                    gate.release()
+            finally:
+                gate.release(100)
+            await task
 
     asyncio.run(main())
 

@@ -21,9 +21,10 @@ def picture(number: int, rows: int = 3) -> PreparedImage:
 
 
 class PretendTower:
-    """Records what it encodes; each release of `gate`, if given, lets one batch pass."""
+    """Records what it encodes; each release of `gate`, if given, lets one part of a batch pass."""
 
     weight_bytes = 1000
+    parts = 1
 
     def __init__(
         self,
@@ -56,9 +57,11 @@ class PretendTower:
         numbers = [int(number) for number in pixels[:, 0].tolist()]
         self.threads.add(threading.get_ident())
         if numbers[0]:  # the worst one, at start, is never held up
-            self.entered.release()
-            if self._gate is not None:
-                assert self._gate.acquire(timeout=HANG_S)
+            for _ in range(self.parts):
+                pause()
+                self.entered.release()
+                if self._gate is not None:
+                    assert self._gate.acquire(timeout=HANG_S)
             self.batches.append(numbers)
         if self._broken.intersection(numbers):
             raise self._error

@@ -19,7 +19,7 @@ class ManualEncoder:
 
     limits = ImageLimits(8, WIDTH, torch.float32)
     weight_bytes = workspace_bytes = 0
-    shared = False
+    progressed_at: float | None = 0.0
 
     def __init__(self, max_submitted: int | None = None) -> None:
         self.max_submitted = max_submitted
@@ -197,9 +197,14 @@ def test_the_budget_holds_and_the_first_needed_image_is_always_encoded() -> None
     assert first_came > 100
 
 
-def test_only_an_encoder_of_its_own_is_expected_to_finish_an_image_in_time() -> None:
-    store, encoder = store_of(20)
+def test_only_an_encoder_of_its_own_is_expected_to_make_progress() -> None:
+    encoder, now_s = ManualEncoder(), 5.0
+    store = FeatureStore(encoder, budget_bytes=20 * ROW_BYTES, clock=lambda: now_s)
+    encoder.progressed_at = 4.0
+    assert store.waiting_since is None
     store.provide([picture(1)])
-    assert store.waiting_since is not None
-    encoder.shared = True
+    assert store.waiting_since == 5.0
+    encoder.progressed_at = 7.0
+    assert store.waiting_since == 7.0
+    encoder.progressed_at = None
     assert store.waiting_since is None

@@ -228,11 +228,24 @@ async def test_a_stalled_encoder_fails_its_check() -> None:
         now_s += 299.0
         gated.encoder.check()
         now_s += 2.0
-        with pytest.raises(EngineDeadError, match="no image has been encoded for 300 seconds"):
+        with pytest.raises(EngineDeadError, match="no part of an image was encoded for 300 s"):
             gated.encoder.check()
         gated.gate.release(100)
         await encoding
         gated.encoder.check()
+
+
+async def test_an_image_may_take_longer_than_a_stall_while_its_parts_are_encoded() -> None:
+    now_s = 0.0
+    async with GatedEncoder(clock=lambda: now_s) as gated:
+        gated.tower.parts = 4
+        encoding = asyncio.create_task(encode(gated.encoder, picture(1)))
+        for _ in range(gated.tower.parts):
+            await until(lambda: gated.tower.entered.acquire(blocking=False))
+            now_s += 299.0
+            gated.encoder.check()
+            gated.gate.release()
+        await encoding
 
 
 async def test_the_cache_keeps_its_budget_and_evicts_the_least_recently_used() -> None:
