@@ -1,6 +1,7 @@
 """The interface of image processors, and the digest that identifies their results."""
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Protocol
@@ -13,6 +14,9 @@ from model_zoo.images.resize import Pixels
 from runtime.vision.encoder import PreparedImage
 
 DIGEST_BYTES = 32
+# Sizes of images that are tried in the search for one with so many rows: heights in pixels, and
+# widths as multiples of the height. The last one needs the fewest tiles where images are enlarged.
+SIDES, ASPECTS = (32, 64, 128, 256, 512, 1024, 2048), (1, 2, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +40,8 @@ class ImageBounds(Protocol):
     """Bounds of the images that a processor produces.
 
     `most_rows`: an upper bound of the rows of every image, for which memory is planned. `largest`:
-    outline of a possible image with (nearly) this many rows, which the engine encodes at start. No
-    image has more than `most_rows / largest.rows` times the pixels of `largest`.
+    outline of a possible image with (nearly) this many rows. No image has more than `most_rows /
+    largest.rows` times the pixels of `largest`.
     """
 
     @property
@@ -67,6 +71,22 @@ def prepare(image: Pixels, processor: ImageProcessor, *, tower: bytes) -> Prepar
     assert pixels.shape == outline.shape, (pixels.shape, outline.shape)
     digest = _digest_of(image, processor, tower)
     return PreparedImage(pixels, outline.grid, digest, outline.rows)
+
+
+def outline_within(processor: ImageProcessor, rows: int) -> ImageOutline:
+    """That of the image with the most feature rows, of those that have at most `rows`; if all have
+    more, that of the image with the fewest. Only some shapes and sizes are tried."""
+    tried = [processor.largest, *_tried(processor)]
+    fitting = [outline for outline in tried if outline.rows <= rows]
+    if fitting:
+        return max(fitting, key=lambda outline: outline.rows)
+    return min(tried, key=lambda outline: outline.rows)
+
+
+def _tried(processor: ImageProcessor) -> Iterator[ImageOutline]:
+    for aspect in ASPECTS:
+        for side in SIDES:
+            yield processor.outline(side, aspect * side)
 
 
 def blank(outline: ImageOutline) -> PreparedImage:

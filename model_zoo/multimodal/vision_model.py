@@ -5,14 +5,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import torch
+
 from model_zoo.chat.messages import ImagePart
 from model_zoo.images.decode import DecodingLimits, decode, size_of
-from model_zoo.images.prepared import DIGEST_BYTES, ImageOutline, ImageProcessor, prepare
+from model_zoo.images.prepared import (
+    DIGEST_BYTES,
+    ImageOutline,
+    ImageProcessor,
+    blank,
+    outline_within,
+    prepare,
+)
 from model_zoo.multimodal.image_cache import ImageCache, ImageLease
 from model_zoo.multimodal.placeholders import Placeholders, positions
 from model_zoo.multimodal.prompt_layout import ImagePieces
 from runtime.errors import PromptTooLongError, RequestError, TooManyImagesError
 from runtime.vision.encoder import PreparedImage, VisionTower
+
+# Of the first image on a CPU: those of about 200 x 200 pixels in most families.
+FIRST_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +45,15 @@ class VisionModel:
     name: bytes
     limits: DecodingLimits
     most_images: int | None = None
+
+    def first_image(self, device: torch.device, context_tokens: int) -> PreparedImage:
+        """What an encoder on `device` encodes at its start, to check the shape of features.
+
+        On a CPU a small image, since a large one may take many minutes and uses the same kernels;
+        elsewhere the largest one found that fits the context, which shows that memory suffices.
+        """
+        rows = FIRST_ROWS if device.type == "cpu" else context_tokens
+        return blank(outline_within(self.processor, rows))
 
     def prepare(
         self, parts: Sequence[ImagePart], *, at_most: int, lease: ImageLease | None = None

@@ -164,8 +164,8 @@ class LocalEncoder:
     """Runs a tower in this process, on its own thread and, on CUDA, its own stream.
 
     `batch_images`: maximum number of images of one shape that are encoded together. It computes
-    with as many threads as torch uses where it is created. `clock` in seconds, that of the
-    `FeatureStore`.
+    with as many threads as torch uses where it is created. `first`: the
+    image that `warm_up` encodes; None: the largest. `clock` in seconds, that of the `FeatureStore`.
     """
 
     def __init__(
@@ -174,9 +174,11 @@ class LocalEncoder:
         *,
         device: torch.device,
         batch_images: int | None = None,
+        first: PreparedImage | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tower, self._device, self._clock = tower, device, clock
+        self._first = first
         self.progressed_at = clock()
         self.batch_images = batch_images or _BATCH_IMAGES.get(device.type, 1)
         self.gate = StepGate() if device.type == "cpu" else None
@@ -205,9 +207,11 @@ class LocalEncoder:
         return batch_bytes(self._tower, self.batch_images)
 
     def warm_up(self) -> None:
-        """Encode a batch of the largest image. UnsupportedModelError: its features do not have the
+        """Encode a batch of the first image. UnsupportedModelError: its features do not have the
         planned shape."""
-        image, limits = self._tower.largest(), self.limits
+        if self._device.type == "cpu":  # where the first image may be smaller than the largest
+            torch.empty(self.workspace_bytes, dtype=torch.uint8)
+        image, limits = self._first or self._tower.largest(), self.limits
         batch = [image] * self.batch_images
         for features in self._worker.submit(self._encode_and_wait, batch).result():
             if features.shape != (image.rows, limits.width) or image.rows > limits.rows:

@@ -166,7 +166,10 @@ def load_encoder(settings: ModelSettings) -> EncoderReplica:
         assert model.vision is not None
         if settings.deterministic:  # libraries attend to images in batches
             vision = vision.model_copy(update={"batch_images": 1})
-        encoder = assemble_encoder(model.vision, vision, device=device)
+        context_tokens = min(_requested_context(settings, files), model.decoder.context_length)
+        encoder = assemble_encoder(
+            model.vision, vision, device=device, context_tokens=context_tokens
+        )
         log_encoder(settings.name, encoder)
         return encoder
 
@@ -218,7 +221,7 @@ def _load_replica(
     image_cache = create_image_cache(settings, model)
     options = _engine_options(settings, files, model, device, image_cache)
     _log_reduced_context(settings, files, options.context_tokens)
-    encoder = _image_encoder(settings, model, device, encoders)
+    encoder = _image_encoder(settings, model, device, encoders, options.context_tokens)
     trace_file = _trace_file(settings, model)
     loaded = time.monotonic()
     engine, memory = assemble(
@@ -288,14 +291,19 @@ def _served_files(
 
 
 def _image_encoder(
-    settings: ModelSettings, model: ChatModel, device: torch.device, encoders: EncoderSource | None
+    settings: ModelSettings,
+    model: ChatModel,
+    device: torch.device,
+    encoders: EncoderSource | None,
+    context_tokens: int,
 ) -> ImageEncoder | None:
     _check_vision(settings, model)
     if model.vision is None:
         return None
     if encoders is None:
         batch = 1 if settings.deterministic else None  # libraries attend to images in batches
-        return LocalEncoder(model.vision.tower, device=device, batch_images=batch)
+        first = model.vision.first_image(device, context_tokens)
+        return LocalEncoder(model.vision.tower, device=device, batch_images=batch, first=first)
     rules = PoolRules(timeout_s=settings.vision.timeout_s)
     limits, name = model.vision.tower.limits, model.vision.name
     return PoolEncoder(limits, encoders, tower=name, device=device, rules=rules)

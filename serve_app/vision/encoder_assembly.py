@@ -13,15 +13,18 @@ HOST = torch.device("cpu")
 
 
 def assemble_encoder(
-    vision: VisionModel, settings: VisionSettings, *, device: torch.device
+    vision: VisionModel, settings: VisionSettings, *, device: torch.device, context_tokens: int
 ) -> EncoderReplica:
-    """DoesNotFitError: memory is insufficient, on the device or the host."""
+    """`context_tokens`: the longest context of its models.
+
+    DoesNotFitError: memory is insufficient, on the device or the host."""
     encoder = EncoderReplica(
         vision.tower,
         name=vision.name,
         device=device,
         cache_bytes=settings.cache_bytes,
         batch_images=settings.batch_images,
+        first=vision.first_image(device, context_tokens),
     )
     _check_memory(encoder, device, settings.memory_bytes)
     try:

@@ -61,8 +61,8 @@ class EncoderReplica:
 
     Simultaneous requests for one image share one transfer and one encoding. Pixels of at most two
     batches are held, the one in the tower and the next; other callers wait, and tenants are served
-    in turn. `name`: digest of the file with the weights. `stall_s`: see `stalled`, by `clock` in
-    seconds. For one event loop.
+    in turn. `name`: digest of the file with the weights. `first`: as of `LocalEncoder`.
+    `stall_s`: see `stalled`, by `clock` in seconds. For one event loop.
     """
 
     def __init__(
@@ -73,13 +73,14 @@ class EncoderReplica:
         device: torch.device,
         cache_bytes: int | None = None,
         batch_images: int | None = None,
+        first: PreparedImage | None = None,
         stall_s: float = 300.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
         self._tower = OutgoingTower(tower)
         self._encoder = LocalEncoder(
-            self._tower, device=device, batch_images=batch_images, clock=clock
+            self._tower, device=device, batch_images=batch_images, first=first, clock=clock
         )
         self._most_pixels = max_pixel_elements(tower)
         check_cache(cache_bytes, tower)
@@ -114,7 +115,7 @@ class EncoderReplica:
         return pixels + self._cache_bytes + SENT_AT_ONCE * self._largest_bytes
 
     def warm_up(self) -> None:
-        """Encodes the largest batch, which fails here if memory is insufficient."""
+        """Encodes a batch of the first image, which fails here if memory is insufficient."""
         self._encoder.warm_up()
 
     async def features(self, request: EncodeRequest, receive: ReceivePixels) -> Tensor:

@@ -206,6 +206,16 @@ def test_limits_that_are_absent_or_huge_are_planned_for_without_encoding(
     check_limits(model)
 
 
+def test_a_start_on_a_cpu_encodes_a_small_image_whatever_the_file_allows(made) -> None:
+    _, most = QWEN_KEYS["qwen3vl", "ollama"]
+    model = made.load("qwen3vl", "ollama", {most: 16 << 20})
+    first = model.vision.first_image(CPU, 1 << 20)
+    assert first.rows <= 64 < model.tower.largest().rows
+    encoder = LocalEncoder(model.tower, device=CPU, first=first)
+    encoder.warm_up()
+    encoder.close()
+
+
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_limits_that_exceed_the_memory_are_refused_before_anything_is_encoded(
     made, flavour
