@@ -48,7 +48,7 @@ class LoadOptions:
     vision_device: the device of the vision model, None for that of the text model; on "meta" it has
     no weights and computes nothing.
     context_tokens: the longest sequence that will be served, None for the longest that the file
-    allows; some models choose their rotary factors by it.
+    allows; some models choose their rotary factors by it, and images are scaled down to it.
     progress(done, total): called with numbers of bytes read.
     image_limits: limits of decoded images.
     ranks: the ranks that divide the text model.

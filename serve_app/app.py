@@ -136,7 +136,7 @@ def _plan(settings: AppSettings) -> Plan:
     encoders = {}
     for model in settings.models:
         if model.vision.pooled:
-            need = _encoder_need(_encoder_models(settings)[_vision_key(model)])
+            need = _encoder_need(_encoder_models(settings)[_vision_key(model)][0])
             needs[need.what], encoders[model.name] = need, need.what
     return Plan(needs, _listed(settings.models), encoders)
 
@@ -168,17 +168,17 @@ def _bundle(options: Mapping[str, Any]) -> dict[str, float]:
 def _encoders(settings: AppSettings) -> dict[Hashable, Application]:
     timeout_s = settings.start_timeout_s
     return {
-        vision: _encoder(model, timeout_s) for vision, model in _encoder_models(settings).items()
+        vision: _encoder(models, timeout_s) for vision, models in _encoder_models(settings).items()
     }
 
 
-def _encoder_models(settings: AppSettings) -> dict[Hashable, ModelSettings]:
-    """The first model of each encoder, from whose settings it is loaded. Models with equal vision
-    files, whose images are computed in the same way, share one."""
-    models: dict[Hashable, ModelSettings] = {}
+def _encoder_models(settings: AppSettings) -> dict[Hashable, list[ModelSettings]]:
+    """The models of each encoder, which is loaded from the settings of the first. Models with equal
+    vision files, whose images are computed in the same way, share one."""
+    models: dict[Hashable, list[ModelSettings]] = {}
     for model in settings.models:
         if model.vision.pooled:
-            models.setdefault(_vision_key(model), model)
+            models.setdefault(_vision_key(model), []).append(model)
     return models
 
 
@@ -192,7 +192,8 @@ def _encoder_name(settings: ModelSettings) -> str:
     return f"VisionEncoder:{deployment_name(settings.name)}"
 
 
-def _encoder(settings: ModelSettings, start_timeout_s: float) -> Application:
+def _encoder(models: Sequence[ModelSettings], start_timeout_s: float) -> Application:
+    settings, contexts = models[0], [model.context_tokens for model in models]
     name = _encoder_name(settings)
     deployment = serve.deployment(
         VisionEncoder,
@@ -203,7 +204,7 @@ def _encoder(settings: ModelSettings, start_timeout_s: float) -> Application:
         **_LIFECYCLE,
         **_scale(settings.vision, start_timeout_s),
     )
-    return deployment.bind(settings)
+    return deployment.bind(settings, contexts)
 
 
 def _model(

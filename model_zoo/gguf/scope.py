@@ -36,7 +36,7 @@ from runtime.quant.weight import Compute, Weight
 class ScopeOptions:
     """How layers are built from tensors, besides device and type.
 
-    context_tokens: the longest sequence to serve; None: the file's maximum.
+    context_tokens: the longest sequence to serve; None: the file's maximum, and images of any size.
     ranks: the ranks that divide the model; with a `Split`, a layer holds the part of this rank, and
     its result is a part or, for layers that reduce or gather, whole.
     layer_placement: the device of each layer under the prefix `blk`; None: all on one device.

@@ -1,6 +1,7 @@
 """Image processor of Qwen-VL, GLM-V and PaddleOCR-VL: keeps the aspect ratio within an area."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from torch import Tensor
 
@@ -47,6 +48,11 @@ class QwenVLProcessor:
         unit = self.area.unit
         small = resized(image, rows * unit, columns * unit, Filter.BICUBIC)
         return patch_blocks(self.normalisation(small), patch=self.patch, block=self.merge)
+
+    def within(self, rows: int) -> Self:
+        """See `ScalableProcessor`."""
+        most = max(rows * self.area.unit**2, self.min_pixels)
+        return replace(self, max_pixels=min(self.max_pixels, most))
 
     @property
     def area(self) -> BoundedArea:

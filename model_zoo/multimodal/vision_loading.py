@@ -1,6 +1,7 @@
 """Finds the file with a model's vision model, builds it, and checks that it fits the text model."""
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib import import_module
@@ -44,7 +45,7 @@ class VisionFile:
         fit the text model."""
         build: Builder = import_module(self.family.multimodal).build_multimodal
         try:
-            parts = build(w, self.metadata, tokenizer)
+            parts = build(_served(w, decoder), self.metadata, tokenizer)
         except ModelFileError as error:
             if str(self.file.path) in str(error):
                 raise
@@ -127,6 +128,14 @@ def _projector(own: GGUFFile, file: GGUFFile, metadata: Metadata) -> VisionFile:
             f"type {kind} is for models of architecture {expected}, not {metadata.architecture}",
         )
     return VisionFile(own, stated, file, family)
+
+
+def _served(w: TensorScope, decoder: DecoderModel) -> TensorScope:
+    """The same scope for the context that is served: no longer one than the text model supports."""
+    served = copy(w)
+    if w.context_tokens is not None:
+        served.context_tokens = min(w.context_tokens, decoder.context_length)
+    return served
 
 
 def build_vision(

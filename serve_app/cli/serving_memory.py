@@ -78,12 +78,13 @@ class ServingMemory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Files:
-    """The headers of a model's files."""
+    """The headers of a model's files. `context_tokens`: the context to serve."""
 
     facts: ModelFacts
     projector: Path | None
     adapters: Sequence[Adapter]
     draft: Path | None
+    context_tokens: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +117,8 @@ def serving_memory(
     """
     where = _device(device)
     adapters = open_adapters(location.adapters, facts.metadata, read=False)
-    files = _Files(facts, location.projector, adapters, location.draft)
+    wanted_tokens = context_tokens or own_context_tokens or DEFAULT_CONTEXT_TOKENS
+    files = _Files(facts, location.projector, adapters, location.draft, wanted_tokens)
     outline = _outline(files, where, wanted=projector_wanted)
     most = outline.decoder.context_length
     own = min(own_context_tokens or DEFAULT_CONTEXT_TOKENS, most)
@@ -188,7 +190,7 @@ def _built_for(files: _Files, device: torch.device) -> _UnloadedModel:
 def _built_on(files: _Files, where: torch.device, device: torch.device) -> _UnloadedModel:
     """`where`: the device of the weights; `device`: the device to serve on."""
     facts = files.facts
-    options = ScopeOptions(adapters=files.adapters)
+    options = ScopeOptions(adapters=files.adapters, context_tokens=files.context_tokens)
     w = TensorScope(facts.file, device=where, dtype=_number_type(device), options=options)
     decoder, *_ = build_text(class_for(facts.metadata), w, facts.metadata)
     tower = _tower(facts, files.projector, w.undivided(), decoder)
@@ -219,7 +221,8 @@ def _tower(
         return None
     if vision.is_own:
         vision = replace(vision, file=UnreadFile.open(vision.file.path))
-        w = TensorScope(vision.file, device=w.device, dtype=w.dtype)
+        options = ScopeOptions(context_tokens=w.context_tokens)
+        w = TensorScope(vision.file, device=w.device, dtype=w.dtype, options=options)
     tower = vision.build(w, _tokenizer(facts), decoder).tower
     w.check()
     return tower

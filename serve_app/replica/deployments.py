@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -161,9 +161,14 @@ async def _is_served_elsewhere(probe: str) -> bool:
 
 
 class VisionEncoder:
-    """An encoder for the models that share a vision model. Features are sent over a TCP stream."""
+    """An encoder for the models that share a vision model. Features are sent over a TCP stream.
 
-    async def __init__(self, settings: ModelSettings) -> None:  # type: ignore[misc]
+    `settings`: of one of them; `contexts`: `context_tokens` of the others.
+    """
+
+    async def __init__(  # type: ignore[misc]
+        self, settings: ModelSettings, contexts: Sequence[int | None] = ()
+    ) -> None:
         with lasting_imports():
             from serve_app.replica.loading import load_encoder
             from serve_app.transport.features import feature_server
@@ -172,7 +177,7 @@ class VisionEncoder:
         self._opened = AsyncExitStack()
         self._encoder: EncoderReplica | UnservedEncoder
         try:
-            self._encoder = await asyncio.to_thread(load_encoder, settings)
+            self._encoder = await asyncio.to_thread(load_encoder, settings, contexts)
         except Exception as error:
             what = f"the vision encoder of model '{settings.name}'"
             self._encoder = await _stand_in(

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -147,14 +148,23 @@ def run_rank(settings: ModelSettings, rank_info: RankInfo) -> None:
         member.close()
 
 
-def load_encoder(settings: ModelSettings) -> EncoderReplica:
-    """A vision encoder of the model's pool; only the vision model's weights are loaded."""
+def load_encoder(settings: ModelSettings, contexts: Sequence[int | None] = ()) -> EncoderReplica:
+    """A vision encoder of the model's pool; only the vision model's weights are loaded.
+
+    `contexts`: `context_tokens` of the other models of the pool. Images of the one with the longest
+    context may be largest, and the encoder accepts those.
+    """
     with named_errors(f"Model {settings.name}"):
         vision = settings.vision
         device = computing_device(vision.computing_device, vision.threads)
         log_devices(device, kind=vision.computing_device)
         # Without adapters: they change text models only, and several models may share an encoder.
         files = dataclasses.replace(pulled_files(settings, os.environ), adapters=())
+        longest = max(
+            _requested_context(settings.model_copy(update={"context_tokens": given}), files)
+            for given in (settings.context_tokens, *contexts)
+        )
+        settings = settings.model_copy(update={"context_tokens": longest})
         dtype = number_type(vision.dtype, device)
         compute = compute_type(settings.compute)
         options = LoadOptions(
@@ -166,7 +176,7 @@ def load_encoder(settings: ModelSettings) -> EncoderReplica:
         assert model.vision is not None
         if settings.deterministic:  # libraries attend to images in batches
             vision = vision.model_copy(update={"batch_images": 1})
-        context_tokens = min(_requested_context(settings, files), model.decoder.context_length)
+        context_tokens = min(longest, model.decoder.context_length)
         encoder = assemble_encoder(
             model.vision, vision, device=device, context_tokens=context_tokens
         )

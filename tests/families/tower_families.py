@@ -28,6 +28,7 @@ from model_zoo.models.lfm2 import vision as lfm2
 from model_zoo.models.llama4 import vision as llama4
 from model_zoo.models.llava import vision as llava
 from model_zoo.models.llava import vision_next as llava_next
+from model_zoo.models.mistral3 import multimodal as mistral3_files
 from model_zoo.models.mistral3 import vision as mistral3
 from model_zoo.models.mllama import vision as mllama
 from model_zoo.models.paddleocr import vision as paddleocr
@@ -293,7 +294,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         flavours=LLAMA_CPP,
     ),
     "lighton": TowerFamily(
-        mistral3.PixtralTower,
+        with_processor(mistral3.PixtralTower, mistral3_files),
         lighton_config,
         {"plain": {}},
         mistral3_image,
@@ -386,7 +387,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         refused=[({"window_kernel_size": [1, 1]}, "llama.cpp", "`window_kernel_size`")],
     ),
     "mistral3": TowerFamily(
-        mistral3.PixtralTower,
+        with_processor(mistral3.PixtralTower, mistral3_files),
         mistral3_config,
         {
             "plain": {},

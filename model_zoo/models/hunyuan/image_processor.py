@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import isqrt
+from typing import Self
 
 from torch import Tensor
 
@@ -43,6 +44,11 @@ class LinedProcessor:
 
     def pixels(self, image: Pixels) -> Tensor:
         return self.patches.pixels(image)
+
+    def within(self, rows: int) -> Self:
+        """See `ScalableProcessor`. Squares of so many rows have a column for the ends of lines."""
+        side = isqrt(rows)
+        return replace(self, patches=self.patches.within(max(rows - side - 2, 1)))
 
     def _narrowest(self) -> Iterator[tuple[int, int]]:
         """(height, width) of the highest images of each number of columns."""

@@ -7,6 +7,7 @@ from model_zoo.layers.vision.vision_sizes import MAX_MERGED, MAX_PATCH
 from model_zoo.models.hunyuan.image_processor import LinedProcessor
 from model_zoo.models.hunyuan.placeholders import HunyuanPlaceholders
 from model_zoo.models.hunyuan.vision import MERGED, LinedTower
+from model_zoo.multimodal.context_share import scaled_to_context
 from model_zoo.multimodal.image_settings import read_areas, read_normalisation
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
@@ -18,7 +19,7 @@ LEAST_PIXELS, MOST_PIXELS = 512 * 512, 2048 * 2048
 
 
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
-    processor = read_processor(metadata)
+    processor = scaled_to_context(read_processor(metadata), w.context_tokens)
     tower = LinedTower(w, metadata, processor)
     return MultimodalSpec(tower, processor, HunyuanPlaceholders(tokenizer))
 

@@ -1,7 +1,8 @@
 """Image processor of Kimi-VL: keeps size and aspect of images up to a number of patches."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from torch import Tensor
 
@@ -80,6 +81,11 @@ class KimiVLProcessor:
         _, height, width = self.outline(*image.shape[:2]).shape
         scaled = resized(image, *self._scaled(*image.shape[:2]), Filter.BICUBIC)
         return self.normalisation(on_canvas(scaled, height, width))
+
+    def within(self, rows: int) -> Self:
+        """See `ScalableProcessor`. Both sides are rounded up to whole merged patches."""
+        side = self.merge * max(math.isqrt(rows) - 1, 1)
+        return replace(self, patches=min(self.patches, side**2))
 
     @property
     def _edge(self) -> int:

@@ -2,7 +2,8 @@
 bounded."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from torch import Tensor
 
@@ -42,6 +43,11 @@ class PixtralProcessor:
     def pixels(self, image: Pixels) -> Tensor:
         _, height, width = self.outline(*image.shape[:2]).shape
         return self.normalisation(resized(image, height, width, Filter.BICUBIC))
+
+    def within(self, rows: int) -> Self:
+        """See `ScalableProcessor`. Squares have the most rows."""
+        edge = max(math.isqrt(rows), 1) * self.patch * self.merge
+        return replace(self, longest_edge=min(self.longest_edge, edge))
 
     def _grid(self, height: int, width: int) -> tuple[int, int]:
         """At least one row and one column; the reference fails for narrower images."""

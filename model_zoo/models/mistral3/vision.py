@@ -4,7 +4,7 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.images.prepared import ImageOutline, blank
+from model_zoo.images.prepared import ImageBounds, blank
 from model_zoo.layers.rope import Pairs
 from model_zoo.layers.rope_scaling import DEFAULT_BASE, plain_frequencies
 from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
@@ -19,7 +19,7 @@ from model_zoo.layers.vision.vision_layer import (
     read_layer,
     rms_norms,
 )
-from model_zoo.layers.vision.vision_sizes import CHANNELS, MAX_SIDE, VisionSizes
+from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.multimodal.image_settings import projector_type
 from runtime.kernels.pointwise import Gate, gelu_erf, gelu_erf_mul, gelu_quick_mul, silu_mul
 from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
@@ -37,7 +37,7 @@ class PixtralTower:
     """See `VisionTower`. pixels [images, 3, height, width], both sides multiples of the side of a
     merged patch; rows are in row-major order."""
 
-    def __init__(self, w: TensorScope, metadata: Metadata) -> None:
+    def __init__(self, w: TensorScope, metadata: Metadata, images: ImageBounds) -> None:
         before = w.loaded_bytes
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
         self._device, self._dtype = w.device, w.dtype
@@ -47,14 +47,11 @@ class PixtralTower:
         self._norm = v.rms_norm(norm, sizes.eps, size=sizes.hidden)
         self._rotary = _rotary(w, sizes)
         self._layers = [_layer(v.scope("blk", i), sizes) for i in range(sizes.layers)]
-        self._merge = _merge(metadata)
+        self._merge = read_merge(metadata)
         self._projector = PatchMerger(w.scope("mm"), sizes, self._merge)
         v.table("token_embd.img_break", shape=(None,), optional=True)  # in both files
-        step = sizes.patch * self._merge
-        edge = metadata.get_size(EDGE_KEY, sizes.side(SIDE), at_most=MAX_SIDE)
-        self._most = -(-edge // step)
-        width = self._projector.width
-        self.limits = ImageLimits(self._most**2, width, w.dtype)
+        self._largest = images.largest
+        self.limits = ImageLimits(images.most_rows, self._projector.width, w.dtype)
         self.weight_bytes = w.loaded_bytes - before
 
     def activation_bytes(self, images: int) -> int:
@@ -64,9 +61,7 @@ class PixtralTower:
         return 4 * (edges + projected) + layers_bytes(self._device, sizes, self._layers, rows)
 
     def largest(self) -> PreparedImage:
-        side = self._most * self._merge * self._sizes.patch
-        grid = (self._most, self._most)
-        return blank(ImageOutline((CHANNELS, side, side), grid, self.limits.rows))
+        return blank(self._largest)
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         images, rows, columns = len(pixels), *(s // self._sizes.patch for s in pixels.shape[2:])
@@ -133,7 +128,7 @@ def _gate(metadata: Metadata) -> Gate:
     return gelu_erf_mul if metadata.get("use_gelu", bool, False) else gelu_quick_mul
 
 
-def _merge(metadata: Metadata) -> int:
+def read_merge(metadata: Metadata) -> int:
     """The side, in patches, of the squares that are merged; 1 in Pixtral's first files."""
     if metadata.architecture == "clip":
         return metadata.get_size("vision.spatial_merge_size", 1, at_most=16)

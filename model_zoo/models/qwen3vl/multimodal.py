@@ -6,6 +6,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import STANDARD
 from model_zoo.layers.vision.vision_sizes import MAX_MERGED, MAX_PATCH
 from model_zoo.models.qwen3vl.vision import MERGED, DeepTower
+from model_zoo.multimodal.context_share import scaled_to_context
 from model_zoo.multimodal.image_settings import read_areas, read_normalisation
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
@@ -23,7 +24,7 @@ OLLAMA_KEYS = "vision.shortest_edge", "vision.longest_edge"
 
 
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
-    processor = read_processor(metadata)
+    processor = scaled_to_context(read_processor(metadata), w.context_tokens)
     tower = DeepTower(w, metadata, processor)
     return MultimodalSpec(tower, processor, QwenPlaceholders(tokenizer), depth=tower.depth)
 

@@ -17,7 +17,7 @@ import torch
 
 from model_zoo.chat_model import ChatModel
 from model_zoo.images.prepared import ImageOutline, blank
-from model_zoo.registry import load
+from model_zoo.registry import LoadOptions, load
 from runtime.errors import DoesNotFitError, ModelFileError, RequestError
 from runtime.vision.encoder import LocalEncoder, max_pixel_elements
 from tests.families.engine_runs import answers
@@ -111,14 +111,20 @@ class Made:
         self._folders: dict[tuple[str, str], Path] = {}
 
     def load(
-        self, family: str, flavour: str, limits: Limits, device: torch.device = CPU
+        self,
+        family: str,
+        flavour: str,
+        limits: Limits,
+        device: torch.device = CPU,
+        context_tokens: int | None = None,
     ) -> ChatModel:
         """With a file that states other limits; a key whose value is None is left out."""
         folder = self._folder(family, flavour)
         own = folder / "mmproj-tiny.gguf"
         source = own if own.exists() else folder / "tiny.gguf"
         changed = rewrite(source, folder / f"changed-{source.name}", own_keys=limits)
-        options = {"device": device, "dtype": torch.float32}
+        loading = LoadOptions(context_tokens=context_tokens)
+        options = {"device": device, "dtype": torch.float32, "options": loading}
         if own.exists():
             return load(folder / "tiny.gguf", projector=changed, **options)
         return load(changed, **options)
@@ -204,6 +210,32 @@ def test_limits_that_are_absent_or_huge_are_planned_for_without_encoding(
     model = made.load(family, flavour, {most: 16 << 20}, META)
     assert model.vision.processor.most_rows == (16 << 20) // UNITS[family] ** 2
     check_limits(model)
+
+
+@pytest.mark.parametrize(
+    ("family", "flavour"),
+    [
+        ("glm4v", "llama.cpp"),
+        ("hunyuan_vl", "llama.cpp"),
+        ("kimivl", "llama.cpp"),
+        ("mistral3", "ollama"),
+        ("paddleocr", "llama.cpp"),
+        ("qwen25vl", "ollama"),
+        ("qwen3vl", "ollama"),
+    ],
+)
+def test_images_are_scaled_down_to_the_context_that_is_served(made, family, flavour) -> None:
+    """Also if the text model supports less than is requested."""
+    large = made.load(family, flavour, {}, META)
+    photo = large.vision.processor.outline(300, 400).rows
+    small = made.load(family, flavour, {}, META, context_tokens=16).vision
+    assert small.processor.outline(300, 400).rows <= 12 < photo
+    assert small.tower.limits.rows == small.processor.most_rows < large.tower.limits.rows
+    most = large.decoder.context_length
+    assert (
+        made.load(family, flavour, {}, META, 2 * most).vision.processor
+        == made.load(family, flavour, {}, META, most).vision.processor
+    )
 
 
 def test_a_start_on_a_cpu_encodes_a_small_image_whatever_the_file_allows(made) -> None:

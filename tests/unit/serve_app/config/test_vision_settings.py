@@ -74,9 +74,10 @@ def files(tmp_path_factory) -> dict[str, str]:
 
 def test_only_models_with_equal_vision_files_share_encoders(files) -> None:
     pool = {"replicas": 2, "num_cpus": 0.5}
+    longer = {"placement": "pool", "timeout_s": 30}
     models = [
         {"name": "one", **files, "vision": pool},
-        {"name": "two", **files, "vision": {**pool, "placement": "pool", "timeout_s": 30}},
+        {"name": "two", **files, "context_tokens": 96, "vision": {**pool, **longer}},
         {"name": "apart", **files, "vision": {"replicas": 1}},
         {"name": "local", **files},
     ]
@@ -84,7 +85,7 @@ def test_only_models_with_equal_vision_files_share_encoders(files) -> None:
     encoders = {name: made[name] for name in made if name.startswith("VisionEncoder")}
     assert sorted(encoders) == ["VisionEncoder:apart", "VisionEncoder:one"]
     shared = encoders["VisionEncoder:one"]
-    assert shared.num_replicas == 2
+    assert shared.num_replicas == 2 and shared.init_args[1] == [64, 96]
     assert shared.ray_actor_options["num_cpus"] == 0.5
     bound = {name: made[name].init_args[1] for name in ("one", "two", "apart", "local")}
     assert bound["one"] is bound["two"] is not bound["apart"] and bound["local"] is None
