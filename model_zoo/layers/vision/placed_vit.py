@@ -62,11 +62,14 @@ class PlacedVit:
         ]
         self._merged = merged
 
-    def nbytes(self, rows: int) -> int:
-        """Upper bound of the bytes that encoding so many patches takes, result included."""
+    def nbytes(self, rows: int, *following: LayerNeeds) -> int:
+        """Upper bound of the bytes that encoding so many patches takes, result included, and those
+        of the layers that follow, which take slabs of at most as many rows."""
         sizes = self._sizes
         edges = rows * (2 * sizes.patch_elements + 5 * sizes.hidden)
-        needs = [*self._layers, self._merged.merger] if self._merged else self._layers
+        needs: list[LayerNeeds] = [*self._layers, *following]
+        if self._merged is not None:
+            needs.append(self._merged.merger)
         return 4 * edges + layers_bytes(self._device, sizes, needs, rows)
 
     def __call__(

@@ -8,10 +8,11 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.prepared import ImageBounds, blank
 from model_zoo.layers.linear import Linear
-from model_zoo.layers.vision.image_attention import ImageBatch, whole
+from model_zoo.layers.vision.image_attention import ImageBatch, slabs, whole
 from model_zoo.layers.vision.names import LayerNames
 from model_zoo.layers.vision.patches import in_float32, patch_embedding, read_bias
 from model_zoo.layers.vision.rotary import coordinates
+from model_zoo.layers.vision.row_projector import RowProjector
 from model_zoo.layers.vision.square_places import add_places_, square_places
 from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import MAX_MERGED, VisionSizes
@@ -52,8 +53,10 @@ class LinedTower:
         sizes, merged = self._sizes, images * self.limits.rows
         rows = merged * self._merge**2
         edges = rows * (2 * sizes.patch_elements + 5 * sizes.hidden)
-        results = merged * self._merger.row_elements
-        return 4 * (edges + results) + layers_bytes(self._device, sizes, self._layers, rows)
+        results = merged * self._merger.result_elements
+        return 4 * (edges + results) + layers_bytes(
+            self._device, sizes, [*self._layers, self._merger.squares], rows
+        )
 
     def largest(self) -> PreparedImage:
         return blank(self._largest)
@@ -66,7 +69,7 @@ class LinedTower:
         batch = ImageBatch(images, whole(rows * columns), pause=pause)
         for layer in self._layers:
             x = layer(x, batch)
-        return self._merger(x.view(images, *grid, -1))
+        return self._merger(x, images, grid, pause)
 
     def _stretched(self, rows: int, columns: int) -> Tensor:
         """The position table interpolated to `rows` and `columns`."""
@@ -79,15 +82,17 @@ class LinedTower:
 
 class LineMerger:
     """Merges squares of patches, appends a row to each line, projects all rows, and norms them
-    between those for the begin and the end of the image. row_elements: of activations per row."""
+    between those for the begin and the end of the image. squares: see `LayerNeeds`.
+    result_elements: of results per row."""
 
     def __init__(self, w: TensorScope, sizes: VisionSizes, side: int) -> None:
-        mm, self._hidden = w.scope("mm"), sizes.hidden
-        self._norm = mm.rms_norm("pre_norm", sizes.eps, size=sizes.hidden)
-        self._first = _convolution(mm, "0", sizes.hidden, side)
-        between = self._first.weight.shape[0]
-        self._second = _convolution(mm, "2", between, 1)
-        wide = self._second.weight.shape[0]
+        mm = w.scope("mm")
+        norm = mm.rms_norm("pre_norm", sizes.eps, size=sizes.hidden)
+        first = _convolution(mm, "0", sizes.hidden, side)
+        between = first.weight.shape[0]
+        second = _convolution(mm, "2", between, 1)
+        wide = second.weight.shape[0]
+        self.squares = RowProjector(first, second, (sizes.hidden * side**2, between, wide), norm)
         self._line_end = w.vector("v.image_newline", size=wide, bare=True)
         self.width = (mm.shape("model.fc") or (1,))[0]
         self._project = mm.linear("model.fc", shape=(self.width, wide))
@@ -96,20 +101,25 @@ class LineMerger:
         )
         w.ignore("v.view_seperator")
         self._post_norm = mm.rms_norm("post_norm", sizes.eps, size=self.width)
-        merged = sizes.hidden * side**2
-        self.row_elements = 3 * merged + 3 * between + 3 * wide + 5 * self.width
+        self.result_elements = 3 * wide + 5 * self.width
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [images, lines, columns, patches of a square * hidden] -> [images, 1 + lines * (columns
-        + 1) + 1, width]."""
-        images, lines, columns, wide = x.shape
-        normed = self._norm(x.view(-1, self._hidden)).view(-1, wide)
-        merged = self._second(gelu_erf(self._first(normed)))
+    def __call__(self, x: Tensor, images: int, grid: tuple[int, int], pause: Pause) -> Tensor:
+        """x [images * patches, hidden], lines and columns of squares -> [images, 1 + lines *
+        (columns + 1) + 1, width]."""
+        lines, columns = grid
+        merged = self.squares(x, pause)
         ends = self._line_end.to(merged.dtype).expand(images, lines, 1, -1)
         ended = torch.cat([merged.view(images, lines, columns, -1), ends], dim=2)
-        rows = self._project(ended.flatten(0, 2)).view(images, lines * (columns + 1), -1)
+        rows = self._projected(ended.flatten(0, 2), pause).view(images, lines * (columns + 1), -1)
         begin, end = (row.to(rows.dtype).expand(images, 1, -1) for row in (self._begin, self._end))
         return self._post_norm(torch.cat([begin, rows, end], dim=1))
+
+    def _projected(self, x: Tensor, pause: Pause) -> Tensor:
+        """x [rows, wide] -> [rows, width]."""
+        projected = torch.empty(len(x), self.width, dtype=x.dtype, device=x.device)
+        for rows in slabs(x, pause):
+            projected[rows] = self._project(x[rows])
+        return projected
 
 
 def _convolution(w: TensorScope, name: str, channels: int, side: int) -> Linear:

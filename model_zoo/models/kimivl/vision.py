@@ -16,10 +16,11 @@ from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
 from model_zoo.layers.vision.names import LayerNames, first_table
 from model_zoo.layers.vision.patches import patch_embedding, squares
 from model_zoo.layers.vision.rotary import coordinates
+from model_zoo.layers.vision.row_projector import RowProjector
 from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.models.kimivl.image_processor import KimiVLProcessor
-from runtime.kernels.pointwise import gelu, gelu_erf
+from runtime.kernels.pointwise import gelu
 from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 EPS = 1e-5
@@ -41,11 +42,14 @@ class MoonTower:
         layer = partial(plain_layer, sizes=sizes, names=LayerNames(), curve=gelu)
         self._layers = [layer(v.scope("blk", index)) for index in range(sizes.layers)]
         self._post_norm = v.layer_norm("post_ln", sizes.eps, size=sizes.hidden)
-        mm, self._wide = w.scope("mm"), sizes.hidden * images.merge**2
-        self._norm = mm.layer_norm("input_norm", EPS, size=sizes.hidden)
+        mm, wide = w.scope("mm"), sizes.hidden * images.merge**2
         width = (mm.shape("2") or (1,))[0]
-        self._first = mm.linear("1", shape=(self._wide, self._wide))
-        self._second = mm.linear("2", shape=(width, self._wide))
+        self._projector = RowProjector(
+            mm.linear("1", shape=(wide, wide)),
+            mm.linear("2", shape=(width, wide)),
+            (wide, wide, width),
+            mm.layer_norm("input_norm", EPS, size=sizes.hidden),
+        )
         self.limits = ImageLimits(images.most_rows, width, w.dtype)
         self.weight_bytes = w.loaded_bytes - before
 
@@ -53,8 +57,9 @@ class MoonTower:
         sizes, merged = self._sizes, images * self.limits.rows
         rows = merged * self.images.merge**2
         edges = rows * (3 * sizes.patch_elements + 7 * sizes.hidden + sizes.head_dim)
-        projected = merged * (4 * self._wide + 2 * self.limits.width)
-        return 4 * (edges + projected) + layers_bytes(self._device, sizes, self._layers, rows)
+        return 4 * (edges + 2 * merged * self.limits.width) + layers_bytes(
+            self._device, sizes, [*self._layers, self._projector], rows
+        )
 
     def largest(self) -> PreparedImage:
         return blank(self.images.largest)
@@ -72,8 +77,7 @@ class MoonTower:
         batch = ImageBatch(images, whole(rows * columns), rotation, pause)
         for layer in self._layers:
             x = layer(x, batch)
-        merged = self._norm(self._post_norm(x)).view(-1, self._wide)
-        return self._second(gelu_erf(self._first(merged))).view(images, -1, self.limits.width)
+        return self._projector(self._post_norm(x), pause).view(images, -1, self.limits.width)
 
     def _rotation(self, rows: Tensor, columns: Tensor) -> Rotation:
         """Pairs of neighbouring dimensions are turned by column and row alternately."""

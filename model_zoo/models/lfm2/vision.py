@@ -13,11 +13,12 @@ from model_zoo.layers.vision.image_attention import AttentionSpan, ImageBatch
 from model_zoo.layers.vision.names import LayerNames, known_as
 from model_zoo.layers.vision.patches import patch_embedding
 from model_zoo.layers.vision.rotary import coordinates
+from model_zoo.layers.vision.row_projector import RowProjector
 from model_zoo.layers.vision.square_places import square_places
 from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.models.lfm2.image_processor import ImageParts, Lfm2Processor
-from runtime.kernels.pointwise import gelu, gelu_erf
+from runtime.kernels.pointwise import gelu
 from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 EPS, PROJECTOR_EPS, MERGED = 1e-6, 1e-5, 2
@@ -41,7 +42,7 @@ class NaflexTower:
             plain_layer(v.scope("blk", i), sizes, LayerNames(), gelu) for i in range(sizes.layers)
         ]
         self._norm = v.layer_norm("post_ln", sizes.eps, size=sizes.hidden)
-        self._projector = MergingProjector(w.scope("mm"), sizes.hidden * processor.merge**2)
+        self._projector = _projector(w.scope("mm"), sizes.hidden, processor.merge**2)
         self.limits = ImageLimits(processor.most_rows, self._projector.width, w.dtype)
         self.weight_bytes = w.loaded_bytes - before
 
@@ -51,8 +52,9 @@ class NaflexTower:
         edges = rows * (2 * sizes.patch_elements + 5 * sizes.hidden)
         # The positions of one image, one axis interpolated and both.
         edges += 4 * self.limits.rows * self._processor.merge**2 * sizes.hidden
-        results = merged * self._projector.row_elements
-        return 4 * (edges + results) + layers_bytes(self._device, sizes, self._layers, rows)
+        return 4 * (edges + 2 * merged * self.limits.width) + layers_bytes(
+            self._device, sizes, [*self._layers, self._projector], rows
+        )
 
     def largest(self) -> PreparedImage:
         return blank(self._processor.largest)
@@ -64,8 +66,7 @@ class NaflexTower:
         batch = ImageBatch(images, self._spans(parts), pause=pause)
         for layer in self._layers:
             x = layer(x, batch)
-        merged = self._norm(x).view(len(x) // self._processor.merge**2, -1)
-        return self._projector(merged).view(images, -1, self.limits.width)
+        return self._projector(self._norm(x), pause).view(images, -1, self.limits.width)
 
     def _positions(self, parts: ImageParts) -> Tensor:
         """[patches of an image, hidden] in the order of its pixels."""
@@ -94,19 +95,14 @@ class NaflexTower:
         return spans
 
 
-class MergingProjector:
-    """Two layers for rows that are merged already, after a norm if the file has one."""
-
-    def __init__(self, w: TensorScope, wide: int) -> None:
-        norm = known_as(w, "input_norm", "layer_norm")
-        self._norm = w.layer_norm(norm, PROJECTOR_EPS, size=wide) if w.has(norm) else None
-        between = (w.shape("1") or (1,))[0]
-        self.width = (w.shape("2") or (1,))[0]
-        self._first = w.linear("1", shape=(between, wide))
-        self._second = w.linear("2", shape=(self.width, between))
-        self.row_elements = 2 * wide + 3 * between + 3 * self.width
-
-    def __call__(self, merged: Tensor) -> Tensor:
-        """merged [rows, wide] -> [rows, width]"""
-        normed = merged if self._norm is None else self._norm(merged)
-        return self._second(gelu_erf(self._first(normed)))
+def _projector(w: TensorScope, hidden: int, each: int) -> RowProjector:
+    """For every `each` rows, with a norm if the file has one."""
+    name, wide = known_as(w, "input_norm", "layer_norm"), hidden * each
+    between, width = (w.shape("1") or (1,))[0], (w.shape("2") or (1,))[0]
+    return RowProjector(
+        w.linear("1", shape=(between, wide)),
+        w.linear("2", shape=(width, between)),
+        (wide, between, width),
+        w.layer_norm(name, PROJECTOR_EPS, size=wide) if w.has(name) else None,
+        late=True,
+    )

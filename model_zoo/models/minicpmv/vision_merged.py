@@ -1,7 +1,6 @@
 """Vision model of MiniCPM-V 4.6: SigLIP on parts of an image, whose patches are merged two by two
 between layers and again behind them."""
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -14,11 +13,12 @@ from model_zoo.images.tiling import Size
 from model_zoo.layers.vision.image_attention import AttentionSpan, ImageAttention, ImageBatch, slabs
 from model_zoo.layers.vision.names import LayerNames
 from model_zoo.layers.vision.placed_vit import MergedAfter, PlacedVit
+from model_zoo.layers.vision.row_projector import RowProjector
 from model_zoo.layers.vision.vision_layer import plain_layer
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.models.minicpmv.image_processor import SlicingProcessor
 from model_zoo.models.minicpmv.vision import of_all_parts
-from runtime.kernels.pointwise import gelu, gelu_erf
+from runtime.kernels.pointwise import gelu
 from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 EPS = 1e-6
@@ -40,10 +40,7 @@ class MergedTower:
         v = w.scope("v")
         merged = MergedAfter(_merging_layer(sizes), WindowMerger(v.scope("vit_merger"), sizes))
         self._vit = PlacedVit(v, sizes, layer, merged)
-        self._wide = sizes.hidden * MERGE**2
-        mm = w.scope("mm")
-        self._norm = mm.layer_norm("input_norm", EPS, size=self._wide)
-        self._projector = TwoLayers(mm, self._wide, gelu_erf, "up", "down")
+        self._projector = _projector(w.scope("mm"), sizes.hidden * MERGE**2)
         self.limits = ImageLimits(images.most_rows, self._projector.width, w.dtype)
         self.weight_bytes = w.loaded_bytes - before
 
@@ -51,9 +48,10 @@ class MergedTower:
         """The slices of all images are one batch."""
         rows = images * self.limits.rows
         patches = rows * SQUARE**2
-        elements = 2 * self.limits.width + 2 * self._wide + self._projector.row_elements
         pixels = patches * self._sizes.patch_elements
-        return 4 * (rows * elements + pixels) + self._vit.nbytes(patches)
+        return 4 * (3 * rows * self.limits.width + pixels) + self._vit.nbytes(
+            patches, self._projector
+        )
 
     def largest(self) -> PreparedImage:
         return blank(self.images.largest)
@@ -68,8 +66,19 @@ class MergedTower:
         patches = pixels[:, :, : rows * columns].flatten(0, 1)
         order = nested_squares(rows, columns, device=pixels.device)
         seen = self._vit(patches, rows, columns, pause, order)
-        projected = self._projector(self._norm(seen.reshape(-1, self._wide)))
+        projected = self._projector(seen.flatten(0, 1), pause)
         return projected.view(len(pixels), -1, self.limits.width)
+
+
+def _projector(w: TensorScope, wide: int) -> RowProjector:
+    between, width = (w.shape("up") or (wide,))[0], (w.shape("down") or (1,))[0]
+    return RowProjector(
+        w.linear("up", shape=(between, wide)),
+        w.linear("down", shape=(width, between)),
+        (wide, between, width),
+        w.layer_norm("input_norm", EPS, size=wide),
+        late=True,
+    )
 
 
 class WindowMerger:
@@ -85,7 +94,7 @@ class WindowMerger:
             w, hidden=sizes.hidden, heads=sizes.heads, output="attn_out"
         )
         self._norm = w.layer_norm("ds_ln", sizes.eps, size=wide)
-        self._layers = TwoLayers(w, wide, gelu, "ds_ffn_up", "ds_ffn_down", width=sizes.hidden)
+        self._layers = TwoLayers(w, wide, sizes.hidden)
         merging = 3 * wide + self._layers.row_elements
         self.row_elements = max(self._attention.row_elements, merging)
         self.kept_elements = self._attention.kept_elements + sizes.hidden
@@ -107,29 +116,18 @@ class WindowMerger:
 
 
 class TwoLayers:
-    """down(curve(up(x))) of another width, which is that of the tensor if it is not given."""
+    """down(gelu(up(x))) of another width."""
 
-    def __init__(
-        self,
-        w: TensorScope,
-        hidden: int,
-        curve: Callable[[Tensor], Tensor],
-        up: str,
-        down: str,
-        *,
-        width: int | None = None,
-    ) -> None:
-        self._curve = curve
-        inner = (w.shape(up) or (hidden,))[0]
-        self.width = width or (w.shape(down) or (1,))[0]
-        self._up = w.linear(up, shape=(inner, hidden))
-        self._down = w.linear(down, shape=(self.width, inner))
-        self.row_elements = 4 * inner + 2 * self.width
-        self.matrix_elements = inner * max(hidden, self.width)
+    def __init__(self, w: TensorScope, wide: int, width: int) -> None:
+        inner = (w.shape("ds_ffn_up") or (wide,))[0]
+        self._up = w.linear("ds_ffn_up", shape=(inner, wide))
+        self._down = w.linear("ds_ffn_down", shape=(width, inner))
+        self.row_elements = 4 * inner + 2 * width
+        self.matrix_elements = inner * max(wide, width)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [rows, hidden] -> [rows, width]."""
-        return self._down(self._curve(self._up(x)))
+        """x [rows, wide] -> [rows, width]."""
+        return self._down(gelu(self._up(x)))
 
 
 def nested_squares(rows: int, columns: int, *, device: torch.device) -> Tensor:

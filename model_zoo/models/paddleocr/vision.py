@@ -11,10 +11,11 @@ from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
 from model_zoo.layers.vision.names import LayerNames
 from model_zoo.layers.vision.patches import patch_embedding
 from model_zoo.layers.vision.rotary import coordinates, halves_rotary
+from model_zoo.layers.vision.row_projector import RowProjector
 from model_zoo.layers.vision.square_places import add_places_, square_places
 from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import MAX_MERGED, VisionSizes
-from runtime.kernels.pointwise import gelu, gelu_erf
+from runtime.kernels.pointwise import gelu
 from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 EPS, MERGED = 1e-6, 2
@@ -42,7 +43,7 @@ class PaddleTower:
             plain_layer(v.scope("blk", i), sizes, LayerNames(), gelu) for i in range(sizes.layers)
         ]
         self._post_norm = v.layer_norm("post_ln", sizes.eps, size=sizes.hidden)
-        self._projector = Projector(w, sizes, self._merge**2)
+        self._projector = _projector(w, sizes, self._merge**2)
         self._largest = images.largest
         self.limits = ImageLimits(images.most_rows, self._projector.width, w.dtype)
         self.weight_bytes = w.loaded_bytes - before
@@ -51,8 +52,9 @@ class PaddleTower:
         sizes, merged = self._sizes, images * self.limits.rows
         rows = merged * self._merge**2
         edges = rows * (2 * sizes.patch_elements + 6 * sizes.hidden)
-        results = merged * self._projector.row_elements
-        return 4 * (edges + results) + layers_bytes(self._device, sizes, self._layers, rows)
+        return 4 * (edges + 2 * merged * self.limits.width) + layers_bytes(
+            self._device, sizes, [*self._layers, self._projector], rows
+        )
 
     def largest(self) -> PreparedImage:
         return blank(self._largest)
@@ -66,7 +68,8 @@ class PaddleTower:
         batch = ImageBatch(images, whole(rows * columns), rotation, pause)
         for layer in self._layers:
             x = layer(x, batch)
-        return self._projector(self._post_norm(x)).view(images, grid[0] * grid[1], -1)
+        projected = self._projector(self._post_norm(x), pause)
+        return projected.view(images, grid[0] * grid[1], -1)
 
     def _stretched(self, rows: int, columns: int) -> Tensor:
         """The position table interpolated to `rows` and `columns`."""
@@ -75,19 +78,13 @@ class PaddleTower:
         )
 
 
-class Projector:
-    """Norms rows, concatenates every `each` of them, and applies two layers. row_elements: of
-    activations per row of the result."""
-
-    def __init__(self, w: TensorScope, sizes: VisionSizes, each: int) -> None:
-        mm, self._wide = w.scope("mm"), sizes.hidden * each
-        self._norm = mm.layer_norm("input_norm", PROJECTOR_EPS, size=sizes.hidden)
-        self.width = (mm.shape("2") or (1,))[0]
-        self._first = mm.linear("1", shape=(self._wide, self._wide))
-        self._second = mm.linear("2", shape=(self.width, self._wide))
-        self.row_elements = 5 * self._wide + 4 * self.width
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [rows, hidden] -> [rows / each, width]."""
-        merged = self._norm(x).view(-1, self._wide)
-        return self._second(gelu_erf(self._first(merged)))
+def _projector(w: TensorScope, sizes: VisionSizes, each: int) -> RowProjector:
+    """For every `each` rows, which are normed again."""
+    mm, wide = w.scope("mm"), sizes.hidden * each
+    width = (mm.shape("2") or (1,))[0]
+    return RowProjector(
+        mm.linear("1", shape=(wide, wide)),
+        mm.linear("2", shape=(width, wide)),
+        (wide, wide, width),
+        mm.layer_norm("input_norm", PROJECTOR_EPS, size=sizes.hidden),
+    )

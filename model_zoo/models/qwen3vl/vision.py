@@ -14,10 +14,11 @@ from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
 from model_zoo.layers.vision.names import LayerNames, known_as
 from model_zoo.layers.vision.patches import frame_embedding, stacked_frame_embedding
 from model_zoo.layers.vision.rotary import coordinates, halves_rotary
+from model_zoo.layers.vision.row_projector import RowProjector
 from model_zoo.layers.vision.square_places import add_places_, square_places
-from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
+from model_zoo.layers.vision.vision_layer import LayerNeeds, layers_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import MAX_MERGED, VisionSizes
-from runtime.kernels.pointwise import gelu, gelu_erf
+from runtime.kernels.pointwise import gelu
 from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 EPS, MERGED, FRAMES, PLACES = 1e-6, 2, 2, 2304
@@ -65,8 +66,10 @@ class DeepTower:
         sizes, merged = self._sizes, images * self.limits.rows
         rows = merged * self._merge**2
         edges = rows * (2 * sizes.patch_elements + 5 * sizes.hidden)
-        results = merged * (self._merger.row_elements + 2 * self.limits.width)
-        return 4 * (edges + results) + layers_bytes(self._device, sizes, self._layers, rows)
+        needs: list[LayerNeeds] = [*self._layers, self._merger, *self._deep.values()]
+        return 4 * (edges + 2 * merged * self.limits.width) + layers_bytes(
+            self._device, sizes, needs, rows
+        )
 
     def largest(self) -> PreparedImage:
         return blank(self._largest)
@@ -83,8 +86,8 @@ class DeepTower:
         for index, layer in enumerate(self._layers):
             x = layer(x, batch)
             if index in self._deep:
-                deep.append(self._deep[index](x))
-        return torch.cat([self._merger(x), *deep], dim=1).view(images, grid[0] * grid[1], -1)
+                deep.append(self._deep[index](x, pause))
+        return torch.cat([self._merger(x, pause), *deep], dim=1).view(images, grid[0] * grid[1], -1)
 
     def _stretched(self, rows: int, columns: int) -> Tensor:
         """The position table interpolated to `rows` and `columns`, with aligned corners."""
@@ -93,41 +96,29 @@ class DeepTower:
         )
 
 
-class Merger:
-    """Concatenates every `each` rows and applies two layers; rows are normed before concatenation
-    or, if `late`, after it."""
-
-    def __init__(
-        self, w: TensorScope, sizes: VisionSizes, each: int, *names: str, late: bool
-    ) -> None:
-        norm, first, second = names
-        self._wide, self._late = sizes.hidden * each, late
-        normed = self._wide if late else sizes.hidden
-        self._norm = w.layer_norm(norm, sizes.eps, size=normed)
-        self.width = (w.shape(second) or (1,))[0]
-        self._first = w.linear(first, shape=(self._wide, self._wide))
-        self._second = w.linear(second, shape=(self.width, self._wide))
-        self.row_elements = 5 * self._wide + 4 * self.width
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [rows, hidden] -> [rows / each, width]."""
-        if self._late:
-            merged = self._norm(x.view(-1, self._wide))
-        else:
-            merged = self._norm(x).view(-1, self._wide)
-        return self._second(gelu_erf(self._first(merged)))
+def _merger(w: TensorScope, sizes: VisionSizes, each: int, *names: str, late: bool) -> RowProjector:
+    """For every `each` rows, which are normed before concatenation or, if `late`, after it."""
+    norm, first, second = names
+    wide, width = sizes.hidden * each, (w.shape(second) or (1,))[0]
+    return RowProjector(
+        w.linear(first, shape=(wide, wide)),
+        w.linear(second, shape=(width, wide)),
+        (wide, wide, width),
+        w.layer_norm(norm, sizes.eps, size=wide if late else sizes.hidden),
+        late=late,
+    )
 
 
-def _last_merger(w: TensorScope, sizes: VisionSizes, each: int) -> Merger:
+def _last_merger(w: TensorScope, sizes: VisionSizes, each: int) -> RowProjector:
     names = (
         known_as(w, "v.post_ln", "v.merger.norm"),
         known_as(w, "mm.0", "v.merger.linear_fc1"),
         known_as(w, "mm.2", "v.merger.linear_fc2"),
     )
-    return Merger(w, sizes, each, *names, late=False)
+    return _merger(w, sizes, each, *names, late=False)
 
 
-def _deep_mergers(v: TensorScope, sizes: VisionSizes, each: int) -> dict[int, Merger]:
+def _deep_mergers(v: TensorScope, sizes: VisionSizes, each: int) -> dict[int, RowProjector]:
     """The mergers of intermediate layers in order, by the index of the layer whose output they
     take."""
     mergers = {}
@@ -136,7 +127,7 @@ def _deep_mergers(v: TensorScope, sizes: VisionSizes, each: int) -> dict[int, Me
         if sizes.metadata.architecture != "clip":
             w = v.scope("deepstack_merger", number)
         first, second = known_as(w, "fc1", "linear_fc1"), known_as(w, "fc2", "linear_fc2")
-        mergers[layer] = Merger(w, sizes, each, "norm", first, second, late=True)
+        mergers[layer] = _merger(w, sizes, each, "norm", first, second, late=True)
     return mergers
 
 
