@@ -1,7 +1,7 @@
 """Builds an engine from a decoder; reserves all of its memory or raises DoesNotFitError."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -106,11 +106,13 @@ def assemble(
     device has too little memory, ConfigurationError when the options contradict each other or the
     model.
     """
-    layout, options = _resolved(decoder, device, options, encoder, alone=rank_group is None)
-    draft_plan = _draft_plan(decoder, draft, device, options, rank_group)
-    memory, host = _agreed_memory(decoder, layout, device, options, encoder, rank_group, draft_plan)
+    assert rank_group is None or draft is None, "the other ranks have no draft model"
+    build = _resolved(decoder, device, options, encoder, rank_group)
+    options, layout = build.options, build.layout
+    draft_plan = build.draft_plan(draft)
+    memory, host = _agreed_memory(build, rank_group, draft_plan)
     features = _feature_store(encoder, options)
-    pool = _pool(layout, memory, device, options, decoder, host_pages=host)
+    pool = build.pool(memory, host)
     model, pages = _broadcasting(decoder, pool, rank_group)
     runner = DeviceRunner(
         model,
@@ -122,49 +124,72 @@ def assemble(
         recorded_bytes=0 if rank_group else memory.recorded_bytes,  # ranks exchange tensors
     )
     _warm_up(runner, encoder, memory, device, alone=rank_group is None)
-    costs = _host_costs(layout, host, pool, device, options)
-    budget = _step_budget(options)
+    host_costs, budget = build.host_costs(host, pool), _step_budget(options)
     drafter = draft_plan.build(memory, budget) if draft_plan else None
-    scheduler = _scheduler(decoder, layout, memory, options, costs, drafter, budget)
     engine = Engine(
-        scheduler,
+        build.scheduler(memory, host_costs, drafter, budget),
         _stepping(runner, encoder, rank_group),
         token_bytes=token_bytes,
-        limits=_request_limits(decoder, layout, options, encoder),
-        depth=_depth(options, device),
+        limits=build.request_limits(),
+        depth=build.depth,
         features=features,
         trace_sink=trace_sink,
     )
     return AsyncEngine(engine, peers=rank_group), memory
 
 
-def _agreed_memory(
+def plan_engine_memory(
     decoder: DecoderModel,
-    layout: CacheLayout,
+    *,
     device: torch.device,
     options: EngineOptions,
-    encoder: ImageEncoder | None,
-    rank_group: RankGroup | None,
-    draft: DraftPlan | None,
+    encoder: EncoderNeeds | None = None,
+    draft: DecoderModel | None = None,
+) -> MemoryPlan:
+    """What `assemble` would reserve; raises the same errors."""
+    build = _resolved(decoder, device, options, encoder, None)
+    return build.plan_memory(build.draft_plan(draft))
+
+
+def compute_part(decoder: DecoderModel, member: Member, *, device: torch.device) -> None:
+    """Compute the part of a rank other than 0 in every step, until rank 0 ends."""
+    received = member.control_channel.receive_json()
+    options = _options_of(received["options"])
+    layout = CacheLayout.of(decoder.cache_layers, page_tokens=options.page_tokens)
+    build = _Build(decoder, layout, device, options, device_ranks=member.device_ranks)
+    memory = member.agree(build.plan_memory(), layout, options.kv_dtype)
+    pool = build.pool(memory, received["host_pages"])
+    follow(decoder, pool, member.control_channel, member.ranks, device)
+
+
+def _agreed_memory(
+    build: "_Build", rank_group: RankGroup | None, draft: DraftPlan | None
 ) -> tuple[MemoryPlan, tuple[int, ...]]:
     """The memory plan of this rank, and the number of host pages of each cache group, which is the
     same on all ranks."""
-    device_ranks = 1 if rank_group is None else rank_group.device_ranks
-    memory = _plan_memory(
-        decoder, layout, device, options, encoder, device_ranks=device_ranks, draft=draft
-    )
+    options, layout = build.options, build.layout
+    memory = build.plan_memory(draft)
     host = host_page_counts(
         layout,
         memory.pages,
         options.kv_dtype,
-        device=device,
+        device=build.device,
         budget_bytes=options.host_cache_bytes if options.prefix_cache else 0,
         machine_ranks=1 if rank_group is None else rank_group.machine_ranks,
     )
     if rank_group is not None:
-        sent = _rank_options(options, host)
+        sent = {"options": _sent_options(options), "host_pages": host}
         memory = rank_group.agree(memory, layout, options.kv_dtype, sent)
     return memory, host
+
+
+def _sent_options(options: EngineOptions) -> dict[str, Any]:
+    """As JSON, for `_options_of` on other ranks."""
+    return {**asdict(options), "kv_dtype": options.kv_dtype.value}
+
+
+def _options_of(received: Mapping[str, Any]) -> EngineOptions:
+    return EngineOptions(**{**received, "kv_dtype": CacheType(received["kv_dtype"])})
 
 
 def _broadcasting(
@@ -184,43 +209,15 @@ def _stepping(runner: Runner, encoder: ImageEncoder | None, rank_group: RankGrou
     return runner if rank_group is None else RankZeroRunner(runner, rank_group.check)
 
 
-def plan_engine_memory(
-    decoder: DecoderModel,
-    *,
-    device: torch.device,
-    options: EngineOptions,
-    encoder: EncoderNeeds | None = None,
-    draft: DecoderModel | None = None,
-) -> MemoryPlan:
-    """What `assemble` would reserve; raises the same errors."""
-    layout, options = _resolved(decoder, device, options, encoder)
-    draft_plan = _draft_plan(decoder, draft, device, options, None)
-    return _plan_memory(decoder, layout, device, options, encoder, draft=draft_plan)
-
-
-def compute_part(decoder: DecoderModel, member: Member, *, device: torch.device) -> None:
-    """Compute the part of a rank other than 0 in every step, until rank 0 ends."""
-    received = member.control_channel.receive_json()
-    host_pages = received.pop("host_pages")
-    options = _options_of(received)
-    layout = CacheLayout.of(decoder.cache_layers, page_tokens=options.page_tokens)
-    memory = _plan_memory(decoder, layout, device, options, None, device_ranks=member.device_ranks)
-    memory = member.agree(memory, layout, options.kv_dtype)
-    pool = _pool(layout, memory, device, options, decoder, host_pages=host_pages)
-    follow(decoder, pool, member.control_channel, member.ranks, device)
-
-
 def _resolved(
     decoder: DecoderModel,
     device: torch.device,
     options: EngineOptions,
     encoder: EncoderNeeds | None,
-    *,
-    alone: bool = True,
-) -> tuple[CacheLayout, EngineOptions]:
-    """The cache layout, and the options without None for `depth` and, with images, for their
-    cache, and without graphs where they cannot be. States of recurrent layers cannot be taken back,
-    so there is no speculation with them. `alone`: without other ranks."""
+    rank_group: RankGroup | None,
+) -> "_Build":
+    """With images, the options have no None for their cache; without graphs where they cannot be.
+    States of recurrent layers cannot be taken back, so there is no speculation with them."""
     check_options(options, decoder)
     layout = CacheLayout.of(decoder.cache_layers, page_tokens=options.page_tokens)
     if any(kind.by_sequence for kind in layout.kinds) or not decoder.generates:
@@ -229,97 +226,10 @@ def _resolved(
         options = _options_for_images(options, layout, encoder)
     # Ranks take part in a step by messages, with inputs at new addresses each time, and sum by NCCL
     # within it: where the capture of one fails, the others would wait for it in their sums.
-    graphs = options.cuda_graphs and alone and decoder.cache_devices is None
-    return layout, replace(options, depth=_depth(options, device), cuda_graphs=graphs)
-
-
-def _depth(options: EngineOptions, device: torch.device) -> int:
-    return options.depth or (1 if device.type == "cpu" else 2)
-
-
-def _rank_options(options: EngineOptions, host_pages: Sequence[int]) -> dict[str, Any]:
-    """The options that other ranks need, as JSON; see `_options_of` and `compute_part`."""
-    sizes = ("context_tokens", "max_sequences", "step_tokens", "cache_tokens", "page_tokens")
-    memories = ("memory_bytes", "set_aside_bytes", "host_cache_bytes", "state_checkpoint_bytes")
-    others = ("depth", "prefix_cache", "proposed_tokens")
-    plain = {name: getattr(options, name) for name in (*sizes, *memories, *others)}
-    return {**plain, "kv_dtype": options.kv_dtype.value, "host_pages": list(host_pages)}
-
-
-def _options_of(received: Mapping[str, Any]) -> EngineOptions:
-    return EngineOptions(**{**received, "kv_dtype": CacheType(received["kv_dtype"])})
-
-
-def _plan_memory(
-    decoder: DecoderModel,
-    layout: CacheLayout,
-    device: torch.device,
-    options: EngineOptions,
-    encoder: EncoderNeeds | None,
-    *,
-    device_ranks: int = 1,
-    draft: DraftPlan | None = None,
-) -> MemoryPlan:
-    """`device_ranks`: ranks, this one included, that allocate from the device's memory."""
-    plan = plan_memory if decoder.cache_devices is None else plan_memory_per_device
-    return plan(
-        decoder,
-        layout,
-        device,
-        MemoryOptions(
-            limits=options.limits,
-            kv_dtype=options.kv_dtype,
-            cache_tokens=options.cache_tokens,
-            memory_bytes=options.memory_bytes,
-            depth=_depth(options, device),
-            vision=_vision_bytes(options, encoder),
-            cuda_graphs=options.cuda_graphs,
-            device_ranks=device_ranks,
-            set_aside_bytes=options.set_aside_bytes + device_ranks * _host_bytes(options, device),
-            state_checkpoint_bytes=options.state_checkpoint_bytes if options.prefix_cache else 0,
-            draft=draft,
-        ),
-    )
-
-
-def _draft_plan(
-    decoder: DecoderModel,
-    draft: DecoderModel | None,
-    device: torch.device,
-    options: EngineOptions,
-    rank_group: RankGroup | None,
-) -> DraftPlan | None:
-    """`options`: those of `_resolved`."""
-    if draft is None:
-        return None
-    assert rank_group is None, "the other ranks have no draft model"
-    shared = DraftOptions(
-        limits=options.limits,
-        page_tokens=options.page_tokens,
-        kv_dtype=options.kv_dtype,
-        prefix_cache=options.prefix_cache,
-        depth=_depth(options, device),
-        cuda_graphs=options.cuda_graphs,
-    )
-    return DraftPlan(draft, decoder, device=device, options=shared)
-
-
-def _host_bytes(options: EngineOptions, device: torch.device) -> int:
-    """The part of the device's memory that the host's pages of one rank take."""
-    unused = device.type == "cuda" or not options.prefix_cache
-    return 0 if unused else options.host_cache_bytes or 0
-
-
-def _host_costs(
-    layout: CacheLayout,
-    counts: Sequence[int],
-    pool: KVPool,
-    device: torch.device,
-    options: EngineOptions,
-) -> HostPages | None:
-    if not any(counts):
-        return None
-    return measured_host_pages(layout, counts, options.kv_dtype, pool=pool, device=device)
+    graphs = options.cuda_graphs and rank_group is None and decoder.cache_devices is None
+    options = replace(options, cuda_graphs=graphs)
+    device_ranks = 1 if rank_group is None else rank_group.device_ranks
+    return _Build(decoder, layout, device, options, encoder, device_ranks)
 
 
 def _options_for_images(
@@ -377,100 +287,152 @@ def _warm_up(
         ) from error
 
 
-def _vision_bytes(options: EngineOptions, encoder: EncoderNeeds | None) -> VisionBytes:
-    """The workspace also holds a step's rows of features, gathered and converted to float32."""
-    if encoder is None:
-        return VisionBytes()
-    assert options.image_cache_bytes is not None
-    limits = encoder.limits
-    gathered = options.step_tokens * (limits.row_bytes + 4 * limits.width)
-    return VisionBytes(
-        encoder.weight_bytes, encoder.workspace_bytes + options.image_cache_bytes + gathered
-    )
+@dataclass(frozen=True, slots=True)
+class _Build:
+    """A decoder and the options of `_resolved`, and the parts of an engine that follow from them.
 
+    `device_ranks`: ranks, this one included, that allocate from the device's memory.
+    """
 
-def _request_limits(
-    decoder: DecoderModel,
-    layout: CacheLayout,
-    options: EngineOptions,
-    encoder: ImageEncoder | None,
-) -> EngineLimits:
-    return EngineLimits(
-        options.context_tokens,
-        decoder.vocab_size,
-        max_live=options.max_sequences + options.max_waiting,
-        most_images=layout.most_images,
-        image_rows=encoder.limits.rows if encoder else 0,
-        step_tokens=options.step_tokens,
-        slots=options.max_sequences,
-    )
+    decoder: DecoderModel
+    layout: CacheLayout
+    device: torch.device
+    options: EngineOptions
+    encoder: EncoderNeeds | None = None
+    device_ranks: int = 1
 
+    @property
+    def depth(self) -> int:
+        return self.options.depth or (1 if self.device.type == "cpu" else 2)
 
-def _scheduler(
-    decoder: DecoderModel,
-    layout: CacheLayout,
-    memory: MemoryPlan,
-    options: EngineOptions,
-    host_pages: HostPages | None,
-    drafter: Drafter | None,
-    budget: StepBudget | None,
-) -> Scheduler:
-    cache_manager = KVCacheManager(
-        layout.kinds,
-        memory.pages,
-        page_tokens=options.page_tokens,
-        prefix_cache=options.prefix_cache,
-        host_pages=host_pages,
-        moves_keys=decoder.key_rotations is not None,
-    )
-    return Scheduler(
-        cache_manager,
-        slots=options.max_sequences,
-        step_tokens=options.step_tokens,
-        step_image_rows=layout.image_rows,
-        speculation=_speculation(options, drafter),
-        step_budget=budget,
-    )
+    def plan_memory(self, draft: DraftPlan | None = None) -> MemoryPlan:
+        options, decoder = self.options, self.decoder
+        plan = plan_memory if decoder.cache_devices is None else plan_memory_per_device
+        host_bytes = self.device_ranks * self._host_bytes()
+        checkpoint_bytes = options.state_checkpoint_bytes if options.prefix_cache else 0
+        return plan(
+            decoder,
+            self.layout,
+            self.device,
+            MemoryOptions(
+                limits=options.limits,
+                kv_dtype=options.kv_dtype,
+                cache_tokens=options.cache_tokens,
+                memory_bytes=options.memory_bytes,
+                depth=self.depth,
+                vision=self._vision_bytes(),
+                cuda_graphs=options.cuda_graphs,
+                device_ranks=self.device_ranks,
+                set_aside_bytes=options.set_aside_bytes + host_bytes,
+                state_checkpoint_bytes=checkpoint_bytes,
+                draft=draft,
+            ),
+        )
+
+    def _host_bytes(self) -> int:
+        """The part of the device's memory that the host's pages of one rank take."""
+        unused = self.device.type == "cuda" or not self.options.prefix_cache
+        return 0 if unused else self.options.host_cache_bytes or 0
+
+    def _vision_bytes(self) -> VisionBytes:
+        """The workspace also holds a step's rows of features, gathered and converted to float32."""
+        options, encoder = self.options, self.encoder
+        if encoder is None:
+            return VisionBytes()
+        assert options.image_cache_bytes is not None
+        gathered = options.step_tokens * (encoder.limits.row_bytes + 4 * encoder.limits.width)
+        return VisionBytes(
+            encoder.weight_bytes, encoder.workspace_bytes + options.image_cache_bytes + gathered
+        )
+
+    def draft_plan(self, draft: DecoderModel | None) -> DraftPlan | None:
+        if draft is None:
+            return None
+        options = self.options
+        shared = DraftOptions(
+            limits=options.limits,
+            page_tokens=options.page_tokens,
+            kv_dtype=options.kv_dtype,
+            prefix_cache=options.prefix_cache,
+            depth=self.depth,
+            cuda_graphs=options.cuda_graphs,
+        )
+        return DraftPlan(draft, self.decoder, device=self.device, options=shared)
+
+    def pool(self, memory: MemoryPlan, host_pages: Sequence[int]) -> KVPool:
+        options = self.options
+        return KVPool(
+            self.layout,
+            pages=memory.pages,
+            slots=options.max_sequences + 1,  # the last one is that of padding
+            pages_per_sequence=-(-options.context_tokens // options.page_tokens),
+            type=options.kv_dtype,
+            device=self.device,
+            host_pages=host_pages,
+            workspace_bytes=memory.activation_bytes - memory.recorded_bytes,
+            decoder=self.decoder,
+        )
+
+    def host_costs(self, counts: Sequence[int], pool: KVPool) -> HostPages | None:
+        if not any(counts):
+            return None
+        type, device = self.options.kv_dtype, self.device
+        return measured_host_pages(self.layout, counts, type, pool=pool, device=device)
+
+    def request_limits(self) -> EngineLimits:
+        options = self.options
+        return EngineLimits(
+            options.context_tokens,
+            self.decoder.vocab_size,
+            max_live=options.max_sequences + options.max_waiting,
+            most_images=self.layout.most_images,
+            image_rows=self.encoder.limits.rows if self.encoder else 0,
+            step_tokens=options.step_tokens,
+            slots=options.max_sequences,
+        )
+
+    def scheduler(
+        self,
+        memory: MemoryPlan,
+        host_pages: HostPages | None,
+        drafter: Drafter | None,
+        budget: StepBudget | None,
+    ) -> Scheduler:
+        options = self.options
+        cache_manager = KVCacheManager(
+            self.layout.kinds,
+            memory.pages,
+            page_tokens=options.page_tokens,
+            prefix_cache=options.prefix_cache,
+            host_pages=host_pages,
+            moves_keys=self.decoder.key_rotations is not None,
+        )
+        return Scheduler(
+            cache_manager,
+            slots=options.max_sequences,
+            step_tokens=options.step_tokens,
+            step_image_rows=self.layout.image_rows,
+            speculation=self._speculation(drafter),
+            step_budget=budget,
+        )
+
+    def _speculation(self, drafter: Drafter | None) -> Speculation | None:
+        options = self.options
+        most = min(options.proposed_tokens, options.limits.draws - 1)
+        if most < 1 or not (options.ngram or drafter):
+            return None
+        return Speculation(
+            draws=options.limits.draws,
+            overlaps=self.depth > 1,
+            ngram=NGramProposals(most=most) if options.ngram else None,
+            drafts=DraftProposals(drafter, most=most) if drafter else None,
+        )
 
 
 def _step_budget(options: EngineOptions) -> StepBudget | None:
     if options.target_gap_ms is None:
         return None
     return StepBudget(int(1e6 * options.target_gap_ms), step_tokens=options.step_tokens)
-
-
-def _speculation(options: EngineOptions, drafter: Drafter | None) -> Speculation | None:
-    most = min(options.proposed_tokens, options.limits.draws - 1)
-    if most < 1 or not (options.ngram or drafter):
-        return None
-    return Speculation(
-        draws=options.limits.draws,
-        overlaps=options.depth is None or options.depth > 1,
-        ngram=NGramProposals(most=most) if options.ngram else None,
-        drafts=DraftProposals(drafter, most=most) if drafter else None,
-    )
-
-
-def _pool(
-    layout: CacheLayout,
-    memory: MemoryPlan,
-    device: torch.device,
-    options: EngineOptions,
-    decoder: DecoderModel,
-    *,
-    host_pages: Sequence[int],
-) -> KVPool:
-    return KVPool(
-        layout,
-        pages=memory.pages,
-        slots=options.max_sequences + 1,  # the last one is that of padding
-        pages_per_sequence=-(-options.context_tokens // options.page_tokens),
-        type=options.kv_dtype,
-        device=device,
-        host_pages=host_pages,
-        workspace_bytes=memory.activation_bytes - memory.recorded_bytes,
-        decoder=decoder,
-    )
 
 
 def check_options(options: EngineOptions, decoder: DecoderModel) -> None:

@@ -126,15 +126,7 @@ def run_rank(settings: ModelSettings, rank_info: RankInfo) -> None:
         share_threads(settings.threads, member.machine_ranks)
         log_devices(device, kind=settings.computing_device)
         files = pulled_files(settings, os.environ)
-        loading = LoadOptions(
-            context_tokens=_requested_context(settings, files),
-            ranks=member.ranks,
-            progress=LoadingProgress(settings.name),
-            adapters=files.adapters,
-            compute=compute_type(settings.compute),
-            deterministic=settings.deterministic,
-            tiling=tiling_options(settings.repack),
-        )
+        loading = _complete(LoadOptions(ranks=member.ranks), settings, files)
         dtype = number_type(settings.dtype, device)
         decoder = load_part(files.path, device=device, dtype=dtype, options=loading)
         member.report_loaded(files_digest(files.path, files.adapters, blobs=files.blobs))
@@ -166,11 +158,7 @@ def load_encoder(settings: ModelSettings, contexts: Sequence[int | None] = ()) -
         )
         settings = settings.model_copy(update={"context_tokens": longest})
         dtype = number_type(vision.dtype, device)
-        compute = compute_type(settings.compute)
-        options = LoadOptions(
-            vision_device=device, compute=compute, deterministic=settings.deterministic
-        )
-        model, files = _load_model(settings, files, META, dtype, options)
+        model, files = _load_model(settings, files, META, dtype, LoadOptions(vision_device=device))
         _served_files(settings, files, model, mapped=device.type == "cpu")
         _check_vision(settings, model)
         assert model.vision is not None
@@ -218,8 +206,6 @@ def _load_replica(
         vision_device=device if encoders is None else META,
         ranks=ALONE if rank_group is None else rank_group.ranks,
         shared=shared,
-        compute=compute_type(settings.compute),
-        deterministic=settings.deterministic,
     )
     model, files = _load_model(settings, files, device, dtype, loading)
     # Weights on GPUs are copies; weights on the host stay in the mapped file.
@@ -328,19 +314,10 @@ def _load_model(
 ) -> tuple[ChatModel, ModelFiles]:
     """The model and its files; a pulled projector or template that is not supported is left out.
 
-    `options`: options that do not follow from settings and files.
+    `options`: as of `_complete`, besides the place of layers.
     """
-    context_tokens = _requested_context(settings, files)
-    pixels = settings.max_image_pixels or default_pixels()
-    complete = dataclasses.replace(
-        options,
-        context_tokens=context_tokens,
-        place=device_map_options(settings, context_tokens, device),
-        image_limits=DecodingLimits(bytes=MAX_IMAGE_BYTES, pixels=pixels),
-        progress=LoadingProgress(settings.name) if options.read else None,
-        tiling=tiling_options(settings.repack) if options.read else None,
-        adapters=files.adapters,
-    )
+    place = device_map_options(settings, _requested_context(settings, files), device)
+    complete = dataclasses.replace(_complete(options, settings, files), place=place)
     try:
         model = load(
             files.path, projector=files.projector, device=device, dtype=dtype, options=complete
@@ -365,18 +342,41 @@ def _load_draft(
     device: torch.device,
     options: LoadOptions,
 ) -> ChatModel | None:
-    """The draft model of `model`; `options`: as of `_load_model`."""
+    """The draft model of `model`; `options`: as of `_complete`."""
     if files.draft is None:
         return None
+    # Without adapters, which are the model's; answers do not depend on the bits of proposals.
     complete = dataclasses.replace(
-        options,
-        context_tokens=_requested_context(settings, files),
-        progress=LoadingProgress(f"{settings.name} (draft)") if options.read else None,
-        compute=compute_type(settings.compute),
-        tiling=tiling_options(settings.repack) if options.read else None,
+        _complete(options, settings, files, label=f"{settings.name} (draft)"),
+        adapters=(),
+        deterministic=False,
     )
     dtype = number_type(settings.dtype, device)
     return load_draft(files.draft, model.tokenizer, device=device, dtype=dtype, options=complete)
+
+
+def _complete(
+    options: LoadOptions, settings: ModelSettings, files: ModelFiles, *, label: str | None = None
+) -> LoadOptions:
+    """`options`, which do not follow from settings and files, and those that do. `label`: names the
+    model in the log."""
+    complete = dataclasses.replace(
+        options,
+        context_tokens=_requested_context(settings, files),
+        image_limits=DecodingLimits(
+            bytes=MAX_IMAGE_BYTES, pixels=settings.max_image_pixels or default_pixels()
+        ),
+        adapters=files.adapters,
+    )
+    if not options.read:
+        return complete
+    return dataclasses.replace(
+        complete,
+        progress=LoadingProgress(label or settings.name),
+        compute=compute_type(settings.compute),
+        deterministic=settings.deterministic,
+        tiling=tiling_options(settings.repack),
+    )
 
 
 def _main_device(settings: ModelSettings) -> torch.device:

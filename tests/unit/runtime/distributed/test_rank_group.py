@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -206,6 +206,13 @@ def test_ranks_of_one_memory_set_aside_the_host_pages_of_each(monkeypatch) -> No
     for planned in (planned_by_first, planned_by_follower):
         plan = planned(options, device=CPU, device_ranks=2, machine_ranks=2)
         assert plan.available_bytes == (200 - 2 * 30 - 10) // 2 * GIB
+
+
+def test_other_ranks_receive_all_options(monkeypatch) -> None:
+    monkeypatch.setattr("runtime.engine.memory_plan.available_bytes", lambda device: FREE)
+    sent = planned_first(OPTIONS, CUDA, {"device_ranks": 1, "machine_ranks": 1}).sent
+    received = json.loads(json.dumps(sent["options"]))
+    assert received == asdict(OPTIONS) | {"kv_dtype": "q8_0"}
 
 
 def planned_by_first(
