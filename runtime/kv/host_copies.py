@@ -7,10 +7,54 @@ import torch
 from torch import Tensor
 
 from runtime.kv.page_group import CopyKind, PageCopy
+from runtime.worker.model import LayerPages
+from runtime.worker.pinned_buffer import ALIGNMENT
 
 # Pages of a batch are gathered in at most as much of the device's memory.
 _MOST_STAGED_BYTES = 64 << 20
 _ELEMENTS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+
+
+class HostTier:
+    """The host's copies of pages of all cache groups, in one allocation, pinned for CUDA.
+
+    `layers`: of each group; `pages`: number of host pages of each group; `workspace_bytes`: see
+    `HostCopies`. The constructor allocates and writes all memory.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Sequence[LayerPages]],
+        pages: Sequence[int],
+        *,
+        workspace_bytes: int,
+    ) -> None:
+        self._copies = [_by_device(group, workspace_bytes) for group in layers]
+        parts = [part for group in self._copies for part in group]
+        sizes = [
+            count * part.page_bytes
+            for count, group in zip(pages, self._copies, strict=True)
+            for part in group
+        ]
+        aligned = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
+        pinned = any(part.device.type == "cuda" for part in parts)
+        whole = torch.empty(sum(aligned), dtype=torch.uint8, pin_memory=pinned)
+        if not pinned:
+            whole.zero_()  # makes the system allocate the memory now
+        for part, piece, used in zip(parts, whole.split(aligned), sizes, strict=True):
+            part.use(piece[:used])
+
+    def copy(self, batch: Sequence[PageCopy]) -> None:
+        """Enqueue a batch of `batches`; does not synchronise."""
+        for part in self._copies[batch[0].group]:
+            part.copy(batch)
+
+
+def _by_device(layers: Iterable[LayerPages], workspace_bytes: int) -> list["HostCopies"]:
+    parts: dict[torch.device, list[Tensor]] = {}
+    for layer in layers:
+        parts.setdefault(layer.keys.device, []).extend(layer.stored)
+    return [HostCopies(each, workspace_bytes=workspace_bytes) for each in parts.values()]
 
 
 class HostCopies:

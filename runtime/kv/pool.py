@@ -1,7 +1,7 @@
 """The tensors behind the pages, and the page tables on the device."""
 
-from collections.abc import Sequence
-from itertools import accumulate, chain
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from math import prod
 from typing import Protocol
 
@@ -10,11 +10,10 @@ from torch import Tensor
 
 from runtime.kernels.key_shift import shift_keys
 from runtime.kv.cache_types import CacheType
-from runtime.kv.host_copies import HostCopies, batches
+from runtime.kv.host_copies import HostTier, batches
 from runtime.kv.page_group import CopyKind, KeyShift, PageCopy
 from runtime.kv.spec import CacheLayout, LayerCache
 from runtime.worker.model import DecoderModel, LayerPages, QuantizedRows
-from runtime.worker.pinned_buffer import ALIGNMENT
 
 
 class PagePool(Protocol):
@@ -74,55 +73,14 @@ class KVPool:
         self._layers: dict[int, LayerPages] = {}
         self._members = tuple(group.layers for group in layout.groups)
         for number, (group, count) in enumerate(zip(layout.groups, pages, strict=True)):
-            cache = group.cache
-            stored = _stored_type(cache, type)
-            quantized = None
-            if stored.quantized:
-                quantized = QuantizedRows(stored, cache.key_dim, cache.value_dim)
+            shapes = [(count + 1, *each) for each in group.cache.page_shapes(layout.page_tokens)]
             for index in group.layers:
                 place = device if layer_devices is None else layer_devices[index]
-                shapes = [
-                    (count + 1, *cells, stored.width(dim))
-                    for *cells, dim in cache.page_shapes(layout.page_tokens)
-                ]
-                keys, values = (
-                    torch.zeros(shape, dtype=stored.dtype, device=place) for shape in shapes
-                )
-                if cache.values_in_keys:
-                    values = keys[..., : stored.width(cache.value_dim)]
-                self._layers[index] = LayerPages(
-                    keys, values, number, quantized, cache.values_in_keys
-                )
-        self._host = self._host_copies(host_pages, workspace_bytes) if any(host_pages) else ()
-
-    def _host_copies(
-        self, pages: Sequence[int], workspace_bytes: int
-    ) -> tuple[tuple[HostCopies, ...], ...]:
-        """Per group, one for each device. All host pages are in one allocation, pinned for CUDA."""
-        copies = [self._copies_of_group(group, workspace_bytes) for group in range(len(pages))]
-        sizes = [
-            count * part.page_bytes
-            for count, parts in zip(pages, copies, strict=True)
-            for part in parts
-        ]
-        aligned = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
-        pinned = any(part.device.type == "cuda" for parts in copies for part in parts)
-        whole = torch.empty(sum(aligned), dtype=torch.uint8, pin_memory=pinned)
-        if not pinned:
-            whole.zero_()  # makes the system allocate the memory now
-        pieces = zip(chain.from_iterable(copies), whole.split(aligned), sizes, strict=True)
-        for part, piece, used in pieces:
-            part.use(piece[:used])
-        return tuple(copies)
-
-    def _copies_of_group(self, group: int, workspace_bytes: int) -> tuple[HostCopies, ...]:
-        by_device: dict[torch.device, list[Tensor]] = {}
-        for index in self._members[group]:
-            layer = self._layers[index]
-            by_device.setdefault(layer.keys.device, []).extend(layer.stored)
-        return tuple(
-            HostCopies(parts, workspace_bytes=workspace_bytes) for parts in by_device.values()
-        )
+                self._layers[index] = _empty_pages(group.cache, number, shapes, type, place)
+        self._host: HostTier | None = None
+        if any(host_pages):
+            layers = [[self._layers[index] for index in members] for members in self._members]
+            self._host = HostTier(layers, host_pages, workspace_bytes=workspace_bytes)
 
     @property
     def page_tables(self) -> tuple[Tensor, ...]:
@@ -148,8 +106,8 @@ class KVPool:
             if batch[0].kind is CopyKind.ON_DEVICE:
                 self._copy_on_device(*batch)
             else:
-                for part in self._host[batch[0].group]:
-                    part.copy(batch)
+                assert self._host is not None
+                self._host.copy(batch)
 
     def _copy_on_device(self, copy: PageCopy) -> None:
         for index in self._members[copy.group]:
@@ -165,6 +123,27 @@ class KVPool:
                 rotation = self._key_rotations[index]
                 if rotation is not None:
                     shift_keys(self._layers[index], rotation, moved)
+
+
+def _empty_pages(
+    cache: LayerCache,
+    group: int,
+    shapes: Iterable[Sequence[int]],
+    type: CacheType,
+    device: torch.device,
+) -> LayerPages:
+    """`shapes`: of keys and values, in elements."""
+    stored = _stored_type(cache, type)
+    keys, values = (
+        torch.zeros((*cells, stored.width(dim)), dtype=stored.dtype, device=device)
+        for *cells, dim in shapes
+    )
+    if cache.values_in_keys:
+        values = keys[..., : stored.width(cache.value_dim)]
+    quantized = None
+    if stored.quantized:
+        quantized = QuantizedRows(stored, cache.key_dim, cache.value_dim)
+    return LayerPages(keys, values, group, quantized, cache.values_in_keys)
 
 
 def cache_bytes(layout: CacheLayout, pages: Sequence[int], type: CacheType) -> int:
