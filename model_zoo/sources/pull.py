@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,24 @@ class PullProgress:
 
 
 Progress = Callable[[PullProgress], None]
+
+
+class StepWriter:
+    """Writes new and complete steps at once, and others at most every `every_s` seconds."""
+
+    def __init__(self, write: Progress, *, every_s: float) -> None:
+        self._write = write
+        self._every_s = every_s
+        self._last: tuple[str, str | None] | None = None
+        self._due = 0.0
+
+    def __call__(self, step: PullProgress) -> None:
+        kind, now = (step.status, step.digest), time.monotonic()
+        complete = bool(step.total) and step.completed == step.total
+        if kind == self._last and now < self._due and not complete:
+            return
+        self._last, self._due = kind, now + self._every_s
+        self._write(step)
 
 
 def placeholder_digest(subject: str) -> str:

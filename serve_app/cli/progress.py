@@ -1,7 +1,6 @@
 """Progress: bars on a terminal, plain lines elsewhere, or JSON with one object per line."""
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -18,7 +17,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from model_zoo.sources.pull import Progress, PullProgress
+from model_zoo.sources.pull import Progress, PullProgress, StepWriter
 from serve_app.cli.terminal import byte_size, harmless, print_json
 
 LINE_EVERY_S = 5.0
@@ -97,24 +96,6 @@ class ProgressBars:
         complete = [task for task in shown if task.finished]
         for task in complete[: max(0, len(shown) + 1 - MAX_BARS)]:
             self._bars.update(task.id, visible=False)
-
-
-class StepWriter:
-    """Writes new and complete steps at once, and others at most every `every_s` seconds."""
-
-    def __init__(self, write: Callable[[PullProgress], None], *, every_s: float) -> None:
-        self._write = write
-        self._every_s = every_s
-        self._last: tuple[str, str | None] | None = None
-        self._due = 0.0
-
-    def __call__(self, step: PullProgress) -> None:
-        kind, now = (step.status, step.digest), time.monotonic()
-        complete = bool(step.total) and step.completed == step.total
-        if kind == self._last and now < self._due and not complete:
-            return
-        self._last, self._due = kind, now + self._every_s
-        self._write(step)
 
 
 def write_line(step: PullProgress) -> None:

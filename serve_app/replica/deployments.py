@@ -34,8 +34,8 @@ from serve_app.replica.unserved import (
 from serve_app.routing.load_reports import LoadReporter
 from serve_app.routing.named_replicas import NamedReplicas
 from serve_app.telemetry import metrics
-from serve_app.telemetry.metrics import Metric
-from serve_app.telemetry.published import ENCODER, ENGINE, StatisticsPublisher, publish_regularly
+from serve_app.telemetry.metrics import ENCODER, ENGINE, Metric
+from serve_app.telemetry.published import StatisticsPublisher, publish_regularly
 from serve_app.telemetry.ray_meter import RayMeter
 from serve_app.telemetry.request_spans import spanned_replies
 from serve_app.telemetry.spans import configured_spans

@@ -1,14 +1,13 @@
 """The files of a configured model, and the settings that a pulled model brings."""
 
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from model_zoo.gguf.adapter_path import AdapterPath
-from model_zoo.sources.pull import PullProgress
+from model_zoo.sources.pull import Progress, PullProgress, StepWriter
 from model_zoo.sources.reference import PathSource, parse_source
 from model_zoo.sources.resolve import ResolvedModel, resolve, resolve_stored, stored_model
 from model_zoo.store.store import Store, StoredModel, default_root
@@ -88,7 +87,7 @@ def pulled_files(settings: ModelSettings, environment: Mapping[str, str]) -> Mod
     store = Store(default_root(environment))
 
     def resolved(source: str) -> ResolvedModel:
-        progress = _Progress(settings.name, source)
+        progress = _logging(settings.name, source)
         local = _local(source, store)
         return local or resolve(source, store, progress=progress, environment=environment)
 
@@ -187,23 +186,14 @@ def _model_files(settings: ModelSettings, resolved: Mapping[str, ResolvedModel])
     )
 
 
-class _Progress:
+def _logging(model: str, source: str) -> Progress:
     """Logs each step of a pull, and the progress of a blob at intervals."""
 
-    def __init__(self, model: str, source: str) -> None:
-        self._fields = {"model": model, "source": source}
-        self._step: tuple[str, str | None] | None = None
-        self._due = 0.0
-
-    def __call__(self, progress: PullProgress) -> None:
-        step, now = (progress.status, progress.digest), time.monotonic()
-        complete = bool(progress.total) and progress.completed == progress.total
-        if step == self._step and now < self._due and not complete:
-            return
-        self._step, self._due = step, now + PROGRESS_LOG_S
+    def write(step: PullProgress) -> None:
         amount = {}
-        if progress.digest is not None:
-            percent = round(100 * progress.completed / max(1, progress.total))
-            amount = {"percent": percent, "bytes": progress.completed}
-            amount["total_bytes"] = progress.total
-        log.info("pull", **self._fields, status=progress.status, **amount)
+        if step.digest is not None:
+            percent = round(100 * step.completed / max(1, step.total))
+            amount = {"percent": percent, "bytes": step.completed, "total_bytes": step.total}
+        log.info("pull", model=model, source=source, status=step.status, **amount)
+
+    return StepWriter(write, every_s=PROGRESS_LOG_S)

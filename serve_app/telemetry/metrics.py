@@ -1,5 +1,6 @@
 """All metrics that the application exports: names, labels, buckets. docs/metrics.md lists them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -27,7 +28,6 @@ _C, _G, _H = Kind
 _WAITS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _TOKEN_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 5.0, 30.0)
 _REPLY = ("model", "key")
-_ENGINE = ("model", "replica")
 
 # ---- of the ingress
 
@@ -91,96 +91,76 @@ FAILOVERS = Metric(
     ("model", "cause"),
 )
 
-# ---- of engines
+# ---- of engines, by field of EngineStatistics
 
-WAITING = Metric("caravan_engine_requests_waiting", _G, "Requests that wait for a slot.", _ENGINE)
-RUNNING = Metric(
-    "caravan_engine_requests_running", _G, "Requests with a slot: the batch size.", _ENGINE
-)
-SLOTS = Metric("caravan_engine_slots", _G, "Requests that can run at once.", _ENGINE)
-QUEUED_TOKENS = Metric(
-    "caravan_engine_queued_tokens", _G, "Prompt tokens that are not computed yet.", _ENGINE
-)
-PAGES = Metric("caravan_engine_cache_pages", _G, "Pages of the KV cache.", _ENGINE)
-PAGES_USED = Metric(
-    "caravan_engine_cache_pages_used", _G, "Pages that requests own, without mere cache.", _ENGINE
-)
-PREFILL_SPEED = Metric(
-    "caravan_engine_prefill_tokens_per_second", _G, "Recent speed of full steps.", _ENGINE
-)
-ENGINE_IMAGES_WAITING = Metric(
-    "caravan_engine_images_waiting", _G, "Images being encoded or queued for it.", _ENGINE
-)
-STEPS = Metric("caravan_engine_steps_total", _C, "Steps.", _ENGINE)
-COMPUTED_TOKENS = Metric(
-    "caravan_engine_computed_prompt_tokens_total", _C, "Prompt tokens computed.", _ENGINE
-)
-ENGINE_PROMPT_TOKENS = Metric(
-    "caravan_engine_prompt_tokens_total", _C, "Tokens of the prompts of ended requests.", _ENGINE
-)
-ENGINE_CACHED_TOKENS = Metric(
-    "caravan_engine_cached_prompt_tokens_total",
-    _C,
-    "Those of them that were in the prefix cache.",
-    _ENGINE,
-)
-ENGINE_COMPLETION_TOKENS = Metric(
-    "caravan_engine_completion_tokens_total", _C, "Tokens generated.", _ENGINE
-)
-PREEMPTIONS = Metric(
-    "caravan_engine_preemptions_total", _C, "Requests that lost their pages to others.", _ENGINE
-)
-SHIFTS = Metric(
-    "caravan_engine_shifts_total", _C, "Full contexts whose older half was dropped.", _ENGINE
-)
-PROPOSED_TOKENS = Metric(
-    "caravan_engine_proposed_tokens_total", _C, "Tokens proposed by speculation.", _ENGINE
-)
-ACCEPTED_TOKENS = Metric(
-    "caravan_engine_accepted_tokens_total", _C, "Those of them that were sampled.", _ENGINE
-)
-DRAFTED_TOKENS = Metric(
-    "caravan_engine_drafted_tokens_total",
-    _C,
-    "Those of the proposed tokens that a draft model proposed.",
-    _ENGINE,
-)
-ACCEPTED_DRAFTS = Metric(
-    "caravan_engine_accepted_drafts_total", _C, "Those of them that were sampled.", _ENGINE
-)
-ENGINE_IMAGES = Metric(
-    "caravan_engine_images_encoded_total", _C, "Images whose features were computed.", _ENGINE
-)
-CHECKPOINTS = Metric(
-    "caravan_engine_state_checkpoints", _G, "Checkpoints of recurrent states held.", _ENGINE
-)
-CHECKPOINTS_TAKEN = Metric(
-    "caravan_engine_state_checkpoints_taken_total", _C, "Checkpoints taken.", _ENGINE
-)
-CHECKPOINT_HITS = Metric(
-    "caravan_engine_state_checkpoint_hits_total",
-    _C,
-    "Sequences that started from a checkpoint.",
-    _ENGINE,
-)
-HOST_PAGES_STORED = Metric(
-    "caravan_engine_host_pages_stored_total", _C, "Cache pages copied to host memory.", _ENGINE
-)
-HOST_PAGES_RESTORED = Metric(
-    "caravan_engine_host_pages_restored_total", _C, "Cache pages copied back from it.", _ENGINE
-)
 
-# ---- of vision encoders with a deployment of their own
+def _engine(name: str, kind: Kind, description: str) -> Metric:
+    return Metric(f"caravan_engine_{name}", kind, description, ("model", "replica"))
 
-_ENCODER = ("encoder", "replica")
-ENCODER_WAITING = Metric(
-    "caravan_encoder_images_waiting", _G, "Images requested and not answered.", _ENCODER
-)
-ENCODER_IMAGES = Metric("caravan_encoder_images_encoded_total", _C, "Images encoded.", _ENCODER)
-ENCODER_KNOWN = Metric(
-    "caravan_encoder_images_cached_total", _C, "Images answered from the cache.", _ENCODER
-)
-ENCODER_BATCHES = Metric("caravan_encoder_batches_total", _C, "Calls of the model.", _ENCODER)
+
+ENGINE: Mapping[str, Metric] = {
+    "waiting": _engine("requests_waiting", _G, "Requests that wait for a slot."),
+    "running": _engine("requests_running", _G, "Requests with a slot: the batch size."),
+    "slots": _engine("slots", _G, "Requests that can run at once."),
+    "queued_tokens": _engine("queued_tokens", _G, "Prompt tokens that are not computed yet."),
+    "pages_total": _engine("cache_pages", _G, "Pages of the KV cache."),
+    "pages_owned": _engine("cache_pages_used", _G, "Pages that requests own, without mere cache."),
+    "tokens_per_s": _engine("prefill_tokens_per_second", _G, "Recent speed of full steps."),
+    "images_waiting": _engine("images_waiting", _G, "Images being encoded or queued for it."),
+    "steps_total": _engine("steps_total", _C, "Steps."),
+    "computed_tokens_total": _engine("computed_prompt_tokens_total", _C, "Prompt tokens computed."),
+    "prompt_tokens_total": _engine(
+        "prompt_tokens_total", _C, "Tokens of the prompts of ended requests."
+    ),
+    "cached_tokens_total": _engine(
+        "cached_prompt_tokens_total", _C, "Those of them that were in the prefix cache."
+    ),
+    "completion_tokens_total": _engine("completion_tokens_total", _C, "Tokens generated."),
+    "preemptions_total": _engine(
+        "preemptions_total", _C, "Requests that lost their pages to others."
+    ),
+    "shifts_total": _engine("shifts_total", _C, "Full contexts whose older half was dropped."),
+    "proposed_tokens_total": _engine(
+        "proposed_tokens_total", _C, "Tokens proposed by speculation."
+    ),
+    "accepted_tokens_total": _engine(
+        "accepted_tokens_total", _C, "Those of them that were sampled."
+    ),
+    "drafted_tokens_total": _engine(
+        "drafted_tokens_total", _C, "Those of the proposed tokens that a draft model proposed."
+    ),
+    "accepted_drafts_total": _engine(
+        "accepted_drafts_total", _C, "Those of them that were sampled."
+    ),
+    "images_encoded_total": _engine(
+        "images_encoded_total", _C, "Images whose features were computed."
+    ),
+    "checkpoints_held": _engine("state_checkpoints", _G, "Checkpoints of recurrent states held."),
+    "checkpoints_taken_total": _engine("state_checkpoints_taken_total", _C, "Checkpoints taken."),
+    "checkpoint_hits_total": _engine(
+        "state_checkpoint_hits_total", _C, "Sequences that started from a checkpoint."
+    ),
+    "host_pages_stored_total": _engine(
+        "host_pages_stored_total", _C, "Cache pages copied to host memory."
+    ),
+    "host_pages_restored_total": _engine(
+        "host_pages_restored_total", _C, "Cache pages copied back from it."
+    ),
+}
+
+# ---- of vision encoders with a deployment of their own, by field of EncoderStatistics
+
+
+def _encoder(name: str, kind: Kind, description: str) -> Metric:
+    return Metric(f"caravan_encoder_{name}", kind, description, ("encoder", "replica"))
+
+
+ENCODER: Mapping[str, Metric] = {
+    "images_waiting": _encoder("images_waiting", _G, "Images requested and not answered."),
+    "images_encoded_total": _encoder("images_encoded_total", _C, "Images encoded."),
+    "images_known_total": _encoder("images_cached_total", _C, "Images answered from the cache."),
+    "batches_total": _encoder("batches_total", _C, "Calls of the model."),
+}
 ENCODER_SECONDS = Metric(
     "caravan_encoder_image_seconds",
     _H,
@@ -197,4 +177,5 @@ NODES_UNREACHABLE = Metric(
     "Nodes whose Ray metrics agent did not answer; their processes are missing here.",
 )
 
-METRICS = tuple(each for each in globals().copy().values() if isinstance(each, Metric))
+_NAMED = tuple(each for each in globals().copy().values() if isinstance(each, Metric))
+METRICS = (*_NAMED, *ENGINE.values(), *ENCODER.values())

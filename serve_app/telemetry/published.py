@@ -4,47 +4,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from serve_app.telemetry import metrics
 from serve_app.telemetry.meter import MOST_LABEL_VALUES, Meter
 from serve_app.telemetry.metrics import Kind, Metric
 
 PUBLISH_S = 2.0
-
-# Metrics by field of EngineStatistics.
-ENGINE: Mapping[str, Metric] = {
-    "waiting": metrics.WAITING,
-    "running": metrics.RUNNING,
-    "slots": metrics.SLOTS,
-    "queued_tokens": metrics.QUEUED_TOKENS,
-    "pages_total": metrics.PAGES,
-    "pages_owned": metrics.PAGES_USED,
-    "tokens_per_s": metrics.PREFILL_SPEED,
-    "images_waiting": metrics.ENGINE_IMAGES_WAITING,
-    "steps_total": metrics.STEPS,
-    "computed_tokens_total": metrics.COMPUTED_TOKENS,
-    "prompt_tokens_total": metrics.ENGINE_PROMPT_TOKENS,
-    "cached_tokens_total": metrics.ENGINE_CACHED_TOKENS,
-    "completion_tokens_total": metrics.ENGINE_COMPLETION_TOKENS,
-    "preemptions_total": metrics.PREEMPTIONS,
-    "shifts_total": metrics.SHIFTS,
-    "proposed_tokens_total": metrics.PROPOSED_TOKENS,
-    "accepted_tokens_total": metrics.ACCEPTED_TOKENS,
-    "drafted_tokens_total": metrics.DRAFTED_TOKENS,
-    "accepted_drafts_total": metrics.ACCEPTED_DRAFTS,
-    "images_encoded_total": metrics.ENGINE_IMAGES,
-    "checkpoints_held": metrics.CHECKPOINTS,
-    "checkpoints_taken_total": metrics.CHECKPOINTS_TAKEN,
-    "checkpoint_hits_total": metrics.CHECKPOINT_HITS,
-    "host_pages_stored_total": metrics.HOST_PAGES_STORED,
-    "host_pages_restored_total": metrics.HOST_PAGES_RESTORED,
-}
-# Metrics by field of EncoderStatistics.
-ENCODER: Mapping[str, Metric] = {
-    "images_waiting": metrics.ENCODER_WAITING,
-    "images_encoded_total": metrics.ENCODER_IMAGES,
-    "images_known_total": metrics.ENCODER_KNOWN,
-    "batches_total": metrics.ENCODER_BATCHES,
-}
 
 
 class StatisticsPublisher:

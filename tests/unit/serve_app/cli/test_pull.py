@@ -14,13 +14,13 @@ from threading import Event, Thread
 import pytest
 from rich.console import Console
 
-from model_zoo.sources.pull import PullProgress
+from model_zoo.sources.pull import PullProgress, StepWriter
 from model_zoo.sources.reference import HubSource, RegistrySource
 from model_zoo.store.manifest import LAYER_TYPE, SOURCE, Manifest, ManifestLayer
 from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import PARTIAL, Store, digest_of
 from runtime.errors import CaravanError
-from serve_app.cli.progress import MAX_BARS, StepWriter, bars_on
+from serve_app.cli.progress import MAX_BARS, bars_on
 from serve_app.cli.pull import remote_source
 from serve_app.cli.serve import config_of
 from tests.checkout import ROOT

@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from runtime.engine.engine_statistics import EngineStatistics
 from serve_app.telemetry.exposition import merged
 from serve_app.telemetry.meter import MOST_LABEL_VALUES, OTHER, LabelValues
-from serve_app.telemetry.metrics import METRICS, REPLIES, Kind
-from serve_app.telemetry.published import ENCODER, ENGINE, StatisticsPublisher
+from serve_app.telemetry.metrics import ENCODER, ENGINE, METRICS, REPLIES, Kind
+from serve_app.telemetry.published import StatisticsPublisher
 from serve_app.vision.encoder_replica import EncoderStatistics
 from tests.checkout import ROOT
 from tests.unit.serve_app.telemetry.recording_meter import RecordingMeter
