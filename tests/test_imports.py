@@ -4,38 +4,30 @@ import ast
 import os
 import subprocess
 import sys
+import tomllib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 from tests.checkout import ROOT
 
 PACKAGES = ("runtime", "model_zoo", "serve_app")
-PURE_CORE = (
-    "runtime.errors",
-    "runtime.engine.context_shift",
-    "runtime.engine.engine_statistics",
-    "runtime.engine.fairness",
+# What `model_zoo` may reach of `runtime`: kernels, and the contract between models and engine.
+CONTRACT = (
+    "runtime.distributed.layer_placement",
+    "runtime.distributed.ranks",
     "runtime.engine.request",
-    "runtime.engine.sampling_limits",
-    "runtime.engine.scheduler",
-    "runtime.engine.sequence",
-    "runtime.engine.step_budget",
-    "runtime.engine.draft_proposals",
-    "runtime.engine.drafter",
-    "runtime.engine.speculation",
-    "runtime.engine.step_plan",
-    "runtime.engine.text_stream",
-    "runtime.engine.throughput",
-    "runtime.engine.tracing",
+    "runtime.errors",
+    "runtime.home_directory",
+    "runtime.kernels",
+    "runtime.kv.cache_types",
     "runtime.kv.spec",
     "runtime.kv.states",
-    "runtime.kv.cache_manager",
-    "runtime.kv.checkpoints",
-    "runtime.kv.host_store",
-    "runtime.kv.page_group",
-    "runtime.kv.page_shift",
+    "runtime.quant",
+    "runtime.vision.encoder",
+    "runtime.vision.step_gate",
+    "runtime.worker.model",
 )
 RAY_FILES = {
     "serve_app/api/ingress_deployment.py",
@@ -112,6 +104,28 @@ def within(name: str, modules: tuple[str, ...]) -> bool:
     return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
+def reached_from(paths: Iterable[Path], packages: tuple[str, ...]) -> set[Path]:
+    """These files and those of `packages` that they import, directly or not."""
+    reached, waiting = set(), set(paths)
+    while waiting:
+        reached.add(path := waiting.pop())
+        names = [name.replace(".", "/") for name in imports_of(path) if within(name, packages)]
+        files = (ROOT / f"{each}.py" for name in names for each in (name, os.path.dirname(name)))
+        waiting |= {file for file in files if file.exists()} - reached
+    return reached
+
+
+def module_of(path: Path) -> str:
+    return named(path).removesuffix(".py").replace("/", ".")
+
+
+def pure_core() -> tuple[str, ...]:
+    """The modules that mypy checks strictly."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
+    (strict,) = (each for each in settings["overrides"] if each.get("disallow_untyped_defs"))
+    return tuple(strict["module"])
+
+
 def imported_without(libraries: str, *modules: str) -> str:
     """The error of importing the modules in a process of their own, where the libraries are
     missing; "" if there is none."""
@@ -120,11 +134,23 @@ def imported_without(libraries: str, *modules: str) -> str:
     return done.stderr if done.returncode else ""
 
 
-def test_pure_core_runs_where_torch_numpy_and_ray_are_missing() -> None:
-    libraries = "torch,numpy,ray"
-    assert imported_without(libraries, *PURE_CORE) == ""
-    # The same must fail for a module that needs torch, or nothing is hidden.
-    assert "torch is hidden" in imported_without(libraries, "runtime.worker.model")
+def test_pure_core_imports_the_standard_library_and_itself_only() -> None:
+    core = pure_core()
+    others = {
+        f"{module}: {name}"
+        for module in core
+        for name in imports_of(ROOT / f"{module.replace('.', '/')}.py")
+        if name.partition(".")[0] not in sys.stdlib_module_names and not within(name, core)
+    }
+    assert {"runtime.engine.scheduler", "serve_app.routing.policy"} <= set(core)
+    assert others == set()
+
+
+def test_model_zoo_reaches_the_contract_with_the_engine_only() -> None:
+    reached = map(module_of, reached_from(sources("model_zoo"), ("model_zoo", "runtime")))
+    runtime = {name for name in reached if within(name, ("runtime",))}
+    assert "runtime.kv.cache_types" in runtime  # which only modules of the contract import
+    assert {name for name in runtime if not within(name, CONTRACT)} == set()
 
 
 def test_ingress_and_a_server_without_configured_models_start_without_torch() -> None:
@@ -133,16 +159,13 @@ def test_ingress_and_a_server_without_configured_models_start_without_torch() ->
     started = ("api.ingress_deployment", "responses.response_store_deployment")
     built = ("cli.serve", "app")
     assert imported_without("torch", *(f"serve_app.{each}" for each in started + built)) == ""
+    # The same must fail for a module that needs torch, or nothing is hidden.
+    assert "torch is hidden" in imported_without("torch", "runtime.worker.model")
 
 
 def test_the_tests_of_the_benchmark_need_no_llama_cpp() -> None:
     """`make test` installs what tests need; only `make bench` and tests/peers need llama.cpp."""
-    reached, waiting = set(), set(sources("tests/unit/bench"))
-    while waiting:
-        reached.add(path := waiting.pop())
-        names = [name.replace(".", "/") for name in imports_of(path) if within(name, ("bench",))]
-        files = (ROOT / f"{each}.py" for name in names for each in (name, os.path.dirname(name)))
-        waiting |= {file for file in files if file.exists()} - reached
+    reached = reached_from(sources("tests/unit/bench"), ("bench",))
     needing = {named(path) for path in sources("bench") if "llama_cpp" in imports_of(path)}
     assert "bench/peer.py" in needing and "bench/ours.py" in {named(path) for path in reached}
     assert needing.isdisjoint(named(path) for path in reached)
