@@ -2,17 +2,10 @@
 it."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import AttentionOptions, SelfAttention
-from model_zoo.layers.block import (
-    BlockOptions,
-    ParallelBlock,
-    PostNormBlock,
-    RowWise,
-    read_block,
-)
+from model_zoo.layers.block import BlockOptions, ParallelOptions, PostNormBlock, RowWise
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.norm import LayerNorm
 from model_zoo.layers.rope import Rotary
@@ -20,6 +13,7 @@ from model_zoo.layers.stack import TextLayer
 from model_zoo.layers.text_sizes import TextSizes
 from runtime.kv.spec import CacheKind, Full
 
+SEQUENTIAL = BlockOptions()
 # Which tokens a layer attends to, and the rotation of its queries and keys, None for none.
 Attended = tuple[CacheKind, Rotary | None]
 # Makes a layer of its tensors, its number, and what it attends to.
@@ -35,7 +29,7 @@ def attention_layer(
     kind: CacheKind | None = None,
     attention: AttentionOptions | None = None,
     feed_forward: RowWise | None = None,
-    block: BlockOptions | None = None,
+    block: BlockOptions | ParallelOptions = SEQUENTIAL,
 ) -> TextLayer:
     """Layer `index`, with the tensors of the scope `w`.
 
@@ -45,30 +39,7 @@ def attention_layer(
     mixer = SelfAttention(w, sizes, index, cache, attention)
     if feed_forward is None:
         feed_forward = GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
-    return TextLayer(read_block(w, sizes, mixer, feed_forward, block), cache, rotary)
-
-
-def parallel_layer(
-    w: TensorScope,
-    sizes: TextSizes,
-    index: int,
-    rotary: Rotary | None,
-    *,
-    kind: CacheKind | None = None,
-    attention: AttentionOptions | None = None,
-    feed_forward: RowWise | None = None,
-    norm: str = "attn_norm",
-    ffn_norm: str | None = None,
-) -> TextLayer:
-    """As `attention_layer`, with attention and feed-forward beside each other after a layer norm,
-    or after one each; norm, ffn_norm: their names. Their biases are optional."""
-    cache = sizes.cache(index, kind or Full())
-    mixer = SelfAttention(w, sizes, index, cache, attention)
-    if feed_forward is None:
-        feed_forward = GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
-    layer_norm = partial(w.layer_norm, eps=sizes.eps, size=sizes.hidden)
-    second = None if ffn_norm is None else layer_norm(ffn_norm)
-    return TextLayer(ParallelBlock(layer_norm(norm), mixer, feed_forward, second), cache, rotary)
+    return TextLayer(block.read(w, sizes, mixer, feed_forward), cache, rotary)
 
 
 def post_norm_layer(

@@ -194,30 +194,41 @@ class BlockOptions:
     post_attention_norm: str = "post_attention_norm"
     post_ffw_norm: str = "post_ffw_norm"
 
+    def read(
+        self, w: TensorScope, sizes: TextSizes, attention: Mixer, feed_forward: RowWise
+    ) -> Block:
+        """The block with norms of the scope `w`."""
+        norm = partial(w.rms_norm, eps=sizes.eps, size=sizes.hidden)
+        before: list[RMSNorm | LayerNorm | None] = [None, None]
+        if self.pre_norms and self.layer_norms:
+            w.need_biases("attn_norm", self.ffn_norm)
+            named = "attn_norm", self.ffn_norm
+            before = [w.layer_norm(name, sizes.eps, size=sizes.hidden) for name in named]
+        elif self.pre_norms:
+            before = [norm("attn_norm"), norm(self.ffn_norm)]
+        return Block(
+            before[0],
+            attention,
+            before[1],
+            feed_forward,
+            norm(self.post_attention_norm) if self.post_norms else None,
+            norm(self.post_ffw_norm) if self.post_norms else None,
+            self.residual_scale,
+        )
 
-def read_block(
-    w: TensorScope,
-    sizes: TextSizes,
-    attention: Mixer,
-    feed_forward: RowWise,
-    options: BlockOptions | None = None,
-) -> Block:
-    """The block, with RMS norms under the usual names, unless `options` states others."""
-    options = options or BlockOptions()
-    norm = partial(w.rms_norm, eps=sizes.eps, size=sizes.hidden)
-    before: list[RMSNorm | LayerNorm | None] = [None, None]
-    if options.pre_norms and options.layer_norms:
-        w.need_biases("attn_norm", options.ffn_norm)
-        named = "attn_norm", options.ffn_norm
-        before = [w.layer_norm(name, sizes.eps, size=sizes.hidden) for name in named]
-    elif options.pre_norms:
-        before = [norm("attn_norm"), norm(options.ffn_norm)]
-    return Block(
-        before[0],
-        attention,
-        before[1],
-        feed_forward,
-        norm(options.post_attention_norm) if options.post_norms else None,
-        norm(options.post_ffw_norm) if options.post_norms else None,
-        options.residual_scale,
-    )
+
+@dataclass(frozen=True, slots=True)
+class ParallelOptions:
+    """Attention and feed-forward beside each other after layer norms, whose biases are optional.
+    norm: the name of the first; ffn_norm: that of the feed-forward, None for the same norm."""
+
+    norm: str = "attn_norm"
+    ffn_norm: str | None = None
+
+    def read(
+        self, w: TensorScope, sizes: TextSizes, attention: Mixer, feed_forward: RowWise
+    ) -> ParallelBlock:
+        """As `BlockOptions.read`."""
+        layer_norm = partial(w.layer_norm, eps=sizes.eps, size=sizes.hidden)
+        second = None if self.ffn_norm is None else layer_norm(self.ffn_norm)
+        return ParallelBlock(layer_norm(self.norm), attention, feed_forward, second)

@@ -4,7 +4,8 @@ without bias."""
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import head_layer_norms
-from model_zoo.layers.attention_layer import Attended, alternating_layers, parallel_layer
+from model_zoo.layers.attention_layer import Attended, alternating_layers, attention_layer
+from model_zoo.layers.block import ParallelOptions
 from model_zoo.layers.decoder import Decoder, DecoderOptions, TextLayer
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import read_rotary
@@ -43,4 +44,5 @@ def _layer(
     w: TensorScope, sizes: TextSizes, index: int, kind: CacheKind, rotary: Rotary | None
 ) -> TextLayer:
     attention = head_layer_norms(w, sizes, index)
-    return parallel_layer(w, sizes, index, rotary, kind=kind, attention=attention)
+    block = ParallelOptions()
+    return attention_layer(w, sizes, index, rotary, kind=kind, attention=attention, block=block)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.block import read_block
+from model_zoo.layers.block import BlockOptions
 from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.draft_layers import without_draft_layers
 from model_zoo.layers.latent_attention import HEAD_KEYS, LatentAttention, LatentSizes
@@ -50,7 +50,7 @@ def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> Text
     # The first files of GLM-4.7-Flash state no function; those of V2 have no bias.
     scores = SOFTMAX if w.shape("exp_probs_b.bias", whole=True) is None else SIGMOID
     feed_forward = leading_dense_or_experts(w, sizes, index, scores=scores)
-    block = read_block(w, sizes, attention, feed_forward)
+    block = BlockOptions().read(w, sizes, attention, feed_forward)
     return TextLayer(block, latent.cache(Full()), rotary, rotated_from=latent.latent)
 
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention_layer import parallel_layer
+from model_zoo.layers.attention_layer import attention_layer
+from model_zoo.layers.block import ParallelOptions
 from model_zoo.layers.decoder import Decoder, TextLayer, biased_output_norm, uniform_decoder
 from model_zoo.layers.feed_forward import FeedForward
 from model_zoo.layers.rope import Pairs, Rotary
@@ -39,12 +40,5 @@ def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> Text
     size = sizes.feed_forward[index]
     feed_forward = FeedForward(w, hidden=sizes.hidden, size=size, curve=gelu_erf)
     two = w.has("attn_norm_2")
-    return parallel_layer(
-        w,
-        sizes,
-        index,
-        rotary,
-        feed_forward=feed_forward,
-        norm="attn_norm_2" if two else "attn_norm",
-        ffn_norm="attn_norm" if two else None,
-    )
+    block = ParallelOptions("attn_norm_2", "attn_norm") if two else ParallelOptions()
+    return attention_layer(w, sizes, index, rotary, feed_forward=feed_forward, block=block)

@@ -8,7 +8,7 @@ from torch import Tensor
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import AttentionOptions, SelfAttention
-from model_zoo.layers.block import Block, BlockOptions, read_block
+from model_zoo.layers.block import Block, BlockOptions
 from model_zoo.layers.decoder import Decoder, DecoderOptions
 from model_zoo.layers.experts import DenseAndExperts, ExpertOptions, Experts, ExpertSizes
 from model_zoo.layers.feed_forward import GatedFeedForward
@@ -140,7 +140,7 @@ def _block(w: TensorScope, sizes: TextSizes, index: int, attention: SelfAttentio
     hidden = sizes.hidden
     dense = GatedFeedForward(w, hidden=hidden, size=sizes.feed_forward[index], gated=gelu_mul)
     if not w.has("ffn_gate_inp"):
-        return read_block(w, sizes, attention, dense, BlockOptions(post_norms=True))
+        return BlockOptions(post_norms=True).read(w, sizes, attention, dense)
     norm = partial(w.rms_norm, eps=sizes.eps, size=hidden)
     both = DenseAndExperts(
         norm("ffn_norm"),

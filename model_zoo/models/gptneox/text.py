@@ -3,8 +3,8 @@ without gate."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.attention_layer import attention_layer, parallel_layer
-from model_zoo.layers.block import BlockOptions
+from model_zoo.layers.attention_layer import attention_layer
+from model_zoo.layers.block import BlockOptions, ParallelOptions
 from model_zoo.layers.decoder import Decoder, TextLayer, biased_output_norm, uniform_decoder
 from model_zoo.layers.feed_forward import FeedForward
 from model_zoo.layers.rope import Pairs, Rotary
@@ -31,7 +31,6 @@ def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> Text
     w.need_biases(*BIASED)
     size = sizes.feed_forward[index]
     feed_forward = FeedForward(w, hidden=sizes.hidden, size=size, curve=gelu_erf)
-    if not sizes.metadata.get("use_parallel_residual", bool, True):
-        block = BlockOptions(layer_norms=True)
-        return attention_layer(w, sizes, index, rotary, feed_forward=feed_forward, block=block)
-    return parallel_layer(w, sizes, index, rotary, feed_forward=feed_forward, ffn_norm="ffn_norm")
+    parallel = sizes.metadata.get("use_parallel_residual", bool, True)
+    block = ParallelOptions(ffn_norm="ffn_norm") if parallel else BlockOptions(layer_norms=True)
+    return attention_layer(w, sizes, index, rotary, feed_forward=feed_forward, block=block)

@@ -5,7 +5,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import AttentionOptions
 from model_zoo.layers.attention_layer import attention_layer
-from model_zoo.layers.block import BlockOptions, RowWise, read_block
+from model_zoo.layers.block import BlockOptions, RowWise
 from model_zoo.layers.decoder import Decoder, DecoderOptions, TextLayer
 from model_zoo.layers.experts import ExpertOptions, experts_or_dense
 from model_zoo.layers.feed_forward import GatedFeedForward
@@ -55,7 +55,7 @@ def _rotary(w: TensorScope, sizes: TextSizes) -> Rotary | None:
 
 def _recurrent_layer(w: TensorScope, sizes: TextSizes, states: StateSizes, index: int) -> TextLayer:
     mixer = Mamba2(w, hidden=sizes.hidden, sizes=states, eps=sizes.eps)
-    block = read_block(w, sizes, mixer, _feed_forward(w, sizes, index), _block_options(sizes))
+    block = _block_options(sizes).read(w, sizes, mixer, _feed_forward(w, sizes, index))
     return TextLayer(block, states.cache)
 
 

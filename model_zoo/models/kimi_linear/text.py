@@ -3,7 +3,7 @@ layer; experts after leading dense layers."""
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.layers.block import Block, Mixer, read_block
+from model_zoo.layers.block import Block, BlockOptions, Mixer
 from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.hybrid import read_sizes, recurrent_layers
 from model_zoo.layers.kimi_delta import KimiDelta
@@ -46,4 +46,4 @@ def _attending_layer(w: TensorScope, sizes: TextSizes, index: int) -> TextLayer:
 
 def _block(w: TensorScope, sizes: TextSizes, mixer: Mixer, index: int) -> Block:
     experts = leading_dense_or_experts(w, sizes, index, scores=SIGMOID, renormalised=True)
-    return read_block(w, sizes, mixer, experts)
+    return BlockOptions().read(w, sizes, mixer, experts)

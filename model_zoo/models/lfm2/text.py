@@ -3,7 +3,7 @@
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import SelfAttention, head_norms
-from model_zoo.layers.block import Block, Mixer, RowWise, read_block
+from model_zoo.layers.block import Block, BlockOptions, Mixer, RowWise
 from model_zoo.layers.decoder import Decoder, DecoderOptions, TextLayer
 from model_zoo.layers.feed_forward import GatedFeedForward
 from model_zoo.layers.gated_convolution import GatedConvolution, convolution_width
@@ -45,7 +45,7 @@ def _attending_layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotar
 
 
 def _block(w: TensorScope, sizes: TextSizes, mixer: Mixer, index: int) -> Block:
-    return read_block(w, sizes, mixer, _feed_forward(w, sizes, index))
+    return BlockOptions().read(w, sizes, mixer, _feed_forward(w, sizes, index))
 
 
 def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> RowWise:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention_layer import attention_layer
-from model_zoo.layers.block import BlockOptions, read_block
+from model_zoo.layers.block import BlockOptions
 from model_zoo.layers.decoder import Decoder, DecoderOptions, TextLayer
 from model_zoo.layers.experts import experts_or_dense
 from model_zoo.layers.feed_forward import GatedFeedForward
@@ -68,7 +68,7 @@ def _latent_layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) 
         w, latent, hidden=sizes.hidden, eps=LATENT_EPS, scale=latent.query**-0.5
     )
     feed_forward = GatedFeedForward(w, hidden=sizes.hidden, size=sizes.feed_forward[index])
-    block = read_block(w, sizes, attention, feed_forward, _block_options(sizes))
+    block = _block_options(sizes).read(w, sizes, attention, feed_forward)
     return TextLayer(block, latent.cache(Full()), rotary, rotated_from=latent.latent)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import OutputGate, SelfAttention, head_norms
-from model_zoo.layers.block import Block, BlockOptions, RowWise, read_block
+from model_zoo.layers.block import Block, BlockOptions, RowWise
 from model_zoo.layers.decoder import Decoder, TextLayer
 from model_zoo.layers.delta_net import GatedDeltaNet
 from model_zoo.layers.experts import ExpertOptions, Experts
@@ -64,7 +64,7 @@ def _block(
     w: TensorScope, sizes: TextSizes, mixer: GatedDeltaNet | SelfAttention, index: int
 ) -> Block:
     options = BlockOptions(ffn_norm="post_attention_norm")
-    return read_block(w, sizes, mixer, _feed_forward(w, sizes, index), options)
+    return options.read(w, sizes, mixer, _feed_forward(w, sizes, index))
 
 
 def _feed_forward(w: TensorScope, sizes: TextSizes, index: int) -> RowWise:

@@ -4,8 +4,8 @@ rotated."""
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.layers.attention import head_layer_norms
-from model_zoo.layers.attention_layer import attention_layer, parallel_layer
-from model_zoo.layers.block import BlockOptions
+from model_zoo.layers.attention_layer import attention_layer
+from model_zoo.layers.block import BlockOptions, ParallelOptions
 from model_zoo.layers.decoder import Decoder, TextLayer, biased_output_norm, uniform_decoder
 from model_zoo.layers.rope import Pairs, Rotary
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
@@ -28,8 +28,6 @@ def build_decoder(w: TensorScope, metadata: Metadata) -> Decoder:
 def _layer(w: TensorScope, sizes: TextSizes, index: int, rotary: Rotary) -> TextLayer:
     """As in llama.cpp, layers without a second norm are parallel, whatever the file states."""
     attention = head_layer_norms(w, sizes, index)
-    if w.has("ffn_norm"):
-        block = BlockOptions(layer_norms=True)
-        return attention_layer(w, sizes, index, rotary, attention=attention, block=block)
     w.need_biases("attn_norm")
-    return parallel_layer(w, sizes, index, rotary, attention=attention)
+    block = BlockOptions(layer_norms=True) if w.has("ffn_norm") else ParallelOptions()
+    return attention_layer(w, sizes, index, rotary, attention=attention, block=block)
