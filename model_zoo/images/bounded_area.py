@@ -1,29 +1,33 @@
 """Sizes of images that keep their aspect ratio within bounds of their area."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from model_zoo.images.resize import MAX_ASPECT
 from model_zoo.images.shapes import rectangles
 
-# (height, width, unit) of an image with a side of less than one unit -> sides of one at the least.
-Growth = Callable[[int, int, int], tuple[int, int]]
+class Growth(Enum):
+    """How an image with a side of less than one unit becomes one with sides of one at the least.
 
+    BOTH: both sides are scaled by one factor and rounded down. IN_TURN: the other side is rounded
+    after the height grew, and again after the width grew.
+    """
 
-def both_at_once(height: int, width: int, unit: int) -> tuple[int, int]:
-    """Both sides are scaled by one factor and rounded down."""
-    scale = max(unit / height, unit / width)
-    return max(int(height * scale), unit), max(int(width * scale), unit)
+    BOTH = auto()
+    IN_TURN = auto()
 
-
-def one_side_after_the_other(height: int, width: int, unit: int) -> tuple[int, int]:
-    """The other side is rounded after the height grew, and again after the width grew."""
-    if height < unit:
-        height, width = unit, round(width * unit / height)
-    if width < unit:
-        height, width = round(height * unit / width), unit
-    return height, width
+    def grown(self, height: int, width: int, unit: int) -> tuple[int, int]:
+        """Height and width in pixels, of which one is less than `unit`, after growth."""
+        if self is Growth.BOTH:
+            scale = max(unit / height, unit / width)
+            return max(int(height * scale), unit), max(int(width * scale), unit)
+        if height < unit:
+            height, width = unit, round(width * unit / height)
+        if width < unit:
+            height, width = round(height * unit / width), unit
+        return height, width
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class BoundedArea:
         """The nearest sides in units; both are scaled if their area is out of bounds."""
         unit = self.unit
         if self.grows and min(height, width) < unit:
-            height, width = self.grows(height, width, unit)
+            height, width = self.grows.grown(height, width, unit)
         rows, columns = (max(round(side / unit), self.shortest) for side in (height, width))
         area = rows * unit * columns * unit
         if area > self.max_pixels:

@@ -2,7 +2,7 @@
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.images.bounded_area import both_at_once
+from model_zoo.images.bounded_area import Growth
 from model_zoo.images.normalise import CLIP
 from model_zoo.layers.vision.vision_sizes import MAX_MERGED, MAX_PATCH
 from model_zoo.models.glm4v.placeholders import GlmPlaceholders
@@ -43,5 +43,5 @@ def read_processor(metadata: Metadata) -> QwenVLProcessor:
         min_pixels=least,
         max_pixels=most,
         normalisation=read_normalisation(metadata, CLIP),
-        grows=both_at_once,
+        grows=Growth.BOTH,
     )

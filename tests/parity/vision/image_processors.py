@@ -41,7 +41,7 @@ from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from model_zoo.images.bounded_area import both_at_once, one_side_after_the_other
+from model_zoo.images.bounded_area import Growth
 from model_zoo.images.normalise import CLIP, IMAGENET, STANDARD, Normalisation
 from model_zoo.images.prepared import ImageProcessor
 from model_zoo.images.slicing import Slicing
@@ -281,7 +281,7 @@ def qwen(patch: int, normalisation: Normalisation, least: int, most: int) -> Row
 def glm(least: int, most: int) -> Row:
     """Its areas count both frames of a patch."""
     theirs = Glm4vImageProcessorPil(size={"shortest_edge": 2 * least, "longest_edge": 2 * most})
-    return patches(QwenVLProcessor(14, 2, least, most, CLIP, grows=both_at_once), theirs)
+    return patches(QwenVLProcessor(14, 2, least, most, CLIP, grows=Growth.BOTH), theirs)
 
 
 def patches(ours: QwenVLProcessor, theirs: Any) -> Row:
@@ -318,7 +318,7 @@ def paddleocr(least: int, most: int) -> Row:
         squares = made["pixel_values"].view(rows, 2, columns, 2, -1).transpose(1, 2)
         return Expected(squares.flatten(0, 3), (rows, columns), rows * columns)
 
-    return QwenVLProcessor(14, 2, least, most, CLIP, grows=one_side_after_the_other), expected
+    return QwenVLProcessor(14, 2, least, most, CLIP, grows=Growth.IN_TURN), expected
 
 
 CROP = {"size": {"shortest_edge": 56}, "crop_size": SQUARE}

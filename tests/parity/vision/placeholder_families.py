@@ -53,7 +53,7 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
 from model_zoo.chat.messages import ChatTemplate, ImagePart, Message
 from model_zoo.chat_model import ChatModel, Prompt
-from model_zoo.images.bounded_area import both_at_once, one_side_after_the_other
+from model_zoo.images.bounded_area import Growth
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.images.normalise import CLIP, STANDARD
 from model_zoo.images.prepared import ImageProcessor, prepare
@@ -283,8 +283,8 @@ def internvl_processor(tokenizer: Any) -> Any:
 LLAMA_TILES = LlamaTiles(side=56, tile_rows=4)
 LFM2_TILES = Lfm2Tiles(7, 2, 4, 20, tile=56, min_tiles=2, max_tiles=10, tolerance=1.5)
 QWEN = QwenVLProcessor(14, 2, min_pixels=3136, max_pixels=28 * 28 * 12, normalisation=CLIP)
-GLM = replace(QWEN, grows=both_at_once)
-PADDLE = replace(QWEN, grows=one_side_after_the_other)
+GLM = replace(QWEN, grows=Growth.BOTH)
+PADDLE = replace(QWEN, grows=Growth.IN_TURN)
 SLICES = SlicingProcessor(Slicing(side=56, unit=28), patch=7, part_rows=None)
 SQUARE = {"height": 56, "width": 56}
 CANVASES = [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]]

@@ -13,7 +13,7 @@ from transformers.models.paddleocr_vl import image_processing_pil_paddleocr_vl a
 from transformers.models.pixtral import image_processing_pil_pixtral as pixtral
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from model_zoo.images.bounded_area import both_at_once, one_side_after_the_other
+from model_zoo.images.bounded_area import Growth
 from model_zoo.images.normalise import CLIP
 from model_zoo.images.prepared import ImageProcessor
 from model_zoo.images.tiling import best_grid, fitting
@@ -127,12 +127,12 @@ ROWS: list[tuple[ImageProcessor, Grid | None]] = [
         for bounds in [(16, 64), (100, 110), (3136, 20_000), (4000, 4000)]
     ),
     *(
-        (QwenVLProcessor(14, 2, *bounds, CLIP, grows=both_at_once), glm_grid(*bounds))
+        (QwenVLProcessor(14, 2, *bounds, CLIP, grows=Growth.BOTH), glm_grid(*bounds))
         for bounds in [(1, 9_000), (6272, 100_000)]
     ),
     *(
         (
-            QwenVLProcessor(14, 2, *bounds, CLIP, grows=one_side_after_the_other),
+            QwenVLProcessor(14, 2, *bounds, CLIP, grows=Growth.IN_TURN),
             paddle_grid(*bounds),
         )
         for bounds in [(1, 9_000), (6272, 100_000)]

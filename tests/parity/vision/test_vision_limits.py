@@ -186,6 +186,11 @@ def test_no_image_exceeds_the_largest_that_a_start_reserves_and_encodes(limited)
     encoder.close()
 
 
+def test_settings_of_images_are_written_alike_in_every_process(limited) -> None:
+    """They are part of the names of features, which processes share; an address would differ."""
+    assert " at 0x" not in repr(limited.vision.processor)
+
+
 def test_images_of_extreme_shapes_take_no_more_memory_than_planned(limited) -> None:
     found = [o for o in outlines(limited, 100) if o.rows <= 300]
     ranks = (lambda o: o.rows), (lambda o: prod(o.shape)), (lambda o: o.grid[1]), (lambda o: o.grid)
