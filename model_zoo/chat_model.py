@@ -189,15 +189,13 @@ class ChatModel:
         messages = template.turns.adapted(messages)
         images = [part for message in messages for part in message.images]
         self._check_images_supported(images)
-        placeholders = None if self.vision is None else self.vision.placeholders
         own = {"tools": tools or None, "add_generation_prompt": reply is ReplyStart.NEW}
         rendered = render_unforged(
             template,
             self.tokenizer,
             messages,
             {**thinking_variables(thinking, template), **(variables or {}), **own},
-            image=None if placeholders is None else placeholders.spelled,
-            reserved=() if placeholders is None else placeholders.reserved,
+            images=None if self.vision is None else self.vision.placeholders.texts,
             continued=reply is ReplyStart.CONTINUED,
             now=now,
         )
@@ -209,7 +207,7 @@ class ChatModel:
 
     def _texts_around(self, images: Sequence[ImagePart], text: str) -> list[str]:
         """The rendered text, divided at its images."""
-        texts = [text] if self.vision is None else text.split(self.vision.placeholders.marker)
+        texts = [text] if self.vision is None else text.split(self.vision.placeholders.texts.marker)
         if len(texts) != len(images) + 1:
             raise RequestError(
                 f"The model's chat template shows {len(texts) - 1} of the conversation's "
@@ -256,8 +254,8 @@ class ChatModel:
         self._check_images_supported(images)
         if self.vision is None or not images:
             return self._prompt([text], [], at_most, bos=bos)
-        placeholders = self.vision.placeholders
-        before, _, after = placeholders.spelled.partition(placeholders.marker)
+        written = self.vision.placeholders.texts
+        before, _, after = written.spelled.partition(written.marker)
         texts, placed = [""], []
         for part in tagged(text, images):
             if isinstance(part, str):

@@ -62,6 +62,20 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageTexts:
+    """How the prompts of a family of models write images.
+
+    `marker`: the text that its chat templates write for an image. `spelled`: the marker with the
+    text that templates write around it, for templates without support for images. `reserved`:
+    texts with a special meaning, which ordinary text must not contain.
+    """
+
+    marker: str
+    spelled: str
+    reserved: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a conversation.
 
@@ -222,8 +236,7 @@ def render_unforged(
     messages: Sequence[Message],
     variables: dict[str, Any],
     *,
-    image: str | None = None,
-    reserved: tuple[str, ...] = (),
+    images: ImageTexts | None = None,
     continued: bool = False,
     now: datetime | None = None,
 ) -> Unforged:
@@ -235,15 +248,16 @@ def render_unforged(
     Raises RequestError for a role not in `ROLES`, and for images, tools or tool calls that the
     template does not support.
 
-    `image`: the text for an image if the template does not support images; it then gets texts only.
-    `reserved`: further texts that only the template may write. `continued`: the text ends with that
-    of the last message. `now`: as in `render_values`.
+    `images`: how images are written if the template does not support them; it then gets texts only.
+    Only the template may write its reserved texts. `continued`: the text ends with that of the last
+    message. `now`: as in `render_values`.
     """
     for message in messages:
         if message.role not in ROLES:
             known = ", ".join(sorted(ROLES))
             raise RequestError(f'The role "{message.role}" is not one of {known}.')
-    image = None if template.supports_images else image
+    reserved = () if images is None else images.reserved
+    image = None if images is None or template.supports_images else images.spelled
     variables = _template_arguments(None, True) | variables
     _refuse_unsupported(template, messages, variables["tools"], no_images=image is None)
     values = template.values(messages)

@@ -8,6 +8,7 @@ from enum import Enum, auto
 from model_zoo.images.resize import MAX_ASPECT
 from model_zoo.images.shapes import rectangles
 
+
 class Growth(Enum):
     """How an image with a side of less than one unit becomes one with sides of one at the least.
 

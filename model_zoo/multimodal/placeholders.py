@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from model_zoo.chat.messages import ImageTexts
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import ModelFileError
 
@@ -39,24 +40,33 @@ class Outlined(Protocol):
 
 
 class Placeholders(Protocol):
-    """How prompts of a family of models represent images.
-
-    `marker`: the text that its chat templates write for an image. `spelled`: the marker with the
-    text that templates write around it, for templates without support for images. `reserved`:
-    texts with a special meaning, which ordinary text must not contain. `pieces`: the replacement of
-    the marker.
-    """
+    """How prompts of a family of models represent images. `pieces`: the replacement of the marker
+    in a rendered prompt."""
 
     @property
-    def marker(self) -> str: ...
-
-    @property
-    def spelled(self) -> str: ...
-
-    @property
-    def reserved(self) -> tuple[str, ...]: ...
+    def texts(self) -> ImageTexts: ...
 
     def pieces(self, image: Outlined) -> Sequence[Piece]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceholderRun:
+    """`Placeholders` that are one run of `token`, between the same pieces for every image.
+
+    whole: as in `PlaceholderRows`. gridded: the run has the positions of a rectangle.
+    """
+
+    texts: ImageTexts
+    token: int
+    before: tuple[Piece, ...] = ()
+    after: tuple[Piece, ...] = ()
+    whole: bool = False
+    gridded: bool = False
+
+    def pieces(self, image: Outlined) -> Sequence[Piece]:
+        grid = image.grid if self.gridded else None
+        rows = PlaceholderRows(self.token, image.rows, whole=self.whole, grid=grid)
+        return *self.before, rows, *self.after
 
 
 def required_token(tokenizer: Tokenizer, text: str) -> int:

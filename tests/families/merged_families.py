@@ -13,7 +13,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.slicing import Slicing
 from model_zoo.models.minicpmv.image_processor import SlicingProcessor
-from model_zoo.models.minicpmv.placeholders import PAD, MiniCPMV46Placeholders
+from model_zoo.models.minicpmv.placeholders import MERGED_TEXTS, PAD
 from model_zoo.models.minicpmv.vision_merged import MergedTower
 from runtime.vision.encoder import VisionTower
 from tests.families.delta_rule import step_by_step
@@ -38,7 +38,7 @@ def config(layer: int = 1, text: Mapping[str, Any] = TEXT, **vision: Any) -> Min
         text_config=dict(text),
         vision_config=VISION | vision,
         insert_layer_id=layer,
-        image_token_id=special_ids(MiniCPMV46Placeholders.reserved)[PAD],
+        image_token_id=special_ids(MERGED_TEXTS.reserved)[PAD],
     )
 
 

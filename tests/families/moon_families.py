@@ -12,7 +12,7 @@ from model_zoo.convert.convert_folder import convert
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.models.kimivl.multimodal import read_processor
-from model_zoo.models.kimivl.placeholders import KimiVLPlaceholders
+from model_zoo.models.kimivl.placeholders import TEXTS
 from model_zoo.models.kimivl.vision import MoonTower
 from model_zoo.registry import load
 from runtime.vision.encoder import VisionTower
@@ -49,8 +49,8 @@ def write_model(folder: Path, files: tuple[str, str], **settings: Any) -> Vision
     twin.text = write_checkpoint(
         DeepseekV3Config(**(DEEPSEEK2 | DEEPSEEK2_GROUPS | rope(10000.0)), num_mtp_layers=0),
         source,
-        special=KimiVLPlaceholders.reserved,
-        spelled=KimiVLPlaceholders.spelled,
+        special=TEXTS.reserved,
+        spelled=TEXTS.spelled,
     )
     path, projector = (folder / name for name in files)
     convert(source, path, type="f32", flavour="llama.cpp")

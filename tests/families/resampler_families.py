@@ -53,12 +53,12 @@ def tower_features(pair: TowerPair, pixels: Tensor, size: tuple[int, int]) -> Te
 def write_model(
     folder: Path, files: tuple[str, str], *, version: int = 3, text: str = "qwen2", **settings: Any
 ) -> VisionPair:
-    special = placeholders.MiniCPMVPlaceholders.reserved
+    special = placeholders.TEXTS.reserved
     config = TEXTS[text](**(SIZES | {"hidden_size": WIDTH}))
     source = folder / "checkpoint"
     twin = ResamplerTwin(**settings)
     twin.text = write_checkpoint(
-        config, source, special=special, spelled=placeholders.MiniCPMVPlaceholders.spelled
+        config, source, special=special, spelled=placeholders.TEXTS.spelled
     )
     path, projector = (folder / name for name in files)
     convert(source, path, type="f32", flavour="llama.cpp")

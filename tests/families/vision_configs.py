@@ -63,9 +63,9 @@ SIGLIP = {"model_type": "siglip_vision_model", "layer_norm_eps": 1e-2}
 GRANITE = {"text": "granite", "layers": [-3, 2, -1], **SIGLIP}
 QWEN_VISION = {"hidden_size": 48, "intermediate_size": 80, "depth": 4, "num_heads": 3}
 QWEN_TOKENS = (qwen.START, qwen.PLACE, qwen.END, "<|video_pad|>")
-GLM_TOKENS = glm4v.GlmPlaceholders.reserved
+GLM_TOKENS = glm4v.TEXTS.reserved
 GLM_VISION = {"hidden_size": 48, "intermediate_size": 40, "depth": 2, "num_heads": 3}
-GEMMA4_TOKENS = gemma4.Gemma4Placeholders.reserved
+GEMMA4_TOKENS = gemma4.TEXTS.reserved
 GEMMA4_LARGE = {"hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision"}
 
 
@@ -120,14 +120,14 @@ def glm4v_config(
 
 def hunyuan_vl_config(**vision: Any) -> HunYuanVLConfig:
     config = hunyuan_vl(**vision)
-    config.image_token_id = special_ids(hunyuan.HunyuanPlaceholders.reserved)[hunyuan.PLACE]
+    config.image_token_id = special_ids(hunyuan.TEXTS.reserved)[hunyuan.PLACE]
     return config
 
 
 def idefics3_config(
     make: type = SmolVLMConfig, shuffled: int = 3, **vision: Any
 ) -> PreTrainedConfig:
-    place = special_ids(idefics3.Idefics3Placeholders.reserved)[idefics3.PLACE]
+    place = special_ids(idefics3.TEXTS.reserved)[idefics3.PLACE]
     return make(
         text_config={"model_type": "llama", **SIZES},
         vision_config=FOUR_HEADS | vision,
@@ -143,7 +143,7 @@ def internvl_config(
         text_config={"model_type": text, **SIZES, **(sizes or {})},
         vision_config=FOUR_HEADS | {"image_size": [SIDE, SIDE], "patch_size": [6, 6]} | vision,
         downsample_ratio=ratio,
-        image_token_id=special_ids(internvl.InternVLPlaceholders.reserved)[internvl.PLACE],
+        image_token_id=special_ids(internvl.TEXTS.reserved)[internvl.PLACE],
     )
 
 
@@ -171,7 +171,7 @@ def lfm2_config(merge: int = 2, norm: bool = True, **vision: Any) -> Lfm2VlConfi
         projector_hidden_size=40,
         projector_use_layernorm=norm,
         downsample_factor=merge,
-        image_token_id=special_ids(lfm2.Lfm2Placeholders.reserved)[lfm2.PLACE],
+        image_token_id=special_ids(lfm2.TEXTS.reserved)[lfm2.PLACE],
     )
 
 
@@ -180,7 +180,7 @@ def llama4_config(ratio: float = 0.5, **vision: Any) -> Llama4Config:
     text |= {"intermediate_size_mlp": 96, "num_local_experts": 2, "attention_chunk_size": 64}
     sizes = THREE_HEADS | {"intermediate_size": int(48 / ratio**2), "image_size": 36}
     sizes |= {"projector_input_dim": 40, "projector_output_dim": 40, "vision_output_dim": 40}
-    place = special_ids(llama4.Llama4Placeholders.reserved)[llama4.PLACE]
+    place = special_ids(llama4.TEXTS.reserved)[llama4.PLACE]
     return Llama4Config(
         text_config=text,
         vision_config=sizes | {"pixel_shuffle_ratio": ratio} | vision,
@@ -194,7 +194,7 @@ def llava_config(text: str = "llama", layer: int = -2, **vision: Any) -> LlavaCo
         text_config={"model_type": text, **SIZES, **more},
         vision_config=CLIP | vision,
         vision_feature_layer=layer,
-        image_token_index=special_ids(llava.LlavaPlaceholders.reserved)[llava.PLACE],
+        image_token_index=special_ids(llava.TEXTS.reserved)[llava.PLACE],
     )
 
 
@@ -214,7 +214,7 @@ def llava_next_config(
         vision_feature_layer=layers,
         vision_feature_select_strategy=strategy or ("default" if is_clip else "full"),
         image_grid_pinpoints=[[SIDE * tiles for tiles in canvas] for canvas in canvases],
-        image_token_index=special_ids(llava.LlavaPlaceholders.reserved)[llava.PLACE],
+        image_token_index=special_ids(llava.TEXTS.reserved)[llava.PLACE],
     )
 
 
@@ -251,7 +251,7 @@ def mllama_config(kept: Sequence[int] = (0, 2), **vision: Any) -> MllamaConfig:
 
 def paddleocr_config(**vision: Any) -> PaddleOCRVLConfig:
     config = paddleocr(**vision)
-    ids = special_ids(paddle.PaddlePlaceholders.reserved)
+    ids = special_ids(paddle.TEXTS.reserved)
     config.image_token_id = ids[paddle.PLACE]
     config.vision_start_token_id, config.vision_end_token_id = ids[paddle.START], ids[paddle.END]
     return config

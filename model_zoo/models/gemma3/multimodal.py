@@ -4,7 +4,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import STANDARD
 from model_zoo.models.gemma3.image_processor import SquareProcessor
-from model_zoo.models.gemma3.placeholders import Gemma3Placeholders
+from model_zoo.models.gemma3.placeholders import gemma3_placeholders
 from model_zoo.models.gemma3.vision import GemmaTower
 from model_zoo.multimodal.image_settings import read_normalisation
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
@@ -16,4 +16,4 @@ def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -
     side = tower.largest().pixels.shape[-1]
     normalisation = read_normalisation(metadata, STANDARD)
     processor = SquareProcessor(side, tower.limits.rows, normalisation=normalisation)
-    return MultimodalSpec(tower, processor, Gemma3Placeholders(tokenizer))
+    return MultimodalSpec(tower, processor, gemma3_placeholders(tokenizer))

@@ -4,7 +4,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import UNCHANGED
 from model_zoo.models.gemma4.image_processor import Gemma4Processor
-from model_zoo.models.gemma4.placeholders import Gemma4Placeholders
+from model_zoo.models.gemma4.placeholders import gemma4_placeholders
 from model_zoo.models.gemma4.vision import build_tower
 from model_zoo.multimodal.image_settings import read_normalisation
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
@@ -19,4 +19,4 @@ def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -
         tower.limits.rows,
         normalisation=read_normalisation(metadata, UNCHANGED),
     )
-    return MultimodalSpec(tower, processor, Gemma4Placeholders(tokenizer))
+    return MultimodalSpec(tower, processor, gemma4_placeholders(tokenizer))

@@ -5,7 +5,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.bounded_area import Growth
 from model_zoo.images.normalise import CLIP
 from model_zoo.layers.vision.vision_sizes import MAX_MERGED, MAX_PATCH
-from model_zoo.models.glm4v.placeholders import GlmPlaceholders
+from model_zoo.models.glm4v.placeholders import glm_placeholders
 from model_zoo.models.glm4v.vision import FRAMES, MERGED, GlmTower, of_a_frame
 from model_zoo.multimodal.context_share import scaled_to_context
 from model_zoo.multimodal.image_settings import read_areas, read_normalisation
@@ -26,7 +26,7 @@ OLLAMA_KEYS = "vision.min_pixels", "vision.max_pixels"
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     processor = scaled_to_context(read_processor(metadata), w.context_tokens)
     tower = GlmTower(w, metadata, processor)
-    return MultimodalSpec(tower, processor, GlmPlaceholders(tokenizer))
+    return MultimodalSpec(tower, processor, glm_placeholders(tokenizer))
 
 
 def read_processor(metadata: Metadata) -> QwenVLProcessor:

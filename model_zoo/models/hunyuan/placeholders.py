@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 
+from model_zoo.chat.messages import ImageTexts
 from model_zoo.multimodal.placeholders import Outlined, Piece, PlaceholderRows, required_token
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 START, END, PLACE = (f"<｜hy_place▁holder▁no▁{number}｜>" for number in (100, 101, 102))
+TEXTS = ImageTexts(PLACE, START + PLACE + END, (START, PLACE, END))
 
 
 class HunyuanPlaceholders:
     """Chat templates write the start and end tokens. Only lines are places in a rectangle."""
 
-    marker, spelled = PLACE, START + PLACE + END
-    reserved = (START, PLACE, END)
+    texts = TEXTS
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         required_token(tokenizer, START)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from model_zoo.chat.messages import ImageTexts
 from model_zoo.images.tiling import with_whole
 from model_zoo.multimodal.placeholders import Outlined, Piece, PlaceholderRows, required_token
 from model_zoo.tokenizers.tokenizer import Tokenizer
@@ -16,23 +17,18 @@ def tile(row: int, column: int) -> str:
     return f"<row_{row}_col_{column}>"
 
 
+_SIDES = range(1, NAMED_SIDE + 1)
+_TILES = [tile(row, column) for row in _SIDES for column in _SIDES]
+TEXTS = ImageTexts(PLACE, PLACE, (AROUND, PLACE, WHOLE, *_TILES))
+
+
 class Idefics3Placeholders:
     """The grid counts rows and columns of tiles; a single tile is the whole image.
 
     Tile names that are not tokens of the vocabulary are encoded as text, as in the reference.
     """
 
-    marker = spelled = PLACE
-    reserved = (
-        AROUND,
-        PLACE,
-        WHOLE,
-        *(
-            tile(row, column)
-            for row in range(1, NAMED_SIDE + 1)
-            for column in range(1, NAMED_SIDE + 1)
-        ),
-    )
+    texts = TEXTS
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -6,7 +6,7 @@ from model_zoo.images.normalise import IMAGENET
 from model_zoo.layers.vision.merging import shuffled_rows
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.models.internvl.image_processor import InternVLProcessor
-from model_zoo.models.internvl.placeholders import InternVLPlaceholders
+from model_zoo.models.internvl.placeholders import internvl_placeholders
 from model_zoo.models.internvl.vision import (
     EPS,
     LEAST_TILES_KEY,
@@ -25,7 +25,7 @@ TILES_LIMIT = 128
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     processor = read_processor(metadata)
     tower = ScaledTower(w, metadata, processor)
-    return MultimodalSpec(tower, processor, InternVLPlaceholders(tokenizer))
+    return MultimodalSpec(tower, processor, internvl_placeholders(tokenizer))
 
 
 def read_processor(metadata: Metadata) -> InternVLProcessor:

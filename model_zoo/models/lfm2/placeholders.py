@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
+from model_zoo.chat.messages import ImageTexts
 from model_zoo.images.tiling import Grid, grids
 from model_zoo.models.lfm2.image_processor import Lfm2Processor
 from model_zoo.multimodal.placeholders import Outlined, Piece, PlaceholderRows, required_token
@@ -17,21 +18,15 @@ def tile(row: int, column: int) -> str:
     return f"<|img_row_{row}_col_{column}|>"
 
 
+_SIDES = range(1, NAMED_SIDE + 1)
+_TILES = [tile(row, column) for row in _SIDES for column in _SIDES]
+TEXTS = ImageTexts(PLACE, PLACE, (START, PLACE, WHOLE, END, *_TILES))
+
+
 class Lfm2Placeholders:
     """The grid is the size of the image, of which `processor` makes tiles."""
 
-    marker = spelled = PLACE
-    reserved = (
-        START,
-        PLACE,
-        WHOLE,
-        END,
-        *(
-            tile(row, column)
-            for row in range(1, NAMED_SIDE + 1)
-            for column in range(1, NAMED_SIDE + 1)
-        ),
-    )
+    texts = TEXTS
 
     def __init__(self, tokenizer: Tokenizer, processor: Lfm2Processor) -> None:
         self._processor = processor

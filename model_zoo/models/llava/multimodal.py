@@ -6,7 +6,7 @@ from model_zoo.images.normalise import CLIP
 from model_zoo.models.llava import vision_next as llava_next
 from model_zoo.models.llava.image_processor import ClipProcessor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
-from model_zoo.models.llava.placeholders import LlavaPlaceholders
+from model_zoo.models.llava.placeholders import llava_placeholders
 from model_zoo.models.llava.vision import ASPECT_KEY, MIDDLE, PADDED, LlavaTower
 from model_zoo.multimodal.image_settings import read_normalisation
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
@@ -24,7 +24,7 @@ def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -
         whole=_keeps_whole(metadata),
         normalisation=read_normalisation(metadata, CLIP),
     )
-    return MultimodalSpec(tower, processor, LlavaPlaceholders(tokenizer))
+    return MultimodalSpec(tower, processor, llava_placeholders(tokenizer))
 
 
 def _with_tiles(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
@@ -35,7 +35,7 @@ def _with_tiles(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> Mul
         tower.canvases,
         normalisation=read_normalisation(metadata, CLIP),
     )
-    return MultimodalSpec(tower, processor, LlavaPlaceholders(tokenizer))
+    return MultimodalSpec(tower, processor, llava_placeholders(tokenizer))
 
 
 def _keeps_whole(metadata: Metadata) -> bool:

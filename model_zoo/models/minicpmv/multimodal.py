@@ -6,7 +6,7 @@ from model_zoo.images.normalise import STANDARD
 from model_zoo.images.slicing import Slicing
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.models.minicpmv.image_processor import SlicingProcessor
-from model_zoo.models.minicpmv.placeholders import MiniCPMV46Placeholders, MiniCPMVPlaceholders
+from model_zoo.models.minicpmv.placeholders import MiniCPMVPlaceholders, minicpmv46_placeholders
 from model_zoo.models.minicpmv.vision import EPS, ResampledTower
 from model_zoo.models.minicpmv.vision_merged import SQUARE, MergedTower
 from model_zoo.multimodal.image_settings import projector_type, read_normalisation
@@ -33,7 +33,7 @@ def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -
 def _build_merged(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     processor = read_merged_processor(metadata)
     tower = MergedTower(w, metadata, processor)
-    return MultimodalSpec(tower, processor, MiniCPMV46Placeholders(tokenizer, processor))
+    return MultimodalSpec(tower, processor, minicpmv46_placeholders(tokenizer, processor))
 
 
 def read_merged_processor(metadata: Metadata) -> SlicingProcessor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from model_zoo.chat.messages import ImageTexts
 from model_zoo.models.minicpmv.image_processor import SlicingProcessor
 from model_zoo.multimodal.placeholders import Outlined, Piece, PlaceholderRows, required_token
 from model_zoo.tokenizers.tokenizer import Tokenizer
@@ -10,20 +11,19 @@ from model_zoo.tokenizers.tokenizer import Tokenizer
 PLACE = "(<image>./</image>)"
 START, END, SLICE, SLICE_END = "<image>", "</image>", "<slice>", "</slice>"
 LINE = "\n"
+MARKS = START, END, SLICE, SLICE_END
+TEXTS = ImageTexts(PLACE, PLACE + LINE, MARKS)
 # The placeholder of MiniCPM-V 4.6, which is Qwen's.
 PAD = "<|image_pad|>"
+MERGED_TEXTS = ImageTexts(PAD, PAD + LINE, (*MARKS, PAD))
 
 
 class MiniCPMVPlaceholders:
     """The grid is the height and width of the image.
 
     enclosed: slices are marked like images, and all of them together as slices, as in MiniCPM-V
-    2.5; otherwise each slice is marked as one. place: the placeholder token, that which starts an
-    image unless another is given.
+    2.5; otherwise each slice is marked as one. place: the placeholder token.
     """
-
-    marker, spelled = PLACE, PLACE + LINE
-    reserved = (START, END, SLICE, SLICE_END)
 
     def __init__(
         self,
@@ -31,11 +31,13 @@ class MiniCPMVPlaceholders:
         images: SlicingProcessor,
         *,
         enclosed: bool,
+        texts: ImageTexts = TEXTS,
         place: str = START,
     ) -> None:
+        self.texts = texts
         self._images, self._enclosed = images, enclosed
         self._start, self._end, self._slice, self._slice_end = (
-            required_token(tokenizer, text) for text in self.reserved
+            required_token(tokenizer, text) for text in MARKS
         )
         self._place = required_token(tokenizer, place)
 
@@ -57,14 +59,6 @@ class MiniCPMVPlaceholders:
         return *overview, *pieces
 
 
-class MiniCPMV46Placeholders:
+def minicpmv46_placeholders(tokenizer: Tokenizer, images: SlicingProcessor) -> MiniCPMVPlaceholders:
     """Of MiniCPM-V 4.6. Images are not numbered, as in llama.cpp."""
-
-    marker, spelled = PAD, PAD + LINE
-    reserved = (*MiniCPMVPlaceholders.reserved, PAD)
-
-    def __init__(self, tokenizer: Tokenizer, images: SlicingProcessor) -> None:
-        self._marked = MiniCPMVPlaceholders(tokenizer, images, enclosed=False, place=PAD)
-
-    def pieces(self, image: Outlined) -> Sequence[Piece]:
-        return self._marked.pieces(image)
+    return MiniCPMVPlaceholders(tokenizer, images, enclosed=False, texts=MERGED_TEXTS, place=PAD)

@@ -5,7 +5,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import CLIP
 from model_zoo.layers.vision.vision_sizes import MAX_SIDE, VisionSizes
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
-from model_zoo.models.mistral3.placeholders import LightOnPlaceholders, PixtralPlaceholders
+from model_zoo.models.mistral3.placeholders import PixtralPlaceholders, lighton_placeholders
 from model_zoo.models.mistral3.vision import EDGE_KEY, EPS, LIGHTON, SIDE, PixtralTower, read_merge
 from model_zoo.multimodal.context_share import scaled_to_context
 from model_zoo.multimodal.image_settings import projector_type, read_normalisation
@@ -17,7 +17,7 @@ def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -
     processor = scaled_to_context(read_processor(metadata), w.context_tokens)
     tower = PixtralTower(w, metadata, processor)
     lighton = projector_type(metadata) == LIGHTON
-    placeholders = LightOnPlaceholders(tokenizer) if lighton else PixtralPlaceholders(tokenizer)
+    placeholders = lighton_placeholders(tokenizer) if lighton else PixtralPlaceholders(tokenizer)
     return MultimodalSpec(tower, processor, placeholders)
 
 

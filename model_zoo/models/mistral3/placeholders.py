@@ -2,19 +2,29 @@
 LightOnOCR: placeholders alone."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from model_zoo.chat.messages import ImageTexts
 from model_zoo.multimodal import qwen_placeholders as qwen
-from model_zoo.multimodal.placeholders import Outlined, Piece, PlaceholderRows, required_token
+from model_zoo.multimodal.placeholders import (
+    Outlined,
+    Piece,
+    PlaceholderRows,
+    PlaceholderRun,
+    required_token,
+)
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 PLACE, BREAK, END = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
+TEXTS = ImageTexts(PLACE, PLACE, (PLACE, BREAK, END))
+# The vocabulary is Qwen's, but nothing surrounds the placeholders.
+LIGHTON_TEXTS = replace(qwen.TEXTS, spelled=qwen.PLACE)
 
 
 class PixtralPlaceholders:
     """The grid is the number of lines of placeholders, and of placeholders per line."""
 
-    marker = spelled = PLACE
-    reserved = (PLACE, BREAK, END)
+    texts = TEXTS
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._place, self._break, self._end = (
@@ -30,14 +40,5 @@ class PixtralPlaceholders:
         return pieces
 
 
-class LightOnPlaceholders:
-    """The vocabulary is Qwen's, but nothing surrounds the placeholders."""
-
-    marker = spelled = qwen.PLACE
-    reserved = (qwen.START, qwen.PLACE, qwen.END, *qwen.OTHERS)
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._place = required_token(tokenizer, qwen.PLACE)
-
-    def pieces(self, image: Outlined) -> Sequence[Piece]:
-        return (PlaceholderRows(self._place, image.rows),)
+def lighton_placeholders(tokenizer: Tokenizer) -> PlaceholderRun:
+    return PlaceholderRun(LIGHTON_TEXTS, required_token(tokenizer, qwen.PLACE))

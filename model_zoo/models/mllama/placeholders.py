@@ -3,17 +3,18 @@
 from collections.abc import Sequence
 from math import prod
 
+from model_zoo.chat.messages import ImageTexts
 from model_zoo.multimodal.placeholders import Outlined, Piece, PlaceholderRows, required_token
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 PLACE = "<|image|>"
+TEXTS = ImageTexts(PLACE, PLACE, (PLACE,))
 
 
 class MllamaPlaceholders:
     """The grid counts rows and columns of tiles; the rest of the `tiles` slots is padding."""
 
-    marker = spelled = PLACE
-    reserved = (PLACE,)
+    texts = TEXTS
 
     def __init__(self, tokenizer: Tokenizer, tiles: int) -> None:
         self._place = required_token(tokenizer, PLACE)

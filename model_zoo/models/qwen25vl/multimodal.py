@@ -9,7 +9,7 @@ from model_zoo.multimodal.context_share import scaled_to_context
 from model_zoo.multimodal.image_settings import read_areas, read_normalisation
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
-from model_zoo.multimodal.qwen_placeholders import QwenPlaceholders
+from model_zoo.multimodal.qwen_placeholders import qwen_placeholders
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 PATCH = 14
@@ -27,7 +27,7 @@ OLLAMA_KEYS = "vision.min_pixels", "vision.max_pixels"
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     processor = scaled_to_context(read_processor(metadata), w.context_tokens)
     tower = QwenTower(w, metadata, processor)
-    return MultimodalSpec(tower, processor, QwenPlaceholders(tokenizer))
+    return MultimodalSpec(tower, processor, qwen_placeholders(tokenizer))
 
 
 def read_processor(metadata: Metadata) -> QwenVLProcessor:

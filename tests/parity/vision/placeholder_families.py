@@ -51,7 +51,7 @@ from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProce
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
-from model_zoo.chat.messages import ChatTemplate, ImagePart, Message
+from model_zoo.chat.messages import ChatTemplate, ImagePart, ImageTexts, Message
 from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.images.bounded_area import Growth
 from model_zoo.images.decode import DecodingLimits
@@ -127,9 +127,10 @@ CONVERSATIONS = {
 
 @dataclass(frozen=True)
 class Family:
-    """`placement`: a class of placeholders, possibly with arguments; `place`: the placeholder
+    """`placement` makes placeholders, which are written as `texts`; `place`: the placeholder
     token; `theirs` makes the library's processor of a tokenizer; `named`: its special tokens."""
 
+    texts: ImageTexts
     placement: Callable[[Tokenizer], Placeholders]
     processor: ImageProcessor
     theirs: Callable[[Any], Any]
@@ -138,8 +139,7 @@ class Family:
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        kind = self.placement.func if isinstance(self.placement, partial) else self.placement
-        return kind.reserved  # type: ignore[attr-defined]
+        return self.texts.reserved
 
 
 class Tiles:
@@ -290,7 +290,8 @@ SQUARE = {"height": 56, "width": 56}
 CANVASES = [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]]
 FAMILIES = {
     "gemma3": Family(
-        gemma3.Gemma3Placeholders,
+        gemma3.TEXTS,
+        gemma3.gemma3_placeholders,
         SquareProcessor(56, 9, normalisation=STANDARD),
         lambda t: Gemma3Processor(Gemma3ImageProcessorPil(size=SQUARE), t, image_seq_length=9),
         gemma3.PLACE,
@@ -301,7 +302,8 @@ FAMILIES = {
         },
     ),
     "gemma4": Family(
-        gemma4.Gemma4Placeholders,
+        gemma4.TEXTS,
+        gemma4.gemma4_placeholders,
         GemmaShape(4, 3, 70),
         gemma4_processor,
         gemma4.PLACE,
@@ -314,8 +316,9 @@ FAMILIES = {
             "eoa_token": "<audio|>",
         },
     ),
-    "glm4v": Family(glm4v.GlmPlaceholders, GLM, glm_processor, glm4v.PLACE),
+    "glm4v": Family(glm4v.TEXTS, glm4v.glm_placeholders, GLM, glm_processor, glm4v.PLACE),
     "hunyuan_vl": Family(
+        hunyuan.TEXTS,
         hunyuan.HunyuanPlaceholders,
         LinedProcessor(QWEN),
         hunyuan_processor,
@@ -327,7 +330,8 @@ FAMILIES = {
         },
     ),
     "minicpmv46": Family(
-        partial(minicpmv.MiniCPMV46Placeholders, images=SLICES),
+        minicpmv.MERGED_TEXTS,
+        partial(minicpmv.minicpmv46_placeholders, images=SLICES),
         SLICES,
         minicpmv46_processor,
         minicpmv.PAD,
@@ -343,38 +347,44 @@ FAMILIES = {
         },
     ),
     "paddleocr": Family(
-        paddleocr.PaddlePlaceholders,
+        paddleocr.TEXTS,
+        paddleocr.paddle_placeholders,
         PADDLE,
         paddle_processor,
         paddleocr.PLACE,
         {"image_token": paddleocr.PLACE},
     ),
     "pixtral": Family(
+        pixtral.TEXTS,
         pixtral.PixtralPlaceholders,
         PixtralShape(140, 14, 2),
         pixtral_processor,
         pixtral.PLACE,
     ),
     "qwen25vl": Family(
-        qwen.QwenPlaceholders,
+        qwen.TEXTS,
+        qwen.qwen_placeholders,
         QWEN,
         partial(qwen_processor, Qwen2_5_VLProcessor),
         qwen.PLACE,
     ),
     "qwen3vl": Family(
-        qwen.QwenPlaceholders,
+        qwen.TEXTS,
+        qwen.qwen_placeholders,
         QWEN,
         partial(qwen_processor, Qwen3VLProcessor),
         qwen.PLACE,
     ),
     "lfm2": Family(
+        lfm2.TEXTS,
         partial(lfm2.Lfm2Placeholders, processor=LFM2_TILES),
         LFM2_TILES,
         lfm2_processor,
         lfm2.PLACE,
     ),
     "lighton": Family(
-        pixtral.LightOnPlaceholders,
+        pixtral.LIGHTON_TEXTS,
+        pixtral.lighton_placeholders,
         PixtralShape(80, 14, 2),
         lighton_processor,
         qwen.PLACE,
@@ -385,31 +395,36 @@ FAMILIES = {
         },
     ),
     "llama4": Family(
+        llama4.TEXTS,
         llama4.Llama4Placeholders,
         LLAMA_TILES,
         llama4_processor,
         llama4.PLACE,
     ),
     "llava": Family(
-        llava.LlavaPlaceholders,
+        llava.TEXTS,
+        llava.llava_placeholders,
         ClipProcessor(56, 16),
         llava_processor,
         llava.PLACE,
     ),
     "llava_next": Family(
-        llava.LlavaPlaceholders,
+        llava.TEXTS,
+        llava.llava_placeholders,
         LlavaTiles(56, 4, tuple((high, wide) for high, wide in CANVASES)),
         llava_next_processor,
         llava.PLACE,
     ),
     "idefics3": Family(
+        idefics3.TEXTS,
         idefics3.Idefics3Placeholders,
         IdeficsTiles(56, 150, 4),
         idefics3_processor,
         idefics3.PLACE,
     ),
     "internvl": Family(
-        internvl.InternVLPlaceholders,
+        internvl.TEXTS,
+        internvl.internvl_placeholders,
         InternTiles(56, 4, CLIP),
         internvl_processor,
         internvl.PLACE,
@@ -421,6 +436,7 @@ FAMILIES = {
         },
     ),
     "mllama": Family(
+        mllama.TEXTS,
         partial(mllama.MllamaPlaceholders, tiles=4),
         MllamaTiles(side=56, tile_rows=17),
         lambda t: MllamaProcessor(MllamaImageProcessorPil(size=SQUARE, max_image_tiles=4), t),
@@ -443,14 +459,13 @@ def model_of(
     )
     facts: Any = SimpleNamespace(name="tiny")
     decoder: Any = SimpleNamespace(context_length=4096)
-    template = ChatTemplate(source.replace("IMAGE", placement.spelled), **tokens)
+    template = ChatTemplate(source.replace("IMAGE", placement.texts.spelled), **tokens)
     return ChatModel(decoder, tokenizer, template, facts, vision=vision)
 
 
 def expected(family: Family, messages: Sequence[Message]) -> tuple[list[int], Any]:
     tokenizer = library_tokenizer((BOS, *family.reserved), bos_token=BOS, **family.named)
-    spelled = family.placement(own_tokenizer((BOS, *family.reserved))).spelled
-    source = TEMPLATE.replace("IMAGE", spelled)
+    source = TEMPLATE.replace("IMAGE", family.texts.spelled)
     processor = family.theirs(tokenizer)
     if family is FAMILIES["mllama"]:
         source = BOS + source  # the processor itself would put it elsewhere

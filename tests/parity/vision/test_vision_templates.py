@@ -81,7 +81,7 @@ def test_raw_prompts_have_the_placeholder_tokens_of_transformers(name: str) -> N
     model = model_of(family)
     tokenizer = library_tokenizer((BOS, *family.reserved), bos_token=BOS, **family.named)
     image = CONVERSATIONS["an image alone"][0].images[0]
-    marker = model.vision.placeholders.marker
+    marker = model.vision.placeholders.texts.marker
     made = family.theirs(tokenizer)(
         text=[f"USER: {marker}\nhello\n\n{marker}"],
         images=pictures(CONVERSATIONS["an image alone"]) * 2,

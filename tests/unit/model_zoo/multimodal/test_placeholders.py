@@ -48,15 +48,15 @@ LFM2 = Lfm2Processor(7, 2, 4, 20, tile=28, min_tiles=1, max_tiles=1, tolerance=1
 ONE, TWO = ImagePart(png(40, 60)), ImagePart(png(60, 40, seed=1))
 SLICES = SlicingProcessor(Slicing(side=28, unit=7), patch=7, part_rows=4)
 PLACEMENTS: dict[str, Any] = {
-    "gemma3": gemma3.Gemma3Placeholders,
-    "gemma4": gemma4.Gemma4Placeholders,
+    "gemma3": gemma3.gemma3_placeholders,
+    "gemma4": gemma4.gemma4_placeholders,
     "pixtral": pixtral.PixtralPlaceholders,
-    "qwen": qwen.QwenPlaceholders,
+    "qwen": qwen.qwen_placeholders,
     "llama4": llama4.Llama4Placeholders,
-    "llava": llava.LlavaPlaceholders,
+    "llava": llava.llava_placeholders,
     "idefics3": idefics3.Idefics3Placeholders,
-    "internvl": internvl.InternVLPlaceholders,
-    "kimivl": kimivl.KimiVLPlaceholders,
+    "internvl": internvl.internvl_placeholders,
+    "kimivl": kimivl.kimivl_placeholders,
     "lfm2": lambda tokenizer: lfm2.Lfm2Placeholders(tokenizer, LFM2),
     "minicpmv": partial(minicpmv.MiniCPMVPlaceholders, images=SLICES, enclosed=False),
     "mllama": lambda tokenizer: mllama.MllamaPlaceholders(tokenizer, 4),
@@ -76,23 +76,23 @@ PROCESSORS: dict[str, Any] = {
     "mllama": MllamaProcessor(side=28, tile_rows=5),
 }
 RESERVED = {
-    "gemma3": gemma3.Gemma3Placeholders.reserved,
-    "gemma4": gemma4.Gemma4Placeholders.reserved,
-    "pixtral": pixtral.PixtralPlaceholders.reserved,
-    "qwen": qwen.QwenPlaceholders.reserved,
-    "llama4": llama4.Llama4Placeholders.reserved,
-    "llava": llava.LlavaPlaceholders.reserved,
+    "gemma3": gemma3.TEXTS.reserved,
+    "gemma4": gemma4.TEXTS.reserved,
+    "pixtral": pixtral.TEXTS.reserved,
+    "qwen": qwen.TEXTS.reserved,
+    "llama4": llama4.TEXTS.reserved,
+    "llava": llava.TEXTS.reserved,
     # The names of some tiles of ONE are tokens of this vocabulary, others are text.
     "idefics3": (
-        *idefics3.Idefics3Placeholders.reserved[:3],
+        *idefics3.TEXTS.reserved[:3],
         idefics3.tile(1, 1),
         idefics3.tile(2, 1),
     ),
-    "internvl": internvl.InternVLPlaceholders.reserved,
-    "kimivl": kimivl.KimiVLPlaceholders.reserved,
+    "internvl": internvl.TEXTS.reserved,
+    "kimivl": kimivl.TEXTS.reserved,
     "lfm2": (lfm2.START, lfm2.PLACE, lfm2.END),
-    "minicpmv": minicpmv.MiniCPMVPlaceholders.reserved,
-    "mllama": mllama.MllamaPlaceholders.reserved,
+    "minicpmv": minicpmv.TEXTS.reserved,
+    "mllama": mllama.TEXTS.reserved,
 }
 OPTIONAL = (
     gemma3.PLACE,
@@ -124,7 +124,7 @@ def model_of(
     vision = VisionModel(tower, PROCESSORS[family], placement, b"tower", limits, most_images)
     facts: Any = SimpleNamespace(name="tiny")
     decoder: Any = SimpleNamespace(context_length=context)
-    template = ChatTemplate(source.replace("IMAGE", placement.spelled))
+    template = ChatTemplate(source.replace("IMAGE", placement.texts.spelled))
     return ChatModel(decoder, tokenizer, template, facts, vision=vision)
 
 
@@ -180,16 +180,16 @@ def test_a_vocabulary_without_image_tokens_is_refused(family: str) -> None:
 
 def test_gemma_needs_no_placeholder_token_in_its_embedding() -> None:
     tokenizer = own_tokenizer((gemma3.START, gemma3.END))
-    [_, start, rows, *_] = gemma3.Gemma3Placeholders(tokenizer).pieces(_prepared("gemma3"))
+    [_, start, rows, *_] = gemma3.gemma3_placeholders(tokenizer).pieces(_prepared("gemma3"))
     assert start == tokenizer.id_of(gemma3.START) == rows.token
 
 
 def test_llava_needs_no_placeholder_token() -> None:
     model = model_of("llava")
     tokenizer = own_tokenizer((BOS,))
-    [rows] = llava.LlavaPlaceholders(tokenizer).pieces(_prepared("llava"))
+    [rows] = llava.llava_placeholders(tokenizer).pieces(_prepared("llava"))
     assert rows.length == 4 and 0 <= rows.token < tokenizer.vocab_size
-    placed = llava.LlavaPlaceholders(model.tokenizer).pieces(_prepared("llava"))
+    placed = llava.llava_placeholders(model.tokenizer).pieces(_prepared("llava"))
     assert placed[0].token == model.tokenizer.id_of(llava.PLACE)
 
 
@@ -222,7 +222,7 @@ def test_tiles_without_a_token_are_written_as_text() -> None:
     ],
 )
 def test_slices_of_minicpmv_are_marked_as_its_authors_mark_them(enclosed, size, expected) -> None:
-    tokenizer = own_tokenizer(minicpmv.MiniCPMVPlaceholders.reserved, NORMAL)
+    tokenizer = own_tokenizer(minicpmv.TEXTS.reserved, NORMAL)
     placeholders = minicpmv.MiniCPMVPlaceholders(tokenizer, SLICES, enclosed=enclosed)
     pieces = placeholders.pieces(PROCESSORS["minicpmv"].outline(*size))
     rows = [piece for piece in pieces if isinstance(piece, PlaceholderRows)]
@@ -298,7 +298,7 @@ def test_bos_occurs_once_before_an_image_at_the_start(family: str) -> None:
 @every_family
 def test_tags_place_images_in_a_raw_prompt(family: str) -> None:
     model = model_of(family)
-    spelled = model.vision.placeholders.spelled
+    spelled = model.vision.placeholders.texts.spelled
     one, two, both = (
         [image.digest for image in model.prepare(user(*parts)).images]
         for parts in ((ONE,), (TWO,), (ONE, TWO))
