@@ -66,13 +66,15 @@ class ImageTexts:
     """How the prompts of a family of models write images.
 
     `marker`: the text that its chat templates write for an image. `spelled`: the marker with the
-    text that templates write around it, for templates without support for images. `reserved`:
-    texts with a special meaning, which ordinary text must not contain.
+    text that templates write around it, for templates without support for images; these get the
+    parts of a message joined by `separator`. `reserved`: texts with a special meaning, which
+    ordinary text must not contain.
     """
 
     marker: str
     spelled: str
     reserved: tuple[str, ...]
+    separator: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,9 +259,9 @@ def render_unforged(
             known = ", ".join(sorted(ROLES))
             raise RequestError(f'The role "{message.role}" is not one of {known}.')
     reserved = () if images is None else images.reserved
-    image = None if images is None or template.supports_images else images.spelled
+    images = None if template.supports_images else images
     variables = _template_arguments(None, True) | variables
-    _refuse_unsupported(template, messages, variables["tools"], no_images=image is None)
+    _refuse_unsupported(template, messages, variables["tools"], no_images=images is None)
     values = template.values(messages)
     breakable = _breakable_texts(template, tokenizer, reserved)
     given = [values, variables, template.source, breakable.control, breakable.inspected_markers]
@@ -267,7 +269,7 @@ def render_unforged(
     if continued:
         end = unused_sentinel([*given, sentinel])
         values[-1]["content"] = _ended(values[-1]["content"], f"{end} ")
-    needed, stricter = _broken(template, values, variables, breakable, sentinel, image)
+    needed, stricter = _broken(template, values, variables, breakable, sentinel, images)
     rendered = template.render_values(*needed, now=now)
     rendered = _before(end, rendered) if continued else rendered
     if stricter is not None:
@@ -344,7 +346,7 @@ def _broken(
     variables: dict[str, Any],
     breakable: _Breakable,
     sentinel: str,
-    image: str | None,
+    images: ImageTexts | None,
 ) -> tuple[_Values, _Values | None]:
     """The messages and variables with the texts broken that must be; and, if that differs, with
     `inspected_markers` broken too."""
@@ -358,7 +360,7 @@ def _broken(
     def broken(texts: tuple[str, ...]) -> _Values:
         given = breaking(texts)
         broken_messages = [
-            _broken_message(message, given, in_assistant, image, parts=template.form.parts)
+            _broken_message(message, given, in_assistant, images, parts=template.form.parts)
             for message in messages
         ]
         return broken_messages, {name: given(value) for name, value in variables.items()}
@@ -374,24 +376,25 @@ def _broken_message(
     message: dict[str, Any],
     given: Callable[[Any], Any],
     in_assistant: Callable[[Any], Any],
-    image: str | None,
+    images: ImageTexts | None,
     *,
     parts: bool,
 ) -> dict[str, Any]:
     """Breaks all values except for the role; assistant content with `in_assistant`."""
     said = in_assistant if message["role"] == "assistant" else given
     by_key = {"role": lambda role: role, "content": said}
-    if image is not None and isinstance(message["content"], list):
+    if images is not None and isinstance(message["content"], list):
         thoughts = [part for part in message["content"] if part["type"] == "thinking"]
-        joined = _joined(message["content"][len(thoughts) :], said, image)
+        joined = _joined(message["content"][len(thoughts) :], said, images)
         texts = text_parts(joined) if parts or thoughts else joined
         by_key["content"] = lambda _: [*said(thoughts), *texts] if thoughts else texts
     return {key: by_key.get(key, given)(value) for key, value in message.items()}
 
 
-def _joined(parts: list[dict[str, str]], broken: Callable[[Any], Any], image: str) -> str:
-    """Joins texts, and `image` for each image."""
-    return "".join(broken(part["text"]) if part["type"] == "text" else image for part in parts)
+def _joined(parts: list[dict[str, str]], broken: Callable[[Any], Any], images: ImageTexts) -> str:
+    return images.separator.join(
+        broken(part["text"]) if part["type"] == "text" else images.spelled for part in parts
+    )
 
 
 def _refuse_unsupported(

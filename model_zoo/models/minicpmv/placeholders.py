@@ -12,7 +12,7 @@ PLACE = "(<image>./</image>)"
 START, END, SLICE, SLICE_END = "<image>", "</image>", "<slice>", "</slice>"
 LINE = "\n"
 MARKS = START, END, SLICE, SLICE_END
-TEXTS = ImageTexts(PLACE, PLACE + LINE, MARKS)
+TEXTS = ImageTexts(PLACE, PLACE, MARKS, separator=LINE)
 # The placeholder of MiniCPM-V 4.6, which is Qwen's.
 PAD = "<|image_pad|>"
 MERGED_TEXTS = ImageTexts(PAD, PAD + LINE, (*MARKS, PAD))

@@ -37,6 +37,7 @@ from model_zoo.models.mllama.image_processor import MllamaProcessor
 from model_zoo.multimodal import qwen_placeholders as qwen
 from model_zoo.multimodal.image_tags import tagged, with_images
 from model_zoo.multimodal.placeholders import PlaceholderRows, Placeholders
+from model_zoo.multimodal.prompt_layout import lay_out
 from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from model_zoo.multimodal.vision_model import VisionModel
 from runtime.errors import ModelFileError, PromptTooLongError, RequestError
@@ -229,6 +230,20 @@ def test_slices_of_minicpmv_are_marked_as_its_authors_mark_them(enclosed, size, 
     assert [piece.first_row for piece in rows] == list(range(0, 4 * len(rows), 4))
     shown = (tokenizer.decode([p]) if isinstance(p, int) else p for p in pieces)
     assert "".join(p if isinstance(p, str) else str(p.length) for p in shown) == expected
+
+
+@pytest.mark.parametrize(
+    "content", [("Compare.", ONE), (ONE, "Compare."), ("This:", ONE, "and", TWO), (ONE, TWO)]
+)
+def test_the_parts_of_a_message_to_minicpmv_are_lines(content) -> None:
+    """As the authors' code joins them for templates of texts."""
+    model = model_of("minicpmv", source=TEXT_TEMPLATE)
+    lines = "\n".join(part if isinstance(part, str) else minicpmv.PLACE for part in content)
+    texts = f"<|im_start|>user\n{lines}<|im_end|>\n<|im_start|>assistant\n".split(minicpmv.PLACE)
+    images = [part for part in content if isinstance(part, ImagePart)]
+    shown = model.vision.prepare(images, at_most=4096).pieces
+    expected = lay_out(model.tokenizer, texts, shown)
+    assert model.prepare(user(*content)).tokens == expected.tokens
 
 
 def _prepared(family: str) -> Any:
