@@ -51,7 +51,6 @@ def build_tower(w: TensorScope, metadata: Metadata) -> VisionTower:
 
 
 def pixels(pair: TowerPair, count: int, size: tuple[int, int]) -> Tensor:
-    """The parts of images of that size, and noise behind their patches, which must not matter."""
     return random_pixels(count, *images().outline(*size).shape)
 
 
@@ -61,13 +60,13 @@ def tower_features(pair: TowerPair, pixels: Tensor, size: tuple[int, int]) -> Te
 
 
 def features(twin: Any, pixels: Tensor, size: tuple[int, int]) -> Tensor:
-    """pixels [parts, places, 3 * patch * patch] of an image of that size -> [rows, width]."""
+    """pixels [patches, 3 * patch * patch] of an image of that size -> [rows, width]."""
     parts = images().slicing.parts(*size)
     sizes = [parts.overview, *[parts.slice_size] * parts.slices]
     grids = [(high // PATCH, wide // PATCH) for high, wide in sizes]
     lines = [
-        part[: high * wide].view(-1, 3, PATCH, PATCH).permute(1, 2, 0, 3).flatten(2)
-        for part, (high, wide) in zip(pixels, grids, strict=True)
+        part.view(-1, 3, PATCH, PATCH).permute(1, 2, 0, 3).flatten(2)
+        for part in pixels.split([high * wide for high, wide in grids])
     ]
     found = twin.model.get_image_features(torch.cat(lines, dim=2)[None], torch.tensor(grids))
     return torch.cat(found.pooler_output)

@@ -40,7 +40,6 @@ def write_tower(folder: Path, *, version: int = 3, **settings: Any) -> TowerPair
 
 
 def pixels(pair: TowerPair, images: int, size: tuple[int, int]) -> Tensor:
-    """The parts of images of that size, and noise behind their patches, which must not matter."""
     parts = pair.tower.images.outline(*size).shape
     return random_pixels(images, *parts)
 

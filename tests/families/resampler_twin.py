@@ -65,13 +65,13 @@ class ResamplerTwin(nn.Module):
         randomise(self, seed)
 
     def features(self, pixels: Tensor, size: tuple[int, int]) -> Tensor:
-        """pixels [parts, places, 3 * patch * patch] of an image of that size -> [rows, width]."""
+        """pixels [patches, 3 * patch * patch] of an image of that size -> [rows, width]."""
         sizes = part_sizes(*size)
-        parts = zip(pixels, sizes, strict=True)
+        parts = zip(pixels.split([prod(size) for size in sizes]), sizes, strict=True)
         return torch.cat([self._part(patches, high, wide) for patches, (high, wide) in parts])
 
     def _part(self, patches: Tensor, high: int, wide: int) -> Tensor:
-        kept = patches[: high * wide].view(-1, 3, PATCH, PATCH)
+        kept = patches.view(-1, 3, PATCH, PATCH)
         cells = get_vision_nearest_position_ids(torch.tensor([[high, wide]]), self.places)
         x = self.patches(kept).flatten(1) + self.position(cells)
         x = self.post_norm(self.encoder(x[None]).last_hidden_state[0])

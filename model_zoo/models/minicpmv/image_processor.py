@@ -16,11 +16,10 @@ from model_zoo.layers.vision.patches import squares
 
 @dataclass(frozen=True, slots=True)
 class SlicingProcessor:
-    """pixels [parts, patches, 3 * patch * patch]: the overview, then slices in row-major order.
+    """pixels [patches, 3 * patch * patch]: the overview, then slices in row-major order.
 
-    A part has fewer patches than there is place for; zeros follow. grid: height and width of the
-    image, which determine its parts. part_rows: feature rows of a part; None if a part has one for
-    each square unit of `slicing`.
+    grid: height and width of the image, which determine its parts. part_rows: feature rows of a
+    part; None if a part has one for each square unit of `slicing`.
     """
 
     slicing: Slicing
@@ -30,31 +29,30 @@ class SlicingProcessor:
 
     @property
     def most_rows(self) -> int:
+        """At least as many as images with more patches than `largest` might have."""
         if self.part_rows is None:
             return self.slicing.most_units
-        return self.part_rows * with_whole(self.slicing.most)
+        rows = self.part_rows * with_whole(self.slicing.most)
+        patches, _ = self.largest.shape
+        return max(rows, -(-self.largest.rows * self.most_patches // patches))
+
+    @property
+    def most_patches(self) -> int:
+        """A bound of the patches of an image."""
+        return self.slicing.most_units * (self.slicing.unit // self.patch) ** 2
 
     @property
     def largest(self) -> ImageOutline:
-        """A line of squares as long as the largest number of slices, or the image with the most
-        units."""
-        if self.part_rows is None:
-            made = (self.outline(*size) for size in self.slicing.extremes)
-            return max(made, key=lambda outline: outline.rows)
-        side = self.slicing.side
-        return self.outline(side, side * self.slicing.most)
-
-    @property
-    def places(self) -> int:
-        """The number of patches of the largest part."""
-        return self.slicing.largest_area // self.patch**2
+        made = (self.outline(*size) for size in self.slicing.extremes)
+        return max(made, key=lambda outline: outline.shape)
 
     def outline(self, height: int, width: int) -> ImageOutline:
         """Raises RequestError for an aspect ratio with which parts would be too large."""
         check_aspect(height, width)
         parts = self.slicing.parts(height, width)
-        shape = (1 + parts.slices, self.places, 3 * self.patch**2)
+        patches = math.prod(parts.overview) + parts.slices * math.prod(parts.slice_size)
         rows = self.rows(parts.overview) + parts.slices * self.rows(parts.slice_size)
+        shape = (patches // self.patch**2, 3 * self.patch**2)
         return ImageOutline(shape, (height, width), rows)
 
     def rows(self, size: Size) -> int:
@@ -70,7 +68,5 @@ class SlicingProcessor:
         return torch.cat([overview, self._patches(slices)])
 
     def _patches(self, images: Pixels) -> Tensor:
-        """images [parts, height, width, 3] -> [parts, places, 3 * patch * patch]."""
-        patches = squares(self.normalisation(images), self.patch)
-        missing = self.places - patches.shape[1]
-        return torch.nn.functional.pad(patches, (0, 0, 0, missing))
+        """images [parts, height, width, 3] -> [patches of all parts, 3 * patch * patch]."""
+        return squares(self.normalisation(images), self.patch).flatten(0, 1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -26,9 +27,8 @@ HEAD_DIM = 128  # of the resampler, in all versions
 
 
 class ResampledTower:
-    """See `VisionTower`. pixels [images, parts, places, 3 * patch * patch]; the grid is the height
-    and width of the image. Rows of features are those of the parts, in order. images: the processor
-    of its images."""
+    """See `VisionTower`. pixels and grid: those of `SlicingProcessor`. The rows of features are
+    those of the parts, in order. images: the processor of its images."""
 
     def __init__(self, w: TensorScope, metadata: Metadata, images: SlicingProcessor) -> None:
         before = w.loaded_bytes
@@ -43,37 +43,40 @@ class ResampledTower:
 
     def activation_bytes(self, images: int) -> int:
         """The slices of all images are one batch; the resampler takes them one by one."""
-        places, batch = self.images.places, images * self.images.slicing.most
+        patches = images * self.images.most_patches
         results = 2 * images * self.limits.rows * self.limits.width
-        patches = batch * places * self._sizes.patch_elements
-        resampled = self._resampler.nbytes(self._device, places)
-        return 4 * (results + patches) + self._vit.nbytes(batch * places) + resampled
+        part = self.images.slicing.largest_area // self._sizes.patch**2
+        resampled = self._resampler.nbytes(self._device, part)
+        elements = results + patches * self._sizes.patch_elements
+        return 4 * elements + self._vit.nbytes(patches) + resampled
 
     def largest(self) -> PreparedImage:
         return blank(self.images.largest)
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         features = partial(self._features, pause=pause)
-        return of_all_parts(self.images.slicing.parts(*grid), pixels, features)
+        return of_all_parts(self.images.slicing.parts(*grid), self._sizes.patch, pixels, features)
 
     def _features(self, pixels: Tensor, size: Size, pause: Pause) -> Tensor:
-        """pixels [images, parts of this size, places, ...] -> [images, their rows, width]."""
+        """pixels [images, parts of this size, patches, ...] -> [images, their rows, width]."""
         rows, columns = (length // self._sizes.patch for length in size)
-        patches = pixels[:, :, : rows * columns].flatten(0, 1)
+        patches = pixels.flatten(0, 1)
         seen = self._vit(patches, rows, columns, pause)
         features = [self._resampler(part, rows, columns, pause) for part in seen]
         return torch.stack(features).view(len(pixels), -1, self.limits.width)
 
 
 def of_all_parts(
-    parts: Parts, pixels: Tensor, features: Callable[[Tensor, Size], Tensor]
+    parts: Parts, patch: int, pixels: Tensor, features: Callable[[Tensor, Size], Tensor]
 ) -> Tensor:
-    """pixels [images, parts, places, ...] -> [images, rows, width]: the rows of the overview, then
-    those of the slices. features: those of parts of one size."""
-    overview = features(pixels[:, :1], parts.overview)
+    """pixels [images, patches, ...] -> [images, rows, width]: the rows of the overview, then those
+    of the slices. features: those of parts of one size."""
+    first = prod(parts.overview) // patch**2
+    overview = features(pixels[:, None, :first], parts.overview)
     if not parts.slices:
         return overview
-    return torch.cat([overview, features(pixels[:, 1:], parts.slice_size)], dim=1)
+    slices = pixels[:, first:].unflatten(1, (parts.slices, -1))
+    return torch.cat([overview, features(slices, parts.slice_size)], dim=1)
 
 
 class Resampler:

@@ -28,9 +28,8 @@ SQUARE_KEY, LAYER_KEY = "vision.projector.scale_factor", "vision.wa_layer_indexe
 
 
 class MergedTower:
-    """See `VisionTower`. pixels [images, parts, places, 3 * patch * patch]; the grid is the height
-    and width of the image. Rows of features are those of the parts, in order. images: the processor
-    of its images."""
+    """See `VisionTower`. pixels and grid: those of `SlicingProcessor`. The rows of features are
+    those of the parts, in order. images: the processor of its images."""
 
     def __init__(self, w: TensorScope, metadata: Metadata, images: SlicingProcessor) -> None:
         before = w.loaded_bytes
@@ -58,12 +57,12 @@ class MergedTower:
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         features = partial(self._features, pause=pause)
-        return of_all_parts(self.images.slicing.parts(*grid), pixels, features)
+        return of_all_parts(self.images.slicing.parts(*grid), self._sizes.patch, pixels, features)
 
     def _features(self, pixels: Tensor, size: Size, pause: Pause) -> Tensor:
-        """pixels [images, parts of this size, places, ...] -> [images, their rows, width]."""
+        """pixels [images, parts of this size, patches, ...] -> [images, their rows, width]."""
         rows, columns = (length // self._sizes.patch for length in size)
-        patches = pixels[:, :, : rows * columns].flatten(0, 1)
+        patches = pixels.flatten(0, 1)
         order = nested_squares(rows, columns, device=pixels.device)
         seen = self._vit(patches, rows, columns, pause, order)
         projected = self._projector(seen.flatten(0, 1), pause)

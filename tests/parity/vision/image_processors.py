@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from PIL import Image as Pillow
 from torch import Tensor
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -217,9 +216,8 @@ def minicpmv() -> Row:
         parts = []
         for (rows, columns), line in zip(sizes, lines, strict=True):
             patches = line.view(3, half, rows, columns, half).permute(0, 2, 1, 3, 4)
-            part = squares(patches.reshape(1, 3, rows * half, columns * half), 14)[0]
-            parts.append(F.pad(part, (0, 0, 0, processor.places - len(part))))
-        return Expected(torch.stack(parts), image.shape[:2], 5 * len(parts))
+            parts.append(squares(patches.reshape(1, 3, rows * half, columns * half), 14)[0])
+        return Expected(torch.cat(parts), image.shape[:2], 5 * len(parts))
 
     return processor, expected
 
@@ -233,9 +231,7 @@ def minicpmv46() -> Row:
         made = applied(theirs, image)
         counts = np.asarray(made["target_sizes"]).prod(1).tolist()
         patches = torch.as_tensor(made["pixel_values"])[0].unflatten(2, (-1, 4))
-        lines = patches.permute(2, 0, 1, 3).flatten(1).split(counts)
-        parts = [F.pad(line, (0, 0, 0, processor.places - len(line))) for line in lines]
-        return Expected(torch.stack(parts), image.shape[:2], sum(counts) // 16)
+        return Expected(patches.permute(2, 0, 1, 3).flatten(1), image.shape[:2], sum(counts) // 16)
 
     return processor, expected
 

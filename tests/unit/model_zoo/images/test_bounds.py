@@ -132,7 +132,7 @@ SMALL: list[ImageProcessor] = [
     *(InternVLProcessor(2, 1, CLIP, least, 7) for least in (1, 5, 7)),
     Lfm2Processor(1, 1, 1, 9, 4, 2, 5, tolerance=1.0),
     LlavaNextProcessor(2, 3, ((2, 10), (8, 2), (4, 4))),
-    SlicingProcessor(Slicing(2, 1), 1, 3),
+    SlicingProcessor(Slicing(32, 4), 4, 3),
     *(SlicingProcessor(Slicing(32, unit), 4, None) for unit in (4, 8)),
 ]
 
@@ -148,13 +148,13 @@ def test_the_processor_can_produce_the_largest_image(processor) -> None:
 
 
 @given(data=st.data())
-def test_every_part_of_minicpmv_fits_into_its_place(data) -> None:
+def test_no_part_of_minicpmv_is_larger_than_memory_is_planned_for(data) -> None:
     processor = data.draw(minicpmv())
     for height, width in data.draw(st.lists(IMAGES, min_size=1, max_size=20)):
         if max(height, width) <= MAX_ASPECT * min(height, width):
             parts = processor.slicing.parts(height, width)
             for size in (parts.overview, parts.slice_size):
-                assert prod(size) <= processor.places * processor.patch**2
+                assert prod(size) <= processor.slicing.largest_area
 
 
 @pytest.mark.parametrize("unit", [28, 32])
