@@ -21,8 +21,13 @@ def square_places(w: TensorScope, sizes: VisionSizes, name: str = "position_embd
     return table.t().reshape(1, sizes.hidden, side, side)
 
 
+def gathered_places(plane: Tensor, down: Tensor, across: Tensor) -> Tensor:
+    """[cells, hidden]: the places of a plane [1, hidden, rows, columns] of the cells in rows `down`
+    [cells] and columns `across` [cells]."""
+    return plane[0].flatten(1).t()[down * plane.shape[3] + across]
+
+
 def add_places_(x: Tensor, plane: Tensor, down: Tensor, across: Tensor) -> None:
-    """Adds to x [images * cells, hidden] the places of a plane [1, hidden, rows, columns] that are
-    those of the cells of each image: rows `down` [cells], columns `across` [cells]."""
-    places = plane[0].flatten(1).t()[down * plane.shape[3] + across]
+    """Adds the `gathered_places` to the cells of each image, x [images * cells, hidden]."""
+    places = gathered_places(plane, down, across)
     x.view(-1, len(down), x.shape[1]).add_(places.to(x.dtype))

@@ -13,7 +13,7 @@ from model_zoo.layers.vision.image_attention import ImageBatch, repeated, slabs,
 from model_zoo.layers.vision.names import LayerNames
 from model_zoo.layers.vision.patches import frame_embedding, row_convolution
 from model_zoo.layers.vision.rotary import coordinates, halves_rotary
-from model_zoo.layers.vision.square_places import square_places
+from model_zoo.layers.vision.square_places import add_places_, square_places
 from model_zoo.layers.vision.vision_layer import (
     VisionLayer,
     layers_bytes,
@@ -77,7 +77,7 @@ class GlmTower:
         x = self._embed(pixels.to(self._dtype).flatten(0, 1))
         down, across = coordinates(rows, columns, block=self._merge, device=x.device)
         if self._places is not None:
-            x = self._places(x, rows, columns, down * columns + across)
+            x = self._places(x, rows, columns, down, across)
         batch = ImageBatch(
             images, whole(rows * columns), repeated(self._rotary(down, across), images), pause
         )
@@ -93,15 +93,14 @@ class StretchedPlaces:
         self._norm = w.rms_norm("norm_embd", sizes.eps, size=sizes.hidden)
         self._table = square_places(w, sizes)
 
-    def __call__(self, x: Tensor, rows: int, columns: int, order: Tensor) -> Tensor:
-        """x [images * rows * columns, hidden] -> like x. order [rows * columns]: the place of each
-        patch of an image in row-major order."""
+    def __call__(self, x: Tensor, rows: int, columns: int, down: Tensor, across: Tensor) -> Tensor:
+        """x [images * rows * columns, hidden] -> like x. down, across [rows * columns]: row and
+        column of each patch of an image."""
         plane = F.interpolate(
             self._table, size=(rows, columns), mode="bicubic", align_corners=False
         )
-        places = plane[0].flatten(1).t()[order]
         normed = self._norm(x)
-        normed.view(-1, *places.shape).add_(places.to(x.dtype))
+        add_places_(normed, plane, down, across)
         return normed
 
 

@@ -7,10 +7,9 @@ from torch import Tensor
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.prepared import ImageBounds, blank
-from model_zoo.layers.linear import Linear
 from model_zoo.layers.vision.image_attention import ImageBatch, slabs, whole
 from model_zoo.layers.vision.names import LayerNames
-from model_zoo.layers.vision.patches import in_float32, patch_embedding, read_bias
+from model_zoo.layers.vision.patches import patch_embedding, row_convolution
 from model_zoo.layers.vision.rotary import coordinates
 from model_zoo.layers.vision.row_projector import RowProjector
 from model_zoo.layers.vision.square_places import add_places_, square_places
@@ -88,10 +87,9 @@ class LineMerger:
     def __init__(self, w: TensorScope, sizes: VisionSizes, side: int) -> None:
         mm = w.scope("mm")
         norm = mm.rms_norm("pre_norm", sizes.eps, size=sizes.hidden)
-        first = _convolution(mm, "0", sizes.hidden, side)
-        between = first.weight.shape[0]
-        second = _convolution(mm, "2", between, 1)
-        wide = second.weight.shape[0]
+        between, wide = ((mm.shape(name) or (1,))[0] for name in ("0", "2"))
+        first = row_convolution(mm, "0", hidden=sizes.hidden, out=between, side=side)
+        second = row_convolution(mm, "2", hidden=between, out=wide, side=1)
         self.squares = RowProjector(first, second, (sizes.hidden * side**2, between, wide), norm)
         self._line_end = w.vector("v.image_newline", size=wide, bare=True)
         self.width = (mm.shape("model.fc") or (1,))[0]
@@ -120,10 +118,3 @@ class LineMerger:
         for rows in slabs(x, pause):
             projected[rows] = self._project(x[rows])
         return projected
-
-
-def _convolution(w: TensorScope, name: str, channels: int, side: int) -> Linear:
-    """A convolution whose stride is its size: [n, side * side * channels] -> [n, out]."""
-    out = (w.shape(name) or (1,))[0]
-    kernel = w.table(f"{name}.weight", shape=(out, channels, side, side))
-    return Linear(in_float32(kernel.permute(0, 2, 3, 1).flatten(1)), read_bias(w, name, out))

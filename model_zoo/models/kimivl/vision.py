@@ -1,7 +1,6 @@
 """Vision model of Kimi-VL: MoonViT, whose patches are merged two by two."""
 
 from functools import partial
-from math import isqrt
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +12,11 @@ from model_zoo.images.prepared import blank
 from model_zoo.layers.rope import Pairs, Rotation
 from model_zoo.layers.rope_scaling import DEFAULT_BASE, plain_frequencies
 from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
-from model_zoo.layers.vision.names import LayerNames, first_table
+from model_zoo.layers.vision.names import LayerNames
 from model_zoo.layers.vision.patches import patch_embedding, squares
 from model_zoo.layers.vision.rotary import coordinates
 from model_zoo.layers.vision.row_projector import RowProjector
+from model_zoo.layers.vision.square_places import add_places_, square_places
 from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.models.kimivl.image_processor import KimiVLProcessor
@@ -36,7 +36,7 @@ class MoonTower:
         self._device, self._dtype, self.images = w.device, w.dtype, images
         v = w.scope("v")
         self._embed = patch_embedding(v, sizes, "patch_embd")
-        self._places = _places(v, sizes)
+        self._places = square_places(v, sizes)
         sizes.quarters()
         self._frequencies = plain_frequencies(sizes.head_dim // 2, DEFAULT_BASE).to(w.device)
         layer = partial(plain_layer, sizes=sizes, names=LayerNames(), curve=gelu)
@@ -70,33 +70,22 @@ class MoonTower:
         down, right = coordinates(rows, columns, block=merge, device=pixels.device)
         order = down * columns + right
         patches = squares(pixels.to(self._dtype), self._sizes.patch)[:, order]
-        x = self._embed(patches.flatten(0, 1)).view(images, rows * columns, -1)
-        places = _stretched(self._places, rows, columns)[order]
-        x = x.add_(places.to(x.dtype)).flatten(0, 1)
+        x = self._embed(patches.flatten(0, 1))
+        add_places_(x, self._stretched(rows, columns), down, right)
         rotation = repeated(self._rotation(down, right), images)
         batch = ImageBatch(images, whole(rows * columns), rotation, pause)
         for layer in self._layers:
             x = layer(x, batch)
         return self._projector(self._post_norm(x), pause).view(images, -1, self.limits.width)
 
+    def _stretched(self, rows: int, columns: int) -> Tensor:
+        """The position table interpolated to `rows` and `columns`."""
+        if self._places.shape[2:] == (rows, columns):
+            return self._places
+        return F.interpolate(self._places, size=(rows, columns), mode="bicubic")
+
     def _rotation(self, rows: Tensor, columns: Tensor) -> Rotation:
         """Pairs of neighbouring dimensions are turned by column and row alternately."""
         turns = [place[:, None].float() * self._frequencies for place in (columns, rows)]
         angles = torch.stack(turns, dim=2).flatten(1)
         return Rotation(angles.cos(), angles.sin(), Pairs.INTERLEAVED)
-
-
-def _places(w: TensorScope, sizes: VisionSizes) -> Tensor:
-    """float32 [1, hidden, side, side], the learned positions of a square."""
-    name = "position_embd.weight"
-    stored = w.shape(name, whole=True, dimensions=2) or (1, sizes.hidden)
-    side = isqrt(stored[-2])
-    table = first_table(w, name, shape=(side**2, sizes.hidden))
-    return table.view(side, side, -1).permute(2, 0, 1)[None]
-
-
-def _stretched(places: Tensor, rows: int, columns: int) -> Tensor:
-    """Positions [rows * columns, hidden] of a rectangle, interpolated by cubic functions."""
-    if places.shape[2:] != (rows, columns):
-        places = F.interpolate(places, size=(rows, columns), mode="bicubic")
-    return places[0].flatten(1).t()

@@ -14,7 +14,7 @@ from model_zoo.layers.vision.names import LayerNames, known_as
 from model_zoo.layers.vision.patches import patch_embedding
 from model_zoo.layers.vision.rotary import coordinates
 from model_zoo.layers.vision.row_projector import RowProjector
-from model_zoo.layers.vision.square_places import square_places
+from model_zoo.layers.vision.square_places import gathered_places, square_places
 from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.models.lfm2.image_processor import ImageParts, Lfm2Processor
@@ -84,7 +84,7 @@ class NaflexTower:
             self._places, (high, wide), mode="bilinear", align_corners=False, antialias=True
         )
         down, across = coordinates(high, wide, block=merge, device=plane.device)
-        return plane[0].flatten(1).t()[down * wide + across]
+        return gathered_places(plane, down, across)
 
     def _spans(self, parts: ImageParts) -> list[AttentionSpan]:
         spans, begin = [], 0
