@@ -6,6 +6,8 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.images.normalise import Normalisation, Triple
 
 MOST_PIXELS = 1 << 26
+# Bounds of area in projector files.
+CLIP_AREAS = "vision.image_min_pixels", "vision.image_max_pixels"
 
 
 def projector_type(metadata: Metadata) -> str:

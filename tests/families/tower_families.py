@@ -34,7 +34,7 @@ from model_zoo.models.mllama import vision as mllama
 from model_zoo.models.paddleocr import vision as paddleocr
 from model_zoo.models.qwen3vl import vision as qwen3vl
 from model_zoo.models.qwen25vl import vision as qwen25vl
-from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
+from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from runtime.vision.encoder import VisionTower
 from tests.families import merged_families, moon_families, resampler_families
 from tests.families import tower_references as references
@@ -131,14 +131,14 @@ def lfm2_parts(pair: TowerPair, images: int, size: tuple[int, int]) -> Tensor:
 
 
 def with_211_rows(
-    tower: Any, images: Callable[[QwenVLProcessor], ImageBounds] = lambda plain: plain
+    tower: Any, images: Callable[[BoundedProcessor], ImageBounds] = lambda plain: plain
 ) -> Build:
     """For images of up to 211 merged patches, a prime: no grid but a line has exactly as many."""
 
     def build(w: TensorScope, metadata: Metadata) -> VisionTower:
         patch = metadata.require_size("vision.patch_size")
         merge = metadata.get_size("vision.spatial_merge_size", 2)
-        plain = QwenVLProcessor(patch, merge, 1, 211 * (patch * merge) ** 2, CLIP)
+        plain = BoundedProcessor(patch, merge, 1, 211 * (patch * merge) ** 2, CLIP)
         return tower(w, metadata, images(plain))
 
     return build

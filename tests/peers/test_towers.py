@@ -18,8 +18,8 @@ from model_zoo.models.hunyuan.image_processor import LinedProcessor
 from model_zoo.models.lfm2.multimodal import read_processor
 from model_zoo.models.lfm2.vision import NaflexTower
 from model_zoo.models.mistral3.vision import PROJECTOR_EPS
+from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from model_zoo.multimodal.placeholders import PlaceholderRows
-from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from tests.families.tower_families import TOWERS
 from tests.families.tower_family import TowerFamily
 from tests.families.towers import encoded, load_tower, worst
@@ -87,7 +87,7 @@ def hunyuan_vl(folder: Path) -> Compared:
     vision = family.write(folder)
     areas = {"vision.image_min_pixels": 64 * 96, "vision.image_max_pixels": 64 * 96}
     path = rewrite(vision.path, folder / "sized.gguf", own_keys=areas)
-    processor = QwenVLProcessor(8, 2, *areas.values(), normalisation=CLIP)
+    processor = BoundedProcessor(8, 2, *areas.values(), normalisation=CLIP)
     prepared = prepare(image, LinedProcessor(processor), tower=b"")
     ours = encoded(vision.tower, prepared.pixels[None], prepared.grid)[0]
     return ours, their_features(folder / "tiny.gguf", path, image, width=64)
@@ -123,7 +123,7 @@ def qwen(
     vision = family.write(folder, config, flavour="llama.cpp")
     bounds = {"vision.image_min_pixels": 1, "vision.image_max_pixels": most} if sized else {}
     path = rewrite(vision.path, folder / "sized.gguf", own_keys=bounds)
-    processor = QwenVLProcessor(
+    processor = BoundedProcessor(
         patch=patch, merge=2, min_pixels=1, max_pixels=most, normalisation=normalisation
     )
     prepared = prepare(image, processor, tower=b"")

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from model_zoo.gguf.metadata import MAX_LAYERS, Metadata
 
 MAX_SIDE, MAX_PATCH, MAX_MERGED = 1 << 14, 256, 16
+# The side of the squares of patches that become one row, where a file states none.
+MERGED = 2
 CHANNELS = 3
 
 
@@ -84,3 +86,8 @@ class VisionSizes:
                 f"leaves heads of {self.head_dim}, which two coordinates cannot turn",
             )
         return self.head_dim // 4
+
+
+def merged_side(metadata: Metadata) -> int:
+    """The side of the squares of patches that become one row of features."""
+    return metadata.get_size("vision.spatial_merge_size", MERGED, at_most=MAX_MERGED)

@@ -21,11 +21,11 @@ from model_zoo.layers.vision.vision_layer import (
     read_layer,
     rms_norms,
 )
-from model_zoo.layers.vision.vision_sizes import MAX_MERGED, VisionSizes
+from model_zoo.layers.vision.vision_sizes import VisionSizes, merged_side
 from runtime.kernels.pointwise import gelu_erf, silu_mul
 from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
-EPS, MERGED, FRAMES = 1e-5, 2, 2
+EPS, FRAMES = 1e-5, 2
 FILE_FRAMES = ("patch_embd.weight", "patch_embd.weight.1")
 OLLAMA_FRAMES = ("patch_embd_0.weight", "patch_embd_1.weight")
 EPS_KEY = "vision.attention.layer_norm_epsilon"
@@ -47,7 +47,7 @@ class GlmTower:
         eps_key = EPS_KEY if metadata.architecture == "clip" else OLLAMA_EPS_KEY
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS, eps_key=eps_key)
         self._device, self._dtype = w.device, w.dtype
-        self._merge = metadata.get_size("vision.spatial_merge_size", MERGED, at_most=MAX_MERGED)
+        self._merge = merged_side(metadata)
         v = w.scope("v")
         names = OLLAMA_FRAMES if v.has("patch_embd_0") else FILE_FRAMES
         self._embed = frame_embedding(v, sizes, *names)

@@ -8,11 +8,11 @@ from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
 from model_zoo.images.normalise import CLIP
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
+from model_zoo.layers.vision.vision_sizes import MERGED
 from model_zoo.models.glm4v.vision import (
     EPS,
     FILE_FRAMES,
     FRAMES,
-    MERGED,
     OLLAMA_EPS_KEY,
     OLLAMA_FRAMES,
     of_a_frame,

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from model_zoo.images.prepared import ImageOutline
 from model_zoo.images.resize import MAX_ASPECT, Pixels
-from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
+from model_zoo.multimodal.bounded_processor import BoundedProcessor
 
 
 @dataclass(frozen=True, slots=True)
 class LinedProcessor:
-    """pixels: as of `QwenVLProcessor`. The features of an image have a row for its begin, those of
+    """pixels: as of `BoundedProcessor`. The features of an image have a row for its begin, those of
     each line with one for its end, and one for the end of the image."""
 
-    patches: QwenVLProcessor
+    patches: BoundedProcessor
 
     @property
     def most_rows(self) -> int:
@@ -38,7 +38,7 @@ class LinedProcessor:
         return max(upright, key=lambda outline: outline.rows)
 
     def outline(self, height: int, width: int) -> ImageOutline:
-        """Raises as `QwenVLProcessor.outline`."""
+        """Raises as `BoundedProcessor.outline`."""
         found = self.patches.outline(height, width)
         return replace(found, rows=_rows(*found.grid))
 

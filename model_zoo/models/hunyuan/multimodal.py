@@ -3,17 +3,15 @@
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import CLIP
-from model_zoo.layers.vision.vision_sizes import MAX_MERGED, MAX_PATCH
 from model_zoo.models.hunyuan.image_processor import LinedProcessor
 from model_zoo.models.hunyuan.placeholders import HunyuanPlaceholders
-from model_zoo.models.hunyuan.vision import MERGED, LinedTower
+from model_zoo.models.hunyuan.vision import LinedTower
+from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from model_zoo.multimodal.context_share import scaled_to_context
-from model_zoo.multimodal.image_settings import read_areas, read_normalisation
+from model_zoo.multimodal.image_settings import CLIP_AREAS, read_areas
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
-from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
-AREAS = "vision.image_min_pixels", "vision.image_max_pixels"
 # Those of the checkpoints, which llama.cpp's converter writes.
 LEAST_PIXELS, MOST_PIXELS = 512 * 512, 2048 * 2048
 
@@ -25,12 +23,5 @@ def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -
 
 
 def read_processor(metadata: Metadata) -> LinedProcessor:
-    least, most = read_areas(metadata, *AREAS, defaults=(LEAST_PIXELS, MOST_PIXELS))
-    patches = QwenVLProcessor(
-        patch=metadata.require_size("vision.patch_size", at_most=MAX_PATCH),
-        merge=metadata.get_size("vision.spatial_merge_size", MERGED, at_most=MAX_MERGED),
-        min_pixels=least,
-        max_pixels=most,
-        normalisation=read_normalisation(metadata, CLIP),
-    )
-    return LinedProcessor(patches)
+    areas = read_areas(metadata, *CLIP_AREAS, defaults=(LEAST_PIXELS, MOST_PIXELS))
+    return LinedProcessor(BoundedProcessor.read(metadata, areas, CLIP))

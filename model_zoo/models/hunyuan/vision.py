@@ -14,11 +14,11 @@ from model_zoo.layers.vision.rotary import coordinates
 from model_zoo.layers.vision.row_projector import RowProjector
 from model_zoo.layers.vision.square_places import add_places_, square_places
 from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
-from model_zoo.layers.vision.vision_sizes import MAX_MERGED, VisionSizes
+from model_zoo.layers.vision.vision_sizes import VisionSizes, merged_side
 from runtime.kernels.pointwise import gelu_erf
 from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
-EPS, MERGED = 1e-5, 2
+EPS = 1e-5
 # Rows and columns that Tencent's code adds to the numbers from which it computes scales, lest they
 # be rounded down to one less. The results depend on it.
 ROUNDING = 0.1
@@ -35,7 +35,7 @@ class LinedTower:
         before = w.loaded_bytes
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
         self._device, self._dtype = w.device, w.dtype
-        self._merge = metadata.get_size("vision.spatial_merge_size", MERGED, at_most=MAX_MERGED)
+        self._merge = merged_side(metadata)
         v = w.scope("v")
         self._embed = patch_embedding(v, sizes, "patch_embd")
         self._places = square_places(v, sizes)

@@ -6,7 +6,8 @@ from model_zoo.convert import checks, towers
 from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, Conversion, Key, Rule
 from model_zoo.images.normalise import CLIP
-from model_zoo.models.hunyuan.vision import EPS, MERGED
+from model_zoo.layers.vision.vision_sizes import MERGED
+from model_zoo.models.hunyuan.vision import EPS
 
 
 def _without_class(config: Configuration, table: Tensor) -> Tensor:

@@ -14,11 +14,11 @@ from model_zoo.layers.vision.rotary import coordinates, halves_rotary
 from model_zoo.layers.vision.row_projector import RowProjector
 from model_zoo.layers.vision.square_places import add_places_, square_places
 from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
-from model_zoo.layers.vision.vision_sizes import MAX_MERGED, VisionSizes
+from model_zoo.layers.vision.vision_sizes import VisionSizes, merged_side
 from runtime.kernels.pointwise import gelu
 from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
-EPS, MERGED = 1e-6, 2
+EPS = 1e-6
 # Of the first norm of the projector, which no setting changes.
 PROJECTOR_EPS = 1e-5
 
@@ -34,7 +34,7 @@ class PaddleTower:
         before = w.loaded_bytes
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
         self._device, self._dtype = w.device, w.dtype
-        self._merge = metadata.get_size("vision.spatial_merge_size", MERGED, at_most=MAX_MERGED)
+        self._merge = merged_side(metadata)
         v = w.scope("v")
         self._embed = patch_embedding(v, sizes, "patch_embd")
         self._places = square_places(v, sizes)

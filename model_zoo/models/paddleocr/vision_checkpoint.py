@@ -7,7 +7,8 @@ from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, Conversion, Key, Rule
 from model_zoo.images.normalise import CLIP
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
-from model_zoo.models.paddleocr.vision import EPS, MERGED
+from model_zoo.layers.vision.vision_sizes import MERGED
+from model_zoo.models.paddleocr.vision import EPS
 
 
 def _longest_side(config: Configuration) -> int:

@@ -3,12 +3,11 @@
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import CLIP
-from model_zoo.layers.vision.vision_sizes import MAX_MERGED, MAX_PATCH
-from model_zoo.models.qwen25vl.vision import MERGED, QwenTower
+from model_zoo.models.qwen25vl.vision import QwenTower
+from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from model_zoo.multimodal.context_share import scaled_to_context
-from model_zoo.multimodal.image_settings import read_areas, read_normalisation
+from model_zoo.multimodal.image_settings import CLIP_AREAS, read_areas
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
-from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from model_zoo.multimodal.qwen_placeholders import qwen_placeholders
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
@@ -20,8 +19,7 @@ PATCH = 14
 # rows (3,211,264) in llama.cpp's clip.cpp, 1,003,520 and later 2 << 20 in Ollama's
 # process_image.go. The last leaves room for text in a context of 4,096 tokens.
 LEAST_PIXELS, MOST_PIXELS = 56 * 56, 2 << 20
-CLIP_KEYS = "vision.image_min_pixels", "vision.image_max_pixels"
-OLLAMA_KEYS = "vision.min_pixels", "vision.max_pixels"
+OLLAMA_AREAS = "vision.min_pixels", "vision.max_pixels"
 
 
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
@@ -30,13 +28,7 @@ def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -
     return MultimodalSpec(tower, processor, qwen_placeholders(tokenizer))
 
 
-def read_processor(metadata: Metadata) -> QwenVLProcessor:
-    keys = CLIP_KEYS if metadata.architecture == "clip" else OLLAMA_KEYS
-    least, most = read_areas(metadata, *keys, defaults=(LEAST_PIXELS, MOST_PIXELS))
-    return QwenVLProcessor(
-        patch=metadata.get_size("vision.patch_size", PATCH, at_most=MAX_PATCH),
-        merge=metadata.get_size("vision.spatial_merge_size", MERGED, at_most=MAX_MERGED),
-        min_pixels=least,
-        max_pixels=most,
-        normalisation=read_normalisation(metadata, CLIP),
-    )
+def read_processor(metadata: Metadata) -> BoundedProcessor:
+    keys = CLIP_AREAS if metadata.architecture == "clip" else OLLAMA_AREAS
+    areas = read_areas(metadata, *keys, defaults=(LEAST_PIXELS, MOST_PIXELS))
+    return BoundedProcessor.read(metadata, areas, CLIP, patch=PATCH)

@@ -16,12 +16,12 @@ from model_zoo.layers.vision.vision_layer import (
     read_layer,
     rms_norms,
 )
-from model_zoo.layers.vision.vision_sizes import MAX_MERGED, VisionSizes
+from model_zoo.layers.vision.vision_sizes import VisionSizes, merged_side
 from model_zoo.layers.vision.windows import windows
 from runtime.kernels.pointwise import gelu_erf, silu_mul
 from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
-EPS, MERGED, WINDOW, FRAMES = 1e-6, 2, 112, 2
+EPS, WINDOW, FRAMES = 1e-6, 112, 2
 FULL_LAYERS = (7, 15, 23, 31)
 FILE_FRAMES = ("patch_embd.weight", "patch_embd.weight.1")
 OLLAMA_FRAMES = ("patch_embd_0.weight", "patch_embd_1.weight")
@@ -40,7 +40,7 @@ class QwenTower:
             metadata, eps=EPS, layers=32, hidden=1280, heads=16, patch=14
         )
         self._device, self._dtype = w.device, w.dtype
-        self._merge = metadata.get_size("vision.spatial_merge_size", MERGED, at_most=MAX_MERGED)
+        self._merge = merged_side(metadata)
         v = w.scope("v")
         names = OLLAMA_FRAMES if v.has("patch_embd_0") else FILE_FRAMES
         self._embed = frame_embedding(v, sizes, *names)

@@ -7,6 +7,7 @@ from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key
 from model_zoo.images.normalise import CLIP
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
+from model_zoo.layers.vision.vision_sizes import MERGED
 from model_zoo.models.qwen25vl.vision import (
     EPS,
     FILE_FRAMES,
@@ -81,7 +82,7 @@ VISION = Conversion(
     roots=towers.roots("visual"),
     drop=towers.TEXT,
     defaults={
-        "spatial_merge_size": 2,
+        "spatial_merge_size": MERGED,
         "temporal_patch_size": FRAMES,
         "in_channels": 3,
         "window_size": WINDOW,

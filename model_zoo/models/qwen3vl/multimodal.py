@@ -4,12 +4,11 @@ provide features."""
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import STANDARD
-from model_zoo.layers.vision.vision_sizes import MAX_MERGED, MAX_PATCH
-from model_zoo.models.qwen3vl.vision import MERGED, DeepTower
+from model_zoo.models.qwen3vl.vision import DeepTower
+from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from model_zoo.multimodal.context_share import scaled_to_context
-from model_zoo.multimodal.image_settings import read_areas, read_normalisation
+from model_zoo.multimodal.image_settings import CLIP_AREAS, read_areas
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
-from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from model_zoo.multimodal.qwen_placeholders import qwen_placeholders
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
@@ -19,8 +18,7 @@ from model_zoo.tokenizers.tokenizer import Tokenizer
 # 4,096 rows (4 << 20) in llama.cpp's clip.cpp, 2 << 20 in Ollama's imageprocessor.go. The last
 # leaves room for text in a context of 4,096 tokens.
 LEAST_PIXELS, MOST_PIXELS = 64 << 10, 2 << 20
-CLIP_KEYS = "vision.image_min_pixels", "vision.image_max_pixels"
-OLLAMA_KEYS = "vision.shortest_edge", "vision.longest_edge"
+OLLAMA_AREAS = "vision.shortest_edge", "vision.longest_edge"
 
 
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
@@ -29,14 +27,8 @@ def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -
     return MultimodalSpec(tower, processor, qwen_placeholders(tokenizer), depth=tower.depth)
 
 
-def read_processor(metadata: Metadata) -> QwenVLProcessor:
+def read_processor(metadata: Metadata) -> BoundedProcessor:
     """The processor. Like the checkpoints, Ollama's files state areas under the keys of edges."""
-    keys = CLIP_KEYS if metadata.architecture == "clip" else OLLAMA_KEYS
-    least, most = read_areas(metadata, *keys, defaults=(LEAST_PIXELS, MOST_PIXELS))
-    return QwenVLProcessor(
-        patch=metadata.require_size("vision.patch_size", at_most=MAX_PATCH),
-        merge=metadata.get_size("vision.spatial_merge_size", MERGED, at_most=MAX_MERGED),
-        min_pixels=least,
-        max_pixels=most,
-        normalisation=read_normalisation(metadata, STANDARD),
-    )
+    keys = CLIP_AREAS if metadata.architecture == "clip" else OLLAMA_AREAS
+    areas = read_areas(metadata, *keys, defaults=(LEAST_PIXELS, MOST_PIXELS))
+    return BoundedProcessor.read(metadata, areas, STANDARD)

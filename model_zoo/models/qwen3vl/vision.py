@@ -17,11 +17,11 @@ from model_zoo.layers.vision.rotary import coordinates, halves_rotary
 from model_zoo.layers.vision.row_projector import RowProjector
 from model_zoo.layers.vision.square_places import add_places_, square_places
 from model_zoo.layers.vision.vision_layer import LayerNeeds, layers_bytes, plain_layer
-from model_zoo.layers.vision.vision_sizes import MAX_MERGED, VisionSizes
+from model_zoo.layers.vision.vision_sizes import VisionSizes, merged_side
 from runtime.kernels.pointwise import gelu
 from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
-EPS, MERGED, FRAMES, PLACES = 1e-6, 2, 2, 2304
+EPS, FRAMES, PLACES = 1e-6, 2, 2304
 FILE_FRAMES = ("patch_embd.weight", "patch_embd.weight.1")
 LAYER = LayerNames(
     attn_norm=("ln1", "norm1"),
@@ -43,7 +43,7 @@ class DeepTower:
         before = w.loaded_bytes
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
         self._device, self._dtype = w.device, w.dtype
-        self._merge = metadata.get_size("vision.spatial_merge_size", MERGED, at_most=MAX_MERGED)
+        self._merge = merged_side(metadata)
         v = w.scope("v")
         if v.has("patch_embed"):
             self._embed = stacked_frame_embedding(v, sizes, "patch_embed", frames=FRAMES)

@@ -9,7 +9,8 @@ from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, OLLAMA, Conversion, Key, Rule
 from model_zoo.images.normalise import STANDARD
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
-from model_zoo.models.qwen3vl.vision import EPS, FILE_FRAMES, FRAMES, MERGED, PLACES
+from model_zoo.layers.vision.vision_sizes import MERGED
+from model_zoo.models.qwen3vl.vision import EPS, FILE_FRAMES, FRAMES, PLACES
 
 
 def _deep(config: Configuration) -> list[int]:

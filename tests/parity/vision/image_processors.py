@@ -58,7 +58,7 @@ from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.minicpmv.image_processor import SlicingProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama.image_processor import MllamaProcessor
-from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
+from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from tests.parity.vision.lfm2_pixels import lfm2_parts, patches_in_blocks
 from tests.parity.vision.llama4_pixels import llama4_tiles
 
@@ -271,16 +271,16 @@ def qwen(patch: int, normalisation: Normalisation, least: int, most: int) -> Row
         image_mean=list(normalisation.mean),
         image_std=list(normalisation.std),
     )
-    return patches(QwenVLProcessor(patch, 2, least, most, normalisation), theirs)
+    return patches(BoundedProcessor(patch, 2, least, most, normalisation), theirs)
 
 
 def glm(least: int, most: int) -> Row:
     """Its areas count both frames of a patch."""
     theirs = Glm4vImageProcessorPil(size={"shortest_edge": 2 * least, "longest_edge": 2 * most})
-    return patches(QwenVLProcessor(14, 2, least, most, CLIP, grows=Growth.BOTH), theirs)
+    return patches(BoundedProcessor(14, 2, least, most, CLIP, grows=Growth.BOTH), theirs)
 
 
-def patches(ours: QwenVLProcessor, theirs: Any) -> Row:
+def patches(ours: BoundedProcessor, theirs: Any) -> Row:
     def expected(image: Image) -> Expected:
         made = applied(theirs, image)
         rows, columns = (side // 2 for side in made["image_grid_thw"][0, 1:].tolist())
@@ -301,7 +301,7 @@ def hunyuan(patch: int, least: int, most: int) -> Row:
         squares = made["pixel_values"].view(lines, 2, columns, 2, -1).transpose(1, 2)
         return Expected(squares.flatten(0, 3), (lines, columns), 1 + lines * (columns + 1) + 1)
 
-    return LinedProcessor(QwenVLProcessor(patch, 2, least, most, CLIP)), expected
+    return LinedProcessor(BoundedProcessor(patch, 2, least, most, CLIP)), expected
 
 
 def paddleocr(least: int, most: int) -> Row:
@@ -314,7 +314,7 @@ def paddleocr(least: int, most: int) -> Row:
         squares = made["pixel_values"].view(rows, 2, columns, 2, -1).transpose(1, 2)
         return Expected(squares.flatten(0, 3), (rows, columns), rows * columns)
 
-    return QwenVLProcessor(14, 2, least, most, CLIP, grows=Growth.IN_TURN), expected
+    return BoundedProcessor(14, 2, least, most, CLIP, grows=Growth.IN_TURN), expected
 
 
 CROP = {"size": {"shortest_edge": 56}, "crop_size": SQUARE}

@@ -84,8 +84,8 @@ from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.models.mllama.image_processor import MllamaProcessor as MllamaTiles
 from model_zoo.models.paddleocr import placeholders as paddleocr
 from model_zoo.multimodal import qwen_placeholders as qwen
+from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from model_zoo.multimodal.placeholders import Placeholders
-from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from model_zoo.multimodal.vision_model import VisionModel
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from tests.parity.vision.lfm2_pixels import lfm2_parts
@@ -282,7 +282,7 @@ def internvl_processor(tokenizer: Any) -> Any:
 
 LLAMA_TILES = LlamaTiles(side=56, tile_rows=4)
 LFM2_TILES = Lfm2Tiles(7, 2, 4, 20, tile=56, min_tiles=2, max_tiles=10, tolerance=1.5)
-QWEN = QwenVLProcessor(14, 2, min_pixels=3136, max_pixels=28 * 28 * 12, normalisation=CLIP)
+QWEN = BoundedProcessor(14, 2, min_pixels=3136, max_pixels=28 * 28 * 12, normalisation=CLIP)
 GLM = replace(QWEN, grows=Growth.BOTH)
 PADDLE = replace(QWEN, grows=Growth.IN_TURN)
 SLICES = SlicingProcessor(Slicing(side=56, unit=28), patch=7, part_rows=None)

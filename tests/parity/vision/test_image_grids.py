@@ -23,7 +23,7 @@ from model_zoo.models.idefics3.image_processor import Idefics3Processor
 from model_zoo.models.internvl.image_processor import InternVLProcessor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
-from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
+from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from tests.parity.vision.llama4_pixels import MODULE as LLAMA4
 from tests.parity.vision.without_torchvision import original
 
@@ -123,22 +123,22 @@ ROWS: list[tuple[ImageProcessor, Grid | None]] = [
         for tiles in [(1, 12), (1, 4), (4, 9)]
     ),
     *(
-        (QwenVLProcessor(2, 2, *bounds, CLIP), qwen_grid(*bounds))
+        (BoundedProcessor(2, 2, *bounds, CLIP), qwen_grid(*bounds))
         for bounds in [(16, 64), (100, 110), (3136, 20_000), (4000, 4000)]
     ),
     *(
-        (QwenVLProcessor(14, 2, *bounds, CLIP, grows=Growth.BOTH), glm_grid(*bounds))
+        (BoundedProcessor(14, 2, *bounds, CLIP, grows=Growth.BOTH), glm_grid(*bounds))
         for bounds in [(1, 9_000), (6272, 100_000)]
     ),
     *(
         (
-            QwenVLProcessor(14, 2, *bounds, CLIP, grows=Growth.IN_TURN),
+            BoundedProcessor(14, 2, *bounds, CLIP, grows=Growth.IN_TURN),
             paddle_grid(*bounds),
         )
         for bounds in [(1, 9_000), (6272, 100_000)]
     ),
     *(
-        (LinedProcessor(QwenVLProcessor(2, 2, *bounds, CLIP)), qwen_grid(*bounds))
+        (LinedProcessor(BoundedProcessor(2, 2, *bounds, CLIP)), qwen_grid(*bounds))
         for bounds in [(16, 64), (3136, 20_000)]
     ),
     *((Idefics3Processor(side=28, longest_edge=edge, tile_rows=4), None) for edge in EDGES),

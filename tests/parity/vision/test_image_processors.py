@@ -22,7 +22,7 @@ from model_zoo.models.llava.image_processor import ClipProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama import vision as mllama
 from model_zoo.models.qwen25vl import multimodal as qwen25vl
-from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
+from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from runtime.errors import RequestError
 from tests.parity.vision import lfm2_pixels
 from tests.parity.vision.image_processors import PROCESSORS, Row, applied
@@ -89,7 +89,7 @@ def test_pixtral_keeps_a_row_of_an_image_that_shrinks_to_nothing() -> None:
 
 
 def test_qwen_refuses_what_the_reference_refuses() -> None:
-    processor = QwenVLProcessor(14, 2, 3136, 200_000, CLIP)
+    processor = BoundedProcessor(14, 2, 3136, 200_000, CLIP)
     prepare(photo(3, 600), processor, tower=b"")
     for size in [(3, 601), (601, 3)]:
         with pytest.raises(ValueError, match="aspect ratio"):

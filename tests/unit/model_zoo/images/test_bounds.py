@@ -24,20 +24,20 @@ from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.minicpmv.image_processor import SlicingProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama.image_processor import MllamaProcessor
-from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
+from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from runtime.errors import RequestError
 
 SIDES, PATCHES, ROWS = st.integers(1, 600), st.integers(1, 32), st.integers(1, 64)
 
 
 @st.composite
-def qwen(draw: st.DrawFn) -> QwenVLProcessor:
+def qwen(draw: st.DrawFn) -> BoundedProcessor:
     """Areas from less than a patch to the maximum that a file may state."""
     areas = st.one_of(st.integers(1, 3000), st.integers(1, 300_000), st.integers(1, 1 << 26))
     least, most = sorted((draw(areas), draw(areas)))
     if draw(st.booleans()):
         least = most
-    return QwenVLProcessor(draw(PATCHES), draw(st.integers(1, 4)), least, most, CLIP)
+    return BoundedProcessor(draw(PATCHES), draw(st.integers(1, 4)), least, most, CLIP)
 
 
 @st.composite
@@ -123,9 +123,9 @@ def every_image(sides: int) -> Iterator[tuple[int, int]]:
 
 
 SMALL: list[ImageProcessor] = [
-    *(QwenVLProcessor(1, 2, least, 53, CLIP) for least in (1, 20, 53)),
-    *(QwenVLProcessor(3, 1, least, 211, CLIP) for least in (1, 100, 211)),
-    *(QwenVLProcessor(2, 2, least, 900, CLIP) for least in (1, 450, 900)),
+    *(BoundedProcessor(1, 2, least, 53, CLIP) for least in (1, 20, 53)),
+    *(BoundedProcessor(3, 1, least, 211, CLIP) for least in (1, 100, 211)),
+    *(BoundedProcessor(2, 2, least, 900, CLIP) for least in (1, 450, 900)),
     *(Gemma4Processor(1, 2, tokens) for tokens in (1, 7, 12, 53)),
     *(Idefics3Processor(4, edge, 1) for edge in (1, 3, 4, 5, 11, 12, 13)),
     *(PixtralProcessor(edge, 3) for edge in (1, 2, 3, 4, 11, 12)),
@@ -162,13 +162,13 @@ def test_no_part_of_minicpmv_is_larger_than_memory_is_planned_for(data) -> None:
 def test_the_largest_image_of_qwen_nearly_fills_the_planned_memory(unit, least, most) -> None:
     """So that encoding it at start tests whether there is enough memory."""
     least, most = min(least, most), max(least, most)
-    processor = QwenVLProcessor(unit // 2, 2, least, most, CLIP)
+    processor = BoundedProcessor(unit // 2, 2, least, most, CLIP)
     assert processor.largest.rows >= 0.9 * processor.most_rows
 
 
 def test_qwen_fills_its_area_exactly_if_a_rectangle_does() -> None:
     """2 << 20 pixels, the bound of files that state none, hold 2,674 squares of 28 pixels."""
-    processor = QwenVLProcessor(14, 2, 56 * 56, 2 << 20, CLIP)
+    processor = BoundedProcessor(14, 2, 56 * 56, 2 << 20, CLIP)
     assert processor.most_rows == processor.largest.rows == 2674 == 14 * 191
     assert processor.largest.grid == (14, 191)
 

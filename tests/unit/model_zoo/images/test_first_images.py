@@ -11,9 +11,9 @@ from model_zoo.models.internvl.image_processor import InternVLProcessor
 from model_zoo.models.kimivl.image_processor import KimiVLProcessor
 from model_zoo.models.minicpmv.image_processor import SlicingProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
-from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
+from model_zoo.multimodal.bounded_processor import BoundedProcessor
 
-QWEN = QwenVLProcessor(16, 2, 64 << 10, 16 << 20, CLIP)  # as files of Ollama state its bounds
+QWEN = BoundedProcessor(16, 2, 64 << 10, 16 << 20, CLIP)  # as files of Ollama state its bounds
 # The most rows that an image of each may have, and those of the largest first image on a CPU.
 PROCESSORS: dict[str, tuple[ImageProcessor, int, int]] = {
     "qwen3vl": (QWEN, 16_384, 72),

@@ -22,7 +22,7 @@ from model_zoo.models.llava.image_processor import ClipProcessor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama.image_processor import MllamaProcessor
-from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
+from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from runtime.errors import RequestError
 from tests.pictures import photo
 
@@ -31,7 +31,7 @@ PROCESSORS: list[ImageProcessor] = [
     ClipProcessor(side=28, rows=4),
     ClipProcessor(side=28, rows=4, whole=True),
     PixtralProcessor(longest_edge=56, patch=14),
-    QwenVLProcessor(14, 2, 3136, 20_000, CLIP),
+    BoundedProcessor(14, 2, 3136, 20_000, CLIP),
     Llama4Processor(side=28, tile_rows=4),
     MllamaProcessor(side=28, tile_rows=5),
     InternVLProcessor(28, 4, CLIP),

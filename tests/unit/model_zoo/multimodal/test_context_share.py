@@ -8,12 +8,12 @@ from model_zoo.images.normalise import CLIP
 from model_zoo.models.hunyuan.image_processor import LinedProcessor
 from model_zoo.models.kimivl.image_processor import KimiVLProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
+from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from model_zoo.multimodal.context_share import ScalableProcessor, scaled_to_context
-from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 
 PROCESSORS: dict[str, ScalableProcessor] = {
-    "qwen3vl": QwenVLProcessor(16, 2, 64 << 10, 16 << 20, CLIP),
-    "hunyuan": LinedProcessor(QwenVLProcessor(16, 2, 512 * 512, 16 << 20, CLIP)),
+    "qwen3vl": BoundedProcessor(16, 2, 64 << 10, 16 << 20, CLIP),
+    "hunyuan": LinedProcessor(BoundedProcessor(16, 2, 512 * 512, 16 << 20, CLIP)),
     "kimivl": KimiVLProcessor(14, 2, 16_384),
     "mistral3": PixtralProcessor(1540, 16, 1),
 }

@@ -35,10 +35,10 @@ from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.models.mllama.image_processor import MllamaProcessor
 from model_zoo.multimodal import qwen_placeholders as qwen
+from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from model_zoo.multimodal.image_tags import tagged, with_images
 from model_zoo.multimodal.placeholders import PlaceholderRows, Placeholders
 from model_zoo.multimodal.prompt_layout import lay_out
-from model_zoo.multimodal.qwen_image_processor import QwenVLProcessor
 from model_zoo.multimodal.vision_model import VisionModel
 from runtime.errors import ModelFileError, PromptTooLongError, RequestError
 from tests.unit.model_zoo.tokenizers.tiny_vocabulary import CONTROL, NORMAL, USER_DEFINED
@@ -66,7 +66,7 @@ PROCESSORS: dict[str, Any] = {
     "gemma3": SquareProcessor(28, 4),
     "gemma4": Gemma4Processor(4, 3, 12),
     "pixtral": PixtralProcessor(140, 14, 2),
-    "qwen": QwenVLProcessor(14, 2, min_pixels=784, max_pixels=7840, normalisation=CLIP),
+    "qwen": BoundedProcessor(14, 2, min_pixels=784, max_pixels=7840, normalisation=CLIP),
     "llama4": Llama4Processor(side=28, tile_rows=4),
     "llava": ClipProcessor(28, 4),
     "idefics3": Idefics3Processor(28, 84, 4),

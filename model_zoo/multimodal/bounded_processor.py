@@ -1,19 +1,22 @@
-"""Image processor of Qwen-VL, GLM-V and PaddleOCR-VL: keeps the aspect ratio within an area."""
+"""Image processor of several families: keeps the aspect ratio of images within bounds of area."""
 
 from dataclasses import dataclass, replace
 from typing import Self
 
 from torch import Tensor
 
+from model_zoo.gguf.metadata import Metadata
 from model_zoo.images.bounded_area import BoundedArea, Growth
 from model_zoo.images.normalise import Normalisation
 from model_zoo.images.prepared import ImageOutline
 from model_zoo.images.resize import Filter, Pixels, check_aspect, resized
 from model_zoo.images.tiling import patch_blocks
+from model_zoo.layers.vision.vision_sizes import MAX_PATCH, merged_side
+from model_zoo.multimodal.image_settings import read_normalisation
 
 
 @dataclass(frozen=True, slots=True)
-class QwenVLProcessor:
+class BoundedProcessor:
     """pixels [patches, 3 * patch * patch], in the order channel, row, column.
 
     The merge * merge patches of one row of features are consecutive, and these groups are ordered
@@ -27,6 +30,29 @@ class QwenVLProcessor:
     max_pixels: int
     normalisation: Normalisation
     grows: Growth | None = None
+
+    @classmethod
+    def read(
+        cls,
+        metadata: Metadata,
+        areas: tuple[int, int],
+        normalisation: Normalisation,
+        *,
+        patch: int | None = None,
+        grows: Growth | None = None,
+    ) -> Self:
+        """The settings of a file with these bounds of area. normalisation, patch: where the file
+        states none; without `patch` it must."""
+        key = "vision.patch_size"
+        if patch is None:
+            patch = metadata.require_size(key, at_most=MAX_PATCH)
+        return cls(
+            metadata.get_size(key, patch, at_most=MAX_PATCH),
+            merged_side(metadata),
+            *areas,
+            read_normalisation(metadata, normalisation),
+            grows,
+        )
 
     @property
     def most_rows(self) -> int:
