@@ -195,7 +195,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         ],
     ),
     "glm4v": TowerFamily(
-        with_211_rows(glm4v.GlmTower),
+        with_211_rows(glm4v.glm_tower),
         glm4v_config,
         {
             "plain": {},
@@ -224,7 +224,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         ],
     ),
     "hunyuan_vl": TowerFamily(
-        with_211_rows(hunyuan.LinedTower, LinedProcessor),
+        with_211_rows(hunyuan.hunyuan_tower, LinedProcessor),
         hunyuan_vl_config,
         {"plain": {}, "merges_squares_of_three": {"spatial_merge_size": 3}},
         qwen_patches,
@@ -432,7 +432,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         ],
     ),
     "paddleocr": TowerFamily(
-        with_211_rows(paddleocr.PaddleTower),
+        with_211_rows(paddleocr.paddle_tower),
         paddleocr_config,
         {
             "plain": {},
@@ -481,7 +481,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         ],
     ),
     "qwen3vl": TowerFamily(
-        with_211_rows(qwen3vl.DeepTower),
+        with_211_rows(qwen3vl.qwen3_tower),
         qwen3vl_config,
         {
             "plain": {},

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from model_zoo.layers.norm import LayerNorm, RMSNorm
 from model_zoo.layers.vision.image_attention import slabs
 from runtime.kernels.pointwise import gelu_erf
 from runtime.vision.encoder import Pause
@@ -25,7 +24,7 @@ class RowProjector:
         first: Callable[[Tensor], Tensor],
         second: Callable[[Tensor], Tensor],
         widths: tuple[int, int, int],
-        norm: RMSNorm | LayerNorm | None,
+        norm: Callable[[Tensor], Tensor] | None,
         *,
         late: bool = False,
     ) -> None:

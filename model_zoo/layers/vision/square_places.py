@@ -1,7 +1,9 @@
 """Tables of learned positions of the cells of a square, to be interpolated for rectangles."""
 
+from collections.abc import Callable
 from math import isqrt
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
@@ -31,3 +33,14 @@ def add_places_(x: Tensor, plane: Tensor, down: Tensor, across: Tensor) -> None:
     """Adds the `gathered_places` to the cells of each image, x [images * cells, hidden]."""
     places = gathered_places(plane, down, across)
     x.view(-1, len(down), x.shape[1]).add_(places.to(x.dtype))
+
+
+def stretching(
+    table: Tensor, *, mode: str = "bilinear", aligned: bool = False
+) -> Callable[[int, int], Tensor]:
+    """Interpolates a table [1, hidden, side, side] to rectangles of so many rows and columns."""
+
+    def stretched(rows: int, columns: int) -> Tensor:
+        return F.interpolate(table, size=(rows, columns), mode=mode, align_corners=aligned)
+
+    return stretched

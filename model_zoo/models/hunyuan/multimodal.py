@@ -5,7 +5,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import CLIP
 from model_zoo.models.hunyuan.image_processor import LinedProcessor
 from model_zoo.models.hunyuan.placeholders import HunyuanPlaceholders
-from model_zoo.models.hunyuan.vision import LinedTower
+from model_zoo.models.hunyuan.vision import hunyuan_tower
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from model_zoo.multimodal.context_share import scaled_to_context
 from model_zoo.multimodal.image_settings import CLIP_AREAS, read_areas
@@ -18,7 +18,7 @@ LEAST_PIXELS, MOST_PIXELS = 512 * 512, 2048 * 2048
 
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     processor = scaled_to_context(read_processor(metadata), w.context_tokens)
-    tower = LinedTower(w, metadata, processor)
+    tower = hunyuan_tower(w, metadata, processor)
     return MultimodalSpec(tower, processor, HunyuanPlaceholders(tokenizer))
 
 
