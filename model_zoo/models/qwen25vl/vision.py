@@ -9,6 +9,7 @@ from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
 from model_zoo.layers.vision.names import LayerNames, known_as
 from model_zoo.layers.vision.patches import frame_embedding
 from model_zoo.layers.vision.rotary import coordinates, halves_rotary
+from model_zoo.layers.vision.row_projector import RowProjector
 from model_zoo.layers.vision.vision_layer import (
     VisionLayer,
     layers_bytes,
@@ -18,7 +19,7 @@ from model_zoo.layers.vision.vision_layer import (
 )
 from model_zoo.layers.vision.vision_sizes import VisionSizes, merged_side
 from model_zoo.layers.vision.windows import windows
-from runtime.kernels.pointwise import gelu_erf, silu_mul
+from runtime.kernels.pointwise import silu_mul
 from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
 
 EPS, WINDOW, FRAMES = 1e-6, 112, 2
@@ -49,7 +50,7 @@ class QwenTower:
         self._full = _full_layers(metadata, sizes.layers)
         window = metadata.get_size("vision.window_size", WINDOW)
         self._window = max(1, window // self._merge // sizes.patch)
-        self._merger = Merger(w, sizes, self._merge**2)
+        self._merger = _merger(w, sizes, self._merge**2)
         self._largest = images.largest
         self.limits = ImageLimits(images.most_rows, self._merger.width, w.dtype)
         self.weight_bytes = w.loaded_bytes - before
@@ -58,8 +59,8 @@ class QwenTower:
         sizes, merged = self._sizes, images * self.limits.rows
         rows = merged * self._merge**2
         edges = rows * (3 * sizes.patch_elements + 4 * sizes.hidden)
-        return 4 * (edges + merged * self._merger.row_elements) + layers_bytes(
-            self._device, sizes, self._layers, rows
+        return 4 * (edges + 3 * merged * self.limits.width) + layers_bytes(
+            self._device, sizes, [*self._layers, self._merger], rows
         )
 
     def largest(self) -> PreparedImage:
@@ -81,27 +82,19 @@ class QwenTower:
         far = ImageBatch(images, whole(rows * columns * each), rotation, pause)
         for index, layer in enumerate(self._layers):
             x = layer(x, far if index in self._full else near)
-        return arrangement.restored(self._merger(x).view(images, rows * columns, -1))
+        return arrangement.restored(self._merger(x, pause).view(images, rows * columns, -1))
 
 
-class Merger:
-    """Norms rows, concatenates every `each` of them, and applies two layers."""
-
-    def __init__(self, w: TensorScope, sizes: VisionSizes, each: int) -> None:
-        self._wide = wide = sizes.hidden * each
-        norm = known_as(w, "v.post_ln", "v.merger.ln_q")
-        self._norm = w.rms_norm(norm, sizes.eps, size=sizes.hidden)
-        first = known_as(w, "mm.0", "v.merger.mlp.0")
-        second = known_as(w, "mm.2", "v.merger.mlp.2")
-        self.width = (w.shape(second) or (1,))[0]
-        self._first = w.linear(first, shape=(wide, wide))
-        self._second = w.linear(second, shape=(self.width, wide))
-        self.row_elements = 5 * wide + 4 * self.width
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [rows, hidden] -> [rows / each, width]."""
-        merged = self._norm(x).view(-1, self._wide)
-        return self._second(gelu_erf(self._first(merged)))
+def _merger(w: TensorScope, sizes: VisionSizes, each: int) -> RowProjector:
+    """For every `each` rows, which are normed before."""
+    first, second = (known_as(w, f"mm.{name}", f"v.merger.mlp.{name}") for name in ("0", "2"))
+    wide, width = sizes.hidden * each, (w.shape(second) or (1,))[0]
+    return RowProjector(
+        w.linear(first, shape=(wide, wide)),
+        w.linear(second, shape=(width, wide)),
+        (wide, wide, width),
+        w.rms_norm(known_as(w, "v.post_ln", "v.merger.ln_q"), sizes.eps, size=sizes.hidden),
+    )
 
 
 def _layer(w: TensorScope, sizes: VisionSizes) -> VisionLayer:
