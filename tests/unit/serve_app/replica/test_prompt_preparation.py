@@ -41,7 +41,7 @@ WITHOUT_IMAGES = [Conversation((Message("user", "a"),)), RawText("a"), TokenIds(
 class SlowModel:
     """Prepares prompts once `may` is set; records its threads and its concurrency."""
 
-    tokenizer = SimpleNamespace(bos_id=0)
+    tokenizer, template = SimpleNamespace(bos_id=0), object()
 
     def __init__(self) -> None:
         self.may = threading.Event()
