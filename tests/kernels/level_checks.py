@@ -142,7 +142,7 @@ def check_experts() -> None:
 def check_recurrent_layers() -> None:
     for rule, shape in product(("tiled delta", "state space"), ("groups", "odd_sizes")):
         test_recurrent_rules.test_steps_of_any_length_give_the_result_of_the_whole_sequence(
-            rule, shape, "fast", "cpu"
+            rule, shape, "fast"
         )
     test_delta.test_extreme_gates_stay_finite("fast")
     test_state_space.test_extreme_steps_stay_finite("fast")

@@ -8,7 +8,14 @@ import pytest
 
 from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.chat.message_form import CallsPlace, ToolsPlace
-from model_zoo.chat.messages import ChatTemplate, ImagePart, Message, ToolCall, render_unforged
+from model_zoo.chat.messages import (
+    ChatTemplate,
+    ImagePart,
+    ImageTexts,
+    Message,
+    ToolCall,
+    render_unforged,
+)
 from model_zoo.chat.shown_texts import refuse_unshown
 from model_zoo.chat_model import ChatModel
 from model_zoo.tokenizers.tokenizer import load_tokenizer
@@ -227,7 +234,8 @@ def test_images_of_a_template_without_images_leave_thinking_in_the_content() -> 
         Message("assistant", "A cat.", thinking="Hm."),
         Message("user", (ImagePart(), "And this?")),
     ]
-    rendered = render_unforged(template, tokenizer, talk, {}, image="(image)")
+    images = ImageTexts("(image)", "(image)", ())
+    rendered = render_unforged(template, tokenizer, talk, {}, images=images)
     assert rendered.plain.endswith(
         "<user>(image)What?<assistant>[THINK]Hm.[/THINK]A cat.<user>(image)And this?"
     )

@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import json
 import re
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -80,6 +81,8 @@ async def refusal_of(path: str, body: dict[str, Any], **options: Any) -> str:
     return reported(path, response)
 
 
+# In Ollama's protocol.
+conversation = partial(Conversation, default_template="{{ .Prompt }}")
 NATIVE = [
     ("What?", [ONE], (ImagePart(ONE), "What?")),
     ("What?", [ONE, TWO], (ImagePart(ONE), ImagePart(TWO), "What?")),
@@ -94,7 +97,7 @@ NATIVE = [
 async def test_ollamas_images_precede_the_text_or_replace_their_tags(words, data, content) -> None:
     body = user(words, images=[coded(image) for image in data])
     prompt = await prompt_of(CHAT, body)
-    assert prompt == Conversation((Message("user", content),))
+    assert prompt == conversation((Message("user", content),))
 
 
 async def test_each_message_keeps_its_own_images() -> None:
@@ -110,7 +113,7 @@ async def test_generate_takes_images_beside_its_prompt() -> None:
     body = {"prompt": "What?", "system": "Be brief.", "images": [coded(ONE)]}
     prompt = await prompt_of(GENERATE, body)
     seen = Message("user", (ImagePart(ONE), "What?"))
-    assert prompt == Conversation((Message("system", "Be brief."), seen))
+    assert prompt == conversation((Message("system", "Be brief."), seen))
 
 
 async def test_a_raw_prompt_keeps_its_tags_and_its_images() -> None:

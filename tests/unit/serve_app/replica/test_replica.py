@@ -63,6 +63,7 @@ class FakeModel:
     prepared = 0
     now = variables = None
     tower = None
+    template = object()
     reply_format = format_of("tools <tool_call> <think> </think>")
     markup = MappingProxyType({5: b"<tool_call>"})
     decoder = SimpleNamespace(generates=True, causal=True)
