@@ -20,7 +20,6 @@ from serve_app.config.settings import MAX_FETCH_S, ImageUrlSettings, read_settin
 from tests.patience import pass_time, settled, until
 from tests.unit.serve_app.api.picture_server import (
     HOLD,
-    PictureServer,
     picture_server,
     redirect,
     reply,
@@ -97,26 +96,26 @@ async def test_a_name_is_resolved_once_and_the_checked_address_is_used() -> None
 
 
 @contextlib.contextmanager
-def silent_address(host: str) -> Iterator[int]:
-    """The port at which connections are neither accepted nor refused."""
+def silent_address(host: str, port: int) -> Iterator[None]:
+    """Connections to it are neither accepted nor refused."""
     with contextlib.ExitStack() as opened:
         full = opened.enter_context(socket.socket())
-        full.bind((host, 0))
+        full.bind((host, port))
         full.listen(0)
         for _ in range(8):
             waiting = opened.enter_context(socket.socket())
             waiting.setblocking(False)
-            waiting.connect_ex(full.getsockname())
-        yield full.getsockname()[1]
+            waiting.connect_ex((host, port))
+        yield
 
 
 async def test_the_next_address_is_tried_when_one_does_not_answer() -> None:
-    with silent_address("127.0.0.2") as port:
-        pictures = PictureServer({"/": reply(PICTURE)}, port=port)
-        async with await asyncio.start_server(pictures.answer, "127.0.0.1", port):
+    # The port is chosen where other processes have theirs, so that it is free at the other address.
+    async with picture_server({"/": reply(PICTURE)}) as server:
+        with silent_address("127.0.0.2", server.port):
             names = Names(["127.0.0.2", "127.0.0.1"])
-            fetch = fetcher(f"a.test:{port}", resolve=names, timeout_s=MAX_FETCH_S).fetch
-            fetched = asyncio.create_task(fetch(f"http://a.test:{port}/"))
+            fetch = fetcher(f"a.test:{server.port}", resolve=names, timeout_s=MAX_FETCH_S).fetch
+            fetched = asyncio.create_task(fetch(server.url(host="a.test")))
             await settled()
             await pass_time(MAX_FETCH_S / 2 + 1)
             assert await fetched == PICTURE
