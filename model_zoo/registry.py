@@ -25,8 +25,13 @@ from model_zoo.gguf.unread import UnreadFile
 from model_zoo.images.decode import DecodingLimits
 from model_zoo.layers.embedding_head import EmbeddingHead
 from model_zoo.layers.ranking_head import RankingHead
-from model_zoo.multimodal.multimodal_spec import MultimodalSpec
-from model_zoo.multimodal.vision_loading import PREFIXES, VisionFile, build_vision, find_vision
+from model_zoo.multimodal.vision_loading import (
+    PREFIXES,
+    BuiltVision,
+    VisionFile,
+    build_vision,
+    find_vision,
+)
 from model_zoo.tokenizers.pairs import PairFormat, pair_format
 from model_zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from runtime.distributed.layer_placement import LayerPlacement
@@ -275,7 +280,7 @@ class _Parts:
     decoder: DecoderModel
     ranking: RankingHead | None
     embedding_head: EmbeddingHead | None
-    vision: MultimodalSpec | None
+    vision: BuiltVision | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -313,10 +318,10 @@ class _Recipe:
 
     def _from(self, w: TensorScope, vision: TensorScope) -> _Parts:
         decoder, ranking, embedding_head = build_text(self.decoder_class, w, self.metadata)
-        multimodal = None
+        built = None
         if self.vision is not None:
-            multimodal = self.vision.build(vision.undivided(), self.tokenizer, decoder)
-        return _Parts(decoder, ranking, embedding_head, multimodal)
+            built = self.vision.build(vision.undivided(), self.tokenizer, decoder)
+        return _Parts(decoder, ranking, embedding_head, built)
 
     def _scopes(
         self, devices: tuple[torch.device, torch.device], progress: Progress | None

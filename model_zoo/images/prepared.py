@@ -2,38 +2,18 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from math import prod
 from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from model_zoo.images.resize import Pixels
-from runtime.vision.encoder import PreparedImage
+from runtime.vision.encoder import ImageOutline, PreparedImage
 
 DIGEST_BYTES = 32
 # Sizes of images that are tried in the search for one with so many rows: heights in pixels, and
 # widths as multiples of the height. The last one needs the fewest tiles where images are enlarged.
 SIDES, ASPECTS = (32, 64, 128, 256, 512, 1024, 2048), (1, 2, 4)
-
-
-@dataclass(frozen=True, slots=True)
-class ImageOutline:
-    """Shape of a prepared image, known from the image's size before it is decoded.
-
-    `shape`: shape of the pixels; `grid` and `rows`: as in PreparedImage.
-    """
-
-    shape: tuple[int, ...]
-    grid: tuple[int, int]
-    rows: int
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the float32 pixels."""
-        return 4 * prod(self.shape)
 
 
 class ImageBounds(Protocol):
@@ -87,11 +67,6 @@ def _tried(processor: ImageProcessor) -> Iterator[ImageOutline]:
     for aspect in ASPECTS:
         for side in SIDES:
             yield processor.outline(side, aspect * side)
-
-
-def blank(outline: ImageOutline) -> PreparedImage:
-    """An image of zeros."""
-    return PreparedImage(torch.zeros(outline.shape), outline.grid, bytes(16), outline.rows)
 
 
 def _digest_of(image: Pixels, processor: ImageProcessor, tower: bytes) -> bytes:

@@ -8,11 +8,11 @@ from torch import Tensor
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.images.bounded_area import BoundedArea, Growth
 from model_zoo.images.normalise import Normalisation
-from model_zoo.images.prepared import ImageOutline
 from model_zoo.images.resize import Filter, Pixels, check_aspect, resized
 from model_zoo.images.tiling import patch_blocks
 from model_zoo.layers.vision.vision_sizes import MAX_PATCH, merged_side
 from model_zoo.multimodal.image_settings import read_normalisation
+from runtime.vision.encoder import ImageOutline
 
 
 @dataclass(frozen=True, slots=True)

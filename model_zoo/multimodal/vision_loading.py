@@ -28,6 +28,14 @@ SAMPLED_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class BuiltVision:
+    """The parts of a vision model. `weight_bytes`: of its tensors."""
+
+    parts: MultimodalSpec
+    weight_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class VisionFile:
     """The file with the vision model for the text model in `beside`, which may be the same file."""
 
@@ -40,10 +48,11 @@ class VisionFile:
     def is_own(self) -> bool:
         return self.file is not self.beside
 
-    def build(self, w: TensorScope, tokenizer: Tokenizer, decoder: DecoderModel) -> MultimodalSpec:
+    def build(self, w: TensorScope, tokenizer: Tokenizer, decoder: DecoderModel) -> BuiltVision:
         """Builds the vision model from `w`, a scope of this file. ConfigurationError if it does not
         fit the text model."""
         build: Builder = import_module(self.family.multimodal).build_multimodal
+        before = w.loaded_bytes
         try:
             parts = build(_served(w, decoder), self.metadata, tokenizer)
         except ModelFileError as error:
@@ -51,7 +60,7 @@ class VisionFile:
                 raise
             raise type(error)(f"{self.beside.path}: {error}") from error
         self._check(parts, decoder)
-        return parts
+        return BuiltVision(parts, w.loaded_bytes - before)
 
     def _check(self, parts: MultimodalSpec, decoder: DecoderModel) -> None:
         limits, expected = parts.tower.limits, parts.depth * decoder.hidden_size
@@ -139,12 +148,14 @@ def _served(w: TensorScope, decoder: DecoderModel) -> TensorScope:
 
 
 def build_vision(
-    parts: MultimodalSpec, source: VisionFile, decoder: DecoderModel, limits: DecodingLimits
+    built: BuiltVision, source: VisionFile, decoder: DecoderModel, limits: DecodingLimits
 ) -> VisionModel:
     """The vision model from its parts. `limits`: limits of image files."""
+    parts = built.parts
     crosses = [layer.kind for layer in decoder.cache_layers if isinstance(layer.kind, Cross)]
     return VisionModel(
         parts.tower,
+        built.weight_bytes,
         parts.processor,
         parts.placeholders,
         _name(source.file),

@@ -9,19 +9,12 @@ import torch
 
 from model_zoo.chat.messages import ImagePart
 from model_zoo.images.decode import DecodingLimits, decode, size_of
-from model_zoo.images.prepared import (
-    DIGEST_BYTES,
-    ImageOutline,
-    ImageProcessor,
-    blank,
-    outline_within,
-    prepare,
-)
+from model_zoo.images.prepared import DIGEST_BYTES, ImageProcessor, outline_within, prepare
 from model_zoo.multimodal.image_cache import ImageCache, ImageLease
 from model_zoo.multimodal.placeholders import Placeholders, positions
 from model_zoo.multimodal.prompt_layout import ImagePieces
 from runtime.errors import PromptTooLongError, RequestError, TooManyImagesError
-from runtime.vision.encoder import PreparedImage, VisionTower
+from runtime.vision.encoder import ImageOutline, PreparedImage, VisionTower
 
 # Of the first image on a CPU: those of about 200 x 200 pixels in most families.
 FIRST_ROWS = 64
@@ -37,9 +30,11 @@ class PromptImages:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VisionModel:
-    """`name`: digest of the file with the weights. `most_images`: limit per sequence, if any."""
+    """`weight_bytes`: of the tower's tensors. `name`: digest of the file with the weights.
+    `most_images`: limit per sequence, if any."""
 
     tower: VisionTower
+    weight_bytes: int
     processor: ImageProcessor
     placeholders: Placeholders
     name: bytes
@@ -53,7 +48,7 @@ class VisionModel:
         elsewhere the largest one found that fits the context, which shows that memory suffices.
         """
         rows = FIRST_ROWS if device.type == "cpu" else context_tokens
-        return blank(outline_within(self.processor, rows))
+        return outline_within(self.processor, rows).blank()
 
     def prepare(
         self, parts: Sequence[ImagePart], *, at_most: int, lease: ImageLease | None = None

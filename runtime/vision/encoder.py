@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from math import prod
 from threading import Lock
 from typing import Protocol
 
@@ -49,16 +50,44 @@ class PreparedImage:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageOutline:
+    """Shape of a prepared image, known from the image's size before it is decoded.
+
+    `shape`: shape of the pixels; `grid` and `rows`: as in PreparedImage.
+    """
+
+    shape: tuple[int, ...]
+    grid: tuple[int, int]
+    rows: int
+
+    @property
+    def elements(self) -> int:
+        """Of the pixels."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the float32 pixels."""
+        return 4 * self.elements
+
+    def blank(self) -> PreparedImage:
+        """An image of zeros."""
+        return PreparedImage(torch.zeros(self.shape), self.grid, bytes(16), self.rows)
+
+
+@dataclass(frozen=True, slots=True)
 class ImageLimits:
     """The largest images of a model.
 
-    `rows`: feature rows of an image. `width`, `dtype`: of a feature row; `width` is the hidden
-    size, or a multiple of it if the first layers receive further parts, the embedding first.
-    `whole`: positions of the longest image that must be computed in one step, because attention
-    inside is bidirectional; 0 if none must.
+    `rows`: an upper bound of the feature rows of every image. `largest`: an image that the model's
+    processor can produce, with that many rows or nearly so; no image has more pixels per row.
+    `width`, `dtype`: of a feature row; `width` is the hidden size, or a multiple of it if the first
+    layers receive further parts, the embedding first. `whole`: positions of the longest image that
+    must be computed in one step, because attention inside is bidirectional; 0 if none must.
     """
 
     rows: int
+    largest: ImageOutline
     width: int
     dtype: torch.dtype
     whole: int = 0
@@ -67,27 +96,26 @@ class ImageLimits:
     def row_bytes(self) -> int:
         return self.width * self.dtype.itemsize
 
+    @property
+    def pixel_elements(self) -> int:
+        """An upper bound on the elements of `PreparedImage.pixels`: those of the largest image,
+        scaled to `rows`."""
+        return -(-self.largest.elements * self.rows // self.largest.rows)
+
 
 class VisionTower(Protocol):
     """A model from pixels to features.
 
-    `weight_bytes`: its own tensors. `limits.rows` bounds the rows of every image; `largest` returns
-    an image that the model's processor can produce, with that many rows or nearly so; no image has
-    more pixels per row. `activation_bytes(images)` bounds what `encode` allocates for that many
-    images of any shape, including its result. `encode` takes images of one shape and grid, pixels
-    [images, ...] float32 on its device, and returns [images, rows, width]; the features of an image
-    do not depend on the others. It does not synchronise the device, may run in parallel to a
-    decoder in another thread, and calls `pause` between parts of its work.
+    `activation_bytes(images)` bounds what `encode` allocates for that many images of any shape,
+    including its result. `encode` takes images of one shape and grid, pixels [images, ...] float32
+    on its device, and returns [images, rows, width]; the features of an image do not depend on the
+    others. It does not synchronise the device, may run in parallel to a decoder in another thread,
+    and calls `pause` between parts of its work.
     """
 
     limits: ImageLimits
 
-    @property
-    def weight_bytes(self) -> int: ...
-
     def activation_bytes(self, images: int) -> int: ...
-
-    def largest(self) -> PreparedImage: ...
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor: ...
 
@@ -114,21 +142,14 @@ class PlannedEncoder:
     workspace_bytes: int
 
     @classmethod
-    def of(cls, tower: VisionTower, device: torch.device) -> "PlannedEncoder":
+    def of(cls, tower: VisionTower, device: torch.device, *, weight_bytes: int) -> "PlannedEncoder":
         workspace = batch_bytes(tower, _BATCH_IMAGES.get(device.type, 1))
-        return cls(tower.limits, tower.weight_bytes, workspace)
+        return cls(tower.limits, weight_bytes, workspace)
 
 
 def batch_bytes(tower: VisionTower, images: int) -> int:
     """Memory for a batch on the tower's device: pixels, and what `encode` allocates."""
-    return tower.activation_bytes(images) + 4 * images * max_pixel_elements(tower)
-
-
-def max_pixel_elements(tower: VisionTower) -> int:
-    """An upper bound on the elements of `PreparedImage.pixels`: those of the largest image, scaled
-    to `limits.rows`."""
-    largest = tower.largest()
-    return -(-largest.pixels.numel() * tower.limits.rows // largest.rows)
+    return tower.activation_bytes(images) + 4 * images * tower.limits.pixel_elements
 
 
 class ImageEncoder(EncoderNeeds, Protocol):
@@ -163,9 +184,10 @@ class ImageEncoder(EncoderNeeds, Protocol):
 class LocalEncoder:
     """Runs a tower in this process, on its own thread and, on CUDA, its own stream.
 
-    `batch_images`: maximum number of images of one shape that are encoded together. It computes
-    with as many threads as torch uses where it is created. `first`: the
-    image that `warm_up` encodes; None: the largest. `clock` in seconds, that of the `FeatureStore`.
+    `weight_bytes`: of the tower's tensors. `batch_images`: maximum number of images of one shape
+    that are encoded together. It computes with as many threads as torch uses where it is created.
+    `first`: the image that `warm_up` encodes; None: the largest. `clock` in seconds, that of the
+    `FeatureStore`.
     """
 
     def __init__(
@@ -173,11 +195,13 @@ class LocalEncoder:
         tower: VisionTower,
         *,
         device: torch.device,
+        weight_bytes: int,
         batch_images: int | None = None,
         first: PreparedImage | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tower, self._device, self._clock = tower, device, clock
+        self.weight_bytes = weight_bytes
         self._first = first
         self.progressed_at = clock()
         self.batch_images = batch_images or _BATCH_IMAGES.get(device.type, 1)
@@ -199,10 +223,6 @@ class LocalEncoder:
         return 2 * self.batch_images
 
     @property
-    def weight_bytes(self) -> int:
-        return self._tower.weight_bytes
-
-    @property
     def workspace_bytes(self) -> int:
         return batch_bytes(self._tower, self.batch_images)
 
@@ -211,7 +231,7 @@ class LocalEncoder:
         planned shape."""
         if self._device.type == "cpu":  # where the first image may be smaller than the largest
             torch.empty(self.workspace_bytes, dtype=torch.uint8)
-        image, limits = self._first or self._tower.largest(), self.limits
+        image, limits = self._first or self.limits.largest.blank(), self.limits
         batch = [image] * self.batch_images
         for features in self._worker.submit(self._encode_and_wait, batch).result():
             if features.shape != (image.rows, limits.width) or image.rows > limits.rows:

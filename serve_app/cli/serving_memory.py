@@ -10,7 +10,7 @@ from model_zoo.gguf.adapter import Adapter
 from model_zoo.gguf.scope import ScopeOptions, TensorScope
 from model_zoo.gguf.tensors import META
 from model_zoo.gguf.unread import UnreadFile
-from model_zoo.multimodal.vision_loading import find_vision
+from model_zoo.multimodal.vision_loading import BuiltVision, find_vision
 from model_zoo.registry import (
     LoadOptions,
     build_text,
@@ -25,7 +25,7 @@ from runtime.engine.memory_plan import LEFT_FREE, MemoryPlan, available_bytes
 from runtime.errors import ConfigurationError, DoesNotFitError, UnsupportedModelError
 from runtime.host_limits import usable_cpus
 from runtime.kernels.native import needs_compiling
-from runtime.vision.encoder import PlannedEncoder, VisionTower
+from runtime.vision.encoder import ImageLimits, PlannedEncoder
 from runtime.worker.model import DecoderModel
 from serve_app.cli.facts import LocatedModel, ModelFacts
 from serve_app.cli.terminal import print_note
@@ -193,15 +193,18 @@ def _built_on(files: _Files, where: torch.device, device: torch.device) -> _Unlo
     options = ScopeOptions(adapters=files.adapters, context_tokens=files.context_tokens)
     w = TensorScope(facts.file, device=where, dtype=_number_type(device), options=options)
     decoder, *_ = build_text(class_for(facts.metadata), w, facts.metadata)
-    tower = _tower(facts, files.projector, w.undivided(), decoder)
+    vision = _vision(facts, files.projector, w.undivided(), decoder)
     w.check()
-    encoder = None if tower is None else PlannedEncoder.of(tower, device)
-    images = 0 if tower is None or device.type != "cpu" else _image_bytes(tower)
+    encoder, images = None, 0
+    if vision is not None:
+        tower = vision.parts.tower
+        encoder = PlannedEncoder.of(tower, device, weight_bytes=vision.weight_bytes)
+        images = _image_bytes(tower.limits) if device.type == "cpu" else 0
     return _UnloadedModel(decoder, encoder, _draft(files, where, device), images)
 
 
-def _image_bytes(tower: VisionTower) -> int:
-    return held_bytes(default_cache_bytes(tower), default_pixels())
+def _image_bytes(limits: ImageLimits) -> int:
+    return held_bytes(default_cache_bytes(limits), default_pixels())
 
 
 def _draft(files: _Files, where: torch.device, device: torch.device) -> DecoderModel | None:
@@ -212,9 +215,9 @@ def _draft(files: _Files, where: torch.device, device: torch.device) -> DecoderM
     return load_draft(files.draft, tokenizer, device=where, dtype=dtype, options=options).decoder
 
 
-def _tower(
+def _vision(
     facts: ModelFacts, projector: Path | None, w: TensorScope, decoder: DecoderModel
-) -> VisionTower | None:
+) -> BuiltVision | None:
     """`w`: scope of the text model, whose file may contain the vision model."""
     vision = find_vision(facts.file, facts.metadata, projector)
     if vision is None:
@@ -223,9 +226,9 @@ def _tower(
         vision = replace(vision, file=UnreadFile.open(vision.file.path))
         options = ScopeOptions(context_tokens=w.context_tokens)
         w = TensorScope(vision.file, device=w.device, dtype=w.dtype, options=options)
-    tower = vision.build(w, _tokenizer(facts), decoder).tower
+    built = vision.build(w, _tokenizer(facts), decoder)
     w.check()
-    return tower
+    return built
 
 
 def _tokenizer(facts: ModelFacts) -> Tokenizer:

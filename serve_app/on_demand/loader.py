@@ -206,12 +206,15 @@ def _minimum_bytes(outline: ModelPlan, context_tokens: int) -> int:
 
 
 def _plan(outline: ModelPlan, options: EngineOptions) -> MemoryPlan:
-    tower = outline.model.tower
+    vision, encoder = outline.model.vision, None
+    if vision is not None:
+        weights = vision.weight_bytes
+        encoder = PlannedEncoder.of(vision.tower, outline.device, weight_bytes=weights)
     return plan_engine_memory(
         outline.model.decoder,
         device=outline.device,
         options=dataclasses.replace(options, memory_bytes=NO_LIMIT),
-        encoder=None if tower is None else PlannedEncoder.of(tower, outline.device),
+        encoder=encoder,
     )
 
 

@@ -7,7 +7,7 @@ from model_zoo.images.decode import BYTES_PER_PIXEL
 from model_zoo.multimodal.image_cache import ImageCache
 from runtime.engine.memory_plan import available_bytes
 from runtime.errors import ConfigurationError
-from runtime.vision.encoder import VisionTower, max_pixel_elements
+from runtime.vision.encoder import ImageLimits
 from serve_app.config.settings import MAX_IMAGE_BYTES, ModelSettings
 from serve_app.replica.image_memory_queue import waiting_bytes
 from serve_app.replica.prompt_preparation import IMAGE_THREADS
@@ -29,19 +29,19 @@ def create_image_cache(settings: ModelSettings, model: ChatModel) -> ImageCache:
                 "set `projector`."
             )
         return ImageCache(budget_bytes=DEFAULT_BYTES)
-    largest = _largest_bytes(model.tower)
+    largest = _largest_bytes(model.tower.limits)
     if given is not None and given < largest:
         raise ConfigurationError(
             f"`image_memory_bytes` is {given:,}; the largest image of this model takes "
             f"{largest:,}, as file and pixels. Raise it."
         )
-    return ImageCache(budget_bytes=given or default_cache_bytes(model.tower))
+    return ImageCache(budget_bytes=given or default_cache_bytes(model.tower.limits))
 
 
-def default_cache_bytes(tower: VisionTower) -> int:
+def default_cache_bytes(limits: ImageLimits) -> int:
     """Budget of the image cache: at least one image of the largest size, and more within a share
     of the memory that is free now."""
-    largest = _largest_bytes(tower)
+    largest = _largest_bytes(limits)
     wanted = max(DEFAULT_BYTES, DEFAULT_IMAGES * largest)
     return max(largest, min(wanted, _free_bytes() // CACHE_SHARE))
 
@@ -71,8 +71,8 @@ def decoding_bytes(max_pixels: int) -> int:
     return IMAGE_THREADS * BYTES_PER_PIXEL * max_pixels
 
 
-def _largest_bytes(tower: VisionTower) -> int:
-    return MAX_IMAGE_BYTES + torch.float32.itemsize * max_pixel_elements(tower)
+def _largest_bytes(limits: ImageLimits) -> int:
+    return MAX_IMAGE_BYTES + torch.float32.itemsize * limits.pixel_elements
 
 
 def _free_bytes() -> int:

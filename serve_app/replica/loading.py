@@ -294,14 +294,20 @@ def _image_encoder(
     context_tokens: int,
 ) -> ImageEncoder | None:
     _check_vision(settings, model)
-    if model.vision is None:
+    vision = model.vision
+    if vision is None:
         return None
     if encoders is None:
         batch = 1 if settings.deterministic else None  # libraries attend to images in batches
-        first = model.vision.first_image(device, context_tokens)
-        return LocalEncoder(model.vision.tower, device=device, batch_images=batch, first=first)
+        return LocalEncoder(
+            vision.tower,
+            device=device,
+            weight_bytes=vision.weight_bytes,
+            batch_images=batch,
+            first=vision.first_image(device, context_tokens),
+        )
     rules = PoolRules(timeout_s=settings.vision.timeout_s)
-    limits, name = model.vision.tower.limits, model.vision.name
+    limits, name = vision.tower.limits, vision.name
     return PoolEncoder(limits, encoders, tower=name, device=device, rules=rules)
 
 

@@ -22,6 +22,7 @@ def assemble_encoder(
         vision.tower,
         name=vision.name,
         device=device,
+        weight_bytes=vision.weight_bytes,
         cache_bytes=settings.cache_bytes,
         batch_images=settings.batch_images,
         first=vision.first_image(device, context_tokens),

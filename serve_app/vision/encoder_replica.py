@@ -17,7 +17,6 @@ from runtime.vision.encoder import (
     Pause,
     PreparedImage,
     VisionTower,
-    max_pixel_elements,
     no_pause,
 )
 from runtime.vision.feature_cache import FeatureStore
@@ -61,7 +60,8 @@ class EncoderReplica:
 
     Simultaneous requests for one image share one transfer and one encoding. Pixels of at most two
     batches are held, the one in the tower and the next; other callers wait, and tenants are served
-    in turn. `name`: digest of the file with the weights. `first`: as of `LocalEncoder`.
+    in turn. `name`: digest of the file with the weights. `weight_bytes`, `first`: as of
+    `LocalEncoder`.
     `stall_s`: see `stalled`, by `clock` in seconds. For one event loop.
     """
 
@@ -71,6 +71,7 @@ class EncoderReplica:
         *,
         name: bytes,
         device: torch.device,
+        weight_bytes: int,
         cache_bytes: int | None = None,
         batch_images: int | None = None,
         first: PreparedImage | None = None,
@@ -80,9 +81,14 @@ class EncoderReplica:
         self._name = name
         self._tower = OutgoingTower(tower)
         self._encoder = LocalEncoder(
-            self._tower, device=device, batch_images=batch_images, first=first, clock=clock
+            self._tower,
+            device=device,
+            weight_bytes=weight_bytes,
+            batch_images=batch_images,
+            first=first,
+            clock=clock,
         )
-        self._most_pixels = max_pixel_elements(tower)
+        self._most_pixels = tower.limits.pixel_elements
         check_cache(cache_bytes, tower)
         self._cache_bytes = cache_bytes or CACHED_IMAGES * self._largest_bytes
         self._store = FeatureStore(self._encoder, budget_bytes=self._cache_bytes, clock=clock)
@@ -246,16 +252,9 @@ class OutgoingTower:
         self.broken: str | None = None
         self.batches = 0
 
-    @property
-    def weight_bytes(self) -> int:
-        return self._tower.weight_bytes
-
     def activation_bytes(self, images: int) -> int:
         copied = images * self.limits.rows * self.limits.row_bytes
         return self._tower.activation_bytes(images) + 2 * copied
-
-    def largest(self) -> PreparedImage:
-        return self._tower.largest()
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         self.batches += 1

@@ -268,7 +268,7 @@ def test_captures_are_on_no_stream_that_encoders_of_other_models_use(
     monkeypatch.setattr(torch.cuda, "Stream", next_stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda of: entered.append(of) or nullcontext())
     recorder = GraphRecorder(2, DEVICE)
-    streams = {LocalEncoder(None, device=DEVICE)._stream for _ in range(40)}
+    streams = {LocalEncoder(None, device=DEVICE, weight_bytes=0)._stream for _ in range(40)}
     graph, _ = recorder.record(lambda: torch.ones(4, device=DEVICE))
     assert graph is not None and len(streams) == 32
     assert entered and streams.isdisjoint(entered)

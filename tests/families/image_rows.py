@@ -11,7 +11,7 @@ from transformers import MllamaForCausalLM, MllamaTextConfig
 from transformers.models.mllama import modeling_mllama, processing_mllama
 
 from runtime.engine.request import ImageSpan
-from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
+from runtime.vision.encoder import ImageLimits, ImageOutline, Pause, PreparedImage, no_pause
 from tests.gguf_files import rewrite
 from tests.tiny_models import write_tiny
 
@@ -87,17 +87,18 @@ class Picture:
 class PictureTower:
     """A tower that returns the features of pictures and records which it encodes."""
 
-    limits = ImageLimits(TILES * TILE_ROWS, SIZES["hidden_size"], torch.float32)
-    weight_bytes = 0
+    limits = ImageLimits(
+        TILES * TILE_ROWS,
+        ImageOutline((1,), (1, 1), TILES * TILE_ROWS),
+        SIZES["hidden_size"],
+        torch.float32,
+    )
 
     def __init__(self) -> None:
         self.encoded: list[bytes] = []
 
     def activation_bytes(self, images: int) -> int:
         return 0
-
-    def largest(self) -> PreparedImage:
-        return Picture(0, TILES, b"\xff").prepared
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         digests = [bytes([int(pixel)]) for pixel in pixels.flatten().tolist()]

@@ -69,12 +69,12 @@ LARGER_ANGLES = {"rope_theta": 100.0}
 
 def largest(pair: TowerPair, images: int, shape: None = None) -> Tensor:
     """For towers of one size; slots of mllama without a tile hold noise, which must not matter."""
-    return random_pixels(images, *pair.tower.largest().pixels.shape)
+    return random_pixels(images, *pair.tower.limits.largest.shape)
 
 
 def tiles(pair: TowerPair, images: int, count: int) -> Tensor:
     """For towers that take any number of tiles."""
-    return random_pixels(images, count, *pair.tower.largest().pixels.shape[1:])
+    return random_pixels(images, count, *pair.tower.limits.largest.shape[1:])
 
 
 def qwen_patches(pair: TowerPair, images: int, grid: tuple[int, int]) -> Tensor:

@@ -84,7 +84,7 @@ def worst(features: Tensor, expected: Tensor) -> float:
 
 def check_limits(tower: VisionTower, images: int) -> None:
     """The largest image has as many rows as declared, and takes no more memory than declared."""
-    image = tower.largest()
+    image = tower.limits.largest.blank()
     pixels = torch.stack([image.pixels] * images)
     encoded(tower, pixels, image.grid)
     with recorded_memory() as recorded:

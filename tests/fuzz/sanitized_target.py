@@ -61,7 +61,7 @@ def exercise(model: Path, projector: Path | None) -> str:
         step_tokens=16,
         memory_bytes=MEMORY_BYTES,
     )
-    encoder = None if chat.tower is None else LocalEncoder(chat.tower, device=CPU)
+    encoder = None if chat.tower is None else LocalEncoder(chat.tower, device=CPU, weight_bytes=0)
     try:
         engine, _ = assemble(
             chat.decoder, chat.tokenizer.token_bytes, device=CPU, options=options, encoder=encoder

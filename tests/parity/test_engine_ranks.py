@@ -207,14 +207,14 @@ def test_cross_attention_images_reach_all_ranks(tmp_path, three) -> None:
     requests = [request for request, _ in test_engine_images.mixed_requests(model, twin)[:8]]
     with test_engine_images.running(model) as engine:
         alone = answers(engine, requests, together=True)
-    encoder = LocalEncoder(image_rows.PictureTower(), device=CPU)
+    encoder = LocalEncoder(image_rows.PictureTower(), device=CPU, weight_bytes=0)
     with divided_engine(path, three[:1], encoder=encoder) as (_, engine):
         divided = answers(engine, requests, together=True)
     assert [d.tokens for d in divided] == [d.tokens for d in alone]
 
 
 def encoder_of(width: int) -> LocalEncoder:
-    return LocalEncoder(PretendTower(rows=6, width=width), device=CPU)
+    return LocalEncoder(PretendTower(rows=6, width=width), device=CPU, weight_bytes=0)
 
 
 def about_a_picture(number: int) -> GenerationRequest:

@@ -177,7 +177,7 @@ def _running(soaked: SoakModel, options: EngineOptions) -> Iterator[AsyncEngine]
         soaked.model.tokenizer.token_bytes,
         device=CPU,
         options=options,
-        encoder=LocalEncoder(PictureTower(), device=CPU) if reads else None,
+        encoder=LocalEncoder(PictureTower(), device=CPU, weight_bytes=0) if reads else None,
     )
     engine.start()
     try:

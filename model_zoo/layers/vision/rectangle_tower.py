@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.images.prepared import ImageBounds, blank
+from model_zoo.images.prepared import ImageBounds
 from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
 from model_zoo.layers.vision.rotary import PlaneRotary, coordinates
 from model_zoo.layers.vision.square_places import add_places_
 from model_zoo.layers.vision.vision_layer import LayerNeeds, VisionLayer, layers_bytes
 from model_zoo.layers.vision.vision_sizes import VisionSizes
-from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
+from runtime.vision.encoder import ImageLimits, Pause, no_pause
 
 
 class SquareMerger(LayerNeeds, Protocol):
@@ -61,17 +61,14 @@ class RectangleTower:
     """See `VisionTower`. pixels [images, patches, channels * side * side].
 
     Patches that are merged are consecutive; these squares are in row-major order of the rectangle
-    `grid`. images: bounds of its images. weight_bytes: of its parts.
+    `grid`. images: bounds of its images.
     """
 
-    def __init__(
-        self, w: TensorScope, parts: RectangleParts, images: ImageBounds, *, weight_bytes: int
-    ) -> None:
-        self._parts, self._largest, self.weight_bytes = parts, images.largest, weight_bytes
-        self._device, self._dtype = w.device, w.dtype
+    def __init__(self, w: TensorScope, parts: RectangleParts, images: ImageBounds) -> None:
+        self._parts, self._device, self._dtype = parts, w.device, w.dtype
         self.depth = 1 + len(parts.deep)
         width = parts.finish.width if parts.finish else parts.merger.width * self.depth
-        self.limits = ImageLimits(images.most_rows, width, w.dtype)
+        self.limits = ImageLimits(images.most_rows, images.largest, width, w.dtype)
 
     def activation_bytes(self, images: int) -> int:
         parts, merged = self._parts, images * self.limits.rows
@@ -80,9 +77,6 @@ class RectangleTower:
         each = parts.finish.result_elements if parts.finish else 2 * self.limits.width
         needs: list[LayerNeeds] = [*parts.layers, parts.merger, *parts.deep.values()]
         return 4 * (edges + merged * each) + layers_bytes(self._device, parts.sizes, needs, rows)
-
-    def largest(self) -> PreparedImage:
-        return blank(self._largest)
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         parts, images = self._parts, len(pixels)

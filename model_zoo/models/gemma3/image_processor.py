@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from model_zoo.images.normalise import STANDARD, Normalisation
-from model_zoo.images.prepared import ImageOutline
 from model_zoo.images.resize import Filter, Pixels, resized
+from runtime.vision.encoder import ImageOutline
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from model_zoo.tokenizers.tokenizer import Tokenizer
 
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     tower = GemmaTower(w, metadata)
-    side = tower.largest().pixels.shape[-1]
+    side = tower.limits.largest.shape[-1]
     normalisation = read_normalisation(metadata, STANDARD)
     processor = SquareProcessor(side, tower.limits.rows, normalisation=normalisation)
     return MultimodalSpec(tower, processor, gemma3_placeholders(tokenizer))

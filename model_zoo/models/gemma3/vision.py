@@ -7,13 +7,12 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.images.prepared import ImageOutline, blank
 from model_zoo.layers.vision.names import LayerNames, known_as
 from model_zoo.layers.vision.vision_layer import plain_layer
 from model_zoo.layers.vision.vision_sizes import CHANNELS, VisionSizes
 from model_zoo.layers.vision.vit import Vit, VitNames
 from runtime.kernels.pointwise import gelu
-from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
+from runtime.vision.encoder import ImageLimits, ImageOutline, Pause, no_pause
 
 EPS, SIDE = 1e-6, 896
 # The key for the side of pooled squares, and the key for the number of rows of an image.
@@ -38,12 +37,11 @@ class GemmaTower:
     """See `VisionTower`. pixels [images, 3, side, side]; the grid is unused."""
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:
-        before = w.loaded_bytes
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
-        self._side = sizes.side(SIDE)
+        side = sizes.side(SIDE)
         v = w.scope("vision" if w.has("vision.patch_embedding") else "v")
         layer = partial(plain_layer, sizes=sizes, names=LAYER, curve=gelu)
-        self._vit = Vit(v, sizes, self._side, layer, names=NAMES)
+        self._vit = Vit(v, sizes, side, layer, names=NAMES)
         self._pooled = _pooled(metadata, self._vit.across)
         mm = w.scope("mm")
         norm = known_as(mm, "soft_emb_norm", "mm_soft_emb_norm")
@@ -52,16 +50,12 @@ class GemmaTower:
         # Stored as (in, out), which the matmul kernel does not support.
         self._projection = mm.table(f"{name}.weight", shape=(sizes.hidden, None)).to(w.dtype)
         rows, width = (self._vit.across // self._pooled) ** 2, self._projection.shape[1]
-        self.limits = ImageLimits(rows, width, w.dtype, whole=rows)
-        self.weight_bytes = w.loaded_bytes - before
+        largest = ImageOutline((CHANNELS, side, side), (1, 1), rows)
+        self.limits = ImageLimits(rows, largest, width, w.dtype, whole=rows)
 
     def activation_bytes(self, images: int) -> int:
         result = images * self.limits.rows * (2 * self._sizes.hidden + self.limits.width)
         return 4 * result + self._vit.nbytes(images)
-
-    def largest(self) -> PreparedImage:
-        shape = (CHANNELS, self._side, self._side)
-        return blank(ImageOutline(shape, (1, 1), self.limits.rows))
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         return self._pooled_norm(self._mean(self._vit(pixels, pause))) @ self._projection

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from model_zoo.images.normalise import UNCHANGED, Normalisation
-from model_zoo.images.prepared import ImageOutline
 from model_zoo.images.resize import Filter, Pixels, resized
 from model_zoo.images.shapes import rectangles
+from runtime.vision.encoder import ImageOutline
 
 
 @dataclass(frozen=True, slots=True)

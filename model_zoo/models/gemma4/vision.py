@@ -6,7 +6,6 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.images.prepared import ImageOutline, blank
 from model_zoo.images.shapes import rectangles
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Pairs, Rotation
@@ -16,7 +15,7 @@ from model_zoo.layers.vision.patches import patch_embedding, squares
 from model_zoo.layers.vision.rotary import coordinates
 from model_zoo.layers.vision.vision_layer import layers_bytes
 from model_zoo.layers.vision.vision_sizes import CHANNELS, VisionSizes
-from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
+from runtime.vision.encoder import ImageLimits, ImageOutline, Pause, no_pause
 
 EPS, POOLED, BASE, ROWS = 1e-6, 3, 100.0, 280
 POOLED_KEY, AREA_KEY = "vision.projector.scale_factor", "vision.image_max_pixels"
@@ -33,7 +32,6 @@ class PlaneTower:
     """
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:
-        before = w.loaded_bytes
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
         sizes.quarters()
         self._device, self._dtype = w.device, w.dtype
@@ -53,11 +51,13 @@ class PlaneTower:
         ]
         shape = (w.shape(PROJECTION) or (1,))[0], sizes.hidden
         self._projection = ClampedLinear(w, PROJECTION, shape=shape, listed=last.get(PROJECTION))
-        rows = _most_rows(metadata, sizes.patch * self.pooled)
+        unit = sizes.patch * self.pooled
+        rows = _most_rows(metadata, unit)
         if rows * self.pooled > self._places.shape[1]:
             raise metadata.error(AREA_KEY, f"allows {rows:,} rows, more than there are positions")
-        self.limits = ImageLimits(rows, shape[0], w.dtype, whole=rows)
-        self.weight_bytes = w.loaded_bytes - before
+        down, across = grid = max(rectangles(rows), key=prod)
+        largest = ImageOutline((CHANNELS, down * unit, across * unit), grid, rows)
+        self.limits = ImageLimits(rows, largest, shape[0], w.dtype, whole=rows)
 
     def activation_bytes(self, images: int) -> int:
         sizes, merged = self._sizes, images * self.limits.rows
@@ -65,12 +65,6 @@ class PlaneTower:
         edges = rows * (5 * sizes.patch_elements + 5 * sizes.hidden)
         results = merged * (8 * sizes.hidden + 3 * self.limits.width)
         return 4 * (edges + results) + layers_bytes(self._device, sizes, self._layers, rows)
-
-    def largest(self) -> PreparedImage:
-        rows, columns = grid = max(rectangles(self.limits.rows), key=prod)
-        unit = self.pooled * self._sizes.patch
-        shape = (CHANNELS, rows * unit, columns * unit)
-        return blank(ImageOutline(shape, grid, self.limits.rows))
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         images, (rows, columns) = len(pixels), (side * self.pooled for side in grid)

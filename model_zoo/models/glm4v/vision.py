@@ -33,7 +33,7 @@ MERGER_EPS = 1e-5
 def glm_tower(w: TensorScope, metadata: Metadata, images: ImageBounds) -> RectangleTower:
     """Queries and keys of GLM-OCR are normed, and its positions are those of the rotation; other
     models norm patches and also have a table of positions."""
-    before, v = w.loaded_bytes, w.scope("v")
+    v = w.scope("v")
     eps_key = EPS_KEY if metadata.architecture == "clip" else OLLAMA_EPS_KEY
     sizes, side = VisionSizes.read(metadata, eps=EPS, eps_key=eps_key), merged_side(metadata)
     embed = frame_embedding(v, sizes, *(OLLAMA_FRAMES if v.has("patch_embd_0") else FILE_FRAMES))
@@ -51,7 +51,7 @@ def glm_tower(w: TensorScope, metadata: Metadata, images: ImageBounds) -> Rectan
         norm = v.rms_norm("norm_embd", sizes.eps, size=sizes.hidden)
         places = stretching(square_places(v, sizes), mode="bicubic")
         parts = replace(parts, embed=lambda x: norm(embed(x)), stretched=places)
-    return RectangleTower(w, parts, images, weight_bytes=w.loaded_bytes - before)
+    return RectangleTower(w, parts, images)
 
 
 class Merger:

@@ -7,9 +7,9 @@ from typing import Self
 
 from torch import Tensor
 
-from model_zoo.images.prepared import ImageOutline
 from model_zoo.images.resize import MAX_ASPECT, Pixels
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
+from runtime.vision.encoder import ImageOutline
 
 
 @dataclass(frozen=True, slots=True)

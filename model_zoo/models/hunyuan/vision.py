@@ -27,7 +27,7 @@ ROUNDING = 0.1
 
 
 def hunyuan_tower(w: TensorScope, metadata: Metadata, images: ImageBounds) -> RectangleTower:
-    before, v = w.loaded_bytes, w.scope("v")
+    v = w.scope("v")
     sizes, side = VisionSizes.read(metadata, eps=EPS), merged_side(metadata)
     layers = [
         plain_layer(v.scope("blk", i), sizes, LayerNames(), gelu_erf) for i in range(sizes.layers)
@@ -42,7 +42,7 @@ def hunyuan_tower(w: TensorScope, metadata: Metadata, images: ImageBounds) -> Re
         partial(_stretched, square_places(v, sizes)),
         finish=LineEnds(w, sizes, merger.width),
     )
-    return RectangleTower(w, parts, images, weight_bytes=w.loaded_bytes - before)
+    return RectangleTower(w, parts, images)
 
 
 def _stretched(table: Tensor, rows: int, columns: int) -> Tensor:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from model_zoo.images.normalise import STANDARD, Normalisation
-from model_zoo.images.prepared import ImageOutline
 from model_zoo.images.resize import Filter, Pixels, resized
 from model_zoo.images.tiling import cut, with_whole
+from runtime.vision.encoder import ImageOutline
 
 MAX_EDGE = 4096
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from model_zoo.images.normalise import Normalisation
-from model_zoo.images.prepared import ImageOutline
 from model_zoo.images.resize import Filter, Pixels, resized
 from model_zoo.images.tiling import Grid, cut, nearest_grid, with_whole
+from runtime.vision.encoder import ImageOutline
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.images.prepared import ImageBounds, blank
+from model_zoo.images.prepared import ImageBounds
 from model_zoo.layers.vision.merging import read_shuffle, shuffled_planes
 from model_zoo.layers.vision.names import LayerNames
 from model_zoo.layers.vision.vision_layer import (
@@ -19,7 +19,7 @@ from model_zoo.layers.vision.vision_layer import (
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.layers.vision.vit import Vit
 from runtime.kernels.pointwise import gelu_erf
-from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
+from runtime.vision.encoder import ImageLimits, Pause, no_pause
 
 EPS, PROJECTOR_EPS = 1e-6, 1e-5
 SHUFFLED = 2
@@ -35,7 +35,6 @@ class ScaledTower:
     """
 
     def __init__(self, w: TensorScope, metadata: Metadata, images: ImageBounds) -> None:
-        before = w.loaded_bytes
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
         self._vit = Vit(
             w.scope("v"),
@@ -52,17 +51,12 @@ class ScaledTower:
         width = (mm.shape("3") or (1,))[0]
         self._first = mm.linear("1", shape=(width, wide))
         self._second = mm.linear("3", shape=(width, width))
-        self._largest = images.largest
         self._tiles = -(-images.most_rows // (self._vit.across // self._shuffled) ** 2)
-        self.limits = ImageLimits(images.most_rows, width, w.dtype)
-        self.weight_bytes = w.loaded_bytes - before
+        self.limits = ImageLimits(images.most_rows, images.largest, width, w.dtype)
 
     def activation_bytes(self, images: int) -> int:
         projected = images * self.limits.rows * (5 * self._wide + 5 * self.limits.width)
         return 4 * projected + self._vit.nbytes(images * self._tiles)
-
-    def largest(self) -> PreparedImage:
-        return blank(self._largest)
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         rows = self._vit(pixels.flatten(0, 1), pause).contiguous()

@@ -7,7 +7,6 @@ from typing import Self
 from torch import Tensor
 
 from model_zoo.images.normalise import STANDARD, Normalisation
-from model_zoo.images.prepared import ImageOutline
 from model_zoo.images.resize import (
     MAX_ASPECT,
     Filter,
@@ -17,6 +16,7 @@ from model_zoo.images.resize import (
     unsuitable,
 )
 from model_zoo.images.tiling import Size, on_canvas
+from runtime.vision.encoder import ImageOutline
 
 MOST_PATCHES = 4096
 # The model's code refuses images with 512 patches or more along a side.

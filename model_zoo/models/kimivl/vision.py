@@ -8,7 +8,6 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.images.prepared import blank
 from model_zoo.layers.rope import Pairs, Rotation
 from model_zoo.layers.rope_scaling import DEFAULT_BASE, plain_frequencies
 from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
@@ -21,7 +20,7 @@ from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.models.kimivl.image_processor import KimiVLProcessor
 from runtime.kernels.pointwise import gelu
-from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
+from runtime.vision.encoder import ImageLimits, Pause, no_pause
 
 EPS = 1e-5
 
@@ -31,7 +30,6 @@ class MoonTower:
     merged patch; the grid is that of merged patches. images: the processor of its images."""
 
     def __init__(self, w: TensorScope, metadata: Metadata, images: KimiVLProcessor) -> None:
-        before = w.loaded_bytes
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
         self._device, self._dtype, self.images = w.device, w.dtype, images
         v = w.scope("v")
@@ -50,8 +48,7 @@ class MoonTower:
             (wide, wide, width),
             mm.layer_norm("input_norm", EPS, size=sizes.hidden),
         )
-        self.limits = ImageLimits(images.most_rows, width, w.dtype)
-        self.weight_bytes = w.loaded_bytes - before
+        self.limits = ImageLimits(images.most_rows, images.largest, width, w.dtype)
 
     def activation_bytes(self, images: int) -> int:
         sizes, merged = self._sizes, images * self.limits.rows
@@ -60,9 +57,6 @@ class MoonTower:
         return 4 * (edges + 2 * merged * self.limits.width) + layers_bytes(
             self._device, sizes, [*self._layers, self._projector], rows
         )
-
-    def largest(self) -> PreparedImage:
-        return blank(self.images.largest)
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         images, merge = len(pixels), self.images.merge

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from model_zoo.images.bounded_area import BoundedArea
 from model_zoo.images.normalise import STANDARD, Normalisation
-from model_zoo.images.prepared import ImageOutline
 from model_zoo.images.resize import MAX_ASPECT, Filter, Pixels, check_aspect, resized
 from model_zoo.images.tiling import Grid, cut, grids, nearest_grid, patch_blocks
+from runtime.vision.encoder import ImageOutline
 
 
 @dataclass(frozen=True, slots=True)

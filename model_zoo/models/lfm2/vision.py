@@ -8,7 +8,6 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.images.prepared import blank
 from model_zoo.layers.vision.image_attention import AttentionSpan, ImageBatch
 from model_zoo.layers.vision.names import LayerNames, known_as
 from model_zoo.layers.vision.patches import patch_embedding
@@ -19,7 +18,7 @@ from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.models.lfm2.image_processor import ImageParts, Lfm2Processor
 from runtime.kernels.pointwise import gelu
-from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
+from runtime.vision.encoder import ImageLimits, Pause, no_pause
 
 EPS, PROJECTOR_EPS, MERGED = 1e-6, 1e-5, 2
 
@@ -31,7 +30,6 @@ class NaflexTower:
     """
 
     def __init__(self, w: TensorScope, metadata: Metadata, processor: Lfm2Processor) -> None:
-        before = w.loaded_bytes
         self._processor = processor
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
         self._device, self._dtype = w.device, w.dtype
@@ -43,8 +41,9 @@ class NaflexTower:
         ]
         self._norm = v.layer_norm("post_ln", sizes.eps, size=sizes.hidden)
         self._projector = _projector(w.scope("mm"), sizes.hidden, processor.merge**2)
-        self.limits = ImageLimits(processor.most_rows, self._projector.width, w.dtype)
-        self.weight_bytes = w.loaded_bytes - before
+        self.limits = ImageLimits(
+            processor.most_rows, processor.largest, self._projector.width, w.dtype
+        )
 
     def activation_bytes(self, images: int) -> int:
         sizes, merged = self._sizes, images * self.limits.rows
@@ -55,9 +54,6 @@ class NaflexTower:
         return 4 * (edges + 2 * merged * self.limits.width) + layers_bytes(
             self._device, sizes, [*self._layers, self._projector], rows
         )
-
-    def largest(self) -> PreparedImage:
-        return blank(self._processor.largest)
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         images, parts = len(pixels), self._processor.parts(*grid)

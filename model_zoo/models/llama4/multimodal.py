@@ -13,7 +13,7 @@ from model_zoo.tokenizers.tokenizer import Tokenizer
 
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     tower = TileTower(w, metadata)
-    tiles, _, side, _ = tower.largest().pixels.shape
+    tiles, _, side, _ = tower.limits.largest.shape
     processor = Llama4Processor(
         side,
         tower.limits.rows // tiles,

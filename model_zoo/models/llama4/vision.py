@@ -5,7 +5,6 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.images.prepared import ImageOutline, blank
 from model_zoo.layers.rope import Pairs, Rotation
 from model_zoo.layers.rope_scaling import DEFAULT_BASE, plain_frequencies
 from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
@@ -16,7 +15,7 @@ from model_zoo.layers.vision.rotary import PlaneRotary, coordinates
 from model_zoo.layers.vision.vision_layer import layers_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import CHANNELS, MAX_SIDE, VisionSizes
 from runtime.kernels.pointwise import gelu_erf
-from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
+from runtime.vision.encoder import ImageLimits, ImageOutline, Pause, no_pause
 
 EPS, SIDE = 1e-5, 336
 # The side of the squares of patches that become one row.
@@ -41,37 +40,32 @@ class TileTower:
     """
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:
-        before = w.loaded_bytes
         self._sizes = sizes = _sizes(metadata)
-        self._side, self._device, self._dtype = sizes.side(SIDE), w.device, w.dtype
-        self._across = self._side // sizes.patch
+        self._device, self._dtype, side = w.device, w.dtype, sizes.side(SIDE)
+        self._across = across = side // sizes.patch
         v = w.scope("v")
         self._embed = patch_embedding(v, sizes, "patch_embd", "patch_embedding")
         self._class = first_table(v, *CLASS, shape=(sizes.hidden,)).to(w.dtype)
-        places = (self._across**2 + 1, sizes.hidden)
+        places = (across**2 + 1, sizes.hidden)
         self._places = first_table(v, *PLACES, shape=places).to(w.dtype)
         self._pre_norm, self._post_norm = (
             v.layer_norm(known_as(v, *names), sizes.eps, size=sizes.hidden)
             for names in (("pre_ln", "layernorm_pre"), ("post_ln", "layernorm_post"))
         )
-        self._rotation = _rotation(w, sizes, self._across)
+        self._rotation = _rotation(w, sizes, across)
         self._layers = [
             plain_layer(v.scope("blk", i), sizes, LAYER, gelu_erf) for i in range(sizes.layers)
         ]
-        self._adapter = VisionAdapter(w, sizes, _shuffled(metadata, self._across))
-        rows = self._adapter.rows(self._across)
-        self.limits = ImageLimits(MOST_TILES * rows, self._adapter.width, w.dtype)
-        self.weight_bytes = w.loaded_bytes - before
+        self._adapter = VisionAdapter(w, sizes, _shuffled(metadata, across))
+        rows = MOST_TILES * self._adapter.rows(across)
+        largest = ImageOutline((MOST_TILES, CHANNELS, side, side), (1, MOST_TILES - 1), rows)
+        self.limits = ImageLimits(rows, largest, self._adapter.width, w.dtype)
 
     def activation_bytes(self, images: int) -> int:
         sizes, rows = self._sizes, images * MOST_TILES * len(self._places)
         edges = rows * (2 * sizes.patch_elements + 4 * sizes.hidden)
         projected = images * self.limits.rows * self._adapter.row_elements
         return 4 * (edges + projected) + layers_bytes(self._device, sizes, self._layers, rows)
-
-    def largest(self) -> PreparedImage:
-        shape = (MOST_TILES, CHANNELS, self._side, self._side)
-        return blank(ImageOutline(shape, (1, MOST_TILES - 1), self.limits.rows))
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         tiles, (rows, hidden) = pixels.shape[0] * pixels.shape[1], self._places.shape

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from model_zoo.images.normalise import CLIP, Normalisation
-from model_zoo.images.prepared import ImageOutline
 from model_zoo.images.resize import Filter, Pixels, resized
 from model_zoo.images.tiling import (
     Grid,
@@ -18,6 +17,7 @@ from model_zoo.images.tiling import (
     cut,
     on_canvas,
 )
+from runtime.vision.encoder import ImageOutline
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -
         return _with_tiles(w, metadata, tokenizer)
     tower = LlavaTower(w, metadata)
     processor = ClipProcessor(
-        tower.largest().pixels.shape[-1],
+        tower.limits.largest.shape[-1],
         tower.limits.rows,
         whole=_keeps_whole(metadata),
         normalisation=read_normalisation(metadata, CLIP),
@@ -30,7 +30,7 @@ def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -
 def _with_tiles(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     tower = llava_next.CanvasTower(w, metadata)
     processor = LlavaNextProcessor(
-        tower.largest().pixels.shape[-1],
+        tower.limits.largest.shape[-1],
         tower.across,
         tower.canvases,
         normalisation=read_normalisation(metadata, CLIP),

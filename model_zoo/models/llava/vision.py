@@ -8,14 +8,13 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.images.prepared import ImageOutline, blank
 from model_zoo.layers.vision.names import LayerNames
 from model_zoo.layers.vision.vision_layer import VisionLayer, plain_layer
 from model_zoo.layers.vision.vision_sizes import CHANNELS, VisionSizes
 from model_zoo.layers.vision.vit import Vit, VitNames
 from runtime.errors import UnsupportedModelError
 from runtime.kernels.pointwise import gelu, gelu_erf, gelu_quick
-from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
+from runtime.vision.encoder import ImageLimits, ImageOutline, Pause, no_pause
 
 # How an image becomes a square: padded with the mean colour, or cropped.
 ASPECT_KEY = "vision.image_aspect_ratio"
@@ -80,17 +79,13 @@ class LlavaTower:
     """See `VisionTower`. pixels [images, 3, side, side]; the grid is unused."""
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:
-        before = w.loaded_bytes
         self._projected = projected = ProjectedVit(w, metadata)
-        self.limits = ImageLimits(projected.across**2, projected.width, w.dtype)
-        self.weight_bytes = w.loaded_bytes - before
+        rows, side = projected.across**2, projected.side
+        largest = ImageOutline((CHANNELS, side, side), (1, 1), rows)
+        self.limits = ImageLimits(rows, largest, projected.width, w.dtype)
 
     def activation_bytes(self, images: int) -> int:
         return self._projected.nbytes(images)
-
-    def largest(self) -> PreparedImage:
-        shape = (CHANNELS, self._projected.side, self._projected.side)
-        return blank(ImageOutline(shape, (1, 1), self.limits.rows))
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         return self._projected(pixels, pause)

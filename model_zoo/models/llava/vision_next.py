@@ -7,12 +7,11 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.images.prepared import ImageOutline, blank
 from model_zoo.images.tiling import Grid, Size, best_canvas, canvas_grid, canvas_rows, unpadded
 from model_zoo.layers.vision.vision_sizes import CHANNELS
 from model_zoo.models.llava.vision import ASPECT_KEY, ProjectedVit
 from runtime.errors import UnsupportedModelError
-from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
+from runtime.vision.encoder import ImageLimits, ImageOutline, Pause, no_pause
 
 CANVASES_KEY, MERGE_KEY = "vision.image_grid_pinpoints", "vision.mm_patch_merge_type"
 TILED, MERGED = "anyres", "spatial_unpad"
@@ -28,15 +27,15 @@ class CanvasTower:
     """
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:
-        before = w.loaded_bytes
         self._projected = projected = ProjectedVit(w, metadata)
         self.canvases = read_canvases(metadata, projected.side)
         self._line_end = w.table("model.image_newline", shape=(projected.width,)).to(w.dtype)
         # A canvas with fewer tiles may have more rows: each line of features has one row more.
-        self._largest = max(self.canvases, key=lambda canvas: (prod(canvas), self._rows(canvas)))
+        canvas = max(self.canvases, key=lambda canvas: (prod(canvas), self._rows(canvas)))
+        shape = (1 + prod(self._grid(canvas)), CHANNELS, projected.side, projected.side)
+        largest = ImageOutline(shape, canvas, self._rows(canvas))
         rows = max(self._rows(canvas) for canvas in self.canvases)
-        self.limits = ImageLimits(rows, projected.width, w.dtype)
-        self.weight_bytes = w.loaded_bytes - before
+        self.limits = ImageLimits(rows, largest, projected.width, w.dtype)
 
     @property
     def across(self) -> int:
@@ -44,14 +43,9 @@ class CanvasTower:
         return self._projected.across
 
     def activation_bytes(self, images: int) -> int:
-        squares = images * (1 + prod(self._grid(self._largest)))
+        squares = images * self.limits.largest.shape[0]
         ordered = squares * self.across**2 + 2 * images * self.limits.rows
         return 4 * ordered * self.limits.width + self._projected.nbytes(squares)
-
-    def largest(self) -> PreparedImage:
-        squares, side = 1 + prod(self._grid(self._largest)), self._projected.side
-        shape = (squares, CHANNELS, side, side)
-        return blank(ImageOutline(shape, self._largest, self._rows(self._largest)))
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         images, across, width = len(pixels), self.across, self.limits.width

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from model_zoo.images.normalise import STANDARD, Normalisation
-from model_zoo.images.prepared import ImageOutline
 from model_zoo.images.resize import Filter, Pixels, check_aspect, resized
 from model_zoo.images.slicing import Slicing
 from model_zoo.images.tiling import Size, cut, with_whole
 from model_zoo.layers.vision.patches import squares
+from runtime.vision.encoder import ImageOutline
 
 
 @dataclass(frozen=True, slots=True)

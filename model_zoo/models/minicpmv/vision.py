@@ -10,7 +10,6 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.images.prepared import blank
 from model_zoo.images.slicing import Parts
 from model_zoo.images.tiling import Size
 from model_zoo.layers.rope_scaling import DEFAULT_BASE
@@ -20,7 +19,7 @@ from model_zoo.layers.vision.vision_layer import kernel_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.models.minicpmv.image_processor import SlicingProcessor
 from runtime.kernels.pointwise import gelu
-from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
+from runtime.vision.encoder import ImageLimits, Pause, no_pause
 
 EPS = 1e-6
 HEAD_DIM = 128  # of the resampler, in all versions
@@ -31,15 +30,13 @@ class ResampledTower:
     those of the parts, in order. images: the processor of its images."""
 
     def __init__(self, w: TensorScope, metadata: Metadata, images: SlicingProcessor) -> None:
-        before = w.loaded_bytes
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
         self.images = images
         layer = partial(plain_layer, sizes=sizes, names=LayerNames(), curve=gelu)
         self._vit = PlacedVit(w.scope("v"), sizes, layer)
         self._resampler = Resampler(w.scope("resampler"), sizes)
         self._device, width = w.device, self._resampler.width
-        self.limits = ImageLimits(images.most_rows, width, w.dtype)
-        self.weight_bytes = w.loaded_bytes - before
+        self.limits = ImageLimits(images.most_rows, images.largest, width, w.dtype)
 
     def activation_bytes(self, images: int) -> int:
         """The slices of all images are one batch; the resampler takes them one by one."""
@@ -49,9 +46,6 @@ class ResampledTower:
         resampled = self._resampler.nbytes(self._device, part)
         elements = results + patches * self._sizes.patch_elements
         return 4 * elements + self._vit.nbytes(patches) + resampled
-
-    def largest(self) -> PreparedImage:
-        return blank(self.images.largest)
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         features = partial(self._features, pause=pause)

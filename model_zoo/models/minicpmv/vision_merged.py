@@ -8,7 +8,6 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.images.prepared import blank
 from model_zoo.images.tiling import Size
 from model_zoo.layers.vision.image_attention import AttentionSpan, ImageAttention, ImageBatch, slabs
 from model_zoo.layers.vision.names import LayerNames
@@ -19,7 +18,7 @@ from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.models.minicpmv.image_processor import SlicingProcessor
 from model_zoo.models.minicpmv.vision import of_all_parts
 from runtime.kernels.pointwise import gelu
-from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
+from runtime.vision.encoder import ImageLimits, Pause, no_pause
 
 EPS = 1e-6
 # Patches along a side of the squares that are merged, each time and in all.
@@ -32,7 +31,6 @@ class MergedTower:
     those of the parts, in order. images: the processor of its images."""
 
     def __init__(self, w: TensorScope, metadata: Metadata, images: SlicingProcessor) -> None:
-        before = w.loaded_bytes
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
         self.images = images
         layer = partial(plain_layer, sizes=sizes, names=LayerNames(), curve=gelu)
@@ -40,8 +38,7 @@ class MergedTower:
         merged = MergedAfter(_merging_layer(sizes), WindowMerger(v.scope("vit_merger"), sizes))
         self._vit = PlacedVit(v, sizes, layer, merged)
         self._projector = _projector(w.scope("mm"), sizes.hidden * MERGE**2)
-        self.limits = ImageLimits(images.most_rows, self._projector.width, w.dtype)
-        self.weight_bytes = w.loaded_bytes - before
+        self.limits = ImageLimits(images.most_rows, images.largest, self._projector.width, w.dtype)
 
     def activation_bytes(self, images: int) -> int:
         """The slices of all images are one batch."""
@@ -51,9 +48,6 @@ class MergedTower:
         return 4 * (3 * rows * self.limits.width + pixels) + self._vit.nbytes(
             patches, self._projector
         )
-
-    def largest(self) -> PreparedImage:
-        return blank(self.images.largest)
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         features = partial(self._features, pause=pause)

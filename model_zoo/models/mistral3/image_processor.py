@@ -8,8 +8,8 @@ from typing import Self
 from torch import Tensor
 
 from model_zoo.images.normalise import CLIP, Normalisation
-from model_zoo.images.prepared import ImageOutline
 from model_zoo.images.resize import Filter, Pixels, resized
+from runtime.vision.encoder import ImageOutline
 
 
 @dataclass(frozen=True, slots=True)

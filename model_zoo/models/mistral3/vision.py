@@ -4,7 +4,7 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.images.prepared import ImageBounds, blank
+from model_zoo.images.prepared import ImageBounds
 from model_zoo.layers.rope import Pairs
 from model_zoo.layers.rope_scaling import DEFAULT_BASE, plain_frequencies
 from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
@@ -22,7 +22,7 @@ from model_zoo.layers.vision.vision_layer import (
 from model_zoo.layers.vision.vision_sizes import VisionSizes
 from model_zoo.multimodal.image_settings import projector_type
 from runtime.kernels.pointwise import Gate, gelu_erf, gelu_erf_mul, gelu_quick_mul, silu_mul
-from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
+from runtime.vision.encoder import ImageLimits, Pause, no_pause
 
 EPS, SIDE, MERGED = 1e-5, 1540, 2
 PROJECTOR_EPS, EDGE_KEY = "vision.projector.layer_norm_epsilon", "vision.longest_edge"
@@ -38,7 +38,6 @@ class PixtralTower:
     merged patch; rows are in row-major order."""
 
     def __init__(self, w: TensorScope, metadata: Metadata, images: ImageBounds) -> None:
-        before = w.loaded_bytes
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
         self._device, self._dtype = w.device, w.dtype
         v = w.scope("v")
@@ -50,18 +49,13 @@ class PixtralTower:
         self._merge = read_merge(metadata)
         self._projector = PatchMerger(w.scope("mm"), sizes, self._merge)
         v.table("token_embd.img_break", shape=(None,), optional=True)  # in both files
-        self._largest = images.largest
-        self.limits = ImageLimits(images.most_rows, self._projector.width, w.dtype)
-        self.weight_bytes = w.loaded_bytes - before
+        self.limits = ImageLimits(images.most_rows, images.largest, self._projector.width, w.dtype)
 
     def activation_bytes(self, images: int) -> int:
         sizes, rows = self._sizes, images * self.limits.rows * self._merge**2
         edges = rows * (2 * sizes.patch_elements + 3 * sizes.hidden)
         projected = images * self.limits.rows * self._projector.row_elements
         return 4 * (edges + projected) + layers_bytes(self._device, sizes, self._layers, rows)
-
-    def largest(self) -> PreparedImage:
-        return blank(self._largest)
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         images, rows, columns = len(pixels), *(s // self._sizes.patch for s in pixels.shape[2:])

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from model_zoo.images.normalise import CLIP, Normalisation
-from model_zoo.images.prepared import ImageOutline
 from model_zoo.images.resize import Filter, Pixels, resized
 from model_zoo.images.tiling import best_grid, cut, fitting, on_canvas
+from runtime.vision.encoder import ImageOutline
 
 
 @dataclass(frozen=True, slots=True)

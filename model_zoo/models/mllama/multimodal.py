@@ -13,7 +13,7 @@ from model_zoo.tokenizers.tokenizer import Tokenizer
 
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     tower = AspectTower(w, metadata)
-    slots, _, side, _ = tower.largest().pixels.shape
+    slots, _, side, _ = tower.limits.largest.shape
     processor = MllamaProcessor(
         side,
         tower.limits.rows // slots,

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import MAX_LAYERS, Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.images.prepared import ImageOutline, blank
 from model_zoo.images.tiling import grids
 from model_zoo.layers.vision.image_attention import AttentionSpan, ImageBatch, slabs, whole
 from model_zoo.layers.vision.names import LayerNames, first_table
@@ -22,7 +21,7 @@ from model_zoo.layers.vision.vision_layer import (
 )
 from model_zoo.layers.vision.vision_sizes import CHANNELS, VisionSizes
 from runtime.kernels.pointwise import gelu_erf
-from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
+from runtime.vision.encoder import ImageLimits, ImageOutline, Pause, no_pause
 
 EPS, TILES = 1e-5, 4
 KEPT_LAYERS = (3, 7, 15, 23, 30)
@@ -40,11 +39,10 @@ class AspectTower:
     """
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:
-        before = w.loaded_bytes
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
-        self._side, self._device, self._dtype = sizes.side(), w.device, w.dtype
+        side, self._device, self._dtype = sizes.side(), w.device, w.dtype
         self._slots = metadata.get_size("vision.max_num_tiles", TILES, at_most=64)
-        self._rows = (self._side // sizes.patch) ** 2 + 1
+        self._rows = (side // sizes.patch) ** 2 + 1
         v = w.scope("v")
         self._embed = patch_embedding(v, sizes, "patch_embd")
         self._class = first_table(v, "class_embd", "class_embd.weight", shape=(sizes.hidden,))
@@ -61,8 +59,9 @@ class AspectTower:
         name, wide = "mm.0", sizes.hidden * (1 + len(self._kept))
         self._width = (w.shape(name) or (1,))[0]
         self._projection = w.linear(name, shape=(self._width, wide))
-        self.limits = ImageLimits(self._slots * self._rows, self._width, w.dtype)
-        self.weight_bytes = w.loaded_bytes - before
+        shape, rows = (self._slots, CHANNELS, side, side), self._slots * self._rows
+        largest = ImageOutline(shape, (1, self._slots), rows)
+        self.limits = ImageLimits(rows, largest, self._width, w.dtype)
 
     def activation_bytes(self, images: int) -> int:
         sizes, rows = self._sizes, images * self._slots * (self._rows + ROUNDED)
@@ -74,10 +73,6 @@ class AspectTower:
         )
         layers = [*self._local, *self._global]
         return 4 * (edges + places + kept + wide) + layers_bytes(self._device, sizes, layers, rows)
-
-    def largest(self) -> PreparedImage:
-        shape = (self._slots, CHANNELS, self._side, self._side)
-        return blank(ImageOutline(shape, (1, self._slots), self.limits.rows))
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         images, hidden = len(pixels), self._sizes.hidden

@@ -20,7 +20,7 @@ PROJECTOR_EPS = 1e-5
 
 
 def paddle_tower(w: TensorScope, metadata: Metadata, images: ImageBounds) -> RectangleTower:
-    before, v = w.loaded_bytes, w.scope("v")
+    v = w.scope("v")
     sizes, side = VisionSizes.read(metadata, eps=EPS), merged_side(metadata)
     parts = RectangleParts(
         sizes,
@@ -31,7 +31,7 @@ def paddle_tower(w: TensorScope, metadata: Metadata, images: ImageBounds) -> Rec
         stretching(square_places(v, sizes)),
         halves_rotary(w, sizes),
     )
-    return RectangleTower(w, parts, images, weight_bytes=w.loaded_bytes - before)
+    return RectangleTower(w, parts, images)
 
 
 def _projector(w: TensorScope, sizes: VisionSizes, each: int) -> RowProjector:

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
-from model_zoo.images.prepared import ImageBounds, blank
+from model_zoo.images.prepared import ImageBounds
 from model_zoo.layers.vision.image_attention import ImageBatch, repeated, whole
 from model_zoo.layers.vision.names import LayerNames, known_as
 from model_zoo.layers.vision.patches import frame_embedding
@@ -20,7 +20,7 @@ from model_zoo.layers.vision.vision_layer import (
 from model_zoo.layers.vision.vision_sizes import VisionSizes, merged_side
 from model_zoo.layers.vision.windows import windows
 from runtime.kernels.pointwise import silu_mul
-from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
+from runtime.vision.encoder import ImageLimits, Pause, no_pause
 
 EPS, WINDOW, FRAMES = 1e-6, 112, 2
 FULL_LAYERS = (7, 15, 23, 31)
@@ -36,7 +36,6 @@ class QwenTower:
     """
 
     def __init__(self, w: TensorScope, metadata: Metadata, images: ImageBounds) -> None:
-        before = w.loaded_bytes
         self._sizes = sizes = VisionSizes.read(
             metadata, eps=EPS, layers=32, hidden=1280, heads=16, patch=14
         )
@@ -51,9 +50,7 @@ class QwenTower:
         window = metadata.get_size("vision.window_size", WINDOW)
         self._window = max(1, window // self._merge // sizes.patch)
         self._merger = _merger(w, sizes, self._merge**2)
-        self._largest = images.largest
-        self.limits = ImageLimits(images.most_rows, self._merger.width, w.dtype)
-        self.weight_bytes = w.loaded_bytes - before
+        self.limits = ImageLimits(images.most_rows, images.largest, self._merger.width, w.dtype)
 
     def activation_bytes(self, images: int) -> int:
         sizes, merged = self._sizes, images * self.limits.rows
@@ -62,9 +59,6 @@ class QwenTower:
         return 4 * (edges + 3 * merged * self.limits.width) + layers_bytes(
             self._device, sizes, [*self._layers, self._merger], rows
         )
-
-    def largest(self) -> PreparedImage:
-        return blank(self._largest)
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         images, (rows, columns), each = len(pixels), grid, self._merge**2

@@ -29,7 +29,7 @@ LAYER = LayerNames(
 def qwen3_tower(w: TensorScope, metadata: Metadata, images: ImageBounds) -> RectangleTower:
     """A row of features concatenates those of the last layer and those of the `deep` layers, one
     for each of the first text layers."""
-    before, v = w.loaded_bytes, w.scope("v")
+    v = w.scope("v")
     sizes, side = VisionSizes.read(metadata, eps=EPS), merged_side(metadata)
     if v.has("patch_embed"):
         embed = stacked_frame_embedding(v, sizes, "patch_embed", frames=FRAMES)
@@ -46,7 +46,7 @@ def qwen3_tower(w: TensorScope, metadata: Metadata, images: ImageBounds) -> Rect
         halves_rotary(w, sizes),
         _deep_mergers(v, sizes, side**2),
     )
-    return RectangleTower(w, parts, images, weight_bytes=w.loaded_bytes - before)
+    return RectangleTower(w, parts, images)
 
 
 def _merger(w: TensorScope, sizes: VisionSizes, each: int, *names: str, late: bool) -> RowProjector:

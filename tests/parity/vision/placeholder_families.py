@@ -452,6 +452,7 @@ def model_of(
     placement = family.placement(tokenizer)
     vision = VisionModel(
         tower=None,  # type: ignore[arg-type]
+        weight_bytes=0,
         processor=family.processor,
         placeholders=placement,
         name=b"tower",

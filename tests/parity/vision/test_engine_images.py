@@ -36,7 +36,7 @@ def seeing(tmp_path_factory):
 
 
 def running(model, *, tower: PictureTower | None = None, **options):
-    encoder = LocalEncoder(tower or PictureTower(), device=CPU)
+    encoder = LocalEncoder(tower or PictureTower(), device=CPU, weight_bytes=0)
     return engine_runs.running(model, encoder=encoder, **options)
 
 

@@ -32,7 +32,7 @@ def tower_of(tiny: ImageTextModel) -> PretendTower:
 
 
 def running(tiny: ImageTextModel, tower: PretendTower | None = None, **options):
-    encoder = LocalEncoder(tower or tower_of(tiny), device=CPU)
+    encoder = LocalEncoder(tower or tower_of(tiny), device=CPU, weight_bytes=0)
     sizes = {"max_sequences": 6, "step_tokens": 16, **options}
     return engine_runs.running(tiny.model, encoder=encoder, **sizes)
 

@@ -85,9 +85,9 @@ def test_gemma4_with_a_prime_number_of_rows_is_encoded_at_start(tmp_path) -> Non
     unit = 3 * 4
     path = changed(pair.path, {"vision.image_max_pixels": 53 * unit**2})
     tower = load_tower(TOWERS["gemma4"].build, path)
-    assert tower.largest().grid == (1, 53)
+    assert tower.limits.largest.grid == (1, 53)
     check_limits(tower, images=1)
-    encoder = LocalEncoder(tower, device=torch.device("cpu"))
+    encoder = LocalEncoder(tower, device=torch.device("cpu"), weight_bytes=0)
     encoder.warm_up()
     encoder.close()
 

@@ -32,7 +32,7 @@ def pair(request, tmp_path_factory) -> VisionPair:
 
 def running(pair: VisionPair, **options):
     assert pair.model.tower is not None
-    encoder = LocalEncoder(pair.model.tower, device=CPU)
+    encoder = LocalEncoder(pair.model.tower, device=CPU, weight_bytes=0)
     sizes = {"context_tokens": 320, "max_sequences": 6, "step_tokens": 16, **options}
     return engine_runs.running(pair.model, encoder=encoder, **sizes)
 

@@ -16,10 +16,9 @@ import pytest
 import torch
 
 from model_zoo.chat_model import ChatModel
-from model_zoo.images.prepared import ImageOutline, blank
 from model_zoo.registry import LoadOptions, load
 from runtime.errors import DoesNotFitError, ModelFileError, RequestError
-from runtime.vision.encoder import LocalEncoder, max_pixel_elements
+from runtime.vision.encoder import ImageOutline, LocalEncoder
 from tests.families.engine_runs import answers
 from tests.families.vision_agreement import FLAVOURS, VisionPair
 from tests.families.vision_families import VISION_MODELS
@@ -170,18 +169,17 @@ def outlines(model: ChatModel, count: int) -> list[ImageOutline]:
 
 def check_limits(model: ChatModel) -> None:
     tower, processor = model.vision.tower, model.vision.processor
-    largest, image = processor.largest, tower.largest()
-    assert ImageOutline(tuple(image.pixels.shape), image.grid, image.rows) == largest
+    largest = processor.largest
+    assert tower.limits.largest == largest
     assert 1 <= largest.rows <= processor.most_rows == tower.limits.rows
-    most = max_pixel_elements(tower)
     for outline in outlines(model, 100):
         assert 1 <= outline.rows <= tower.limits.rows
-        assert prod(outline.shape) <= most
+        assert outline.elements <= tower.limits.pixel_elements
 
 
 def test_no_image_exceeds_the_largest_that_a_start_reserves_and_encodes(limited) -> None:
     check_limits(limited)
-    encoder = LocalEncoder(limited.tower, device=CPU)
+    encoder = LocalEncoder(limited.tower, device=CPU, weight_bytes=0)
     encoder.warm_up()
     encoder.close()
 
@@ -195,7 +193,7 @@ def test_images_of_extreme_shapes_take_no_more_memory_than_planned(limited) -> N
     found = [o for o in outlines(limited, 100) if o.rows <= 300]
     ranks = (lambda o: o.rows), (lambda o: prod(o.shape)), (lambda o: o.grid[1]), (lambda o: o.grid)
     for outline in {str(o): o for o in (max(found, key=rank) for rank in ranks)}.values():
-        image = blank(outline)
+        image = outline.blank()
         with torch.inference_mode():
             encode = partial(limited.tower.encode, image.pixels[None], image.grid)
             encode()
@@ -247,8 +245,8 @@ def test_a_start_on_a_cpu_encodes_a_small_image_whatever_the_file_allows(made) -
     _, most = QWEN_KEYS["qwen3vl", "ollama"]
     model = made.load("qwen3vl", "ollama", {most: 16 << 20})
     first = model.vision.first_image(CPU, 1 << 20)
-    assert first.rows <= 64 < model.tower.largest().rows
-    encoder = LocalEncoder(model.tower, device=CPU, first=first)
+    assert first.rows <= 64 < model.tower.limits.largest.rows
+    encoder = LocalEncoder(model.tower, device=CPU, weight_bytes=0, first=first)
     encoder.warm_up()
     encoder.close()
 
@@ -282,7 +280,7 @@ def test_qwen25vl_starts_and_answers_where_its_file_states_no_limits(tmp_path) -
     The largest image is then of 14 x 191 rows, which fill 2 << 20 pixels best.
     """
     pair = VISION_MODELS["qwen25vl"].write(tmp_path, processor={})
-    assert pair.model.tower.largest().grid == (14, 191)
+    assert pair.model.tower.limits.largest.grid == (14, 191)
     name = "images in two turns"
     with running(pair) as engine:
         [delta] = answers(engine, [request(pair, name)], together=True)

@@ -122,7 +122,7 @@ def model_of(
     placement: Placeholders = PLACEMENTS[family](tokenizer)
     tower: Any = None
     limits = DecodingLimits()
-    vision = VisionModel(tower, PROCESSORS[family], placement, b"tower", limits, most_images)
+    vision = VisionModel(tower, 0, PROCESSORS[family], placement, b"tower", limits, most_images)
     facts: Any = SimpleNamespace(name="tiny")
     decoder: Any = SimpleNamespace(context_length=context)
     template = ChatTemplate(source.replace("IMAGE", placement.texts.spelled))

@@ -105,9 +105,9 @@ def test_vision_models_with_other_weights_have_other_digests(text, projector, tm
 
 def test_weights_are_counted_per_model(text, projector, single) -> None:
     two, one = load_here(text, projector), load_here(single)
-    assert two.tower is not None and one.tower is not None
+    assert two.vision is not None and one.vision is not None
     assert two.decoder.weight_bytes == one.decoder.weight_bytes
-    assert two.tower.weight_bytes == one.tower.weight_bytes > 0
+    assert two.vision.weight_bytes == one.vision.weight_bytes > 0
 
 
 def test_a_text_file_alone_is_a_text_model(text) -> None:

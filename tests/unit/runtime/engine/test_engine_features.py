@@ -71,7 +71,7 @@ def seeing(
     clock: Callable[[], float] = time.monotonic,
     **options,
 ):
-    encoder = LocalEncoder(tower, device=CPU, clock=clock)
+    encoder = LocalEncoder(tower, device=CPU, weight_bytes=0, clock=clock)
     budget = images_kept * ROWS * encoder.limits.row_bytes
     store = FeatureStore(encoder, budget_bytes=budget, clock=clock)
     engine = AsyncEngine(engine_of(store, **options), stall_s=300.0, clock=clock)

@@ -5,7 +5,7 @@ import threading
 import torch
 from torch import Tensor
 
-from runtime.vision.encoder import ImageLimits, Pause, PreparedImage, no_pause
+from runtime.vision.encoder import ImageLimits, ImageOutline, Pause, PreparedImage, no_pause
 from tests.patience import HANG_S
 
 
@@ -23,7 +23,6 @@ def picture(number: int, rows: int = 3) -> PreparedImage:
 class PretendTower:
     """Records what it encodes; each release of `gate`, if given, lets one part of a batch pass."""
 
-    weight_bytes = 1000
     parts = 1
 
     def __init__(
@@ -36,7 +35,8 @@ class PretendTower:
         broken: frozenset[int] = frozenset(),
         error: Exception | None = None,
     ) -> None:
-        self.limits = ImageLimits(rows, width, torch.float32, whole)
+        largest = ImageOutline((rows,), (1, rows), rows)
+        self.limits = ImageLimits(rows, largest, width, torch.float32, whole)
         self.batches: list[list[int]] = []
         self.threads: set[int] = set()
         self.entered = threading.Semaphore(0)
@@ -49,9 +49,6 @@ class PretendTower:
 
     def activation_bytes(self, images: int) -> int:
         return 100 * images
-
-    def largest(self) -> PreparedImage:
-        return picture(0, self.limits.rows)
 
     def encode(self, pixels: Tensor, grid: tuple[int, int], pause: Pause = no_pause) -> Tensor:
         numbers = [int(number) for number in pixels[:, 0].tolist()]

@@ -2,12 +2,13 @@
 
 import threading
 from concurrent.futures import CancelledError
+from dataclasses import replace
 
 import pytest
 import torch
 
 from runtime.errors import UnsupportedModelError
-from runtime.vision.encoder import LocalEncoder, Pause, PlannedEncoder, PreparedImage
+from runtime.vision.encoder import ImageOutline, LocalEncoder, Pause, PlannedEncoder, PreparedImage
 from tests.memory_profile import peak_bytes, recorded_memory
 from tests.patience import HANG_S
 from tests.thread_counts import torch_threads
@@ -22,7 +23,7 @@ def encoder_of():
     made = []
 
     def build(tower: PretendTower, **options) -> LocalEncoder:
-        made.append(LocalEncoder(tower, device=CPU, **options))
+        made.append(LocalEncoder(tower, device=CPU, weight_bytes=0, **options))
         return made[-1]
 
     yield build
@@ -100,7 +101,7 @@ def test_a_cancelled_image_is_never_encoded(encoder_of) -> None:
 def test_closing_cancels_waiting_images() -> None:
     gate = threading.Semaphore(0)
     tower = PretendTower(gate=gate)
-    encoder = LocalEncoder(tower, device=CPU)
+    encoder = LocalEncoder(tower, device=CPU, weight_bytes=0)
     first, second = encoder.submit(picture(1)), encoder.submit(picture(2))
     assert tower.entered.acquire(timeout=HANG_S)
     closing = threading.Thread(target=encoder.close)
@@ -114,7 +115,7 @@ def test_closing_cancels_waiting_images() -> None:
 
 def test_a_largest_image_beyond_the_planned_rows_is_refused_at_start(encoder_of) -> None:
     tower = PretendTower(rows=8)
-    tower.largest = lambda: picture(0, 9)
+    tower.limits = replace(tower.limits, largest=ImageOutline((9,), (1, 9), 9))
     with pytest.raises(UnsupportedModelError, match="at most 8 rows of 16 numbers are planned for"):
         encoder_of(tower).warm_up()
 
@@ -129,7 +130,7 @@ def test_features_of_another_shape_than_declared_are_refused_at_start(encoder_of
 def test_the_largest_image_may_have_fewer_rows_than_are_planned_for(encoder_of) -> None:
     """No rectangle has as many rows as the largest area allows."""
     tower = PretendTower(rows=8)
-    tower.largest = lambda: picture(0, 7)
+    tower.limits = replace(tower.limits, largest=ImageOutline((7,), (1, 7), 7))
     encoder_of(tower).warm_up()
 
 
@@ -137,9 +138,6 @@ def test_the_workspace_includes_the_pixels_of_a_batch(encoder_of) -> None:
     """The batch is copied to the device; an image may have more pixels than `largest`."""
 
     class Plain(PretendTower):
-        def largest(self) -> PreparedImage:
-            return PreparedImage(torch.zeros(7, 5000), (1, 7), b"largest", 7)
-
         def activation_bytes(self, images: int) -> int:
             return 4 * images * 8 * self.limits.width
 
@@ -147,6 +145,7 @@ def test_the_workspace_includes_the_pixels_of_a_batch(encoder_of) -> None:
             return pixels.new_zeros(*pixels.shape[:2], self.limits.width)
 
     tower = Plain(rows=8)
+    tower.limits = replace(tower.limits, largest=ImageOutline((7, 5000), (1, 7), 7))
     encoder = encoder_of(tower, batch_images=3)
     worst = [PreparedImage(torch.zeros(8, 5000), (1, 8), b"worst", 8)] * 3
     encoder._encode_and_wait(worst)
@@ -154,4 +153,5 @@ def test_the_workspace_includes_the_pixels_of_a_batch(encoder_of) -> None:
         encoder._encode_and_wait(worst)
     kept = 3 * 8 * tower.limits.row_bytes  # features, which count as such
     assert 3 * 8 * 5000 * 4 <= peak_bytes(recorded) <= encoder.workspace_bytes + kept
-    assert PlannedEncoder.of(tower, CPU).workspace_bytes == encoder_of(tower).workspace_bytes
+    planned = PlannedEncoder.of(tower, CPU, weight_bytes=0)
+    assert planned.workspace_bytes == encoder_of(tower).workspace_bytes

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 import torch
 
 from runtime.errors import GenerationFailedError, ModelUnavailableError
-from runtime.vision.encoder import ImageLimits, PreparedImage
+from runtime.vision.encoder import ImageLimits, ImageOutline, PreparedImage
 from runtime.vision.feature_cache import FeatureStore
 from tests.unit.runtime.vision.fake_tower import features_of, picture
 
@@ -17,7 +17,7 @@ ROW_BYTES = 4 * WIDTH
 class ManualEncoder:
     """Images are encoded when the test requests it."""
 
-    limits = ImageLimits(8, WIDTH, torch.float32)
+    limits = ImageLimits(8, ImageOutline((8,), (1, 8), 8), WIDTH, torch.float32)
     weight_bytes = workspace_bytes = 0
     progressed_at: float | None = 0.0
 

@@ -21,7 +21,7 @@ from runtime.kv.cache_manager import KVCacheManager
 from runtime.kv.cache_types import CacheType
 from runtime.kv.pool import KVPool
 from runtime.kv.spec import CacheKind, CacheLayout, Full, LayerCache, Sliding
-from runtime.vision.encoder import ImageLimits
+from runtime.vision.encoder import ImageLimits, ImageOutline
 from runtime.worker.input_preparer import StepLimits
 from runtime.worker.model import Batch, KVCache
 from runtime.worker.runner import DeviceRunner
@@ -324,7 +324,7 @@ def test_images_are_in_the_largest_step_of_the_warm_up_only(workspace_bytes):
             seen.append(batch.image_features is not None)
             return super().states(batch, cache)
 
-    limits = ImageLimits(4, 8, torch.float32)
+    limits = ImageLimits(4, ImageOutline((4,), (1, 4), 4), 8, torch.float32)
     Bench(Watching()).runner.warm_up(limits, workspace_bytes=workspace_bytes)
     assert seen == ([True, False, False] if workspace_bytes is None else [False])
 

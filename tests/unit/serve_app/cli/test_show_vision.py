@@ -36,16 +36,18 @@ def test_the_memory_shown_is_what_an_engine_with_vision_reserves(tmp_path, kind)
     assert reported["supported"] is True
     memory = reported["memory"]
     model = load(path, projector=projector, device=CPU, dtype=torch.float32)
-    assert model.tower is not None
+    assert model.vision is not None
     torch.set_num_threads(usable_cpus())
     _, plan = assemble(
         model.decoder,
         model.tokenizer.token_bytes,
         device=CPU,
         options=ENGINE_OPTIONS,
-        encoder=LocalEncoder(model.tower, device=CPU),
+        encoder=LocalEncoder(
+            model.vision.tower, device=CPU, weight_bytes=model.vision.weight_bytes
+        ),
     )
-    assert memory["vision_weight_bytes"] == model.tower.weight_bytes > 0
+    assert memory["vision_weight_bytes"] == model.vision.weight_bytes > 0
     assert memory["weight_bytes"] == plan.weight_bytes
     assert memory["vision_bytes"] == plan.vision_bytes > 0
     assert memory["activation_bytes"] == plan.activation_bytes

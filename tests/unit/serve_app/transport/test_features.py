@@ -11,6 +11,7 @@ import torch
 
 from runtime.engine.request import RequestOrigin
 from runtime.errors import GenerationFailedError, RequestError
+from runtime.vision.encoder import ImageOutline
 from serve_app.logs import LEVEL, get_logger
 from serve_app.transport import authentication, features, wire
 from serve_app.transport.connection import PIECE_BYTES, FramedConnection
@@ -76,9 +77,12 @@ class WideTower(PretendTower):
 
     def __init__(self, rows: int = 4096, width: int = 1024) -> None:
         super().__init__(rows=rows, width=width)
+        largest = ImageOutline((rows, width), (1, rows), rows)
+        self.limits = replace(self.limits, largest=largest)
         self.pixels = torch.arange(rows * width, dtype=torch.float32).view(rows, width)
 
-    def largest(self):
+    @property
+    def image(self):
         rows = len(self.pixels)
         return type(picture(1))(self.pixels, (1, rows), b"x", rows)
 
@@ -90,7 +94,7 @@ async def test_images_of_many_megabytes_arrive_complete() -> None:
     tower = WideTower()
     receiver = FeatureClient(tower.limits, tower=NAME, device=CPU)
     async with served(encoder_of(tower)) as (_, address):
-        found = await receiver.features(address, tower.largest())
+        found = await receiver.features(address, tower.image)
     assert tower.pixels.nbytes > 8 * PIECE_BYTES and found.nbytes > 7 * PIECE_BYTES
     expected = tower.pixels[:, :1].to(torch.bfloat16).float().expand(tower.pixels.shape)
     assert torch.equal(found, expected)
@@ -105,7 +109,7 @@ async def test_more_features_than_are_received_at_once_arrive_complete() -> None
     server._heartbeat_s = 0.001
     address = await server.start("127.0.0.1")
     receiver = FeatureClient(tower.limits, tower=NAME, device=CPU, silence_s=HANG_S)
-    images = [replace(tower.largest(), digest=bytes([number])) for number in range(6)]
+    images = [replace(tower.image, digest=bytes([number])) for number in range(6)]
     async with asyncio.timeout(HANG_S):
         found = await asyncio.gather(*(receiver.features(address, image) for image in images))
     expected = tower.pixels[:, :1].to(torch.bfloat16).float().expand(tower.pixels.shape)

@@ -17,6 +17,7 @@ from tests.unit.runtime.vision.fake_tower import PretendTower, features_of
 
 CPU = torch.device("cpu")
 NAME = b"the file with the weights"
+WEIGHT_BYTES = 1000
 # No time limit is reached, and the pause between two rounds is short.
 FAST_RETRIES = PoolRules(timeout_s=HANG_S, silence_s=HANG_S, pause_s=0.01, longest_pause_s=0.05)
 
@@ -32,7 +33,9 @@ class ListedEncoders(list[Address]):
 
 
 def encoder_of(tower: PretendTower, **options) -> EncoderReplica:
-    return EncoderReplica(tower, **{"name": NAME, "device": CPU, **options})
+    return EncoderReplica(
+        tower, **{"name": NAME, "device": CPU, "weight_bytes": WEIGHT_BYTES, **options}
+    )
 
 
 @asynccontextmanager

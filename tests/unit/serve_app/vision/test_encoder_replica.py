@@ -14,12 +14,12 @@ from runtime.errors import (
     RequestError,
     UnsupportedModelError,
 )
-from runtime.vision.encoder import PreparedImage
+from runtime.vision.encoder import ImageOutline, PreparedImage
 from serve_app.transport.wire import EncodeRequest
 from serve_app.vision.encoder_replica import SENT_AT_ONCE, EncoderReplica, OutgoingTower
 from tests.patience import HANG_S, settled, until
 from tests.unit.runtime.vision.fake_tower import PretendTower, features_of, picture
-from tests.unit.serve_app.vision.served_encoders import CPU, NAME, encoder_of
+from tests.unit.serve_app.vision.served_encoders import CPU, NAME, WEIGHT_BYTES, encoder_of
 
 LARGEST_BYTES = 8 * 16 * 2
 
@@ -129,8 +129,7 @@ async def test_pixels_are_accepted_for_two_batches_only() -> None:
             gated.gate.release()
         await all_of(*requests)
         assert most == 4 and len(gated.tower.encoded) == 11
-        largest = gated.tower.largest()
-        pixels = 4 * largest.pixels.nbytes
+        pixels = 4 * gated.tower.limits.largest.nbytes
         assert encoder.host_bytes == pixels + 16 * LARGEST_BYTES + SENT_AT_ONCE * LARGEST_BYTES
 
 
@@ -304,8 +303,8 @@ def test_warm_up_encodes_the_largest_batch() -> None:
     encoder.warm_up()
     assert encoder.statistics().batches_total == 1
     assert encoder.device_bytes >= tower.activation_bytes(3) + 3 * LARGEST_BYTES
-    assert encoder.weight_bytes == tower.weight_bytes
-    tower.largest = lambda: picture(0, 9)
+    assert encoder.weight_bytes == WEIGHT_BYTES
+    tower.limits = dataclasses.replace(tower.limits, largest=ImageOutline((9,), (1, 9), 9))
     with pytest.raises(UnsupportedModelError, match="8 rows of 16 numbers are planned for"):
         encoder_of(tower, device=CPU).warm_up()
     encoder.close()

@@ -138,7 +138,7 @@ def test_a_replica_with_a_pool_reads_no_tower_and_reserves_nothing_for_one(
 ) -> None:
     replica = load_replica(settings(*files), ListedEncoders())
     assert fetched and not any(name.startswith(PREFIXES) for name in fetched)
-    spared = vision.tower.weight_bytes + batch_bytes(vision.tower, 1)
+    spared = vision.weight_bytes + batch_bytes(vision.tower, 1)
     arriving = 2 * ROWS * WIDTH * 2
     card, own = replica.describe(), local.describe()
     replica.close()
