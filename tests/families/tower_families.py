@@ -19,7 +19,7 @@ from model_zoo.models.gemma3 import vision as gemma3
 from model_zoo.models.gemma4 import vision as gemma4
 from model_zoo.models.glm4v import vision as glm4v
 from model_zoo.models.hunyuan import vision as hunyuan
-from model_zoo.models.hunyuan.image_processor import LinedProcessor
+from model_zoo.models.hunyuan.image_processor import HunyuanProcessor
 from model_zoo.models.idefics3 import multimodal as idefics3_files
 from model_zoo.models.idefics3 import vision as idefics3
 from model_zoo.models.internvl import multimodal as internvl_files
@@ -36,7 +36,7 @@ from model_zoo.models.qwen3vl import vision as qwen3vl
 from model_zoo.models.qwen25vl import vision as qwen25vl
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from runtime.vision.encoder import VisionTower
-from tests.families import merged_families, moon_families, resampler_families
+from tests.families import kimivl_families, minicpmv4_6_families, minicpmv_families
 from tests.families import tower_references as references
 from tests.families.tower_family import TowerFamily
 from tests.families.towers import FLAVOURS, Build, TowerPair, random_pixels
@@ -120,7 +120,7 @@ def with_37_tiles(tower: Any) -> Build:
 def lfm2_tower(w: TensorScope, metadata: Metadata) -> VisionTower:
     """For images of few rows, of which large ones are cut into tiny tiles."""
     keys = "vision.patch_size", "vision.projector.scale_factor"
-    return lfm2.NaflexTower(w, metadata, lfm2_processor(*map(metadata.require_size, keys)))
+    return lfm2.Lfm2Tower(w, metadata, lfm2_processor(*map(metadata.require_size, keys)))
 
 
 def lfm2_parts(pair: TowerPair, images: int, size: tuple[int, int]) -> Tensor:
@@ -148,7 +148,7 @@ QWEN_GRIDS = ((6, 6), (7, 5), (1, 4), (5, 2), (3, 8))  # windows of Qwen2.5-VL a
 
 TOWERS: Mapping[str, TowerFamily] = {
     "gemma3": TowerFamily(
-        gemma3.GemmaTower,
+        gemma3.Gemma3Tower,
         gemma3_config,
         {
             "plain": {},
@@ -195,7 +195,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         ],
     ),
     "glm4v": TowerFamily(
-        with_211_rows(glm4v.glm_tower),
+        with_211_rows(glm4v.glm4v_tower),
         glm4v_config,
         {
             "plain": {},
@@ -224,7 +224,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         ],
     ),
     "hunyuan_vl": TowerFamily(
-        with_211_rows(hunyuan.hunyuan_tower, LinedProcessor),
+        with_211_rows(hunyuan.hunyuan_tower, HunyuanProcessor),
         hunyuan_vl_config,
         {"plain": {}, "merges_squares_of_three": {"spatial_merge_size": 3}},
         qwen_patches,
@@ -235,7 +235,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         refused=[({"interpolate_mode": "bicubic"}, "llama.cpp", "`interpolate_mode`")],
     ),
     "idefics3": TowerFamily(
-        with_37_tiles(idefics3.ShuffledTower),
+        with_37_tiles(idefics3.Idefics3Tower),
         idefics3_config,
         {
             "plain": {},
@@ -251,7 +251,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         text_file=True,
     ),
     "internvl": TowerFamily(
-        with_processor(internvl.ScaledTower, internvl_files),
+        with_processor(internvl.InternVLTower, internvl_files),
         internvl_config,
         {
             "plain": {},
@@ -268,16 +268,16 @@ TOWERS: Mapping[str, TowerFamily] = {
         text_file=True,
     ),
     "kimivl": TowerFamily(
-        moon_families.build_tower,
+        kimivl_families.build_tower,
         PreTrainedConfig,
         {"plain": {}, "one_position": {"pos_emb_height": 1, "pos_emb_width": 1}},
-        moon_families.pixels,
-        moon_families.tower_features,
+        kimivl_families.pixels,
+        kimivl_families.tower_features,
         shapes=((4, 4), (1, 7), (5, 2)),
         grids=True,
         flavours=LLAMA_CPP,
         limit_images=(1,),
-        writer=moon_families.write_tower,
+        writer=kimivl_families.write_tower,
     ),
     "lfm2": TowerFamily(
         lfm2_tower,
@@ -303,7 +303,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         flavours=LLAMA_CPP,
     ),
     "llama4": TowerFamily(
-        llama4.TileTower,
+        llama4.Llama4Tower,
         llama4_config,
         {
             "plain": {},
@@ -340,7 +340,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         text_file=True,
     ),
     "llava_next": TowerFamily(
-        llava_next.CanvasTower,
+        llava_next.LlavaNextTower,
         llava_next_config,
         {
             "plain": {},
@@ -360,26 +360,26 @@ TOWERS: Mapping[str, TowerFamily] = {
         ],
     ),
     "minicpmv": TowerFamily(
-        resampler_families.build_tower,
+        minicpmv_families.build_tower,
         PreTrainedConfig,
         {
             "plain": {},
             "one_head_and_position": {"width": 128, "places": 1, "layer_norm_eps": 1e-2},
         },
-        resampler_families.pixels,
-        resampler_families.tower_features,
+        minicpmv_families.pixels,
+        minicpmv_families.tower_features,
         shapes=((20, 30), (60, 130), (200, 1)),
         grids=True,
         flavours=LLAMA_CPP,
         limit_images=(1,),
-        writer=resampler_families.write_tower,
+        writer=minicpmv_families.write_tower,
     ),
     "minicpmv46": TowerFamily(
-        merged_families.build_tower,
-        merged_families.config,
+        minicpmv4_6_families.build_tower,
+        minicpmv4_6_families.config,
         {"plain": {}, "merged_after_the_last_layer": {"layer": 2, "layer_norm_eps": 1e-2}},
-        merged_families.pixels,
-        merged_families.tower_features,
+        minicpmv4_6_families.pixels,
+        minicpmv4_6_families.tower_features,
         shapes=((20, 30), (60, 230), (400, 3)),
         grids=True,
         flavours=LLAMA_CPP,
@@ -410,7 +410,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         ],
     ),
     "mllama": TowerFamily(
-        mllama.AspectTower,
+        mllama.MllamaTower,
         mllama_config,
         {
             "plain": {},
@@ -432,7 +432,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         ],
     ),
     "paddleocr": TowerFamily(
-        with_211_rows(paddleocr.paddle_tower),
+        with_211_rows(paddleocr.paddleocr_tower),
         paddleocr_config,
         {
             "plain": {},
@@ -457,7 +457,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         ],
     ),
     "qwen25vl": TowerFamily(
-        with_211_rows(qwen25vl.QwenTower),
+        with_211_rows(qwen25vl.Qwen25VLTower),
         qwen25vl_config,
         {
             "plain": {},
@@ -481,7 +481,7 @@ TOWERS: Mapping[str, TowerFamily] = {
         ],
     ),
     "qwen3vl": TowerFamily(
-        with_211_rows(qwen3vl.qwen3_tower),
+        with_211_rows(qwen3vl.qwen3vl_tower),
         qwen3vl_config,
         {
             "plain": {},

@@ -32,7 +32,7 @@ from model_zoo.models.mistral3 import placeholders as mistral3
 from model_zoo.models.mllama import placeholders as mllama
 from model_zoo.models.paddleocr import placeholders as paddleocr
 from model_zoo.multimodal import qwen_placeholders as qwen
-from tests.families import merged_families, moon_families, resampler_families
+from tests.families import kimivl_families, minicpmv4_6_families, minicpmv_families
 from tests.families import vision_references as references
 from tests.families.gemma_families import EXPERTS, KEYS_AS_VALUES, SHARED_KEYS
 from tests.families.qwen_families import LONG_SECTIONS, QWEN35_EXPERTS
@@ -229,11 +229,11 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
     "kimivl": VisionFamily(
         configs={"plain": {}},
         make=PreTrainedConfig,
-        expected=moon_families.expected,
+        expected=kimivl_families.expected,
         special=kimivl.TEXTS.reserved,
         spelled=kimivl.TEXTS.spelled,
         grids=[(2, 3), (3, 2)],
-        writer=moon_families.write_model,
+        writer=kimivl_families.write_model,
     ),
     "lfm2": VisionFamily(
         lfm2_config,
@@ -293,19 +293,19 @@ VISION_MODELS: Mapping[str, VisionFamily] = {
             "enclosed_slices_and_scaled_embeddings": {"version": 2, "text": "minicpm"},
         },
         make=PreTrainedConfig,
-        expected=resampler_families.expected,
+        expected=minicpmv_families.expected,
         special=minicpmv.TEXTS.reserved,
         spelled=minicpmv.TEXTS.spelled,
         grids=[(60, 130), (150, 70)],
-        writer=resampler_families.write_model,
+        writer=minicpmv_families.write_model,
     ),
     "minicpmv46": VisionFamily(
-        merged_families.config,
+        minicpmv4_6_families.config,
         {"plain": {}},
-        merged_families.expected,
+        minicpmv4_6_families.expected,
         special=minicpmv.MERGED_TEXTS.reserved,
         spelled=minicpmv.MERGED_TEXTS.spelled,
-        processor={"scale_resolution": merged_families.SIDE},
+        processor={"scale_resolution": minicpmv4_6_families.SIDE},
         grids=[(60, 130), (150, 70)],
     ),
     "mistral3": VisionFamily(

@@ -14,9 +14,9 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.images.normalise import CLIP, IMAGENET, STANDARD, Normalisation
 from model_zoo.images.prepared import prepare
-from model_zoo.models.hunyuan.image_processor import LinedProcessor
+from model_zoo.models.hunyuan.image_processor import HunyuanProcessor
 from model_zoo.models.lfm2.multimodal import read_processor
-from model_zoo.models.lfm2.vision import NaflexTower
+from model_zoo.models.lfm2.vision import Lfm2Tower
 from model_zoo.models.mistral3.vision import PROJECTOR_EPS
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from model_zoo.multimodal.placeholders import PlaceholderRows
@@ -88,7 +88,7 @@ def hunyuan_vl(folder: Path) -> Compared:
     areas = {"vision.image_min_pixels": 64 * 96, "vision.image_max_pixels": 64 * 96}
     path = rewrite(vision.path, folder / "sized.gguf", own_keys=areas)
     processor = BoundedProcessor(8, 2, *areas.values(), normalisation=CLIP)
-    prepared = prepare(image, LinedProcessor(processor), tower=b"")
+    prepared = prepare(image, HunyuanProcessor(processor), tower=b"")
     ours = encoded(vision.tower, prepared.pixels[None], prepared.grid)[0]
     return ours, their_features(folder / "tiny.gguf", path, image, width=64)
 
@@ -161,7 +161,7 @@ def lfm2(folder: Path) -> Compared:
     image = picture(576, 1152)
     vision = TOWERS["lfm2"].write(folder, patch_size=16)
     processor = read_processor(Metadata(GGUFFile.open(vision.path).metadata, path=vision.path))
-    tower = load_tower(partial(NaflexTower, processor=processor), vision.path)
+    tower = load_tower(partial(Lfm2Tower, processor=processor), vision.path)
     prepared = prepare(image, processor, tower=b"")
     ours = encoded(tower, prepared.pixels[None], prepared.grid)[0]
     theirs = their_features(folder / "tiny.gguf", vision.path, image, width=64)

@@ -10,7 +10,7 @@ from runtime.vision.encoder import ImageOutline
 
 
 @dataclass(frozen=True, slots=True)
-class SquareProcessor:
+class Gemma3Processor:
     """pixels [3, side, side]; the vision model pools them to a fixed number of rows."""
 
     side: int

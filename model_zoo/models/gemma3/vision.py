@@ -33,7 +33,7 @@ NAMES = VitNames(
 )
 
 
-class GemmaTower:
+class Gemma3Tower:
     """See `VisionTower`. pixels [images, 3, side, side]; the grid is unused."""
 
     def __init__(self, w: TensorScope, metadata: Metadata) -> None:

@@ -24,7 +24,7 @@ LISTED = "clamp_data"
 PROJECTION = "mm.input_projection"
 
 
-class PlaneTower:
+class Gemma4Tower:
     """See `VisionTower`. pixels [images, 3, height, width] in [0, 1]; both sides are multiples of
     the side of a pooled square.
 
@@ -96,11 +96,11 @@ class PlaneTower:
         return mean if bias is None or scale is None else mean.sub_(bias).mul_(scale)
 
 
-def build_tower(w: TensorScope, metadata: Metadata) -> PlaneTower:
+def build_tower(w: TensorScope, metadata: Metadata) -> Gemma4Tower:
     """Builds it from a projector file or a combined file; audio tensors are ignored."""
     w.scope("a").ignore_all()
     w.scope("mm", "a").ignore_all()
-    return PlaneTower(w, metadata)
+    return Gemma4Tower(w, metadata)
 
 
 def _most_rows(metadata: Metadata, unit: int) -> int:

@@ -5,7 +5,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.bounded_area import Growth
 from model_zoo.images.normalise import CLIP
 from model_zoo.models.glm4v.placeholders import glm_placeholders
-from model_zoo.models.glm4v.vision import FRAMES, glm_tower, of_a_frame
+from model_zoo.models.glm4v.vision import FRAMES, glm4v_tower, of_a_frame
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from model_zoo.multimodal.context_share import scaled_to_context
 from model_zoo.multimodal.image_settings import CLIP_AREAS, read_areas
@@ -23,7 +23,7 @@ OLLAMA_AREAS = "vision.min_pixels", "vision.max_pixels"
 
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     processor = scaled_to_context(read_processor(metadata), w.context_tokens)
-    tower = glm_tower(w, metadata, processor)
+    tower = glm4v_tower(w, metadata, processor)
     return MultimodalSpec(tower, processor, glm_placeholders(tokenizer))
 
 

@@ -30,7 +30,7 @@ OLLAMA_EPS_KEY = "vision.attention.layer_norm_rms_epsilon"
 MERGER_EPS = 1e-5
 
 
-def glm_tower(w: TensorScope, metadata: Metadata, images: ImageBounds) -> RectangleTower:
+def glm4v_tower(w: TensorScope, metadata: Metadata, images: ImageBounds) -> RectangleTower:
     """Queries and keys of GLM-OCR are normed, and its positions are those of the rotation; other
     models norm patches and also have a table of positions."""
     v = w.scope("v")

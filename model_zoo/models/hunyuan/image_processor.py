@@ -13,7 +13,7 @@ from runtime.vision.encoder import ImageOutline
 
 
 @dataclass(frozen=True, slots=True)
-class LinedProcessor:
+class HunyuanProcessor:
     """pixels: as of `BoundedProcessor`. The features of an image have a row for its begin, those of
     each line with one for its end, and one for the end of the image."""
 

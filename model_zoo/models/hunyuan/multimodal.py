@@ -3,7 +3,7 @@
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import CLIP
-from model_zoo.models.hunyuan.image_processor import LinedProcessor
+from model_zoo.models.hunyuan.image_processor import HunyuanProcessor
 from model_zoo.models.hunyuan.placeholders import HunyuanPlaceholders
 from model_zoo.models.hunyuan.vision import hunyuan_tower
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
@@ -22,6 +22,6 @@ def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -
     return MultimodalSpec(tower, processor, HunyuanPlaceholders(tokenizer))
 
 
-def read_processor(metadata: Metadata) -> LinedProcessor:
+def read_processor(metadata: Metadata) -> HunyuanProcessor:
     areas = read_areas(metadata, *CLIP_AREAS, defaults=(LEAST_PIXELS, MOST_PIXELS))
-    return LinedProcessor(BoundedProcessor.read(metadata, areas, CLIP))
+    return HunyuanProcessor(BoundedProcessor.read(metadata, areas, CLIP))

@@ -22,7 +22,7 @@ EPS = 1e-6
 SHUFFLED = 2
 
 
-class ShuffledTower:
+class Idefics3Tower:
     """See `VisionTower`. pixels [images, tiles, 3, side, side]; the grid is unused.
 
     Rows of features are those of the tiles, in order.

@@ -13,7 +13,7 @@ from model_zoo.models.internvl.vision import (
     MOST_TILES,
     MOST_TILES_KEY,
     SHUFFLED,
-    ScaledTower,
+    InternVLTower,
 )
 from model_zoo.multimodal.image_settings import read_normalisation
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
@@ -24,7 +24,7 @@ TILES_LIMIT = 128
 
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     processor = read_processor(metadata)
-    tower = ScaledTower(w, metadata, processor)
+    tower = InternVLTower(w, metadata, processor)
     return MultimodalSpec(tower, processor, internvl_placeholders(tokenizer))
 
 

@@ -28,7 +28,7 @@ MOST_TILES = 12
 LEAST_TILES_KEY, MOST_TILES_KEY = "vision.preproc_min_tiles", "vision.preproc_max_tiles"
 
 
-class ScaledTower:
+class InternVLTower:
     """See `VisionTower`. pixels [images, tiles, 3, side, side]; the grid is unused.
 
     Rows of features are those of the tiles, in order.

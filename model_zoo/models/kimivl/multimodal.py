@@ -6,7 +6,7 @@ from model_zoo.images.normalise import STANDARD
 from model_zoo.layers.vision.vision_sizes import MAX_MERGED, VisionSizes
 from model_zoo.models.kimivl.image_processor import MOST_PATCHES, KimiVLProcessor
 from model_zoo.models.kimivl.placeholders import kimivl_placeholders
-from model_zoo.models.kimivl.vision import EPS, MoonTower
+from model_zoo.models.kimivl.vision import EPS, KimiVLTower
 from model_zoo.multimodal.context_share import scaled_to_context
 from model_zoo.multimodal.image_settings import MOST_PIXELS, read_normalisation
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
@@ -18,7 +18,7 @@ AREA_KEY = "vision.image_max_pixels"
 
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     processor = scaled_to_context(read_processor(metadata), w.context_tokens)
-    tower = MoonTower(w, metadata, processor)
+    tower = KimiVLTower(w, metadata, processor)
     return MultimodalSpec(tower, processor, kimivl_placeholders(tokenizer))
 
 

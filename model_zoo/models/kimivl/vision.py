@@ -25,7 +25,7 @@ from runtime.vision.encoder import ImageLimits, Pause, no_pause
 EPS = 1e-5
 
 
-class MoonTower:
+class KimiVLTower:
     """See `VisionTower`. pixels [images, 3, height, width], both sides multiples of the side of a
     merged patch; the grid is that of merged patches. images: the processor of its images."""
 

@@ -23,7 +23,7 @@ from runtime.vision.encoder import ImageLimits, Pause, no_pause
 EPS, PROJECTOR_EPS, MERGED = 1e-6, 1e-5, 2
 
 
-class NaflexTower:
+class Lfm2Tower:
     """See `VisionTower`. pixels and grid: those of `Lfm2Processor`, as are the rows of features.
 
     The rows of a tile attend to each other only, and those of the whole image likewise.

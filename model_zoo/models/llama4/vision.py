@@ -33,7 +33,7 @@ LAYER = LayerNames(
 )
 
 
-class TileTower:
+class Llama4Tower:
     """See `VisionTower`. pixels [images, tiles, 3, side, side]; the grid is unused.
 
     Rows of features are those of the tiles, in order.

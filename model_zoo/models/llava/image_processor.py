@@ -10,7 +10,7 @@ from runtime.vision.encoder import ImageOutline
 
 
 @dataclass(frozen=True, slots=True)
-class ClipProcessor:
+class LlavaProcessor:
     """pixels [3, side, side]; `whole`: the image is padded with the mean colour, otherwise
     cropped."""
 

@@ -4,7 +4,7 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import CLIP
 from model_zoo.models.llava import vision_next as llava_next
-from model_zoo.models.llava.image_processor import ClipProcessor
+from model_zoo.models.llava.image_processor import LlavaProcessor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.llava.placeholders import llava_placeholders
 from model_zoo.models.llava.vision import ASPECT_KEY, MIDDLE, PADDED, LlavaTower
@@ -18,7 +18,7 @@ def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -
     if llava_next.has_tiles(metadata):
         return _with_tiles(w, metadata, tokenizer)
     tower = LlavaTower(w, metadata)
-    processor = ClipProcessor(
+    processor = LlavaProcessor(
         tower.limits.largest.shape[-1],
         tower.limits.rows,
         whole=_keeps_whole(metadata),
@@ -28,7 +28,7 @@ def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -
 
 
 def _with_tiles(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
-    tower = llava_next.CanvasTower(w, metadata)
+    tower = llava_next.LlavaNextTower(w, metadata)
     processor = LlavaNextProcessor(
         tower.limits.largest.shape[-1],
         tower.across,

@@ -18,7 +18,7 @@ TILED, MERGED = "anyres", "spatial_unpad"
 MOST_CANVASES, MOST_TILES = 128, 64
 
 
-class CanvasTower:
+class LlavaNextTower:
     """See `VisionTower`. pixels [images, 1 + tiles, 3, side, side], the whole image first; grid:
     height and width of the original image.
 

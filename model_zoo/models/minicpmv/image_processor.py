@@ -15,7 +15,7 @@ from runtime.vision.encoder import ImageOutline
 
 
 @dataclass(frozen=True, slots=True)
-class SlicingProcessor:
+class MiniCPMVProcessor:
     """pixels [patches, 3 * patch * patch]: the overview, then slices in row-major order.
 
     grid: height and width of the image, which determine its parts. part_rows: feature rows of a

@@ -5,10 +5,10 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import STANDARD
 from model_zoo.images.slicing import Slicing
 from model_zoo.layers.vision.vision_sizes import VisionSizes
-from model_zoo.models.minicpmv.image_processor import SlicingProcessor
+from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
 from model_zoo.models.minicpmv.placeholders import MiniCPMVPlaceholders, minicpmv46_placeholders
-from model_zoo.models.minicpmv.vision import EPS, ResampledTower
-from model_zoo.models.minicpmv.vision_merged import SQUARE, MergedTower
+from model_zoo.models.minicpmv.vision import EPS, MiniCPMVTower
+from model_zoo.models.minicpmv.vision_v4_6 import SQUARE, MiniCPMV46Tower
 from model_zoo.multimodal.image_settings import projector_type, read_normalisation
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
@@ -24,7 +24,7 @@ def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -
         return _build_merged(w, metadata, tokenizer)
     version = _version(metadata)
     processor = read_processor(w, metadata)
-    tower = ResampledTower(w, metadata, processor)
+    tower = MiniCPMVTower(w, metadata, processor)
     enclosed = version == FIRST
     placeholders = MiniCPMVPlaceholders(tokenizer, processor, enclosed=enclosed)
     return MultimodalSpec(tower, processor, placeholders)
@@ -32,24 +32,26 @@ def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -
 
 def _build_merged(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     processor = read_merged_processor(metadata)
-    tower = MergedTower(w, metadata, processor)
+    tower = MiniCPMV46Tower(w, metadata, processor)
     return MultimodalSpec(tower, processor, minicpmv46_placeholders(tokenizer, processor))
 
 
-def read_merged_processor(metadata: Metadata) -> SlicingProcessor:
+def read_merged_processor(metadata: Metadata) -> MiniCPMVProcessor:
     """Of MiniCPM-V 4.6, whose parts have a row for each square of merged patches."""
     sizes = VisionSizes.read(metadata, eps=EPS)
     slicing = Slicing(sizes.side(), sizes.patch * SQUARE)
     normalisation = read_normalisation(metadata, STANDARD)
-    return SlicingProcessor(slicing, sizes.patch, None, normalisation)
+    return MiniCPMVProcessor(slicing, sizes.patch, None, normalisation)
 
 
-def read_processor(w: TensorScope, metadata: Metadata) -> SlicingProcessor:
+def read_processor(w: TensorScope, metadata: Metadata) -> MiniCPMVProcessor:
     """The number of feature rows of a part is that of the resampler's queries."""
     sizes = VisionSizes.read(metadata, eps=EPS)
     queries = (w.shape("resampler.query", whole=True) or (1,))[0]
     normalisation = read_normalisation(metadata, STANDARD)
-    return SlicingProcessor(Slicing(sizes.side(), sizes.patch), sizes.patch, queries, normalisation)
+    return MiniCPMVProcessor(
+        Slicing(sizes.side(), sizes.patch), sizes.patch, queries, normalisation
+    )
 
 
 def _version(metadata: Metadata) -> int:

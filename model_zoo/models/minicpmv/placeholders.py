@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from model_zoo.chat.messages import ImageTexts
-from model_zoo.models.minicpmv.image_processor import SlicingProcessor
+from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
 from model_zoo.multimodal.placeholders import Outlined, Piece, PlaceholderRows, required_token
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
@@ -28,7 +28,7 @@ class MiniCPMVPlaceholders:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        images: SlicingProcessor,
+        images: MiniCPMVProcessor,
         *,
         enclosed: bool,
         texts: ImageTexts = TEXTS,
@@ -59,6 +59,8 @@ class MiniCPMVPlaceholders:
         return *overview, *pieces
 
 
-def minicpmv46_placeholders(tokenizer: Tokenizer, images: SlicingProcessor) -> MiniCPMVPlaceholders:
+def minicpmv46_placeholders(
+    tokenizer: Tokenizer, images: MiniCPMVProcessor
+) -> MiniCPMVPlaceholders:
     """Of MiniCPM-V 4.6. Images are not numbered, as in llama.cpp."""
     return MiniCPMVPlaceholders(tokenizer, images, enclosed=False, texts=MERGED_TEXTS, place=PAD)

@@ -17,7 +17,7 @@ from model_zoo.layers.vision.names import LayerNames
 from model_zoo.layers.vision.placed_vit import PlacedVit
 from model_zoo.layers.vision.vision_layer import kernel_bytes, plain_layer
 from model_zoo.layers.vision.vision_sizes import VisionSizes
-from model_zoo.models.minicpmv.image_processor import SlicingProcessor
+from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
 from runtime.kernels.pointwise import gelu
 from runtime.vision.encoder import ImageLimits, Pause, no_pause
 
@@ -25,11 +25,11 @@ EPS = 1e-6
 HEAD_DIM = 128  # of the resampler, in all versions
 
 
-class ResampledTower:
-    """See `VisionTower`. pixels and grid: those of `SlicingProcessor`. The rows of features are
+class MiniCPMVTower:
+    """See `VisionTower`. pixels and grid: those of `MiniCPMVProcessor`. The rows of features are
     those of the parts, in order. images: the processor of its images."""
 
-    def __init__(self, w: TensorScope, metadata: Metadata, images: SlicingProcessor) -> None:
+    def __init__(self, w: TensorScope, metadata: Metadata, images: MiniCPMVProcessor) -> None:
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
         self.images = images
         layer = partial(plain_layer, sizes=sizes, names=LayerNames(), curve=gelu)

@@ -7,7 +7,7 @@ from model_zoo.convert.configuration import Configuration
 from model_zoo.convert.mapping import LLAMA_CPP, Conversion, Key, Rule
 from model_zoo.images.normalise import STANDARD
 from model_zoo.models.minicpmv.multimodal import MERGED
-from model_zoo.models.minicpmv.vision_merged import EPS, LAYER_KEY, MERGE, SQUARE, SQUARE_KEY
+from model_zoo.models.minicpmv.vision_v4_6 import EPS, LAYER_KEY, MERGE, SQUARE, SQUARE_KEY
 
 # Of the image processor, where a checkpoint is silent.
 SIDE, LAYER = 448, 6

@@ -5,14 +5,14 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import CLIP
 from model_zoo.models.mllama.image_processor import MllamaProcessor
 from model_zoo.models.mllama.placeholders import MllamaPlaceholders
-from model_zoo.models.mllama.vision import AspectTower
+from model_zoo.models.mllama.vision import MllamaTower
 from model_zoo.multimodal.image_settings import read_normalisation
 from model_zoo.multimodal.multimodal_spec import MultimodalSpec
 from model_zoo.tokenizers.tokenizer import Tokenizer
 
 
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
-    tower = AspectTower(w, metadata)
+    tower = MllamaTower(w, metadata)
     slots, _, side, _ = tower.limits.largest.shape
     processor = MllamaProcessor(
         side,

@@ -30,7 +30,7 @@ ROUNDED = 8
 LAYER = LayerNames(attn_norm=("attn_norm",), output=("attn_output",), ffn_norm=("ffn_norm",))
 
 
-class AspectTower:
+class MllamaTower:
     """See `VisionTower`. pixels [images, slots, 3, side, side], of which the first hold tiles in a
     rectangle `grid`; features are rows of all slots.
 

@@ -5,7 +5,7 @@ from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.bounded_area import Growth
 from model_zoo.images.normalise import CLIP
 from model_zoo.models.paddleocr.placeholders import paddle_placeholders
-from model_zoo.models.paddleocr.vision import paddle_tower
+from model_zoo.models.paddleocr.vision import paddleocr_tower
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from model_zoo.multimodal.context_share import scaled_to_context
 from model_zoo.multimodal.image_settings import CLIP_AREAS, read_areas
@@ -18,7 +18,7 @@ LEAST_PIXELS, MOST_PIXELS = 147_384, 2_822_400
 
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     processor = scaled_to_context(read_processor(metadata), w.context_tokens)
-    tower = paddle_tower(w, metadata, processor)
+    tower = paddleocr_tower(w, metadata, processor)
     return MultimodalSpec(tower, processor, paddle_placeholders(tokenizer))
 
 

@@ -19,7 +19,7 @@ EPS = 1e-6
 PROJECTOR_EPS = 1e-5
 
 
-def paddle_tower(w: TensorScope, metadata: Metadata, images: ImageBounds) -> RectangleTower:
+def paddleocr_tower(w: TensorScope, metadata: Metadata, images: ImageBounds) -> RectangleTower:
     v = w.scope("v")
     sizes, side = VisionSizes.read(metadata, eps=EPS), merged_side(metadata)
     parts = RectangleParts(

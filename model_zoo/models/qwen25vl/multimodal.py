@@ -3,7 +3,7 @@
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import CLIP
-from model_zoo.models.qwen25vl.vision import QwenTower
+from model_zoo.models.qwen25vl.vision import Qwen25VLTower
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from model_zoo.multimodal.context_share import scaled_to_context
 from model_zoo.multimodal.image_settings import CLIP_AREAS, read_areas
@@ -24,7 +24,7 @@ OLLAMA_AREAS = "vision.min_pixels", "vision.max_pixels"
 
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     processor = scaled_to_context(read_processor(metadata), w.context_tokens)
-    tower = QwenTower(w, metadata, processor)
+    tower = Qwen25VLTower(w, metadata, processor)
     return MultimodalSpec(tower, processor, qwen_placeholders(tokenizer))
 
 

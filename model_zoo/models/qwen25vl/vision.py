@@ -28,7 +28,7 @@ FILE_FRAMES = ("patch_embd.weight", "patch_embd.weight.1")
 OLLAMA_FRAMES = ("patch_embd_0.weight", "patch_embd_1.weight")
 
 
-class QwenTower:
+class Qwen25VLTower:
     """See `VisionTower`. pixels [images, patches, channels * side * side].
 
     Patches that are merged are consecutive; these squares are in row-major order of the rectangle

@@ -4,7 +4,7 @@ provide features."""
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.normalise import STANDARD
-from model_zoo.models.qwen3vl.vision import qwen3_tower
+from model_zoo.models.qwen3vl.vision import qwen3vl_tower
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
 from model_zoo.multimodal.context_share import scaled_to_context
 from model_zoo.multimodal.image_settings import CLIP_AREAS, read_areas
@@ -23,7 +23,7 @@ OLLAMA_AREAS = "vision.shortest_edge", "vision.longest_edge"
 
 def build_multimodal(w: TensorScope, metadata: Metadata, tokenizer: Tokenizer) -> MultimodalSpec:
     processor = scaled_to_context(read_processor(metadata), w.context_tokens)
-    tower = qwen3_tower(w, metadata, processor)
+    tower = qwen3vl_tower(w, metadata, processor)
     return MultimodalSpec(tower, processor, qwen_placeholders(tokenizer), depth=tower.depth)
 
 

@@ -26,7 +26,7 @@ LAYER = LayerNames(
 )
 
 
-def qwen3_tower(w: TensorScope, metadata: Metadata, images: ImageBounds) -> RectangleTower:
+def qwen3vl_tower(w: TensorScope, metadata: Metadata, images: ImageBounds) -> RectangleTower:
     """A row of features concatenates those of the last layer and those of the `deep` layers, one
     for each of the first text layers."""
     v = w.scope("v")

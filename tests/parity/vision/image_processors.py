@@ -45,17 +45,17 @@ from model_zoo.images.normalise import CLIP, IMAGENET, STANDARD, Normalisation
 from model_zoo.images.prepared import ImageProcessor
 from model_zoo.images.slicing import Slicing
 from model_zoo.layers.vision.patches import squares
-from model_zoo.models.gemma3.image_processor import SquareProcessor
+from model_zoo.models.gemma3.image_processor import Gemma3Processor
 from model_zoo.models.gemma4.image_processor import Gemma4Processor
-from model_zoo.models.hunyuan.image_processor import LinedProcessor
+from model_zoo.models.hunyuan.image_processor import HunyuanProcessor
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
 from model_zoo.models.internvl.image_processor import InternVLProcessor
 from model_zoo.models.kimivl.image_processor import KimiVLProcessor
 from model_zoo.models.lfm2.image_processor import Lfm2Processor
 from model_zoo.models.llama4.image_processor import Llama4Processor
-from model_zoo.models.llava.image_processor import ClipProcessor
+from model_zoo.models.llava.image_processor import LlavaProcessor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
-from model_zoo.models.minicpmv.image_processor import SlicingProcessor
+from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama.image_processor import MllamaProcessor
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
@@ -202,7 +202,7 @@ def llava_next() -> Row:
 def minicpmv() -> Row:
     """The processor of MiniCPM-V 4.6, which merges two by two patches, as patches of twice the
     side: the sides of parts are multiples of it."""
-    half, processor = 7, SlicingProcessor(Slicing(side=56, unit=14), patch=14, part_rows=5)
+    half, processor = 7, MiniCPMVProcessor(Slicing(side=56, unit=14), patch=14, part_rows=5)
     theirs = MiniCPMV4_6ImageProcessorPil(
         scale_resolution=56, patch_size=half, downsample_mode="4x"
     )
@@ -224,7 +224,7 @@ def minicpmv() -> Row:
 
 def minicpmv46() -> Row:
     slicing = Slicing(side=64, unit=16)
-    processor = SlicingProcessor(slicing, patch=4, part_rows=None)
+    processor = MiniCPMVProcessor(slicing, patch=4, part_rows=None)
     theirs = MiniCPMV4_6ImageProcessorPil(scale_resolution=64, patch_size=4)
 
     def expected(image: Image) -> Expected:
@@ -301,7 +301,7 @@ def hunyuan(patch: int, least: int, most: int) -> Row:
         squares = made["pixel_values"].view(lines, 2, columns, 2, -1).transpose(1, 2)
         return Expected(squares.flatten(0, 3), (lines, columns), 1 + lines * (columns + 1) + 1)
 
-    return LinedProcessor(BoundedProcessor(patch, 2, least, most, CLIP)), expected
+    return HunyuanProcessor(BoundedProcessor(patch, 2, least, most, CLIP)), expected
 
 
 def paddleocr(least: int, most: int) -> Row:
@@ -319,8 +319,8 @@ def paddleocr(least: int, most: int) -> Row:
 
 CROP = {"size": {"shortest_edge": 56}, "crop_size": SQUARE}
 PROCESSORS: Mapping[str, Row] = {
-    "clip": square(ClipProcessor(side=56, rows=16), CLIPImageProcessorPil(**CROP), 16),
-    "gemma3": square(SquareProcessor(side=56, rows=4), Gemma3ImageProcessorPil(size=SQUARE), 4),
+    "clip": square(LlavaProcessor(side=56, rows=16), CLIPImageProcessorPil(**CROP), 16),
+    "gemma3": square(Gemma3Processor(side=56, rows=4), Gemma3ImageProcessorPil(size=SQUARE), 4),
     "gemma4": gemma4(tokens=70, patch=4, pool=3),
     "glm4v": glm(6272, 200_000),
     "hunyuan_vl": hunyuan(16, 65_536, 300_000),
@@ -337,7 +337,7 @@ PROCESSORS: Mapping[str, Row] = {
     "llama4 of four tiles": llama4(4),
     "llama4 of one tile": llama4(1),
     "llava padded to a square": square(
-        ClipProcessor(side=56, rows=16, whole=True),
+        LlavaProcessor(side=56, rows=16, whole=True),
         LlavaImageProcessorPil(**CROP, do_pad=True),
         16,
     ),

@@ -59,12 +59,12 @@ from model_zoo.images.normalise import CLIP, STANDARD
 from model_zoo.images.prepared import ImageProcessor, prepare
 from model_zoo.images.slicing import Slicing
 from model_zoo.models.gemma3 import placeholders as gemma3
-from model_zoo.models.gemma3.image_processor import SquareProcessor
+from model_zoo.models.gemma3.image_processor import Gemma3Processor as GemmaSquare
 from model_zoo.models.gemma4 import placeholders as gemma4
 from model_zoo.models.gemma4.image_processor import Gemma4Processor as GemmaShape
 from model_zoo.models.glm4v import placeholders as glm4v
 from model_zoo.models.hunyuan import placeholders as hunyuan
-from model_zoo.models.hunyuan.image_processor import LinedProcessor
+from model_zoo.models.hunyuan.image_processor import HunyuanProcessor
 from model_zoo.models.idefics3 import placeholders as idefics3
 from model_zoo.models.idefics3.image_processor import Idefics3Processor as IdeficsTiles
 from model_zoo.models.internvl import placeholders as internvl
@@ -74,10 +74,10 @@ from model_zoo.models.lfm2.image_processor import Lfm2Processor as Lfm2Tiles
 from model_zoo.models.llama4 import placeholders as llama4
 from model_zoo.models.llama4.image_processor import Llama4Processor as LlamaTiles
 from model_zoo.models.llava import placeholders as llava
-from model_zoo.models.llava.image_processor import ClipProcessor
+from model_zoo.models.llava.image_processor import LlavaProcessor as LlavaSquare
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor as LlavaTiles
 from model_zoo.models.minicpmv import placeholders as minicpmv
-from model_zoo.models.minicpmv.image_processor import SlicingProcessor
+from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
 from model_zoo.models.mistral3 import placeholders as pixtral
 from model_zoo.models.mistral3.image_processor import PixtralProcessor as PixtralShape
 from model_zoo.models.mllama import placeholders as mllama
@@ -285,14 +285,14 @@ LFM2_TILES = Lfm2Tiles(7, 2, 4, 20, tile=56, min_tiles=2, max_tiles=10, toleranc
 QWEN = BoundedProcessor(14, 2, min_pixels=3136, max_pixels=28 * 28 * 12, normalisation=CLIP)
 GLM = replace(QWEN, grows=Growth.BOTH)
 PADDLE = replace(QWEN, grows=Growth.IN_TURN)
-SLICES = SlicingProcessor(Slicing(side=56, unit=28), patch=7, part_rows=None)
+SLICES = MiniCPMVProcessor(Slicing(side=56, unit=28), patch=7, part_rows=None)
 SQUARE = {"height": 56, "width": 56}
 CANVASES = [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]]
 FAMILIES = {
     "gemma3": Family(
         gemma3.TEXTS,
         gemma3.gemma3_placeholders,
-        SquareProcessor(56, 9, normalisation=STANDARD),
+        GemmaSquare(56, 9, normalisation=STANDARD),
         lambda t: Gemma3Processor(Gemma3ImageProcessorPil(size=SQUARE), t, image_seq_length=9),
         gemma3.PLACE,
         {
@@ -320,7 +320,7 @@ FAMILIES = {
     "hunyuan_vl": Family(
         hunyuan.TEXTS,
         hunyuan.HunyuanPlaceholders,
-        LinedProcessor(QWEN),
+        HunyuanProcessor(QWEN),
         hunyuan_processor,
         hunyuan.PLACE,
         {
@@ -404,7 +404,7 @@ FAMILIES = {
     "llava": Family(
         llava.TEXTS,
         llava.llava_placeholders,
-        ClipProcessor(56, 16),
+        LlavaSquare(56, 16),
         llava_processor,
         llava.PLACE,
     ),

@@ -18,7 +18,7 @@ from model_zoo.images.normalise import CLIP
 from model_zoo.images.prepared import ImageProcessor
 from model_zoo.images.tiling import best_grid, fitting
 from model_zoo.models.gemma4.image_processor import Gemma4Processor
-from model_zoo.models.hunyuan.image_processor import LinedProcessor
+from model_zoo.models.hunyuan.image_processor import HunyuanProcessor
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
 from model_zoo.models.internvl.image_processor import InternVLProcessor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
@@ -138,7 +138,7 @@ ROWS: list[tuple[ImageProcessor, Grid | None]] = [
         for bounds in [(1, 9_000), (6272, 100_000)]
     ),
     *(
-        (LinedProcessor(BoundedProcessor(2, 2, *bounds, CLIP)), qwen_grid(*bounds))
+        (HunyuanProcessor(BoundedProcessor(2, 2, *bounds, CLIP)), qwen_grid(*bounds))
         for bounds in [(16, 64), (3136, 20_000)]
     ),
     *((Idefics3Processor(side=28, longest_edge=edge, tile_rows=4), None) for edge in EDGES),

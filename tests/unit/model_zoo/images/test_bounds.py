@@ -12,16 +12,16 @@ from model_zoo.images.prepared import ImageProcessor
 from model_zoo.images.resize import MAX_ASPECT
 from model_zoo.images.shapes import rectangles
 from model_zoo.images.slicing import Slicing
-from model_zoo.models.gemma3.image_processor import SquareProcessor
+from model_zoo.models.gemma3.image_processor import Gemma3Processor
 from model_zoo.models.gemma4.image_processor import Gemma4Processor
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
 from model_zoo.models.internvl.image_processor import InternVLProcessor
 from model_zoo.models.kimivl.image_processor import KimiVLProcessor
 from model_zoo.models.lfm2.image_processor import Lfm2Processor
 from model_zoo.models.llama4.image_processor import Llama4Processor
-from model_zoo.models.llava.image_processor import ClipProcessor
+from model_zoo.models.llava.image_processor import LlavaProcessor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
-from model_zoo.models.minicpmv.image_processor import SlicingProcessor
+from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama.image_processor import MllamaProcessor
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
@@ -66,14 +66,14 @@ def llava_next(draw: st.DrawFn) -> LlavaNextProcessor:
 
 
 @st.composite
-def minicpmv(draw: st.DrawFn) -> SlicingProcessor:
+def minicpmv(draw: st.DrawFn) -> MiniCPMVProcessor:
     patch = draw(PATCHES)
     slicing = Slicing(draw(st.integers(patch, 600)), patch * draw(st.integers(1, 4)), 9)
-    return SlicingProcessor(slicing, patch, draw(ROWS | st.none()))
+    return MiniCPMVProcessor(slicing, patch, draw(ROWS | st.none()))
 
 
 PROCESSORS: dict[str, st.SearchStrategy[ImageProcessor]] = {
-    "clip": st.builds(ClipProcessor, SIDES, ROWS, whole=st.booleans()),
+    "clip": st.builds(LlavaProcessor, SIDES, ROWS, whole=st.booleans()),
     "gemma4": st.builds(Gemma4Processor, PATCHES, st.integers(1, 4), st.integers(1, 3000)),
     "idefics3": st.builds(Idefics3Processor, SIDES.filter(lambda n: n > 2), SIDES, ROWS),
     "idefics3_of_large_images": st.builds(
@@ -88,7 +88,7 @@ PROCESSORS: dict[str, st.SearchStrategy[ImageProcessor]] = {
     "mllama": st.builds(MllamaProcessor, SIDES, ROWS, max_tiles=st.integers(1, 8)),
     "pixtral": st.builds(PixtralProcessor, SIDES, PATCHES, merge=st.integers(1, 3)),
     "qwen": qwen(),
-    "square": st.builds(SquareProcessor, SIDES, ROWS),
+    "square": st.builds(Gemma3Processor, SIDES, ROWS),
 }
 LENGTHS = st.one_of(st.integers(1, 40), st.integers(1, 1000), st.integers(1, 1 << 20))
 IMAGES = st.one_of(
@@ -132,8 +132,8 @@ SMALL: list[ImageProcessor] = [
     *(InternVLProcessor(2, 1, CLIP, least, 7) for least in (1, 5, 7)),
     Lfm2Processor(1, 1, 1, 9, 4, 2, 5, tolerance=1.0),
     LlavaNextProcessor(2, 3, ((2, 10), (8, 2), (4, 4))),
-    SlicingProcessor(Slicing(32, 4), 4, 3),
-    *(SlicingProcessor(Slicing(32, unit), 4, None) for unit in (4, 8)),
+    MiniCPMVProcessor(Slicing(32, 4), 4, 3),
+    *(MiniCPMVProcessor(Slicing(32, unit), 4, None) for unit in (4, 8)),
 ]
 
 

@@ -5,11 +5,11 @@ import pytest
 from model_zoo.images.normalise import CLIP
 from model_zoo.images.prepared import ImageProcessor, outline_within
 from model_zoo.images.slicing import Slicing
-from model_zoo.models.gemma3.image_processor import SquareProcessor
+from model_zoo.models.gemma3.image_processor import Gemma3Processor
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
 from model_zoo.models.internvl.image_processor import InternVLProcessor
 from model_zoo.models.kimivl.image_processor import KimiVLProcessor
-from model_zoo.models.minicpmv.image_processor import SlicingProcessor
+from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
 
@@ -21,8 +21,8 @@ PROCESSORS: dict[str, tuple[ImageProcessor, int, int]] = {
     "mistral3": (PixtralProcessor(1540, 14, 2), 3_000, 64),
     "internvl": (InternVLProcessor(448, 256, CLIP), 3_328, 256),  # one tile
     "idefics3": (Idefics3Processor(384, 1536, 81), 1_377, 5 * 81),  # four tiles and the whole
-    "minicpmv": (SlicingProcessor(Slicing(448, 14), 14, 64), 640, 64),
-    "gemma3": (SquareProcessor(896, 256), 256, 256),  # its only size
+    "minicpmv": (MiniCPMVProcessor(Slicing(448, 14), 14, 64), 640, 64),
+    "gemma3": (Gemma3Processor(896, 256), 256, 256),  # its only size
 }
 
 

@@ -13,12 +13,12 @@ from model_zoo.images.normalise import CLIP, STANDARD, Normalisation
 from model_zoo.images.prepared import ImageProcessor, prepare
 from model_zoo.images.resize import Filter, resized
 from model_zoo.images.tiling import cut, on_canvas
-from model_zoo.models.gemma3.image_processor import SquareProcessor
+from model_zoo.models.gemma3.image_processor import Gemma3Processor
 from model_zoo.models.gemma4.image_processor import Gemma4Processor
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
 from model_zoo.models.internvl.image_processor import InternVLProcessor
 from model_zoo.models.llama4.image_processor import Llama4Processor
-from model_zoo.models.llava.image_processor import ClipProcessor
+from model_zoo.models.llava.image_processor import LlavaProcessor
 from model_zoo.models.llava.image_processor_next import LlavaNextProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama.image_processor import MllamaProcessor
@@ -27,9 +27,9 @@ from runtime.errors import RequestError
 from tests.pictures import photo
 
 PROCESSORS: list[ImageProcessor] = [
-    SquareProcessor(side=28, rows=4),
-    ClipProcessor(side=28, rows=4),
-    ClipProcessor(side=28, rows=4, whole=True),
+    Gemma3Processor(side=28, rows=4),
+    LlavaProcessor(side=28, rows=4),
+    LlavaProcessor(side=28, rows=4, whole=True),
     PixtralProcessor(longest_edge=56, patch=14),
     BoundedProcessor(14, 2, 3136, 20_000, CLIP),
     Llama4Processor(side=28, tile_rows=4),

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from model_zoo.images.normalise import CLIP
-from model_zoo.models.hunyuan.image_processor import LinedProcessor
+from model_zoo.models.hunyuan.image_processor import HunyuanProcessor
 from model_zoo.models.kimivl.image_processor import KimiVLProcessor
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.multimodal.bounded_processor import BoundedProcessor
@@ -13,7 +13,7 @@ from model_zoo.multimodal.context_share import ScalableProcessor, scaled_to_cont
 
 PROCESSORS: dict[str, ScalableProcessor] = {
     "qwen3vl": BoundedProcessor(16, 2, 64 << 10, 16 << 20, CLIP),
-    "hunyuan": LinedProcessor(BoundedProcessor(16, 2, 512 * 512, 16 << 20, CLIP)),
+    "hunyuan": HunyuanProcessor(BoundedProcessor(16, 2, 512 * 512, 16 << 20, CLIP)),
     "kimivl": KimiVLProcessor(14, 2, 16_384),
     "mistral3": PixtralProcessor(1540, 16, 1),
 }

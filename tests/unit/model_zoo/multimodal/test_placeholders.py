@@ -13,7 +13,7 @@ from model_zoo.images.decode import DecodingLimits
 from model_zoo.images.normalise import CLIP
 from model_zoo.images.slicing import Slicing
 from model_zoo.models.gemma3 import placeholders as gemma3
-from model_zoo.models.gemma3.image_processor import SquareProcessor
+from model_zoo.models.gemma3.image_processor import Gemma3Processor
 from model_zoo.models.gemma4 import placeholders as gemma4
 from model_zoo.models.gemma4.image_processor import Gemma4Processor
 from model_zoo.models.idefics3 import placeholders as idefics3
@@ -27,9 +27,9 @@ from model_zoo.models.lfm2.image_processor import Lfm2Processor
 from model_zoo.models.llama4 import placeholders as llama4
 from model_zoo.models.llama4.image_processor import Llama4Processor
 from model_zoo.models.llava import placeholders as llava
-from model_zoo.models.llava.image_processor import ClipProcessor
+from model_zoo.models.llava.image_processor import LlavaProcessor
 from model_zoo.models.minicpmv import placeholders as minicpmv
-from model_zoo.models.minicpmv.image_processor import SlicingProcessor
+from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
 from model_zoo.models.mistral3 import placeholders as pixtral
 from model_zoo.models.mistral3.image_processor import PixtralProcessor
 from model_zoo.models.mllama import placeholders as mllama
@@ -47,7 +47,7 @@ from tests.vision_prompts import TEMPLATE, TEXT_TEMPLATE, own_tokenizer, png
 BOS = "<|begin_of_text|>"
 LFM2 = Lfm2Processor(7, 2, 4, 20, tile=28, min_tiles=1, max_tiles=1, tolerance=1.0)
 ONE, TWO = ImagePart(png(40, 60)), ImagePart(png(60, 40, seed=1))
-SLICES = SlicingProcessor(Slicing(side=28, unit=7), patch=7, part_rows=4)
+SLICES = MiniCPMVProcessor(Slicing(side=28, unit=7), patch=7, part_rows=4)
 PLACEMENTS: dict[str, Any] = {
     "gemma3": gemma3.gemma3_placeholders,
     "gemma4": gemma4.gemma4_placeholders,
@@ -63,12 +63,12 @@ PLACEMENTS: dict[str, Any] = {
     "mllama": lambda tokenizer: mllama.MllamaPlaceholders(tokenizer, 4),
 }
 PROCESSORS: dict[str, Any] = {
-    "gemma3": SquareProcessor(28, 4),
+    "gemma3": Gemma3Processor(28, 4),
     "gemma4": Gemma4Processor(4, 3, 12),
     "pixtral": PixtralProcessor(140, 14, 2),
     "qwen": BoundedProcessor(14, 2, min_pixels=784, max_pixels=7840, normalisation=CLIP),
     "llama4": Llama4Processor(side=28, tile_rows=4),
-    "llava": ClipProcessor(28, 4),
+    "llava": LlavaProcessor(28, 4),
     "idefics3": Idefics3Processor(28, 84, 4),
     "internvl": InternVLProcessor(28, 4, CLIP),
     "kimivl": KimiVLProcessor(patch=7, merge=2),

@@ -13,7 +13,7 @@ from model_zoo.chat_model import ChatModel
 from model_zoo.convert.convert_folder import convert
 from model_zoo.gguf.reader import GGUFFile
 from model_zoo.images.resize import Filter
-from model_zoo.models.llava.image_processor import ClipProcessor
+from model_zoo.models.llava.image_processor import LlavaProcessor
 from model_zoo.models.mistral3.vision import EDGE_KEY
 from model_zoo.registry import load
 from runtime.errors import CaravanError, ConfigurationError, ModelFileError, UnsupportedModelError
@@ -185,7 +185,7 @@ def test_llava_pads_or_crops_as_its_file_states_and_pads_by_default(
 ) -> None:
     model = loaded(folders["llava"], tmp_path, vision__image_aspect_ratio=stated)
     processor = model.vision.processor
-    assert isinstance(processor, ClipProcessor) and processor.whole is whole
+    assert isinstance(processor, LlavaProcessor) and processor.whole is whole
 
 
 def test_llava_with_tiles_but_without_canvases_is_refused(folders, tmp_path) -> None:

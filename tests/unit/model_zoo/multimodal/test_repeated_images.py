@@ -14,7 +14,7 @@ from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.images.normalise import CLIP, STANDARD
 from model_zoo.models.idefics3.image_processor import Idefics3Processor
 from model_zoo.models.internvl.image_processor import InternVLProcessor
-from model_zoo.models.llava.image_processor import ClipProcessor
+from model_zoo.models.llava.image_processor import LlavaProcessor
 from model_zoo.multimodal import vision_model as module
 from model_zoo.multimodal.image_cache import ImageCache
 from runtime.errors import OverloadedError, PromptTooLongError, RequestError
@@ -25,7 +25,7 @@ from tests.vision_prompts import png
 TURN = [*user("This?", ONE), Message("assistant", "A hill."), *user(TWO, "And this?")]
 # Settings of LLaVA 1.5, SmolVLM and InternVL 3.
 REAL = {
-    "llava": ClipProcessor(336, 576),
+    "llava": LlavaProcessor(336, 576),
     "idefics3": Idefics3Processor(512, 2048, 64),
     "internvl": InternVLProcessor(448, 256, CLIP),
 }

@@ -14,11 +14,11 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.models.minicpmv import placeholders
 from model_zoo.models.minicpmv.multimodal import read_processor
-from model_zoo.models.minicpmv.vision import ResampledTower
+from model_zoo.models.minicpmv.vision import MiniCPMVTower
 from model_zoo.registry import load
 from runtime.vision.encoder import VisionTower
 from tests.families.minicpm_families import MiniCPMConfig
-from tests.families.resampler_twin import WIDTH, ResamplerTwin, write_projector
+from tests.families.minicpmv_twin import WIDTH, ResamplerTwin, write_projector
 from tests.families.text_family import SIZES
 from tests.families.towers import TowerPair, load_tower, random_pixels
 from tests.families.vision_agreement import CPU, VisionPair, write_checkpoint
@@ -30,7 +30,7 @@ TEXTS: Mapping[str, type[PreTrainedConfig]] = {
 
 
 def build_tower(w: TensorScope, metadata: Metadata) -> VisionTower:
-    return ResampledTower(w, metadata, read_processor(w, metadata))
+    return MiniCPMVTower(w, metadata, read_processor(w, metadata))
 
 
 def write_tower(folder: Path, *, version: int = 3, **settings: Any) -> TowerPair:

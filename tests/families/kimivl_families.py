@@ -13,11 +13,11 @@ from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.models.kimivl.multimodal import read_processor
 from model_zoo.models.kimivl.placeholders import TEXTS
-from model_zoo.models.kimivl.vision import MoonTower
+from model_zoo.models.kimivl.vision import KimiVLTower
 from model_zoo.registry import load
 from runtime.vision.encoder import VisionTower
 from tests.families.deepseek_families import DEEPSEEK2, DEEPSEEK2_GROUPS
-from tests.families.moon_twin import MERGE, PATCH, MoonTwin, write_projector
+from tests.families.kimivl_twin import MERGE, PATCH, KimiVLTwin, write_projector
 from tests.families.text_family import rope
 from tests.families.towers import TowerPair, load_tower, random_pixels
 from tests.families.vision_agreement import CPU, VisionPair, write_checkpoint
@@ -26,11 +26,11 @@ PATCHES = 100  # the largest image is then a line without a whole patch
 
 
 def build_tower(w: TensorScope, metadata: Metadata) -> VisionTower:
-    return MoonTower(w, metadata, read_processor(metadata))
+    return KimiVLTower(w, metadata, read_processor(metadata))
 
 
 def write_tower(folder: Path, **settings: Any) -> TowerPair:
-    path, twin = folder / "mmproj-tiny.gguf", MoonTwin(**settings)
+    path, twin = folder / "mmproj-tiny.gguf", KimiVLTwin(**settings)
     write_projector(path, twin, patches=PATCHES)
     return TowerPair(load_tower(build_tower, path), twin, path)
 
@@ -45,7 +45,7 @@ def tower_features(pair: TowerPair, pixels: Tensor, grid: tuple[int, int]) -> Te
 
 
 def write_model(folder: Path, files: tuple[str, str], **settings: Any) -> VisionPair:
-    source, twin = folder / "checkpoint", MoonTwin(**settings)
+    source, twin = folder / "checkpoint", KimiVLTwin(**settings)
     twin.text = write_checkpoint(
         DeepseekV3Config(**(DEEPSEEK2 | DEEPSEEK2_GROUPS | rope(10000.0)), num_mtp_layers=0),
         source,
@@ -60,7 +60,7 @@ def write_model(folder: Path, files: tuple[str, str], **settings: Any) -> Vision
 
 
 @torch.inference_mode()
-def expected(twin: MoonTwin, prompt: Prompt) -> Tensor:
+def expected(twin: KimiVLTwin, prompt: Prompt) -> Tensor:
     """Logits of the text model for a prompt with the features of its images."""
     x = twin.text.get_input_embeddings()(torch.tensor(prompt.tokens))
     shown = {image.digest: twin.features(image.pixels, image.grid) for image in prompt.images}

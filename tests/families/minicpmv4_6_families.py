@@ -12,9 +12,9 @@ from model_zoo.chat_model import Prompt
 from model_zoo.gguf.metadata import Metadata
 from model_zoo.gguf.scope import TensorScope
 from model_zoo.images.slicing import Slicing
-from model_zoo.models.minicpmv.image_processor import SlicingProcessor
+from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
 from model_zoo.models.minicpmv.placeholders import MERGED_TEXTS, PAD
-from model_zoo.models.minicpmv.vision_merged import MergedTower
+from model_zoo.models.minicpmv.vision_v4_6 import MiniCPMV46Tower
 from runtime.vision.encoder import VisionTower
 from tests.families.delta_rule import step_by_step
 from tests.families.qwen_families import QWEN35, SQUARE_STATES
@@ -42,12 +42,12 @@ def config(layer: int = 1, text: Mapping[str, Any] = TEXT, **vision: Any) -> Min
     )
 
 
-def images() -> SlicingProcessor:
-    return SlicingProcessor(Slicing(SIDE, 4 * PATCH), PATCH, None)
+def images() -> MiniCPMVProcessor:
+    return MiniCPMVProcessor(Slicing(SIDE, 4 * PATCH), PATCH, None)
 
 
 def build_tower(w: TensorScope, metadata: Metadata) -> VisionTower:
-    return MergedTower(w, metadata, images())
+    return MiniCPMV46Tower(w, metadata, images())
 
 
 def pixels(pair: TowerPair, count: int, size: tuple[int, int]) -> Tensor:

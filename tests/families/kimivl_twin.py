@@ -14,7 +14,7 @@ from transformers.models.kimi_k25.modeling_kimi_k25 import (
 )
 
 from model_zoo.layers.vision.patches import squares
-from tests.families.resampler_twin import randomise
+from tests.families.minicpmv_twin import randomise
 from tests.gguf_files import finish
 
 PATCH, MERGE, HEADS = 28, 2, 3
@@ -40,7 +40,7 @@ LAYER = {
 }
 
 
-class MoonTwin(nn.Module):
+class KimiVLTwin(nn.Module):
     """text: the twin of the text model."""
 
     def __init__(self, *, width: int = 64, seed: int = 0, **vit: Any) -> None:
@@ -66,7 +66,7 @@ class MoonTwin(nn.Module):
         return self.projection(self.vision(patches, shape).pooler_output).flatten(0, 1)
 
 
-def write_projector(path: Path, twin: MoonTwin, *, patches: int) -> None:
+def write_projector(path: Path, twin: KimiVLTwin, *, patches: int) -> None:
     config, writer = twin.config, gguf.GGUFWriter(path, "clip")
     writer.add_bool("clip.has_vision_encoder", True)
     writer.add_string("clip.projector_type", "kimivl")
@@ -91,7 +91,7 @@ def write_projector(path: Path, twin: MoonTwin, *, patches: int) -> None:
     finish(writer)
 
 
-def _named(twin: MoonTwin) -> dict[str, Tensor]:
+def _named(twin: KimiVLTwin) -> dict[str, Tensor]:
     embed = twin.vision.patch_embed
     named = {"v.position_embd.weight": embed.pos_emb.position_embeddings.flatten(0, 1)}
     modules = {

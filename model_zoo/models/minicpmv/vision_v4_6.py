@@ -15,7 +15,7 @@ from model_zoo.layers.vision.placed_vit import MergedAfter, PlacedVit
 from model_zoo.layers.vision.row_projector import RowProjector
 from model_zoo.layers.vision.vision_layer import plain_layer
 from model_zoo.layers.vision.vision_sizes import VisionSizes
-from model_zoo.models.minicpmv.image_processor import SlicingProcessor
+from model_zoo.models.minicpmv.image_processor import MiniCPMVProcessor
 from model_zoo.models.minicpmv.vision import of_all_parts
 from runtime.kernels.pointwise import gelu
 from runtime.vision.encoder import ImageLimits, Pause, no_pause
@@ -26,11 +26,11 @@ MERGE, SQUARE = 2, 4
 SQUARE_KEY, LAYER_KEY = "vision.projector.scale_factor", "vision.wa_layer_indexes"
 
 
-class MergedTower:
-    """See `VisionTower`. pixels and grid: those of `SlicingProcessor`. The rows of features are
+class MiniCPMV46Tower:
+    """See `VisionTower`. pixels and grid: those of `MiniCPMVProcessor`. The rows of features are
     those of the parts, in order. images: the processor of its images."""
 
-    def __init__(self, w: TensorScope, metadata: Metadata, images: SlicingProcessor) -> None:
+    def __init__(self, w: TensorScope, metadata: Metadata, images: MiniCPMVProcessor) -> None:
         self._sizes = sizes = VisionSizes.read(metadata, eps=EPS)
         self.images = images
         layer = partial(plain_layer, sizes=sizes, names=LayerNames(), curve=gelu)
