@@ -30,9 +30,9 @@ from serve_app.api.ingress import IngressOptions, ingress_app
 from serve_app.api.request_images import ImageRules
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.file_headers import listed_model
 from serve_app.gateway.model_registry import ModelRegistry, configured_model
-from serve_app.gateway.tasks import Task
+from serve_app.messages.tasks import Task
+from serve_app.replica.file_headers import listed_model
 from serve_app.replica.loading import load_replica
 from serve_app.replica.replica import ModelReplica
 from serve_app.routing.load_reports import LoadReporter

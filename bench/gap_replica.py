@@ -18,10 +18,10 @@ from PIL import Image
 from model_zoo.chat.messages import ImagePart, Message
 from runtime.engine.request import SamplingParams
 from serve_app.config.settings import ModelSettings
-from serve_app.gateway.tasks import ChatTask, Conversation, PromptSource, RawText, TokenIds
+from serve_app.messages.tasks import ChatTask, Conversation, PromptSource, RawText, TokenIds
 from serve_app.replica.loading import load_encoder, load_replica
-from serve_app.transport.features import feature_server
 from serve_app.transport.wire import Address
+from serve_app.vision.feature_transfer import feature_server
 
 STREAMS = 8
 ARRIVAL_TOKENS = 4

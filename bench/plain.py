@@ -11,11 +11,11 @@ import uvicorn
 from serve_app.api.ingress import IngressOptions, ingress_app
 from serve_app.config.settings import AppSettings, ModelSettings
 from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.file_headers import listed_model
-from serve_app.gateway.listing import LoadedModel
-from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.model_registry import ModelRegistry, configured_model
-from serve_app.gateway.tasks import ChatDelta, Task
+from serve_app.messages.listing import LoadedModel
+from serve_app.messages.model_card import ModelCard
+from serve_app.messages.tasks import ChatDelta, Task
+from serve_app.replica.file_headers import listed_model
 from serve_app.replica.loading import load_replica
 from serve_app.replica.replica import ModelReplica
 from serve_app.transport.wire import Address

@@ -23,12 +23,16 @@ from serve_app.config.settings import (
     deployment_name,
     read_settings,
 )
-from serve_app.gateway.file_headers import listed_model
-from serve_app.gateway.listing import ListedModel
+from serve_app.deployments.model_deployments import (
+    ModelDeployment,
+    OnDemandDeployment,
+    VisionEncoder,
+)
 from serve_app.gateway.model_registry import ON_DEMAND
 from serve_app.gateway.schedulability import Need, Plan
 from serve_app.logs import get_logger
-from serve_app.replica.deployments import ModelDeployment, OnDemandDeployment, VisionEncoder
+from serve_app.messages.listing import ListedModel
+from serve_app.replica.file_headers import listed_model
 from serve_app.replica.model_check import check_model
 from serve_app.responses.response_store_deployment import ResponseStoreDeployment
 from serve_app.routing.listing_router import router_config

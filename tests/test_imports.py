@@ -34,8 +34,8 @@ RAY_FILES = {
     "serve_app/app.py",
     "serve_app/autoscaling/serve_policy.py",
     "serve_app/cli/ray_serve.py",
+    "serve_app/deployments/model_deployments.py",
     "serve_app/gateway/cluster.py",
-    "serve_app/replica/deployments.py",
     "serve_app/replica/rank_actors.py",
     "serve_app/responses/response_store_deployment.py",
     "serve_app/routing/listing_router.py",
@@ -178,7 +178,7 @@ def test_ray_is_imported_in_few_files_of_serve_app_only() -> None:
         if any(within(name, ("ray",)) for name in imports_of(path))
     }
     assert importing - RAY_FILES == set()
-    assert "serve_app/replica/deployments.py" in importing
+    assert "serve_app/deployments/model_deployments.py" in importing
 
 
 def test_no_private_ray_attribute_is_used() -> None:

@@ -17,7 +17,7 @@ from model_zoo.chat.messages import ImagePart, ToolCall
 from model_zoo.chat.messages import Message as Asked
 from runtime.engine.request import SamplingParams
 from serve_app.config.settings import ModelSettings
-from serve_app.gateway.tasks import ChatTask, Conversation
+from serve_app.messages.tasks import ChatTask, Conversation
 from serve_app.replica.loading import load_replica
 from serve_app.replica.replica import ModelReplica
 from tools import demo_dialogues, demo_picture_dialogues, demo_tools

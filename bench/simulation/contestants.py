@@ -14,8 +14,8 @@ from typing import Protocol
 
 from bench.simulation.replica import Replica
 from bench.simulation.traces import Request
-from serve_app.routing.policy import PolicyRules, ReplicaLoad, RoutingPolicy
-from serve_app.routing.prefix_memory import PrefixHashes
+from serve_app.messages.replica_load import PrefixHashes, ReplicaLoad
+from serve_app.routing.policy import PolicyRules, RoutingPolicy
 
 POINTS = 100  # points of each replica on the hash ring
 BOUND = 1.25  # limit of a replica's load, as a multiple of the mean load

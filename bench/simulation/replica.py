@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from bench.simulation.traces import Request
-from serve_app.routing.policy import ReplicaLoad
+from serve_app.messages.replica_load import ReplicaLoad
 
 PAGE_TOKENS = 16
 NEW = 0.2  # weight of a new step in the average speed

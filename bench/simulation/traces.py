@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from random import Random
 
-from serve_app.routing.prefix_memory import BOUNDARIES, BYTES_PER_TOKEN, PrefixHashes
+from serve_app.messages.replica_load import PrefixHashes
+from serve_app.routing.prefix_memory import BOUNDARIES, BYTES_PER_TOKEN
 
 ENDS = tuple(end // BYTES_PER_TOKEN for end in BOUNDARIES)
 

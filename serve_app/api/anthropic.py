@@ -28,7 +28,7 @@ from serve_app.api.tools import MAX_ARGUMENTS_BYTES, NAME, Function, described
 from serve_app.config.options import BOUNDS, OLLAMA_DEFAULTS, Options, number, stop_strings
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import ServedModel
-from serve_app.gateway.tasks import ChatDelta, Conversation, PromptTask
+from serve_app.messages.tasks import ChatDelta, Conversation, PromptTask
 
 # As in Ollama, "xhigh" means the same as "high".
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "max"}

@@ -8,7 +8,7 @@ from runtime.engine.request import FinishReason, Usage
 from serve_app.api.json_lines import EVENTS, encoded
 from serve_app.api.refusals import Refusal
 from serve_app.api.reply_reader import Call, Collected, ReplyReader
-from serve_app.gateway.tasks import ChatDelta
+from serve_app.messages.tasks import ChatDelta
 
 _ID_BYTES = 12
 _ERROR_TYPES = {

@@ -9,7 +9,7 @@ from serve_app.api.access import is_traced
 from serve_app.api.tenant import tenant_id
 from serve_app.config.options import Options
 from serve_app.gateway.model_registry import ServedModel
-from serve_app.gateway.tasks import ChatTask, PromptSource
+from serve_app.messages.tasks import ChatTask, PromptSource
 
 
 def chat_task(

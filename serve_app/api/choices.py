@@ -12,7 +12,7 @@ from runtime.engine.request import FinishReason, Usage
 from runtime.errors import RequestError
 from serve_app.config.options import SEED_LIMIT, Bounds, number
 from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.tasks import ChatDelta, ChatTask, EchoedPrompt, PromptSource, merge
+from serve_app.messages.tasks import ChatDelta, ChatTask, EchoedPrompt, PromptSource, merge
 
 MAX_CHOICES = 16  # of one prompt
 MAX_ANSWERS = 128  # of all prompts of a request

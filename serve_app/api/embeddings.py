@@ -24,7 +24,7 @@ from serve_app.api.tenant import tenant_id
 from serve_app.config.keep_alive import keep_alive_s
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import ServedModel
-from serve_app.gateway.tasks import ChatDelta, EmbeddingTask, RawText, TokenIds, merge_embeddings
+from serve_app.messages.tasks import ChatDelta, EmbeddingTask, RawText, TokenIds, merge_embeddings
 
 MAX_INPUTS = 2048
 # Inputs per request to a replica, and the number of concurrent requests.

@@ -16,7 +16,7 @@ import httpx
 from runtime.errors import RequestError
 from serve_app.api.addresses import is_public
 from serve_app.config.settings import ImageUrlSettings
-from serve_app.gateway.fair_gate import FairGate
+from serve_app.fair_gate import FairGate
 
 FETCHES_AT_ONCE = 16
 MAX_URL_CHARACTERS = 4096

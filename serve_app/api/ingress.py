@@ -56,8 +56,8 @@ from serve_app.api.tokenization import Tokenization
 from serve_app.api.traced import PermitTraces
 from serve_app.config.settings import AppSettings
 from serve_app.gateway.backend import ChatBackend
+from serve_app.gateway.model_management import ModelManagement
 from serve_app.gateway.readiness import Readiness
-from serve_app.on_demand.management import ModelManagement
 from serve_app.responses.stored_responses import StoredResponses
 from serve_app.telemetry.exposition import no_exposition
 from serve_app.telemetry.meter import NoMeter

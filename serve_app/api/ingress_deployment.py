@@ -17,16 +17,16 @@ from serve_app.config.settings import AppSettings
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.cluster import RayCluster
 from serve_app.gateway.failover import FailoverRules
+from serve_app.gateway.model_management import ModelManagement
 from serve_app.gateway.model_registry import ModelRegistry, configured_model
 from serve_app.gateway.readiness import Readiness
-from serve_app.gateway.replica_calls import Replicas
 from serve_app.gateway.schedulability import Plan, Schedulability
 from serve_app.logs import get_logger, structure_records
-from serve_app.on_demand.management import ModelManagement
 from serve_app.on_demand.processes import PoolDirectory
 from serve_app.responses.stored_responses import StoredResponses
 from serve_app.routing.named_replicas import NamedReplicas
 from serve_app.routing.prefix_memory import PrefixMemory
+from serve_app.routing.replica_calls import Replicas
 from serve_app.routing.replica_set import ReplicaSet
 from serve_app.telemetry.exposition import ClusterExposition
 from serve_app.telemetry.ray_meter import RayMeter

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from serve_app.gateway.fair_gate import FairGate
+from serve_app.fair_gate import FairGate
 
 # By default a thread that runs Python code keeps the GIL for 5 ms, and the event loop waits for the
 # GIL several times in each iteration, once for each socket that it reads.

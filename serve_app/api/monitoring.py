@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from serve_app.api.access import allowed_models
 from serve_app.gateway.model_registry import ModelRegistry
-from serve_app.gateway.replica_status import ReplicaStatus
+from serve_app.messages.replica_status import ReplicaStatus
 from serve_app.telemetry.exposition import CONTENT_TYPE
 
 Exposition = Callable[[], Awaitable[str]]

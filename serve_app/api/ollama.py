@@ -35,7 +35,7 @@ from serve_app.config.options import OLLAMA_DEFAULTS
 from serve_app.gateway.allowed_models import AllowedModels
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import ServedModel
-from serve_app.gateway.tasks import (
+from serve_app.messages.tasks import (
     ChatDelta,
     ChatTask,
     Conversation,

@@ -22,6 +22,7 @@ from serve_app.api.json_lines import json_line
 from serve_app.api.refusals import ForbiddenError, Refusal
 from serve_app.api.reply import LinesReply, SingleReply
 from serve_app.api.tenant import tenant_of
+from serve_app.gateway.model_management import ModelManagement
 from serve_app.logs import get_logger
 from serve_app.on_demand.definitions import (
     BaseResolver,
@@ -29,7 +30,6 @@ from serve_app.on_demand.definitions import (
     definition_from_fields,
     definition_from_modelfile,
 )
-from serve_app.on_demand.management import ModelManagement
 
 log = get_logger()
 

@@ -19,9 +19,9 @@ from serve_app.config.model_sources import sound_name
 from serve_app.config.options import LONGEST, Options
 from serve_app.gateway.allowed_models import AllowedModels
 from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.listing import ListedModel, LoadedModel
-from serve_app.gateway.model_card import CardAdapter, ModelCard
 from serve_app.gateway.model_registry import ServedModel
+from serve_app.messages.listing import ListedModel, LoadedModel
+from serve_app.messages.model_card import CardAdapter, ModelCard
 
 # The expiry of a model that does not expire; clients require a date.
 NEVER = "2318-01-01T00:00:00Z"

@@ -29,10 +29,10 @@ from serve_app.config.options import (
     stop_strings,
 )
 from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.listing import ListedModel
-from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.model_registry import ServedModel
-from serve_app.gateway.tasks import Candidate, ChatDelta, TokenLogprob
+from serve_app.messages.listing import ListedModel
+from serve_app.messages.model_card import ModelCard
+from serve_app.messages.tasks import Candidate, ChatDelta, TokenLogprob
 
 FINGERPRINT = "fp_caravan"
 # Other names of the roles of messages: OpenAI's newer name of the system.

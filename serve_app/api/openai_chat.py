@@ -41,7 +41,7 @@ from serve_app.api.tools import Tool, declared, decoded_arguments, strict_names
 from serve_app.api.vllm_extras import with_extras
 from serve_app.config.options import OPENAI_BOUNDS, number
 from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.tasks import ChatDelta, Conversation, TokenLogprob
+from serve_app.messages.tasks import ChatDelta, Conversation, TokenLogprob
 
 # Variables that the server sets itself, and names that would replace the template.
 _RESERVED = frozenset(

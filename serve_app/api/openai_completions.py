@@ -23,7 +23,7 @@ from serve_app.api.reply import Reply
 from serve_app.api.vllm_extras import with_extras
 from serve_app.config.options import LONGEST, OPENAI_BOUNDS, Bounds, number
 from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.tasks import (
+from serve_app.messages.tasks import (
     Candidate,
     ChatDelta,
     EchoedPrompt,

@@ -14,8 +14,8 @@ from serve_app.api.auth import needs_no_key
 from serve_app.api.error_bodies import error_response, route_path
 from serve_app.api.limits import Bucket, Limiter, Reached, TenantLimits
 from serve_app.api.refusals import RETRY_AFTER_S, Refusal
-from serve_app.gateway.tasks import ChatDelta
 from serve_app.logs import get_logger
+from serve_app.messages.tasks import ChatDelta
 
 # OpenAI's headers, which clients and proxies read.
 HEADERS = tuple(

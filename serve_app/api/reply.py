@@ -22,8 +22,8 @@ from serve_app.api.connections import through_proxy
 from serve_app.api.json_lines import JSON_LINES
 from serve_app.api.rate_limiting import metered
 from serve_app.api.refusals import Refusal, refusal
-from serve_app.gateway.tasks import ChatDelta, merge
 from serve_app.logs import get_logger, without_texts
+from serve_app.messages.tasks import ChatDelta, merge
 
 JSON = "application/json; charset=utf-8"
 BEFORE_LINE = b" "  # a heartbeat: the start of the next line of JSON

@@ -16,7 +16,7 @@ from model_zoo.chat.formats.events import (
 from model_zoo.chat.formats.reply_parser import ReplyParser
 from model_zoo.chat.formats.source import decoded
 from serve_app.api.tools import new_call_id
-from serve_app.gateway.tasks import ChatDelta
+from serve_app.messages.tasks import ChatDelta
 
 
 class ReplyReader:

@@ -22,7 +22,7 @@ from serve_app.api.reply import WholeEncoder, WholeReply
 from serve_app.api.tenant import tenant_id
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import ServedModel
-from serve_app.gateway.tasks import ChatDelta, EmbeddingTask, RawText
+from serve_app.messages.tasks import ChatDelta, EmbeddingTask, RawText
 
 MAX_DOCUMENTS = 1000  # as in Cohere's API
 

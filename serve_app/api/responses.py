@@ -27,7 +27,7 @@ from serve_app.api.tenant import tenant_id
 from serve_app.config.options import Bounds, number
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import ServedModel
-from serve_app.gateway.tasks import ChatDelta, Conversation, PromptTask, Truncation
+from serve_app.messages.tasks import ChatDelta, Conversation, PromptTask, Truncation
 from serve_app.responses.response_store import StoredResponse
 
 LIST_LIMIT = Bounds(int, 1, 100)

@@ -11,7 +11,7 @@ from serve_app.api.bodies import BodyLimits
 from serve_app.api.fields import INLINE_BYTES
 from serve_app.api.refusals import PreviousResponseError, ResponseNotFoundError
 from serve_app.api.responses_input import Item, Placed, image_bytes, response_of
-from serve_app.gateway.fair_gate import FairGate
+from serve_app.fair_gate import FairGate
 from serve_app.logs import get_logger
 from serve_app.responses.response_store import Selection, StoredResponse
 from serve_app.responses.stored_responses import StoredResponses

@@ -16,7 +16,7 @@ from serve_app.api.openai import StreamEncoder, logprob_entry
 from serve_app.api.refusals import Refusal
 from serve_app.api.reply_reader import Call, Collected, ReplyReader
 from serve_app.api.responses_input import Item, item_id
-from serve_app.gateway.tasks import ChatDelta, TokenLogprob
+from serve_app.messages.tasks import ChatDelta, TokenLogprob
 
 StreamEvent = dict[str, Any]
 

@@ -26,7 +26,7 @@ from serve_app.api.tenant import tenant_id
 from serve_app.api.tools import Tool, declared
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.model_registry import ServedModel
-from serve_app.gateway.tasks import (
+from serve_app.messages.tasks import (
     ChatDelta,
     Conversation,
     PromptSource,

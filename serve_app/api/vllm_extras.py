@@ -13,7 +13,7 @@ from serve_app.api.keys import ApiKey
 from serve_app.api.openai import Common
 from serve_app.api.refusals import ForbiddenError
 from serve_app.config.options import OPENAI_BOUNDS, Bounds, number
-from serve_app.gateway.tasks import ChatTask, EndRules
+from serve_app.messages.tasks import ChatTask, EndRules
 
 MAX_STOP_TOKENS = 128
 MAX_BAD_WORDS = 128  # as in vLLM

@@ -31,7 +31,7 @@ from serve_app.cli.terminal import (
     shortened,
 )
 from serve_app.config.options import served_options
-from serve_app.gateway.file_headers import capabilities_of
+from serve_app.replica.file_headers import capabilities_of
 
 _LONGEST_VALUE = 80
 _LONGEST_REASON = 400

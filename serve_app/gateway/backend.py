@@ -17,10 +17,10 @@ from runtime.errors import (
 from serve_app.gateway.allowed_models import AllowedModels
 from serve_app.gateway.failover import FailoverRules, FailoverState
 from serve_app.gateway.last_attempts import LastAttempts
-from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.model_registry import ModelRegistry, ServedModel
-from serve_app.gateway.tasks import ChatDelta, EmbeddingTask, Task
 from serve_app.logs import get_logger
+from serve_app.messages.model_card import ModelCard
+from serve_app.messages.tasks import ChatDelta, EmbeddingTask, Task
 from serve_app.telemetry import metrics
 from serve_app.telemetry.meter import Meter, NoMeter
 from serve_app.telemetry.replies import recorded

@@ -8,7 +8,7 @@ from typing import Any
 
 from runtime.engine.request import ResumeState, Usage
 from runtime.errors import OverloadedError, ReplicaLostError
-from serve_app.gateway.tasks import ChatDelta, ChatTask, Task
+from serve_app.messages.tasks import ChatDelta, ChatTask, Task
 from serve_app.transport.client import SILENCE_S
 from serve_app.transport.wire import Address
 

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from weakref import WeakValueDictionary
 
+from serve_app.fair_gate import FairGate
 from serve_app.gateway.failover import FailoverState
-from serve_app.gateway.fair_gate import FairGate
 
 # A task whose client does not read a delta for this long does not hold up the others any more.
 UNREAD_S = 10.0

@@ -10,12 +10,12 @@ from runtime.errors import ModelNotFoundError, ModelUnavailableError
 from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings, canonical_name
 from serve_app.gateway.allowed_models import AllowedModels
-from serve_app.gateway.listing import ListedModel, LoadedModel, merge_loaded, unpulled_model
-from serve_app.gateway.model_card import ModelCard
-from serve_app.gateway.replica_status import ReplicaStatus
 from serve_app.gateway.schedulability import Plan, Schedulability
-from serve_app.gateway.tasks import ChatTask, Conversation, RawText, Task
 from serve_app.logs import get_logger
+from serve_app.messages.listing import ListedModel, LoadedModel, merge_loaded, unpulled_model
+from serve_app.messages.model_card import ModelCard
+from serve_app.messages.replica_status import ReplicaStatus
+from serve_app.messages.tasks import ChatTask, Conversation, RawText, Task
 from serve_app.on_demand.processes import PoolDirectory
 from serve_app.transport.wire import Address
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from runtime.errors import ModelUnavailableError
-from serve_app.gateway.listing import ListedModel
 from serve_app.logs import get_logger
+from serve_app.messages.listing import ListedModel
 
 # Polling interval, and the longer one while every deployment has a replica.
 POLL_S = 2.0

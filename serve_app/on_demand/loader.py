@@ -26,7 +26,7 @@ from runtime.errors import (
 from runtime.vision.encoder import PlannedEncoder
 from serve_app.config.on_demand_settings import OnDemandSettings
 from serve_app.config.settings import ModelSettings
-from serve_app.gateway.model_card import ModelCard
+from serve_app.messages.model_card import ModelCard
 from serve_app.on_demand.model_pool import MemoryNeed
 from serve_app.on_demand.pooled_model import StoredVersion
 from serve_app.replica.loading import DEFAULT_CONTEXT_TOKENS, ModelPlan, load_replica, plan_model

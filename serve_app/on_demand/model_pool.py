@@ -23,10 +23,10 @@ from runtime.errors import (
     OverloadedError,
 )
 from serve_app.config.keep_alive import FOREVER
-from serve_app.gateway.fair_gate import FairGate
-from serve_app.gateway.model_card import ModelCard
-from serve_app.gateway.tasks import ChatDelta, Task
+from serve_app.fair_gate import FairGate
 from serve_app.logs import get_logger
+from serve_app.messages.model_card import ModelCard
+from serve_app.messages.tasks import ChatDelta, Task
 from serve_app.on_demand.pool_load import PoolLoad
 from serve_app.on_demand.pooled_model import (
     PooledModel,

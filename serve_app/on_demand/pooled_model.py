@@ -9,9 +9,9 @@ from typing import Protocol
 
 from runtime.engine.engine_statistics import EngineStatistics
 from serve_app.config.keep_alive import FOREVER
-from serve_app.gateway.listing import LoadedModel
-from serve_app.gateway.model_card import ModelCard
-from serve_app.gateway.tasks import ChatDelta, Task
+from serve_app.messages.listing import LoadedModel
+from serve_app.messages.model_card import ModelCard
+from serve_app.messages.tasks import ChatDelta, Task
 from serve_app.on_demand.report import Resident
 
 

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 
-from serve_app.gateway.listing import ListedModel
+from serve_app.messages.listing import ListedModel
 from serve_app.on_demand.report import PoolReport, Resident
 
 

@@ -4,9 +4,9 @@ import asyncio
 from dataclasses import dataclass
 
 from runtime.errors import CaravanError, ModelUnavailableError
-from serve_app.gateway.replica_calls import NamedReplicaCalls
 from serve_app.logs import get_logger
 from serve_app.on_demand.report import PoolReport
+from serve_app.routing.replica_calls import NamedReplicaCalls
 from serve_app.transport.client import SILENCE_S
 
 # How long callers wait for the report of a process; then they use its previous one.

@@ -9,15 +9,15 @@ from typing import Any
 from model_zoo.store.model_name import ModelName
 from runtime.errors import ModelNotFoundError, OverloadedError, ReplicaLostError, SourceError
 from serve_app.config.model_sources import sound_name
-from serve_app.gateway.listing import ListedModel, LoadedModel
-from serve_app.gateway.model_card import ModelCard
-from serve_app.gateway.replica_calls import NamedReplicaCalls, Replicas
-from serve_app.gateway.replica_status import ReplicaStatus
-from serve_app.gateway.tasks import Task
 from serve_app.logs import get_logger
+from serve_app.messages.listing import ListedModel, LoadedModel
+from serve_app.messages.model_card import ModelCard
+from serve_app.messages.replica_status import ReplicaStatus
+from serve_app.messages.tasks import Task
 from serve_app.on_demand.process_choice import choose_process
 from serve_app.on_demand.process_reports import ProcessReports
 from serve_app.on_demand.report import CallResult, PoolReport
+from serve_app.routing.replica_calls import NamedReplicaCalls, Replicas
 from serve_app.transport.wire import Address
 
 # Maximum age of reports: for a request whose model is known to be loaded, for other requests, and

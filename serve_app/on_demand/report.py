@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from model_zoo.sources.pull import PullProgress
-from serve_app.gateway.listing import LoadedModel
+from serve_app.messages.listing import LoadedModel
 from serve_app.transport import wire
 from serve_app.transport.wire import Address
 

@@ -8,8 +8,8 @@ from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.errors import CaravanError, StoreError
 from serve_app.config.options import served_options
-from serve_app.gateway.file_headers import listed_file
-from serve_app.gateway.listing import ListedModel
+from serve_app.messages.listing import ListedModel
+from serve_app.replica.file_headers import listed_file
 
 
 class StoredModels:

@@ -28,7 +28,7 @@ from runtime.errors import ConfigurationError, ModelFileError, UnsupportedModelE
 from runtime.kernels.native import explain_bus_errors
 from runtime.vision.encoder import ImageEncoder, LocalEncoder
 from serve_app.config.settings import MAX_IMAGE_BYTES, ModelSettings
-from serve_app.gateway.model_card import ModelCard
+from serve_app.messages.model_card import ModelCard
 from serve_app.replica.device_map import device_map_options
 from serve_app.replica.draft_model import load_draft
 from serve_app.replica.image_memory import create_image_cache, default_pixels, set_aside_bytes

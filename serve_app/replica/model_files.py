@@ -15,8 +15,8 @@ from runtime.errors import ModelFileError
 from serve_app.config.model_parameters import known_parameters
 from serve_app.config.options import Options, served_options
 from serve_app.config.settings import ModelSettings, source_path
-from serve_app.gateway.model_card import ModelCard
 from serve_app.logs import get_logger
+from serve_app.messages.model_card import ModelCard
 from serve_app.replica.prompt_defaults import PromptDefaults
 
 PROGRESS_LOG_S = 2.0

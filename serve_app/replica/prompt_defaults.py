@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from model_zoo.chat.messages import Message
-from serve_app.gateway.tasks import Conversation, PromptSource
+from serve_app.messages.tasks import Conversation, PromptSource
 
 
 @dataclass(frozen=True, slots=True)

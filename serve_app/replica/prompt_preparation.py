@@ -15,8 +15,8 @@ from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.multimodal.image_cache import ImageCache, ImageLease
 from runtime.errors import OverloadedError, RequestError
-from serve_app.gateway.fair_gate import FairGate
-from serve_app.gateway.tasks import (
+from serve_app.fair_gate import FairGate
+from serve_app.messages.tasks import (
     ChatTask,
     Conversation,
     Infill,

@@ -4,7 +4,7 @@ from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.engine.request import Alternative, FinishReason, Sampled
 from runtime.errors import RequestError
-from serve_app.gateway.tasks import (
+from serve_app.messages.tasks import (
     Candidate,
     ChatDelta,
     ChatTask,

@@ -28,8 +28,9 @@ from runtime.engine.request import (
 )
 from runtime.errors import PromptTooLongError, RequestError
 from serve_app.config.options import recommended_options
-from serve_app.gateway.model_card import CardAdapter, ModelCard
-from serve_app.gateway.tasks import (
+from serve_app.logs import get_logger
+from serve_app.messages.model_card import CardAdapter, ModelCard
+from serve_app.messages.tasks import (
     ChatDelta,
     ChatTask,
     Conversation,
@@ -42,7 +43,6 @@ from serve_app.gateway.tasks import (
     Task,
     TokenIds,
 )
-from serve_app.logs import get_logger
 from serve_app.replica.bad_words import bad_word_tokens
 from serve_app.replica.prompt_defaults import PromptDefaults
 from serve_app.replica.prompt_preparation import PromptPreparer

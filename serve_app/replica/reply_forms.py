@@ -18,8 +18,8 @@ from model_zoo.grammars.json_schema import compilable, place_of_error
 from model_zoo.grammars.token_grammar import GrammarError, TokenGrammar, TokenGrammars, check
 from model_zoo.tokenizers.tokenizer import Tokenizer
 from runtime.errors import RequestError
-from serve_app.gateway.fair_gate import FairGate
-from serve_app.gateway.tasks import ChatTask, Conversation
+from serve_app.fair_gate import FairGate
+from serve_app.messages.tasks import ChatTask, Conversation
 
 THREADS = 2
 # Stack size: llguidance recurses over rules, of which it accepts up to 65,000, with some 3 KB each.

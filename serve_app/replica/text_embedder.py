@@ -24,8 +24,8 @@ from runtime.engine.request import (
     StopRules,
 )
 from runtime.errors import OverloadedError, PromptTooLongError, RequestError
-from serve_app.gateway.fair_gate import FairGate
-from serve_app.gateway.tasks import ChatDelta, EmbeddingTask, RawText, TokenIds, merge_embeddings
+from serve_app.fair_gate import FairGate
+from serve_app.messages.tasks import ChatDelta, EmbeddingTask, RawText, TokenIds, merge_embeddings
 
 TOKENIZING_TASKS = 2
 MAX_WAITING = 16_384  # texts that wait outside the engine

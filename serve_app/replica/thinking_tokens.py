@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from model_zoo.chat.formats.events import Thinking
-from serve_app.gateway.tasks import ReplyOpening
+from serve_app.messages.tasks import ReplyOpening
 
 
 class ThinkingCounter:

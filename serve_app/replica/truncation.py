@@ -7,10 +7,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from model_zoo.chat.messages import Message
+from model_zoo.chat.recent_turns import kept_from, turn_starts
 from model_zoo.chat_model import Prompt
 from runtime.errors import PromptTooLongError, TooManyImagesError
-from serve_app.gateway.recent_turns import kept_from, turn_starts
-from serve_app.gateway.tasks import ChatTask, PromptTask, Truncation
+from serve_app.messages.tasks import ChatTask, PromptTask, Truncation
 
 # A shortened prompt leaves this share of the context for the answer, or less if the answer is
 # limited to less.

@@ -7,7 +7,6 @@ from ray import serve
 
 from serve_app.config.sections import ResponseStoreSettings
 from serve_app.gateway.cluster import RayCluster
-from serve_app.gateway.replica_calls import Replicas
 from serve_app.responses.response_store import (
     Copy,
     ResponseStore,
@@ -17,6 +16,7 @@ from serve_app.responses.response_store import (
 )
 from serve_app.responses.stored_responses import await_successors, copy_from, hand_over
 from serve_app.routing.named_replicas import NamedReplicas
+from serve_app.routing.replica_calls import Replicas
 
 
 class ResponseStoreDeployment:

@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 from runtime.errors import ModelUnavailableError, OverloadedError
-from serve_app.gateway.replica_calls import NamedReplicaCalls, Replicas
 from serve_app.logs import get_logger
 from serve_app.responses.response_store import Copy, ResponseStore, Selection, StoredResponse
+from serve_app.routing.replica_calls import NamedReplicaCalls, Replicas
 
 TIMEOUT_S = 10.0
 # How long all processes are waited for, if one has answered.

@@ -6,10 +6,9 @@ from contextlib import aclosing
 from itertools import islice
 
 from runtime.engine.engine_statistics import EngineStatistics
-from serve_app.gateway.tasks import ChatDelta, Task
-from serve_app.routing.policy import ReplicaLoad
+from serve_app.messages.replica_load import PrefixHashes, ReplicaLoad
+from serve_app.messages.tasks import ChatDelta, Task
 from serve_app.routing.prefix_hashes import prefix_hashes_of
-from serve_app.routing.prefix_memory import PrefixHashes
 from serve_app.transport.wire import LoadReport
 
 # Number of earlier requests whose hashes a new subscriber receives.

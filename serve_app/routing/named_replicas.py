@@ -7,8 +7,8 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from runtime.errors import CaravanError, ModelUnavailableError, ReplicaLostError
-from serve_app.gateway.replica_calls import outside_request
 from serve_app.routing.listing_router import routers
+from serve_app.routing.replica_calls import outside_request
 
 CHECK_S = 0.2
 # How long a replica that Serve does not list any more has to finish a call.

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from serve_app.routing.prefix_memory import PrefixHashes, PrefixMemory
+from serve_app.messages.replica_load import PrefixHashes, ReplicaLoad
+from serve_app.routing.prefix_memory import PrefixMemory
 
 # Defaults until any replica has reported a measured value.
 TOKENS_PER_S = 1000.0
@@ -23,32 +24,6 @@ NEW = 0.3
 START_RATE_PERIOD_S = 0.5
 # Maximum number of queued requests that can be moved; older ones stay where they are.
 MAX_QUEUE_POSITIONS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaLoad:
-    """A replica's reported load. Totals count from its start; None and 0 mean unknown.
-
-    `queued_tokens`: prompt tokens that are not computed yet. `slots`: maximum number of running
-    sequences. `memory`: occupied share of the KV cache. `tokens_per_s`: measured prefill speed.
-    `started`: number of requests that have produced their first token. `computed_tokens`: number of
-    tokens that have entered the cache; `cache_tokens`: its capacity for later prompts.
-    """
-
-    queued_tokens: int = 0
-    running: int = 0
-    waiting: int = 0
-    slots: int = 0
-    memory: float = 0.0
-    tokens_per_s: float | None = None
-    started: int = 0
-    computed_tokens: int = 0
-    cache_tokens: int = 0
-
-    @property
-    def full(self) -> bool:
-        """Whether queued requests wait for a slot or for memory instead of for prefill."""
-        return self.waiting > 0 and (self.running >= self.slots or self.memory > 0.95)
 
 
 @dataclass(frozen=True, slots=True)

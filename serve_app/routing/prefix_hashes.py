@@ -13,7 +13,8 @@ from hashlib import blake2b
 import msgspec
 
 from model_zoo.chat.messages import ImagePart, Message
-from serve_app.gateway.tasks import (
+from serve_app.messages.replica_load import PrefixHashes
+from serve_app.messages.tasks import (
     Conversation,
     EmbeddingTask,
     Infill,
@@ -23,7 +24,7 @@ from serve_app.gateway.tasks import (
     Task,
     TokenIds,
 )
-from serve_app.routing.prefix_memory import BYTES_PER_TOKEN, PrefixHashes, hash_prefixes
+from serve_app.routing.prefix_memory import BYTES_PER_TOKEN, hash_prefixes
 
 # Typical number of tokens of an image; the real number is not known here.
 IMAGE_TOKENS = 512

@@ -2,8 +2,9 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from hashlib import blake2b
+
+from serve_app.messages.replica_load import PrefixHashes
 
 BYTES_PER_TOKEN = 4
 FIRST_BYTES = 128
@@ -22,19 +23,6 @@ def _boundaries() -> Iterator[int]:
 
 
 BOUNDARIES = tuple(_boundaries())
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixHashes:
-    """Hashes of a prompt's prefixes, shortest first, with their lengths in tokens.
-
-    Two prompts share a key exactly if they are equal up to that length. `tokens`: estimated length
-    of the whole prompt.
-    """
-
-    keys: tuple[int, ...]
-    ends: tuple[int, ...]
-    tokens: int
 
 
 def hash_prefixes(content: bytes) -> PrefixHashes:

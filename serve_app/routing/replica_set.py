@@ -9,14 +9,14 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import ReplicaID, RunningReplica
 
 from runtime.errors import ReplicaLostError
-from serve_app.gateway.model_card import ModelCard
-from serve_app.gateway.replica_calls import Replicas
-from serve_app.gateway.tasks import Task
+from serve_app.messages.model_card import ModelCard
+from serve_app.messages.tasks import Task
 from serve_app.routing.listing_router import routers
 from serve_app.routing.named_replicas import NamedReplicas
 from serve_app.routing.policy import RoutingPolicy
 from serve_app.routing.prefix_hashes import prefix_hashes_of
 from serve_app.routing.prefix_memory import PrefixMemory
+from serve_app.routing.replica_calls import Replicas
 from serve_app.transport.watch import Watcher
 from serve_app.transport.wire import Address, LoadReport
 

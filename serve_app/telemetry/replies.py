@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from runtime.engine.request import Usage
 from runtime.errors import ModelNotFoundError, RequestError
-from serve_app.gateway.tasks import ChatDelta, ChatTask, Task
+from serve_app.messages.tasks import ChatDelta, ChatTask, Task
 from serve_app.telemetry import metrics
 from serve_app.telemetry.meter import Meter
 from serve_app.telemetry.request_context import RequestContext, current_request

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
 from runtime.errors import CaravanError
-from serve_app.gateway.tasks import ChatDelta, Task, merge
+from serve_app.messages.tasks import ChatDelta, Task, merge
 from serve_app.transport import wire
 from serve_app.transport.connection import FramedConnection
 from serve_app.transport.sockets import connect

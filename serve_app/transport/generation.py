@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from serve_app.gateway.tasks import ChatDelta, Task
+from serve_app.messages.tasks import ChatDelta, Task
 from serve_app.telemetry.request_context import begin_work
 from serve_app.transport import wire
 from serve_app.transport.connection import FramedConnection

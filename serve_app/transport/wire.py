@@ -37,9 +37,8 @@ from runtime.errors import (
     RequestError,
     StorageFullError,
 )
-from serve_app.gateway.tasks import ChatDelta, ChatTask, EmbeddingTask, PromptTask, Task
-from serve_app.routing.policy import ReplicaLoad
-from serve_app.routing.prefix_memory import PrefixHashes
+from serve_app.messages.replica_load import PrefixHashes, ReplicaLoad
+from serve_app.messages.tasks import ChatDelta, ChatTask, EmbeddingTask, PromptTask, Task
 
 MAX_HANDSHAKE_BYTES = 256
 MAX_TASK_BYTES = 256 * 2**20

@@ -11,9 +11,9 @@ from torch import Tensor
 from runtime.errors import EngineDeadError, GenerationFailedError, OverloadedError
 from runtime.vision.encoder import ImageLimits, PreparedImage
 from serve_app.transport.client import SILENCE_S
-from serve_app.transport.features import FeatureClient
 from serve_app.transport.wire import ConnectionLost
 from serve_app.vision.encoder_ranking import EncoderRanking, EncoderSource
+from serve_app.vision.feature_transfer import FeatureClient
 
 CLOSE_TIMEOUT_S = 10.0
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from runtime.errors import ModelUnavailableError
-from serve_app.gateway.replica_calls import Replicas
 from serve_app.logs import get_logger
+from serve_app.routing.replica_calls import Replicas
 from serve_app.transport.wire import Address
 
 FRESH_S = 5.0

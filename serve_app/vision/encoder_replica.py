@@ -20,7 +20,7 @@ from runtime.vision.encoder import (
     no_pause,
 )
 from runtime.vision.feature_cache import FeatureStore
-from serve_app.gateway.fair_gate import FairGate
+from serve_app.fair_gate import FairGate
 from serve_app.transport.wire import EncodeRequest
 
 CACHED_IMAGES = 16  # default cache size in images of the largest size

@@ -10,7 +10,7 @@ from contextlib import aclosing
 import pytest
 
 from runtime.engine.request import SamplingParams
-from serve_app.gateway.tasks import ChatDelta, ChatTask, RawText
+from serve_app.messages.tasks import ChatDelta, ChatTask, RawText
 from serve_app.transport.client import StreamClient
 from serve_app.transport.connection import HOST_LOST
 from serve_app.transport.wire import Address, ConnectionLost
@@ -25,7 +25,7 @@ TASK = ChatTask("t1", "demo", RawText("hi"), SamplingParams())
 # Answers with one token and then with heartbeats only; says first where.
 REPLICA = """
 import asyncio, sys
-from serve_app.gateway.tasks import ChatDelta
+from serve_app.messages.tasks import ChatDelta
 from serve_app.transport.generation import generation_server
 
 async def generate(task):

@@ -10,7 +10,7 @@ from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page
 
 from model_zoo.chat.formats.reply_format import format_of
-from serve_app.gateway.tasks import ReplyOpening
+from serve_app.messages.tasks import ReplyOpening
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.fake_replicas import CARD, PretendReplica
 

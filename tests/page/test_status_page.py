@@ -8,7 +8,7 @@ from playwright.async_api import Route
 
 from runtime.engine.engine_statistics import EngineStatistics
 from serve_app.api import monitoring
-from serve_app.gateway.replica_status import ReplicaStatus
+from serve_app.messages.replica_status import ReplicaStatus
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.fake_replicas import PretendReplica
 

@@ -37,7 +37,7 @@ from model_zoo.tokenizers.tokenizer import load_tokenizer
 from runtime.errors import ModelFileError, UnsupportedModelError
 from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings
-from serve_app.gateway.file_headers import listed_file
+from serve_app.replica.file_headers import listed_file
 from serve_app.replica.loading import load_replica
 from serve_app.replica.replica import ModelReplica
 from tests.dense_modules import write_dense

@@ -19,9 +19,9 @@ from ray import serve
 
 from runtime.engine.engine_statistics import EngineStatistics
 from serve_app.app import build
-from serve_app.gateway.model_card import ModelCard
-from serve_app.gateway.replica_status import ReplicaStatus
-from serve_app.replica.deployments import ModelDeployment, VisionEncoder
+from serve_app.deployments.model_deployments import ModelDeployment, VisionEncoder
+from serve_app.messages.model_card import ModelCard
+from serve_app.messages.replica_status import ReplicaStatus
 from tests.checkout import DEMO_MODEL, ROOT
 from tests.loopback import free_port
 from tests.patience import HANG_S

@@ -7,7 +7,7 @@ from typing import Any
 import ray
 
 from runtime.engine.engine import Engine
-from serve_app.replica.deployments import ModelDeployment
+from serve_app.deployments.model_deployments import ModelDeployment
 
 # Long prompts have some 30 steps, so that a few of them last until other replicas have started.
 STEP_S = 1.0

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from runtime.engine.engine import Engine
-from serve_app.gateway.tasks import ChatDelta, ChatTask, RawText, Task
-from serve_app.replica.deployments import ModelDeployment
+from serve_app.deployments.model_deployments import ModelDeployment
+from serve_app.messages.tasks import ChatDelta, ChatTask, RawText, Task
 from serve_app.replica.replica import ModelReplica
 
 CRASH_PROMPT = "crash "

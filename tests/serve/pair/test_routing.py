@@ -10,7 +10,7 @@ from ray import serve
 
 from runtime.engine.engine_statistics import EngineStatistics
 from runtime.errors import ReplicaLostError
-from serve_app.gateway.model_card import ModelCard
+from serve_app.messages.model_card import ModelCard
 from serve_app.routing.named_replicas import NamedReplicas
 from serve_app.routing.replica_set import REPORT_EVERY_S
 from tests.patience import HANG_S

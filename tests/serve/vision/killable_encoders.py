@@ -3,7 +3,7 @@ else of the tests."""
 
 import os
 
-from serve_app.replica.deployments import VisionEncoder
+from serve_app.deployments.model_deployments import VisionEncoder
 
 
 class KillableEncoder(VisionEncoder):

@@ -11,7 +11,7 @@ from bench.simulation.replica import Job, Replica
 from bench.simulation.scenarios import ACCELERATOR, Scenario, everything, late_replicas
 from bench.simulation.traces import Mix, Request, Session, Turn, sessions
 from bench.simulation.world import ClusterSpec, Outcome, World
-from serve_app.routing.prefix_memory import PrefixHashes
+from serve_app.messages.replica_load import PrefixHashes
 
 
 def request(tokens: int, answer: int, *parts: tuple[int, int, int]) -> Request:

@@ -22,12 +22,12 @@ from serve_app.api.request_images import ImageRules
 from serve_app.config.options import Options
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.failover import FailoverRules
-from serve_app.gateway.listing import LoadedModel
-from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.model_registry import ModelRegistry, ServedModel
 from serve_app.gateway.readiness import Readiness
-from serve_app.gateway.replica_status import ReplicaStatus
-from serve_app.gateway.tasks import (
+from serve_app.messages.listing import LoadedModel
+from serve_app.messages.model_card import ModelCard
+from serve_app.messages.replica_status import ReplicaStatus
+from serve_app.messages.tasks import (
     Candidate,
     ChatDelta,
     ChatTask,

@@ -19,7 +19,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from model_zoo.chat.formats.reply_format import format_of
 from model_zoo.chat.turns import TurnRules
 from runtime.errors import PromptTooLongError
-from serve_app.gateway.tasks import ChatDelta, ChatTask, Conversation, ReplyOpening
+from serve_app.messages.tasks import ChatDelta, ChatTask, Conversation, ReplyOpening
 from tests.unit.serve_app.api.operations import AnyReplica
 from tests.unit.serve_app.fake_replicas import USAGE, ingress
 from tests.unit.serve_app.sockets import listening

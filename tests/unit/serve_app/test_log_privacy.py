@@ -16,10 +16,11 @@ from runtime.errors import OverloadedError
 from serve_app import logs
 from serve_app.api import observing, reply
 from serve_app.api.keys import key_hash
-from serve_app.gateway.tasks import ChatDelta, ChatTask, Task
 from serve_app.logs import structure_records
+from serve_app.messages.tasks import ChatDelta, ChatTask, Task
 from serve_app.on_demand import store_manager, store_operations
-from serve_app.transport import features, stream_server
+from serve_app.transport import stream_server
+from serve_app.vision import feature_transfer
 from tests.patience import until
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.api.operations import (
@@ -38,7 +39,7 @@ from tests.unit.serve_app.on_demand.fake_cluster import cluster_of
 CANARY = "canary-7f3a"
 KEY = f"sk-{CANARY}"
 DEBUG = {logs.LEVEL: "debug"}
-LOGGING = (reply, observing, stream_server, features)
+LOGGING = (reply, observing, stream_server, feature_transfer)
 
 
 class Unforeseen(Exception):

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 
 from model_zoo.grammars.constraint import OutputKind
-from serve_app.gateway.tasks import ChatTask
+from serve_app.messages.tasks import ChatTask
 from tests.unit.serve_app.test_client_libraries import (
     LANGCHAIN,
     QUESTION,

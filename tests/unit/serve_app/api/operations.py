@@ -19,7 +19,7 @@ from serve_app.api.anthropic import MessagesBody
 from serve_app.api.openapi import document
 from serve_app.api.openapi_operations import OPERATIONS, Operation, Protocol
 from serve_app.api.responses_body import ResponsesBody
-from serve_app.gateway.tasks import ChatDelta, ChatTask, PromptTask, PromptTokens, Task
+from serve_app.messages.tasks import ChatDelta, ChatTask, PromptTask, PromptTokens, Task
 from serve_app.on_demand.definitions import base_from_request
 from tests.unit.serve_app.fake_replicas import CARD, USAGE, PretendReplica
 from tests.vision_prompts import png

@@ -16,7 +16,7 @@ from serve_app.api.anthropic_reply import MessageEncoder
 from serve_app.api.keys import ApiKey
 from serve_app.api.reply_reader import ReplyReader
 from serve_app.config.options import Options
-from serve_app.gateway.tasks import ChatDelta, Conversation, ReplyOpening
+from serve_app.messages.tasks import ChatDelta, Conversation, ReplyOpening
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.fake_replicas import (
     CARD,

@@ -13,7 +13,7 @@ from model_zoo.chat.formats.reply_format import format_of
 from runtime.errors import OverloadedError, PromptTooLongError
 from serve_app.api.choices import MAX_ANSWERS, MAX_CHOICES, MAX_STREAMS, BestOf, whole_choices
 from serve_app.config.options import LONGEST
-from serve_app.gateway.tasks import (
+from serve_app.messages.tasks import (
     Candidate,
     ChatDelta,
     ChatTask,

@@ -14,7 +14,7 @@ from serve_app.api import reply as reply_module
 from serve_app.api.connections import REFUSAL_DELAY_S, ConnectionRules
 from serve_app.api.ollama import NativeEncoder
 from serve_app.api.reply import Reply
-from serve_app.gateway.tasks import ChatDelta
+from serve_app.messages.tasks import ChatDelta
 from tests.patience import HANG_S
 from tests.unit.serve_app.fake_replicas import PretendReplica, ingress
 from tests.unit.serve_app.sockets import listening

@@ -16,7 +16,7 @@ from serve_app.api.embeddings import GROUP, MAX_INPUTS, openai_reply
 from serve_app.api.openai import error_body
 from serve_app.api.reply import WholeEncoder
 from serve_app.config.options import Options
-from serve_app.gateway.tasks import ChatDelta, EmbeddingTask, RawText, TokenIds
+from serve_app.messages.tasks import ChatDelta, EmbeddingTask, RawText, TokenIds
 from tests.unit.serve_app.fake_replicas import http_client
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from model_zoo.chat.messages import Message, ReplyStart
 from serve_app.config.options import Options
-from serve_app.gateway.tasks import Conversation, Infill, RawText, Truncation
+from serve_app.messages.tasks import Conversation, Infill, RawText, Truncation
 from tests.checkout import ROOT
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.fake_replicas import CARD, PretendReplica, http_client

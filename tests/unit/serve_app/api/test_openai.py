@@ -8,7 +8,7 @@ from model_zoo.chat.messages import Message
 from runtime.engine.request import FinishReason
 from serve_app.api.openai_completions import CompletionChoice
 from serve_app.config.options import Options
-from serve_app.gateway.tasks import (
+from serve_app.messages.tasks import (
     Candidate,
     ChatDelta,
     Conversation,

@@ -20,7 +20,7 @@ from serve_app.api.embeddings import EmbeddingsBody
 from serve_app.api.openai_chat import MAX_VARIABLES_BYTES, ChatCompletionBody, ChatCompletionMessage
 from serve_app.api.openai_completions import CompletionBody
 from serve_app.config.options import Options
-from serve_app.gateway.tasks import Conversation, EndRules
+from serve_app.messages.tasks import Conversation, EndRules
 from tests.unit.serve_app.api.test_openai import CHAT, TEXT, USER, post, task_of
 from tests.unit.serve_app.fake_replicas import PretendReplica, http_client
 

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from serve_app.api.openapi_examples import EXAMPLES, PARAMETERS
 from serve_app.api.openapi_operations import JSON, NDJSON, OPERATIONS, SSE, Operation
-from serve_app.gateway.replica_status import ReplicaStatus
+from serve_app.messages.replica_status import ReplicaStatus
 from serve_app.replica.replica import ModelReplica
 from tests.loopback import serving as publishing
 from tests.published import Registry

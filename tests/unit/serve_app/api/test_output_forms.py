@@ -8,7 +8,7 @@ import pytest
 from model_zoo.grammars.constraint import CallRule, OutputForm, OutputKind
 from runtime.errors import RequestError
 from serve_app.api.output_forms import openai_form
-from serve_app.gateway.tasks import ChatTask
+from serve_app.messages.tasks import ChatTask
 from tests.unit.serve_app.api.operations import SHORTEST
 from tests.unit.serve_app.fake_replicas import PretendReplica, http_client
 

@@ -1,7 +1,7 @@
 """A model's own system text and messages, and when they are inserted."""
 
 from model_zoo.chat.messages import Message
-from serve_app.gateway.tasks import Conversation, RawText, TokenIds
+from serve_app.messages.tasks import Conversation, RawText, TokenIds
 from serve_app.replica.prompt_defaults import PromptDefaults
 
 OWN = Message("system", "Be brief.")

@@ -11,7 +11,7 @@ from runtime.engine.request import FinishReason, Usage
 from runtime.errors import GenerationFailedError
 from serve_app.api.limits import Limits, TenantLimits
 from serve_app.api.rate_limiting import metered
-from serve_app.gateway.tasks import ChatDelta
+from serve_app.messages.tasks import ChatDelta
 from tests.patience import until
 from tests.unit.serve_app.api.api_keys import api_key
 from tests.unit.serve_app.api.test_limits import Clock

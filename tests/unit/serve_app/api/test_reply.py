@@ -14,7 +14,7 @@ from serve_app.api.openai import ChoicesEncoder
 from serve_app.api.openai_chat import KIND, ChatChoice
 from serve_app.api.reply import Reply
 from serve_app.api.reply_reader import ReplyReader
-from serve_app.gateway.tasks import ChatDelta
+from serve_app.messages.tasks import ChatDelta
 from tests.patience import HANG_S, settled, until
 
 ENCODERS = {

@@ -15,7 +15,7 @@ from runtime.engine.request import SamplingParams
 from serve_app.api import request_images as images
 from serve_app.api.request_images import ImageRules
 from serve_app.config.settings import ImageUrlSettings, read_settings
-from serve_app.gateway.tasks import ChatTask, Conversation, RawText
+from serve_app.messages.tasks import ChatTask, Conversation, RawText
 from serve_app.transport import wire
 from tests.unit.serve_app.api.picture_server import HOLD, picture_server, reply
 from tests.unit.serve_app.fake_replicas import CARD, PretendReplica, http_client

@@ -11,8 +11,8 @@ from serve_app.api.bodies import BodyLimits
 from serve_app.api.ingress import IngressOptions, ingress_app
 from serve_app.api.request_images import ImageRules
 from serve_app.config.options import Options, served_options
-from serve_app.gateway.model_card import ModelCard
 from serve_app.gateway.model_registry import ServedModel
+from serve_app.messages.model_card import ModelCard
 from serve_app.transport.generation import generation_server
 from tests.unit.serve_app.fake_replicas import CARD, OneReplica, PretendReplica, backend_of
 

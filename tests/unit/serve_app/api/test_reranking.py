@@ -12,7 +12,7 @@ from runtime.engine.request import FinishReason, Usage
 from runtime.errors import CaravanError, RequestError
 from serve_app.api.embeddings import GROUP
 from serve_app.api.reranking import MAX_DOCUMENTS
-from serve_app.gateway.tasks import ChatDelta, EmbeddingTask, RawText
+from serve_app.messages.tasks import ChatDelta, EmbeddingTask, RawText
 from tests.unit.serve_app.fake_replicas import http_client
 
 QUERY = "what is a panda?"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from model_zoo.chat.messages import ImagePart, Message, ToolCall
-from serve_app.gateway.tasks import Conversation
+from serve_app.messages.tasks import Conversation
 from tests.unit.serve_app.api.test_responses import IMAGE, PICTURE, SEEING, TOOL, URL, post, task_of
 from tests.unit.serve_app.responses.fake_processes import one_process
 

@@ -19,7 +19,7 @@ from serve_app.api.refusals import refusal
 from serve_app.api.reply_reader import ReplyReader
 from serve_app.api.responses_reply import ResponseEncoder
 from serve_app.config.options import Options
-from serve_app.gateway.tasks import ChatDelta, ReplyOpening, Truncation
+from serve_app.messages.tasks import ChatDelta, ReplyOpening, Truncation
 from tests.unit.serve_app.fake_replicas import (
     CARD,
     USAGE,

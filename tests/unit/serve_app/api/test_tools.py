@@ -11,7 +11,7 @@ from runtime.engine.request import FinishReason
 from serve_app.api.openai import event
 from serve_app.api.openai_chat import ChatChoice
 from serve_app.api.reply_reader import ReplyReader
-from serve_app.gateway.tasks import ChatDelta, Conversation, ReplyOpening
+from serve_app.messages.tasks import ChatDelta, Conversation, ReplyOpening
 from tests.unit.serve_app.fake_replicas import PretendReplica, http_client
 
 QWEN3 = ReplyOpening(format_of("tools <tool_call> <think> </think>"))

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from runtime.errors import GenerationFailedError
-from serve_app.gateway.tasks import ChatDelta, ChatTask
+from serve_app.messages.tasks import ChatDelta, ChatTask
 from tests.patience import settled
 from tests.unit.serve_app.cli.cli_runs import CARAVAN, run
 from tests.unit.serve_app.fake_replicas import PretendReplica, ingress

@@ -23,7 +23,7 @@ from runtime.errors import GenerationFailedError
 from serve_app.cli.prompt import pictures_in
 from serve_app.cli.server import DEFAULT_HOST, Server, with_scheme
 from serve_app.cli.temporary_server import is_on_this_machine, temporary_server
-from serve_app.gateway.tasks import ReplyOpening
+from serve_app.messages.tasks import ReplyOpening
 from tests.checkout import ROOT
 from tests.patience import until
 from tests.unit.serve_app.api.api_keys import api_key

@@ -8,7 +8,7 @@ from runtime.engine.request import FinishReason, SamplingParams, Usage
 from runtime.errors import CaravanError
 from serve_app.gateway.backend import ChatBackend
 from serve_app.gateway.failover import FailoverRules
-from serve_app.gateway.tasks import ChatDelta, ChatTask, RawText, merge
+from serve_app.messages.tasks import ChatDelta, ChatTask, RawText, merge
 from serve_app.transport.generation import generation_server
 from serve_app.transport.wire import Address
 from tests.patience import HANG_S, until

@@ -16,9 +16,9 @@ from runtime.errors import (
 from serve_app.config.options import Options
 from serve_app.gateway.allowed_models import ALL_MODELS
 from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.listing import ListedModel
 from serve_app.gateway.model_registry import LOADED_LIFE_S, ModelRegistry, ServedModel
-from serve_app.gateway.tasks import ChatTask, RawText, merge
+from serve_app.messages.listing import ListedModel
+from serve_app.messages.tasks import ChatTask, RawText, merge
 from serve_app.transport.generation import generation_server
 from serve_app.transport.wire import Address
 from tests.patience import HANG_S, pass_time

@@ -6,7 +6,7 @@ import dataclasses
 
 from runtime.engine.request import FinishReason, ResumeState
 from serve_app.gateway.failover import FailoverRules, FailoverState
-from serve_app.gateway.tasks import Candidate, ChatDelta, TokenLogprob
+from serve_app.messages.tasks import Candidate, ChatDelta, TokenLogprob
 from serve_app.transport.wire import Address
 from tests.patience import settled, until
 from tests.unit.serve_app.gateway.resumable_replicas import (

@@ -14,7 +14,7 @@ from serve_app.gateway.failover import (
     FailoverState,
 )
 from serve_app.gateway.last_attempts import UNREAD_S, LastAttempts
-from serve_app.gateway.tasks import ChatTask
+from serve_app.messages.tasks import ChatTask
 from tests.patience import HANG_S, pass_time, settled, until
 from tests.unit.serve_app.gateway.resumable_replicas import (
     TASK,

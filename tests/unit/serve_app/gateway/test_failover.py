@@ -17,7 +17,7 @@ from runtime.errors import (
     RequestError,
 )
 from serve_app.gateway.failover import FailoverRules
-from serve_app.gateway.tasks import (
+from serve_app.messages.tasks import (
     Candidate,
     ChatDelta,
     Conversation,

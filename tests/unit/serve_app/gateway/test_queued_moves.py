@@ -8,7 +8,7 @@ import pytest
 from runtime.engine.request import ResumeState
 from runtime.errors import ModelUnavailableError, OverloadedError
 from serve_app.gateway.failover import MAX_MOVES, FailoverRules
-from serve_app.gateway.tasks import EmbeddingTask, RawText
+from serve_app.messages.tasks import EmbeddingTask, RawText
 from serve_app.transport.wire import Heartbeat
 from tests.patience import HANG_S, settled, until
 from tests.unit.serve_app.gateway.resumable_replicas import (

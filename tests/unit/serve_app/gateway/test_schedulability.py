@@ -17,7 +17,7 @@ from serve_app.gateway.schedulability import (
     Schedulability,
     find_problem,
 )
-from serve_app.gateway.tasks import ChatTask, Conversation, RawText, TokenIds
+from serve_app.messages.tasks import ChatTask, Conversation, RawText, TokenIds
 from serve_app.transport.wire import Address
 from tests.checkout import DEMO_MODEL
 from tests.patience import HANG_S, settled, until

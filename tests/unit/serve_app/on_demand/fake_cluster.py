@@ -24,11 +24,11 @@ from serve_app.config.on_demand_settings import OnDemandSettings
 from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.backend import ChatBackend
-from serve_app.gateway.model_card import ModelCard
+from serve_app.gateway.model_management import ModelManagement
 from serve_app.gateway.model_registry import ModelRegistry, ServedModel
-from serve_app.gateway.replica_status import ReplicaStatus
+from serve_app.messages.model_card import ModelCard
+from serve_app.messages.replica_status import ReplicaStatus
 from serve_app.on_demand.loader import StoreLoader, find_version
-from serve_app.on_demand.management import ModelManagement
 from serve_app.on_demand.model_pool import Loader, MemoryNeed, ModelPool, PoolLimits
 from serve_app.on_demand.pooled_model import StoredVersion
 from serve_app.on_demand.processes import PoolDirectory

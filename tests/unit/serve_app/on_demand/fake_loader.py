@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator
 from runtime.engine.engine_statistics import EngineStatistics
 from runtime.engine.request import FinishReason, Usage
 from runtime.errors import EngineDeadError, ModelNotFoundError
-from serve_app.gateway.model_card import ModelCard
-from serve_app.gateway.tasks import ChatDelta, ChatTask
+from serve_app.messages.model_card import ModelCard
+from serve_app.messages.tasks import ChatDelta, ChatTask
 from serve_app.on_demand.model_pool import MemoryNeed
 from serve_app.on_demand.pooled_model import StoredVersion
 from tests.patience import HANG_S

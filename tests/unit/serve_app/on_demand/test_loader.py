@@ -26,7 +26,7 @@ from runtime.errors import (
     RequestError,
 )
 from serve_app.config.on_demand_settings import OnDemandSettings
-from serve_app.gateway.tasks import (
+from serve_app.messages.tasks import (
     ChatDelta,
     ChatTask,
     Conversation,

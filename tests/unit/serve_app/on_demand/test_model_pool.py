@@ -18,7 +18,7 @@ from runtime.errors import (
 )
 from serve_app.autoscaling.load_metrics import METRIC_NAMES
 from serve_app.config.keep_alive import FOREVER
-from serve_app.gateway.tasks import ChatTask, RawText, merge
+from serve_app.messages.tasks import ChatTask, RawText, merge
 from serve_app.on_demand import model_pool
 from serve_app.on_demand.model_pool import ModelPool, PoolLimits
 from tests.patience import HANG_S, pass_time, settled, until

@@ -13,7 +13,7 @@ from model_zoo.store.model_name import ModelName
 from model_zoo.store.store import Store
 from runtime.engine.request import SamplingParams
 from serve_app.api import reply as reply_module
-from serve_app.gateway.tasks import ChatTask, RawText
+from serve_app.messages.tasks import ChatTask, RawText
 from serve_app.on_demand.processes import UNKNOWN_NAME_S, PoolDirectory
 from serve_app.on_demand.store_manager import store_identity
 from tests.denied_access import deny

@@ -16,9 +16,9 @@ from model_zoo.store.store import Store
 from runtime.errors import OverloadedError, RequestError, StorageFullError
 from serve_app.api.bodies import BodyLimits
 from serve_app.autoscaling.load_metrics import METRIC_NAMES
-from serve_app.on_demand import management as management_module
+from serve_app.gateway import model_management
+from serve_app.gateway.model_management import ModelManagement
 from serve_app.on_demand import uploads as uploads_module
-from serve_app.on_demand.management import ModelManagement
 from serve_app.on_demand.processes import PoolDirectory
 from serve_app.on_demand.uploads import LEASE_S, MAX_UPLOADS, UploadLimits, Uploads
 from tests.patience import HANG_S, settled, until
@@ -160,7 +160,7 @@ class Client:
 
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_an_upload_ends_with_its_client(root, clock, monkeypatch, cancelled):
-    monkeypatch.setattr(management_module, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(model_management, "PIECE_BYTES", 1000)
     before = files(root)
     async with cluster_of(root) as cluster:
         managing = management(cluster, clock)
@@ -177,7 +177,7 @@ async def test_an_upload_ends_with_its_client(root, clock, monkeypatch, cancelle
 
 
 async def test_a_broken_connection_removes_the_upload(root):
-    before, size = files(root), management_module.PIECE_BYTES
+    before, size = files(root), model_management.PIECE_BYTES
     head = [
         f"POST /api/blobs/{digest(b'x')} HTTP/1.1",
         "Host: localhost",
@@ -209,7 +209,7 @@ async def test_slow_uploads_make_progress(root, clock):
         (partial,) = await new_files(root)
 
         def written() -> bool:
-            clock.now += management_module.PIECE_S
+            clock.now += model_management.PIECE_S
             client.send(b"y")
             return (root / "blobs" / partial).stat().st_size >= 2
 

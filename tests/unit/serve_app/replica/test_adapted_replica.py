@@ -14,7 +14,7 @@ from model_zoo.store.definition import ChosenAdapter
 from runtime.engine.request import SamplingParams
 from runtime.errors import ConfigurationError, EngineDeadError, ModelFileError
 from serve_app.config.settings import ModelSettings, read_settings
-from serve_app.gateway.tasks import ChatTask, RawText, merge
+from serve_app.messages.tasks import ChatTask, RawText, merge
 from serve_app.on_demand.definitions import base_from_settings
 from serve_app.replica.loading import load_replica
 from serve_app.replica.model_check import check_model

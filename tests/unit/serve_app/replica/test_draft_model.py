@@ -9,7 +9,7 @@ import pytest
 from runtime.engine.request import SamplingParams
 from runtime.errors import ConfigurationError, DoesNotFitError, EngineDeadError, ModelFileError
 from serve_app.config.settings import ModelSettings, read_settings
-from serve_app.gateway.tasks import EndRules
+from serve_app.messages.tasks import EndRules
 from serve_app.replica.loading import load_replica
 from serve_app.replica.model_check import check_model
 from serve_app.replica.model_files import pull_notice

@@ -21,7 +21,7 @@ from serve_app.api.refusals import refusal
 from serve_app.cli.facts import LocatedModel, ModelFacts
 from serve_app.cli.serving_memory import serving_memory
 from serve_app.config.settings import MAX_IMAGE_BYTES, ModelSettings
-from serve_app.gateway.tasks import ChatTask, Conversation
+from serve_app.messages.tasks import ChatTask, Conversation
 from serve_app.replica.loading import load_replica
 from serve_app.replica.model_check import check_model
 from serve_app.replica.replica import ModelReplica

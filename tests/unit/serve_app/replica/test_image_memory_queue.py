@@ -9,7 +9,7 @@ from model_zoo.chat.messages import ImagePart, Message
 from model_zoo.multimodal.image_cache import ImageCache, ImageLease
 from runtime.engine.request import SamplingParams
 from runtime.errors import OverloadedError, RequestError
-from serve_app.gateway.tasks import ChatTask, Conversation
+from serve_app.messages.tasks import ChatTask, Conversation
 from serve_app.replica.image_memory_queue import ImageMemoryQueue
 from serve_app.replica.prompt_preparation import PromptPreparer
 from tests.patience import settled

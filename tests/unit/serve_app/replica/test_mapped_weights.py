@@ -23,7 +23,7 @@ from runtime.kernels.native import library
 from runtime.engine.request import SamplingParams
 from serve_app.replica.loading import load_replica
 from serve_app.config.settings import ModelSettings
-from serve_app.gateway.tasks import ChatTask, TokenIds
+from serve_app.messages.tasks import ChatTask, TokenIds
 
 def anonymous_bytes():
     return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])

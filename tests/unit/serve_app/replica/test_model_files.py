@@ -15,9 +15,9 @@ from runtime.engine.request import SamplingParams
 from runtime.errors import ConfigurationError, ModelFileError, SourceError
 from serve_app.config.options import Options
 from serve_app.config.settings import ModelSettings
-from serve_app.gateway.file_headers import listed_model
 from serve_app.gateway.model_registry import configured_model
-from serve_app.gateway.tasks import ChatTask, Conversation, RawText, merge
+from serve_app.messages.tasks import ChatTask, Conversation, RawText, merge
+from serve_app.replica.file_headers import listed_model
 from serve_app.replica.loading import load_replica
 from serve_app.replica.model_check import check_model
 from serve_app.replica.model_files import local_files, pulled_files

@@ -12,7 +12,7 @@ from model_zoo.chat_model import ChatModel, Prompt
 from model_zoo.multimodal.image_cache import ImageCache
 from runtime.engine.request import ImageSpan, ResumeState, SamplingParams
 from runtime.errors import OverloadedError, RequestError
-from serve_app.gateway.tasks import (
+from serve_app.messages.tasks import (
     ChatTask,
     Conversation,
     PromptSource,

@@ -35,7 +35,7 @@ from runtime.errors import (
     RequestError,
 )
 from runtime.vision.encoder import PreparedImage
-from serve_app.gateway.tasks import ChatTask, Conversation, RawText, ReplyOpening, TokenIds, merge
+from serve_app.messages.tasks import ChatTask, Conversation, RawText, ReplyOpening, TokenIds, merge
 from serve_app.replica.prompt_defaults import PromptDefaults
 from serve_app.replica.replica import ModelReplica
 from tests.patience import HANG_S

@@ -26,7 +26,7 @@ from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.request import FinishReason, ResumeState, SamplingParams
 from runtime.errors import RequestError
 from serve_app.api.output_forms import MAX_GRAMMAR_CHARACTERS
-from serve_app.gateway.tasks import ChatDelta, ChatTask, Conversation, RawText, merge
+from serve_app.messages.tasks import ChatDelta, ChatTask, Conversation, RawText, merge
 from serve_app.replica.replica import ModelReplica, model_card
 from serve_app.replica.reply_forms import ReplyForms
 from tests.byte_tokenizer import ByteTokenizer

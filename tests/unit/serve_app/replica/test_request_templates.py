@@ -15,7 +15,7 @@ from model_zoo.registry import load
 from runtime.engine.request import SamplingParams
 from runtime.errors import PromptTooLongError, RequestError
 from serve_app.config.settings import ModelSettings
-from serve_app.gateway.tasks import (
+from serve_app.messages.tasks import (
     ChatDelta,
     ChatTask,
     Conversation,

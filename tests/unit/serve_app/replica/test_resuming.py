@@ -12,7 +12,7 @@ from model_zoo.chat.messages import Message
 from runtime.engine.request import FinishReason, SamplingParams
 from serve_app.config.settings import ModelSettings
 from serve_app.gateway.failover import FailoverRules, FailoverState
-from serve_app.gateway.tasks import ChatDelta, ChatTask, Conversation, EndRules, RawText, merge
+from serve_app.messages.tasks import ChatDelta, ChatTask, Conversation, EndRules, RawText, merge
 from serve_app.replica.loading import load_replica
 from serve_app.replica.replica import ModelReplica
 from serve_app.transport.wire import Address

@@ -60,7 +60,7 @@ import asyncio, os, sys
 from runtime.engine.request import SamplingParams
 from serve_app.replica.loading import load_replica
 from serve_app.config.settings import ModelSettings
-from serve_app.gateway.tasks import ChatTask, TokenIds
+from serve_app.messages.tasks import ChatTask, TokenIds
 
 async def answer(replica):
     task = ChatTask("1", "tiny", TokenIds((0, 1, 2)), SamplingParams(temperature=0.0), 4)

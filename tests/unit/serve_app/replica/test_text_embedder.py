@@ -12,7 +12,7 @@ from model_zoo.chat.messages import Message
 from runtime.engine.engine import EngineLimits
 from runtime.engine.request import Delta, FinishReason, ImageSpan, Pooling, SamplingParams, Usage
 from runtime.errors import GenerationFailedError, OverloadedError, PromptTooLongError, RequestError
-from serve_app.gateway.tasks import (
+from serve_app.messages.tasks import (
     ChatDelta,
     ChatTask,
     Conversation,

@@ -3,7 +3,7 @@
 import pytest
 
 from model_zoo.chat.formats.reply_format import format_of
-from serve_app.gateway.tasks import ReplyOpening
+from serve_app.messages.tasks import ReplyOpening
 from serve_app.replica.thinking_tokens import ThinkingCounter
 
 TAGS = format_of("<think> </think>")

@@ -13,7 +13,7 @@ from runtime.engine.request import SamplingParams
 from runtime.engine.tracing import TraceEvent
 from runtime.errors import ConfigurationError, RequestError
 from serve_app.config.settings import ModelSettings
-from serve_app.gateway.tasks import ChatTask, EndRules, RawText, merge
+from serve_app.messages.tasks import ChatTask, EndRules, RawText, merge
 from serve_app.replica import trace_file
 from serve_app.replica.loading import load_replica
 from serve_app.replica.replica import ModelReplica

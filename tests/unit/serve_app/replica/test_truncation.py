@@ -9,7 +9,7 @@ from model_zoo.chat.messages import Message
 from model_zoo.chat_model import Prompt
 from runtime.engine.request import SamplingParams
 from runtime.errors import PromptTooLongError, RequestError, TooManyImagesError
-from serve_app.gateway.tasks import ChatTask, RawText, Truncation
+from serve_app.messages.tasks import ChatTask, RawText, Truncation
 from serve_app.replica.truncation import (
     cut_text,
     shortened_tokens,

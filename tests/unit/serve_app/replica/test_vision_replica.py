@@ -13,7 +13,7 @@ from runtime.engine.engine_statistics import EngineStatistics
 from runtime.engine.request import SamplingParams
 from runtime.errors import ConfigurationError, PromptTooLongError, RequestError
 from serve_app.config.settings import ModelSettings
-from serve_app.gateway.tasks import ChatDelta, ChatTask, Conversation, RawText, merge
+from serve_app.messages.tasks import ChatDelta, ChatTask, Conversation, RawText, merge
 from serve_app.replica.loading import load_replica
 from serve_app.replica.model_check import check_model
 from serve_app.replica.replica import ModelReplica

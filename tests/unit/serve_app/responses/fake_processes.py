@@ -4,9 +4,9 @@ import asyncio
 from typing import Any
 
 from runtime.errors import ReplicaLostError
-from serve_app.gateway.replica_calls import Replicas
 from serve_app.responses.response_store import ResponseStore, StoreLimits
 from serve_app.responses.stored_responses import StoredResponses
+from serve_app.routing.replica_calls import Replicas
 
 LIMITS = StoreLimits(max_bytes=2**20, tenant_bytes=2**19, max_age_s=60.0)
 

@@ -7,7 +7,6 @@ from typing import TypeVar
 import pytest
 
 from runtime.errors import OverloadedError
-from serve_app.gateway.replica_calls import Replicas
 from serve_app.responses import stored_responses
 from serve_app.responses.response_store import ResponseStore, StoredResponse
 from serve_app.responses.stored_responses import (
@@ -20,6 +19,7 @@ from serve_app.responses.stored_responses import (
     copy_from,
     hand_over,
 )
+from serve_app.routing.replica_calls import Replicas
 from tests.patience import pass_time, settled
 from tests.unit.serve_app.responses.fake_processes import LIMITS, FakeProcesses, stored_by
 

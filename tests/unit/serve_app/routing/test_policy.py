@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.routing.policy import PolicyRules, ReplicaLoad, RoutingPolicy
-from serve_app.routing.prefix_memory import PrefixHashes, PrefixMemory, hash_prefixes
+from serve_app.messages.replica_load import PrefixHashes, ReplicaLoad
+from serve_app.routing.policy import PolicyRules, RoutingPolicy
+from serve_app.routing.prefix_memory import PrefixMemory, hash_prefixes
 
 IDLE = ReplicaLoad(slots=16, tokens_per_s=1000.0, cache_tokens=100_000)
 

@@ -6,7 +6,7 @@ import pytest
 
 from model_zoo.chat.messages import ImagePart, Message, ToolCall
 from runtime.engine.request import ResumeState, SamplingParams
-from serve_app.gateway.tasks import (
+from serve_app.messages.tasks import (
     ChatTask,
     Conversation,
     EmbeddingTask,

@@ -5,13 +5,8 @@ from hashlib import blake2b
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.routing.prefix_memory import (
-    BOUNDARIES,
-    BYTES_PER_TOKEN,
-    PrefixHashes,
-    PrefixMemory,
-    hash_prefixes,
-)
+from serve_app.messages.replica_load import PrefixHashes
+from serve_app.routing.prefix_memory import BOUNDARIES, BYTES_PER_TOKEN, PrefixMemory, hash_prefixes
 
 TEXT = b"The caravan carries salt over the pass, and dates on its way back. " * 200
 

@@ -14,8 +14,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 from runtime.engine.engine_statistics import EngineStatistics
 from runtime.engine.request import SamplingParams
 from runtime.errors import ModelUnavailableError, OverloadedError, ReplicaLostError
-from serve_app.gateway.model_card import ModelCard
-from serve_app.gateway.tasks import ChatTask, RawText
+from serve_app.messages.model_card import ModelCard
+from serve_app.messages.tasks import ChatTask, RawText
 from serve_app.routing.listing_router import ListingRouter
 from serve_app.routing.load_reports import MAX_HASHES, LoadReporter
 from serve_app.routing.prefix_hashes import prefix_hashes_of

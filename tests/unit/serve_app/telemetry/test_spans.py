@@ -21,7 +21,7 @@ from starlette.routing import Route
 from runtime.engine.request import RequestOrigin, SamplingParams, Usage
 from runtime.errors import ConfigurationError, OverloadedError
 from serve_app.api.observing import Telemetry
-from serve_app.gateway.tasks import ChatDelta, ChatTask, RawText
+from serve_app.messages.tasks import ChatDelta, ChatTask, RawText
 from serve_app.telemetry import spans as spans_module
 from serve_app.telemetry.exposition import no_exposition
 from serve_app.telemetry.meter import NoMeter
@@ -29,7 +29,7 @@ from serve_app.telemetry.otel_spans import OtelSpans, exporting_provider
 from serve_app.telemetry.replies import recorded
 from serve_app.telemetry.request_spans import spanned_replies, task_span
 from serve_app.telemetry.spans import SpanKind, configured_spans
-from serve_app.transport.features import FeatureClient, feature_server
+from serve_app.vision.feature_transfer import FeatureClient, feature_server
 from tests.checkout import ROOT
 from tests.unit.runtime.vision.fake_tower import PretendTower, picture
 from tests.unit.serve_app.api.operations import (

@@ -12,14 +12,14 @@ import pytest
 
 from runtime.distributed.handshake import Handshake
 from runtime.engine.request import SamplingParams
-from serve_app.gateway.tasks import ChatTask, RawText
+from serve_app.messages.tasks import ChatTask, RawText
 from serve_app.transport import authentication, client, wire
 from serve_app.transport.client import StreamClient
-from serve_app.transport.features import FeatureClient
 from serve_app.transport.generation import generation_server
 from serve_app.transport.stream_server import StreamServer
 from serve_app.transport.watch import Watcher
 from serve_app.transport.wire import ConnectionLost
+from serve_app.vision.feature_transfer import FeatureClient
 from tests.patience import HANG_S, pass_time, until
 from tests.unit.runtime.vision.fake_tower import PretendTower, picture
 from tests.unit.serve_app.fake_replicas import PretendReplica

@@ -11,7 +11,7 @@ import pytest
 from model_zoo.chat.messages import Message
 from runtime.engine.request import FinishReason, SamplingParams
 from runtime.errors import OverloadedError, PromptTooLongError, RequestError
-from serve_app.gateway.tasks import (
+from serve_app.messages.tasks import (
     ChatDelta,
     ChatTask,
     Conversation,

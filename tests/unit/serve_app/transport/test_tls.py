@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from runtime.engine.request import SamplingParams
-from serve_app.gateway.tasks import ChatTask, RawText, merge
-from serve_app.routing.policy import ReplicaLoad
+from serve_app.messages.replica_load import ReplicaLoad
+from serve_app.messages.tasks import ChatTask, RawText, merge
 from serve_app.transport import authentication
 from serve_app.transport.client import StreamClient
-from serve_app.transport.features import FeatureClient
 from serve_app.transport.generation import generation_server
 from serve_app.transport.watch import Watcher
 from serve_app.transport.wire import Address, ConnectionLost, LoadReport
+from serve_app.vision.feature_transfer import FeatureClient
 from tests.certificates import Authority, set_variables
 from tests.patience import HANG_S, until
 from tests.unit.runtime.vision.fake_tower import PretendTower, picture

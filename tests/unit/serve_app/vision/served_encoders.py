@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 import torch
 
 from runtime.vision.encoder import PreparedImage
-from serve_app.transport.features import feature_server
 from serve_app.transport.stream_server import StreamServer
 from serve_app.transport.wire import Address
 from serve_app.vision.encoder_pool import PoolEncoder, PoolRules
 from serve_app.vision.encoder_replica import EncoderReplica
+from serve_app.vision.feature_transfer import feature_server
 from tests.patience import HANG_S
 from tests.unit.runtime.vision.fake_tower import PretendTower, features_of
 

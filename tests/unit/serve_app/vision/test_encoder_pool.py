@@ -16,7 +16,7 @@ from runtime.errors import (
     RequestError,
 )
 from runtime.vision.feature_cache import FeatureStore
-from serve_app.gateway.replica_calls import Replicas
+from serve_app.routing.replica_calls import Replicas
 from serve_app.transport.sockets import connect
 from serve_app.transport.stream_server import StreamServer
 from serve_app.transport.wire import Address

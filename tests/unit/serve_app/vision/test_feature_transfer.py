@@ -13,10 +13,11 @@ from runtime.engine.request import RequestOrigin
 from runtime.errors import GenerationFailedError, RequestError
 from runtime.vision.encoder import ImageOutline
 from serve_app.logs import LEVEL, get_logger
-from serve_app.transport import authentication, features, wire
+from serve_app.transport import authentication, wire
 from serve_app.transport.connection import PIECE_BYTES, FramedConnection
-from serve_app.transport.features import FeatureClient, feature_server
 from serve_app.transport.wire import ConnectionLost
+from serve_app.vision import feature_transfer
+from serve_app.vision.feature_transfer import FeatureClient, feature_server
 from tests.patience import HANG_S, settled, until
 from tests.unit.runtime.vision.fake_tower import PretendTower, picture
 from tests.unit.serve_app.transport.peer import Peer, peers
@@ -62,7 +63,7 @@ async def test_pixels_are_sent_only_if_the_encoder_needs_them(monkeypatch) -> No
 
 
 async def test_the_encoder_logs_the_request_that_an_image_is_from(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(features, "log", get_logger({LEVEL: "debug"}))
+    monkeypatch.setattr(feature_transfer, "log", get_logger({LEVEL: "debug"}))
     image = replace(picture(5), origin=RequestOrigin("one"))
     async with served(encoder_of(PretendTower())) as (_, address):
         await client().features(address, image)

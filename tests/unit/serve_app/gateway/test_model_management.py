@@ -8,10 +8,10 @@ import pytest
 
 from model_zoo.sources.pull import PullProgress
 from runtime.errors import ModelUnavailableError, OverloadedError
+from serve_app.gateway import model_management
+from serve_app.gateway.model_management import ModelManagement
 from serve_app.gateway.model_registry import ON_DEMAND
 from serve_app.gateway.schedulability import ClusterView, Need, Schedulability
-from serve_app.on_demand import management as management_module
-from serve_app.on_demand.management import ModelManagement
 from serve_app.on_demand.report import CallResult, OperationProgress
 from tests.patience import HANG_S, pass_time, settled
 
@@ -68,7 +68,7 @@ def managing(stores: FakeStores, **stated: Any) -> ModelManagement:
 
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch):
-    monkeypatch.setattr(management_module, "POLL_S", 0.0)
+    monkeypatch.setattr(model_management, "POLL_S", 0.0)
 
 
 @pytest.mark.parametrize(

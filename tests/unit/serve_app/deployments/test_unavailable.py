@@ -7,16 +7,16 @@ import pytest
 from runtime.engine.request import SamplingParams
 from runtime.errors import EngineDeadError, ModelUnavailableError
 from serve_app.api.refusals import refusal
-from serve_app.gateway.replica_calls import Replicas
-from serve_app.gateway.tasks import ChatTask, RawText
-from serve_app.replica.unserved import OTHERS_S, RETRY_S, UnservedReplica, any_serves
+from serve_app.deployments.unavailable import OTHERS_S, RETRY_S, UnavailableReplica, any_serves
+from serve_app.messages.tasks import ChatTask, RawText
+from serve_app.routing.replica_calls import Replicas
 from serve_app.transport import wire
 from tests.patience import pass_time, settled
 from tests.unit.serve_app.fake_calls import FakeCalls
 
 
 async def test_every_request_fails_with_the_reason():
-    replica = UnservedReplica("model 'big'", "it needs 5 bytes; 3 are there")
+    replica = UnavailableReplica("model 'big'", "it needs 5 bytes; 3 are there")
     task = ChatTask("t", "big", RawText("hi"), SamplingParams(seed=1))
     with pytest.raises(ModelUnavailableError, match="'big' cannot be served: it needs 5 bytes"):
         await anext(replica.generate(task))
@@ -26,7 +26,7 @@ async def test_every_request_fails_with_the_reason():
 
 def test_the_health_check_passes_until_the_next_attempt():
     now = [0.0]
-    replica = UnservedReplica("model 'big'", "no memory", clock=lambda: now[0])
+    replica = UnavailableReplica("model 'big'", "no memory", clock=lambda: now[0])
     replica.check()
     now[0] = RETRY_S - 1
     replica.check()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from runtime.errors import ModelUnavailableError, ReplicaLostError
-from serve_app.gateway import replica_calls
-from serve_app.gateway.replica_calls import Replicas
+from serve_app.routing import replica_calls
+from serve_app.routing.replica_calls import Replicas
 from tests.patience import pass_time, settled
 from tests.unit.serve_app.fake_calls import FakeCalls
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from runtime.engine.engine_statistics import EngineStatistics
 from runtime.errors import CaravanError, EngineDeadError, ModelUnavailableError
-from serve_app.gateway.model_card import ModelCard
-from serve_app.gateway.replica_calls import Replicas
-from serve_app.gateway.tasks import ChatDelta, Task
+from serve_app.messages.model_card import ModelCard
+from serve_app.messages.tasks import ChatDelta, Task
 from serve_app.on_demand.pool_load import PoolLoad
 from serve_app.on_demand.report import CallResult, PoolReport
+from serve_app.routing.replica_calls import Replicas
 
 if TYPE_CHECKING:
     from serve_app.vision.encoder_replica import EncoderStatistics
@@ -37,7 +37,7 @@ async def any_serves(replicas: Replicas, method: str) -> bool:
         return False
 
 
-class Unserved:
+class Unavailable:
     """`what` could not be loaded, such as "model 'demo'". `probe`: the method of its deployment
     that raises an error where that is so.
 
@@ -66,7 +66,7 @@ class Unserved:
         """Nothing to release."""
 
 
-class UnservedReplica(Unserved):
+class UnavailableReplica(Unavailable):
     """Like ModelReplica, but every request fails."""
 
     probe = "describe"
@@ -87,7 +87,7 @@ class UnservedReplica(Unserved):
         return EngineStatistics()
 
 
-class UnservedEncoder(Unserved):
+class UnavailableEncoder(Unavailable):
     """Like EncoderReplica, but encodes no image."""
 
     probe = "address"
@@ -98,7 +98,7 @@ class UnservedEncoder(Unserved):
         return EncoderStatistics(0, 0, 0, 0)
 
 
-class UnservedStoreManager(Unserved):
+class UnavailableStoreManager(Unavailable):
     """Like StoreManager, but loads no model and does not access the store."""
 
     probe = "report"

@@ -16,23 +16,23 @@ from runtime.errors import CaravanError
 from serve_app.autoscaling.serve_policy import encoder_metrics, engine_metrics
 from serve_app.config.on_demand_settings import OnDemandSettings
 from serve_app.config.settings import ModelSettings
-from serve_app.gateway.cluster import RayCluster
-from serve_app.gateway.listing import LoadedModel
-from serve_app.gateway.model_card import ModelCard
-from serve_app.gateway.replica_calls import Replicas
-from serve_app.gateway.replica_status import ReplicaStatus
-from serve_app.logs import get_logger, structure_records
-from serve_app.on_demand.report import CallResult, PoolReport
-from serve_app.replica.load_errors import explained
-from serve_app.replica.unserved import (
-    Unserved,
-    UnservedEncoder,
-    UnservedReplica,
-    UnservedStoreManager,
+from serve_app.deployments.unavailable import (
+    Unavailable,
+    UnavailableEncoder,
+    UnavailableReplica,
+    UnavailableStoreManager,
     any_serves,
 )
+from serve_app.gateway.cluster import RayCluster
+from serve_app.logs import get_logger, structure_records
+from serve_app.messages.listing import LoadedModel
+from serve_app.messages.model_card import ModelCard
+from serve_app.messages.replica_status import ReplicaStatus
+from serve_app.on_demand.report import CallResult, PoolReport
+from serve_app.replica.load_errors import explained
 from serve_app.routing.load_reports import LoadReporter
 from serve_app.routing.named_replicas import NamedReplicas
+from serve_app.routing.replica_calls import Replicas
 from serve_app.telemetry import metrics
 from serve_app.telemetry.metrics import ENCODER, ENGINE, Metric
 from serve_app.telemetry.published import StatisticsPublisher, publish_regularly
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from serve_app.replica.replica import ModelReplica
     from serve_app.vision.encoder_replica import EncoderReplica
 
-S = TypeVar("S", bound=Unserved)
+S = TypeVar("S", bound=Unavailable)
 
 log = get_logger()
 
@@ -65,13 +65,13 @@ class ModelDeployment:
         log.info("starting", model=settings.name)
         self._settings = settings
         self._opened = AsyncExitStack()
-        self._replica: ModelReplica | UnservedReplica
+        self._replica: ModelReplica | UnavailableReplica
         try:
             with collector_paused():
                 self._replica = await self._loaded(settings, encoders)
         except Exception as error:
             self._replica = await _stand_in(
-                UnservedReplica,
+                UnavailableReplica,
                 f"model '{settings.name}'",
                 explained(f"Model {settings.name}", error),
                 self._opened,
@@ -171,17 +171,17 @@ class VisionEncoder:
     ) -> None:
         with lasting_imports():
             from serve_app.replica.loading import load_encoder
-            from serve_app.transport.features import feature_server
+            from serve_app.vision.feature_transfer import feature_server
 
         structure_records()
         self._opened = AsyncExitStack()
-        self._encoder: EncoderReplica | UnservedEncoder
+        self._encoder: EncoderReplica | UnavailableEncoder
         try:
             self._encoder = await asyncio.to_thread(load_encoder, settings, contexts)
         except Exception as error:
             what = f"the vision encoder of model '{settings.name}'"
             self._encoder = await _stand_in(
-                UnservedEncoder, what, explained(what, error), self._opened
+                UnavailableEncoder, what, explained(what, error), self._opened
             )
             return
         self._opened.push_async_callback(asyncio.to_thread, self._encoder.close)
@@ -199,7 +199,7 @@ class VisionEncoder:
 
     async def address(self) -> dict[str, Any]:
         """ModelUnavailableError with the reason if the encoder could not be loaded."""
-        if isinstance(self._encoder, UnservedEncoder):
+        if isinstance(self._encoder, UnavailableEncoder):
             self._encoder.refuse()
         return dataclasses.asdict(self._address)
 
@@ -228,7 +228,7 @@ class OnDemandDeployment:
         structure_records()
         self._opened = AsyncExitStack()
         host, replica = ray.util.get_node_ip_address(), serve.get_replica_context().replica_id
-        self._store_manager: StoreManager | UnservedStoreManager
+        self._store_manager: StoreManager | UnavailableStoreManager
         try:
             self._store_manager = await open_store_manager(
                 settings, self._opened, host, replica.unique_id
@@ -236,7 +236,7 @@ class OnDemandDeployment:
         except Exception as error:
             what = "models on demand"
             self._store_manager = await _stand_in(
-                UnservedStoreManager, what, explained(what, error), self._opened
+                UnavailableStoreManager, what, explained(what, error), self._opened
             )
         _publish(self._opened, ENGINE, self._store_manager.statistics)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 
 from serve_app.config.options import Options
-from serve_app.gateway.model_card import ModelCard
+from serve_app.messages.model_card import ModelCard
 
 
 @dataclass(frozen=True, slots=True)

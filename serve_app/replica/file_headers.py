@@ -15,7 +15,7 @@ from model_zoo.tokenizers.infill import INFILL_KEYS
 from runtime.errors import CaravanError, ModelFileError
 from serve_app.config.options import Options, recommended_options
 from serve_app.config.settings import ModelSettings
-from serve_app.gateway.listing import ListedModel
+from serve_app.messages.listing import ListedModel
 from serve_app.replica.model_files import local_files
 
 

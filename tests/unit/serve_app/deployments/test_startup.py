@@ -13,7 +13,11 @@ from runtime.worker.runner import DeviceRunner
 from serve_app.app import build
 from serve_app.config.on_demand_settings import OnDemandSettings
 from serve_app.config.settings import ModelSettings
-from serve_app.replica.deployments import ModelDeployment, OnDemandDeployment, VisionEncoder
+from serve_app.deployments.model_deployments import (
+    ModelDeployment,
+    OnDemandDeployment,
+    VisionEncoder,
+)
 from serve_app.transport.stream_server import StreamServer
 from tests.checkout import DEMO_MODEL
 
@@ -43,7 +47,7 @@ def done(monkeypatch) -> list[str]:
     monkeypatch.setattr(DeviceRunner, "warm_up", warming_up)
     monkeypatch.setattr(StreamServer, "start", starting)
     # Metrics name the replica, which only Serve gives a name.
-    monkeypatch.setattr("serve_app.replica.deployments._publish", lambda *arguments: None)
+    monkeypatch.setattr("serve_app.deployments.model_deployments._publish", lambda *arguments: None)
     return done
 
 
@@ -108,7 +112,7 @@ def failing(request, monkeypatch) -> Kind:
     context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r"))
     monkeypatch.setattr("ray.serve.get_replica_context", lambda: context)
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
-    monkeypatch.setattr("serve_app.replica.deployments._publish", lambda *arguments: None)
+    monkeypatch.setattr("serve_app.deployments.model_deployments._publish", lambda *arguments: None)
     monkeypatch.setattr(kind.load, fail)
     return kind
 
@@ -136,7 +140,7 @@ def served_elsewhere(monkeypatch, served: bool) -> None:
     async def answer(probe: str) -> bool:
         return served
 
-    monkeypatch.setattr("serve_app.replica.deployments._is_served_elsewhere", answer)
+    monkeypatch.setattr("serve_app.deployments.model_deployments._is_served_elsewhere", answer)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +175,7 @@ async def test_a_file_that_is_missing_on_this_node_is_reported_with_the_node(
     """The node of the check had it."""
     served_elsewhere(monkeypatch, False)
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
-    monkeypatch.setattr("serve_app.replica.deployments._publish", lambda *arguments: None)
+    monkeypatch.setattr("serve_app.deployments.model_deployments._publish", lambda *arguments: None)
     path = tmp_path / "demo.gguf"
     deployment = object.__new__(LocalDeployment)
     await deployment.__init__(ModelSettings(**MODEL | {key: str(path)}))
@@ -207,7 +211,7 @@ async def test_a_replica_that_cannot_load_answers_with_the_reason_and_is_replace
         assert str(caught.value).startswith(f"{failing.what} cannot be served: ")
         assert not any((await deployment.record_autoscaling_stats()).values())
         await deployment.check_health()
-        monkeypatch.setattr("serve_app.replica.unserved.RETRY_S", -1.0)
+        monkeypatch.setattr("serve_app.deployments.unavailable.RETRY_S", -1.0)
         with pytest.raises(EngineDeadError, match=f"load {failing.what}: .*{reason}"):
             await deployment.check_health()
     finally:

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from runtime.errors import OverloadedError
-from serve_app.gateway.fair_gate import FairGate
+from serve_app.fair_gate import FairGate
 
 
 async def settled() -> None:
