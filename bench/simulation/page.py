@@ -28,10 +28,10 @@ conversation or document of each request.
 
 Times are to the first token from the arrival, including requests that lost their replica. "saved":
 share of prompt tokens that came from caches. "in time": answer tokens per second of answers whose
-first token came within 10 s on CPUs, 0.5 s on accelerators. "busy": share of the time, mean and
-busiest replica; steps that begin within the period count whole, so it may pass 100%. "decision":
-CPU time of choosing, of this code on this machine. One trace and one seed each: differences of a
-few percent mean nothing."""
+first token came within 10 s on CPUs, 0.5 s on accelerators. "busy": share of the time in which a
+replica was there, mean and busiest replica; steps that begin within the period count whole, so it
+may pass 100%. "decision": CPU time of choosing, of this code on this machine. One trace and one
+seed each: differences of a few percent mean nothing."""
 VARIANTS = """\
 Ours, with 8 ingresses and other parameters or without a part. The defaults of `PolicyRules` are:
 `samples` 4, `holders` 4, `patience_s` 0.1, `loyalty` 3, `running_tokens` 32, `settle_s` 0.1."""

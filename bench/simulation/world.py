@@ -40,7 +40,8 @@ class ClusterSpec:
 class Outcome:
     """Measurements of a period, in seconds; one entry per request or replica.
 
-    `between_s`: mean time between the tokens of an answer. `decided_s`: CPU time of choosing.
+    `between_s`: mean time between the tokens of an answer. `busy`: share of the time in which a
+    replica was there, also of one that has failed. `decided_s`: CPU time of choosing.
     """
 
     begin_s: float
@@ -58,12 +59,19 @@ class Outcome:
     def covers(self, moment: float) -> bool:
         return self.begin_s <= moment < self.end_s
 
+    def overlap_s(self, begin_s: float, end_s: float) -> float:
+        """The seconds of the period between two moments."""
+        return max(0.0, min(end_s, self.end_s) - max(begin_s, self.begin_s))
+
 
 @dataclass(eq=False, slots=True)
 class _Sent:
+    """`begun`: whether its first token has come, maybe from a replica that has failed since."""
+
     request: Request
     at: float
     rest: Iterator[tuple[float, Request]]
+    begun: bool = False
 
 
 class World:
@@ -80,6 +88,7 @@ class World:
         self._contestant = make(self._replicas)
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._numbers = count()
+        self._joined: dict[str, float] = {}
         self._versions: dict[str, int] = {}  # of each replica's next step
         self._reported: dict[str, float] = {}
         self._reporting: set[str] = set()
@@ -99,8 +108,8 @@ class World:
         while self._events:
             now, _, happen, arguments = heapq.heappop(self._events)
             happen(now, *arguments)
-        period_s = self._outcome.end_s - self._outcome.begin_s
-        self._outcome.busy = [replica.busy_s / period_s for replica in self._replicas.values()]
+        for replica in self._replicas.values():
+            self._note_busy(replica, self._outcome.end_s)
         return self._outcome
 
     def _at(self, when: float, happen: Callable[..., None], *arguments: Any) -> None:
@@ -160,8 +169,7 @@ class World:
     def _step(self, now: float, replica: Replica, version: int) -> None:
         if self._versions.get(replica.id) != version:
             return
-        if self._outcome.covers(replica.begun_at):
-            replica.busy_s += now - replica.begun_at
+        self._note_work(now, replica)
         started, done = replica.advance(now)
         for job in started:
             self._note_first(now, job)
@@ -171,13 +179,17 @@ class World:
         self._report_soon(now, replica)
 
     def _note_first(self, now: float, job: Job) -> None:
-        sent_at = self._sent[job.request].at
-        if not self._outcome.covers(sent_at):
+        """A prompt that is computed again after a failure is work, but no other first token."""
+        sent = self._sent[job.request]
+        begun, sent.begun = sent.begun, True
+        if not self._outcome.covers(sent.at):
             return
-        self._outcome.first_s.append(now - sent_at)
         self._outcome.saved_tokens += job.hit
         self._outcome.computed_tokens += job.request.tokens - job.hit
-        if now - sent_at <= self._in_time_s:
+        if begun:
+            return
+        self._outcome.first_s.append(now - sent.at)
+        if now - sent.at <= self._in_time_s:
             self._outcome.in_time_tokens += job.request.answer
 
     def _end(self, now: float, replica: Replica, job: Job) -> None:
@@ -208,7 +220,7 @@ class World:
 
     def _join(self, now: float, name: str, costs: StepCosts) -> None:
         replica = self._replicas[name] = Replica(name, costs)
-        self._versions[name] = 0
+        self._joined[name], self._versions[name] = now, 0
         self._contestant.add(name)
         self._heartbeat(now, replica)
 
@@ -222,8 +234,20 @@ class World:
         for name in self._random.sample(sorted(self._replicas), self._cluster.failing):
             replica = self._replicas.pop(name)
             del self._versions[name]
+            if replica.due is not None:
+                self._note_work(now, replica)
+            self._note_busy(replica, now)
             self._contestant.remove(name)
             for job in replica.jobs:
                 self._contestant.finished(name)
                 self._at(now + RETRY_S, self._send, self._sent[job.request])
             self._at(now + self._cluster.replaced_after_s, self._join, f"{name}'", replica.costs)
+
+    def _note_work(self, now: float, replica: Replica) -> None:
+        if self._outcome.covers(replica.begun_at):
+            replica.busy_s += now - replica.begun_at
+
+    def _note_busy(self, replica: Replica, gone_at: float) -> None:
+        there_s = self._outcome.overlap_s(self._joined[replica.id], gone_at)
+        if there_s:
+            self._outcome.busy.append(replica.busy_s / there_s)

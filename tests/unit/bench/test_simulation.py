@@ -132,7 +132,16 @@ def test_every_request_is_answered_when_replicas_fail(make):
     World(scenario.cluster, make, outcome=outcome, in_time_s=1.0).run(trace)
     sent = sum(len(session.turns) for session in trace)
     assert len(outcome.between_s) == sent
+    assert len(outcome.first_s) == sent, "streams that continue elsewhere have begun before"
     assert sent < outcome.decisions < 2 * sent
+
+
+def test_a_replica_is_busy_in_a_share_of_the_time_in_which_it_was_there() -> None:
+    """Two replicas with more work than they can do; one fails, and its successor joins later."""
+    cluster = ClusterSpec((ACCELERATOR,) * 2, fail_at_s=4.0, failing=1, replaced_after_s=4.0)
+    scenario = Scenario("busy", cluster, Mix(60, unshared=1), 12, 2, 0.5)
+    busy = run(scenario, OTHERS["round robin"]).busy
+    assert len(busy) == 3 and all(0.95 < share < 1.1 for share in busy)
 
 
 def test_moving_queued_requests_shortens_long_waits_when_replicas_join():
