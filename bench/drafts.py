@@ -11,7 +11,7 @@ from bench.cache import CACHE
 from bench.machine import describe_machine
 from bench.make_model import Shape, ensure_model
 from bench.sections import DRAFTS
-from bench.speculation import COUNTS, GREEDY, Case, as_section, contenders, measured_row
+from bench.speculation import COUNTS, GREEDY, Case, as_section, measured_row, start_engines
 from bench.vocabulary import find_vocabulary
 
 LABEL = "Q4_0"
@@ -44,7 +44,7 @@ def drafts_section(threads: int, rounds: int) -> str:
         drafting = replace(DRAFT, name=f"draft-{seed}", seed=seed)
         target, draft = (ensure_model(CACHE, LABEL, vocabulary, each) for each in (shape, drafting))
         with ExitStack() as stack:
-            engines = contenders(target, threads, stack, draft)
+            engines = start_engines(target, threads, stack, draft)
             case = Case(text, "The caravan left the city before dawn.", GREEDY, ANSWER_TOKENS)
             rows += [measured_row(engines, case, count, rounds) for count in COUNTS]
         target.unlink()

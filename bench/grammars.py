@@ -24,16 +24,13 @@ import torch
 from bench.cache import CACHE
 from bench.machine import describe_processor
 from bench.make_model import Shape, ensure_model
-from bench.ours import SAMPLING
+from bench.ours import SAMPLING, load_model, start_engine
 from bench.sections import GRAMMARS, publish
 from bench.vocabulary import find_vocabulary
 from model_zoo.grammars.json_schema import compilable
 from model_zoo.grammars.token_grammar import TokenGrammars
-from model_zoo.registry import LoadOptions, load
-from runtime.engine.assembly import EngineOptions, assemble
+from runtime.engine.assembly import EngineOptions
 from runtime.engine.request import FinishReason, GenerationRequest, Grammar, StopRules
-from runtime.kv.cache_types import default_cache_type
-from serve_app.replica.machine import compute_type, tiling_options
 
 LABEL = "Q4_0"
 PROMPT_TOKENS, ANSWER_TOKENS = 16, 24
@@ -76,18 +73,9 @@ class Decoder:
 
     def __init__(self, path: Path, threads: int) -> None:
         torch.set_num_threads(threads)
-        device = torch.device("cpu")
-        loading = LoadOptions(compute=compute_type("auto"), tiling=tiling_options("auto"))
-        model = load(path, device=device, dtype=torch.float32, options=loading)
-        options = EngineOptions(
-            context_tokens=128,
-            max_sequences=max(CASES),
-            step_tokens=128,
-            kv_dtype=default_cache_type(device, generates=True),
-        )
-        token_bytes = model.tokenizer.token_bytes
-        self._engine, _ = assemble(model.decoder, token_bytes, device=device, options=options)
-        self._engine.start()
+        model = load_model(path)
+        options = EngineOptions(context_tokens=128, max_sequences=max(CASES), step_tokens=128)
+        self._engine = start_engine(model, options)
         listed = {"grammars": [{"json_schema": compilable(SCHEMA)}]}
         self._grammar = TokenGrammars(model.tokenizer).compile(json.dumps(listed))
         self._random, self._ids = random.Random(1), map(str, itertools.count())

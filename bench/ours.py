@@ -11,14 +11,40 @@ from pathlib import Path
 import torch
 
 from bench.contender import TEMPERATURE, TOP_K, TOP_P, Clock, Decoding, Scored, Setting
+from model_zoo.chat_model import ChatModel
 from model_zoo.registry import LoadOptions, load
 from runtime.engine.assembly import EngineOptions, assemble
+from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams, StopRules
 from runtime.kv.cache_types import default_cache_type
 from runtime.quant.weight import Compute
 from serve_app.replica.machine import tiling_options
 
 SAMPLING = SamplingParams(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P, seed=1)
+_CPU = torch.device("cpu")
+
+
+def load_model(path: Path, compute: Compute = Compute.AUTO) -> ChatModel:
+    """The model as a server loads it for a CPU."""
+    options = LoadOptions(compute=compute, tiling=tiling_options("auto"))
+    return load(path, device=_CPU, dtype=torch.float32, options=options)
+
+
+def start_engine(
+    model: ChatModel, options: EngineOptions, *, draft: ChatModel | None = None
+) -> AsyncEngine:
+    """An engine with a cache of a server's type, whatever `options` say of it. `draft`: a draft
+    model."""
+    options = replace(options, kv_dtype=default_cache_type(_CPU, generates=True))
+    engine, _ = assemble(
+        model.decoder,
+        model.tokenizer.token_bytes,
+        device=_CPU,
+        options=options,
+        draft=None if draft is None else draft.decoder,
+    )
+    engine.start()
+    return engine
 
 
 class Caravan:
@@ -26,19 +52,13 @@ class Caravan:
 
     def __init__(self, path: Path, setting: Setting, compute: Compute = Compute.AUTO) -> None:
         torch.set_num_threads(setting.threads)
-        device = torch.device("cpu")
-        loading = LoadOptions(compute=compute, tiling=tiling_options("auto"))
-        model = load(path, device=device, dtype=torch.float32, options=loading)
         options = EngineOptions(
             context_tokens=setting.context_tokens,
             max_sequences=setting.sequences,
             step_tokens=setting.step_tokens,
             cache_tokens=setting.context_tokens * setting.sequences,
-            kv_dtype=default_cache_type(device, generates=True),
         )
-        token_bytes = model.tokenizer.token_bytes
-        self._engine, _ = assemble(model.decoder, token_bytes, device=device, options=options)
-        self._engine.start()
+        self._engine = start_engine(load_model(path, compute), options)
         self._ids = map(str, itertools.count())
 
     def prefill(self, prompt: Sequence[int]) -> float:

@@ -7,7 +7,6 @@ random one does not copy.
 import asyncio
 import inspect
 import itertools
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, replace
@@ -16,18 +15,17 @@ from statistics import median
 
 import torch
 
+from bench.contender import Clock, Decoding
 from bench.machine import describe_machine
+from bench.ours import load_model, start_engine
 from bench.real_model import real_model, real_text
 from bench.report import with_spread
 from bench.sections import SPECULATION
-from model_zoo.chat_model import ChatModel
-from model_zoo.registry import LoadOptions, load
-from runtime.engine.assembly import EngineOptions, assemble
+from model_zoo.tokenizers.tokenizer import Tokenizer
+from runtime.engine.assembly import EngineOptions
 from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.request import GenerationRequest, SamplingParams, StopRules
-from runtime.kv.cache_types import default_cache_type
 from serve_app.config.sections import SpeculationSettings
-from serve_app.replica.machine import compute_type, tiling_options
 
 ANSWER_TOKENS, CONTEXT_TOKENS, STEP_TOKENS = 256, 2048, 512
 SLOTS = 16
@@ -74,21 +72,21 @@ def cases() -> list[Case]:
     ]
 
 
-class Contender:
-    """An engine with the model."""
+class AnsweringEngine:
+    """An engine with the model, with or without proposals."""
 
-    def __init__(self, engine: AsyncEngine, tokenizer) -> None:
+    def __init__(self, engine: AsyncEngine, tokenizer: Tokenizer) -> None:
         self.engine, self._tokenizer = engine, tokenizer
         self._ids = map(str, itertools.count())
 
-    def answer(self, case: Case, count: int, round: int) -> tuple[float, list[tuple[int, ...]]]:
-        """The tokens per second after the first tokens, and the answers."""
+    def answer(self, case: Case, count: int, round: int) -> tuple[Decoding, list[tuple[int, ...]]]:
+        """The tokens since all sequences decode, and the answers."""
         return asyncio.run(self._answer(case, count, round))
 
     async def _answer(
         self, case: Case, count: int, round: int
-    ) -> tuple[float, list[tuple[int, ...]]]:
-        firsts: list[float] = []
+    ) -> tuple[Decoding, list[tuple[int, ...]]]:
+        clock = Clock(count)
 
         async def one(number: int) -> tuple[int, ...]:
             sampling = replace(case.sampling, seed=1000 * round + number)
@@ -99,51 +97,35 @@ class Contender:
             async with aclosing(self.engine.stream(request)) as deltas:
                 async for delta in deltas:
                     assert delta.error is None, delta.error
-                    if not tokens and delta.tokens:
-                        firsts.append(time.perf_counter())
+                    if delta.tokens:
+                        clock.saw(number, len(delta.tokens))
                     tokens += delta.tokens
             return tokens
 
         answers = await asyncio.gather(*(one(number) for number in range(count)))
-        seconds = time.perf_counter() - max(firsts)
-        return sum(len(tokens) - 1 for tokens in answers) / seconds, answers
+        return clock.stop(), answers
 
 
-def contenders(
+def start_engines(
     path: Path, threads: int, stack: ExitStack, draft: Path | None = None
-) -> list[Contender]:
+) -> list[AnsweringEngine]:
     """An engine with proposals, by prompt lookup or of a draft model, and one without."""
     torch.set_num_threads(threads)
-    device = torch.device("cpu")
-    model, drafting = _loaded(path), draft and _loaded(draft).decoder
-    found = []
+    model, drafting = load_model(path), None if draft is None else load_model(draft)
+    engines = []
     for proposed in (SpeculationSettings().proposed_tokens, 0):
         options = EngineOptions(
             context_tokens=CONTEXT_TOKENS,
             max_sequences=SLOTS,
             step_tokens=STEP_TOKENS,
             cache_tokens=max(COUNTS) * CONTEXT_TOKENS,
-            kv_dtype=default_cache_type(device, generates=True),
             proposed_tokens=proposed,
             ngram=draft is None,
         )
-        token_bytes = model.tokenizer.token_bytes
-        engine, _ = assemble(
-            model.decoder,
-            token_bytes,
-            device=device,
-            options=options,
-            draft=drafting if proposed else None,
-        )
-        engine.start()
+        engine = start_engine(model, options, draft=drafting if proposed else None)
         stack.callback(engine.close)
-        found.append(Contender(engine, model.tokenizer))
-    return found
-
-
-def _loaded(path: Path) -> ChatModel:
-    loading = LoadOptions(compute=compute_type("auto"), tiling=tiling_options("auto"))
-    return load(path, device=torch.device("cpu"), dtype=torch.float32, options=loading)
+        engines.append(AnsweringEngine(engine, model.tokenizer))
+    return engines
 
 
 def speculation_section(source: str | None, threads: int, rounds: int) -> str:
@@ -151,7 +133,7 @@ def speculation_section(source: str | None, threads: int, rounds: int) -> str:
     path = real_model(source)
     machine = describe_machine(threads)
     with ExitStack() as stack:
-        engines = contenders(path, threads, stack)
+        engines = start_engines(path, threads, stack)
         rows = [measured_row(engines, case, n, rounds) for case in cases() for n in COUNTS]
     return as_section(INTRODUCTION.format(name=path.name), machine, rounds, rows)
 
@@ -171,8 +153,8 @@ def as_section(introduction: str, machine: str, rounds: int, rows: Sequence[str]
     )
 
 
-def measured_row(engines: Sequence[Contender], case: Case, count: int, rounds: int) -> str:
-    """`engines`: as of `contenders`."""
+def measured_row(engines: Sequence[AnsweringEngine], case: Case, count: int, rounds: int) -> str:
+    """`engines`: as of `start_engines`."""
     print(f"{case.name}: {count} sequences", flush=True)
     for engine in engines:
         engine.answer(case, count, 0)  # fills the prompt's pages
@@ -184,7 +166,7 @@ def measured_row(engines: Sequence[Contender], case: Case, count: int, rounds: i
         found = {engine: engine.answer(case, count, round) for engine in order}
         (with_it, same), (without, tokens) = (found[engine] for engine in engines)
         assert same == tokens, "other tokens than without proposals"
-        pairs.append((with_it, without))
+        pairs.append((with_it.tokens_per_second, without.tokens_per_second))
     after = engines[0].engine.statistics()
     proposed = after.proposed_tokens_total - before.proposed_tokens_total
     accepted = after.accepted_tokens_total - before.accepted_tokens_total
