@@ -95,5 +95,6 @@ def _model(path: Path, setting: Setting) -> dict[str, Any]:
         "step_tokens": setting.step_tokens,
         "cache_tokens": setting.context_tokens * setting.sequences,
         "threads": setting.threads,
+        "speculation": {"ngram": False},  # the bare engine proposes no tokens either
         "defaults": {"top_k": TOP_K},
     }
