@@ -131,12 +131,13 @@ class GapReplica:
 
     async def _ask(self, prompt: PromptSource) -> float:
         """The seconds to the first token."""
-        begun, first = time.perf_counter(), 0.0
+        begun, first = time.perf_counter(), None
         task = self._task(prompt, ARRIVAL_TOKENS)
         async with aclosing(self._replica.generate(task)) as deltas:
             async for delta in deltas:
-                if delta.tokens and not first:
+                if delta.tokens and first is None:
                     first = time.perf_counter() - begun
+        assert first is not None, "no token came"
         return first
 
     def _prompt(self, tokens: int) -> TokenIds:
