@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def _timed(source: str) -> tuple[Timing, Timing] | None:
-    """The timings of the short and the long conversation; None if the template accepts neither."""
+    """The timings of the short and the long conversation; None if it refuses one of them."""
     template = ChatTemplate(source, **TOKENS)
     short = _timing(template, _conversations(1, 1))
     long = _timing(template, _conversations(TURNS, TOOLS))
