@@ -8,21 +8,18 @@ import asyncio
 import itertools
 import json
 import os
-import platform
 import random
 import time
 from collections.abc import Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
 import torch
 
 from bench.cache import CACHE
-from bench.machine import describe_processor
+from bench.machine import describe_machine
 from bench.make_model import Shape, ensure_model
 from bench.ours import SAMPLING, load_model, start_engine
 from bench.sections import GRAMMARS, publish
@@ -117,14 +114,13 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write bench/RESULTS.md")
     parser.add_argument("--keep", action="store_true", help=f"keep the model in {CACHE}")
     arguments = parser.parse_args()
-    load_average = os.getloadavg()[0]
+    machine = describe_machine(arguments.threads, ("torch", "llguidance"))
     path = ensure_model(CACHE, LABEL, find_vocabulary(), Shape())
     with closing(Decoder(path, arguments.threads)) as decoder:
         rows = [_row(decoder, *case, arguments.rounds) for case in _cases()]
     if not arguments.keep:
         path.unlink()
-    page = _page(rows, arguments, load_average)
-    publish(GRAMMARS, page, write=arguments.write)
+    publish(GRAMMARS, _page(rows, machine, arguments.rounds), write=arguments.write)
 
 
 def _cases() -> list[tuple[int, int]]:
@@ -143,16 +139,12 @@ def _row(decoder: Decoder, count: int, constrained: int, rounds: int) -> str:
     return f"| {count} | {constrained} | {free:.1f} | {bound:.1f} | {busy:.3f} | {wall:.3f} |"
 
 
-def _page(rows: list[str], arguments: argparse.Namespace, load_average: float) -> str:
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "llguidance"))
+def _page(rows: list[str], machine: str, rounds: int) -> str:
     return "\n".join(
         [
             INTRODUCTION,
-            f"- date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-            f"- {describe_processor()}; threads: {arguments.threads}",
-            f"- load average when it began: {load_average:.1f} (0 is an idle machine)",
-            f"- {arguments.rounds} rounds of {ANSWER_TOKENS} tokens",
-            f"- Python {platform.python_version()}, {versions}",
+            machine,
+            f"- {rounds} rounds of {ANSWER_TOKENS} tokens",
             "",
             "| sequences | with the schema | free, ms | with it, ms | ratio | by the clock |",
             "|---:|---:|---:|---:|---:|---:|",

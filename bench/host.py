@@ -1,13 +1,10 @@
 """What the host computes for a decode step, with a device that takes no time."""
 
 import asyncio
-import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import pairwise, product
 from statistics import median
 from unittest.mock import patch
@@ -15,7 +12,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from bench.machine import describe_processor
+from bench.machine import describe_machine
 from bench.sections import HOST
 from runtime.engine.async_engine import AsyncEngine
 from runtime.engine.engine import Engine, EngineLimits
@@ -216,8 +213,7 @@ async def _stream_all(engine: AsyncEngine, count: int) -> None:
 
 def host_section(rounds: int) -> str:
     """The section of bench/RESULTS.md."""
-    load_average = os.getloadavg()[0]
-    rows = []
+    machine, rows = describe_machine(packages=("torch",)), []
     for (name, kinds), graphs in product(KINDS.items(), (True, False)):
         found = [
             median(step_ms(kinds, count, graphs=graphs) for _ in range(rounds))
@@ -228,9 +224,8 @@ def host_section(rounds: int) -> str:
     return "\n".join(
         [
             INTRODUCTION,
-            f"- date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-            f"- {describe_processor()}; load average when it began: {load_average:.1f}",
-            f"- {rounds} rounds; Python {platform.python_version()}",
+            machine,
+            f"- {rounds} rounds",
             "",
             "| kinds of cache | " + " | ".join(f"{n} sequences" for n in SEQUENCES) + " |",
             "|:---" + "|---:" * len(SEQUENCES) + "|",

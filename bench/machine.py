@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -24,19 +25,20 @@ _OF_PEER = {
 }
 
 
-def describe_machine(threads: int) -> str:
-    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
-    load = os.getloadavg()[0]
-    return "\n".join(
-        [
-            f"- date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-            f"- {describe_processor()}; instruction sets among others: {_instruction_sets()}",
-            f"- memory: {_memory_gib():.0f} GiB",
-            f"- threads for every engine: {threads}",
-            f"- load average when it began: {load:.1f} (0 is an idle machine)",
-            f"- Python {platform.python_version()}, {versions}",
-        ]
-    )
+def describe_machine(threads: int | None = None, packages: Sequence[str] = PACKAGES) -> str:
+    """Lines for the head of a section; call it before anything is measured. `threads`: those of
+    every engine; `packages`: those whose versions matter."""
+    processor = f"{_field('/proc/cpuinfo', 'model name')}, {os.cpu_count()} cores"
+    versions = [f"Python {platform.python_version()}", *(f"{n} {version(n)}" for n in packages)]
+    lines = [
+        f"- date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        f"- processor: {processor}; instruction sets among others: {_instruction_sets()}",
+        f"- memory: {_memory_gib():.0f} GiB",
+        *([] if threads is None else [f"- threads for every engine: {threads}"]),
+        f"- load average when it began: {os.getloadavg()[0]:.1f} (0 is an idle machine)",
+        f"- {', '.join(versions)}",
+    ]
+    return "\n".join(lines)
 
 
 def describe_peer(system_info: str) -> str:
@@ -58,10 +60,6 @@ def check_peer(system_info: str, level: Level) -> None:
             f"{system_info.strip()}\nUninstall llama-cpp-python, remove .venv/installed-bench, and "
             "run `make bench` again, or restrict this engine too, with CARAVAN_KERNELS."
         )
-
-
-def describe_processor() -> str:
-    return f"processor: {_field('/proc/cpuinfo', 'model name')}, {os.cpu_count()} cores"
 
 
 def _field(path: str, name: str) -> str:

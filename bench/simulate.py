@@ -7,6 +7,7 @@ import argparse
 import time
 from dataclasses import replace
 
+from bench.machine import describe_machine
 from bench.sections import ROUTING, publish
 from bench.simulation.measure import OURS, Table, compared, measured, over_traces
 from bench.simulation.page import routing_page
@@ -18,7 +19,7 @@ QUICK = 0.1
 
 def main() -> None:
     arguments = _arguments()
-    begin = time.monotonic()
+    machine, begin = describe_machine(packages=()), time.monotonic()
     chosen = [_shortened(each) if arguments.quick else each for each in scenarios()]
     tables = [compared(scenario) for scenario in chosen if arguments.only in scenario.name]
     tried: list[Table] = []
@@ -31,7 +32,7 @@ def main() -> None:
         late, makes = moving_and_staying()
         late = _shortened(late) if arguments.quick else late
         moving = over_traces(late, makes[OURS]), over_traces(late, makes[STAYING])
-    page = routing_page(tables, tried, moving, time.monotonic() - begin)
+    page = routing_page(tables, tried, moving, machine, time.monotonic() - begin)
     publish(ROUTING, page, write=not (arguments.quick or arguments.only))
 
 

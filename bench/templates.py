@@ -5,12 +5,9 @@ Each template in the folder renders a short and a long conversation, here and th
 
 import argparse
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -19,7 +16,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from bench.machine import describe_processor
+from bench.machine import describe_machine
 from bench.sections import TEMPLATES, publish
 from model_zoo.chat.messages import ChatTemplate, Message, ToolCall
 from runtime.errors import RequestError
@@ -70,9 +67,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write bench/RESULTS.md")
     arguments = parser.parse_args()
     sources = {path.stem: path.read_text("utf-8") for path in arguments.folder.glob("*.jinja")}
-    load = os.getloadavg()[0]
+    machine = describe_machine(packages=("jinja2", "transformers"))
     found = {name: _timed(source) for name, source in sorted(sources.items())}
-    page = _page({name: timings for name, timings in found.items() if timings}, load)
+    page = _page({name: timings for name, timings in found.items() if timings}, machine)
     publish(TEMPLATES, page, write=arguments.write)
 
 
@@ -167,8 +164,7 @@ def _conversations(turns: int, tools: int) -> Iterator[Conversation]:
     yield [*talked, last], None
 
 
-def _page(found: dict[str, tuple[Timing, Timing]], load: float) -> str:
-    packages = ", ".join(f"{name} {version(name)}" for name in ("jinja2", "transformers"))
+def _page(found: dict[str, tuple[Timing, Timing]], machine: str) -> str:
     ratios = [sorted(timings[size].ratio for timings in found.values()) for size in (0, 1)]
     (short, long) = (f"{median(each):.2f} (at most {each[-1]:.2f})" for each in ratios)
     slowest = sorted(found.items(), key=lambda each: -each[1][1].theirs)[:SHOWN]
@@ -176,10 +172,7 @@ def _page(found: dict[str, tuple[Timing, Timing]], load: float) -> str:
     return "\n".join(
         [
             INTRODUCTION.format(count=len(found)),
-            f"- date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-            f"- {describe_processor()}",
-            f"- load average when it began: {load:.1f} (0 is an idle machine)",
-            f"- Python {platform.python_version()}, {packages}",
+            machine,
             f"- ratio, the median over the templates: short {short}, long {long}",
             f"- the shortest time from call to text here: {waited:.3f} ms",
             "",

@@ -1,11 +1,9 @@
 """The first token of a conversation's second turn."""
 
-import os
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
@@ -21,7 +19,7 @@ from transformers import (
 
 from bench.cache import CACHE
 from bench.contender import Inspectable, Isolated, Setting
-from bench.machine import describe_processor
+from bench.machine import describe_machine
 from bench.ours import Caravan
 from bench.report import Row, comparison
 from bench.sections import TURNS
@@ -129,12 +127,11 @@ def turns_section(peer: type[Inspectable], build: str, threads: int, rounds: int
     """The section of bench/RESULTS.md. `peer` is llama.cpp and `build` the line about it; they are
     given by the caller, so that the rest of this module can be tested where llama.cpp is not
     installed."""
-    load_average, turns = os.getloadavg()[0], Turns()
+    machine, turns = describe_machine(threads), Turns()
     rows = turn_rows(CACHE, turns, peer, threads, rounds)
     parts = [
         INTRODUCTION,
-        f"- date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        f"- {describe_processor()}; load average when it began: {load_average:.1f}",
+        machine,
         build,
         f"- prompt of {turns.prompt} tokens, answer of {turns.answer}, then {turns.more} more",
         "",

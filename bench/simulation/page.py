@@ -1,12 +1,8 @@
 """Formats the tables as a section of bench/RESULTS.md."""
 
-import os
-import platform
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from textwrap import fill
 
-from bench.machine import describe_processor
 from bench.sections import ROUTING
 from bench.simulation.measure import TRACES, Row, Table, TraceMeans
 
@@ -49,6 +45,7 @@ def routing_page(
     tables: Sequence[Table],
     tried: Sequence[Table],
     moving: tuple[TraceMeans, TraceMeans] | None,
+    machine: str,
     wall_s: float,
 ) -> str:
     """`moving`: the means with and without moves of queued requests, beside the tables `tried`."""
@@ -56,11 +53,7 @@ def routing_page(
     sections = [
         ROUTING,
         METHOD,
-        f"- date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n"
-        f"- {describe_processor()}\n"
-        f"- load average when it ended: {os.getloadavg()[0]:.1f} (0 is an idle machine)\n"
-        f"- Python {platform.python_version()}\n"
-        f"- {requests:,} requests in all, simulated in {wall_s / 60:.0f} minutes",
+        f"{machine}\n- {requests:,} requests in all, simulated in {wall_s / 60:.0f} minutes",
         *(f"## {table.scenario.name}\n\n{_table(table)}" for table in tables),
     ]
     if moving is not None:

@@ -158,5 +158,5 @@ def test_figures_over_traces_are_means_of_the_results_of_different_traces():
     means = over_traces(late, lambda _: Ours(2), 2)
     longest = [max(outcome.first_s) for outcome in runs]
     assert longest[0] != longest[1] and means.longest_s == pytest.approx(sum(longest) / 2)
-    page = routing_page([], [], (means, replace(means, longest_s=99.0)), 60.0)
+    page = routing_page([], [], (means, replace(means, longest_s=99.0)), "- a machine", 60.0)
     assert f"the longest wait from 99.0 s to {means.longest_s:.1f} s;" in " ".join(page.split())
